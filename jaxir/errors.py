@@ -1,0 +1,32 @@
+"""Errors that a user can mend. Commands print their one sentence and exit 1; anything else is a bug."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+
+
+class UserError(Exception):
+    """Bad input, settings or environment. The message is one clear sentence that says what to do."""
+
+
+class BadInputError(UserError):
+    """A malformed record in a file.
+
+    Args:
+      path: the file.
+      line: its 1-based line number, or None where the whole file is at fault.
+      reason: what is wrong with it, in a few words.
+    """
+
+    def __init__(self, path: str | Path, line: int | None, reason: str):
+        self.path, self.line, self.reason = str(path), line, reason
+        where = f"{path}:{line}" if line is not None else f"{path}"
+        super().__init__(f"{where}: {reason}")
+
+
+def suggest(wrong: str, known: Iterable[str]) -> str:
+    """Returns `; did you mean 'x'?` for the name nearest to `wrong`, or an empty string."""
+    near = difflib.get_close_matches(wrong, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""

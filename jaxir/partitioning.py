@@ -1,0 +1,124 @@
+"""Where arrays live: a device mesh and the rules from logical axis names to its axes.
+
+Models name the axes of their parameters and activations in T5X's terms ("batch", "length", "embed", "mlp",
+"heads", "joined_kv", "vocab", ...); a rule maps each name to mesh axes or to none. Nothing here knows a model. With no mesh in force every constraint is the identity, so a model runs in a notebook as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxir.errors import UserError
+
+MESH_AXES = ("data", "fsdp", "tensor")
+
+# (logical axis, mesh axes). "batch" lies over every axis that holds data; "embed" is what FSDP splits.
+Rules = Sequence[tuple[str, str | tuple[str, ...] | None]]
+DEFAULT_RULES: Rules = (
+    ("batch", ("data", "fsdp")),
+    ("length", None),
+    ("activation_embed", None),
+    ("embed", "fsdp"),
+    ("mlp", "tensor"),
+    ("heads", "tensor"),
+    ("joined_kv", "tensor"),
+    ("vocab", "tensor"),
+    ("kv", None),
+    ("relpos_buckets", None),
+    ("position", None),
+    ("affinity", None),
+    ("layers", None),
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeshConfig:
+    """The shape of the device mesh.
+
+    Attributes:
+      data: devices over which only the batch is split; -1 takes all that the other axes leave.
+      fsdp: devices over which the batch and the parameters are split (fully sharded data parallelism).
+      tensor: devices over which heads and feed-forward units are split.
+      rules: logical axis to mesh axes.
+    """
+
+    data: int = -1
+    fsdp: int = 1
+    tensor: int = 1
+    rules: Rules = DEFAULT_RULES
+
+    def build(self, devices: Sequence[jax.Device] | None = None) -> Partitioner:
+        """Lays `devices` (default: all) out as [data, fsdp, tensor].
+
+        Raises:
+          UserError: the sizes do not multiply to the number of devices.
+        """
+        devices = jax.devices() if devices is None else list(devices)
+        sizes = [self.data, self.fsdp, self.tensor]
+        if sizes.count(-1) > 1 or any(s == 0 or s < -1 for s in sizes):
+            raise UserError(
+                f"mesh sizes must be positive, with at most one -1; got {dict(zip(MESH_AXES, sizes, strict=True))}"
+            )
+        known = int(np.prod([s for s in sizes if s != -1]))
+        if -1 in sizes and len(devices) % known == 0:
+            sizes[sizes.index(-1)] = len(devices) // known
+        if int(np.prod(sizes)) != len(devices):
+            raise UserError(
+                f"mesh {dict(zip(MESH_AXES, sizes, strict=True))} does not cover {len(devices)} devices exactly"
+            )
+        grid = jax.make_mesh(
+            tuple(sizes),
+            MESH_AXES,
+            devices=devices,
+            axis_types=(jax.sharding.AxisType.Auto,) * len(MESH_AXES),
+        )
+        return Partitioner(mesh=grid, rules=tuple(self.rules))
+
+
+@dataclasses.dataclass(frozen=True)
+class Partitioner:
+    """A mesh with its rules."""
+
+    mesh: Mesh
+    rules: Rules = DEFAULT_RULES
+
+    def spec(self, axes: Sequence[str | None]) -> PartitionSpec:
+        """Returns the PartitionSpec of an array whose dimensions are named `axes`.
+
+        Raises:
+          ValueError: a name that no rule maps.
+        """
+        table = dict(self.rules)
+        unknown = [a for a in axes if a is not None and a not in table]
+        if unknown:
+            raise ValueError(f"no rule for logical axes {unknown}; rules name {sorted(table)}")
+        return PartitionSpec(*(None if a is None else table[a] for a in axes))
+
+    def sharding(self, axes: Sequence[str | None]) -> NamedSharding:
+        """Returns the sharding of an array whose dimensions are named `axes`."""
+        return NamedSharding(self.mesh, self.spec(axes))
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Puts this partitioner in force for `constrain` while tracing."""
+        _IN_FORCE.append(self)
+        try:
+            yield
+        finally:
+            _IN_FORCE.pop()
+
+
+_IN_FORCE: list[Partitioner] = []
+
+
+def constrain(x: jax.Array, axes: Sequence[str | None]) -> jax.Array:
+    """Constrains an activation to the sharding of `axes` under the partitioner in force, if there is one."""
+    if not _IN_FORCE:
+        return x
+    return jax.lax.with_sharding_constraint(x, _IN_FORCE[-1].sharding(axes))

@@ -1,0 +1,154 @@
+"""The command layer, run as real processes on a command made here."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+COMMAND = '''
+from typing import Literal
+import dataclasses
+from jaxir.errors import BadInputError
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Objective:
+    temperature: float = 0.01
+
+def cook(*, model: str, steps: int = 3, tower: Literal["query", "passage"] = "query", names: list[str] = (),
+         fast: bool = False, objective: Objective | None = None) -> None:
+    """Cooks a model.
+
+    Args:
+      model: the model's directory.
+      steps: number of steps, 100% real.
+      tower: which tower.
+      names: some names.
+      fast: hurry.
+    """
+    if model == "bad":
+        raise BadInputError("corpus.jsonl", 7, "no field 'text'")
+    if model == "full":
+        with open("/dev/full", "w") as f:
+            f.write("x")
+    if model == "bug":
+        raise RuntimeError("a bug")
+    print(model, steps, tower, list(names), fast, objective)
+'''
+EXAMPLE = "python -m kitchen --model=m"
+MAIN = f"import sys; from jaxir import cli; sys.exit(cli.main('kitchen:cook', example='{EXAMPLE}'))"
+
+
+@pytest.fixture
+def cook(tmp_path):
+    (tmp_path / "kitchen.py").write_text(COMMAND)
+    (tmp_path / "recipe.gin").write_text(
+        textwrap.dedent("""
+        from __gin__ import dynamic_registration
+        import kitchen
+        STEPS = 5
+        MODEL = %gin.REQUIRED
+        kitchen.cook.model = %MODEL
+        kitchen.cook.steps = %STEPS
+        kitchen.cook.objective = @kitchen.Objective()
+        kitchen.Objective.temperature = 0.05
+        """)
+    )
+
+    def run(*args):
+        done = subprocess.run(
+            [sys.executable, "-c", MAIN, *args], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        )
+        return done.returncode, done.stdout.strip(), done.stderr.strip()
+
+    return run
+
+
+def test_flags_become_arguments(cook):
+    assert cook("--model=m") == (0, "m 3 query [] False None", "")
+    code, out, _ = cook("--model=m", "--steps=9", "--tower=passage", "--names=a,b", "--fast")
+    assert (code, out) == (0, "m 9 passage ['a', 'b'] True None")
+
+
+def test_help_names_flags_defaults_and_an_example(cook):
+    code, out, _ = cook("--help")
+    assert code == 0
+    for text in (
+        "Cooks a model.",
+        "--steps",
+        "100% real",
+        "(default: 3)",
+        "python -m kitchen --model=m",
+        "--gin_file",
+    ):
+        assert text in out
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        ((), 1, "error: --model must be given"),
+        (("--model=bad",), 1, "error: corpus.jsonl:7: no field 'text'"),
+        (("--model=full",), 1, "no space left on device"),
+        (("--model=m", "--tower=left"), 2, "invalid choice: 'left'"),
+        (("--model=m", "--stepz=3"), 2, "--stepz=3"),
+        (("--model=m", "--fast=maybe"), 2, "'maybe' is neither true nor false"),
+        (("--gin_file=none.gin",), 1, "error: gin file none.gin does not exist"),
+        (("--gin_file=recipe.gin",), 1, "error: MODEL must be set: --gin.MODEL=..."),
+        (("--gin_file=recipe.gin", "--gin.MODEL=m", "--steps=4"), 1, "steps is given twice"),
+        (
+            ("--gin_file=recipe.gin", "--gin.MODLE=m"),
+            1,
+            "MODLE is set but nothing uses it; did you mean 'MODEL'?",
+        ),
+        (("--gin.cook.stepz=4", "--model=m"), 1, "cook has no parameter 'stepz'; did you mean 'steps'?"),
+        (("--gin.coook.steps=4", "--model=m"), 1, "nothing is called 'coook'; did you mean 'cook'?"),
+        (("--gin.cook.steps=%STEP", "--model=m"), 1, "macro STEP is used but never set"),
+        (("--gin.cook.steps", "--model=m"), 1, "--gin.cook.steps has no value"),
+        (("--gin.cook.steps=4",), 1, "error: --model must be given"),
+    ],
+)
+def test_a_mistake_costs_one_sentence(cook, args, code, message):
+    got, out, err = cook(*args)
+    assert (got, out) == (code, "")
+    assert message in err
+    assert "Traceback" not in err
+    assert code == 2 or len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("kitchen.cock.steps = 3", "bad.gin:4: kitchen has no 'cock'; did you mean 'cook'?"),
+        ("import kitchn", "bad.gin:4: no module named 'kitchn'"),
+        ("from jaxir import erors", "bad.gin:4: no module named 'jaxir.erors'; did you mean 'errors'?"),
+        (
+            "kitchen.Objective.temprature = 3",
+            "Objective has no parameter 'temprature'; did you mean 'temperature'?",
+        ),
+    ],
+)
+def test_a_misspelt_name_in_a_file_is_located_and_mended(cook, tmp_path, line, message):
+    (tmp_path / "bad.gin").write_text(f"from __gin__ import dynamic_registration\nimport kitchen\n\n{line}\n")
+    code, _, err = cook("--gin_file=bad.gin", "--model=m")
+    assert code == 1
+    assert message in err
+
+
+def test_gin_binds_objects_and_bare_words(cook):
+    code, out, _ = cook(
+        "--gin_file=recipe.gin", "--gin.MODEL=st:all-MiniLM-L6-v2", "--gin.Objective.temperature=0.1"
+    )
+    assert (code, out) == (0, "st:all-MiniLM-L6-v2 5 query [] False Objective(temperature=0.1)")
+
+
+def test_bad_input_is_one_sentence_under_gin_too(cook):
+    code, _, err = cook("--gin_file=recipe.gin", "--gin.MODEL=bad")
+    assert (code, err) == (1, "error: corpus.jsonl:7: no field 'text'")
+
+
+def test_a_bug_keeps_its_traceback(cook):
+    code, _, err = cook("--model=bug")
+    assert code == 1
+    assert "Traceback" in err
+    assert "a bug" in err

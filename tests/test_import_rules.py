@@ -1,0 +1,75 @@
+"""The import rules of docs/architecture.md: and what stays out until it is used."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent / "jaxir"
+LEAVES = {"errors", "files", "progress", "partitioning"}
+MAY_IMPORT = {
+    "losses": set(),
+    "models": set(),
+    "data": set(),
+    "objectives": {"losses", "models"},
+    "interop": {"models", "data"},
+    "retrieval": {"models", "data", "interop"},
+    "evaluation": {"models", "data", "interop", "retrieval"},
+    "training": {"losses", "models", "data", "objectives", "interop", "retrieval", "evaluation"},
+}
+LAZY = ("tensorflow", "seqio", "tensorflow_datasets", "scann")
+
+
+def project_imports(path: Path) -> set[str]:
+    """Returns the rooms and leaves of jaxir that a file imports, wherever in the file."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [a.name for a in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{a.name}" for a in node.names]
+        else:
+            continue
+        found |= {n.split(".")[1] for n in names if n.startswith("jaxir.")}
+    return found
+
+
+@pytest.mark.parametrize("room", MAY_IMPORT)
+def test_rooms_import_one_way(room):
+    files = list((ROOT / room).glob("**/*.py"))
+    assert files
+    for path in files:
+        wrong = project_imports(path) - MAY_IMPORT[room] - LEAVES - {room}
+        assert not wrong, f"{path.relative_to(ROOT)} must not import {sorted(wrong)}"
+
+
+def test_leaves_import_only_leaves():
+    for leaf in LEAVES:
+        assert project_imports(ROOT / f"{leaf}.py") <= LEAVES
+
+
+def test_gin_stays_at_the_edge():
+    users = [p.name for p in ROOT.glob("**/*.py") if re.search(r"^\s*(import|from) gin\b", p.read_text(), re.M)]
+    assert users == ["gin_config.py"]
+
+
+def test_every_room_is_ruled():
+    rooms = {p.name for p in ROOT.iterdir() if p.is_dir() and p.name != "__pycache__"}
+    assert rooms == set(MAY_IMPORT)
+
+
+def test_no_tensorflow_until_it_is_used():
+    modules = [
+        ".".join(p.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__")
+        for p in sorted(ROOT.glob("**/*.py"))
+    ]
+    code = (
+        f"import importlib, sys\nfor m in {modules!r}: importlib.import_module(m)\n"
+        f"print([m for m in {LAZY!r} if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
