@@ -1,13 +1,16 @@
 """Where arrays live: a device mesh and the rules from logical axis names to its axes.
 
 Models name the axes of their parameters and activations in T5X's terms ("batch", "length", "embed", "mlp",
-"heads", "joined_kv", "vocab", ...); a rule maps each name to mesh axes or to none. Nothing here knows a model. With no mesh in force every constraint is the identity, so a model runs in a notebook as it is.
+"heads", "joined_kv", "vocab", ...); a rule maps each name to mesh axes or to none. Nothing here knows a
+model.
+With no mesh in force every constraint is the identity, so a model runs in a notebook as it is.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 
 import jax
@@ -60,18 +63,15 @@ class MeshConfig:
           UserError: the sizes do not multiply to the number of devices.
         """
         devices = jax.devices() if devices is None else list(devices)
-        sizes = [self.data, self.fsdp, self.tensor]
+        asked = {"data": self.data, "fsdp": self.fsdp, "tensor": self.tensor}
+        sizes = list(asked.values())
         if sizes.count(-1) > 1 or any(s == 0 or s < -1 for s in sizes):
-            raise UserError(
-                f"mesh sizes must be positive, with at most one -1; got {dict(zip(MESH_AXES, sizes, strict=True))}"
-            )
+            raise UserError(f"mesh sizes must be positive, with at most one -1; got {asked}")
         known = int(np.prod([s for s in sizes if s != -1]))
         if -1 in sizes and len(devices) % known == 0:
             sizes[sizes.index(-1)] = len(devices) // known
         if int(np.prod(sizes)) != len(devices):
-            raise UserError(
-                f"mesh {dict(zip(MESH_AXES, sizes, strict=True))} does not cover {len(devices)} devices exactly"
-            )
+            raise UserError(f"mesh {asked} does not cover {len(devices)} devices exactly")
         grid = jax.make_mesh(
             tuple(sizes),
             MESH_AXES,
@@ -88,21 +88,41 @@ class Partitioner:
     mesh: Mesh
     rules: Rules = DEFAULT_RULES
 
-    def spec(self, axes: Sequence[str | None]) -> PartitionSpec:
+    def spec(self, axes: Sequence[str | None], shape: Sequence[int] | None = None) -> PartitionSpec:
         """Returns the PartitionSpec of an array whose dimensions are named `axes`.
 
+        Args:
+          axes: one logical name per dimension; None leaves the dimension whole.
+          shape: the array's shape, where known: then a dimension that its mesh axes do not divide evenly (a
+            vocabulary of 30,522 over 4 devices), or whose mesh axes an earlier dimension took, is left whole.
+
         Raises:
-          ValueError: a name that no rule maps.
+          ValueError: a name that no rule maps, or another number of names than dimensions.
         """
         table = dict(self.rules)
         unknown = [a for a in axes if a is not None and a not in table]
         if unknown:
             raise ValueError(f"no rule for logical axes {unknown}; rules name {sorted(table)}")
-        return PartitionSpec(*(None if a is None else table[a] for a in axes))
+        targets = [None if a is None else table[a] for a in axes]
+        if shape is None:
+            return PartitionSpec(*targets)
+        taken: set[str] = set()
+        fitting: list[str | tuple[str, ...] | None] = []
+        for target, size in zip(targets, shape, strict=True):
+            names = (target,) if isinstance(target, str) else target or ()
+            fits = size % math.prod(self.mesh.shape[n] for n in names) == 0 and taken.isdisjoint(names)
+            fitting.append(target if fits else None)
+            taken.update(names if fits else ())
+        return PartitionSpec(*fitting)
 
-    def sharding(self, axes: Sequence[str | None]) -> NamedSharding:
-        """Returns the sharding of an array whose dimensions are named `axes`."""
-        return NamedSharding(self.mesh, self.spec(axes))
+    def sharding(self, axes: Sequence[str | None], shape: Sequence[int] | None = None) -> NamedSharding:
+        """Returns the sharding of an array whose dimensions are named `axes`; see `spec`."""
+        return NamedSharding(self.mesh, self.spec(axes, shape))
+
+    def batch_divisor(self) -> int:
+        """Returns the number that a batch must be a multiple of: the devices that split its rows."""
+        targets = dict(self.rules)["batch"] or ()
+        return math.prod(self.mesh.shape[n] for n in ((targets,) if isinstance(targets, str) else targets))
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
@@ -121,4 +141,4 @@ def constrain(x: jax.Array, axes: Sequence[str | None]) -> jax.Array:
     """Constrains an activation to the sharding of `axes` under the partitioner in force, if there is one."""
     if not _IN_FORCE:
         return x
-    return jax.lax.with_sharding_constraint(x, _IN_FORCE[-1].sharding(axes))
+    return jax.lax.with_sharding_constraint(x, _IN_FORCE[-1].sharding(axes, x.shape))

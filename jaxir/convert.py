@@ -1,0 +1,30 @@
+"""`python -m jaxir.convert`: weights in, and out again."""
+
+from typing import Literal
+
+from jaxir import cli
+
+
+def convert(source: str, output: str, to: Literal["jaxir", "hf", "sentence_transformers"] = "jaxir") -> None:
+    """Converts a model from one format to another.
+
+    A model with two towers becomes two folders, query/ and passage/, in all formats but jaxir.
+
+    Args:
+      source: hf:DIR_OR_NAME, st:DIR_OR_NAME (sentence-transformers), or a jaxir model or run directory.
+      output: the directory to write; it must not exist or be empty.
+      to: the format to write; hf holds the encoder alone, without pooling and normalisation.
+    """
+    from jaxir.interop import formats
+
+    formats.convert(source, output, to)
+    print(f"wrote {output}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(
+        cli.main(
+            "jaxir.convert:convert",
+            example="python -m jaxir.convert --source=st:all-MiniLM-L6-v2 --output=models/minilm",
+        )
+    )

@@ -1,0 +1,60 @@
+"""What a batch of pairs holds, which part of it is a process's, and which negatives go into it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jaxir.errors import UserError
+
+Batch = dict[str, np.ndarray]
+
+
+def features_of(query_length: int, passage_length: int, num_negatives: int) -> dict[str, tuple[int, ...]]:
+    """Returns the features of a batch and the shape that one example has in each."""
+    shapes: dict[str, tuple[int, ...]] = {"query_ids": (query_length,), "passage_ids": (passage_length,)}
+    shapes |= {"query_key": (2,), "passage_key": (2,)}
+    if num_negatives:
+        shapes |= {"negative_ids": (num_negatives, passage_length), "negative_key": (num_negatives, 2)}
+    return shapes
+
+
+def share(batch_size: int, process_index: int, process_count: int) -> slice:
+    """Returns the part of a batch that is process `process_index`'s.
+
+    Raises:
+      UserError: the batch does not divide by the number of processes.
+    """
+    if batch_size <= 0 or batch_size % process_count:
+        raise UserError(
+            f"batch_size must be a positive multiple of the {process_count} processes, got {batch_size}"
+        )
+    if not 0 <= process_index < process_count:
+        raise ValueError(f"no process {process_index} among {process_count}")
+    size = batch_size // process_count
+    return slice(process_index * size, (process_index + 1) * size)
+
+
+def choose(
+    n: int, counts: np.ndarray, examples: np.ndarray, seed_and_epoch: tuple[int, int] | None
+) -> np.ndarray:
+    """Returns int64 [b, `n`]: for each example, `n` of range(counts) without repeats, or cyclically.
+
+    With `seed_and_epoch` the choice is random, else the first come first.
+    """
+    if seed_and_epoch is None:
+        return np.arange(n) % counts[:, None]
+    candidates = np.arange(counts.max(initial=1), dtype=np.uint64)
+    seed, epoch = (np.full(1, value, np.uint64) for value in seed_and_epoch)
+    state = _mix(_mix(seed) + epoch)
+    draws = _mix(_mix(state + examples.astype(np.uint64))[:, None] + candidates)
+    draws[candidates >= counts[:, None].astype(np.uint64)] = np.iinfo(np.uint64).max
+    order = np.argsort(draws, axis=1, kind="stable")
+    return np.take_along_axis(order, np.arange(n) % counts[:, None], axis=1)
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """SplitMix64: uint64 -> well mixed uint64, elementwise."""
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

@@ -1,0 +1,174 @@
+"""Text files of one record a line (.jsonl, .tsv, either gzipped), and what happens to a malformed one."""
+
+from __future__ import annotations
+
+import collections
+import gzip
+import json
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from jaxir.errors import BadInputError, UserError
+
+T = TypeVar("T")
+Policy = Literal["stop", "skip"]
+
+
+class MalformedRecord(Exception):
+    """Raised by a parser. Args: the kind of fault (which is counted) and, optionally, its detail."""
+
+    def __init__(self, kind: str, detail: str = ""):
+        super().__init__(kind, detail)
+        self.kind, self.detail = kind, detail
+
+
+class OnBadInput:
+    """What to do with malformed records: stop at the first, or skip, count and report them.
+
+    Attributes:
+      policy: "stop" or "skip".
+      skipped: number of records skipped, by kind of fault.
+      noted: number of records kept although odd (an empty document), by kind.
+    """
+
+    def __init__(self, policy: Policy = "stop"):
+        if policy not in ("stop", "skip"):
+            raise UserError(f"on_bad_input must be stop or skip, got {policy!r}")
+        self.policy = policy
+        self.skipped: collections.Counter[str] = collections.Counter()
+        self.noted: collections.Counter[str] = collections.Counter()
+        self._first: dict[str, str] = {}
+
+    def record(self, path: str | Path, line: int | None, kind: str, detail: str = "") -> None:
+        """Raises BadInputError ("stop"), or counts the record as skipped ("skip")."""
+        if self.policy == "stop":
+            raise BadInputError(path, line, " ".join(filter(None, [kind, detail])))
+        self.skipped[kind] += 1
+        self._first.setdefault(kind, f"{path}:{line}")
+
+    def note(self, path: str | Path, line: int, kind: str) -> None:
+        """Counts a record that is odd but kept."""
+        self.noted[kind] += 1
+        self._first.setdefault(kind, f"{path}:{line}")
+
+    def report(self) -> None:
+        """Prints to standard error what was skipped and noted, if anything; then starts counting afresh."""
+        for what, counts in (("skipped", self.skipped), ("kept", self.noted)):
+            for kind, count in counts.most_common():
+                print(f"{what} {count:,} records: {kind} (first: {self._first[kind]})", file=sys.stderr)
+            counts.clear()
+
+
+def numbered_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
+    """Yields (1-based line number, bytes without the line end) of each line that is not blank.
+
+    Gzip is recognised by its first bytes, whatever the name. A byte order mark is dropped.
+
+    Raises:
+      UserError: no such file, a directory, or no permission.
+      BadInputError: an empty file or a damaged gzip stream; never skipped.
+    """
+    number = 0
+    try:
+        with Path(path).open("rb") as raw:
+            stream = gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == b"\x1f\x8b" else raw
+            for number, line in enumerate(stream, 1):
+                if number == 1:
+                    line = line.removeprefix(b"\xef\xbb\xbf")
+                line = line.rstrip(b"\r\n")
+                if line and not line.isspace():
+                    yield number, line
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise BadInputError(path, number + 1, f"damaged or truncated gzip stream ({error})") from error
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
+        raise UserError(f"{path}: {error.strerror.lower()}") from error
+    if number == 0:
+        raise BadInputError(path, None, "the file is empty")
+
+
+def parsed_lines(
+    path: str | Path, parse: Callable[[str, int], T | None], on_bad_input: OnBadInput | Policy
+) -> Iterator[T]:
+    """Yields `parse(line, number)` for each line that is not blank; None is left out (a header).
+
+    A reader given a policy rather than a collector prints its own report at the end of the file.
+
+    Raises:
+      BadInputError: the first malformed line ("stop"), or a file without a usable one.
+    """
+    collector = on_bad_input if isinstance(on_bad_input, OnBadInput) else OnBadInput(on_bad_input)
+    usable = False
+    for number, raw in numbered_lines(path):
+        try:
+            record = parse(_decode(raw), number)
+        except MalformedRecord as fault:
+            collector.record(path, number, fault.kind, fault.detail)
+            continue
+        if record is not None:
+            usable = True
+            yield record
+    if not usable:
+        raise BadInputError(path, None, "the file has no usable record")
+    if collector is not on_bad_input:
+        collector.report()
+
+
+def json_object(line: str) -> dict[str, Any]:
+    """Returns the JSON object that is `line`."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise MalformedRecord("not valid JSON", f"({error})") from error
+    if not isinstance(value, dict):
+        raise MalformedRecord("not a JSON object", f"but {_json_type(value)}")
+    return value
+
+
+_REQUIRED = object()
+
+
+def string_field(record: dict[str, Any], name: str, default: Any = _REQUIRED) -> Any:
+    """Returns the string `record[name]`; `default` where it is absent or null and a default is given."""
+    value = record.get(name)
+    if value is None and (default is not _REQUIRED):
+        return default
+    if name not in record:
+        raise MalformedRecord(f"no field {name!r}", f"(it has {', '.join(map(repr, record)) or 'none'})")
+    if not isinstance(value, str):
+        raise MalformedRecord(f"field {name!r} is not a string", f"but {_json_type(value)}")
+    if not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
+        raise MalformedRecord(f"field {name!r} holds half of a surrogate pair, which is not Unicode text")
+    return value
+
+
+def needed_text(record: dict[str, Any], name: str) -> str:
+    """Returns the string `record[name]` as it stands; an empty or blank one is malformed."""
+    text = string_field(record, name)
+    if not text or text.isspace():
+        raise MalformedRecord(f"field {name!r} is empty")
+    return text
+
+
+def list_field(record: dict[str, Any], name: str) -> list[Any]:
+    """Returns the list `record[name]`; an empty one where it is absent or null."""
+    value = record.get(name)
+    if value is not None and not isinstance(value, list):
+        raise MalformedRecord(f"field {name!r} is not a list", f"but {_json_type(value)}")
+    return value or []
+
+
+def _decode(raw: bytes) -> str:
+    if b"\0" in raw:
+        raise MalformedRecord("NUL byte", f"at byte {raw.index(0) + 1} of the line: not a text file?")
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise MalformedRecord("not UTF-8", f"(byte 0x{raw[error.start]:02x} at {error.start + 1})") from error
+
+
+def _json_type(value: Any) -> str:
+    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number")

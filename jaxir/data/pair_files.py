@@ -1,0 +1,123 @@
+"""Readers of training pairs: JSONL, TSV and Tevatron-style JSONL, all optionally gzipped.
+
+An id stands for one text: a file in which it stands for two is malformed, since duplicate masking goes by id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from jaxir.data.lines import (
+    MalformedRecord,
+    OnBadInput,
+    Policy,
+    json_object,
+    list_field,
+    needed_text,
+    parsed_lines,
+    string_field,
+)
+from jaxir.data.sources import PairExample, joined, text_id
+
+
+def read_pairs_jsonl(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") -> Iterator[PairExample]:
+    """Yields pairs from lines such as {"query": "...", "passage": "...", "negatives": ["...", ...]}.
+
+    Optional: `query_id`, `passage_id` (default: a hash of the text) and `negatives`, a list of texts or of
+    objects {"passage_id": "...", "passage": "..."}.
+    """
+    ids = _Ids()
+
+    def parse(line: str, number: int) -> PairExample:
+        record = json_object(line)
+        query, passage = needed_text(record, "query"), needed_text(record, "passage")
+        negatives = [
+            {"passage": item} if isinstance(item, str) else _as_object(item, "negatives")
+            for item in list_field(record, "negatives")
+        ]
+        return PairExample(
+            ids.of("query", string_field(record, "query_id", None), query),
+            query,
+            ids.of("passage", string_field(record, "passage_id", None), passage),
+            passage,
+            tuple(_passage(ids, n, "passage_id", needed_text(n, "passage")) for n in negatives),
+        )
+
+    return parsed_lines(path, parse, on_bad_input)
+
+
+def read_pairs_tsv(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") -> Iterator[PairExample]:
+    """Yields pairs from lines of query<TAB>passage[<TAB>negative...]; ids are hashes of the texts."""
+
+    def parse(line: str, number: int) -> PairExample:
+        texts = [column.strip() for column in line.split("\t")]
+        if len(texts) < 2:
+            raise MalformedRecord("expected query<TAB>passage[<TAB>negative...]", "but the line has no tab")
+        if not all(texts):
+            raise MalformedRecord("an empty column", f"(number {texts.index('') + 1})")
+        (query_id, query), (passage_id, passage), *negatives = ((text_id(text), text) for text in texts)
+        return PairExample(query_id, query, passage_id, passage, tuple(negatives))
+
+    return parsed_lines(path, parse, on_bad_input)
+
+
+def read_tevatron(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") -> Iterator[PairExample]:
+    """Yields a pair for each positive passage of lines such as
+
+        {"query_id": "...", "query": "...", "positive_passages": [{"docid", "title", "text"}, ...],
+         "negative_passages": [{"docid", "title", "text"}, ...]}
+
+    `title` and `negative_passages` may be absent. Each pair carries all negatives of its line.
+    """
+    ids = _Ids()
+
+    def parse(line: str, number: int) -> list[PairExample]:
+        record = json_object(line)
+        query = needed_text(record, "query")
+        query_id = ids.of("query", string_field(record, "query_id"), query)
+        positives, negatives = (
+            [_tevatron_passage(ids, item, name) for item in list_field(record, name)]
+            for name in ("positive_passages", "negative_passages")
+        )
+        if not positives:
+            raise MalformedRecord("no positive passage in 'positive_passages'")
+        return [PairExample(query_id, query, *positive, tuple(negatives)) for positive in positives]
+
+    for examples in parsed_lines(path, parse, on_bad_input):
+        yield from examples
+
+
+class _Ids:
+    """Hands out ids, and finds those that stand for two texts."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, str], int] = {}
+
+    def of(self, kind: str, identifier: str | None, text: str) -> str:
+        if identifier is None:
+            return text_id(text)
+        if not identifier:
+            raise MalformedRecord(f"empty {kind} id")
+        if self._seen.setdefault((kind, identifier), hash(text)) != hash(text):
+            raise MalformedRecord(f"{kind} id stands for two different texts:", repr(identifier))
+        return identifier
+
+
+def _passage(ids: _Ids, record: dict[str, Any], id_field: str, text: str) -> tuple[str, str]:
+    return ids.of("passage", string_field(record, id_field, None), text), text
+
+
+def _tevatron_passage(ids: _Ids, item: Any, field: str) -> tuple[str, str]:
+    record = _as_object(item, field)
+    text = joined(string_field(record, "title", ""), string_field(record, "text"))
+    if not text:
+        raise MalformedRecord(f"a passage of {field!r} has neither title nor text")
+    return ids.of("passage", string_field(record, "docid"), text), text
+
+
+def _as_object(item: Any, field: str) -> dict[str, Any]:
+    if not isinstance(item, dict):
+        raise MalformedRecord(f"an item of {field!r} is not an object:", f"{item!r:.40}")
+    return item

@@ -1,0 +1,326 @@
+"""Training pairs as token arrays: tokenised once, compact, batched as a pure function of (seed, step)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxir.data.batch_plan import Batch, choose, features_of, share
+from jaxir.data.sources import PairExample, key_digest
+from jaxir.data.tokenizer import Tokenizer
+from jaxir.errors import UserError
+from jaxir.files import atomic_directory
+from jaxir.progress import progress
+
+_FORMAT = 1
+_META = "pairs.json"
+_TOKENISE_AT_ONCE = 4096
+
+
+class TextTable(NamedTuple):
+    """Token ids of distinct texts, end to end.
+
+    Attributes:
+      flat: [T], uint16 where the vocabulary allows it, else int32.
+      offsets: int64 [M + 1]; text m is flat[offsets[m]:offsets[m + 1]].
+      keys: int32 [M, 2], the hash of each text's id.
+    """
+
+    flat: np.ndarray
+    offsets: np.ndarray
+    keys: np.ndarray
+
+    def ids(self, rows: np.ndarray, length: int) -> np.ndarray:
+        """Returns int32 [..., `length`], zero-padded, for texts `rows` [...]."""
+        starts = self.offsets[rows]
+        sizes = self.offsets[rows + 1] - starts
+        columns = np.arange(length)
+        real = columns < sizes[..., None]
+        positions = np.where(real, starts[..., None] + columns, 0)
+        return np.where(real, self.flat[positions], 0).astype(np.int32)
+
+
+class PairDataset:
+    """(query, passage) pairs with optional hard negatives; what a trainer reads.
+
+    A batch is a dict of int32 arrays: query_ids [b, Lq], passage_ids [b, Lp], query_key, passage_key [b, 2]
+    and, where `num_negatives` is N > 0, negative_ids [b, N, Lp] and negative_key [b, N, 2]. Lengths are
+    fixed, so that a training step compiles once. Needs no TensorFlow. Made by `from_examples` or `load`.
+
+    Attributes:
+      num_examples: number of pairs.
+      query_length, passage_length: Lq and Lp.
+      num_negatives: N.
+      tokenizer_fingerprint: of the tokenizer that made the ids.
+    """
+
+    def __init__(
+        self,
+        *,
+        queries: TextTable,
+        passages: TextTable,
+        pairs: np.ndarray,
+        negatives: np.ndarray,
+        negative_offsets: np.ndarray,
+        query_length: int,
+        passage_length: int,
+        num_negatives: int,
+        tokenizer_fingerprint: str,
+    ):
+        """Takes arrays as they are.
+
+        Args:
+          queries: distinct queries.
+          passages: distinct passages, negatives among them.
+          pairs: int32 [P, 2], rows of `queries` and `passages`.
+          negatives: int32 [K], rows of `passages`.
+          negative_offsets: int64 [P + 1]; pair p has negatives[negative_offsets[p]:negative_offsets[p + 1]].
+          query_length: Lq.
+          passage_length: Lp.
+          num_negatives: N.
+          tokenizer_fingerprint: of the tokenizer that made the ids.
+
+        Raises:
+          UserError: there is no pair, or negatives are wanted where a pair has none.
+        """
+        self.num_examples = len(pairs)
+        self.query_length, self.passage_length = query_length, passage_length
+        self.num_negatives = num_negatives
+        self.tokenizer_fingerprint = tokenizer_fingerprint
+        self._queries, self._passages = queries, passages
+        self._pairs, self._negatives, self._negative_offsets = pairs, negatives, negative_offsets
+        if num_negatives < 0:
+            raise UserError(f"num_negatives must be 0 or more, got {num_negatives}")
+        if not self.num_examples:
+            raise UserError("there are no training pairs")
+        without = int(np.sum(np.diff(negative_offsets) == 0))
+        if num_negatives and without:
+            raise UserError(
+                f"num_negatives is {num_negatives}, but {without:,} of {self.num_examples:,} pairs have no"
+                " negative passage: set num_negatives to 0, or mine negatives for them"
+            )
+
+    @property
+    def features(self) -> dict[str, tuple[int, ...]]:
+        """The features of a batch and the shape that one example has in each."""
+        return features_of(self.query_length, self.passage_length, self.num_negatives)
+
+    @classmethod
+    def from_examples(
+        cls,
+        examples: Iterable[PairExample],
+        tokenizer: Tokenizer,
+        *,
+        query_length: int,
+        passage_length: int,
+        num_negatives: int = 0,
+    ) -> PairDataset:
+        """Tokenises `examples`, each distinct text once, under a progress bar.
+
+        Args:
+          examples: the pairs; texts are not kept.
+          tokenizer: makes the ids.
+          query_length: most tokens of a query; longer ones are truncated.
+          passage_length: most tokens of a passage or negative.
+          num_negatives: negatives of a pair in a batch.
+
+        Raises:
+          UserError: there is no pair, or negatives are wanted where a pair has none.
+        """
+        queries = _TableBuilder(tokenizer, query_length)
+        passages = _TableBuilder(tokenizer, passage_length)
+        pairs: list[tuple[int, int]] = []
+        negatives: list[int] = []
+        negative_offsets = [0]
+        for example in progress(examples, what="tokenising pairs", unit="pairs"):
+            row = (
+                queries.row(example.query_id, example.query),
+                passages.row(example.passage_id, example.passage),
+            )
+            pairs.append(row)
+            negatives.extend(passages.row(*negative) for negative in example.negatives)
+            negative_offsets.append(len(negatives))
+        return cls(
+            queries=queries.table(),
+            passages=passages.table(),
+            pairs=np.array(pairs, np.int32).reshape(-1, 2),
+            negatives=np.array(negatives, np.int32),
+            negative_offsets=np.array(negative_offsets, np.int64),
+            query_length=query_length,
+            passage_length=passage_length,
+            num_negatives=num_negatives,
+            tokenizer_fingerprint=tokenizer.fingerprint,
+        )
+
+    def batches(
+        self,
+        *,
+        batch_size: int,
+        seed: int,
+        start_step: int = 0,
+        process_index: int = 0,
+        process_count: int = 1,
+    ) -> Iterator[Batch]:
+        """Yields batches without end, from step `start_step` on: a pure function of (seed, step).
+
+        Each epoch has its own order; the examples left over from its last whole batch are not used in it.
+        Where a pair has more than N negatives, each epoch draws N of them; where fewer, they are repeated.
+
+        Args:
+          batch_size: examples of a step over all processes.
+          seed: of the order and of the choice of negatives; not negative.
+          start_step: where to begin, at no cost.
+          process_index: which share of each batch to yield: the shares of processes 0, 1, ... are its
+            consecutive parts.
+          process_count: number of processes.
+
+        Raises:
+          UserError: fewer pairs than `batch_size`, or it does not divide by `process_count`.
+        """
+        if seed < 0:
+            raise UserError(f"seed must be 0 or more, got {seed}")
+        mine = share(batch_size, process_index, process_count)
+        steps_per_epoch = self._steps_per_epoch(batch_size)
+        return self._batches(batch_size, seed, start_step, mine, steps_per_epoch)
+
+    def _batches(
+        self, batch_size: int, seed: int, step: int, mine: slice, steps_per_epoch: int
+    ) -> Iterator[Batch]:
+        epoch, order = -1, np.empty(0, np.int64)
+        while True:
+            if step // steps_per_epoch != epoch:
+                epoch = step // steps_per_epoch
+                order = np.random.default_rng([seed, epoch]).permutation(self.num_examples)
+            start = step % steps_per_epoch * batch_size
+            yield self._batch(order[start : start + batch_size][mine], (seed, epoch))
+            step += 1
+
+    def ordered(self, batch_size: int, *, process_index: int = 0, process_count: int = 1) -> Iterator[Batch]:
+        """Yields the pairs once, in their own order, each with its first N negatives.
+
+        Every batch is whole, as in training: pairs left over from the last one are not used.
+
+        Raises:
+          UserError: fewer pairs than `batch_size`, or it does not divide by `process_count`.
+        """
+        mine = share(batch_size, process_index, process_count)
+        order = np.arange(self.num_examples)
+        for step in range(self._steps_per_epoch(batch_size)):
+            yield self._batch(order[step * batch_size : (step + 1) * batch_size][mine], None)
+
+    def save(self, directory: str | Path) -> None:
+        """Writes the arrays (.npy) and their description into a new directory, all or nothing."""
+        meta = {
+            "format": _FORMAT,
+            "query_length": self.query_length,
+            "passage_length": self.passage_length,
+            "tokenizer_fingerprint": self.tokenizer_fingerprint,
+            "num_examples": self.num_examples,
+        }
+        with atomic_directory(directory) as aside:
+            for name, array in self._arrays().items():
+                np.save(aside / f"{name}.npy", array)
+            (aside / _META).write_text(json.dumps(meta, indent=2) + "\n")
+
+    @classmethod
+    def load(cls, directory: str | Path, *, num_negatives: int = 0) -> PairDataset:
+        """Opens what `save` wrote; the arrays stay on disk and are read as they are needed.
+
+        Raises:
+          UserError: no such dataset, or a damaged one.
+        """
+        directory = Path(directory)
+        try:
+            meta = json.loads((directory / _META).read_text())
+            if meta.pop("format") != _FORMAT:
+                raise UserError(f"{directory} is of another format; make it again")
+            arrays = {p.stem: np.asarray(np.load(p, mmap_mode="r")) for p in directory.glob("*.npy")}
+            tables = {
+                name: TextTable(*(arrays[f"{name}_{field}"] for field in TextTable._fields))
+                for name in ("queries", "passages")
+            }
+            offsets = arrays["negative_offsets"]
+            if meta.pop("num_examples") != len(arrays["pairs"]) or len(offsets) != len(arrays["pairs"]) + 1:
+                raise UserError(f"{directory} is damaged: its arrays do not belong together")
+            return cls(
+                **tables,
+                pairs=arrays["pairs"],
+                negatives=arrays["negatives"],
+                negative_offsets=offsets,
+                num_negatives=num_negatives,
+                **meta,
+            )
+        except FileNotFoundError as error:
+            raise UserError(f"{directory} holds no saved pairs: {_META} is missing") from error
+        except (ValueError, KeyError, TypeError, AttributeError, EOFError) as error:
+            raise UserError(f"{directory} is damaged: {error}") from error
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        arrays = {"pairs": self._pairs, "negatives": self._negatives}
+        arrays["negative_offsets"] = self._negative_offsets
+        for name, table in (("queries", self._queries), ("passages", self._passages)):
+            arrays |= {f"{name}_{field}": array for field, array in table._asdict().items()}
+        return arrays
+
+    def _steps_per_epoch(self, batch_size: int) -> int:
+        if batch_size > self.num_examples:
+            raise UserError(
+                f"batch_size is {batch_size:,}, but there are only {self.num_examples:,} pairs:"
+                " give a smaller one"
+            )
+        return self.num_examples // batch_size
+
+    def _batch(self, examples: np.ndarray, seed_and_epoch: tuple[int, int] | None) -> Batch:
+        query_rows, passage_rows = self._pairs[examples].T
+        batch = {
+            "query_ids": self._queries.ids(query_rows, self.query_length),
+            "passage_ids": self._passages.ids(passage_rows, self.passage_length),
+            "query_key": self._queries.keys[query_rows],
+            "passage_key": self._passages.keys[passage_rows],
+        }
+        if self.num_negatives:
+            starts = self._negative_offsets[examples]
+            counts = self._negative_offsets[examples + 1] - starts
+            chosen = choose(self.num_negatives, counts, examples, seed_and_epoch)
+            rows = self._negatives[starts[:, None] + chosen]
+            batch["negative_ids"] = self._passages.ids(rows, self.passage_length)
+            batch["negative_key"] = self._passages.keys[rows]
+        return batch
+
+
+class _TableBuilder:
+    """Collects distinct texts by id and tokenises them some thousands at a time."""
+
+    def __init__(self, tokenizer: Tokenizer, length: int):
+        self._tokenizer, self._length = tokenizer, length
+        self._dtype = np.uint16 if tokenizer.vocab_size <= 2**16 else np.int32
+        self._row_of: dict[bytes, int] = {}
+        self._pending: list[str] = []
+        self._flat: list[np.ndarray] = []
+        self._sizes: list[int] = []
+
+    def row(self, identifier: str, text: str) -> int:
+        row = self._row_of.setdefault(key_digest(identifier), len(self._row_of))
+        if row == len(self._sizes) + len(self._pending):
+            self._pending.append(text)
+            if len(self._pending) == _TOKENISE_AT_ONCE:
+                self._flush()
+        return row
+
+    def table(self) -> TextTable:
+        self._flush()
+        flat = np.concatenate([np.empty(0, self._dtype), *self._flat])
+        offsets = np.concatenate([[0], np.cumsum(self._sizes, dtype=np.int64)]).astype(np.int64)
+        keys = np.frombuffer(b"".join(self._row_of), "<i4").astype(np.int32).reshape(-1, 2)
+        return TextTable(flat, offsets, keys)
+
+    def _flush(self) -> None:
+        if self._pending:
+            rows = self._tokenizer.encode_batch(self._pending, max_length=self._length)
+            self._flat.append(np.concatenate(rows).astype(self._dtype))
+            self._sizes.extend(map(len, rows))
+            self._pending.clear()

@@ -1,0 +1,128 @@
+"""SeqIO tasks over this project's pair sources.
+
+A task yields text, not ids: query, passage, their ids and negatives, all strings. Which tokenizer makes ids of
+them is the model's affair, so `seqio_pairs.DualEncoderFeatureConverter` does it: one task serves every model.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from jaxir.data.lines import OnBadInput
+from jaxir.data.sources import PairExample, text_id
+from jaxir.errors import UserError
+
+if TYPE_CHECKING:
+    from jaxir.data.pair_sources import PairSource
+
+# Texts held to draw the next one from. Epochs follow each other before it, so their borders mix.
+SHUFFLE_BUFFER = 1 << 16
+FEATURES = ("query_id", "query", "passage_id", "passage", "negative_ids", "negatives")
+
+
+def add_task(kind: str, sources: Mapping[str, PairSource], *, name: str | None = None) -> str:
+    """Registers a task over `sources` (split -> pairs) with SeqIO, unless it is there; returns its name.
+
+    Args:
+      kind: what the name starts with where none is given.
+      sources: where the pairs of each split come from.
+      name: of the task.
+
+    Raises:
+      UserError: another task has that name.
+    """
+    import seqio
+    import tensorflow as tf
+
+    name = name or f"{kind}_{text_id(repr(dict(sources)))[:8]}"
+    if name in seqio.TaskRegistry.names():
+        there = seqio.TaskRegistry.get(name).source
+        if getattr(there, "sources", None) != dict(sources):
+            raise UserError(f"there is another SeqIO task named {name!r}; give a name of its own")
+        return name
+    texts = seqio.PassThroughVocabulary(0)
+    ranks = {feature: int(feature.startswith("negative")) for feature in FEATURES}
+    seqio.TaskRegistry.add(
+        name,
+        source=_source_class()(dict(sources)),
+        preprocessors=[],
+        output_features={
+            feature: seqio.Feature(texts, add_eos=False, dtype=tf.string, rank=rank)
+            for feature, rank in ranks.items()
+        },
+        shuffle_buffer_size=SHUFFLE_BUFFER,
+    )
+    return name
+
+
+def check_sources(task_or_mixture: Any, split: str, on_bad_input: OnBadInput) -> None:
+    """Reads all files of this project's tasks in a task or mixture once, so that bad input stops a run early.
+
+    Raises:
+      BadInputError: a malformed record, unless they are skipped.
+    """
+    for task in getattr(task_or_mixture, "tasks", [task_or_mixture]):
+        if isinstance(task.source, _source_class()) and split in task.source.splits:
+            task.source.check(split, on_bad_input)
+
+
+@functools.cache
+def _source_class() -> type:
+    import seqio
+    import tensorflow as tf
+
+    class PairDataSource(seqio.DataSource):
+        """Text examples of `PairSource`s. Files are read through before the first example is given out."""
+
+        supports_arbitrary_sharding = True
+
+        def __init__(self, sources: Mapping[str, PairSource]):
+            self.sources = dict(sources)
+            self._counts: dict[str, int] = {}
+            self._policy = "stop"
+            super().__init__(splits=tuple(sources), caching_permitted=False)
+
+        def check(self, split: str, on_bad_input: OnBadInput) -> int:
+            if split not in self._counts or on_bad_input.policy != self._policy:
+                self._policy = on_bad_input.policy
+                self._counts[split] = sum(1 for _ in self.sources[split].examples(on_bad_input))
+            return self._counts[split]
+
+        def num_input_examples(self, split: str) -> int:
+            return self.check(split, OnBadInput(self._policy))
+
+        def list_shards(self, split: str) -> list[str]:
+            return [split]
+
+        def get_dataset(
+            self,
+            split: str = "train",
+            shuffle: bool = True,
+            seed: int | None = None,
+            shard_info: seqio.ShardInfo | None = None,
+            **unused: Any,
+        ) -> tf.data.Dataset:
+            self.num_input_examples(split)
+            shard = shard_info or seqio.ShardInfo(0, 1)
+
+            def read() -> Iterator[dict[str, Any]]:
+                examples = self.sources[split].examples(OnBadInput(self._policy))
+                for example in itertools.islice(examples, shard.index, None, shard.num_shards):
+                    yield _record(example)
+
+            signature = {
+                feature: tf.TensorSpec([None] if feature.startswith("negative") else [], tf.string)
+                for feature in FEATURES
+            }
+            return tf.data.Dataset.from_generator(read, output_signature=signature)
+
+    return PairDataSource
+
+
+def _record(example: PairExample) -> dict[str, Any]:
+    record = example._asdict()
+    negatives = record.pop("negatives")
+    return record | {"negative_ids": [i for i, _ in negatives], "negatives": [text for _, text in negatives]}

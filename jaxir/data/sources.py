@@ -1,0 +1,279 @@
+"""Records of text, and readers of collections in BEIR format. (Files of training pairs: `pair_files`.)
+
+Readers stream, read gzip, and tell file, line and reason of what is malformed (`lines.OnBadInput`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxir.data.lines import (
+    MalformedRecord,
+    OnBadInput,
+    Policy,
+    json_object,
+    needed_text,
+    parsed_lines,
+    string_field,
+)
+from jaxir.errors import UserError, suggest
+
+
+class Document(NamedTuple):
+    """A document of a corpus; `title` may be empty."""
+
+    id: str
+    title: str
+    text: str
+
+    @property
+    def contents(self) -> str:
+        """The text that is encoded: title, a space, text."""
+        return joined(self.title, self.text)
+
+
+class Query(NamedTuple):
+    """A query."""
+
+    id: str
+    text: str
+
+
+class Qrel(NamedTuple):
+    """A relevance judgement; a score of 1 or more is relevant."""
+
+    query_id: str
+    document_id: str
+    score: int
+
+
+class PairExample(NamedTuple):
+    """A training example: a query, a relevant passage, and (id, text) of passages known to be irrelevant."""
+
+    query_id: str
+    query: str
+    passage_id: str
+    passage: str
+    negatives: tuple[tuple[str, str], ...] = ()
+
+
+def joined(title: str, text: str) -> str:
+    """Returns title and text as the one string that is encoded."""
+    return f"{title} {text}".strip()
+
+
+def text_id(text: str) -> str:
+    """Returns the id of a text that came without one: 128 bits of its hash, in hexadecimal."""
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def key_digest(identifier: str) -> bytes:
+    """Returns the 8 bytes of which `stable_keys` makes two integers."""
+    return hashlib.blake2b(identifier.encode(), digest_size=8).digest()
+
+
+def stable_keys(ids: Sequence[str]) -> np.ndarray:
+    """Returns int32 [N, 2]: the halves of a 64-bit BLAKE2b hash of each id, the same on any machine.
+
+    Duplicate masking compares these, so it goes by id: passages with one text under two ids are two passages.
+    Pairs read without ids have their texts' hashes for ids, so there equal texts are one passage.
+    """
+    return np.frombuffer(b"".join(map(key_digest, ids)), "<i4").astype(np.int32).reshape(len(ids), 2)
+
+
+def read_corpus(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") -> Iterator[Document]:
+    """Yields the documents of a corpus.jsonl[.gz]: `_id`, `title` (optional), `text`.
+
+    A document with neither title nor text is kept, because judgements may name it, and noted in the report.
+
+    Raises:
+      BadInputError: a malformed line or an id seen before.
+    """
+    collector = on_bad_input if isinstance(on_bad_input, OnBadInput) else OnBadInput(on_bad_input)
+    seen: set[str] = set()
+
+    def parse(line: str, number: int) -> Document:
+        record = json_object(line)
+        identifier = _collection_id(record, seen)
+        document = Document(identifier, string_field(record, "title", ""), string_field(record, "text"))
+        seen.add(identifier)
+        if not document.contents:
+            collector.note(path, number, "document with neither title nor text")
+        return document
+
+    yield from parsed_lines(path, parse, collector)
+    if collector is not on_bad_input:
+        collector.report()
+
+
+def read_queries(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") -> Iterator[Query]:
+    """Yields the queries of a queries.jsonl[.gz]: `_id`, `text`.
+
+    Raises:
+      BadInputError: a malformed line, an empty query or an id seen before.
+    """
+    seen: set[str] = set()
+
+    def parse(line: str, number: int) -> Query:
+        record = json_object(line)
+        query = Query(_collection_id(record, seen), needed_text(record, "text"))
+        seen.add(query.id)
+        return query
+
+    return parsed_lines(path, parse, on_bad_input)
+
+
+def read_qrels(
+    path: str | Path,
+    on_bad_input: OnBadInput | Policy = "stop",
+    *,
+    query_ids: Collection[str] | None = None,
+    document_ids: Collection[str] | None = None,
+) -> Iterator[Qrel]:
+    """Yields the judgements of a qrels/SPLIT.tsv: query-id, corpus-id, score, with or without a header line.
+
+    A judgement that repeats an earlier one is left out; one that contradicts it is malformed.
+
+    Args:
+      path: the file.
+      on_bad_input: what to do with a malformed line.
+      query_ids: the queries there are; a judgement of another is malformed. None checks nothing.
+      document_ids: the documents there are, likewise.
+    """
+    return parsed_lines(path, _qrel_parser(query_ids, document_ids), on_bad_input)
+
+
+def _qrel_parser(
+    query_ids: Container[str] | None, document_ids: Container[str] | None
+) -> Callable[[str, int], Qrel | None]:
+    scores: dict[tuple[str, str], int] = {}
+
+    def parse(line: str, number: int) -> Qrel | None:
+        columns = line.split("\t")
+        if len(columns) != 3:
+            expected = "expected 3 tab-separated columns (query-id, corpus-id, score)"
+            raise MalformedRecord(expected, f"but found {len(columns)}")
+        query, document, score_text = (column.strip() for column in columns)
+        if number == 1 and (query, score_text) == ("query-id", "score"):
+            return None
+        try:
+            score = int(score_text)
+        except ValueError:
+            raise MalformedRecord("the score is not an integer:", repr(score_text)) from None
+        if query_ids is not None and query not in query_ids:
+            raise MalformedRecord("judges an unknown query", repr(query))
+        if document_ids is not None and document not in document_ids:
+            raise MalformedRecord("judges an unknown document", repr(document))
+        if (query, document) not in scores:
+            scores[query, document] = score
+            return Qrel(query, document, score)
+        if scores[query, document] != score:
+            raise MalformedRecord("contradicts an earlier judgement", f"of {document!r} for {query!r}")
+        return None
+
+    return parse
+
+
+def _collection_id(record: dict[str, Any], seen: Container[str]) -> str:
+    identifier = string_field(record, "_id")
+    if not identifier or any(c.isspace() or not c.isprintable() for c in identifier):
+        raise MalformedRecord(
+            "empty id, or white space in it, which run files cannot hold:", repr(identifier)
+        )
+    if identifier in seen:
+        raise MalformedRecord("duplicate id", repr(identifier))
+    return identifier
+
+
+class BeirFolder:
+    """A collection: corpus.jsonl[.gz], queries.jsonl[.gz], qrels/SPLIT.tsv.
+
+    Raises:
+      UserError: `directory` is no such folder.
+    """
+
+    def __init__(self, directory: str | Path, on_bad_input: OnBadInput | Policy = "stop"):
+        self.directory = Path(directory)
+        self.on_bad_input = on_bad_input
+        if not self.directory.is_dir():
+            raise UserError(f"{directory} is not a directory: a BEIR folder is needed")
+        self.corpus_path = self._find("corpus.jsonl")
+        self.queries_path = self._find("queries.jsonl")
+
+    @property
+    def splits(self) -> list[str]:
+        """Names of the splits that have judgements."""
+        names = (p.name.removesuffix(".gz") for p in (self.directory / "qrels").glob("*.tsv*"))
+        return sorted({name.removesuffix(".tsv") for name in names})
+
+    def qrels_path(self, split: str) -> Path:
+        """Returns the file of judgements of `split`.
+
+        Raises:
+          UserError: there is none; the message names those that there are.
+        """
+        if split not in self.splits:
+            known = ", ".join(self.splits) or "none"
+            raise UserError(
+                f"{self.directory} has no split {split!r} (has: {known}){suggest(split, self.splits)}"
+            )
+        return self._find(f"qrels/{split}.tsv")
+
+    def corpus(self) -> Iterator[Document]:
+        """Yields the documents."""
+        return read_corpus(self.corpus_path, self.on_bad_input)
+
+    def queries(self) -> Iterator[Query]:
+        """Yields the queries of all splits."""
+        return read_queries(self.queries_path, self.on_bad_input)
+
+    def qrels(
+        self,
+        split: str,
+        *,
+        query_ids: Collection[str] | None = None,
+        document_ids: Collection[str] | None = None,
+    ) -> Iterator[Qrel]:
+        """Yields the judgements of `split`, checked against the ids where they are given."""
+        path = self.qrels_path(split)
+        return read_qrels(path, self.on_bad_input, query_ids=query_ids, document_ids=document_ids)
+
+    def pairs(self, split: str) -> Iterator[PairExample]:
+        """Yields a pair for each relevant judgement (a score of 1 or more) of `split`.
+
+        The whole collection is read and checked first; only the texts that the split names are held.
+
+        Raises:
+          BadInputError: a malformed line, a judgement of something unknown, a relevant document without text.
+        """
+        path = self.qrels_path(split)
+        policy = self.on_bad_input.policy if isinstance(self.on_bad_input, OnBadInput) else self.on_bad_input
+        judged = list(read_qrels(path, OnBadInput(policy)))
+        query_ids, document_ids = {q.query_id for q in judged}, {q.document_id for q in judged}
+        queries = {q.id: q.text for q in self.queries() if q.id in query_ids}
+        documents = {d.id: d.contents for d in self.corpus() if d.id in document_ids}
+        parse_qrel = _qrel_parser(queries, documents)
+
+        def parse(line: str, number: int) -> PairExample | None:
+            qrel = parse_qrel(line, number)
+            if qrel is None or qrel.score <= 0:
+                return None
+            passage = documents[qrel.document_id]
+            if not passage:
+                raise MalformedRecord(
+                    "the relevant document has neither title nor text:", repr(qrel.document_id)
+                )
+            return PairExample(qrel.query_id, queries[qrel.query_id], qrel.document_id, passage)
+
+        yield from parsed_lines(path, parse, self.on_bad_input)
+
+    def _find(self, name: str) -> Path:
+        for path in (self.directory / name, self.directory / f"{name}.gz"):
+            if path.is_file():
+                return path
+        raise UserError(f"{self.directory} is not a BEIR folder: it has no {name} or {name}.gz")

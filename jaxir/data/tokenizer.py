@@ -1,0 +1,327 @@
+"""Text -> token ids: Hugging Face tokenizers and T5-style SentencePiece behind one small class."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+
+from jaxir.errors import UserError
+
+_JSON = "tokenizer.json"
+# What makes a tokenizer directory: these are copied by `save`, so that an export is what was loaded.
+_SIDE_FILES = (
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tokenizer.model",
+)
+_CONVERTIBLE = ("vocab.txt", "vocab.json", "sentencepiece.bpe.model", "tokenizer.model", "spiece.model")
+_PAD_NAMES = ("[PAD]", "<pad>", "<|pad|>", "<PAD>")
+# One call into a tokenizer library holds all its intermediate results: keep that to some tens of megabytes.
+_BLOCK_TEXTS, _BLOCK_CHARACTERS = 1024, 1_000_000
+# A cut before "space, letter" after an ordinary character: see `_cut`.
+_WORD_START = re.compile(r"(?<=[A-Za-z0-9.,;:!?)\"])(?= [A-Za-z])")
+_LOCAL_NORMALIZERS = {
+    "BertNormalizer",
+    "Lowercase",
+    "NFC",
+    "NFD",
+    "NFKC",
+    "NFKD",
+    "StripAccents",
+    "Precompiled",
+}
+_WORD_SPLITTERS = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit", "ByteLevel", "Metaspace"}
+_OTHER_PRE_TOKENIZERS = {"Punctuation", "Digits"}
+
+
+class Tokenizer:
+    """Turns texts into int32 token ids in which 0 is padding.
+
+    Special tokens ([CLS] and [SEP], <s> and </s>, EOS) are added and survive truncation. Truncation and
+    padding settings stored in a tokenizer.json are ignored: lengths belong to the caller. One whose own
+    padding id is not 0 (RoBERTa: 1) has the two ids exchanged in everything it returns; `pad_swap` says so. A
+    text in which the padding token is spelt out ("[PAD]") has a 0 there, which models take for padding.
+
+    Use `Tokenizer.load`. Safe to share between threads.
+
+    Attributes:
+      vocab_size: number of ids, added tokens included.
+      pad_swap: the tokenizer's own padding id where it was exchanged with id 0, else None.
+      fingerprint: SHA-256 (hex) of what determines the ids.
+    """
+
+    def __init__(self, backend: _Backend, files: dict[str, bytes]):
+        self._backend = backend
+        self._files = files
+        self.vocab_size = backend.vocab_size
+        self.pad_swap = backend.pad_id or None
+        content = backend.content + b"\0" + str(backend.pad_id).encode()
+        self.fingerprint = hashlib.sha256(content).hexdigest()
+
+    @classmethod
+    def load(cls, directory: str | Path) -> Tokenizer:
+        """Reads a Hugging Face tokenizer directory, or one with a T5-style SentencePiece model.
+
+        tokenizer.json is read as it is; without one, vocab.txt, vocab.json and the like are converted by
+        transformers; a lone SentencePiece model is read by sentencepiece and EOS is appended to each text.
+
+        Raises:
+          UserError: no such directory, no tokenizer in it, or a damaged file.
+        """
+        directory = Path(directory)
+        if not directory.is_dir():
+            raise UserError(f"{directory} is not a directory: no tokenizer to load")
+        names = [_JSON, *_SIDE_FILES, *sorted(p.name for p in directory.glob("*.model"))]
+        files = {name: (directory / name).read_bytes() for name in names if (directory / name).is_file()}
+        config = _read_json(directory, files, "tokenizer_config.json")
+        if _JSON in files:
+            return cls(_read_tokenizer_json(directory, files, config), files)
+        models = [name for name in files if name.endswith(".model")]
+        is_t5 = str(config.get("tokenizer_class", "T5Tokenizer")).startswith("T5Tokenizer")
+        plain = [name for name in _CONVERTIBLE if name in files and not name.endswith(".model")]
+        if models and not plain and is_t5:
+            return cls(_SentencePieceBackend(files[models[0]], directory / models[0]), files)
+        if plain or models:
+            files[_JSON] = _convert(directory)
+            return cls(_read_tokenizer_json(directory, files, config), files)
+        raise UserError(f"{directory} holds no tokenizer: none of {_JSON}, vocab.txt, vocab.json or *.model")
+
+    def encode_batch(self, texts: Sequence[str], *, max_length: int) -> list[np.ndarray]:
+        """Returns the ids of each text: int32 [n] with special tokens, n <= `max_length`, not padded.
+
+        An empty text gives the special tokens alone. Work is spread over the cores by the tokenizer library's
+        own threads (the environment variable TOKENIZERS_PARALLELISM=false turns that off).
+
+        Raises:
+          UserError: `max_length` leaves no room for text, or a text is not a valid Unicode string.
+        """
+        if max_length <= self._backend.num_special:
+            raise UserError(
+                f"max_length is {max_length}, but this tokenizer adds {self._backend.num_special} special"
+                " tokens to each text: give a larger one"
+            )
+        bad = next((text for text in texts if not isinstance(text, str)), "")
+        if bad != "":
+            raise UserError(f"texts must be strings, got {type(bad).__name__}: {bad!r:.80}")
+        heads = [self._cut(text, max_length) for text in texts]
+        ids = self._encode(heads, max_length)
+        short = [i for i, row in enumerate(ids) if len(row) < max_length and len(heads[i]) < len(texts[i])]
+        for i, row in zip(short, self._encode([texts[i] for i in short], max_length), strict=True):
+            ids[i] = row
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Returns the text of `ids`, without special tokens and padding."""
+        swap = {self.pad_swap: 0, 0: self.pad_swap} if self.pad_swap is not None else {}
+        return self._backend.decode([swap.get(int(i), int(i)) for i in ids])
+
+    def save(self, directory: str | Path) -> None:
+        """Writes the files it was loaded from (and the converted tokenizer.json, if any) into `directory`."""
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, content in self._files.items():
+            (directory / name).write_bytes(content)
+
+    def _cut(self, text: str, max_length: int) -> str:
+        """Returns a prefix of `text` that most likely fills `max_length`, or `text`.
+
+        Nothing after a cut may change the tokens before it. That holds where each word is tokenised by itself
+        and the normaliser looks at no context beyond a character: a prefix then gives a prefix of the tokens.
+        The caller tokenises the whole text where the prefix turns out too short.
+        """
+        enough = 8 * max_length + 128
+        if len(text) <= 2 * enough or not self._backend.words_are_independent:
+            return text
+        found = _WORD_START.search(text, enough)
+        return text[: found.start()] if found else text
+
+    def _encode(self, texts: Sequence[str], max_length: int) -> list[np.ndarray]:
+        rows: list[np.ndarray] = []
+        for block in _blocks(texts):
+            try:
+                rows += [np.asarray(ids, np.int32) for ids in self._backend.encode(block, max_length)]
+            except (TypeError, UnicodeEncodeError) as error:
+                bad = next((t for t in block if not _is_unicode(t)), None)
+                raise UserError(f"a text is not a valid Unicode string: {bad!r:.80}") from error
+        if self.pad_swap is not None:
+            for row in rows:
+                zero, pad = row == 0, row == self.pad_swap
+                row[zero], row[pad] = self.pad_swap, 0
+        return rows
+
+
+def pad_batch(rows: Sequence[np.ndarray], length: int) -> np.ndarray:
+    """Returns int32 [N, `length`]: each row, then zeros.
+
+    Raises:
+      ValueError: a row is longer than `length`.
+    """
+    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    if len(rows) and lengths.max() > length:
+        raise ValueError(f"a row of {lengths.max()} ids does not fit in {length}")
+    out = np.zeros((len(rows), length), np.int32)
+    if len(rows):
+        out[np.arange(length)[None, :] < lengths[:, None]] = np.concatenate(rows)
+    return out
+
+
+class _Backend:
+    """What the two libraries have in common."""
+
+    content: bytes
+    pad_id: int
+    vocab_size: int
+    num_special: int
+    words_are_independent: bool
+    encode: Callable[[list[str], int], list[list[int]]]
+    decode: Callable[[list[int]], str]
+
+
+class _HuggingFaceBackend(_Backend):
+    def __init__(self, tokenizer: tokenizers.Tokenizer, content: bytes, pad_id: int):
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        self._tokenizer = tokenizer
+        self._lock = threading.Lock()
+        self.content = content
+        self.pad_id = pad_id
+        self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
+        self.num_special = tokenizer.num_special_tokens_to_add(False)
+        self.words_are_independent = _words_are_independent(json.loads(tokenizer.to_str()))
+
+    def encode(self, texts: list[str], max_length: int) -> list[list[int]]:
+        with self._lock:  # the length is a state of the tokenizer
+            self._tokenizer.enable_truncation(max_length)
+            return [e.ids for e in self._tokenizer.encode_batch_fast(texts)]
+
+    def decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=True)
+
+
+class _SentencePieceBackend(_Backend):
+    """T5's convention: pad 0, EOS at the end, no other special token."""
+
+    num_special = 1
+
+    def __init__(self, content: bytes, path: Path):
+        import sentencepiece
+
+        self._processor = processor = sentencepiece.SentencePieceProcessor()
+        try:
+            processor.LoadFromSerializedProto(content)
+        except RuntimeError as error:
+            raise UserError(f"{path} is not a SentencePiece model") from error
+        self._eos = processor.eos_id()
+        if processor.pad_id() != 0 or self._eos < 0:
+            raise UserError(
+                f"{path}: padding id {processor.pad_id()} and EOS id {self._eos}, where T5's convention has"
+                " padding 0 and an EOS; give a directory with a tokenizer.json"
+            )
+        self.content, self.pad_id = content, 0
+        self.vocab_size = processor.get_piece_size()
+        pieces = (processor.id_to_piece(i) for i in range(self.vocab_size))
+        self.words_are_independent = not any("\u2581" in piece.lstrip("\u2581") for piece in pieces)
+
+    def encode(self, texts: list[str], max_length: int) -> list[list[int]]:
+        rows = self._processor.encode(texts, num_threads=os.cpu_count() or 1)
+        return [[*row[: max_length - 1], self._eos] for row in rows]
+
+    def decode(self, ids: list[int]) -> str:
+        return self._processor.decode([i for i in ids if i not in (0, self._eos)])
+
+
+def _read_tokenizer_json(
+    directory: Path, files: dict[str, bytes], config: dict[str, Any]
+) -> _HuggingFaceBackend:
+    spec = _read_json(directory, files, _JSON)
+    try:
+        tokenizer = tokenizers.Tokenizer.from_buffer(files[_JSON])
+    except Exception as error:  # the library raises bare Exception and ValueError
+        raise UserError(f"{directory / _JSON} is not a tokenizer: {error}") from error
+    special = _read_json(directory, files, "special_tokens_map.json")
+    named = [config.get("pad_token"), special.get("pad_token"), (spec.get("padding") or {}).get("pad_token")]
+    names = [n.get("content") if isinstance(n, dict) else n for n in named if n] + list(_PAD_NAMES)
+    pad_id = next((i for i in map(tokenizer.token_to_id, names) if i is not None), None)
+    if pad_id is None:
+        raise UserError(
+            f"{directory}: the tokenizer has no padding token; set pad_token in tokenizer_config.json"
+        )
+    return _HuggingFaceBackend(tokenizer, files[_JSON], pad_id)
+
+
+def _convert(directory: Path) -> bytes:
+    """Returns the tokenizer.json that transformers makes of an older tokenizer directory."""
+    import transformers
+
+    try:
+        fast = transformers.AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+        return fast.backend_tokenizer.to_str().encode()
+    except Exception as error:  # whatever transformers raises on a damaged or unknown directory
+        reason = str(error).strip().partition("\n")[0]
+        raise UserError(f"{directory}: transformers cannot read this tokenizer: {reason}") from error
+
+
+def _read_json(directory: Path, files: dict[str, bytes], name: str) -> dict[str, Any]:
+    try:
+        content = json.loads(files.get(name, b"{}"))
+    except ValueError as error:
+        raise UserError(f"{directory / name} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{directory / name} does not hold a JSON object")
+    return content
+
+
+def _words_are_independent(spec: dict[str, Any]) -> bool:
+    """Whether a tokenizer.json splits at every space before it applies its model (see `Tokenizer._cut`)."""
+
+    def parts(component: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
+        if component is None:
+            return []
+        return component[key] if component["type"] == "Sequence" else [component]
+
+    def splits(part: dict[str, Any]) -> bool:
+        return part["type"] in _WORD_SPLITTERS and part.get("use_regex", True) and part.get("split", True)
+
+    normalizers = parts(spec["normalizer"], "normalizers")
+    pre_tokenizers = parts(spec["pre_tokenizer"], "pretokenizers")
+    return (
+        all(n["type"] in _LOCAL_NORMALIZERS for n in normalizers)
+        and all(p["type"] in _WORD_SPLITTERS | _OTHER_PRE_TOKENIZERS for p in pre_tokenizers)
+        and any(map(splits, pre_tokenizers))
+        and not any(" " in token["content"] for token in spec["added_tokens"])
+    )
+
+
+def _blocks(texts: Sequence[str]) -> list[list[str]]:
+    blocks: list[list[str]] = []
+    characters = 0
+    for text in texts:
+        if not blocks or len(blocks[-1]) >= _BLOCK_TEXTS or characters + len(text) > _BLOCK_CHARACTERS:
+            blocks.append([])
+            characters = 0
+        blocks[-1].append(text)
+        characters += len(text)
+    return blocks
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

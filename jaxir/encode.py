@@ -1,0 +1,52 @@
+"""The command `python -m jaxir.encode`: texts in, vectors out."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from jaxir import cli
+
+
+def encode(
+    model: str,
+    input: str,
+    output: str,
+    tower: Literal["passage", "query"] = "passage",
+    batch_tokens: int | None = None,
+    shard_size: int = 16_384,
+    dtype: Literal["float32", "bfloat16"] = "float32",
+    on_bad_input: Literal["stop", "skip"] = "stop",
+) -> None:
+    """Encode a corpus, or queries, into a directory of vectors.
+
+    Run again after an interruption, the same command continues where it stopped.
+
+    Args:
+      model: a jaxir model or run directory, or st: or hf: and a local directory or hub name.
+      input: corpus.jsonl[.gz] (_id, title, text), or with --tower=query queries.jsonl[.gz] (_id, text).
+      output: directory of the vectors: embeddings-00000.npy, ids-00000.json, ..., embeddings.json.
+      tower: the tower that reads the texts.
+      batch_tokens: tokens of a batch on one device; lower it where memory is short (default: suits the
+        platform).
+      shard_size: texts in a shard, at most one of which is lost by an interruption.
+      dtype: type of the matrix products; the vectors are float32 all the same.
+      on_bad_input: stop at the first malformed line, or skip and count them.
+    """
+    from jaxir.retrieval.dual_encoder import DualEncoder
+    from jaxir.retrieval.embeddings import encode_corpus
+
+    encoder = DualEncoder.load(model, dtype=dtype, batch_tokens=batch_tokens)
+    report = encode_corpus(
+        encoder, input, output, tower=tower, shard_size=shard_size, on_bad_input=on_bad_input
+    )
+    print(f"{output}: {report}" if report.texts else f"{output} is complete, nothing to do")
+
+
+if __name__ == "__main__":
+    raise SystemExit(
+        cli.main(
+            "jaxir.encode:encode",
+            example="python -m jaxir.encode --model=st:sentence-transformers/all-MiniLM-L6-v2 "
+            "--input=corpus.jsonl --output=embeddings",
+        )
+    )

@@ -1,0 +1,100 @@
+"""Command: scores a run file, or a model on a whole test collection."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from jaxir import cli
+from jaxir.errors import UserError, suggest
+from jaxir.evaluation.retrieval import DEFAULT_METRICS
+
+
+def evaluate(
+    *,
+    run: str | None = None,
+    qrels: str | None = None,
+    model: str | None = None,
+    dataset: str | None = None,
+    split: str = "test",
+    metrics: str = DEFAULT_METRICS,
+    baseline: str | None = None,
+    identical_ids: Literal["keep", "drop"] = "keep",
+    depth: int = 1000,
+    per_query: bool = False,
+    output: str | None = None,
+) -> dict[str, Any]:
+    """Scores a run file, or a model on a whole test collection.
+
+    Give --run and --qrels, or --model and --dataset. A judged query without answers counts 0. With --baseline
+    the two systems are compared by paired tests over the queries.
+
+    Args:
+      run: TREC run file to score.
+      qrels: judgements of the run's queries: BEIR (query-id, corpus-id, score) or TREC format.
+      model: model to evaluate: a jaxir model or run directory, or st: or hf: and a directory or hub name.
+      dataset: beir:DIR (corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv; exact search) or sts:DIR (.tsv files of
+        score, sentence1, sentence2; Spearman's correlation x 100).
+      split: which of the dataset's judgements, the name of a file under qrels/.
+      metrics: separated by spaces, as ir_measures spells them.
+      baseline: TREC run file over the same queries to compare with.
+      identical_ids: keep or drop answers that have their query's own id (ArguAna needs drop; collections that
+        number queries and documents from 1 need keep).
+      depth: answers per query that are searched for in a beir: dataset.
+      per_query: print every query's values too.
+      output: JSON file for all values, every query's included.
+
+    Returns:
+      What the JSON file holds.
+
+    Raises:
+      UserError: flags that do not go together, unreadable or malformed files, an unknown metric.
+    """
+    from jaxir.evaluation import report
+
+    kind, path = _check_flags(run=run, qrels=qrels, model=model, dataset=dataset, baseline=baseline)
+    if kind == "sts":
+        result = report.sts(model, path)
+    else:
+        if kind == "run":
+            scored = report.score_run(run, qrels, metrics, identical_ids)
+        else:
+            scored = report.score_model(model, path, split, metrics, identical_ids, depth)
+        result = report.retrieval(scored, baseline=baseline, per_query=per_query)
+    if output is not None:
+        from jaxir.files import atomic_file
+
+        with atomic_file(output) as file:
+            json.dump(result.values, file, indent=2, ensure_ascii=False)
+            file.write("\n")
+    print(result.text)
+    return result.values
+
+
+def _check_flags(**given: str | None) -> tuple[Literal["run", "beir", "sts"], Path]:
+    """Returns what is to be evaluated and the dataset's directory."""
+    names = {name for name, value in given.items() if value is not None} - {"baseline"}
+    if names == {"run", "qrels"}:
+        return "run", Path()
+    if names != {"model", "dataset"}:
+        got = " and ".join(f"--{name}" for name in given if name in names) or "neither"
+        raise UserError(f"give --run and --qrels, or --model and --dataset; got {got}")
+    kind, colon, directory = given["dataset"].partition(":")
+    if not colon or kind not in ("beir", "sts") or not directory:
+        raise UserError(
+            f"--dataset must be beir:DIR or sts:DIR, not {given['dataset']!r}{suggest(kind, ['beir', 'sts'])}"
+        )
+    if kind == "sts" and given["baseline"] is not None:
+        raise UserError("--baseline compares retrieval runs; an sts: dataset has none")
+    return kind, Path(directory)
+
+
+if __name__ == "__main__":
+    raise SystemExit(
+        cli.main(
+            "jaxir.evaluate:evaluate",
+            example="python -m jaxir.evaluate --run=run.trec --qrels=qrels/test.tsv --baseline=bm25.trec\n"
+            "  python -m jaxir.evaluate --model=st:all-MiniLM-L6-v2 --dataset=beir:DIR",
+        )
+    )

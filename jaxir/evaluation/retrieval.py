@@ -1,0 +1,158 @@
+"""Retrieval metrics of a run against relevance judgements, computed by ir_measures.
+
+Policies, so that a number can be repeated: a judged query without answers counts 0 and a query without
+judgements is ignored; answers are ranked by score as trec_eval does (scores are compared in float32, ties go
+to the greater document id); whether a document with its query's own id may be an answer is for the caller to
+say and is reported.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import ir_measures
+import numpy as np
+
+from jaxir.errors import UserError, suggest
+
+Run = Mapping[str, Mapping[str, float]]
+Qrels = Mapping[str, Mapping[str, int]]
+IdenticalIds = Literal["keep", "drop"]
+
+DEFAULT_METRICS = "nDCG@10 RR@10 P@1 R@100"
+# ir_measures' programs that run in this process; the others (Perl, C) read files and refuse some ids.
+PROGRAMS = ir_measures.providers.FallbackProvider(
+    [
+        ir_measures.pytrec_eval,
+        ir_measures.compat,
+        ir_measures.judged,
+        ir_measures.msmarco,
+        ir_measures.accuracy,
+    ]
+)
+ALIASES = {"hit": "Success", "hits": "Success", "mrr": "RR", "map": "AP"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RetrievalScores:
+    """What a run scored.
+
+    Attributes:
+      values: metric, as the caller spelt it, to its aggregate over all judged queries.
+      per_query: metric to query id to value, in the order of the judgements.
+      queries: the number of judged queries.
+      unanswered: judged queries without answers; each counts 0.
+      unjudged: queries of the run without judgements; they are ignored.
+      identical_ids: "keep" or "drop", what was done with documents that have their query's id.
+      identical: how many such answers the run had.
+    """
+
+    values: dict[str, float]
+    per_query: dict[str, dict[str, float]]
+    queries: int
+    unanswered: int
+    unjudged: int
+    identical_ids: IdenticalIds
+    identical: int
+
+    def describe(self) -> str:
+        """Says in one line what the values are over."""
+        parts = [f"{self.queries} judged queries"]
+        if self.unanswered:
+            parts.append(f"of them without answers, counting 0: {self.unanswered}")
+        if self.unjudged:
+            parts.append(f"queries without judgements ignored: {self.unjudged}")
+        done = "kept" if self.identical_ids == "keep" else "dropped"
+        parts.append(f"answers with their query's own id {done} ({self.identical} found)")
+        return "; ".join(parts)
+
+
+def evaluate_run(
+    run: Run,
+    qrels: Qrels,
+    metrics: str | Sequence[str] = DEFAULT_METRICS,
+    *,
+    identical_ids: IdenticalIds = "keep",
+) -> RetrievalScores:
+    """Scores a run.
+
+    Args:
+      run: query id to document id to score.
+      qrels: query id to document id to relevance; 0 or less is not relevant.
+      metrics: names as ir_measures spells them ("nDCG@10 RR@10 P@1 R@100 AP", "RR(rel=2)@10"), upper or lower
+        case, with the usual synonyms (MRR, MAP, Recall, Precision, Hit).
+      identical_ids: "drop" removes the document with the query's own id from its answers, as the BEIR scripts
+        do; "keep" leaves it (collections where both are numbered from 1 need that).
+
+    Raises:
+      UserError: an unknown metric, no judgements, or a run that answers none of the judged queries.
+    """
+    measures = parse_metrics(metrics)
+    if not qrels:
+        raise UserError("there are no relevance judgements to evaluate against")
+    judged = {query_id: answers for query_id, answers in run.items() if query_id in qrels and answers}
+    if not judged:
+        raise UserError("the run answers none of the judged queries: do run and qrels belong together?")
+    identical = sum(query_id in answers for query_id, answers in judged.items())
+    ranked = {}
+    for query_id, answers in judged.items():
+        own = query_id if identical_ids == "drop" else None
+        order = rank([(doc_id, score) for doc_id, score in answers.items() if doc_id != own])
+        # ir_measures passes the run to programs that break ties differently; ranks as scores leave them none.
+        if order:
+            ranked[query_id] = {doc_id: float(len(order) - place) for place, doc_id in enumerate(order)}
+    judgements = {query_id: dict(docs) for query_id, docs in qrels.items()}
+    result = PROGRAMS.calc(set(measures.values()), judgements, ranked)
+    found = {(m.measure, m.query_id): float(m.value) for m in result.per_query}
+    return RetrievalScores(
+        values={name: float(result.aggregated[measure]) for name, measure in measures.items()},
+        per_query={
+            name: {query_id: found[measure, query_id] for query_id in qrels}
+            for name, measure in measures.items()
+        },
+        queries=len(qrels),
+        unanswered=len(qrels) - len(ranked),
+        unjudged=sum(query_id not in qrels for query_id in run),
+        identical_ids=identical_ids,
+        identical=identical,
+    )
+
+
+def rank(answers: Sequence[tuple[str, float]]) -> list[str]:
+    """Orders (document id, score) as trec_eval does: score in float32, then document id, both descending."""
+    return [doc_id for _, doc_id in sorted(((np.float32(s), d) for d, s in answers), reverse=True)]
+
+
+def parse_metrics(metrics: str | Sequence[str]) -> dict[str, ir_measures.Measure]:
+    """Returns, for each name as given, the measure it means.
+
+    Raises:
+      UserError: no metric, or a name or parameter that ir_measures does not know.
+    """
+    if isinstance(metrics, str):
+        metrics = re.findall(r"[^\s,(]+(?:\([^)]*\))?[^\s,]*", metrics)
+    if not metrics:
+        raise UserError(f'no metric given; write for example --metrics="{DEFAULT_METRICS}"')
+    return {name: _parse_metric(name) for name in metrics}
+
+
+def _parse_metric(text: str) -> ir_measures.Measure:
+    registry = ir_measures.measures.registry
+    name, rest = re.match(r"(\w*)(.*)", text, re.DOTALL).groups()
+    if name not in registry:
+        lower = {known.lower(): known for known in registry} | ALIASES
+        if name.lower() not in lower:
+            raise UserError(f"there is no metric {text!r}{suggest(name, registry)}")
+        name = lower[name.lower()]
+    try:
+        measure = ir_measures.parse_measure(name + rest)
+        PROGRAMS.evaluator([measure], {"q": {"d": 1}})
+        if measure.params.get("cutoff", 1) < 1:
+            raise ValueError("a cutoff is at least 1")
+    except (ValueError, TypeError, KeyError, AssertionError, RuntimeError) as error:
+        examples = "nDCG@10, RR, R@100 or RR(rel=2)@10"
+        raise UserError(f"metric {text!r} cannot be computed; write it like {examples}") from error
+    return measure

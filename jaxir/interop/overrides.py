@@ -1,0 +1,113 @@
+"""What a user may change of a model while it is loaded."""
+
+import dataclasses
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from jaxir.errors import UserError
+from jaxir.interop import stored
+from jaxir.interop.stored import StoredModel
+from jaxir.models import layers
+from jaxir.models.dual_encoder import DualEncoderConfig, Projection, Sharing
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Overrides:
+    """Changes to a model; None leaves as it is.
+
+    Attributes:
+      dtype: type of matrix products.
+      remat: whether to recompute blocks in the backward pass.
+      scan_layers: whether to scan over the blocks.
+      dropout_rate: of every dropout.
+      sharing: of the towers. An SDE can become any other; its tower is copied into both.
+      pooling: how tokens become one vector.
+      projection: dimension of a linear map to add.
+      similarity: how vectors are compared.
+      query_max_length: tokens kept of a query.
+      passage_max_length: tokens kept of a passage.
+    """
+
+    dtype: Literal["float32", "bfloat16"] | None = None
+    remat: bool | None = None
+    scan_layers: bool | None = None
+    dropout_rate: float | None = None
+    sharing: Sharing | None = None
+    pooling: Literal["mean", "cls"] | None = None
+    projection: int | None = None
+    similarity: Literal["cosine", "dot"] | None = None
+    query_max_length: int | None = None
+    passage_max_length: int | None = None
+
+    def change_vectors(self) -> bool:
+        """Whether one of them makes it another model."""
+        return any(v is not None for v in (self.sharing, self.pooling, self.projection, self.similarity))
+
+    def apply(self, model: StoredModel, *, seed: int, where: str) -> StoredModel:
+        """Returns `model` with the changes.
+
+        Args:
+          model: what was read.
+          seed: of the weights of an added projection.
+          where: what the model is called in messages.
+
+        Raises:
+          UserError: a change does not fit the model.
+        """
+        if self.projection is not None:
+            model = _add_projection(model, self.projection, seed=seed, where=where)
+        if self.sharing is not None and self.sharing != model.config.sharing:
+            model = _share(model, self.sharing, where=where)
+        config = dataclasses.replace(model.config, **_given(pooling=self.pooling, similarity=self.similarity))
+        config = stored.replace_backbone(config, **self._backbone_changes(config))
+        lengths = _given(query_max_length=self.query_max_length, passage_max_length=self.passage_max_length)
+        settings = dataclasses.replace(model.settings, **lengths)
+        stored.check_lengths(settings, config, where)
+        return dataclasses.replace(model, config=config, settings=settings)
+
+    def _backbone_changes(self, config: DualEncoderConfig) -> dict[str, Any]:
+        rates = ("dropout_rate", "attention_dropout_rate")
+        changes = {name: self.dropout_rate for name in rates if hasattr(config.backbone, name)}
+        return _given(dtype=self.dtype, remat=self.remat, scan_layers=self.scan_layers, **changes)
+
+
+def _given(**changes: Any) -> dict[str, Any]:
+    return {name: value for name, value in changes.items() if value is not None}
+
+
+def _add_projection(model: StoredModel, dimension: int, *, seed: int, where: str) -> StoredModel:
+    present = model.config.projection
+    if present is not None:
+        if present.dimension == dimension:
+            return model
+        raise UserError(
+            f"{where}: has a projection to {present.dimension} already, {dimension} was asked for"
+        )
+    if dimension < 1:
+        raise UserError(f"projection must be a positive dimension, not {dimension}")
+    width = model.config.backbone.embed_dim
+    init = layers.normal(width**-0.5)
+    kernel = np.asarray(init(jax.random.key(seed), (width, dimension)))
+    names = ("query_projection", "passage_projection") if model.config.sharing == "ade" else ("projection",)
+    return dataclasses.replace(
+        model,
+        config=dataclasses.replace(model.config, projection=Projection(dimension=dimension)),
+        params={**model.params, **{f"{name}.kernel": kernel for name in names}},
+    )
+
+
+def _share(model: StoredModel, sharing: Sharing, *, where: str) -> StoredModel:
+    before = model.config.sharing
+    if sharing == "ade_spl" and model.config.projection is None:
+        raise UserError(f"{where}: sharing='ade_spl' shares a projection, which this model lacks: give one")
+    if before != "sde":
+        raise UserError(f"{where}: its towers are {before!r} and cannot become {sharing!r}; only 'sde' can")
+    params: dict[str, np.ndarray] = {}
+    for name, value in model.params.items():
+        both = name.startswith("encoder.") or sharing == "ade"
+        params |= {f"query_{name}": value, f"passage_{name}": value} if both else {name: value}
+    return dataclasses.replace(
+        model, config=dataclasses.replace(model.config, sharing=sharing), params=params
+    )

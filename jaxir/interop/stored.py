@@ -1,0 +1,233 @@
+"""A model at rest: its configuration, its parameters by name on the host, its tokenizer and settings.
+
+Every format is read into this and written from it. A parameter's canonical name is its path in an unscanned
+model, joined by dots: "encoder.layers.0.attention.query.kernel".
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxir.data.tokenizer import Tokenizer
+from jaxir.errors import UserError
+from jaxir.models import layers
+from jaxir.models.bert import BertConfig
+from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel, make_encoder
+from jaxir.models.t5 import T5Config
+from jaxir.partitioning import Partitioner
+
+# Fields of a backbone that say how it is computed, not what: they are no part of a model's identity.
+EXECUTION = ("dtype", "remat", "scan_layers", "dropout_rate", "attention_dropout_rate")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EncoderSettings:
+    """How texts become a tower's inputs.
+
+    Attributes:
+      query_max_length: tokens, special ones included, that are kept of a query.
+      passage_max_length: likewise of a passage.
+      query_prompt: put before each query.
+      passage_prompt: put before each passage.
+    """
+
+    query_max_length: int
+    passage_max_length: int
+    query_prompt: str = ""
+    passage_prompt: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StoredModel:
+    """A model at rest.
+
+    Attributes:
+      config: what it is made of.
+      params: float32 arrays by canonical name.
+      tokenizer: its tokenizer.
+      settings: lengths and prompts.
+    """
+
+    config: DualEncoderConfig
+    params: Mapping[str, np.ndarray]
+    tokenizer: Tokenizer
+    settings: EncoderSettings
+
+
+def flatten(tree: Mapping[Any, Any]) -> dict[str, np.ndarray]:
+    """Returns the host arrays of nested dicts of parameters by canonical name, stacked layers taken apart."""
+    flat: dict[str, np.ndarray] = {}
+    for path, value in jax.tree_util.tree_leaves_with_path(tree):
+        names = [str(getattr(key, "key", key)) for key in path]
+        value = np.asarray(value, np.float32)
+        if "layers" in names and not names[names.index("layers") + 1].isdigit():
+            at = names.index("layers") + 1
+            for i, part in enumerate(value):
+                flat[".".join([*names[:at], str(i), *names[at:]])] = part
+        else:
+            flat[".".join(names)] = value
+    return flat
+
+
+def params_of(model: nnx.Module) -> dict[str, np.ndarray]:
+    """Returns the parameters of `model` on the host, by canonical name."""
+    return flatten(nnx.to_pure_dict(nnx.state(model, nnx.Param)))
+
+
+def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Turns names joined by dots into nested dicts; the inverse of `flatten`."""
+    tree: dict[str, Any] = {}
+    for name, value in flat.items():
+        *parents, leaf = name.split(".")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[leaf] = value
+    return tree
+
+
+def encoder_shapes(config: BertConfig | T5Config) -> dict[str, tuple[int, ...]]:
+    """Returns the shape of each parameter of an encoder by canonical name."""
+    unscanned = dataclasses.replace(config, scan_layers=False)
+    return _shapes(nnx.eval_shape(lambda: make_encoder(unscanned, rngs=nnx.Rngs(0))))
+
+
+def model_shapes(config: DualEncoderConfig) -> dict[str, tuple[int, ...]]:
+    """Returns the shape of each parameter of a dual encoder by canonical name."""
+    unscanned = replace_backbone(config, scan_layers=False)
+    return _shapes(nnx.eval_shape(lambda: DualEncoderModel(unscanned, rngs=nnx.Rngs(0))))
+
+
+def _shapes(model: nnx.Module) -> dict[str, tuple[int, ...]]:
+    leaves = jax.tree_util.tree_leaves_with_path(nnx.to_pure_dict(nnx.state(model, nnx.Param)))
+    return {".".join(str(key.key) for key in path): leaf.shape for path, leaf in leaves}
+
+
+def check_params(params: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]], where: str) -> None:
+    """Compares parameters with what a configuration asks for.
+
+    Raises:
+      UserError: one is missing, unexpected or of another shape. The sentence begins with `where`.
+    """
+    missing, extra = sorted(shapes.keys() - params.keys()), sorted(params.keys() - shapes.keys())
+    if missing or extra:
+        parts = [
+            f"{what} {_some(names)}" for what, names in (("lacks", missing), ("has unknown", extra)) if names
+        ]
+        raise UserError(f"{where}: does not fit its configuration: it {' and '.join(parts)}")
+    for name, shape in shapes.items():
+        if params[name].shape != shape:
+            raise UserError(f"{where}: {name} has shape {params[name].shape}, the configuration says {shape}")
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def check_lengths(settings: EncoderSettings, config: DualEncoderConfig, where: str) -> None:
+    """Checks that the model can read inputs of the lengths in `settings`.
+
+    Raises:
+      UserError: one is not positive, or more than the model has positions. The sentence begins with `where`.
+    """
+    limit = getattr(config.backbone, "max_positions", None)
+    for name in ("query_max_length", "passage_max_length"):
+        length = getattr(settings, name)
+        if length < 1:
+            raise UserError(f"{where}: {name} must be positive, not {length}")
+        if limit is not None and length > limit:
+            raise UserError(f"{where}: {name} is {length}, but the model has only {limit} positions")
+
+
+def replace_backbone(config: DualEncoderConfig, **changes: Any) -> DualEncoderConfig:
+    """Returns `config` with fields of its backbone changed."""
+    return dataclasses.replace(config, backbone=dataclasses.replace(config.backbone, **changes))
+
+
+def build(stored: StoredModel, partitioner: Partitioner | None = None) -> DualEncoderModel:
+    """Makes the model that `stored` describes.
+
+    With a partitioner each parameter goes straight to the devices that hold its parts, and is never whole on
+    one of them; without, all go to the default device.
+    """
+    model = nnx.eval_shape(lambda: DualEncoderModel(stored.config, rngs=nnx.Rngs(0)))
+    graphdef, state = nnx.split(model)
+    scan = stored.config.backbone.scan_layers
+
+    def place(path: tuple[Any, ...], leaf: nnx.Variable) -> nnx.Variable:
+        value = _gather(stored.params, [str(key.key) for key in path], scan)
+        if partitioner is None:
+            return leaf.replace(jnp.asarray(value))
+        sharding = partitioner.sharding(leaf.get_metadata()["logical_axes"], value.shape)
+        return leaf.replace(jax.make_array_from_callback(value.shape, sharding, lambda index: value[index]))
+
+    placed = jax.tree_util.tree_map_with_path(place, state, is_leaf=lambda x: isinstance(x, nnx.Variable))
+    return nnx.merge(graphdef, placed)
+
+
+def _gather(params: Mapping[str, np.ndarray], names: list[str], scan: bool) -> np.ndarray:
+    if not (scan and "layers" in names):
+        return params[".".join(names)]
+    at = names.index("layers") + 1
+    head, tail = ".".join(names[:at]), ".".join(names[at:])
+    count = len({name.split(".")[at] for name in params if name.startswith(f"{head}.")})
+    return np.stack([params[f"{head}.{i}.{tail}"] for i in range(count)])
+
+
+def initialize(
+    config: DualEncoderConfig, *, seed: int, partitioner: Partitioner | None = None
+) -> DualEncoderModel:
+    """Makes a model with random parameters, the same for the same seed whatever the mesh.
+
+    With a partitioner the parameters are computed where they live: none is ever whole on one device.
+    """
+
+    def make() -> nnx.State:
+        return nnx.split(DualEncoderModel(config, rngs=nnx.Rngs(seed)))[1]
+
+    graphdef, abstract = nnx.split(nnx.eval_shape(lambda: DualEncoderModel(config, rngs=nnx.Rngs(seed))))
+    shardings = None if partitioner is None else layers.param_shardings(abstract, partitioner)
+    return nnx.merge(graphdef, jax.jit(make, out_shardings=shardings)())
+
+
+def describe_config(config: DualEncoderConfig) -> dict[str, Any]:
+    """Returns `config` as JSON values; `parse_config` reads it back."""
+    kind = "bert" if isinstance(config.backbone, BertConfig) else "t5"
+    described = dataclasses.asdict(config)
+    return described | {"backbone": {"kind": kind} | described["backbone"]}
+
+
+def fingerprint(stored: StoredModel) -> str:
+    """Returns the SHA-256 (hex) of what decides the vectors: parameters, architecture and tokenizer.
+
+    How the model is computed (types, rematerialisation, scanning, dropout) and the settings are left out.
+    """
+    digest = _identity(stored.config, stored.tokenizer)
+    for name in sorted(stored.params):
+        value = np.ascontiguousarray(stored.params[name], np.float32)
+        digest.update(f"{name} {value.shape}".encode())
+        digest.update(value.data)
+    return digest.hexdigest()
+
+
+def initial_fingerprint(config: DualEncoderConfig, tokenizer: Tokenizer, seed: int) -> str:
+    """Returns a fingerprint of the model that `initialize` makes, without reading its parameters."""
+    digest = _identity(config, tokenizer)
+    digest.update(f"initialised from seed {seed}".encode())
+    return digest.hexdigest()
+
+
+def _identity(config: DualEncoderConfig, tokenizer: Tokenizer) -> Any:
+    architecture = describe_config(config)
+    for field in EXECUTION:
+        architecture["backbone"].pop(field, None)
+    digest = hashlib.sha256(json.dumps(architecture, sort_keys=True).encode())
+    digest.update(tokenizer.fingerprint.encode())
+    return digest

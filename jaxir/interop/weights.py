@@ -1,0 +1,90 @@
+"""Reading and writing safetensors files, and the JSON files beside them."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from jaxir.errors import UserError
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def read_tensors(directory: Path) -> dict[str, np.ndarray]:
+    """Reads the weights of `directory`: one safetensors file, or several named by an index.
+
+    Raises:
+      UserError: there are none, or a file is missing, truncated or not safetensors.
+    """
+    if (directory / SINGLE).is_file():
+        return dict(_read_file(directory / SINGLE))
+    if (directory / INDEX).is_file():
+        weight_map = require(read_json(directory / INDEX), "weight_map", directory / INDEX)
+        tensors: dict[str, np.ndarray] = {}
+        for name in sorted(set(weight_map.values())):
+            tensors.update(_read_file(directory / name))
+        missing = sorted(set(weight_map) - set(tensors))
+        if missing:
+            raise UserError(f"{directory / INDEX}: no file holds {missing[0]}")
+        return tensors
+    old = sorted(directory.glob("pytorch_model*.bin"))
+    if old:
+        raise UserError(
+            f"{old[0]} is a pickle, which this toolkit does not open: convert it to {SINGLE} first, for"
+            " example with AutoModel.from_pretrained(DIR).save_pretrained(DIR) of transformers"
+        )
+    raise UserError(f"{directory}: no {SINGLE} in it")
+
+
+def _read_file(path: Path) -> Iterator[tuple[str, np.ndarray]]:
+    try:
+        with safetensors.safe_open(path, "np") as file:
+            for name in file.keys():  # noqa: SIM118 (not a mapping)
+                yield name, file.get_tensor(name)
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: no such file, though {INDEX} names it") from error
+    except safetensors.SafetensorError as error:
+        raise UserError(f"{path}: truncated or not a safetensors file ({error})") from error
+
+
+def write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
+    """Writes one safetensors file that torch and transformers read."""
+    contiguous = {name: np.ascontiguousarray(value) for name, value in tensors.items()}
+    path.touch()
+    mode = path.stat().st_mode  # that of any new file; the library's own is the owner's alone
+    safetensors.numpy.save_file(contiguous, path, metadata={"format": "pt"})
+    path.chmod(mode)
+
+
+def read_json(path: Path) -> Any:
+    """Reads a JSON file.
+
+    Raises:
+      UserError: it is missing or malformed.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: no such file") from error
+    except ValueError as error:  # malformed JSON, or not UTF-8
+        raise UserError(f"{path}: not valid JSON ({error})") from error
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Writes a JSON file."""
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def require(content: Any, key: str, path: Path) -> Any:
+    """Returns content[key].
+
+    Raises:
+      UserError: `content`, read from `path`, is not an object or has no such key.
+    """
+    if not isinstance(content, dict) or key not in content:
+        raise UserError(f"{path}: {key!r} is missing")
+    return content[key]

@@ -1,0 +1,148 @@
+"""What the in-batch losses share: logits, duplicate masks and one log-sum-exp per row.
+
+A softmax denominator is a sum over groups of columns: the batch's passages, the hard negatives, the same
+tower. Each group costs one number per row, its log-sum-exp, and groups join by logaddexp. So no loss builds a
+concatenated matrix, and a group may be summed in blocks without any loss knowing.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float32, Int32
+
+from jaxir.errors import UserError
+
+
+class Keep(NamedTuple):
+    """Which columns stand in row i's denominator.
+
+    Attributes:
+      in_batch: [B, B], the pair itself and every row that is no duplicate of it.
+      same_tower: [B, B], the same without the row itself.
+      negatives: [B, B * N], every hard negative that is not the row's own passage; None without negatives.
+    """
+
+    in_batch: Bool[Array, "B B"]
+    same_tower: Bool[Array, "B B"]
+    negatives: Bool[Array, "B M"] | None
+
+
+class Terms(NamedTuple):
+    """The pieces of the in-batch softmax, one number per row ([B], float32).
+
+    Attributes:
+      positive: sim(q_i, p_i) / temperature.
+      query_to_passage: log of the sum over passages and hard negatives of exp(sim(q_i, .) / temperature).
+      passage_to_query: log of the sum over queries of exp(sim(., p_i) / temperature).
+      hardest: the largest logit of q_i with a passage or hard negative that is not its own.
+    """
+
+    positive: Float32[Array, " B"]
+    query_to_passage: Float32[Array, " B"]
+    passage_to_query: Float32[Array, " B"]
+    hardest: Float32[Array, " B"]
+
+
+def keep_columns(
+    batch: int,
+    negatives: Float32[Array, "B N D"] | None,
+    query_key: Int32[Array, "B 2"] | None,
+    passage_key: Int32[Array, "B 2"] | None,
+    negative_key: Int32[Array, "B N 2"] | None,
+) -> Keep:
+    """Drops row j from row i's columns where their query or passage keys are equal; None drops nothing."""
+    own = jnp.eye(batch, dtype=bool)
+    duplicate = jnp.zeros((batch, batch), bool)
+    for key in (query_key, passage_key):
+        if key is not None:
+            duplicate |= _equal(key, key)
+    if negatives is None:
+        hard = None
+    elif passage_key is None or negative_key is None:
+        hard = jnp.ones((batch, batch * negatives.shape[1]), bool)
+    else:
+        hard = ~_equal(passage_key, negative_key.reshape(-1, 2))
+    return Keep(in_batch=own | ~duplicate, same_tower=~own & ~duplicate, negatives=hard)
+
+
+def logits(
+    rows: Float32[Array, "B D"], columns: Float32[Array, "C D"], temperature: float
+) -> Float32[Array, "B C"]:
+    """Returns every row's dot product with every column over the temperature."""
+    # Accelerators multiply float32 in bfloat16 or TF32 unless told otherwise: at temperature 0.01 that is an
+    # error of up to 0.4 in a logit.
+    return jnp.matmul(rows, columns.T, precision=jax.lax.Precision.HIGHEST) / temperature
+
+
+def log_sum_exp(x: Float32[Array, "B C"], keep: Bool[Array, "B C"], *, axis: int = 1) -> Float32[Array, " R"]:
+    """Returns log(sum(exp(x))) over what is kept along `axis`: -inf, with zero gradient, where nothing is."""
+    x = jnp.where(keep, x, -jnp.inf)
+    top = jax.lax.stop_gradient(jnp.max(x, axis=axis, keepdims=True))
+    top = jnp.where(jnp.isfinite(top), top, 0.0)
+    total = jnp.sum(jnp.exp(x - top), axis=axis)
+    some = total > 0
+    # The inner where keeps the gradient of log away from zero: 0 * inf would be NaN.
+    return jnp.where(some, jnp.log(jnp.where(some, total, 1.0)) + jnp.squeeze(top, axis), -jnp.inf)
+
+
+def same_tower(
+    tower: Float32[Array, "B D"], keep: Keep, temperature: float
+) -> tuple[Float32[Array, " B"], Float32[Array, ""]]:
+    """Returns each row's log-sum-exp over the tower's other rows, and the mean similarity of such pairs."""
+    x = logits(tower, tower, temperature)
+    pairs = max(x.shape[0] * (x.shape[0] - 1), 1)
+    off_diagonal = jnp.where(jnp.eye(x.shape[0], dtype=bool), 0.0, x)
+    return log_sum_exp(x, keep.same_tower), jnp.sum(off_diagonal) * temperature / pairs
+
+
+def in_batch_terms(
+    query: Float32[Array, "B D"],
+    passage: Float32[Array, "B D"],
+    negatives: Float32[Array, "B N D"] | None,
+    keep: Keep,
+    temperature: float,
+) -> Terms:
+    """Computes the pieces of both directions; hard negatives are columns of the query-to-passage one only."""
+    x = logits(query, passage, temperature)
+    own = jnp.eye(x.shape[0], dtype=bool)
+    forward = log_sum_exp(x, keep.in_batch)
+    hardest = jnp.max(jnp.where(keep.same_tower, x, -jnp.inf), axis=1)
+    if negatives is not None:
+        hard = logits(query, negatives.reshape(-1, negatives.shape[-1]), temperature)
+        forward = jnp.logaddexp(forward, log_sum_exp(hard, keep.negatives))
+        hardest = jnp.maximum(hardest, jnp.max(jnp.where(keep.negatives, hard, -jnp.inf), axis=1))
+    return Terms(
+        positive=jnp.sum(jnp.where(own, x, 0.0), axis=1),
+        query_to_passage=forward,
+        # Keep is symmetric, so the other direction is the same matrix summed over its rows.
+        passage_to_query=log_sum_exp(x, keep.in_batch, axis=0),
+        hardest=hardest,
+    )
+
+
+def softmax_loss(
+    terms: Terms, *, temperature: float, bidirectional: bool
+) -> tuple[Float32[Array, ""], dict[str, Float32[Array, ""]]]:
+    """Returns the mean of -log softmax of the positives, summed over directions, and metrics."""
+    loss = jnp.mean(terms.query_to_passage - terms.positive)
+    metrics = {
+        "accuracy": jnp.mean((terms.positive > terms.hardest).astype(jnp.float32)),
+        "positive_similarity": jnp.mean(terms.positive) * temperature,
+        "loss_query_to_passage": loss,
+    }
+    if bidirectional:
+        backward = jnp.mean(terms.passage_to_query - terms.positive)
+        metrics["loss_passage_to_query"] = backward
+        loss = loss + backward
+    return loss, metrics
+
+
+def check_temperature(temperature: float) -> None:
+    """Raises UserError unless the temperature is positive."""
+    if not temperature > 0:
+        raise UserError(f"temperature must be positive, not {temperature}")
+
+
+def _equal(rows: Int32[Array, "B 2"], columns: Int32[Array, "C 2"]) -> Bool[Array, "B C"]:
+    return jnp.all(rows[:, None, :] == columns[None, :, :], axis=-1)

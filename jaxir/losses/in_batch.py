@@ -1,0 +1,52 @@
+"""The in-batch softmax loss: every other passage of the batch is a negative."""
+
+from beartype import beartype
+from jaxtyping import Array, Float32, Int32, jaxtyped
+
+from jaxir.losses import _rows
+
+
+@jaxtyped(typechecker=beartype)
+def in_batch_softmax(
+    query: Float32[Array, "B D"],
+    passage: Float32[Array, "B D"],
+    negatives: Float32[Array, "B N D"] | None = None,
+    *,
+    query_key: Int32[Array, "B 2"] | None = None,
+    passage_key: Int32[Array, "B 2"] | None = None,
+    negative_key: Int32[Array, "B N 2"] | None = None,
+    temperature: float | int = 0.01,
+    bidirectional: bool = True,
+) -> tuple[Float32[Array, ""], dict[str, Float32[Array, ""]]]:
+    """In-batch sampled softmax (Henderson et al. 2017; Moiseev et al. 2023, eq. 1).
+
+    For row i, with s(a, b) = a . b / temperature:
+
+        loss_i = -log( exp s(q_i, p_i) / (sum_j exp s(q_i, p_j) + sum_h exp s(q_i, n_h)) )
+
+    where j runs over the batch and h over the hard negatives of all rows. The loss is the mean over rows; the
+    bi-directional loss (Yang et al. 2019) adds the mean of the passage-to-query direction, in which p_i is
+    matched against all q_j and hard negatives play no part.
+
+    Args:
+      query: [B, D], row i pairs with row i of `passage`.
+      passage: [B, D].
+      negatives: [B, N, D] hard negatives; each is a negative of every query.
+      query_key: [B, 2] halves of a 64-bit hash of the query's id. A row j != i whose query key or passage key
+        equals row i's is left out of row i's sums, in both directions. None masks nothing.
+      passage_key: [B, 2], likewise for passages.
+      negative_key: [B, N, 2]; a hard negative with row i's passage key is left out of row i's sum.
+      temperature: divides the similarities; positive.
+      bidirectional: whether to add the passage-to-query direction.
+
+    Returns:
+      The loss and metrics, all float32 scalars: `accuracy` (rows whose own passage beats every column kept),
+      `positive_similarity`, `loss_query_to_passage`, and `loss_passage_to_query` where bi-directional.
+
+    Raises:
+      UserError: the temperature is not positive.
+    """
+    _rows.check_temperature(temperature)
+    keep = _rows.keep_columns(len(query), negatives, query_key, passage_key, negative_key)
+    terms = _rows.in_batch_terms(query, passage, negatives, keep, temperature)
+    return _rows.softmax_loss(terms, temperature=temperature, bidirectional=bidirectional)

@@ -1,0 +1,72 @@
+"""SamToNe: in-batch softmax with same tower negatives."""
+
+from typing import Literal
+
+import jax.numpy as jnp
+from beartype import beartype
+from jaxtyping import Array, Float32, Int32, jaxtyped
+
+from jaxir.errors import UserError
+from jaxir.losses import _rows
+
+
+@jaxtyped(typechecker=beartype)
+def samtone(
+    query: Float32[Array, "B D"],
+    passage: Float32[Array, "B D"],
+    negatives: Float32[Array, "B N D"] | None = None,
+    *,
+    query_key: Int32[Array, "B 2"] | None = None,
+    passage_key: Int32[Array, "B 2"] | None = None,
+    negative_key: Int32[Array, "B N 2"] | None = None,
+    temperature: float | int = 0.01,
+    bidirectional: bool = True,
+    same_tower: Literal["query", "passage", "both"] = "query",
+) -> tuple[Float32[Array, ""], dict[str, Float32[Array, ""]]]:
+    """Contrastive loss with SAMe TOwer NEgatives (Moiseev et al. 2023, eq. 2).
+
+    The in-batch softmax with the other rows of the same tower in the same denominator, at the same
+    temperature. Query side, with s(a, b) = a . b / temperature:
+
+        loss_i = -log( exp s(q_i, p_i) / (sum_j exp s(q_i, p_j) + sum_{j != i} exp s(q_i, q_j)) )
+
+    Passage side: sum_{j != i} exp s(p_i, p_j) joins the denominator of the passage-to-query direction.
+
+    Args:
+      query: [B, D], row i pairs with row i of `passage`.
+      passage: [B, D].
+      negatives: [B, N, D] hard negatives; each is a negative of every query.
+      query_key: [B, 2] halves of a 64-bit hash of the query's id. A row j != i whose query key or passage key
+        equals row i's is left out of all of row i's sums, the same-tower ones included. None masks nothing.
+      passage_key: [B, 2], likewise for passages.
+      negative_key: [B, N, 2]; a hard negative with row i's passage key is left out of row i's sum.
+      temperature: divides the similarities; positive.
+      bidirectional: whether to add the passage-to-query direction (the paper does).
+      same_tower: which tower's rows are negatives of each other. The paper trains with "query"; "passage" and
+        "both" (section 3.4) hurt where passages repeat within a batch, unless keys are given.
+
+    Returns:
+      The loss and the metrics of `in_batch_softmax`, with `query_query_similarity` and
+      `passage_passage_similarity`, the mean similarity of different rows, for the towers asked for.
+
+    Raises:
+      UserError: the temperature is not positive, or passages are to be negatives of each other in a loss
+        without the passage-to-query direction.
+    """
+    _rows.check_temperature(temperature)
+    if same_tower != "query" and not bidirectional:
+        raise UserError(
+            f'same_tower="{same_tower}" needs bidirectional=True: passages are negatives of each other in '
+            "the passage-to-query direction"
+        )
+    keep = _rows.keep_columns(len(query), negatives, query_key, passage_key, negative_key)
+    terms = _rows.in_batch_terms(query, passage, negatives, keep, temperature)
+    similarity = {}
+    if same_tower in ("query", "both"):
+        others, similarity["query_query_similarity"] = _rows.same_tower(query, keep, temperature)
+        terms = terms._replace(query_to_passage=jnp.logaddexp(terms.query_to_passage, others))
+    if same_tower in ("passage", "both"):
+        others, similarity["passage_passage_similarity"] = _rows.same_tower(passage, keep, temperature)
+        terms = terms._replace(passage_to_query=jnp.logaddexp(terms.passage_to_query, others))
+    loss, metrics = _rows.softmax_loss(terms, temperature=temperature, bidirectional=bidirectional)
+    return loss, metrics | similarity

@@ -1,0 +1,196 @@
+"""BERT encoders: BERT, MiniLM, DistilBERT and RoBERTa are one architecture with different settings.
+
+Devlin et al. 2019, Wang et al. 2020 (MiniLM), Sanh et al. 2019 (DistilBERT: no token types), Liu et al.
+2019 (RoBERTa: one token type, and a position table whose first rows are unused; here those come last, see
+`BertConfig.reserved_positions`). Blocks are post-norm. The pooler and the heads of pretraining are left out.
+"""
+
+import dataclasses
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from beartype import beartype
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int, Key, jaxtyped
+
+from jaxir.models import layers
+from jaxir.partitioning import constrain
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BertConfig:
+    """The shape of a BERT encoder and how it is computed. The defaults are BERT base, uncased.
+
+    Attributes:
+      vocab_size: rows of the token table.
+      embed_dim: E, the width.
+      num_layers: number of blocks.
+      num_heads: heads of attention, each of E / num_heads dimensions.
+      mlp_dim: units of the feed-forward layer.
+      max_positions: the longest input, in tokens.
+      reserved_positions: rows after the last position that nothing reads. RoBERTa counts positions from its
+        padding id + 1 = 2; conversion moves the two rows before that to the end, so that positions start at 0
+        and nothing is lost.
+      num_token_types: rows of the token type table, of which an encoder reads the first; 0 for no table.
+      layer_norm_epsilon: epsilon of every norm.
+      activation: of the feed-forward layer.
+      dropout_rate: dropout of embeddings and of each sublayer's output.
+      attention_dropout_rate: dropout of attention weights. Above 0, training cannot use the fused kernels.
+      dtype: the type of matrix products and activations; parameters are float32.
+      remat: recompute each block in the backward pass instead of keeping its activations.
+      scan_layers: stack the blocks' parameters and scan over them: compile time does not grow with depth.
+    """
+
+    vocab_size: int = 30522
+    embed_dim: int = 768
+    num_layers: int = 12
+    num_heads: int = 12
+    mlp_dim: int = 3072
+    max_positions: int = 512
+    reserved_positions: int = 0
+    num_token_types: int = 2
+    layer_norm_epsilon: float = 1e-12
+    activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
+    dropout_rate: float = 0.1
+    attention_dropout_rate: float = 0.1
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    remat: bool = False
+    scan_layers: bool = False
+
+    def __post_init__(self):
+        if self.embed_dim % self.num_heads:
+            raise ValueError(f"embed_dim {self.embed_dim} is not a multiple of num_heads {self.num_heads}")
+
+
+class Bert(nnx.Module):
+    """A BERT encoder.
+
+    Args:
+      config: its shape.
+      rngs: source of the `params` key; weights start from N(0, 0.02^2).
+    """
+
+    def __init__(self, config: BertConfig, *, rngs: nnx.Rngs):
+        self.config = config
+        self.embeddings = _Embeddings(config, rngs=rngs)
+        self.layers = layers.make_stack(
+            lambda rngs: _Block(config, rngs=rngs), config.num_layers, scan=config.scan_layers, rngs=rngs
+        )
+
+    @jaxtyped(typechecker=beartype)
+    def __call__(self, ids: Int[Array, "B L"], *, key: Key[Array, ""] | None = None) -> Float[Array, "B L E"]:
+        """Encodes token ids.
+
+        Args:
+          ids: [B, L], 0 is padding, on the right.
+          key: key of dropout; None turns it off.
+
+        Returns:
+          [B, L, E] in the config's dtype. What stands at padded positions has no meaning.
+
+        Raises:
+          ValueError: L exceeds max_positions.
+        """
+        embedding_key, stack_key = layers.split_key(key, 2)
+        x = self.embeddings(ids, key=embedding_key)
+        return layers.run_stack(self.layers, x, ids != 0, remat=self.config.remat, key=stack_key)
+
+
+class _Embeddings(nnx.Module):
+    def __init__(self, config: BertConfig, *, rngs: nnx.Rngs):
+        def table(num: int, axis: str | None) -> layers.Embedding:
+            return layers.Embedding(
+                num, config.embed_dim, axis=axis, dtype=config.dtype, init=layers.normal(0.02), rngs=rngs
+            )
+
+        self.config = config
+        self.token = table(config.vocab_size, "vocab")
+        self.position = table(config.max_positions + config.reserved_positions, "position")
+        self.token_type = table(config.num_token_types, None) if config.num_token_types else None
+        self.norm = layers.LayerNorm(config.embed_dim, epsilon=config.layer_norm_epsilon, dtype=config.dtype)
+
+    def __call__(self, ids: jax.Array, *, key: jax.Array | None) -> jax.Array:
+        if ids.shape[1] > self.config.max_positions:
+            raise ValueError(
+                f"input of {ids.shape[1]} tokens is longer than the model's {self.config.max_positions}"
+            )
+        x = self.token(ids) + self.position(jnp.arange(ids.shape[1]))[None]
+        if self.token_type is not None:
+            x += self.token_type(jnp.zeros((1, 1), jnp.int32))
+        x = layers.dropout(self.norm(x), self.config.dropout_rate, key)
+        return layers.constrain_activation(x)
+
+
+class _Attention(nnx.Module):
+    def __init__(self, config: BertConfig, *, rngs: nnx.Rngs):
+        def dense(*axes: str) -> layers.Linear:
+            return layers.Linear(
+                config.embed_dim,
+                config.embed_dim,
+                axes=axes,
+                use_bias=True,
+                dtype=config.dtype,
+                init=layers.normal(0.02),
+                rngs=rngs,
+            )
+
+        self.config = config
+        self.query, self.key, self.value = (dense("embed", "joined_kv") for _ in range(3))
+        self.out = dense("joined_kv", "embed")
+
+    def __call__(self, x: jax.Array, mask: jax.Array, *, key: jax.Array | None) -> jax.Array:
+        heads = (self.config.num_heads, self.config.embed_dim // self.config.num_heads)
+
+        def split(y: jax.Array) -> jax.Array:
+            return constrain(y.reshape(*y.shape[:2], *heads), ("batch", "length", "heads", "kv"))
+
+        y = layers.attention(
+            split(self.query(x)),
+            split(self.key(x)),
+            split(self.value(x)),
+            mask=mask,
+            bias=None,
+            scale=heads[1] ** -0.5,
+            dropout_rate=self.config.attention_dropout_rate,
+            dropout_key=key,
+        )
+        return self.out(y.reshape(x.shape))
+
+
+class _Block(nnx.Module):
+    """Attention, then a feed-forward layer; each is dropped out, added to its input and normalised."""
+
+    def __init__(self, config: BertConfig, *, rngs: nnx.Rngs):
+        def norm() -> layers.LayerNorm:
+            return layers.LayerNorm(config.embed_dim, epsilon=config.layer_norm_epsilon, dtype=config.dtype)
+
+        def dense(inputs: int, outputs: int, *axes: str) -> layers.Linear:
+            return layers.Linear(
+                inputs,
+                outputs,
+                axes=axes,
+                use_bias=True,
+                dtype=config.dtype,
+                init=layers.normal(0.02),
+                rngs=rngs,
+            )
+
+        self.config = config
+        self.attention = _Attention(config, rngs=rngs)
+        self.attention_norm = norm()
+        self.wi = dense(config.embed_dim, config.mlp_dim, "embed", "mlp")
+        self.wo = dense(config.mlp_dim, config.embed_dim, "mlp", "embed")
+        self.mlp_norm = norm()
+
+    @jaxtyped(typechecker=beartype)
+    def __call__(
+        self, x: Float[Array, "B L E"], mask: Bool[Array, "B L"], *, key: Key[Array, ""] | None
+    ) -> Float[Array, "B L E"]:
+        rate = self.config.dropout_rate
+        weights_key, attention_key, mlp_key = layers.split_key(key, 3)
+        y = layers.dropout(self.attention(x, mask, key=weights_key), rate, attention_key)
+        x = layers.constrain_activation(self.attention_norm(x + y))
+        hidden = layers.ACTIVATIONS[self.config.activation](self.wi(x))
+        y = self.wo(constrain(hidden, ("batch", "length", "mlp")))
+        return layers.constrain_activation(self.mlp_norm(x + layers.dropout(y, rate, mlp_key)))

@@ -1,0 +1,146 @@
+"""Dual encoders: a query tower and a passage tower that map token ids to vectors (Dong et al. 2022).
+
+SDE shares everything between the towers, ADE nothing, ADE-SPL the projection only.
+"""
+
+import dataclasses
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from beartype import beartype
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int, Key, jaxtyped
+
+from jaxir.models import layers
+from jaxir.models.bert import Bert, BertConfig
+from jaxir.models.t5 import T5Config, T5Encoder
+from jaxir.partitioning import constrain
+
+Tower = Literal["query", "passage"]
+Sharing = Literal["sde", "ade", "ade_spl"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Projection:
+    """The linear map, in float32, from the pooled vector to the embedding.
+
+    Attributes:
+      dimension: D, the length of the embedding.
+      use_bias: whether it adds a bias.
+      activation: what follows it.
+    """
+
+    dimension: int
+    use_bias: bool = False
+    activation: Literal["identity", "tanh"] = "identity"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DualEncoderConfig:
+    """What a dual encoder is made of.
+
+    Attributes:
+      backbone: the encoder of each tower.
+      sharing: "sde" (one tower), "ade" (two) or "ade_spl" (two encoders, one projection).
+      pooling: "mean" over real tokens or "cls", the first token.
+      projection: the map after pooling, or None for none.
+      similarity: "cosine" (embeddings have length 1) or "dot".
+    """
+
+    backbone: BertConfig | T5Config
+    sharing: Sharing = "sde"
+    pooling: Literal["mean", "cls"] = "mean"
+    projection: Projection | None = None
+    similarity: Literal["cosine", "dot"] = "cosine"
+
+    def __post_init__(self):
+        if self.sharing == "ade_spl" and self.projection is None:
+            raise ValueError("sharing='ade_spl' shares the projection, so it needs one: set projection")
+
+    @property
+    def dimension(self) -> int:
+        """D, the length of an embedding."""
+        return self.backbone.embed_dim if self.projection is None else self.projection.dimension
+
+
+def make_encoder(config: BertConfig | T5Config, *, rngs: nnx.Rngs) -> Bert | T5Encoder:
+    """Makes the encoder that `config` describes."""
+    return Bert(config, rngs=rngs) if isinstance(config, BertConfig) else T5Encoder(config, rngs=rngs)
+
+
+class DualEncoderModel(nnx.Module):
+    """A dual encoder.
+
+    Args:
+      config: what it is made of.
+      rngs: source of the `params` key.
+    """
+
+    def __init__(self, config: DualEncoderConfig, *, rngs: nnx.Rngs):
+        self.config = config
+        if config.sharing == "sde":
+            self.encoder = make_encoder(config.backbone, rngs=rngs)
+        else:
+            self.query_encoder = make_encoder(config.backbone, rngs=rngs)
+            self.passage_encoder = make_encoder(config.backbone, rngs=rngs)
+        if config.projection is not None and config.sharing == "ade":
+            self.query_projection = _make_projection(config, rngs=rngs)
+            self.passage_projection = _make_projection(config, rngs=rngs)
+        elif config.projection is not None:
+            self.projection = _make_projection(config, rngs=rngs)
+
+    @jaxtyped(typechecker=beartype)
+    def encode(
+        self, ids: Int[Array, "B L"], *, tower: Tower, key: Key[Array, ""] | None = None
+    ) -> Float[Array, "B D"]:
+        """Embeds token ids.
+
+        Args:
+          ids: [B, L], 0 is padding, on the right. With mean pooling a row of padding alone gives zeros.
+          tower: which tower reads them.
+          key: key of dropout; None turns it off.
+
+        Returns:
+          float32 [B, D], of length 1 where the similarity is cosine.
+        """
+        config = self.config
+        prefix = "" if config.sharing == "sde" else f"{tower}_"
+        hidden = getattr(self, f"{prefix}encoder")(ids, key=key)
+        x = pool(hidden, ids != 0, how=config.pooling)
+        if config.projection is not None:
+            x = getattr(self, f"{tower}_projection" if config.sharing == "ade" else "projection")(x)
+            x = jnp.tanh(x) if config.projection.activation == "tanh" else x
+        if config.similarity == "cosine":
+            x = l2_normalize(x)
+        return constrain(x, ("batch", None))
+
+
+def _make_projection(config: DualEncoderConfig, *, rngs: nnx.Rngs) -> layers.Linear:
+    width = config.backbone.embed_dim
+    return layers.Linear(
+        width,
+        config.projection.dimension,
+        axes=("embed", "affinity"),
+        use_bias=config.projection.use_bias,
+        dtype="float32",
+        init=layers.normal(width**-0.5),
+        rngs=rngs,
+    )
+
+
+@jaxtyped(typechecker=beartype)
+def pool(
+    hidden: Float[Array, "B L E"], mask: Bool[Array, "B L"], *, how: Literal["mean", "cls"]
+) -> Float[Array, "B E"]:
+    """Makes one float32 vector [B, E] of each row of `hidden` [B, L, E]; masked positions count as zero."""
+    if how == "cls":
+        return hidden[:, 0].astype(jnp.float32)
+    kept = jnp.where(mask[..., None], hidden.astype(jnp.float32), 0.0)
+    return kept.sum(1) / jnp.maximum(mask.sum(1, dtype=jnp.float32), 1.0)[:, None]
+
+
+@jaxtyped(typechecker=beartype)
+def l2_normalize(x: Float[Array, "B D"]) -> Float[Array, "B D"]:
+    """Divides each row of x [B, D] by its length; a zero row stays zero and has a finite gradient."""
+    return x * jax.lax.rsqrt(jnp.maximum(jnp.square(x).sum(-1, keepdims=True), 1e-24))

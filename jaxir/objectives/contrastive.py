@@ -1,0 +1,90 @@
+"""Contrastive training of a dual encoder: embed the batch, then one loss over all of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import jax
+
+from jaxir.losses.samtone import samtone
+from jaxir.partitioning import constrain
+
+Metrics = dict[str, jax.Array]
+KEYS = ("query_key", "passage_key", "negative_key")
+
+
+class Encoder(Protocol):
+    """What the objective asks of a model: token ids [B, L] to float32 embeddings [B, D]."""
+
+    def encode(self, ids: jax.Array, *, tower: str, key: jax.Array | None) -> jax.Array: ...
+
+
+class Embeddings(NamedTuple):
+    """The batch in the embedding space.
+
+    Attributes:
+      query: [B, D], float32.
+      passage: [B, D], float32.
+      negatives: [B, N, D], float32, or None where the batch has no hard negatives.
+    """
+
+    query: jax.Array
+    passage: jax.Array
+    negatives: jax.Array | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Contrastive:
+    """In-batch contrastive training.
+
+    Calling it gives (loss, metrics) in two steps, `embed` and `loss_of`; whatever scales contrastive training
+    (gradient caching, other devices' negatives) works between them.
+
+    Attributes:
+      loss: a loss of `jaxir.losses` with its settings bound, called as
+        loss(query, passage, negatives, query_key=, passage_key=, negative_key=) -> (scalar, metrics).
+    """
+
+    loss: Callable[..., tuple[jax.Array, Metrics]] = samtone
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The features every batch must have; `negative_ids` and the keys are used where it has them."""
+        return ("query_ids", "passage_ids")
+
+    def embed(
+        self, model: Encoder, batch: Mapping[str, jax.Array], key: jax.Array | None = None
+    ) -> Embeddings:
+        """Encodes query_ids [B, Lq], passage_ids [B, Lp] and, where given, negative_ids [B, N, Lp].
+
+        Args:
+          model: the dual encoder.
+          batch: int32 token ids by feature name.
+          key: randomness of dropout, different for each of the calls of a tower; None means no dropout.
+        """
+        keys: Any = (None, None, None) if key is None else jax.random.split(key, 3)
+        query = model.encode(batch["query_ids"], tower="query", key=keys[0])
+        passage = model.encode(batch["passage_ids"], tower="passage", key=keys[1])
+        negatives = batch.get("negative_ids")
+        if negatives is not None:
+            count = negatives.shape[:2]
+            flat = model.encode(negatives.reshape(-1, negatives.shape[-1]), tower="passage", key=keys[2])
+            negatives = constrain(flat.reshape(*count, -1), ("batch", None, "affinity"))
+        return Embeddings(
+            query=constrain(query, ("batch", "affinity")),
+            passage=constrain(passage, ("batch", "affinity")),
+            negatives=negatives,
+        )
+
+    def loss_of(self, embeddings: Embeddings, batch: Mapping[str, jax.Array]) -> tuple[jax.Array, Metrics]:
+        """Applies the loss to the embeddings of the whole batch, with the keys the batch has."""
+        keys = {name: batch.get(name) for name in KEYS}
+        return self.loss(embeddings.query, embeddings.passage, embeddings.negatives, **keys)
+
+    def __call__(
+        self, model: Encoder, batch: Mapping[str, jax.Array], key: jax.Array | None = None
+    ) -> tuple[jax.Array, Metrics]:
+        """Returns the loss of the batch and its metrics, float32 scalars."""
+        return self.loss_of(self.embed(model, batch, key), batch)

@@ -1,0 +1,28 @@
+"""Training and test text from the documentation of the installed packages: see `pydocs`."""
+
+from __future__ import annotations
+
+from jaxir import cli
+
+
+def pydocs(*, output: str) -> None:
+    """Writes the documentation of the installed Python packages as a BEIR folder.
+
+    For each documented function, class and module of the standard library and the installed packages, the
+    query is its summary line, the passage its name, signature and the rest of the docstring. Whole packages
+    are held out for dev and test; OUTPUT/dev and OUTPUT/test are BEIR folders of the held-out packages alone.
+
+    Args:
+      output: the folder to make.
+    """
+    from jaxir.data import pydocs as source
+
+    entries = source.collect()
+    source.write_beir(output, entries)
+    for split, packages in source.counts(entries).items():
+        largest = ", ".join(f"{name} {count:,}" for name, count in packages.most_common(6))
+        print(f"{split:5} {packages.total():7,} pairs from {len(packages)} packages: {largest}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(cli.main("jaxir.pydocs:pydocs", example="python -m jaxir.pydocs --output=pydocs"))

@@ -1,0 +1,143 @@
+"""Which texts go into which batch: few shapes, little padding, every batch full but the last.
+
+Texts are sorted by their number of tokens. From the longest on, a batch takes the length of its longest
+text, rounded up to a multiple of 8, and as many rows as the token budget holds at that length; shorter
+texts complete it. So every batch of one length has the same number of rows, one compiled program serves
+them all, and only the last batch, of the shortest texts, is partial.
+
+A program costs time to compile, which on few texts is more than its padding would cost. `choose_lengths`
+weighs the two:
+it finds the lengths that minimise padded tokens + `shape_cost` for each length used.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxir.data.tokenizer import pad_batch
+
+LENGTH_STEP = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """One batch of a plan.
+
+    Attributes:
+      texts: [n] which texts are in it, longest first.
+      rows: rows of the array, n or more: those beyond n are padding.
+      length: columns of the array.
+    """
+
+    texts: np.ndarray
+    rows: int
+    length: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.rows, self.length
+
+
+def plan_batches(
+    token_counts: Sequence[int] | np.ndarray, *, batch_tokens: int, shape_cost: int = 0, row_multiple: int = 1
+) -> list[Batch]:
+    """Lays texts out in batches, longest first.
+
+    Args:
+      token_counts: [N] tokens of each text.
+      batch_tokens: the largest size, rows x length, of a batch on one device; a longer text has a batch of
+        one row.
+      shape_cost: how many padded tokens it is worth to save one length (0: every multiple of 8 may be used).
+      row_multiple: the number of devices that share a batch; its rows are a multiple of it.
+
+    Returns:
+      Batches that hold each of the N texts once. The plan depends on nothing but the arguments.
+    """
+    counts = np.asarray(token_counts, np.int64)
+    order = np.argsort(-counts, kind="stable")
+    lengths = choose_lengths(counts, shape_cost)
+    batches: list[Batch] = []
+    start = 0
+    while start < len(order):
+        length = int(lengths[np.searchsorted(lengths, counts[order[start]])])
+        full = row_multiple * max(1, batch_tokens // length)
+        texts = order[start : start + full]
+        batches.append(Batch(texts, _partial_rows(len(texts), full, row_multiple), length))
+        start += full
+    return batches
+
+
+def choose_lengths(token_counts: np.ndarray, shape_cost: int) -> np.ndarray:
+    """Returns the ascending lengths, multiples of 8, that minimise padded tokens + `shape_cost` x lengths."""
+    if not len(token_counts):
+        return np.zeros([0], np.int64)
+    steps = np.maximum(1, -(-np.asarray(token_counts) // LENGTH_STEP))
+    texts_of = np.bincount(steps)
+    texts_up_to = np.cumsum(texts_of)
+    # best[i]: least cost of holding all texts of at most i steps, with i the longest length used.
+    best = np.zeros(len(texts_of))
+    previous = np.zeros(len(texts_of), np.int64)
+    for i in range(1, len(texts_of)):
+        costs = best[:i] + (texts_up_to[i] - texts_up_to[:i]) * i * LENGTH_STEP + shape_cost
+        previous[i] = int(np.argmin(costs))
+        best[i] = costs[previous[i]]
+    chosen, i = [], len(texts_of) - 1
+    while i > 0:
+        chosen.append(i * LENGTH_STEP)
+        i = int(previous[i])
+    return np.array(chosen[::-1], np.int64)
+
+
+def fill(tokens: Sequence[np.ndarray], batch: Batch) -> np.ndarray:
+    """Returns the int32 ids [rows, length] of `batch`, 0 where there is no token."""
+    ids = pad_batch([tokens[text] for text in batch.texts], batch.length)
+    return np.pad(ids, [(0, batch.rows - len(ids)), (0, 0)])
+
+
+@dataclasses.dataclass
+class EncodingReport:
+    """What an encoding run did: counts that add up over calls.
+
+    Attributes:
+      texts: texts encoded.
+      real_tokens: their tokens.
+      padded_tokens: tokens computed, padding included.
+      shapes: the distinct batch shapes, one compiled program each.
+      seconds: wall time.
+    """
+
+    texts: int = 0
+    real_tokens: int = 0
+    padded_tokens: int = 0
+    shapes: set[tuple[int, int]] = dataclasses.field(default_factory=set)
+    seconds: float = 0.0
+
+    def add(self, batch: Batch, token_counts: np.ndarray) -> None:
+        """Counts one batch of texts with `token_counts` [N] tokens."""
+        self.texts += len(batch.texts)
+        self.real_tokens += int(token_counts[batch.texts].sum())
+        self.padded_tokens += batch.rows * batch.length
+        self.shapes.add(batch.shape)
+
+    @property
+    def padding_ratio(self) -> float:
+        """Padded tokens over real ones, 1 at best."""
+        return self.padded_tokens / max(1, self.real_tokens)
+
+    def __str__(self) -> str:
+        rate = self.texts / self.seconds if self.seconds else 0.0
+        return (
+            f"{self.texts} texts in {self.seconds:.1f} s ({rate:.1f} a second), "
+            f"padded/real tokens {self.padding_ratio:.2f}, {len(self.shapes)} shapes compiled"
+        )
+
+
+def _partial_rows(count: int, full: int, row_multiple: int) -> int:
+    """Rows of a batch of `count` texts: a power of two x `row_multiple`, to have few shapes for any rest."""
+    rows = row_multiple
+    while rows < count:
+        rows *= 2
+    return min(rows, full)

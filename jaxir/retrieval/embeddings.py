@@ -1,0 +1,288 @@
+"""EMB_DIR: the vectors of a corpus on disk, written shard by shard and taken up again where they stopped.
+
+    embeddings-00000.npy   float32 [n, D], memory-mappable
+    ids-00000.json         its n ids
+    embeddings.json        `EmbeddingsInfo`: model, input, number of texts, and whether all are there
+
+A shard is there if its .npy is: the ids are written first, and both appear only when whole. Texts are batched
+within their shard, so a shard's vectors do not depend on where a run was interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import itertools
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from jaxir.data.lines import OnBadInput, Policy
+from jaxir.data.sources import read_corpus, read_queries
+from jaxir.errors import UserError
+from jaxir.files import atomic_file
+from jaxir.progress import progress
+from jaxir.retrieval.batching import EncodingReport
+from jaxir.retrieval.dual_encoder import DualEncoder, Tower
+from jaxir.retrieval.npy import write_npy
+
+FORMAT = 1
+SHARD_SIZE = 16_384
+MANIFEST = "embeddings.json"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EmbeddingsInfo:
+    """What embeddings.json says.
+
+    Attributes:
+      format: version of the format.
+      complete: whether all `count` vectors are there.
+      count: number of texts of the input.
+      shard_size: texts in a shard; the last one may have fewer.
+      tower: "query" or "passage".
+      fingerprint: of the model.
+      model: the model as it was named.
+      dimension: D.
+      similarity: "cosine" or "dot".
+      dtype: of the matrix products; vectors are float32.
+      max_length: tokens beyond which a text is cut.
+      prompt: what stood before each text.
+      text: how a record becomes a text.
+      input_name: name of the input file.
+      input_bytes: its size.
+      input_sha256: its hash.
+    """
+
+    format: int = FORMAT
+    complete: bool
+    count: int
+    shard_size: int
+    tower: Tower
+    fingerprint: str
+    model: str | None
+    dimension: int
+    similarity: str
+    dtype: str
+    max_length: int
+    prompt: str
+    text: str
+    input_name: str
+    input_bytes: int
+    input_sha256: str
+
+
+# What must be the same for a run to be continued, and how it is called.
+_SAME = {
+    "input_sha256": "input",
+    "fingerprint": "model",
+    "tower": "--tower",
+    "shard_size": "--shard_size",
+    "dtype": "--dtype",
+    "max_length": "maximum length",
+    "prompt": "prompt",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredEmbeddings:
+    """A complete EMB_DIR.
+
+    Attributes:
+      info: what embeddings.json says.
+      ids: all ids, in the order of the input.
+      shards: the memory-mapped vectors, float32 [n, D] each, in the order of the ids.
+    """
+
+    info: EmbeddingsInfo
+    ids: list[str]
+    shards: list[np.ndarray]
+
+
+def encode_corpus(
+    encoder: DualEncoder,
+    input: str | Path,
+    output: str | Path,
+    *,
+    tower: Tower = "passage",
+    shard_size: int = SHARD_SIZE,
+    on_bad_input: Policy = "stop",
+) -> EncodingReport:
+    """Encodes a corpus (tower "passage") or queries (tower "query") into an EMB_DIR.
+
+    Run again after an interruption it continues at the first missing shard; the result is the same, bit for
+    bit on one machine, as that of an uninterrupted run. A complete directory is left as it is.
+
+    Args:
+      encoder: the model.
+      input: corpus.jsonl[.gz] or queries.jsonl[.gz].
+      output: EMB_DIR.
+      tower: which tower reads the texts.
+      shard_size: texts in a shard. At most one shard of work is lost by an interruption.
+      on_bad_input: "stop" at the first malformed line, before anything is encoded, or "skip" them.
+
+    Returns:
+      What was done by this call.
+
+    Raises:
+      BadInputError: a malformed line.
+      UserError: the directory is another run's, or another process is writing it.
+    """
+    if shard_size < 1:
+        raise UserError(f"shard_size must be at least 1, not {shard_size}")
+    input, output = Path(input), Path(output)
+    report = EncodingReport()
+    info = _describe(encoder, input, tower, shard_size, on_bad_input)
+    with _writing(output, info) as done:
+        if done is None:
+            return report
+        records = itertools.islice(_read(input, tower, OnBadInput(on_bad_input)), done * shard_size, None)
+        ids_of_shards: list[list[str]] = []
+
+        def windows() -> Iterator[list[str]]:
+            while shard := list(itertools.islice(records, shard_size)):
+                ids_of_shards.append([doc_id for doc_id, _ in shard])
+                yield [text for _, text in shard]
+
+        initial = min(info.count, done * shard_size)
+        with progress(total=info.count, initial=initial, what=f"encoding {input.name}", unit="texts") as bar:
+            parts = encoder.encode_windows(
+                windows(),
+                tower=tower,
+                num_windows=-(-info.count // shard_size),
+                report=report,
+                on_batch=bar.update,
+            )
+            for number, vectors in enumerate(parts, start=done):
+                with atomic_file(output / f"ids-{number:05d}.json") as file:
+                    json.dump(ids_of_shards.pop(0), file, ensure_ascii=False)
+                with atomic_file(output / f"embeddings-{number:05d}.npy", mode="wb") as file:
+                    write_npy(file, [vectors])
+        _write_manifest(output, dataclasses.replace(info, complete=True))
+    return report
+
+
+def open_embeddings(directory: str | Path) -> StoredEmbeddings:
+    """Opens a complete EMB_DIR; vectors are memory-mapped.
+
+    Raises:
+      UserError: it is none, it is unfinished, or it is damaged.
+    """
+    directory = Path(directory)
+    info = _read_manifest(directory)
+    if not info.complete:
+        raise UserError(f"{directory} is unfinished: run the same encode command again to continue it")
+    ids: list[str] = []
+    shards: list[np.ndarray] = []
+    for number in range(-(-info.count // info.shard_size)):
+        try:
+            shard_ids = json.loads((directory / f"ids-{number:05d}.json").read_text(encoding="utf-8"))
+            shard = np.load(directory / f"embeddings-{number:05d}.npy", mmap_mode="r")
+        except (OSError, ValueError) as error:
+            raise UserError(f"{directory} is damaged: {error}") from None
+        if shard.dtype != np.float32 or shard.shape != (len(shard_ids), info.dimension):
+            raise UserError(
+                f"{directory} is damaged: embeddings-{number:05d}.npy is {shard.dtype} {shard.shape}"
+            )
+        ids += shard_ids
+        shards.append(shard)
+    if len(ids) != info.count:
+        raise UserError(f"{directory} is damaged: it holds {len(ids)} texts of {info.count}")
+    return StoredEmbeddings(info, ids, shards)
+
+
+def _describe(
+    encoder: DualEncoder, input: Path, tower: Tower, shard_size: int, on_bad_input: Policy
+) -> EmbeddingsInfo:
+    """Reads the whole input once, so that a fault in it is told before any work, and describes the run."""
+    digest = hashlib.sha256()
+    count = 0
+    for _ in _read(input, tower, on_bad_input):
+        count += 1
+    with input.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    prompt, max_length = encoder.text_settings(tower)
+    return EmbeddingsInfo(
+        complete=False,
+        count=count,
+        shard_size=shard_size,
+        tower=tower,
+        fingerprint=encoder.fingerprint,
+        model=encoder.spec,
+        dimension=encoder.dimension,
+        similarity=encoder.similarity,
+        dtype=encoder.model.config.backbone.dtype,
+        max_length=max_length,
+        prompt=prompt,
+        text="(title + ' ' + text).strip()" if tower == "passage" else "text",
+        input_name=input.name,
+        input_bytes=input.stat().st_size,
+        input_sha256=digest.hexdigest(),
+    )
+
+
+def _read(input: Path, tower: Tower, on_bad_input: OnBadInput | Policy) -> Iterator[tuple[str, str]]:
+    if tower == "query":
+        return ((query.id, query.text) for query in read_queries(input, on_bad_input))
+    return ((document.id, document.contents) for document in read_corpus(input, on_bad_input))
+
+
+@contextlib.contextmanager
+def _writing(output: Path, info: EmbeddingsInfo) -> Iterator[int | None]:
+    """Locks `output` for this process; yields the number of shards that are there, None if all are."""
+    started = (output / MANIFEST).exists()
+    if not started and output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise UserError(f"{output} already exists and is no embeddings directory; give another output")
+    output.mkdir(parents=True, exist_ok=True)
+    directory = os.open(output, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"another process is writing {output}") from None
+        if (output / MANIFEST).exists():
+            stored = _read_manifest(output)
+            for name, called in _SAME.items():
+                if getattr(stored, name) != getattr(info, name):
+                    raise UserError(
+                        f"{output} was begun with another {called} ({getattr(stored, name)!r}, now "
+                        f"{getattr(info, name)!r}): give the same, or another output"
+                    )
+            if stored.complete:
+                yield None
+                return
+        else:
+            _write_manifest(output, info)
+        for leftover in output.glob(".*.part"):
+            leftover.unlink()
+        done = 0
+        while (output / f"embeddings-{done:05d}.npy").exists():
+            done += 1
+        yield done
+    finally:
+        os.close(directory)
+
+
+def _write_manifest(directory: Path, info: EmbeddingsInfo) -> None:
+    with atomic_file(directory / MANIFEST) as file:
+        json.dump(dataclasses.asdict(info), file, indent=2, ensure_ascii=False)
+        file.write("\n")
+
+
+def _read_manifest(directory: Path) -> EmbeddingsInfo:
+    path = directory / MANIFEST
+    if not path.is_file():
+        raise UserError(f"{directory} holds no embeddings: it has no {MANIFEST}")
+    try:
+        info = EmbeddingsInfo(**json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path} is damaged: {error}") from None
+    if info.format != FORMAT:
+        raise UserError(f"{path} has format {info.format!r}, this jaxir reads {FORMAT}")
+    return info

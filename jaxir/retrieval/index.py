@@ -1,0 +1,258 @@
+"""What every index can do, and the directory it is saved in.
+
+An index directory holds `index.json` (engine, similarity, dimension, count, the model and its fingerprint),
+`ids.json` (ids, in the order of the rows), the engine's own files and, where a corpus was given, the
+documents for display.
+"""
+
+import abc
+import dataclasses
+import importlib
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from beartype import beartype
+from jaxtyping import Float, jaxtyped
+
+from jaxir.errors import UserError
+from jaxir.files import atomic_directory
+from jaxir.retrieval.documents import Documents
+from jaxir.retrieval.embeddings import StoredEmbeddings
+
+Similarity = Literal["cosine", "dot"]
+# A matrix [N, D], or several that follow each other, for example the memory-mapped shards of an EMB_DIR.
+Embeddings = np.ndarray | Sequence[np.ndarray]
+
+ENGINES = {"exact": "jaxir.retrieval.exact:ExactIndex", "scann": "jaxir.retrieval.scann_index:ScannIndex"}
+FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class IndexInfo:
+    """What index.json says.
+
+    Attributes:
+      engine: a key of `ENGINES`.
+      similarity: "cosine" or "dot".
+      dimension: D.
+      count: N.
+      fingerprint: of the model that made the vectors; None where they came from elsewhere.
+      model: the model as it was named to `encode`; None likewise.
+      settings: the engine's own.
+    """
+
+    engine: str
+    similarity: Similarity
+    dimension: int
+    count: int
+    fingerprint: str | None = None
+    model: str | None = None
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+class Index(abc.ABC):
+    """N vectors under string ids, searched by inner product or cosine.
+
+    Build one with `ExactIndex.build` or `ScannIndex.build`, read one with `load_index`.
+
+    Attributes:
+      info: what index.json says.
+      ids: the N ids, in the order of the rows.
+      documents: titles and texts by id, or None.
+    """
+
+    engine: ClassVar[str]
+
+    def __init__(self, info: IndexInfo, ids: list[str], documents: Documents | None = None):
+        self.info, self.ids, self.documents = info, ids, documents
+
+    @classmethod
+    @abc.abstractmethod
+    def build(
+        cls,
+        embeddings: Embeddings,
+        ids: Sequence[str],
+        *,
+        similarity: Similarity = "cosine",
+        fingerprint: str | None = None,
+        model: str | None = None,
+    ) -> "Index":
+        """Makes an index of vectors [N, D] (one array, or shards of it) under N distinct ids.
+
+        Raises:
+          UserError: no vectors, ids that are not distinct or not N, or vectors that are not finite.
+        """
+
+    @abc.abstractmethod
+    def _search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, list[list[str]]]:
+        """`search` with k <= N and queries as they are compared (normalised for cosine)."""
+
+    @abc.abstractmethod
+    def _save_engine(self, directory: Path) -> None:
+        """Writes the engine's files into `directory`."""
+
+    @classmethod
+    @abc.abstractmethod
+    def _load_engine(
+        cls, directory: Path, info: IndexInfo, ids: list[str], documents: Documents | None
+    ) -> "Index":
+        """Reads what `_save_engine` wrote."""
+
+    @jaxtyped(typechecker=beartype)
+    def search(
+        self, queries: Float[np.ndarray, "Q D"], k: int
+    ) -> tuple[Float[np.ndarray, "Q K"], list[list[str]]]:
+        """Returns the nearest documents of each query, best first.
+
+        Documents of equal score stand in descending order of id, as trec_eval ranks them.
+
+        Args:
+          queries: vectors [Q, D] from the query tower of the model that made the index.
+          k: how many.
+
+        Returns:
+          (float32 scores [Q, K], for each query K ids), K = min(k, N). An approximate engine that finds
+          fewer for a query gives fewer ids and fills up its scores with -inf.
+
+        Raises:
+          UserError: the vectors have another dimension than the index, or k < 1.
+        """
+        if k < 1:
+            raise UserError(f"k must be at least 1, not {k}")
+        if queries.shape[1] != self.info.dimension:
+            raise UserError(
+                f"the queries have {queries.shape[1]} dimensions and the index {self.info.dimension}:"
+                " they come from different models"
+            )
+        if self.info.similarity == "cosine":
+            queries = normalize(queries)
+        return self._search(np.ascontiguousarray(queries, np.float32), min(k, self.info.count))
+
+    def require_model(self, fingerprint: str, name: str | None = None) -> None:
+        """Checks that queries encoded by a model may be searched here.
+
+        Raises:
+          UserError: the index was made by another model.
+        """
+        if self.info.fingerprint is not None and fingerprint != self.info.fingerprint:
+            raise UserError(
+                f"the index was made with {self.info.model or 'another model'} (fingerprint "
+                f"{self.info.fingerprint[:12]}) and cannot be searched with {name or 'this model'} "
+                f"(fingerprint {fingerprint[:12]}): give the one it was made with, or encode the corpus anew"
+            )
+
+    def save(self, directory: str | Path, *, corpus: str | Path | None = None) -> None:
+        """Writes the index to a new directory, which appears only when whole.
+
+        Args:
+          directory: where to.
+          corpus: a corpus file whose titles and texts are stored beside the vectors, for display.
+
+        Raises:
+          UserError: the directory exists, or the corpus lacks a document of the index.
+        """
+        with atomic_directory(directory) as aside:
+            (aside / "ids.json").write_text(json.dumps(self.ids, ensure_ascii=False), encoding="utf-8")
+            self._save_engine(aside)
+            if corpus is not None:
+                Documents.write(aside, corpus, self.ids)
+            content = {"format": FORMAT, **dataclasses.asdict(self.info)}
+            (aside / "index.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def load_index(directory: str | Path) -> Index:
+    """Reads an index saved by `Index.save`.
+
+    Raises:
+      UserError: the directory is not an index, is damaged, or its engine is not installed.
+    """
+    directory = Path(directory)
+    path = directory / "index.json"
+    if not path.is_file():
+        raise UserError(f"{directory} is not an index: it has no index.json")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        version = content.pop("format")
+        info = IndexInfo(**content)
+        ids = json.loads((directory / "ids.json").read_text(encoding="utf-8"))
+    except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
+        raise UserError(f"{directory} is a damaged index: {error}") from None
+    if version != FORMAT or info.engine not in ENGINES or len(ids) != info.count:
+        raise UserError(
+            f"{directory} is an index that this jaxir cannot read: format {version!r}, "
+            f"engine {info.engine!r}, {len(ids)} ids of {info.count}"
+        )
+    return engine(info.engine)._load_engine(directory, info, ids, Documents.open(directory, ids))
+
+
+def build_index(stored: StoredEmbeddings, *, backend: str, model: str | None = None) -> Index:
+    """Builds an index of what `encode` wrote.
+
+    Args:
+      stored: from `open_embeddings`.
+      backend: a key of `ENGINES`.
+      model: the model for queries, where it is not the one that encoded the passages.
+
+    Raises:
+      UserError: there is no such backend, or it is not installed.
+    """
+    return engine(backend).build(
+        stored.shards,
+        stored.ids,
+        similarity=stored.info.similarity,
+        fingerprint=stored.info.fingerprint,
+        model=model or stored.info.model,
+    )
+
+
+def engine(name: str) -> type[Index]:
+    """Returns the class of an engine.
+
+    Raises:
+      UserError: there is no engine of that name.
+    """
+    if name not in ENGINES:
+        raise UserError(f"there is no index engine {name!r}; there are {', '.join(ENGINES)}")
+    module, cls = ENGINES[name].split(":")
+    return getattr(importlib.import_module(module), cls)
+
+
+def checked(
+    embeddings: Embeddings, ids: Sequence[str], similarity: Similarity
+) -> tuple[list[np.ndarray], list[str]]:
+    """Returns the embeddings as shards and the ids as a list, once they are known to fit each other."""
+    shards = [embeddings] if isinstance(embeddings, np.ndarray) else list(embeddings)
+    ids = list(ids)
+    if similarity not in ("cosine", "dot"):
+        raise UserError(f"similarity must be cosine or dot, not {similarity!r}")
+    if any(s.ndim != 2 or s.dtype != np.float32 for s in shards) or len({s.shape[1] for s in shards}) > 1:
+        raise UserError("embeddings must be float32 arrays [N, D] of one D")
+    count = sum(len(s) for s in shards)
+    if not count:
+        raise UserError("there are no embeddings to index")
+    if count != len(ids):
+        raise UserError(f"{count} embeddings and {len(ids)} ids: there must be one id for each")
+    if len(set(ids)) != len(ids):
+        twice = next(i for i, other in itertools.pairwise(sorted(ids)) if i == other)
+        raise UserError(f"the id {twice!r} comes twice")
+    step = 16_384  # so that no mask of a whole memory-mapped shard is made
+    if not all(np.isfinite(s[at : at + step]).all() for s in shards for at in range(0, len(s), step)):
+        raise UserError("some embeddings are not finite")
+    return shards, ids
+
+
+def normalize(vectors: np.ndarray) -> np.ndarray:
+    """Returns vectors [N, D] of length 1; a zero vector stays zero."""
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors / np.where(norms == 0, 1, norms)
+
+
+def descending_ranks(ids: Sequence[str]) -> np.ndarray:
+    """Returns [N] int32: the place of each id in descending order, which is how ties are broken."""
+    ranks = np.empty(len(ids), np.int32)
+    ranks[sorted(range(len(ids)), key=ids.__getitem__, reverse=True)] = np.arange(len(ids), dtype=np.int32)
+    return ranks

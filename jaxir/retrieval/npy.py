@@ -1,0 +1,22 @@
+"""Writing .npy files through plain writes, whose errors (a full disk) can be told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import IO
+
+import numpy as np
+
+
+def write_npy(file: IO[bytes], parts: Sequence[np.ndarray]) -> None:
+    """Writes arrays [n_i, ...] one after another as the one array [sum n_i, ...] of a .npy file.
+
+    numpy's own save hides the reason of a failed write, and a memory-mapped file dies of SIGBUS on a full
+    disk.
+    """
+    shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
+    header = {"descr": np.lib.format.dtype_to_descr(parts[0].dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)
+    for part in parts:
+        for at in range(0, len(part), 65_536):
+            file.write(np.ascontiguousarray(part[at : at + 65_536]).data)

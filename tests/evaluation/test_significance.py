@@ -1,0 +1,66 @@
+"""Paired tests: exact values where they can be worked out, and sense where they cannot."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from jaxir.errors import UserError
+from jaxir.evaluation.significance import compare
+
+
+def queries(values):
+    return {f"q{i}": float(v) for i, v in enumerate(values)}
+
+
+def test_by_hand_on_few_queries():
+    ours, theirs = [0.9, 0.5, 0.8, 0.4, 0.7], [0.6, 0.6, 0.3, 0.2, 0.7]
+    result = compare(queries(ours), queries(theirs))
+    differences = np.subtract(ours, theirs)
+    observed = abs(differences.mean())
+    flips = [abs(np.mean(differences * signs)) for signs in itertools.product((1, -1), repeat=5)]
+    assert result.randomisation == pytest.approx(np.mean([f >= observed - 1e-12 for f in flips]))
+    t = differences.mean() / (differences.std(ddof=1) / math.sqrt(5))
+    # Student's distribution with 4 degrees of freedom has a closed form.
+    square = t * t / (1 + t * t / 4)
+    below = 0.5 + 3 / 8 * math.sqrt(square) * (1 - square / 12)
+    assert result.t_test == pytest.approx(2 * (1 - below)) == pytest.approx(0.1671, abs=1e-4)
+    assert (result.wins, result.losses, result.queries) == (3, 1, 5)
+    assert result.difference == pytest.approx(0.18)
+
+
+def test_chance_is_not_significant_and_a_shift_is():
+    rng = np.random.default_rng(0)
+    base = rng.uniform(size=300)
+    noise = compare(queries(base + rng.normal(0, 0.1, 300)), queries(base))
+    shifted = compare(queries(base + rng.normal(0.03, 0.1, 300)), queries(base))
+    assert noise.t_test > 0.05 and noise.randomisation > 0.05
+    assert shifted.t_test < 0.01 and shifted.randomisation < 0.01
+    assert shifted.randomisation == pytest.approx(shifted.t_test, abs=0.005)
+
+
+def test_repeatable_and_symmetric():
+    rng = np.random.default_rng(1)
+    a, b = queries(rng.uniform(size=60)), queries(rng.uniform(size=60))
+    assert compare(a, b) == compare(a, b)
+    assert compare(b, a).difference == -compare(a, b).difference
+    assert compare(a, b, seed=1).randomisation != compare(a, b, seed=2).randomisation
+
+
+def test_degenerate_differences():
+    same = compare(queries([1, 0, 1]), queries([1, 0, 1]))
+    assert (same.t_test, same.randomisation, same.wins, same.losses) == (1.0, 1.0, 0, 0)
+    constant = compare(queries([1, 1, 1]), queries([0, 0, 0]))
+    assert constant.t_test == 0.0 and constant.randomisation == 0.25
+
+
+def test_the_order_of_queries_does_not_matter():
+    a, b = queries([0.1, 0.9, 0.4]), queries([0.2, 0.3, 0.5])
+    assert compare(a, dict(reversed(b.items()))) == compare(a, b)
+
+
+@pytest.mark.parametrize(("a", "b"), [({"x": 1.0, "y": 0.0}, {"x": 1.0, "z": 0.0}), ({"x": 1.0}, {"x": 0.0})])
+def test_incomparable_systems_are_refused(a, b):
+    with pytest.raises(UserError):
+        compare(a, b)

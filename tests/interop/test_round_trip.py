@@ -1,0 +1,193 @@
+"""Weights that go in come out again: bit for bit, in every format."""
+
+import dataclasses
+import json
+import shutil
+import stat
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+from flax import nnx
+
+from jaxir import cli
+from jaxir.data.tokenizer import pad_batch
+from jaxir.interop import hf, model_dir
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+ARCHITECTURES = ["bert", "distilbert", "minilm", "roberta", "t5_1_0", "t5_1_1"]
+
+
+def tensors_of(directory: Path) -> dict[str, np.ndarray]:
+    return safetensors.numpy.load_file(directory / "model.safetensors")
+
+
+def without_pooler(tensors):
+    return {name: value for name, value in tensors.items() if not name.startswith("pooler.")}
+
+
+def assert_same(left, right):
+    assert left.keys() == right.keys()
+    for name, value in left.items():
+        assert value.dtype == right[name].dtype, name
+        np.testing.assert_array_equal(value, right[name], err_msg=name)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_hf_to_jaxir_to_hf_is_bit_identical(name, tmp_path):
+    encoder = hf.read_encoder(GOLDEN / name)
+    hf.write_encoder(tmp_path, encoder.config, encoder.params, pad_id=encoder.pad_id)
+    assert_same(without_pooler(tensors_of(GOLDEN / name)), tensors_of(tmp_path))
+    again = hf.read_encoder(tmp_path)
+    assert again.config == encoder.config and again.pad_id == encoder.pad_id
+    before, after = (json.loads((d / "config.json").read_text()) for d in (GOLDEN / name, tmp_path))
+    ours = {"position_embedding_type", "sinusoidal_pos_embds", "torch_dtype", "architectures"}
+    assert {k: v for k, v in after.items() if k not in ours and k in before} == {
+        k: v for k, v in before.items() if k not in ours and k in after
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "prefix"),
+    [("bert", "bert."), ("roberta", "roberta."), ("distilbert", "distilbert."), ("bert", "encoder.")],
+)
+def test_prefixes_and_heads_of_pretraining_checkpoints(name, prefix, tmp_path):
+    shutil.copytree(GOLDEN / name, tmp_path / "model")
+    tensors = {prefix + key: value for key, value in tensors_of(GOLDEN / name).items()}
+    tensors["cls.predictions.bias"] = np.zeros(100, np.float32)
+    safetensors.numpy.save_file(tensors, tmp_path / "model" / "model.safetensors")
+    assert_same(hf.read_encoder(GOLDEN / name).params, hf.read_encoder(tmp_path / "model").params)
+
+
+def test_t5_with_decoder_and_only_the_encoder_table(tmp_path):
+    shutil.copytree(GOLDEN / "t5_1_1", tmp_path / "model")
+    tensors = tensors_of(GOLDEN / "t5_1_1")
+    tensors["encoder.embed_tokens.weight"] = tensors.pop("shared.weight")
+    tensors["decoder.final_layer_norm.weight"] = np.zeros(32, np.float32)
+    tensors["lm_head.weight"] = np.zeros((100, 32), np.float32)
+    safetensors.numpy.save_file(tensors, tmp_path / "model" / "model.safetensors")
+    assert_same(hf.read_encoder(GOLDEN / "t5_1_1").params, hf.read_encoder(tmp_path / "model").params)
+
+
+def test_first_bert_checkpoints_name_norms_gamma_and_beta(tmp_path):
+    shutil.copytree(GOLDEN / "bert", tmp_path / "model")
+    tensors = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): value
+        for name, value in tensors_of(GOLDEN / "bert").items()
+    }
+    assert any("gamma" in name for name in tensors)
+    safetensors.numpy.save_file(tensors, tmp_path / "model" / "model.safetensors")
+    assert_same(hf.read_encoder(GOLDEN / "bert").params, hf.read_encoder(tmp_path / "model").params)
+
+
+def test_sharded_and_half_precision_weights(tmp_path):
+    shutil.copytree(GOLDEN / "bert", tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").unlink()
+    tensors = {
+        name: np.asarray(value).astype(jnp.bfloat16 if i % 2 else np.float16)
+        for i, (name, value) in enumerate(sorted(tensors_of(GOLDEN / "bert").items()))
+    }
+    names = sorted(tensors)
+    shards = {"a.safetensors": names[:20], "b.safetensors": names[20:]}
+    for file, part in shards.items():
+        safetensors.numpy.save_file({n: tensors[n] for n in part}, tmp_path / "model" / file)
+    weight_map = {name: file for file, part in shards.items() for name in part}
+    index = tmp_path / "model" / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    params, reference = (hf.read_encoder(d).params for d in (tmp_path / "model", GOLDEN / "bert"))
+    for name, value in params.items():
+        assert value.dtype == np.float32
+        np.testing.assert_allclose(value, reference[name], atol=0.02)
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "t5_1_1"])
+def test_sentence_transformers_to_jaxir_and_back(name, tmp_path):
+    source = f"st:{GOLDEN / name}"
+    assert cli.main("jaxir.convert:convert", [f"--source={source}", f"--output={tmp_path / 'ours'}"]) == 0
+    out = tmp_path / "theirs"
+    flags = [f"--model={tmp_path / 'ours'}", "--format=sentence_transformers", f"--output={out}"]
+    assert cli.main("jaxir.export:export", flags) == 0
+    assert_same(without_pooler(tensors_of(GOLDEN / name)), tensors_of(out))
+    if (GOLDEN / name / "2_Dense").exists():
+        assert_same(tensors_of(GOLDEN / name / "2_Dense"), tensors_of(out / "2_Dense"))
+    first, ours, back = (model_dir.read(s)[0] for s in (source, str(tmp_path / "ours"), f"st:{out}"))
+    assert first.config == ours.config == back.config
+    assert first.settings == ours.settings == back.settings
+    assert first.tokenizer.fingerprint == ours.tokenizer.fingerprint == back.tokenizer.fingerprint
+    loaded = [model_dir.load(s) for s in (source, str(tmp_path / "ours"), f"st:{out}")]
+    assert len({m.fingerprint for m in loaded}) == 1
+    assert stat.S_IMODE((out / "model.safetensors").stat().st_mode) & 0o044
+
+
+def vectors(loaded, texts, tower):
+    length = getattr(loaded.settings, f"{tower}_max_length")
+    batch = jnp.asarray(pad_batch(loaded.tokenizer.encode_batch(texts, max_length=length), length))
+    return np.asarray(nnx.jit(lambda m, x: m.encode(x, tower=tower))(loaded.model, batch))
+
+
+@pytest.mark.parametrize("sharing", ["ade", "ade_spl"])
+def test_two_towers_become_two_folders(sharing, tmp_path):
+    texts = ["the cat sat", "mice"]
+    loaded = model_dir.load(
+        f"st:{GOLDEN / 't5_1_1'}", sharing=sharing, query_max_length=8, passage_max_length=20
+    )
+    table = loaded.model.passage_encoder.token.embedding
+    table[...] = table[...] * 1.5
+    towers = {t: vectors(loaded, texts, t) for t in ("query", "passage")}
+    assert np.abs(towers["query"] - towers["passage"]).max() > 1e-3
+    model_dir.save(tmp_path / "ours", loaded.model, loaded.tokenizer, loaded.settings)
+    flags = [f"--source={tmp_path / 'ours'}", "--to=sentence_transformers", f"--output={tmp_path / 'out'}"]
+    assert cli.main("jaxir.convert:convert", flags) == 0
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["passage", "query"]
+    for tower, expected in towers.items():
+        one = model_dir.load(f"st:{tmp_path / 'out' / tower}")
+        assert one.settings.query_max_length == {"query": 8, "passage": 20}[tower]
+        one = one._replace(settings=loaded.settings)
+        np.testing.assert_allclose(vectors(one, texts, tower), expected, atol=1e-6)
+
+
+def test_hf_export_is_the_encoder_alone_and_refuses_a_projection(tmp_path, capsys):
+    flags = ["--to=hf", f"--output={tmp_path / 'out'}"]
+    assert cli.main("jaxir.convert:convert", [f"--source=st:{GOLDEN / 'roberta'}", *flags]) == 0
+    assert_same(without_pooler(tensors_of(GOLDEN / "roberta")), tensors_of(tmp_path / "out"))
+    assert not (tmp_path / "out" / "modules.json").exists()
+    flags = ["--to=hf", f"--output={tmp_path / 'other'}"]
+    assert cli.main("jaxir.convert:convert", [f"--source=st:{GOLDEN / 'bert'}", *flags]) == 1
+    assert "has a projection, which hf folders cannot hold" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
+
+
+def test_one_length_for_two_is_said(tmp_path, capsys):
+    loaded = model_dir.load(f"st:{GOLDEN / 'roberta'}", query_max_length=8)
+    model_dir.save(tmp_path / "ours", loaded.model, loaded.tokenizer, loaded.settings)
+    flags = [f"--model={tmp_path / 'ours'}", "--format=sentence_transformers", f"--output={tmp_path / 'out'}"]
+    assert cli.main("jaxir.export:export", flags) == 0
+    assert "one maximum length" in capsys.readouterr().err
+    assert model_dir.load(f"st:{tmp_path / 'out'}").settings.query_max_length == 24
+
+
+def test_do_lower_case_of_the_folder_reaches_the_tokenizer(tmp_path):
+    shutil.copytree(GOLDEN / "roberta", tmp_path / "model")
+    path = tmp_path / "model" / "sentence_bert_config.json"
+    path.write_text(json.dumps({"max_seq_length": 24, "do_lower_case": True}))
+    lower = model_dir.read(f"st:{tmp_path / 'model'}")[0].tokenizer
+    cased = model_dir.read(f"st:{GOLDEN / 'roberta'}")[0].tokenizer
+    encode = lambda t, text: t.encode_batch([text], max_length=24)[0].tolist()  # noqa: E731
+    assert encode(lower, "Dogs CHASE") == encode(cased, "dogs chase") != encode(cased, "Dogs CHASE")
+
+
+def test_reading_a_model_imports_neither_torch_nor_transformers():
+    model_dir.read(f"st:{GOLDEN / 'bert'}")
+    assert "torch" not in sys.modules
+
+
+def test_settings_survive_a_model_directory(tmp_path):
+    loaded = model_dir.load(f"st:{GOLDEN / 'bert'}", query_max_length=7, scan_layers=True, dtype="bfloat16")
+    model_dir.save(tmp_path / "m", loaded.model, loaded.tokenizer, loaded.settings)
+    again = model_dir.load(str(tmp_path / "m"))
+    assert again.settings == loaded.settings and again.model.config == loaded.model.config
+    assert dataclasses.asdict(again.settings)["query_max_length"] == 7
+    assert again.fingerprint == model_dir.load(f"st:{GOLDEN / 'bert'}").fingerprint

@@ -1,0 +1,141 @@
+"""The dual encoder: towers, pooling, projection, normalisation; and the same on a mesh as on one device."""
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import jaxtyping
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxir.interop import stored
+from jaxir.models import layers
+from jaxir.models.bert import BertConfig
+from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel, Projection, l2_normalize, pool
+from jaxir.models.t5 import T5Config
+from jaxir.partitioning import MeshConfig
+
+BERT = BertConfig(vocab_size=64, embed_dim=32, num_layers=2, num_heads=4, mlp_dim=48, max_positions=16)
+T5 = T5Config(vocab_size=64, embed_dim=32, num_layers=2, num_heads=4, head_dim=8, mlp_dim=48)
+IDS = jnp.array([[4, 5, 6, 7], [8, 9, 0, 0]], jnp.int32)
+
+
+def names_of(model):
+    return {path[0] for path, _ in nnx.to_flat_state(nnx.state(model, nnx.Param))}
+
+
+def test_sharing_decides_which_parameters_there_are():
+    projection = Projection(dimension=8)
+    towers = {}
+    for sharing in ("sde", "ade", "ade_spl"):
+        config = DualEncoderConfig(backbone=BERT, sharing=sharing, projection=projection)
+        model = DualEncoderModel(config, rngs=nnx.Rngs(0))
+        towers[sharing] = names_of(model), *(model.encode(IDS, tower=t) for t in ("query", "passage"))
+        assert config.dimension == 8 == towers[sharing][1].shape[1]
+    assert towers["sde"][0] == {"encoder", "projection"}
+    assert towers["ade_spl"][0] == {"query_encoder", "passage_encoder", "projection"}
+    assert towers["ade"][0] == {f"{t}_{p}" for t in ("query", "passage") for p in ("encoder", "projection")}
+    np.testing.assert_array_equal(*towers["sde"][1:])
+    assert all(np.abs(towers[s][1] - towers[s][2]).max() > 0.01 for s in ("ade", "ade_spl"))
+    with pytest.raises(ValueError, match="ade_spl' shares the projection"):
+        DualEncoderConfig(backbone=BERT, sharing="ade_spl")
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize("activation", ["identity", "tanh"])
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+def test_heads_equal_a_plain_transcription(pooling, activation, similarity):
+    projection = Projection(dimension=8, use_bias=True, activation=activation)
+    config = DualEncoderConfig(backbone=BERT, pooling=pooling, projection=projection, similarity=similarity)
+    model = DualEncoderModel(config, rngs=nnx.Rngs(0))
+    model.projection.bias[...] = jnp.linspace(-1, 1, 8)
+    hidden = np.asarray(model.encoder(IDS))
+    pooled = np.stack(
+        [row[: 1 if pooling == "cls" else n].mean(0) for row, n in zip(hidden, (4, 2), strict=True)]
+    )
+    expected = pooled @ np.asarray(model.projection.kernel) + np.linspace(-1, 1, 8, dtype=np.float32)
+    expected = np.tanh(expected) if activation == "tanh" else expected
+    if similarity == "cosine":
+        expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    found = model.encode(IDS, tower="query")
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_the_embedding_is_float32_and_of_length_one_in_bfloat16_too():
+    config = DualEncoderConfig(backbone=dataclasses.replace(T5, dtype="bfloat16"))
+    found = DualEncoderModel(config, rngs=nnx.Rngs(0)).encode(IDS, tower="passage")
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1.0, atol=1e-6)
+
+
+@pytest.mark.parametrize("backbone", [BERT, T5], ids=["bert", "t5"])
+def test_a_row_of_padding_gives_zeros_and_finite_gradients(backbone):
+    graphdef, state = nnx.split(DualEncoderModel(DualEncoderConfig(backbone=backbone), rngs=nnx.Rngs(0)))
+    ids = IDS.at[1].set(0)
+    encode = lambda s: nnx.merge(graphdef, s).encode(ids, tower="query")  # noqa: E731
+    found, gradients = encode(state), jax.grad(lambda s: encode(s)[:, 0].sum())(state)
+    np.testing.assert_array_equal(found[1], 0.0)
+    assert np.abs(found[0]).max() > 0
+    leaves = jax.tree.leaves(gradients)
+    assert all(np.isfinite(leaf).all() for leaf in leaves) and any(np.abs(leaf).max() > 0 for leaf in leaves)
+
+
+def test_wrong_shapes_and_towers_raise():
+    model = DualEncoderModel(DualEncoderConfig(backbone=BERT), rngs=nnx.Rngs(0))
+    for ids, tower in ((IDS[0], "query"), (IDS[None], "query"), (IDS, "document")):
+        with pytest.raises(jaxtyping.TypeCheckError):
+            model.encode(ids, tower=tower)
+    with pytest.raises(jaxtyping.TypeCheckError):
+        pool(jnp.zeros((2, 3, 4)), jnp.ones((2, 4), bool), how="mean")
+    with pytest.raises(jaxtyping.TypeCheckError):
+        l2_normalize(jnp.zeros((3,)))
+
+
+# Sizes that no dimension of a parameter shares, so that shapes in the compiled program tell what they are.
+BATCH, LENGTH = 20, 10
+MESHES = {"data2_fsdp2": MeshConfig(data=2, fsdp=2), "fsdp4": MeshConfig(fsdp=4), "fsdp2_tensor2": MeshConfig(fsdp=2, tensor=2)}  # fmt: skip
+
+
+def training_step(config, partitioner):
+    """The compiled gradient of a loss over [B, D] and its arguments, laid out by `partitioner` (or not at all)."""
+    rng = np.random.default_rng(0)
+    ids = rng.integers(1, 64, (BATCH, LENGTH)).astype(np.int32)
+    ids[::3, 6:] = 0
+    target = rng.normal(size=(BATCH, config.dimension)).astype(np.float32)
+    model = stored.initialize(config, seed=0, partitioner=partitioner)
+    graphdef, state = nnx.split(model)
+
+    def loss(state, ids, target):
+        return (nnx.merge(graphdef, state).encode(ids, tower="query") * target).sum()
+
+    if partitioner is None:
+        return jax.jit(jax.value_and_grad(loss)).lower(state, ids, target).compile(), (state, ids, target)
+    rows = partitioner.sharding(("batch", None))
+    ids, target = jax.device_put((ids, target), rows)
+    shardings = layers.param_shardings(state, partitioner)
+    with partitioner():
+        lowered = jax.jit(jax.value_and_grad(loss), out_shardings=(None, shardings)).lower(state, ids, target)
+    return lowered.compile(), (state, ids, target)
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("scan", [False, True], ids=["unrolled", "scanned"])
+@pytest.mark.parametrize("backbone", [BERT, T5], ids=["bert", "t5"])
+def test_sharded_equals_single_device_and_activations_stay_split_by_batch(backbone, scan, mesh):
+    backbone = dataclasses.replace(backbone, scan_layers=scan, remat=scan)
+    config = DualEncoderConfig(backbone=backbone, projection=Projection(dimension=16))
+    partitioner = MESHES[mesh].build()
+    step, arguments = training_step(config, partitioner)
+    loss, gradients = step(*arguments)
+    reference, arguments = training_step(config, None)
+    expected_loss, expected = reference(*arguments)
+    assert float(loss) == pytest.approx(float(expected_loss), abs=1e-4)
+    for found, want in zip(jax.tree.leaves(gradients), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(found, want, atol=1e-4)
+    rows = BATCH // partitioner.batch_divisor()
+    shapes = {tuple(map(int, dims.split(","))) for dims in re.findall(r"f32\[([\d,]+)\]", step.as_text())}
+    assert (rows, LENGTH, 32) in shapes or (rows * LENGTH, 32) in shapes
+    too_large = {s for s in shapes if {BATCH, BATCH * LENGTH} & set(s)}
+    assert not too_large

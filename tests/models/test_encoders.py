@@ -1,0 +1,229 @@
+"""The encoders: one result however they are computed, dropout by key, types, shapes, sizes."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import jaxtyping
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxir.errors import UserError
+from jaxir.interop import stored
+from jaxir.models import layers, t5
+from jaxir.models.bert import Bert, BertConfig
+from jaxir.models.dual_encoder import make_encoder
+from jaxir.models.t5 import T5Config
+
+BERT = BertConfig(vocab_size=50, embed_dim=32, num_layers=2, num_heads=4, mlp_dim=48, max_positions=16)
+T5 = T5Config(vocab_size=50, embed_dim=32, num_layers=2, num_heads=4, head_dim=12, mlp_dim=48)
+BACKBONES = {"bert": BERT, "t5": T5, "t5_1_0": dataclasses.replace(T5, gated=False, activation="relu")}
+IDS = jnp.array([[4, 5, 6, 7, 8, 9, 10, 11], [12, 13, 14, 0, 0, 0, 0, 0]], jnp.int32)
+# Random weights for a sum of outputs: a plain sum would be blind to what LayerNorm takes away.
+WEIGHTS = jnp.asarray(np.random.default_rng(0).normal(size=(*IDS.shape, 32)), jnp.float32)
+
+
+def loss_and_gradients(config, key):
+    """The weighted sum of real tokens' outputs, and its gradients by canonical name."""
+    graphdef, state = nnx.split(make_encoder(config, rngs=nnx.Rngs(0)))
+
+    def loss(state, key):
+        output = nnx.merge(graphdef, state)(IDS, key=key).astype(jnp.float32)
+        return jnp.where((IDS != 0)[..., None], output * WEIGHTS, 0.0).sum()
+
+    value, gradients = jax.jit(jax.value_and_grad(loss))(state, key)
+    return float(value), stored.flatten(nnx.to_pure_dict(gradients))
+
+
+@pytest.fixture(scope="module", params=BACKBONES)
+def plain(request):
+    config = BACKBONES[request.param]
+    return config, loss_and_gradients(config, None), loss_and_gradients(config, jax.random.key(1))
+
+
+def test_every_parameter_has_a_gradient(plain):
+    config, (_, gradients), (_, dropped) = plain
+    assert gradients.keys() == dropped.keys() == stored.encoder_shapes(config).keys()
+    for found in (gradients, dropped):
+        for name, value in found.items():
+            # A key's bias moves all logits of a query alike, so its gradient is zero but for rounding.
+            if not name.endswith("attention.key.bias"):
+                assert np.abs(value).max() > 1e-4, name
+
+
+@pytest.mark.parametrize(("scan", "remat"), [(True, False), (False, True), (True, True)])
+def test_scan_and_remat_change_no_number(plain, scan, remat):
+    config, *references = plain
+    changed = dataclasses.replace(config, scan_layers=scan, remat=remat)
+    for key, (loss, gradients) in zip((None, jax.random.key(1)), references, strict=True):
+        value, found = loss_and_gradients(changed, key)
+        assert value == pytest.approx(loss, rel=1e-5, abs=1e-4)
+        assert found.keys() == gradients.keys()
+        for name, expected in gradients.items():
+            np.testing.assert_allclose(found[name], expected, atol=2e-4, err_msg=name)
+
+
+def test_dropout_is_on_with_a_key_off_without_and_follows_the_key():
+    for config in (BERT, T5):
+        model = make_encoder(config, rngs=nnx.Rngs(0))
+        run = nnx.jit(lambda m, key: m(IDS, key=key))
+        off, one, again, two = (
+            np.asarray(run(model, k)) for k in (None, jax.random.key(1), jax.random.key(1), jax.random.key(2))
+        )
+        np.testing.assert_array_equal(one, again)
+        assert np.abs(one - two).max() > 0.1 and np.abs(one - off).max() > 0.1
+        rates = {name: 0.0 for name in ("dropout_rate", "attention_dropout_rate") if hasattr(config, name)}
+        without = make_encoder(dataclasses.replace(config, **rates), rngs=nnx.Rngs(0))
+        np.testing.assert_allclose(run(without, jax.random.key(1)), off, atol=1e-5)
+
+
+@pytest.mark.parametrize("rate", ["dropout_rate", "attention_dropout_rate"])
+def test_each_of_berts_dropouts_acts_alone(rate):
+    rates = {"dropout_rate": 0.0, "attention_dropout_rate": 0.0} | {rate: 0.5}
+    model = make_encoder(dataclasses.replace(BERT, **rates), rngs=nnx.Rngs(0))
+    assert np.abs(model(IDS, key=jax.random.key(0)) - model(IDS)).max() > 1e-3
+
+
+class _Noise(nnx.Module):
+    """A block that adds the noise of its key."""
+
+    def __init__(self, rngs):
+        self.scale = layers.param(jnp.ones((1,)), "embed")
+
+    def __call__(self, x, *, key):
+        return x + jax.random.normal(key, x.shape) * self.scale[...][None, None]
+
+
+@pytest.mark.parametrize("remat", [False, True])
+@pytest.mark.parametrize("scan", [False, True])
+def test_each_layer_has_its_own_key(scan, remat):
+    blocks = layers.make_stack(lambda rngs: _Noise(rngs), 2, scan=scan, rngs=nnx.Rngs(0))
+    both = layers.run_stack(blocks, jnp.zeros((1, 3, 4)), remat=remat, key=jax.random.key(5))
+    keys = jax.random.split(jax.random.key(5), 2)
+    first, second = (jax.random.normal(k, (1, 3, 4)) for k in keys)
+    np.testing.assert_allclose(both, first + second, rtol=1e-6)
+    assert np.abs(first - second).max() > 0.1
+
+
+@pytest.mark.parametrize("config", [BERT, T5], ids=["bert", "t5"])
+def test_bfloat16_computes_otherwise_but_nearly_the_same(config):
+    low = dataclasses.replace(config, dtype="bfloat16")
+    models = [make_encoder(c, rngs=nnx.Rngs(0)) for c in (config, low)]
+    assert {p.dtype for p in jax.tree.leaves(nnx.state(models[1]))} == {jnp.dtype("float32")}
+    exact, rough = (m(IDS) for m in models)
+    assert (exact.dtype, rough.dtype) == (jnp.float32, jnp.bfloat16)
+    error = np.abs(np.where((IDS != 0)[..., None], exact - rough.astype(jnp.float32), 0)).max()
+    assert 1e-4 < error < 0.2, error
+    _, gradients = loss_and_gradients(low, jax.random.key(0))
+    assert all(value.dtype == np.float32 and np.isfinite(value).all() for value in gradients.values())
+
+
+def test_compiled_size_does_not_grow_with_depth_when_scanned():
+    def size(scan: bool, depth: int) -> int:
+        config = dataclasses.replace(BERT, num_layers=depth, scan_layers=scan, remat=True)
+        graphdef, state = nnx.split(nnx.eval_shape(lambda: Bert(config, rngs=nnx.Rngs(0))))
+        gradient = jax.grad(lambda s, key: nnx.merge(graphdef, s)(IDS, key=key).sum())
+        return len(jax.jit(gradient).lower(state, jax.random.key(0)).as_text().splitlines())
+
+    assert size(True, 16) < 1.02 * size(True, 4)
+    assert size(False, 8) > 1.7 * size(False, 4)
+
+
+@pytest.mark.parametrize("config", [BERT, T5], ids=["bert", "t5"])
+def test_padding_changes_nothing(config):
+    model = make_encoder(config, rngs=nnx.Rngs(0))
+    padded = jnp.pad(IDS[1:, :3], ((0, 0), (0, 7)))
+    np.testing.assert_allclose(model(padded)[:, :3], model(IDS[1:, :3]), atol=1e-5)
+
+
+def test_attention_written_out_equals_the_library():
+    rng = np.random.default_rng(0)
+    query, key, value = (jnp.asarray(rng.normal(size=(2, 6, 4, 8)), jnp.float32) for _ in range(3))
+    bias = jnp.asarray(rng.normal(size=(1, 4, 6, 6)), jnp.float32)
+    mask = jnp.array([[True] * 6, [True] * 2 + [False] * 4])
+    shared = {"mask": mask, "bias": bias, "scale": 0.7, "dropout_rate": 1e-9}
+    library = layers.attention(query, key, value, **shared, dropout_key=None)
+    written_out = layers.attention(query, key, value, **shared, dropout_key=jax.random.key(0))
+    np.testing.assert_allclose(written_out, library, atol=1e-6)
+
+
+def test_wrong_ranks_and_lengths_raise():
+    model = Bert(BERT, rngs=nnx.Rngs(0))
+    with pytest.raises(jaxtyping.TypeCheckError):
+        model(IDS[0])
+    with pytest.raises(jaxtyping.TypeCheckError):
+        model(IDS.astype(jnp.float32))
+    with pytest.raises(jaxtyping.TypeCheckError):
+        layers.attention(*[jnp.zeros((1, 4, 2, 8))] * 2, jnp.zeros((1, 5, 2, 8)), mask=jnp.ones((1, 4), bool),
+                         bias=None, scale=1.0, dropout_rate=0.0, dropout_key=None)  # fmt: skip
+    with pytest.raises(ValueError, match="17 tokens is longer than the model's 16 positions"):
+        model(jnp.ones((1, 17), jnp.int32))
+    with pytest.raises(ValueError, match="not a multiple of num_heads"):
+        dataclasses.replace(BERT, num_heads=5)
+
+
+def test_an_id_outside_the_vocabulary_cannot_hide():
+    output = Bert(BERT, rngs=nnx.Rngs(0))(jnp.array([[4, 50]], jnp.int32))
+    assert np.isnan(output).any()
+
+
+def reference_bucket(distance: int, num_buckets: int = 32, max_distance: int = 128) -> int:
+    """The formula of T5, in float32 as it is computed there."""
+    half, bucket = num_buckets // 2, 0
+    if distance > 0:
+        bucket += half
+    size, exact = abs(distance), half // 2
+    if size < exact:
+        return bucket + size
+    ratio = np.log(np.float32(size) / np.float32(exact)) / np.float32(math.log(max_distance / exact))
+    return bucket + min(exact + int(ratio * np.float32(half - exact)), half - 1)
+
+
+def test_relative_buckets_equal_the_formula():
+    distances = np.arange(-200, 201)
+    found = t5.relative_buckets(jnp.asarray(distances)[None], num_buckets=32, max_distance=128)[0]
+    np.testing.assert_array_equal(found, [reference_bucket(d) for d in distances.tolist()])
+    starts = [int(d) for d in range(8, 201) if found[200 - d] != found[200 - d + 1]]
+    assert starts == [8, 12, 16, 23, 32, 46, 64, 91]
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [
+        ("1.1-small", 35.3),
+        ("1.1-base", 109.6),
+        ("1.1-large", 341.2),
+        ("1.1-xl", 1224),
+        ("1.1-xxl", 4762),
+        ("1.0-small", 35.3),
+        ("1.0-base", 109.6),
+        ("1.0-large", 334.9),
+        ("1.0-3b", 1241),
+        ("1.0-11b", 4865),
+    ],
+)
+def test_presets_have_the_published_sizes(name, millions):
+    config = t5.preset(name, scan_layers=True)
+    state = nnx.state(nnx.eval_shape(lambda: make_encoder(config, rngs=nnx.Rngs(0))))
+    count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(state))
+    digits = 1 if millions < 1000 else 0
+    assert round(count / 1e6, digits) == millions
+
+
+def test_a_misspelt_preset_suggests_the_name():
+    with pytest.raises(UserError, match=r"no T5 preset '1\.1-lareg'; did you mean '1\.1-large'"):
+        t5.preset("1.1-lareg")
+
+
+@pytest.mark.parametrize("config", [BERT, T5], ids=["bert", "t5"])
+def test_every_parameter_names_its_axes(config):
+    for scan in (False, True):
+        encoder = make_encoder(dataclasses.replace(config, scan_layers=scan), rngs=nnx.Rngs(0))
+        state = nnx.state(encoder, nnx.Param)
+        named = layers.param_axes(state)
+        is_axes = lambda x: isinstance(x, tuple)  # noqa: E731
+        axes = jax.tree.leaves(named, is_leaf=is_axes)
+        assert [len(a) for a in axes] == [leaf.ndim for leaf in jax.tree.leaves(state)]
+        assert any(a[0] == "layers" for a in axes) == scan

@@ -1,0 +1,81 @@
+"""A small random model on disk, and texts for it."""
+
+import json
+import types
+
+import numpy as np
+import pytest
+import tokenizers
+from flax import nnx
+from tokenizers import models, normalizers, pre_tokenizers, processors
+
+from jaxir.data.tokenizer import Tokenizer
+from jaxir.interop import model_dir
+from jaxir.models.bert import BertConfig
+from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel
+
+WORDS = [f"w{i}" for i in range(200)]
+MAX_LENGTH = 40
+
+
+def random_texts(count: int, *, seed: int = 0, max_words: int = 60) -> list[str]:
+    rng = np.random.default_rng(seed)
+    return [" ".join(rng.choice(WORDS, rng.integers(1, max_words))) for _ in range(count)]
+
+
+def write_jsonl(path, records) -> str:
+    path.write_text("".join(json.dumps(r) + "\n" for r in records), encoding="utf-8")
+    return str(path)
+
+
+def write_corpus(path, texts, *, title="") -> str:
+    return write_jsonl(path, [{"_id": f"d{i}", "title": title, "text": t} for i, t in enumerate(texts)])
+
+
+def save_model(directory, *, seed: int) -> str:
+    vocabulary = {w: i for i, w in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS])}
+    backend = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    backend.normalizer = normalizers.Lowercase()
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    files = directory.with_name(directory.name + "-tokenizer")
+    files.mkdir()
+    backend.save(str(files / "tokenizer.json"))
+    backbone = BertConfig(
+        vocab_size=len(vocabulary), embed_dim=32, num_layers=2, num_heads=2, mlp_dim=64, max_positions=64
+    )
+    model = DualEncoderModel(DualEncoderConfig(backbone=backbone, sharing="ade"), rngs=nnx.Rngs(seed))
+    settings = model_dir.EncoderSettings(query_max_length=16, passage_max_length=MAX_LENGTH)
+    model_dir.save(directory, model, Tokenizer.load(files), settings)
+    return str(directory)
+
+
+@pytest.fixture(scope="session")
+def toy() -> types.SimpleNamespace:
+    """The functions above, for test files cannot import this one."""
+    return types.SimpleNamespace(
+        random_texts=random_texts,
+        write_jsonl=write_jsonl,
+        write_corpus=write_corpus,
+        save_model=save_model,
+        max_length=MAX_LENGTH,
+    )
+
+
+@pytest.fixture(scope="session")
+def small_model(tmp_path_factory) -> str:
+    return save_model(tmp_path_factory.mktemp("models") / "small", seed=0)
+
+
+@pytest.fixture(scope="session")
+def other_model(tmp_path_factory) -> str:
+    return save_model(tmp_path_factory.mktemp("models") / "other", seed=1)
+
+
+@pytest.fixture(scope="session")
+def encoder(small_model):
+    from jaxir import DualEncoder
+
+    return DualEncoder.load(small_model, batch_tokens=64)

@@ -1,0 +1,90 @@
+"""Batches: all texts, few shapes, little padding."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from jaxir.retrieval.batching import Batch, choose_lengths, fill, plan_batches
+
+
+def real_lengths(count: int, seed: int = 0) -> np.ndarray:
+    """Token counts like those of real passages: median 65, 256 at most."""
+    return np.clip(np.random.default_rng(seed).lognormal(4.2, 0.7, count), 4, 256).astype(int)
+
+
+def padding_ratio(plan: list[Batch], counts: np.ndarray) -> float:
+    return sum(b.rows * b.length for b in plan) / counts.sum()
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize("shape_cost", [0, 512])
+def test_each_text_is_in_one_batch_that_holds_it(devices, shape_cost):
+    counts = real_lengths(777)
+    plan = plan_batches(counts, batch_tokens=1024, shape_cost=shape_cost, row_multiple=devices)
+    assert sorted(np.concatenate([b.texts for b in plan])) == list(range(777))
+    for batch in plan:
+        assert counts[batch.texts].max() <= batch.length
+        assert batch.length % 8 == 0
+        assert batch.rows % devices == 0
+        assert batch.rows * batch.length <= 1024 * devices
+        assert len(batch.texts) <= batch.rows
+
+
+def test_all_batches_are_full_but_the_last():
+    plan = plan_batches(real_lengths(2000), batch_tokens=1024)
+    assert len(plan) > 50
+    assert all(len(b.texts) == b.rows == 1024 // b.length for b in plan[:-1])
+
+
+def test_padding_and_shapes_are_bounded():
+    counts = real_lengths(4000)
+    every_length = plan_batches(counts, batch_tokens=1024)
+    assert padding_ratio(every_length, counts) < 1.09
+    assert len({b.shape for b in every_length}) <= 256 // 8 + 1
+    fewer = plan_batches(counts, batch_tokens=1024, shape_cost=1024)
+    assert len({b.shape for b in fewer}) < 0.75 * len({b.shape for b in every_length})
+    assert padding_ratio(fewer, counts) < 1.12
+    # Sorted batches of 32 that end at arbitrary lengths, or unsorted ones, are what this is better than.
+    unsorted = sum(32 * counts[i : i + 32].max() for i in range(0, 4000, 32)) / counts.sum()
+    assert unsorted > 1.8
+
+
+def test_one_short_text_costs_one_row():
+    (batch,) = plan_batches([7], batch_tokens=1024)
+    assert batch.shape == (1, 8)
+
+
+def test_a_text_longer_than_the_budget_has_a_batch():
+    plan = plan_batches([300, 5, 300], batch_tokens=128, row_multiple=2)
+    assert [b.shape for b in plan] == [(2, 304), (2, 8)]
+
+
+def test_no_texts_no_batches():
+    assert plan_batches([], batch_tokens=1024) == []
+
+
+def test_texts_without_tokens_are_kept():
+    (batch,) = plan_batches([0, 0, 0], batch_tokens=1024)
+    assert batch.shape == (4, 8)
+
+
+def test_chosen_lengths_cost_least():
+    counts = np.array([3, 9, 9, 17, 30, 31, 60])
+    steps = -(-counts // 8)
+    for shape_cost in (0, 5, 20, 50, 1000):
+        costs = {}
+        for size in range(1, 9):
+            for lengths in itertools.combinations(range(1, 9), size):
+                if lengths[-1] >= steps.max():
+                    held = [next(n for n in lengths if n >= s) for s in steps]
+                    costs[lengths] = 8 * sum(held) + shape_cost * len(lengths)
+        chosen = tuple(choose_lengths(counts, shape_cost) // 8)
+        assert costs[chosen] == min(costs.values())
+
+
+def test_fill():
+    tokens = [np.array([5, 6], np.int32), np.array([7], np.int32), np.array([1, 2, 3], np.int32)]
+    ids = fill(tokens, Batch(np.array([2, 1]), rows=3, length=4))
+    assert ids.dtype == np.int32
+    np.testing.assert_array_equal(ids, [[1, 2, 3, 0], [7, 0, 0, 0], [0, 0, 0, 0]])

@@ -1,0 +1,145 @@
+"""DualEncoder: the right vector for each text, in order, with no shape compiled twice."""
+
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+import jaxir
+from jaxir.data.tokenizer import pad_batch
+from jaxir.errors import UserError
+from jaxir.interop import model_dir
+from jaxir.retrieval import dual_encoder
+from jaxir.retrieval.batching import EncodingReport
+from jaxir.retrieval.dual_encoder import DualEncoder
+
+
+@pytest.fixture(scope="module")
+def texts(toy) -> list[str]:
+    return [*toy.random_texts(90), "", "w1", "w1 " * 100_000]
+
+
+@pytest.mark.parametrize("tower", ["query", "passage"])
+def test_equals_encoding_one_by_one(encoder, small_model, toy, texts, tower):
+    report = EncodingReport()
+    vectors = encoder.encode(texts, tower=tower, report=report)
+    assert vectors.dtype == np.float32
+    assert vectors.shape == (len(texts), encoder.dimension) == (93, 32)
+    assert report.texts == 93
+    assert len(report.shapes) > 1
+    loaded = model_dir.load(small_model)
+    length = {"query": 16, "passage": toy.max_length}[tower]
+    graph, state = nnx.split(loaded.model)
+    alone = jax.jit(lambda ids: nnx.merge(graph, state).encode(ids, tower=tower))
+    for row, tokens in zip(vectors, loaded.tokenizer.encode_batch(texts, max_length=length), strict=True):
+        np.testing.assert_allclose(row, alone(pad_batch([tokens], length))[0], atol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    # Guards: texts differ, and so do the towers.
+    assert np.abs(vectors[0] - vectors[1]).max() > 0.01
+    other = encoder.encode(texts[:1], tower="passage" if tower == "query" else "query")
+    assert np.abs(vectors[0] - other[0]).max() > 0.01
+
+
+def test_order_does_not_matter_to_a_text(encoder, texts):
+    order = np.random.default_rng(1).permutation(len(texts))
+    shuffled = encoder.encode_passages([texts[i] for i in order])
+    np.testing.assert_allclose(shuffled, encoder.encode_passages(texts)[order], atol=1e-5)
+
+
+def test_windows_do_not_matter(encoder, texts, monkeypatch):
+    whole = encoder.encode_passages(texts)
+    monkeypatch.setattr(dual_encoder, "WINDOW", 10)
+    np.testing.assert_allclose(encoder.encode_passages(texts), whole, atol=1e-5)
+
+
+def test_each_shape_is_compiled_once(small_model, toy, texts):
+    encoder = DualEncoder.load(small_model, batch_tokens=96)
+    report = EncodingReport()
+    compiled = count_compilations(lambda: encoder.encode(texts, tower="passage", report=report))
+    assert 1 < compiled <= len(report.shapes) <= toy.max_length // 8 + 1
+    assert count_compilations(lambda: encoder.encode_passages(texts)) == 0
+    # A second model of the architecture uses the programs of the first.
+    again = DualEncoder.load(small_model, batch_tokens=96)
+    assert count_compilations(lambda: again.encode_passages(texts)) == 0
+
+
+def count_compilations(function) -> int:
+    count = 0
+
+    def listen(event: str, duration: float, **kwargs) -> None:
+        nonlocal count
+        count += event == "/jax/core/compile/backend_compile_duration"
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        function()
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    return count
+
+
+def test_batches_are_split_over_all_devices(encoder, texts):
+    assert jax.device_count() == 4
+    assert encoder.partitioner.mesh.size == 4
+    report = EncodingReport()
+    encoder.encode(texts, tower="passage", report=report)
+    assert all(rows % 4 == 0 for rows, _ in report.shapes)
+    program = dual_encoder._program(*encoder._structure, encoder._shardings, encoder.partitioner, "passage")
+    shape = max(report.shapes)
+    (sharding,) = [program.executables[shape].result().input_shardings[0][1]]
+    assert sharding.shard_shape(shape) == (shape[0] // 4, shape[1])
+
+
+def test_nothing_to_encode(encoder):
+    assert encoder.encode_queries([]).shape == (0, 32)
+
+
+def test_the_next_texts_are_tokenised_in_a_thread(encoder):
+    drawn = []
+
+    def windows():
+        for i in range(5):
+            drawn.append(i)
+            yield [f"w{i}"]
+
+    parts = encoder.encode_windows(windows(), tower="query")
+    next(parts)
+    assert len(drawn) < 5  # a stream is not read to its end first
+    rest = list(parts)
+    assert len(rest) == 4
+    assert drawn == list(range(5))
+
+
+@pytest.mark.parametrize("wrong", ["one string", ["a", None], [b"bytes"]])
+def test_what_is_no_list_of_texts(encoder, wrong):
+    with pytest.raises(TypeError, match="list of strings"):
+        encoder.encode_queries(wrong)
+
+
+def test_vectors_that_are_not_finite(small_model):
+    encoder = DualEncoder.load(small_model)
+    encoder._parameters = [p * np.float32(np.nan) for p in encoder._parameters]
+    with pytest.raises(UserError, match="not finite"):
+        encoder.encode_queries(["w1"])
+
+
+def test_no_such_model(tmp_path):
+    with pytest.raises(UserError):
+        DualEncoder.load(str(tmp_path / "nothing"))
+
+
+def test_the_public_names():
+    for name in jaxir.__all__:
+        assert getattr(jaxir, name) is not None
+        assert name in dir(jaxir)
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = jaxir.nonsense
+
+
+def test_import_jaxir_is_light():
+    code = "import sys, jaxir; print([m for m in ('jax', 'numpy', 'flax') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

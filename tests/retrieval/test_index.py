@@ -1,0 +1,233 @@
+"""Indexes: exact answers with exact ties, near answers with ScaNN, and what is on disk."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from jaxir.errors import UserError
+from jaxir.retrieval import exact
+from jaxir.retrieval.exact import ExactIndex
+from jaxir.retrieval.index import load_index, normalize
+from jaxir.retrieval.scann_index import BRUTE_FORCE_UP_TO, ScannIndex
+
+
+def vectors_with_ties(count: int, dimension: int, seed: int = 0) -> np.ndarray:
+    """Small integers, whose products are exact in any order of summation: many ties."""
+    return np.random.default_rng(seed).integers(-2, 3, (count, dimension)).astype(np.float32)
+
+
+def clustered(count: int, dimension: int, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    centers = rng.normal(size=(count // 50, dimension))
+    points = centers[rng.integers(0, len(centers), count)] + 0.6 * rng.normal(size=(count, dimension))
+    return normalize(points).astype(np.float32)
+
+
+def brute_force(queries, vectors, ids, k, similarity):
+    """The obvious search: sort everything by (score, id), both descending."""
+    if similarity == "cosine":
+        queries, vectors = normalize(queries), normalize(vectors)
+    all_scores = queries.astype(np.float64) @ vectors.T.astype(np.float64)
+    found = []
+    for row in all_scores:
+        ranked = sorted(zip(row.tolist(), ids, strict=True), reverse=True)[:k]
+        found.append(([s for s, _ in ranked], [i for _, i in ranked]))
+    return np.array([s for s, _ in found]), [i for _, i in found]
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("k", [1, 10, 500])
+def test_exact_equals_brute_force_with_all_its_ties(monkeypatch, shards, k):
+    monkeypatch.setattr(exact, "BLOCK", 64)
+    monkeypatch.setattr(exact, "QUERY_BLOCK", 16)
+    vectors, queries = vectors_with_ties(301, 8), vectors_with_ties(37, 8, seed=1)
+    vectors[5] = 0
+    ids = [f"d{i}" for i in np.random.default_rng(2).permutation(301)]
+    index = ExactIndex.build(np.array_split(vectors, shards), ids, similarity="dot")
+    scores, found = index.search(queries, k)
+    expected_scores, expected = brute_force(queries, vectors, ids, k, "dot")
+    np.testing.assert_array_equal(scores, expected_scores)
+    assert found == expected
+    assert len(set(expected_scores[0])) < min(k, 301) or k == 1  # guard: there are ties
+
+
+def test_exact_cosine():
+    rng = np.random.default_rng(0)
+    vectors = rng.normal(size=(300, 24)).astype(np.float32) * rng.uniform(0.1, 9, (300, 1)).astype(np.float32)
+    queries = rng.normal(size=(20, 24)).astype(np.float32)
+    ids = [f"d{i}" for i in range(300)]
+    vectors[7] = 0
+    scores, found = ExactIndex.build(vectors, ids, similarity="cosine").search(queries, 300)
+    expected_scores, expected = brute_force(queries, vectors, ids, 300, "cosine")
+    np.testing.assert_allclose(scores, expected_scores, atol=1e-6)
+    assert found == expected
+    by_dot = ExactIndex.build(vectors, ids, similarity="dot").search(queries, 300)[1]
+    assert by_dot != expected  # guard: lengths matter here
+
+
+def test_equal_texts_tie_wherever_they_are(monkeypatch):
+    """The same vector in different blocks and rows gets the same score, bit for bit."""
+    monkeypatch.setattr(exact, "BLOCK", 128)
+    vectors = clustered(500, 96)
+    copies = [3, 77, 200, 201, 333, 499]
+    vectors[copies] = vectors[3]
+    ids = [f"{i:03d}" for i in range(500)]
+    scores, found = ExactIndex.build(vectors, ids).search(vectors[3:4], 6)
+    assert found == [[f"{i:03d}" for i in reversed(copies)]]
+    assert len(set(scores[0].tolist())) == 1
+
+
+@pytest.mark.parametrize("count", [BRUTE_FORCE_UP_TO - 2000, BRUTE_FORCE_UP_TO + 5000])
+def test_scann_finds_what_exact_finds(count):
+    vectors, queries = clustered(count, 64), clustered(count, 64)[:200]
+    queries = normalize(queries + 0.05 * np.random.default_rng(1).normal(size=queries.shape)).astype(
+        np.float32
+    )
+    ids = [f"d{i}" for i in range(count)]
+    near = ScannIndex.build(vectors, ids)
+    assert bool(near.info.settings) == (count > BRUTE_FORCE_UP_TO)
+    for k in (10, 100):
+        expected_scores, expected = ExactIndex.build(vectors, ids).search(queries, k)
+        scores, found = near.search(queries, k)
+        recall = np.mean([len(set(a) & set(b)) / k for a, b in zip(found, expected, strict=True)])
+        assert recall >= (0.9 if near.info.settings else 0.999)
+        assert [row[0] for row in found] == [row[0] for row in expected]
+        np.testing.assert_allclose(scores[:, 0], expected_scores[:, 0], atol=1e-5)
+        assert (np.diff(scores) <= 0).all()
+
+
+def test_scann_breaks_ties_by_id():
+    vectors = np.tile(normalize(vectors_with_ties(4, 16)), (25, 1)).astype(np.float32)
+    ids = [f"d{i:03d}" for i in range(100)]
+    _, found = ScannIndex.build(vectors, ids).search(vectors[:1], 25)
+    assert found == [[f"d{i:03d}" for i in range(96, -1, -4)]]
+
+
+def test_scann_with_k_near_the_size(toy):
+    vectors = clustered(BRUTE_FORCE_UP_TO + 1000, 16)
+    ids = [f"d{i}" for i in range(len(vectors))]
+    scores, found = ScannIndex.build(vectors, ids).search(vectors[:2], len(vectors))
+    assert scores.shape == (2, len(vectors))
+    assert all(len(set(row)) == len(row) > 0.99 * len(vectors) for row in found)
+
+
+@pytest.mark.parametrize("engine", [ExactIndex, ScannIndex])
+@pytest.mark.parametrize("count", [50, BRUTE_FORCE_UP_TO + 1000])
+def test_saved_index_answers_alike_in_a_new_process(tmp_path, toy, engine, count):
+    vectors = clustered(count, 32)
+    ids = [f"id-{i}-é" for i in range(count)]
+    index = engine.build(vectors, ids, similarity="cosine", fingerprint="f" * 64, model="st:somewhere")
+    records = [{"_id": i, "title": f"title of {i}", "text": "text é\n" * n} for n, i in enumerate(ids[:60])]
+    records += [{"_id": i, "text": "more"} for i in ids[60:]] + [{"_id": "unknown", "text": "not indexed"}]
+    corpus = toy.write_jsonl(tmp_path / "corpus.jsonl", records[::-1])
+    index.save(tmp_path / "aside", corpus=corpus)
+    (tmp_path / "aside").rename(tmp_path / "moved")
+    np.save(tmp_path / "queries.npy", vectors[:5])
+    code = (
+        "import sys, json, numpy as np\nfrom jaxir import load_index\n"
+        f"index = load_index({str(tmp_path / 'moved')!r})\n"
+        f"scores, ids = index.search(np.load({str(tmp_path / 'queries.npy')!r}), 7)\n"
+        "print(json.dumps([scores.tolist(), ids, index.info.model, list(index.documents['id-3-é'])]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    scores, found, model, document = json.loads(done.stdout.splitlines()[-1])
+    expected_scores, expected = index.search(vectors[:5], 7)
+    assert found == expected
+    np.testing.assert_allclose(scores, expected_scores, atol=1e-6)
+    assert model == "st:somewhere"
+    assert document == ["id-3-é", "title of id-3-é", "text é\n" * 3]
+
+
+@pytest.mark.parametrize("engine", [ExactIndex, ScannIndex])
+def test_k_beyond_the_index_and_no_queries(engine):
+    index = engine.build(clustered(100, 8), [str(i) for i in range(100)])
+    scores, found = index.search(clustered(100, 8)[:2], 1000)
+    assert scores.shape == (2, 100)
+    assert len(found[0]) == 100
+    scores, found = index.search(np.zeros([0, 8], np.float32), 5)
+    assert scores.shape[0] == 0
+    assert found == []
+
+
+def test_queries_that_do_not_fit():
+    index = ExactIndex.build(
+        clustered(100, 8), [str(i) for i in range(100)], fingerprint="a" * 64, model="st:one"
+    )
+    with pytest.raises(UserError, match="9 dimensions and the index 8"):
+        index.search(np.zeros([1, 9], np.float32), 5)
+    with pytest.raises(UserError, match="k must be at least 1"):
+        index.search(np.zeros([1, 8], np.float32), 0)
+    with pytest.raises(TypeError, match="queries"):
+        index.search(np.zeros([8], np.float32), 5)
+    index.require_model("a" * 64)
+    with pytest.raises(UserError, match="made with st:one .* cannot be searched with st:two"):
+        index.require_model("b" * 64, "st:two")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"embeddings": np.zeros([0, 4], np.float32), "ids": []}, "no embeddings"),
+        ({"ids": ["a", "b"]}, "3 embeddings and 2 ids"),
+        ({"ids": ["a", "b", "a"]}, "'a' comes twice"),
+        ({"embeddings": np.full([3, 4], np.nan, np.float32)}, "not finite"),
+        ({"embeddings": np.zeros([3, 4], np.float64)}, "float32"),
+        ({"embeddings": [np.zeros([2, 4], np.float32), np.zeros([1, 5], np.float32)]}, "one D"),
+        ({"similarity": "euclid"}, "cosine or dot, not 'euclid'"),
+    ],
+)
+@pytest.mark.parametrize("engine", [ExactIndex, ScannIndex])
+def test_what_cannot_be_indexed(engine, change, message):
+    good = {"embeddings": np.ones([3, 4], np.float32), "ids": ["a", "b", "c"]}
+    with pytest.raises(UserError, match=message):
+        engine.build(**good | change)
+
+
+def test_saving_is_all_or_nothing(tmp_path, toy):
+    index = ExactIndex.build(np.ones([3, 4], np.float32), ["a", "b", "c"])
+    corpus = toy.write_jsonl(
+        tmp_path / "corpus.jsonl", [{"_id": "a", "text": "x"}, {"_id": "c", "text": "x"}]
+    )
+    with pytest.raises(UserError, match="lacks 1 of the 3 documents that were encoded, for example 'b'"):
+        index.save(tmp_path / "index", corpus=corpus)
+    assert [p.name for p in tmp_path.iterdir()] == ["corpus.jsonl"]
+    index.save(tmp_path / "index")
+    with pytest.raises(UserError, match="already exists"):
+        index.save(tmp_path / "index")
+
+
+@pytest.mark.parametrize("engine", [ExactIndex, ScannIndex])
+def test_damaged_indexes_are_told(tmp_path, engine):
+    with pytest.raises(UserError, match="not an index"):
+        load_index(tmp_path)
+    engine.build(clustered(100, 8), [str(i) for i in range(100)]).save(tmp_path / "index")
+    load_index(tmp_path / "index")
+    big = max((p for p in (tmp_path / "index").rglob("*.npy")), key=lambda p: p.stat().st_size)
+    content = big.read_bytes()
+    big.write_bytes(content[: len(content) // 2])
+    with pytest.raises(UserError, match="damaged"):
+        load_index(tmp_path / "index")
+    big.write_bytes(content)
+    (tmp_path / "index" / "ids.json").write_text('["a"]')
+    with pytest.raises(UserError, match="1 ids of 100"):
+        load_index(tmp_path / "index")
+    (tmp_path / "index" / "index.json").write_text('{"format": 1, "engine"')
+    with pytest.raises(UserError, match="damaged"):
+        load_index(tmp_path / "index")
+
+
+def test_scann_that_is_not_installed(tmp_path):
+    """Without the package the message is the command that installs it, and nothing else needs it."""
+    (tmp_path / "scann.py").write_text("raise ImportError('No module named scann')")
+    code = (
+        "import numpy as np\nfrom jaxir import ScannIndex\nfrom jaxir.errors import UserError\n"
+        "try:\n    ScannIndex.build(np.ones([3, 4], np.float32), ['a', 'b', 'c'])\n"
+        "except UserError as error:\n    print(error)"
+    )
+    env = {"PYTHONPATH": f"{tmp_path}:{':'.join(sys.path)}", "PATH": "", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=60)
+    assert "pip install 'jaxir[scann]'" in done.stdout, done.stderr

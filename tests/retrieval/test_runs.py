@@ -1,0 +1,88 @@
+"""TREC run files."""
+
+import numpy as np
+import pytest
+
+from jaxir.errors import BadInputError, UserError
+from jaxir.retrieval.runs import read_run, write_run
+
+
+def test_round_trip_keeps_scores_and_order(tmp_path):
+    rng = np.random.default_rng(0)
+    scores = rng.normal(size=1000).astype(np.float32)
+    run = {f"q{q}": [(f"d{i}", s) for i, s in enumerate(scores[q::4])] for q in range(4)}
+    write_run(tmp_path / "a" / "run.trec", run, tag="mine")
+    assert read_run(tmp_path / "a" / "run.trec").keys() == run.keys()
+    for query_id, answers in read_run(tmp_path / "a" / "run.trec").items():
+        assert {d: np.float32(s) for d, s in answers.items()} == dict(run[query_id])
+        assert list(answers.values()) == sorted(answers.values(), reverse=True)
+    first = (tmp_path / "a" / "run.trec").read_text().splitlines()[0].split()
+    assert first[0] == "q0"
+    assert first[1] == "Q0"
+    assert first[3] == "1"
+    assert first[5] == "mine"
+
+
+def test_scores_that_differ_stay_different(tmp_path):
+    near = np.float32(0.7)
+    scores = [near]
+    for _ in range(50):
+        scores.append(np.nextafter(scores[-1], np.float32(1)))
+    doubles = [0.1, np.nextafter(0.1, 1)]
+    write_run(
+        tmp_path / "run",
+        {"q": [(f"d{i}", s) for i, s in enumerate(scores)], "p": {"a": doubles[0], "b": doubles[1]}},
+    )
+    run = read_run(tmp_path / "run")
+    assert len(set(run["q"].values())) == 51
+    assert list(run["q"]) == [f"d{i}" for i in range(50, -1, -1)]
+    assert list(run["p"]) == ["b", "a"]
+
+
+def test_ties_are_written_as_trec_eval_ranks_them(tmp_path):
+    write_run(tmp_path / "run", {"q": [("a", 1.0), ("c", 1.0), ("b", 2.0), ("d", 1.0)]})
+    assert list(read_run(tmp_path / "run")["q"]) == ["b", "d", "c", "a"]
+
+
+def test_a_query_without_answers_is_not_in_the_file(tmp_path):
+    write_run(tmp_path / "run", {"q": [], "p": [("a", 1.0)]})
+    assert read_run(tmp_path / "run") == {"p": {"a": 1.0}}
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        ({"q": [("a b", 1.0)]}, "'a b' cannot stand in a run file"),
+        ({"q 1": [("a", 1.0)]}, "query id 'q 1'"),
+        ({"": [("a", 1.0)]}, "query id ''"),
+        ({"q": [("a\u2003b", 1.0)]}, "white space"),
+        ({"q": [("a", float("nan"))]}, "is nan"),
+        ({"q": [("a", float("inf"))]}, "is inf"),
+        ({"q": [("a", 1.0), ("a", 2.0)]}, "same document twice"),
+    ],
+)
+def test_what_cannot_be_written(tmp_path, run, message):
+    with pytest.raises(UserError, match=message):
+        write_run(tmp_path / "run", {"fine": [("a", 1.0)], **run})
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"q Q0 a 1 0.5 t\nq Q0 b 2 0.4\n", r"run:2: a run line has 6 columns .* this one 5"),
+        (b"q Q0 a 1 high t\n", r"run:1: the score 'high' is not a finite number"),
+        (b"q Q0 a 1 nan t\n", r"run:1: the score 'nan'"),
+        (b"q Q0 a 1 0.5 t\nq Q0 a 2 0.4 t\n", r"run:2: document 'a' comes twice"),
+        (b"q Q0 \xff 1 0.5 t\n", r"run:1: not UTF-8"),
+    ],
+)
+def test_a_malformed_line_is_told(tmp_path, content, message):
+    (tmp_path / "run").write_bytes(content)
+    with pytest.raises(BadInputError, match=message):
+        read_run(tmp_path / "run")
+
+
+def test_no_such_run(tmp_path):
+    with pytest.raises(UserError, match="no such run file"):
+        read_run(tmp_path / "run")

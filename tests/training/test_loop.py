@@ -1,0 +1,284 @@
+"""The loop within one process: what stops it, what it refuses, and that the mesh changes nothing."""
+
+import json
+import os
+import resource
+import shutil
+import signal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+import tiny_run
+from flax import nnx
+from tiny_run import Bag, Hooked, pairs, run
+
+from jaxir.errors import UserError
+from jaxir.objectives.contrastive import Contrastive
+
+
+def params_of(model) -> dict[str, np.ndarray]:
+    leaves = jax.tree_util.tree_leaves_with_path(nnx.to_pure_dict(nnx.state(model, nnx.Param)))
+    return {jax.tree_util.keystr(path): np.asarray(value) for path, value in leaves}
+
+
+def steps_in(run_dir) -> list[int]:
+    return sorted(int(p.name) for p in (run_dir / "checkpoints").iterdir() if p.name.isdigit())
+
+
+def losses(run_dir) -> dict[int, float]:
+    lines = [json.loads(line) for line in (run_dir / "log.jsonl").read_text().splitlines()]
+    return {line["step"]: line["loss"] for line in lines if "loss" in line}
+
+
+def sent(number, at):
+    """Data that sends this process a signal while the batch of step `at` is made."""
+    return Hooked(pairs(64), lambda step: os.kill(os.getpid(), number) if step == at else None)
+
+
+class Poisoned(Contrastive):
+    """A loss that is not a number for batches that hold the query with this key; dev has none of it."""
+
+    def __call__(self, model, batch, key=None):
+        loss, metrics = super().__call__(model, batch, key)
+        hit = jnp.any(batch["query_key"][:, 0] == POISON)
+        return jnp.where(hit, jnp.nan, loss), metrics
+
+
+POISON = next(iter(pairs(64).batches(batch_size=8, seed=0, start_step=10)))["query_key"][0, 0]
+# The batch of step 11 is in the second epoch; the same query comes in the first one, too.
+FIRST_POISONED = next(
+    step
+    for step, batch in enumerate(pairs(64).batches(batch_size=8, seed=0), 1)
+    if POISON in batch["query_key"][:, 0]
+)
+
+
+def test_a_loss_that_is_not_a_number_names_its_step_and_keeps_the_last_good_checkpoint(tmp_path):
+    assert 1 <= FIRST_POISONED <= 8
+    every = max(1, FIRST_POISONED - 1)
+    with pytest.raises(UserError) as error:
+        run(tmp_path / "run", objective=Poisoned(), checkpoint_every=every, eval_every=100)
+    message = str(error.value)
+    assert message.startswith(f"step {FIRST_POISONED}: loss is nan")
+    if FIRST_POISONED == 1:
+        assert "none was saved yet" in message
+    else:
+        assert message.endswith(f"the last good checkpoint is {tmp_path}/run/checkpoints/{every}")
+        assert steps_in(tmp_path / "run") == [every]
+
+
+def test_parameters_that_overflow_are_never_saved(tmp_path):
+    with pytest.raises(UserError, match=r"^step \d+: .* not finite|^step \d+: (dev )?(loss|grad_norm) is"):
+        run(tmp_path / "run", learning_rate=1e38, checkpoint_every=1, dev=None)
+    for step in steps_in(tmp_path / "run"):
+        with ocp.StandardCheckpointer() as checkpointer, jax.transfer_guard("allow"):
+            saved = checkpointer.restore(
+                (tmp_path / "run" / "checkpoints" / str(step) / "params").absolute(),
+                nnx.to_pure_dict(nnx.state(Bag(), nnx.Param)),
+            )
+        assert all(np.isfinite(x).all() for x in jax.tree.leaves(saved))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_step_saves_it_and_restores_the_handlers(tmp_path, number):
+    before = signal.getsignal(number)
+    result = run(tmp_path / "run", data=sent(number, 12))
+    assert result.stopped_by is number and 9 <= result.step <= 13
+    assert steps_in(tmp_path / "run")[-1] == result.step
+    assert signal.getsignal(number) is before
+    resumed = run(tmp_path / "run")
+    assert resumed.step == 30 and resumed.stopped_by is None
+
+
+def test_a_complete_run_is_left_alone(tmp_path, capsys):
+    model = Bag()
+    first = run(tmp_path / "run", model=model)
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("*") if p.is_file()}
+    again = Bag()
+    second = run(tmp_path / "run", model=again)
+    assert second == first
+    assert "already complete at step 30" in capsys.readouterr().out
+    assert {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("*") if p.is_file()} == before
+    for name, value in params_of(model).items():
+        assert np.array_equal(params_of(again)[name], value)
+        assert not np.array_equal(params_of(Bag())[name], value)
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"batch_size": 16}, "batch_size"),
+        ({"seed": 1}, "seed|data"),
+        ({"steps": 31}, "optimizer|steps"),
+        ({"learning_rate": 1.0}, "optimizer"),
+        ({"objective": Poisoned()}, "objective"),
+        ({"data": pairs(64, seed=3)}, "data"),
+        ({"dev_metric": "loss"}, "dev"),
+        ({"model": tiny_run.bert()}, "model"),
+    ],
+)
+def test_resuming_with_other_settings_is_refused(tmp_path, interrupted_run, change, name):
+    shutil.copytree(interrupted_run, tmp_path / "run")
+    with pytest.raises(UserError, match=rf"was trained with ({name})=.*another output_dir"):
+        run(tmp_path / "run", **change)
+    assert steps_in(tmp_path / "run") == steps_in(interrupted_run)
+
+
+@pytest.fixture(scope="module")
+def interrupted_run(tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("interrupted") / "run"
+    result = run(run_dir, data=sent(signal.SIGTERM, 16), keep_last=3, dev=pairs(21, seed=1))
+    assert 12 <= result.step < 30
+    return run_dir
+
+
+def damage(path, how):
+    """Truncates a file, flips a bit in it, or removes it."""
+    if how == "remove":
+        path.unlink()
+        return
+    content = bytearray(path.read_bytes())
+    if how == "truncate":
+        content = content[: len(content) // 2]
+    else:
+        content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("how", ["truncate", "flip", "remove"])
+@pytest.mark.parametrize("item", ["params", "opt_state"])
+def test_a_broken_checkpoint_is_reported_and_an_older_one_used(tmp_path, interrupted_run, capsys, item, how):
+    run_dir = tmp_path / "run"
+    shutil.copytree(interrupted_run, run_dir)
+    *_, older, newest = steps_in(run_dir)
+    data = max((run_dir / "checkpoints" / str(newest) / item).rglob("d/*"), key=lambda p: p.stat().st_size)
+    damage(data, how)
+    result = run(run_dir)
+    errors = capsys.readouterr().err
+    assert f"checkpoint {newest} is broken" in errors and f"resuming {run_dir} at step {older}" in errors
+    assert (run_dir / "broken" / str(newest)).is_dir()
+    whole = tmp_path / "whole"
+    shutil.copytree(interrupted_run, whole)
+    assert run(whole).best_value == result.best_value
+    assert losses(whole) == losses(run_dir)
+
+
+def test_without_a_whole_checkpoint_the_run_stops(tmp_path, interrupted_run):
+    run_dir = tmp_path / "run"
+    shutil.copytree(interrupted_run, run_dir)
+    for step in steps_in(run_dir):
+        (run_dir / "checkpoints" / str(step) / "params" / "manifest.ocdbt").write_bytes(b"no")
+    with pytest.raises(UserError, match="no checkpoint of .* is whole"):
+        run(run_dir)
+    assert not (run_dir / "broken").exists()
+
+
+def test_a_directory_that_is_no_run_is_never_written_to(tmp_path, interrupted_run):
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "thesis.txt").write_text("the only copy")
+    with pytest.raises(UserError, match=r"not empty and is not a training run"):
+        run(other)
+    assert [p.name for p in other.iterdir()] == ["thesis.txt"]
+    gone = tmp_path / "gone"
+    shutil.copytree(interrupted_run, gone)
+    shutil.rmtree(gone / "checkpoints")
+    with pytest.raises(UserError, match=r"the checkpoints of .* are gone"):
+        run(gone)
+
+
+def test_a_full_disk_costs_one_sentence_and_no_checkpoint(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    run_dir = tmp_path / "run"
+
+    def fill_disk(step):
+        if step == 10:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+
+    try:
+        with pytest.raises(UserError, match=r"^checkpoint 14 could not be saved \(.*\); the last good .*/7$"):
+            run(run_dir, data=Hooked(pairs(64), fill_disk), dev=None, log_every=30)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [p.name for p in (run_dir / "checkpoints").iterdir()] == ["7"]
+    assert run(run_dir, dev=None, log_every=30).step == 30
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"steps": 0}, "steps must be at least 1, not 0"),
+        ({"batch_size": -8}, "batch_size must be at least 1, not -8"),
+        ({"batch_size": 9}, "batch_size must be a multiple of the 2 devices that share it, not 9"),
+        ({"batch_size": 80}, "batch_size is 80, but there are only 64 pairs: give a smaller one"),
+        ({"log_every": 0}, "log_every must be at least 1, not 0"),
+        ({"dev_metric": "ndcg@10"}, "there is no dev metric 'ndcg@10'; did you mean 'nDCG@10'?"),
+        ({"dev": pairs(1)}, "there are only 1 dev pairs, fewer than the 2 devices of a batch"),
+    ],
+)
+def test_settings_that_make_no_sense_cost_a_sentence(tmp_path, settings, sentence):
+    with pytest.raises(UserError) as error:
+        run(tmp_path / "run", **settings)
+    assert str(error.value).startswith(sentence)
+
+
+def test_nothing_compiles_and_nothing_is_transferred_once_the_loop_runs(tmp_path, monkeypatch):
+    compiled = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, _, **__: compiled.append(at[0]) if event.endswith("backend_compile_duration") else None
+    )
+    at = [None]
+    data = Hooked(pairs(64), lambda step: at.__setitem__(0, step))
+    try:
+        run(tmp_path / "run", data=data, eval_every=5)
+    finally:
+        jax.monitoring.clear_event_listeners()
+    assert len(compiled) > 3  # the listener hears
+    # The first evaluation compiles its search; the prefetching thread is at most 3 steps ahead of the loop.
+    assert [step for step in compiled if step is not None and step > 5 + 3] == []
+
+
+def test_dropout_is_on_in_training_and_differs_from_step_to_step(tmp_path):
+    results = {}
+    for name, rate in (("with", 0.5), ("again", 0.5), ("without", 0.0)):
+        run(tmp_path / name, model=Bag(dropout_rate=rate), steps=5, learning_rate=0.0, dev=None)
+        results[name] = losses(tmp_path / name)
+    assert results["with"] == results["again"]
+    assert all(results["with"][s] != results["without"][s] for s in range(1, 6))
+    # At learning rate 0 the same batch comes again in no 5 steps of 8 rows of 64; draw keys directly instead.
+    keys = {jax.random.key_data(jax.random.fold_in(jax.random.key(0), s)).tobytes() for s in range(5)}
+    assert len(keys) == 5
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
+def test_four_devices_give_what_one_gives(tmp_path, optimizer):
+    from jaxir.training.optimizers import Adafactor, AdamW
+
+    built = AdamW(learning_rate=1e-3) if optimizer == "adamw" else Adafactor(min_dim_size_to_factor=16)
+    models = {}
+    for name, mesh in (("one", {"data": 1}), ("four", {"data": 2, "fsdp": 2})):
+        models[name] = tiny_run.bert()
+        run(
+            tmp_path / name,
+            model=models[name],
+            mesh=mesh,
+            steps=5,
+            batch_size=16,
+            optimizer=built,
+            objective=Contrastive(),
+            dev=None,
+        )
+    assert losses(tmp_path / "one").keys() == {1, 2, 3, 4, 5}
+    for step, loss in losses(tmp_path / "one").items():
+        assert losses(tmp_path / "four")[step] == pytest.approx(loss, abs=1e-5)
+    one, four, start = (params_of(m) for m in (models["one"], models["four"], tiny_run.bert()))
+    assert max(np.abs(one[n] - start[n]).max() for n in one) > 1e-3
+    for name, value in one.items():
+        np.testing.assert_allclose(four[name], value, atol=1e-5, err_msg=name)
+    kernels = [
+        v.get_value() for _, v in nnx.state(models["four"], nnx.Param).flat_state() if v.get_value().ndim == 2
+    ]
+    assert any(not k.sharding.is_fully_replicated for k in kernels)

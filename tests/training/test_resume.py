@@ -1,0 +1,135 @@
+"""Interrupted runs, in real processes: they end with the very parameters of an uninterrupted one."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+STEPS = 30
+SCRIPT = Path(__file__).parent / "tiny_run.py"
+
+
+def start(run_dir, env) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, str(SCRIPT), f"--run_dir={run_dir}"],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process) -> tuple[int, str]:
+    _, errors = process.communicate(timeout=300)
+    return process.returncode, errors
+
+
+def log(run_dir) -> list[dict]:
+    path = run_dir / "log.jsonl"
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+def wait_for_step(process, run_dir, step):
+    while process.poll() is None:
+        if any(line["step"] >= step and "loss" in line for line in log(run_dir)):
+            return
+        time.sleep(0.005)
+    raise AssertionError(f"ended before step {step}: {process.communicate()[1]}")
+
+
+def saved_steps(run_dir) -> list[int]:
+    return sorted(int(p.name) for p in (run_dir / "checkpoints").iterdir() if p.name.isdigit())
+
+
+def parameters(run_dir, step=STEPS) -> dict[str, np.ndarray]:
+    """Reads the parameters and the optimizer's state of a checkpoint, by path."""
+    found = {}
+    for item in ("params", "opt_state"):
+        directory = (run_dir / "checkpoints" / str(step) / item).absolute()
+        with ocp.PyTreeCheckpointer() as checkpointer:
+            tree = checkpointer.metadata(directory).item_metadata.tree
+            as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+            restored = checkpointer.restore(directory, restore_args=as_numpy)
+        for path, value in jax.tree_util.tree_leaves_with_path(restored):
+            found[item + jax.tree_util.keystr(path)] = value
+    return found
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory, compile_cache):
+    run_dir = tmp_path_factory.mktemp("uninterrupted") / "run"
+    code, errors = finish(start(run_dir, compile_cache))
+    assert code == 0, errors
+    return run_dir
+
+
+def assert_same_end(run_dir, uninterrupted):
+    ours, theirs = parameters(run_dir), parameters(uninterrupted)
+    assert ours.keys() == theirs.keys() and len(ours) > 60
+    for name, value in theirs.items():
+        assert np.array_equal(ours[name], value), name
+    ours, theirs = (
+        [(x["step"], x.get("loss"), x.get("dev/nDCG@10")) for x in log(run) if "checkpoint" not in x]
+        for run in (run_dir, uninterrupted)
+    )
+    assert ours == theirs
+    best = [json.loads((run / "checkpoints" / "best.json").read_text()) for run in (run_dir, uninterrupted)]
+    assert best[0] == best[1]
+    assert (run_dir / "COMPLETE").exists()
+
+
+def test_the_uninterrupted_run_learns_and_keeps_what_it_should(uninterrupted):
+    losses = [x["loss"] for x in log(uninterrupted) if "loss" in x]
+    assert len(losses) == STEPS and np.mean(losses[-5:]) < 0.7 * np.mean(losses[:5])
+    dev = {x["step"]: x["dev/nDCG@10"] for x in log(uninterrupted) if "dev/nDCG@10" in x}
+    assert sorted(dev) == [10, 20, 30]
+    best = max(dev, key=lambda step: (dev[step], -step))
+    assert json.loads((uninterrupted / "checkpoints" / "best.json").read_text())["step"] == best
+    assert saved_steps(uninterrupted) == sorted({28, 30, best})
+
+
+def test_sigterm_saves_the_step_at_hand_and_the_run_resumes(tmp_path, uninterrupted, compile_cache):
+    at = random.SystemRandom().randint(2, 25)
+    print("SIGTERM after step", at)
+    run_dir = tmp_path / "run"
+    process = start(run_dir, compile_cache)
+    wait_for_step(process, run_dir, at)
+    process.send_signal(signal.SIGTERM)
+    code, errors = finish(process)
+    assert code == 143, errors
+    last = saved_steps(run_dir)[-1]
+    assert at <= last < STEPS
+    assert [x["step"] for x in log(run_dir) if "loss" in x] == list(range(1, last + 1))
+    code, errors = finish(start(run_dir, compile_cache))
+    assert code == 0 and f"resuming {run_dir} at step {last}" in errors
+    assert_same_end(run_dir, uninterrupted)
+
+
+def test_sigkill_at_any_moment_loses_no_more_than_since_the_last_checkpoint(
+    tmp_path, uninterrupted, compile_cache
+):
+    run_dir = tmp_path / "run"
+    seed = random.SystemRandom().randint(0, 10**6)
+    print("seed", seed)
+    rng = random.Random(seed)
+    for low in (1, 11, 21):
+        at, delay = rng.randint(low, low + 5), rng.uniform(0, 0.05)
+        process = start(run_dir, compile_cache)
+        wait_for_step(process, run_dir, at)
+        time.sleep(delay)
+        process.kill()
+        finish(process)
+        print("killed after step", at, "with checkpoints", saved_steps(run_dir))
+    code, errors = finish(start(run_dir, compile_cache))
+    assert code == 0, errors
+    assert_same_end(run_dir, uninterrupted)
+    assert not list((run_dir / "checkpoints").glob("*tmp*"))

@@ -1,0 +1,132 @@
+"""A small training run, in the test's process or in one of its own that can be interrupted.
+
+usage: tiny_run.py --run_dir=DIR --settings='{"steps": 30, ...}'
+"""
+
+import os
+
+if __name__ == "__main__":
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxir import cli
+from jaxir.data.pairs import PairDataset, TextTable
+from jaxir.models import layers
+from jaxir.models.bert import BertConfig
+from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel, l2_normalize
+from jaxir.objectives.contrastive import Contrastive
+from jaxir.partitioning import MeshConfig
+from jaxir.training import loop
+from jaxir.training.optimizers import AdamW
+
+LENGTH, VOCABULARY, WIDTH = 12, 64, 32
+
+
+def pairs(count: int, seed: int = 0) -> PairDataset:
+    """Pairs of random token ids; a passage begins with half the tokens of its query."""
+    rng = np.random.default_rng(seed)
+    query, passage = rng.integers(2, VOCABULARY, [2, count, LENGTH])
+    passage[:, : LENGTH // 2] = query[:, : LENGTH // 2]
+    keys = rng.integers(0, 2**31 - 1, [2, count, 2]).astype(np.int32)
+    offsets = np.arange(count + 1) * LENGTH
+    return PairDataset(
+        queries=TextTable(query.ravel().astype(np.uint16), offsets, keys[0]),
+        passages=TextTable(passage.ravel().astype(np.uint16), offsets, keys[1]),
+        pairs=np.stack([np.arange(count)] * 2, axis=1).astype(np.int32),
+        negatives=np.zeros(0, np.int32),
+        negative_offsets=np.zeros(count + 1, np.int64),
+        query_length=LENGTH,
+        passage_length=LENGTH,
+        num_negatives=0,
+        tokenizer_fingerprint="none",
+    )
+
+
+class Hooked:
+    """Training pairs that call `before(step)` as the batch of each step (from 0) is made."""
+
+    def __init__(self, data, before):
+        self._data, self._before, self.num_examples = data, before, data.num_examples
+
+    def batches(self, *, start_step, **kwargs):
+        for step, batch in enumerate(self._data.batches(start_step=start_step, **kwargs), start_step):
+            self._before(step)
+            yield batch
+
+
+def bert(seed: int = 0, **changes) -> DualEncoderModel:
+    """A random BERT, 2 layers and 32 wide."""
+    small = {"vocab_size": VOCABULARY, "embed_dim": WIDTH, "num_heads": 2, "mlp_dim": 64}
+    config = BertConfig(**(small | {"num_layers": 2, "max_positions": LENGTH} | changes))
+    return DualEncoderModel(DualEncoderConfig(backbone=config), rngs=nnx.Rngs(seed))
+
+
+class Bag(nnx.Module):
+    """The mean of token vectors, then a matrix: compiles in no time."""
+
+    def __init__(self, seed: int = 0, dropout_rate: float = 0.2):
+        rngs = nnx.Rngs(seed)
+        self.table = layers.param(layers.normal(1.0)(rngs.params(), (VOCABULARY, WIDTH)), "vocab", "embed")
+        self.kernel = layers.param(layers.normal(0.2)(rngs.params(), (WIDTH, WIDTH)), "embed", "mlp")
+        self.bias = layers.param(jnp.zeros([WIDTH]), "mlp")
+        self.dropout_rate = dropout_rate
+
+    def encode(self, ids, *, tower, key=None):
+        x = self.table[...][ids].mean(1)
+        if key is not None:
+            x *= jax.random.bernoulli(key, 1 - self.dropout_rate, x.shape).astype(jnp.float32)
+        return l2_normalize(x @ self.kernel[...] + self.bias[...][None])
+
+
+def run(
+    run_dir: str | Path,
+    *,
+    steps: int = 30,
+    batch_size: int = 8,
+    model: nnx.Module | None = None,
+    objective=None,
+    data=None,
+    mesh: dict[str, int] | None = None,
+    learning_rate: float = 3e-4,
+    **settings,
+) -> loop.TrainResult:
+    """Trains on 2 devices that share rows and parameters."""
+    mesh = mesh or {"data": 1, "fsdp": 2}
+    return loop.train(
+        model=model or Bag(),
+        objective=objective or Contrastive(),
+        data=data or pairs(64),
+        output_dir=run_dir,
+        steps=steps,
+        batch_size=batch_size,
+        optimizer=settings.pop("optimizer", AdamW(learning_rate=learning_rate, warmup_steps=3)),
+        partitioner=MeshConfig(**mesh).build(jax.devices()[: int(np.prod(list(mesh.values())))]),
+        **{"dev": pairs(21, seed=1), "log_every": 1, "eval_every": 10, "checkpoint_every": 7} | settings,
+    )
+
+
+def main(*, run_dir: str, settings: str = "{}") -> int:
+    """Trains the small BERT, slowly enough to be interrupted.
+
+    Args:
+      run_dir: the run's directory.
+      settings: keyword arguments of `run`, in JSON.
+    """
+    slow = Hooked(pairs(64), lambda step: time.sleep(0.03))
+    result = run(run_dir, model=bert(), data=slow, **json.loads(settings))
+    return 128 + result.stopped_by if result.stopped_by else 0
+
+
+if __name__ == "__main__":
+    sys.modules["tiny_run"] = sys.modules["__main__"]
+    raise SystemExit(cli.main("tiny_run:main"))
