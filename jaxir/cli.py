@@ -74,11 +74,21 @@ def run(function: Callable[..., Any], argv: Sequence[str], *, prog: str, example
         from jaxir import gin_config
 
         call, bound = gin_config.bind(function, gin_files, bindings, flags)
-    required = {name for name, p in _parameters(function).items() if p.default is p.empty}
-    if missing := sorted(required - bound - flags.keys()):
-        raise UserError(f"{', '.join('--' + name for name in missing)} must be given (see {prog} --help)")
+    check_required(function, bound | flags.keys(), prog)
     result = call(**flags)
     return result if isinstance(result, int) else 0
+
+
+def check_required(function: Callable[..., Any], given: set[str], prog: str) -> None:
+    """Raises a UserError that names the parameters still to be given, and how."""
+    hints = typing.get_type_hints(function)
+    missing = [n for n, p in _parameters(function).items() if p.default is p.empty and n not in given]
+    objects = [n for n in missing if _simple_type(hints.get(n, str)) is None]
+    flags = [f"--{n}" for n in missing if n not in objects]
+    parts = [f"{', '.join(flags)} must be given"] if flags else []
+    parts += [f"{', '.join(objects)} must be bound by a gin file (--gin_file)"] if objects else []
+    if parts:
+        raise UserError(f"{'; '.join(parts)} (see {prog} --help)")
 
 
 def build_parser(function: Callable[..., Any], *, prog: str, example: str) -> argparse.ArgumentParser:

@@ -147,6 +147,16 @@ def test_bad_input_is_one_sentence_under_gin_too(cook):
     assert (code, err) == (1, "error: corpus.jsonl:7: no field 'text'")
 
 
+def test_what_only_gin_can_give_is_named(tmp_path):
+    command = [sys.executable, "-m", "jaxir.train", "--output_dir=run"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert (
+        "--steps, --batch_size must be given; model, objective, data must be bound by a gin file"
+        in done.stderr
+    )
+
+
 def test_a_bug_keeps_its_traceback(cook):
     code, _, err = cook("--model=bug")
     assert code == 1

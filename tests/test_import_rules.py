@@ -52,7 +52,9 @@ def test_leaves_import_only_leaves():
 
 
 def test_gin_stays_at_the_edge():
-    users = [p.name for p in ROOT.glob("**/*.py") if re.search(r"^\s*(import|from) gin\b", p.read_text(), re.M)]
+    users = [
+        p.name for p in ROOT.glob("**/*.py") if re.search(r"^\s*(import|from) gin\b", p.read_text(), re.M)
+    ]
     assert users == ["gin_config.py"]
 
 

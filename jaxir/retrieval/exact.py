@@ -98,7 +98,7 @@ class ExactIndex(Index):
         for shard in self._shards:
             for at in range(0, len(shard), size):
                 vectors = shard[at : at + size]
-                ranks = self._ranks[start + at : start + at + size]
+                ranks = self._ranks[start + at : start + at + len(vectors)]
                 if (np.diff(ranks) < 0).any():
                     order = np.argsort(ranks)
                     vectors, ranks = vectors[order], ranks[order]

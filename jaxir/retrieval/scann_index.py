@@ -3,8 +3,10 @@
 Guo et al., "Accelerating large-scale inference with anisotropic vector quantization", 2020.
 """
 
+import contextlib
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -80,7 +82,8 @@ class ScannIndex(Index):
             model=model,
             settings=settings,
         )
-        return cls(info, ids, None, builder.build())
+        with _quiet():
+            return cls(info, ids, None, builder.build())
 
     @staticmethod
     def settings_for(count: int) -> dict[str, int]:
@@ -121,17 +124,33 @@ class ScannIndex(Index):
     ) -> "ScannIndex":
         scann = _scann()
         try:
-            searcher = scann.load_searcher(str((directory / ASSETS).resolve()))
+            with _quiet():
+                searcher = scann.load_searcher(str((directory / ASSETS).resolve()))
         except (ValueError, RuntimeError, OSError) as error:
             raise UserError(f"{directory} is a damaged index: {error}") from None
         return cls(info, ids, documents, searcher)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Drops what C++ libraries print to standard error meanwhile; ScaNN's log has no level to set."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with open(os.devnull, "wb") as nothing:  # noqa: PTH123  (a device, not a file)
+        os.dup2(nothing.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def _scann() -> ModuleType:
     """Imports ScaNN, which imports TensorFlow (some seconds)."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
-        from scann.scann_ops.py import scann_ops_pybind
+        with _quiet():
+            from scann.scann_ops.py import scann_ops_pybind
     except ImportError as error:
         raise UserError(
             f"the scann backend needs ScaNN ({error}): pip install 'jaxir[scann]' (Linux only),"

@@ -63,7 +63,7 @@ def plan_state(model: nnx.Module, transform: optax.GradientTransformation, parti
     layout = nnx.to_pure_dict(param_shardings(variables, partitioner))
     whole = NamedSharding(partitioner.mesh, PartitionSpec())
     opt_shapes = jax.eval_shape(transform.init, params)
-    opt_layout = optax.tree_utils.tree_map_params(
+    opt_layout = optax.tree.map_params(
         transform,
         lambda moment, param, sharding: sharding if moment.shape == param.shape else whole,
         opt_shapes,
@@ -118,7 +118,7 @@ def make_step(
         following = TrainState(state.step + 1, optax.apply_updates(state.params, updates), opt_state)
         return following, metrics | {
             "loss": loss,
-            "grad_norm": optax.global_norm(gradients),
+            "grad_norm": optax.tree.norm(gradients),
             "learning_rate": optimizer.schedule(state.step),
         }
 

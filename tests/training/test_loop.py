@@ -171,7 +171,7 @@ def test_without_a_whole_checkpoint_the_run_stops(tmp_path, interrupted_run):
     shutil.copytree(interrupted_run, run_dir)
     for step in steps_in(run_dir):
         (run_dir / "checkpoints" / str(step) / "params" / "manifest.ocdbt").write_bytes(b"no")
-    with pytest.raises(UserError, match="no checkpoint of .* is whole"):
+    with pytest.raises(UserError, match=r"no checkpoint of .* is whole"):
         run(run_dir)
     assert not (run_dir / "broken").exists()
 
@@ -278,7 +278,5 @@ def test_four_devices_give_what_one_gives(tmp_path, optimizer):
     assert max(np.abs(one[n] - start[n]).max() for n in one) > 1e-3
     for name, value in one.items():
         np.testing.assert_allclose(four[name], value, atol=1e-5, err_msg=name)
-    kernels = [
-        v.get_value() for _, v in nnx.state(models["four"], nnx.Param).flat_state() if v.get_value().ndim == 2
-    ]
-    assert any(not k.sharding.is_fully_replicated for k in kernels)
+    kernel = models["four"].encoder.layers[0].mlp.inner.kernel.get_value()
+    assert not kernel.sharding.is_fully_replicated
