@@ -18,6 +18,5 @@ def beir(*, directory: str, name: str | None = None) -> str:
       UserError: no such folder.
     """
     splits = BeirFolder(directory).splits
-    return add_task(
-        "beir", {split: BeirPairs(directory=directory, split=split) for split in splits}, name=name
-    )
+    sources = {split: BeirPairs(directory=directory, split=split) for split in splits}
+    return add_task("beir", sources, name=name)

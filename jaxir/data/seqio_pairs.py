@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,16 @@ from jaxir.data.tokenizer import Tokenizer, pad_batch
 from jaxir.errors import UserError, suggest
 
 _TOKENISE_AT_ONCE = 256
+_UNFINISHED: weakref.WeakSet[Generator[Batch, None, None]] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_unfinished() -> None:
+    # TensorFlow's threads call back into Python; one that does so while the interpreter shuts down waits
+    # forever, and so does the shutdown. Iterators must be gone before.
+    for batches in list(_UNFINISHED):
+        with contextlib.suppress(ValueError):  # at work on another thread
+            batches.close()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -150,14 +163,16 @@ class SeqioPairDataset:
         lengths = {name: self._lengths.get(name, 0) for name in converter.TASK_FEATURES}
         ds = converter(texts, lengths).batch(size, drop_remainder=True).prefetch(2)
 
-        def read() -> Iterator[Batch]:
+        def read() -> Generator[Batch, None, None]:
             try:
                 yield from ds.as_numpy_iterator()
             except tf.errors.OpError as error:
                 reason = str(error.message).strip().rpartition("UserError: ")[2].partition("\n")[0]
                 raise UserError(f"SeqIO task {self._provider.name}: {reason}") from error
 
-        return read()
+        batches = read()
+        _UNFINISHED.add(batches)
+        return batches
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,8 @@
 """SeqIO tasks over this project's pair sources.
 
-A task yields text, not ids: query, passage, their ids and negatives, all strings. Which tokenizer makes ids of
-them is the model's affair, so `seqio_pairs.DualEncoderFeatureConverter` does it: one task serves every model.
+A task yields text, not ids: query, passage, their ids and negatives, all strings. Which tokenizer makes ids
+of them is the model's affair, so `seqio_pairs.DualEncoderFeatureConverter` does it, and one task serves every
+model.
 """
 
 from __future__ import annotations

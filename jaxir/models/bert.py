@@ -112,9 +112,8 @@ class _Embeddings(nnx.Module):
 
     def __call__(self, ids: jax.Array, *, key: jax.Array | None) -> jax.Array:
         if ids.shape[1] > self.config.max_positions:
-            raise ValueError(
-                f"input of {ids.shape[1]} tokens is longer than the model's {self.config.max_positions}"
-            )
+            limit = self.config.max_positions
+            raise ValueError(f"input of {ids.shape[1]} tokens is longer than the model's {limit} positions")
         x = self.token(ids) + self.position(jnp.arange(ids.shape[1]))[None]
         if self.token_type is not None:
             x += self.token_type(jnp.zeros((1, 1), jnp.int32))

@@ -107,7 +107,7 @@ class DualEncoderModel(nnx.Module):
         config = self.config
         prefix = "" if config.sharing == "sde" else f"{tower}_"
         hidden = getattr(self, f"{prefix}encoder")(ids, key=key)
-        x = pool(hidden, ids != 0, how=config.pooling)
+        x = constrain(pool(hidden, ids != 0, how=config.pooling), ("batch", "activation_embed"))
         if config.projection is not None:
             x = getattr(self, f"{tower}_projection" if config.sharing == "ade" else "projection")(x)
             x = jnp.tanh(x) if config.projection.activation == "tanh" else x

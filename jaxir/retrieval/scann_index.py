@@ -27,16 +27,16 @@ from jaxir.retrieval.index import (
 
 ASSETS = "scann"
 # Below this a brute-force pass is as fast as the tree, and exact.
-BRUTE_FORCE_UP_TO = 5000
+BRUTE_FORCE_UP_TO = 20_000
 TRAINING_SAMPLE = 250_000
 
 
 class ScannIndex(Index):
     """A ScaNN searcher that can be saved and loaded in another process.
 
-    Vectors are partitioned into about 2 sqrt(N) leaves; a query looks into the nearest eighth of them,
-    scores their vectors by 4-bit codes of two dimensions each, and compares the best of these exactly. Up
-    to 5,000 vectors there is no tree: all are compared.
+    Vectors are partitioned into 2 sqrt(N) leaves; a query looks into the nearest 100, or an eighth of them
+    where that is more, scores their vectors by 4-bit codes of two dimensions each, and compares the best of
+    these exactly. Up to 20,000 vectors there is no tree: all are compared.
     """
 
     engine = "scann"
@@ -90,8 +90,8 @@ class ScannIndex(Index):
         """Returns leaves, leaves searched and candidates reordered for `count` vectors; {}: brute force."""
         if count <= BRUTE_FORCE_UP_TO:
             return {}
-        leaves = max(1, round(2 * count**0.5))
-        return {"leaves": leaves, "leaves_to_search": max(1, leaves // 8), "reorder": 200}
+        leaves = round(2 * count**0.5)
+        return {"leaves": leaves, "leaves_to_search": max(100, leaves // 8), "reorder": 200}
 
     def _search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, list[list[str]]]:
         scores = np.full([len(queries), k], -np.inf, np.float32)
@@ -101,10 +101,8 @@ class ScannIndex(Index):
         candidates = {}
         if self.info.settings:
             candidates = {"pre_reorder_num_neighbors": max(self.info.settings["reorder"], 4 * k)}
-        # More than one answer in eight needs more than one leaf in eight.
-        leaves = self.info.settings.get("leaves", 0)
-        if leaves and 4 * k > self.info.count // 8:
-            candidates["leaves_to_search"] = leaves
+            if 4 * k > self.info.count // 8:  # so many answers may lie in any of the leaves
+                candidates["leaves_to_search"] = self.info.settings["leaves"]
         found, values = self._searcher.search_batched_parallel(queries, final_num_neighbors=k, **candidates)
         for row, (at, value) in enumerate(zip(found, values, strict=True)):
             real = np.isfinite(value) & (at < self.info.count)

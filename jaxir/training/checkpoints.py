@@ -7,6 +7,8 @@ A checkpoint appears by a rename once whole, and is removed only when a later on
 
 import contextlib
 import json
+import re
+import shutil
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,6 +21,7 @@ import orbax.checkpoint as ocp
 from jaxir.errors import UserError
 from jaxir.files import atomic_file
 from jaxir.training.logs import LOG
+from jaxir.training.quiet import quiet_orbax
 from jaxir.training.state import TrainState, inspect
 
 MARKER = "run.json"
@@ -61,6 +64,7 @@ class Checkpoints:
         self._saving: int | None = None
         self._values: dict[int, float] = {}
         self._manager: ocp.CheckpointManager | None = None
+        self._quiet = contextlib.ExitStack()
         check_run_dir(self.run_dir)
 
     def open(self, abstract: TrainState) -> Resumed | None:
@@ -71,6 +75,7 @@ class Checkpoints:
         Raises:
           UserError: there are checkpoints but none is whole, or the newest has other settings.
         """
+        self._quiet.enter_context(quiet_orbax())
         self._inspect = jax.jit(inspect).lower(abstract).compile()
         self._manager = ocp.CheckpointManager(
             self.directory.absolute(),
@@ -187,6 +192,7 @@ class Checkpoints:
             with contextlib.suppress(UserError):
                 self.settle()
             self._manager.close()
+            self._quiet.close()
 
     def last_good(self) -> str:
         """Says where the last whole checkpoint is."""
@@ -249,9 +255,13 @@ class Checkpoints:
             (self.directory / str(step)).rename(target)
 
     def _fail(self, error: Exception) -> None:
-        """Turns what Orbax raised into one sentence; its leftovers go with the next start of the run."""
+        """Turns what Orbax raised into one sentence and removes what it had written of the checkpoint."""
         step, good = self._saving, self.last_good()
         self._saving = None
+        self._values.pop(step, None)
+        if jax.process_index() == 0:
+            for part in self.directory.glob(f"{step}.*tmp*"):
+                shutil.rmtree(part, ignore_errors=True)
         raise UserError(f"checkpoint {step} could not be saved ({_reason(error)}); {good}") from error
 
 
@@ -283,5 +293,10 @@ def _steps(directory: Path) -> list[int]:
 
 
 def _reason(error: Exception) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0][:200]
+    """Returns the system's own words where there are some, else the beginning of the message."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    if told := re.search(r"\[OS error \d+: [A-Z]+ ([^\]]+)\]", text):
+        return told[1].lower()
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    return text if len(text) <= 160 else f"{text[:160]}..."

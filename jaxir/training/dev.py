@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxir.errors import UserError, suggest
+from jaxir.errors import UserError
 from jaxir.evaluation.retrieval import evaluate_run
 from jaxir.partitioning import Partitioner
 from jaxir.retrieval.exact import ExactIndex
@@ -24,9 +24,7 @@ TOWERS = ("query", "passage")
 def check_metric(metric: str) -> None:
     """Raises a UserError unless `metric` is one that tells the best checkpoint."""
     if metric not in METRICS:
-        raise UserError(
-            f"there is no dev metric {metric!r}{suggest(metric, METRICS)}; known: {', '.join(METRICS)}"
-        )
+        raise UserError(f"there is no dev metric {metric!r}; known are {', '.join(METRICS)}")
 
 
 class DevEvaluation:

@@ -1,5 +1,6 @@
 """The dual encoder: towers, pooling, projection, normalisation; and the same on a mesh as on one device."""
 
+import contextlib
 import dataclasses
 import re
 
@@ -10,7 +11,6 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxir.interop import stored
 from jaxir.models import layers
 from jaxir.models.bert import BertConfig
 from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel, Projection, l2_normalize, pool
@@ -94,48 +94,63 @@ def test_wrong_shapes_and_towers_raise():
 
 
 # Sizes that no dimension of a parameter shares, so that shapes in the compiled program tell what they are.
-BATCH, LENGTH = 20, 10
-MESHES = {"data2_fsdp2": MeshConfig(data=2, fsdp=2), "fsdp4": MeshConfig(fsdp=4), "fsdp2_tensor2": MeshConfig(fsdp=2, tensor=2)}  # fmt: skip
+BATCH, LENGTH = 28, 11
 
 
-def training_step(config, partitioner):
-    """The compiled gradient of a loss over [B, D] and its arguments, laid out by `partitioner` (or not at all)."""
+def compiled_gradient(config, state, graphdef, partitioner, *, constrained):
+    """The compiled gradient of a loss with regard to `state`, and its inputs, laid out by `partitioner`."""
     rng = np.random.default_rng(0)
     ids = rng.integers(1, 64, (BATCH, LENGTH)).astype(np.int32)
     ids[::3, 6:] = 0
     target = rng.normal(size=(BATCH, config.dimension)).astype(np.float32)
-    model = stored.initialize(config, seed=0, partitioner=partitioner)
-    graphdef, state = nnx.split(model)
 
     def loss(state, ids, target):
         return (nnx.merge(graphdef, state).encode(ids, tower="query") * target).sum()
 
     if partitioner is None:
-        return jax.jit(jax.value_and_grad(loss)).lower(state, ids, target).compile(), (state, ids, target)
-    rows = partitioner.sharding(("batch", None))
-    ids, target = jax.device_put((ids, target), rows)
-    shardings = layers.param_shardings(state, partitioner)
-    with partitioner():
-        lowered = jax.jit(jax.value_and_grad(loss), out_shardings=(None, shardings)).lower(state, ids, target)
-    return lowered.compile(), (state, ids, target)
+        return jax.jit(jax.value_and_grad(loss)).lower(state, ids, target).compile(), (ids, target)
+    inputs = jax.device_put((ids, target), partitioner.sharding(("batch", None)))
+    out = (None, layers.param_shardings(state, partitioner))
+    with partitioner() if constrained else contextlib.nullcontext():
+        lowered = jax.jit(jax.value_and_grad(loss), out_shardings=out).lower(state, *inputs)
+    return lowered.compile(), inputs
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("scan", [False, True], ids=["unrolled", "scanned"])
-@pytest.mark.parametrize("backbone", [BERT, T5], ids=["bert", "t5"])
-def test_sharded_equals_single_device_and_activations_stay_split_by_batch(backbone, scan, mesh):
-    backbone = dataclasses.replace(backbone, scan_layers=scan, remat=scan)
+def unsplit_shapes(compiled, rows):
+    """Shapes in a compiled program that hold more of the batch than the `rows` of one device."""
+    shapes = {tuple(map(int, dims.split(","))) for dims in re.findall(r"f32\[([\d,]+)\]", compiled.as_text())}
+    assert shapes & {(rows, LENGTH, 32), (rows * LENGTH, 32)}
+    return {s for s in shapes if {n * rows * length for n in (2, 4) for length in (1, LENGTH)} & set(s)}
+
+
+@pytest.mark.parametrize(
+    ("backbone", "mesh"),
+    [
+        (dataclasses.replace(BERT, num_layers=1), MeshConfig(data=2, fsdp=2)),
+        (dataclasses.replace(BERT, scan_layers=True), MeshConfig(fsdp=2, tensor=2)),
+        (dataclasses.replace(T5, scan_layers=True, remat=True), MeshConfig(fsdp=4)),
+    ],
+    ids=["bert-data2-fsdp2", "bert-scanned-fsdp2-tensor2", "t5-scanned-fsdp4"],
+)
+def test_sharded_equals_single_device_and_activations_stay_split_by_batch(backbone, mesh):
     config = DualEncoderConfig(backbone=backbone, projection=Projection(dimension=16))
-    partitioner = MESHES[mesh].build()
-    step, arguments = training_step(config, partitioner)
-    loss, gradients = step(*arguments)
-    reference, arguments = training_step(config, None)
-    expected_loss, expected = reference(*arguments)
+    partitioner = mesh.build()
+    graphdef, whole = nnx.split(DualEncoderModel(config, rngs=nnx.Rngs(0)))
+    state = jax.device_put(whole, layers.param_shardings(whole, partitioner))
+    step, inputs = compiled_gradient(config, state, graphdef, partitioner, constrained=True)
+    loss, gradients = step(state, *inputs)
+    reference, inputs = compiled_gradient(config, whole, graphdef, None, constrained=False)
+    expected_loss, expected = reference(whole, *inputs)
     assert float(loss) == pytest.approx(float(expected_loss), abs=1e-4)
     for found, want in zip(jax.tree.leaves(gradients), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(found, want, atol=1e-4)
-    rows = BATCH // partitioner.batch_divisor()
-    shapes = {tuple(map(int, dims.split(","))) for dims in re.findall(r"f32\[([\d,]+)\]", step.as_text())}
-    assert (rows, LENGTH, 32) in shapes or (rows * LENGTH, 32) in shapes
-    too_large = {s for s in shapes if {BATCH, BATCH * LENGTH} & set(s)}
-    assert not too_large
+    assert not unsplit_shapes(step, BATCH // partitioner.batch_divisor())
+
+
+def test_without_constraints_activations_would_not_stay_split():
+    config = DualEncoderConfig(backbone=dataclasses.replace(BERT, num_layers=1))
+    partitioner = MeshConfig(data=2, fsdp=2).build()
+    graphdef, whole = nnx.split(DualEncoderModel(config, rngs=nnx.Rngs(0)))
+    state = jax.device_put(whole, layers.param_shardings(whole, partitioner))
+    step, _ = compiled_gradient(config, state, graphdef, partitioner, constrained=False)
+    assert unsplit_shapes(step, BATCH // 4)

@@ -80,7 +80,7 @@ def test_equal_texts_tie_wherever_they_are(monkeypatch):
     assert len(set(scores[0].tolist())) == 1
 
 
-@pytest.mark.parametrize("count", [BRUTE_FORCE_UP_TO - 2000, BRUTE_FORCE_UP_TO + 5000])
+@pytest.mark.parametrize("count", [3000, BRUTE_FORCE_UP_TO + 5000])
 def test_scann_finds_what_exact_finds(count):
     vectors, queries = clustered(count, 64), clustered(count, 64)[:200]
     queries = normalize(queries + 0.05 * np.random.default_rng(1).normal(size=queries.shape)).astype(
@@ -93,7 +93,7 @@ def test_scann_finds_what_exact_finds(count):
         expected_scores, expected = ExactIndex.build(vectors, ids).search(queries, k)
         scores, found = near.search(queries, k)
         recall = np.mean([len(set(a) & set(b)) / k for a, b in zip(found, expected, strict=True)])
-        assert recall >= (0.9 if near.info.settings else 0.999)
+        assert recall >= (0.9 if near.info.settings else 1)
         same = np.array([a[0] == b[0] for a, b in zip(found, expected, strict=True)])
         assert same.mean() >= 0.95
         np.testing.assert_allclose(scores[same, 0], expected_scores[same, 0], atol=1e-5)

@@ -195,7 +195,7 @@ def test_a_full_disk_costs_one_sentence_and_no_checkpoint(tmp_path):
     run_dir = tmp_path / "run"
 
     def fill_disk(step):
-        if step == 10:
+        if step == 12:
             resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
 
     try:
@@ -215,7 +215,10 @@ def test_a_full_disk_costs_one_sentence_and_no_checkpoint(tmp_path):
         ({"batch_size": 9}, "batch_size must be a multiple of the 2 devices that share it, not 9"),
         ({"batch_size": 80}, "batch_size is 80, but there are only 64 pairs: give a smaller one"),
         ({"log_every": 0}, "log_every must be at least 1, not 0"),
-        ({"dev_metric": "ndcg@10"}, "there is no dev metric 'ndcg@10'; did you mean 'nDCG@10'?"),
+        (
+            {"dev_metric": "ndcg@10"},
+            "there is no dev metric 'ndcg@10'; known are RR@10, nDCG@10, accuracy, loss",
+        ),
         ({"dev": pairs(1)}, "there are only 1 dev pairs, fewer than the 2 devices of a batch"),
     ],
 )

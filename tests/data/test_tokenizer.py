@@ -1,0 +1,210 @@
+import json
+import shutil
+import threading
+import time
+
+import numpy as np
+import pytest
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from jaxir.data.tokenizer import Tokenizer, pad_batch
+from jaxir.errors import UserError
+
+LINES = [
+    "The retriever finds passages, and the reader reads them; it's 3.14 times better (or so they say).",
+    "def tokenize(text: str) -> list[int]: return [ord(c) for c in text]",
+    "Ein Überblick über naïve Verfahren; 日本語のテキスト and emoji 🙂👩‍👩‍👧 mixed in.",
+    "supercalifragilistic antidisestablishmentarianism --- \t odd   spacing\n\nand a new paragraph",
+]
+
+
+def ids(rows):
+    return [row.tolist() for row in rows]
+
+
+def test_minilm_ids_are_those_of_the_published_tokenizer(minilm):
+    # [CLS] hello world [SEP]; accents stripped and case folded; an empty text is the special tokens alone.
+    texts = ["Hello, World!", "", "naïve Café", "日本", "[MASK]", "\x00\u200b"]
+    assert ids(minilm.encode_batch(texts, max_length=256)) == [
+        [101, 7592, 1010, 2088, 999, 102],
+        [101, 102],
+        [101, 15743, 7668, 102],
+        [101, 1864, 1876, 102],
+        [101, 103, 102],
+        [101, 102],
+    ]
+    assert (minilm.vocab_size, minilm.pad_swap) == (30522, None)
+    assert minilm.decode([101, 7592, 2088, 102, 0, 0]) == "hello world"
+
+
+def test_truncation_keeps_the_special_tokens_and_ignores_the_files_own_settings(minilm, minilm_folder):
+    stored = json.loads((minilm_folder / "tokenizer.json").read_text())
+    assert stored["truncation"]["max_length"] == 128 and stored["padding"]["strategy"] == {"Fixed": 128}
+    words = "one two three four " * 100
+    (long,), (short,) = (minilm.encode_batch([words], max_length=n) for n in (300, 6))
+    assert len(long) == 300 and long[-1] == 102
+    assert short.tolist() == [101, 2028, 2048, 2093, 2176, 102]
+    assert len(minilm.encode_batch(["one"], max_length=300)[0]) == 3  # not padded to 128
+
+
+def test_sentencepiece_appends_eos(sentencepiece_folder):
+    tokenizer = Tokenizer.load(sentencepiece_folder)
+    rows = tokenizer.encode_batch(["hello world", ""], max_length=32)
+    assert ids(rows) == [[3, 20, 4, 9, 9, 7, 17, 7, 23, 9, 21, 1], [1]]
+    assert ids(tokenizer.encode_batch(["hello world"], max_length=4)) == [[3, 20, 4, 1]]
+    assert rows[0].dtype == np.int32 and tokenizer.pad_swap is None
+    assert tokenizer.decode(rows[0]) == "hello world"
+
+
+@pytest.fixture(scope="module")
+def roberta_like(tmp_path_factory):
+    """A byte-level BPE tokenizer with RoBERTa's special tokens: <s> 0, <pad> 1, </s> 2."""
+    tokenizer = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(LINES, trainer)
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+    folder = tmp_path_factory.mktemp("roberta")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"pad_token": {"content": "<pad>"}}))
+    return folder
+
+
+def test_padding_id_that_is_not_zero_is_exchanged_with_zero(roberta_like):
+    tokenizer = Tokenizer.load(roberta_like)
+    raw = tokenizers.Tokenizer.from_file(str(roberta_like / "tokenizer.json")).encode("The retriever").ids
+    assert tokenizer.pad_swap == 1 and raw[0] == 0
+    (row,) = tokenizer.encode_batch(["The retriever"], max_length=64)
+    assert row.tolist() == [1, *raw[1:]]
+    assert tokenizer.decode(row) == "The retriever"
+
+
+@pytest.fixture(scope="module")
+def unigram(tmp_path_factory):
+    """T5's pipeline as a tokenizer.json: metaspace and unigram."""
+    tokenizer = tokenizers.Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=200, special_tokens=["<pad>", "</s>", "<unk>"], unk_token="<unk>", show_progress=False
+    )
+    tokenizer.train_from_iterator(LINES, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>", pair=None, special_tokens=[("</s>", 1)]
+    )
+    folder = tmp_path_factory.mktemp("unigram")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.mark.parametrize("which", ["minilm_folder", "sentencepiece_folder", "roberta_like", "unigram"])
+def test_long_texts_are_cut_to_the_very_same_ids(which, request):
+    tokenizer = Tokenizer.load(request.getfixturevalue(which))
+    assert tokenizer._backend.words_are_independent
+    rng = np.random.default_rng(0)
+    texts = [" ".join(rng.choice(LINES, 60)) for _ in range(20)]
+    texts += ["".join(rng.choice(list("ab cd.é🙂日\u0301 <s>[SEP]"), 3000)) for _ in range(20)]
+    texts += [" " * 5000 + "the end", "x" * 9000 + " and so on" * 50, "日本語。" * 2000]
+    for max_length in (16, 100):
+        rows = tokenizer.encode_batch(texts, max_length=max_length)
+        assert any(len(tokenizer._cut(t, max_length)) < len(t) for t in texts)  # the cut is really tried
+        for text, row in zip(texts, rows, strict=True):
+            (whole,) = tokenizer._encode([text], max_length)
+            np.testing.assert_array_equal(row, whole)
+
+
+def test_tokenizer_without_word_boundaries_is_never_cut(unigram, tmp_path):
+    spec = json.loads((unigram / "tokenizer.json").read_text())
+    spec["pre_tokenizer"] = None
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
+    tokenizer = Tokenizer.load(tmp_path)
+    text = " ".join(LINES * 50)
+    assert tokenizer._cut(text, 8) == text
+
+
+def test_a_hundred_thousand_words_take_no_time(minilm):
+    text = "retrieval augmented generation " * 33_334
+    started = time.perf_counter()
+    rows = minilm.encode_batch([text] * 20, max_length=256)
+    assert time.perf_counter() - started < 2  # tokenising them whole takes ten
+    assert {len(row) for row in rows} == {256}
+
+
+def test_saved_tokenizer_is_the_same_byte_for_byte(minilm, minilm_folder, tmp_path):
+    minilm.save(tmp_path / "copy")
+    for name in ("tokenizer.json", "vocab.txt", "tokenizer_config.json", "special_tokens_map.json"):
+        assert (tmp_path / "copy" / name).read_bytes() == (minilm_folder / name).read_bytes()
+    assert Tokenizer.load(tmp_path / "copy").fingerprint == minilm.fingerprint
+
+
+def test_folder_with_only_a_vocabulary_is_converted_and_stays_convertible(minilm, minilm_folder, tmp_path):
+    for name in ("vocab.txt", "tokenizer_config.json"):
+        shutil.copy(minilm_folder / name, tmp_path)
+    converted = Tokenizer.load(tmp_path)
+    texts = [*LINES, "", "unaffable"]
+    assert ids(converted.encode_batch(texts, max_length=64)) == ids(minilm.encode_batch(texts, max_length=64))
+    converted.save(tmp_path / "copy")
+    assert Tokenizer.load(tmp_path / "copy").fingerprint == converted.fingerprint
+
+
+def test_threads_with_different_lengths_do_not_disturb_each_other(minilm):
+    text = "one two three four five six seven eight nine ten"
+    wrong = []
+
+    def work(length):
+        for _ in range(200):
+            wrong.extend(r for r in minilm.encode_batch([text] * 4, max_length=length) if len(r) != length)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in (5, 9)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (None, "is not a directory"),
+        ({}, "holds no tokenizer"),
+        ({"tokenizer.json": "{"}, "tokenizer.json is not valid JSON"),
+        ({"tokenizer.json": "{}"}, "tokenizer.json is not a tokenizer"),
+        ({"tokenizer.json": "[1]"}, "does not hold a JSON object"),
+        ({"spiece.model": "nonsense"}, "is not a SentencePiece model"),
+        ({"vocab.txt": "a\nb\n"}, "transformers cannot read this tokenizer"),
+    ],
+)
+def test_unusable_folder_costs_one_sentence(tmp_path, files, message):
+    folder = tmp_path / "tokenizer"
+    if files is not None:
+        folder.mkdir()
+        for name, content in files.items():
+            (folder / name).write_text(content)
+    with pytest.raises(UserError, match=message) as raised:
+        Tokenizer.load(folder)
+    assert "\n" not in str(raised.value)
+
+
+def test_texts_that_are_none_and_lengths_without_room_are_refused(minilm):
+    with pytest.raises(UserError, match="must be strings, got int"):
+        minilm.encode_batch(["a", 3], max_length=8)
+    with pytest.raises(UserError, match="not a valid Unicode string"):
+        minilm.encode_batch(["\ud83d"], max_length=8)
+    with pytest.raises(UserError, match="max_length is 2"):
+        minilm.encode_batch(["a"], max_length=2)
+
+
+def test_pad_batch():
+    rows = [np.array([5, 6, 7], np.int32), np.array([], np.int32), np.array([8], np.int32)]
+    padded = pad_batch(rows, 4)
+    np.testing.assert_array_equal(padded, [[5, 6, 7, 0], [0, 0, 0, 0], [8, 0, 0, 0]])
+    assert padded.dtype == np.int32 and pad_batch([], 4).shape == (0, 4)
+    with pytest.raises(ValueError, match="a row of 3 ids does not fit in 2"):
+        pad_batch(rows, 2)
