@@ -115,7 +115,8 @@ def train(
         else f"; best {dev_metric} {result.best_value:.4f} at step {result.best_step}"
     )
     if result.stopped_by is None:
-        print(f"{output_dir}: {result.step} steps done{best}")
+        done = "was already complete" if result.started_at == steps else "is complete"
+        print(f"{output_dir} {done}: {result.step} steps{best}")
         return 0
     print(
         f"{output_dir}: stopped by {result.stopped_by.name}; step {result.step} of {steps} is saved{best}; "

@@ -136,7 +136,8 @@ def string_field(record: dict[str, Any], name: str, default: Any = _REQUIRED) ->
     if value is None and (default is not _REQUIRED):
         return default
     if name not in record:
-        raise MalformedRecord(f"no field {name!r}", f"(it has {', '.join(map(repr, record)) or 'none'})")
+        present = ", ".join(map(repr, record)) or "none"
+        raise MalformedRecord(f"no field {name!r}", f"(it has {present:.200})")
     if not isinstance(value, str):
         raise MalformedRecord(f"field {name!r} is not a string", f"but {_json_type(value)}")
     if not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):

@@ -219,7 +219,9 @@ def _entries_of(
     words = _WORD.findall(summary)
     is_prose = not summary.startswith((f"{name.rpartition('.')[2]}(", ">>>", ".. "))
     if is_prose and rest and _MIN_SUMMARY_WORDS <= len(words) <= _MAX_SUMMARY_WORDS:
-        yield Entry(name, summary, signature, rest)
+        entry = Entry(name, summary, signature, rest)
+        if not _contains(entry.document.contents, summary):  # some summaries are just the dotted name
+            yield entry
 
 
 def split_docstring(docstring: str) -> tuple[str, str]:
@@ -232,7 +234,7 @@ def split_docstring(docstring: str) -> tuple[str, str]:
     end = next(is_end, len(lines))
     summary, *more = _SENTENCE_END.split(" ".join(" ".join(lines[:end]).split()), maxsplit=1)
     rest = "\n".join([*more, *lines[end:]]).strip()
-    if f" {_normal(summary)} " in f" {_normal(rest)} ":
+    if _contains(rest, summary):
         rest = re.sub(
             r"\W+".join(_WORD.findall(summary)) + r"\b[.!?:]*", "", rest, flags=re.IGNORECASE
         ).strip()
@@ -265,6 +267,10 @@ def _signature(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> s
 
 def _is_text(docstring: str) -> bool:
     return "\0" not in docstring and not _SURROGATE.search(docstring)
+
+
+def _contains(text: str, words: str) -> bool:
+    return f" {_normal(words)} " in f" {_normal(text)} "
 
 
 def _normal(text: str) -> str:

@@ -94,7 +94,7 @@ class SeqioPairDataset:
     the examples, and resuming at step s reads the texts before it again (without tokenising them).
 
     Attributes:
-      num_examples: as the task or mixture counts them.
+      num_examples: as the task or mixture counts them; one that does not is read through.
       features: the features of a batch and the shape that one example has in each.
     """
 
@@ -108,7 +108,7 @@ class SeqioPairDataset:
         passage_length: int,
         num_negatives: int,
     ):
-        self.num_examples = provider.num_input_examples(split)
+        self.num_examples = _count(provider, split)
         self.features = features_of(query_length, passage_length, num_negatives)
         self._provider, self._split, self._tokenizer = provider, split, tokenizer
         self._lengths = {"query": query_length, "passage": passage_length, "negatives": num_negatives}
@@ -140,7 +140,7 @@ class SeqioPairDataset:
 
         mine = share(batch_size, index, count)
         size = mine.stop - mine.start
-        if self.num_examples is not None and batch_size > self.num_examples:
+        if batch_size > self.num_examples:
             raise UserError(
                 f"batch_size is {batch_size:,}, but there are only {self.num_examples:,} pairs:"
                 " give a smaller one"
@@ -297,6 +297,16 @@ def _converter_class() -> type:
         return column.to_tensor("") if isinstance(column, tf.RaggedTensor) else column
 
     return DualEncoderFeatureConverter
+
+
+def _count(provider: Any, split: str) -> int:
+    tasks = [task for task in getattr(provider, "tasks", [provider]) if split in task.splits]
+    counts = [task.num_input_examples(split) for task in tasks]
+    for i, task in enumerate(tasks):
+        if counts[i] is None:
+            ds = task.get_dataset(sequence_length=None, split=split, shuffle=False)
+            counts[i] = sum(1 for _ in ds.as_numpy_iterator())
+    return sum(counts)
 
 
 def _strings(column: np.ndarray) -> list[str]:

@@ -44,10 +44,11 @@ def _vocabulary_class() -> type:
             return self.tokenizer.decode(ids)
 
         def _encode_tf(self, s: Any) -> Any:
-            def encode(text: bytes) -> np.ndarray:
-                return np.array(self._encode(text.decode()), np.int32)
+            def encode(text: bytes | np.ndarray) -> np.ndarray:  # an array when eager
+                value = text if isinstance(text, bytes) else text.item()
+                return np.array(self._encode(value.decode()), np.int32)
 
-            ids = tf.numpy_function(encode, [s], tf.int32)
+            ids = tf.numpy_function(encode, [tf.convert_to_tensor(s)], tf.int32)
             ids.set_shape([None])
             return ids
 

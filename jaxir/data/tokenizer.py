@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import tokenizers
+from beartype import beartype
+from jaxtyping import Int, Int32, jaxtyped
 
 from jaxir.errors import UserError
 
@@ -118,11 +120,15 @@ class Tokenizer:
         bad = next((text for text in texts if not isinstance(text, str)), "")
         if bad != "":
             raise UserError(f"texts must be strings, got {type(bad).__name__}: {bad!r:.80}")
-        heads = [self._cut(text, max_length) for text in texts]
-        ids = self._encode(heads, max_length)
-        short = [i for i, row in enumerate(ids) if len(row) < max_length and len(heads[i]) < len(texts[i])]
-        for i, row in zip(short, self._encode([texts[i] for i in short], max_length), strict=True):
-            ids[i] = row
+        ids: list[np.ndarray] = [np.empty(0, np.int32)] * len(texts)
+        short, enough = list(range(len(texts))), 8 * max_length + 128
+        while short:
+            heads = [self._cut(texts[i], enough) for i in short]
+            for i, row in zip(short, self._encode(heads, max_length), strict=True):
+                ids[i] = row
+            was_cut = (len(head) < len(texts[i]) for i, head in zip(short, heads, strict=True))
+            short = [i for i, cut in zip(short, was_cut, strict=True) if cut and len(ids[i]) < max_length]
+            enough *= 4
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -137,14 +143,13 @@ class Tokenizer:
         for name, content in self._files.items():
             (directory / name).write_bytes(content)
 
-    def _cut(self, text: str, max_length: int) -> str:
-        """Returns a prefix of `text` that most likely fills `max_length`, or `text`.
+    def _cut(self, text: str, enough: int) -> str:
+        """Returns a prefix of `text` of about `enough` characters, or `text` where there is no safe one.
 
         Nothing after a cut may change the tokens before it. That holds where each word is tokenised by itself
         and the normaliser looks at no context beyond a character: a prefix then gives a prefix of the tokens.
-        The caller tokenises the whole text where the prefix turns out too short.
+        The caller tries a longer one where it turns out to have too few.
         """
-        enough = 8 * max_length + 128
         if len(text) <= 2 * enough or not self._backend.words_are_independent:
             return text
         found = _WORD_START.search(text, enough)
@@ -165,7 +170,8 @@ class Tokenizer:
         return rows
 
 
-def pad_batch(rows: Sequence[np.ndarray], length: int) -> np.ndarray:
+@jaxtyped(typechecker=beartype)
+def pad_batch(rows: Sequence[Int[np.ndarray, " n"]], length: int) -> Int32[np.ndarray, "N {length}"]:
     """Returns int32 [N, `length`]: each row, then zeros.
 
     Raises:

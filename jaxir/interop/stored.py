@@ -61,19 +61,23 @@ class StoredModel:
     settings: EncoderSettings
 
 
-def flatten(tree: Mapping[Any, Any]) -> dict[str, np.ndarray]:
-    """Returns the host arrays of nested dicts of parameters by canonical name, stacked layers taken apart."""
-    flat: dict[str, np.ndarray] = {}
-    for path, value in jax.tree_util.tree_leaves_with_path(tree):
-        names = [str(getattr(key, "key", key)) for key in path]
+def canonical(params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns float32 host arrays by canonical name, the stacked layers of a scanned model taken apart."""
+    found: dict[str, np.ndarray] = {}
+    for name, value in params.items():
         value = np.asarray(value, np.float32)
-        if "layers" in names and not names[names.index("layers") + 1].isdigit():
-            at = names.index("layers") + 1
-            for i, part in enumerate(value):
-                flat[".".join([*names[:at], str(i), *names[at:]])] = part
+        head, layers_, tail = name.partition("layers.")
+        if layers_ and not tail.split(".")[0].isdigit():
+            found |= {f"{head}layers.{i}.{tail}": part for i, part in enumerate(value)}
         else:
-            flat[".".join(names)] = value
-    return flat
+            found[name] = value
+    return found
+
+
+def flatten(tree: Mapping[Any, Any]) -> dict[str, np.ndarray]:
+    """Returns the arrays of nested dicts of parameters on the host, by canonical name."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return canonical({".".join(str(key.key) for key in path): leaf for path, leaf in leaves})
 
 
 def params_of(model: nnx.Module) -> dict[str, np.ndarray]:

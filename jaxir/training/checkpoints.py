@@ -240,9 +240,11 @@ class Checkpoints:
             return
         if best is None:
             path.unlink(missing_ok=True)
-        else:
+            return
+        text = json.dumps({"step": best[0], "metric": self._metric, "value": best[1]})
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
             with atomic_file(path) as file:
-                json.dump({"step": best[0], "metric": self._metric, "value": best[1]}, file)
+                file.write(text)
 
     def _set_aside(self, step: int, reason: str) -> None:
         target = self.run_dir / "broken" / str(step)

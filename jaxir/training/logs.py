@@ -34,7 +34,7 @@ class RunLog:
         drop_beyond(path, start_step)
         self._file = path.open("a", encoding="utf-8")
         self._board = SummaryWriter(
-            str(Path(run_dir) / "tensorboard"), purge_step=start_step + 1, write_to_disk=True
+            str(Path(run_dir) / "tensorboard"), purge_step=start_step + 1, filename_suffix=f".{start_step}"
         )
 
     def write(self, step: int, values: Mapping[str, float]) -> None:

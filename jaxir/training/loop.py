@@ -41,12 +41,14 @@ class TrainResult(NamedTuple):
     """How a run ended.
 
     Attributes:
-      step: the number of finished steps.
+      started_at: the step it began with: 0, or that of the checkpoint it resumed from.
+      step: the number of finished steps; if it is `started_at`, the run was complete already.
       stopped_by: the signal that stopped it before its last step, or None.
       best_step: the step of the checkpoint that is best by the dev metric, or None without one.
       best_value: its dev metric.
     """
 
+    started_at: int
     step: int
     stopped_by: signal.Signals | None
     best_step: int | None
@@ -143,9 +145,8 @@ def train(
         start = resumed.step if resumed else 0
         state = resumed.state if resumed else state_lib.initial_state(model, built.transform, plan)
         closing.callback(lambda: state_lib.put_into(model, state.params))
-        if start >= steps:
-            print(f"{run_dir}: already complete at step {start}")
-            return result(start, None, checkpoints)
+        if start == steps:
+            return result(start, start, None, checkpoints)
 
         # ------------------------------------------------------------ batches, made ahead on a thread
         rows = partitioner.sharding(("batch",))
@@ -245,7 +246,7 @@ def train(
         if done == steps and jax.process_index() == 0:
             with atomic_file(run_dir / COMPLETE) as file:
                 file.write(f"{steps} steps\n")
-        return result(done, stop.received if done < steps else None, checkpoints)
+        return result(start, done, stop.received if done < steps else None, checkpoints)
 
 
 def check_settings(counts: Mapping[str, int], partitioner: Partitioner) -> None:
@@ -299,7 +300,9 @@ class StopSignal:
         self.received = self.received or signal.Signals(number)
 
 
-def result(step: int, stopped_by: signal.Signals | None, checkpoints: Checkpoints) -> TrainResult:
+def result(
+    started_at: int, step: int, stopped_by: signal.Signals | None, checkpoints: Checkpoints
+) -> TrainResult:
     """Makes the result of a run that is at `step`."""
     best_step, best_value = checkpoints.best() or (None, None)
-    return TrainResult(step, stopped_by, best_step, best_value)
+    return TrainResult(started_at, step, stopped_by, best_step, best_value)

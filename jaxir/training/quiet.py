@@ -26,7 +26,10 @@ def quiet_orbax() -> Iterator[None]:
 
     def collected(details: Any) -> None:
         code = getattr(details.object, "cr_code", None)
-        if code is None or "orbax" not in Path(code.co_filename).parts:
+        abandoned = code is not None and "orbax" in Path(code.co_filename).parts
+        if (
+            not abandoned and str(details.exc_value) != "Event loop is closed"
+        ):  # TensorStore's answer comes late
             collection_hook(details)
 
     thread_hook, collection_hook = threading.excepthook, sys.unraisablehook

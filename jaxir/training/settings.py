@@ -72,7 +72,7 @@ def describe(value: Any, bindings: Callable[[Any], Mapping[str, Any]] = lambda _
 
     def call(function: Any, given: Mapping[str, Any]) -> str:
         parameters = inspect.signature(function).parameters
-        defaults = {name: p.default for name, p in parameters.items() if p.default is not p.empty}
+        defaults = {n: p.default for n, p in parameters.items() if p.default not in (p.empty, None)}
         name = f"{function.__module__}.{function.__qualname__}"
         return listed(name, defaults | dict(bindings(function)) | dict(given))
 

@@ -30,7 +30,8 @@ def minilm(minilm_folder) -> Tokenizer:
 @pytest.fixture(scope="session")
 def sentencepiece_folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("sentencepiece")
-    shutil.copy(package_folder("seqio") / "test_data/sentencepiece/sentencepiece.model", folder / "spiece.model")
+    model = package_folder("seqio") / "test_data/sentencepiece/sentencepiece.model"
+    shutil.copy(model, folder / "spiece.model")
     return folder
 
 

@@ -113,7 +113,8 @@ def test_long_texts_are_cut_to_the_very_same_ids(which, request):
     texts += [" " * 5000 + "the end", "x" * 9000 + " and so on" * 50, "日本語。" * 2000]
     for max_length in (16, 100):
         rows = tokenizer.encode_batch(texts, max_length=max_length)
-        assert any(len(tokenizer._cut(t, max_length)) < len(t) for t in texts)  # the cut is really tried
+        enough = 8 * max_length + 128
+        assert any(len(tokenizer._cut(t, enough)) < len(t) for t in texts)  # the cut is really tried
         for text, row in zip(texts, rows, strict=True):
             (whole,) = tokenizer._encode([text], max_length)
             np.testing.assert_array_equal(row, whole)
@@ -125,7 +126,7 @@ def test_tokenizer_without_word_boundaries_is_never_cut(unigram, tmp_path):
     (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
     tokenizer = Tokenizer.load(tmp_path)
     text = " ".join(LINES * 50)
-    assert tokenizer._cut(text, 8) == text
+    assert tokenizer._cut(text, 100) == text
 
 
 def test_a_hundred_thousand_words_take_no_time(minilm):
@@ -134,6 +135,14 @@ def test_a_hundred_thousand_words_take_no_time(minilm):
     rows = minilm.encode_batch([text] * 20, max_length=256)
     assert time.perf_counter() - started < 2  # tokenising them whole takes ten
     assert {len(row) for row in rows} == {256}
+
+
+def test_a_cut_that_was_too_short_is_made_longer(minilm):
+    rare = ("x" * 110 + " ") * 300 + "the retriever reads " * 200  # a word of 110 letters is one [UNK]
+    for tail in ("", "a b c d " * 1000):
+        (row,) = minilm.encode_batch([rare + tail], max_length=512)
+        np.testing.assert_array_equal(row, minilm._encode([rare + tail], 512)[0])
+        assert len(row) == 512 and row.tolist().count(100) == 300
 
 
 def test_saved_tokenizer_is_the_same_byte_for_byte(minilm, minilm_folder, tmp_path):

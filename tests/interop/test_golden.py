@@ -1,4 +1,4 @@
-"""Outputs and vectors equal those of the reference implementations (tests/golden/make_golden.py made them)."""
+"""Outputs and vectors equal those of the reference implementations, which make_golden.py wrote down."""
 
 import dataclasses
 import importlib.util

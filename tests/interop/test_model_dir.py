@@ -96,9 +96,6 @@ def test_overrides_change_the_model():
     assert (changed.settings.query_max_length, changed.settings.passage_max_length) == (5, 6)
     np.testing.assert_array_equal(encode(changed.model, "query"), encode(changed.model, "passage"))
     assert encode(changed.model).shape == (2, 8)
-    ade = model_dir.load(ROBERTA, sharing="ade")
-    np.testing.assert_allclose(encode(ade.model, "passage"), encode(base.model), atol=1e-6)
-    assert ade.model.query_encoder is not ade.model.passage_encoder
     bfloat16 = encode(model_dir.load(ROBERTA, dtype="bfloat16").model)
     assert bfloat16.dtype == np.float32
     assert 0 < np.abs(bfloat16 - encode(base.model)).max() < 0.05
@@ -338,15 +335,16 @@ def test_from_scratch_is_the_same_on_any_mesh_and_is_created_sharded():
     )
     partitioner = MeshConfig(fsdp=2, tensor=2).build()
     sharded, whole = start.build(seed=1, partitioner=partitioner), start.build(seed=1)
-    other = start.build(seed=2)
-    assert sharded.fingerprint == whole.fingerprint != other.fingerprint
+    assert sharded.fingerprint == whole.fingerprint
     kernel = sharded.model.query_encoder.layers[0].wi.kernel[...]
     assert {s.data.shape for s in kernel.addressable_shards} == {(16, 24)}
-    left, right, different = (stored.params_of(m.model) for m in (sharded, whole, other))
+    left, right = (stored.params_of(m.model) for m in (sharded, whole))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), left, right)
-    name = "query_encoder.layers.0.wi.kernel"
-    assert np.abs(left[name] - different[name]).max() > 0.01
-    assert np.abs(left[name] - left["passage_encoder.layers.0.wi.kernel"]).max() > 0.01
+    query, passage = (left[f"{tower}_encoder.layers.0.wi.kernel"] for tower in ("query", "passage"))
+    assert np.abs(query - passage).max() > 0.01
+    tokenizer = whole.tokenizer
+    assert whole.fingerprint == stored.initial_fingerprint(start.config, tokenizer, 1)
+    assert whole.fingerprint != stored.initial_fingerprint(start.config, tokenizer, 2)
     with pytest.raises(UserError, match="passage_max_length is 25"):
         FromScratch(**{**vars(start), "passage_max_length": 25}).build(seed=0)
     small = DualEncoderConfig(backbone=BertConfig(vocab_size=50))

@@ -25,6 +25,9 @@ IDS = jnp.array([[4, 5, 6, 7, 8, 9, 10, 11], [12, 13, 14, 0, 0, 0, 0, 0]], jnp.i
 WEIGHTS = jnp.asarray(np.random.default_rng(0).normal(size=(*IDS.shape, 32)), jnp.float32)
 
 
+run = nnx.jit(lambda model, ids, key=None: model(ids, key=key))
+
+
 def loss_and_gradients(config, key):
     """The weighted sum of real tokens' outputs, and its gradients by canonical name."""
     graphdef, state = nnx.split(make_encoder(config, rngs=nnx.Rngs(0)))
@@ -47,7 +50,9 @@ def test_every_parameter_has_a_gradient(plain):
     config, _, gradients = plain
     assert gradients.keys() == stored.encoder_shapes(config).keys()
     for name, value in gradients.items():
-        assert np.abs(value).max() > 1e-4, name
+        # A key's bias moves all logits of a query alike, so its gradient is zero but for rounding.
+        if not name.endswith("attention.key.bias"):
+            assert np.abs(value).max() > 1e-4, name
 
 
 @pytest.mark.parametrize(("scan", "remat"), [(True, False), (False, True)], ids=["scan", "remat"])
@@ -64,22 +69,20 @@ def test_scan_and_remat_change_no_number(plain, scan, remat):
 def test_dropout_is_on_with_a_key_off_without_and_follows_the_key():
     for config in (BERT, T5):
         model = make_encoder(config, rngs=nnx.Rngs(0))
-        run = nnx.jit(lambda m, key: m(IDS, key=key))
-        off, one, again, two = (
-            np.asarray(run(model, k)) for k in (None, jax.random.key(1), jax.random.key(1), jax.random.key(2))
-        )
+        off = np.asarray(run(model, IDS))
+        one, again, two = (np.asarray(run(model, IDS, jax.random.key(seed))) for seed in (1, 1, 2))
         np.testing.assert_array_equal(one, again)
         assert np.abs(one - two).max() > 0.1 and np.abs(one - off).max() > 0.1
         rates = {name: 0.0 for name in ("dropout_rate", "attention_dropout_rate") if hasattr(config, name)}
         without = make_encoder(dataclasses.replace(config, **rates), rngs=nnx.Rngs(0))
-        np.testing.assert_allclose(run(without, jax.random.key(1)), off, atol=1e-5)
+        np.testing.assert_allclose(run(without, IDS, jax.random.key(1)), off, atol=1e-5)
 
 
 @pytest.mark.parametrize("rate", ["dropout_rate", "attention_dropout_rate"])
 def test_each_of_berts_dropouts_acts_alone(rate):
     rates = {"dropout_rate": 0.0, "attention_dropout_rate": 0.0} | {rate: 0.5}
     model = make_encoder(dataclasses.replace(BERT, **rates), rngs=nnx.Rngs(0))
-    assert np.abs(model(IDS, key=jax.random.key(0)) - model(IDS)).max() > 1e-3
+    assert np.abs(run(model, IDS, jax.random.key(0)) - run(model, IDS)).max() > 1e-3
 
 
 class _Noise(nnx.Module):
@@ -108,7 +111,7 @@ def test_bfloat16_computes_otherwise_but_nearly_the_same(config):
     low = dataclasses.replace(config, dtype="bfloat16")
     models = [make_encoder(c, rngs=nnx.Rngs(0)) for c in (config, low)]
     assert {p.dtype for p in jax.tree.leaves(nnx.state(models[1]))} == {jnp.dtype("float32")}
-    exact, rough = (m(IDS) for m in models)
+    exact, rough = (run(m, IDS) for m in models)
     assert (exact.dtype, rough.dtype) == (jnp.float32, jnp.bfloat16)
     error = np.abs(np.where((IDS != 0)[..., None], exact - rough.astype(jnp.float32), 0)).max()
     assert 1e-4 < error < 0.2, error
@@ -131,7 +134,7 @@ def test_compiled_size_does_not_grow_with_depth_when_scanned():
 def test_padding_changes_nothing(config):
     model = make_encoder(config, rngs=nnx.Rngs(0))
     padded = jnp.pad(IDS[1:, :3], ((0, 0), (0, 7)))
-    np.testing.assert_allclose(model(padded)[:, :3], model(IDS[1:, :3]), atol=1e-5)
+    np.testing.assert_allclose(run(model, padded)[:, :3], run(model, IDS[1:, :3]), atol=1e-5)
 
 
 def test_attention_written_out_equals_the_library():
@@ -161,7 +164,7 @@ def test_wrong_ranks_and_lengths_raise():
 
 
 def test_an_id_outside_the_vocabulary_cannot_hide():
-    output = Bert(BERT, rngs=nnx.Rngs(0))(jnp.array([[4, 50]], jnp.int32))
+    output = run(Bert(BERT, rngs=nnx.Rngs(0)), jnp.array([[4, 50]], jnp.int32))
     assert np.isnan(output).any()
 
 
@@ -216,8 +219,8 @@ def test_a_misspelt_preset_suggests_the_name():
 @pytest.mark.parametrize("config", [BERT, T5], ids=["bert", "t5"])
 def test_every_parameter_names_its_axes(config):
     for scan in (False, True):
-        encoder = make_encoder(dataclasses.replace(config, scan_layers=scan), rngs=nnx.Rngs(0))
-        state = nnx.state(encoder, nnx.Param)
+        changed = dataclasses.replace(config, scan_layers=scan)
+        state = nnx.state(nnx.eval_shape(lambda c=changed: make_encoder(c, rngs=nnx.Rngs(0))), nnx.Param)
         named = layers.param_axes(state)
         is_axes = lambda x: isinstance(x, tuple)  # noqa: E731
         axes = jax.tree.leaves(named, is_leaf=is_axes)

@@ -1,0 +1,212 @@
+"""Every kind of malformed file: file, line and reason; or skipped and counted."""
+
+import gzip
+import json
+
+import pytest
+
+from jaxir.data import pair_files, sources
+from jaxir.data.lines import OnBadInput
+from jaxir.errors import BadInputError, UserError
+
+
+def line(**record) -> bytes:
+    return json.dumps(record).encode() + b"\n"
+
+
+DOC = line(_id="d1", title="A title", text="some text")
+QUERY = line(_id="q1", text="a query")
+PAIR = line(query="a query", passage="a passage", query_id="q1", passage_id="p1", negatives=["no"])
+TEVATRON = line(
+    query_id="q1", query="a query", positive_passages=[{"docid": "p1", "title": "T", "text": "x"}]
+)
+QREL = b"query-id\tcorpus-id\tscore\nq1\td1\t1\n"
+READERS = {
+    "corpus": (sources.read_corpus, DOC),
+    "queries": (sources.read_queries, QUERY),
+    "qrels": (sources.read_qrels, QREL),
+    "jsonl": (pair_files.read_pairs_jsonl, PAIR),
+    "tsv": (pair_files.read_pairs_tsv, b"a query\ta passage\tno\n"),
+    "tevatron": (pair_files.read_tevatron, TEVATRON),
+}
+BAD = [
+    ("corpus", b"{oops}\n", "not valid JSON"),
+    ("corpus", b'["a", "list"]\n', "not a JSON object but a list"),
+    ("corpus", b"[" * 100_000 + b"\n", "not valid JSON"),
+    ("corpus", line(_id="d2", body="x"), "no field 'text' (it has '_id', 'body')"),
+    ("corpus", line(title="x", text="y"), "no field '_id'"),
+    ("corpus", line(_id=7, text="x"), "field '_id' is not a string but a number"),
+    ("corpus", line(_id="d2", text=None), "field 'text' is not a string but null"),
+    ("corpus", line(_id="d2", title=["x"], text="x"), "field 'title' is not a string but a list"),
+    ("corpus", line(_id="d1", text="again"), "duplicate id 'd1'"),
+    ("corpus", line(_id="d 2", text="x"), "white space"),
+    ("corpus", line(_id="", text="x"), "empty id"),
+    ("corpus", b'{"_id": "d2", "text": "caf\xe9"}\n', "not UTF-8 (byte 0xe9 at 27)"),
+    ("corpus", b'{"_id": "d2", "text": "a\0b"}\n', "NUL byte"),
+    ("corpus", b'{"_id": "d2", "text": "\\ud83d"}\n', "half of a surrogate pair"),
+    ("queries", line(_id="q2", text=" "), "field 'text' is empty"),
+    ("queries", line(_id="q1", text="again"), "duplicate id 'q1'"),
+    ("qrels", b"q1\td1\n", "expected 3 tab-separated columns (query-id, corpus-id, score) but found 2"),
+    ("qrels", b"q1 0 d1 1\n", "but found 1"),
+    ("qrels", b"q1\td2\thigh\n", "the score is not an integer: 'high'"),
+    ("qrels", b"q1\td2\t0.5\n", "the score is not an integer: '0.5'"),
+    ("qrels", b"q1\td1\t2\n", "contradicts an earlier judgement of 'd1' for 'q1'"),
+    ("qrels", b"q9\td1\t1\n", "judges an unknown query 'q9'"),
+    ("qrels", b"q1\td9\t1\n", "judges an unknown document 'd9'"),
+    ("jsonl", line(query="x"), "no field 'passage'"),
+    ("jsonl", line(query="", passage="x"), "field 'query' is empty"),
+    ("jsonl", line(query="x", passage=3), "field 'passage' is not a string but a number"),
+    ("jsonl", line(query="x", passage="y", negatives="z"), "field 'negatives' is not a list but a string"),
+    ("jsonl", line(query="x", passage="y", negatives=[1]), "an item of 'negatives' is not an object: 1"),
+    ("jsonl", line(query="x", passage="y", negatives=[""]), "field 'passage' is empty"),
+    (
+        "jsonl",
+        line(query="other", passage="y", query_id="q1"),
+        "query id stands for two different texts: 'q1'",
+    ),
+    (
+        "jsonl",
+        line(query="x", passage="other", passage_id="p1"),
+        "passage id stands for two different texts: 'p1'",
+    ),
+    ("tsv", b"only one column\n", "expected query<TAB>passage[<TAB>negative...]"),
+    ("tsv", b"a query\t\tno\n", "an empty column (number 2)"),
+    ("tsv", b"q\tp\xff\n", "not UTF-8 (byte 0xff at 4)"),
+    ("tevatron", line(query_id="q2", query="x"), "no positive passage"),
+    ("tevatron", line(query="x", positive_passages=[]), "no field 'query_id'"),
+    ("tevatron", line(query_id="q2", query="x", positive_passages=["y"]), "is not an object: 'y'"),
+    (
+        "tevatron",
+        line(query_id="q2", query="x", positive_passages=[{"docid": "p2", "text": ""}]),
+        "a passage of 'positive_passages' has neither title nor text",
+    ),
+    (
+        "tevatron",
+        line(query_id="q2", query="x", positive_passages=[{"docid": "p1", "text": "other"}]),
+        "passage id stands for two different texts: 'p1'",
+    ),
+]
+
+
+def read(kind, path, policy):
+    reader, _ = READERS[kind]
+    known = {"query_ids": {"q1"}, "document_ids": {"d1", "d2"}} if kind == "qrels" else {}
+    return list(reader(path, policy, **known))
+
+
+@pytest.mark.parametrize(("kind", "bad", "reason"), BAD, ids=[f"{k}-{r[:40]}" for k, _, r in BAD])
+def test_malformed_line_stops_with_its_place_or_is_skipped(tmp_path, capsys, kind, bad, reason):
+    path = tmp_path / "input"
+    good = READERS[kind][1]
+    path.write_bytes(good + bad)
+    with pytest.raises(BadInputError) as raised:
+        read(kind, path, "stop")
+    number = good.count(b"\n") + 1
+    assert str(raised.value).startswith(f"{path}:{number}: ") and reason in str(raised.value)
+    assert len(str(raised.value)) < 400 and raised.value.line == number
+
+    assert len(read(kind, path, "skip")) == 1
+    assert f"skipped 1 records: {raised.value.reason.split(' (')[0][:8]}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_whole_files_at_fault_stop_even_when_skipping(tmp_path, kind):
+    path = tmp_path / "input"
+    path.write_bytes(b"")
+    with pytest.raises(BadInputError, match="input: the file is empty"):
+        read(kind, path, "skip")
+    path.write_bytes(b"\xff\xff\n")
+    with pytest.raises(BadInputError, match="the file has no usable record"):
+        read(kind, path, OnBadInput("skip"))
+    path.write_bytes(gzip.compress(READERS[kind][1] * 50)[:-9])
+    with pytest.raises(BadInputError, match="damaged or truncated gzip"):
+        read(kind, path, "skip")
+    for unreadable in (tmp_path / "none", tmp_path):
+        with pytest.raises(UserError, match=r"no such file|is a directory"):
+            read(kind, unreadable, "skip")
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_gzip_byte_order_mark_windows_line_ends_and_blank_lines_are_fine(tmp_path, kind):
+    good = READERS[kind][1]
+    plain, odd = tmp_path / "plain", tmp_path / "odd.gz"
+    plain.write_bytes(good)
+    odd.write_bytes(gzip.compress(b"\xef\xbb\xbf" + good.replace(b"\n", b"\r\n") + b"\n  \n"))
+    assert read(kind, odd, "stop") == read(kind, plain, "stop") != []
+
+
+def test_report_counts_by_kind_and_names_the_first_place(tmp_path, capsys):
+    path = tmp_path / "corpus.jsonl"
+    bad = [b"nope\n", DOC, DOC, line(_id="d2", text=""), b"nope\n", line(_id="d3", title=" ", text=" ")]
+    path.write_bytes(b"".join(bad))
+    collector = OnBadInput("skip")
+    documents = list(sources.read_corpus(path, collector))
+    assert [d.id for d in documents] == [
+        "d1",
+        "d2",
+        "d3",
+    ]  # empty documents are kept: judgements may name them
+    assert collector.skipped == {"not valid JSON": 2, "duplicate id": 1}
+    collector.report()
+    report = capsys.readouterr().err.splitlines()
+    assert report == [
+        f"skipped 2 records: not valid JSON (first: {path}:1)",
+        f"skipped 1 records: duplicate id (first: {path}:3)",
+        f"kept 2 records: document with neither title nor text (first: {path}:4)",
+    ]
+
+
+def test_unknown_policy_is_refused():
+    with pytest.raises(UserError, match="must be stop or skip"):
+        OnBadInput("ignore")
+
+
+@pytest.fixture
+def beir(tmp_path, write_jsonl):
+    write_jsonl("c/corpus.jsonl", [{"_id": f"d{i}", "title": f"t{i}", "text": f"x{i}"} for i in range(4)])
+    write_jsonl("c/queries.jsonl", [{"_id": f"q{i}", "text": f"query {i}"} for i in range(3)])
+    (tmp_path / "c/qrels").mkdir()
+    (tmp_path / "c/qrels/train.tsv").write_text(
+        "query-id\tcorpus-id\tscore\nq0\td1\t2\nq0\td2\t0\nq1\td3\t1\n"
+    )
+    return tmp_path / "c"
+
+
+def test_beir_folder_gives_a_pair_for_each_relevant_judgement(beir):
+    folder = sources.BeirFolder(beir)
+    assert folder.splits == ["train"]
+    assert list(folder.pairs("train")) == [
+        sources.PairExample("q0", "query 0", "d1", "t1 x1"),
+        sources.PairExample("q1", "query 1", "d3", "t3 x3"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("judgement", "reason"),
+    [
+        ("q7\td1\t1", "train.tsv:5: judges an unknown query 'q7'"),
+        ("q1\td7\t0", "train.tsv:5: judges an unknown document 'd7'"),
+        ("q1\tempty\t1", "train.tsv:5: the relevant document has neither title nor text: 'empty'"),
+    ],
+)
+def test_beir_pairs_are_checked_against_the_collection(beir, judgement, reason):
+    with (beir / "corpus.jsonl").open("a") as file:
+        file.write('{"_id": "empty", "text": ""}\n')
+    with (beir / "qrels/train.tsv").open("a") as file:
+        file.write(judgement + "\n")
+    with pytest.raises(BadInputError) as raised:
+        list(sources.BeirFolder(beir).pairs("train"))
+    assert reason in str(raised.value)
+    collector = OnBadInput("skip")
+    assert len(list(sources.BeirFolder(beir, collector).pairs("train"))) == 2
+    assert collector.skipped.total() == 1
+
+
+def test_beir_folder_that_is_none(beir, tmp_path):
+    with pytest.raises(UserError, match=r"no split 'trian' \(has: train\); did you mean 'train'"):
+        sources.BeirFolder(beir).qrels_path("trian")
+    (beir / "corpus.jsonl").unlink()
+    with pytest.raises(UserError, match=r"it has no corpus.jsonl or corpus.jsonl.gz"):
+        sources.BeirFolder(beir)
+    with pytest.raises(UserError, match="is not a directory"):
+        sources.BeirFolder(tmp_path / "nowhere")

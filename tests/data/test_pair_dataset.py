@@ -1,0 +1,228 @@
+import itertools
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from jaxir.data.pair_sources import ArrayPairs, BeirPairs, JsonlPairs, TevatronPairs, TsvPairs
+from jaxir.data.pairs import PairDataset
+from jaxir.data.sources import PairExample, stable_keys, text_id
+from jaxir.errors import UserError
+
+LENGTHS = {"query_length": 12, "passage_length": 20}
+COUNT = 103
+
+
+def example(i: int) -> PairExample:
+    negatives = tuple((f"n{i}-{j}", f"wrong answer {j} to {i}") for j in range(1 + i % 4))
+    return PairExample(
+        f"q{i}", f"question number {i}", f"p{i}", f"answer to {i}: " + "really " * i, negatives
+    )
+
+
+EXAMPLES = [example(i) for i in range(COUNT)]
+
+
+@pytest.fixture(scope="module")
+def dataset(minilm):
+    return PairDataset.from_examples(EXAMPLES, minilm, num_negatives=2, **LENGTHS)
+
+
+def take(iterator, n):
+    return list(itertools.islice(iterator, n))
+
+
+def equal(a, b):
+    assert a.keys() == b.keys()
+    return all(np.array_equal(a[k], b[k]) for k in a)
+
+
+def numbers(batch):
+    """Which examples a batch holds, found by their keys."""
+    known = {k.tobytes(): i for i, k in enumerate(stable_keys([e.query_id for e in EXAMPLES]))}
+    return [known[k.tobytes()] for k in batch["query_key"]]
+
+
+def test_stable_keys_are_the_same_on_any_machine():
+    expected = [[-1518697497, 1753276942], [-818596888, 983258337]]
+    np.testing.assert_array_equal(stable_keys(["q1", "日本"]), expected)
+    assert text_id("a text") == "706860d9e8c7ee1c65261bc1e5b75631"
+
+
+def test_batch_holds_the_contracts_features(dataset, minilm):
+    batch = next(dataset.ordered(4))
+    assert {k: v.shape[1:] for k, v in batch.items()} == dataset.features
+    assert {v.dtype for v in batch.values()} == {np.dtype(np.int32)}
+    for row in range(4):
+        query, passage = (
+            minilm.encode_batch([text], max_length=length)[0]
+            for text, length in ((EXAMPLES[row].query, 12), (EXAMPLES[row].passage, 20))
+        )
+        np.testing.assert_array_equal(batch["query_ids"][row], np.pad(query, (0, 12 - len(query))))
+        np.testing.assert_array_equal(batch["passage_ids"][row], np.pad(passage, (0, 20 - len(passage))))
+        wanted = [
+            EXAMPLES[row].negatives[j % (1 + row)] for j in range(2)
+        ]  # repeated where there is only one
+        np.testing.assert_array_equal(batch["negative_key"][row], stable_keys([i for i, _ in wanted]))
+        tokens = minilm.encode_batch([text for _, text in wanted], max_length=20)
+        for negative, ids in zip(batch["negative_ids"][row], tokens, strict=True):
+            np.testing.assert_array_equal(negative, np.pad(ids, (0, 20 - len(ids))))
+    np.testing.assert_array_equal(batch["passage_key"], stable_keys([e.passage_id for e in EXAMPLES[:4]]))
+
+
+def test_texts_of_one_id_are_stored_once_and_share_a_key(minilm):
+    shared = PairExample("q", "one query", "p", "one passage", (("p2", "another passage"),))
+    pairs = [
+        shared,
+        shared._replace(passage_id="p2", passage="another passage", negatives=(("p", "one passage"),)),
+    ]
+    dataset = PairDataset.from_examples(pairs, minilm, num_negatives=1, **LENGTHS)
+    assert len(dataset._queries.keys) == 1 and len(dataset._passages.keys) == 2
+    batch = next(dataset.ordered(2))
+    np.testing.assert_array_equal(batch["query_key"][0], batch["query_key"][1])
+    np.testing.assert_array_equal(batch["passage_ids"], batch["negative_ids"][::-1, 0])
+    np.testing.assert_array_equal(batch["passage_key"], batch["negative_key"][::-1, 0])
+
+
+def test_an_epoch_is_a_new_order_of_all_whole_batches(dataset):
+    steps = COUNT // 8
+    epochs = [
+        [numbers(b) for b in take(dataset.batches(batch_size=8, seed=3, start_step=e * steps), steps)]
+        for e in (0, 1)
+    ]
+    for epoch in epochs:
+        assert len(set(itertools.chain(*epoch))) == steps * 8
+    assert epochs[0] != epochs[1]
+    assert numbers(next(dataset.batches(batch_size=8, seed=4))) != epochs[0][0]
+
+
+def test_resuming_gives_the_very_batches(dataset):
+    whole = take(dataset.batches(batch_size=8, seed=3), 40)
+    for step in (0, 1, 11, 12, 13, 30):  # an epoch has 12 steps
+        resumed = take(dataset.batches(batch_size=8, seed=3, start_step=step), 3)
+        assert all(equal(a, b) for a, b in zip(whole[step : step + 3], resumed, strict=True))
+
+
+def test_shares_of_the_processes_make_the_batch(dataset):
+    whole = take(dataset.batches(batch_size=8, seed=3), 15)
+    shares = [
+        take(dataset.batches(batch_size=8, seed=3, process_index=i, process_count=4), 15) for i in range(4)
+    ]
+    for step, batch in enumerate(whole):
+        joined = {k: np.concatenate([share[step][k] for share in shares]) for k in batch}
+        assert equal(batch, joined)
+
+
+def test_negatives_are_drawn_anew_each_epoch_without_repeats(minilm):
+    negatives = tuple((f"n{j}", f"wrong {j}") for j in range(6))
+    pairs = [e._replace(negatives=negatives) for e in EXAMPLES[:8]]
+    dataset = PairDataset.from_examples(pairs, minilm, num_negatives=3, **LENGTHS)
+    known = {k.tobytes(): j for j, k in enumerate(stable_keys([i for i, _ in negatives]))}
+    drawn = [
+        [frozenset(known[k.tobytes()] for k in row) for row in batch["negative_key"]]
+        for batch in take(dataset.batches(batch_size=8, seed=0), 300)
+    ]
+    assert all(len(row) == 3 for batch in drawn for row in batch)
+    assert len(set(itertools.chain(*drawn))) == 20  # every one of the 6 choose 3
+    uses = np.bincount([j for batch in drawn for row in batch for j in row])
+    assert uses.min() > 0.9 * uses.mean()  # uniform: 1,200 expected of each, standard deviation 25
+    assert any(len(set(batch)) > 1 for batch in drawn)  # rows draw independently
+
+
+def test_ordered_goes_through_once_in_order(dataset):
+    seen = [numbers(batch) for batch in dataset.ordered(10)]
+    assert list(itertools.chain(*seen)) == list(range(100))
+    halves = [list(dataset.ordered(10, process_index=i, process_count=2)) for i in (0, 1)]
+    assert [numbers(a) + numbers(b) for a, b in zip(*halves, strict=True)] == seen
+
+
+def test_saved_arrays_give_the_same_batches_without_tensorflow(dataset, minilm, minilm_folder, tmp_path):
+    dataset.save(tmp_path / "arrays")
+    loaded = ArrayPairs(directory=str(tmp_path / "arrays")).build(minilm, num_negatives=2, **LENGTHS)
+    expected = take(dataset.batches(batch_size=8, seed=1), 14)
+    got = take(loaded.batches(batch_size=8, seed=1), 14)
+    assert all(equal(a, b) for a, b in zip(expected, got, strict=True))
+    code = (
+        "import sys; from jaxir.data.pairs import PairDataset; from jaxir.data import pair_sources\n"
+        f"batch = next(PairDataset.load({str(tmp_path / 'arrays')!r}).batches(batch_size=8, seed=1))\n"
+        "print(batch['passage_ids'].sum(), {'tensorflow', 'seqio', 'transformers', 'jax'} & set(sys.modules))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out == f"{expected[0]['passage_ids'].sum()} set()\n"
+
+
+def test_saved_arrays_that_do_not_fit_are_refused(dataset, minilm, sentencepiece_folder, tmp_path):
+    from jaxir.data.tokenizer import Tokenizer
+
+    folder = tmp_path / "arrays"
+    dataset.save(folder)
+    source = ArrayPairs(directory=str(folder))
+    with pytest.raises(UserError, match="already exists"):
+        dataset.save(folder)
+    with pytest.raises(UserError, match="another tokenizer"):
+        source.build(Tokenizer.load(sentencepiece_folder), **LENGTHS)
+    with pytest.raises(UserError, match="lengths 12 and 20, not 12 and 64"):
+        source.build(minilm, query_length=12, passage_length=64)
+    path = folder / "passages_flat.npy"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(UserError, match="is damaged"):
+        source.build(minilm, **LENGTHS)
+    path.unlink()
+    with pytest.raises(UserError, match="is damaged"):
+        source.build(minilm, **LENGTHS)
+    with pytest.raises(UserError, match="holds no saved pairs"):
+        PairDataset.load(tmp_path)
+
+
+def test_settings_that_make_no_sense_cost_one_sentence(dataset, minilm):
+    with pytest.raises(UserError, match="batch_size is 104, but there are only 103 pairs"):
+        dataset.batches(batch_size=104, seed=0)
+    with pytest.raises(UserError, match="positive multiple of the 3 processes"):
+        dataset.batches(batch_size=8, seed=0, process_count=3)
+    with pytest.raises(UserError, match="seed must be 0 or more"):
+        dataset.batches(batch_size=8, seed=-1)
+    with pytest.raises(UserError, match="there are no training pairs"):
+        PairDataset.from_examples([], minilm, **LENGTHS)
+    pairs = [EXAMPLES[0], EXAMPLES[1]._replace(negatives=())]
+    with pytest.raises(UserError, match="num_negatives is 1, but 1 of 2 pairs have no negative"):
+        PairDataset.from_examples(pairs, minilm, num_negatives=1, **LENGTHS)
+    assert "negative_ids" not in next(PairDataset.from_examples(pairs, minilm, **LENGTHS).ordered(2))
+
+
+def test_every_source_gives_the_same_pairs(minilm, tmp_path, write_jsonl):
+    rows = [("what is a", "a is b", "c is d"), ("what is e", "e is f", "g is h")]
+    jsonl = [{"query": q, "passage": p, "negatives": [n]} for q, p, n in rows]
+    tevatron = [
+        {
+            "query_id": text_id(q),
+            "query": q,
+            "positive_passages": [{"docid": text_id(p), "title": p[:1], "text": p[2:]}],
+            "negative_passages": [{"docid": text_id(n), "text": n}],
+        }
+        for q, p, n in rows
+    ]
+    (tmp_path / "pairs.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
+    sources = [
+        JsonlPairs(path=str(write_jsonl("pairs.jsonl", jsonl))),
+        TsvPairs(path=str(tmp_path / "pairs.tsv")),
+        TevatronPairs(path=str(write_jsonl("tevatron.jsonl", tevatron))),
+    ]
+    first, *others = [next(s.build(minilm, num_negatives=1, **LENGTHS).ordered(2)) for s in sources]
+    assert all(equal(first, other) for other in others)
+
+    write_jsonl("c/corpus.jsonl", [{"_id": text_id(p), "title": p[:1], "text": p[2:]} for _, p, _ in rows])
+    write_jsonl("c/queries.jsonl", [{"_id": text_id(q), "text": q} for q, _, _ in rows])
+    qrels = "".join(f"{text_id(q)}\t{text_id(p)}\t1\n" for q, p, _ in rows)
+    (tmp_path / "c/qrels").mkdir()
+    (tmp_path / "c/qrels/train.tsv").write_text(qrels)
+    beir = next(BeirPairs(directory=str(tmp_path / "c")).build(minilm, **LENGTHS).ordered(2))
+    assert equal(beir, {k: first[k] for k in beir})
+
+
+def test_skipping_is_reported_when_built(minilm, tmp_path, capsys):
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(json.dumps({"query": "q", "passage": "p"}) + "\nnonsense\n")
+    assert JsonlPairs(path=str(path)).build(minilm, on_bad_input="skip", **LENGTHS).num_examples == 1
+    assert f"skipped 1 records: not valid JSON (first: {path}:2)" in capsys.readouterr().err

@@ -1,0 +1,191 @@
+import re
+import subprocess
+import sys
+
+import pytest
+
+from jaxir.data import pydocs
+from jaxir.data.sources import BeirFolder
+from jaxir.errors import UserError
+
+MODULE = '''
+"""Tools to spin wheels at speed.
+
+They are round."""
+
+class Wheel(Base):
+    """A wheel that turns.
+
+    Args:
+      radius: how big it is.
+    """
+
+    def __init__(self, radius: float = 1.0, *, spokes=8):
+        pass
+
+    def turn(self, /, angle):
+        """Turns the wheel by an angle. The angle is in radians."""
+
+    def _private(self):
+        """Nobody should read this one.
+
+        Really not."""
+
+if True:
+    def spin(x: int, *more, fast=False) -> None:
+        """Spin `x` round and round!
+
+        Spin x round and round. Afterwards it stops.
+        """
+
+def short(x):
+    """Too short.
+
+    This is dropped."""
+
+def bare(x):
+    """There is nothing after this line."""
+
+def undocumented(x):
+    pass
+
+def signature(x):
+    """signature(x) -> int and so on
+
+    Not a summary."""
+'''
+
+
+@pytest.fixture
+def tree(tmp_path):
+    def write(name, text):
+        path = tmp_path / "site" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    write("wheels/__init__.py", MODULE)
+    write(
+        "wheels/_hidden/parts.py",
+        MODULE.replace("heel", "og").replace("Spin", "Twist").replace("it stops", "it rests"),
+    )
+    write("wheels/tests/test_it.py", MODULE.replace("wheel", "test"))
+    write("wheels/_vendor/six.py", MODULE.replace("wheel", "vendored"))
+    write("wheels/broken.py", "def f(:\n")
+    write("scipy/wheels.py", '"""Tools to SPIN wheels, at speed.\n\nOther words here."""\n')
+    write("zoo.py", 'def f():\n    """Feed the hungry animals.\n\n    They are ROUND?"""\n')
+    return tmp_path / "site"
+
+
+def test_what_is_a_pair_and_what_is_not(tree):
+    entries = {e.name: e for e in pydocs.collect([tree])}
+    assert "wheels.Wheel._private" not in entries and not any("test" in n or "six" in n for n in entries)
+    for dropped in ("short", "bare", "undocumented", "signature"):
+        assert f"wheels.{dropped}" not in entries
+    assert entries["wheels.Wheel"] == pydocs.Entry(
+        "wheels.Wheel",
+        "A wheel that turns.",
+        "Wheel(radius=1.0, *, spokes=8)",
+        "Args:\n  radius: how big it is.",
+    )
+    assert entries["wheels.Wheel.turn"][1:] == (
+        "Turns the wheel by an angle.",
+        "turn(angle)",
+        "The angle is in radians.",
+    )
+    # The rest repeats the summary at its beginning: there too it is taken away.
+    assert entries["wheels.spin"][1:] == (
+        "Spin `x` round and round!",
+        "spin(x, *more, fast=False)",
+        "Afterwards it stops.",
+    )
+    document = entries["wheels.spin"].document
+    assert document.contents == "wheels.spin spin(x, *more, fast=False)\nAfterwards it stops."
+
+
+def test_duplicates_keep_the_held_out_one(tree):
+    names = [e.name for e in pydocs.collect([tree])]
+    assert names == sorted(names) and len(set(names)) == len(names)
+    # scipy.wheels has the summary of the module wheels, and is of the test split.
+    assert "scipy.wheels" in names and "wheels" not in names
+    # zoo.f has the rest of wheels, which is a duplicate itself, so both are gone.
+    assert "zoo.f" not in names
+    # Wheel and Wog have one rest under two summaries: the first by name stays.
+    assert "wheels.Wheel" in names and "wheels._hidden.parts.Wog" not in names
+    assert "wheels._hidden.parts.spin" in names and "wheels.spin" in names
+
+
+def test_split_docstring():
+    split = pydocs.split_docstring
+    assert split("Sum of\n  two things. It adds them.\nMore.") == (
+        "Sum of two things.",
+        "It adds them. More.",
+    )
+    assert split("Sum of e.g. two things\n\nRest") == ("Sum of e.g. two things", "Rest")
+    assert split("Sum it up\nArgs:\n  x: number") == ("Sum it up", "Args:\n  x: number")
+    assert split("Sum it up.\n\nSUM *it* up! Then rest.") == ("Sum it up.", "Then rest.")
+    assert split("Sum it up.\n\nResumit upper sum it upper.") == ("Sum it up.", "Resumit upper sum it upper.")
+    assert split("Sum it up.\n\nSum it up.") == ("Sum it up.", "")
+    assert split("Sum it up.\n\n-----\n") == ("Sum it up.", "")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    output = tmp_path_factory.mktemp("pydocs") / "out"
+    command = [sys.executable, "-m", "jaxir.pydocs", f"--output={output}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return output, done.stdout
+
+
+def test_command_writes_beir_folders_of_real_text(folder):
+    output, printed = folder
+    whole = BeirFolder(output)
+    assert whole.splits == ["dev", "test", "train"]
+    counts = {split: len(list(whole.pairs(split))) for split in whole.splits}
+    assert counts["train"] > 10_000 and counts["test"] >= 1_500 and counts["dev"] >= 500
+    for split, count in counts.items():
+        assert re.search(rf"^{split} +{count:,} pairs from \d+ packages", printed, re.MULTILINE)
+
+    packages = {split: {p.passage_id.partition(".")[0] for p in whole.pairs(split)} for split in whole.splits}
+    assert packages["test"] <= pydocs.TEST_PACKAGES and {"scipy", "optax"} <= packages["test"]
+    assert (
+        not packages["train"] & (packages["dev"] | packages["test"])
+        and not packages["dev"] & packages["test"]
+    )
+    assert {"numpy", "jax", "collections"} <= packages["train"]
+
+    held_out = BeirFolder(output / "test")
+    assert list(held_out.pairs("test")) == list(whole.pairs("test"))
+    assert len(list(held_out.corpus())) == counts["test"]
+
+
+def test_no_summary_is_in_its_passage_and_no_text_is_twice(folder):
+    def words(text):
+        return f" {' '.join(re.findall(r'[a-z0-9_]+', text.lower()))} "
+
+    output, _ = folder
+    pairs = [p for split in pydocs.SPLITS for p in BeirFolder(output).pairs(split)]
+    assert all(len(words(p.query).split()) >= 3 for p in pairs if p.query.isascii())
+    english = [p for p in pairs if p.query.isascii() and p.passage.isascii()]
+    assert len(english) > 0.9 * len(pairs)
+    assert not [p.passage_id for p in english if words(p.query) in words(p.passage)]
+    assert len({words(p.query) for p in english}) == len(english)
+    assert len({p.passage for p in pairs}) == len(pairs)
+    (minimize,) = (p for p in pairs if p.passage_id == "scipy.optimize._minimize.minimize")
+    assert " minimize(fun, x0, args=(), method=None" in minimize.passage
+
+
+def test_existing_output_is_left_alone(folder, capsys):
+    from jaxir import cli
+
+    output, _ = folder
+    before = (output / "corpus.jsonl").stat().st_mtime_ns
+    with pytest.raises(UserError, match="already exists"):
+        pydocs.write_beir(output, [pydocs.Entry("a.b", "a b c", "b()", "d")])
+    assert (output / "corpus.jsonl").stat().st_mtime_ns == before
+    assert cli.main("jaxir.pydocs:pydocs", []) == 1
+    assert "--output must be given" in capsys.readouterr().err
+
+
+def test_pairs_of_an_unknown_split(tree, minilm):
+    with pytest.raises(UserError, match=r"no split 'tets' .*did you mean 'test'"):
+        next(pydocs.read_pairs("tets"))

@@ -1,0 +1,228 @@
+import itertools
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from jaxir.data.pair_sources import BeirPairs, JsonlPairs
+from jaxir.data.seqio_pairs import SeqioPairs
+from jaxir.data.sources import stable_keys
+from jaxir.errors import BadInputError, UserError
+from tasks.beir import beir
+from tasks.local_files import jsonl_pairs, tevatron_pairs, tsv_pairs
+
+pytest.importorskip("seqio")
+LENGTHS = {"query_length": 12, "passage_length": 24}
+COUNT = 67
+
+
+@pytest.fixture
+def pairs_file(write_jsonl):
+    records = [
+        {
+            "query": f"question number {i} é",
+            "passage": f"answer {i}: " + "really " * i,
+            "query_id": f"q{i}",
+            "passage_id": f"p{i}",
+            "negatives": [f"wrong {i} {j}" for j in range(1 + i % 4)],
+        }
+        for i in range(COUNT)
+    ]
+    return write_jsonl("pairs.jsonl", records)
+
+
+def numbers(batch):
+    known = {k.tobytes(): i for i, k in enumerate(stable_keys([f"q{i}" for i in range(COUNT)]))}
+    return [known[k.tobytes()] for k in batch["query_key"]]
+
+
+def assert_equal(a, b):
+    assert a.keys() == b.keys()
+    for name in a:
+        np.testing.assert_array_equal(a[name], b[name])
+        assert a[name].dtype == b[name].dtype == np.int32
+
+
+def take(iterator, n):
+    return list(itertools.islice(iterator, n))
+
+
+def test_seqio_and_arrays_hold_the_same(minilm, pairs_file):
+    arrays = JsonlPairs(path=str(pairs_file)).build(minilm, num_negatives=2, **LENGTHS)
+    seqio_pairs = SeqioPairs(mixture=jsonl_pairs(path=str(pairs_file))).build(
+        minilm, num_negatives=2, **LENGTHS
+    )
+    assert seqio_pairs.num_examples == arrays.num_examples == COUNT
+    assert seqio_pairs.features == arrays.features
+    for a, b in zip(arrays.ordered(8), seqio_pairs.ordered(8), strict=True):
+        assert_equal(a, b)
+
+    def rows(dataset):  # without negatives, shuffled: the same examples in another order
+        batches = take(dataset.batches(batch_size=COUNT, seed=0), 1)
+        return sorted(
+            tuple(np.concatenate([b[k][i] for k in sorted(b)]).tolist())
+            for b in batches
+            for i in range(COUNT)
+        )
+
+    plain = [
+        d.build(minilm, **LENGTHS)
+        for d in (JsonlPairs(path=str(pairs_file)), SeqioPairs(mixture=jsonl_pairs(path=str(pairs_file))))
+    ]
+    # SeqIO's buffer holds several epochs of so small a file: compare what it yields to what there is.
+    assert set(rows(plain[1])) <= set(rows(plain[0]))
+
+
+def test_batches_are_repeatable_shuffled_and_resumable(minilm, pairs_file):
+    name = jsonl_pairs(path=str(pairs_file))
+    first, second = (SeqioPairs(mixture=name).build(minilm, num_negatives=2, **LENGTHS) for _ in range(2))
+    whole = take(first.batches(batch_size=8, seed=5), 12)
+    for a, b in zip(whole, take(second.batches(batch_size=8, seed=5), 12), strict=True):
+        assert_equal(a, b)
+    assert numbers(whole[0]) != list(range(8))
+    assert numbers(whole[0]) != numbers(next(first.batches(batch_size=8, seed=6)))
+    for step in (1, 7):
+        for a, b in zip(
+            whole[step:], take(first.batches(batch_size=8, seed=5, start_step=step), 3), strict=False
+        ):
+            assert_equal(a, b)
+
+
+def test_shards_of_two_hosts_are_disjoint_and_complete(minilm, pairs_file):
+    dataset = SeqioPairs(mixture=jsonl_pairs(path=str(pairs_file))).build(minilm, **LENGTHS)
+    seen = [
+        [n for b in dataset.ordered(2, process_index=i, process_count=2) for n in numbers(b)] for i in (0, 1)
+    ]
+    assert not set(seen[0]) & set(seen[1])
+    assert sorted(seen[0] + seen[1]) == list(range(COUNT))
+    shuffled = [
+        {
+            n
+            for b in take(dataset.batches(batch_size=8, seed=0, process_index=i, process_count=2), 300)
+            for n in numbers(b)
+        }
+        for i in (0, 1)
+    ]
+    assert shuffled == [set(seen[0]), set(seen[1])]
+    assert len(next(dataset.batches(batch_size=8, seed=0, process_count=2))["query_ids"]) == 4
+
+
+def test_beir_and_other_files_are_tasks_too(minilm, tmp_path, write_jsonl):
+    (tmp_path / "pairs.tsv").write_text("a question\tan answer\na second\tits answer\n")
+    passage = {"docid": "p", "title": "a", "text": "passage"}
+    tevatron = write_jsonl("t.jsonl", [{"query_id": "q", "query": "text", "positive_passages": [passage]}])
+    write_jsonl("c/corpus.jsonl", [{"_id": "d", "title": "a", "text": "document"}])
+    write_jsonl("c/queries.jsonl", [{"_id": "q", "text": "query"}])
+    (tmp_path / "c/qrels").mkdir()
+    (tmp_path / "c/qrels/dev.tsv").write_text("q\td\t1\n")
+    collection = str(tmp_path / "c")
+    a, b, c = (
+        SeqioPairs(mixture=name, split=split).build(minilm, **LENGTHS)
+        for name, split in (
+            (tsv_pairs(path=str(tmp_path / "pairs.tsv")), "train"),
+            (tevatron_pairs(path=str(tevatron)), "train"),
+            (beir(directory=collection), "dev"),
+        )
+    )
+    assert (a.num_examples, b.num_examples, c.num_examples) == (2, 1, 1)
+    arrays = BeirPairs(directory=collection, split="dev").build(minilm, **LENGTHS)
+    assert_equal(next(arrays.ordered(1)), next(c.ordered(1)))
+
+
+def test_a_task_or_a_mixture_of_somebody_else(minilm):
+    import seqio
+    import tensorflow as tf
+
+    texts = seqio.PassThroughVocabulary(0)
+    feature = seqio.Feature(texts, add_eos=False, dtype=tf.string, rank=0)
+
+    def read(split, shuffle_files, seed=None):
+        rows = {"query": ["one", "two"], "passage": ["first", "second"]}
+        return tf.data.Dataset.from_tensor_slices(rows)
+
+    source = seqio.FunctionDataSource(read, splits=["train"])  # of unknown size
+    features = {"query": feature, "passage": feature}
+    seqio.TaskRegistry.add("somebodys", source=source, preprocessors=[], output_features=features)
+    seqio.MixtureRegistry.add("somebodys_mixture", ["somebodys"], default_rate=1)
+    for name in ("somebodys", "somebodys_mixture"):
+        dataset = SeqioPairs(mixture=name).build(minilm, **LENGTHS)
+        assert dataset.num_examples == 2
+        batch = next(dataset.ordered(2))
+        assert batch["query_ids"][:, 1].tolist() == [2028, 2048]
+        assert len(np.unique(batch["passage_key"], axis=0)) == 2  # without ids a text's hash is its key
+
+
+def test_bad_input_stops_before_the_first_batch(minilm, tmp_path, capsys):
+    path = tmp_path / "bad.jsonl"
+    path.write_text('{"query": "a", "passage": "b"}\n{"query": "a"}\n')
+    name = jsonl_pairs(path=str(path))
+    with pytest.raises(BadInputError, match=r"bad.jsonl:2: no field 'passage'"):
+        SeqioPairs(mixture=name).build(minilm, **LENGTHS)
+    dataset = SeqioPairs(mixture=name).build(minilm, on_bad_input="skip", **LENGTHS)
+    assert capsys.readouterr().err == f"skipped 1 records: no field 'passage' (first: {path}:2)\n"
+    assert dataset.num_examples == 1 and len(list(dataset.ordered(1))) == 1
+    with pytest.raises(UserError, match="batch_size is 2, but there are only 1 pairs"):
+        dataset.batches(batch_size=2, seed=0)
+    wanting = SeqioPairs(mixture=name).build(minilm, num_negatives=1, on_bad_input="skip", **LENGTHS)
+    with pytest.raises(UserError, match="num_negatives is 1, but a pair has no negative passage"):
+        next(wanting.batches(batch_size=1, seed=0))
+
+
+def test_unknown_names_are_suggested(minilm, pairs_file):
+    name = jsonl_pairs(path=str(pairs_file), name="my_pairs")
+    assert jsonl_pairs(path=str(pairs_file), name="my_pairs") == name == "my_pairs"
+    with pytest.raises(UserError, match="another SeqIO task named 'my_pairs'"):
+        jsonl_pairs(path="elsewhere.jsonl", name="my_pairs")
+    with pytest.raises(UserError, match="named 'my_piars'; did you mean 'my_pairs'"):
+        SeqioPairs(mixture="my_piars").build(minilm, **LENGTHS)
+    with pytest.raises(UserError, match=r"has no split 'dev' \(has: train\)"):
+        SeqioPairs(mixture=name, split="dev").build(minilm, **LENGTHS)
+
+
+def test_vocabulary_gives_the_models_ids(minilm, sentencepiece_folder):
+    import seqio
+
+    from jaxir.data.seqio_vocabulary import HuggingFaceVocabulary
+    from jaxir.data.tokenizer import Tokenizer
+
+    vocabulary = HuggingFaceVocabulary(minilm, max_length=6)
+    assert isinstance(vocabulary, seqio.Vocabulary) and vocabulary.vocab_size == 30522
+    assert vocabulary.encode("Hello world") == [101, 7592, 2088, 102]
+    assert vocabulary.encode_tf("one two three four five six").numpy().tolist() == [
+        101,
+        2028,
+        2048,
+        2093,
+        2176,
+        102,
+    ]
+    assert vocabulary.decode([101, 7592, 2088, 102]) == "hello world"
+    assert vocabulary.decode_tf(np.array([101, 7592, 2088, 102])).numpy() == b"hello world"
+    assert (
+        vocabulary
+        == HuggingFaceVocabulary(minilm, max_length=6)
+        != HuggingFaceVocabulary(minilm, max_length=7)
+    )
+
+    tokenizer = Tokenizer.load(sentencepiece_folder)
+    theirs = seqio.SentencePieceVocabulary(str(sentencepiece_folder / "spiece.model"))
+    text = "hello world this is a test"
+    ours = HuggingFaceVocabulary(tokenizer, max_length=64).encode(text)
+    assert ours == [*theirs.encode(text), theirs.eos_id]
+
+
+def test_a_process_that_leaves_an_iterator_open_ends(minilm_folder, pairs_file):
+    code = (
+        "from jaxir.data.tokenizer import Tokenizer\n"
+        "from jaxir.data.seqio_pairs import SeqioPairs\n"
+        "from tasks.local_files import jsonl_pairs\n"
+        f"tokenizer = Tokenizer.load({str(minilm_folder)!r})\n"
+        f"pairs = SeqioPairs(mixture=jsonl_pairs(path={str(pairs_file)!r}))\n"
+        "batches = pairs.build(tokenizer, query_length=8, passage_length=8).batches(batch_size=8, seed=0)\n"
+        "print(next(batches)['query_ids'].shape)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=90, check=True
+    )
+    assert done.stdout == "(8, 8)\n"

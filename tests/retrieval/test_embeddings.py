@@ -1,0 +1,229 @@
+"""EMB_DIR: a directory that an interrupted run can be continued in, and that is whole or says so."""
+
+import contextlib
+import fcntl
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxir import DualEncoder
+from jaxir.errors import BadInputError, UserError
+from jaxir.retrieval import npy
+from jaxir.retrieval.embeddings import encode_corpus, open_embeddings
+
+SHARD = 8
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory, toy) -> str:
+    texts = toy.random_texts(2001)
+    texts[7], texts[11] = "", "w3 " * 100_000
+    return toy.write_corpus(tmp_path_factory.mktemp("corpus") / "corpus.jsonl", texts, title="w5")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory, corpus, small_model):
+    directory = tmp_path_factory.mktemp("whole") / "embeddings"
+    report = encode_corpus(DualEncoder.load(small_model), corpus, directory, shard_size=SHARD)
+    assert report.texts == 2001
+    return directory
+
+
+def contents(directory) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in directory.iterdir()}
+
+
+def encode_process(model, corpus, output) -> subprocess.Popen:
+    command = [sys.executable, "-m", "jaxir.encode", f"--model={model}", f"--input={corpus}"]
+    command += [f"--output={output}", f"--shard_size={SHARD}"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_killed_and_continued_equals_uninterrupted(tmp_path, corpus, small_model, uninterrupted):
+    output = tmp_path / "embeddings"
+    for shards in (3, 60):
+        with encode_process(small_model, corpus, output) as process:
+            deadline = time.monotonic() + 90
+            while len(list(output.glob("*.npy"))) < shards:
+                assert process.poll() is None, process.stderr.read()
+                assert time.monotonic() < deadline
+                time.sleep(0.002)
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        for path in output.glob("*.npy"):  # whole shards only
+            assert np.load(path).shape == (SHARD, 32)
+            assert len(json.loads(path.with_name(f"ids-{path.stem[-5:]}.json").read_text())) == SHARD
+        with pytest.raises(UserError, match="unfinished: run the same encode command again"):
+            open_embeddings(output)
+    (output / ".embeddings-00099.npy.abc.part").write_bytes(b"half a shard")
+    before = len(list(output.glob("*.npy")))
+    assert 60 <= before < 251  # guard: there is something left to do
+    with encode_process(small_model, corpus, output) as process:
+        out, error = process.communicate(timeout=120)
+        assert process.returncode == 0, error
+    assert f"{2001 - SHARD * before} texts" in out
+    assert contents(output) == contents(uninterrupted)
+
+
+def test_what_is_stored(uninterrupted, corpus, small_model, toy):
+    stored = open_embeddings(uninterrupted)
+    assert stored.ids == [f"d{i}" for i in range(2001)]
+    assert [len(s) for s in stored.shards] == [SHARD] * 250 + [1]
+    assert all(isinstance(s, np.memmap) and s.dtype == np.float32 for s in stored.shards)
+    encoder = DualEncoder.load(small_model)
+    lines = Path(corpus).read_text().splitlines()
+    texts = [f"w5 {json.loads(line)['text']}".strip() for line in lines]
+    np.testing.assert_allclose(np.concatenate(stored.shards), encoder.encode_passages(texts), atol=1e-5)
+    info = stored.info
+    assert (info.fingerprint, info.model, info.count) == (encoder.fingerprint, small_model, 2001)
+    assert (info.tower, info.dimension, info.similarity) == ("passage", 32, "cosine")
+    assert (info.max_length, info.input_name) == (toy.max_length, "corpus.jsonl")
+    assert len(info.input_sha256) == 64
+
+
+def test_a_complete_directory_is_left_alone(uninterrupted, corpus, small_model):
+    before = {p.name: p.stat().st_mtime_ns for p in uninterrupted.iterdir()}
+    encoder = DualEncoder.load(small_model)
+    assert encode_corpus(encoder, corpus, uninterrupted, shard_size=SHARD).texts == 0
+    assert before == {p.name: p.stat().st_mtime_ns for p in uninterrupted.iterdir()}
+
+
+def test_another_run_is_refused(tmp_path, toy, encoder, other_model):
+    corpus = toy.write_corpus(tmp_path / "corpus.jsonl", toy.random_texts(20))
+    encode_corpus(encoder, corpus, tmp_path / "out")
+    before = contents(tmp_path / "out")
+    with pytest.raises(UserError, match="begun with another model"):
+        encode_corpus(DualEncoder.load(other_model), corpus, tmp_path / "out")
+    with pytest.raises(UserError, match=r"begun with another --shard_size \(16384, now 5\)"):
+        encode_corpus(encoder, corpus, tmp_path / "out", shard_size=5)
+    with pytest.raises(UserError, match=r"begun with another --tower \('passage', now 'query'\)"):
+        encode_corpus(encoder, corpus, tmp_path / "out", tower="query")
+    toy.write_corpus(tmp_path / "corpus.jsonl", toy.random_texts(20, seed=9))
+    with pytest.raises(UserError, match="begun with another input"):
+        encode_corpus(encoder, corpus, tmp_path / "out")
+    assert contents(tmp_path / "out") == before
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match="no embeddings directory"):
+        encode_corpus(encoder, corpus, tmp_path / "full")
+    assert (tmp_path / "full" / "notes.txt").read_text() == "mine"
+
+
+def test_two_writers_at_once_are_refused(tmp_path, toy, encoder):
+    corpus = toy.write_corpus(tmp_path / "corpus.jsonl", toy.random_texts(20))
+    (tmp_path / "out").mkdir()
+    descriptor = os.open(tmp_path / "out", os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with pytest.raises(UserError, match="another process is writing"):
+        encode_corpus(encoder, corpus, tmp_path / "out")
+    os.close(descriptor)
+    assert encode_corpus(encoder, corpus, tmp_path / "out").texts == 20
+
+
+def test_queries_and_gzip(tmp_path, toy, encoder):
+    records = [{"_id": f"q{i}", "text": t} for i, t in enumerate(toy.random_texts(9))]
+    with gzip.open(tmp_path / "queries.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps(r) + "\n" for r in records)
+    encode_corpus(encoder, tmp_path / "queries.jsonl.gz", tmp_path / "out", tower="query")
+    stored = open_embeddings(tmp_path / "out")
+    assert stored.ids == [r["_id"] for r in records]
+    expected = encoder.encode_queries([r["text"] for r in records])
+    np.testing.assert_allclose(stored.shards[0], expected, atol=1e-5)
+    assert stored.info.max_length == 16
+
+
+GOOD = b'{"_id": "a", "text": "w1"}\n'
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "corpus.jsonl: the file is empty"),
+        (GOOD + b'{"_id": "b", "text": \n', r"corpus.jsonl:2: not valid JSON"),
+        (GOOD + b'{"_id": "b"}\n', r"corpus.jsonl:2: no field 'text'"),
+        (GOOD + b'{"_id": "b", "text": 3}\n', r"corpus.jsonl:2: field 'text' is not a string"),
+        (GOOD + GOOD, r"corpus.jsonl:2: duplicate id 'a'"),
+        (GOOD + b'{"_id": "b", "text": "\xff"}\n', r"corpus.jsonl:2: not UTF-8"),
+    ],
+)
+def test_bad_input_is_told_before_any_work(tmp_path, encoder, content, message):
+    (tmp_path / "corpus.jsonl").write_bytes(content)
+    with pytest.raises(BadInputError, match=message):
+        encode_corpus(encoder, tmp_path / "corpus.jsonl", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    if content:
+        encode_corpus(encoder, tmp_path / "corpus.jsonl", tmp_path / "out", on_bad_input="skip")
+        assert open_embeddings(tmp_path / "out").ids == ["a"]
+
+
+def test_skipped_lines_are_reported_once(tmp_path, encoder, capsys):
+    (tmp_path / "corpus.jsonl").write_bytes(GOOD + b"nonsense\n")
+    encode_corpus(encoder, tmp_path / "corpus.jsonl", tmp_path / "out", on_bad_input="skip")
+    assert capsys.readouterr().err.count("skipped 1 records") == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_an_error_with_its_number():
+    with (
+        pytest.raises(OSError, match="No space left on device") as caught,
+        Path("/dev/full").open("wb") as file,
+    ):
+        npy.write_npy(file, [np.ones([5000, 8], np.float32)])
+    assert caught.value.errno == 28  # numpy's own save gives none, and cli.main tells by it
+
+
+def test_damage_is_told(tmp_path, toy, encoder):
+    corpus = toy.write_corpus(tmp_path / "corpus.jsonl", toy.random_texts(20))
+    with pytest.raises(UserError, match="holds no embeddings"):
+        open_embeddings(tmp_path)
+    encode_corpus(encoder, corpus, tmp_path / "out", shard_size=10)
+    shard = tmp_path / "out" / "embeddings-00001.npy"
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-8])
+    with pytest.raises(UserError, match="out is damaged"):
+        open_embeddings(tmp_path / "out")
+    shard.unlink()
+    with pytest.raises(UserError, match="out is damaged"):
+        open_embeddings(tmp_path / "out")
+    shard.write_bytes(whole)
+    open_embeddings(tmp_path / "out")
+    (tmp_path / "out" / "embeddings.json").write_text('{"complete": true}')
+    with pytest.raises(UserError, match=r"embeddings\.json is damaged"):
+        open_embeddings(tmp_path / "out")
+
+
+def test_interrupted_in_process_releases_the_directory(tmp_path, toy, encoder):
+    corpus = toy.write_corpus(tmp_path / "corpus.jsonl", toy.random_texts(40))
+
+    class Interrupt(Exception):
+        pass
+
+    calls = 0
+    original = encoder.tokenizer.encode_batch
+
+    class Tokenizer:
+        def encode_batch(self, texts, *, max_length):
+            nonlocal calls
+            calls += 1
+            if calls == 3:
+                raise Interrupt
+            return original(texts, max_length=max_length)
+
+    failing = DualEncoder(encoder.model, Tokenizer(), encoder.settings, encoder.fingerprint, batch_tokens=64)
+    with contextlib.suppress(Interrupt):
+        encode_corpus(failing, corpus, tmp_path / "out", shard_size=10)
+    assert len(list((tmp_path / "out").glob("*.npy"))) < 4
+    encode_corpus(encoder, corpus, tmp_path / "out", shard_size=10)
+    whole = encode_corpus(encoder, corpus, tmp_path / "again", shard_size=10)
+    assert whole.texts == 40
+    for name, content in contents(tmp_path / "again").items():
+        if name != "embeddings.json":
+            assert contents(tmp_path / "out")[name] == content

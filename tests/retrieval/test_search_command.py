@@ -1,0 +1,168 @@
+"""From a corpus to answers by the commands, at a terminal and through pipes."""
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from jaxir import cli
+from jaxir.retrieval.runs import read_run
+
+
+def command(name: str, *flags: str) -> int:
+    return cli.main(f"jaxir.{name}:{name}", flags)
+
+
+@pytest.fixture(scope="module")
+def texts(toy) -> list[str]:
+    return toy.random_texts(120, seed=4)
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory, toy, small_model, texts) -> str:
+    """An index whose documents are found by their own text (one tower per side: by title all the same)."""
+    root = tmp_path_factory.mktemp("search")
+    records = [{"_id": f"d{i}", "title": f"Title {i}", "text": t} for i, t in enumerate(texts)]
+    corpus = toy.write_jsonl(root / "corpus.jsonl", records)
+    assert command("encode", f"--model={small_model}", f"--input={corpus}", f"--output={root}/emb") == 0
+    flags = [f"--embeddings={root}/emb", f"--corpus={corpus}", "--backend=exact", f"--output={root}/index"]
+    assert command("index", *flags) == 0
+    return f"{root}/index"
+
+
+def search_process(index: str, *flags: str, **options) -> subprocess.Popen:
+    arguments = [sys.executable, "-m", "jaxir.search", f"--index={index}", *flags]
+    return subprocess.Popen(arguments, **options)
+
+
+def test_queries_to_a_run(tmp_path, index, toy, encoder, texts, capsys):
+    from jaxir import load_index
+
+    questions = toy.random_texts(7, seed=5)
+    queries = toy.write_jsonl(
+        tmp_path / "queries.jsonl", [{"_id": f"q{i}", "text": t} for i, t in enumerate(questions)]
+    )
+    assert (
+        command("search", f"--index={index}", f"--queries={queries}", f"--output={tmp_path}/run", "--k=9")
+        == 0
+    )
+    assert "7 queries, 63 answers" in capsys.readouterr().out
+    run = read_run(tmp_path / "run")
+    scores, ids = load_index(index).search(encoder.encode_queries(questions), 9)
+    assert list(run) == [f"q{i}" for i in range(7)]
+    for i in range(7):
+        assert list(run[f"q{i}"]) == ids[i]
+        assert list(run[f"q{i}"].values()) == pytest.approx(scores[i].tolist(), abs=1e-5)
+
+
+def test_one_question(index, capsys, texts):
+    assert command("search", f"--index={index}", "--query=w1 w2", "--k=3") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[::2]] == ["1", "2", "3"]
+    number = int(lines[0].split("[d")[1].rstrip("]"))
+    assert f"Title {number}  [d{number}]" in lines[0]
+    assert texts[number].startswith(lines[1].strip().removesuffix(" ..."))
+
+
+def test_questions_through_a_pipe(index):
+    pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with search_process(index, "--k=2", **pipe) as process:
+        out, error = process.communicate(b"w1 w2\n\n\xff\xfe w7\n", timeout=120)
+    assert process.returncode == 0, error
+    assert [line.split()[0] for line in out.decode().splitlines() if "Title" in line] == ["1", "2"] * 2
+    assert b"question>" not in out
+    assert error == b""
+
+
+@pytest.mark.parametrize("ending", ["end of file", "interrupt"])
+def test_questions_typed_at_a_terminal(index, ending):
+    master, slave = pty.openpty()
+    environment = os.environ | {"TERM": "dumb"}
+    with search_process(
+        index, stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True
+    ) as process:
+        os.close(slave)
+        shown = read_until(master, "question> ", process)
+        assert "120 documents" in shown
+        os.write(master, b"w1 w2 w3\n")
+        shown = read_until(master, "question> ", process)
+        assert shown.count("Title") == 5
+        assert shown.count("w") > 10
+        if ending == "end of file":
+            os.write(master, b"\x04")
+        else:
+            os.kill(process.pid, signal.SIGINT)
+        shown = read_until(master, None, process)
+        assert process.wait(30) == 0
+    assert "Traceback" not in shown
+    os.close(master)
+
+
+def read_until(master: int, wanted: str | None, process: subprocess.Popen) -> str:
+    """Reads what a terminal shows until `wanted` comes (None: until it closes)."""
+    shown = ""
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline:
+        if wanted is not None and wanted in shown:
+            return shown
+        if select.select([master], [], [], 0.2)[0]:
+            try:
+                block = os.read(master, 4096)
+            except OSError:  # closed at the other end
+                block = b""
+            if not block:
+                break
+            shown += block.decode(errors="replace")
+    assert wanted is None, f"{wanted!r} was not shown, but:\n{shown}"
+    return shown
+
+
+def test_another_model_is_refused(index, other_model, capsys):
+    assert command("search", f"--index={index}", f"--model={other_model}", "--query=w1") == 1
+    error = capsys.readouterr().err
+    assert "the index was made with" in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--queries=q.jsonl"], "--queries and --output go together"),
+        (["--output=run"], "--queries and --output go together"),
+        (["--queries=q.jsonl", "--output=run", "--query=x"], "give --query or --queries, not both"),
+        (["--query=x", "--k=0"], "--k must be at least 1, not 0"),
+        (["--queries=missing.jsonl", "--output=run"], "missing.jsonl"),
+    ],
+)
+def test_flags_that_make_no_sense(index, flags, message, capsys):
+    assert command("search", f"--index={index}", *flags) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_indexing_what_is_unfinished(tmp_path, toy, encoder, capsys):
+    from jaxir.retrieval.embeddings import encode_corpus
+
+    corpus = toy.write_corpus(tmp_path / "corpus.jsonl", toy.random_texts(5))
+    encode_corpus(encoder, corpus, tmp_path / "emb")
+    manifest = tmp_path / "emb" / "embeddings.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"complete": False}))
+    assert command("index", f"--embeddings={tmp_path}/emb", f"--output={tmp_path}/index") == 1
+    assert "is unfinished" in capsys.readouterr().err
+    assert not (tmp_path / "index").exists()
+
+
+@pytest.mark.parametrize("name", ["encode", "index", "search"])
+def test_help_is_quick_and_complete(name):
+    started = time.monotonic()
+    done = subprocess.run([sys.executable, "-m", f"jaxir.{name}", "--help"], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert time.monotonic() - started < 5
+    assert "example:" in done.stdout

@@ -1,0 +1,129 @@
+"""`python -m jaxir.train`, with gin files, real model and data files and real processes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxir import cli
+from jaxir.interop import model_dir
+
+MODEL = Path(__file__).parent.parent / "golden" / "bert"
+RECIPE = """
+from __gin__ import dynamic_registration
+from jaxir import train
+from jaxir.data import pair_sources
+from jaxir.interop import build
+from jaxir.losses import samtone
+from jaxir.objectives import contrastive
+from jaxir.training import optimizers
+
+TEMPERATURE = 0.05
+train.train.model = @build.Pretrained()
+build.Pretrained.source = "hf:{model}"
+build.Pretrained.query_max_length = 8
+build.Pretrained.passage_max_length = 12
+train.train.objective = @contrastive.Contrastive()
+contrastive.Contrastive.loss = @samtone.samtone
+samtone.samtone.temperature = %TEMPERATURE
+train.train.data = @train/pair_sources.JsonlPairs()
+train/pair_sources.JsonlPairs.path = "{data}/train.jsonl"
+train.train.dev = @dev/pair_sources.JsonlPairs()
+dev/pair_sources.JsonlPairs.path = "{data}/dev.jsonl"
+train.train.optimizer = @optimizers.AdamW()
+optimizers.AdamW.learning_rate = 1e-3
+train.train.steps = 6
+train.train.batch_size = 8
+train.train.eval_every = 3
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path) -> Path:
+    """A recipe with 24 training and 6 dev pairs."""
+    words = "apple banana cherry dune ember fjord grove harbour iris jade".split()
+    rng = np.random.default_rng(0)
+    for name, count in (("train", 24), ("dev", 6)):
+        rows = [rng.choice(words, 4) for _ in range(count)]
+        lines = [
+            {"query": " ".join(r[:2]) + f" {i}", "passage": " ".join(r) + f" {i}"} for i, r in enumerate(rows)
+        ]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    path = tmp_path / "recipe.gin"
+    path.write_text(RECIPE.format(model=MODEL, data=tmp_path))
+    return path
+
+
+def in_process(*flags) -> int:
+    return cli.main("jaxir.train:train", list(flags))
+
+
+def test_a_run_is_a_model_and_can_be_repeated_from_its_own_config(tmp_path, recipe, compile_cache):
+    def train(gin_file, output):
+        command = [sys.executable, "-m", "jaxir.train", f"--gin_file={gin_file}", f"--output_dir={output}"]
+        return subprocess.run(command, env=compile_cache, capture_output=True, text=True, check=False)
+
+    done = train(recipe, tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert f"{tmp_path}/run is complete: 6 steps; best nDCG@10" in done.stdout
+    told = [line for line in done.stderr.splitlines() if not line.startswith("step ")]
+    assert told == []
+    loaded, start = model_dir.load(str(tmp_path / "run")), model_dir.load(f"hf:{MODEL}")
+    assert (loaded.settings.query_max_length, loaded.settings.passage_max_length) == (8, 12)
+    ids = np.array([[2, 7, 9, 3]], np.int32)
+    import jax.numpy as jnp
+
+    ours, before = (np.asarray(m.model.encode(jnp.asarray(ids), tower="query")) for m in (loaded, start))
+    assert np.abs(ours - before).max() > 1e-3
+
+    again = train(tmp_path / "run" / "config.gin", tmp_path / "again")
+    assert again.returncode == 0, again.stderr
+    weights = [
+        (tmp_path / name / "log.jsonl").read_text().splitlines()[-2].split('"examples')[0]
+        for name in ("run", "again")
+    ]
+    assert weights[0] == weights[1]
+
+
+def test_mistakes_cost_one_sentence_and_write_nothing(tmp_path, recipe, capsys):
+    output = tmp_path / "run"
+    flags = [f"--gin_file={recipe}", f"--output_dir={output}"]
+    for extra, sentence in (
+        (["--gin.train.batch_size=10"], "batch_size must be a multiple of the 4 devices"),
+        (["--gin.train.batch_size=28"], "batch_size is 28, but there are only 24 pairs"),
+        (["--gin.train.steps=0"], "steps must be at least 1, not 0"),
+        (["--gin.AdamW.warmup_steps=6"], "warmup_steps must be at least 0 and less than the 6 steps"),
+        (["--num_negatives=1"], "num_negatives is 1, but 24 of 24 pairs have no negative"),
+    ):
+        assert in_process(*flags, *extra) == 1
+        captured = capsys.readouterr()
+        errors = [line for line in captured.err.splitlines() if line.startswith("error: ")]
+        assert len(errors) == 1 and sentence in errors[0]
+        assert not output.exists()
+
+
+def test_a_malformed_line_stops_the_run_before_its_first_step(tmp_path, recipe, capsys):
+    lines = (tmp_path / "train.jsonl").read_text().splitlines()
+    (tmp_path / "train.jsonl").write_text(
+        "\n".join([*lines[:4], '{"query": "no passage"}', *lines[4:]]) + "\n"
+    )
+    output = tmp_path / "run"
+    flags = [f"--gin_file={recipe}", f"--output_dir={output}"]
+    assert in_process(*flags) == 1
+    assert f"error: {tmp_path}/train.jsonl:5: " in capsys.readouterr().err
+    assert not output.exists()
+    assert in_process(*flags, "--on_bad_input=skip", "--gin.train.steps=2") == 0
+    assert "skipped" in capsys.readouterr().err
+
+
+def test_a_run_is_not_resumed_with_another_binding_of_its_loss(tmp_path, recipe, capsys):
+    flags = [f"--gin_file={recipe}", f"--output_dir={tmp_path / 'run'}", "--gin.train.steps=2"]
+    assert in_process(*flags) == 0
+    capsys.readouterr()
+    assert in_process(*flags, "--gin.TEMPERATURE=0.5") == 1
+    assert "temperature=0.05" in (error := capsys.readouterr().err) and "not Contrastive" in error
+    assert in_process(*flags) == 0
+    assert "was already complete: 2 steps" in capsys.readouterr().out
