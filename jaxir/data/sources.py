@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from beartype import beartype
-from jaxtyping import Int32, jaxtyped
 
 from jaxir.data.lines import (
     MalformedRecord,
@@ -79,8 +77,7 @@ def key_digest(identifier: str) -> bytes:
     return hashlib.blake2b(identifier.encode(), digest_size=8).digest()
 
 
-@jaxtyped(typechecker=beartype)
-def stable_keys(ids: Sequence[str]) -> Int32[np.ndarray, "N 2"]:
+def stable_keys(ids: Sequence[str]) -> np.ndarray:
     """Returns int32 [N, 2]: the halves of a 64-bit BLAKE2b hash of each id, the same on any machine.
 
     Duplicate masking compares these, so it goes by id: passages with one text under two ids are two passages.

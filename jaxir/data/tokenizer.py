@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 import tokenizers
-from beartype import beartype
-from jaxtyping import Int, Int32, jaxtyped
 
 from jaxir.errors import UserError
 
@@ -170,8 +168,7 @@ class Tokenizer:
         return rows
 
 
-@jaxtyped(typechecker=beartype)
-def pad_batch(rows: Sequence[Int[np.ndarray, " n"]], length: int) -> Int32[np.ndarray, "N {length}"]:
+def pad_batch(rows: Sequence[np.ndarray], length: int) -> np.ndarray:
     """Returns int32 [N, `length`]: each row, then zeros.
 
     Raises:

@@ -213,7 +213,7 @@ def _params_directory(directory: Path) -> Path:
 
 
 def _read_params(directory: Path) -> dict[str, np.ndarray]:
-    """Reads what Orbax wrote, by TensorStore: on a damaged file Orbax's own threads print more than a sentence."""
+    """Reads what Orbax wrote, by TensorStore: on a damaged file Orbax's own threads print tracebacks."""
     import tensorstore
 
     path = directory / "_METADATA"

@@ -155,7 +155,7 @@ def _prompts(content: dict[str, Any]) -> dict[str, str]:
 
 
 def _longest(root: Path, encoder: hf.Encoder) -> int:
-    """Returns the length at which a folder that names none cuts texts; newer ones leave it to the tokenizer."""
+    """Returns the length at which texts are cut where only the tokenizer says it, as in newer folders."""
     limit = _optional_json(root / "tokenizer_config.json").get("model_max_length")
     # transformers writes 1e30 for "no limit".
     limit = _DEFAULT_LENGTH if limit is None or limit > 1_000_000 else int(limit)

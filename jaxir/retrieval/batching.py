@@ -6,8 +6,7 @@ texts complete it. So every batch of one length has the same number of rows, one
 them all, and only the last batch, of the shortest texts, is partial.
 
 A program costs time to compile, which on few texts is more than its padding would cost. `choose_lengths`
-weighs the two:
-it finds the lengths that minimise padded tokens + `shape_cost` for each length used.
+weighs the two: it finds the lengths that minimise padded tokens + `shape_cost` for each length used.
 """
 
 from __future__ import annotations

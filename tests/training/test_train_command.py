@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -44,7 +45,7 @@ train.train.eval_every = 3
 @pytest.fixture
 def recipe(tmp_path) -> Path:
     """A recipe with 24 training and 6 dev pairs."""
-    words = "apple banana cherry dune ember fjord grove harbour iris jade".split()
+    words = ["apple", "banana", "cherry", "dune", "ember", "fjord", "grove", "harbour", "iris", "jade"]
     rng = np.random.default_rng(0)
     for name, count in (("train", 24), ("dev", 6)):
         rows = [rng.choice(words, 4) for _ in range(count)]
@@ -55,6 +56,11 @@ def recipe(tmp_path) -> Path:
     path = tmp_path / "recipe.gin"
     path.write_text(RECIPE.format(model=MODEL, data=tmp_path))
     return path
+
+
+def losses(run_dir) -> list[tuple[float | None, float | None]]:
+    lines = [json.loads(line) for line in (run_dir / "log.jsonl").read_text().splitlines()]
+    return [(x.get("loss"), x.get("dev/loss")) for x in lines if "checkpoint" not in x]
 
 
 def in_process(*flags) -> int:
@@ -74,18 +80,13 @@ def test_a_run_is_a_model_and_can_be_repeated_from_its_own_config(tmp_path, reci
     loaded, start = model_dir.load(str(tmp_path / "run")), model_dir.load(f"hf:{MODEL}")
     assert (loaded.settings.query_max_length, loaded.settings.passage_max_length) == (8, 12)
     ids = np.array([[2, 7, 9, 3]], np.int32)
-    import jax.numpy as jnp
-
     ours, before = (np.asarray(m.model.encode(jnp.asarray(ids), tower="query")) for m in (loaded, start))
     assert np.abs(ours - before).max() > 1e-3
 
     again = train(tmp_path / "run" / "config.gin", tmp_path / "again")
     assert again.returncode == 0, again.stderr
-    weights = [
-        (tmp_path / name / "log.jsonl").read_text().splitlines()[-2].split('"examples')[0]
-        for name in ("run", "again")
-    ]
-    assert weights[0] == weights[1]
+    assert losses(tmp_path / "again") == losses(tmp_path / "run")
+    assert len(losses(tmp_path / "run")) == 3  # one logged step, two evaluations
 
 
 def test_mistakes_cost_one_sentence_and_write_nothing(tmp_path, recipe, capsys):
@@ -115,15 +116,15 @@ def test_a_malformed_line_stops_the_run_before_its_first_step(tmp_path, recipe, 
     assert in_process(*flags) == 1
     assert f"error: {tmp_path}/train.jsonl:5: " in capsys.readouterr().err
     assert not output.exists()
-    assert in_process(*flags, "--on_bad_input=skip", "--gin.train.steps=2") == 0
+    assert in_process(*flags, "--on_bad_input=skip") == 0
     assert "skipped" in capsys.readouterr().err
 
 
 def test_a_run_is_not_resumed_with_another_binding_of_its_loss(tmp_path, recipe, capsys):
-    flags = [f"--gin_file={recipe}", f"--output_dir={tmp_path / 'run'}", "--gin.train.steps=2"]
+    flags = [f"--gin_file={recipe}", f"--output_dir={tmp_path / 'run'}"]
     assert in_process(*flags) == 0
     capsys.readouterr()
     assert in_process(*flags, "--gin.TEMPERATURE=0.5") == 1
     assert "temperature=0.05" in (error := capsys.readouterr().err) and "not Contrastive" in error
     assert in_process(*flags) == 0
-    assert "was already complete: 2 steps" in capsys.readouterr().out
+    assert "was already complete: 6 steps" in capsys.readouterr().out
