@@ -11,6 +11,7 @@ from jaxir import cli
 from jaxir.errors import UserError
 
 BASE = "st:sentence-transformers/all-MiniLM-L6-v2"
+RECIPE = "gin/quickstart.gin"
 METRICS = "P@1 RR@10 nDCG@10 R@100"
 QUESTIONS = (
     "find the minimum of a function of several variables",
@@ -20,7 +21,7 @@ QUESTIONS = (
 )
 
 
-def quickstart(*, output: str = "quickstart", gin_file: str = "gin/quickstart.gin") -> None:
+def quickstart(*, output: str = "quickstart") -> None:
     """Fine-tunes MiniLM on the documentation installed with Python, then indexes, searches and compares.
 
     The documentation of some packages is never trained on: their summary lines are the queries, the rest of
@@ -29,7 +30,6 @@ def quickstart(*, output: str = "quickstart", gin_file: str = "gin/quickstart.gi
 
     Args:
       output: directory for everything that is made.
-      gin_file: recipe of the fine-tuning.
     """
     out = Path(output)
     docs, before, tuned, after = out / "pydocs", out / "before", out / "model", out / "after"
@@ -39,7 +39,7 @@ def quickstart(*, output: str = "quickstart", gin_file: str = "gin/quickstart.gi
     title(2, "MiniLM as it comes: encode the packages held out for testing, index them, search")
     make_run(BASE, docs, before)
     title(3, "Fine-tune MiniLM with SamToNe on the other packages")
-    step("train", makes=None, gin_file=gin_file, output_dir=tuned, **{"gin.DATA": docs})
+    step("train", makes=None, gin_file=RECIPE, output_dir=tuned, **{"gin.DATA": docs})
     title(4, "The fine-tuned model: encode, index, search")
     make_run(tuned, docs, after)
     title(5, "Compare them on the packages that were never trained on")

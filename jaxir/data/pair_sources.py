@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Iterator
 
@@ -13,12 +14,12 @@ from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
 
 
-class PairSource:
+class PairSource(abc.ABC):
     """What is common: examples -> token arrays. A new kind of source defines `examples`."""
 
+    @abc.abstractmethod
     def examples(self, on_bad_input: OnBadInput) -> Iterator[PairExample]:
         """Yields the pairs."""
-        raise NotImplementedError
 
     def build(
         self,

@@ -32,7 +32,7 @@ WINDOW = 16_384
 IN_FLIGHT = 2
 # Tokens of a batch on one device, and how many such batches one more shape must save. On a CPU the first is
 # measured, and a shape costs as much CPU time to compile as 3 batches of MiniLM to compute; 1 leaves first
-# passes within 5 % of the best and later ones, for which nothing is compiled, with little padding.
+# passes within 10 % of the best and later ones, for which nothing is compiled, with little padding.
 BATCH_TOKENS = {"cpu": 1024}
 ACCELERATOR_BATCH_TOKENS = 32_768
 SHAPE_COST = {"cpu": 1}

@@ -146,6 +146,7 @@ def train(
         state = resumed.state if resumed else state_lib.initial_state(model, built.transform, plan)
         closing.callback(lambda: state_lib.put_into(model, state.params))
         if start == steps:
+            mark_complete(run_dir, steps)
             return result(start, start, None, checkpoints)
 
         # ------------------------------------------------------------ batches, made ahead on a thread
@@ -243,9 +244,8 @@ def train(
 
         # ------------------------------------------------------------ the end
         log.checkpoint(checkpoints.settle())
-        if done == steps and jax.process_index() == 0:
-            with atomic_file(run_dir / COMPLETE) as file:
-                file.write(f"{steps} steps\n")
+        if done == steps:
+            mark_complete(run_dir, steps)
         return result(start, done, stop.received if done < steps else None, checkpoints)
 
 
@@ -298,6 +298,14 @@ class StopSignal:
         if self.received is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.received = self.received or signal.Signals(number)
+
+
+def mark_complete(run_dir: Path, steps: int) -> None:
+    """Writes RUN/COMPLETE, unless it is there."""
+    path = run_dir / COMPLETE
+    if jax.process_index() == 0 and not path.exists():
+        with atomic_file(path) as file:
+            file.write(f"{steps} steps\n")
 
 
 def result(

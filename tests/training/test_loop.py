@@ -103,6 +103,9 @@ def test_a_complete_run_is_left_alone(tmp_path):
     second = run(tmp_path / "run", model=again)
     assert second == first._replace(started_at=30)
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("*") if p.is_file()} == before
+    (tmp_path / "run" / "COMPLETE").unlink()  # killed between the last checkpoint and this mark
+    run(tmp_path / "run")
+    assert (tmp_path / "run" / "COMPLETE").read_text() == "30 steps\n"
     for name, value in params_of(model).items():
         assert np.array_equal(params_of(again)[name], value)
         assert not np.array_equal(params_of(Bag())[name], value)

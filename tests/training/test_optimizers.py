@@ -20,11 +20,16 @@ from jaxir.training.optimizers import Adafactor, AdamW, decayed, linear_schedule
 def apply(optimizer, params, gradients):
     """Returns the parameters after one step for each tree of gradients, of a run of 10 steps."""
     transform = optimizer.build(10).transform
-    opt_state = transform.init(params)
-    with jax.numpy_dtype_promotion("standard"):
-        for gradient in gradients:
+    opt_state = jax.jit(transform.init)(params)
+
+    @jax.jit
+    def step(params, opt_state, gradient):
+        with jax.numpy_dtype_promotion("standard"):
             updates, opt_state = transform.update(gradient, opt_state, params)
-            params = optax.apply_updates(params, updates)
+        return optax.apply_updates(params, updates), opt_state
+
+    for gradient in gradients:
+        params, opt_state = step(params, opt_state, gradient)
     return params
 
 
