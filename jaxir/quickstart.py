@@ -43,7 +43,7 @@ def quickstart(*, output: str = "quickstart") -> None:
     title(4, "The fine-tuned model: encode, index, search")
     make_run(tuned, docs, after)
     title(5, "Compare them on the packages that were never trained on")
-    runs = {"run": after / "run.trec", "baseline": before / "run.trec"}
+    runs = {"run": f"{after}.trec", "baseline": f"{before}.trec"}
     step("evaluate", makes=None, **runs, qrels=docs / "qrels" / "test.tsv", metrics=METRICS)
     title(6, "Ask it")
     step("search", makes=None, index=after / "index", questions=QUESTIONS)
@@ -54,7 +54,7 @@ def quickstart(*, output: str = "quickstart") -> None:
 def make_run(model: str | Path, docs: Path, out: Path) -> None:
     """Encodes the held-out passages, builds a ScaNN index over them and searches the held-out queries."""
     corpus, queries = docs / "test" / "corpus.jsonl", docs / "test" / "queries.jsonl"
-    embeddings, index, run = out / "embeddings", out / "index", out / "run.trec"
+    embeddings, index, run = out / "embeddings", out / "index", out.with_suffix(".trec")
     step("encode", makes=index, model=model, input=corpus, tower="passage", output=embeddings)
     step("index", makes=index, embeddings=embeddings, corpus=corpus, backend="scann", output=index)
     step("search", makes=run, index=index, queries=queries, k=100, output=run)

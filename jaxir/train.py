@@ -80,13 +80,15 @@ def train(
     check_run_dir(Path(output_dir))
 
     loaded = model.build(seed=seed, partitioner=partitioner)
-    lengths = {
+    how = {
         "query_length": loaded.settings.query_max_length,
         "passage_length": loaded.settings.passage_max_length,
+        "query_prompt": loaded.settings.query_prompt,
+        "passage_prompt": loaded.settings.passage_prompt,
         "on_bad_input": on_bad_input,
     }
-    pairs = data.build(loaded.tokenizer, num_negatives=num_negatives, **lengths)
-    dev_pairs = dev and dev.build(loaded.tokenizer, num_negatives=0, **lengths)
+    pairs = data.build(loaded.tokenizer, num_negatives=num_negatives, **how)
+    dev_pairs = dev and dev.build(loaded.tokenizer, num_negatives=0, **how)
 
     def describe_run(run_dir: Path) -> None:
         model_dir.write_description(run_dir, loaded.model.config, loaded.tokenizer, loaded.settings)

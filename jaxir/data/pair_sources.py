@@ -28,6 +28,8 @@ class PairSource(abc.ABC):
         query_length: int,
         passage_length: int,
         num_negatives: int = 0,
+        query_prompt: str = "",
+        passage_prompt: str = "",
         on_bad_input: OnBadInput | Policy = "stop",
     ) -> PairDataset:
         """Reads everything, tokenises it and reports what was skipped.
@@ -37,6 +39,8 @@ class PairSource(abc.ABC):
           query_length: most tokens of a query.
           passage_length: most tokens of a passage or negative.
           num_negatives: negatives of a pair in a batch.
+          query_prompt: put before each query, as the encoder will.
+          passage_prompt: put before each passage and negative.
           on_bad_input: what to do with malformed records.
 
         Raises:
@@ -50,6 +54,8 @@ class PairSource(abc.ABC):
             query_length=query_length,
             passage_length=passage_length,
             num_negatives=num_negatives,
+            query_prompt=query_prompt,
+            passage_prompt=passage_prompt,
         )
         collector.report()
         return dataset
@@ -124,23 +130,27 @@ class ArrayPairs:
         query_length: int,
         passage_length: int,
         num_negatives: int = 0,
+        query_prompt: str = "",
+        passage_prompt: str = "",
         on_bad_input: OnBadInput | Policy = "stop",
     ) -> PairDataset:
         """Opens the arrays; the arguments must be those they were made with. (None can be malformed.)
 
         Raises:
-          UserError: no such arrays, or made with another tokenizer or other lengths.
+          UserError: no such arrays, or made with another tokenizer, other lengths or other prompts.
         """
         del on_bad_input
         dataset = PairDataset.load(self.directory, num_negatives=num_negatives)
-        made = (dataset.query_length, dataset.passage_length)
         if dataset.tokenizer_fingerprint != tokenizer.fingerprint:
             raise UserError(
                 f"{self.directory} was made with another tokenizer than the model's; make it again"
             )
-        if made != (query_length, passage_length):
-            raise UserError(
-                f"{self.directory} was made with query and passage lengths {made[0]} and {made[1]}, not"
-                f" {query_length} and {passage_length}"
-            )
+        for name, wanted in (
+            ("query_length", query_length),
+            ("passage_length", passage_length),
+            ("query_prompt", query_prompt),
+            ("passage_prompt", passage_prompt),
+        ):
+            if (made := getattr(dataset, name)) != wanted:
+                raise UserError(f"{self.directory} was made with {name} {made!r}, not {wanted!r}")
         return dataset

@@ -56,6 +56,7 @@ class PairDataset:
       query_length, passage_length: Lq and Lp.
       num_negatives: N.
       tokenizer_fingerprint: of the tokenizer that made the ids.
+      query_prompt, passage_prompt: what stands before each text.
     """
 
     def __init__(
@@ -70,6 +71,8 @@ class PairDataset:
         passage_length: int,
         num_negatives: int,
         tokenizer_fingerprint: str,
+        query_prompt: str = "",
+        passage_prompt: str = "",
     ):
         """Takes arrays as they are.
 
@@ -83,6 +86,8 @@ class PairDataset:
           passage_length: Lp.
           num_negatives: N.
           tokenizer_fingerprint: of the tokenizer that made the ids.
+          query_prompt: what stands before each query.
+          passage_prompt: what stands before each passage.
 
         Raises:
           UserError: there is no pair, or negatives are wanted where a pair has none.
@@ -91,6 +96,7 @@ class PairDataset:
         self.query_length, self.passage_length = query_length, passage_length
         self.num_negatives = num_negatives
         self.tokenizer_fingerprint = tokenizer_fingerprint
+        self.query_prompt, self.passage_prompt = query_prompt, passage_prompt
         self._queries, self._passages = queries, passages
         self._pairs, self._negatives, self._negative_offsets = pairs, negatives, negative_offsets
         if num_negatives < 0:
@@ -118,6 +124,8 @@ class PairDataset:
         query_length: int,
         passage_length: int,
         num_negatives: int = 0,
+        query_prompt: str = "",
+        passage_prompt: str = "",
     ) -> PairDataset:
         """Tokenises `examples`, each distinct text once, under a progress bar.
 
@@ -127,12 +135,14 @@ class PairDataset:
           query_length: most tokens of a query; longer ones are truncated.
           passage_length: most tokens of a passage or negative.
           num_negatives: negatives of a pair in a batch.
+          query_prompt: put before each query, as the encoder will.
+          passage_prompt: put before each passage and negative.
 
         Raises:
           UserError: there is no pair, or negatives are wanted where a pair has none.
         """
-        queries = _TableBuilder(tokenizer, query_length)
-        passages = _TableBuilder(tokenizer, passage_length)
+        queries = _TableBuilder(tokenizer, query_length, query_prompt)
+        passages = _TableBuilder(tokenizer, passage_length, passage_prompt)
         pairs: list[tuple[int, int]] = []
         negatives: list[int] = []
         negative_offsets = [0]
@@ -154,6 +164,8 @@ class PairDataset:
             passage_length=passage_length,
             num_negatives=num_negatives,
             tokenizer_fingerprint=tokenizer.fingerprint,
+            query_prompt=query_prompt,
+            passage_prompt=passage_prompt,
         )
 
     def batches(
@@ -219,6 +231,8 @@ class PairDataset:
             "query_length": self.query_length,
             "passage_length": self.passage_length,
             "tokenizer_fingerprint": self.tokenizer_fingerprint,
+            "query_prompt": self.query_prompt,
+            "passage_prompt": self.passage_prompt,
             "num_examples": self.num_examples,
         }
         with atomic_directory(directory) as aside:
@@ -295,8 +309,8 @@ class PairDataset:
 class _TableBuilder:
     """Collects distinct texts by id and tokenises them some thousands at a time."""
 
-    def __init__(self, tokenizer: Tokenizer, length: int):
-        self._tokenizer, self._length = tokenizer, length
+    def __init__(self, tokenizer: Tokenizer, length: int, prompt: str):
+        self._tokenizer, self._length, self._prompt = tokenizer, length, prompt
         self._dtype = np.uint16 if tokenizer.vocab_size <= 2**16 else np.int32
         self._row_of: dict[bytes, int] = {}
         self._pending: list[str] = []
@@ -306,7 +320,7 @@ class _TableBuilder:
     def row(self, identifier: str, text: str) -> int:
         row = self._row_of.setdefault(key_digest(identifier), len(self._row_of))
         if row == len(self._sizes) + len(self._pending):
-            self._pending.append(text)
+            self._pending.append(self._prompt + text)
             if len(self._pending) == _TOKENISE_AT_ONCE:
                 self._flush()
         return row

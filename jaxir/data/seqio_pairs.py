@@ -51,6 +51,8 @@ class SeqioPairs:
         query_length: int,
         passage_length: int,
         num_negatives: int = 0,
+        query_prompt: str = "",
+        passage_prompt: str = "",
         on_bad_input: OnBadInput | Policy = "stop",
     ) -> SeqioPairDataset:
         """Reads the files of this project's tasks through once, and reports what was skipped.
@@ -60,6 +62,8 @@ class SeqioPairs:
           query_length: most tokens of a query.
           passage_length: most tokens of a passage or negative.
           num_negatives: negatives of a pair in a batch.
+          query_prompt: put before each query, as the encoder will.
+          passage_prompt: put before each passage and negative.
           on_bad_input: what to do with malformed records.
 
         Raises:
@@ -84,6 +88,7 @@ class SeqioPairs:
             query_length=query_length,
             passage_length=passage_length,
             num_negatives=num_negatives,
+            prompts={"query": query_prompt, "passage": passage_prompt},
         )
 
 
@@ -107,10 +112,12 @@ class SeqioPairDataset:
         query_length: int,
         passage_length: int,
         num_negatives: int,
+        prompts: Mapping[str, str],
     ):
         self.num_examples = _count(provider, split)
         self.features = features_of(query_length, passage_length, num_negatives)
         self._provider, self._split, self._tokenizer = provider, split, tokenizer
+        self._prompts = prompts
         self._lengths = {"query": query_length, "passage": passage_length, "negatives": num_negatives}
 
     def batches(
@@ -157,6 +164,7 @@ class SeqioPairDataset:
         converter = _converter_class()(
             self._tokenizer,
             use_negatives=bool(self._lengths["negatives"]),
+            prompts=self._prompts,
             seed=None if seed is None else (seed, index),
             first_example=first,
         )
@@ -199,6 +207,7 @@ def _converter_class() -> type:
         Args:
           tokenizer: makes the ids.
           use_negatives: whether batches have negatives.
+          prompts: what to put before a "query" and before a "passage"; nothing by default.
           seed: of the choice of negatives where an example has more than N; None takes the first N.
           first_example: the number of the first example, counted on from one that a resumed run began with.
         """
@@ -210,6 +219,7 @@ def _converter_class() -> type:
             tokenizer: Tokenizer,
             *,
             use_negatives: bool = False,
+            prompts: Mapping[str, str] | None = None,
             seed: tuple[int, int] | None = None,
             first_example: int = 0,
         ):
@@ -221,6 +231,7 @@ def _converter_class() -> type:
                 self.MODEL_FEATURES |= {"negative_ids": matrix, "negative_key": matrix}
             super().__init__(pack=False, apply_length_check=False)
             self._tokenizer, self._seed, self._first = tokenizer, seed, first_example
+            self._prompts = prompts or {}
 
         def get_model_feature_lengths(self, task_feature_lengths: Mapping[str, int]) -> dict[str, int]:
             return {name: shape[0] for name, shape in self._shapes(task_feature_lengths).items()}
@@ -256,7 +267,8 @@ def _converter_class() -> type:
             def encoded(
                 name: str, rows: list[str], ids: list[str] | None, length: int
             ) -> dict[str, np.ndarray]:
-                tokens = self._tokenizer.encode_batch(rows, max_length=length)
+                prompt = self._prompts.get("query" if name == "query" else "passage", "")
+                tokens = self._tokenizer.encode_batch([prompt + r for r in rows], max_length=length)
                 keys = stable_keys([text_id(r) for r in rows] if ids is None else ids)
                 return {f"{name}_ids": pad_batch(tokens, length), f"{name}_key": keys}
 

@@ -120,7 +120,7 @@ def retrieval(scored: Scored, *, baseline: str | None = None, per_query: bool = 
         other = evaluate_run(read_run(baseline), scored.qrels, metrics, identical_ids=scores.identical_ids)
         comparisons = {name: compare(scores.per_query[name], other.per_query[name]) for name in names}
         parts.append(f"system: {scored.system}\nbaseline: {baseline} ({other.describe()})")
-        parts.append(_comparison_table(comparisons))
+        parts.append(_comparison_table(comparisons, baseline, scored.system))
         values["baseline"] = {
             "run": baseline,
             "queries_without_answers": other.unanswered,
@@ -161,13 +161,16 @@ def sts(model: str, directory: Path) -> Report:
     )
 
 
-def _comparison_table(comparisons: Mapping[str, Comparison]) -> str:
-    header = ["metric", "system", "baseline", "difference", "better", "worse", "t-test p", "randomisation p"]
+def _comparison_table(comparisons: Mapping[str, Comparison], baseline: str, system: str) -> str:
+    before, after = Path(baseline).stem, Path(system).stem
+    if before == after:
+        before, after = "baseline", "system"
+    header = ["metric", before, after, "difference", "better", "worse", "t-test p", "randomisation p"]
     rows = [
         [
             name,
-            c.mean,
             c.baseline,
+            c.mean,
             c.difference,
             c.wins,
             c.losses,

@@ -113,7 +113,7 @@ class ExactIndex(Index):
             start += len(shard)
 
     def _fits_on_device(self) -> bool:
-        memory = (jax.devices()[0].memory_stats() or {}).get("bytes_limit", 0)
+        memory = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 0)
         return 4 * self.info.count * self.info.dimension < memory / 2
 
     def _save_engine(self, directory: Path) -> None:

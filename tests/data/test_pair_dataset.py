@@ -163,8 +163,10 @@ def test_saved_arrays_that_do_not_fit_are_refused(dataset, minilm, sentencepiece
         dataset.save(folder)
     with pytest.raises(UserError, match="another tokenizer"):
         source.build(Tokenizer.load(sentencepiece_folder), **LENGTHS)
-    with pytest.raises(UserError, match="lengths 12 and 20, not 12 and 64"):
+    with pytest.raises(UserError, match="passage_length 20, not 64"):
         source.build(minilm, query_length=12, passage_length=64)
+    with pytest.raises(UserError, match="query_prompt '', not 'query: '"):
+        source.build(minilm, query_prompt="query: ", **LENGTHS)
     path = folder / "passages_flat.npy"
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(UserError, match="is damaged"):
@@ -174,6 +176,23 @@ def test_saved_arrays_that_do_not_fit_are_refused(dataset, minilm, sentencepiece
         source.build(minilm, **LENGTHS)
     with pytest.raises(UserError, match="holds no saved pairs"):
         PairDataset.load(tmp_path)
+
+
+def test_prompts_stand_before_every_text(minilm, tmp_path):
+    prompts = {"query_prompt": "query: ", "passage_prompt": "passage: "}
+    dataset = PairDataset.from_examples(EXAMPLES, minilm, num_negatives=2, **prompts, **LENGTHS)
+    batch = next(dataset.ordered(8))
+    for feature in ("query_ids", "passage_ids", "negative_ids"):
+        prompt = "query: " if feature == "query_ids" else "passage: "
+        (wanted,) = minilm.encode_batch([prompt], max_length=8)
+        rows = batch[feature].reshape(-1, batch[feature].shape[-1])
+        assert (rows[:, : len(wanted) - 1] == wanted[:-1]).all(), feature
+        assert (rows[:, len(wanted) - 1] > 0).all(), "the text follows its prompt"
+    dataset.save(tmp_path / "arrays")
+    again = ArrayPairs(directory=str(tmp_path / "arrays")).build(
+        minilm, num_negatives=2, **prompts, **LENGTHS
+    )
+    assert (again.query_prompt, again.passage_prompt) == ("query: ", "passage: ")
 
 
 def test_settings_that_make_no_sense_cost_one_sentence(dataset, minilm):

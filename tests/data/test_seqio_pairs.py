@@ -49,10 +49,9 @@ def take(iterator, n):
 
 
 def test_seqio_and_arrays_hold_the_same(minilm, pairs_file):
-    arrays = JsonlPairs(path=str(pairs_file)).build(minilm, num_negatives=2, **LENGTHS)
-    seqio_pairs = SeqioPairs(mixture=jsonl_pairs(path=str(pairs_file))).build(
-        minilm, num_negatives=2, **LENGTHS
-    )
+    settings = {"num_negatives": 2, "query_prompt": "query: ", "passage_prompt": "passage: ", **LENGTHS}
+    arrays = JsonlPairs(path=str(pairs_file)).build(minilm, **settings)
+    seqio_pairs = SeqioPairs(mixture=jsonl_pairs(path=str(pairs_file))).build(minilm, **settings)
     assert seqio_pairs.num_examples == arrays.num_examples == COUNT
     assert seqio_pairs.features == arrays.features
     for a, b in zip(arrays.ordered(8), seqio_pairs.ordered(8), strict=True):

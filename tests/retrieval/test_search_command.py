@@ -1,5 +1,6 @@
 """From a corpus to answers by the commands, at a terminal and through pipes."""
 
+import contextlib
 import json
 import os
 import pty
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -36,9 +38,23 @@ def index(tmp_path_factory, toy, small_model, texts) -> str:
     return f"{root}/index"
 
 
-def search_process(index: str, *flags: str, **options) -> subprocess.Popen:
-    arguments = [sys.executable, "-m", "jaxir.search", f"--index={index}", *flags]
-    return subprocess.Popen(arguments, **options)
+@contextlib.contextmanager
+def search_process(index: str, *flags: str, **options) -> Iterator[subprocess.Popen]:
+    # pytest-xdist's workers ignore SIGINT and so would their children, which a person's shell does not do.
+    arguments = [
+        "env",
+        "--default-signal=INT",
+        sys.executable,
+        "-m",
+        "jaxir.search",
+        f"--index={index}",
+        *flags,
+    ]
+    with subprocess.Popen(arguments, **options) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def test_queries_to_a_run(tmp_path, index, toy, encoder, texts, capsys):
