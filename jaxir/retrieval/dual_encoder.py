@@ -4,7 +4,6 @@ import collections
 import contextlib
 import functools
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,15 +28,15 @@ T = TypeVar("T")
 # Texts that are tokenised, sorted and batched together: enough for full batches, little enough to hold in
 # memory.
 WINDOW = 16_384
-# Threads that each run a batch: while one fills a batch or fetches vectors the other computes, and on a CPU
-# the parts of a program that use one core overlap (5 % of MiniLM's time on two cores).
-RUNNERS = 2
+# Batches sent to the device before the oldest one's vectors are fetched. All are sent by one thread: on a CPU
+# two would overlap (5 % quicker on two cores), but programs that compete for cores differ in the last bit.
+IN_FLIGHT = 2
 # Tokens of a batch on one device, and how many such batches one more shape must save. On a CPU the first is
-# measured, and a shape costs as much CPU time to compile as 3 batches of MiniLM to compute; 1 leaves first
-# passes within 10 % of the best and later ones, for which nothing is compiled, with little padding.
+# measured; a shape costs as much CPU time to compile as 3 batches of MiniLM to compute, but commands compile
+# it only once (`jaxir.compile_cache`), so the many later passes count for more than the first.
 BATCH_TOKENS = {"cpu": 1024}
 ACCELERATOR_BATCH_TOKENS = 32_768
-SHAPE_COST = {"cpu": 1}
+SHAPE_COST = {"cpu": 0.5}
 ACCELERATOR_SHAPE_COST = 8
 
 
@@ -223,20 +222,11 @@ class DualEncoder:
         counts = np.array([len(t) for t in tokens], np.int64)
         vectors = np.empty([len(tokens), self.dimension], np.float32)
         program = _program(*self._structure, self._shardings, self.partitioner, tower)
-        in_flight: collections.deque[tuple[Batch, Future[np.ndarray]]] = collections.deque()
-
-        # Programs that speak to other devices must reach all devices in one order, or they wait forever.
-        dispatching = threading.Lock() if self.partitioner.mesh.size > 1 else contextlib.nullcontext()
-
-        def run(batch: Batch) -> np.ndarray:
-            ids = fill(tokens, batch)
-            with dispatching:
-                output = program(self._parameters, ids)
-            return np.asarray(output)
+        in_flight: collections.deque[tuple[Batch, jax.Array]] = collections.deque()
 
         def fetch() -> None:
             batch, output = in_flight.popleft()
-            vectors[batch.texts] = output.result()[: len(batch.texts)]
+            vectors[batch.texts] = np.asarray(output)[: len(batch.texts)]
             if on_batch is not None:
                 on_batch(len(batch.texts))
 
@@ -246,14 +236,11 @@ class DualEncoder:
             shape_cost=shape_cost,
             row_multiple=self.partitioner.mesh.size,
         )
-        with (
-            program.compiling(self._parameters, [batch.shape for batch in plan]),
-            ThreadPoolExecutor(RUNNERS, thread_name_prefix="runner") as runners,
-        ):
+        with program.compiling(self._parameters, [batch.shape for batch in plan]):
             for batch in plan:
-                in_flight.append((batch, runners.submit(run, batch)))
+                in_flight.append((batch, program(self._parameters, fill(tokens, batch))))
                 report.add(batch, counts)
-                if len(in_flight) > RUNNERS:
+                if len(in_flight) > IN_FLIGHT:
                     fetch()
             while in_flight:
                 fetch()
