@@ -205,7 +205,7 @@ def attention(
             key_value_seq_lengths=lengths,
             implementation="cudnn",
         )
-    if not dropped and query.dtype == jnp.float32:
+    if not dropped and query.dtype == jnp.float32 and jax.default_backend() != "cpu":
         return jax.nn.dot_product_attention(
             query, key, value, bias=bias, mask=mask[:, None, None, :], scale=scale, implementation="xla"
         )
@@ -225,14 +225,19 @@ def _cudnn_allows(query: jax.Array, bias: jax.Array | None) -> bool:
 
 
 def _written_out(query, key, value, mask, bias, scale, dropout_rate, dropout_key):
-    # The library cannot drop weights, and the gradient of its bfloat16 path mixes types, which strict
-    # type promotion forbids.
-    logits = jnp.einsum("BTHK,BSHK->BHTS", query, key, preferred_element_type=jnp.float32) * scale
+    # The library cannot drop weights, the gradient of its bfloat16 path mixes types, which strict type
+    # promotion forbids, and on a CPU this is up to twice as fast: heads before positions make plain matrix
+    # products, and the softmax is divided by its sum after it has met the values, not before.
+    query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))
+    logits = jnp.einsum("BHTK,BHSK->BHTS", query, key, preferred_element_type=jnp.float32) * scale
     if bias is not None:
         logits += bias
     logits = jnp.where(mask[:, None, None, :], logits, -0.7 * jnp.finfo(jnp.float32).max)
-    weights = dropout(jax.nn.softmax(logits, axis=-1), dropout_rate, dropout_key).astype(value.dtype)
-    return jnp.einsum("BHTS,BSHK->BTHK", weights, value)
+    weights = jnp.exp(logits - jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True)))
+    total = weights.sum(axis=-1, keepdims=True)
+    weights = dropout(weights, dropout_rate, dropout_key).astype(value.dtype)
+    mixed = jnp.einsum("BHTS,BHSK->BHTK", weights, value, preferred_element_type=jnp.float32)
+    return (mixed / total).astype(value.dtype).swapaxes(1, 2)
 
 
 def make_stack(make_block: Callable[[nnx.Rngs], nnx.Module], num: int, *, scan: bool, rngs: nnx.Rngs) -> Any:

@@ -42,6 +42,8 @@ def converse(index: Index, encoder: DualEncoder, k: int) -> None:
         while True:
             question = input(prompt).strip()
             if question:
+                if not prompt:
+                    print(question)
                 print(answer(index, encoder, question, k), flush=True)
                 print()
     if prompt:
