@@ -52,6 +52,7 @@ def main(name: str, argv: Sequence[str] | None = None, *, example: str = "") -> 
         if error.errno not in (
             errno.ENOSPC,
             errno.EDQUOT,
+            errno.EFBIG,
             errno.EACCES,
             errno.EROFS,
             errno.EPERM,

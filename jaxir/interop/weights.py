@@ -52,11 +52,18 @@ def _read_file(path: Path) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
-    """Writes one safetensors file that torch and transformers read."""
+    """Writes one safetensors file that torch and transformers read.
+
+    Raises:
+      UserError: it cannot be written (a full disk, say).
+    """
     contiguous = {name: np.ascontiguousarray(value) for name, value in tensors.items()}
     path.touch()
     mode = path.stat().st_mode  # that of any new file; the library's own is the owner's alone
-    safetensors.numpy.save_file(contiguous, path, metadata={"format": "pt"})
+    try:
+        safetensors.numpy.save_file(contiguous, path, metadata={"format": "pt"})
+    except safetensors.SafetensorError as error:
+        raise UserError(f"{path.name} could not be written: {str(error).rpartition('error: ')[2]}") from error
     path.chmod(mode)
 
 

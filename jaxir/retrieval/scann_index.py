@@ -5,6 +5,7 @@ Guo et al., "Accelerating large-scale inference with anisotropic vector quantiza
 
 import contextlib
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -114,7 +115,13 @@ class ScannIndex(Index):
 
     def _save_engine(self, directory: Path) -> None:
         (directory / ASSETS).mkdir()
-        self._searcher.serialize(str(directory / ASSETS), relative_path=True)
+        try:
+            self._searcher.serialize(str(directory / ASSETS), relative_path=True)
+        except RuntimeError as error:  # it tells neither a file nor a reason
+            free = shutil.disk_usage(directory).free
+            raise UserError(
+                f"ScaNN could not write its index ({error}); the disk has {free / 1e6:,.1f} MB free"
+            ) from error
 
     @classmethod
     def _load_engine(

@@ -1,0 +1,60 @@
+"""No command leaves half a file, or a traceback, where a file cannot be written to its end."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MODEL = "--model=st:all-MiniLM-L6-v2"
+
+
+def jaxir(*arguments: str, kilobytes: int | None = None) -> subprocess.CompletedProcess:
+    """Runs a command, with files limited to so many kilobytes: writing more fails as on a full disk."""
+    limit = f"ulimit -f {kilobytes}; " if kilobytes is not None else ""
+    command = ["bash", "-c", f'{limit}exec "$@"', "bash", sys.executable, "-m", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=200)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("full")
+    texts = [f"text number {i} about the colour {i % 7} and the shape {i % 5}" for i in range(60)]
+    for name in ("corpus", "queries"):
+        rows = [{"_id": f"{name[0]}{i}", "text": t} for i, t in enumerate(texts)]
+        (root / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    done = jaxir("jaxir.encode", MODEL, f"--input={root}/corpus.jsonl", f"--output={root}/embeddings")
+    assert done.returncode == 0, done.stderr
+    done = jaxir(
+        "jaxir.index", f"--embeddings={root}/embeddings", "--backend=exact", f"--output={root}/index"
+    )
+    assert done.returncode == 0, done.stderr
+    return root
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("jaxir.encode", MODEL, "--input={root}/corpus.jsonl"),
+        ("jaxir.index", "--embeddings={root}/embeddings", "--backend=exact"),
+        ("jaxir.index", "--embeddings={root}/embeddings", "--backend=scann"),
+        ("jaxir.search", "--index={root}/index", "--queries={root}/queries.jsonl", "--k=60"),
+        ("jaxir.export", MODEL, "--format=sentence_transformers"),
+        ("jaxir.convert", "--source=st:all-MiniLM-L6-v2"),
+    ],
+    ids=lambda arguments: f"{arguments[0]} {arguments[-1].partition('=')[2]}",
+)
+def test_a_file_that_cannot_be_written_costs_one_sentence(folder, tmp_path, arguments):
+    output = tmp_path / "output"
+    flags = [a.format(root=folder) for a in arguments]
+    done = jaxir(*flags, f"--output={output}", kilobytes=20)
+    assert done.returncode == 1, done.stdout
+    assert "Traceback" not in done.stderr
+    (sentence,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert any(w in sentence for w in ("too large", "could not", "no space")), sentence
+    if arguments[0] == "jaxir.encode":  # it continues in its directory: whole shards or none
+        assert not list(output.glob("*.npy"))
+        assert not list(output.glob(".*.part"))
+    else:
+        assert not list(tmp_path.iterdir())
