@@ -32,8 +32,8 @@ WINDOW = 16_384
 # two would overlap (5 % quicker on two cores), but programs that compete for cores differ in the last bit.
 IN_FLIGHT = 2
 # Tokens of a batch on one device, and how many such batches one more shape must save. On a CPU the first is
-# measured; a shape costs as much CPU time to compile as 3 batches of MiniLM to compute, once a process: half a
-# batch leaves little padding in a long run and costs a short one a few seconds.
+# measured; a shape costs as much CPU time to compile as 3 batches of MiniLM to compute, once a process: half
+# a batch leaves little padding in a long run and costs a short one a few seconds.
 BATCH_TOKENS = {"cpu": 1024}
 ACCELERATOR_BATCH_TOKENS = 32_768
 SHAPE_COST = {"cpu": 0.5}
