@@ -20,6 +20,7 @@ from typing import Any
 
 import docstring_parser
 
+from jaxir.compile_cache import keep_compiled_programs
 from jaxir.errors import UserError
 
 GIN_HELP = "gin file (may be repeated); --gin.NAME=VALUE binds one parameter or macro"
@@ -32,6 +33,7 @@ def main(name: str, argv: Sequence[str] | None = None, *, example: str = "") -> 
     of the same object. A UserError, a full disk or an interrupt costs one sentence on standard error.
     """
     module_name, function_name = name.split(":")
+    keep_compiled_programs()
     try:
         function = getattr(importlib.import_module(module_name), function_name)
         return run(

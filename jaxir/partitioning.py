@@ -9,6 +9,7 @@ With no mesh in force every constraint is the identity, so a model runs in a not
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
@@ -127,18 +128,20 @@ class Partitioner:
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
         """Puts this partitioner in force for `constrain` while tracing."""
-        _IN_FORCE.append(self)
+        token = _IN_FORCE.set(self)
         try:
             yield
         finally:
-            _IN_FORCE.pop()
+            _IN_FORCE.reset(token)
 
 
-_IN_FORCE: list[Partitioner] = []
+# Of a thread, for programs are traced in several at once.
+_IN_FORCE: contextvars.ContextVar[Partitioner | None] = contextvars.ContextVar("partitioner", default=None)
 
 
 def constrain(x: jax.Array, axes: Sequence[str | None]) -> jax.Array:
     """Constrains an activation to the sharding of `axes` under the partitioner in force, if there is one."""
-    if not _IN_FORCE:
+    partitioner = _IN_FORCE.get()
+    if partitioner is None:
         return x
-    return jax.lax.with_sharding_constraint(x, _IN_FORCE[-1].sharding(axes, x.shape))
+    return jax.lax.with_sharding_constraint(x, partitioner.sharding(axes, x.shape))

@@ -1,11 +1,14 @@
 """Strictness for every test: four fake devices, no implicit dtype or rank promotion, warnings are errors."""
 
 import os
+from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Commands keep compiled programs between processes: those of tests, in the checkout, not in the user's home.
+os.environ.setdefault("XDG_CACHE_HOME", str(Path(__file__).resolve().parent.parent / ".pytest_cache" / "xdg"))
 
 import jax
 

@@ -1,5 +1,7 @@
 """The mesh, and where its rules put arrays."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -61,3 +63,9 @@ def test_constrain_lays_activations_out_only_where_a_mesh_is_in_force():
     with partitioner():
         odd = jax.jit(lambda x: constrain(2 * x, ("batch", "length"))).lower(x[:7]).compile()
     assert odd(x[:7]).addressable_shards[0].data.shape == (7, 6)
+
+
+def test_a_mesh_is_in_force_in_its_own_thread_only():
+    x = jnp.ones([8, 6])
+    with MeshConfig(fsdp=2).build()(), ThreadPoolExecutor(1) as pool:
+        assert pool.submit(constrain, x, ("batch", None)).result() is x

@@ -4,6 +4,7 @@ import collections
 import contextlib
 import functools
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,12 +29,12 @@ T = TypeVar("T")
 # Texts that are tokenised, sorted and batched together: enough for full batches, little enough to hold in
 # memory.
 WINDOW = 16_384
-# Batches sent to the device before the oldest one's vectors are fetched. All are sent by one thread: on a CPU
-# two would overlap (5 % quicker on two cores), but programs that compete for cores differ in the last bit.
-IN_FLIGHT = 2
+# Threads that each run a batch: while one fills a batch or fetches vectors the other computes, and on a CPU
+# the parts of a program that use one core overlap.
+RUNNERS = 2
 # Tokens of a batch on one device, and how many such batches one more shape must save. On a CPU the first is
-# measured; a shape costs as much CPU time to compile as 3 batches of MiniLM to compute, once a process: half
-# a batch leaves little padding in a long run and costs a short one a few seconds.
+# measured; a shape costs as much CPU time to compile as 3 batches of MiniLM to compute, but commands compile
+# it only once (`jaxir.compile_cache`), so the many later passes count for more than the first.
 BATCH_TOKENS = {"cpu": 1024}
 ACCELERATOR_BATCH_TOKENS = 32_768
 SHAPE_COST = {"cpu": 0.5}
@@ -222,11 +223,20 @@ class DualEncoder:
         counts = np.array([len(t) for t in tokens], np.int64)
         vectors = np.empty([len(tokens), self.dimension], np.float32)
         program = _program(*self._structure, self._shardings, self.partitioner, tower)
-        in_flight: collections.deque[tuple[Batch, jax.Array]] = collections.deque()
+        in_flight: collections.deque[tuple[Batch, Future[np.ndarray]]] = collections.deque()
+
+        # Programs that speak to other devices must reach all devices in one order, or they wait forever.
+        dispatching = threading.Lock() if self.partitioner.mesh.size > 1 else contextlib.nullcontext()
+
+        def run(batch: Batch) -> np.ndarray:
+            ids = fill(tokens, batch)
+            with dispatching:
+                output = program(self._parameters, ids)
+            return np.asarray(output)
 
         def fetch() -> None:
             batch, output = in_flight.popleft()
-            vectors[batch.texts] = np.asarray(output)[: len(batch.texts)]
+            vectors[batch.texts] = output.result()[: len(batch.texts)]
             if on_batch is not None:
                 on_batch(len(batch.texts))
 
@@ -236,11 +246,14 @@ class DualEncoder:
             shape_cost=shape_cost,
             row_multiple=self.partitioner.mesh.size,
         )
-        with program.compiling(self._parameters, [batch.shape for batch in plan]):
+        with (
+            program.compiling(self._parameters, [batch.shape for batch in plan]),
+            ThreadPoolExecutor(RUNNERS, thread_name_prefix="runner") as runners,
+        ):
             for batch in plan:
-                in_flight.append((batch, program(self._parameters, fill(tokens, batch))))
+                in_flight.append((batch, runners.submit(run, batch)))
                 report.add(batch, counts)
-                if len(in_flight) > IN_FLIGHT:
+                if len(in_flight) > RUNNERS:
                     fetch()
             while in_flight:
                 fetch()

@@ -21,7 +21,7 @@ def compile_cache(tmp_path_factory) -> dict[str, str]:
     }
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def in_process_cache(compile_cache):
     """Lets the runs in this process share what they compile, too."""
     settings = {

@@ -1,0 +1,38 @@
+"""Compiled programs kept between processes, for each command is one and compiling costs it seconds."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import warnings
+from pathlib import Path
+
+# A few hundred kilobytes each on a CPU, tens of megabytes for a large model on an accelerator.
+MAX_BYTES = 4 << 30
+
+
+def keep_compiled_programs() -> None:
+    """Points JAX's persistent compilation cache at the user's cache directory; call before jax is imported.
+
+    There is a directory for each kind of processor, since a program compiled for one may not run on another
+    that shares the home directory. Whoever sets JAX_COMPILATION_CACHE_DIR (empty: no cache) is left alone. A
+    cache that cannot be read or written costs time, never the run.
+    """
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        return
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(home / "jaxir" / f"programs-{_processor()}")
+    os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(MAX_BYTES))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+    warnings.filterwarnings("ignore", message=".*persistent compilation cache.*")
+
+
+def _processor() -> str:
+    """Returns a name for this kind of processor and its instruction sets."""
+    facts = {platform.machine(), platform.processor()}
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        wanted = ("model name", "flags", "Features", "CPU implementer", "CPU part")
+        facts |= {line for line in cpuinfo.read_text().splitlines() if line.startswith(wanted)}
+    return hashlib.sha256("\n".join(sorted(facts)).encode()).hexdigest()[:12]
