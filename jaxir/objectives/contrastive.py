@@ -8,7 +8,9 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 
+from jaxir.errors import UserError
 from jaxir.losses.samtone import samtone
+from jaxir.objectives.gradient_cache import embed_in_chunks
 from jaxir.partitioning import constrain
 
 Metrics = dict[str, jax.Array]
@@ -45,9 +47,16 @@ class Contrastive:
     Attributes:
       loss: a loss of `jaxir.losses` with its settings bound, called as
         loss(query, passage, negatives, query_key=, passage_key=, negative_key=) -> (scalar, metrics).
+      chunks: into how many parts the batch is cut for gradient caching (`jaxir.objectives.gradient_cache`): the
+        step needs the memory of one part's activations and up to 4/3 of the time. 1 for none.
     """
 
     loss: Callable[..., tuple[jax.Array, Metrics]] = samtone
+    chunks: int = 1
+
+    def __post_init__(self):
+        if self.chunks < 1:
+            raise UserError(f"chunks must be at least 1, not {self.chunks}")
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -63,7 +72,20 @@ class Contrastive:
           model: the dual encoder.
           batch: int32 token ids by feature name.
           key: randomness of dropout, different for each of the calls of a tower; None means no dropout.
+
+        Raises:
+          UserError: `chunks` does not divide B.
         """
+        if self.chunks == 1:
+            return self._embed_at_once(model, batch, key)
+        ids = {name: x for name, x in batch.items() if name.endswith("_ids")}
+        return embed_in_chunks(
+            lambda part, key: self._embed_at_once(model, part, key), ids, key, chunks=self.chunks
+        )
+
+    def _embed_at_once(
+        self, model: Encoder, batch: Mapping[str, jax.Array], key: jax.Array | None
+    ) -> Embeddings:
         keys: Any = (None, None, None) if key is None else jax.random.split(key, 3)
         query = model.encode(batch["query_ids"], tower="query", key=keys[0])
         passage = model.encode(batch["passage_ids"], tower="passage", key=keys[1])

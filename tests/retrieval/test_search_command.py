@@ -113,8 +113,8 @@ def test_questions_typed_at_a_terminal(index, ending):
         if ending == "end of file":
             os.write(master, b"\x04")
         else:
-            # A signal between the prompt's display and readline's wait is noticed at the next key only, in any
-            # program that uses readline.
+            # Whatever uses readline notices a signal between the prompt's display and the wait for a key at
+            # the next key only.
             time.sleep(0.5)
             os.kill(process.pid, signal.SIGINT)
         shown = read_until(master, None, process)

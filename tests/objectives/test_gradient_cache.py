@@ -1,0 +1,133 @@
+"""Gradient caching: the gradients of the batch in one piece, in the memory of one chunk."""
+
+import re
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxir.errors import UserError
+from jaxir.losses.in_batch import in_batch_softmax
+from jaxir.losses.pair import pair
+from jaxir.losses.samtone import samtone
+from jaxir.models.bert import BertConfig
+from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel, Projection
+from jaxir.objectives.contrastive import Contrastive, Embeddings
+from jaxir.partitioning import MeshConfig
+
+VOCABULARY, WIDTH, ROWS = 50, 32, 16
+KEYS = ("query_key", "passage_key", "negative_key")
+
+
+def make_model(dropout=0.0):
+    backbone = BertConfig(
+        vocab_size=VOCABULARY,
+        embed_dim=WIDTH,
+        num_layers=2,
+        num_heads=2,
+        mlp_dim=64,
+        max_positions=64,
+        dropout_rate=dropout,
+        attention_dropout_rate=0.0,
+    )
+    config = DualEncoderConfig(backbone=backbone, sharing="ade_spl", projection=Projection(dimension=WIDTH))
+    return DualEncoderModel(config, rngs=nnx.Rngs(0))
+
+
+def make_batch(rows=ROWS, length=6):
+    rng = np.random.default_rng(0)
+    ids = {"query_ids": (rows, 4), "passage_ids": (rows, length), "negative_ids": (rows, 2, length)}
+    keys = {"query_key": (rows, 2), "passage_key": (rows, 2), "negative_key": (rows, 2, 2)}
+    arrays = {k: rng.integers(1, VOCABULARY, shape).astype(np.int32) for k, shape in ids.items()}
+    arrays |= {k: rng.integers(0, 2**31, shape).astype(np.int32) for k, shape in keys.items()}
+    arrays["passage_key"][5] = arrays["passage_key"][2]  # of two chunks
+    return {k: jnp.asarray(v) for k, v in arrays.items()}
+
+
+def value_and_grad(objective, model, batch, key=None):
+    graph, state = nnx.split(model)
+
+    def loss_of(state, batch):
+        return objective(nnx.merge(graph, state), batch, key)
+
+    (loss, metrics), gradients = jax.jit(jax.value_and_grad(loss_of, has_aux=True))(state, batch)
+    return loss, metrics, gradients
+
+
+def assert_same(cached, direct):
+    chex.assert_trees_all_close(cached[:2], direct[:2], rtol=1e-5, atol=1e-6)
+    largest = max(float(jnp.abs(g).max()) for g in jax.tree.leaves(direct[2]))
+    assert largest > 1e-2
+    chex.assert_trees_all_close(cached[2], direct[2], rtol=0, atol=1e-5 * largest)
+    assert all(np.abs(g).max() > 0 for g in jax.tree.leaves(cached[2]))
+
+
+@pytest.mark.parametrize("loss", [in_batch_softmax, samtone, pair])
+@pytest.mark.parametrize("chunks", [2, 8])
+def test_equals_the_direct_gradients(loss, chunks):
+    model, batch = make_model(), make_batch()
+    direct = value_and_grad(Contrastive(loss=loss), model, batch)
+    assert_same(value_and_grad(Contrastive(loss=loss, chunks=chunks), model, batch), direct)
+
+
+def test_replays_the_random_numbers_of_dropout():
+    """Against the same chunks with the same keys, embedded one after another and differentiated directly."""
+    model, batch, key, chunks = make_model(dropout=0.3), make_batch(), jax.random.key(7), 4
+
+    class InPieces(Contrastive):
+        def embed(self, model, batch, key=None):
+            keys = [None] * chunks if key is None else jax.random.split(key, chunks)
+            parts = [
+                super(InPieces, self).embed(model, {k: x[c::chunks] for k, x in batch.items()}, keys[c])
+                for c in range(chunks)
+            ]
+            return jax.tree.map(lambda *x: jnp.stack(x, 1).reshape(ROWS, *x[0].shape[1:]), *parts)
+
+    direct = value_and_grad(InPieces(), model, batch, key)
+    cached = value_and_grad(Contrastive(chunks=chunks), model, batch, key)
+    assert_same(cached, direct)
+    without = value_and_grad(Contrastive(chunks=chunks), model, batch)
+    assert abs(float(cached[0] - without[0])) > 1e-3  # dropout was on
+
+
+def test_rows_come_back_in_order():
+    model, batch = make_model(), make_batch()
+    embeddings = Contrastive(chunks=4).embed(model, batch)
+    assert isinstance(embeddings, Embeddings)
+    chex.assert_trees_all_close(embeddings, Contrastive().embed(model, batch), atol=1e-6)
+
+
+def test_four_devices_equal_one_and_no_row_moves():
+    model, batch, objective = make_model(), make_batch(), Contrastive(chunks=4)
+    direct = value_and_grad(Contrastive(), model, batch)
+    partitioner = MeshConfig(data=2, fsdp=2).build()
+    sharded = {
+        k: jax.device_put(v, partitioner.sharding(("batch",) + (None,) * (v.ndim - 1)))
+        for k, v in batch.items()
+    }
+    with partitioner():
+        assert_same(value_and_grad(objective, model, sharded), direct)
+        embed = jax.jit(lambda batch: objective.embed(model, batch)).lower(sharded).compile()
+    assert not re.search(r"(all-gather|all-to-all|collective-permute)", embed.as_text())
+
+
+def test_needs_the_memory_of_one_chunk():
+    model, batch = make_model(), make_batch(rows=64, length=64)
+
+    def temporary(chunks):
+        graph, state = nnx.split(model)
+        objective = Contrastive(chunks=chunks)
+        gradient = jax.jit(jax.grad(lambda s: objective(nnx.merge(graph, s), batch)[0]))
+        return gradient.lower(state).compile().memory_analysis().temp_size_in_bytes
+
+    assert temporary(16) < temporary(1) / 4
+
+
+def test_chunks_that_do_not_fit_cost_a_sentence():
+    with pytest.raises(UserError, match="16 examples cannot be embedded in 3 equal chunks"):
+        Contrastive(chunks=3).embed(make_model(), make_batch())
+    with pytest.raises(UserError, match="chunks must be at least 1, not 0"):
+        Contrastive(chunks=0)
