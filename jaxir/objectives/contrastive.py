@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 
@@ -48,15 +48,16 @@ class Contrastive:
       loss: a loss of `jaxir.losses` with its settings bound, called as
         loss(query, passage, negatives, query_key=, passage_key=, negative_key=) -> (scalar, metrics).
       chunks: into how many parts the batch is cut for gradient caching (`jaxir.objectives.gradient_cache`): the
-        step needs the memory of one part's activations and up to 4/3 of the time. 1 for none.
+        step needs the memory of one part's activations and up to 4/3 of the time. 1 for none; "auto" has the
+        training loop take the fewest that fit into the devices' memory.
     """
 
     loss: Callable[..., tuple[jax.Array, Metrics]] = samtone
-    chunks: int = 1
+    chunks: int | Literal["auto"] = 1
 
     def __post_init__(self):
-        if self.chunks < 1:
-            raise UserError(f"chunks must be at least 1, not {self.chunks}")
+        if self.chunks != "auto" and not (isinstance(self.chunks, int) and self.chunks >= 1):
+            raise UserError(f'chunks must be "auto" or at least 1, not {self.chunks!r}')
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -76,6 +77,8 @@ class Contrastive:
         Raises:
           UserError: `chunks` does not divide B.
         """
+        if self.chunks == "auto":
+            raise ValueError('chunks="auto" is the training loop\'s to choose: give a number')
         if self.chunks == 1:
             return self._embed_at_once(model, batch, key)
         ids = {name: x for name, x in batch.items() if name.endswith("_ids")}

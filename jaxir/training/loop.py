@@ -20,6 +20,7 @@ from jaxir.training import state as state_lib
 from jaxir.training.checkpoints import Checkpoints
 from jaxir.training.dev import METRICS, DevEvaluation, check_metric
 from jaxir.training.logs import Narrator, RunLog
+from jaxir.training.memory import device_memory, fit_chunks
 from jaxir.training.optimizers import AdamW, Optimizer
 from jaxir.training.prefetch import prefetch
 from jaxir.training.settings import agreed_settings, describe
@@ -166,10 +167,22 @@ def train(
         first = next(batches)
 
         # ------------------------------------------------------------ compilation, once
-        step_fn = state_lib.make_step(plan.graphdef, objective, built, seed)
-        jitted = jax.jit(step_fn, donate_argnums=0, out_shardings=(plan.shardings, None))
-        with partitioner():
-            compiled = jitted.lower(state, first).compile()
+        def compile_step(objective: state_lib.Objective) -> Any:
+            step_fn = state_lib.make_step(plan.graphdef, objective, built, seed)
+            jitted = jax.jit(step_fn, donate_argnums=0, out_shardings=(plan.shardings, None))
+            with partitioner():
+                return jitted.lower(state, first).compile()
+
+        chunks_note = None
+        if getattr(objective, "chunks", 1) == "auto":
+            objective, compiled, chunks_note = fit_chunks(
+                objective,
+                compile_step,
+                rows=batch_size // partitioner.batch_divisor(),
+                limit=device_memory(),
+            )
+        else:
+            compiled = compile_step(objective)
         evaluate = None
         if dev:
             evaluate = DevEvaluation(
@@ -192,6 +205,8 @@ def train(
         narrator = Narrator(steps=steps, start_step=start, batch_size=batch_size)
         closing.callback(narrator.close)
         stop = closing.enter_context(StopSignal())
+        if chunks_note:
+            narrator.say(chunks_note)
         if start:
             narrator.say(f"resuming {run_dir} at step {start}")
 

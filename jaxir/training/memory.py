@@ -1,0 +1,90 @@
+"""How much memory a compiled step takes of a device, and the fewest chunks of gradient caching that fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from jaxir.errors import UserError
+
+HEADROOM = 0.92  # of a device's memory: allocators need some room between arrays
+
+
+def memory_of(compiled: Any) -> int:
+    """Returns the bytes that a compiled program holds of each device at most."""
+    used = compiled.memory_analysis()
+    return (
+        used.argument_size_in_bytes
+        + used.output_size_in_bytes
+        - used.alias_size_in_bytes
+        + used.temp_size_in_bytes
+        + used.generated_code_size_in_bytes
+    )
+
+
+def device_memory() -> int:
+    """Returns the bytes that a program may hold of each device: the same number in every process.
+
+    A CPU's free memory is shared by all of its devices.
+    """
+    devices = jax.local_devices()
+    stats = devices[0].memory_stats()
+    if stats and "bytes_limit" in stats:
+        limit = int(stats["bytes_limit"])
+    else:
+        available = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
+        limit = int(available[1]) * 1024 // len(devices)
+    # In MiB, which fit into 32 bits.
+    everywhere = multihost_utils.process_allgather(np.int32(limit >> 20))
+    return int(np.min(everywhere)) << 20
+
+
+def fit_chunks(
+    objective: Any, compile_step: Callable[[Any], Any], *, rows: int, limit: int
+) -> tuple[Any, Any, str]:
+    """Finds the fewest chunks with which a step fits into memory.
+
+    Args:
+      objective: has a field `chunks`, a number or "auto".
+      compile_step: objective -> compiled step.
+      rows: examples of the batch on each device; the chunks divide it.
+      limit: bytes of each device.
+
+    Returns:
+      The objective with a number of chunks, its compiled step, and a sentence on what was chosen.
+
+    Raises:
+      UserError: the step does not fit even with one example a chunk.
+    """
+    allowed = int(limit * HEADROOM)
+    needed = 0
+    for chunks in (n for n in range(1, rows + 1) if rows % n == 0):
+        # Memory falls no faster than the chunks grow: what cannot fit is not compiled.
+        if needed > allowed * chunks:
+            continue
+        chosen = dataclasses.replace(objective, chunks=chunks)
+        try:
+            compiled = compile_step(chosen)
+        except jax.errors.JaxRuntimeError as error:  # TPU's compiler refuses what does not fit
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            continue
+        size = memory_of(compiled)
+        if size <= allowed:
+            return chosen, compiled, f"{chunks} chunks: {_gib(size)} of {_gib(limit)} GiB of each device"
+        needed = needed or size
+    raise UserError(
+        f"the step does not fit into {_gib(limit)} GiB even with one example a chunk: split the parameters over "
+        "more devices (fsdp), or set remat"
+    )
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f}"
