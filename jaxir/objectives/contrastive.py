@@ -47,9 +47,10 @@ class Contrastive:
     Attributes:
       loss: a loss of `jaxir.losses` with its settings bound, called as
         loss(query, passage, negatives, query_key=, passage_key=, negative_key=) -> (scalar, metrics).
-      chunks: into how many parts the batch is cut for gradient caching (`jaxir.objectives.gradient_cache`): the
-        step needs the memory of one part's activations and up to 4/3 of the time. 1 for none; "auto" has the
-        training loop take the fewest that fit into the devices' memory.
+      chunks: into how many parts the batch is cut for gradient caching (see
+        `jaxir.objectives.gradient_cache`): the step needs the memory of one part's activations and up to 4/3
+        of the time. 1 for none; "auto" has the training loop take the fewest that fit into the devices'
+        memory.
     """
 
     loss: Callable[..., tuple[jax.Array, Metrics]] = samtone

@@ -60,5 +60,6 @@ def embed_in_chunks(
     def one(part: Mapping[str, jax.Array], key: jax.Array | None) -> Any:
         return embed(part, key)
 
-    _, parts = jax.lax.scan(lambda _, x: (None, one(*x)), None, ({k: split(x) for k, x in batch.items()}, keys))
+    pieces = {name: split(x) for name, x in batch.items()}
+    _, parts = jax.lax.scan(lambda _, piece: (None, one(*piece)), None, (pieces, keys))
     return jax.tree.map(join, parts)

@@ -81,8 +81,8 @@ def fit_chunks(
             return chosen, compiled, f"{chunks} chunks: {_gib(size)} of {_gib(limit)} GiB of each device"
         needed = needed or size
     raise UserError(
-        f"the step does not fit into {_gib(limit)} GiB even with one example a chunk: split the parameters over "
-        "more devices (fsdp), or set remat"
+        f"the step does not fit into {_gib(limit)} GiB even with one example a chunk: split the parameters "
+        "over more devices (fsdp), or set remat"
     )
 
 
