@@ -3,6 +3,7 @@
 # make test         lint and tests
 # make format       rewrite the sources as `make lint` wants them
 # make constraints  refresh constraints.txt from .venv
+# make plan-tools   the TPU compiler for `jaxir.train --plan=v5p:4x4x4` (220 MB to fetch, in .plan-tools/)
 
 PYTHON ?= python3
 VENV := .venv
@@ -21,7 +22,7 @@ else
   INSTALL := $(RUN) -m pip install --quiet --progress-bar off --disable-pip-version-check
 endif
 
-.PHONY: install quickstart test lint format constraints clean
+.PHONY: install quickstart test lint format constraints plan-tools clean
 install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
@@ -49,5 +50,11 @@ format: $(STAMP)
 constraints: $(STAMP)
 	{ sed -n 1p constraints.txt; $(RUN) -m pip freeze --exclude-editable; } > constraints.new && mv constraints.new constraints.txt
 
+# Outside .venv: where libtpu is importable, JAX looks for TPUs in every run.
+plan-tools: $(STAMP)
+	rm -rf .plan-tools.part
+	$(INSTALL) --no-deps --target .plan-tools.part "$$($(RUN) -c 'from jaxir.planning.devices import requirement; print(requirement())')"
+	rm -rf .plan-tools && mv .plan-tools.part .plan-tools
+
 clean:
-	rm -rf $(VENV) quickstart
+	rm -rf $(VENV) quickstart .plan-tools

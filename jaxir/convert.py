@@ -5,19 +5,27 @@ from typing import Literal
 from jaxir import cli
 
 
-def convert(source: str, output: str, to: Literal["jaxir", "hf", "sentence_transformers"] = "jaxir") -> None:
+def convert(
+    source: str,
+    output: str,
+    to: Literal["jaxir", "hf", "sentence_transformers", "t5x"] = "jaxir",
+    tokenizer: str | None = None,
+) -> None:
     """Converts a model from one format to another.
 
-    A model with two towers becomes two folders, query/ and passage/, in all formats but jaxir.
+    A model with two towers becomes two folders, query/ and passage/, in formats hf and sentence_transformers.
 
     Args:
-      source: hf:DIR_OR_NAME, st:DIR_OR_NAME (sentence-transformers), or a jaxir model or run directory.
+      source: hf:DIR_OR_NAME, st:DIR_OR_NAME (sentence-transformers), t5x:DIR (a T5X checkpoint or run, local
+        or gs://), or a jaxir model or run directory.
       output: the directory to write; it must not exist or be empty.
       to: the format to write; hf holds the encoder alone, without pooling and normalisation.
+      tokenizer: the SentencePiece model of a T5X checkpoint (a file, local or gs://), or a directory with a
+        tokenizer; by default what lies beside the checkpoint or what the run's config.gin names.
     """
     from jaxir.interop import formats
 
-    formats.convert(source, output, to)
+    formats.convert(source, output, to, tokenizer=tokenizer)
     print(f"wrote {output}")
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jaxir import cli
-from jaxir.errors import UserError, suggest
+from jaxir.errors import UserError
+from jaxir.evaluation.datasets import parse_dataset
 from jaxir.evaluation.retrieval import DEFAULT_METRICS
 
 
@@ -80,14 +81,10 @@ def _check_flags(**given: str | None) -> tuple[Literal["run", "beir", "sts"], Pa
     if names != {"model", "dataset"}:
         got = " and ".join(f"--{name}" for name in given if name in names) or "neither"
         raise UserError(f"give --run and --qrels, or --model and --dataset; got {got}")
-    kind, colon, directory = given["dataset"].partition(":")
-    if not colon or kind not in ("beir", "sts") or not directory:
-        raise UserError(
-            f"--dataset must be beir:DIR or sts:DIR, not {given['dataset']!r}{suggest(kind, ['beir', 'sts'])}"
-        )
+    kind, directory = parse_dataset(given["dataset"], "beir", "sts")
     if kind == "sts" and given["baseline"] is not None:
         raise UserError("--baseline compares retrieval runs; an sts: dataset has none")
-    return kind, Path(directory)
+    return kind, directory
 
 
 if __name__ == "__main__":

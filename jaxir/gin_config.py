@@ -61,6 +61,20 @@ def bind(
     return gin.get_configurable(function), set(bound)
 
 
+def open_macros(files: Sequence[str]) -> list[str]:
+    """Returns the macros that gin files leave to be set (`NAME = %gin.REQUIRED`); [] for unreadable files."""
+    gin.clear_config()
+    gin.add_config_file_search_path(str(RECIPES))
+    logging.disable(logging.ERROR)
+    try:
+        gin.parse_config_files_and_bindings(list(files), [], finalize_config=False)
+    except PARSE_ERRORS:  # `bind` will say what is wrong
+        return []
+    finally:
+        logging.disable(logging.NOTSET)
+    return [scope for (scope, selector), p in gin_internals._CONFIG.items() if _is_open(selector, p)]
+
+
 def operative_config() -> str | None:
     """Returns the bindings that the run has used, as a gin file; None where no gin was given."""
     return gin.config_str() if gin_internals.config_is_locked() else None
@@ -93,6 +107,11 @@ def _check_macros() -> None:
             if getattr(value, "scoped_selector", None) == "gin.REQUIRED/gin.constant":
                 name = scope if selector == "gin.macro" else f"{selector.rsplit('.', 1)[-1]}.{parameter}"
                 raise UserError(f"{name} must be set: --gin.{name}=...")
+
+
+def _is_open(selector: str, parameters: dict[str, Any]) -> bool:
+    values = [getattr(value, "scoped_selector", None) for value in parameters.values()]
+    return selector == "gin.macro" and "gin.REQUIRED/gin.constant" in values
 
 
 def _explain(error: BaseException) -> str:

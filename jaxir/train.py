@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from pathlib import Path
@@ -30,6 +31,7 @@ def train(
     dev_metric: Literal["nDCG@10", "RR@10", "accuracy", "loss"] = "nDCG@10",
     dev_distractors: int = 0,
     on_bad_input: Literal["stop", "skip"] = "stop",
+    plan: str | None = None,
 ) -> int:
     """Trains a dual encoder, or resumes the run in the output directory.
 
@@ -37,7 +39,8 @@ def train(
     The output directory is a model that every other command takes: its best checkpoint by the dev metric,
     else its latest. Run the same command again to resume a run that was interrupted; it ends with the
     parameters it would have had. SIGTERM and Ctrl-C save a checkpoint first; the exit status is then 143 or
-    130.
+    130. On several machines start it once on each: TPU pods are known by themselves, elsewhere
+    JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID say who is who (docs/sharding.md).
 
     Args:
       model: Pretrained(...) or FromScratch(...) of jaxir.interop.build.
@@ -58,73 +61,93 @@ def train(
       dev_metric: what tells the best checkpoint.
       dev_distractors: training passages that join the dev passages in the corpus that is searched.
       on_bad_input: stop at the first malformed record, or skip and count them.
+      plan: train nothing, but compile the step for these chips (v5p:4x4x4, or gpu:8xh100 by arithmetic),
+        print what it needs of them, and exit with 1 if they lack the memory. Needs neither data nor weights
+        nor an output directory; see docs/planning.md.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's remarks are not for users
+    if plan is not None:
+        from jaxir.planning import plan as planning
+
+        return planning.run(
+            plan,
+            model=model,
+            objective=objective,
+            optimizer=optimizer,
+            mesh=mesh,
+            steps=steps,
+            batch_size=batch_size,
+            num_negatives=num_negatives,
+            seed=seed,
+        )
     from jaxir.interop import model_dir
     from jaxir.partitioning import MeshConfig
     from jaxir.training import loop
     from jaxir.training.checkpoints import check_run_dir
+    from jaxir.training.distributed import maybe_initialize_distributed, say, together
     from jaxir.training.optimizers import AdamW
     from jaxir.training.settings import describe
 
-    # What can be checked at once is checked before anything is read.
-    intervals = {
-        "log_every": log_every,
-        "eval_every": eval_every,
-        "checkpoint_every": checkpoint_every,
-        "keep_last": keep_last,
-    }
-    optimizer, partitioner = optimizer or AdamW(), (mesh or MeshConfig()).build()
-    loop.check_settings({"steps": steps, "batch_size": batch_size, **intervals}, partitioner)
-    optimizer.build(steps)
-    check_run_dir(Path(output_dir))
+    maybe_initialize_distributed()
+    with together():
+        # What can be checked at once is checked before anything is read.
+        intervals = {
+            "log_every": log_every,
+            "eval_every": eval_every,
+            "checkpoint_every": checkpoint_every,
+            "keep_last": keep_last,
+        }
+        optimizer, partitioner = optimizer or AdamW(), (mesh or MeshConfig()).build()
+        loop.check_settings({"steps": steps, "batch_size": batch_size, **intervals}, partitioner)
+        optimizer.build(steps)
+        check_run_dir(Path(output_dir))
 
-    loaded = model.build(seed=seed, partitioner=partitioner)
-    how = {
-        "query_length": loaded.settings.query_max_length,
-        "passage_length": loaded.settings.passage_max_length,
-        "query_prompt": loaded.settings.query_prompt,
-        "passage_prompt": loaded.settings.passage_prompt,
-        "on_bad_input": on_bad_input,
-    }
-    pairs = data.build(loaded.tokenizer, num_negatives=num_negatives, **how)
-    dev_pairs = dev and dev.build(loaded.tokenizer, num_negatives=0, **how)
+        loaded = model.build(seed=seed, partitioner=partitioner)
+        how = {
+            "query_length": loaded.settings.query_max_length,
+            "passage_length": loaded.settings.passage_max_length,
+            "query_prompt": loaded.settings.query_prompt,
+            "passage_prompt": loaded.settings.passage_prompt,
+            "on_bad_input": on_bad_input,
+        }
+        pairs = data.build(loaded.tokenizer, num_negatives=num_negatives, **how)
+        dev_pairs = dev and dev.build(loaded.tokenizer, num_negatives=0, **how)
 
-    def describe_run(run_dir: Path) -> None:
-        model_dir.write_description(run_dir, loaded.model.config, loaded.tokenizer, loaded.settings)
-        _write_gin(run_dir)
+        def describe_run(run_dir: Path) -> None:
+            model_dir.write_description(run_dir, loaded.model.config, loaded.tokenizer, loaded.settings)
+            _write_gin(run_dir)
 
-    result = loop.train(
-        model=loaded.model,
-        objective=objective,
-        objective_description=describe(objective, _gin_bindings),
-        data=pairs,
-        dev=dev_pairs,
-        output_dir=output_dir,
-        steps=steps,
-        batch_size=batch_size,
-        optimizer=optimizer,
-        partitioner=partitioner,
-        seed=seed,
-        dev_metric=dev_metric,
-        dev_distractors=dev_distractors,
-        on_start=describe_run,
-        **intervals,
-    )
-    best = (
-        ""
-        if result.best_step is None
-        else f"; best {dev_metric} {result.best_value:.4f} at step {result.best_step}"
-    )
-    if result.stopped_by is None:
-        done = "was already complete" if result.started_at == steps else "is complete"
-        print(f"{output_dir} {done}: {result.step} steps{best}")
-        return 0
-    print(
-        f"{output_dir}: stopped by {result.stopped_by.name}; step {result.step} of {steps} is saved{best}; "
-        "run the same command again to resume"
-    )
-    return 128 + result.stopped_by
+        result = loop.train(
+            model=loaded.model,
+            objective=objective,
+            objective_description=describe(objective, _gin_bindings),
+            data=pairs,
+            dev=dev_pairs,
+            output_dir=output_dir,
+            steps=steps,
+            batch_size=batch_size,
+            optimizer=optimizer,
+            partitioner=partitioner,
+            seed=seed,
+            dev_metric=dev_metric,
+            dev_distractors=dev_distractors,
+            on_start=describe_run,
+            **intervals,
+        )
+        best = (
+            ""
+            if result.best_step is None
+            else f"; best {dev_metric} {result.best_value:.4f} at step {result.best_step}"
+        )
+        if result.stopped_by is None:
+            done = "was already complete" if result.started_at == steps else "is complete"
+            say(f"{output_dir} {done}: {result.step} steps{best}")
+            return 0
+        say(
+            f"{output_dir}: stopped by {result.stopped_by.name}; step {result.step} of {steps} is saved{best}; "
+            "run the same command again to resume"
+        )
+        return 128 + result.stopped_by
 
 
 def _write_gin(run_dir: Path) -> None:
@@ -148,10 +171,25 @@ def _gin_bindings(function: Any) -> dict[str, Any]:
     return gin.get_bindings(function)
 
 
+def _arguments(given: list[str]) -> list[str]:
+    """Returns the command line, for a plan with all that only training needs filled in."""
+    if not any(argument.split("=")[0] == "--plan" for argument in given):
+        return given
+    from jaxir import gin_config
+
+    apart = [part for a in given for part in (a.split("=", 1) if a.startswith("--gin_file=") else (a,))]
+    files = [value for flag, value in itertools.pairwise(apart) if flag == "--gin_file"]
+    bound = {a.removeprefix("--gin.").split("=")[0] for a in given if a.startswith("--gin.")}
+    names = [name for name in gin_config.open_macros(files) if name not in bound]
+    output = [] if any("output_dir" in argument for argument in given) else ["--output_dir=none"]
+    return [*given, *output, *(f"--gin.{name}=none" for name in names)]
+
+
 if __name__ == "__main__":
     raise SystemExit(
         cli.main(
             "jaxir.train:train",
+            _arguments(sys.argv[1:]),
             example="python -m jaxir.train --gin_file=gin/quickstart.gin --output_dir=run",
         )
     )

@@ -19,8 +19,10 @@ MAY_IMPORT = {
     "retrieval": {"models", "data", "interop"},
     "evaluation": {"models", "data", "interop", "retrieval"},
     "training": {"losses", "models", "data", "objectives", "interop", "retrieval", "evaluation"},
+    "planning": {"models", "interop", "training"},
+    "experiments": {"models", "data", "interop", "retrieval", "evaluation"},
 }
-LAZY = ("tensorflow", "seqio", "tensorflow_datasets", "scann")
+LAZY = ("tensorflow", "seqio", "tensorflow_datasets", "scann", "matplotlib", "sklearn")
 
 
 def project_imports(path: Path) -> set[str]:

@@ -58,3 +58,9 @@ def _mix(x: np.ndarray) -> np.ndarray:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
+
+
+def uniforms(seed: int, positions: np.ndarray) -> np.ndarray:
+    """Returns float64 in [0, 1) for int64 `positions`: random, and a function of (seed, position)."""
+    state = _mix(_mix(np.full(1, seed, np.uint64)) + positions.astype(np.uint64))
+    return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -54,6 +54,11 @@ class OnBadInput:
         self.noted[kind] += 1
         self._first.setdefault(kind, f"{path}:{line}")
 
+    def leave_out(self, path: str | Path, line: int, kind: str) -> None:
+        """Counts a record that is well formed but of no use; it stops nothing."""
+        self.skipped[kind] += 1
+        self._first.setdefault(kind, f"{path}:{line}")
+
     def report(self) -> None:
         """Prints to standard error what was skipped and noted, if anything; then starts counting afresh."""
         for what, counts in (("skipped", self.skipped), ("kept", self.noted)):
@@ -103,7 +108,7 @@ def parsed_lines(
     usable = False
     for number, raw in numbered_lines(path):
         try:
-            record = parse(_decode(raw), number)
+            record = parse(decode_line(raw), number)
         except MalformedRecord as fault:
             collector.record(path, number, fault.kind, fault.detail)
             continue
@@ -161,7 +166,14 @@ def list_field(record: dict[str, Any], name: str) -> list[Any]:
     return value or []
 
 
-def _decode(raw: bytes) -> str:
+def as_object(item: Any, field: str) -> dict[str, Any]:
+    """Returns `item` of the list `field`, which must be a JSON object."""
+    if not isinstance(item, dict):
+        raise MalformedRecord(f"an item of {field!r} is not an object:", f"{item!r:.40}")
+    return item
+
+
+def decode_line(raw: bytes) -> str:
     if b"\0" in raw:
         raise MalformedRecord("NUL byte", f"at byte {raw.index(0) + 1} of the line: not a text file?")
     try:

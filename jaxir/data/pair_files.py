@@ -13,6 +13,7 @@ from jaxir.data.lines import (
     MalformedRecord,
     OnBadInput,
     Policy,
+    as_object,
     json_object,
     list_field,
     needed_text,
@@ -34,7 +35,7 @@ def read_pairs_jsonl(path: str | Path, on_bad_input: OnBadInput | Policy = "stop
         record = json_object(line)
         query, passage = needed_text(record, "query"), needed_text(record, "passage")
         negatives = [
-            {"passage": item} if isinstance(item, str) else _as_object(item, "negatives")
+            {"passage": item} if isinstance(item, str) else as_object(item, "negatives")
             for item in list_field(record, "negatives")
         ]
         return PairExample(
@@ -110,14 +111,8 @@ def _passage(ids: _Ids, record: dict[str, Any], id_field: str, text: str) -> tup
 
 
 def _tevatron_passage(ids: _Ids, item: Any, field: str) -> tuple[str, str]:
-    record = _as_object(item, field)
+    record = as_object(item, field)
     text = joined(string_field(record, "title", ""), string_field(record, "text"))
     if not text:
         raise MalformedRecord(f"a passage of {field!r} has neither title nor text")
     return ids.of("passage", string_field(record, "docid"), text), text
-
-
-def _as_object(item: Any, field: str) -> dict[str, Any]:
-    if not isinstance(item, dict):
-        raise MalformedRecord(f"an item of {field!r} is not an object:", f"{item!r:.40}")
-    return item

@@ -1,4 +1,8 @@
-"""Where training pairs come from: one small settings class per kind of source, all with the same `build`."""
+"""Where training pairs come from: one small settings class per kind of source.
+
+Sources of one published collection have a module of their own: `msmarco`, `multireqa`, `natural_questions`,
+`dpr`, `tfds_beir`. `mixture.Mixture` trains on several.
+"""
 
 from __future__ import annotations
 
@@ -7,58 +11,24 @@ import dataclasses
 from collections.abc import Iterator
 
 from jaxir.data import pair_files, pydocs
-from jaxir.data.lines import OnBadInput, Policy
+from jaxir.data.lines import OnBadInput
 from jaxir.data.pairs import PairDataset
 from jaxir.data.sources import BeirFolder, PairExample
+from jaxir.data.text_pairs import PairFormat, TextPairs
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
 
 
-class PairSource(abc.ABC):
+class PairSource(TextPairs):
     """What is common: examples -> token arrays. A new kind of source defines `examples`."""
 
     @abc.abstractmethod
     def examples(self, on_bad_input: OnBadInput) -> Iterator[PairExample]:
         """Yields the pairs."""
 
-    def build(
-        self,
-        tokenizer: Tokenizer,
-        *,
-        query_length: int,
-        passage_length: int,
-        num_negatives: int = 0,
-        query_prompt: str = "",
-        passage_prompt: str = "",
-        on_bad_input: OnBadInput | Policy = "stop",
-    ) -> PairDataset:
-        """Reads everything, tokenises it and reports what was skipped.
-
-        Args:
-          tokenizer: makes the ids.
-          query_length: most tokens of a query.
-          passage_length: most tokens of a passage or negative.
-          num_negatives: negatives of a pair in a batch.
-          query_prompt: put before each query, as the encoder will.
-          passage_prompt: put before each passage and negative.
-          on_bad_input: what to do with malformed records.
-
-        Raises:
-          BadInputError: a malformed record, unless they are skipped.
-          UserError: nothing to read, or negatives wanted where a pair has none.
-        """
-        collector = on_bad_input if isinstance(on_bad_input, OnBadInput) else OnBadInput(on_bad_input)
-        dataset = PairDataset.from_examples(
-            self.examples(collector),
-            tokenizer,
-            query_length=query_length,
-            passage_length=passage_length,
-            num_negatives=num_negatives,
-            query_prompt=query_prompt,
-            passage_prompt=passage_prompt,
-        )
-        collector.report()
-        return dataset
+    def dataset(self, tokenizer: Tokenizer, form: PairFormat, on_bad_input: OnBadInput) -> PairDataset:
+        """Reads everything and tokenises it."""
+        return PairDataset.from_examples(self.examples(on_bad_input), tokenizer, **dataclasses.asdict(form))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,7 +56,7 @@ class JsonlPairs(PairSource):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TsvPairs(PairSource):
-    """A file of query<TAB>passage[<TAB>negative...] lines."""
+    """A file of query<TAB>passage[<TAB>negative...] lines, such as MS MARCO's triples.train.small.tsv."""
 
     path: str
 
@@ -118,39 +88,23 @@ class PydocsPairs(PairSource):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ArrayPairs:
-    """Pairs tokenised before, by `PairDataset.save`."""
+class ArrayPairs(TextPairs):
+    """Pairs tokenised before, by `PairDataset.save`. None of them can be malformed."""
 
     directory: str
 
-    def build(
-        self,
-        tokenizer: Tokenizer,
-        *,
-        query_length: int,
-        passage_length: int,
-        num_negatives: int = 0,
-        query_prompt: str = "",
-        passage_prompt: str = "",
-        on_bad_input: OnBadInput | Policy = "stop",
-    ) -> PairDataset:
-        """Opens the arrays; the arguments must be those they were made with. (None can be malformed.)
+    def dataset(self, tokenizer: Tokenizer, form: PairFormat, on_bad_input: OnBadInput) -> PairDataset:
+        """Opens the arrays; tokenizer, lengths and prompts must be those they were made with.
 
         Raises:
           UserError: no such arrays, or made with another tokenizer, other lengths or other prompts.
         """
-        del on_bad_input
-        dataset = PairDataset.load(self.directory, num_negatives=num_negatives)
+        dataset = PairDataset.load(self.directory, num_negatives=form.num_negatives)
         if dataset.tokenizer_fingerprint != tokenizer.fingerprint:
             raise UserError(
                 f"{self.directory} was made with another tokenizer than the model's; make it again"
             )
-        for name, wanted in (
-            ("query_length", query_length),
-            ("passage_length", passage_length),
-            ("query_prompt", query_prompt),
-            ("passage_prompt", passage_prompt),
-        ):
-            if (made := getattr(dataset, name)) != wanted:
+        for name in ("query_length", "passage_length", "query_prompt", "passage_prompt"):
+            if (made := getattr(dataset, name)) != (wanted := getattr(form, name)):
                 raise UserError(f"{self.directory} was made with {name} {made!r}, not {wanted!r}")
         return dataset

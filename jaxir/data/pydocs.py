@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import collections
 import functools
-import json
 import re
 import sysconfig
 import warnings
@@ -18,7 +17,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from jaxir.data.sources import Document, PairExample, Query
+from jaxir.data.collection_files import write_collection
+from jaxir.data.sources import Document, PairExample, Qrel, Query
 from jaxir.errors import UserError, suggest
 from jaxir.files import atomic_directory
 from jaxir.progress import progress
@@ -125,6 +125,7 @@ def write_beir(output: str | Path, entries: list[Entry]) -> None:
     with atomic_directory(output) as folder:
         _write_folder(folder, entries, SPLITS)
         for split in ("dev", "test"):
+            (folder / split).mkdir()
             _write_folder(folder / split, [e for e in entries if e.split == split], [split])
 
 
@@ -134,18 +135,12 @@ def counts(entries: list[Entry]) -> dict[str, collections.Counter[str]]:
 
 
 def _write_folder(folder: Path, entries: list[Entry], splits: Iterable[str]) -> None:
-    (folder / "qrels").mkdir(parents=True)
-    with (folder / "corpus.jsonl").open("w", encoding="utf-8") as file:
-        for document in (e.document for e in entries):
-            record = {"_id": document.id, "title": document.title, "text": document.text}
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
-    with (folder / "queries.jsonl").open("w", encoding="utf-8") as file:
-        for query in (e.query for e in entries):
-            file.write(json.dumps({"_id": query.id, "text": query.text}, ensure_ascii=False) + "\n")
-    for split in splits:
-        with (folder / "qrels" / f"{split}.tsv").open("w", encoding="utf-8") as file:
-            file.write("query-id\tcorpus-id\tscore\n")
-            file.writelines(f"{e.query.id}\t{e.document.id}\t1\n" for e in entries if e.split == split)
+    write_collection(
+        folder,
+        documents=(e.document for e in entries),
+        queries=(e.query for e in entries),
+        qrels={s: [Qrel(e.query.id, e.document.id, 1) for e in entries if e.split == s] for s in splits},
+    )
 
 
 def _split_of(package: str) -> str:

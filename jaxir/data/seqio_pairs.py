@@ -14,8 +14,10 @@ import numpy as np
 
 from jaxir.data import seqio_tasks
 from jaxir.data.batch_plan import Batch, choose, features_of, share
-from jaxir.data.lines import OnBadInput, Policy
+from jaxir.data.lines import OnBadInput
+from jaxir.data.mixture import MixtureDataset
 from jaxir.data.sources import stable_keys, text_id
+from jaxir.data.text_pairs import PairFormat, TextPairs
 from jaxir.data.tokenizer import Tokenizer, pad_batch
 from jaxir.errors import UserError, suggest
 
@@ -33,38 +35,26 @@ def _close_unfinished() -> None:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SeqioPairs:
+class SeqioPairs(TextPairs):
     """A SeqIO task or mixture whose examples are texts: `query`, `passage`, and optionally ids and negatives.
+
+    Each batch of a mixture comes from one of its tasks, drawn by SeqIO's rates, so that in-batch negatives
+    are of the query's own task.
 
     Attributes:
       mixture: its registered name; the functions in `tasks/` register one and return its name.
       split: its split.
+      mix_within_batch: whether a batch of a mixture holds examples of several tasks, as SeqIO mixes them.
     """
 
     mixture: str
     split: str = "train"
+    mix_within_batch: bool = False
 
-    def build(
-        self,
-        tokenizer: Tokenizer,
-        *,
-        query_length: int,
-        passage_length: int,
-        num_negatives: int = 0,
-        query_prompt: str = "",
-        passage_prompt: str = "",
-        on_bad_input: OnBadInput | Policy = "stop",
-    ) -> SeqioPairDataset:
-        """Reads the files of this project's tasks through once, and reports what was skipped.
-
-        Args:
-          tokenizer: makes the ids.
-          query_length: most tokens of a query.
-          passage_length: most tokens of a passage or negative.
-          num_negatives: negatives of a pair in a batch.
-          query_prompt: put before each query, as the encoder will.
-          passage_prompt: put before each passage and negative.
-          on_bad_input: what to do with malformed records.
+    def dataset(
+        self, tokenizer: Tokenizer, form: PairFormat, on_bad_input: OnBadInput
+    ) -> SeqioPairDataset | MixtureDataset:
+        """Reads the files of this project's tasks through once.
 
         Raises:
           BadInputError: a malformed record, unless they are skipped.
@@ -78,17 +68,16 @@ class SeqioPairs:
         provider = seqio.get_mixture_or_task(self.mixture)
         if self.split not in provider.splits:
             raise UserError(f"{self.mixture} has no split {self.split!r} (has: {', '.join(provider.splits)})")
-        collector = on_bad_input if isinstance(on_bad_input, OnBadInput) else OnBadInput(on_bad_input)
-        seqio_tasks.check_sources(provider, self.split, collector)
-        collector.report()
-        return SeqioPairDataset(
-            provider,
-            split=self.split,
-            tokenizer=tokenizer,
-            query_length=query_length,
-            passage_length=passage_length,
-            num_negatives=num_negatives,
-            prompts={"query": query_prompt, "passage": passage_prompt},
+        seqio_tasks.check_sources(provider, self.split, on_bad_input)
+        if self.mix_within_batch or not isinstance(provider, seqio.Mixture):
+            return SeqioPairDataset(provider, split=self.split, tokenizer=tokenizer, form=form)
+        tasks = [task for task in provider.tasks if self.split in task.splits]
+        return MixtureDataset(
+            {
+                task.name: SeqioPairDataset(task, split=self.split, tokenizer=tokenizer, form=form)
+                for task in tasks
+            },
+            rates=[provider.get_rate(task) for task in tasks],
         )
 
 
@@ -109,16 +98,11 @@ class SeqioPairDataset:
         *,
         split: str,
         tokenizer: Tokenizer,
-        query_length: int,
-        passage_length: int,
-        num_negatives: int,
-        prompts: Mapping[str, str],
+        form: PairFormat,
     ):
         self.num_examples = _count(provider, split)
-        self.features = features_of(query_length, passage_length, num_negatives)
-        self._provider, self._split, self._tokenizer = provider, split, tokenizer
-        self._prompts = prompts
-        self._lengths = {"query": query_length, "passage": passage_length, "negatives": num_negatives}
+        self.features = features_of(form.query_length, form.passage_length, form.num_negatives)
+        self._provider, self._split, self._tokenizer, self._form = provider, split, tokenizer, form
 
     def batches(
         self,
@@ -161,14 +145,20 @@ class SeqioPairDataset:
             shard_info=seqio.ShardInfo(index, count),
             num_epochs=None if seed is not None else 1,
         ).skip(first)
+        form = self._form
         converter = _converter_class()(
             self._tokenizer,
-            use_negatives=bool(self._lengths["negatives"]),
-            prompts=self._prompts,
+            use_negatives=bool(form.num_negatives),
+            prompts={"query": form.query_prompt, "passage": form.passage_prompt},
             seed=None if seed is None else (seed, index),
             first_example=first,
         )
-        lengths = {name: self._lengths.get(name, 0) for name in converter.TASK_FEATURES}
+        lengths = {
+            "query": form.query_length,
+            "passage": form.passage_length,
+            "negatives": form.num_negatives,
+        }
+        lengths = {name: lengths.get(name, 0) for name in converter.TASK_FEATURES}
         ds = converter(texts, lengths).batch(size, drop_remainder=True).prefetch(2)
 
         def read() -> Generator[Batch, None, None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -99,9 +99,8 @@ def read_corpus(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") ->
 
     def parse(line: str, number: int) -> Document:
         record = json_object(line)
-        identifier = _collection_id(record, seen)
-        document = Document(identifier, string_field(record, "title", ""), string_field(record, "text"))
-        seen.add(identifier)
+        title, text = string_field(record, "title", ""), string_field(record, "text")
+        document = Document(new_id(string_field(record, "_id"), seen), title, text)
         if not document.contents:
             collector.note(path, number, "document with neither title nor text")
         return document
@@ -121,9 +120,8 @@ def read_queries(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") -
 
     def parse(line: str, number: int) -> Query:
         record = json_object(line)
-        query = Query(_collection_id(record, seen), needed_text(record, "text"))
-        seen.add(query.id)
-        return query
+        text = needed_text(record, "text")
+        return Query(new_id(string_field(record, "_id"), seen), text)
 
     return parsed_lines(path, parse, on_bad_input)
 
@@ -134,6 +132,7 @@ def read_qrels(
     *,
     query_ids: Collection[str] | None = None,
     document_ids: Collection[str] | None = None,
+    trec: bool = False,
 ) -> Iterator[Qrel]:
     """Yields the judgements of a qrels/SPLIT.tsv: query-id, corpus-id, score, with or without a header line.
 
@@ -144,21 +143,23 @@ def read_qrels(
       on_bad_input: what to do with a malformed line.
       query_ids: the queries there are; a judgement of another is malformed. None checks nothing.
       document_ids: the documents there are, likewise.
+      trec: whether the columns are TREC's instead (query, 0, document, score), tab-separated.
     """
-    return parsed_lines(path, _qrel_parser(query_ids, document_ids), on_bad_input)
+    return parsed_lines(path, _qrel_parser(query_ids, document_ids, trec=trec), on_bad_input)
 
 
 def _qrel_parser(
-    query_ids: Container[str] | None, document_ids: Container[str] | None
+    query_ids: Container[str] | None, document_ids: Container[str] | None, *, trec: bool = False
 ) -> Callable[[str, int], Qrel | None]:
+    names = ("query-id", "0", "document-id", "score") if trec else ("query-id", "corpus-id", "score")
     scores: dict[tuple[str, str], int] = {}
 
     def parse(line: str, number: int) -> Qrel | None:
-        columns = line.split("\t")
-        if len(columns) != 3:
-            expected = "expected 3 tab-separated columns (query-id, corpus-id, score)"
+        columns = [column.strip() for column in line.split("\t")]
+        if len(columns) != len(names):
+            expected = f"expected {len(names)} tab-separated columns ({', '.join(names)})"
             raise MalformedRecord(expected, f"but found {len(columns)}")
-        query, document, score_text = (column.strip() for column in columns)
+        query, document, score_text = columns[0], columns[-2], columns[-1]
         if number == 1 and (query, score_text) == ("query-id", "score"):
             return None
         try:
@@ -179,15 +180,69 @@ def _qrel_parser(
     return parse
 
 
-def _collection_id(record: dict[str, Any], seen: Container[str]) -> str:
-    identifier = string_field(record, "_id")
+def read_judged_pairs(
+    qrels: str | Path,
+    queries: Callable[[], Iterator[Query]],
+    documents: Callable[[], Iterator[Document]],
+    on_bad_input: OnBadInput | Policy = "stop",
+    *,
+    trec: bool = False,
+) -> Iterator[PairExample]:
+    """Yields a pair for each relevant judgement (a score of 1 or more) of a file.
+
+    The whole collection is read and checked first; only the texts that the judgements name are held.
+
+    Args:
+      qrels: the judgements.
+      queries: reads the queries.
+      documents: reads the documents.
+      on_bad_input: what to do with malformed records.
+      trec: whether the judgements have TREC's four columns.
+
+    Raises:
+      BadInputError: a malformed line, a judgement of something unknown, a relevant document without text.
+    """
+    policy = on_bad_input.policy if isinstance(on_bad_input, OnBadInput) else on_bad_input
+    judged = list(parsed_lines(qrels, _qrel_parser(None, None, trec=trec), OnBadInput(policy)))
+    query_ids, document_ids = {q.query_id for q in judged}, {q.document_id for q in judged}
+    query_texts = {q.id: q.text for q in queries() if q.id in query_ids}
+    contents = {d.id: d.contents for d in documents() if d.id in document_ids}
+    parse_qrel = _qrel_parser(query_texts, contents, trec=trec)
+
+    def parse(line: str, number: int) -> PairExample | None:
+        qrel = parse_qrel(line, number)
+        if qrel is None or qrel.score <= 0:
+            return None
+        passage = contents[qrel.document_id]
+        if not passage:
+            raise MalformedRecord("the relevant document has neither title nor text:", repr(qrel.document_id))
+        return PairExample(qrel.query_id, query_texts[qrel.query_id], qrel.document_id, passage)
+
+    yield from parsed_lines(qrels, parse, on_bad_input)
+
+
+def new_id(identifier: str, seen: set[str]) -> str:
+    """Returns the id of a new document or query and adds it to `seen`."""
     if not identifier or any(c.isspace() or not c.isprintable() for c in identifier):
         raise MalformedRecord(
             "empty id, or white space in it, which run files cannot hold:", repr(identifier)
         )
     if identifier in seen:
         raise MalformedRecord("duplicate id", repr(identifier))
+    seen.add(identifier)
     return identifier
+
+
+def find_file(directory: Path, name: str, kind: str) -> Path:
+    """Returns `directory`/`name`, or that with .gz.
+
+    Raises:
+      UserError: there is neither: `directory` is not a folder of this `kind`.
+    """
+    for path in (directory / name, directory / f"{name}.gz"):
+        if path.is_file():
+            return path
+    raise UserError(f"{directory} is not {kind}: it has no {name} or {name}.gz")
 
 
 class BeirFolder:
@@ -252,28 +307,7 @@ class BeirFolder:
           BadInputError: a malformed line, a judgement of something unknown, a relevant document without text.
         """
         path = self.qrels_path(split)
-        policy = self.on_bad_input.policy if isinstance(self.on_bad_input, OnBadInput) else self.on_bad_input
-        judged = list(read_qrels(path, OnBadInput(policy)))
-        query_ids, document_ids = {q.query_id for q in judged}, {q.document_id for q in judged}
-        queries = {q.id: q.text for q in self.queries() if q.id in query_ids}
-        documents = {d.id: d.contents for d in self.corpus() if d.id in document_ids}
-        parse_qrel = _qrel_parser(queries, documents)
-
-        def parse(line: str, number: int) -> PairExample | None:
-            qrel = parse_qrel(line, number)
-            if qrel is None or qrel.score <= 0:
-                return None
-            passage = documents[qrel.document_id]
-            if not passage:
-                raise MalformedRecord(
-                    "the relevant document has neither title nor text:", repr(qrel.document_id)
-                )
-            return PairExample(qrel.query_id, queries[qrel.query_id], qrel.document_id, passage)
-
-        yield from parsed_lines(path, parse, self.on_bad_input)
+        return read_judged_pairs(path, self.queries, self.corpus, self.on_bad_input)
 
     def _find(self, name: str) -> Path:
-        for path in (self.directory / name, self.directory / f"{name}.gz"):
-            if path.is_file():
-                return path
-        raise UserError(f"{self.directory} is not a BEIR folder: it has no {name} or {name}.gz")
+        return find_file(self.directory, name, "a BEIR folder")

@@ -1,4 +1,4 @@
-"""Is the difference between two systems on the same queries more than chance? Two paired tests, by scipy."""
+"""Is the difference between two systems on the same queries more than chance? Paired statistics, by scipy."""
 
 from __future__ import annotations
 
@@ -60,12 +60,7 @@ def compare(
     Raises:
       UserError: the queries are not the same, or are fewer than two.
     """
-    if system.keys() != baseline.keys():
-        raise UserError("two systems can only be compared on the same queries")
-    if len(system) < 2:
-        raise UserError("a paired test needs at least two queries")
-    ours = np.array([system[query_id] for query_id in system], np.float64)
-    theirs = np.array([baseline[query_id] for query_id in system], np.float64)
+    ours, theirs = _paired(system, baseline)
     differences = ours - theirs
     t_test = randomisation = 1.0
     if differences.any():
@@ -91,3 +86,49 @@ def compare(
         t_test=t_test,
         randomisation=randomisation,
     )
+
+
+def confidence_interval(
+    system: Mapping[str, float],
+    baseline: Mapping[str, float],
+    *,
+    level: float = 0.95,
+    seed: int = 0,
+    resamples: int = RESAMPLES,
+) -> tuple[float, float]:
+    """Returns the ends of a bootstrap interval of the mean difference of two systems on one metric.
+
+    Queries are drawn with replacement, both systems' values of a query together; the ends are percentiles. It
+    says what another sample of queries could have given, not what other seeds of training could.
+
+    Args:
+      system: query id to value.
+      baseline: query id to value, for the same queries.
+      level: how often the interval holds the difference.
+      seed: of the drawing; the same seed gives the same interval.
+      resamples: how many samples are drawn.
+
+    Raises:
+      UserError: the queries are not the same, or are fewer than two.
+    """
+    ours, theirs = _paired(system, baseline)
+    found = stats.bootstrap(
+        (ours - theirs,),
+        np.mean,
+        n_resamples=resamples,
+        batch=max(1, 2**22 // len(ours)),
+        confidence_level=level,
+        method="percentile",
+        rng=np.random.default_rng(seed),
+    ).confidence_interval
+    return float(found.low), float(found.high)
+
+
+def _paired(system: Mapping[str, float], baseline: Mapping[str, float]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns both systems' values [Q] in the same order of queries."""
+    if system.keys() != baseline.keys():
+        raise UserError("two systems can only be compared on the same queries")
+    if len(system) < 2:
+        raise UserError("a paired test needs at least two queries")
+    ours = np.array([system[query_id] for query_id in system], np.float64)
+    return ours, np.array([baseline[query_id] for query_id in system], np.float64)

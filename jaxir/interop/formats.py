@@ -6,20 +6,30 @@ from typing import Literal, get_args
 
 from jaxir.errors import UserError, suggest
 from jaxir.files import atomic_directory
-from jaxir.interop import hf, model_dir, sentence_transformers
+from jaxir.interop import hf, model_dir, sentence_transformers, t5x, t5x_optimizer
 
-Format = Literal["jaxir", "hf", "sentence_transformers"]
+Format = Literal["jaxir", "hf", "sentence_transformers", "t5x"]
 
 
-def convert(source: str, output: str | Path, to: Format) -> None:
+def convert(
+    source: str,
+    output: str | Path,
+    to: Format,
+    *,
+    tokenizer: str | None = None,
+    optimizer_state: bool = False,
+) -> None:
     """Reads the model `source` and writes it to the directory `output`, which appears only when whole.
 
-    A model with two towers becomes two folders, `query/` and `passage/`, except in jaxir's own format.
+    A model with two towers becomes two folders, `query/` and `passage/`, in Hugging Face's formats.
 
     Args:
       source: a model as `model_dir.load` takes it.
       output: a directory that does not exist or is empty.
-      to: "jaxir", "sentence_transformers", or "hf": the encoder alone, without pooling or normalisation.
+      to: "jaxir", "sentence_transformers", "t5x", or "hf": the encoder alone, without pooling or
+        normalisation.
+      tokenizer: of a `t5x:` source, which has none of its own (see `t5x.read`).
+      optimizer_state: write Adafactor's state too, from a run's directory to "t5x".
 
     Raises:
       UserError: the model cannot be read, the format cannot hold it, or `output` is not empty.
@@ -28,9 +38,18 @@ def convert(source: str, output: str | Path, to: Format) -> None:
         raise UserError(
             f"no format {to!r}{suggest(to, get_args(Format))}; there are {', '.join(get_args(Format))}"
         )
-    model, _ = model_dir.read(source)
+    if optimizer_state and to != "t5x":
+        raise UserError(f"the state of the optimizer can be written to t5x only, not to {to}")
+    model, _ = model_dir.read(source, tokenizer=tokenizer)
     if to == "jaxir":
         model_dir.write(output, model)
+        return
+    if to == "t5x":
+        checkpoint = model_dir.checkpoint_of(source)
+        if optimizer_state and checkpoint is None:
+            raise UserError(f"{source} is not a training run, so it has no state of an optimizer")
+        slots = t5x_optimizer.read(checkpoint, model.params) if optimizer_state else None
+        t5x.write(output, model, step=int(checkpoint.name) if checkpoint else 0, slots=slots)
         return
     if to == "hf" and model.config.projection is not None:
         raise UserError(

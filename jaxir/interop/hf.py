@@ -215,6 +215,6 @@ def _transforms(
 
 
 def _swap_rows(table: np.ndarray, pad_id: int) -> np.ndarray:
-    table = table.copy()
+    table = np.array(table)
     table[[0, pad_id]] = table[[pad_id, 0]]
     return table

@@ -1,4 +1,4 @@
-"""Models by name: jaxir directories, training runs, `hf:` and `st:` folders and hub names.
+"""Models by name: jaxir directories, training runs, `hf:` and `st:` folders, `t5x:` checkpoints.
 
 A model directory is `jaxir.json` (architecture, lengths, prompts, fingerprint), `tokenizer/` and `params/`
 (Orbax). A run directory has `checkpoints/STEP/params/` instead of `params/`; it stands for its best
@@ -9,12 +9,11 @@ import dataclasses
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
 from jaxir.files import atomic_directory
-from jaxir.interop import hf, hub, sentence_transformers, stored
+from jaxir.interop import hf, hub, sentence_transformers, stored, stores, t5x
+from jaxir.interop.lazy import read_all
 from jaxir.interop.overrides import Overrides
 from jaxir.interop.stored import EncoderSettings, StoredModel
 from jaxir.interop.weights import read_json, require, write_json
@@ -50,8 +49,9 @@ def load(spec: str, *, mesh: Partitioner | None = None, seed: int = 0, **overrid
     """Loads a model.
 
     Args:
-      spec: a jaxir model directory, a run directory, or `hf:` or `st:` and a local directory or hub name. A
-        model from `hf:` has mean pooling, cosine similarity and at most 512 tokens unless told otherwise.
+      spec: a jaxir model directory, a run directory, `hf:` or `st:` and a local directory or hub name, or
+        `t5x:` and a T5X checkpoint or run, local or gs://. A model from `hf:` or `t5x:` has mean pooling,
+        cosine similarity and at most 512 tokens unless told otherwise.
       mesh: where the parameters go; None for the default device.
       seed: of the weights of a projection that is added.
       **overrides: changes to the model, any field of `overrides.Overrides`.
@@ -60,7 +60,7 @@ def load(spec: str, *, mesh: Partitioner | None = None, seed: int = 0, **overrid
       UserError: there is no such model, a file of it is missing or damaged, or an override does not fit it.
     """
     changes = Overrides(**overrides)
-    found, fingerprint = read(spec)
+    found, fingerprint = read(spec, tokenizer=changes.tokenizer)
     model = changes.apply(found, seed=seed, where=spec)
     if fingerprint is None or changes.change_vectors():
         fingerprint = stored.fingerprint(model)
@@ -83,13 +83,21 @@ def save(
     )
 
 
-def read(spec: str) -> tuple[StoredModel, str | None]:
-    """Reads a model onto the host; the second value is its fingerprint, where the files say it.
+def read(spec: str, *, tokenizer: str | None = None) -> tuple[StoredModel, str | None]:
+    """Opens a model; the second value is its fingerprint, where the files say it.
+
+    Args:
+      spec: as `load` takes it.
+      tokenizer: of a model that has none of its own (see `t5x.read`).
 
     Raises:
-      UserError: there is no such model, or one of its files is missing or damaged.
+      UserError: there is no such model, one of its files is missing or damaged, or it has a tokenizer.
     """
     kind, separator, name = str(spec).partition(":")
+    if separator and kind == "t5x":
+        return t5x.read(name, tokenizer=tokenizer), None
+    if tokenizer is not None:
+        raise UserError(f"{spec} has a tokenizer of its own: another one is for t5x: checkpoints only")
     if separator and kind == "st":
         return sentence_transformers.read(hub.resolve(name, default_owner="sentence-transformers")), None
     if separator and kind == "hf":
@@ -98,7 +106,7 @@ def read(spec: str) -> tuple[StoredModel, str | None]:
     if not directory.is_dir():
         raise UserError(
             f"{spec}: no such model directory; models of Hugging Face and sentence-transformers are written"
-            " hf:NAME and st:NAME"
+            " hf:NAME and st:NAME, T5X checkpoints t5x:DIR"
         )
     if not (directory / CONFIG).is_file():
         hint = "st:" if (directory / "modules.json").is_file() else "hf:"
@@ -123,7 +131,7 @@ def write(directory: str | Path, model: StoredModel) -> None:
             aside, model.config, model.tokenizer, model.settings, fingerprint=stored.fingerprint(model)
         )
         with ocp.StandardCheckpointer() as checkpointer:
-            checkpointer.save((aside / "params").absolute(), stored.nest(model.params))
+            checkpointer.save((aside / "params").absolute(), stored.nest(read_all(model.params)))
 
 
 def write_description(
@@ -172,7 +180,7 @@ def _read_jaxir(directory: Path) -> tuple[StoredModel, str | None]:
         settings = EncoderSettings(**require(content, "settings", path))
     except TypeError as error:
         raise UserError(f"{path}: settings: {error}") from error
-    params = _read_params(_params_directory(directory))
+    params = _read_params((checkpoint_of(directory) or directory) / "params")
     model = StoredModel(
         config=config, params=params, tokenizer=Tokenizer.load(directory / "tokenizer"), settings=settings
     )
@@ -196,9 +204,15 @@ def _parse_config(content: dict[str, Any], path: Path) -> DualEncoderConfig:
         raise UserError(f"{path}: does not describe a model ({error})") from error
 
 
-def _params_directory(directory: Path) -> Path:
-    if (directory / "params").is_dir():
-        return directory / "params"
+def checkpoint_of(spec: str | Path) -> Path | None:
+    """Returns RUN/checkpoints/STEP, the checkpoint that a run's directory stands for; None of other models.
+
+    Raises:
+      UserError: the run has no checkpoint, or not the one that it calls its best.
+    """
+    directory = Path(spec)
+    if (directory / "params").is_dir() or not (directory / CONFIG).is_file():
+        return None
     checkpoints = directory / "checkpoints"
     if not checkpoints.is_dir():
         raise UserError(f"{directory}: neither params nor checkpoints in it")
@@ -209,28 +223,13 @@ def _params_directory(directory: Path) -> Path:
     step = require(read_json(best), "step", best) if best.is_file() else max(steps)
     if step not in steps:
         raise UserError(f"{best} names step {step}, but there is no such checkpoint")
-    return checkpoints / str(step) / "params"
+    return checkpoints / str(step)
 
 
-def _read_params(directory: Path) -> dict[str, np.ndarray]:
-    """Reads what Orbax wrote, by TensorStore: on a damaged file Orbax's own threads print tracebacks."""
-    import tensorstore
-
-    path = directory / "_METADATA"
-    content = read_json(path)
-    entries = require(content, "tree_metadata", path).values()
-    names = [".".join(key["key"] for key in entry["key_metadata"]) for entry in entries]
-    base = f"file://{directory.absolute()}/"
-    driver = "zarr3" if content.get("use_zarr3") else "zarr"
-
-    def spec(name: str) -> dict[str, Any]:
-        return {"driver": driver, "kvstore": {"driver": "ocdbt", "base": base, "path": f"{name}/"}}
-
-    try:
-        opened = [tensorstore.open(spec(name), open=True, read=True) for name in names]
-        reading = [array.result().read() for array in opened]
-        arrays = [array.result() for array in reading]
-    except (ValueError, OSError) as error:
-        reason = str(error).partition(" [")[0]
-        raise UserError(f"{directory}: the parameters cannot be read ({reason:.200})") from error
-    return stored.canonical(dict(zip(names, arrays, strict=True)))
+def _read_params(directory: Path) -> dict[str, Any]:
+    """Opens what Orbax wrote, by TensorStore: on a damaged file Orbax's own threads print tracebacks."""
+    index = stores.read(str(directory), stores.ORBAX_INDEX)
+    if index is None:
+        raise UserError(f"{directory / stores.ORBAX_INDEX}: no such file")
+    specs = {".".join(keys): spec for keys, spec in stores.orbax_specs(str(directory), index).items()}
+    return stored.canonical(stores.open_arrays(f"{directory}: the parameters cannot be read", specs))

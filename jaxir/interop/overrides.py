@@ -28,6 +28,8 @@ class Overrides:
       similarity: how vectors are compared.
       query_max_length: tokens kept of a query.
       passage_max_length: tokens kept of a passage.
+      tokenizer: a directory with a tokenizer, or a SentencePiece model: for a `t5x:` checkpoint, which has
+        none.
     """
 
     dtype: Literal["float32", "bfloat16"] | None = None
@@ -40,6 +42,7 @@ class Overrides:
     similarity: Literal["cosine", "dot"] | None = None
     query_max_length: int | None = None
     passage_max_length: int | None = None
+    tokenizer: str | None = None
 
     def change_vectors(self) -> bool:
         """Whether one of them makes it another model."""

@@ -218,7 +218,7 @@ def _write_dense(
         "activation_function": _DENSE_ACTIVATIONS[projection.activation],
     }
     write_json(directory / "config.json", content)
-    tensors = {"linear.weight": kernel.T} | ({} if bias is None else {"linear.bias": bias})
+    tensors = {"linear.weight": np.asarray(kernel).T} | ({} if bias is None else {"linear.bias": bias})
     write_tensors(directory / SINGLE, tensors)
 
 

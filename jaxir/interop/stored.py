@@ -1,4 +1,4 @@
-"""A model at rest: its configuration, its parameters by name on the host, its tokenizer and settings.
+"""A model at rest: its configuration, its parameters by name, its tokenizer and settings.
 
 Every format is read into this and written from it. A parameter's canonical name is its path in an unscanned
 model, joined by dots: "encoder.layers.0.attention.query.kernel".
@@ -7,6 +7,7 @@ model, joined by dots: "encoder.layers.0.attention.query.kernel".
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from flax import nnx
 
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
+from jaxir.interop.lazy import LazyArray, place, stack
 from jaxir.models import layers
 from jaxir.models.bert import BertConfig
 from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel, make_encoder
@@ -25,6 +27,9 @@ from jaxir.partitioning import Partitioner
 
 # Fields of a backbone that say how it is computed, not what: they are no part of a model's identity.
 EXECUTION = ("dtype", "remat", "scan_layers", "dropout_rate", "attention_dropout_rate")
+
+
+_HASHED_AT_ONCE = 1 << 24  # numbers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,25 +55,30 @@ class StoredModel:
 
     Attributes:
       config: what it is made of.
-      params: float32 arrays by canonical name.
+      params: float32 arrays by canonical name, on the host or at rest (see `lazy`).
       tokenizer: its tokenizer.
       settings: lengths and prompts.
     """
 
     config: DualEncoderConfig
-    params: Mapping[str, np.ndarray]
+    params: Mapping[str, np.ndarray | LazyArray]
     tokenizer: Tokenizer
     settings: EncoderSettings
 
 
-def canonical(params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns float32 host arrays by canonical name, the stacked layers of a scanned model taken apart."""
-    found: dict[str, np.ndarray] = {}
+def canonical(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns float32 arrays by canonical name, the stacked layers of a scanned model taken apart.
+
+    What is on disk stays there, the rest comes to the host.
+    """
+    found: dict[str, Any] = {}
     for name, value in params.items():
-        value = np.asarray(value, np.float32)
+        at_rest = isinstance(value, LazyArray)
+        value = value if at_rest else np.asarray(value, np.float32)
         head, layers_, tail = name.partition("layers.")
         if layers_ and not tail.split(".")[0].isdigit():
-            found |= {f"{head}layers.{i}.{tail}": part for i, part in enumerate(value)}
+            parts = [value.layer(i) for i in range(value.shape[0])] if at_rest else value
+            found |= {f"{head}layers.{i}.{tail}": part for i, part in enumerate(parts)}
         else:
             found[name] = value
     return found
@@ -165,24 +175,25 @@ def build(stored: StoredModel, partitioner: Partitioner | None = None) -> DualEn
     graphdef, state = nnx.split(model)
     scan = stored.config.backbone.scan_layers
 
-    def place(path: tuple[Any, ...], leaf: nnx.Variable) -> nnx.Variable:
-        value = _gather(stored.params, [str(key.key) for key in path], scan)
+    def put(path: tuple[Any, ...], leaf: nnx.Variable) -> nnx.Variable:
+        value = _stacked(stored.params, [str(key.key) for key in path], scan)
         if partitioner is None:
-            return leaf.replace(jnp.asarray(value))
+            return leaf.replace(jnp.asarray(np.asarray(value, np.float32)))
         sharding = partitioner.sharding(leaf.get_metadata()["logical_axes"], value.shape)
-        return leaf.replace(jax.make_array_from_callback(value.shape, sharding, lambda index: value[index]))
+        return leaf.replace(place(value, sharding))
 
-    placed = jax.tree_util.tree_map_with_path(place, state, is_leaf=lambda x: isinstance(x, nnx.Variable))
+    placed = jax.tree_util.tree_map_with_path(put, state, is_leaf=lambda x: isinstance(x, nnx.Variable))
     return nnx.merge(graphdef, placed)
 
 
-def _gather(params: Mapping[str, np.ndarray], names: list[str], scan: bool) -> np.ndarray:
+def _stacked(params: Mapping[str, Any], names: list[str], scan: bool) -> Any:
+    """Returns a stored parameter; that of a scanned stack is stored layer by layer."""
     if not (scan and "layers" in names):
         return params[".".join(names)]
     at = names.index("layers") + 1
     head, tail = ".".join(names[:at]), ".".join(names[at:])
     count = len({name.split(".")[at] for name in params if name.startswith(f"{head}.")})
-    return np.stack([params[f"{head}.{i}.{tail}"] for i in range(count)])
+    return stack([params[f"{head}.{i}.{tail}"] for i in range(count)])
 
 
 def initialize(
@@ -215,9 +226,12 @@ def fingerprint(stored: StoredModel) -> str:
     """
     digest = _identity(stored.config, stored.tokenizer)
     for name in sorted(stored.params):
-        value = np.ascontiguousarray(stored.params[name], np.float32)
-        digest.update(f"{name} {value.shape}".encode())
-        digest.update(value.data)
+        value = stored.params[name]
+        digest.update(f"{name} {tuple(value.shape)}".encode())
+        # In parts, for what is at rest may be large; the digest is that of the whole.
+        rows = max(1, _HASHED_AT_ONCE * value.shape[0] // max(1, math.prod(value.shape)))
+        for start in range(0, value.shape[0], rows):
+            digest.update(np.ascontiguousarray(value[start : start + rows], np.float32).data)
     return digest.hexdigest()
 
 

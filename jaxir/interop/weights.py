@@ -1,7 +1,8 @@
 """Reading and writing safetensors files, and the JSON files beside them."""
 
+import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +11,26 @@ import safetensors
 import safetensors.numpy
 
 from jaxir.errors import UserError
+from jaxir.interop.lazy import Index, LazyArray
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
-def read_tensors(directory: Path) -> dict[str, np.ndarray]:
-    """Reads the weights of `directory`: one safetensors file, or several named by an index.
+def read_tensors(directory: Path) -> dict[str, LazyArray]:
+    """Opens the weights of `directory`: one safetensors file, or several named by an index.
+
+    Nothing but their shapes is read until they are used.
 
     Raises:
       UserError: there are none, or a file is missing, truncated or not safetensors.
     """
     if (directory / SINGLE).is_file():
-        return dict(_read_file(directory / SINGLE))
+        return _open_file(directory / SINGLE)
     if (directory / INDEX).is_file():
         weight_map = require(read_json(directory / INDEX), "weight_map", directory / INDEX)
-        tensors: dict[str, np.ndarray] = {}
+        tensors: dict[str, LazyArray] = {}
         for name in sorted(set(weight_map.values())):
-            tensors.update(_read_file(directory / name))
+            tensors.update(_open_file(directory / name))
         missing = sorted(set(weight_map) - set(tensors))
         if missing:
             raise UserError(f"{directory / INDEX}: no file holds {missing[0]}")
@@ -40,11 +44,24 @@ def read_tensors(directory: Path) -> dict[str, np.ndarray]:
     raise UserError(f"{directory}: no {SINGLE} in it")
 
 
-def _read_file(path: Path) -> Iterator[tuple[str, np.ndarray]]:
+def _open_file(path: Path) -> dict[str, LazyArray]:
+    def lazy(name: str, shape: Sequence[int]) -> LazyArray:
+        def read(index: Index) -> np.ndarray:
+            with _opened(path) as file:
+                return file.get_slice(name)[index] if index else file.get_tensor(name)
+
+        return LazyArray(shape, read)
+
+    with _opened(path) as file:
+        names = file.keys()
+        return {name: lazy(name, file.get_slice(name).get_shape()) for name in names}
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Any]:
     try:
         with safetensors.safe_open(path, "np") as file:
-            for name in file.keys():  # noqa: SIM118 (not a mapping)
-                yield name, file.get_tensor(name)
+            yield file
     except FileNotFoundError as error:
         raise UserError(f"{path}: no such file, though {INDEX} names it") from error
     except safetensors.SafetensorError as error:

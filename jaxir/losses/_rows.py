@@ -11,8 +11,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32
 
-from jaxir.errors import UserError
-
 
 class Keep(NamedTuple):
     """Which columns stand in row i's denominator.
@@ -56,13 +54,13 @@ def keep_columns(
     duplicate = jnp.zeros((batch, batch), bool)
     for key in (query_key, passage_key):
         if key is not None:
-            duplicate |= _equal(key, key)
+            duplicate |= equal(key, key)
     if negatives is None:
         hard = None
     elif passage_key is None or negative_key is None:
         hard = jnp.ones((batch, batch * negatives.shape[1]), bool)
     else:
-        hard = ~_equal(passage_key, negative_key.reshape(-1, 2))
+        hard = ~equal(passage_key, negative_key.reshape(-1, 2))
     return Keep(in_batch=own | ~duplicate, same_tower=~own & ~duplicate, negatives=hard)
 
 
@@ -86,14 +84,18 @@ def log_sum_exp(x: Float32[Array, "B C"], keep: Bool[Array, "B C"], *, axis: int
     return jnp.where(some, jnp.log(jnp.where(some, total, 1.0)) + jnp.squeeze(top, axis), -jnp.inf)
 
 
+def pairs_of(batch: int) -> float:
+    """Returns the number of ordered pairs of different rows, at least 1."""
+    return float(max(batch * (batch - 1), 1))  # of 46,342 rows on it exceeds int32
+
+
 def same_tower(
     tower: Float32[Array, "B D"], keep: Keep, temperature: float
 ) -> tuple[Float32[Array, " B"], Float32[Array, ""]]:
     """Returns each row's log-sum-exp over the tower's other rows, and the mean similarity of such pairs."""
     x = logits(tower, tower, temperature)
-    pairs = max(x.shape[0] * (x.shape[0] - 1), 1)
     off_diagonal = jnp.where(jnp.eye(x.shape[0], dtype=bool), 0.0, x)
-    return log_sum_exp(x, keep.same_tower), jnp.sum(off_diagonal) * temperature / pairs
+    return log_sum_exp(x, keep.same_tower), jnp.sum(off_diagonal) * temperature / pairs_of(x.shape[0])
 
 
 def in_batch_terms(
@@ -138,11 +140,6 @@ def softmax_loss(
     return loss, metrics
 
 
-def check_temperature(temperature: float) -> None:
-    """Raises UserError unless the temperature is positive."""
-    if not temperature > 0:
-        raise UserError(f"temperature must be positive, not {temperature}")
-
-
-def _equal(rows: Int32[Array, "B 2"], columns: Int32[Array, "C 2"]) -> Bool[Array, "B C"]:
+def equal(rows: Int32[Array, "B 2"], columns: Int32[Array, "C 2"]) -> Bool[Array, "B C"]:
+    """Returns where both halves of a row's key and of a column's are equal."""
     return jnp.all(rows[:, None, :] == columns[None, :, :], axis=-1)

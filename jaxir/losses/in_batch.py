@@ -3,7 +3,7 @@
 from beartype import beartype
 from jaxtyping import Array, Float32, Int32, jaxtyped
 
-from jaxir.losses import _rows
+from jaxir.losses import _rows, _sums
 
 
 @jaxtyped(typechecker=beartype)
@@ -17,6 +17,7 @@ def in_batch_softmax(
     negative_key: Int32[Array, "B N 2"] | None = None,
     temperature: float | int = 0.01,
     bidirectional: bool = True,
+    block_size: int | None = None,
 ) -> tuple[Float32[Array, ""], dict[str, Float32[Array, ""]]]:
     """In-batch sampled softmax (Henderson et al. 2017; Moiseev et al. 2023, eq. 1).
 
@@ -38,15 +39,26 @@ def in_batch_softmax(
       negative_key: [B, N, 2]; a hard negative with row i's passage key is left out of row i's sum.
       temperature: divides the similarities; positive.
       bidirectional: whether to add the passage-to-query direction.
+      block_size: None makes [B, B] matrices. A number computes the same loss and gradient in tiles of at most
+        so many rows and columns, in memory linear in B; on a mesh, over a ring of the devices that split the
+        batch (docs/large_batches.md).
 
     Returns:
       The loss and metrics, all float32 scalars: `accuracy` (rows whose own passage beats every column kept),
       `positive_similarity`, `loss_query_to_passage`, and `loss_passage_to_query` where bi-directional.
 
     Raises:
-      UserError: the temperature is not positive.
+      UserError: the temperature or block_size is not positive.
     """
-    _rows.check_temperature(temperature)
-    keep = _rows.keep_columns(len(query), negatives, query_key, passage_key, negative_key)
-    terms = _rows.in_batch_terms(query, passage, negatives, keep, temperature)
+    sums = _sums.of_batch(
+        query,
+        passage,
+        negatives,
+        query_key=query_key,
+        passage_key=passage_key,
+        negative_key=negative_key,
+        temperature=temperature,
+        block_size=block_size,
+    )
+    terms = sums.in_batch(bidirectional=bidirectional)
     return _rows.softmax_loss(terms, temperature=temperature, bidirectional=bidirectional)

@@ -5,7 +5,7 @@ from beartype import beartype
 from jaxtyping import Array, Float32, Int32, jaxtyped
 
 from jaxir.errors import UserError
-from jaxir.losses import _rows
+from jaxir.losses import _rows, _sums
 
 
 @jaxtyped(typechecker=beartype)
@@ -20,6 +20,7 @@ def pair(
     temperature: float | int = 0.01,
     bidirectional: bool = True,
     alpha: float | int = 0.1,
+    block_size: int | None = None,
 ) -> tuple[Float32[Array, ""], dict[str, Float32[Array, ""]]]:
     """The PAIR loss (Ren et al. 2021), as Moiseev et al. 2023 print it in eq. 3.
 
@@ -44,21 +45,32 @@ def pair(
       temperature: divides the similarities; positive.
       bidirectional: whether the in-batch softmax has both directions; L_P has one.
       alpha: weight of the passage-centric term, in [0, 1].
+      block_size: None makes [B, B] matrices. A number computes the same loss and gradient in tiles of at most
+        so many rows and columns, in memory linear in B; on a mesh, over a ring of the devices that split the
+        batch (docs/large_batches.md).
 
     Returns:
       The loss and the metrics of `in_batch_softmax`, with `loss_passage_centric` (the mean of -log L_P) and
       `passage_passage_similarity`, the mean similarity of different passages.
 
     Raises:
-      UserError: the temperature is not positive, or alpha is outside [0, 1].
+      UserError: the temperature or block_size is not positive, or alpha is outside [0, 1].
     """
-    _rows.check_temperature(temperature)
     if not 0 <= alpha <= 1:
         raise UserError(f"alpha must lie in [0, 1], not {alpha}")
-    keep = _rows.keep_columns(len(query), negatives, query_key, passage_key, negative_key)
-    terms = _rows.in_batch_terms(query, passage, negatives, keep, temperature)
+    sums = _sums.of_batch(
+        query,
+        passage,
+        negatives,
+        query_key=query_key,
+        passage_key=passage_key,
+        negative_key=negative_key,
+        temperature=temperature,
+        block_size=block_size,
+    )
+    terms = sums.in_batch(bidirectional=bidirectional)
     loss, metrics = _rows.softmax_loss(terms, temperature=temperature, bidirectional=bidirectional)
-    others, similarity = _rows.same_tower(passage, keep, temperature)
+    others, similarity = sums.same_tower(passage)
     some = jnp.isfinite(others)
     centric = jnp.mean(jnp.where(some, jnp.where(some, others, 0.0) - terms.positive, 0.0))
     metrics |= {"loss_passage_centric": centric, "passage_passage_similarity": similarity}

@@ -7,7 +7,7 @@ from beartype import beartype
 from jaxtyping import Array, Float32, Int32, jaxtyped
 
 from jaxir.errors import UserError
-from jaxir.losses import _rows
+from jaxir.losses import _rows, _sums
 
 
 @jaxtyped(typechecker=beartype)
@@ -22,6 +22,7 @@ def samtone(
     temperature: float | int = 0.01,
     bidirectional: bool = True,
     same_tower: Literal["query", "passage", "both"] = "query",
+    block_size: int | None = None,
 ) -> tuple[Float32[Array, ""], dict[str, Float32[Array, ""]]]:
     """Contrastive loss with SAMe TOwer NEgatives (Moiseev et al. 2023, eq. 2).
 
@@ -44,29 +45,40 @@ def samtone(
       bidirectional: whether to add the passage-to-query direction (the paper does).
       same_tower: which tower's rows are negatives of each other. The paper trains with "query"; "passage" and
         "both" (section 3.4) hurt where passages repeat within a batch, unless keys are given.
+      block_size: None makes [B, B] matrices. A number computes the same loss and gradient in tiles of at most
+        so many rows and columns, in memory linear in B; on a mesh, over a ring of the devices that split the
+        batch (docs/large_batches.md).
 
     Returns:
       The loss and the metrics of `in_batch_softmax`, with `query_query_similarity` and
       `passage_passage_similarity`, the mean similarity of different rows, for the towers asked for.
 
     Raises:
-      UserError: the temperature is not positive, or passages are to be negatives of each other in a loss
-        without the passage-to-query direction.
+      UserError: the temperature or block_size is not positive, or passages are to be negatives of each other
+        in a loss without the passage-to-query direction.
     """
-    _rows.check_temperature(temperature)
     if same_tower != "query" and not bidirectional:
         raise UserError(
             f'same_tower="{same_tower}" needs bidirectional=True: passages are negatives of each other in '
             "the passage-to-query direction"
         )
-    keep = _rows.keep_columns(len(query), negatives, query_key, passage_key, negative_key)
-    terms = _rows.in_batch_terms(query, passage, negatives, keep, temperature)
+    sums = _sums.of_batch(
+        query,
+        passage,
+        negatives,
+        query_key=query_key,
+        passage_key=passage_key,
+        negative_key=negative_key,
+        temperature=temperature,
+        block_size=block_size,
+    )
+    terms = sums.in_batch(bidirectional=bidirectional)
     similarity = {}
     if same_tower in ("query", "both"):
-        others, similarity["query_query_similarity"] = _rows.same_tower(query, keep, temperature)
+        others, similarity["query_query_similarity"] = sums.same_tower(query)
         terms = terms._replace(query_to_passage=jnp.logaddexp(terms.query_to_passage, others))
     if same_tower in ("passage", "both"):
-        others, similarity["passage_passage_similarity"] = _rows.same_tower(passage, keep, temperature)
+        others, similarity["passage_passage_similarity"] = sums.same_tower(passage)
         terms = terms._replace(passage_to_query=jnp.logaddexp(terms.passage_to_query, others))
     loss, metrics = _rows.softmax_loss(terms, temperature=temperature, bidirectional=bidirectional)
     return loss, metrics | similarity

@@ -13,7 +13,7 @@ from beartype import beartype
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key, jaxtyped
 
-from jaxir.partitioning import Partitioner, constrain
+from jaxir.partitioning import Partitioner, constrain, gather_weight, look_up
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
@@ -33,6 +33,16 @@ def param(value: jax.Array, *axes: str | None) -> nnx.Param:
     if value.ndim != len(axes):
         raise ValueError(f"parameter of shape {value.shape} needs {value.ndim} axis names, got {axes}")
     return nnx.Param(value, logical_axes=axes)
+
+
+def weight(p: nnx.Param, dtype: Any = jnp.float32) -> jax.Array:
+    """Returns the value of a parameter in `dtype`, as computing wants it; see `gather_weight`.
+
+    A parameter of a stack that is being scanned is one layer of it, without the axis "layers".
+    """
+    value = p[...].astype(dtype)
+    axes = p.get_metadata()["logical_axes"]
+    return gather_weight(value, axes[len(axes) - value.ndim :])
 
 
 def param_axes(state: nnx.State) -> nnx.State:
@@ -88,11 +98,11 @@ class Linear(nnx.Module):
     @jaxtyped(typechecker=beartype)
     def __call__(self, x: Float[Array, "... I"]) -> Float[Array, "... O"]:
         """Maps x [..., I] to [..., O]."""
-        kernel = self.kernel[...].astype(self.dtype)
+        kernel = weight(self.kernel, self.dtype)
         # One matrix product over all rows: CPU backends run [B * L, I] 3-6 % quicker than [B, L, I].
         y = x.astype(self.dtype).reshape(-1, x.shape[-1]) @ kernel
         if self.bias is not None:
-            y += self.bias[...].astype(self.dtype)[None, :]
+            y += weight(self.bias, self.dtype)[None, :]
         return y.reshape(*x.shape[:-1], kernel.shape[1])
 
 
@@ -111,7 +121,7 @@ class LayerNorm(nnx.Module):
         centred = x - x.mean(-1, keepdims=True)
         variance = jnp.square(centred).mean(-1, keepdims=True)
         y = centred * jax.lax.rsqrt(variance + self.epsilon)
-        return (y * self.scale[...][None, None] + self.bias[...][None, None]).astype(self.dtype)
+        return (y * weight(self.scale)[None, None] + weight(self.bias)[None, None]).astype(self.dtype)
 
 
 class RMSNorm(nnx.Module):
@@ -126,7 +136,7 @@ class RMSNorm(nnx.Module):
         """Normalises the last dimension of x [B, L, E]."""
         x = x.astype(jnp.float32)
         y = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + self.epsilon)
-        return (y * self.scale[...][None, None]).astype(self.dtype)
+        return (y * weight(self.scale)[None, None]).astype(self.dtype)
 
 
 class Embedding(nnx.Module):
@@ -148,7 +158,7 @@ class Embedding(nnx.Module):
     @jaxtyped(typechecker=beartype)
     def __call__(self, ids: Int[Array, "*shape"]) -> Float[Array, "*shape E"]:
         """Looks up ids [...]; an id outside the table gives NaN, which no later step can hide."""
-        return jnp.take(self.embedding[...], ids, axis=0).astype(self.dtype)
+        return look_up(self.embedding[...], ids, self.embedding.get_metadata()["logical_axes"], self.dtype)
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:

@@ -175,7 +175,9 @@ class RelativeBias(nnx.Module):
         )
         # A product with one-hot vectors: its gradient is one too; a lookup's adds H L L numbers to few rows.
         chosen = jax.nn.one_hot(buckets, self.config.relative_buckets, axis=0, dtype=jnp.float32)
-        bias = jnp.einsum("HN,NTS->HTS", self.embedding[...], chosen, precision=jax.lax.Precision.HIGHEST)
+        bias = jnp.einsum(
+            "HN,NTS->HTS", layers.weight(self.embedding), chosen, precision=jax.lax.Precision.HIGHEST
+        )
         return constrain(bias[None], (None, "heads", "length", "length"))
 
 

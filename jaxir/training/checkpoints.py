@@ -20,6 +20,7 @@ import orbax.checkpoint as ocp
 
 from jaxir.errors import UserError
 from jaxir.files import atomic_file
+from jaxir.training.distributed import all_agree, wait_for_all
 from jaxir.training.logs import LOG
 from jaxir.training.quiet import quiet_orbax
 from jaxir.training.state import TrainState, inspect
@@ -77,9 +78,20 @@ class Checkpoints:
         """
         self._quiet.enter_context(quiet_orbax())
         self._inspect = jax.jit(inspect).lower(abstract).compile()
+        # Given processes, Orbax's threads wait for each other by the coordination service. Else they would
+        # run collectives on the devices, in the midst of those of a training step.
+        several = jax.process_count() > 1
+        processes = set(range(jax.process_count())) if several else None
+        if jax.process_index() == 0:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        wait_for_all("the directory of checkpoints is there")
         self._manager = ocp.CheckpointManager(
             self.directory.absolute(),
-            options=ocp.CheckpointManagerOptions(cleanup_tmp_directories=True),
+            options=ocp.CheckpointManagerOptions(
+                create=False,
+                cleanup_tmp_directories=True,
+                multiprocessing_options=ocp.options.MultiprocessingOptions(active_processes=processes),
+            ),
         )
         broken: dict[int, str] = {}
         resumed = None
@@ -99,6 +111,7 @@ class Checkpoints:
             )
         for step, reason in broken.items():
             self._set_aside(step, reason)
+        wait_for_all("broken checkpoints are set aside")
         self._manager.reload()
         if resumed is None:
             self._write_marker()
@@ -159,8 +172,12 @@ class Checkpoints:
             self._values[step] = dev_value
 
     def poll(self) -> int | None:
-        """Settles the checkpoint in writing if it is whole by now; returns its step, else None."""
-        if self._saving is None or self._manager.is_saving_in_progress():
+        """Settles the checkpoint in writing if it is whole by now; returns its step, else None.
+
+        With several processes it is settled when the next one is saved: they would not all see it whole
+        after the same step, and they must settle it together.
+        """
+        if self._saving is None or jax.process_count() > 1 or self._manager.is_saving_in_progress():
             return None
         return self.settle()
 
@@ -178,10 +195,11 @@ class Checkpoints:
         except Exception as error:
             self._fail(error)
         step, self._saving = self._saving, None
+        wait_for_all(f"checkpoint {step} is whole")
         self._write_best()
-        best = self.best()
-        kept = {*self.steps()[-self._keep_last :], *([best[0]] if best else [])}
-        for old in set(self.steps()) - kept:
+        best, there = self.best(), self.steps()
+        wait_for_all(f"the checkpoints at {step} are listed")
+        for old in sorted({*there} - {*there[-self._keep_last :], *([best[0]] if best else [])}):
             self._manager.delete(old)
             self._values.pop(old, None)
         return step
@@ -189,8 +207,9 @@ class Checkpoints:
     def close(self) -> None:
         """Settles what can be settled and lets go of Orbax's threads."""
         if self._manager is not None:
-            with contextlib.suppress(UserError):
-                self.settle()
+            if jax.process_count() == 1:  # a process that fails must not wait for the others
+                with contextlib.suppress(UserError):
+                    self.settle()
             self._manager.close()
             self._quiet.close()
 
@@ -204,16 +223,22 @@ class Checkpoints:
         )
 
     def _restore(self, step: int, abstract: TrainState) -> Resumed:
-        record = self._record(step)
-        self._check_settings(record["settings"])
-        item = self._manager.restore(
-            step,
-            args=ocp.args.Composite(
-                params=ocp.args.StandardRestore(abstract.params),
-                opt_state=ocp.args.StandardRestore(abstract.opt_state),
-            ),
-        )
-        count = jax.device_put(np.int32(step), abstract.step.sharding)
+        item, failure = {}, None
+        try:
+            record = self._record(step)
+            self._check_settings(record["settings"])
+            item = self._manager.restore(
+                step,
+                args=ocp.args.Composite(
+                    params=ocp.args.StandardRestore(abstract.params),
+                    opt_state=ocp.args.StandardRestore(abstract.opt_state),
+                ),
+            )
+        except Exception as error:
+            failure = error
+        if not all_agree(failure is None):
+            raise failure or ValueError("another process cannot read it")
+        count = jax.make_array_from_callback((), abstract.step.sharding, lambda _: np.int32(step))
         state = TrainState(step=count, params=item["params"], opt_state=item["opt_state"])
         finite, checksum = jax.device_get(self._inspect(state))
         if not finite or int(checksum) != record["checksum"]:
@@ -248,11 +273,11 @@ class Checkpoints:
 
     def _set_aside(self, step: int, reason: str) -> None:
         target = self.run_dir / "broken" / str(step)
-        print(
-            f"warning: checkpoint {step} is broken ({reason}); moved to {target}, an earlier one is used",
-            file=sys.stderr,
-        )
         if jax.process_index() == 0:
+            print(
+                f"warning: checkpoint {step} is broken ({reason}); moved to {target}, an earlier one is used",
+                file=sys.stderr,
+            )
             target.parent.mkdir(exist_ok=True)
             (self.directory / str(step)).rename(target)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 from tensorboardX import SummaryWriter
+from tqdm import tqdm
 
 from jaxir.files import atomic_file
 from jaxir.progress import progress
@@ -88,7 +89,12 @@ class Narrator:
         self._steps, self._batch_size = steps, batch_size
         self._shown = self._lap_step = start_step
         self._mark = time.perf_counter()
-        self._bar = progress(total=steps, what="train", unit="step", initial=start_step)
+        first = jax.process_index() == 0
+        self._bar = (
+            progress(total=steps, what="train", unit="step", initial=start_step)
+            if first
+            else tqdm(total=steps, initial=start_step, disable=True)
+        )
 
     def step(self, step: int, loss: float) -> None:
         """Moves the bar to `step`."""

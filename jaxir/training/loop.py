@@ -16,6 +16,7 @@ from jax.experimental import multihost_utils
 from jaxir.errors import UserError
 from jaxir.files import atomic_file
 from jaxir.partitioning import MeshConfig, Partitioner
+from jaxir.training import distributed
 from jaxir.training import state as state_lib
 from jaxir.training.checkpoints import Checkpoints
 from jaxir.training.dev import METRICS, DevEvaluation, check_metric
@@ -137,6 +138,7 @@ def train(
         keep_last=keep_last,
         metric=dev_metric if dev else None,
     )
+    distributed.wait_for_all("the run's directory is checked")
     with contextlib.ExitStack() as closing:
         closing.callback(checkpoints.close)
 
@@ -151,17 +153,17 @@ def train(
             return result(start, start, None, checkpoints)
 
         # ------------------------------------------------------------ batches, made ahead on a thread
-        rows = partitioner.sharding(("batch",))
+        part, parts = distributed.share_of_batch(partitioner)
         batches = closing.enter_context(
             prefetch(
                 data.batches(
                     batch_size=batch_size,
                     seed=seed,
                     start_step=start,
-                    process_index=jax.process_index(),
-                    process_count=jax.process_count(),
+                    process_index=part,
+                    process_count=parts,
                 ),
-                lambda batch: {k: jax.make_array_from_process_local_data(rows, x) for k, x in batch.items()},
+                lambda batch: distributed.place_share(batch, partitioner, part, parts),
             )
         )
         first = next(batches)
@@ -244,7 +246,7 @@ def train(
                 unread, value = None, None
                 with narrator.paused(), jax.transfer_guard("allow"):
                     if evaluating:
-                        scores = evaluate(state.params)
+                        scores = distributed.as_first(evaluate(state.params))
                         check_finite(done, scores, "dev ")
                         value = scores[dev_metric]
                         log.write(done, {f"dev/{k}": v for k, v in scores.items()})

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
@@ -50,8 +51,8 @@ def plan_state(model: nnx.Module, transform: optax.GradientTransformation, parti
     """Decides where the parameters of `model` and their optimizer state lie on the mesh; allocates nothing.
 
     A parameter lies as its logical axes say (on every device where it names none); a moment of a
-    parameter's shape lies like the parameter; the rest (step counts, Adafactor's row and column means) is
-    on every device.
+    parameter's shape lies like the parameter, and Adafactor's row and column means like the dimensions of it
+    that they keep; the rest (step counts) is on every device.
 
     Raises:
       ValueError: the model holds state that is not a parameter, which no checkpoint would keep.
@@ -59,19 +60,29 @@ def plan_state(model: nnx.Module, transform: optax.GradientTransformation, parti
     graphdef, variables, rest = nnx.split(model, nnx.Param, ...)
     if jax.tree.leaves(rest):
         raise ValueError(f"the trainer keeps only nnx.Param, but the model also holds {rest}")
-    params = nnx.to_pure_dict(variables)
+    params = jax.tree.map(_abstract, nnx.to_pure_dict(variables))
     layout = nnx.to_pure_dict(param_shardings(variables, partitioner))
     whole = NamedSharding(partitioner.mesh, PartitionSpec())
     opt_shapes = jax.eval_shape(transform.init, params)
-    opt_layout = optax.tree.map_params(
-        transform,
-        lambda moment, param, sharding: sharding if moment.shape == param.shape else whole,
-        opt_shapes,
-        params,
-        layout,
-        transform_non_params=lambda _: whole,
+    beside = dict(
+        zip(
+            (path for path, _ in jax.tree_util.tree_leaves_with_path(params)),
+            zip(jax.tree.leaves(params), jax.tree.leaves(layout), strict=True),
+            strict=True,
+        )
     )
-    shardings = TrainState(step=whole, params=layout, opt_state=opt_layout)
+
+    def lies(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> NamedSharding:
+        """Finds the parameter that the end of `path` names; before it stands what is kept of it."""
+        for at in range(len(path)):
+            if path[at:] in beside:
+                field = getattr(path[at - 1], "name", "") if at else ""
+                return _like_parameter(field, leaf.shape, *beside[path[at:]]) or whole
+        return whole
+
+    shardings = TrainState(
+        step=whole, params=layout, opt_state=jax.tree_util.tree_map_with_path(lies, opt_shapes)
+    )
     shapes = TrainState(step=jax.ShapeDtypeStruct((), jnp.int32), params=params, opt_state=opt_shapes)
     abstract = jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings
@@ -79,11 +90,34 @@ def plan_state(model: nnx.Module, transform: optax.GradientTransformation, parti
     return Plan(graphdef, shardings, abstract)
 
 
+def _abstract(x: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+
+def _like_parameter(
+    field: str, shape: tuple[int, ...], param: jax.ShapeDtypeStruct, sharding: NamedSharding
+) -> NamedSharding | None:
+    """Returns where an array that the optimizer keeps beside `param` lies, or None for anywhere.
+
+    optax's Adafactor leaves out the largest dimension in `v_row` and the second largest in `v_col`, and
+    keeps an array of one number where it does not factor.
+    """
+    if shape == param.shape:
+        return sharding
+    if field not in ("v_row", "v_col") or len(param.shape) < 2:
+        return None
+    left_out = np.argsort(param.shape)[-1 if field == "v_row" else -2]
+    if shape != tuple(np.delete(param.shape, left_out)):
+        return None
+    spec = np.array([*sharding.spec, *[None] * (len(param.shape) - len(sharding.spec))], object)
+    return NamedSharding(sharding.mesh, PartitionSpec(*np.delete(spec, left_out)))
+
+
 def initial_state(model: nnx.Module, transform: optax.GradientTransformation, plan: Plan) -> TrainState:
     """Returns the state before the first step; its arrays may be the model's own, laid out anew if needed."""
     params = jax.device_put(nnx.to_pure_dict(nnx.state(model, nnx.Param)), plan.shardings.params)
     return TrainState(
-        step=jax.device_put(jnp.zeros((), jnp.int32), plan.shardings.step),
+        step=jax.make_array_from_callback((), plan.shardings.step, lambda _: np.int32(0)),
         params=params,
         opt_state=jax.jit(transform.init, out_shardings=plan.shardings.opt_state)(params),
     )

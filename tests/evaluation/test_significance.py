@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxir.errors import UserError
-from jaxir.evaluation.significance import compare
+from jaxir.evaluation.significance import compare, confidence_interval
 
 
 def queries(values):
@@ -64,3 +64,24 @@ def test_the_order_of_queries_does_not_matter():
 def test_incomparable_systems_are_refused(a, b):
     with pytest.raises(UserError):
         compare(a, b)
+
+
+def test_confidence_interval_by_hand():
+    # Differences 1, 1, 1, 1 have no spread; of 0 and 1 a resample of two has mean 0, 1/2 or 1.
+    zeros = {f"q{i}": 0.0 for i in range(4)}
+    assert confidence_interval(dict.fromkeys(zeros, 1.0), zeros) == (1.0, 1.0)
+    assert confidence_interval({"a": 0.0, "b": 1.0}, {"a": 0.0, "b": 0.0}) == (0.0, 1.0)
+
+
+def test_confidence_interval_is_that_of_the_normal_distribution_for_many_queries():
+    rng = np.random.default_rng(0)
+    baseline = {f"q{i}": float(v) for i, v in enumerate(rng.random(400))}
+    system = {q: v + float(d) for (q, v), d in zip(baseline.items(), rng.normal(0.1, 0.2, 400), strict=True)}
+    low, high = confidence_interval(system, baseline)
+    differences = np.array([system[q] - baseline[q] for q in baseline])
+    half = 1.96 * differences.std(ddof=1) / 20
+    assert low == pytest.approx(differences.mean() - half, abs=0.1 * half)
+    assert high == pytest.approx(differences.mean() + half, abs=0.1 * half)
+    assert confidence_interval(system, baseline) == (low, high)
+    with pytest.raises(UserError, match="the same queries"):
+        confidence_interval(system, {"q0": 1.0})

@@ -7,153 +7,29 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from loss_cases import EMBEDDINGS, KEYS, VARIANTS, make_case, slope_along, to_jax
 
 from jaxir.errors import UserError
 from jaxir.losses.in_batch import in_batch_softmax
 from jaxir.losses.pair import pair
 from jaxir.losses.samtone import samtone
 
-# The papers' equations in slow, obvious loops of float64 numpy.
+pytestmark = pytest.mark.usefixtures("few_optimizations")
+
+# None: dense. 4: two blocks of 3 of the 6 rows, and of the 12 hard negatives three.
+BLOCK_SIZES = (None, 4)
 
 
-def both_directions(case, *, temperature, same_query=False, same_passage=False):
-    """Mean -log softmax of both directions: Moiseev et al. 2023, eq. 1; with same-tower terms, eq. 2."""
-    q, p = case["query"], case["passage"]
-    to_passage, to_query = [], []
-    for i in range(len(q)):
-        positive = np.exp(q[i] @ p[i] / temperature)
-        below, above = positive, positive
-        for j in range(len(q)):
-            if j == i or duplicates(case, i, j):
-                continue
-            below += np.exp(q[i] @ p[j] / temperature)
-            above += np.exp(q[j] @ p[i] / temperature)
-            if same_query:
-                below += np.exp(q[i] @ q[j] / temperature)
-            if same_passage:
-                above += np.exp(p[i] @ p[j] / temperature)
-        for hard in hard_negatives_of(case, i):
-            below += np.exp(q[i] @ hard / temperature)
-        to_passage.append(-np.log(positive / below))
-        to_query.append(-np.log(positive / above))
-    return np.mean(to_passage), np.mean(to_query)
-
-
-def in_batch_loops(case, *, temperature, bidirectional):
-    to_passage, to_query = both_directions(case, temperature=temperature)
-    return to_passage + to_query if bidirectional else to_passage
-
-
-def samtone_loops(case, *, temperature, bidirectional, same_tower):
-    to_passage, to_query = both_directions(
-        case,
-        temperature=temperature,
-        same_query=same_tower in ("query", "both"),
-        same_passage=same_tower in ("passage", "both"),
-    )
-    return to_passage + to_query if bidirectional else to_passage
-
-
-def pair_loops(case, *, temperature, bidirectional, alpha):
-    """Eq. 3; a row whose denominator is empty adds 0."""
-    q, p = case["query"], case["passage"]
-    centric = 0.0
-    for i in range(len(q)):
-        below = 0.0
-        for j in range(len(q)):
-            if j != i and not duplicates(case, i, j):
-                below += np.exp(p[i] @ p[j] / temperature)
-        if below > 0:
-            centric -= np.log(np.exp(q[i] @ p[i] / temperature) / below) / len(q)
-    in_batch = in_batch_loops(case, temperature=temperature, bidirectional=bidirectional)
-    return (1 - alpha) * in_batch + alpha * centric
-
-
-def duplicates(case, i, j):
-    for name in ("query_key", "passage_key"):
-        key = case.get(name)
-        if key is not None and key[i][0] == key[j][0] and key[i][1] == key[j][1]:
-            return True
-    return False
-
-
-def hard_negatives_of(case, i):
-    """All rows' hard negatives but those that are row i's own passage."""
-    if case.get("negatives") is None:
-        return
-    keys = case.get("negative_key")
-    own = case.get("passage_key")
-    for j, row in enumerate(case["negatives"]):
-        for n, embedding in enumerate(row):
-            if keys is not None and own is not None and tuple(keys[j][n]) == tuple(own[i]):
-                continue
-            yield embedding
-
-
-def slope_along(loss, case, name, direction, step=1e-6):
-    """The derivative of `loss` along `direction` in the array `name`, by central differences."""
-    up = loss(case | {name: case[name] + step * direction})
-    down = loss(case | {name: case[name] - step * direction})
-    return (up - down) / (2 * step)
-
-
-# The tests.
-
-
-VARIANTS = {
-    "in_batch": (in_batch_softmax, in_batch_loops, {"bidirectional": True}),
-    "in_batch_one_way": (in_batch_softmax, in_batch_loops, {"bidirectional": False}),
-    "samtone_query": (samtone, samtone_loops, {"bidirectional": True, "same_tower": "query"}),
-    "samtone_one_way": (samtone, samtone_loops, {"bidirectional": False, "same_tower": "query"}),
-    "samtone_passage": (samtone, samtone_loops, {"bidirectional": True, "same_tower": "passage"}),
-    "samtone_both": (samtone, samtone_loops, {"bidirectional": True, "same_tower": "both"}),
-    "pair": (pair, pair_loops, {"bidirectional": True, "alpha": 0.1}),
-    "pair_one_way": (pair, pair_loops, {"bidirectional": False, "alpha": 0.3}),
-}
-KEYS = ("query_key", "passage_key", "negative_key")
-EMBEDDINGS = ("query", "passage", "negatives")
-
-
-def make_case(*, batch=6, width=5, negatives=2, keys=True, seed=0):
-    """Unit vectors. Rows 1 and 4 share a query, 2 and 3 a passage; 0's passage is a hard negative of 3."""
-    rng = np.random.default_rng(seed)
-
-    def unit(*shape):
-        x = rng.normal(size=shape)
-        return x / np.linalg.norm(x, axis=-1, keepdims=True)
-
-    def ids(numbers):
-        # 2k and 2k + 1 differ in one half, and so do 2k and 2k + 2: a key compared by one half is caught.
-        return np.stack(np.divmod(np.asarray(numbers), 2), axis=-1).astype(np.int32)
-
-    case = {"query": unit(batch, width), "passage": unit(batch, width)}
-    if negatives:
-        case["negatives"] = unit(batch, negatives, width)
-    if keys:
-        query, passage = np.arange(batch), 100 + np.arange(batch)
-        if batch > 4:
-            query[4], passage[3] = query[1], passage[2]
-        case |= {"query_key": ids(query), "passage_key": ids(passage)}
-        if negatives:
-            hard = 1000 + np.arange(batch * negatives).reshape(batch, negatives)
-            hard[min(3, batch - 1), 0] = passage[0]
-            case["negative_key"] = ids(hard)
-    return case
-
-
-def to_jax(case):
-    return {k: jnp.asarray(v, jnp.float32 if k in EMBEDDINGS else jnp.int32) for k, v in case.items()}
-
-
+@pytest.mark.parametrize("block_size", BLOCK_SIZES)
 @pytest.mark.parametrize("temperature", [0.01, 0.3])
 @pytest.mark.parametrize("keys", [(), ("query_key",), ("passage_key", "negative_key"), KEYS], ids="+".join)
 @pytest.mark.parametrize("negatives", [0, 2])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_equals_the_papers_equation(variant, negatives, keys, temperature):
+def test_equals_the_papers_equation(variant, negatives, keys, temperature, block_size):
     loss, expected, settings = VARIANTS[variant]
     case = make_case(negatives=negatives)
     case = {k: v for k, v in case.items() if k in EMBEDDINGS or k in keys}
-    value, metrics = loss(**to_jax(case), temperature=temperature, **settings)
+    value, metrics = loss(**to_jax(case), temperature=temperature, **settings, block_size=block_size)
     assert value.dtype == jnp.float32
     np.testing.assert_allclose(value, expected(case, temperature=temperature, **settings), rtol=2e-5)
     assert all(np.isfinite(m) and m.dtype == jnp.float32 and m.shape == () for m in metrics.values())
@@ -170,17 +46,18 @@ def test_every_setting_changes_the_value():
     assert len({round(v, 5) for v in values.values()}) == len(values) == 64
 
 
+@pytest.mark.parametrize("block_size", BLOCK_SIZES)
 @pytest.mark.parametrize("keys", [False, True])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_gradients_equal_finite_differences(variant, keys):
+def test_gradients_equal_finite_differences(variant, keys, block_size):
     loss, expected, settings = VARIANTS[variant]
     case = make_case(keys=keys)
     arrays = to_jax(case)
     temperature = 0.1
     rest = {k: v for k, v in arrays.items() if k not in EMBEDDINGS}
-    gradients = jax.grad(lambda x: loss(**x, **rest, temperature=temperature, **settings)[0])(
-        {k: arrays[k] for k in EMBEDDINGS}
-    )
+    gradients = jax.grad(
+        lambda x: loss(**x, **rest, temperature=temperature, **settings, block_size=block_size)[0]
+    )({k: arrays[k] for k in EMBEDDINGS})
     rng = np.random.default_rng(1)
     for name in EMBEDDINGS:
         assert np.abs(gradients[name]).max() > 1e-2
@@ -192,9 +69,10 @@ def test_gradients_equal_finite_differences(variant, keys):
             np.testing.assert_allclose(np.sum(gradients[name] * direction), slope, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("block_size", [None, 2])
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_finite_when_every_negative_is_masked(variant, batch):
+def test_finite_when_every_negative_is_masked(variant, batch, block_size):
     """One passage is everyone's, and every hard negative: each loss is -log 1 both ways, PAIR's too."""
     loss, _, settings = VARIANTS[variant]
     case = to_jax(make_case(batch=batch, negatives=1))
@@ -205,7 +83,8 @@ def test_finite_when_every_negative_is_masked(variant, batch):
     embeddings = case["query"], case["passage"], case["negatives"]
     with jax.debug_nans(True):  # no NaN on the way either, so that users can hunt their own with it
         value, gradients = jax.value_and_grad(
-            lambda q, p, n: loss(q, p, n, **keys, temperature=0.1, **settings)[0], argnums=(0, 1, 2)
+            lambda q, p, n: loss(q, p, n, **keys, temperature=0.1, **settings, block_size=block_size)[0],
+            argnums=(0, 1, 2),
         )(*embeddings)
     np.testing.assert_allclose(value, 0.0, atol=1e-6)
     for gradient in gradients:
@@ -213,49 +92,51 @@ def test_finite_when_every_negative_is_masked(variant, batch):
     assert float(loss(*embeddings, temperature=0.1, **settings)[0]) != 0
 
 
+@pytest.mark.parametrize("block_size", [None, 2])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_extreme_logits_stay_finite(variant):
+def test_extreme_logits_stay_finite(variant, block_size):
     """At temperature 0.01 opposite unit vectors have logits of +-100; exp of the sum overflows float32."""
     loss, _, settings = VARIANTS[variant]
     query = jnp.asarray(np.eye(4, 8), jnp.float32)
     passage = -query
     negatives = jnp.stack([query, query], axis=1)
-    value, gradients = jax.value_and_grad(lambda q, p: loss(q, p, negatives, **settings)[0], argnums=(0, 1))(
-        query, passage
-    )
+    value, gradients = jax.value_and_grad(
+        lambda q, p: loss(q, p, negatives, **settings, block_size=block_size)[0], argnums=(0, 1)
+    )(query, passage)
     assert value > 50
     assert all(np.isfinite(g).all() and np.abs(g).max() > 0 for g in gradients)
 
 
-def test_a_masked_row_has_no_gradient_from_its_duplicate():
+@pytest.mark.parametrize("block_size", [None, 1, 2])
+def test_a_masked_row_has_no_gradient_from_its_duplicate(block_size):
     """Rows 0 and 1 are one query: q_0 must not be pushed from p_1, nor from q_1."""
     case = to_jax(make_case(batch=2, negatives=0))
     own = case["query_key"].at[1].set(case["query_key"][0])
 
     def loss(passage, query_key):
-        return samtone(case["query"], passage, query_key=query_key, temperature=0.5)[0]
+        return samtone(case["query"], passage, query_key=query_key, temperature=0.5, block_size=block_size)[0]
 
     assert np.abs(jax.grad(loss)(case["passage"], case["query_key"])).max() > 1e-2
     np.testing.assert_array_equal(jax.grad(loss)(case["passage"], own), 0)
 
 
-def test_metrics_by_hand():
+@pytest.mark.parametrize("block_size", [None, 1, 3])
+def test_metrics_by_hand(block_size):
     """Two right rows, one that prefers another's passage, one that prefers a hard negative."""
     query = jnp.asarray([[1, 0], [0, 1], [0.8, 0.6], [-1, 0]], jnp.float32)
     passage = jnp.asarray([[1, 0], [0, 1], [0, -1], [-0.6, 0.8]], jnp.float32)
     negatives = jnp.asarray([[[0.6, -0.8]], [[0.6, -0.8]], [[0.6, -0.8]], [[-0.8, -0.6]]], jnp.float32)
-    _, metrics = samtone(query, passage, negatives, same_tower="both", temperature=0.1)
+    settings = {"temperature": 0.1, "block_size": block_size}
+    loss, metrics = samtone(query, passage, negatives, same_tower="both", **settings)
     assert float(metrics["accuracy"]) == 0.5
-    assert float(samtone(query, passage, temperature=0.1)[1]["accuracy"]) == 0.75
+    assert float(samtone(query, passage, **settings)[1]["accuracy"]) == 0.75
     np.testing.assert_allclose(metrics["positive_similarity"], (1 + 1 - 0.6 + 0.6) / 4, rtol=1e-6)
     off_query = (0 + 0.8 - 1 + 0.6 + 0 - 0.8) / 6
     off_passage = (0 + 0 - 0.6 - 1 + 0.8 - 0.8) / 6
     np.testing.assert_allclose(metrics["query_query_similarity"], off_query, rtol=1e-5)
     np.testing.assert_allclose(metrics["passage_passage_similarity"], off_passage, rtol=1e-5)
     total = metrics["loss_query_to_passage"] + metrics["loss_passage_to_query"]
-    np.testing.assert_allclose(
-        samtone(query, passage, negatives, same_tower="both", temperature=0.1)[0], total
-    )
+    np.testing.assert_allclose(loss, total)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -293,6 +174,7 @@ def test_four_devices_equal_one(variant):
         (samtone, {"same_tower": "passage", "bidirectional": False}, "bidirectional"),
         (samtone, {"same_tower": "both", "bidirectional": False}, "bidirectional"),
         (pair, {"alpha": 1.5}, "alpha"),
+        (in_batch_softmax, {"block_size": 0}, "block_size"),
     ],
 )
 def test_contradictory_settings_are_one_sentence(loss, settings, named):

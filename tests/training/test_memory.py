@@ -46,7 +46,7 @@ def test_takes_the_fewest_chunks_that_fit(compile_step):
 
 
 def test_a_step_that_never_fits_costs_a_sentence(compile_step):
-    with pytest.raises(UserError, match="does not fit into 0.0 GiB even with one example a chunk"):
+    with pytest.raises(UserError, match=r"does not fit into 0\.0 GiB even with one example a chunk"):
         fit_chunks(Contrastive(chunks="auto"), compile_step, rows=ROWS, limit=10_000)
 
 

@@ -1,0 +1,108 @@
+"""Command: draws and measures the embedding spaces of models side by side, as the SamToNe paper does."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from jaxir import cli
+
+
+def analyze(
+    *,
+    models: list[str],
+    dataset: str,
+    output: str,
+    split: str = "test",
+    queries: int = 2000,
+    documents: int = 10_000,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Draws and measures the embedding spaces of models side by side, as the SamToNe paper does.
+
+    Figure 1 lays the embeddings of both towers out by t-SNE, and scores tell how well they can be told apart.
+    Figure 5 is how similar queries are to their nearest passages, Figure 6 how similar they are to other
+    queries over how similar they are to the passages of these. Writes figure1.png, figure5.png, figure6.png
+    and analysis.json; needs pip install 'jaxir[analyze]'.
+
+    Args:
+      models: models to compare: jaxir model or run directories, or st: or hf: and a directory or hub name;
+        each may be written NAME=MODEL, with the name for the figures.
+      dataset: beir:DIR (corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv).
+      output: directory to write; it must not exist.
+      split: which of the dataset's queries.
+      queries: most queries to look at; each with one relevant document.
+      documents: most documents to look for the nearest in: the relevant ones, the others drawn at random.
+      seed: of all drawing.
+
+    Returns:
+      What analysis.json holds.
+
+    Raises:
+      UserError: a model or dataset that is not there, too few queries, or a library that is not installed.
+    """
+    from pathlib import Path
+
+    from jaxir.errors import UserError
+    from jaxir.evaluation import analysis
+    from jaxir.evaluation.datasets import parse_dataset
+    from jaxir.files import atomic_directory
+    from jaxir.retrieval.dual_encoder import DualEncoder
+
+    analysis.require_libraries()
+    if Path(output).exists():
+        raise UserError(f"{output} already exists; give another output or remove it first")
+    if min(queries, documents) < 1:
+        raise UserError("queries and documents must be at least 1")
+    named = name_models(models)
+    sample = analysis.draw_sample(
+        parse_dataset(dataset, "beir")[1], split, queries=queries, documents=documents, seed=seed
+    )
+    found, described = {}, {}
+    for name, spec in named.items():
+        encoder = DualEncoder.load(spec)
+        found[name] = analysis.analyze_model(encoder, sample, seed=seed)
+        described[name] = {"model": spec, "fingerprint": encoder.fingerprint, **found[name].numbers()}
+    values = {
+        "dataset": dataset,
+        "split": split,
+        "queries": len(sample.queries),
+        "documents": len(sample.documents),
+        "seed": seed,
+        "models": described,
+    }
+    with atomic_directory(output) as aside:
+        analysis.draw(found, aside)
+        (aside / "analysis.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    print(f"{dataset}, split {split}: {len(sample.queries)} queries, {len(sample.documents)} documents")
+    print(f"\n{analysis.tables(found)}\n\nThe figures are in {output}.")
+    return values
+
+
+def name_models(models: list[str]) -> dict[str, str]:
+    """Returns the name and the specification of each model; without NAME= it is named by its specification.
+
+    Raises:
+      UserError: no model, or two of one name.
+    """
+    from jaxir.errors import UserError
+
+    named: dict[str, str] = {}
+    for text in models:
+        name, equals, spec = text.partition("=")
+        if name in named:
+            raise UserError(f"models has {name!r} twice; write NAME=MODEL")
+        named[name] = spec if equals else text
+    if not named:
+        raise UserError("models must have at least one model")
+    return named
+
+
+if __name__ == "__main__":
+    raise SystemExit(
+        cli.main(
+            "jaxir.analyze:analyze",
+            example="python -m jaxir.analyze --models=Standard=RUN_A,SamToNe=RUN_B --dataset=beir:DIR"
+            " --output=FIGURES",
+        )
+    )

@@ -1,0 +1,200 @@
+"""MS MARCO passage ranking, as downloaded: collection.tsv, queries.SPLIT.tsv, qrels.SPLIT.tsv, id triples.
+
+The archive collectionandqueries.tar.gz holds the splits "train" and "dev.small" (the 6,980 queries that
+papers report); qrels.dev.tsv and the triples are files of their own. Triples of *texts*
+(triples.train.small.tsv) are lines that `pair_sources.TsvPairs` reads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from jaxir.data.lines import MalformedRecord, OnBadInput, Policy, parsed_lines
+from jaxir.data.pair_sources import PairSource
+from jaxir.data.sources import (
+    Document,
+    PairExample,
+    Qrel,
+    Query,
+    find_file,
+    new_id,
+    read_judged_pairs,
+    read_qrels,
+)
+from jaxir.errors import UserError, suggest
+
+
+class Triple(NamedTuple):
+    """Ids of a query, a relevant passage and an irrelevant one."""
+
+    query_id: str
+    positive_id: str
+    negative_id: str
+
+
+class MsMarcoFolder:
+    """The downloaded files, each perhaps gzipped.
+
+    Raises:
+      UserError: `directory` is no such folder.
+    """
+
+    def __init__(self, directory: str | Path, on_bad_input: OnBadInput | Policy = "stop"):
+        self.directory, self.on_bad_input = Path(directory), on_bad_input
+        self._collection = find_file(self.directory, "collection.tsv", "an MS MARCO folder")
+
+    @property
+    def splits(self) -> list[str]:
+        """Names of the splits that have both queries and judgements."""
+        found = [
+            {
+                p.name.removesuffix(".gz")[len(kind) : -len(".tsv")]
+                for p in self.directory.glob(f"{kind}*.tsv*")
+            }
+            for kind in ("queries.", "qrels.")
+        ]
+        return sorted(found[0] & found[1])
+
+    def documents(self) -> Iterator[Document]:
+        """Yields the passages. They have no titles."""
+        return (Document(i, "", text) for i, text in read_texts(self._collection, self.on_bad_input))
+
+    def queries(self, split: str) -> Iterator[Query]:
+        """Yields the queries of `split`, those without a judgement among them."""
+        return itertools.starmap(Query, read_texts(self._file("queries", split), self.on_bad_input))
+
+    def qrels(self, split: str) -> Iterator[Qrel]:
+        """Yields the judgements of `split`."""
+        return read_qrels(self._file("qrels", split), self.on_bad_input, trec=True)
+
+    def pairs(self, split: str) -> Iterator[PairExample]:
+        """Yields a pair for each relevant judgement of `split`.
+
+        Raises:
+          BadInputError: a malformed line, or a judgement of something unknown.
+        """
+        queries = functools.partial(self.queries, split)
+        return read_judged_pairs(
+            self._file("qrels", split), queries, self.documents, self.on_bad_input, trec=True
+        )
+
+    def triples(self, path: str | Path, split: str, max_negatives: int) -> Iterator[PairExample]:
+        """Yields a pair, with its negatives, for each run of lines of one query and one relevant passage.
+
+        Args:
+          path: lines of query id, id of a relevant passage, id of an irrelevant one; tab-separated.
+          split: whose queries they are.
+          max_negatives: the first so many negatives of a pair are kept.
+
+        Raises:
+          BadInputError: a malformed line, or an id of something unknown.
+        """
+        queries = {query.id: query.text for query in self.queries(split)}
+        passages = {document.id: document.text for document in self.documents()}
+        triples = read_triples(path, self.on_bad_input, queries=queries, passages=passages)
+        for (query, positive), run in itertools.groupby(triples, key=lambda triple: triple[:2]):
+            negatives = tuple((t[2], passages[t[2]]) for t in itertools.islice(run, max_negatives))
+            yield PairExample(query, queries[query], positive, passages[positive], negatives)
+
+    def _file(self, kind: str, split: str) -> Path:
+        if split not in self.splits:
+            known = ", ".join(self.splits) or "none"
+            raise UserError(
+                f"{self.directory} has no split {split!r} (has: {known}){suggest(split, self.splits)}"
+            )
+        return find_file(self.directory, f"{kind}.{split}.tsv", "an MS MARCO folder")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MsMarcoPairs(PairSource):
+    """The judged (query, passage) pairs of one split.
+
+    Attributes:
+      directory: the downloaded files.
+      split: "train", "dev.small" or another that has queries.SPLIT.tsv and qrels.SPLIT.tsv.
+    """
+
+    directory: str
+    split: str = "train"
+
+    def examples(self, on_bad_input: OnBadInput) -> Iterator[PairExample]:
+        """Yields a pair for each relevant judgement."""
+        return MsMarcoFolder(self.directory, on_bad_input).pairs(self.split)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MsMarcoTriples(PairSource):
+    """Pairs with hard negatives, from triples of ids such as qidpidtriples.train.full.2.tsv.gz.
+
+    Lines that follow each other and have the same query and relevant passage are one pair.
+
+    Attributes:
+      directory: the downloaded files.
+      triples: the file of triples; a relative path is taken from `directory`.
+      split: whose queries the triples name.
+      max_negatives: negatives kept of a pair, the first ones. (The whole file has hundreds of each.)
+    """
+
+    directory: str
+    triples: str = "qidpidtriples.train.full.2.tsv.gz"
+    split: str = "train"
+    max_negatives: int = 32
+
+    def examples(self, on_bad_input: OnBadInput) -> Iterator[PairExample]:
+        """Yields the pairs. The whole collection is held in memory meanwhile (about 5 GB)."""
+        if self.max_negatives < 1:
+            raise UserError(f"max_negatives must be 1 or more, got {self.max_negatives}")
+        folder = MsMarcoFolder(self.directory, on_bad_input)
+        return folder.triples(folder.directory / self.triples, self.split, self.max_negatives)
+
+
+def read_texts(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") -> Iterator[tuple[str, str]]:
+    """Yields (id, text) from lines of id<TAB>text: collection.tsv and queries.SPLIT.tsv."""
+    seen: set[str] = set()
+
+    def parse(line: str, number: int) -> tuple[str, str]:
+        identifier, tab, text = line.partition("\t")
+        if not tab:
+            raise MalformedRecord("expected id<TAB>text", "but the line has no tab")
+        if not (text := text.strip()):
+            raise MalformedRecord("no text after the tab")
+        return new_id(identifier.strip(), seen), text
+
+    return parsed_lines(path, parse, on_bad_input)
+
+
+def read_triples(
+    path: str | Path,
+    on_bad_input: OnBadInput | Policy = "stop",
+    *,
+    queries: dict[str, str] | None = None,
+    passages: dict[str, str] | None = None,
+) -> Iterator[Triple]:
+    """Yields triples of ids from lines of query<TAB>relevant passage<TAB>irrelevant passage.
+
+    Args:
+      path: the file.
+      on_bad_input: what to do with a malformed line.
+      queries: the queries there are, by id; a triple of another is malformed. None checks nothing.
+      passages: the passages there are, likewise.
+    """
+
+    def parse(line: str, number: int) -> Triple:
+        columns = line.split("\t")
+        if len(columns) != 3:
+            expected = "expected 3 tab-separated ids (query, relevant passage, irrelevant passage)"
+            raise MalformedRecord(expected, f"but found {len(columns)}")
+        triple = Triple(*(column.strip() for column in columns))
+        if queries is not None and triple.query_id not in queries:
+            raise MalformedRecord("an unknown query", repr(triple.query_id))
+        for identifier in triple[1:] if passages is not None else ():
+            if identifier not in passages:
+                raise MalformedRecord("an unknown passage", repr(identifier))
+        return triple
+
+    return parsed_lines(path, parse, on_bad_input)

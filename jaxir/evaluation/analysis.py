@@ -1,0 +1,178 @@
+"""From models and a test collection to the numbers and figures of `jaxir.analyze`."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxir.errors import UserError
+from jaxir.evaluation import embedding_space, figures
+from jaxir.evaluation.collection import Collection, TextEncoder, read_collection
+from jaxir.evaluation.embedding_space import Separability, Spread
+from jaxir.evaluation.tables import format_table
+from jaxir.retrieval.exact import ExactIndex
+from jaxir.retrieval.index import normalize
+
+PROJECTED = 1000  # pairs in Figure 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sample:
+    """The texts that are looked at.
+
+    Attributes:
+      queries: N texts.
+      passages: a relevant document of each.
+      documents: the corpus in which nearest passages are looked for; the relevant ones are among them.
+      document_ids: their ids.
+    """
+
+    queries: list[str]
+    passages: list[str]
+    documents: list[str]
+    document_ids: list[str]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Analysis:
+    """What was found out about one model.
+
+    Attributes:
+      separability: of its towers (Figure 1).
+      nearest: similarity of queries to their nearest passages (Figure 5).
+      own: similarity of queries to their own passages.
+      ratio: query-query over query-passage similarity of random pairs (Figure 6).
+      ratio_of_means: the mean of the former over the mean of the latter, which no small divisor disturbs.
+      divisors_not_positive: the share of ratios whose divisor is 0 or less; they say nothing, and are not in
+        `ratio`.
+      points: both towers in the plane, [n, 2] each.
+      nearest_values: what `nearest` describes, [N].
+      ratio_values: what `ratio` describes, [S].
+    """
+
+    separability: Separability
+    nearest: Spread
+    own: Spread
+    ratio: Spread
+    ratio_of_means: float
+    divisors_not_positive: float
+    points: tuple[np.ndarray, np.ndarray]
+    nearest_values: np.ndarray
+    ratio_values: np.ndarray
+
+    def numbers(self) -> dict[str, Any]:
+        """Returns all but the arrays, JSON-serialisable."""
+        fields = dataclasses.asdict(dataclasses.replace(self, points=(), nearest_values=(), ratio_values=()))
+        return {name: value for name, value in fields.items() if value != ()}
+
+
+def require_libraries() -> None:
+    """Raises a UserError that says how to install what drawing and t-SNE need."""
+    for module in ("matplotlib", "sklearn"):
+        if importlib.util.find_spec(module) is None:
+            raise UserError(f"{module} is not installed: run pip install 'jaxir[analyze]'")
+
+
+def draw_sample(directory: Path, split: str, *, queries: int, documents: int, seed: int) -> Sample:
+    """Draws queries with a relevant document each, and documents to look for nearest ones in.
+
+    Args:
+      directory: a BEIR folder.
+      split: whose queries.
+      queries: how many at most.
+      documents: how many in all at most; the relevant ones count and are always among them.
+      seed: of the drawing.
+
+    Raises:
+      UserError: no such folder or split, or too few queries with a relevant document.
+    """
+    collection = read_collection(directory, split)
+    rng = np.random.default_rng(seed)
+    best = {query_id: max(judged, key=judged.__getitem__) for query_id, judged in collection.qrels.items()}
+    usable = [place for place, q in enumerate(collection.query_ids) if collection.qrels[q][best[q]] > 0]
+    chosen = [usable[place] for place in np.sort(rng.permutation(len(usable))[:queries])]
+    embedding_space.check_pairs(len(chosen))
+    relevant = [best[collection.query_ids[place]] for place in chosen]
+    kept = _documents(collection, set(relevant), documents, rng)
+    text_of = dict(zip(collection.document_ids, collection.documents, strict=True))
+    return Sample(
+        queries=[collection.queries[place] for place in chosen],
+        passages=[text_of[document_id] for document_id in relevant],
+        documents=[text_of[document_id] for document_id in kept],
+        document_ids=kept,
+    )
+
+
+def _documents(collection: Collection, relevant: set[str], count: int, rng: np.random.Generator) -> list[str]:
+    others = [document_id for document_id in collection.document_ids if document_id not in relevant]
+    drawn = rng.permutation(len(others))[: max(0, count - len(relevant))]
+    kept = relevant | {others[place] for place in drawn}
+    return [document_id for document_id in collection.document_ids if document_id in kept]
+
+
+def analyze_model(encoder: TextEncoder, sample: Sample, *, seed: int) -> Analysis:
+    """Encodes the sample and looks at the vectors, which are divided by their lengths."""
+    vectors = normalize(encoder.encode_passages(sample.documents))
+    row_of = {text: row for row, text in enumerate(sample.documents)}
+    query = normalize(encoder.encode_queries(sample.queries))
+    passage = vectors[[row_of[text] for text in sample.passages]]
+    found, _ = ExactIndex.build(vectors, sample.document_ids, similarity="dot").search(query, 1)
+    nearest = found[:, 0].astype(np.float64)
+    numerators, divisors = embedding_space.similarity_ratios(query, passage, seed=seed)
+    ratios = numerators[divisors > 0] / divisors[divisors > 0]
+    shown = np.random.default_rng(seed).permutation(len(query))[:PROJECTED]
+    plane = embedding_space.project(np.concatenate([query[shown], passage[shown]]), seed=seed)
+    return Analysis(
+        separability=embedding_space.separability(query, passage, seed=seed),
+        nearest=embedding_space.spread(nearest),
+        own=embedding_space.spread(np.einsum("nd,nd->n", query, passage).astype(np.float64)),
+        ratio=embedding_space.spread(ratios),
+        ratio_of_means=float(numerators.mean() / divisors.mean()),
+        divisors_not_positive=float(np.mean(divisors <= 0)),
+        points=(plane[: len(shown)], plane[len(shown) :]),
+        nearest_values=nearest,
+        ratio_values=ratios,
+    )
+
+
+def draw(analyses: Mapping[str, Analysis], directory: Path) -> None:
+    """Writes figure1.png, figure5.png and figure6.png, named as in the paper."""
+    figures.towers({name: a.points for name, a in analyses.items()}, directory / "figure1.png")
+    figures.nearest({name: a.nearest_values for name, a in analyses.items()}, directory / "figure5.png")
+    figures.ratios({name: a.ratio_values for name, a in analyses.items()}, directory / "figure6.png")
+
+
+def tables(analyses: Mapping[str, Analysis]) -> str:
+    """Lays the numbers out, a row for each model."""
+    separability = [
+        [name, a.separability.auc, a.separability.accuracy, a.separability.neighbours]
+        for name, a in analyses.items()
+    ]
+    similarity = [[name, a.nearest.mean, a.nearest.median, a.own.mean] for name, a in analyses.items()]
+    ratio = [
+        [name, a.ratio.median, a.ratio.interquartile_range, a.ratio_of_means, 100 * a.divisors_not_positive]
+        for name, a in analyses.items()
+    ]
+    parts = (
+        (
+            "Figure 1: can the towers be told apart? (0.5: no)",
+            ["model", "AUC, linear", "accuracy, linear", "neighbours of the same tower"],
+            separability,
+        ),
+        (
+            "Figure 5: cosine similarity of queries and passages",
+            ["model", "nearest, mean", "nearest, median", "own, mean"],
+            similarity,
+        ),
+        (
+            "Figure 6: query-query over query-passage similarity",
+            ["model", "median", "interquartile range", "ratio of means", "divisors <= 0, %"],
+            ratio,
+        ),
+    )
+    return "\n\n".join(f"{title}\n\n{format_table(header, rows, digits=3)}" for title, header, rows in parts)

@@ -1,0 +1,103 @@
+"""The SamToNe paper's figures of embedding spaces (Moiseev et al. 2023, 1, 5 and 6), models side by side."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+QUERY, PASSAGE = "#0072B2", "#D55E00"  # told apart by the colour-blind too (Okabe and Ito)
+LINES = ("#000000", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#D55E00")
+WIDTH = 3.4  # inches, a column of a paper
+DPI = 200
+STYLE = {
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+    "axes.linewidth": 0.6,
+}
+RATIO_RANGE = (-1.0, 3.0)
+
+
+def towers(points: Mapping[str, tuple[np.ndarray, np.ndarray]], path: Path) -> None:
+    """Draws Figure 1: the t-SNE of both towers' embeddings, a panel for each model.
+
+    Args:
+      points: model to (queries [N, 2], passages [N, 2]) in the plane.
+      path: the PNG to write.
+    """
+    with _sheet(path, panels=len(points), height=WIDTH + 0.35) as (figure, panels):
+        for axes, (name, (queries, passages)) in zip(panels, points.items(), strict=True):
+            # Neither tower lies over the other: points are drawn in a mixed order.
+            everything = np.concatenate([queries, passages])
+            colours = np.repeat([QUERY, PASSAGE], [len(queries), len(passages)])
+            order = np.random.default_rng(0).permutation(len(everything))
+            axes.scatter(*everything[order].T, c=colours[order], s=4, alpha=0.6, linewidths=0)
+            axes.set(title=name, xticks=[], yticks=[], aspect="equal", adjustable="datalim")
+            axes.spines[["top", "right"]].set_visible(True)
+        for colour, label in ((QUERY, "queries"), (PASSAGE, "passages")):
+            panels[0].scatter([], [], c=colour, s=16, label=label)
+        figure.legend(loc="outside lower center", ncols=2, handletextpad=0.2)
+
+
+def nearest(similarities: Mapping[str, np.ndarray], path: Path) -> None:
+    """Draws Figure 5: the distributions of the similarity of queries to their nearest passages.
+
+    Args:
+      similarities: model to cosine similarities [Q].
+      path: the PNG to write.
+    """
+    low = min(float(np.min(values)) for values in similarities.values())
+    edges = np.linspace(np.floor(low * 20) / 20, 1.0, 41)
+    with _sheet(path, width=1.4 * WIDTH) as (_, (axes,)):
+        # Rounding may leave a similarity a little above 1.
+        _histograms(axes, {name: np.minimum(x, 1.0) for name, x in similarities.items()}, edges)
+        axes.set(xlabel="cosine similarity of a query and its nearest passage", xlim=(edges[0], 1.0))
+
+
+def ratios(values: Mapping[str, np.ndarray], path: Path) -> None:
+    """Draws Figure 6: the distributions of query-query over query-passage similarities.
+
+    Ratios outside `RATIO_RANGE` are counted in the density but not shown.
+
+    Args:
+      values: model to ratios [S].
+      path: the PNG to write.
+    """
+    with _sheet(path, width=1.4 * WIDTH) as (_, (axes,)):
+        _histograms(axes, values, np.linspace(*RATIO_RANGE, 121))
+        axes.axvline(1.0, color="0.6", linewidth=0.8, linestyle=(0, (4, 3)), zorder=0)
+        axes.set(xlabel=r"$\mathrm{sim}(q_i, q_j)\ /\ \mathrm{sim}(q_i, p_j)$", xlim=RATIO_RANGE)
+
+
+def _histograms(axes: Axes, samples: Mapping[str, np.ndarray], edges: np.ndarray) -> None:
+    for number, (name, values) in enumerate(samples.items()):
+        density = np.histogram(values, edges)[0] / len(values) / np.diff(edges)
+        colour = LINES[number % len(LINES)]
+        axes.stairs(density, edges, fill=True, color=colour, alpha=0.12, zorder=1)
+        axes.stairs(density, edges, color=colour, linewidth=1.2, label=name, zorder=2)
+    axes.set(ylabel="density", ylim=(0, None))
+    axes.legend(loc="best")
+
+
+@contextlib.contextmanager
+def _sheet(
+    path: Path, *, panels: int = 1, width: float = WIDTH, height: float = 2.6
+) -> Iterator[tuple[Figure, list[Axes]]]:
+    """Yields a figure with panels side by side, to be drawn on; writes it to `path` afterwards."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure  # not pyplot: no window system, no state between calls
+
+    with rc_context(STYLE):
+        figure = Figure(figsize=(panels * width, height), layout="constrained", dpi=DPI)
+        yield figure, list(figure.subplots(1, panels, squeeze=False)[0])
+        figure.savefig(path, metadata={"Software": None})

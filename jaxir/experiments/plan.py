@@ -1,0 +1,308 @@
+"""From the axes of a grid to its cells, and from a cell to the commands that train and test it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from jaxir.data.sources import BeirFolder
+from jaxir.errors import UserError, suggest
+
+RECIPES = Path(__file__).resolve().parent.parent.parent
+RESULT = "test.json"
+# What a first stage starts from, in gin/models; a later one starts from the stage before.
+PRETRAINED = ("MODEL", "INITIAL_CHECKPOINT_PATH", "TOKENIZER")
+SHARING_TITLES = {"ade": "ADE", "ade_spl": "ADE-SPL", "sde": "SDE"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One training run of a method.
+
+    Attributes:
+      gin_file: the objective.
+      bindings: gin bindings, NAME=VALUE.
+    """
+
+    gin_file: str
+    bindings: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Method:
+    """A training method: a value of the axis of objectives.
+
+    Attributes:
+      name: in commands and directories.
+      title: in tables.
+      stages: its training runs; each starts from the result of the one before and has an equal part of
+        the steps, so that every method sees as many pairs.
+    """
+
+    name: str
+    title: str
+    stages: tuple[Stage, ...]
+
+
+SOFTMAX = Stage(gin_file="gin/objectives/in_batch_softmax.gin")
+SAMTONE = "gin/objectives/samtone.gin"
+METHODS = {
+    method.name: method
+    for method in (
+        Method(name="standard", title="Standard", stages=(SOFTMAX,)),
+        Method(name="samtone", title="SamToNe", stages=(Stage(gin_file=SAMTONE),)),
+        Method(
+            name="samtone_both",
+            title="SamToNe, both towers",
+            stages=(Stage(gin_file=SAMTONE, bindings=("SAME_TOWER=both",)),),
+        ),
+        # Ren et al. 2021 train in two stages, PAIR first.
+        Method(name="pair", title="PAIR", stages=(Stage(gin_file="gin/objectives/pair.gin"), SOFTMAX)),
+    )
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Variant:
+    """A way to train that is compared with others: a value of an axis of one's own.
+
+    Attributes:
+      name: in directories.
+      title: in tables.
+      gin_files: added after the recipe's.
+      bindings: gin bindings, NAME=VALUE.
+    """
+
+    name: str
+    title: str
+    gin_files: Sequence[str] = ()
+    bindings: Sequence[str] = ()
+
+
+PLAIN = Variant(name="", title="")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Axes:
+    """What is crossed with what.
+
+    Attributes:
+      models: gin files of gin/models without .gin, or paths of others.
+      sharing: "ade", "ade_spl", "sde".
+      objectives: names of `METHODS`, or NAME=FILE.gin+FILE.gin for stages of one's own.
+      variants: `Variant`s.
+      datasets: NAME=DIR or DIR, BEIR folders.
+      seeds: of the order of the data, of dropout and of new parameters.
+    """
+
+    models: Sequence[str]
+    sharing: Sequence[str]
+    objectives: Sequence[str]
+    variants: Sequence[Variant]
+    datasets: Sequence[str]
+    seeds: Sequence[int]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """A row of the results: everything of a cell but the data set and the seed."""
+
+    model: str
+    sharing: str
+    objective: str
+    variant: str
+
+
+class Commands(NamedTuple):
+    """The commands of a cell, `python` left out.
+
+    Attributes:
+      training: one for each stage, with its run directory.
+      testing: the one that writes the scores.
+    """
+
+    training: tuple[tuple[Path, tuple[str, ...]], ...]
+    testing: tuple[str, ...]
+
+    def lines(self) -> tuple[str, ...]:
+        """The commands as they can be typed."""
+        everything = [*(arguments for _, arguments in self.training), self.testing]
+        return tuple(shlex.join(["python", *arguments]) for arguments in everything)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One model to train and to test.
+
+    Attributes:
+      row: its row in the results.
+      dataset: the name of its data set.
+      seed: its seed.
+      directory: where everything of it lies.
+      commands: what makes it.
+      identity: the commands as they are wherever grid and data lie: two cells of one identity are the same.
+    """
+
+    row: Row
+    dataset: str
+    seed: int
+    directory: Path
+    commands: Commands
+    identity: tuple[str, ...]
+
+    @property
+    def result(self) -> Path:
+        """The scores on the test split; there once the cell is finished."""
+        return self.directory / RESULT
+
+    @property
+    def name(self) -> str:
+        """What the cell is called."""
+        return self.directory.name
+
+
+def plan_cells(
+    axes: Axes,
+    *,
+    recipe: Sequence[str],
+    steps: int,
+    bindings: Sequence[str],
+    metrics: str,
+    split: str,
+    output_dir: Path,
+) -> list[Cell]:
+    """Lists the cells of a grid, seed by seed, so that a part of the grid is a grid of fewer seeds.
+
+    Args:
+      axes: what is crossed.
+      recipe: gin files of every run.
+      steps: optimizer steps of a cell, over all stages.
+      bindings: gin bindings of every run.
+      metrics: what to measure.
+      split: the split to test on.
+      output_dir: the grid's directory.
+
+    Raises:
+      UserError: an axis without values or with one twice, an unknown value, a file or data set that is not
+        there, or fewer steps than stages.
+    """
+    check_axes(axes)
+    methods = {method.name: method for method in map(parse_method, axes.objectives)}
+    folders = dict(map(parse_folder, axes.datasets))
+    for folder in folders.values():
+        BeirFolder(folder).qrels_path(split)
+    stages = max(len(method.stages) for method in methods.values())
+    if steps < stages:
+        raise UserError(f"steps is {steps}, but there must be at least one for each of {stages} stages")
+    files = [*recipe, *(stage.gin_file for method in methods.values() for stage in method.stages)]
+    files += [file for variant in axes.variants for file in variant.gin_files]
+    for file in [*files, *map(model_file, axes.models)]:
+        if not Path(file).is_file() and not (RECIPES / file).is_file():
+            raise UserError(f"gin file {file} does not exist")
+
+    def cell(seed: int, dataset: str, model: str, sharing: str, variant: Variant, method: Method) -> Cell:
+        parts = [dataset, Path(model).stem, sharing, method.name, variant.name, f"seed{seed}"]
+        row = Row(model=Path(model).stem, sharing=sharing, objective=method.title, variant=variant.title)
+
+        def commands(directory: Path, folder: str) -> Commands:
+            shared = [f"SHARING={sharing}", f"DATA={gin_text(folder)}", *bindings, *variant.bindings]
+            training = []
+            for stage, share, run, start in stages_of(method, steps, directory):
+                given = [f"STEPS={share}", *shared, *stage.bindings]
+                if start is not None:
+                    given = [binding for binding in given if binding.partition("=")[0] not in PRETRAINED]
+                    given.append(f"MODEL={gin_text(str(start))}")
+                files = [model_file(model), stage.gin_file, *recipe, *variant.gin_files]
+                arguments = [f"--gin_file={file}" for file in files]
+                arguments += [f"--gin.{binding}" for binding in given]
+                arguments += [f"--seed={seed}", f"--output_dir={run}"]
+                training.append((run, ("-m", "jaxir.train", *arguments)))
+            arguments = [f"--model={run}", f"--dataset=beir:{folder}", f"--split={split}"]
+            arguments += [f"--metrics={metrics}", f"--output={directory / RESULT}"]
+            return Commands(training=tuple(training), testing=("-m", "jaxir.evaluate", *arguments))
+
+        directory = output_dir / "cells" / "-".join(filter(None, parts))
+        return Cell(
+            row=row,
+            dataset=dataset,
+            seed=seed,
+            directory=directory,
+            commands=commands(directory, folders[dataset]),
+            identity=commands(Path("CELL"), "DATA").lines(),
+        )
+
+    crossed = itertools.product(
+        axes.seeds, folders, axes.models, axes.sharing, axes.variants, methods.values()
+    )
+    return [cell(*point) for point in crossed]
+
+
+def stages_of(method: Method, steps: int, directory: Path) -> Iterator[tuple[Stage, int, Path, Path | None]]:
+    """Yields each stage, its steps, its run directory, and the run it starts from (None: the pretrained)."""
+    count, start = len(method.stages), None
+    for place, stage in enumerate(method.stages):
+        share = steps * (place + 1) // count - steps * place // count
+        run = directory / ("model" if place == count - 1 else f"stage{place + 1}")
+        yield stage, share, run, start
+        start = run
+
+
+def model_file(model: str) -> str:
+    """Returns the gin file that a value of the axis of models means."""
+    return model if model.endswith(".gin") else f"gin/models/{model}.gin"
+
+
+def gin_text(text: str) -> str:
+    """Returns a path as a value of a --gin flag: bare where the command line takes that for a string."""
+    return text if "/" in text and re.fullmatch(r"[\w./:-]+", text) else repr(text)
+
+
+def parse_method(text: str) -> Method:
+    """Returns the method that a value of the axis of objectives means.
+
+    Raises:
+      UserError: an unknown name.
+    """
+    if text in METHODS:
+        return METHODS[text]
+    name, equals, files = text.partition("=")
+    if not equals or not re.fullmatch(r"\w+", name) or not files:
+        raise UserError(
+            f"there is no objective {text!r} (there are {', '.join(METHODS)}; or write NAME=FILE.gin, with"
+            f" + between stages){suggest(text, METHODS)}"
+        )
+    return Method(name=name, title=name, stages=tuple(Stage(gin_file=f) for f in files.split("+")))
+
+
+def parse_folder(text: str) -> tuple[str, str]:
+    """Returns name and directory of a value of the axis of data sets."""
+    name, equals, directory = text.partition("=")
+    return (name, directory) if equals else (Path(text).resolve().name, text)
+
+
+def check_axes(axes: Axes) -> None:
+    """Raises a UserError for an axis that is empty or has a value twice, and for unknown ways of sharing."""
+    named: Mapping[str, list[str]] = {
+        "models": [Path(model).stem for model in axes.models],
+        "sharing": list(axes.sharing),
+        "objectives": [text.partition("=")[0] for text in axes.objectives],
+        "variants": [variant.name for variant in axes.variants],
+        "datasets": [parse_folder(text)[0] for text in axes.datasets],
+        "seeds": [str(seed) for seed in axes.seeds],
+    }
+    for axis, names in named.items():
+        if not names:
+            raise UserError(f"{axis} must have at least one value")
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise UserError(f"{axis} has {twice[0]!r} twice")
+        allowed = r"[\w.-]*" if axis == "datasets" else r"[\w.]*"  # a cell's directory joins names by -
+        if wrong := [name for name in names if not re.fullmatch(allowed, name)]:
+            raise UserError(f"a name in {axis} may have letters, digits, . and _, not {wrong[0]!r}")
+    for sharing in axes.sharing:
+        if sharing not in SHARING_TITLES:
+            raise UserError(f"there is no sharing {sharing!r}; there are {', '.join(SHARING_TITLES)}")

@@ -1,0 +1,205 @@
+"""Runs the cells of a grid one after the other, each in processes of its own, and takes up what was left."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from jaxir.errors import UserError
+from jaxir.experiments.plan import Cell
+from jaxir.files import atomic_file
+from jaxir.progress import progress
+
+POLL_SECONDS = 0.2
+COMMANDS = "commands.txt"
+
+
+class Interrupted(Exception):
+    """The grid was told to stop. Args: the signal."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Failure:
+    """A cell that did not finish.
+
+    Attributes:
+      cell: which.
+      reason: what its command said last.
+      log: where everything it said is.
+    """
+
+    cell: Cell
+    reason: str
+    log: Path
+
+
+def run_cells(cells: Sequence[Cell], *, steps: int, on_result: Callable[[], None]) -> list[Failure]:
+    """Trains and tests every cell that has no result yet; when one fails, the others go on.
+
+    Args:
+      cells: what to run, in this order.
+      steps: training steps of a cell, for the bar.
+      on_result: called without arguments after each cell that finished.
+
+    Returns:
+      The cells that failed.
+
+    Raises:
+      Interrupted: on SIGINT or SIGTERM, once the command at work has saved what it had.
+      UserError: a cell was begun with other commands.
+    """
+    for cell in cells:
+        check_begun(cell)
+    failures = []
+    left = [cell for cell in cells if not cell.result.exists()]
+    done = len(cells) - len(left)
+    with progress(total=len(cells) * steps, what="grid", unit="step", initial=done * steps) as bar:
+        if done:
+            bar.write(f"{done} of {len(cells)} cells are finished already", file=sys.stderr)
+        for number, cell in enumerate(left, done + 1):
+            bar.set_postfix_str(cell.name)
+            bar.write(f"[{number}/{len(cells)}] {cell.name}", file=sys.stderr)
+            started, before = time.monotonic(), bar.n
+            try:
+                run_cell(cell, on_steps=lambda n, before=before: bar.update(before + n - bar.n))
+            except CommandFailed as error:
+                failure = Failure(cell=cell, reason=str(error), log=cell.directory / "log.txt")
+                bar.write(f"    failed: {failure.reason} (see {failure.log})", file=sys.stderr)
+                failures.append(failure)
+            else:
+                scores = json.loads(cell.result.read_text())["metrics"]
+                values = "  ".join(f"{name} {value:.4f}" for name, value in scores.items())
+                minutes = (time.monotonic() - started) / 60
+                bar.write(f"    {values}  ({minutes:.1f} min)", file=sys.stderr)
+                on_result()
+            bar.update(before + steps - bar.n)
+    return failures
+
+
+class CommandFailed(Exception):
+    """A command of a cell ended with an error. Args: the last thing it said."""
+
+
+def run_cell(cell: Cell, *, on_steps: Callable[[int], None]) -> None:
+    """Runs the commands of a cell that are still to be run.
+
+    Args:
+      cell: which.
+      on_steps: called with the number of training steps that are done.
+
+    Raises:
+      CommandFailed: one of them failed.
+      Interrupted: a signal came.
+    """
+    begin(cell)
+    before = 0
+    for run, arguments in cell.commands.training:
+        if not (run / "COMPLETE").exists():
+            for _ in running(arguments, cell.directory / "log.txt"):
+                on_steps(before + last_step(run))
+        before += last_step(run)
+        on_steps(before)
+    for _ in running(cell.commands.testing, cell.directory / "log.txt"):
+        pass
+
+
+def running(arguments: Sequence[str], log: Path) -> Iterator[None]:
+    """Runs `python` with `arguments`, yields now and then meanwhile, and passes signals on to it.
+
+    Args:
+      arguments: of the command.
+      log: file to which all that it says is added.
+
+    Raises:
+      CommandFailed: it ended with an error.
+      Interrupted: SIGINT or SIGTERM came to this process, or the command was stopped from outside.
+    """
+    with log.open("ab") as file, signals() as received:
+        file.write(f"\n$ {shlex.join(['python', *arguments])}\n".encode())
+        file.flush()
+        # Its own session: Ctrl-C reaches it through us, once.
+        process = subprocess.Popen(
+            [sys.executable, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        stopped = None
+        try:
+            while process.poll() is None:
+                while received:
+                    stopped = received.pop(0)
+                    process.send_signal(stopped)
+                yield
+                time.sleep(POLL_SECONDS)
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    code = process.returncode
+    stopped = received[0] if received else stopped  # it came as the command ended
+    killed = -code if code < 0 else code - 128
+    if stopped or killed in (signal.SIGINT, signal.SIGTERM):
+        raise Interrupted(stopped or signal.Signals(killed))
+    if code:
+        raise CommandFailed(f"killed by {signal.Signals(-code).name}" if code < 0 else last_words(log))
+
+
+@contextlib.contextmanager
+def signals() -> Iterator[list[signal.Signals]]:
+    """Collects SIGINT and SIGTERM in the list that it yields, in place of what they do."""
+    received: list[signal.Signals] = []
+
+    def note(number: int, _: object) -> None:
+        received.append(signal.Signals(number))
+
+    usual = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in usual.items():
+            signal.signal(number, handler)
+
+
+def last_step(run: Path) -> int:
+    """Returns the last step in a run's log; 0 before the first."""
+    with contextlib.suppress(FileNotFoundError), (run / "log.jsonl").open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
+        for line in reversed(file.read().splitlines()):
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                return int(json.loads(line)["step"])
+    return 0
+
+
+def last_words(log: Path) -> str:
+    """Returns the last line of a log, without `error: ` before it."""
+    text = log.read_text(encoding="utf-8", errors="replace").strip()
+    return text.rpartition("\n")[2].rpartition("\r")[2].removeprefix("error: ")
+
+
+def begin(cell: Cell) -> None:
+    """Makes a cell's directory and writes its commands there, which say how its result comes about."""
+    with atomic_file(cell.directory / COMMANDS) as file:
+        file.writelines(line + "\n" for line in cell.identity)
+
+
+def check_begun(cell: Cell) -> None:
+    """Raises a UserError where a cell was begun with other commands: a table must not mix experiments."""
+    path = cell.directory / COMMANDS
+    before = tuple(path.read_text(encoding="utf-8").splitlines()) if path.exists() else cell.identity
+    if before != cell.identity:
+        words = [set(shlex.split(" ".join(lines))) for lines in (before, cell.identity)]
+        differing = " ".join(sorted(words[0] - words[1])) or "fewer settings"
+        raise UserError(
+            f"{cell.directory} was begun with {differing}; give another output_dir, or remove that directory"
+        )

@@ -1,0 +1,271 @@
+"""From the scores of a grid's cells to the paper's Table 1, with deviations and confidence intervals."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxir.evaluation.significance import compare, confidence_interval
+from jaxir.evaluation.tables import format_table
+from jaxir.experiments.plan import SHARING_TITLES, Cell, Row
+from jaxir.progress import progress
+
+LEVEL = 0.95
+MISSING = "-"
+
+
+class Score(NamedTuple):
+    """One metric of one row on one data set, over seeds.
+
+    Attributes:
+      mean: over seeds.
+      deviation: the sample's standard deviation over seeds; None for one seed.
+      per_seed: seed to value.
+    """
+
+    mean: float
+    deviation: float | None
+    per_seed: dict[int, float]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A row against its baseline on one data set, metric by metric.
+
+    Attributes:
+      row: which.
+      baseline: the row it is compared with: the first objective, or the first variant.
+      dataset: on which data set.
+      metric: by which metric.
+      seeds: the seeds that both have; values are means over them.
+      difference: of the means over queries.
+      low: lower end of the 95 % interval over queries.
+      high: its upper end.
+      deviation: standard deviation of the difference over seeds; None for one seed.
+      wins: queries on which the row is better.
+      losses: queries on which it is worse.
+      p: two-sided p-value of the paired randomisation test over queries.
+    """
+
+    row: Row
+    baseline: Row
+    dataset: str
+    metric: str
+    seeds: tuple[int, ...]
+    difference: float
+    low: float
+    high: float
+    deviation: float | None
+    wins: int
+    losses: int
+    p: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Results:
+    """What the finished cells of a grid say.
+
+    Attributes:
+      rows: in the order of the grid.
+      datasets: likewise.
+      metrics: likewise.
+      values: (row, data set, metric) to seed to query id to value, for what is there.
+      missing: names of the cells without a result.
+    """
+
+    rows: tuple[Row, ...]
+    datasets: tuple[str, ...]
+    metrics: tuple[str, ...]
+    values: Mapping[tuple[Row, str, str], Mapping[int, Mapping[str, float]]]
+    missing: tuple[str, ...]
+
+    def score(self, row: Row, dataset: str, metric: str) -> Score | None:
+        """Returns mean and deviation over seeds, None where there is no cell."""
+        values = self.values.get((row, dataset, metric))
+        if values is None:
+            return None
+        means = {seed: float(np.mean(list(of_queries.values()))) for seed, of_queries in values.items()}
+        mean = float(np.mean(list(means.values())))
+        return Score(mean=mean, deviation=_deviation(list(means.values())), per_seed=means)
+
+
+def collect(cells: Sequence[Cell]) -> Results:
+    """Reads the results of all finished cells."""
+    found: dict[tuple[Row, str, str], dict[int, Mapping[str, float]]] = {}
+    missing = []
+    for cell in cells:
+        if not cell.result.exists():
+            missing.append(cell.name)
+            continue
+        for metric, values in json.loads(cell.result.read_text(encoding="utf-8"))["per_query"].items():
+            found.setdefault((cell.row, cell.dataset, metric), {})[cell.seed] = values
+    return Results(
+        rows=tuple(dict.fromkeys(cell.row for cell in cells)),
+        datasets=tuple(dict.fromkeys(cell.dataset for cell in cells)),
+        metrics=tuple(dict.fromkeys(metric for _, _, metric in found)),
+        values=found,
+        missing=tuple(missing),
+    )
+
+
+def compare_rows(results: Results) -> list[Difference]:
+    """Compares every row with its baselines; with many queries each comparison takes a second or two."""
+    places = [
+        (row, other, dataset, metric)
+        for row in results.rows
+        for other in baselines(row, results.rows)
+        for dataset, metric in itertools.product(results.datasets, results.metrics)
+        if common_seeds(results, (row, dataset, metric), (other, dataset, metric))
+    ]
+    return [difference(results, *place) for place in progress(places, what="comparing", unit="pairs")]
+
+
+def common_seeds(results: Results, *places: tuple[Row, str, str]) -> tuple[int, ...]:
+    """Returns the seeds that all of (row, data set, metric) have."""
+    return tuple(sorted(set.intersection(*(set(results.values.get(place, ())) for place in places))))
+
+
+def baselines(row: Row, rows: Sequence[Row]) -> list[Row]:
+    """Returns what a row is compared with: the first objective, and the first variant, all else equal."""
+    first_objective = dataclasses.replace(row, objective=rows[0].objective)
+    first_variant = dataclasses.replace(row, variant=rows[0].variant)
+    return [other for other in (first_objective, first_variant) if other != row and other in rows]
+
+
+def over_seeds(values: Mapping[int, Mapping[str, float]], seeds: Sequence[int]) -> dict[str, float]:
+    """Returns each query's mean over `seeds`."""
+    queries = values[seeds[0]]
+    return {query: float(np.mean([values[seed][query] for seed in seeds])) for query in queries}
+
+
+def difference(results: Results, row: Row, baseline: Row, dataset: str, metric: str) -> Difference:
+    """Compares two rows by what they scored on each query, over the seeds that both have."""
+    seeds = common_seeds(results, (row, dataset, metric), (baseline, dataset, metric))
+    ours, theirs = results.values[row, dataset, metric], results.values[baseline, dataset, metric]
+    system, other = over_seeds(ours, seeds), over_seeds(theirs, seeds)
+    comparison = compare(system, other)
+    low, high = confidence_interval(system, other, level=LEVEL)
+    of_seeds = [np.mean(list(ours[s].values())) - np.mean(list(theirs[s].values())) for s in seeds]
+    return Difference(
+        row=row,
+        baseline=baseline,
+        dataset=dataset,
+        metric=metric,
+        seeds=seeds,
+        difference=comparison.difference,
+        low=low,
+        high=high,
+        deviation=_deviation(of_seeds),
+        wins=comparison.wins,
+        losses=comparison.losses,
+        p=comparison.randomisation,
+    )
+
+
+def scores_table(results: Results) -> str:
+    """Lays the scores out as the paper's Table 1 (Table 4 with several models): in %, mean ± deviation.
+
+    The best mean of each column is bold; the average is over data sets and only where all are there.
+    """
+    columns = list(itertools.product(results.datasets, results.metrics))
+    lines: list[list[tuple[str, float | None]]] = []
+    for row in results.rows:
+        line = [_cell(results.score(row, *column)) for column in columns]
+        if len(results.datasets) > 1:
+            for metric in results.metrics:
+                found = [results.score(row, dataset, metric) for dataset in results.datasets]
+                mean = None if None in found else float(np.mean([s.mean for s in found if s]))
+                line.append((MISSING if mean is None else f"{100 * mean:.1f}", mean))
+        lines.append(line)
+    best = [max((v for _, v in column if v is not None), default=None) for column in zip(*lines, strict=True)]
+    shown = [
+        [f"**{text}**" if value is not None and value == top else text for (text, value), top in pairs]
+        for pairs in (zip(line, best, strict=True) for line in lines)
+    ]
+    header = [f"{dataset} {metric}" for dataset, metric in columns]
+    header += [f"Average {metric}" for metric in results.metrics] if len(results.datasets) > 1 else []
+    names, heads = _row_names(results.rows)
+    return format_table(
+        [*names, *header], [[*heads[row], *line] for row, line in zip(results.rows, shown, strict=True)]
+    )
+
+
+def differences_table(results: Results, differences: Sequence[Difference]) -> str:
+    """Lays out every row against its baselines, in points of %."""
+    names, heads = _row_names(results.rows)
+    body = [
+        [
+            *heads[d.row],
+            " ".join(new for new, old in zip(heads[d.baseline], heads[d.row], strict=True) if new != old),
+            d.dataset,
+            d.metric,
+            f"{100 * d.difference:+.2f}",
+            f"[{100 * d.low:+.2f}, {100 * d.high:+.2f}]",
+            MISSING if d.deviation is None else f"{100 * d.deviation:.2f}",
+            d.wins,
+            d.losses,
+            f"{d.p:.2g}",
+        ]
+        for d in differences
+    ]
+    header = [
+        "against",
+        "data",
+        "metric",
+        "difference",
+        "95 % interval",
+        "sd over seeds",
+        "better",
+        "worse",
+        "p",
+    ]
+    return format_table([*names, *header], body)
+
+
+def to_json(results: Results, differences: Sequence[Difference], cells: Sequence[Cell]) -> dict[str, Any]:
+    """Returns all numbers of a grid but those of single queries, which the cells' own files have."""
+    places = itertools.product(results.rows, results.datasets, results.metrics)
+    found = {place: score for place in places if (score := results.score(*place))}
+    return {
+        "scores": [
+            {**dataclasses.asdict(row), "dataset": dataset, "metric": metric, **score._asdict()}
+            for (row, dataset, metric), score in found.items()
+        ],
+        "differences": [dataclasses.asdict(d) for d in differences],
+        "missing": list(results.missing),
+        "cells": {
+            cell.name: {"result": str(cell.result), "commands": cell.commands.lines()} for cell in cells
+        },
+    }
+
+
+def _row_names(rows: Sequence[Row]) -> tuple[list[str], dict[Row, list[str]]]:
+    """Returns the columns that name a row, those left out that are the same in all, and each row's cells."""
+    named = {"Size": "model", "Model": "sharing", "Loss": "objective", "Variant": "variant"}
+    always = ("Model", "Loss")
+    columns = [
+        title
+        for title, field in named.items()
+        if title in always or len({getattr(r, field) for r in rows}) > 1
+    ]
+    titles = {
+        row: [SHARING_TITLES.get(value := getattr(row, named[column]), value) for column in columns]
+        for row in rows
+    }
+    return columns, titles
+
+
+def _cell(found: Score | None) -> tuple[str, float | None]:
+    if found is None:
+        return MISSING, None
+    spread = "" if found.deviation is None else f" ± {100 * found.deviation:.1f}"
+    return f"{100 * found.mean:.1f}{spread}", found.mean
+
+
+def _deviation(values: Sequence[float]) -> float | None:
+    return float(np.std(values, ddof=1)) if len(values) > 1 else None

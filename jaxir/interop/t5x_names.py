@@ -1,0 +1,185 @@
+"""T5X's parameter names, in T5 encoders and in the dual encoders of T5X Retrieval, and what shapes say.
+
+| here | one encoder for both towers (SDE) | two encoders (ADE, ADE-SPL) |
+|---|---|---|
+| token.embedding | token_embedder/embedding | left_encoder/token_embedder/embedding, right_encoder/... |
+| relative_bias, layers.N, norm | encoder/... | left_encoder/..., right_encoder/... |
+| projection | projection_layer | left_projection_layer, right_projection_layer |
+
+The query tower is T5X Retrieval's left one, the passage tower its right one. It has no name for a projection
+that two encoders share: ADE-SPL is written with the shared one as `projection_layer` and a copy of it under
+both names of ADE, which is what T5X Retrieval restores. Arrays have the same orientation in both: nothing is
+transposed.
+"""
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from jaxir.errors import UserError
+from jaxir.interop import stored
+from jaxir.models.dual_encoder import DualEncoderConfig, Projection
+from jaxir.models.t5 import T5Config
+
+# Within one encoder; "*" is the layer's number.
+_MODULES = {
+    "relative_bias.embedding": "relpos_bias/rel_embedding",
+    "layers.*.attention_norm.scale": "layers_*/pre_attention_layer_norm/scale",
+    "layers.*.attention.query.kernel": "layers_*/attention/query/kernel",
+    "layers.*.attention.key.kernel": "layers_*/attention/key/kernel",
+    "layers.*.attention.value.kernel": "layers_*/attention/value/kernel",
+    "layers.*.attention.out.kernel": "layers_*/attention/out/kernel",
+    "layers.*.mlp_norm.scale": "layers_*/pre_mlp_layer_norm/scale",
+    "layers.*.mlp.wi_0.kernel": "layers_*/mlp/wi_0/kernel",
+    "layers.*.mlp.wi_1.kernel": "layers_*/mlp/wi_1/kernel",
+    "layers.*.mlp.wo.kernel": "layers_*/mlp/wo/kernel",
+    "norm.scale": "encoder_norm/scale",
+}
+_TOKEN, _TOKEN_PATH = "token.embedding", "token_embedder/embedding"
+_SIDES = {"query": "left", "passage": "right"}
+_DECODER = ("decoder/",)
+_COPIES = tuple(f"{side}_projection_layer/" for side in _SIDES.values())
+
+
+def paths_of(config: DualEncoderConfig) -> dict[str, str]:
+    """Returns T5X's path of each parameter of a dual encoder, by canonical name.
+
+    Raises:
+      UserError: T5X has no dual encoder of this kind.
+    """
+    if not isinstance(config.backbone, T5Config):
+        raise UserError("T5X holds T5 encoders only, and this model's is a BERT")
+    gated = config.backbone.gated
+    return {name: _path(name, gated) for name in stored.model_shapes(config)}
+
+
+def copies_of(config: DualEncoderConfig) -> dict[str, str]:
+    """Returns what is written a second time, under which path and by canonical name."""
+    if config.sharing != "ade_spl":
+        return {}
+    leaves = ("kernel", "bias") if config.projection.use_bias else ("kernel",)
+    return {f"{copy}{leaf}": f"projection.{leaf}" for copy in _COPIES for leaf in leaves}
+
+
+def in_zarr(path: str) -> bool:
+    """Whether an array is stored beside the index: the large ones, which T5X splits over devices, are."""
+    return path.endswith("/embedding") or ("layers_" in path and path.endswith("/kernel"))
+
+
+def wanted(paths: Collection[str], where: str) -> tuple[list[str], list[str]]:
+    """Splits the paths of a checkpoint into those of encoders and projections, and those of a decoder.
+
+    Raises:
+      UserError: there is no encoder, only one of two, or one whose layers are scanned.
+    """
+    tops = {path.partition("/")[0] for path in paths}
+    sides = {f"{side}_encoder" for side in _SIDES.values()} & tops
+    if len(sides) == 1:
+        raise UserError(f"{where}: it has {sides.pop()}, but not the encoder of the other tower")
+    if not sides and "encoder" not in tops:
+        raise UserError(f"{where}: it has no encoder, only {', '.join(sorted(tops)) or 'nothing'}")
+    scanned = [path for path in paths if re.match(r"(\w+_)?encoder/(encoder|layers)/", path)]
+    if scanned:
+        raise UserError(
+            f"{where}: its layers are stacked ({scanned[0]}), as scalable_t5 writes them: there each layer"
+            " has relative position biases of its own, which T5 here has not"
+        )
+    left_out = [path for path in paths if path.startswith(_DECODER)]
+    shared = bool(sides) and any(path.startswith("projection_layer/") for path in paths)
+    copies = [path for path in paths if shared and path.startswith(_COPIES)]
+    return sorted(set(paths) - set(left_out) - set(copies)), left_out
+
+
+def interpret(arrays: Mapping[str, Any], where: str) -> tuple[DualEncoderConfig, dict[str, Any]]:
+    """Infers the dual encoder whose parameters have these shapes, and gives them their canonical names.
+
+    Shapes do not say everything: a gated feed-forward layer is taken for 1.1's (gelu), another for 1.0's
+    (relu); distances share the last bucket from 128 on; pooling is the mean, the similarity cosine.
+
+    Raises:
+      UserError: an array is missing, unknown or of a shape that does not fit the others.
+    """
+    two = any(path.startswith("left_encoder/") for path in arrays)
+    arrays = _with_tables(arrays, [f"{side}_encoder" for side in _SIDES.values()] if two else ["encoder"])
+    prefix = "left_encoder" if two else "encoder"
+    kernel = "left_projection_layer/kernel" if two else "projection_layer/kernel"
+    sharing = "sde"
+    if two:
+        sharing = "ade_spl" if "projection_layer/kernel" in arrays else "ade"
+        kernel = kernel if sharing == "ade" else "projection_layer/kernel"
+    projection = None
+    if kernel in arrays:
+        bias = f"{kernel.removesuffix('kernel')}bias" in arrays
+        projection = Projection(dimension=_shape(arrays, kernel, 2, where)[1], use_bias=bias)
+    config = DualEncoderConfig(
+        backbone=_backbone(arrays, prefix, where), sharing=sharing, projection=projection
+    )
+    paths = paths_of(config)
+    shapes = {paths[name]: shape for name, shape in stored.model_shapes(config).items()}
+    stored.check_params(arrays, shapes, where)
+    return config, {name: arrays[path] for name, path in paths.items()}
+
+
+def _path(name: str, gated: bool) -> str:
+    """Returns the path of a canonical name such as "query_encoder.layers.0.mlp.wo.kernel"."""
+    module, _, rest = name.partition(".")
+    tower, _, kind = module.rpartition("_")
+    side = f"{_SIDES[tower]}_" if tower else ""
+    if kind == "projection":
+        return f"{side}projection_layer/{rest}"
+    if rest == _TOKEN:
+        return f"{side}encoder/{_TOKEN_PATH}" if side else _TOKEN_PATH
+    layer = re.match(r"layers\.(\d+)\.", rest)
+    pattern = rest if layer is None else rest.replace(layer[0], "layers.*.", 1)
+    path = _MODULES[pattern].replace("*", layer[1] if layer else "")
+    return f"{side}encoder/{path if gated else path.replace('/wi_0/', '/wi/')}"
+
+
+def _with_tables(arrays: Mapping[str, Any], encoders: list[str]) -> dict[str, Any]:
+    """Puts the token table where `_path` has it: it can lie in the encoder or be shared by several."""
+    found = dict(arrays)
+    if encoders == ["encoder"]:
+        inner = f"encoder/{_TOKEN_PATH}"
+        if inner in found and _TOKEN_PATH not in found:
+            found[_TOKEN_PATH] = found.pop(inner)
+    elif _TOKEN_PATH in found:
+        table = found.pop(_TOKEN_PATH)
+        for encoder in encoders:
+            found.setdefault(f"{encoder}/{_TOKEN_PATH}", table)
+    return found
+
+
+def _backbone(arrays: Mapping[str, Any], prefix: str, where: str) -> T5Config:
+    table = _TOKEN_PATH if prefix == "encoder" else f"{prefix}/{_TOKEN_PATH}"
+    vocab_size, embed_dim = _shape(arrays, table, 2, where)
+    num_heads, buckets = _shape(arrays, f"{prefix}/relpos_bias/rel_embedding", 2, where)
+    layers = {m[1] for path in arrays if (m := re.match(rf"{prefix}/layers_(\d+)/", path))}
+    first = f"{prefix}/layers_0"
+    joined = _shape(arrays, f"{first}/attention/query/kernel", 2, where)[1]
+    if joined % num_heads:
+        raise UserError(
+            f"{where}: {first}/attention/query/kernel has {joined} columns, which {num_heads} heads"
+            f" ({prefix}/relpos_bias/rel_embedding) do not divide"
+        )
+    gated = f"{first}/mlp/wi_0/kernel" in arrays
+    mlp_dim = _shape(arrays, f"{first}/mlp/{'wi_0' if gated else 'wi'}/kernel", 2, where)[1]
+    return T5Config(
+        vocab_size=vocab_size,
+        embed_dim=embed_dim,
+        num_layers=len(layers),
+        num_heads=num_heads,
+        head_dim=joined // num_heads,
+        mlp_dim=mlp_dim,
+        activation="gelu_tanh" if gated else "relu",
+        gated=gated,
+        relative_buckets=buckets,
+    )
+
+
+def _shape(arrays: Mapping[str, Any], path: str, rank: int, where: str) -> tuple[int, ...]:
+    if path not in arrays:
+        raise UserError(f"{where}: it lacks {path}")
+    shape = tuple(arrays[path].shape)
+    if len(shape) != rank:
+        raise UserError(f"{where}: {path} has shape {shape}, not {rank} dimensions")
+    return shape

@@ -1,0 +1,128 @@
+"""Log-sum-exps of all rows against all columns tile by tile: no [B, B] array exists, forward or backward.
+
+A sweep takes every tile of [block_size, block_size] logits once and folds it into totals, one number per row
+and per column (online softmax; Cheng et al. 2024, arXiv 2410.17243). The backward sweep makes each tile again
+from the embeddings, and folds it and the saved sums into gradients of [B, D].
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from jaxir.losses import _rows
+from jaxir.losses._tiles import ROW_TOTALS, Side, Sum, Sweep, Totals, finite, fold
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def log_sums(
+    sweep: Sweep,
+    rows: jax.Array,
+    columns: jax.Array,
+    row_keys: tuple[jax.Array, ...],
+    column_keys: tuple[jax.Array, ...],
+) -> tuple[Totals, Totals]:
+    """Returns the totals of rows [B] and of columns [C].
+
+    Rows have `log_sum`, the log of the sum over their columns of exp(row . column / temperature), -inf
+    without any column; and unless kind is "tower" `hardest`, their largest logit with a column not their own,
+    which has no gradient. Of "pairs", rows have `positive`, the logit with their own column. Columns have
+    `log_sum` if `both` is set, but never of "tower", where it would be the same.
+
+    Args:
+      sweep: which columns stand in the sums, and how to go about them.
+      rows: [B, D], float32.
+      columns: [C, D], float32.
+      row_keys: arrays of [B, 2], int32; row i loses column j where one equals its counterpart of the column.
+      column_keys: arrays of [C, 2], int32.
+    """
+    return _forward(sweep, rows, columns, row_keys, column_keys)[0]
+
+
+# Compiled once for each kind of sweep, even where a loss is called outside of any jit.
+@functools.partial(jax.jit, static_argnums=0)
+def _forward(sweep: Sweep, rows, columns, row_keys, column_keys):
+    def tile(row: Side, column: Side, keep: jax.Array, own: jax.Array | None) -> tuple[Totals, Totals]:
+        x = _rows.logits(row.vectors, column.vectors, sweep.temperature)
+        of_rows: Totals = {"sum": _sum(x, keep, axis=1)}
+        if sweep.kind != "tower":
+            others = keep if own is None else keep & ~own
+            of_rows["hardest"] = jnp.max(jnp.where(others, x, -jnp.inf), axis=1)
+        if own is not None:
+            of_rows["positive"] = jnp.sum(jnp.where(own, x, 0.0), axis=1)
+        return of_rows, {"sum": _sum(x, keep, axis=0)} if sweep.both else {}
+
+    of_rows, of_columns = fold(
+        sweep,
+        Side(rows, row_keys, {}),
+        Side(columns, column_keys, {}),
+        ROW_TOTALS[sweep.kind],
+        ("sum",) if sweep.both else (),
+        tile,
+    )
+    row_sum, column_sum = of_rows.pop("sum"), of_columns.pop("sum", None)
+    if sweep.kind == "tower":
+        row_sum = column_sum = row_sum.join(column_sum)
+    elif column_sum is not None:
+        of_columns["log_sum"] = column_sum.log()
+    of_rows["log_sum"] = row_sum.log()
+    saved = rows, columns, row_keys, column_keys, row_sum, column_sum, of_rows.get("positive")
+    return (of_rows, of_columns), saved
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _backward(sweep: Sweep, saved, cotangents: tuple[Totals, Totals]):
+    rows, columns, row_keys, column_keys, row_sum, column_sum, positive = saved
+    of_rows, of_columns = cotangents
+    row_extra = _softmax_extra(row_sum, of_rows["log_sum"])
+    if sweep.kind == "pairs":
+        row_extra |= {"positive": positive, "positive_gradient": of_rows["positive"]}
+    column_extra = {}
+    if sweep.both:
+        of_sum = of_rows if sweep.kind == "tower" else of_columns
+        column_extra = _softmax_extra(column_sum, of_sum["log_sum"])
+
+    def tile(row: Side, column: Side, keep: jax.Array, own: jax.Array | None) -> tuple[Totals, Totals]:
+        x = _rows.logits(row.vectors, column.vectors, sweep.temperature)
+        slope = jnp.zeros_like(x)
+        if own is not None:
+            # The positives of the forward sweep and their slope join here, not after the product: where the
+            # softmax is near 1 the terms nearly cancel, and what is left must not be their rounding errors.
+            x = jnp.where(own, row.extra["positive"][:, None], x)
+            slope = jnp.where(own, row.extra["positive_gradient"][:, None], 0.0)
+        softmax = jnp.exp(x - row.extra["top"][:, None]) * row.extra["gradient"][:, None]
+        if sweep.both:
+            softmax += jnp.exp(x - column.extra["top"][None, :]) * column.extra["gradient"][None, :]
+        slope += jnp.where(keep, softmax, 0.0)
+        return {"gradient": _product(slope, column.vectors)}, {"gradient": _product(slope.T, row.vectors)}
+
+    of_rows, of_columns = fold(
+        sweep,
+        Side(rows, row_keys, row_extra),
+        Side(columns, column_keys, column_extra),
+        ("gradient",),
+        ("gradient",),
+        tile,
+    )
+    return of_rows["gradient"] / sweep.temperature, of_columns["gradient"] / sweep.temperature, None, None
+
+
+log_sums.defvjp(_forward, _backward)
+
+
+def _sum(x: jax.Array, keep: jax.Array, *, axis: int) -> Sum:
+    x = jnp.where(keep, x, -jnp.inf)
+    top = jnp.max(x, axis=axis)
+    return Sum(top, jnp.sum(jnp.exp(x - jnp.expand_dims(finite(top), axis)), axis=axis))
+
+
+def _softmax_extra(sum_: Sum, gradient: jax.Array) -> dict[str, jax.Array]:
+    """Returns what makes exp(x - top) * gradient a logit's part of the gradient; 0 where the sum is empty."""
+    some = sum_.total > 0
+    scaled = jnp.where(some, gradient / jnp.where(some, sum_.total, 1.0), 0.0)
+    return {"top": jnp.where(some, sum_.top, jnp.inf), "gradient": scaled}
+
+
+def _product(a: jax.Array, b: jax.Array) -> jax.Array:
+    # As precise as the dense loss's gradient, which JAX derives from the logits' product.
+    return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)

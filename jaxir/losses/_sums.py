@@ -1,0 +1,102 @@
+"""The sums of a batch's softmax denominators, dense or blockwise: the losses do not know which."""
+
+from typing import Protocol
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float32, Int32
+
+from jaxir.errors import UserError
+from jaxir.losses import _blocks, _rows, _tiles
+
+
+class Sums(Protocol):
+    """What a loss asks of a batch."""
+
+    def in_batch(self, *, bidirectional: bool) -> _rows.Terms:
+        """Returns the pieces of the in-batch softmax; `bidirectional` asks for passage-to-query."""
+
+    def same_tower(self, tower: Float32[Array, "B D"]) -> tuple[Float32[Array, " B"], Float32[Array, ""]]:
+        """Returns each row's log-sum-exp over the tower's other rows, and such pairs' mean similarity."""
+
+
+def of_batch(
+    query: Float32[Array, "B D"],
+    passage: Float32[Array, "B D"],
+    negatives: Float32[Array, "B N D"] | None,
+    *,
+    query_key: Int32[Array, "B 2"] | None,
+    passage_key: Int32[Array, "B 2"] | None,
+    negative_key: Int32[Array, "B N 2"] | None,
+    temperature: float,
+    block_size: int | None,
+) -> Sums:
+    """Returns the sums of a batch: from [B, B] matrices, or in tiles where `block_size` is given.
+
+    Raises:
+      UserError: the temperature or the block size is not positive.
+    """
+    if not temperature > 0:
+        raise UserError(f"temperature must be positive, not {temperature}")
+    batch = query, passage, negatives, query_key, passage_key, negative_key, temperature
+    if block_size is None:
+        return _Dense(*batch)
+    if block_size < 1:
+        raise UserError(f"block_size must be at least 1, not {block_size}")
+    return _Blockwise(*batch, block_size)
+
+
+class _Dense:
+    def __init__(self, query, passage, negatives, query_key, passage_key, negative_key, temperature):
+        self.embeddings = query, passage, negatives
+        self.temperature = temperature
+        self.keep = _rows.keep_columns(len(query), negatives, query_key, passage_key, negative_key)
+
+    def in_batch(self, *, bidirectional: bool) -> _rows.Terms:
+        return _rows.in_batch_terms(*self.embeddings, self.keep, self.temperature)
+
+    def same_tower(self, tower):
+        return _rows.same_tower(tower, self.keep, self.temperature)
+
+
+class _Blockwise:
+    def __init__(
+        self, query, passage, negatives, query_key, passage_key, negative_key, temperature, block_size
+    ):
+        self.query, self.passage, self.negatives = query, passage, negatives
+        self.keys = tuple(key for key in (query_key, passage_key) if key is not None)
+        self.passage_key, self.negative_key = passage_key, negative_key
+        self.temperature, self.block_size = temperature, block_size
+        self.ring = _tiles.ring_for(len(query))
+
+    def in_batch(self, *, bidirectional: bool) -> _rows.Terms:
+        sweep = self._sweep("pairs", both=bidirectional)
+        rows, columns = _blocks.log_sums(sweep, self.query, self.passage, self.keys, self.keys)
+        forward, hardest = rows["log_sum"], rows["hardest"]
+        if self.negatives is not None:
+            masked = self.passage_key is not None and self.negative_key is not None
+            hard, _ = _blocks.log_sums(
+                self._sweep("negatives", both=False),
+                self.query,
+                self.negatives.reshape(-1, self.negatives.shape[-1]),
+                (self.passage_key,) if masked else (),
+                (self.negative_key.reshape(-1, 2),) if masked else (),
+            )
+            forward = jnp.logaddexp(forward, hard["log_sum"])
+            hardest = jnp.maximum(hardest, hard["hardest"])
+        return _rows.Terms(
+            positive=rows["positive"],
+            query_to_passage=forward,
+            passage_to_query=columns["log_sum"] if bidirectional else jnp.zeros_like(forward),
+            hardest=hardest,
+        )
+
+    def same_tower(self, tower):
+        rows, _ = _blocks.log_sums(self._sweep("tower", both=True), tower, tower, self.keys, self.keys)
+        # sum_{i != j} x_i . x_j without a product of all pairs: |sum x|^2 less the sum of |x|^2.
+        total = jnp.sum(jnp.square(jnp.sum(tower, axis=0))) - jnp.sum(jnp.square(tower))
+        return rows["log_sum"], total / _rows.pairs_of(len(tower))
+
+    def _sweep(self, kind, *, both) -> _tiles.Sweep:
+        return _tiles.Sweep(
+            kind=kind, temperature=self.temperature, block_size=self.block_size, both=both, ring=self.ring
+        )

@@ -1,0 +1,275 @@
+"""Going over all tiles of a matrix of logits, on one device or on a ring, and folding them into totals.
+
+On a mesh the rows stay where they are, and shards of columns go round a ring of the devices that split the
+batch, with the columns' totals behind them: a device never holds more than a few shards.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from jaxir import partitioning
+from jaxir.losses import _rows
+
+
+class Sum(NamedTuple):
+    """A sum of exponentials, exp(top) * total; -inf and 0 of nothing.
+
+    Kept apart, for at temperature 0.01 a log-sum-exp near 100 is rounded to 4e-6, and so would be the
+    difference of a softmax from 1, which is the gradient of a pair nearly learnt.
+    """
+
+    top: jax.Array
+    total: jax.Array
+
+    def join(self, other: "Sum") -> "Sum":
+        """Returns the sum of both."""
+        top = jnp.maximum(self.top, other.top)
+        base = finite(top)
+        return Sum(top, self.total * jnp.exp(self.top - base) + other.total * jnp.exp(other.top - base))
+
+    def log(self) -> jax.Array:
+        """Returns the logarithm: -inf of nothing."""
+        some = self.total > 0
+        return jnp.where(some, jnp.log(jnp.where(some, self.total, 1.0)) + self.top, -jnp.inf)
+
+
+def finite(top: jax.Array) -> jax.Array:
+    """Returns `top` with 0 for -inf, which no finite number may be subtracted from."""
+    return jnp.where(top == -jnp.inf, 0.0, top)
+
+
+# What a sweep adds up: for each name the value of an empty sum, and how two parts of a sum join.
+Totals = dict[str, Any]
+ROW_TOTALS = {
+    "pairs": ("sum", "hardest", "positive"),
+    "tower": ("sum",),
+    "negatives": ("sum", "hardest"),
+}
+_EMPTY = {"sum": Sum(-math.inf, 0.0), "hardest": -math.inf, "positive": 0.0, "gradient": 0.0}
+_JOIN = {"sum": Sum.join, "hardest": jnp.maximum, "positive": jnp.add, "gradient": jnp.add}
+
+
+@dataclasses.dataclass(frozen=True)
+class Ring:
+    """The devices that split the batch, in the order of its shards."""
+
+    mesh: Mesh
+    axes: str | tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        """The number of shards."""
+        names = (self.axes,) if isinstance(self.axes, str) else self.axes
+        return math.prod(self.mesh.shape[n] for n in names)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """One group of columns of a softmax.
+
+    Attributes:
+      kind: "pairs": row i's own column is i, kept whatever its keys; "tower": rows and columns are the same
+        vectors, a row is no column of its own, and a tile stands for its transpose too; "negatives":
+        columns are nobody's own.
+      temperature: divides the dot products.
+      block_size: rows and columns of a tile, at most.
+      both: whether columns get log-sum-exps as rows do.
+      ring: the devices that split rows and columns; None for one.
+    """
+
+    kind: Literal["pairs", "tower", "negatives"]
+    temperature: float
+    block_size: int
+    both: bool
+    ring: Ring | None
+
+
+class Side(NamedTuple):
+    """Rows or columns: one device's shard, or a block of it.
+
+    Attributes:
+      vectors: [L, D].
+      keys: arrays of [L, 2], as many as the other side has: equal ones mask.
+      extra: [L] arrays by name that the tile needs.
+      number: [L], int32, positions in the whole batch; None for a whole shard.
+      fresh: [L], False where the block before held the row already; None where that cannot be.
+    """
+
+    vectors: jax.Array
+    keys: tuple[jax.Array, ...]
+    extra: dict[str, jax.Array]
+    number: jax.Array | None = None
+    fresh: jax.Array | None = None
+
+
+Tile = Callable[[Side, Side, jax.Array, jax.Array | None], tuple[Totals, Totals]]
+
+
+def ring_for(rows: int) -> Ring | None:
+    """Returns the ring of the partitioner in force; None where there is none, or it does not split `rows`."""
+    partitioner = partitioning.in_force()
+    if partitioner is None:
+        return None
+    axes = partitioner.spec(("batch",), (rows,))[0]
+    if axes is None:
+        return None
+    ring = Ring(partitioner.mesh, axes)
+    return ring if ring.size > 1 else None
+
+
+def fold(
+    sweep: Sweep,
+    rows: Side,
+    columns: Side,
+    row_names: tuple[str, ...],
+    column_names: tuple[str, ...],
+    tile: Tile,
+) -> tuple[Totals, Totals]:
+    """Folds all tiles into totals, on each device of the ring for its own rows."""
+
+    def start(side: Side, names: tuple[str, ...]) -> Totals:
+        def full(name: str, value: float) -> jax.Array:
+            return jnp.full_like(side.vectors if name == "gradient" else side.vectors[:, 0], value)
+
+        return {n: jax.tree.map(functools.partial(full, n), _EMPTY[n]) for n in names}
+
+    def on_device(rows: Side, columns: Side) -> tuple[Totals, Totals]:
+        start_rows, start_columns = start(rows, row_names), start(columns, column_names)
+        if sweep.ring is None:
+            return _visit(sweep, 0, 0, rows, columns, start_rows, start_columns, tile)
+        return _around(sweep, sweep.ring, rows, columns, start_rows, start_columns, tile)
+
+    if sweep.ring is None:
+        return on_device(rows, columns)
+    split = PartitionSpec(sweep.ring.axes)
+    return jax.shard_map(on_device, mesh=sweep.ring.mesh, in_specs=split, out_specs=split)(rows, columns)
+
+
+def _around(
+    sweep: Sweep, ring: Ring, rows: Side, columns: Side, row_totals: Totals, empty: Totals, tile: Tile
+) -> tuple[Totals, Totals]:
+    """Takes every shard of columns past this device's rows, its totals behind it, and sends the totals home.
+
+    At step k device d has the columns of device d + k. Nothing sent within a step depends on that step's
+    tiles, so that the network and the arithmetic can work at the same time.
+    """
+    me = jax.lax.axis_index(ring.axes)
+    # Two shards of one tower meet once: half of the way round is enough.
+    steps = ring.size // 2 + 1 if sweep.kind == "tower" else ring.size
+
+    def pass_on(x: Any, distance: int) -> Any:
+        return jax.lax.ppermute(x, ring.axes, [(d, (d + distance) % ring.size) for d in range(ring.size)])
+
+    def step(k: jax.Array, carry: tuple[Side, Totals, Totals]) -> tuple[Side, Totals, Totals]:
+        shard, row_totals, column_totals = carry
+        following = pass_on(shard, -1)
+        column_totals = pass_on(column_totals, -1)
+        row_totals, part = _visit(sweep, k, me, rows, shard, row_totals, empty, tile)
+        return following, row_totals, _join(column_totals, part)
+
+    _, row_totals, column_totals = jax.lax.fori_loop(0, steps, step, (columns, row_totals, empty))
+    return row_totals, pass_on(column_totals, steps - 1)
+
+
+def _visit(
+    sweep: Sweep,
+    step: jax.Array | int,
+    me: jax.Array | int,
+    rows: Side,
+    columns: Side,
+    row_totals: Totals,
+    column_totals: Totals,
+    tile: Tile,
+) -> tuple[Totals, Totals]:
+    """Folds the tiles of one device's rows and one shard of columns into totals."""
+    shards = 1 if sweep.ring is None else sweep.ring.size
+    row_size, row_blocks = _block_size(len(rows.vectors), sweep.block_size)
+    column_size, column_blocks = _block_size(len(columns.vectors), sweep.block_size)
+    first_row = me * len(rows.vectors)
+    first_column = (me + step) % shards * len(columns.vectors)
+    # Of a tower, a shard's tiles with itself are taken from the diagonal on; and two shards that are half a
+    # ring apart visit each other at once: one takes the tiles from the diagonal on, the other those below.
+    opposite = 2 * step == shards
+    skip = jnp.where(opposite & (2 * me >= shards), 1, 0)
+    triangular = (step == 0) | opposite
+
+    def row_block(a: jax.Array, carry: tuple[Totals, Totals]) -> tuple[Totals, Totals]:
+        row_totals, column_totals = carry
+        row = _block(rows, a, row_size, first_row)
+
+        def column_block(b: jax.Array, carry: tuple[Totals, Totals]) -> tuple[Totals, Totals]:
+            of_rows, column_totals = carry
+            column = _block(columns, b, column_size, first_column)
+            row_part, column_part = tile(row, column, *_masks(sweep.kind, row, column, step))
+            total = _join(_slice(column_totals, b, column_size), column_part)
+            return _join(of_rows, row_part), _write(column_totals, total, b, column_size)
+
+        begin = jnp.where(triangular, a + skip, 0) if sweep.kind == "tower" else 0
+        of_rows, column_totals = jax.lax.fori_loop(
+            begin, column_blocks, column_block, (_slice(row_totals, a, row_size), column_totals)
+        )
+        return _write(row_totals, of_rows, a, row_size), column_totals
+
+    return jax.lax.fori_loop(0, row_blocks, row_block, (row_totals, column_totals))
+
+
+def _masks(kind: str, row: Side, column: Side, step: jax.Array | int) -> tuple[jax.Array, jax.Array | None]:
+    """Returns which columns of a tile stand in a row's sum and which are its own, if any may be: [b, c]."""
+    fresh = jnp.ones((len(row.vectors), len(column.vectors)), bool)
+    if row.fresh is not None:
+        fresh &= row.fresh[:, None]
+    if column.fresh is not None:
+        fresh &= column.fresh[None, :]
+    keep = fresh
+    for a, b in zip(row.keys, column.keys, strict=True):
+        keep &= ~_rows.equal(a, b)
+    if kind == "negatives":
+        return keep, None
+    if kind == "tower":
+        return keep & ((row.number[:, None] < column.number[None, :]) | (step != 0)), None
+    own = fresh & (row.number[:, None] == column.number[None, :])
+    return keep | own, own
+
+
+def _block_size(length: int, most: int) -> tuple[int, int]:
+    """Returns (size, number) of the equal blocks, of at most `most` rows, that cover `length`."""
+    number = -(-length // most)
+    return -(-length // number), number
+
+
+def _block(side: Side, index: jax.Array, size: int, first: jax.Array | int) -> Side:
+    """Cuts a block out of a shard whose row 0 is row `first` of the batch."""
+    length = len(side.vectors)
+    vectors, keys, extra = _slice((side.vectors, side.keys, side.extra), index, size)
+    at = _at(length, index, size) + jnp.arange(size, dtype=jnp.int32)
+    return Side(vectors, keys, extra, first + at, None if length % size == 0 else at >= index * size)
+
+
+def _at(length: int, index: jax.Array, size: int) -> jax.Array:
+    """Returns where a block begins: the last one ends with the array, over rows of the block before."""
+    return jnp.minimum(index * size, length - size)
+
+
+def _slice(tree: Any, index: jax.Array, size: int) -> Any:
+    return jax.tree.map(
+        lambda x: jax.lax.dynamic_slice_in_dim(x, _at(len(x), index, size), size, axis=0), tree
+    )
+
+
+def _write(tree: Any, block: Any, index: jax.Array, size: int) -> Any:
+    return jax.tree.map(
+        lambda x, part: jax.lax.dynamic_update_slice_in_dim(x, part, _at(len(x), index, size), axis=0),
+        tree,
+        block,
+    )
+
+
+def _join(a: Totals, b: Totals) -> Totals:
+    return {name: _JOIN[name](a[name], b[name]) for name in a}

@@ -1,0 +1,109 @@
+"""What to change in a run that does not fit, by arithmetic from what is known of it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from jaxir.planning.targets import Target
+
+GIB = 2**30
+# Where the arithmetic says that this share of the memory is used, a change counts as one that fits.
+_ROOM = 0.92
+
+
+class Setting(NamedTuple):
+    """What may be changed.
+
+    Attributes:
+      fsdp: devices over which parameters are split.
+      remat: whether blocks are recomputed in the backward pass.
+      chunks: of gradient caching.
+      batch_size: pairs of a step.
+    """
+
+    fsdp: int
+    remat: bool
+    chunks: int
+    batch_size: int
+
+    def changes(self, other: Setting) -> list[str]:
+        """Returns what differs in `self` from `other`, as a user would say it."""
+        pairs = zip(self._fields, self, other, strict=True)
+        return [f"{name}={new}" for name, new, old in pairs if new != old]
+
+
+class Costs(NamedTuple):
+    """What a step needs on each chip with the setting at hand, in bytes.
+
+    Attributes:
+      state: parameters, optimizer state and gradients, all of which `fsdp` splits.
+      activations: kept for the backward pass.
+      activations_remat: the same with rematerialisation.
+      rest: work space, which goes with the rows of a chunk.
+      fixed: what no change here makes smaller.
+    """
+
+    state: float
+    activations: float
+    activations_remat: float
+    rest: float
+    fixed: float
+
+    def of(self, new: Setting, old: Setting, chips: float = 1.0) -> float:
+        """Returns the bytes that a setting is thought to need, on `chips` times as many chips."""
+        activations = self.activations_remat if new.remat else self.activations
+        rows = new.batch_size / old.batch_size * old.chunks / new.chunks / chips
+        return self.state * old.fsdp / new.fsdp + (activations + self.rest) * rows + self.fixed
+
+
+def suggest(
+    setting: Setting, costs: Costs, *, limit: float, target: Target, fsdp: Sequence[int], divisor: int
+) -> list[str]:
+    """Returns lines of advice, the smallest changes first.
+
+    Args:
+      setting: of the run that does not fit.
+      costs: of it.
+      limit: bytes that each chip has.
+      target: the chips.
+      fsdp: sizes of the axis that the mesh allows.
+      divisor: that the rows of a chunk must be a multiple of.
+    """
+    found: list[tuple[float, set[str], str]] = []
+    for candidate in _candidates(setting, fsdp, divisor):
+        wanted = costs.of(candidate, setting)
+        changed = {n for n, a, b in zip(Setting._fields, candidate, setting, strict=True) if a != b}
+        # More of what an earlier line already asks for is no news.
+        if wanted > _ROOM * limit or any(other <= changed for _, other, _ in found):
+            continue
+        found.append((wanted, changed, ", ".join(candidate.changes(setting))))
+    lines = [f"{words} (about {wanted / GIB:.1f} GiB on each chip)" for wanted, _, words in found[:4]]
+    for larger in target.larger():
+        times = larger.count // target.count
+        wanted = costs.of(setting._replace(fsdp=setting.fsdp * times), setting, times)
+        if wanted <= _ROOM * limit and (setting.batch_size // setting.chunks) % (divisor * times) == 0:
+            what = "a slice of " if larger.chip.kind == "tpu" else ""
+            lines.append(
+                f"{what}{larger.count} chips, --plan={larger.name}, with fsdp={setting.fsdp * times}"
+                f" (about {wanted / GIB:.1f} GiB on each chip)"
+            )
+            break
+    return lines or ["a chip with more memory: no change of these is thought to be enough"]
+
+
+def _candidates(setting: Setting, fsdp: Sequence[int], divisor: int) -> Iterator[Setting]:
+    """Yields settings with one change, then two, and so on; of one kind, the smallest change first."""
+    rows = setting.batch_size // divisor
+    parts = [n for n in (1, 2, 4, 8, 16, 32, 64) if n <= rows and rows % n == 0]
+    options: dict[str, list] = {
+        "fsdp": [n for n in sorted(fsdp) if n > setting.fsdp],
+        "remat": [] if setting.remat else [True],
+        "chunks": [n for n in parts if n > setting.chunks],
+        "batch_size": [setting.batch_size // n for n in parts[1:] if rows % (n * setting.chunks) == 0],
+    }
+    for count in range(1, len(options) + 1):
+        for names in itertools.combinations(options, count):
+            for values in itertools.product(*(options[name] for name in names)):
+                yield setting._replace(**dict(zip(names, values, strict=True)))

@@ -1,0 +1,77 @@
+"""A step for machines whose compiler is not at hand (GPUs): what its shapes and its partitioning say."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+
+from jaxir.errors import UserError
+from jaxir.models.dual_encoder import DualEncoderConfig
+from jaxir.planning.activations import Kept
+from jaxir.planning.hlo import Program, parse
+from jaxir.planning.program import Step, bytes_of
+
+# The partitioned program is all that is wanted of XLA's compiler for CPUs: what follows may be quick and bad.
+_OPTIONS = {"xla_backend_optimization_level": 0, "xla_dump_hlo_as_text": True}
+
+
+class Estimate(NamedTuple):
+    """What is guessed of a step on each device.
+
+    Attributes:
+      temporaries: bytes: gradients, activations, gathered weights and work space.
+      traffic: bytes between memory and chip, at least.
+    """
+
+    temporaries: int
+    traffic: int
+
+
+def estimate(config: DualEncoderConfig, step: Step, kept: Kept, kept_without_remat: Kept) -> Estimate:
+    """Guesses a step's memory and its traffic.
+
+    While a block of a rematerialised stack is differentiated, all that a block keeps is there; two blocks'
+    weights are gathered at a time. Each array that is kept is written once and read once, parameters and
+    optimizer state are read and written, and weights are read by the forward, backward and, with
+    rematerialisation, the second forward pass.
+    """
+    backbone = config.backbone
+    whole = sum(leaf.size for leaf in jax.tree.leaves(step.state.params))
+    itemsize = 2 if backbone.dtype == "bfloat16" else 4
+    block = 0
+    if backbone.remat:
+        block = max(kept_without_remat.activations - kept.activations, 0) // backbone.num_layers
+    gathered = 2 * whole * itemsize // backbone.num_layers
+    temporaries = kept.gradients + kept.activations + block + gathered
+    passes = 4 if backbone.remat else 3
+    activations = kept_without_remat.activations + kept.activations
+    traffic = 2 * (bytes_of(step.state) + kept.gradients + activations) + passes * whole * itemsize
+    return Estimate(temporaries, traffic)
+
+
+def partition(step: Step) -> Program | None:
+    """Returns each device's program as XLA partitions it, before a backend changes it; None for one device.
+
+    Raises:
+      UserError: XLA did not write it down.
+    """
+    if step.partitioner.mesh.size == 1:
+        return None
+    with tempfile.TemporaryDirectory() as directory:
+        options = {"xla_dump_to": directory, "xla_dump_hlo_pass_re": "spmd-partitioning"} | _OPTIONS
+        with step.partitioner():
+            lowered = step.function.lower(step.state, step.batch)
+        lowered.compile(compiler_options=options)
+        written = sorted(Path(directory).glob("*.after_spmd-partitioning.*.txt"))
+        if not written:
+            raise UserError("XLA did not write down the partitioned program; is XLA_FLAGS set?")
+        return parse(written[-1].read_text())
+
+
+def without_remat(config: DualEncoderConfig) -> DualEncoderConfig:
+    """Returns `config` with nothing recomputed."""
+    return dataclasses.replace(config, backbone=dataclasses.replace(config.backbone, remat=False))

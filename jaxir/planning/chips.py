@@ -1,0 +1,148 @@
+"""What the chips can do: published figures of accelerators, for arithmetic.
+
+Peak rates are of dense bfloat16 products. Bandwidths are bytes a second out of one chip, one way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+GB, GIB, TERA = 1e9, 2**30, 1e12
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Chip:
+    """One accelerator, as JAX counts devices.
+
+    Attributes:
+      name: as the user writes it.
+      kind: "tpu" or "gpu".
+      memory: bytes of high-bandwidth memory that a program can have.
+      flops: bfloat16 operations a second, two for a multiplication with its addition.
+      memory_bandwidth: bytes a second between memory and chip.
+      link_bandwidth: bytes a second one way over one fast link: between two neighbours of a TPU's torus, or
+        of a GPU with its node.
+      torus: dimensions of a TPU's torus, each with two links a chip; 0 for a GPU.
+      network_bandwidth: bytes a second one way out of a chip to other slices or nodes.
+      node: GPUs joined by the fast links; 0 for a TPU.
+      vector_rate: elementwise operations a second, outside the matrix units; approximate.
+      precise_passes: bfloat16 products that one float32 product of highest precision takes the time of.
+    """
+
+    name: str
+    kind: Literal["tpu", "gpu"]
+    memory: float
+    flops: float
+    memory_bandwidth: float
+    link_bandwidth: float
+    network_bandwidth: float
+    vector_rate: float
+    torus: int = 0
+    node: int = 0
+    precise_passes: float = 6.0
+
+    def wraps(self, shape: tuple[int, ...]) -> tuple[bool, ...]:
+        """Returns for each dimension of a slice whether its ends are joined.
+
+        v4 and v5p: every dimension, where all are multiples of 4 (whole cubes). v5e and v6e: a dimension of
+        16, the width of the pod.
+        """
+        if self.torus == 3:
+            cubes = all(size % 4 == 0 for size in shape)
+            return tuple(cubes for _ in shape)
+        return tuple(size == 16 for size in shape)
+
+
+# TPUs: memory is what their compiler (libtpu 0.0.42) says is there for a program: a little other than the 32,
+# 16, 95 and 32 GB stated. Peak and memory bandwidth from cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e}. From
+# "How to Scale Your Model" (jax-ml.github.io/scaling-book/tpus): bandwidth of a link, at nine tenths of the
+# published 50 and 100 GB/s, of the data-centre network (approximate), and the vector unit of a core, 8 x 128
+# lanes of 4 units (two on v4) at 1.05 to 1.75 GHz, v4 and v5p having two cores.
+# A float32 product of highest precision is six bfloat16 passes (XLA's bf16_6x algorithm).
+_TPUS = (
+    Chip(
+        name="v4",
+        kind="tpu",
+        memory=30.75 * GIB,
+        flops=275 * TERA,
+        memory_bandwidth=1200 * GB,
+        link_bandwidth=45 * GB,
+        network_bandwidth=6.25 * GB,
+        vector_rate=4.3 * TERA,
+        torus=3,
+    ),
+    Chip(
+        name="v5e",
+        kind="tpu",
+        memory=15.75 * GIB,
+        flops=197 * TERA,
+        memory_bandwidth=819 * GB,
+        link_bandwidth=45 * GB,
+        network_bandwidth=3.125 * GB,
+        vector_rate=6.1 * TERA,
+        torus=2,
+    ),
+    Chip(
+        name="v5p",
+        kind="tpu",
+        memory=95.74 * GIB,
+        flops=459 * TERA,
+        memory_bandwidth=2765 * GB,
+        link_bandwidth=90 * GB,
+        network_bandwidth=6.25 * GB,
+        vector_rate=14.3 * TERA,
+        torus=3,
+    ),
+    Chip(
+        name="v6e",
+        kind="tpu",
+        memory=31.25 * GIB,
+        flops=918 * TERA,
+        memory_bandwidth=1640 * GB,
+        link_bandwidth=90 * GB,
+        network_bandwidth=12.5 * GB,
+        vector_rate=7.2 * TERA,
+        torus=2,
+    ),
+)
+
+# GPUs: NVIDIA's data sheets (SXM boards of A100 80 GB, H100, H200; DGX B200 for a B200; L4 and L40S on PCIe
+# 4.0 x16), dense rates, half of the NVLink bandwidth that counts both ways. Of the memory stated in GB about
+# that many 10^9 bytes are left beside the driver, if XLA is let have them (XLA_PYTHON_CLIENT_MEM_FRACTION is
+# .75 unless set). The network's bandwidth is approximate: one 400 Gb/s adapter a GPU (DGX H100, H200, B200),
+# 200 Gb/s (DGX A100), 100 Gb/s shared by the node (L4, L40S). An elementwise operation is half of a float32
+# multiply-add. A float32 product of highest precision runs outside the tensor cores, at the float32 peak.
+# name: (memory in GB, bfloat16 and float32 TFLOP/s, GB/s of memory, NVLink or PCIe, and network)
+_GPUS = (
+    ("a100", 80, 312, 19.5, 2039, 300, 25),
+    ("h100", 80, 989, 67, 3350, 450, 50),
+    ("h200", 141, 989, 67, 4800, 450, 50),
+    ("b200", 180, 2250, 75, 8000, 900, 50),
+    ("l4", 24, 121, 30, 300, 32, 1.6),
+    ("l40s", 48, 362, 92, 864, 32, 1.6),
+)
+
+CHIPS = {chip.name: chip for chip in _TPUS} | {
+    name: Chip(
+        name=name,
+        kind="gpu",
+        memory=memory * GB,
+        flops=tera * TERA,
+        memory_bandwidth=bandwidth * GB,
+        link_bandwidth=link * GB,
+        network_bandwidth=network * GB,
+        vector_rate=single / 2 * TERA,
+        node=8,
+        precise_passes=tera / single,
+    )
+    for name, memory, tera, single, bandwidth, link, network in _GPUS
+}
+
+# Slices that Google Cloud offers, smallest first.
+SLICES = {
+    "v5e": ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"),
+    "v6e": ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"),
+    "v4": ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16"),
+    "v5p": ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16"),
+}

@@ -1,0 +1,123 @@
+"""Devices that are not there: TPU slices as the TPU compiler describes them, GPUs as so many CPU devices."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import jax
+
+from jaxir.errors import UserError
+from jaxir.planning.targets import Target
+
+# Where `make plan-tools` puts libtpu: kept out of the environment of CPU runs, where JAX would look for TPUs.
+TOOLS = Path(__file__).resolve().parent.parent.parent / ".plan-tools"
+
+
+def get(target: Target) -> Sequence[jax.Device]:
+    """Returns devices to compile for. Call it before JAX has been used: it says which platform JAX uses.
+
+    Raises:
+      UserError: the TPU compiler is not installed, or JAX is already in use with too few devices.
+    """
+    if target.chip.kind == "gpu":
+        return _stand_ins(target.count)
+    with contextlib.suppress(RuntimeError):
+        jax.config.update("jax_platforms", "cpu")
+    return tpu_devices(target)
+
+
+def tpu_devices(target: Target) -> Sequence[jax.Device]:
+    """Returns the chips of a TPU slice; nothing can run on them, programs can be compiled for them.
+
+    Raises:
+      UserError: the TPU compiler is not installed or does not know the slice.
+    """
+    os.environ["TPU_LIBRARY_PATH"] = str(find_libtpu())
+    # Without these the library looks for the machine's own TPUs, logs that there are none, and refuses to be
+    # loaded by two processes, for only one could use them.
+    os.environ["TPU_SKIP_MDS_QUERY"] = "1"
+    os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
+    quiet = {"TPU_ACCELERATOR_TYPE": "v5litepod-4", "TPU_WORKER_HOSTNAMES": "localhost"}
+    for name, value in (quiet | {"TPU_MIN_LOG_LEVEL": "3", "TPU_STDERR_LOG_LEVEL": "3"}).items():
+        os.environ.setdefault(name, value)
+    from jax.experimental import topologies
+
+    chip, shape = target.chip, target.shape
+    options = {"chip_config_name": "megacore" if chip.name == "v4" else "default"}
+    padded = (*shape, *(1 for _ in range(3 - len(shape))))
+    options["wrap"] = (*chip.wraps(shape), *(False for _ in range(3 - len(shape))))
+    # A host has 2 x 2 x 1 chips; only a slice of one chip has a smaller one.
+    options["chips_per_host_bounds"] = tuple(min(a, b) for a, b in zip((2, 2, 1), padded, strict=True))
+    name = f"{chip.name}:{'x'.join(map(str, shape))}"
+    try:
+        with _silenced():
+            topology = topologies.get_topology_desc(
+                platform="tpu", topology_name=name, num_slices=target.slices, **options
+            )
+    except (RuntimeError, ValueError) as error:
+        raise UserError(
+            f"the TPU compiler has no {target.name} ({str(error).splitlines()[0]:.160})"
+        ) from error
+    if len(topology.devices) != target.count:
+        raise UserError(f"{target.name} has {len(topology.devices)} devices for JAX, not {target.count}")
+    return topology.devices
+
+
+def find_libtpu() -> Path:
+    """Returns libtpu.so: of the environment (as on a TPU VM), else of `make plan-tools`.
+
+    Raises:
+      UserError: there is neither; says how to get it.
+    """
+    given = os.environ.get("TPU_LIBRARY_PATH")
+    if given and Path(given).is_file():
+        return Path(given)
+    spec = importlib.util.find_spec("libtpu")
+    places = [Path(p) for p in (spec.submodule_search_locations or ())] if spec else []
+    for place in (*places, TOOLS / "libtpu"):
+        if (place / "libtpu.so").is_file():
+            return place / "libtpu.so"
+    raise UserError(
+        "planning for TPUs compiles with libtpu, which is not installed: run `make plan-tools`, or, in the"
+        f" project's folder, `pip install --no-deps --target {TOOLS.name} '{requirement()}'`; or set"
+        " TPU_LIBRARY_PATH to a libtpu.so"
+    )
+
+
+def requirement() -> str:
+    """Returns the libtpu that the installed JAX wants, as pip names it."""
+    for line in importlib.metadata.requires("jax") or ():
+        if match := re.match(r"libtpu\s*==\s*([\d.]+\*?)", line):
+            return f"libtpu=={match[1]}"
+    return "libtpu"
+
+
+def _stand_ins(count: int) -> Sequence[jax.Device]:
+    with contextlib.suppress(RuntimeError):
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", count)
+    found = jax.devices("cpu")
+    if len(found) < count:
+        raise UserError(f"JAX is in use with {len(found)} devices already; plan for {count} in a new process")
+    return found[:count]
+
+
+@contextlib.contextmanager
+def _silenced() -> Iterator[None]:
+    """Sends what a C++ library writes to standard error nowhere."""
+    sys.stderr.flush()
+    saved = os.dup(2)
+    with open(os.devnull, "w") as nowhere:  # noqa: PTH123 (os.devnull)
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)

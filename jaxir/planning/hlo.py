@@ -1,0 +1,265 @@
+"""Reading a compiled program: XLA's text to instructions, and how often each of them runs.
+
+XLA's own cost analysis counts the body of a loop once; a scanned stack of layers is such a loop.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+_BYTES = {
+    "pred": 1,
+    "bf16": 2,
+    "token": 0,
+    "opaque": 0,
+}
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
+_NAME = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = ")
+_ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\](\{[^}]*\})?")
+_COMMENT = re.compile(r"/\*.*?\*/")
+
+
+class Array(NamedTuple):
+    """The type of one array.
+
+    Attributes:
+      dtype: XLA's name of the element type.
+      shape: its dimensions.
+      on_chip: whether it lies in the chip's own fast memory, not in HBM.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    on_chip: bool
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes without padding."""
+        return self.size * _itemsize(self.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """One line of a computation.
+
+    Attributes:
+      name: unique in the program.
+      op: XLA's operation, such as "all-gather".
+      type: what it gives, as text.
+      operands: names of the instructions that it reads.
+      attributes: the rest of the line.
+      root: whether it is the result of its computation.
+    """
+
+    name: str
+    op: str
+    type: str
+    operands: tuple[str, ...]
+    attributes: str
+    root: bool
+
+    @functools.cached_property
+    def arrays(self) -> tuple[Array, ...]:
+        """The arrays it gives; several for a tuple."""
+        return parse_type(self.type)
+
+    def attribute(self, name: str) -> str | None:
+        """Returns the value of an attribute that is a name or in braces, without the braces."""
+        match = re.search(rf"\b{name}=(?:%?([\w.\-]+)|\{{([^}}]*)\}})", self.attributes)
+        return None if match is None else match[1] if match[1] is not None else match[2]
+
+    def calls(self, *names: str) -> list[str]:
+        """Returns the computations that attributes of these names refer to."""
+        found = [self.attribute(name) for name in names]
+        return [part.strip().lstrip("%") for text in found if text for part in text.split(",")]
+
+
+class Step(NamedTuple):
+    """An instruction where it runs.
+
+    Attributes:
+      instruction: what runs.
+      computation: the name of the computation it stands in.
+      times: how often it runs in one execution of the program.
+    """
+
+    instruction: Instruction
+    computation: str
+    times: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A compiled program.
+
+    Attributes:
+      entry: the name of the computation that runs.
+      computations: instructions by name, in order, by the name of their computation.
+      endless: the loops whose number of turns could not be read; their bodies are counted once.
+    """
+
+    entry: str
+    computations: dict[str, dict[str, Instruction]]
+    endless: list[str] = dataclasses.field(default_factory=list)
+
+    def steps(self) -> Iterator[Step]:
+        """Yields what runs: loops and calls walked into, fusions as one instruction each."""
+        yield from self._walk(self.entry, 1)
+
+    def fused(self, instruction: Instruction) -> dict[str, Instruction]:
+        """Returns the instructions inside a fusion."""
+        called = instruction.calls("calls")
+        return self.computations[called[0]] if called else {}
+
+    def inside(self, instruction: Instruction) -> Iterator[tuple[str, Instruction]]:
+        """Yields an instruction with the name of its computation, and all that is fused into it."""
+        for name in instruction.calls("calls"):
+            for inner in self.computations[name].values():
+                yield name, inner
+                if inner.op == "fusion":
+                    yield from self.inside(inner)
+
+    def _walk(self, computation: str, times: int) -> Iterator[Step]:
+        for instruction in self.computations[computation].values():
+            yield Step(instruction, computation, times)
+            if instruction.op == "while":
+                turns = self._turns(instruction, computation)
+                for body in instruction.calls("body"):
+                    yield from self._walk(body, times * turns)
+            elif instruction.op == "conditional":
+                branches = ("branch_computations", "true_computation", "false_computation")
+                for branch in instruction.calls(*branches):
+                    yield from self._walk(branch, times)
+            elif instruction.op in ("call", "async-start"):
+                for called in instruction.calls("to_apply", "calls"):
+                    yield from self._walk(called, times)
+
+    def _turns(self, loop: Instruction, computation: str) -> int:
+        known = re.search(r"known_trip_count[^\d}]*n[^\d]*(\d+)", loop.attributes)
+        if known:
+            return int(known[1])
+        turns = self._read_condition(loop, computation)
+        if turns is None:
+            if loop.name not in self.endless:
+                self.endless.append(loop.name)
+            return 1
+        return turns
+
+    def _read_condition(self, loop: Instruction, computation: str) -> int | None:
+        """Returns the turns of `for i in range(first, last)`, the only loops that scans become."""
+        condition = self.computations[loop.calls("condition")[0]]
+        root = next(i for i in condition.values() if i.root)
+        if root.op != "compare" or root.attribute("direction") not in ("LT", "LE"):
+            return None
+        counter, last = self._index(condition, root.operands[0]), self._constant(condition, root.operands[1])
+        if last is None:
+            index = self._index(condition, operands[1])
+            last = None if index is None else self._initial(loop, computation, index)
+        first = None if counter is None else self._initial(loop, computation, counter)
+        if last is None or first is None:
+            return None
+        return last - first + (root.attribute("direction") == "LE")
+
+    def _initial(self, loop: Instruction, computation: str, index: int) -> int | None:
+        """Returns the number that element `index` of the loop's state starts with."""
+        around = self.computations[computation]
+        state = around[loop.operands[0]]
+        if state.op != "tuple":
+            return None
+        return self._constant(around, state.operands[index])
+
+    def _constant(self, computation: dict[str, Instruction], name: str) -> int | None:
+        instruction = computation.get(name)
+        while instruction is not None and instruction.op in ("copy", "bitcast", "copy-start", "copy-done"):
+            instruction = computation.get(instruction.operands[0])
+        if instruction is None or instruction.op != "constant":
+            return None
+        return int(instruction.operands[0]) if re.fullmatch(r"-?\d+", instruction.operands[0]) else None
+
+    def _index(self, computation: dict[str, Instruction], name: str) -> int | None:
+        instruction = computation.get(name)
+        while instruction is not None and instruction.op in ("copy", "bitcast"):
+            instruction = computation.get(instruction.operands[0])
+        if instruction is None or instruction.op != "get-tuple-element":
+            return None
+        return int(instruction.attribute("index"))
+
+
+def parse(text: str) -> Program:
+    """Reads the text of a compiled program (`compiled.as_text()`)."""
+    computations: dict[str, dict[str, Instruction]] = {}
+    entry, current = "", None
+    for line in text.splitlines():
+        if current is None or not line.startswith(" "):
+            match = _COMPUTATION.match(line)
+            if match and not line.startswith("HloModule"):
+                current = computations.setdefault(match[2], {})
+                entry = match[2] if match[1] else entry
+            continue
+        instruction = _parse_line(line)
+        if instruction is not None:
+            current[instruction.name] = instruction
+    return Program(entry, computations)
+
+
+def parse_type(text: str) -> tuple[Array, ...]:
+    """Returns the arrays that a type, such as "(f32[2,3]{1,0}, s32[])", names."""
+    return tuple(
+        Array(dtype, tuple(int(n) for n in dims.split(",") if n), "S(1)" in (layout or ""))
+        for dtype, dims, layout in _ARRAY.findall(text)
+    )
+
+
+def _parse_line(line: str) -> Instruction | None:
+    match = _NAME.match(line)
+    if match is None:
+        return None
+    rest = _COMMENT.sub("", line[match.end() :])
+    end = _closing(rest) if rest.startswith("(") else rest.index(" ")
+    type_, rest = rest[:end], rest[end:].lstrip()
+    opening = rest.index("(")
+    op, rest = rest[:opening], rest[opening:]
+    end = _closing(rest)
+    operands = tuple(o.strip().split(" ")[-1].lstrip("%") for o in _split(rest[1 : end - 1]))
+    return Instruction(match[2], op, type_, operands, rest[end:], bool(match[1]))
+
+
+def _closing(text: str) -> int:
+    """Returns the position after the parenthesis that closes the one `text` begins with."""
+    depth = 0
+    for match in re.finditer(r"[()]", text):
+        depth += 1 if match[0] == "(" else -1
+        if depth == 0:
+            return match.end()
+    raise ValueError(f"unbalanced parentheses: {text:.80}")
+
+
+def _split(text: str) -> list[str]:
+    """Splits at the commas that stand in no brackets."""
+    parts, depth, start = [], 0, 0
+    for i, c in enumerate(text):
+        if c in "([{":
+            depth += 1
+        elif c in ")]}":
+            depth -= 1
+        elif c == "," and depth == 0:
+            parts.append(text[start:i])
+            start = i + 1
+    return [p for p in [*parts, text[start:]] if p.strip()]
+
+
+def _itemsize(dtype: str) -> float:
+    if dtype in _BYTES:
+        return _BYTES[dtype]
+    digits = re.search(r"\d+", dtype)
+    return int(digits[0]) / 8 if digits else 0

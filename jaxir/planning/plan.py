@@ -1,0 +1,263 @@
+"""`python -m jaxir.train --plan=...`: what a run needs and how long it takes, before anything is paid."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from jaxir.errors import UserError
+from jaxir.interop.stored import EncoderSettings
+from jaxir.models.dual_encoder import DualEncoderConfig
+from jaxir.partitioning import MeshConfig, Partitioner
+from jaxir.planning import (
+    activations,
+    advice,
+    architecture,
+    arithmetic,
+    collectives,
+    devices,
+    roofline,
+    targets,
+    work,
+)
+from jaxir.planning.collectives import Collective
+from jaxir.planning.hlo import Program
+from jaxir.planning.program import Compiled, Step, bytes_of, compile_step, make_step
+from jaxir.planning.report import Memory, Plan, render
+from jaxir.planning.targets import Target
+from jaxir.training.loop import check_settings
+from jaxir.training.optimizers import AdamW, Optimizer
+
+
+def run(
+    text: str,
+    *,
+    model: Any,
+    objective: Any,
+    optimizer: Optimizer | None,
+    mesh: MeshConfig | None,
+    steps: int,
+    batch_size: int,
+    num_negatives: int,
+    seed: int,
+) -> int:
+    """Prints the plan of a run; returns 0 if it fits, else 1.
+
+    Reads neither data nor weights, and needs no network. It must be the first to use JAX in its process.
+
+    Args:
+      text: the machine, such as "v5p:4x4x4" or "gpu:8xh100".
+      model: Pretrained(...) or FromScratch(...).
+      objective: the training method.
+      optimizer: as for training.
+      mesh: as for training.
+      steps: of the run.
+      batch_size: pairs of a step.
+      num_negatives: hard negatives of each pair.
+      seed: of dropout.
+
+    Raises:
+      UserError: no such machine, settings that fit neither it nor each other, or no TPU compiler.
+    """
+    target = targets.parse(text)
+    found = devices.get(target)
+    config, settings = architecture.describe(model)
+    # A program compiled for a machine that is not there is of no use to a later process.
+    jax.config.update("jax_enable_compilation_cache", False)
+    partitioner = (mesh or MeshConfig()).build(found)
+    check_settings({"steps": steps, "batch_size": batch_size}, partitioner)
+    plan = make(
+        target,
+        config,
+        settings,
+        objective=objective,
+        optimizer=optimizer or AdamW(),
+        partitioner=partitioner,
+        steps=steps,
+        batch_size=batch_size,
+        num_negatives=num_negatives,
+        seed=seed,
+    )
+    print(render(plan))
+    return 0 if plan.fits else 1
+
+
+def make(
+    target: Target,
+    config: DualEncoderConfig,
+    settings: EncoderSettings,
+    *,
+    objective: Any,
+    optimizer: Optimizer,
+    partitioner: Partitioner,
+    steps: int,
+    batch_size: int,
+    num_negatives: int = 0,
+    seed: int = 0,
+) -> Plan:
+    """Makes the plan of a run of the model `config` on `target`, whose chips are those of `partitioner`."""
+    if getattr(objective, "chunks", 1) == "auto":
+        raise UserError('a plan needs a number of chunks: chunks="auto" is chosen on the machine itself')
+    how = {
+        "objective": objective,
+        "optimizer": optimizer,
+        "partitioner": partitioner,
+        "steps": steps,
+        "batch_size": batch_size,
+        "num_negatives": num_negatives,
+        "seed": seed,
+    }
+    step = make_step(config, settings, **how)
+    kept = activations.kept(step)
+    remat = dataclasses.replace(config, backbone=dataclasses.replace(config.backbone, remat=True))
+    kept_remat = activations.kept(make_step(remat, settings, **how))
+    with partitioner():
+        forward = work.traced(step.forward, step.state.params, step.batch)
+
+    start = time.monotonic()
+    if target.chip.kind == "tpu":
+        compiled = compile_step(step)
+        program = compiled.program
+        done = None if program is None else work.compiled(program)
+    else:
+        compiled, done = _by_arithmetic(config, settings, step, kept, target, how)
+        program = compiled.program
+    seconds = time.monotonic() - start
+
+    memory = Memory(
+        parameters=bytes_of(step.state.params),
+        optimizer=bytes_of(step.state.opt_state),
+        batch=bytes_of(step.batch),
+        gradients=kept.gradients,
+        activations=kept.activations,
+        temporaries=compiled.temporaries,
+        code=compiled.code + compiled.padding,
+    )
+    limit = compiled.limit or int(target.chip.memory)
+    short_by = compiled.short_by or max(memory.total - limit, 0)
+    found = [] if program is None else collectives.read(program, partitioner.mesh)
+    in_order = list(partitioner.mesh.devices.flat)
+    setting = advice.Setting(
+        partitioner.mesh.shape["fsdp"], config.backbone.remat, getattr(objective, "chunks", 1), batch_size
+    )
+    return Plan(
+        target=target,
+        compiled=target.chip.kind == "tpu",
+        mesh=dict(partitioner.mesh.shape),
+        model=_describe(config, step),
+        num_parameters=sum(leaf.size for leaf in jax.tree.leaves(step.state.params)),
+        batch=_describe_batch(settings, batch_size, num_negatives, setting.chunks),
+        memory=memory,
+        limit=limit,
+        short_by=short_by,
+        steps=steps,
+        useful_flops=3 * forward.flops,
+        work=done,
+        collectives=None if done is None else found,
+        roofline=None if done is None else roofline.estimate(done, found, target, in_order),
+        warnings=[*warn(found, batch_size, settings), *_uncounted(program)],
+        advice=_advise(setting, memory, kept, kept_remat, limit, target, partitioner) if short_by else [],
+        seconds=seconds,
+    )
+
+
+def warn(found: Sequence[Collective], batch_size: int, settings: EncoderSettings) -> list[str]:
+    """Names collectives that move token-level activations of the whole batch: a sharding that was lost."""
+    lengths = {settings.query_max_length, settings.passage_max_length}
+    lines = []
+    for c in found:
+        for array in c.arrays:
+            whole = any(
+                (a == batch_size and b in lengths) or a in {batch_size * n for n in lengths}
+                for a, b in zip(array.shape, array.shape[1:], strict=False)
+            )
+            if whole and len(array.shape) >= 2 and not array.dtype.startswith(("s", "u", "pred")):
+                size = array.bytes / 1e6
+                lines.append(
+                    f"a {c.kind} over {' x '.join(c.axes)} makes activations of the whole batch,"
+                    f" {array.dtype}{list(array.shape)} ({size:,.0f} MB), on every chip: {c.source}"
+                )
+                break
+    return lines
+
+
+def _uncounted(program: Program | None) -> list[str]:
+    if program is None or not program.endless:
+        return []
+    return [
+        f"{len(program.endless)} loops do not say how often they turn and count once: times are too short"
+    ]
+
+
+def _by_arithmetic(
+    config: DualEncoderConfig,
+    settings: EncoderSettings,
+    step: Step,
+    kept: activations.Kept,
+    target: Target,
+    how: dict[str, Any],
+) -> tuple[Compiled, work.Work]:
+    without = activations.kept(make_step(arithmetic.without_remat(config), settings, **how))
+    guess = arithmetic.estimate(config, step, kept, without)
+    program = arithmetic.partition(step)
+    if program is None:
+        with step.partitioner():
+            done = work.traced(step.function, step.state, step.batch)
+    else:
+        done = work.compiled(program)
+    compiled = Compiled(program, guess.temporaries, code=0, padding=0, limit=None, short_by=0)
+    return compiled, done._replace(bytes=float(guess.traffic))
+
+
+def _advise(
+    setting: advice.Setting,
+    memory: Memory,
+    kept: activations.Kept,
+    kept_remat: activations.Kept,
+    limit: int,
+    target: Target,
+    partitioner: Partitioner,
+) -> list[str]:
+    # What the compiler keeps of the activations may be less than what JAX wrote down.
+    known = max(memory.temporaries - kept.gradients, 0)
+    activation = min(kept.activations, known)
+    costs = advice.Costs(
+        state=memory.state + kept.gradients,
+        activations=activation,
+        activations_remat=min(kept_remat.activations, activation),
+        rest=known - activation,
+        fixed=memory.batch + memory.code,
+    )
+    free = partitioner.mesh.shape["data"] * partitioner.mesh.shape["fsdp"]
+    return advice.suggest(
+        setting,
+        costs,
+        limit=limit,
+        target=target,
+        fsdp=[n for n in range(1, free + 1) if free % n == 0],
+        divisor=partitioner.batch_divisor(),
+    )
+
+
+def _describe(config: DualEncoderConfig, step: Step) -> str:
+    backbone = config.backbone
+    count = sum(leaf.size for leaf in jax.tree.leaves(step.state.params))
+    how = [backbone.dtype, "remat" if backbone.remat else "no remat"]
+    how += ["scanned layers"] if backbone.scan_layers else []
+    kind = type(backbone).__name__.removesuffix("Config")
+    return (
+        f"{config.sharing.upper().replace('_', '-')} of {kind} {backbone.num_layers} x {backbone.embed_dim},"
+        f" {count / 1e6:,.0f} M parameters; {', '.join(how)}"
+    )
+
+
+def _describe_batch(settings: EncoderSettings, batch_size: int, num_negatives: int, chunks: int) -> str:
+    tokens = settings.query_max_length + settings.passage_max_length * (1 + num_negatives)
+    negatives = f" x (1 + {num_negatives} negatives)" if num_negatives else ""
+    parts = f", embedded in {chunks} chunks" if chunks > 1 else ""
+    lengths = f"{settings.query_max_length} + {settings.passage_max_length}{negatives}"
+    return f"{batch_size} pairs of {lengths} tokens, {batch_size * tokens:,} in all{parts}"

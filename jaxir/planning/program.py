@@ -1,0 +1,169 @@
+"""The real training step of a recipe, made of shapes alone and compiled."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxir.errors import UserError
+from jaxir.interop.stored import EncoderSettings
+from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel
+from jaxir.partitioning import Partitioner
+from jaxir.planning.hlo import Program, parse
+from jaxir.training import state as state_lib
+from jaxir.training.optimizers import Optimizer
+
+GIB = 2**30
+
+
+class Step(NamedTuple):
+    """A training step before compilation.
+
+    Attributes:
+      function: (state, batch) -> (state, metrics), as training jits it.
+      state: a TrainState of sharded shapes.
+      batch: sharded shapes by feature name.
+      forward: (parameters, batch) -> (loss, metrics).
+      partitioner: the mesh.
+    """
+
+    function: Any
+    state: state_lib.TrainState
+    batch: Mapping[str, jax.ShapeDtypeStruct]
+    forward: Any
+    partitioner: Partitioner
+
+
+class Compiled(NamedTuple):
+    """A training step after compilation.
+
+    Attributes:
+      program: what runs on each device; None where it does not fit, for then the compiler gives none.
+      temporaries: bytes on each device beside state and batch: gradients, activations, work space.
+      code: bytes of the program on each device.
+      padding: bytes that the device's memory layout adds to state and batch.
+      limit: bytes that the compiler has on a device, where it said so.
+      short_by: bytes that are missing on a device; 0 where it fits.
+    """
+
+    program: Program | None
+    temporaries: int
+    code: int
+    padding: int
+    limit: int | None
+    short_by: int
+
+
+def make_step(
+    config: DualEncoderConfig,
+    settings: EncoderSettings,
+    *,
+    objective: Any,
+    optimizer: Optimizer,
+    partitioner: Partitioner,
+    steps: int,
+    batch_size: int,
+    num_negatives: int = 0,
+    seed: int = 0,
+) -> Step:
+    """Makes the step that `jaxir.training.loop.train` runs, from shapes: no weight exists.
+
+    Args:
+      config: the model.
+      settings: its lengths, which are those of the batch.
+      objective: the training method.
+      optimizer: AdamW(...) or Adafactor(...).
+      partitioner: the mesh.
+      steps: length of the run, which the schedule needs.
+      batch_size: pairs over all devices.
+      num_negatives: hard negatives of each pair.
+      seed: of dropout.
+    """
+    model = nnx.eval_shape(lambda: DualEncoderModel(config, rngs=nnx.Rngs(seed)))
+    built = optimizer.build(steps)
+    plan = state_lib.plan_state(model, built.transform, partitioner)
+    rows = partitioner.sharding(("batch",))
+    shapes = {
+        "query_ids": (batch_size, settings.query_max_length),
+        "passage_ids": (batch_size, settings.passage_max_length),
+        "query_key": (batch_size, 2),
+        "passage_key": (batch_size, 2),
+    }
+    if num_negatives:
+        shapes |= {
+            "negative_ids": (batch_size, num_negatives, settings.passage_max_length),
+            "negative_key": (batch_size, num_negatives, 2),
+        }
+    batch = {n: jax.ShapeDtypeStruct(s, jnp.int32, sharding=rows) for n, s in shapes.items()}
+    step = state_lib.make_step(plan.graphdef, objective, built, seed)
+    jitted = jax.jit(step, donate_argnums=0, out_shardings=(plan.shardings, None))
+
+    def forward(params: Any, batch: Any) -> Any:
+        return objective(nnx.merge(plan.graphdef, params), batch, jax.random.key(seed))
+
+    return Step(jitted, plan.abstract, batch, forward, partitioner)
+
+
+def compile_step(step: Step) -> Compiled:
+    """Compiles a step for the devices of its mesh.
+
+    Raises:
+      UserError: the compiler refuses it for another reason than memory.
+    """
+    held = bytes_of(step.state) + bytes_of(step.batch)
+    with step.partitioner():
+        lowered = step.function.lower(step.state, step.batch)
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        return _does_not_fit(error, held)
+    memory = compiled.memory_analysis()
+    return Compiled(
+        program=parse(compiled.as_text()),
+        temporaries=memory.temp_size_in_bytes,
+        code=memory.generated_code_size_in_bytes,
+        padding=max(memory.argument_size_in_bytes - held, 0),
+        limit=None,
+        short_by=0,
+    )
+
+
+def bytes_of(tree: Any) -> int:
+    """Returns the bytes that each device holds of a tree of sharded shapes."""
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(tree)
+    )
+
+
+def _does_not_fit(error: Exception, held: int) -> Compiled:
+    """Reads what the compiler wanted and had from its error.
+
+    "Used 20.3G of 15.75G hbm", or "required for HLO temporaries (240.00G) exceeds available HBM (15.75G)".
+    """
+    message = str(error)
+    used = re.search(r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm", message) or re.search(
+        r"required for [^(]*\(([\d.]+)([KMGT])\) exceeds available HBM \(([\d.]+)([KMGT])\)", message
+    )
+    if used is None:
+        first = next((line for line in message.splitlines() if line.strip()), type(error).__name__)
+        raise UserError(f"the compiler refuses the step: {first:.300}") from error
+    wanted, limit = (_bytes(*used.groups()[i : i + 2]) for i in (0, 2))
+    return Compiled(
+        program=None,
+        temporaries=max(wanted - held, 0),
+        code=0,
+        padding=0,
+        limit=limit,
+        short_by=max(wanted - limit, 1),
+    )
+
+
+def _bytes(number: str, unit: str) -> int:
+    return int(float(number) * 2 ** {"K": 10, "M": 20, "G": 30, "T": 40}[unit])

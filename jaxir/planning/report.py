@@ -1,0 +1,229 @@
+"""A plan as text."""
+
+from __future__ import annotations
+
+import collections
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from jaxir.planning.collectives import Collective
+from jaxir.planning.roofline import Roofline
+from jaxir.planning.targets import Target
+from jaxir.planning.work import Work
+
+GIB = 2**30
+
+
+class Memory(NamedTuple):
+    """Bytes on each chip by kind.
+
+    Attributes:
+      parameters: of the model, float32.
+      optimizer: what it keeps for them.
+      batch: token ids and keys.
+      gradients: of the parameters, by arithmetic; part of `temporaries`.
+      activations: kept for the backward pass, by arithmetic; part of `temporaries`.
+      temporaries: all that a step needs beside its state: those two, gathered weights and work space.
+      code: of the program, and what the memory layout adds to the arrays.
+    """
+
+    parameters: int
+    optimizer: int
+    batch: int
+    gradients: int
+    activations: int
+    temporaries: int
+    code: int
+
+    @property
+    def state(self) -> int:
+        """Parameters and optimizer state."""
+        return self.parameters + self.optimizer
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.state + self.batch + self.temporaries + self.code
+
+
+class Plan(NamedTuple):
+    """All that is known about a run before it starts.
+
+    Attributes:
+      target: the chips.
+      compiled: whether the numbers are of a program compiled for these chips; by arithmetic otherwise.
+      mesh: sizes of the mesh's axes.
+      model: what is trained, in words.
+      num_parameters: of the model.
+      batch: the batch, in words.
+      memory: on each chip.
+      limit: bytes of memory on each chip, as the compiler or the maker says.
+      short_by: bytes that are missing on each chip, 0 where it fits.
+      steps: of the run.
+      useful_flops: over all chips in a step, without what is computed twice.
+      work: of each chip in a step; None where the compiler gave no program.
+      collectives: of a step; None likewise.
+      roofline: of a step; None likewise.
+      warnings: what the program does that it should not.
+      advice: what to change where it does not fit.
+      seconds: that the compiler took.
+    """
+
+    target: Target
+    compiled: bool
+    mesh: dict[str, int]
+    model: str
+    num_parameters: int
+    batch: str
+    memory: Memory
+    limit: int
+    short_by: int
+    steps: int
+    useful_flops: float
+    work: Work | None
+    collectives: Sequence[Collective] | None
+    roofline: Roofline | None
+    warnings: Sequence[str]
+    advice: Sequence[str]
+    seconds: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether a step has the memory that it needs."""
+        return self.short_by == 0
+
+
+def render(plan: Plan) -> str:
+    """Returns the plan as lines of text."""
+    return "\n".join(_lines(plan))
+
+
+def _lines(plan: Plan) -> Iterator[str]:
+    chip, target = plan.target.chip, plan.target
+    groups = f" in {target.slices} {'slices' if chip.kind == 'tpu' else 'nodes'}" if target.slices > 1 else ""
+    yield f"plan for {target.name}: {target.count} {chip.name} chips{groups}"
+    axes = ", ".join(f"{name}={size}" for name, size in plan.mesh.items())
+    yield f"  model     {plan.model}"
+    yield f"  batch     {plan.batch}"
+    yield f"  mesh      {axes}"
+    if plan.compiled:
+        yield f"  source    the training step, compiled by the TPU's compiler in {plan.seconds:.0f} s"
+    else:
+        yield "  source    arithmetic: no GPU compiler has seen it. State and products are exact, collectives"
+        yield "            those of the partitioned program; the rest of memory and traffic is estimated"
+    yield ""
+    yield from _memory(plan)
+    if plan.work is not None and plan.collectives is not None and plan.roofline is not None:
+        yield ""
+        yield from _work(plan, plan.work)
+        yield ""
+        yield from _collectives(plan, plan.collectives)
+        yield ""
+        yield from _time(plan, plan.roofline)
+    for warning in plan.warnings:
+        yield ""
+        yield f"warning: {warning}"
+    yield ""
+    if plan.fits:
+        share = plan.memory.total / plan.limit
+        yield f"fits: {_gib(plan.memory.total)} of {_gib(plan.limit)} GiB on each chip ({share:.0%})"
+        return
+    yield f"does not fit: {_gib(plan.short_by)} GiB are missing on each chip; try"
+    for line in plan.advice:
+        yield f"  - {line}"
+
+
+def _memory(plan: Plan) -> Iterator[str]:
+    memory = plan.memory
+    about = "" if plan.compiled else " (estimate)"
+    yield f"memory on each chip, GiB (of {_gib(plan.limit)})"
+    rest = max(memory.temporaries - memory.gradients - memory.activations, 0)
+    rows = [
+        ("parameters, float32", memory.parameters, ""),
+        ("optimizer state", memory.optimizer, ""),
+        ("batch", memory.batch, ""),
+        (f"temporaries{about}", memory.temporaries, ""),
+        ("  gradients", memory.gradients, "by arithmetic"),
+        ("  activations for the backward pass", memory.activations, "by arithmetic, at most"),
+        ("  gathered weights, work space", rest, "the rest"),
+        ("program, padding", memory.code, ""),
+        ("total", memory.total, ""),
+    ]
+    for name, size, note in rows:
+        yield f"  {name:<38}{_gib(size):>10}  {note}".rstrip()
+
+
+def _work(plan: Plan, work: Work) -> Iterator[str]:
+    yield "work in a step"
+    count = plan.target.count
+    yield f"  products, all chips       {_si(plan.useful_flops)}FLOP: a forward and a backward pass"
+    useful = plan.useful_flops / count
+    yield f"  products, each chip       {_si(work.flops)}FLOP run, {_si(useful)}FLOP of them useful"
+    if work.vector:
+        yield f"  elementwise, each chip    {_si(work.vector)}operations"
+    if work.bytes:
+        about = "" if plan.compiled else " (estimate)"
+        yield f"  HBM traffic, each chip    {_si(work.bytes)}B{about}"
+
+
+def _collectives(plan: Plan, collectives: Sequence[Collective]) -> Iterator[str]:
+    yield "collectives in a step, each chip"
+    if not collectives:
+        yield "  none"
+        return
+    yield f"  {'kind':<20}{'over':<20}{'count':>7}{'arrays':>12}{'sent':>12}"
+    sums: dict[tuple[str, tuple[str, ...]], list[float]] = collections.defaultdict(lambda: [0, 0.0, 0.0])
+    for c in collectives:
+        entry = sums[c.kind, c.axes]
+        entry[0] += c.count
+        entry[1] += c.count * c.bytes
+        entry[2] += c.traffic
+    for (kind, axes), (count, size, sent) in sorted(sums.items(), key=lambda item: -item[1][2]):
+        yield f"  {kind:<20}{' x '.join(axes):<20}{count:>7}{_si(size) + 'B':>12}{_si(sent) + 'B':>12}"
+    yield "  largest:"
+    for c in collectives[:6]:
+        times = f"{c.count} x " if c.count > 1 else ""
+        over = " x ".join(c.axes)
+        yield f"    {_si(c.traffic) + 'B':>9}  {times}{c.kind} {_short(c.types, 34)} over {over}"
+        if c.source:
+            yield f"               {_short(c.source, 90)}"
+
+
+def _time(plan: Plan, roofline: Roofline) -> Iterator[str]:
+    yield "time at full speed (roofline; what runs is slower)"
+    for name, seconds in roofline.parts.items():
+        yield f"  {name:<22}{_duration(seconds):>12} a step"
+    peak = plan.target.count * plan.target.chip.flops
+    for name, seconds in (("all at once", roofline.overlapped), ("one after another", roofline.in_turn)):
+        share = plan.useful_flops / (peak * seconds)
+        yield (
+            f"  {name:<22}{_duration(seconds):>12} a step, {share:.0%} MFU;"
+            f" {plan.steps:,} steps: {_duration(seconds * plan.steps)}"
+        )
+    yield f"  bound by {roofline.bound}"
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:.2f}"
+
+
+def _si(number: float) -> str:
+    if number <= 0:
+        return "0 "
+    power = min(int(math.log10(number) / 3), 6) if number >= 1 else 0
+    return f"{number / 1000**power:.3g} {['', 'k', 'M', 'G', 'T', 'P', 'E'][power]}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 1:
+        return f"{seconds * 1000:.3g} ms"
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def _short(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 3]}..."

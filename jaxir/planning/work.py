@@ -1,0 +1,237 @@
+"""How much a step computes and moves: operations and bytes, with loops counted as often as they turn.
+
+Two readings. `traced` counts the products of the step as it was written, whatever the machine: exact, over
+all chips. `compiled` counts what one chip runs after the compiler has split the step: what it does twice (a
+product that is not sharded, say) shows as the difference.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.extend import core as jax_core
+
+from jaxir.planning.hlo import Instruction, Program
+
+# Instructions that move nothing: names for what is there, or counted where they call.
+_FREE = {
+    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call",
+    "after-all", "partition-id", "replica-id", "copy-done", "slice-done", "async-done", "async-update",
+    "all-gather-done", "all-reduce-done", "collective-permute-done", "opt-barrier", "domain", "iota",
+}  # fmt: skip
+# Elementwise operations that the vector units carry out (XLA writes no others of weight).
+_VECTOR = {
+    "add", "subtract", "multiply", "divide", "maximum", "minimum", "power", "negate", "abs",
+    "exponential", "log", "log-plus-one", "exponential-minus-one", "logistic", "tanh", "rsqrt", "sqrt",
+    "select", "compare", "and", "or", "xor", "not", "shift-left", "shift-right-logical",
+    "shift-right-arithmetic", "convert", "clamp", "floor", "sign", "remainder", "erf", "cosine", "sine",
+    "rng-bit-generator",
+}  # fmt: skip
+# Reading these costs their result, not their operand.
+_SLICES = {"dynamic-slice", "slice", "gather", "slice-start"}
+
+
+class Work(NamedTuple):
+    """What is done in a step.
+
+    Attributes:
+      flops: operations of matrix products, two for a multiplication with its addition; no elementwise ones.
+      precise_flops: those among them that are float32 products of highest precision.
+      vector: elementwise operations, random numbers and the inputs of reductions, one for each element; a
+        transcendental function counts as one.
+      bytes: read from and written to HBM.
+    """
+
+    flops: float
+    precise_flops: float
+    vector: float
+    bytes: float
+
+
+def compiled(program: Program) -> Work:
+    """Returns what one chip does in a step of a compiled program."""
+    flops = precise = vector = moved = 0.0
+    types = {i.name: i for computation in program.computations.values() for i in computation.values()}
+    for step in program.steps():
+        instruction = step.instruction
+        inside = [instruction]
+        if instruction.op == "fusion":
+            inside = [inner for _, inner in program.inside(instruction)]
+        for inner in inside:
+            count = _flops(inner, types)
+            flops += step.times * count
+            precise += step.times * count * ("highest" in inner.attributes)
+            vector += step.times * _vector(inner, types)
+        moved += step.times * _bytes(program, instruction, types)
+    return Work(flops, precise, vector, moved)
+
+
+def traced(function: Callable[..., Any], *shapes: Any) -> Work:
+    """Returns the products of `function` as it is written, over all chips; nothing else is counted."""
+    return Work(*_trace(jax.make_jaxpr(function)(*shapes).jaxpr), 0.0, 0.0)
+
+
+def _trace(jaxpr: jax_core.Jaxpr) -> tuple[float, float]:
+    flops = precise = 0.0
+    for equation in jaxpr.eqns:
+        name, parameters = equation.primitive.name, equation.params
+        if name == "dot_general":
+            (contracted, _), _ = parameters["dimension_numbers"]
+            left = equation.invars[0].aval
+            count = 2.0 * equation.outvars[0].aval.size * math.prod(left.shape[i] for i in contracted)
+            flops += count
+            precise += count * ("HIGHEST" in str(parameters["precision"]))
+            continue
+        times = parameters["length"] if name == "scan" else 1
+        inner = [_trace(sub) for sub in _subprograms(parameters)]
+        if name == "cond":
+            inner = [max(inner)]
+        flops += times * sum(i[0] for i in inner)
+        precise += times * sum(i[1] for i in inner)
+    return flops, precise
+
+
+def _subprograms(parameters: dict[str, Any]) -> Iterator[jax_core.Jaxpr]:
+    for value in parameters.values():
+        for item in value if isinstance(value, tuple | list) else (value,):
+            inner = getattr(item, "jaxpr", item)
+            if hasattr(inner, "eqns"):
+                yield inner
+
+
+def _flops(instruction: Instruction, types: dict[str, Instruction]) -> float:
+    if instruction.op == "dot":
+        left = types[instruction.operands[0]].arrays[0].shape
+        contracted = _numbers(instruction.attribute("lhs_contracting_dims"))
+        return 2.0 * instruction.arrays[0].size * math.prod(left[i] for i in contracted)
+    if instruction.op == "convolution":
+        return _convolution_flops(instruction, types)
+    return 0.0
+
+
+def _vector(instruction: Instruction, types: dict[str, Instruction]) -> float:
+    if instruction.op in _VECTOR:
+        return float(sum(a.size for a in instruction.arrays if a.shape))
+    if instruction.op in ("reduce", "reduce-window"):
+        source = types.get(instruction.operands[0])
+        return float(source.arrays[0].size) if source and source.arrays else 0.0
+    return 0.0
+
+
+def _convolution_flops(instruction: Instruction, types: dict[str, Instruction]) -> float:
+    """Counts the products of a convolution, which a TPU makes of every matrix product.
+
+    As XLA's cost analysis does: only positions where the window meets an element of the input, neither
+    padding nor the gaps of a dilation, count.
+    """
+    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", instruction.attributes)
+    left, right, out = (
+        types[instruction.operands[0]].arrays[0].shape,
+        types[instruction.operands[1]].arrays[0].shape,
+        instruction.arrays[0].shape,
+    )
+    batch_groups = int(instruction.attribute("batch_group_count") or 1)
+    features_in = right[labels[2].index("i")]  # of one group, where there are several
+    features_out = out[labels[3].index("f")]
+    batch = left[labels[1].index("b")] // batch_groups
+    window = _window(instruction.attribute("window") or "", sum(c.isdigit() for c in labels[2]))
+    positions = 1
+    for dimension, (stride, before, gap_left, gap_right) in enumerate(window):
+        digit = str(dimension)
+        size = left[labels[1].index(digit)]
+        kernel, result = right[labels[2].index(digit)], out[labels[3].index(digit)]
+        where = np.arange(result)[:, None] * stride + np.arange(kernel)[None] * gap_right - before
+        fits = (where >= 0) & (where % gap_left == 0) & (where // gap_left < size)
+        positions *= int(fits.sum())
+    return 2.0 * features_in * features_out * batch * positions
+
+
+def _window(text: str, dimensions: int) -> list[tuple[int, int, int, int]]:
+    """Returns (stride, padding before, dilation of the input, dilation of the kernel) of each dimension."""
+
+    def values(name: str, default: str) -> list[str]:
+        match = re.search(rf"\b{name}=([\w\-x]+)", text)
+        return match[1].split("x") if match else [default] * dimensions
+
+    stride, pad = values("stride", "1"), values("pad", "0_0")
+    gap_left, gap_right = values("lhs_dilate", "1"), values("rhs_dilate", "1")
+    return [
+        (int(s), int(p.split("_")[0]), int(a), int(b))
+        for s, p, a, b in zip(stride, pad, gap_left, gap_right, strict=True)
+    ]
+
+
+def _bytes(program: Program, instruction: Instruction, types: dict[str, Instruction]) -> float:
+    """Returns the bytes that an instruction reads from and writes to HBM."""
+    if instruction.op in _FREE:
+        return 0.0
+    if instruction.op in ("copy-start", "slice-start"):  # between HBM and the chip's own memory
+        moved = (
+            min(a.bytes for a in instruction.arrays if a.shape or a.bytes > 4) if instruction.arrays else 0
+        )
+        return float(moved)
+    if instruction.op == "fusion":
+        return _fusion_bytes(program, instruction, types)
+    written = sum(a.bytes for a in instruction.arrays if not a.on_chip)
+    if instruction.op == "dynamic-update-slice":
+        return 2.0 * sum(a.bytes for a in types[instruction.operands[1]].arrays if not a.on_chip)
+    if instruction.op in _SLICES:
+        return 2.0 * written
+    return float(written + sum(_read(types, name) for name in instruction.operands))
+
+
+def _fusion_bytes(program: Program, fusion: Instruction, types: dict[str, Instruction]) -> float:
+    inner = program.fused(fusion)
+    users: dict[str, list[Instruction]] = {}
+    for i in inner.values():
+        for operand in i.operands:
+            users.setdefault(operand, []).append(i)
+    total = 0.0
+    updated: set[str] = set()
+    for i in inner.values():
+        if i.op == "dynamic-update-slice":
+            updated.add(i.operands[0])
+    for i in inner.values():
+        if i.op != "parameter":
+            continue
+        operand = types.get(fusion.operands[int(i.operands[0])])
+        if operand is None or any(a.on_chip for a in i.arrays):
+            continue
+        uses = users.get(i.name, [])
+        if i.name in updated and len(uses) == 1:
+            continue  # written in place
+        if uses and all(u.op in _SLICES for u in uses):
+            total += sum(a.bytes for u in uses for a in u.arrays)
+        else:
+            total += sum(a.bytes for a in i.arrays)
+    roots = [i for i in inner.values() if i.root]
+    if roots and roots[0].op == "tuple":
+        roots = [inner[name] for name in roots[0].operands]
+    for root in roots:
+        while root.op in ("bitcast", "convert", "copy") and root.operands and root.operands[0] in inner:
+            if inner[root.operands[0]].op != "dynamic-update-slice":
+                break
+            root = inner[root.operands[0]]
+        if root.op == "parameter":
+            continue
+        source = inner.get(root.operands[1]) if root.op == "dynamic-update-slice" else root
+        total += sum(
+            a.bytes for a in (source or root).arrays if not any(b.on_chip for b in fusion.arrays[:1])
+        )
+    return total
+
+
+def _read(types: dict[str, Instruction], name: str) -> float:
+    instruction = types.get(name)
+    if instruction is None or instruction.op == "constant":
+        return 0.0
+    return float(sum(a.bytes for a in instruction.arrays if not a.on_chip))
+
+
+def _numbers(text: str | None) -> list[int]:
+    return [int(n) for n in (text or "").split(",") if n.strip()]

@@ -1,0 +1,39 @@
+"""Command: writes a smaller BEIR folder, for a first look at an experiment."""
+
+from __future__ import annotations
+
+from jaxir import cli
+
+
+def sample(*, dataset: str, output: str, train: int, split: str = "train", seed: int = 0) -> None:
+    """Writes a smaller BEIR folder, for a first look at an experiment.
+
+    Keeps some judgements of the training split, drawn at random, and all of the other splits, with the
+    queries and documents that are judged in them. In the smaller corpus metrics are higher than in the whole
+    one: they are comparable only with others on the same sample.
+
+    Args:
+      dataset: beir:DIR, the folder to draw from.
+      output: directory to write; it must not exist.
+      train: judgements of the training split to keep.
+      split: the name of the training split.
+      seed: of the drawing.
+
+    Raises:
+      UserError: no such folder or split, fewer judgements, or the output exists.
+    """
+    from jaxir.evaluation.datasets import parse_dataset
+    from jaxir.experiments.sample import write_sample
+
+    _, directory = parse_dataset(dataset, "beir")
+    documents, queries = write_sample(directory, output, train=train, split=split, seed=seed)
+    print(f"{output}: {documents:,} documents, {queries:,} queries, {train:,} {split} judgements")
+
+
+if __name__ == "__main__":
+    raise SystemExit(
+        cli.main(
+            "jaxir.sample:sample",
+            example="python -m jaxir.sample --dataset=beir:DIR --train=5000 --output=SMALL",
+        )
+    )

@@ -1,0 +1,114 @@
+"""SeqIO tasks over MultiReQA: NaturalQuestions, SQuAD, TriviaQA, SearchQA and HotpotQA."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from jaxir.data.multireqa import MultiReqaPairs, TfdsMultiReqaPairs
+from jaxir.data.seqio_tasks import add_task
+from jaxir.errors import UserError, suggest
+
+SPLITS = {"train": "train", "dev": "validation"}
+
+
+class DataSet(NamedTuple):
+    """What MRQA and TFDS call a data set. MRQA's file names changed between its releases."""
+
+    mrqa: tuple[str, ...]
+    tfds: str
+
+
+# By MultiReQA's names. The splits are "train" and "dev"; MultiReQA's papers call "dev" their test set.
+DATA_SETS = {
+    "NaturalQuestions": DataSet(("NaturalQuestionsShort", "NaturalQuestions"), "mrqa/natural_questions"),
+    "SQuAD": DataSet(("SQuAD",), "mrqa/squad"),
+    "TriviaQA": DataSet(("TriviaQA-web", "TriviaQA"), "mrqa/trivia_qa"),
+    "SearchQA": DataSet(("SearchQA",), "mrqa/search_qa"),
+    "HotpotQA": DataSet(("HotpotQA",), "mrqa/hotpot_qa"),
+}
+
+
+def multireqa(
+    *,
+    dataset: str,
+    mrqa_directory: str,
+    multireqa_directory: str,
+    with_context: bool = True,
+    name: str | None = None,
+) -> str:
+    """Registers a task over downloaded files, with splits "train" and "dev"; returns its name.
+
+    Args:
+      dataset: "NaturalQuestions", "SQuAD", "TriviaQA", "SearchQA" or "HotpotQA".
+      mrqa_directory: train/SQuAD.jsonl.gz, dev/SQuAD.jsonl.gz, ...
+      multireqa_directory: the folder data/ of MultiReQA's repository: train/SQuAD/candidates.json.gz, ...
+      with_context: whether a passage is the answer sentence followed by its context, or the sentence alone.
+      name: of the task; by default it is made of the paths.
+
+    Raises:
+      UserError: no such data set or file.
+    """
+    known = _data_set(dataset)
+    sources = {
+        split: MultiReqaPairs(
+            mrqa=str(_existing([Path(mrqa_directory) / split / f"{n}.jsonl.gz" for n in known.mrqa])),
+            candidates=_candidates(multireqa_directory, split, dataset),
+            with_context=with_context,
+        )
+        for split in SPLITS
+    }
+    return add_task(f"multireqa_{dataset.lower()}", sources, name=name)
+
+
+def tfds_multireqa(
+    *,
+    dataset: str,
+    multireqa_directory: str,
+    data_dir: str | None = None,
+    with_context: bool = True,
+    name: str | None = None,
+) -> str:
+    """Registers the same task with the contexts from TFDS; returns its name.
+
+    Args:
+      dataset: as in `multireqa`.
+      multireqa_directory: as in `multireqa`; TFDS does not have the sentences.
+      data_dir: where TFDS keeps its data sets; its default if None.
+      with_context: as in `multireqa`.
+      name: of the task.
+
+    Raises:
+      UserError: no such data set or file.
+    """
+    known = _data_set(dataset)
+    sources = {
+        split: TfdsMultiReqaPairs(
+            name=known.tfds,
+            split=tfds_split,
+            candidates=_candidates(multireqa_directory, split, dataset),
+            data_dir=data_dir,
+            with_context=with_context,
+        )
+        for split, tfds_split in SPLITS.items()
+    }
+    return add_task(f"tfds_multireqa_{dataset.lower()}", sources, name=name)
+
+
+def _data_set(name: str) -> DataSet:
+    if name not in DATA_SETS:
+        raise UserError(
+            f"MultiReQA has no training data {name!r} (has: {', '.join(DATA_SETS)}){suggest(name, DATA_SETS)}"
+        )
+    return DATA_SETS[name]
+
+
+def _candidates(directory: str, split: str, dataset: str) -> str:
+    return str(_existing([Path(directory) / split / dataset / "candidates.json.gz"]))
+
+
+def _existing(paths: list[Path]) -> Path:
+    for path in paths:
+        if path.is_file():
+            return path
+    raise UserError(f"there is no {' nor '.join(map(str, paths))}")

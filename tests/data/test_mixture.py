@@ -1,0 +1,168 @@
+"""Several sources as one: whose batch a step is, repeatable and resumable; packed when asked."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from jaxir.data.mixture import Mixture
+from jaxir.data.pair_sources import JsonlPairs
+from jaxir.data.sources import stable_keys
+from jaxir.errors import BadInputError, UserError
+
+LENGTHS = {"query_length": 8, "passage_length": 8}
+SIZES = {"a": 40, "b": 24, "c": 9}
+
+
+@pytest.fixture
+def sources(write_jsonl):
+    return [
+        JsonlPairs(
+            path=str(
+                write_jsonl(
+                    f"{name}.jsonl",
+                    [
+                        {"query": f"{name} question {i}", "passage": f"{name} {i}", "query_id": f"{name}{i}"}
+                        for i in range(size)
+                    ],
+                )
+            )
+        )
+        for name, size in SIZES.items()
+    ]
+
+
+KNOWN = {
+    key.tobytes(): f"{name}{i}"
+    for name, size in SIZES.items()
+    for i, key in zip(range(size), stable_keys([f"{name}{i}" for i in range(size)]), strict=True)
+}
+
+
+def names(batch):
+    return [KNOWN[key.tobytes()] for key in batch["query_key"]]
+
+
+def take(iterator, n):
+    return list(itertools.islice(iterator, n))
+
+
+def assert_equal(a, b):
+    assert a.keys() == b.keys()
+    for name in a:
+        np.testing.assert_array_equal(a[name], b[name])
+
+
+@pytest.mark.parametrize("rates", [None, [3, 1, 1]])
+def test_each_batch_is_of_one_source(minilm, sources, rates):
+    dataset = Mixture(sources=sources, rates=rates).build(minilm, **LENGTHS)
+    assert dataset.num_examples == sum(SIZES.values())
+    batches = take(dataset.batches(batch_size=4, seed=3), 400)
+    tasks = [{name[0] for name in names(batch)} for batch in batches]
+    assert all(len(task) == 1 for task in tasks)
+    order = "".join(task.pop() for task in tasks)
+    counts = {name: order.count(name) for name in SIZES}
+    if rates is None:  # 10, 6 and 2 batches an epoch, in an order of its own
+        assert all(abs(counts[n] - 400 * s / 18) < 8 for n, s in zip("abc", (10, 6, 2), strict=True))
+        assert sorted(order[:18]) == sorted("a" * 10 + "b" * 6 + "c" * 2)
+        assert order[:18] != order[18:36] and order[:18] != "".join(sorted(order[:18]))
+        assert len({n for batch in batches[:18] for n in names(batch)}) == 40 + 24 + 8
+    else:
+        assert all(abs(counts[n] - 400 * r / 5) < 40 for n, r in zip("abc", rates, strict=True))
+        assert "aaa" in order and "ab" in order and "ba" in order
+    assert order != "".join(names(b)[0][0] for b in take(dataset.batches(batch_size=4, seed=4), 400))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("rates", [None, [3, 1, 1]])
+def test_batches_are_a_function_of_seed_and_step(minilm, sources, rates, packed):
+    mixture = Mixture(sources=sources, rates=rates, mix_within_batch=packed)
+    first, second = (mixture.build(minilm, **LENGTHS) for _ in range(2))
+    whole = take(first.batches(batch_size=8, seed=5), 60)
+    for a, b in zip(whole, take(second.batches(batch_size=8, seed=5), 60), strict=True):
+        assert_equal(a, b)
+    for step in (1, 17, 41):
+        for a, b in zip(whole[step:], second.batches(batch_size=8, seed=5, start_step=step), strict=False):
+            assert_equal(a, b)
+    halves = [first.batches(batch_size=8, seed=5, process_index=i, process_count=2) for i in (0, 1)]
+    for batch, *parts in zip(whole[:20], *halves, strict=False):
+        assert_equal(batch, {name: np.concatenate([p[name] for p in parts]) for name in batch})
+
+
+def test_packed_batches_hold_all_sources_in_proportion(minilm, sources):
+    packed = Mixture(sources=sources, rates=[2, 1, 1], mix_within_batch=True).build(minilm, **LENGTHS)
+    batches = take(packed.batches(batch_size=8, seed=0), 10)
+    assert [sorted(n[0] for n in names(b)) for b in batches] == [list("aaaabbcc")] * 10
+    assert {n for b in batches for n in names(b) if n[0] == "a"} == {f"a{i}" for i in range(40)}
+    by_size = Mixture(sources=sources, mix_within_batch=True).build(minilm, **LENGTHS)
+    assert sorted(n[0] for n in names(next(by_size.batches(batch_size=7, seed=0)))) == list("aaaabbc")
+    with pytest.raises(
+        UserError, match=r"source 3 of the mixture: its share of a batch of 2 is 0.25 pairs, none"
+    ):
+        by_size.batches(batch_size=2, seed=0)
+
+
+def test_a_mixture_can_be_read_pair_by_pair_each_once(minilm, sources):
+    """As dev evaluation and distractors read any data: batches of 1, as many as there are pairs."""
+    for packed in (False, True):
+        dataset = Mixture(sources=sources, mix_within_batch=packed).build(minilm, **LENGTHS)
+        read = take(dataset.batches(batch_size=1, seed=0), dataset.num_examples)
+        assert sorted(n for b in read for n in names(b)) == sorted(KNOWN.values())
+    ordered = [n for b in dataset.ordered(3) for n in names(b)]
+    assert ordered == [f"a{i}" for i in range(39)] + [f"b{i}" for i in range(24)] + [
+        f"c{i}" for i in range(9)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rates", "message"),
+    [
+        ([1, 1], "the mixture has 3 sources but 2 rates"),
+        ([1, 0, 1], "source 2 of the mixture: its rate must be a positive number, got 0"),
+        ([1, 1, float("inf")], "source 3 of the mixture: its rate must be a positive number, got inf"),
+    ],
+)
+def test_bad_rates_are_refused_before_anything_is_read(minilm, sources, rates, message):
+    with pytest.raises(UserError, match=message):
+        Mixture(sources=sources, rates=rates).build(minilm, **LENGTHS)
+    with pytest.raises(UserError, match="a mixture needs at least one source"):
+        Mixture(sources=[]).build(minilm, **LENGTHS)
+
+
+def test_faults_of_a_source_are_named(minilm, sources, tmp_path, capsys):
+    dataset = Mixture(sources=sources).build(minilm, **LENGTHS)
+    with pytest.raises(
+        UserError, match="source 3 of the mixture: batch_size is 16, but there are only 9 pairs"
+    ):
+        dataset.batches(batch_size=16, seed=0)
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"query": "x"}\n{"query": "x", "passage": "y"}\n')
+    mixture = Mixture(sources=[*sources, JsonlPairs(path=str(bad))])
+    with pytest.raises(BadInputError, match=r"bad\.jsonl:1: no field 'passage'"):
+        mixture.build(minilm, **LENGTHS)
+    assert mixture.build(minilm, on_bad_input="skip", **LENGTHS).num_examples == 74
+    assert capsys.readouterr().err == f"skipped 1 records: no field 'passage' (first: {bad}:1)\n"
+
+
+def test_a_mixture_is_bound_by_gin(sources, tmp_path):
+    import gin
+
+    from jaxir import gin_config
+    from jaxir.train import train
+
+    recipe = tmp_path / "mixture.gin"
+    recipe.write_text(
+        "from __gin__ import dynamic_registration\n"
+        "from jaxir import train\n"
+        "from jaxir.data import mixture\n"
+        "from jaxir.data import pair_sources\n"
+        "train.train.data = @mixture.Mixture()\n"
+        "mixture.Mixture.sources = [@a/pair_sources.JsonlPairs(), @b/pair_sources.JsonlPairs()]\n"
+        "mixture.Mixture.rates = [2, 1]\n"
+        f"a/pair_sources.JsonlPairs.path = '{sources[0].path}'\n"
+        f"b/pair_sources.JsonlPairs.path = '{sources[1].path}'\n"
+    )
+    bound, _ = gin_config.bind(train, [str(recipe)], [], {})
+    data = gin.get_bindings(bound)["data"]
+    assert data == Mixture(sources=sources[:2], rates=[2, 1])
+    gin.clear_config()

@@ -1,0 +1,105 @@
+"""python -m jaxir.prepare: published formats become BEIR folders that evaluation and training read."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from jaxir import cli
+from jaxir.data.lines import OnBadInput
+from jaxir.data.msmarco import MsMarcoPairs
+from jaxir.data.multireqa import MultiReqaPairs
+from jaxir.data.pair_sources import BeirPairs
+from jaxir.evaluation.collection import read_collection
+
+spec = importlib.util.spec_from_file_location("published", Path(__file__).parent / "published.py")
+published = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(published)
+
+
+def prepare(*flags):
+    return cli.main("jaxir.prepare:prepare", flags)
+
+
+def examples(source):
+    return list(source.examples(OnBadInput()))
+
+
+def test_msmarco_with_two_splits(tmp_path, capsys):
+    folder, output = published.write_msmarco(tmp_path / "msmarco"), tmp_path / "out"
+    assert prepare(f"--dataset=msmarco:{folder}", "--splits=train,dev.small", f"--output={output}") == 0
+    assert capsys.readouterr().out == (
+        f"{output}: 6 passages, 4 queries, 3 judgements (train), 1 judgements (dev.small)\n"
+        f"evaluate on it: python -m jaxir.evaluate --model=MODEL --dataset=beir:{output} --split=train\n"
+    )
+    for split in ("train", "dev.small"):
+        pairs = examples(MsMarcoPairs(directory=str(folder), split=split))
+        assert examples(BeirPairs(directory=str(output), split=split)) == pairs != []
+    collection = read_collection(output, "dev.small")
+    assert collection.qrels == {"1048585": {"3": 1}} and len(collection.documents) == 6
+
+
+@pytest.mark.parametrize("with_context", ["true", "false"])
+def test_multireqa(tmp_path, with_context):
+    mrqa, candidates = published.write_multireqa(tmp_path)
+    output = tmp_path / "out"
+    flags = [
+        f"--dataset=multireqa:{mrqa},{candidates}",
+        f"--output={output}",
+        f"--with_context={with_context}",
+    ]
+    assert prepare(*flags) == 0
+    source = MultiReqaPairs(mrqa=str(mrqa), candidates=str(candidates), with_context=with_context == "true")
+    assert examples(BeirPairs(directory=str(output), split="test")) == examples(source)
+    assert len(read_collection(output).query_ids) == 5
+
+
+def test_natural_questions(tmp_path, capsys):
+    records = [
+        published.nq_dev_record(1, "since when", published.TABLE),
+        published.nq_dev_record(2, "no", (-1, -1)),
+    ]
+    path = published.write_lines(tmp_path / "nq.jsonl", [json.dumps(record) for record in records])
+    assert prepare(f"--dataset=nq:{path}", "--splits=dev", f"--output={tmp_path / 'out'}") == 0
+    assert "skipped 1 records: question without a long answer" in capsys.readouterr().err
+    collection = read_collection(tmp_path / "out", "dev")
+    assert collection.documents == ["Kettle A kettle boils water .", "Kettle Made since 1900"]
+    assert collection.queries == ["since when"]
+
+
+def test_beir_from_tfds(tmp_path):
+    pytest.importorskip("tensorflow_datasets")
+    row = published.beir_row
+    splits = {"test": [row("q1", "question", "d1", "text", 2.0, "Title")], "query": [row("q1", "question")]}
+    published.store_tfds(
+        tmp_path, "beir/scidocs", splits | {"passage": [row(passage_id="d1", passage="text", title="Title")]}
+    )
+    assert (
+        prepare("--dataset=tfds:beir/scidocs", f"--data_dir={tmp_path}", f"--output={tmp_path / 'out'}") == 0
+    )
+    (pair,) = examples(BeirPairs(directory=str(tmp_path / "out"), split="test"))
+    assert tuple(pair) == ("q1", "question", "d1", "Title text", ())
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        ("msmraco:DIR", "--dataset must be one of msmarco:DIR, .*; did you mean 'msmarco'"),
+        ("msmarco:", "--dataset must be one of"),
+        ("msmarco:{}/none", "is not an MS MARCO folder"),
+        ("multireqa:{}/a.jsonl.gz", "takes two files, MRQA_FILE,CANDIDATES_FILE"),
+        ("nq:{}/none.jsonl", "no such file or directory"),
+        ("nq:{}/bad.jsonl", "bad.jsonl:2: not valid JSON"),
+    ],
+)
+def test_bad_input_leaves_nothing_behind(tmp_path, capsys, dataset, message):
+    good = json.dumps(published.nq_record(1, "what", published.PARAGRAPH))
+    published.write_lines(tmp_path / "bad.jsonl", [good, "{"])
+    before = sorted(tmp_path.iterdir())
+    assert prepare(f"--dataset={dataset.format(tmp_path)}", f"--output={tmp_path / 'out'}") == 1
+    err = capsys.readouterr().err
+    assert err.startswith("error: ") and err.count("\n") == 1
+    assert re.search(message, err)
+    assert sorted(tmp_path.iterdir()) == before

@@ -1,0 +1,288 @@
+"""Readers of MS MARCO, MultiReQA, Natural Questions and DPR on small files of the published formats."""
+
+import gzip
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from jaxir.data import dpr, msmarco, multireqa, natural_questions
+from jaxir.data.lines import OnBadInput
+from jaxir.data.sources import PairExample, text_id
+from jaxir.errors import BadInputError, UserError
+
+spec = importlib.util.spec_from_file_location("published", Path(__file__).parent / "published.py")
+published = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(published)
+LAKE, MILL, NOTE = published.LAKE, published.MILL, published.NOTE
+
+
+def examples(source, policy="stop"):
+    return list(source.examples(OnBadInput(policy)))
+
+
+def test_msmarco_pairs_and_collection(tmp_path):
+    folder = msmarco.MsMarcoFolder(published.write_msmarco(tmp_path))
+    assert folder.splits == ["dev.small", "train"]
+    passage = "Passage {} on rivers – and banks."
+    assert examples(msmarco.MsMarcoPairs(directory=str(tmp_path))) == [
+        PairExample("121352", "define river", "1", passage.format(1)),
+        PairExample("634306", "what is a bank", "4", passage.format(4)),
+        PairExample("634306", "what is a bank", "5", passage.format(5)),
+    ]
+    (dev,) = examples(msmarco.MsMarcoPairs(directory=str(tmp_path), split="dev.small"))
+    assert (dev.query, dev.passage_id) == ("where do rivers end", "3")
+    assert [d.contents for d in folder.documents()] == [passage.format(i) for i in range(6)]
+    assert [q.id for q in folder.queries("train")] == ["121352", "634306", "7"]
+
+
+def test_msmarco_triples_are_pairs_with_the_negatives_of_their_run(tmp_path):
+    published.write_msmarco(tmp_path)
+    pairs = examples(msmarco.MsMarcoTriples(directory=str(tmp_path), max_negatives=2))
+    assert [(p.query_id, p.passage_id, [i for i, _ in p.negatives]) for p in pairs] == [
+        ("121352", "1", ["2", "3"]),
+        ("634306", "4", ["0"]),
+        ("634306", "5", ["2"]),
+    ]
+    assert pairs[0].negatives[0][1] == "Passage 2 on rivers – and banks."
+    with pytest.raises(UserError, match="max_negatives must be 1 or more"):
+        examples(msmarco.MsMarcoTriples(directory=str(tmp_path), max_negatives=0))
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "reason"),
+    [
+        ("collection.tsv", "no tab", "expected id<TAB>text but the line has no tab"),
+        ("collection.tsv", "9\t ", "no text after the tab"),
+        ("collection.tsv", "3\tagain", "duplicate id '3'"),
+        ("queries.train.tsv", "a b\ttext", "white space in it"),
+        ("qrels.train.tsv", "7\t3\t1", "expected 4 tab-separated columns (query-id, 0, document-id, score)"),
+        ("qrels.train.tsv", "8\t0\t3\t1", "judges an unknown query '8'"),
+        ("qrels.train.tsv", "7\t0\t99\t1", "judges an unknown document '99'"),
+        ("qrels.train.tsv", "7\t0\t3\tx", "the score is not an integer: 'x'"),
+        ("qidpidtriples.tsv", "7\t3", "expected 3 tab-separated ids"),
+        ("qidpidtriples.tsv", "8\t3\t4", "an unknown query '8'"),
+        ("qidpidtriples.tsv", "7\t3\t99", "an unknown passage '99'"),
+    ],
+)
+def test_malformed_msmarco_lines_have_a_place(tmp_path, name, line, reason):
+    published.write_msmarco(tmp_path)
+    triples = gzip.decompress((tmp_path / "qidpidtriples.train.full.2.tsv.gz").read_bytes())
+    (tmp_path / "qidpidtriples.tsv").write_bytes(triples)
+    with (tmp_path / name).open("a") as file:
+        file.write(line + "\n")
+    number = (tmp_path / name).read_text().count("\n")
+    kind = msmarco.MsMarcoTriples if "triples" in name else msmarco.MsMarcoPairs
+    extra = {"triples": "qidpidtriples.tsv"} if "triples" in name else {}
+    with pytest.raises(BadInputError) as raised:
+        examples(kind(directory=str(tmp_path), **extra))
+    assert str(raised.value).startswith(f"{tmp_path / name}:{number}: ") and reason in str(raised.value)
+    assert len(examples(kind(directory=str(tmp_path), **extra), "skip")) == 3
+
+
+def test_msmarco_folder_that_is_none(tmp_path):
+    with pytest.raises(UserError, match="is not an MS MARCO folder: it has no collection"):
+        msmarco.MsMarcoFolder(tmp_path)
+    published.write_msmarco(tmp_path)
+    with pytest.raises(UserError, match=r"no split 'dev' \(has: dev.small, train\)"):
+        examples(msmarco.MsMarcoPairs(directory=str(tmp_path), split="dev"))
+
+
+@pytest.fixture
+def multi(tmp_path):
+    mrqa, candidates = published.write_multireqa(tmp_path)
+    return {"mrqa": str(mrqa), "candidates": str(candidates)}
+
+
+def test_multireqa_pairs_a_question_with_the_sentences_that_answer_it(multi, capsys):
+    collector = OnBadInput()
+    pairs = list(multireqa.MultiReqaPairs(**multi, with_context=False).examples(collector))
+    first, second, third = (
+        "The lake is 24–30 m deep.",
+        "It froze in 1929 and again in 1963.",
+        "Ferries cross it.",
+    )
+    lake = "SQuAD_a1/a2/a3/a4/_"
+    assert [(p.query_id, p.query, p.passage_id, p.passage) for p in pairs] == [
+        ("a1", "How deep is the lake?", f"{lake}0", first),
+        ("a2", "When did it freeze?", f"{lake}1", second),
+        ("a3", "What crosses it?", f"{lake}2", third),
+        ("a4", "What is deep and froze?", f"{lake}0", first),  # an answer over two sentences
+        ("a4", "What is deep and froze?", f"{lake}1", second),
+        (
+            "a2",
+            "When did it freeze?",
+            "SQuAD_b1/_1",
+            "It froze in 1929.",
+        ),  # the same words: the same question
+        ("c1", "In which year did it freeze first?", f"{lake}1", second),  # the same text: the same sentences
+    ]
+    collector.report()
+    err = capsys.readouterr().err
+    assert "skipped 2 records: question without an answer sentence (first: " in err and err.endswith(":5)\n")
+
+
+def test_multireqa_gives_a_sentence_its_context(multi):
+    pairs = examples(multireqa.MultiReqaPairs(**multi))
+    assert pairs[0].passage == f"The lake is 24–30 m deep. {LAKE}"
+    assert pairs[5].passage == f"It froze in 1929. {NOTE}"
+
+
+def test_multireqa_collection_is_every_sentence_once(multi):
+    answers = multireqa.MultiReqaPairs(**multi, with_context=False).answers(OnBadInput())
+    documents, queries, qrels = answers.collection()
+    assert [d.id for d in documents] == [f"SQuAD_a1/a2/a3/a4/_{i}" for i in range(3)] + ["SQuAD_b1/_1"]
+    assert [q.id for q in queries] == ["a1", "a2", "a3", "a4", "c1"]
+    assert len(qrels) == 7 and len(set(qrels)) == 7
+
+
+@pytest.mark.parametrize(
+    ("which", "record", "reason"),
+    [
+        ("mrqa", {"qas": []}, "no field 'context'"),
+        ("mrqa", {"context": "x", "qas": ["q"]}, "an item of 'qas' is not an object"),
+        ("mrqa", {"context": "x", "qas": [{"qid": "z"}]}, "no field 'question'"),
+        ("mrqa", {"context": "x", "qas": [{"qid": 3, "question": "q"}]}, "field 'qid' is not a string"),
+        (
+            "mrqa",
+            {
+                "context": "x",
+                "qas": [{"qid": "z", "question": "q", "detected_answers": [{"char_spans": [[1]]}]}],
+            },
+            "an item of 'char_spans' is not [start, end]: [1]",
+        ),
+        (
+            "mrqa",
+            {"context": "short", "qas": [{"qid": "a1", "question": "q"}]},
+            f"the sentence boundaries are of another context: the last one is at character {len(LAKE)} of 5",
+        ),
+        ("candidates", {"candidate_id": "z_1"}, "candidate_id is not NAME_QUESTION/.../_NUMBER: 'z_1'"),
+        ("candidates", {"candidate_id": "S_z/_1"}, "field 'response_start' is not an integer: None"),
+        (
+            "candidates",
+            {"candidate_id": "S_z/_1", "response_start": 5, "response_end": 5},
+            "a sentence must end after it starts: 5 to 5",
+        ),
+        (
+            "candidates",
+            {"candidate_id": "SQuAD_b1/_1", "response_start": 5, "response_end": 6},
+            "duplicate candidate_id: 'SQuAD_b1/_1'",
+        ),
+        (
+            "candidates",
+            {"candidate_id": "SQuAD_b1/z/_1", "response_start": 5, "response_end": 6},
+            "a question id stands for two contexts: 'b1'",
+        ),
+    ],
+)
+def test_malformed_multireqa_lines_have_a_place(multi, which, record, reason):
+    path = Path(multi[which])
+    lines = gzip.decompress(path.read_bytes()).decode() + json.dumps(record) + "\n"
+    path.write_text(lines)  # gzip is told by its first bytes
+    with pytest.raises(BadInputError) as raised:
+        examples(multireqa.MultiReqaPairs(**multi))
+    assert str(raised.value).startswith(f"{path}:{lines.count(chr(10))}: ") and reason in str(raised.value)
+    assert len(examples(multireqa.MultiReqaPairs(**multi), "skip")) == 7
+
+
+KETTLE, SINCE = "A kettle boils water .", "Made since 1900"
+
+
+@pytest.mark.parametrize("record", [published.nq_record, published.nq_dev_record], ids=["train", "dev"])
+def test_natural_questions_pairs_a_question_with_its_long_answers(tmp_path, capsys, record):
+    paragraph, table, none = published.PARAGRAPH, published.TABLE, (-1, -1)
+    lines = [
+        record(-222, "what does a kettle do", paragraph, none, paragraph),
+        record(333, "since when", table, paragraph),
+        record(444, "unanswered", none),
+    ]
+    path = published.write_lines(tmp_path / "nq.jsonl.gz", [json.dumps(x) for x in lines])
+    collector = OnBadInput()
+    pairs = list(natural_questions.NaturalQuestionsPairs(path=str(path)).examples(collector))
+    assert [(p.query_id, p.query, p.passage) for p in pairs] == [
+        ("-222", "what does a kettle do", f"Kettle {KETTLE}"),
+        ("333", "since when", f"Kettle {SINCE}"),
+        ("333", "since when", f"Kettle {KETTLE}"),
+    ]
+    assert pairs[0].passage_id == pairs[2].passage_id == text_id(f"Kettle {KETTLE}")
+    collector.report()
+    assert capsys.readouterr().err == f"skipped 1 records: question without a long answer (first: {path}:3)\n"
+
+    documents, queries, qrels = (
+        natural_questions.NaturalQuestionsPairs(path=str(path)).answers(collector).collection()
+    )
+    assert [(d.title, d.text) for d in documents] == [("Kettle", KETTLE), ("Kettle", SINCE)]
+    assert [q.id for q in queries] == ["-222", "333"] and len(qrels) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"question_text": ""}, "field 'question_text' is empty"),
+        ({"example_id": "1"}, "field 'example_id' is not an integer: '1'"),
+        ({"document_text": None}, "field 'document_text' is not a string but null"),
+        ({"annotations": [{"long_answer": 3}]}, "an item of 'annotations' is not an object: 3"),
+        ({"annotations": [{"long_answer": {"start_token": 3}}]}, "has no start_token and end_token"),
+        (
+            {"annotations": [{"long_answer": {"start_token": 3, "end_token": 900}}]},
+            "a span of tokens lies outside the document: 3 to 900 of 24",
+        ),
+    ],
+)
+def test_malformed_natural_questions_have_a_place(tmp_path, change, reason):
+    good = published.nq_record(1, "what", published.PARAGRAPH)
+    path = published.write_lines(tmp_path / "nq.jsonl", [json.dumps(good), json.dumps(good | change)])
+    source = natural_questions.NaturalQuestionsPairs(path=str(path))
+    with pytest.raises(BadInputError) as raised:
+        examples(source)
+    assert str(raised.value).startswith(f"{path}:2: ") and reason in str(raised.value)
+    assert len(examples(source, "skip")) == 1
+
+
+def test_dpr_reads_a_json_array_object_by_object(tmp_path, monkeypatch):
+    monkeypatch.setattr(dpr, "_LINES_AT_ONCE", 3)  # far less than an object
+    path = tmp_path / "biencoder-nq-train.json.gz"
+    path.write_bytes(gzip.compress(json.dumps(published.dpr_records(), indent=4).encode()))
+    pairs = examples(dpr.DprPairs(path=str(path)))
+    kettle = 'Kettle A "kettle" boils\nwater [1].'
+    assert [(p.query, p.passage, [text for _, text in p.negatives]) for p in pairs] == [
+        ("what does a kettle do", kettle, ["Pot A pot cooks soup.", "Pan A pan fries."]),
+        ("where is tea from", "Tea Tea came from Asia.", [kettle]),
+        ("where is tea from", "Asia Tea grows there.", [kettle]),
+    ]
+    assert pairs[0].passage_id == pairs[1].negatives[0][0] == text_id(kettle)
+    assert pairs[1].query_id == pairs[2].query_id
+
+
+@pytest.mark.parametrize("at_once", [1, 4096])
+@pytest.mark.parametrize(
+    ("text", "place", "reason"),
+    [
+        ("{}", ":1", "a JSON array of objects is needed"),
+        ("[GOOD,\nGOOD", ":2", "a comma or the end of the JSON array is missing"),
+        ("[GOOD\n\nGOOD]", ":3", "a comma or the end of the JSON array is missing"),
+        ("[GOOD,\n]", ":2", "not valid JSON (Expecting value)"),
+        ("[GOOD,\n{\n'a': 1}]", ":3", "not valid JSON (Expecting property name"),
+        ('[GOOD,\n{"question', ":2", "not valid JSON ("),
+        ("[GOOD]\n\nmore", ":3", "text after the end of the JSON array"),
+        ("[]", "", "the file has no usable record"),
+        ("[GOOD,\n3]", ":2", "an item of 'the array' is not an object: 3"),
+        ('[GOOD,\n{"question": "x"}]', ":2", "no passage in 'positive_ctxs'"),
+        ("[GOOD,\n\xff]", ":2", "not UTF-8"),
+    ],
+)
+def test_malformed_dpr_files_have_a_place(tmp_path, monkeypatch, text, place, reason, at_once):
+    monkeypatch.setattr(dpr, "_LINES_AT_ONCE", at_once)
+    good = json.dumps(published.dpr_records()[0])
+    path = tmp_path / "dpr.json"
+    path.write_bytes(text.replace("GOOD", good).encode("latin-1"))
+    with pytest.raises(BadInputError) as raised:
+        examples(dpr.DprPairs(path=str(path)))
+    assert str(raised.value).startswith(f"{path}{place}: {reason}")
+
+
+def test_a_malformed_object_of_dpr_can_be_skipped(tmp_path):
+    path = tmp_path / "dpr.json"
+    path.write_text(json.dumps([*published.dpr_records(), {"question": "x"}]))
+    assert len(examples(dpr.DprPairs(path=str(path)), "skip")) == 3

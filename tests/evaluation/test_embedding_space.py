@@ -1,0 +1,141 @@
+"""Separability, ratios and figures: on clouds of points whose answers are known, and on a model."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from jaxtyping import TypeCheckError
+
+from jaxir import cli
+from jaxir.analyze import analyze
+from jaxir.errors import UserError
+from jaxir.evaluation import embedding_space
+
+MODEL = f"hf:{Path(__file__).resolve().parent.parent / 'golden' / 'bert'}"
+WORDS = ["apple", "banana", "cherry", "dune", "ember", "fjord", "grove", "harbour", "iris", "jade"]
+
+
+def unit(x):
+    return (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
+
+
+def cloud(seed, count=300, dimension=16):
+    return np.random.default_rng(seed).normal(size=(count, dimension))
+
+
+def test_towers_that_overlap_cannot_be_told_apart():
+    found = embedding_space.separability(unit(cloud(0)), unit(cloud(1)), seed=0)
+    assert abs(found.auc - 0.5) < 0.06
+    assert abs(found.accuracy - 0.5) < 0.06
+    assert abs(found.neighbours - 0.5) < 0.03
+
+
+def test_a_shared_space_of_close_pairs_counts_as_one():
+    # A passage is its query's nearest neighbour: counted naively, neighbours would be of the other tower.
+    query = cloud(0)
+    found = embedding_space.separability(unit(query), unit(query + 0.05 * cloud(1)), seed=0)
+    assert abs(found.auc - 0.5) < 0.06
+    assert abs(found.neighbours - 0.5) < 0.04
+
+
+def test_towers_that_are_apart_can():
+    shift = np.zeros(16)
+    shift[3] = 6.0
+    found = embedding_space.separability(unit(cloud(0)), unit(cloud(1) + shift), seed=0)
+    assert found.auc > 0.99 and found.accuracy > 0.95 and found.neighbours > 0.85
+
+
+def test_neighbours_see_what_no_hyperplane_separates():
+    # Queries point along either end of an axis, passages across it: the means are the same.
+    axis = np.zeros(16)
+    axis[0] = 8.0
+    query = cloud(0) + axis * np.random.default_rng(2).choice([-1, 1], 300)[:, None]
+    found = embedding_space.separability(unit(query), unit(cloud(1)), seed=0)
+    assert abs(found.auc - 0.5) < 0.1 and found.neighbours > 0.8
+
+
+def test_few_pairs_and_wrong_shapes_are_refused():
+    with pytest.raises(UserError, match="at least 40 queries, not 39"):
+        embedding_space.separability(unit(cloud(0, 39)), unit(cloud(1, 39)))
+    with pytest.raises(TypeCheckError):
+        embedding_space.separability(unit(cloud(0, 50)), unit(cloud(1, 49)))
+
+
+def test_similarities_of_random_pairs_leave_out_the_own_one():
+    # Orthogonal queries; each passage is its query: only i = j would give anything but 0.
+    eye = np.eye(8, dtype=np.float32)
+    numerators, divisors = embedding_space.similarity_ratios(eye, eye, samples=500)
+    assert not numerators.any() and not divisors.any() and len(divisors) == 500
+    query, passage = unit(np.ones((8, 4)) + 0.1 * cloud(0, 8, 4)), unit(np.ones((8, 4)) * [1, 1, 0, 0])
+    numerators, divisors = embedding_space.similarity_ratios(query, passage, samples=500)
+    assert np.median(numerators / divisors) == pytest.approx(np.sqrt(2), abs=0.1)
+
+
+def test_spread_describes_a_sample():
+    found = embedding_space.spread(np.arange(101.0))
+    assert (found.count, found.mean, found.median, found.interquartile_range) == (101, 50.0, 50.0, 50.0)
+    assert found.deviation == pytest.approx(np.arange(101.0).std())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("pairs")
+    rng = np.random.default_rng(0)
+    (directory / "qrels").mkdir()
+    corpus, queries, lines = [], [], ["query-id\tcorpus-id\tscore\n"]
+    for i in range(60):
+        words = rng.choice(WORDS, 6).tolist()
+        corpus.append({"_id": f"d{i}", "text": " ".join(words)})
+        if i < 50:
+            queries.append({"_id": f"q{i}", "text": " ".join(words[:3])})
+            lines.append(f"q{i}\td{i}\t1\n")
+    (directory / "qrels" / "test.tsv").write_text("".join(lines))
+    for name, records in (("corpus", corpus), ("queries", queries)):
+        (directory / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    return directory
+
+
+def test_the_command_draws_and_counts_the_same_for_the_same_model(folder, tmp_path, capsys):
+    from matplotlib.image import imread
+
+    flags = {"models": [f"one={MODEL}", f"two={MODEL}"], "dataset": f"beir:{folder}", "documents": 55}
+    values = analyze(**flags, output=str(tmp_path / "a"))
+    printed = capsys.readouterr().out
+    assert "50 queries, 55 documents" in printed and "neighbours of the same tower" in printed
+    assert values == json.loads((tmp_path / "a" / "analysis.json").read_text())
+    one, two = values["models"]["one"], values["models"]["two"]
+    assert one == two | {"model": one["model"]}
+    assert f"{one['ratio']['quantiles']['0.5']:.3f}" in printed
+    assert one["nearest"]["mean"] >= one["own"]["mean"]
+    assert one["nearest"]["count"] == 50
+    for name in ("figure1", "figure5", "figure6"):
+        image = imread(tmp_path / "a" / f"{name}.png")
+        assert min(image.shape[:2]) > 300 and image[..., :3].std() > 0.02
+    left, right = np.split(imread(tmp_path / "a" / "figure1.png")[150:-150, :, :3], 2, axis=1)
+    assert (left != 1).any(2).mean() == pytest.approx((right != 1).any(2).mean(), rel=0.1)  # the same points
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"dataset": "DIR"}, "--dataset must be beir:DIR, not 'DIR'"),
+        ({"dataset": "beir:no/such"}, "no/such is not a directory"),
+        ({"split": "tset"}, "did you mean 'test'?"),
+        ({"models": f"{MODEL},{MODEL}"}, "twice; write NAME=MODEL"),
+        ({"models": "no/such"}, "no/such: no such model directory"),
+        ({"queries": "30"}, "at least 40 queries, not 30"),
+        ({"documents": "0"}, "queries and documents must be at least 1"),
+    ],
+)
+def test_mistakes_cost_one_sentence_and_write_nothing(folder, tmp_path, capsys, changes, sentence):
+    given = {"models": MODEL, "dataset": f"beir:{folder}", "output": str(tmp_path / "out")} | changes
+    assert cli.main("jaxir.analyze:analyze", [f"--{name}={value}" for name, value in given.items()]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and sentence in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_output_that_exists_is_kept(folder, tmp_path):
+    with pytest.raises(UserError, match="already exists"):
+        analyze(models=[MODEL], dataset=f"beir:{folder}", output=str(tmp_path))

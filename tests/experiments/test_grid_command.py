@@ -1,0 +1,94 @@
+"""`python -m jaxir.grid` from flags to table, with real training in real processes."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from jaxir import cli
+from jaxir.interop import model_dir
+
+TINY_MODEL = """
+include "gin/experiments/minilm.gin"
+MODEL = "{model}"
+QUERY_LENGTH = 8
+PASSAGE_LENGTH = 8
+"""
+
+
+@pytest.fixture
+def flags(tmp_path, folder, model) -> list[str]:
+    (tmp_path / "tiny.gin").write_text(TINY_MODEL.format(model=model))
+    return [
+        "--recipe=gin/runs/few_steps.gin",
+        f"--datasets=toy={folder}",
+        f"--models={tmp_path / 'tiny.gin'}",
+        "--steps=24",
+        "--metrics=P@1 RR",
+        f"--output_dir={tmp_path / 'grid'}",
+        "--bindings=BATCH_SIZE=8,DEV_DISTRACTORS=4",
+    ]
+
+
+def test_a_grid_from_end_to_end(tmp_path, flags):
+    def run(*more):
+        command = [sys.executable, "-m", "jaxir.grid", *flags, "--sharing=ade_spl", *more]
+        return subprocess.run(command, capture_output=True, text=True, timeout=280)
+
+    done = run("--objectives=pair")
+    assert done.returncode == 0, done.stderr
+    out = tmp_path / "grid"
+    lines = done.stdout.splitlines()
+    assert [word.strip() for word in lines[0].strip("|").split("|")] == ["Model", "Loss", "toy P@1", "toy RR"]
+    assert lines[2].startswith("| ADE-SPL | PAIR |") and len(lines) == 3
+    assert (out / "table.md").read_text() == done.stdout
+    pair = out / "cells" / "toy-tiny-ade_spl-pair-seed0"
+    assert sorted(p.name for p in pair.iterdir()) == [
+        "commands.txt",
+        "log.txt",
+        "model",
+        "stage1",
+        "test.json",
+    ]
+    config = (pair / "model" / "config.gin").read_text()
+    assert "in_batch_softmax" in config and f"{pair.name}/stage1" in config
+    assert (
+        (pair / "stage1" / "COMPLETE").read_text()
+        == (pair / "model" / "COMPLETE").read_text()
+        == "12 steps\n"
+    )
+    trained = model_dir.load(str(pair / "model"))
+    assert trained.model.config.sharing == "ade_spl"
+    numbers = json.loads((out / "results.json").read_text())
+    scores = json.loads((pair / "test.json").read_text())
+    (found,) = (s for s in numbers["scores"] if s["metric"] == "RR")
+    assert found["mean"] == pytest.approx(scores["metrics"]["RR"])
+    assert len(scores["per_query"]["RR"]) == 8
+
+    again = run("--objectives=pair")
+    assert again.returncode == 0
+    assert "1 of 1 cells are finished already" in again.stderr
+    assert again.stdout == done.stdout
+
+
+def test_mistakes_cost_one_sentence_and_write_nothing(tmp_path, flags, capsys):
+    for extra, sentence in (
+        ("--objectives=samtonne", "there is no objective 'samtonne'"),
+        ("--seeds=one", "seeds must be whole numbers, not 'one'"),
+        ("--split=tset", "has no split 'tset' (has: dev, test, train); did you mean 'test'?"),
+        ("--metrics=nDGC@10", "there is no metric 'nDGC@10'"),
+    ):
+        kept = [flag for flag in flags if not flag.startswith(extra.split("=")[0] + "=")]
+        assert cli.main("jaxir.grid:grid", [*kept, extra]) == 1
+        error = capsys.readouterr().err
+        assert error.startswith("error: ") and error.count("\n") == 1 and sentence in error
+    assert not (tmp_path / "grid").exists()
+
+
+def test_dry_run_prints_what_can_be_typed(tmp_path, flags, capsys):
+    assert cli.main("jaxir.grid:grid", [*flags, "--dry_run", "--objectives=pair", "--sharing=sde"]) == 0
+    lines = capsys.readouterr().out.strip().splitlines()
+    assert [line.split()[2] for line in lines] == ["jaxir.train", "jaxir.train", "jaxir.evaluate"]
+    assert "--gin.BATCH_SIZE=8" in lines[0] and "--seed=0" in lines[0]
+    assert not (tmp_path / "grid").exists()

@@ -1,0 +1,215 @@
+"""The shipped grids: each cell's commands resolve to the model and the loss that it is named after."""
+
+import functools
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import gin
+import pytest
+
+from jaxir import gin_config
+from jaxir.errors import UserError
+from jaxir.experiments import plan
+from jaxir.experiments.duplicates import DuplicateRich
+from jaxir.experiments.towers import UnderIdentityProjection
+from jaxir.grid import grid
+from jaxir.interop.build import Pretrained
+from jaxir.train import train
+
+ROOT = Path(__file__).resolve().parents[2]
+GRIDS = ["table1", "minilm_grid", "minilm_duplicates_grid"]
+LOSSES = {
+    "standard": [("in_batch_softmax", None)],
+    "samtone": [("samtone", "query")],
+    "samtone_both": [("samtone", "both")],
+    "pair": [("pair", None), ("in_batch_softmax", None)],
+}
+
+
+@pytest.fixture(autouse=True)
+def forget_gin():
+    yield
+    gin.clear_config()
+
+
+def commands(name, folder, output, capsys) -> list[list[list[str]]]:
+    """Returns the words of each command of each cell of a shipped grid, as --dry_run prints them."""
+    bound, _ = gin_config.bind(
+        grid, [f"gin/experiments/{name}.gin"], [], {"output_dir": "x", "datasets": "x"}
+    )
+    capsys.readouterr()
+    assert bound(output_dir=str(output), datasets=[f"data={folder}"], dry_run=True) == 0
+    cells = capsys.readouterr().out.strip().split("\n\n")
+    return [[shlex.split(line) for line in cell.splitlines()] for cell in cells]
+
+
+def resolve(words):
+    """Returns what gin binds of `train` in a training command."""
+    files = [w.removeprefix("--gin_file=") for w in words if w.startswith("--gin_file=")]
+    bindings = [w.removeprefix("--gin.") for w in words if w.startswith("--gin.")]
+    gin_config.bind(train, files, bindings, {"output_dir": "run", "seed": 0})
+    return gin.get_bindings(train)
+
+
+@pytest.mark.parametrize(
+    ("name", "count"), [("table1", 9), ("minilm_grid", 18), ("minilm_duplicates_grid", 48)]
+)
+def test_every_cell_of_a_shipped_grid_resolves_to_what_it_is_called(name, count, folder, tmp_path, capsys):
+    cells = commands(name, folder, tmp_path / "grid", capsys)
+    assert len(cells) == count
+    for *training, testing in cells:
+        model = next(w for w in testing if w.startswith("--model=")).removeprefix("--model=")
+        cell = Path(model).parent.name
+        found = re.fullmatch(r"data-(\w+)-(ade|ade_spl|sde)-(\w+?)(?:-(\w+))?-seed(\d)", cell)
+        _, sharing, method, variant, seed = found.groups()
+        if seed != "0":
+            continue  # the same recipes again
+        steps, source = 0, None
+        for words, (loss, tower) in zip(training, LOSSES[method], strict=True):
+            bound = resolve(words)
+            assert isinstance(bound["model"], Pretrained if name == "table1" else UnderIdentityProjection)
+            assert bound["model"].sharing == sharing
+            assert source is None or bound["model"].source == source
+            assert bound["objective"].loss.__name__ == loss
+            if tower:
+                assert gin.query_parameter("SAME_TOWER/gin.macro.value") == tower
+            if variant:
+                assert isinstance(bound["data"], DuplicateRich)
+                assert bound["data"].mask_duplicates == (variant == "masked")
+            assert bound["data"].directory == bound["dev"].directory == str(folder)
+            steps += bound["steps"]
+            source = next(w for w in words if w.startswith("--output_dir=")).removeprefix("--output_dir=")
+        assert steps == (20_000 if name == "table1" else 400)
+        assert source == model
+        assert f"--dataset=beir:{folder}" in testing
+    assert not (tmp_path / "grid").exists()
+
+
+def test_the_papers_grid_has_the_papers_temperature_and_optimizer(folder, tmp_path, capsys):
+    for *training, _ in commands("table1", folder, tmp_path, capsys):
+        for words in training:
+            bound = resolve(words)
+            assert gin.query_parameter("TEMPERATURE/gin.macro.value") == 0.01
+            assert (bound["batch_size"], bound["optimizer"].learning_rate) == (512, 1e-3)
+            assert bound["model"].projection == 768
+            assert "large" in bound["model"].source or "stage1" in bound["model"].source
+
+
+def test_the_small_grid_has_a_temperature_that_few_steps_need(folder, tmp_path, capsys):
+    resolve(commands("minilm_grid", folder, tmp_path, capsys)[0][0])
+    assert gin.query_parameter("TEMPERATURE/gin.macro.value") == 0.05
+
+
+planned = functools.partial(
+    plan.plan_cells, recipe=["gin/runs/few_steps.gin"], steps=7, bindings=(), metrics="P@1", split="test"
+)
+
+
+def axes(folder, **changes) -> plan.Axes:
+    given = {
+        "models": ["minilm"],
+        "sharing": ["sde"],
+        "objectives": ["standard"],
+        "variants": [plan.PLAIN],
+        "datasets": [str(folder)],
+        "seeds": [0],
+    }
+    return plan.Axes(**given | changes)
+
+
+def test_stages_share_the_steps_and_follow_one_another(folder):
+    (cell,) = planned(
+        axes(
+            folder,
+            objectives=["mine=gin/objectives/pair.gin+gin/objectives/samtone.gin+gin/objectives/pair.gin"],
+        ),
+        output_dir=Path("grid"),
+    )
+    assert cell.name == "pairs-minilm-sde-mine-seed0"
+    runs = [run for run, _ in cell.commands.training]
+    assert [run.name for run in runs] == ["stage1", "stage2", "model"]
+    assert [[w for w in words if w.startswith("--gin.STEPS")] for _, words in cell.commands.training] == [
+        ["--gin.STEPS=2"],
+        ["--gin.STEPS=2"],
+        ["--gin.STEPS=3"],
+    ]
+    starts = [[w for w in words if w.startswith("--gin.MODEL")] for _, words in cell.commands.training]
+    assert starts == [[], [f"--gin.MODEL={runs[0]}"], [f"--gin.MODEL={runs[1]}"]]
+
+
+def test_only_the_first_stage_starts_from_a_checkpoint_that_is_given(folder):
+    (cell,) = plan.plan_cells(
+        axes(folder, models=["t5_1_1/base"], objectives=["pair"]),
+        recipe=["gin/runs/samtone_paper.gin"],
+        steps=2,
+        bindings=["INITIAL_CHECKPOINT_PATH=t5/checkpoint_1", "TOKENIZER=t5/sp.model", "PROJECTION=8"],
+        metrics="P@1",
+        split="test",
+        output_dir=Path("grid"),
+    )
+    first, second = (words for _, words in cell.commands.training)
+    assert resolve(first)["model"].source == "t5x:t5/checkpoint_1"
+    found = resolve(second)["model"]
+    assert (found.source, found.tokenizer, found.projection) == (f"grid/cells/{cell.name}/stage1", None, 8)
+
+
+def test_a_cell_is_the_same_wherever_grid_and_data_lie(folder, tmp_path):
+    (here,) = planned(axes(folder), output_dir=tmp_path / "here")
+    moved = folder.rename(tmp_path / "moved")
+    (there,) = planned(axes(moved, datasets=[f"pairs={moved}"]), output_dir=tmp_path / "there")
+    assert here.identity == there.identity
+    assert here.commands != there.commands
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"objectives": ["samtonne"]}, r"no objective 'samtonne' .* did you mean 'samtone'"),
+        ({"sharing": ["spl"]}, "no sharing 'spl'"),
+        ({"models": ["t5"]}, "gin file gin/models/t5.gin does not exist"),
+        ({"objectives": ["mine=none.gin"]}, "gin file none.gin does not exist"),
+        ({"seeds": []}, "seeds must have at least one value"),
+        ({"seeds": [1, 1]}, "seeds has '1' twice"),
+        ({"datasets": ["no/such"]}, "no/such is not a directory"),
+    ],
+)
+def test_a_grid_that_cannot_be_planned_is_explained(folder, changes, message):
+    with pytest.raises(UserError, match=message):
+        planned(axes(folder, **changes), output_dir=Path("grid"))
+
+
+def test_fewer_steps_than_stages_are_refused(folder):
+    with pytest.raises(UserError, match="steps is 1"):
+        plan.plan_cells(
+            axes(folder, objectives=["pair"]),
+            recipe=["gin/runs/few_steps.gin"],
+            steps=1,
+            bindings=(),
+            metrics="P@1",
+            split="test",
+            output_dir=Path("grid"),
+        )
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_a_grids_head_says_how_to_run_it(name):
+    head = (ROOT / "gin" / "experiments" / f"{name}.gin").read_text().split("\nfrom ")[0]
+    assert f"python -m jaxir.grid --gin_file=gin/experiments/{name}.gin" in head
+    assert "Commonly overridden:" in head
+
+
+def test_help_is_quick():
+    code = "import sys; from jaxir import cli; cli.main('jaxir.grid:grid', ['--help'])"
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"import sys\ntry:\n    exec({code!r})\nfinally:\n    print('jax' in sys.modules)",
+        ],
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.endswith("False\n") and "Table 1" in done.stdout

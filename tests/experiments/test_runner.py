@@ -1,0 +1,115 @@
+"""Cells in real processes: finished ones are left alone, failing ones told, interrupted ones taken up."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from jaxir.errors import UserError
+from jaxir.experiments import runner
+from jaxir.experiments.plan import Cell, Commands, Row
+
+# A run that trains: a line of its log per step, COMPLETE at the end, and 143 when told to stop.
+TRAIN = """
+import json, pathlib, signal, sys, time
+run, steps, pause = pathlib.Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+run.mkdir(parents=True, exist_ok=True)
+log = run / "log.jsonl"
+done = len(log.read_text().splitlines()) if log.exists() else 0
+for step in range(done + 1, steps + 1):
+    time.sleep(pause)
+    with log.open("a") as file:
+        file.write(json.dumps({"step": step}) + "\\n")
+(run / "COMPLETE").touch()
+print("trained")
+"""
+TEST = """
+import json, pathlib, sys
+run, result = map(pathlib.Path, sys.argv[1:])
+steps = len((run / "log.jsonl").read_text().splitlines())
+result.write_text(json.dumps({"metrics": {"P@1": steps / 10}, "per_query": {"P@1": {"q": steps / 10}}}))
+"""
+FAIL = "import sys; print('so far so good'); sys.exit('error: the data are bad')"
+
+
+def cell(directory: Path, *, fails: bool = False, pause: float = 0.0, steps: int = 4) -> Cell:
+    run = directory / "model"
+    train = ("-c", FAIL) if fails else ("-c", TRAIN, str(run), str(steps), str(pause))
+    testing = ("-c", TEST, str(run), str(directory / "test.json"))
+    return Cell(
+        row=Row(model="tiny", sharing="sde", objective=directory.name, variant=""),
+        dataset="data",
+        seed=0,
+        directory=directory,
+        commands=Commands(training=((run, train),), testing=testing),
+        identity=("python train " + ("--fail" if fails else f"--steps={steps}"), "python test"),
+    )
+
+
+def test_cells_run_once_and_a_failing_one_does_not_stop_the_others(tmp_path, capsys):
+    cells = [cell(tmp_path / "a"), cell(tmp_path / "b", fails=True), cell(tmp_path / "c")]
+    results = []
+    failures = runner.run_cells(cells, steps=4, on_result=lambda: results.append(len(results)))
+    assert [f.cell.name for f in failures] == ["b"]
+    assert failures[0].reason == "the data are bad"
+    assert "so far so good" in failures[0].log.read_text()
+    assert [c.result.exists() for c in cells] == [True, False, True]
+    assert len(results) == 2
+    said = capsys.readouterr().err
+    assert "[3/3] c" in said and "failed: the data are bad" in said and "P@1 0.4000" in said
+
+    made = [c.result.stat().st_mtime_ns for c in (cells[0], cells[2])]
+    mended = [cells[0], cell(tmp_path / "b"), cells[2]]
+    with pytest.raises(UserError, match=r"b was begun with --fail; give another output_dir"):
+        runner.run_cells(mended, steps=4, on_result=lambda: None)
+    (tmp_path / "b" / runner.COMMANDS).unlink()
+    assert runner.run_cells(mended, steps=4, on_result=lambda: None) == []
+    assert [c.result.stat().st_mtime_ns for c in (cells[0], cells[2])] == made
+    assert "2 of 3 cells are finished already" in capsys.readouterr().err
+
+
+def test_a_signal_reaches_the_command_and_the_cell_is_taken_up_where_it_was(tmp_path):
+    slow = cell(tmp_path / "slow", pause=0.1, steps=40)
+    script = (
+        "import sys, json\nsys.path.insert(0, sys.argv[2])\nimport test_runner\nfrom pathlib import Path\n"
+        "from jaxir.experiments import runner\n"
+        "try:\n"
+        "    runner.run_cells([test_runner.cell(Path(sys.argv[1]), pause=0.1, steps=40)], steps=40,"
+        " on_result=lambda: None)\n"
+        "except runner.Interrupted as stop:\n    sys.exit(128 + stop.args[0])\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, str(slow.directory), str(Path(__file__).parent)]
+    )
+    deadline = time.monotonic() + 60
+    while runner.last_step(slow.directory / "model") < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 143
+    before = runner.last_step(slow.directory / "model")
+    time.sleep(0.3)
+    assert 2 <= before < 40
+    assert runner.last_step(slow.directory / "model") == before  # the command has ended too
+    assert not slow.result.exists()
+
+    quick = cell(tmp_path / "slow", steps=40)
+    assert runner.run_cells([quick], steps=40, on_result=lambda: None) == []
+    lines = (slow.directory / "model" / "log.jsonl").read_text().splitlines()
+    steps = [json.loads(line)["step"] for line in lines]
+    assert steps == list(range(1, 41))
+
+
+def test_a_killed_command_is_a_failure(tmp_path):
+    victim = cell(tmp_path / "victim")
+    kill = ("-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    commands = victim.commands._replace(training=((tmp_path / "victim" / "model", kill),))
+    (failure,) = runner.run_cells(
+        [Cell(**{**vars(victim), "commands": commands})], steps=4, on_result=lambda: None
+    )
+    assert failure.reason == "killed by SIGKILL"
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL  # handlers are put back

@@ -1,0 +1,107 @@
+"""The paper's table from cells' scores: means, deviations, differences and what is missing."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxir.experiments import table
+from jaxir.experiments.plan import Cell, Commands, Row
+
+VALUES = {  # (objective, seed) -> P@1 of three queries
+    ("Standard", 0): [0, 0, 1],
+    ("Standard", 1): [0, 1, 1],
+    ("SamToNe", 0): [1, 0, 1],
+    ("SamToNe", 1): [1, 1, 1],
+}
+
+
+def cell(directory: Path, objective: str, seed: int, values, *, dataset="data", variant="") -> Cell:
+    made = directory / f"{dataset}-{objective}-{variant}-{seed}"
+    made.mkdir()
+    if values is not None:
+        of_queries = {f"q{i}": float(v) for i, v in enumerate(values)}
+        scores = {"metrics": {"P@1": float(np.mean(values))}, "per_query": {"P@1": of_queries}}
+        (made / "test.json").write_text(json.dumps(scores))
+    return Cell(
+        row=Row(model="tiny", sharing="ade_spl", objective=objective, variant=variant),
+        dataset=dataset,
+        seed=seed,
+        directory=made,
+        commands=Commands(training=(), testing=()),
+        identity=(),
+    )
+
+
+@pytest.fixture
+def cells(tmp_path):
+    return [cell(tmp_path, objective, seed, values) for (objective, seed), values in VALUES.items()]
+
+
+def test_means_and_deviations_over_seeds(cells):
+    results = table.collect(cells)
+    assert table.scores_table(results).splitlines() == [
+        "| Model   | Loss     | data P@1        |",
+        "|---------|----------|-----------------|",
+        "| ADE-SPL | Standard | 50.0 ± 23.6     |",
+        "| ADE-SPL | SamToNe  | **83.3 ± 23.6** |",
+    ]
+    row = cells[2].row
+    assert results.score(row, "data", "P@1").per_seed == pytest.approx({0: 2 / 3, 1: 1.0})
+
+
+def test_differences_are_paired_over_queries_and_seeds(cells):
+    results = table.collect(cells)
+    differences = table.compare_rows(results)
+    (found,) = differences
+    assert (found.row.objective, found.baseline.objective, found.seeds) == ("SamToNe", "Standard", (0, 1))
+    assert found.difference == pytest.approx(1 / 3)
+    assert (found.wins, found.losses, found.deviation) == (1, 0, pytest.approx(0.0))
+    assert found.low == 0.0  # of three queries one differs: a sample without it has no difference
+    assert found.high == pytest.approx(1.0)
+    assert "| ADE-SPL | SamToNe | Standard | data | P@1    | +33.33" in table.differences_table(
+        results, differences
+    )
+
+
+def test_missing_cells_are_named_and_pair_only_common_seeds(tmp_path):
+    cells = [
+        cell(tmp_path, "Standard", 0, [0, 0, 1]),
+        cell(tmp_path, "Standard", 1, None),
+        cell(tmp_path, "SamToNe", 0, [1, 0, 1]),
+        cell(tmp_path, "SamToNe", 1, [1, 1, 1]),
+        cell(tmp_path, "PAIR", 0, None),
+    ]
+    results = table.collect(cells)
+    assert results.missing == ("data-Standard--1", "data-PAIR--0")
+    (found,) = differences = table.compare_rows(results)
+    assert (found.seeds, found.deviation) == ((0,), None)
+    assert table.scores_table(results).splitlines()[-1].split("|")[3].strip() == "-"
+    numbers = json.loads(json.dumps(table.to_json(results, differences, cells)))
+    assert numbers["missing"] == ["data-Standard--1", "data-PAIR--0"]
+    assert numbers["differences"][0]["difference"] == pytest.approx(1 / 3)
+
+
+def test_variants_are_compared_with_the_first_and_data_sets_averaged(tmp_path):
+    cells = [
+        cell(tmp_path, objective, 0, [first, second], dataset=dataset, variant=variant)
+        for dataset, second in (("A", 0), ("B", 1))
+        for variant, shift in (("masked", 0), ("unmasked", 1))
+        for objective, first in (("Standard", 0 + shift), ("SamToNe", 1 - shift))
+    ]
+    results = table.collect(cells)
+    against = {
+        (d.row.objective, d.row.variant, d.baseline.objective, d.baseline.variant)
+        for d in table.compare_rows(results)
+    }
+    assert against == {
+        ("SamToNe", "masked", "Standard", "masked"),
+        ("SamToNe", "unmasked", "Standard", "unmasked"),
+        ("SamToNe", "unmasked", "SamToNe", "masked"),
+        ("Standard", "unmasked", "Standard", "masked"),
+    }
+    lines = table.scores_table(results).splitlines()
+    header = [word.strip() for word in lines[0].strip("|").split("|")]
+    assert header == ["Model", "Loss", "Variant", "A P@1", "B P@1", "Average P@1"]
+    assert [word.strip(" *") for word in lines[2].strip("|").split("|")][3:] == ["0.0", "50.0", "25.0"]

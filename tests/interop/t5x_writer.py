@@ -1,0 +1,139 @@
+"""Writes T5X checkpoints byte by byte from the description of the format, with nothing of the project's own.
+
+msgpack gives the index, gzip the chunks; version 2 as T5X wrote it until 2021, version 3 as it does since.
+"""
+
+import gzip
+import json
+from pathlib import Path
+
+import ml_dtypes
+import msgpack
+import numpy as np
+import safetensors.numpy
+
+
+def golden_t5(directory: Path) -> dict[str, np.ndarray]:
+    """The encoder of a Hugging Face T5 folder under T5X's names, and the kernel of its projection."""
+    tensors = safetensors.numpy.load_file(directory / "model.safetensors")
+    block, params = "encoder.block.{}.layer.{}.", {}
+    params["token_embedder/embedding"] = tensors["shared.weight"]
+    params["encoder/encoder_norm/scale"] = tensors["encoder.final_layer_norm.weight"]
+    bias = block.format(0, 0) + "SelfAttention.relative_attention_bias.weight"
+    params["encoder/relpos_bias/rel_embedding"] = tensors[bias].T
+    layers = {name.split(".")[2] for name in tensors if name.startswith("encoder.block.")}
+    for i in sorted(layers):
+        attention, feed_forward = block.format(i, 0), block.format(i, 1)
+        ours = f"encoder/layers_{i}"
+        for theirs, name in {"q": "query", "k": "key", "v": "value", "o": "out"}.items():
+            kernel = tensors[f"{attention}SelfAttention.{theirs}.weight"]
+            params[f"{ours}/attention/{name}/kernel"] = kernel.T
+        for name in ("wi", "wi_0", "wi_1", "wo"):
+            if (key := f"{feed_forward}DenseReluDense.{name}.weight") in tensors:
+                params[f"{ours}/mlp/{name}/kernel"] = tensors[key].T
+        params[f"{ours}/pre_attention_layer_norm/scale"] = tensors[f"{attention}layer_norm.weight"]
+        params[f"{ours}/pre_mlp_layer_norm/scale"] = tensors[f"{feed_forward}layer_norm.weight"]
+    if (directory / "2_Dense").is_dir():
+        dense = safetensors.numpy.load_file(directory / "2_Dense" / "model.safetensors")
+        params["projection_layer/kernel"] = dense["linear.weight"].T
+    return {name: np.ascontiguousarray(value) for name, value in params.items()}
+
+
+def write(
+    directory: Path,
+    params: dict[str, np.ndarray],
+    *,
+    version: int = 2,
+    inlined: tuple[str, ...] = ("scale", "rel_embedding", "projection_layer/kernel"),
+    chunks: tuple[int, int] = (13, 7),
+    path_on_top: bool = False,
+    optimizer: bool = True,
+    step: int = 1000,
+) -> Path:
+    """Writes `directory`/checkpoint_STEP. bfloat16 arrays are stored as the version does it.
+
+    Args:
+      directory: of the run.
+      params: arrays by path.
+      version: of the format.
+      inlined: ends of the paths of arrays that stand in the index.
+      chunks: shape of the chunks of all others, which need not divide them.
+      path_on_top: where the specification says the path, as old TensorStores had it.
+      optimizer: whether there are Adafactor's slots, as after training.
+      step: the number of finished steps.
+    """
+    checkpoint = directory / f"checkpoint_{step}"
+    checkpoint.mkdir(parents=True)
+    target, states = {}, {}
+    for path, value in params.items():
+        name = f"target.{path.replace('/', '.')}"
+        if path.endswith(inlined):
+            leaf = inline(value)
+        else:
+            leaf = _zarr(checkpoint / name, value, version, chunks)
+            if path_on_top and version == 2:
+                leaf["path"] = leaf["kvstore"].pop("path")
+        put(target, path, leaf)
+        for slot in ("m", "v", "v_row", "v_col"):
+            put(states, f"{path}/{slot}", inline(np.zeros((1,), np.float32)))
+    state = {"step": inline(np.array(step, np.int32))}
+    if optimizer:
+        state["param_states"] = states
+    content = {"version": version, "optimizer": {"target": target, "state": state}}
+    (checkpoint / "checkpoint").write_bytes(msgpack.packb(content))
+    return checkpoint
+
+
+def put(tree: dict, path: str, leaf) -> None:
+    *above, last = path.split("/")
+    for name in above:
+        tree = tree.setdefault(name, {})
+    tree[last] = leaf
+
+
+def inline(value: np.ndarray) -> msgpack.ExtType:
+    return msgpack.ExtType(1, msgpack.packb((list(value.shape), value.dtype.name, value.tobytes())))
+
+
+def _zarr(directory: Path, value: np.ndarray, version: int, chunks: tuple[int, int]) -> dict:
+    directory.mkdir()
+    shape = list(value.shape)
+    brain = value.dtype == ml_dtypes.bfloat16
+    if brain and version == 2:
+        value = value.view(np.uint16)
+    code = "bfloat16" if brain and version == 3 else value.dtype.str
+    metadata = {"chunks": list(chunks), "compressor": {"id": "gzip", "level": 1}, "shape": shape}
+    described = {"dtype": code, "fill_value": None, "filters": None, "order": "C", "zarr_format": 2}
+    (directory / ".zarray").write_text(json.dumps(metadata | described))
+    rows, columns = chunks
+    for i in range(-(-shape[0] // rows)):
+        for j in range(-(-shape[1] // columns)):
+            full = np.zeros(chunks, value.dtype)
+            part = value[i * rows : (i + 1) * rows, j * columns : (j + 1) * columns]
+            full[: part.shape[0], : part.shape[1]] = part
+            (directory / f"{i}.{j}").write_bytes(gzip.compress(full.tobytes(), 1))
+    if version == 2:
+        store = {"driver": "gfile", "path": directory.name}
+        return {"driver": "zarr", "kvstore": store, "metadata": metadata | {"dtype": code}}
+    store = {"driver": "file", "path": f"{directory.name}/"}
+    return {"driver": "zarr", "dtype": value.dtype.name, "kvstore": store, "metadata": metadata}
+
+
+def nest(params: dict[str, np.ndarray]) -> dict:
+    """Nested dicts of arrays by path."""
+    tree: dict = {}
+    for path, value in params.items():
+        put(tree, path, value)
+    return tree
+
+
+def map_specs(tree: dict, change) -> dict:
+    """Nested dicts with each specification of an array replaced by change(specification)."""
+    return {
+        name: value
+        if not isinstance(value, dict)
+        else change(value)
+        if "kvstore" in value
+        else map_specs(value, change)
+        for name, value in tree.items()
+    }

@@ -1,0 +1,335 @@
+"""T5X checkpoints of all versions, written byte by byte by `t5x_writer`, and what a damaged one costs."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import msgpack
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+import t5x_writer
+from flax import nnx
+
+from jaxir import cli
+from jaxir.errors import UserError
+from jaxir.interop import lazy, model_dir, stored, t5x
+from jaxir.partitioning import MeshConfig
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+TOKENIZER = str(GOLDEN / "t5_1_1")
+
+
+@pytest.fixture(scope="module")
+def encoder() -> dict[str, np.ndarray]:
+    return t5x_writer.golden_t5(GOLDEN / "t5_1_1")
+
+
+def outputs(spec: str, case: str) -> np.ndarray:
+    loaded = model_dir.load(spec, tokenizer=TOKENIZER)
+    ids = np.load(GOLDEN / "t5_1_1" / "golden.npz")[f"{case}_ids"].astype(np.int32)
+    return np.asarray(nnx.jit(lambda m, x: m(x))(loaded.model.encoder, jnp.asarray(ids)))
+
+
+@pytest.mark.parametrize("name", ["t5_1_0", "t5_1_1"])
+def test_outputs_are_those_of_the_reference_implementation(name, tmp_path):
+    params = t5x_writer.golden_t5(GOLDEN / name)
+    t5x_writer.write(tmp_path, params)
+    loaded = model_dir.load(f"t5x:{tmp_path}", tokenizer=TOKENIZER)
+    golden = np.load(GOLDEN / name / "golden.npz")
+    ids, expected = golden["padded_ids"].astype(np.int32), golden["padded_output"]
+    output = np.asarray(nnx.jit(lambda m, x: m(x))(loaded.model.encoder, jnp.asarray(ids)))
+    assert np.abs(expected).max() > 1.0
+    assert np.abs(np.where((ids != 0)[..., None], output - expected, 0.0)).max() < 2e-5
+    backbone = loaded.model.config.backbone
+    assert (backbone.gated, backbone.activation) == {
+        "t5_1_0": (False, "relu"),
+        "t5_1_1": (True, "gelu_tanh"),
+    }[name]
+    assert (backbone.num_heads, backbone.head_dim) == {"t5_1_0": (4, 8), "t5_1_1": (4, 12)}[name]
+
+
+VERSIONS = {
+    "2": {"version": 2},
+    "2, path on top": {"version": 2, "path_on_top": True},
+    "2, all in the index": {"version": 2, "inlined": ("",)},
+    "2, nothing but vectors in the index": {"version": 2, "inlined": ("scale",)},
+    "3": {"version": 3},
+    "3, without optimizer": {"version": 3, "optimizer": False},
+}
+
+
+@pytest.mark.parametrize("brain", [False, True], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_version_and_type_gives_the_same_bits(version, brain, encoder, tmp_path):
+    kernel = encoder["encoder/layers_0/mlp/wo/kernel"]
+    assert kernel.shape[0] % 13 and kernel.shape[1] % 7, "chunks at the edges must be padded"
+    params = {p: v.astype(ml_dtypes.bfloat16) if brain else v for p, v in encoder.items()}
+    t5x_writer.write(tmp_path, params, **VERSIONS[version])
+    found = model_dir.read(f"t5x:{tmp_path}", tokenizer=TOKENIZER)[0]
+    reference = model_dir.read(f"st:{GOLDEN / 't5_1_1'}")[0].params
+    assert found.params.keys() == reference.keys()
+    for name, value in reference.items():
+        read = np.asarray(found.params[name])
+        expected = np.asarray(value)
+        expected = expected.astype(ml_dtypes.bfloat16).astype(np.float32) if brain else expected
+        assert read.dtype == np.float32
+        np.testing.assert_array_equal(read, expected, err_msg=name)
+
+
+def test_the_decoder_is_left_out_and_named(encoder, tmp_path, capsys):
+    decoder = {"decoder/decoder_norm/scale": np.ones(32, np.float32)}
+    decoder["decoder/logits_dense/kernel"] = np.ones((32, 100), np.float32)
+    checkpoint = t5x_writer.write(tmp_path, {**encoder, **decoder})
+    flags = [f"--source=t5x:{tmp_path}", f"--output={tmp_path / 'm'}", f"--tokenizer={TOKENIZER}"]
+    assert cli.main("jaxir.convert:convert", flags) == 0
+    assert capsys.readouterr().err == f"note: {checkpoint}: the decoder (2 arrays) is left out\n"
+    assert model_dir.load(str(tmp_path / "m")).fingerprint == (
+        model_dir.load(f"st:{GOLDEN / 't5_1_1'}").fingerprint
+    )
+
+
+def test_the_newest_of_a_run_is_taken_and_any_can_be_named(encoder, tmp_path):
+    for step, factor in ((900, 1.0), (1000, 2.0)):
+        params = {path: value * np.float32(factor) for path, value in encoder.items()}
+        t5x_writer.write(tmp_path, params, step=step)
+    (tmp_path / "checkpoint_2000.tmp-1234").mkdir()
+    (tmp_path / "checkpoint_3000").mkdir()  # without an index: never finished
+    named = {"": 2.0, "/checkpoint_900": 1.0, "/checkpoint_900/": 1.0, "/checkpoint_1000/checkpoint": 2.0}
+    for name, factor in named.items():
+        model = model_dir.read(f"t5x:{tmp_path}{name}", tokenizer=TOKENIZER)[0]
+        scale = np.asarray(model.params["encoder.norm.scale"])
+        np.testing.assert_array_equal(scale, encoder["encoder/encoder_norm/scale"] * np.float32(factor))
+
+
+@pytest.mark.parametrize("ocdbt", [True, False], ids=["ocdbt", "files"])
+def test_orbax_era_checkpoints(ocdbt, encoder, tmp_path):
+    tree = {"state": {"step": np.int32(7)}, "target": t5x_writer.nest(encoder)}
+    tree["target"]["decoder"] = {"decoder_norm": {"scale": np.zeros(32, np.float32)}}
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=ocdbt)
+    with ocp.Checkpointer(handler) as checkpointer:
+        checkpointer.save(tmp_path / "checkpoint_7" / "state", tree)
+    assert (tmp_path / "checkpoint_7" / "state" / "manifest.ocdbt").exists() == ocdbt
+    loaded = model_dir.load(f"t5x:{tmp_path}", tokenizer=TOKENIZER)
+    assert loaded.fingerprint == model_dir.load(f"st:{GOLDEN / 't5_1_1'}").fingerprint
+
+
+def test_the_first_orbax_layout_with_placeholders(encoder, tmp_path):
+    beside = t5x_writer.write(tmp_path / "v3", encoder, version=3)
+    state = tmp_path / "run" / "checkpoint_5" / "state"
+    shutil.copytree(beside, state)
+    index = msgpack.unpackb((state / "checkpoint").read_bytes())
+    target = t5x_writer.map_specs(
+        index["optimizer"]["target"], lambda s: f"PLACEHOLDER://{s['kvstore']['path'][:-1]}"
+    )
+    (state / "checkpoint").write_bytes(msgpack.packb({"target": target, "state": {}}))
+    loaded = model_dir.load(f"t5x:{tmp_path / 'run'}", tokenizer=TOKENIZER)
+    assert loaded.fingerprint == model_dir.load(f"st:{GOLDEN / 't5_1_1'}").fingerprint
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_each_device_gets_its_part_and_no_array_is_read_whole(scan, encoder, tmp_path, monkeypatch):
+    t5x_writer.write(tmp_path, encoder, inlined=("scale",))
+    model = model_dir.read(f"t5x:{tmp_path}", tokenizer=TOKENIZER)[0]
+    config = stored.replace_backbone(model.config, scan_layers=scan)
+    model = stored.StoredModel(
+        config=config, params=model.params, tokenizer=model.tokenizer, settings=model.settings
+    )
+    read, original = [], lazy.LazyArray.__getitem__
+
+    def spy(self, index):
+        value = original(self, index)
+        read.append((self.shape, value.shape))
+        return value
+
+    monkeypatch.setattr(lazy.LazyArray, "__getitem__", spy)
+    sharded = stored.build(model, MeshConfig(fsdp=2, tensor=2).build())
+    monkeypatch.undo()
+    layer = sharded.encoder.layers if scan else sharded.encoder.layers[1]
+    kernel = layer.mlp.wi_0.kernel[...]
+    assert kernel.shape[-2:] == (32, 48)
+    assert {s.data.shape[-2:] for s in kernel.addressable_shards} == {(16, 24)}
+    parts = [part for whole, part in read if whole == (32, 48)]
+    assert len(parts) == 5 * 3 * 4 and set(parts) == {(16, 24)}  # 5 kernels of 3 layers in 4 parts
+    whole = stored.params_of(stored.build(model))
+    jax.tree.map(np.testing.assert_array_equal, stored.params_of(sharded), whole)
+
+
+def _index(change):
+    def damage(checkpoint):
+        path = checkpoint / "checkpoint"
+        content = msgpack.unpackb(path.read_bytes())
+        change(content)
+        path.write_bytes(msgpack.packb(content))
+
+    return damage
+
+
+def _target(path, value=None):
+    """Replaces, or without a value removes, something of the model in the index."""
+
+    def change(content):
+        node = content["optimizer"]["target"]
+        *above, last = path.split("/")
+        for name in above:
+            node = node.setdefault(name, {})
+        if value is None:
+            del node[last]
+        else:
+            node[last] = value
+
+    return _index(change)
+
+
+def _bytes(name, content):
+    return lambda checkpoint: (checkpoint / name).write_bytes(content)
+
+
+KERNEL = "target.encoder.layers_1.mlp.wo.kernel"
+VECTOR = t5x_writer.inline(np.ones(5, np.float32))
+MATRIX = t5x_writer.inline(np.ones((4, 33), np.float32))
+DAMAGES = {
+    "half an index": (
+        lambda c: os.truncate(c / "checkpoint", 3000),
+        r"checkpoint_1000/checkpoint: truncated or not msgpack",
+    ),
+    "empty index": (_bytes("checkpoint", b""), "truncated or not msgpack"),
+    "another file": (_bytes("checkpoint", b"\x93abc"), "truncated or not msgpack|not an index of T5X"),
+    "a number": (_bytes("checkpoint", b"\x01"), "not an index of T5X"),
+    "TensorFlow": (_bytes("checkpoint", b"model_checkpoint_path: 'x'"), "a TensorFlow checkpoint; T5X's"),
+    "no index": (lambda c: (c / "checkpoint").unlink(), "no T5X checkpoint in it"),
+    "version": (_index(lambda t: t.update(version=1)), r"of version 2 or 3 \(its version: 1\)"),
+    "no version": (_index(lambda t: t.pop("version")), r"\(its version: none\)"),
+    "no model": (_index(lambda t: t["optimizer"].pop("target")), "it holds no model"),
+    "decoder only": (
+        _index(lambda t: t["optimizer"].update(target={"decoder": {"x": VECTOR}})),
+        "it has no encoder, only decoder",
+    ),
+    "one tower": (
+        _target("left_encoder/encoder_norm/scale", VECTOR),
+        "it has left_encoder, but not the encoder of the other tower",
+    ),
+    "stacked": (
+        _target("encoder/encoder/mlp/wo/kernel", MATRIX),
+        r"its layers are stacked \(encoder/encoder/mlp/wo/kernel\)",
+    ),
+    "unknown": (_target("encoder/side_norm/scale", VECTOR), "it has unknown encoder/side_norm/scale"),
+    "missing leaf": (
+        _target("encoder/layers_1/mlp/wi_1/kernel"),
+        "it lacks encoder/layers_1/mlp/wi_1/kernel",
+    ),
+    "missing layer": (_target("encoder/layers_1"), r"it lacks encoder/layers_1/.* and has unknown"),
+    "no table": (_target("token_embedder/embedding"), "it lacks token_embedder/embedding"),
+    "shape": (
+        _target("encoder/layers_1/pre_mlp_layer_norm/scale", VECTOR),
+        r"pre_mlp_layer_norm/scale has shape \(5,\), the configuration says \(32,\)",
+    ),
+    "rank": (_target("token_embedder/embedding", VECTOR), r"has shape \(5,\), not 2 dimensions"),
+    "heads": (
+        _target("encoder/relpos_bias/rel_embedding", t5x_writer.inline(np.ones((5, 32), np.float32))),
+        "has 48 columns, which 5 heads .* do not divide",
+    ),
+    "odd leaf": (_target("encoder/encoder_norm/scale", "1.0"), "neither an array nor what T5X writes"),
+    "outside": (
+        _target("encoder/layers_1/mlp/wo/kernel", {"driver": "zarr", "kvstore": {"path": "../x"}}),
+        "neither an array nor what T5X writes",
+    ),
+    "no array": (lambda c: shutil.rmtree(c / KERNEL), r"encoder/layers_1/mlp/wo/kernel: .* does not exist"),
+    "no chunk": (
+        lambda c: (c / KERNEL / "1.1").unlink(),
+        r"encoder/layers_1/mlp/wo/kernel: chunk .*1\.1. is missing",
+    ),
+    "half a chunk": (
+        lambda c: os.truncate(c / KERNEL / "1.1", 40),
+        r"encoder/layers_1/mlp/wo/kernel: Error reading .*/1\.1.*truncated",
+    ),
+    "another array": (
+        lambda c: (c / KERNEL / ".zarray").write_text(
+            json.dumps(json.loads((c / KERNEL / ".zarray").read_text()) | {"shape": [48, 31]})
+        ),
+        r"mlp/wo/kernel has shape \(48, 31\), the index says \(48, 32\)",
+    ),
+    "metadata": (_bytes(f"{KERNEL}/.zarray", b"{"), "encoder/layers_1/mlp/wo/kernel: .*"),
+}
+
+
+@pytest.fixture(scope="module")
+def whole(encoder, tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("whole")
+    t5x_writer.write(directory, encoder)
+    return directory
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_wrong_checkpoint_costs_one_sentence(damage, whole, tmp_path, capsys):
+    shutil.copytree(whole, tmp_path / "run")
+    edit, message = DAMAGES[damage]
+    edit(tmp_path / "run" / "checkpoint_1000")
+    spec = f"t5x:{tmp_path / 'run'}"
+    with pytest.raises(UserError, match=message) as caught:
+        model_dir.load(spec, tokenizer=TOKENIZER)
+    assert "\n" not in str(caught.value) and str(tmp_path / "run") in str(caught.value)
+    flags = [f"--source={spec}", f"--output={tmp_path / 'out'}", f"--tokenizer={TOKENIZER}"]
+    assert cli.main("jaxir.convert:convert", flags) == 1
+    assert capsys.readouterr().err.startswith("error: ")
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]
+
+
+def test_directories_that_lead_nowhere(tmp_path):
+    for spec, message in (
+        ("t5x:nowhere", "nowhere: no such directory"),
+        ("t5x:s3://bucket/run", "only local paths and gs://"),
+        ("t5x:gs://", "a directory in a bucket is written gs://BUCKET/PATH"),
+        (f"t5x:{tmp_path}", r"no T5X checkpoint in it"),
+        (f"t5x:{GOLDEN / 't5_1_1'}", r"no T5X checkpoint in it"),
+    ):
+        with pytest.raises(UserError, match=message):
+            model_dir.load(spec, tokenizer=TOKENIZER)
+
+
+def test_where_the_tokenizer_comes_from(whole, tmp_path):
+    import sentencepiece
+
+    words = (GOLDEN.parent / "golden" / "make_golden.py").read_text()
+    (tmp_path / "words.txt").write_text(words)
+    sentencepiece.SentencePieceTrainer.train(
+        f"--input={tmp_path}/words.txt --model_prefix={tmp_path}/sp --vocab_size=90 --pad_id=0 --eos_id=1"
+        " --unk_id=2 --bos_id=-1 --minloglevel=9 --hard_vocab_limit=false"
+    )
+    model = tmp_path / "sp.model"
+    shutil.copytree(whole, tmp_path / "run")
+    spec = f"t5x:{tmp_path / 'run'}"
+    with pytest.raises(
+        UserError, match="has no tokenizer, and none is beside it: convert it with --tokenizer=MODEL"
+    ):
+        model_dir.load(spec)
+    given = model_dir.load(spec, tokenizer=str(model)).tokenizer
+    assert given.encode_batch(["model"], max_length=9)[0][-1] == 1
+    (tmp_path / "run" / "config.gin").write_text(
+        "import seqio\n\n# Parameters for seqio.SentencePieceVocabulary:\n"
+        f"seqio.SentencePieceVocabulary.sentencepiece_model_file = \\\n    '{model}'\n"
+    )
+    assert model_dir.load(spec).tokenizer.fingerprint == given.fingerprint
+    with pytest.raises(UserError, match="no such tokenizer"):
+        model_dir.load(spec, tokenizer=str(tmp_path / "other.model"))
+    with pytest.raises(UserError, match=r"words\.txt is not a SentencePiece model"):
+        model_dir.load(spec, tokenizer=str(tmp_path / "words.txt"))
+    with pytest.raises(UserError, match="this tokenizer pads with id 1"):
+        model_dir.load(spec, tokenizer=str(GOLDEN / "roberta"))
+    with pytest.raises(UserError, match=r"bert has a tokenizer of its own"):
+        model_dir.load(f"hf:{GOLDEN / 'bert'}", tokenizer=str(model))
+    big = {**t5x_writer.golden_t5(GOLDEN / "t5_1_1")}
+    big["token_embedder/embedding"] = big["token_embedder/embedding"][:50]
+    t5x_writer.write(tmp_path / "small", big)
+    with pytest.raises(UserError, match="this tokenizer has 90 ids, the model only 50"):
+        model_dir.load(f"t5x:{tmp_path / 'small'}", tokenizer=str(model))
+
+
+def test_what_it_is_can_be_known_without_a_tokenizer(whole):
+    config, settings = t5x.describe(str(whole))
+    assert config == model_dir.load(f"st:{GOLDEN / 't5_1_1'}").model.config
+    assert (settings.query_max_length, settings.passage_max_length) == (512, 512)

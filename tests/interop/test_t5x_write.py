@@ -1,0 +1,225 @@
+"""What is written for T5X: read back without the project's own code, and bit for bit with it."""
+
+import gzip
+import json
+from pathlib import Path
+
+import jax.numpy as jnp
+import msgpack
+import numpy as np
+import pytest
+import t5x_writer
+from flax import nnx, serialization
+
+from jaxir import cli
+from jaxir.data.tokenizer import Tokenizer, pad_batch
+from jaxir.errors import UserError
+from jaxir.interop import formats, model_dir, stored, t5x, t5x_files
+from jaxir.interop.stored import EncoderSettings
+from jaxir.models.dual_encoder import DualEncoderConfig, Projection
+from jaxir.models.t5 import T5Config
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+T5 = f"st:{GOLDEN / 't5_1_1'}"
+LENGTHS = {"query_max_length": 512, "passage_max_length": 512}
+
+
+def export(source: str, output: Path, *flags: str) -> int:
+    return cli.main(
+        "jaxir.export:export", [f"--model={source}", "--format=t5x", f"--output={output}", *flags]
+    )
+
+
+def load_by_hand(checkpoint: Path) -> dict[str, np.ndarray]:
+    """The model's arrays by path, read with msgpack, gzip and numpy alone."""
+    content = msgpack.unpackb((checkpoint / "checkpoint").read_bytes())
+    assert set(content) == {"version", "optimizer"} and content["version"] == 3
+    found = {}
+
+    def walk(node, path):
+        if isinstance(node, msgpack.ExtType):
+            shape, dtype, data = msgpack.unpackb(node.data)
+            found[path] = np.frombuffer(data, dtype).reshape(shape)
+        elif "kvstore" in node:
+            found[path] = chunks_of(checkpoint, path, node)
+        else:
+            for name, child in node.items():
+                walk(child, f"{path}/{name}".lstrip("/"))
+
+    walk(content["optimizer"]["target"], "")
+    return found
+
+
+def chunks_of(checkpoint: Path, path: str, spec: dict) -> np.ndarray:
+    name = f"target.{path.replace('/', '.')}"
+    metadata = spec.pop("metadata")
+    kvstore = {"driver": "file", "path": f"{name}/"}
+    assert spec == {"driver": "zarr", "dtype": "float32", "kvstore": kvstore}
+    assert set(metadata) == {"chunks", "compressor", "shape"}, "T5X takes chunks and compressor out of it"
+    array = json.loads((checkpoint / name / ".zarray").read_text())
+    assert (array["order"], array["dtype"], array["filters"]) == ("C", "<f4", None)
+    assert [array[k] for k in sorted(metadata)] == [metadata[k] for k in sorted(metadata)]
+    value, (rows, columns) = np.full(array["shape"], np.nan, np.float32), array["chunks"]
+    assert value.shape[0] % rows == value.shape[1] % columns == 0
+    for i in range(value.shape[0] // rows):
+        for j in range(value.shape[1] // columns):
+            data = gzip.decompress((checkpoint / name / f"{i}.{j}").read_bytes())
+            part = np.frombuffer(data, np.float32).reshape(rows, columns)
+            value[i * rows : (i + 1) * rows, j * columns : (j + 1) * columns] = part
+    return value
+
+
+def test_another_reader_finds_what_t5x_would(tmp_path, monkeypatch):
+    monkeypatch.setattr(t5x_files, "_CHUNK_BYTES", 1000)  # so that there are several chunks
+    assert export(T5, tmp_path / "out") == 0
+    checkpoint = tmp_path / "out" / "checkpoint_0"
+    found, expected = load_by_hand(checkpoint), t5x_writer.golden_t5(GOLDEN / "t5_1_1")
+    assert found.keys() == expected.keys()
+    for path, value in expected.items():
+        np.testing.assert_array_equal(found[path], value, err_msg=path)
+    assert len(list((checkpoint / "target.token_embedder.embedding").glob("[0-9]*"))) > 3
+    beside = {p.name for p in checkpoint.iterdir() if p.is_dir()}
+    assert beside == {
+        f"target.{p.replace('/', '.')}"
+        for p in expected
+        if p.endswith(("kernel", "token_embedder/embedding")) and not p.startswith("projection")
+    }
+    content = serialization.msgpack_restore((checkpoint / "checkpoint").read_bytes())
+    state = content["optimizer"]["state"]
+    assert list(state) == ["step"] and state["step"] == 0 and state["step"].dtype == np.int32
+
+
+@pytest.mark.parametrize(
+    ("sharing", "dimension", "scan"),
+    [("sde", None, False), ("sde", 8, True), ("ade", 8, False), ("ade", None, True), ("ade_spl", 8, True)],
+)
+def test_jaxir_to_t5x_to_jaxir_is_bit_identical(sharing, dimension, scan, tmp_path):
+    tokenizer, settings = Tokenizer.load(GOLDEN / "t5_1_1"), EncoderSettings(**LENGTHS)
+    backbone = T5Config(
+        vocab_size=100,
+        embed_dim=16,
+        num_layers=2,
+        num_heads=2,
+        head_dim=4,
+        mlp_dim=24,
+        gated=not scan,
+        activation="relu" if scan else "gelu_tanh",
+        scan_layers=scan,
+    )
+    projection = None if dimension is None else Projection(dimension=dimension)
+    config = DualEncoderConfig(backbone=backbone, sharing=sharing, projection=projection)
+    rng = np.random.default_rng(0)
+    params = {n: rng.normal(size=s).astype(np.float32) for n, s in stored.model_shapes(config).items()}
+    model = stored.StoredModel(config=config, params=params, tokenizer=tokenizer, settings=settings)
+    model_dir.save(tmp_path / "ours", stored.build(model), tokenizer, settings)
+    assert export(str(tmp_path / "ours"), tmp_path / "theirs") == 0
+    flags = [f"--source=t5x:{tmp_path / 'theirs'}", f"--output={tmp_path / 'back'}"]
+    assert cli.main("jaxir.convert:convert", flags) == 0
+    (ours, identity), (back, same) = (model_dir.read(str(tmp_path / name)) for name in ("ours", "back"))
+    assert same == identity
+    assert back.config == stored.replace_backbone(ours.config, scan_layers=False)
+    assert back.params.keys() == params.keys()
+    for name, value in params.items():
+        np.testing.assert_array_equal(np.asarray(back.params[name]), value, err_msg=name)
+
+
+def test_the_names_of_two_towers(tmp_path):
+    loaded = model_dir.load(T5, sharing="ade_spl")
+    model_dir.save(tmp_path / "ours", loaded.model, loaded.tokenizer, loaded.settings)
+    assert export(str(tmp_path / "ours"), tmp_path / "out") == 0
+    found = load_by_hand(tmp_path / "out" / "checkpoint_0")
+    one = t5x_writer.golden_t5(GOLDEN / "t5_1_1")
+    encoder = {p.removeprefix("encoder/"): v for p, v in one.items() if not p.startswith("projection_layer/")}
+    expected = {f"{side}_encoder/{p}": v for side in ("left", "right") for p, v in encoder.items()}
+    for prefix in ("", "left_", "right_"):
+        expected[f"{prefix}projection_layer/kernel"] = one["projection_layer/kernel"]
+    assert found.keys() == expected.keys()
+    for path, value in expected.items():
+        np.testing.assert_array_equal(found[path], value, err_msg=path)
+
+
+def test_two_towers_of_t5x_retrieval_whose_table_is_shared(tmp_path):
+    one = t5x_writer.golden_t5(GOLDEN / "t5_1_1")
+    params = {"token_embedder/embedding": one["token_embedder/embedding"]}
+    for side, factor in (("left", 1.0), ("right", 2.0)):
+        parts = {p: v for p, v in one.items() if p.startswith(("encoder/", "projection_layer/"))}
+        params |= {f"{side}_{p}": v * np.float32(factor) for p, v in parts.items()}
+    t5x_writer.write(tmp_path, params)
+    model = model_dir.read(f"t5x:{tmp_path}", tokenizer=str(GOLDEN / "t5_1_1"))[0]
+    assert model.config.sharing == "ade"
+    for tower, factor in (("query", 1.0), ("passage", 2.0)):
+        table = np.asarray(model.params[f"{tower}_encoder.token.embedding"])
+        np.testing.assert_array_equal(table, one["token_embedder/embedding"])
+        kernel = np.asarray(model.params[f"{tower}_projection.kernel"])
+        np.testing.assert_array_equal(kernel, one["projection_layer/kernel"] * np.float32(factor))
+
+
+def test_hugging_face_to_t5x_gives_the_same_vectors(tmp_path):
+    assert export(T5, tmp_path / "out") == 0
+    loaded = model_dir.load(f"t5x:{tmp_path / 'out'}", query_max_length=24)
+    golden = np.load(GOLDEN / "t5_1_1" / "golden_texts.npz")
+    batch = jnp.asarray(pad_batch(loaded.tokenizer.encode_batch(golden["texts"].tolist(), max_length=24), 24))
+    vectors = nnx.jit(lambda m, x: m.encode(x, tower="query"))(loaded.model, batch)
+    np.testing.assert_allclose(vectors, golden["query"], atol=2e-6)
+
+
+def _with(tmp_path, **changes):
+    source = str(tmp_path / "source")
+    loaded = model_dir.load(T5, **{k: v for k, v in changes.items() if k != "backbone"})
+    config = stored.replace_backbone(loaded.model.config, **changes.get("backbone", {}))
+    params = stored.params_of(loaded.model)
+    model = stored.StoredModel(
+        config=config, params=params, tokenizer=loaded.tokenizer, settings=loaded.settings
+    )
+    model_dir.write(source, model)
+    return source
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda p: f"st:{GOLDEN / 'bert'}", "T5X holds T5 encoders only"),
+        (lambda p: _with(p, pooling="cls"), "pools by the mean, and this model by 'cls'"),
+        (
+            lambda p: _with(p, backbone={"activation": "silu"}),
+            "activation is 'gelu_tanh' in T5X, and 'silu' in",
+        ),
+        (lambda p: _with(p, backbone={"relative_max_distance": 64}), "relative_max_distance is 128 in T5X"),
+    ],
+)
+def test_what_t5x_cannot_hold(make, message, tmp_path, capsys):
+    source = make(tmp_path)
+    assert export(source, tmp_path / "out") == 1
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_a_checkpoint_does_not_say_is_noted(tmp_path, capsys):
+    assert export(_with(tmp_path, similarity="dot"), tmp_path / "out") == 0
+    assert "does not say this model's similarity dot" in capsys.readouterr().err
+
+
+def test_an_output_is_not_overwritten_and_never_half_written(tmp_path, monkeypatch):
+    assert export(T5, tmp_path / "out") == 0
+    assert export(T5, tmp_path / "out") == 1
+    monkeypatch.setattr(t5x_files.serialization, "msgpack_serialize", _fail)
+    with pytest.raises(ZeroDivisionError):
+        t5x.write(tmp_path / "other", model_dir.read(T5)[0])
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out"]
+
+
+def _fail(content):
+    raise ZeroDivisionError
+
+
+def test_chunks_are_even_and_small():
+    assert t5x_files._chunks((32128, 4096), 4) == [4016, 4096]
+    assert t5x_files._chunks((4096, 10240), 4) == [4096, 2560]
+    assert t5x_files._chunks((768, 768), 4) == [768, 768]
+
+
+def test_the_state_of_an_optimizer_is_for_runs_and_t5x():
+    with pytest.raises(UserError, match="can be written to t5x only"):
+        formats.convert(T5, "x", "hf", optimizer_state=True)
+    with pytest.raises(UserError, match="is not a training run"):
+        formats.convert(T5, "x", "t5x", optimizer_state=True)

@@ -1,0 +1,134 @@
+"""The papers' equations in slow, obvious loops of float64 numpy, every variant of a loss, small batches."""
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxir.losses.in_batch import in_batch_softmax
+from jaxir.losses.pair import pair
+from jaxir.losses.samtone import samtone
+
+
+def both_directions(case, *, temperature, same_query=False, same_passage=False):
+    """Mean -log softmax of both directions: Moiseev et al. 2023, eq. 1; with same-tower terms, eq. 2."""
+    q, p = case["query"], case["passage"]
+    to_passage, to_query = [], []
+    for i in range(len(q)):
+        positive = np.exp(q[i] @ p[i] / temperature)
+        below, above = positive, positive
+        for j in range(len(q)):
+            if j == i or duplicates(case, i, j):
+                continue
+            below += np.exp(q[i] @ p[j] / temperature)
+            above += np.exp(q[j] @ p[i] / temperature)
+            if same_query:
+                below += np.exp(q[i] @ q[j] / temperature)
+            if same_passage:
+                above += np.exp(p[i] @ p[j] / temperature)
+        for hard in hard_negatives_of(case, i):
+            below += np.exp(q[i] @ hard / temperature)
+        to_passage.append(-np.log(positive / below))
+        to_query.append(-np.log(positive / above))
+    return np.mean(to_passage), np.mean(to_query)
+
+
+def in_batch_loops(case, *, temperature, bidirectional):
+    to_passage, to_query = both_directions(case, temperature=temperature)
+    return to_passage + to_query if bidirectional else to_passage
+
+
+def samtone_loops(case, *, temperature, bidirectional, same_tower):
+    to_passage, to_query = both_directions(
+        case,
+        temperature=temperature,
+        same_query=same_tower in ("query", "both"),
+        same_passage=same_tower in ("passage", "both"),
+    )
+    return to_passage + to_query if bidirectional else to_passage
+
+
+def pair_loops(case, *, temperature, bidirectional, alpha):
+    """Eq. 3; a row whose denominator is empty adds 0."""
+    q, p = case["query"], case["passage"]
+    centric = 0.0
+    for i in range(len(q)):
+        below = 0.0
+        for j in range(len(q)):
+            if j != i and not duplicates(case, i, j):
+                below += np.exp(p[i] @ p[j] / temperature)
+        if below > 0:
+            centric -= np.log(np.exp(q[i] @ p[i] / temperature) / below) / len(q)
+    in_batch = in_batch_loops(case, temperature=temperature, bidirectional=bidirectional)
+    return (1 - alpha) * in_batch + alpha * centric
+
+
+def duplicates(case, i, j):
+    for name in ("query_key", "passage_key"):
+        key = case.get(name)
+        if key is not None and key[i][0] == key[j][0] and key[i][1] == key[j][1]:
+            return True
+    return False
+
+
+def hard_negatives_of(case, i):
+    """All rows' hard negatives but those that are row i's own passage."""
+    if case.get("negatives") is None:
+        return
+    keys = case.get("negative_key")
+    own = case.get("passage_key")
+    for j, row in enumerate(case["negatives"]):
+        for n, embedding in enumerate(row):
+            if keys is not None and own is not None and tuple(keys[j][n]) == tuple(own[i]):
+                continue
+            yield embedding
+
+
+def slope_along(loss, case, name, direction, step=1e-6):
+    """The derivative of `loss` along `direction` in the array `name`, by central differences."""
+    up = loss(case | {name: case[name] + step * direction})
+    down = loss(case | {name: case[name] - step * direction})
+    return (up - down) / (2 * step)
+
+
+VARIANTS = {
+    "in_batch": (in_batch_softmax, in_batch_loops, {"bidirectional": True}),
+    "in_batch_one_way": (in_batch_softmax, in_batch_loops, {"bidirectional": False}),
+    "samtone_query": (samtone, samtone_loops, {"bidirectional": True, "same_tower": "query"}),
+    "samtone_one_way": (samtone, samtone_loops, {"bidirectional": False, "same_tower": "query"}),
+    "samtone_passage": (samtone, samtone_loops, {"bidirectional": True, "same_tower": "passage"}),
+    "samtone_both": (samtone, samtone_loops, {"bidirectional": True, "same_tower": "both"}),
+    "pair": (pair, pair_loops, {"bidirectional": True, "alpha": 0.1}),
+    "pair_one_way": (pair, pair_loops, {"bidirectional": False, "alpha": 0.3}),
+}
+KEYS = ("query_key", "passage_key", "negative_key")
+EMBEDDINGS = ("query", "passage", "negatives")
+
+
+def make_case(*, batch=6, width=5, negatives=2, keys=True, seed=0):
+    """Unit vectors. Rows 1 and 4 share a query, 2 and 3 a passage; 0's passage is a hard negative of 3."""
+    rng = np.random.default_rng(seed)
+
+    def unit(*shape):
+        x = rng.normal(size=shape)
+        return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+    def ids(numbers):
+        # 2k and 2k + 1 differ in one half, and so do 2k and 2k + 2: a key compared by one half is caught.
+        return np.stack(np.divmod(np.asarray(numbers), 2), axis=-1).astype(np.int32)
+
+    case = {"query": unit(batch, width), "passage": unit(batch, width)}
+    if negatives:
+        case["negatives"] = unit(batch, negatives, width)
+    if keys:
+        query, passage = np.arange(batch), 100 + np.arange(batch)
+        if batch > 4:
+            query[4], passage[3] = query[1], passage[2]
+        case |= {"query_key": ids(query), "passage_key": ids(passage)}
+        if negatives:
+            hard = 1000 + np.arange(batch * negatives).reshape(batch, negatives)
+            hard[min(3, batch - 1), 0] = passage[0]
+            case["negative_key"] = ids(hard)
+    return case
+
+
+def to_jax(case):
+    return {k: jnp.asarray(v, jnp.float32 if k in EMBEDDINGS else jnp.int32) for k, v in case.items()}

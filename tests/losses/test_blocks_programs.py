@@ -1,0 +1,113 @@
+"""What compiled blockwise losses hold and send: no [B, B] array, memory linear in B, shards round a ring."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from loss_cases import KEYS
+
+from jaxir.losses.in_batch import in_batch_softmax
+from jaxir.losses.pair import pair
+from jaxir.losses.samtone import samtone
+from jaxir.partitioning import MeshConfig
+
+# Such that B^2, B * D, the shards of both and tiles cannot be mistaken for each other.
+DEVICES, LARGE, BLOCK, DIM = 4, 2048, 32, 16
+LOSSES = {
+    "in_batch": (in_batch_softmax, {}),
+    "samtone": (samtone, {"same_tower": "both"}),
+    "pair": (pair, {}),
+}
+
+
+@functools.cache
+def compile_step(name, *, batch=LARGE, block_size=BLOCK, partitioner=None):
+    """Compiles loss and gradient for `batch` rows with keys and one hard negative each."""
+    loss, settings = LOSSES[name]
+    sharding = partitioner and partitioner.sharding(("batch",))
+
+    def array(*shape, dtype=jnp.float32):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+    embeddings = array(batch, DIM), array(batch, DIM), array(batch, 1, DIM)
+    key = array(batch, 2, dtype=jnp.int32)
+    keys = key, key, array(batch, 1, 2, dtype=jnp.int32)
+
+    def step(embeddings, keys):
+        names = dict(zip(KEYS, keys, strict=True))
+        return loss(*embeddings, **names, **settings, block_size=block_size)
+
+    program = jax.jit(jax.value_and_grad(step, has_aux=True))
+    if partitioner is None:
+        return program.lower(embeddings, keys).compile()
+    with partitioner():
+        return program.lower(embeddings, keys).compile()
+
+
+def elements(shape: str) -> int:
+    return int(np.prod([int(n) for n in shape.split(",") if n] or [1]))
+
+
+def arrays_in(text: str) -> list[tuple[str, int]]:
+    """The type and number of elements of every array in a line of HLO, or in many."""
+    return [(kind, elements(shape)) for kind, shape in re.findall(r"\b([a-z]+\d+|pred)\[([\d,]*)\]", text)]
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_no_array_is_larger_than_the_embeddings(name):
+    text = compile_step(name).as_text()
+    assert max(size for _, size in arrays_in(text)) <= LARGE * DIM < LARGE**2 / 100
+    assert {kind for kind, _ in arrays_in(text) if kind.startswith(("f", "bf"))} == {"f32"}
+    dense = compile_step("in_batch", block_size=None).as_text()
+    assert max(size for _, size in arrays_in(dense)) >= LARGE**2
+
+
+@pytest.mark.parametrize("block_size", [None, BLOCK])
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_million_pairs_can_be_traced(name, block_size):
+    """B^2 exceeds int32 from B = 46,341 on."""
+    loss, settings = LOSSES[name]
+    rows = jax.ShapeDtypeStruct((2**20, DIM), jnp.float32)
+    key = jax.ShapeDtypeStruct((2**20, 2), jnp.int32)
+
+    def step(query, passage, query_key, passage_key):
+        keys = {"query_key": query_key, "passage_key": passage_key}
+        return loss(query, passage, **keys, **settings, block_size=block_size)
+
+    (value, _), gradient = jax.eval_shape(jax.value_and_grad(step, has_aux=True), rows, rows, key, key)
+    assert value.shape == () and gradient.shape == rows.shape
+
+
+def test_memory_is_linear_in_the_batch():
+    def temporary(batch, block_size):
+        program = compile_step("in_batch", batch=batch, block_size=block_size)
+        return program.memory_analysis().temp_size_in_bytes
+
+    assert temporary(2 * LARGE, BLOCK) < 2.1 * temporary(LARGE, BLOCK)
+    assert temporary(2 * LARGE, None) > 3.5 * temporary(LARGE, None)
+    assert temporary(LARGE, None) > 10 * temporary(LARGE, BLOCK)
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"data": 2, "fsdp": 2}, {"data": 2, "tensor": 2}], ids=lambda sizes: "_".join(sizes)
+)
+def test_a_ring_sends_shards_and_nothing_else(sizes):
+    partitioner = MeshConfig(**sizes).build(jax.devices()[:DEVICES])
+    shard = LARGE // partitioner.batch_divisor() * DIM
+    text = compile_step("samtone", partitioner=partitioner).as_text()
+    assert max(size for _, size in arrays_in(text)) <= shard
+    sent: dict[str, list[int]] = {}
+    for line in text.splitlines():
+        found = re.search(r"= (.*?) (all-\w+|reduce-scatter|collective-\w+|ragged-\S+)(-start)?\(", line)
+        if found:
+            sizes = [size for _, size in arrays_in(found[1])]
+            sent.setdefault(found[2], []).append(max(sizes))
+    assert sent.keys() == {"collective-permute", "all-reduce"}
+    assert max(sent["collective-permute"]) == shard
+    assert max(sent["all-reduce"]) <= DIM
+    # Of each of four groups of columns (passages, hard negatives, two towers) vectors go round forward and
+    # backward, and gradients backward; then these come home.
+    assert sent["collective-permute"].count(shard) == 4 * (1 + 1 + 1 + 1)

@@ -1,0 +1,265 @@
+"""A plan of a small dual encoder: its numbers against those of shapes, hands and XLA."""
+
+import dataclasses
+import types
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from jaxir.errors import UserError
+from jaxir.interop.stored import EncoderSettings
+from jaxir.models.dual_encoder import DualEncoderConfig, Projection
+from jaxir.models.t5 import T5Config
+from jaxir.objectives.contrastive import Contrastive
+from jaxir.partitioning import MeshConfig
+from jaxir.planning import activations, advice, hlo, plan, program, roofline, targets, work
+from jaxir.planning.collectives import Collective
+from jaxir.training.optimizers import Adafactor, AdamW
+
+LAYERS, E, HEADS, K, F, D = 2, 32, 2, 8, 64, 24
+LENGTHS = EncoderSettings(query_max_length=8, passage_max_length=16)
+BATCH = 16
+
+
+def config(**changes) -> DualEncoderConfig:
+    backbone = T5Config(
+        vocab_size=256,
+        embed_dim=E,
+        num_layers=LAYERS,
+        num_heads=HEADS,
+        head_dim=K,
+        mlp_dim=F,
+        dropout_rate=0.0,
+        **({"scan_layers": True} | changes),
+    )
+    return DualEncoderConfig(backbone=backbone, projection=Projection(dimension=D))
+
+
+def small_step(model=None, *, optimizer=None, mesh=None, devices=4, **how) -> program.Step:
+    mesh = mesh or {"fsdp": 2}
+    return program.make_step(
+        model or config(),
+        LENGTHS,
+        objective=Contrastive(),
+        optimizer=optimizer or Adafactor(),
+        partitioner=MeshConfig(**mesh).build(jax.devices()[:devices]),
+        steps=100,
+        batch_size=BATCH,
+        **how,
+    )
+
+
+def traced(function, step) -> work.Work:
+    with step.partitioner():
+        return work.traced(function, step.state, step.batch)
+
+
+def test_the_products_of_a_step_are_those_of_pencil_and_paper():
+    step = small_step()
+    with step.partitioner():
+        forward = work.traced(step.forward, step.state.params, step.batch).flops
+    expected = 0
+    for length in (LENGTHS.query_max_length, LENGTHS.passage_max_length):
+        dense = BATCH * length * (4 * E * HEADS * K + 3 * E * F)
+        attention = BATCH * HEADS * length * length * K * 2
+        positions = HEADS * 32 * length * length  # a one-hot product, once for all layers
+        expected += 2 * (LAYERS * (dense + attention) + BATCH * E * D + positions)
+    expected += 2 * 2 * BATCH * BATCH * D  # query by passage, query by query
+    assert forward == expected
+
+
+@pytest.fixture(scope="module")
+def compiled() -> tuple[program.Step, program.Compiled]:
+    """The scanned step, fully sharded, compiled for four CPU devices."""
+    step = small_step(mesh={"fsdp": 4})
+    return step, program.compile_step(step)
+
+
+def test_a_chip_does_its_share_of_the_products(compiled):
+    step, done = compiled
+    whole = traced(step.function, step).flops
+    unrolled = small_step(config(scan_layers=False))
+    assert whole == traced(unrolled.function, unrolled).flops
+    assert work.compiled(done.program).flops * 4 == pytest.approx(whole, rel=0.02)
+    assert done.temporaries > 0
+    assert done.short_by == 0
+    # Backward is twice forward, but for the first layer's ids, which have no gradient.
+    with step.partitioner():
+        forward = work.traced(step.forward, step.state.params, step.batch).flops
+    assert whole == pytest.approx(3 * forward, rel=0.1)
+
+
+def test_recomputing_blocks_costs_a_forward_pass_and_saves_memory():
+    plain, remat = small_step(), small_step(config(remat=True))
+    assert 1.2 < traced(remat.function, remat).flops / traced(plain.function, plain).flops < 1.4
+    assert activations.kept(remat).activations < 0.5 * activations.kept(plain).activations
+    assert activations.kept(remat).gradients == activations.kept(plain).gradients > 0
+
+
+def test_more_devices_keep_less_of_the_batch_each():
+    one = activations.kept(small_step(mesh={"fsdp": 1}, devices=1))
+    four = activations.kept(small_step(mesh={"fsdp": 4}))
+    assert four.activations < 0.3 * one.activations
+    assert four.gradients < 0.3 * one.gradients
+
+
+def test_state_and_batch_are_the_compiled_programs_arguments():
+    step = small_step(optimizer=AdamW(), mesh={"tensor": 2, "fsdp": 2}, num_negatives=2)
+    with step.partitioner():
+        compiled = step.function.lower(step.state, step.batch).compile()
+    held = program.bytes_of(step.state) + program.bytes_of(step.batch)
+    assert compiled.memory_analysis().argument_size_in_bytes == held
+    assert program.bytes_of(step.batch) * 2 == 4 * BATCH * (8 + 16 * 3 + 2 * 4)
+
+
+def make(text="gpu:4xl4", model=None, mesh=None, devices=4, objective=None) -> plan.Plan:
+    return plan.make(
+        targets.parse(text),
+        model or config(),
+        LENGTHS,
+        objective=objective or Contrastive(),
+        optimizer=Adafactor(),
+        partitioner=MeshConfig(**(mesh or {"fsdp": 2})).build(jax.devices()[:devices]),
+        steps=1000,
+        batch_size=BATCH,
+    )
+
+
+def test_a_plan_by_arithmetic_holds_together():
+    made = make()
+    assert made.fits
+    assert not made.compiled
+    assert made.mesh == {"slices": 1, "data": 2, "fsdp": 2, "tensor": 1}
+    step = small_step()
+    assert made.num_parameters == sum(x.size for x in jax.tree.leaves(step.state.params))
+    assert made.memory.state == program.bytes_of(step.state) - 4  # without the count of steps
+    assert made.memory.temporaries > made.memory.gradients + made.memory.activations > 0
+    assert made.work.flops * 4 == pytest.approx(traced(step.function, step).flops, rel=0.02)
+    assert made.work.vector > 0
+    assert made.roofline.overlapped <= made.roofline.in_turn
+    assert made.roofline.parts[made.roofline.bound] == made.roofline.overlapped
+    # Gradients of parameters that "data" does not split are reduced over it; "fsdp" gathers weights.
+    kinds = {(c.kind, c.axes) for c in made.collectives}
+    assert ("all-reduce", ("data",)) in kinds
+    assert ("all-gather", ("fsdp",)) in kinds
+    text = plan.render(made)
+    for line in ("plan for gpu:4xl4", "parameters, float32", "all-gather", "1,000 steps", "fits: "):
+        assert line in text
+
+
+def test_what_does_not_fit_says_so_and_what_to_do():
+    large = config()
+    backbone = dataclasses.replace(large.backbone, embed_dim=4096, num_layers=24, mlp_dim=10240, num_heads=64)
+    large = dataclasses.replace(large, backbone=backbone)
+    made = make("gpu:1xl4", model=large, mesh={"fsdp": 1}, devices=1)  # one device: nothing is compiled
+    assert not made.fits
+    text = plan.render(made)
+    assert "does not fit" in text
+    assert made.advice
+    assert "does not fit: " in text
+    assert any("--plan=gpu:" in line and "fsdp=" in line for line in made.advice)
+
+
+def test_a_step_too_large_for_one_chip_is_told_without_a_compiler():
+    step = types.SimpleNamespace(
+        message="Ran out of memory in memory space hbm. Used 20.5G of 15.75G hbm. Exceeded"
+    )
+    found = program._does_not_fit(RuntimeError(step.message), held=2**30)
+    assert (found.limit, found.temporaries) == (int(15.75 * 2**30), int(19.5 * 2**30))
+    assert found.short_by == pytest.approx(4.75 * 2**30)
+    with pytest.raises(UserError, match="the compiler refuses the step: mosaic failed"):
+        program._does_not_fit(RuntimeError("mosaic failed\nat line 3"), held=0)
+
+
+def test_gradient_caching_needs_a_number_of_chunks():
+    with pytest.raises(UserError, match="a plan needs a number of chunks"):
+        make(objective=Contrastive(chunks="auto"))
+
+
+def test_advice_names_the_smallest_changes_that_are_enough():
+    gib = 2**30
+    setting = advice.Setting(fsdp=1, remat=False, chunks=1, batch_size=64)
+    costs = advice.Costs(state=20 * gib, activations=16 * gib, activations_remat=4 * gib, rest=gib, fixed=gib)
+    target = targets.parse("v6e:2x2")
+
+    def lines(limit: float) -> list[str]:
+        return advice.suggest(setting, costs, limit=limit * gib, target=target, fsdp=[1, 2, 4], divisor=4)
+
+    assert costs.of(setting, setting) == 38 * gib
+    assert lines(32)[0] == "fsdp=2 (about 28.0 GiB on each chip)"
+    assert lines(32)[1] == "remat=True (about 26.0 GiB on each chip)"
+    assert lines(32)[-1].startswith("a slice of 8 chips, --plan=v6e:2x4, with fsdp=2 (about")
+    # Little memory: only several changes at once, each line no superset of another.
+    tight = lines(9)
+    assert tight[0].startswith("fsdp=4, chunks=")
+    assert all("fsdp=" in line for line in tight)
+    assert lines(0.1) == ["a chip with more memory: no change of these is thought to be enough"]
+
+
+def ring(coords, slices=None):
+    slices = slices or [0] * len(coords)
+    return [types.SimpleNamespace(coords=(*c, 0), slice_index=s) for c, s in zip(coords, slices, strict=True)]
+
+
+def test_bandwidth_follows_the_torus():
+    v5e = targets.parse("v5e:4x4")
+    devices = ring([(x, y) for x in range(4) for y in range(4)])
+    link = v5e.chip.link_bandwidth
+    assert roofline.bandwidth([0, 1, 2, 3], v5e, devices) == link  # a line: its ends are not joined
+    assert roofline.bandwidth(range(16), v5e, devices) == 2 * link
+    wide = targets.parse("v5e:16x16")
+    assert roofline.bandwidth(range(16), wide, ring([(0, y) for y in range(16)])) == 2 * link
+    v5p = targets.parse("v5p:4x4x4")
+    cube = ring([(x, y, z) for x in range(4) for y in range(4) for z in range(4)])
+    assert roofline.bandwidth(range(64), v5p, cube) == 6 * v5p.chip.link_bandwidth
+    two = targets.parse("v5e:2x2*2")
+    apart = ring([(0, 0), (0, 1), (0, 0), (0, 1)], [0, 0, 1, 1])
+    assert roofline.bandwidth(range(4), two, apart) == 2 * two.chip.network_bandwidth
+
+
+def test_bandwidth_of_gpus_ends_at_the_node():
+    target = targets.parse("gpu:16xh100")
+    inside, outside = target.chip.link_bandwidth, target.chip.network_bandwidth
+    assert roofline.bandwidth(range(8), target, []) == inside
+    assert roofline.bandwidth([0, 8], target, []) == outside
+    assert roofline.bandwidth(range(16), target, []) == 8 * outside
+
+
+def test_the_roofline_is_arithmetic_on_the_tables():
+    target = targets.parse("gpu:8xh100")
+    gather = Collective("all-gather", ("fsdp",), 8_000_000, 10, 8, tuple(range(8)), (), "")
+    done = work.Work(flops=989e12, precise_flops=0.0, vector=0.0, bytes=3350e9)
+    times = roofline.estimate(done, [gather], target, [])
+    assert times.compute == pytest.approx(1)
+    assert times.memory == pytest.approx(1)
+    assert times.vector is None
+    assert times.interconnect == pytest.approx(10 * 7e6 / 450e9)
+    precise = roofline.estimate(done._replace(precise_flops=done.flops), [], target, [])
+    assert precise.compute == pytest.approx(989 / 67)
+
+
+def test_activations_of_the_whole_batch_on_every_chip_are_pointed_out():
+    array = hlo.Array("f32", (BATCH, LENGTHS.passage_max_length, E), False)
+    lost = Collective("all-gather", ("data",), array.bytes, 1, 2, (0, 1), (array,), "scatter-add")
+    weights = lost._replace(arrays=(hlo.Array("bf16", (E, F), False),))
+    ids = lost._replace(arrays=(array._replace(dtype="s32"),))
+    embeddings = lost._replace(arrays=(hlo.Array("f32", (BATCH, D), False),))
+    assert plan.warn([weights, ids, embeddings], BATCH, LENGTHS) == []
+    (line,) = plan.warn([lost, weights], BATCH, LENGTHS)
+    assert "f32[16, 16, 32]" in line
+    assert "scatter-add" in line
+
+
+def test_our_own_step_moves_no_activations(compiled):
+    step, done = compiled
+    found = plan.collectives.read(done.program, step.partitioner.mesh)
+    assert sum(c.count for c in found if c.kind == "all-gather") > 10 * LAYERS
+    assert plan.warn(found, BATCH, LENGTHS) == []
+
+
+def test_meshes_of_any_device_order_are_read():
+    devices = np.array(jax.devices()[:4]).reshape(2, 2)
+    mesh = Mesh(devices[::-1], ("data", "fsdp"))
+    assert plan.collectives.crossed([[0, 1]], mesh) == ("fsdp",)

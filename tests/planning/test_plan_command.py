@@ -1,0 +1,163 @@
+"""`python -m jaxir.train --plan=...` in its own process, as users run it: no data, no weights, no network."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxir import gin_config
+from jaxir.errors import UserError
+from jaxir.interop import hf_config
+from jaxir.interop.build import FromScratch, Pretrained
+from jaxir.interop.weights import write_json
+from jaxir.models import t5
+from jaxir.models.dual_encoder import DualEncoderConfig
+from jaxir.planning import architecture, devices
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SMALL = t5.T5Config(vocab_size=64, embed_dim=32, num_layers=2, num_heads=2, head_dim=16, mlp_dim=64)
+MACROS = ("QUERY_LENGTH=8", "PASSAGE_LENGTH=16", "BATCH_SIZE=16", "PROJECTION=8", "STEPS=1000", "FSDP=2")
+
+
+@pytest.fixture
+def model(tmp_path) -> Path:
+    """A Hugging Face folder without weights or tokenizer."""
+    (tmp_path / "model").mkdir()
+    write_json(tmp_path / "model" / "config.json", hf_config.describe(SMALL, 0))
+    return tmp_path / "model"
+
+
+def plan(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess:
+    env = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")} | environment
+    command = [sys.executable, "-m", "jaxir.train", *arguments]
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=280)
+
+
+def libtpu() -> str | None:
+    try:
+        return str(devices.find_libtpu())
+    except UserError:
+        return None
+
+
+def test_gpus_by_arithmetic_with_nothing_but_a_recipe(model, tmp_path):
+    macros = [f"--gin.{m}" for m in (*MACROS, f"MODEL=hf:{model}", "SHARING=ade_spl")]
+    done = plan("--gin_file=gin/samtone_base.gin", "--plan=gpu:4xh100", *macros, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "plan for gpu:4xh100: 4 h100 chips" in done.stdout
+    assert "ADE-SPL of T5 2 x 32" in done.stdout
+    assert "16 pairs of 8 + 16 tokens, 384 in all" in done.stdout
+    assert "slices=1, data=2, fsdp=2, tensor=1" in done.stdout
+    assert "all-gather          fsdp" in done.stdout
+    assert "1,000 steps" in done.stdout
+    assert "fits: " in done.stdout
+    assert {p.name for p in tmp_path.iterdir()} == {"model"}  # nothing was written
+
+
+def test_what_does_not_fit_exits_with_one_and_advice(tmp_path):
+    done = plan("--gin_file", "gin/samtone_xxl.gin", "--plan", "gpu:1xl4", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "SDE of T5 24 x 4096, 4,7" in done.stdout  # the recipe's model, its hub never asked
+    assert "does not fit: " in done.stdout
+    assert "chips, --plan=gpu:" in done.stdout.split("try")[-1]
+    assert not done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--plan=v5z:4x4",), "no chip 'v5z'; did you mean 'v5"),
+        (("--plan=v5e:5x5",), "no such slice of v5e; there are 1x1, 2x2, 2x4"),
+        (("--plan=gpu:4xh100", "--gin.BATCH_SIZE=510"), "batch_size must be a multiple of the 4 devices"),
+        (("--plan=gpu:4xh100", "--gin.FSDP=3"), "does not cover 4 devices exactly"),
+        (
+            ("--plan=gpu:4xh100", "--gin.FSPD=2"),
+            "macro FSPD is set but nothing uses it; did you mean 'FSDP'?",
+        ),
+        (("--plan=gpu:1xl4", "--gin.MODEL=hf:./nowhere"), "./nowhere: no such directory"),
+    ],
+)
+def test_a_users_error_costs_one_sentence(arguments, message, tmp_path):
+    done = plan("--gin_file=gin/samtone_base.gin", *arguments, cwd=tmp_path)
+    assert done.returncode == 1
+    assert not done.stdout
+    assert done.stderr.startswith("error: ")
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_training_still_needs_data(tmp_path):
+    done = plan("--gin_file=gin/samtone_base.gin", "--output_dir=run", cwd=tmp_path)
+    assert done.stderr.strip() == "error: DATA must be set: --gin.DATA=..."
+
+
+def test_macros_left_open_are_found_through_includes():
+    assert gin_config.open_macros(["gin/samtone_xxl.gin"]) == ["DATA"]
+    assert gin_config.open_macros(["gin/quickstart.gin"]) == []
+    assert gin_config.open_macros(["gin/nowhere.gin"]) == []
+
+
+def test_without_the_tpu_compiler_it_says_how_to_get_it(monkeypatch, tmp_path):
+    monkeypatch.delenv("TPU_LIBRARY_PATH", raising=False)
+    monkeypatch.setattr(devices, "TOOLS", tmp_path)
+    monkeypatch.setattr(sys, "path", [])  # a TPU machine has it installed
+    with pytest.raises(UserError, match=r"run `make plan-tools`.*libtpu==\d") as error:
+        devices.find_libtpu()
+    assert "\n" not in str(error.value)
+    (tmp_path / "libtpu").mkdir()
+    (tmp_path / "libtpu" / "libtpu.so").touch()
+    assert devices.find_libtpu() == tmp_path / "libtpu" / "libtpu.so"
+
+
+def test_a_published_model_needs_neither_network_nor_files():
+    config, settings = architecture.describe(
+        Pretrained(
+            source="hf:google/t5-v1_1-xxl", sharing="ade", projection=768, dtype="bfloat16", remat=True
+        )
+    )
+    wanted = t5.preset("1.1-xxl", dtype="bfloat16", remat=True)
+    assert config.backbone == wanted
+    assert (config.sharing, config.projection.dimension) == ("ade", 768)
+    assert settings.query_max_length == 512
+
+
+def test_a_folder_is_described_by_its_config(model):
+    config, settings = architecture.describe(
+        Pretrained(source=f"hf:{model}", scan_layers=True, query_max_length=8, passage_max_length=9)
+    )
+    assert config.backbone.embed_dim == SMALL.embed_dim
+    assert config.backbone.scan_layers
+    assert (settings.query_max_length, settings.passage_max_length) == (8, 9)
+    with pytest.raises(UserError, match="shares a projection"):
+        architecture.describe(Pretrained(source=f"hf:{model}", sharing="ade_spl"))
+
+
+def test_a_new_model_is_described_by_itself():
+    config = DualEncoderConfig(backbone=SMALL)
+    new = FromScratch(config=config, tokenizer="nowhere", query_max_length=4, passage_max_length=5)
+    found, settings = architecture.describe(new)
+    assert found is config
+    assert (settings.query_max_length, settings.passage_max_length) == (4, 5)
+
+
+@pytest.mark.skipif(libtpu() is None, reason="libtpu is not installed (make plan-tools)")
+@pytest.mark.parametrize("machine", ["v5e:2x2"])
+def test_a_tpu_slice_with_its_own_compiler(machine, model, tmp_path):
+    write_json(model / "config.json", hf_config.describe(SMALL, 0) | {"dropout_rate": 0.0})
+    macros = [f"--gin.{m}" for m in (*MACROS, f"MODEL=hf:{model}")]
+    quick = {"JAX_EXEC_TIME_OPTIMIZATION_EFFORT": "-1.0", "JAX_OPTIMIZATION_LEVEL": "O1"}
+    done = plan("--gin_file=gin/samtone_base.gin", f"--plan={machine}", *macros, cwd=tmp_path, **quick)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    assert "compiled by the TPU's compiler" in done.stdout
+    assert "of 15.75 GiB" in done.stdout
+    assert "all-gather          fsdp" in done.stdout
+    assert "warning" not in done.stdout
+    # The compiler's convolutions are the products that were asked for, shared by four chips.
+    line = next(x for x in done.stdout.splitlines() if "products, each chip" in x)
+    run, useful = (
+        float(part.split()[0]) for part in line.split("chip")[1].replace("of them useful", "").split(", ")
+    )
+    assert run == pytest.approx(useful * 4 / 3, rel=0.2)  # with rematerialisation

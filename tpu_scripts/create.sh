@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+USAGE="usage: create.sh [--config=FILE] [--dry_run]
+
+Requests a TPU slice as a queued resource and waits until it is granted. If there is one already, waits for that.
+
+  --config=FILE  settings (default: config.sh beside this script; see config.example.sh)
+  --dry_run      print the commands instead of running them
+
+example:
+  tpu_scripts/create.sh --config=my_slice.sh"
+set -euo pipefail
+# shellcheck source=tpu_scripts/lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+parse_flags "$@"
+load_config
+explain_interrupts
+
+state=ABSENT
+"$DRY_RUN" || state="$(slice_state)"
+case "$state" in
+  DELETING | SUSPENDING)
+    say "$NAME is $state; waiting for its end"
+    wait_for ABSENT
+    create_slice
+    ;;
+  ABSENT) create_slice ;;
+  *) say "$NAME exists already" ;;
+esac
+wait_for ACTIVE

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+USAGE="usage: launch.sh [--config=FILE] [--dry_run]
+
+Starts the settings' TRAIN command on all workers, detached: it goes on when this script and the connection end.
+Where it runs already nothing happens. It resumes from its last checkpoint if its output directory has one.
+
+  --config=FILE  settings (default: config.sh beside this script; see config.example.sh)
+  --dry_run      print the commands instead of running them
+
+example:
+  tpu_scripts/launch.sh --config=my_slice.sh && tpu_scripts/logs.sh --config=my_slice.sh"
+set -euo pipefail
+# shellcheck source=tpu_scripts/lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+parse_flags "$@"
+load_config
+explain_interrupts
+start_on_workers

@@ -1,0 +1,220 @@
+# What the scripts of this folder share; sourced, never run. Set USAGE before sourcing it.
+# shellcheck shell=bash
+
+SCRIPTS="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+ROOT="$(dirname "$SCRIPTS")"
+CONFIG="$SCRIPTS/config.sh"
+DRY_RUN=false
+POLL_SECONDS="${POLL_SECONDS:-30}"
+
+say() { printf '%s\n' "$*" >&2; }
+
+fail() {
+  say "error: $*"
+  exit 1
+}
+
+# parse_flags ARGS: handles the flags that all scripts have; calls own_flag for any other.
+parse_flags() {
+  local flag
+  for flag in "$@"; do
+    case "$flag" in
+      --help | -h)
+        printf '%s\n' "$USAGE"
+        exit 0
+        ;;
+      --config=*) CONFIG="${flag#*=}" ;;
+      --dry_run) DRY_RUN=true ;;
+      *) own_flag "$flag" || fail "unknown flag $flag (see $(basename "$0") --help)" ;;
+    esac
+  done
+}
+
+own_flag() { return 1; } # a script that has flags of its own defines it again
+
+load_config() {
+  [[ -f "$CONFIG" ]] || fail "no settings in $CONFIG: copy $SCRIPTS/config.example.sh there and fill it in"
+  # shellcheck source=tpu_scripts/config.example.sh
+  source "$CONFIG"
+  local name
+  for name in PROJECT ZONE NAME ACCELERATOR_TYPE TIER; do
+    [[ -n "${!name:-}" ]] || fail "$CONFIG does not set $name"
+  done
+  [[ "$NAME" =~ ^[a-z]([-a-z0-9]{0,40}[a-z0-9])?$ ]] ||
+    fail "$CONFIG: NAME must be lower-case letters, digits and '-', not '$NAME'"
+  [[ "${SLICES:=1}" =~ ^[1-9][0-9]*$ ]] || fail "$CONFIG: SLICES must be a number of slices, not '$SLICES'"
+  case "$TIER" in
+    spot | on_demand | reserved) ;;
+    *) fail "$CONFIG: TIER must be spot, on_demand or reserved, not '$TIER'" ;;
+  esac
+  [[ -n "${TRAIN[*]:-}" ]] || fail "$CONFIG does not set TRAIN, the command to run"
+  [[ " ${TRAIN[*]} " == *" --output_dir=gs://"* ]] ||
+    fail "$CONFIG: TRAIN has no --output_dir=gs://...: a slice's disks go with it, so a run there could not resume"
+  : "${VALID_UNTIL:=}" "${EXTRAS:=tpu}" "${SETUP:=}"
+  if [[ -z "${RUNTIME_VERSION:-}" ]]; then
+    case "$ACCELERATOR_TYPE" in
+      v2-* | v3-* | v4-*) RUNTIME_VERSION=tpu-ubuntu2204-base ;;
+      v5litepod-*) RUNTIME_VERSION=v2-alpha-tpuv5-lite ;;
+      v5p-*) RUNTIME_VERSION=v2-alpha-tpuv5 ;;
+      v6e-*) RUNTIME_VERSION=v2-alpha-tpuv6e ;;
+      *) fail "$CONFIG: which RUNTIME_VERSION has accelerator type '$ACCELERATOR_TYPE'? set it" ;;
+    esac
+  fi
+  "$DRY_RUN" || command -v gcloud >/dev/null ||
+    fail "gcloud is not installed, or not on the PATH: see https://cloud.google.com/sdk/docs/install"
+}
+
+# run COMMAND...: shows the command as it could be typed, and runs it unless this is a dry run.
+run() {
+  local shown
+  shown="$(printf '%q ' "$@")"
+  if "$DRY_RUN"; then
+    printf '%s\n' "${shown% }"
+  else
+    say "+ ${shown% }"
+    "$@"
+  fi
+}
+
+# queued VERB ARGS...: gcloud compute tpus queued-resources, on our resource.
+queued() {
+  local verb="$1"
+  shift
+  gcloud compute tpus queued-resources "$verb" "$@" --project="$PROJECT" --zone="$ZONE" --quiet
+}
+
+run_queued() {
+  local verb="$1"
+  shift
+  run gcloud compute tpus queued-resources "$verb" "$@" --project="$PROJECT" --zone="$ZONE" --quiet
+}
+
+# slice_state: prints the queued resource's state, ABSENT if there is none; fails with gcloud's words.
+slice_state() {
+  local out err status=0
+  err="$(mktemp)"
+  out="$(queued describe "$NAME" --format='value(state.state)' 2>"$err")" || status=$?
+  if ((status)) && grep -q NOT_FOUND "$err"; then
+    out=ABSENT status=0
+  fi
+  ((status == 0)) || cat "$err" >&2
+  rm -f "$err"
+  printf '%s\n' "$out"
+  return "$status"
+}
+
+# on_all_workers COMMAND: runs a shell command, which prints a line, on every worker of every slice.
+on_all_workers() {
+  local out status=0
+  if "$DRY_RUN"; then
+    run_queued ssh "$NAME" --worker=all --node=all --command="$1"
+    return
+  fi
+  out="$(run_queued ssh "$NAME" --worker=all --node=all --command="$1")" || status=$?
+  printf '%s\n' "$out"
+  # gcloud succeeds where it could not prepare a single worker for the connection.
+  if [[ "$status" == 0 && -z "$out" ]]; then
+    say "error: no worker of $NAME answered"
+    return 1
+  fi
+  return "$status"
+}
+
+# describe_cost: one sentence on what exists; for the end of a script that was interrupted.
+describe_cost() {
+  local state
+  if "$DRY_RUN"; then
+    return
+  fi
+  state="$(slice_state 2>/dev/null)" || state="in a state that gcloud could not tell"
+  if [[ "$state" == ABSENT ]]; then
+    say "Nothing exists: there is no queued resource $NAME in $ZONE."
+  else
+    say "Queued resource $NAME ($SLICES x $ACCELERATOR_TYPE, $TIER, $ZONE) is $state: it costs money from ACTIVE on," \
+      "until you run $SCRIPTS/delete.sh --config=$CONFIG"
+  fi
+}
+
+explain_interrupts() {
+  trap 'trap - INT TERM; say; say "interrupted."; describe_cost; exit 130' INT
+  trap 'trap - INT TERM; say "terminated."; describe_cost; exit 143' TERM
+}
+
+pause() { # a trap runs at once in wait, not before the end of a sleep
+  sleep "$POLL_SECONDS" >/dev/null 2>&1 &
+  wait $!
+}
+
+create_slice() {
+  local flags=(--accelerator-type="$ACCELERATOR_TYPE" --runtime-version="$RUNTIME_VERSION")
+  if ((SLICES == 1)); then
+    flags+=(--node-id="$NAME")
+  else
+    flags+=(--node-count="$SLICES" --node-prefix="$NAME")
+  fi
+  case "$TIER" in
+    spot) flags+=(--spot) ;;
+    reserved) flags+=(--reserved) ;;
+  esac
+  [[ -z "$VALID_UNTIL" ]] || flags+=(--valid-until-duration="$VALID_UNTIL")
+  run_queued create "$NAME" "${flags[@]}" --async
+}
+
+# wait_for STATE: waits until the queued resource is in it; fails in a state from which it never will be.
+wait_for() {
+  local wanted="$1" state last=""
+  if "$DRY_RUN"; then
+    say "# until it is $wanted:"
+    run_queued describe "$NAME" --format='value(state.state)'
+    return
+  fi
+  while true; do
+    state="$(slice_state)" || return 1
+    [[ "$state" == "$last" ]] || say "$NAME is $state"
+    last="$state"
+    [[ "$state" != "$wanted" ]] || return 0
+    case "$wanted:$state" in
+      ABSENT:*) ;;
+      *:ABSENT | *:FAILED | *:SUSPENDED | *:DELETING)
+        queued describe "$NAME" --format='yaml(state)' >&2 || true
+        say "error: $NAME is $state and will not become $wanted; delete it with $SCRIPTS/delete.sh --config=$CONFIG"
+        return 1
+        ;;
+    esac
+    pause
+  done
+}
+
+delete_slice() {
+  run_queued delete "$NAME" --force --async || return 1
+  wait_for ABSENT
+}
+
+install_on_workers() {
+  local archive="${TMPDIR:-/tmp}/jaxir-$NAME.tar.gz" unpack
+  [[ -z "$(git -C "$ROOT" status --porcelain --untracked-files=no)" ]] ||
+    say "note: the checkout has changes that are not committed; the workers get the last commit, without them"
+  run git -C "$ROOT" archive --format=tar.gz --output="$archive" HEAD || return 1
+  run_queued scp "$archive" "$NAME:jaxir.tar.gz" --worker=all --node=all || return 1
+  unpack="mkdir -p jaxir && find jaxir -mindepth 1 -maxdepth 1 ! -name .venv -exec rm -rf {} +"
+  unpack+=" && tar -xzf jaxir.tar.gz -C jaxir && bash jaxir/tpu_scripts/worker.sh install $EXTRAS"
+  [[ -z "$SETUP" ]] || unpack+=" && cd jaxir && { $SETUP; }"
+  on_all_workers "$unpack"
+}
+
+start_on_workers() {
+  local command
+  command="$(printf ' %q' "${TRAIN[@]}")"
+  on_all_workers "bash jaxir/tpu_scripts/worker.sh start$command"
+}
+
+stop_on_workers() {
+  local worker=jaxir/tpu_scripts/worker.sh
+  on_all_workers "if [ -e $worker ]; then bash $worker stop; else echo nothing to stop; fi"
+}
+
+# job_states: prints the job's state on each worker, one a line: missing, none, running, died, or "exit N".
+job_states() {
+  local command="bash jaxir/tpu_scripts/worker.sh status || echo jaxir-job missing"
+  queued ssh "$NAME" --worker=all --node=all --command="$command" | sed -n 's/^jaxir-job //p'
+}

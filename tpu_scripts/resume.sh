@@ -1,0 +1,99 @@
+#!/usr/bin/env bash
+USAGE="usage: resume.sh [--config=FILE] [--watch] [--dry_run]
+
+Brings training back to running, from whatever state things are in: requests the slice (again, if it was
+preempted), installs, and starts the same TRAIN command, which goes on from its last checkpoint. A job that runs on
+all workers, or is complete, is left alone. A job that failed is not started again: mend it, then launch.sh.
+
+  --watch        stay, and do so after each preemption until the job is complete
+  --config=FILE  settings (default: config.sh beside this script; see config.example.sh)
+  --dry_run      print the commands for a slice that was preempted instead of running them
+
+example:
+  tpu_scripts/resume.sh --config=my_slice.sh --watch"
+set -euo pipefail
+# shellcheck source=tpu_scripts/lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+watch=false
+own_flag() {
+  [[ "$1" == --watch ]] || return 1
+  watch=true
+}
+
+# What the job's states on the workers (one a line) mean together.
+verdict() {
+  local distinct
+  distinct="$(sort -u)"
+  case "$distinct" in
+    "") echo unreachable ;;
+    "exit 0") echo complete ;;
+    *missing*) echo missing ;;
+    *none* | *died* | *"exit 143"* | *"exit 130"*) echo interrupted ;;
+    *running*) echo running ;; # on all workers; or on some, which are about to end like the others
+    *) echo failed ;;
+  esac
+}
+
+# One worker that ends ends the job: the others wait for it, or fail because it is gone.
+bring_back() {
+  local state states
+  state="$(slice_state)" || return 1
+  case "$state" in
+    ACTIVE)
+      states="$(job_states)" || states=""
+      case "$(verdict <<<"$states")" in
+        running) return 0 ;;
+        complete) complete=true ;;
+        unreachable)
+          say "the workers of $NAME cannot be reached; its state is $state"
+          "$watch"
+          ;;
+        missing) stop_on_workers && install_on_workers && start_on_workers ;;
+        interrupted) stop_on_workers && start_on_workers ;;
+        failed)
+          sort <<<"$states" | uniq -c >&2
+          say "error: the job failed; read $SCRIPTS/logs.sh --config=$CONFIG. $NAME still exists and costs money."
+          return 1
+          ;;
+      esac
+      return
+      ;;
+    SUSPENDED)
+      say "$NAME was preempted: requesting it again"
+      delete_slice && create_slice || return 1
+      ;;
+    SUSPENDING)
+      say "$NAME is being preempted"
+      pause
+      bring_back
+      return
+      ;;
+    DELETING) wait_for ABSENT && create_slice || return 1 ;;
+    ABSENT) create_slice || return 1 ;;
+  esac
+  wait_for ACTIVE && install_on_workers && start_on_workers
+}
+
+parse_flags "$@"
+load_config
+explain_interrupts
+complete=false
+
+if "$DRY_RUN"; then
+  delete_slice
+  create_slice
+  wait_for ACTIVE
+  install_on_workers
+  start_on_workers
+  exit
+fi
+while true; do
+  bring_back || exit 1
+  if "$complete"; then
+    say "the job is complete on all workers. $NAME still exists and costs money: $SCRIPTS/delete.sh --config=$CONFIG"
+    exit
+  fi
+  "$watch" || exit 0
+  pause
+done

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+USAGE="usage: status.sh [--config=FILE]
+
+Prints the state of the queued resource and of the job on each worker.
+
+  --config=FILE  settings (default: config.sh beside this script; see config.example.sh)
+
+example:
+  tpu_scripts/status.sh --config=my_slice.sh"
+set -euo pipefail
+# shellcheck source=tpu_scripts/lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+parse_flags "$@"
+load_config
+state="$(slice_state)"
+echo "$NAME ($SLICES x $ACCELERATOR_TYPE, $TIER, $ZONE): $state"
+if [[ "$state" == ACTIVE ]]; then
+  job_states | sort | uniq -c | sed 's/^ *\([0-9]*\) \(.*\)/  \1 workers: \2/'
+fi

@@ -1,0 +1,94 @@
+#!/usr/bin/env bash
+# The part that runs on the workers, from the home directory: `bash jaxir/tpu_scripts/worker.sh VERB`.
+#   install EXTRAS     makes .venv in the checkout, with this package and EXTRAS (such as "tpu")
+#   start COMMAND...   runs COMMAND in the checkout, detached, unless one runs already; output goes to jaxir-run/log
+#   status             prints "jaxir-job none|running|died|exit N"
+#   stop               ends the command: SIGTERM (training saves a checkpoint), after two minutes SIGKILL
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+run="$HOME/jaxir-run"
+
+# The command and all it started are one process group, whose number is in jaxir-run/pid. (After a reboot that
+# number may be another process's.)
+alive() {
+  [[ -f "$run/pid" && ! -f "$run/exit_status" ]] && grep -qs jaxir-run "/proc/$(<"$run/pid")/cmdline"
+}
+
+install() {
+  local uv
+  uv="$(command -v uv || true)"
+  if [[ -z "$uv" ]]; then # the image's own Python is too old; uv brings one
+    python3 -m pip install --quiet --user uv
+    uv="$(python3 -m site --user-base)/bin/uv"
+  fi
+  "$uv" venv --quiet --allow-existing --python 3.11 .venv
+  "$uv" pip install --quiet --python .venv/bin/python --constraint constraints.txt --editable ".[$1]"
+  printf '%s: installed\n' "$(hostname)"
+}
+
+start() {
+  if alive; then
+    printf '%s: already running\n' "$(hostname)"
+    return
+  fi
+  [[ -x .venv/bin/python ]] || {
+    printf 'error: %s: nothing is installed: run install.sh first\n' "$(hostname)" >&2
+    exit 1
+  }
+  mkdir -p "$run"
+  rm -f "$run/exit_status"
+  printf -- '--- %s: %s\n' "$(date -u +%FT%TZ)" "$*" >>"$run/log"
+  # A signal to the group reaches the command, while this shell waits for its end to note how it ended.
+  # shellcheck disable=SC2016
+  PATH="$PWD/.venv/bin:$PATH" setsid nohup bash -c '
+    trap : TERM INT
+    "$@" &
+    status=0
+    while true; do
+      wait $! && status=0 || status=$?
+      kill -0 $! 2>/dev/null || break
+    done
+    echo "$status" >"$0.part" && mv "$0.part" "$0"
+  ' "$run/exit_status" "$@" >>"$run/log" 2>&1 </dev/null &
+  echo $! >"$run/pid"
+  printf '%s: started\n' "$(hostname)"
+}
+
+status() {
+  if alive; then
+    echo "jaxir-job running"
+  elif [[ -f "$run/exit_status" ]]; then
+    echo "jaxir-job exit $(<"$run/exit_status")"
+  elif [[ -f "$run/pid" ]]; then
+    echo "jaxir-job died"
+  else
+    echo "jaxir-job none"
+  fi
+}
+
+stop() {
+  local group waited
+  if alive; then
+    group="$(<"$run/pid")"
+    kill -TERM -- "-$group"
+    for ((waited = 0; waited < 240; waited++)); do
+      alive || break
+      sleep 0.5
+    done
+    if alive; then kill -KILL -- "-$group"; fi
+  fi
+  printf '%s: stopped\n' "$(hostname)"
+}
+
+verb="${1:-}"
+case "$verb" in
+  install | start | status | stop)
+    shift
+    "$verb" "$@"
+    ;;
+  *)
+    echo "error: worker.sh install|start|status|stop, not '$verb'" >&2
+    exit 2
+    ;;
+esac
