@@ -144,8 +144,8 @@ def train(
             say(f"{output_dir} {done}: {result.step} steps{best}")
             return 0
         say(
-            f"{output_dir}: stopped by {result.stopped_by.name}; step {result.step} of {steps} is saved{best}; "
-            "run the same command again to resume"
+            f"{output_dir}: stopped by {result.stopped_by.name}; step {result.step} of {steps} is saved"
+            f"{best}; run the same command again to resume"
         )
         return 128 + result.stopped_by
 

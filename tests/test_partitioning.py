@@ -1,6 +1,7 @@
 """The mesh, and where its rules put arrays."""
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -8,12 +9,13 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from jaxir.errors import UserError
-from jaxir.partitioning import MeshConfig, constrain
+from jaxir.partitioning import MeshConfig, _lay_out, constrain, gather_weight, look_up
 
 
 def test_a_mesh_covers_all_devices():
-    assert dict(MeshConfig().build().mesh.shape) == {"data": 4, "fsdp": 1, "tensor": 1}
-    assert dict(MeshConfig(fsdp=2).build().mesh.shape) == {"data": 2, "fsdp": 2, "tensor": 1}
+    assert MeshConfig().build().mesh.devices.shape == (1, 4, 1, 1)
+    assert MeshConfig(fsdp=2).build().mesh.devices.shape == (1, 2, 2, 1)
+    assert MeshConfig(slices=2, fsdp=2).build().mesh.devices.shape == (2, 1, 2, 1)
     assert dict(MeshConfig(data=1, tensor=2).build(jax.devices()[:2]).mesh.shape)["tensor"] == 2
 
 
@@ -34,7 +36,8 @@ def test_sizes_that_do_not_fit_cost_a_sentence(sizes, sentence):
 def test_names_map_to_mesh_axes_and_unknown_ones_are_an_error():
     partitioner = MeshConfig(data=1, fsdp=2, tensor=2).build()
     assert partitioner.spec(("embed", "mlp")) == PartitionSpec("fsdp", "tensor")
-    assert partitioner.spec(("batch", None)) == PartitionSpec(("data", "fsdp"), None)
+    assert partitioner.spec(("batch", None)) == PartitionSpec(("slices", "data", "fsdp"), None)
+    assert partitioner.batch_axes() == ("slices", "data", "fsdp")
     assert partitioner.batch_divisor() == 2
     with pytest.raises(ValueError, match="no rule for logical axes"):
         partitioner.spec(("embedd",))
@@ -45,7 +48,7 @@ def test_a_dimension_that_does_not_divide_or_repeats_is_left_whole():
     assert partitioner.spec(("vocab", "embed"), (30_521, 8)) == PartitionSpec(None, "fsdp")
     assert partitioner.spec(("embed", "embed"), (8, 8)) == PartitionSpec("fsdp", None)
     assert partitioner.spec(("embed", "embed"), (7, 8)) == PartitionSpec(None, "fsdp")
-    with pytest.raises(ValueError, match=r"shorter|longer"):
+    with pytest.raises(ValueError, match="2 dimensions"):
         partitioner.spec(("embed",), (8, 8))
 
 
@@ -69,3 +72,68 @@ def test_a_mesh_is_in_force_in_its_own_thread_only():
     x = jnp.ones([8, 6])
     with MeshConfig(fsdp=2).build()(), ThreadPoolExecutor(1) as pool:
         assert pool.submit(constrain, x, ("batch", None)).result() is x
+
+
+def test_rules_of_a_run_go_before_the_default_ones():
+    rules = [("mlp", ["fsdp", "tensor"]), ("mlp", "tensor"), ("position", "fsdp")]
+    partitioner = MeshConfig(data=1, fsdp=2, tensor=2, rules=rules).build()
+    assert partitioner.spec(("position", "mlp"), (6, 8)) == PartitionSpec(None, ("fsdp", "tensor"))
+    assert partitioner.spec(("position", "mlp"), (6, 6)) == PartitionSpec("fsdp", "tensor")
+    assert partitioner.spec(("vocab", "embed"), (6, 6)) == PartitionSpec("tensor", "fsdp")
+    with pytest.raises(UserError, match="no mesh axis 'model'"):
+        MeshConfig(rules=[("mlp", "model")]).build()
+
+
+class FakeTpu(NamedTuple):
+    """What laying devices out asks of a TPU."""
+
+    id: int
+    slice_index: int
+    coords: tuple[int, int, int]
+    platform: str = "tpu"
+    device_kind: str = "TPU v5"
+    core_on_chip: int = 0
+    process_index: int = 0
+
+
+def test_only_the_slices_axis_crosses_slices():
+    tpus = [FakeTpu(4 * s + i, s, (i % 2, i // 2, 0)) for s in range(2) for i in range(4)]
+    grid = _lay_out(tpus[::-1], (2, 2, 2, 1))
+    assert [{d.slice_index for d in part.flat} for part in grid] == [{0}, {1}]
+    assert grid.shape == (2, 2, 2, 1) and len({d.id for d in grid.flat}) == 8
+    with pytest.raises(UserError, match="lie in 2 slices; set slices to 2, not 1"):
+        _lay_out(tpus, (1, 4, 2, 1))
+
+
+def test_a_gathered_weight_is_whole_where_it_is_used_and_its_gradient_is_not():
+    partitioner = MeshConfig(data=1, fsdp=2, tensor=2).build()
+    at_rest = partitioner.sharding(("embed", "mlp"))
+    x = jax.device_put(jnp.arange(32.0).reshape(4, 8), at_rest)
+
+    def square(x):
+        used = gather_weight(x, ("embed", "mlp"))
+        return (used**2).sum(), used
+
+    with partitioner():
+        gradient, used = jax.jit(jax.grad(square, has_aux=True))(x)
+    assert used.addressable_shards[0].data.shape == (4, 4)
+    assert gradient.addressable_shards[0].data.shape == (2, 4)
+    assert (gradient == 2 * x).all() and (used == x).all()
+
+
+@pytest.mark.parametrize("rules", [(), [("vocab", "fsdp"), ("embed", "tensor")]])
+def test_a_lookup_on_a_mesh_equals_that_on_one_device(rules):
+    partitioner = MeshConfig(data=1, fsdp=2, tensor=2, rules=rules).build()
+    table = jnp.sin(jnp.arange(48.0)).reshape(6, 8)
+    ids = jnp.array([[0, 5, 5], [1, 0, 5], [3, 3, 3], [2, 0, 1]])
+
+    def loss(table):
+        return (look_up(table, ids, ("vocab", "embed"), "float32") ** 3).sum()
+
+    expected = jax.grad(loss)(table)
+    split = jax.device_put(table, partitioner.sharding(("vocab", "embed")))
+    with partitioner():
+        found = jax.jit(jax.grad(loss))(split)
+    assert found.sharding == split.sharding and jnp.abs(expected).max() > 0.1
+    assert jnp.allclose(found, expected, atol=1e-6)
+    assert jnp.isnan(look_up(table, jnp.array([[6]]), ("vocab", "embed"), "float32")).all()
