@@ -176,7 +176,7 @@ def _bytes(program: Program, instruction: Instruction, types: dict[str, Instruct
         )
         return float(moved)
     if instruction.op == "fusion":
-        return _fusion_bytes(program, instruction, types)
+        return _fusion_bytes(program, instruction)
     written = sum(a.bytes for a in instruction.arrays if not a.on_chip)
     if instruction.op == "dynamic-update-slice":
         return 2.0 * sum(a.bytes for a in types[instruction.operands[1]].arrays if not a.on_chip)
@@ -185,45 +185,35 @@ def _bytes(program: Program, instruction: Instruction, types: dict[str, Instruct
     return float(written + sum(_read(types, name) for name in instruction.operands))
 
 
-def _fusion_bytes(program: Program, fusion: Instruction, types: dict[str, Instruction]) -> float:
+def _fusion_bytes(program: Program, fusion: Instruction) -> float:
+    """Returns what a fusion reads and writes: of what it slices or updates in place only those parts."""
     inner = program.fused(fusion)
     users: dict[str, list[Instruction]] = {}
-    for i in inner.values():
-        for operand in i.operands:
-            users.setdefault(operand, []).append(i)
-    total = 0.0
-    updated: set[str] = set()
-    for i in inner.values():
-        if i.op == "dynamic-update-slice":
-            updated.add(i.operands[0])
-    for i in inner.values():
-        if i.op != "parameter":
+    for instruction in inner.values():
+        for operand in instruction.operands:
+            users.setdefault(operand, []).append(instruction)
+    moved = 0.0
+    for parameter in inner.values():
+        if parameter.op != "parameter" or any(a.on_chip for a in parameter.arrays):
             continue
-        operand = types.get(fusion.operands[int(i.operands[0])])
-        if operand is None or any(a.on_chip for a in i.arrays):
-            continue
-        uses = users.get(i.name, [])
-        if i.name in updated and len(uses) == 1:
-            continue  # written in place
+        uses = users.get(parameter.name, [])
         if uses and all(u.op in _SLICES for u in uses):
-            total += sum(a.bytes for u in uses for a in u.arrays)
-        else:
-            total += sum(a.bytes for a in i.arrays)
-    roots = [i for i in inner.values() if i.root]
-    if roots and roots[0].op == "tuple":
-        roots = [inner[name] for name in roots[0].operands]
-    for root in roots:
-        while root.op in ("bitcast", "convert", "copy") and root.operands and root.operands[0] in inner:
-            if inner[root.operands[0]].op != "dynamic-update-slice":
-                break
-            root = inner[root.operands[0]]
-        if root.op == "parameter":
+            moved += sum(a.bytes for u in uses for a in u.arrays)
+        elif [u.op for u in uses] != ["dynamic-update-slice"]:
+            moved += sum(a.bytes for a in parameter.arrays)
+    root = next(i for i in inner.values() if i.root)
+    results = [inner[name] for name in root.operands] if root.op == "tuple" else [root]
+    if len(results) != len(fusion.arrays):  # an operation that gives several arrays itself
+        return moved + sum(a.bytes for a in fusion.arrays if not a.on_chip)
+    for result, array in zip(results, fusion.arrays, strict=True):
+        while result.op == "bitcast" and result.operands[0] in inner:
+            result = inner[result.operands[0]]
+        if array.on_chip or result.op == "parameter":
             continue
-        source = inner.get(root.operands[1]) if root.op == "dynamic-update-slice" else root
-        total += sum(
-            a.bytes for a in (source or root).arrays if not any(b.on_chip for b in fusion.arrays[:1])
-        )
-    return total
+        if result.op == "dynamic-update-slice":
+            array = inner[result.operands[1]].arrays[0]
+        moved += array.bytes
+    return moved
 
 
 def _read(types: dict[str, Instruction], name: str) -> float:
