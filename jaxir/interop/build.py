@@ -24,13 +24,21 @@ class Pretrained(Overrides):
     source: str
 
     def build(self, *, seed: int, partitioner: Partitioner | None = None) -> LoadedModel:
-        """Loads the model onto the mesh of `partitioner`.
+        """Loads the model onto the mesh of `partitioner`; each process reads the parts that its devices hold.
+
+        The fingerprint is of the source's name where the files do not say one: hashing the parameters would
+        mean that every process reads all of them.
 
         Raises:
           UserError: there is no such model, it is damaged, or a change does not fit it.
         """
         changes = {f.name: getattr(self, f.name) for f in dataclasses.fields(Overrides)}
-        return model_dir.load(self.source, mesh=partitioner, seed=seed, **changes)
+        overrides = Overrides(**changes)
+        found, fingerprint = model_dir.read(self.source, tokenizer=overrides.tokenizer)
+        model = overrides.apply(found, seed=seed, where=self.source)
+        if fingerprint is None or overrides.change_vectors():
+            fingerprint = stored.initial_fingerprint(model.config, model.tokenizer, seed, source=self.source)
+        return LoadedModel(stored.build(model, partitioner), model.tokenizer, model.settings, fingerprint)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -235,10 +235,12 @@ def fingerprint(stored: StoredModel) -> str:
     return digest.hexdigest()
 
 
-def initial_fingerprint(config: DualEncoderConfig, tokenizer: Tokenizer, seed: int) -> str:
-    """Returns a fingerprint of the model that `initialize` makes, without reading its parameters."""
+def initial_fingerprint(
+    config: DualEncoderConfig, tokenizer: Tokenizer, seed: int, *, source: str = "initialised"
+) -> str:
+    """Returns a fingerprint of the model that a run starts from, without reading its parameters."""
     digest = _identity(config, tokenizer)
-    digest.update(f"initialised from seed {seed}".encode())
+    digest.update(f"{source} from seed {seed}".encode())
     return digest.hexdigest()
 
 

@@ -159,7 +159,11 @@ def make(
         work=done,
         collectives=None if done is None else found,
         roofline=None if done is None else roofline.estimate(done, found, target, in_order),
-        warnings=[*warn(found, batch_size, settings), *_uncounted(program)],
+        warnings=[
+            *warn(found, batch_size, settings),
+            *warn_of_whole_gradients(found, step.state.params),
+            *_uncounted(program),
+        ],
         advice=_advise(setting, memory, kept, kept_remat, limit, target, partitioner) if short_by else [],
         seconds=seconds,
     )
@@ -171,18 +175,39 @@ def warn(found: Sequence[Collective], batch_size: int, settings: EncoderSettings
     lines = []
     for c in found:
         for array in c.arrays:
-            whole = any(
-                (a == batch_size and b in lengths) or a in {batch_size * n for n in lengths}
-                for a, b in zip(array.shape, array.shape[1:], strict=False)
-            )
-            if whole and len(array.shape) >= 2 and not array.dtype.startswith(("s", "u", "pred")):
-                size = array.bytes / 1e6
+            shape = tuple(n for n in array.shape if n > 1)
+            rows = (shape[0] == batch_size and shape[1] in lengths) if len(shape) > 2 else False
+            tokens = len(shape) == 2 and shape[0] in {batch_size * n for n in lengths}
+            if (rows or tokens) and array.dtype.startswith(("f", "bf")):
+                what = f"{array.dtype}{list(array.shape)} ({array.bytes / 1e6:,.0f} MB)"
+                over = " x ".join(c.axes)
                 lines.append(
-                    f"a {c.kind} over {' x '.join(c.axes)} makes activations of the whole batch,"
-                    f" {array.dtype}{list(array.shape)} ({size:,.0f} MB), on every chip: {c.source}"
+                    f"a {c.kind} over {over} makes activations of the whole batch, {what}, on every chip:"
+                    f" {c.source}"
                 )
                 break
     return lines
+
+
+def warn_of_whole_gradients(found: Sequence[Collective], params: Any) -> list[str]:
+    """Points out gradients that are summed whole over "fsdp", for which a reduce-scatter sends half as much.
+
+    The TPU compiler (libtpu 0.0.42) makes one of up to 16 chips of a torus, and reduces whole over 32 or 64.
+    """
+    shapes = {leaf.shape[-2:] for leaf in jax.tree.leaves(params) if len(leaf.shape) > 1}
+    whole = [
+        c
+        for c in found
+        if c.kind == "all-reduce" and "fsdp" in c.axes and any(a.shape[-2:] in shapes for a in c.arrays)
+    ]
+    sent, total = sum(c.traffic for c in whole), sum(c.traffic for c in found)
+    if not whole or sent < 0.25 * total:
+        return []
+    share = f"{sent / 1e9:.3g} of {total / 1e9:.3g} GB that each chip sends"
+    return [
+        f"gradients are summed whole over fsdp, not scattered ({share}; scattering sends half): fewer chips"
+        f" along fsdp may help (now {max(c.group for c in whole)})"
+    ]
 
 
 def _uncounted(program: Program | None) -> list[str]:

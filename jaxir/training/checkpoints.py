@@ -296,11 +296,13 @@ def check_run_dir(run_dir: Path) -> None:
     """Checks that a run can start or go on in `run_dir`; changes nothing.
 
     Raises:
-      UserError: `run_dir` is in a bucket, holds something else than a run, or a run whose checkpoints are gone.
+      UserError: `run_dir` is in a bucket, holds something else than a run, or a run whose checkpoints are
+        gone.
     """
     if re.match(r"\w+:/", str(run_dir)):
         raise UserError(
-            f"output_dir must be a directory, not {run_dir}: mount the bucket (gcsfuse) and name the directory"
+            f"output_dir must be a directory, not {run_dir}: mount the bucket (gcsfuse) and name the"
+            " directory"
         )
     if run_dir.is_dir():
         if not any(run_dir.iterdir()):

@@ -72,7 +72,7 @@ def together() -> Iterator[None]:
     """While in force, the processes of a run end together: none waits for one that is gone.
 
     A process that ends with an error says so and tells the others, which name it and exit with status 1
-    within seconds; one that is killed or cut off is missed after 6/10 of the heartbeat timeout. The process
+    within seconds; one that is killed or cut off is missed after half of the heartbeat timeout. The process
     then exits at once, without unwinding: every farewell would wait for the others. Alone, a process is left
     alone.
     """
@@ -97,7 +97,7 @@ class _Company(threading.Thread):
         super().__init__(name="company", daemon=True)
         # No public interface of JAX reaches the service; Orbax takes the same way.
         self._client = jax._src.distributed.global_state.client
-        self._patience = 0.6 * _heartbeat_seconds()
+        self._patience = 0.5 * _heartbeat_seconds()
         self._interval = min(1.0, self._patience / 6)
         self._ended = threading.Event()
 

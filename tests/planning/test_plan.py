@@ -20,7 +20,7 @@ from jaxir.training.optimizers import Adafactor, AdamW
 
 LAYERS, E, HEADS, K, F, D = 2, 32, 2, 8, 64, 24
 LENGTHS = EncoderSettings(query_max_length=8, passage_max_length=16)
-BATCH = 16
+BATCH = 24
 
 
 def config(**changes) -> DualEncoderConfig:
@@ -244,12 +244,23 @@ def test_activations_of_the_whole_batch_on_every_chip_are_pointed_out():
     array = hlo.Array("f32", (BATCH, LENGTHS.passage_max_length, E), False)
     lost = Collective("all-gather", ("data",), array.bytes, 1, 2, (0, 1), (array,), "scatter-add")
     weights = lost._replace(arrays=(hlo.Array("bf16", (E, F), False),))
+    biases = lost._replace(arrays=(hlo.Array("f32", (HEADS, 16, 16), False),))
     ids = lost._replace(arrays=(array._replace(dtype="s32"),))
     embeddings = lost._replace(arrays=(hlo.Array("f32", (BATCH, D), False),))
-    assert plan.warn([weights, ids, embeddings], BATCH, LENGTHS) == []
+    assert plan.warn([weights, biases, ids, embeddings], BATCH, LENGTHS) == []
     (line,) = plan.warn([lost, weights], BATCH, LENGTHS)
-    assert "f32[16, 16, 32]" in line
+    assert "f32[24, 16, 32]" in line
     assert "scatter-add" in line
+
+
+def test_gradients_that_are_not_scattered_are_pointed_out():
+    params = {"wi": jax.ShapeDtypeStruct((LAYERS, E, F), np.float32)}
+    array = hlo.Array("bf16", (E, F), False)
+    whole = Collective("all-reduce", ("fsdp",), array.bytes, 8, 4, (0, 1, 2, 3), (array,), "")
+    (line,) = plan.warn_of_whole_gradients([whole], params)
+    assert "(now 4)" in line
+    assert plan.warn_of_whole_gradients([whole._replace(kind="reduce-scatter")], params) == []
+    assert plan.warn_of_whole_gradients([whole._replace(axes=("data",))], params) == []
 
 
 def test_our_own_step_moves_no_activations(compiled):

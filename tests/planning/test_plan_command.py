@@ -18,7 +18,9 @@ from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.planning import architecture, devices
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-SMALL = t5.T5Config(vocab_size=64, embed_dim=32, num_layers=2, num_heads=2, head_dim=16, mlp_dim=64)
+SMALL = t5.T5Config(
+    vocab_size=64, embed_dim=32, num_layers=2, num_heads=2, head_dim=16, mlp_dim=64, dropout_rate=0.0
+)
 MACROS = ("QUERY_LENGTH=8", "PASSAGE_LENGTH=16", "BATCH_SIZE=16", "PROJECTION=8", "STEPS=1000", "FSDP=2")
 
 
@@ -70,13 +72,8 @@ def test_what_does_not_fit_exits_with_one_and_advice(tmp_path):
     ("arguments", "message"),
     [
         (("--plan=v5z:4x4",), "no chip 'v5z'; did you mean 'v5"),
-        (("--plan=v5e:5x5",), "no such slice of v5e; there are 1x1, 2x2, 2x4"),
         (("--plan=gpu:4xh100", "--gin.BATCH_SIZE=510"), "batch_size must be a multiple of the 4 devices"),
         (("--plan=gpu:4xh100", "--gin.FSDP=3"), "does not cover 4 devices exactly"),
-        (
-            ("--plan=gpu:4xh100", "--gin.FSPD=2"),
-            "macro FSPD is set but nothing uses it; did you mean 'FSDP'?",
-        ),
         (("--plan=gpu:1xl4", "--gin.MODEL=hf:./nowhere"), "./nowhere: no such directory"),
     ],
 )
@@ -146,7 +143,6 @@ def test_a_new_model_is_described_by_itself():
 @pytest.mark.skipif(libtpu() is None, reason="libtpu is not installed (make plan-tools)")
 @pytest.mark.parametrize("machine", ["v5e:2x2"])
 def test_a_tpu_slice_with_its_own_compiler(machine, model, tmp_path):
-    write_json(model / "config.json", hf_config.describe(SMALL, 0) | {"dropout_rate": 0.0})
     macros = [f"--gin.{m}" for m in (*MACROS, f"MODEL=hf:{model}")]
     quick = {"JAX_EXEC_TIME_OPTIMIZATION_EFFORT": "-1.0", "JAX_OPTIMIZATION_LEVEL": "O1"}
     done = plan("--gin_file=gin/samtone_base.gin", f"--plan={machine}", *macros, cwd=tmp_path, **quick)
