@@ -5,6 +5,8 @@ from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+# Four devices on two cores: XLA's pool must have a thread for each of them, or collectives starve.
+os.environ.setdefault("NPROC", "16")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Commands keep compiled programs between processes: those of tests, in the checkout, not in the user's home.

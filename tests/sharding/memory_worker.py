@@ -15,7 +15,10 @@ if __name__ == "__main__":
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
     os.environ["JAX_PLATFORMS"] = "cpu"
-    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={options.devices}"
+    os.environ["XLA_FLAGS"] = (
+        f"--xla_force_host_platform_device_count={options.devices}"
+        " --xla_cpu_collective_call_terminate_timeout_seconds=300"  # for a busy machine
+    )
 
 import jax
 import numpy as np

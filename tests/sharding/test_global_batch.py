@@ -13,6 +13,7 @@ import shard_worker as worker
 
 from jaxir.models.layers import param
 
+pytestmark = pytest.mark.timeout(900)  # for a busy machine: most of it is one fixture
 DATA_AXES = {"slices", "data", "fsdp"}
 RUNS = [
     (processes, f"{name} on " + " x ".join(f"{axis} {n}" for axis, n in sizes.items()))
