@@ -13,6 +13,19 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("XDG_CACHE_HOME", str(Path(__file__).resolve().parent.parent / ".pytest_cache" / "xdg"))
 
 import jax
+import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+
+@pytest.fixture(scope="module")
+def few_optimizations():
+    """Compiles without most of XLA's optimizations: twice as quick, where no number hangs on them.
+
+    Scoped to modules: pytest leaves a package's fixtures in force until the session ends where packages have
+    no `__init__.py`, and the tests that come after would compile other programs than jaxir does.
+    """
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)

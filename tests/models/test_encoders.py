@@ -17,6 +17,8 @@ from jaxir.models.bert import Bert, BertConfig
 from jaxir.models.dual_encoder import make_encoder
 from jaxir.models.t5 import T5Config
 
+pytestmark = pytest.mark.usefixtures("few_optimizations")
+
 BERT = BertConfig(vocab_size=50, embed_dim=32, num_layers=2, num_heads=4, mlp_dim=48, max_positions=16)
 T5 = T5Config(vocab_size=50, embed_dim=32, num_layers=2, num_heads=4, head_dim=12, mlp_dim=48)
 BACKBONES = {"bert": BERT, "t5": T5}

@@ -18,6 +18,8 @@ from jaxir.planning import activations, advice, hlo, plan, program, roofline, ta
 from jaxir.planning.collectives import Collective
 from jaxir.training.optimizers import Adafactor, AdamW
 
+pytestmark = pytest.mark.usefixtures("few_optimizations")
+
 LAYERS, E, HEADS, K, F, D = 2, 32, 2, 8, 64, 24
 LENGTHS = EncoderSettings(query_max_length=8, passage_max_length=16)
 BATCH = 24

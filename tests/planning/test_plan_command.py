@@ -60,7 +60,7 @@ def test_gpus_by_arithmetic_with_nothing_but_a_recipe(model, tmp_path):
 
 
 def test_what_does_not_fit_exits_with_one_and_advice(tmp_path):
-    done = plan("--gin_file", "gin/samtone_xxl.gin", "--plan", "gpu:1xl4", cwd=tmp_path)
+    done = plan("--gin_file", "gin/samtone_xxl.gin", "--gin.FSDP=1", "--plan", "gpu:1xl4", cwd=tmp_path)
     assert done.returncode == 1
     assert "SDE of T5 24 x 4096, 4,7" in done.stdout  # the recipe's model, its hub never asked
     assert "does not fit: " in done.stdout

@@ -3,7 +3,9 @@
 The worker trains on eight devices, in one process and in two, and reads the compiled programs.
 """
 
+import fcntl
 import json
+import os
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +15,8 @@ import shard_worker as worker
 
 from jaxir.models.layers import param
 
-pytestmark = pytest.mark.timeout(900)  # for a busy machine: most of it is one fixture
+# The time is for a busy machine: most of it is one fixture.
+pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("few_optimizations")]
 DATA_AXES = {"slices", "data", "fsdp"}
 RUNS = [
     (processes, f"{name} on " + " x ".join(f"{axis} {n}" for axis, n in sizes.items()))
@@ -26,17 +29,25 @@ RUNS = [
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory, launch):
     """What the processes found, by number of processes: a list of one report for each."""
-    output = tmp_path_factory.mktemp("shards")
-    found = {}
-    for count in (1, 2):
-        processes = launch(
-            "shard_worker.py", f"--devices={8 // count}", f"--output={output}", processes=count
-        )
-        for process in processes:
-            _, errors = process.communicate(timeout=400)
-            assert process.returncode == 0, errors
-        paths = [output / f"report-{count}-{i}.json" for i in range(count)]
-        found[count] = [json.loads(path.read_text()) for path in paths]
+    base = tmp_path_factory.getbasetemp()
+    root = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base  # one for all of pytest's workers
+    output = root / "shards"
+    with (root / "shards.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (output / "done").exists():
+            output.mkdir(exist_ok=True)
+            for count in (1, 2):
+                processes = launch(
+                    "shard_worker.py", f"--devices={8 // count}", f"--output={output}", processes=count
+                )
+                for process in processes:
+                    _, errors = process.communicate(timeout=400)
+                    assert process.returncode == 0, errors
+            (output / "done").touch()
+    found = {
+        count: [json.loads((output / f"report-{count}-{i}.json").read_text()) for i in range(count)]
+        for count in (1, 2)
+    }
     return found, worker.read_reference(output / "reference.npz")
 
 
