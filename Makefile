@@ -22,7 +22,7 @@ else
   INSTALL := $(RUN) -m pip install --quiet --progress-bar off --disable-pip-version-check
 endif
 
-.PHONY: install quickstart test lint format constraints plan-tools clean
+.PHONY: install quickstart test test-all lint format constraints plan-tools clean
 install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
@@ -37,7 +37,10 @@ quickstart: $(STAMP)
 	$(RUN) -m jaxir.quickstart --output=quickstart
 
 test: lint
-	$(RUN) -m pytest -n 2 --dist=worksteal -q
+	$(RUN) -m pytest -n 2 --dist=worksteal -q -m "not slow"
+
+test-all: lint
+	JAXIR_ALL_TESTS=1 $(RUN) -m pytest -n 2 --dist=worksteal -q
 
 lint: $(STAMP)
 	$(RUN) -m ruff check .

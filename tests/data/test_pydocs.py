@@ -136,6 +136,7 @@ def folder(tmp_path_factory):
     return output, done.stdout
 
 
+@pytest.mark.slow
 def test_command_writes_beir_folders_of_real_text(folder):
     output, printed = folder
     whole = BeirFolder(output)
@@ -158,6 +159,7 @@ def test_command_writes_beir_folders_of_real_text(folder):
     assert len(list(held_out.corpus())) == counts["test"]
 
 
+@pytest.mark.slow
 def test_no_summary_is_in_its_passage_and_no_text_is_twice(folder):
     def words(text):
         return f" {' '.join(re.findall(r'[a-z0-9_]+', text.lower()))} "
@@ -174,6 +176,7 @@ def test_no_summary_is_in_its_passage_and_no_text_is_twice(folder):
     assert " minimize(fun, x0, args=(), method=None" in minimize.passage
 
 
+@pytest.mark.slow
 def test_existing_output_is_left_alone(folder, capsys):
     from jaxir import cli
 

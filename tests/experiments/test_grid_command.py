@@ -31,6 +31,7 @@ def flags(tmp_path, folder, model) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_a_grid_from_end_to_end(tmp_path, flags):
     def run(*more):
         command = [sys.executable, "-m", "jaxir.grid", *flags, "--sharing=ade_spl", *more]

@@ -115,6 +115,7 @@ def test_dropout_differs_between_calls_of_a_tower_and_follows_the_key(batch):
     assert np.abs(objective.embed(model, same, jax.random.key(1)).passage - passage).max() > 0.05
 
 
+@pytest.mark.slow
 def test_four_devices_equal_one(model, batch):
     """With dropout on: loss and every parameter's gradient, none of them zero throughout."""
     objective = Contrastive()

@@ -141,6 +141,7 @@ def main(output: Path) -> None:
     report["read"], report["largest read"] = sum(asked), max(asked)
     report["as in the file"] = as_in_the_file(loaded["encoder"], encoder.params)
     (output / f"memory-{jax.process_index()}.json").write_text(json.dumps(report))
+    wait_for_all("all is told")  # lest one wait for the other at the door in vain
 
 
 if __name__ == "__main__":
