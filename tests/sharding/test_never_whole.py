@@ -29,6 +29,7 @@ def reports(tmp_path_factory, launch):
     return [json.loads((output / f"memory-{i}.json").read_text()) for i in range(2)]
 
 
+@pytest.mark.slow
 def test_a_process_holds_writes_and_restores_its_half(reports):
     for report in reports:
         assert report["model"] > 12e6
@@ -40,6 +41,7 @@ def test_a_process_holds_writes_and_restores_its_half(reports):
         assert report["same after restoring"] and report["laid out as planned"]
 
 
+@pytest.mark.slow
 def test_a_process_reads_its_part_of_a_safetensors_file(reports):
     for report in reports:
         assert report["read"] == pytest.approx(report["model"] / 2, rel=0.01)
