@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import sys
 import textwrap
 
@@ -37,7 +38,8 @@ def converse(index: Index, encoder: DualEncoder, k: int) -> None:
 
         print(f"{index.info.count:,} documents; type a question, or Ctrl-D to leave")
         prompt = "question> "
-    sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
     with contextlib.suppress(EOFError, KeyboardInterrupt):
         while True:
             question = input(prompt).strip()

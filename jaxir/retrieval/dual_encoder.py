@@ -321,7 +321,7 @@ def _one_ahead(items: Iterator[T]) -> Iterator[T]:
     """Yields `items`, drawing the next one in a thread while the consumer works on the present one."""
     end = object()
     with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as pool:
-        future = pool.submit(next, items, end)
+        future: Future[Any] = pool.submit(next, items, end)
         while (item := future.result()) is not end:
             future = pool.submit(next, items, end)
-            yield item  # type: ignore[misc]
+            yield item
