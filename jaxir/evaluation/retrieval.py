@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import ir_measures
-import numpy as np
 
 from jaxir.errors import UserError, suggest
+from jaxir.retrieval.runs import rank
 
 Run = Mapping[str, Mapping[str, float]]
 Qrels = Mapping[str, Mapping[str, int]]
@@ -100,7 +100,7 @@ def evaluate_run(
     ranked = {}
     for query_id, answers in judged.items():
         own = query_id if identical_ids == "drop" else None
-        order = rank([(doc_id, score) for doc_id, score in answers.items() if doc_id != own])
+        order = rank({doc_id: score for doc_id, score in answers.items() if doc_id != own})
         # ir_measures passes the run to programs that break ties differently; ranks as scores leave them none.
         if order:
             ranked[query_id] = {doc_id: float(len(order) - place) for place, doc_id in enumerate(order)}
@@ -119,11 +119,6 @@ def evaluate_run(
         identical_ids=identical_ids,
         identical=identical,
     )
-
-
-def rank(answers: Sequence[tuple[str, float]]) -> list[str]:
-    """Orders (document id, score) as trec_eval does: score in float32, then document id, both descending."""
-    return [doc_id for _, doc_id in sorted(((np.float32(s), d) for d, s in answers), reverse=True)]
 
 
 def parse_metrics(metrics: str | Sequence[str]) -> dict[str, ir_measures.Measure]:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import numpy as np
+
 from jaxir.errors import BadInputError, UserError
 from jaxir.files import atomic_file
 
@@ -88,6 +90,11 @@ def read_run(path: str | Path) -> Run:
                 raise BadInputError(path, number, f"document {doc_id!r} comes twice for query {query_id!r}")
             answers[doc_id] = score
     return run
+
+
+def rank(answers: Mapping[str, float]) -> list[str]:
+    """Orders documents as trec_eval does: by score in float32, then by document id, both descending."""
+    return [doc_id for _, doc_id in sorted(((np.float32(s), d) for d, s in answers.items()), reverse=True)]
 
 
 def _check_field(what: str, text: str) -> None:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from jaxir.errors import UserError
-from jaxir.evaluation.retrieval import evaluate_run, parse_metrics, rank
+from jaxir.evaluation.retrieval import evaluate_run, parse_metrics
+from jaxir.retrieval.runs import rank
 
 # q1: graded; its run has an unjudged document between relevant ones and misses one relevant document.
 # q2: relevant document only at rank 11. q3: judged, no answers. q4: not judged.
@@ -76,9 +77,9 @@ def test_ties_go_to_the_greater_id_in_every_program(metrics):
 
 def test_scores_are_compared_in_float32():
     """trec_eval reads scores into floats: what differs beyond float32 is a tie."""
-    assert rank([("a", 1.0 + 1e-12), ("b", 1.0)]) == ["b", "a"]
-    assert rank([("a", 1.0 + 1e-6), ("b", 1.0)]) == ["a", "b"]
-    assert rank([("a", -1.0), ("b", 0.0), ("c", -2.0)]) == ["b", "a", "c"]
+    assert rank({"a": 1.0 + 1e-12, "b": 1.0}) == ["b", "a"]
+    assert rank({"a": 1.0 + 1e-6, "b": 1.0}) == ["a", "b"]
+    assert rank({"a": -1.0, "b": 0.0, "c": -2.0}) == ["b", "a", "c"]
 
 
 def test_identical_ids_policy():

@@ -1,0 +1,138 @@
+"""Fusion of runs against values worked out by hand, and the command on real files and a real model."""
+
+import numpy as np
+import pytest
+
+from jaxir import cli
+from jaxir.errors import UserError
+from jaxir.retrieval import fusion
+from jaxir.retrieval.embeddings import open_embeddings
+from jaxir.retrieval.runs import read_run, write_run
+
+A = {"q1": {"d1": 9.0, "d2": 5.0, "d3": 1.0}, "q2": {"d1": 2.0}}
+B = {"q1": {"d4": 0.9, "d2": 0.8, "d1": 0.1}, "q3": {"d9": 0.5}}
+
+
+def fuse(*flags: str) -> int:
+    return cli.main("jaxir.fuse:fuse", flags)
+
+
+def order(run, query="q1"):
+    return list(run[query])
+
+
+def test_reciprocal_ranks_by_hand():
+    run = fusion.reciprocal_rank_fusion([A, B], constant=60)
+    expected = {"d2": 1 / 62 + 1 / 62, "d1": 1 / 61 + 1 / 63, "d4": 1 / 61, "d3": 1 / 63}
+    assert order(run) == ["d1", "d2", "d4", "d3"]
+    assert run["q1"] == pytest.approx(expected)
+    assert run["q2"] == {"d1": 1 / 61} and run["q3"] == {"d9": 1 / 61}
+
+
+def test_interpolation_by_hand():
+    run = fusion.interpolate([A, B], weights=[0.25, 0.75])
+    expected = {"d1": 0.25, "d2": 0.25 * 0.5 + 0.75 * 0.875, "d3": 0.0, "d4": 0.75}
+    assert run["q1"] == pytest.approx(expected)
+    assert run["q2"] == {"d1": 0.25}, "one answer: it was found, so it is worth all of its run's weight"
+    z = fusion.interpolate([A, B], weights=[0.25, 0.75], normalization="z_score")["q1"]
+    a, b = np.array([9.0, 5.0, 1.0]), np.array([0.9, 0.8, 0.1])
+    a, b = (a - a.mean()) / a.std(), (b - b.mean()) / b.std()
+    assert z["d2"] == pytest.approx(0.25 * a[1] + 0.75 * b[1])
+    assert z["d3"] == pytest.approx(0.25 * a[2] + 0.75 * b[2]), "what a run lacks gets the run's lowest score"
+    raw = fusion.interpolate([A, B], weights=[1, 10], normalization="none")["q1"]
+    assert raw["d2"] == pytest.approx(5 + 8) and raw["d4"] == pytest.approx(1 + 9)
+
+
+def test_rescoring_by_hand():
+    dense = {"q1": {"d1": 0.1, "d2": 0.5, "d3": 0.2, "d7": 0.99}, "q2": {"d1": -1.0}}
+    run = fusion.rescore(A, dense, alpha=20)
+    assert run["q1"] == pytest.approx({"d1": 11.0, "d2": 15.0, "d3": 5.0}) and run["q2"] == {"d1": -18.0}
+    assert fusion.rescore(A, dense, alpha=0) == A
+    assert set(fusion.rescore(A, dense, alpha=20, depth=2)["q1"]) == {"d1", "d2"}
+    with pytest.raises(UserError, match=r"'q1': 2 of 3 documents to rescore have no score .*'d1'"):
+        fusion.rescore(A, {"q1": {"d3": 1.0}}, alpha=1)
+
+
+def test_turns_skip_duplicates():
+    run = fusion.round_robin([A, B])
+    assert order(run) == ["d1", "d4", "d2", "d3"]
+    scores = list(run["q1"].values())
+    assert scores == sorted(scores, reverse=True) and len(set(scores)) == 4
+    assert order(fusion.round_robin([B, A], depth=3)) == ["d4", "d1", "d2"]
+    assert order(run, "q3") == ["d9"]
+
+
+@pytest.mark.parametrize("method", [fusion.reciprocal_rank_fusion, fusion.interpolate, fusion.round_robin])
+def test_ties_go_to_the_greater_id(method):
+    tie = {"q": {"a": 1.0, "c": 1.0, "b": 1.0}}
+    assert order(method([tie, tie]), "q") == ["c", "b", "a"]
+    with pytest.raises(UserError, match="two runs or more"):
+        method([tie])
+
+
+@pytest.fixture
+def runs(tmp_path):
+    write_run(tmp_path / "a.trec", A)
+    write_run(tmp_path / "b.trec", {"q1": {**B["q1"], "d3": 0.05}, "q2": {"d1": 0.3}})
+    (tmp_path / "dev.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td2\t1\nq2\td1\t1\n")
+    return tmp_path
+
+
+def test_the_sweep_takes_the_best_alpha(runs, capsys):
+    both, out = f"--runs={runs}/a.trec,{runs}/b.trec", runs / "best.trec"
+    flags = [both, "--method=rescore", "--sweep=0,2,10,100", f"--qrels={runs}/dev.tsv", "--metric=RR"]
+    assert fuse(*flags, f"--output={out}") == 0
+    # d1 9 + .1 a, d2 5 + .8 a: d2 is first from a = 40/7 on
+    said = capsys.readouterr().out
+    assert "best alpha: 10\n" in said and "2 judged queries" in said
+    values = [line.split("|")[2].strip() for line in said.splitlines() if line.startswith("| ")][1:]
+    assert values == ["0.7500", "0.7500", "1.0000", "1.0000"]
+    assert read_run(out)["q1"] == pytest.approx({"d1": 10.0, "d2": 13.0, "d3": 1.5})
+
+
+def test_a_model_scores_every_candidate(tmp_path, toy, small_model):
+    from jaxir import DualEncoder
+
+    texts = toy.random_texts(50, seed=3)
+    corpus = toy.write_corpus(tmp_path / "corpus.jsonl", texts)
+    queries = toy.write_jsonl(
+        tmp_path / "queries.jsonl", [{"_id": f"q{i}", "text": texts[i]} for i in range(3)]
+    )
+    encode = [f"--model={small_model}", f"--input={corpus}", "--shard_size=16", f"--output={tmp_path}/emb"]
+    assert cli.main("jaxir.encode:encode", encode) == 0
+    rng = np.random.default_rng(0)
+    first = {f"q{i}": {f"d{d}": float(rng.normal()) for d in rng.permutation(50)[:40]} for i in range(3)}
+    write_run(tmp_path / "bm25.trec", first)
+    dense = [f"--embeddings={tmp_path}/emb", f"--queries={queries}", f"--output={tmp_path}/hybrid.trec"]
+    assert fuse(f"--runs={tmp_path}/bm25.trec", "--method=rescore", "--alpha=2.5", *dense, "--depth=30") == 0
+    found = read_run(tmp_path / "hybrid.trec")
+    vectors = np.concatenate(open_embeddings(tmp_path / "emb").shards)
+    asked = DualEncoder.load(small_model).encode_queries(texts[:3])
+    for i in range(3):
+        best = sorted(first[f"q{i}"], key=first[f"q{i}"].get, reverse=True)[:30]
+        expected = {d: first[f"q{i}"][d] + 2.5 * float(vectors[int(d[1:])] @ asked[i]) for d in best}
+        assert found[f"q{i}"] == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--method=rrf", "--alpha=1"], "rrf has no alpha"),
+        (["--method=rescore"], "rescore needs --alpha, or --sweep and --qrels"),
+        (["--method=interpolate", "--weights=1"], "there are 2 runs and 1 weights"),
+        (["--method=interpolate", "--weights=1,x"], "--weights must be numbers separated by commas, not 1,x"),
+        (
+            ["--method=interpolate", "--alpha=.5", "--weights=1,2"],
+            "give one of --alpha, --sweep and --weights",
+        ),
+        (["--method=interpolate", "--sweep=0,1"], "--sweep and --qrels go together"),
+        (["--method=rrf", "--embeddings=E", "--queries=Q"], "are for --method=rescore"),
+        (["--method=rescore", "--alpha=1", "--embeddings=E", "--queries=Q"], "there are 2 runs"),
+        (["--method=rrf", "--depth=0"], "--depth must be at least 1, not 0"),
+    ],
+)
+def test_flags_that_do_not_go_together(runs, capsys, flags, sentence):
+    assert fuse(f"--runs={runs}/a.trec,{runs}/b.trec", *flags, f"--output={runs}/x.trec") == 1
+    errors = capsys.readouterr().err
+    assert errors.startswith("error: ") and sentence in errors and len(errors.splitlines()) == 1
+    assert not (runs / "x.trec").exists()
