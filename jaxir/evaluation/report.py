@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jaxir.errors import UserError
+from jaxir.evaluation.answers import judge_by_answers, read_answers
 from jaxir.evaluation.judgements import read_judgements
-from jaxir.evaluation.retrieval import IdenticalIds, Qrels, RetrievalScores, evaluate_run, parse_metrics
-from jaxir.evaluation.significance import Comparison, compare
-from jaxir.evaluation.tables import format_table
+from jaxir.evaluation.retrieval import IdenticalIds, Qrels, evaluate_run, parse_metrics
+from jaxir.evaluation.systems import Pair, System, compare_systems
+from jaxir.evaluation.tables import Style, format_table
 from jaxir.retrieval.runs import read_run
 
 if TYPE_CHECKING:
@@ -32,34 +34,79 @@ class Report:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scored:
-    """A retrieval system with its scores.
+    """Retrieval systems with their scores.
 
     Attributes:
-      system: its name, a run file or a model.
-      scores: what it scored.
-      qrels: the judgements it was scored against.
-      facts: how the run came about, for the report.
+      systems: the systems.
+      qrels: the judgements they were scored against.
+      facts: how the runs came about, for programs.
       note: the same as a sentence.
     """
 
-    system: str
-    scores: RetrievalScores
+    systems: Sequence[System]
     qrels: Qrels
     facts: Mapping[str, Any]
     note: str
 
 
-def score_run(run: str, qrels: str, metrics: str, identical_ids: IdenticalIds) -> Scored:
-    """Scores a TREC run file against a file of judgements."""
+def parse_system(text: str) -> tuple[str, list[str]]:
+    """Returns name and run files of `[NAME=]FILE[+FILE...]`, where several files are several seeds."""
+    if Path(text).is_file():  # whatever signs its name has
+        return Path(text).stem, [text]
+    name, equals, files = text.partition("=")
+    if not equals:
+        name, files = Path(text.split("+")[0]).stem, text
+    return name, files.split("+")
+
+
+def score_runs(
+    runs: Sequence[str],
+    metrics: str,
+    identical_ids: IdenticalIds,
+    *,
+    qrels: str | None = None,
+    answers: str | None = None,
+    corpus: str | None = None,
+) -> Scored:
+    """Scores run files against a file of judgements, or by the answers that the documents of `corpus` hold.
+
+    Args:
+      runs: systems as `parse_system` takes them.
+      metrics: as in `evaluate_run`.
+      identical_ids: likewise.
+      qrels: the file of judgements.
+      answers: the file of answers, in place of `qrels`.
+      corpus: where the documents' texts are, with `answers`.
+
+    Raises:
+      UserError: unreadable or malformed files, an unknown metric, or two systems of one name.
+    """
     parse_metrics(metrics)
-    judgements = read_judgements(qrels)
-    scores = evaluate_run(read_run(run), judgements, metrics, identical_ids=identical_ids)
+    named = [parse_system(text) for text in runs]
+    names = [name for name, _ in named]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"two systems are called {twice[0]!r}: write NAME=FILE to tell them apart")
+    if qrels is not None:
+        judgements, note = read_judgements(qrels), f"judgements: {qrels}"
+    read = {name: [read_run(file) for file in files] for name, files in named}
+    if answers is not None:
+        every = [run for of_system in read.values() for run in of_system]
+        depth = max(len(found) for run in every for found in [(), *run.values()])
+        judgements = judge_by_answers(every, read_answers(answers), corpus, depth=depth)
+        note = f"a document is relevant if it holds an answer: answers {answers}, documents {corpus}"
+    systems = [
+        System(
+            name=name,
+            scores=[evaluate_run(run, judgements, metrics, identical_ids=identical_ids) for run in of_system],
+        )
+        for name, of_system in read.items()
+    ]
+    facts = {"qrels": qrels, "answers": answers, "corpus": corpus, "runs": dict(named)}
     return Scored(
-        system=run,
-        scores=scores,
+        systems=systems,
         qrels=judgements,
-        facts={"run": run, "qrels": qrels},
-        note=f"judgements: {qrels}",
+        facts={key: value for key, value in facts.items() if value is not None},
+        note=note,
     )
 
 
@@ -89,8 +136,7 @@ def score_model(
         "depth": depth,
     }
     return Scored(
-        system=model,
-        scores=scores,
+        systems=[System(name=model, scores=[scores])],
         qrels=collection.qrels,
         facts=facts,
         note=f"{directory}, split {split}: {count} documents, a document's text is title + ' ' + text; "
@@ -98,41 +144,137 @@ def score_model(
     )
 
 
-def retrieval(scored: Scored, *, baseline: str | None = None, per_query: bool = False) -> Report:
-    """Lays out a system's scores, against a baseline run where one is given."""
-    scores = scored.scores
-    names = list(scores.values)
-    values: dict[str, Any] = {
-        **scored.facts,
-        "queries": scores.queries,
-        "queries_without_answers": scores.unanswered,
-        "unjudged_queries_ignored": scores.unjudged,
-        "identical_ids": scores.identical_ids,
-        "identical_ids_found": scores.identical,
-        "metrics": scores.values,
-        "per_query": scores.per_query,
-    }
-    parts = [f"{scored.note}\n{scores.describe()}"]
-    if baseline is None:
-        parts.append(format_table(["system", *names], [[scored.system, *scores.values.values()]]))
+def retrieval(
+    scored: Scored, *, baseline: str | None = None, per_query: bool = False, style: Style = "markdown"
+) -> Report:
+    """Lays out the scores of systems and compares them.
+
+    Args:
+      scored: the systems.
+      baseline: the name of one of them, or a run file (or several, see `parse_system`), that the others are
+        compared with; without one every two are compared.
+      per_query: whether to print every query's values.
+      style: of the tables.
+    """
+    systems = list(scored.systems)
+    metrics = systems[0].metrics
+    against = None if baseline is None else _find_or_score(baseline, scored)
+    if against is not None:
+        systems = [*[system for system in systems if system is not against], against]
+    compared = [system for system in systems if system is not against]
+    if not compared:
+        raise UserError(f"{baseline} is the only system: there is nothing to compare it with")
+    pairs = compare_systems(compared, against) if len(systems) > 1 else []
+    values: dict[str, Any] = {**scored.facts, **_values(systems[0])}
+    parts = [_caption(scored.note, systems, style)]
+    if len(systems) == 2:
+        parts.append(_metric_rows(pairs, systems, style))
     else:
-        metrics = list(names)
-        other = evaluate_run(read_run(baseline), scored.qrels, metrics, identical_ids=scores.identical_ids)
-        comparisons = {name: compare(scores.per_query[name], other.per_query[name]) for name in names}
-        parts.append(f"system: {scored.system}\nbaseline: {baseline} ({other.describe()})")
-        parts.append(_comparison_table(comparisons, baseline, scored.system))
-        values["baseline"] = {
-            "run": baseline,
-            "queries_without_answers": other.unanswered,
-            "identical_ids_found": other.identical,
-            "metrics": other.values,
-            "per_query": other.per_query,
-            "comparison": {name: dataclasses.asdict(c) for name, c in comparisons.items()},
+        rows = [[system.name, *(_mean(system, metric) for metric in metrics)] for system in systems]
+        parts.append(format_table(["system", *metrics], rows, style=style))
+        if pairs:
+            count = len(pairs) // len(metrics)
+            parts.append(f"p-values are corrected for {count} comparisons by each metric (Holm)")
+            parts.append(_pair_rows(pairs, style))
+    if len(systems) > 1:
+        values = {
+            **scored.facts,
+            "systems": {system.name: _values(system) for system in systems},
+            "comparisons": [dataclasses.asdict(pair) for pair in pairs],
         }
     if per_query:
-        rows = [[q, *(scores.per_query[name][q] for name in names)] for q in scored.qrels]
-        parts.append(format_table(["query", *names], rows))
+        found = {(s.name, m): s.per_query(m) for s in systems for m in metrics}
+        head = [m if len(systems) == 1 else f"{s.name} {m}" for s in systems for m in metrics]
+        rows = [[query, *(of_query[query] for of_query in found.values())] for query in scored.qrels]
+        parts.append(format_table(["query", *head], rows, style=style))
     return Report(text="\n\n".join(parts), values=values)
+
+
+def _find_or_score(baseline: str, scored: Scored) -> System:
+    """Returns the system that is called `baseline`, else the scores of that run."""
+    for system in scored.systems:
+        if system.name == baseline:
+            return system
+    first = scored.systems[0]
+    name, files = parse_system(baseline)
+    if name in {system.name for system in scored.systems}:
+        name = "baseline"
+    policy = first.scores[0].identical_ids
+    scores = [
+        evaluate_run(read_run(file), scored.qrels, first.metrics, identical_ids=policy) for file in files
+    ]
+    return System(name=name, scores=scores)
+
+
+def _values(system: System) -> dict[str, Any]:
+    """Returns what the JSON file holds of a system."""
+    first, several = system.scores[0], len(system.scores) > 1
+    return {
+        "queries": first.queries,
+        "queries_without_answers": [s.unanswered for s in system.scores] if several else first.unanswered,
+        "unjudged_queries_ignored": [s.unjudged for s in system.scores] if several else first.unjudged,
+        "identical_ids": first.identical_ids,
+        "identical_ids_found": [s.identical for s in system.scores] if several else first.identical,
+        "metrics": {metric: system.mean(metric) for metric in system.metrics},
+        **(
+            {"deviations": {metric: system.deviation(metric) for metric in system.metrics}} if several else {}
+        ),
+        **({"runs": [s.values for s in system.scores]} if several else {}),
+        "per_query": {metric: system.per_query(metric) for metric in system.metrics},
+    }
+
+
+def _caption(note: str, systems: Sequence[System], style: Style) -> str:
+    """Says what the tables are over, a line for each system where they differ."""
+    lines = note.splitlines()
+    described = {
+        system.name: "; ".join(dict.fromkeys(scores.describe() for scores in system.scores))
+        for system in systems
+    }
+    if len(set(described.values())) == 1:
+        lines.append(next(iter(described.values())))
+    else:
+        lines += [f"{name}: {what}" for name, what in described.items()]
+    lines += [
+        f"{system.name}: mean ± standard deviation of {len(system.scores)} runs"
+        for system in systems
+        if len(system.scores) > 1
+    ]
+    return "\n".join(f"% {line}" if style == "latex" else line for line in lines)
+
+
+def _mean(system: System, metric: str) -> float | str:
+    spread = system.deviation(metric)
+    mean = system.mean(metric)
+    return mean if spread is None else f"{mean:.4f} ± {spread:.4f}"
+
+
+def _metric_rows(pairs: Sequence[Pair], systems: Sequence[System], style: Style) -> str:
+    """Lays two systems out, a row for each metric, the one that is compared with first."""
+    after, before = (pairs[0].system, pairs[0].baseline)
+    by_name = {system.name: system for system in systems}
+    header = ["metric", before, after, "difference", "better", "worse", "t-test p", "randomisation p"]
+    rows = [
+        [
+            pair.metric,
+            _mean(by_name[before], pair.metric),
+            _mean(by_name[after], pair.metric),
+            *_difference(pair),
+        ]
+        for pair in pairs
+    ]
+    return format_table(header, rows, style=style)
+
+
+def _pair_rows(pairs: Sequence[Pair], style: Style) -> str:
+    header = ["metric", "system", "against", "difference", "better", "worse", "t-test p", "randomisation p"]
+    rows = [[pair.metric, pair.system, pair.baseline, *_difference(pair)] for pair in pairs]
+    return format_table(header, rows, style=style)
+
+
+def _difference(pair: Pair) -> list[object]:
+    c = pair.comparison
+    return [c.difference, c.wins, c.losses, f"{pair.t_test:.2g}", f"{pair.randomisation:.2g}"]
 
 
 def sts(model: str, directory: Path) -> Report:
@@ -159,27 +301,6 @@ def sts(model: str, directory: Path) -> Report:
             "pairs": scores.pairs,
         },
     )
-
-
-def _comparison_table(comparisons: Mapping[str, Comparison], baseline: str, system: str) -> str:
-    before, after = Path(baseline).stem, Path(system).stem
-    if before == after:
-        before, after = "baseline", "system"
-    header = ["metric", before, after, "difference", "better", "worse", "t-test p", "randomisation p"]
-    rows = [
-        [
-            name,
-            c.baseline,
-            c.mean,
-            c.difference,
-            c.wins,
-            c.losses,
-            f"{c.t_test:.2g}",
-            f"{c.randomisation:.2g}",
-        ]
-        for name, c in comparisons.items()
-    ]
-    return format_table(header, rows)
 
 
 def _lengths(encoder: DualEncoder) -> str:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import statistics
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import ir_measures
 
@@ -34,6 +35,27 @@ PROGRAMS = ir_measures.providers.FallbackProvider(
     ]
 )
 ALIASES = {"hit": "Success", "hits": "Success", "mrr": "RR", "map": "AP"}
+CAPPED = re.compile(r"(?:CappedR|capped_?recall|R_?cap)@(\d+)", re.IGNORECASE)
+
+
+class Metric(NamedTuple):
+    """What a name means.
+
+    Attributes:
+      measure: of ir_measures.
+      capped: None, or the k of capped recall, for which `measure` is P@k.
+    """
+
+    measure: ir_measures.Measure
+    capped: int | None = None
+
+    def of_query(self, value: float, judged: Mapping[str, int]) -> float:
+        """Returns the metric of a query from the measure's value and the query's judgements."""
+        if self.capped is None:
+            return value
+        # Wang 2022, eq. 4.1: what was found over min(k, relevant); P@k is what was found over k.
+        relevant = sum(relevance > 0 for relevance in judged.values())
+        return value * self.capped / min(self.capped, relevant) if relevant else 0.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,14 +105,15 @@ def evaluate_run(
       run: query id to document id to score.
       qrels: query id to document id to relevance; 0 or less is not relevant.
       metrics: names as ir_measures spells them ("nDCG@10 RR@10 P@1 R@100 AP", "RR(rel=2)@10"), upper or lower
-        case, with the usual synonyms (MRR, MAP, Recall, Precision, Hit).
+        case, with the usual synonyms (MRR, MAP, Recall, Precision, Hit); and CappedR@k, recall over at most k
+        relevant documents (Wang 2022, eq. 4.1).
       identical_ids: "drop" removes the document with the query's own id from its answers, as the BEIR scripts
         do; "keep" leaves it (collections where both are numbered from 1 need that).
 
     Raises:
       UserError: an unknown metric, no judgements, or a run that answers none of the judged queries.
     """
-    measures = parse_metrics(metrics)
+    wanted = parse_metrics(metrics)
     if not qrels:
         raise UserError("there are no relevance judgements to evaluate against")
     judged = {query_id: answers for query_id, answers in run.items() if query_id in qrels and answers}
@@ -105,14 +128,21 @@ def evaluate_run(
         if order:
             ranked[query_id] = {doc_id: float(len(order) - place) for place, doc_id in enumerate(order)}
     judgements = {query_id: dict(docs) for query_id, docs in qrels.items()}
-    result = PROGRAMS.calc(set(measures.values()), judgements, ranked)
+    measures = {metric.measure for metric in wanted.values()}
+    result = PROGRAMS.calc(measures, judgements, ranked)
     found = {(m.measure, m.query_id): float(m.value) for m in result.per_query}
+    per_query = {
+        name: {q: metric.of_query(found[metric.measure, q], docs) for q, docs in qrels.items()}
+        for name, metric in wanted.items()
+    }
     return RetrievalScores(
-        values={name: float(result.aggregated[measure]) for name, measure in measures.items()},
-        per_query={
-            name: {query_id: found[measure, query_id] for query_id in qrels}
-            for name, measure in measures.items()
+        values={
+            name: float(result.aggregated[metric.measure])
+            if metric.capped is None
+            else statistics.fmean(per_query[name].values())
+            for name, metric in wanted.items()
         },
+        per_query=per_query,
         queries=len(qrels),
         unanswered=len(qrels) - len(ranked),
         unjudged=sum(query_id not in qrels for query_id in run),
@@ -121,8 +151,8 @@ def evaluate_run(
     )
 
 
-def parse_metrics(metrics: str | Sequence[str]) -> dict[str, ir_measures.Measure]:
-    """Returns, for each name as given, the measure it means.
+def parse_metrics(metrics: str | Sequence[str]) -> dict[str, Metric]:
+    """Returns, for each name as given, what it means.
 
     Raises:
       UserError: no metric, or a name or parameter that ir_measures does not know.
@@ -134,13 +164,15 @@ def parse_metrics(metrics: str | Sequence[str]) -> dict[str, ir_measures.Measure
     return {name: _parse_metric(name) for name in metrics}
 
 
-def _parse_metric(text: str) -> ir_measures.Measure:
+def _parse_metric(text: str) -> Metric:
     registry = ir_measures.measures.registry
+    if (capped := CAPPED.fullmatch(text)) and int(capped[1]):
+        return Metric(ir_measures.P @ int(capped[1]), int(capped[1]))
     name, rest = re.match(r"(\w*)(.*)", text, re.DOTALL).groups()
     if name not in registry:
         lower = {known.lower(): known for known in registry} | ALIASES
         if name.lower() not in lower:
-            raise UserError(f"there is no metric {text!r}{suggest(name, registry)}")
+            raise UserError(f"there is no metric {text!r}{suggest(name, [*registry, 'CappedR'])}")
         name = lower[name.lower()]
     try:
         measure = ir_measures.parse_measure(name + rest)
@@ -150,4 +182,4 @@ def _parse_metric(text: str) -> ir_measures.Measure:
     except (ValueError, TypeError, KeyError, AssertionError, RuntimeError) as error:
         examples = "nDCG@10, RR, R@100 or RR(rel=2)@10"
         raise UserError(f"metric {text!r} cannot be computed; write it like {examples}") from error
-    return measure
+    return Metric(measure)

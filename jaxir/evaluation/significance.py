@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from scipy import stats
@@ -122,6 +122,18 @@ def confidence_interval(
         rng=np.random.default_rng(seed),
     ).confidence_interval
     return float(found.low), float(found.high)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Corrects p-values for being several, so that the chance of any false alarm stays bounded (Holm 1979).
+
+    The smallest of n is multiplied by n, the next by n - 1 and so on; none is made less than the one before.
+    """
+    corrected = [0.0] * len(p_values)
+    highest = 0.0
+    for place, i in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        highest = corrected[i] = max(highest, min(1.0, (len(p_values) - place) * p_values[i]))
+    return corrected
 
 
 def _paired(system: Mapping[str, float], baseline: Mapping[str, float]) -> tuple[np.ndarray, np.ndarray]:

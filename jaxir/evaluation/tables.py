@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+Style = Literal["markdown", "latex"]
 
 
-def format_table(header: Sequence[str], rows: Sequence[Sequence[object]], *, digits: int = 4) -> str:
-    """Lays `rows` out under `header` as an aligned Markdown table.
+def format_table(
+    header: Sequence[str], rows: Sequence[Sequence[object]], *, digits: int = 4, style: Style = "markdown"
+) -> str:
+    """Lays `rows` out under `header` as an aligned Markdown table, or as a tabular of LaTeX (with booktabs).
 
     Args:
       header: the names of the columns.
       rows: cells; floats are printed with `digits` decimals, None as an empty cell.
       digits: decimals of floats.
+      style: markdown or latex.
 
     Returns:
       Lines joined by newlines, none at the end. Columns that hold only numbers are aligned to the right.
@@ -21,26 +27,40 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[object]], *, dig
     """
     if any(len(row) != len(header) for row in rows):
         raise ValueError(f"every row needs {len(header)} cells: {', '.join(header)}")
-    cells = [[_text(cell, digits) for cell in row] for row in rows]
+    texts = [[_text(cell, digits) for cell in row] for row in rows]
+    header, *cells = [[_ESCAPED[style](text) for text in line] for line in (header, *texts)]
     widths = [max(len(text) for text in column) for column in zip(header, *cells, strict=True)]
     numeric = [
         bool(rows) and all(cell is None or isinstance(cell, int | float) for cell in column)
         for column in (zip(*rows, strict=True) if rows else [()] * len(header))
     ]
+    if style == "latex":
+        columns = "".join("r" if right else "l" for right in numeric)
+        head, *body = [_line(row, widths, numeric, " & ") + r" \\" for row in (header, *cells)]
+        lines = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *body]
+        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
     rule = [
         ("-" * (w + 1) + ":") if right else ("-" * (w + 2)) for w, right in zip(widths, numeric, strict=True)
     ]
-    lines = [_line(header, widths, numeric), "|" + "|".join(rule) + "|"]
-    return "\n".join(lines + [_line(row, widths, numeric) for row in cells])
+    head, *body = [f"| {_line(row, widths, numeric, ' | ')} |" for row in (header, *cells)]
+    return "\n".join([head, "|" + "|".join(rule) + "|", *body])
 
 
 def _text(cell: object, digits: int) -> str:
     if cell is None:
         return ""
     text = f"{cell:.{digits}f}" if isinstance(cell, float) else str(cell)
-    return text.replace("|", "\\|").replace("\n", " ")
+    return text.replace("\n", " ")
 
 
-def _line(cells: Sequence[str], widths: Sequence[int], numeric: Sequence[bool]) -> str:
+def _line(cells: Sequence[str], widths: Sequence[int], numeric: Sequence[bool], between: str) -> str:
     padded = [c.rjust(w) if right else c.ljust(w) for c, w, right in zip(cells, widths, numeric, strict=True)]
-    return "| " + " | ".join(padded) + " |"
+    return between.join(padded)
+
+
+_LATEX = {**{sign: f"\\{sign}" for sign in "&%$#_{}"}, "\\": r"\textbackslash{}", "±": r"$\pm$"}
+_LATEX |= {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "|": r"\textbar{}", "<": "$<$", ">": "$>$"}
+_ESCAPED: dict[str, Callable[[str], str]] = {
+    "markdown": lambda text: text.replace("|", "\\|"),
+    "latex": lambda text: text.translate(str.maketrans(_LATEX)),
+}

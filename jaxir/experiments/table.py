@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxir.evaluation.significance import compare, confidence_interval
+from jaxir.evaluation.systems import deviation, over_runs
 from jaxir.evaluation.tables import format_table
 from jaxir.experiments.plan import SHARING_TITLES, Cell, Row
 from jaxir.progress import progress
@@ -91,7 +92,7 @@ class Results:
             return None
         means = {seed: float(np.mean(list(of_queries.values()))) for seed, of_queries in values.items()}
         mean = float(np.mean(list(means.values())))
-        return Score(mean=mean, deviation=_deviation(list(means.values())), per_seed=means)
+        return Score(mean=mean, deviation=deviation(means.values()), per_seed=means)
 
 
 def collect(cells: Sequence[Cell]) -> Results:
@@ -137,17 +138,11 @@ def baselines(row: Row, rows: Sequence[Row]) -> list[Row]:
     return [other for other in (first_objective, first_variant) if other != row and other in rows]
 
 
-def over_seeds(values: Mapping[int, Mapping[str, float]], seeds: Sequence[int]) -> dict[str, float]:
-    """Returns each query's mean over `seeds`."""
-    queries = values[seeds[0]]
-    return {query: float(np.mean([values[seed][query] for seed in seeds])) for query in queries}
-
-
 def difference(results: Results, row: Row, baseline: Row, dataset: str, metric: str) -> Difference:
     """Compares two rows by what they scored on each query, over the seeds that both have."""
     seeds = common_seeds(results, (row, dataset, metric), (baseline, dataset, metric))
     ours, theirs = results.values[row, dataset, metric], results.values[baseline, dataset, metric]
-    system, other = over_seeds(ours, seeds), over_seeds(theirs, seeds)
+    system, other = (over_runs([values[seed] for seed in seeds]) for values in (ours, theirs))
     comparison = compare(system, other)
     low, high = confidence_interval(system, other, level=LEVEL)
     of_seeds = [np.mean(list(ours[s].values())) - np.mean(list(theirs[s].values())) for s in seeds]
@@ -160,7 +155,7 @@ def difference(results: Results, row: Row, baseline: Row, dataset: str, metric: 
         difference=comparison.difference,
         low=low,
         high=high,
-        deviation=_deviation(of_seeds),
+        deviation=deviation(of_seeds),
         wins=comparison.wins,
         losses=comparison.losses,
         p=comparison.randomisation,
@@ -265,7 +260,3 @@ def _cell(found: Score | None) -> tuple[str, float | None]:
         return MISSING, None
     spread = "" if found.deviation is None else f" ± {100 * found.deviation:.1f}"
     return f"{100 * found.mean:.1f}{spread}", found.mean
-
-
-def _deviation(values: Sequence[float]) -> float | None:
-    return float(np.std(values, ddof=1)) if len(values) > 1 else None

@@ -4,8 +4,11 @@ import json
 import math
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from jaxir import cli
 from jaxir.errors import UserError
@@ -54,9 +57,11 @@ def test_identical_ids_dropped_on_request(files, capsys):
 
 def test_baseline_is_compared_by_paired_tests(files, capsys):
     result = evaluate(**arguments(files, metrics="RR@10", baseline=str(files / "other.trec")))
-    comparison = result["baseline"]["comparison"]["RR@10"]
+    (pair,) = result["comparisons"]
+    assert (pair["system"], pair["baseline"], pair["metric"]) == ("run", "other", "RR@10")
+    comparison = pair["comparison"]
     # Differences -0.5, -1, 0.5: of 8 sign flips, 6 have a mean of at least 1/3 from 0.
-    assert result["baseline"]["per_query"]["RR@10"] == {"q1": 1.0, "q2": 1.0, "q3": 0.0}
+    assert result["systems"]["other"]["per_query"]["RR@10"] == {"q1": 1.0, "q2": 1.0, "q3": 0.0}
     assert (comparison["wins"], comparison["losses"]) == (1, 2)
     assert comparison["randomisation"] == pytest.approx(0.75)
     assert comparison["t_test"] == pytest.approx(0.5286, abs=1e-4)
@@ -72,7 +77,7 @@ def test_the_command_writes_json_whole(files):
     assert done.returncode == 0, done.stderr
     written = json.loads((files / "out.json").read_text())
     assert list(written["metrics"]) == ["nDCG@10", "RR@10", "P@1", "R@100"]
-    assert written["run"].endswith("run.trec")
+    assert [Path(file).name for file in written["runs"]["run"]] == ["run.trec"]
     assert f"{written['metrics']['R@100']:.4f}" in done.stdout
 
 
@@ -83,6 +88,87 @@ def test_scoring_a_run_loads_no_jax(files):
         "assert not {'jax', 'tensorflow', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def write_runs(files):
+    """Three systems on 30 queries of one relevant document; `b` has three seeds."""
+    rng = np.random.default_rng(0)
+    hits = {"a": 0.3, "b0": 0.6, "b1": 0.6, "b2": 0.6, "c": 0.35}
+    found = {name: rng.uniform(size=30) < share for name, share in hits.items()}
+    for name, right in found.items():
+        lines = [f"q{i} Q0 {'d' if hit else 'x'}{i} 1 1.0 t\n" for i, hit in enumerate(right)]
+        (files / f"{name}.trec").write_text("".join(lines))
+    (files / "many.tsv").write_text(
+        "query-id\tcorpus-id\tscore\n" + "".join(f"q{i}\td{i}\t1\n" for i in range(30))
+    )
+    seeds = "+".join(str(files / f"b{i}.trec") for i in range(3))
+    runs = [str(files / "a.trec"), f"tuned={seeds}", f"other={files / 'c.trec'}"]
+    return {"run": runs, "qrels": str(files / "many.tsv"), "metrics": "P@1"}, found
+
+
+def test_several_systems_and_seeds(files, capsys):
+    given, found = write_runs(files)
+    result = evaluate(**given, baseline="a")
+    printed = capsys.readouterr().out
+    tuned = [float(found[f"b{i}"].mean()) for i in range(3)]
+    assert result["systems"]["tuned"]["metrics"]["P@1"] == pytest.approx(np.mean(tuned))
+    assert result["systems"]["tuned"]["deviations"]["P@1"] == pytest.approx(np.std(tuned, ddof=1))
+    assert f"| {np.mean(tuned):.4f} ± {np.std(tuned, ddof=1):.4f} |" in printed
+    assert "tuned: mean ± standard deviation of 3 runs" in printed
+    assert [(p["system"], p["baseline"]) for p in result["comparisons"]] == [("tuned", "a"), ("other", "a")]
+    first = result["comparisons"][0]
+    seeds = np.mean([found[f"b{i}"] for i in range(3)], axis=0)
+    expected = stats.ttest_rel(seeds, found["a"].astype(float)).pvalue
+    assert first["comparison"]["t_test"] == pytest.approx(expected) and expected < 0.05
+    assert first["t_test"] == pytest.approx(2 * expected), "Holm: the smaller of two"
+    assert "corrected for 2 comparisons by each metric (Holm)" in printed
+    assert printed.count("own id kept (0 found)") == 1
+    every = evaluate(**given)["comparisons"]
+    assert [(p["system"], p["baseline"]) for p in every] == [
+        ("tuned", "a"),
+        ("other", "a"),
+        ("other", "tuned"),
+    ]
+
+
+def test_latex(files, capsys):
+    given, _ = write_runs(files)
+    evaluate(**given, baseline="a", table="latex")
+    printed = capsys.readouterr().out
+    assert printed.count(r"\begin{tabular}{") == 2 and r"$\pm$" in printed
+    assert "% 30 judged queries; answers with their query's own id kept (0 found)" in printed
+
+
+def test_answers_are_matched_by_whole_tokens(files, capsys):
+    passages = {
+        "d1": "The U.S. Senate, 1789.",
+        "d2": "Beyonc\u00e9 was born in Houston",
+        "d3": "A cathedral",
+        "d9": "nothing",
+        "q3": "Cat-like",
+        "unread": "the senate",
+    }
+    lines = [json.dumps({"_id": i, "title": "", "text": text}) for i, text in passages.items()]
+    (files / "corpus.jsonl").write_text("\n".join(lines))
+    answers = {"q1": ["u.s. senate"], "q2": ["Beyonce\u0301"], "q3": ["cat"], "q5": ["x"]}
+    lines = [json.dumps({"_id": q, "answers": a}) for q, a in answers.items()]
+    (files / "answers.jsonl").write_text("\n".join(lines))
+    (files / "run.trec").write_text(RUN + "q2 Q0 d2 2 0.5 a\n")
+    given = {"answers": str(files / "answers.jsonl"), "corpus": str(files / "corpus.jsonl")}
+    result = evaluate(run=str(files / "run.trec"), **given, metrics="Success@1 Success@2")
+    # q1: d2, then d1 with the answer; q2: d9, then d2 (composed and decomposed accents are the same);
+    # q3: "Cat-like" has the token, "cathedral" has it not; q5 has no answers at all.
+    assert result["per_query"]["Success@1"] == {"q1": 0, "q2": 0, "q3": 1, "q5": 0}
+    assert result["per_query"]["Success@2"] == {"q1": 1, "q2": 1, "q3": 1, "q5": 0}
+    assert "holds an answer" in capsys.readouterr().out
+    (files / "corpus.jsonl").write_text(
+        lines[0].replace('"answers"', '"text"').replace("[", "").replace("]", "")
+    )
+    with pytest.raises(UserError, match=r"it lacks document 'd1' \(5 that"):
+        evaluate(run=str(files / "run.trec"), **given)
+    (files / "answers.jsonl").write_text('{"_id": "q1", "answers": "x"}\n')
+    with pytest.raises(UserError, match=r"answers.jsonl:1: 'answers' is not a list of texts"):
+        evaluate(run=str(files / "run.trec"), **given)
 
 
 @pytest.mark.parametrize(
@@ -118,6 +204,8 @@ def test_bad_files_cost_one_sentence(files, capsys, changed, content, message):
     [
         ({}, "got neither"),
         ({"run": "r"}, "give --run and --qrels"),
+        ({"run": "r", "answers": "a"}, "got --run and --answers"),
+        ({"run": ["a.trec", "b/a.trec"], "qrels": "q"}, "two systems are called 'a'"),
         ({"run": "r", "qrels": "q", "model": "m"}, "give --run and --qrels"),
         ({"model": "m", "dataset": "DIR"}, "beir:DIR or sts:DIR"),
         ({"model": "m", "dataset": "bier:DIR"}, "did you mean 'beir'"),

@@ -52,6 +52,17 @@ def test_values_by_hand():
     assert "3 judged queries" in scores.describe() and "counting 0: 1" in scores.describe()
 
 
+def test_capped_recall_by_hand():
+    """Wang 2022, eq. 4.1: q1 has three relevant documents and finds one of them at 2 and two at 3."""
+    scores = evaluate_run(RUN, QRELS, "CappedR@2 R_cap@3 R@2 cappedr@100")
+    assert scores.per_query["CappedR@2"] == pytest.approx({"q1": 1 / 2, "q2": 0, "q3": 0})
+    assert scores.per_query["R_cap@3"] == pytest.approx({"q1": 2 / 3, "q2": 0, "q3": 0})
+    assert scores.values["CappedR@2"] == pytest.approx(1 / 6)
+    assert scores.per_query["cappedr@100"] == pytest.approx({"q1": 2 / 3, "q2": 1, "q3": 0})
+    with pytest.raises(UserError):
+        parse_metrics("CappedR@0")
+
+
 def test_synonyms_and_case_mean_the_same_metric():
     names = "MRR@10 mrr@10 RR@10, MAP map AP NDCG@10 ndcg@10 nDCG@10 Recall@2 r@2 R@2 Hit@1 Success@1"
     values = evaluate_run(RUN, QRELS, names).values

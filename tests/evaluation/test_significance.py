@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxir.errors import UserError
-from jaxir.evaluation.significance import compare, confidence_interval
+from jaxir.evaluation.significance import compare, confidence_interval, holm
 
 
 def queries(values):
@@ -85,3 +85,8 @@ def test_confidence_interval_is_that_of_the_normal_distribution_for_many_queries
     assert confidence_interval(system, baseline) == (low, high)
     with pytest.raises(UserError, match="the same queries"):
         confidence_interval(system, {"q0": 1.0})
+
+
+def test_holm_by_hand():
+    assert holm([0.01, 0.04, 0.03, 0.5]) == pytest.approx([0.04, 0.09, 0.09, 0.5])
+    assert holm([0.6, 0.5]) == [1.0, 1.0] and holm([0.2]) == [0.2] and holm([]) == []

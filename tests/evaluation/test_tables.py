@@ -23,3 +23,18 @@ def test_digits_and_no_rows():
 def test_a_row_of_another_width_is_a_bug():
     with pytest.raises(ValueError, match="2 cells"):
         format_table(["a", "b"], [[1]])
+
+
+def test_latex():
+    rows = [["x & y_1", 0.5, 3], ["100 %", 0.25, None]]
+    table = format_table(["system", "P@1", "n"], rows, digits=2, style="latex")
+    assert table.splitlines() == [
+        r"\begin{tabular}{lrr}",
+        r"\toprule",
+        r"system    &  P@1 & n \\",
+        r"\midrule",
+        r"x \& y\_1 & 0.50 & 3 \\",
+        r"100 \%    & 0.25 &   \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]

@@ -1,0 +1,96 @@
+"""Judgements by string match, as in open-domain question answering: what holds an answer is right."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import regex
+
+from jaxir.data.lines import MalformedRecord, json_object, parsed_lines, string_field
+from jaxir.data.sources import Document, read_corpus
+from jaxir.errors import UserError
+from jaxir.progress import progress
+from jaxir.retrieval.runs import Run, rank
+
+# Runs of letters, digits and marks, and every other visible character by itself.
+_TOKEN = regex.compile(r"[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]")
+
+
+def read_answers(path: str | Path) -> dict[str, list[str]]:
+    """Reads the answers of each query: lines of {"_id": query id, "answers": [text, ...]}.
+
+    Raises:
+      BadInputError: a malformed line, a query without an answer, or a query a second time.
+      UserError: no such file.
+    """
+    found: dict[str, list[str]] = {}
+
+    def parse(line: str, _: int) -> tuple[str, list[str]]:
+        record = json_object(line)
+        query_id, answers = string_field(record, "_id"), record.get("answers")
+        if not isinstance(answers, list) or not all(isinstance(a, str) and a.strip() for a in answers):
+            raise MalformedRecord("'answers' is not a list of texts")
+        if not answers:
+            raise MalformedRecord(
+                "'answers' is empty,", f"and a query without any cannot be judged: {query_id!r}"
+            )
+        if query_id in found:
+            raise MalformedRecord("a query comes twice:", repr(query_id))
+        return query_id, answers
+
+    for query_id, answers in parsed_lines(path, parse, "stop"):
+        found[query_id] = answers
+    return found
+
+
+def tokens_of(text: str) -> list[str]:
+    """Returns a text's words and signs as they are compared: in lower case, in Unicode's form NFD."""
+    return _TOKEN.findall(unicodedata.normalize("NFD", text).lower())
+
+
+def judge_by_answers(
+    runs: Sequence[Run], answers: Mapping[str, Sequence[str]], corpus: str | Path, *, depth: int
+) -> dict[str, dict[str, int]]:
+    """Judges what the runs found: 1 where a document holds an answer of the query, 0 where it does not.
+
+    It holds one where the tokens of the answer stand in it next to each other (Karpukhin et al. 2020), so
+    that Success@k against these judgements is the top-k accuracy of the papers on open-domain question
+    answering. The corpus is read once, and of its texts none is kept.
+
+    Args:
+      runs: all the runs to be scored.
+      answers: query id to answers; each of these queries counts, answered or not.
+      corpus: corpus.jsonl[.gz]; a document's text is title + ' ' + text.
+      depth: how far down each run is judged.
+
+    Raises:
+      UserError: the runs answer none of the queries, or name a document that the corpus lacks.
+    """
+    asked: dict[str, set[str]] = {}
+    for run in runs:
+        for query_id in answers.keys() & run.keys():
+            for doc_id in rank(run[query_id])[:depth]:
+                asked.setdefault(doc_id, set()).add(query_id)
+    if not asked:
+        raise UserError("the runs answer none of the queries that have answers: do they belong together?")
+    wanted = {query_id: [_joined(a) for a in texts if tokens_of(a)] for query_id, texts in answers.items()}
+    qrels: dict[str, dict[str, int]] = {query_id: {} for query_id in answers}
+
+    def judge(document: Document) -> None:
+        joined = _joined(document.contents)
+        for query_id in asked.pop(document.id):
+            qrels[query_id][document.id] = int(any(answer in joined for answer in wanted[query_id]))
+
+    for document in progress(read_corpus(corpus), what="looking for answers", unit="documents"):
+        if document.id in asked:
+            judge(document)
+    if asked:
+        raise UserError(f"{corpus}: it lacks document {min(asked)!r} ({len(asked)} that the runs found)")
+    return qrels
+
+
+def _joined(text: str) -> str:
+    """Returns the tokens of a text between separators, so that part of a token is never found in another."""
+    return "\x00".join(["", *tokens_of(text), ""])

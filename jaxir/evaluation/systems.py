@@ -1,0 +1,105 @@
+"""Systems with one run or several (one for each seed): their means, deviations and comparisons."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from jaxir.evaluation.retrieval import RetrievalScores
+from jaxir.evaluation.significance import Comparison, compare, holm
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class System:
+    """A retrieval system with the scores of its runs.
+
+    Attributes:
+      name: what it is called.
+      scores: of each run, over the same judgements.
+    """
+
+    name: str
+    scores: Sequence[RetrievalScores]
+
+    @property
+    def metrics(self) -> list[str]:
+        """The metrics, as the caller spelt them."""
+        return list(self.scores[0].values)
+
+    def mean(self, metric: str) -> float:
+        """The mean over runs."""
+        return float(np.mean([scores.values[metric] for scores in self.scores]))
+
+    def deviation(self, metric: str) -> float | None:
+        """The sample's standard deviation over runs; None for one run."""
+        return deviation([scores.values[metric] for scores in self.scores])
+
+    def per_query(self, metric: str) -> dict[str, float]:
+        """Each query's mean over runs."""
+        return over_runs([scores.per_query[metric] for scores in self.scores])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pair:
+    """One system against another by one metric.
+
+    Attributes:
+      system: its name.
+      baseline: the other's.
+      metric: by what.
+      comparison: means, wins and p-values, each query's values averaged over runs.
+      t_test: p-value of the t-test, corrected by Holm's method for all pairs compared by this metric.
+      randomisation: likewise of the randomisation test.
+    """
+
+    system: str
+    baseline: str
+    metric: str
+    comparison: Comparison
+    t_test: float
+    randomisation: float
+
+
+def compare_systems(systems: Sequence[System], baseline: System | None) -> list[Pair]:
+    """Compares every system with the baseline, or, where there is none, every system with every one before.
+
+    Raises:
+      UserError: fewer than two queries.
+    """
+    pairs = (
+        [(system, baseline) for system in systems]
+        if baseline is not None
+        else [(later, earlier) for earlier, later in itertools.combinations(systems, 2)]
+    )
+    compared: list[Pair] = []
+    for metric in systems[0].metrics:
+        found = [compare(one.per_query(metric), other.per_query(metric)) for one, other in pairs]
+        t_tests, randomisations = holm([c.t_test for c in found]), holm([c.randomisation for c in found])
+        compared += [
+            Pair(
+                system=one.name,
+                baseline=other.name,
+                metric=metric,
+                comparison=comparison,
+                t_test=t_test,
+                randomisation=randomisation,
+            )
+            for (one, other), comparison, t_test, randomisation in zip(
+                pairs, found, t_tests, randomisations, strict=True
+            )
+        ]
+    return compared
+
+
+def over_runs(values: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Returns each query's mean over runs, which must all have the same queries."""
+    return {query: float(np.mean([of_run[query] for of_run in values])) for query in values[0]}
+
+
+def deviation(values: Iterable[float]) -> float | None:
+    """Returns the sample's standard deviation, None for one value."""
+    values = list(values)
+    return float(np.std(values, ddof=1)) if len(values) > 1 else None
