@@ -86,13 +86,20 @@ def stable_keys(ids: Sequence[str]) -> np.ndarray:
     return np.frombuffer(b"".join(map(key_digest, ids)), "<i4").astype(np.int32).reshape(len(ids), 2)
 
 
-def read_corpus(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") -> Iterator[Document]:
+def read_corpus(
+    path: str | Path, on_bad_input: OnBadInput | Policy = "stop", *, unique: bool = True
+) -> Iterator[Document]:
     """Yields the documents of a corpus.jsonl[.gz]: `_id`, `title` (optional), `text`.
 
     A document with neither title nor text is kept, because judgements may name it, and noted in the report.
 
+    Args:
+      path: the file.
+      on_bad_input: what to do with a malformed line.
+      unique: whether an id seen before is malformed; to know, all ids are held in memory.
+
     Raises:
-      BadInputError: a malformed line or an id seen before.
+      BadInputError: a malformed line.
     """
     collector = on_bad_input if isinstance(on_bad_input, OnBadInput) else OnBadInput(on_bad_input)
     seen: set[str] = set()
@@ -100,7 +107,8 @@ def read_corpus(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") ->
     def parse(line: str, number: int) -> Document:
         record = json_object(line)
         title, text = string_field(record, "title", ""), string_field(record, "text")
-        document = Document(new_id(string_field(record, "_id"), seen), title, text)
+        identifier = string_field(record, "_id")
+        document = Document(new_id(identifier, seen) if unique else identifier, title, text)
         if not document.contents:
             collector.note(path, number, "document with neither title nor text")
         return document

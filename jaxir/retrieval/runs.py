@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -57,13 +57,40 @@ def read_run(path: str | Path) -> Run:
 
     Raises:
       BadInputError: the file is not UTF-8, or a line has not six columns, has a score that is not a finite
-        number, or
-        names a document a second time for its query.
+        number, or names a document a second time for its query.
     """
+    run: Run = {}
+    for number, query_id, doc_id, score in _lines(path):
+        _add(run.setdefault(query_id, {}), doc_id, score, path, number)
+    return run
+
+
+def read_run_by_query(path: str | Path) -> Iterator[tuple[str, dict[str, float]]]:
+    """Yields (query id, {document id: score}) of a TREC run file, holding one query at a time.
+
+    Raises:
+      BadInputError: as `read_run`, and where the lines of a query do not stand together.
+    """
+    current, answers = None, {}
+    seen: set[str] = set()
+    for number, query_id, doc_id, score in _lines(path):
+        if query_id != current:
+            if current is not None:
+                yield current, answers
+            if query_id in seen:
+                raise BadInputError(path, number, f"the lines of query {query_id!r} do not stand together")
+            seen.add(query_id)
+            current, answers = query_id, {}
+        _add(answers, doc_id, score, path, number)
+    if current is not None:
+        yield current, answers
+
+
+def _lines(path: str | Path) -> Iterator[tuple[int, str, str, float]]:
+    """Yields (line number, query id, document id, score)."""
     path = Path(path)
     if not path.is_file():
         raise UserError(f"{path}: no such run file")
-    run: Run = {}
     with path.open("rb") as file:
         for number, raw in enumerate(file, start=1):
             try:
@@ -85,11 +112,13 @@ def read_run(path: str | Path) -> Run:
                 score = math.nan
             if not math.isfinite(score):
                 raise BadInputError(path, number, f"the score {text!r} is not a finite number")
-            answers = run.setdefault(query_id, {})
-            if doc_id in answers:
-                raise BadInputError(path, number, f"document {doc_id!r} comes twice for query {query_id!r}")
-            answers[doc_id] = score
-    return run
+            yield number, query_id, doc_id, score
+
+
+def _add(answers: dict[str, float], doc_id: str, score: float, path: str | Path, number: int) -> None:
+    if doc_id in answers:
+        raise BadInputError(path, number, f"document {doc_id!r} comes twice for its query")
+    answers[doc_id] = score
 
 
 def rank(answers: Mapping[str, float]) -> list[str]:

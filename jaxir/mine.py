@@ -1,0 +1,60 @@
+"""Command: mines hard negatives from a run."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from jaxir import cli
+
+
+def mine(
+    *,
+    run: str,
+    dataset: str,
+    output: str,
+    split: str = "train",
+    negatives: int = 7,
+    first: int = 1,
+    last: int = 200,
+    sampling: Literal["random", "top"] = "random",
+    margin: float | None = None,
+    seed: int = 0,
+) -> None:
+    """Mines hard negatives for the queries of a split from what a retriever found for them.
+
+    Writes OUTPUT/train.jsonl, which TevatronPairs(path=...) of jaxir.data.pair_sources trains on with
+    num_negatives, and OUTPUT/mining.json with the settings. Documents that any split judges relevant to the
+    query, and documents of the same text as one of those, are never its negatives.
+
+    Args:
+      run: TREC run file over the split's queries (jaxir.search --queries writes one), of any retriever.
+      dataset: beir:DIR, where queries, documents and judgements are.
+      output: directory to write; it must not exist.
+      split: the judgements whose queries are mined for.
+      negatives: of a query, at most; queries without any are left out and counted.
+      first: rank from which on answers are candidates.
+      last: the last such rank.
+      sampling: take random candidates, or the best ones.
+      margin: take only documents that score at least this much less than the query's lowest positive; queries
+        without a positive in the run are left out and counted.
+      seed: of random sampling.
+    """
+    from jaxir.data.sources import BeirFolder
+    from jaxir.evaluation.datasets import parse_dataset
+    from jaxir.retrieval import mining
+
+    _, directory = parse_dataset(dataset, "beir")
+    settings = mining.MiningSettings(
+        negatives=negatives, first=first, last=last, sampling=sampling, margin=margin, seed=seed
+    )
+    report = mining.mine(run, BeirFolder(directory), output, split=split, settings=settings)
+    print(f"{output}: {mining.describe(report)}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(
+        cli.main(
+            "jaxir.mine:mine",
+            example="python -m jaxir.mine --run=train.trec --dataset=beir:DIR --last=100 --output=NEGATIVES",
+        )
+    )

@@ -1,0 +1,148 @@
+"""Hard negatives from runs over a collection whose relevant documents and duplicates are known."""
+
+import json
+import tracemalloc
+
+import pytest
+
+from jaxir import cli
+from jaxir.data.pair_files import read_tevatron
+from jaxir.data.sources import BeirFolder
+from jaxir.errors import UserError
+from jaxir.retrieval.mining import MiningSettings
+from jaxir.retrieval.mining import mine as mine_run
+from jaxir.retrieval.runs import read_run_by_query
+
+DOCUMENTS = {f"d{i}": f"text number {i}" for i in range(60)} | {"twin": "Text  NUMBER 0", "empty": " "}
+# q0: d0 and, in another split, d1 are right; q1: d2; q2: d3, which the run has not found.
+QRELS = {"train": {"q0": {"d0": 1, "d5": 0}, "q1": {"d2": 2}, "q2": {"d3": 1}, "q3": {"d4": 1}}}
+QRELS |= {"dev": {"q0": {"d1": 1}, "q9": {"d8": 1}}}
+RUN = {
+    "q0": ["twin", "d5", "d0", "d1", "empty", *(f"d{i}" for i in range(10, 40))],
+    "q1": ["d20", "d2", "d21", "d22"],
+    "q2": ["d30", "d31", "d32"],
+    "q9": ["d40"],
+}
+
+
+def scores(doc_ids):
+    return {doc_id: 1 - 0.01 * place for place, doc_id in enumerate(doc_ids)}
+
+
+@pytest.fixture
+def folder(tmp_path, toy):
+    toy.write_jsonl(tmp_path / "corpus.jsonl", [{"_id": i, "text": t} for i, t in DOCUMENTS.items()])
+    queries = [{"_id": f"q{i}", "text": f"question {i}"} for i in range(10)]
+    toy.write_jsonl(tmp_path / "queries.jsonl", queries)
+    (tmp_path / "qrels").mkdir()
+    for split, judged in QRELS.items():
+        lines = [f"{q}\t{d}\t{score}\n" for q, docs in judged.items() for d, score in docs.items()]
+        (tmp_path / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(lines))
+    lines = [f"{q} Q0 {d} 0 {s} t\n" for q, docs in RUN.items() for d, s in scores(docs).items()]
+    (tmp_path / "run.trec").write_text("".join(lines))
+    return tmp_path
+
+
+def mine(folder, name="out", **flags) -> dict[str, list[str]]:
+    given = {"run": folder / "run.trec", "dataset": f"beir:{folder}", "output": folder / name} | flags
+    assert cli.main("jaxir.mine:mine", [f"--{flag}={value}" for flag, value in given.items()]) == 0
+    return {p.query_id: [d for d, _ in p.negatives] for p in read_tevatron(folder / name / "train.jsonl")}
+
+
+def test_no_positive_and_no_twin_of_one_is_mined(folder, capsys):
+    found = mine(folder, negatives=100)
+    assert found["q0"] == ["d5", *RUN["q0"][5:]], "d0 and d1 are right, twin has d0's text, empty has none"
+    assert found["q1"] == ["d20", "d21", "d22"] and found["q2"] == RUN["q2"]
+    assert set(found) == {"q0", "q1", "q2"}
+    said = capsys.readouterr().out
+    assert "3 queries, 12.3 negatives each; left out: 1 not in the run" in said
+    assert "1 documents have the text of a positive" in said
+    pair = next(read_tevatron(folder / "out" / "train.jsonl"))
+    assert (pair.query, pair.passage_id, pair.passage) == ("question 0", "d0", "text number 0")
+    recorded = json.loads((folder / "out" / "mining.json").read_text())
+    assert recorded["settings"]["last"] == 200 and recorded["run"]["name"] == "run.trec"
+    assert recorded["negatives"] == 37 and len(recorded["run"]["sha256"]) == 64
+
+
+def test_the_window_counts_ranks_of_the_run(folder):
+    found = mine(folder, first=2, last=6, negatives=100)
+    assert found["q0"] == ["d5", "d10"] and found["q1"] == ["d21", "d22"] and found["q2"] == ["d31", "d32"]
+    assert mine(folder, "top", negatives=2, sampling="top")["q0"] == ["d5", "d10"]
+
+
+def test_sampling_is_random_and_repeatable(folder):
+    one, again, other = mine(folder, "a"), mine(folder, "b"), mine(folder, "c", seed=1)
+    assert one == again != other
+    assert len(one["q0"]) == 7 and set(one["q0"]) < set(RUN["q0"]) and one["q0"] != RUN["q0"][5:12]
+    lines = (folder / "run.trec").read_text().splitlines()
+    (folder / "run.trec").write_text("\n".join(sorted(lines, reverse=True)) + "\n")
+    assert mine(folder, "d") == one, "the order of the queries does not matter"
+
+
+def test_the_margin_is_below_the_lowest_positive(folder, capsys):
+    found = mine(folder, negatives=100, margin=0.1)
+    # q0's positives score .98 and .97: from .87 on, which is rank 14.
+    assert found["q0"] == RUN["q0"][13:]
+    assert "q1" not in found and "q2" not in found
+    assert (
+        "1 without a positive in the run, so without a margin, 1 without a candidate"
+        in capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ({"first": 5, "last": 4}, "ranks go up from 1"),
+        ({"negatives": 0}, "negatives must be at least 1"),
+        ({"split": "trian"}, "did you mean 'train'"),
+        ({"margin": 5}, "no negative for any query of split 'train' (1 not in the run"),
+        ({"dataset": "bier:x"}, "--dataset must be beir:DIR"),
+    ],
+)
+def test_bad_flags_cost_one_sentence(folder, capsys, flags, sentence):
+    given = {"run": folder / "run.trec", "dataset": f"beir:{folder}", "output": folder / "out"} | flags
+    assert cli.main("jaxir.mine:mine", [f"--{flag}={value}" for flag, value in given.items()]) == 1
+    error = capsys.readouterr().err
+    assert sentence in error and error.count("\n") == 1
+    assert not (folder / "out").exists()
+
+
+def test_a_run_that_is_not_of_this_collection(folder):
+    settings = MiningSettings()
+    (folder / "run.trec").write_text("q0 Q0 d0 1 2 t\nq0 Q0 other 2 1 t\n")
+    with pytest.raises(UserError, match="it lacks 'other', which the run has found"):
+        mine_run(folder / "run.trec", BeirFolder(folder), folder / "out", split="train", settings=settings)
+    (folder / "run.trec").write_text("q0 Q0 d0 1 2 t\nq1 Q0 d7 1 1 t\nq0 Q0 d9 2 1 t\n")
+    with pytest.raises(UserError, match=r"run.trec:3: the lines of query 'q0' do not stand together"):
+        mine_run(folder / "run.trec", BeirFolder(folder), folder / "out", split="train", settings=settings)
+
+
+def test_memory_does_not_grow_with_the_corpus(tmp_path, toy, folder):
+    def peak(documents: int) -> int:
+        filler = [{"_id": f"x{i}", "text": f"filler {i} " * 20} for i in range(documents)]
+        corpus = [{"_id": i, "text": t} for i, t in DOCUMENTS.items()]
+        toy.write_jsonl(folder / "corpus.jsonl", corpus + filler)
+        with (folder / "run.trec").open("w") as file:
+            for q in ("q0", "q1"):
+                file.writelines(f"{q} Q0 {r['_id']} 0 {1 / i} t\n" for i, r in enumerate(filler[:100], 1))
+        tracemalloc.start()
+        mine_run(
+            folder / "run.trec",
+            BeirFolder(folder),
+            tmp_path / f"out{documents}",
+            split="train",
+            settings=MiningSettings(),
+        )
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return found
+
+    peak(100)
+    small, large = peak(1_000), peak(10_000)
+    assert large < small + 200_000, "10,000 documents are 1.9 MB of text"
+
+
+def test_runs_are_read_one_query_at_a_time(folder):
+    read = list(read_run_by_query(folder / "run.trec"))
+    assert [query for query, _ in read] == list(RUN) and list(read[0][1]) == RUN["q0"]
