@@ -58,7 +58,7 @@ def run_cells(cells: Sequence[Cell], *, steps: int, on_result: Callable[[], None
       UserError: a cell was begun with other commands.
     """
     for cell in cells:
-        check_begun(cell)
+        check_begun(cell.directory, cell.identity)
     failures = []
     left = [cell for cell in cells if not cell.result.exists()]
     done = len(cells) - len(left)
@@ -100,7 +100,7 @@ def run_cell(cell: Cell, *, on_steps: Callable[[int], None]) -> None:
       CommandFailed: one of them failed.
       Interrupted: a signal came.
     """
-    begin(cell)
+    begin(cell.directory, cell.identity)
     before = 0
     for run, arguments in cell.commands.training:
         if not (run / "COMPLETE").exists():
@@ -187,19 +187,19 @@ def last_words(log: Path) -> str:
     return text.rpartition("\n")[2].rpartition("\r")[2].removeprefix("error: ")
 
 
-def begin(cell: Cell) -> None:
-    """Makes a cell's directory and writes its commands there, which say how its result comes about."""
-    with atomic_file(cell.directory / COMMANDS) as file:
-        file.writelines(line + "\n" for line in cell.identity)
+def begin(directory: Path, identity: Sequence[str]) -> None:
+    """Makes the directory of an experiment and writes its commands there, which tell how results are made."""
+    with atomic_file(directory / COMMANDS) as file:
+        file.writelines(line + "\n" for line in identity)
 
 
-def check_begun(cell: Cell) -> None:
-    """Raises a UserError where a cell was begun with other commands: a table must not mix experiments."""
-    path = cell.directory / COMMANDS
-    before = tuple(path.read_text(encoding="utf-8").splitlines()) if path.exists() else cell.identity
-    if before != cell.identity:
-        words = [set(shlex.split(" ".join(lines))) for lines in (before, cell.identity)]
+def check_begun(directory: Path, identity: Sequence[str]) -> None:
+    """Raises a UserError where a directory was begun with other commands: no table must mix experiments."""
+    path, now = directory / COMMANDS, tuple(identity)
+    before = tuple(path.read_text(encoding="utf-8").splitlines()) if path.exists() else now
+    if before != now:
+        words = [set(shlex.split(" ".join(lines))) for lines in (before, now)]
         differing = " ".join(sorted(words[0] - words[1])) or "fewer settings"
         raise UserError(
-            f"{cell.directory} was begun with {differing}; give another output_dir, or remove that directory"
+            f"{directory} was begun with {differing}; give another output_dir, or remove that directory"
         )

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -260,3 +261,18 @@ def _cell(found: Score | None) -> tuple[str, float | None]:
         return MISSING, None
     spread = "" if found.deviation is None else f" ± {100 * found.deviation:.1f}"
     return f"{100 * found.mean:.1f}{spread}", found.mean
+
+
+def rounds_table(results: Sequence[Path]) -> str:
+    """Lays the scores of rounds out, each compared with the round before by a paired randomisation test."""
+    scores = [json.loads(path.read_text(encoding="utf-8")) for path in results]
+    rows = []
+    for number, found in enumerate(scores):
+        row: list[object] = [number]
+        for metric, value in found["metrics"].items():
+            before = scores[number - 1]["per_query"][metric] if number else None
+            p = None if before is None else compare(found["per_query"][metric], before).randomisation
+            row += [value, MISSING if p is None else f"{p:.2g}"]
+        rows.append(row)
+    header = [cell for metric in scores[0]["metrics"] for cell in (metric, "p against the round before")]
+    return format_table(["round", *header], rows)

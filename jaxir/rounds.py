@@ -1,0 +1,96 @@
+"""Command: rounds of training on hard negatives that the model of the round before finds."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Literal
+
+from jaxir import cli
+
+
+def rounds(
+    *,
+    recipe: list[str],
+    dataset: str,
+    output_dir: str,
+    steps: int,
+    rounds: int = 1,
+    start: Literal["previous", "pretrained"] = "previous",
+    first_run: str | None = None,
+    negatives: int = 7,
+    first: int = 1,
+    last: int = 200,
+    margin: float | None = None,
+    backend: Literal["scann", "exact"] = "scann",
+    metrics: str = "nDCG@10 RR@10 P@1 R@100",
+    split: str = "test",
+    bindings: list[str] | None = None,
+    seed: int = 0,
+) -> int:
+    """Trains, mines hard negatives with the trained model, and trains on them, several times over.
+
+    Every step is a command of its own (train, encode, index, search, mine, evaluate); what it says is in
+    OUTPUT/roundN/log.txt. Run the same command again to go on where it was interrupted. At the end a table
+    compares the rounds.
+
+    Args:
+      recipe: gin files of every training run: a model, an objective, a run of gin/runs.
+      dataset: beir:DIR with a split train.
+      output_dir: directory of the rounds, new or to be taken up again.
+      steps: optimizer steps of each round.
+      rounds: rounds with mined negatives, after round 0 without.
+      start: whether a round goes on from the previous model or starts from the pretrained one.
+      first_run: TREC run over the training queries, BM25's say, to mine negatives for round 0 from.
+      negatives: mined for each query, of which a batch has NEGATIVES for each pair (mined.gin).
+      first: rank from which on answers are candidates.
+      last: the last such rank.
+      margin: as in jaxir.mine.
+      backend: the engine that searches the corpus.
+      metrics: separated by spaces, as ir_measures spells them.
+      split: the split to test on.
+      bindings: gin bindings of every training run, NAME=VALUE.
+      seed: of training and mining.
+    """
+    from jaxir.evaluation.datasets import parse_dataset
+    from jaxir.evaluation.retrieval import parse_metrics
+    from jaxir.experiments import rounds as room
+    from jaxir.experiments import runner, table
+
+    parse_metrics(metrics)
+    _, directory = parse_dataset(dataset, "beir")
+    mining = [f"--negatives={negatives}", f"--first={first}", f"--last={last}", f"--seed={seed}"]
+    settings = room.RoundSettings(
+        recipe=recipe,
+        dataset=directory,
+        rounds=rounds,
+        steps=steps,
+        start=start,
+        first_run=first_run,
+        mining=[*mining, *([] if margin is None else [f"--margin={margin}"])],
+        backend=backend,
+        depth=last,
+        bindings=bindings or (),
+        metrics=metrics,
+        split=split,
+        seed=seed,
+    )
+    out = Path(output_dir)
+    try:
+        results = room.run_rounds(settings, out, say=lambda text: print(text, file=sys.stderr, flush=True))
+    except runner.Interrupted as stop:
+        number = stop.args[0]
+        print(f"{out}: stopped by {number.name}; run the same command again to go on", file=sys.stderr)
+        return 128 + number
+    print(table.rounds_table(results))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(
+        cli.main(
+            "jaxir.rounds:rounds",
+            example="python -m jaxir.rounds --gin_file=gin/experiments/minilm_rounds.gin --dataset=beir:DIR"
+            " --output_dir=ROUNDS",
+        )
+    )

@@ -1,0 +1,107 @@
+"""`python -m jaxir.rounds`: its commands, what it takes up again, and a whole run in real processes."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from jaxir import cli
+from jaxir.experiments import runner
+from jaxir.retrieval.runs import read_run
+
+TINY_MODEL = """
+include "gin/experiments/minilm.gin"
+MODEL = "{model}"
+QUERY_LENGTH = 8
+PASSAGE_LENGTH = 8
+"""
+
+
+@pytest.fixture
+def flags(tmp_path, folder, model) -> list[str]:
+    (tmp_path / "tiny.gin").write_text(TINY_MODEL.format(model=model))
+    recipe = f"{tmp_path}/tiny.gin,gin/objectives/in_batch_softmax.gin,gin/runs/few_steps.gin"
+    return [
+        f"--recipe={recipe}",
+        f"--dataset=beir:{folder}",
+        f"--output_dir={tmp_path / 'out'}",
+        "--steps=12",
+        "--negatives=3",
+        "--last=20",
+        "--backend=exact",
+        "--metrics=P@1 RR",
+        "--bindings=BATCH_SIZE=8,DEV_DISTRACTORS=4,NEGATIVES=2",
+    ]
+
+
+@pytest.mark.slow
+def test_rounds_from_end_to_end(tmp_path, flags):
+    def run(*more):
+        command = [sys.executable, "-m", "jaxir.rounds", *flags, *more]
+        return subprocess.run(command, capture_output=True, text=True, timeout=500)
+
+    done = run()
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.split("|")[1].strip(" -:") for line in lines] == ["round", "", "0", "1"]
+    out = tmp_path / "out"
+    assert sorted(p.name for p in (out / "round1").iterdir()) == [
+        "embeddings",
+        "index",
+        "log.txt",
+        "model",
+        "negatives",
+        "test.json",
+        "train.trec",
+    ]
+    config = (out / "round1" / "model" / "config.gin").read_text()
+    assert "round0/model" in config and "TevatronPairs" in config and "NEGATIVES = 2" in config
+    assert "TevatronPairs" not in (out / "round0" / "model" / "config.gin").read_text()
+    mined = [json.loads(line) for line in (out / "round1" / "negatives" / "train.jsonl").open()]
+    found = read_run(out / "round1" / "train.trec")
+    assert len(mined) == 40
+    for record in mined:
+        negatives = {p["docid"] for p in record["negative_passages"]}
+        assert len(negatives) == 3 and negatives < found[record["query_id"]].keys()
+        assert negatives.isdisjoint(p["docid"] for p in record["positive_passages"])
+
+    made = (out / "round1" / "test.json").stat().st_mtime_ns
+    again = run()
+    assert again.returncode == 0 and again.stdout == done.stdout and "round" not in again.stderr
+    assert (out / "round1" / "test.json").stat().st_mtime_ns == made
+    other = run("--seed=1")
+    assert other.returncode == 1 and "was begun with" in other.stderr
+
+
+def test_a_command_that_fails_is_named_and_finished_ones_are_left_alone(tmp_path, flags, capsys):
+    out = tmp_path / "out"
+    (out / "round0" / "model").mkdir(parents=True)
+    (out / "round0" / "model" / "COMPLETE").touch()
+    (out / "round0" / "test.json").touch()
+    assert cli.main("jaxir.rounds:rounds", flags) == 1
+    error = capsys.readouterr().err
+    assert error.splitlines()[0] == "round1: jaxir.encode", "round 0 is there, or so it seems"
+    assert "error: round1: jaxir.encode failed:" in error and f"(see {out}/round1/log.txt)" in error
+    assert f"--model={out}/round0/model" in (out / "round1" / "log.txt").read_text()
+    commands = (out / runner.COMMANDS).read_text().splitlines()
+    assert [line.split()[2] for line in commands[2:]] == [
+        f"jaxir.{name}" for name in ("encode", "index", "search", "mine", "train", "evaluate")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flag", "sentence"),
+    [
+        ("--steps=0", "there cannot be 1 rounds of 0 steps"),
+        ("--split=tset", "did you mean 'test'"),
+        ("--recipe=gin/nothing.gin", "gin file gin/nothing.gin does not exist"),
+        ("--metrics=nope", "there is no metric 'nope'"),
+    ],
+)
+def test_mistakes_cost_one_sentence_and_write_nothing(tmp_path, flags, capsys, flag, sentence):
+    kept = [f for f in flags if f.split("=")[0] != flag.split("=")[0]]
+    assert cli.main("jaxir.rounds:rounds", [*kept, flag]) == 1
+    error = capsys.readouterr().err
+    assert sentence in error and error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
