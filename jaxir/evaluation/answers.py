@@ -40,8 +40,7 @@ def read_answers(path: str | Path) -> dict[str, list[str]]:
             raise MalformedRecord("a query comes twice:", repr(query_id))
         return query_id, answers
 
-    for query_id, answers in parsed_lines(path, parse, "stop"):
-        found[query_id] = answers
+    found.update(parsed_lines(path, parse, "stop"))  # one by one: `parse` looks at those before
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import json
 import os
@@ -133,6 +134,7 @@ def running(arguments: Sequence[str], log: Path) -> Iterator[None]:
             stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
         )
         stopped = None
         try:
@@ -153,6 +155,15 @@ def running(arguments: Sequence[str], log: Path) -> Iterator[None]:
         raise Interrupted(stopped or signal.Signals(killed))
     if code:
         raise CommandFailed(f"killed by {signal.Signals(-code).name}" if code < 0 else last_words(log))
+
+
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
+
+
+def _die_with_parent() -> None:
+    """Asks Linux for SIGTERM when this process's parent is killed: nobody would be left to stop it."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 @contextlib.contextmanager

@@ -58,7 +58,9 @@ def test_rounds_from_end_to_end(tmp_path, flags):
     config = (out / "round1" / "model" / "config.gin").read_text()
     assert "round0/model" in config and "TevatronPairs" in config and "NEGATIVES = 2" in config
     assert "TevatronPairs" not in (out / "round0" / "model" / "config.gin").read_text()
-    mined = [json.loads(line) for line in (out / "round1" / "negatives" / "train.jsonl").open()]
+    mined = [
+        json.loads(line) for line in (out / "round1" / "negatives" / "train.jsonl").read_text().splitlines()
+    ]
     found = read_run(out / "round1" / "train.trec")
     assert len(mined) == 40
     for record in mined:

@@ -73,7 +73,8 @@ def test_cells_run_once_and_a_failing_one_does_not_stop_the_others(tmp_path, cap
     assert "2 of 3 cells are finished already" in capsys.readouterr().err
 
 
-def test_a_signal_reaches_the_command_and_the_cell_is_taken_up_where_it_was(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
+def test_a_signal_reaches_the_command_and_the_cell_is_taken_up_where_it_was(tmp_path, number):
     slow = cell(tmp_path / "slow", pause=0.1, steps=40)
     script = (
         "import sys, json\nsys.path.insert(0, sys.argv[2])\nimport test_runner\nfrom pathlib import Path\n"
@@ -89,8 +90,9 @@ def test_a_signal_reaches_the_command_and_the_cell_is_taken_up_where_it_was(tmp_
     deadline = time.monotonic() + 60
     while runner.last_step(slow.directory / "model") < 2 and time.monotonic() < deadline:
         time.sleep(0.02)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 143
+    process.send_signal(number)
+    assert process.wait(60) == (143 if number == signal.SIGTERM else -number)
+    time.sleep(0.2)  # where nobody waits for the command
     before = runner.last_step(slow.directory / "model")
     time.sleep(0.3)
     assert 2 <= before < 40
