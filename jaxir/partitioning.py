@@ -266,7 +266,10 @@ def _look_up_backward(partitioner, axes, dtype, kept, gradient):
         total = total.at[places].add(gradient.astype(table.dtype), mode="drop")
         for dimension, names in enumerate(scattered):
             if names:
-                total = jax.lax.psum_scatter(total, names, scatter_dimension=dimension, tiled=True)
+                # The parts one below another first: of many a reduce-scatter along the last dimension TPU's
+                # compiler makes an all-reduce, which sends twice as much (docs/planning.md).
+                parts = jnp.split(total, math.prod(mesh.shape[n] for n in names), axis=dimension)
+                total = jax.lax.psum_scatter(jnp.concatenate(parts), names, scatter_dimension=0, tiled=True)
         whole = tuple(n for n in batch if not any(n in names for names in scattered))
         return jax.lax.psum(total, whole) if whole else total
 

@@ -42,9 +42,9 @@ def read(checkpoint: Path, params: Mapping[str, Any]) -> dict[str, dict[str, np.
     slots: dict[str, dict[str, np.ndarray]] = {name: {} for name in params}
     for slot in _SLOTS:
         found = {".".join(k[i + 1 :]): opened[".".join(k)] for k, i in places.items() if k[i] == slot}
-        used = {name: np.asarray(value) for name, value in found.items() if value.shape != (1,)}
-        for name, value in stored.canonical(used).items():
-            slots.setdefault(name, {})[slot] = value
+        for name, value in stored.canonical({name: np.asarray(x) for name, x in found.items()}).items():
+            if value.shape != (1,):  # of what is not in use, one number a parameter (and layer)
+                slots.setdefault(name, {})[slot] = value
     for name, value in params.items():
         _check(str(checkpoint), name, tuple(value.shape), {s: v.shape for s, v in slots[name].items()})
     return slots

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import jax
+
+from jaxir.errors import UserError
+from jaxir.partitioning import MESH_AXES, MeshConfig, Partitioner
 from jaxir.planning.targets import Target
 
 GIB = 2**30
 # Where the arithmetic says that this share of the memory is used, a change counts as one that fits.
 _ROOM = 0.92
+# What the shipped recipes call the axes of the mesh (gin/runs/samtone_paper.gin).
+MACROS = {"slices": "SLICES", "data": "MESH_DATA", "fsdp": "FSDP", "tensor": "TENSOR"}
 
 
 class Setting(NamedTuple):
@@ -91,6 +98,40 @@ def suggest(
             )
             break
     return lines or ["a chip with more memory: no change of these is thought to be enough"]
+
+
+def build_mesh(mesh: MeshConfig, devices: Sequence[jax.Device], target: Target) -> Partitioner:
+    """Lays out the devices of `target`.
+
+    Raises:
+      UserError: the mesh does not fit them; where other sizes do, the sentence names the macros to change.
+    """
+    try:
+        return mesh.build(devices)
+    except UserError as error:
+        changes = _mesh_changes(mesh, target)
+        if not changes:
+            raise
+        macros = " ".join(f"--gin.{MACROS[axis]}={size}" for axis, size in changes.items())
+        raise UserError(
+            f"{error}: for {target.name} set {macros} (in a recipe without these macros"
+            f" {' and '.join(f'partitioning.MeshConfig.{axis}' for axis in changes)})"
+        ) from error
+
+
+def _mesh_changes(mesh: MeshConfig, target: Target) -> dict[str, int]:
+    """Returns the sizes to change for a mesh to fit a target; fsdp and tensor keep as much as divides it."""
+    slices = target.slices if target.chip.kind == "tpu" else math.gcd(max(mesh.slices, 1), target.count)
+    left = target.count // slices
+    tensor = math.gcd(max(mesh.tensor, 1), left)
+    left //= tensor
+    if mesh.fsdp == -1:
+        data, fsdp = math.gcd(max(mesh.data, 1), left), -1
+    else:
+        fsdp = math.gcd(mesh.fsdp, left)
+        data = mesh.data if mesh.data * fsdp == left else -1
+    wanted = dict(zip(MESH_AXES, (slices, data, fsdp, tensor), strict=True))
+    return {axis: size for axis, size in wanted.items() if size != getattr(mesh, axis)}
 
 
 def _candidates(setting: Setting, fsdp: Sequence[int], divisor: int) -> Iterator[Setting]:

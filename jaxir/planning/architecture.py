@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from jaxir.errors import UserError
-from jaxir.interop import hf_config, hub, model_dir, stored
+from jaxir.interop import hf_config, hub, model_dir, stored, t5x
 from jaxir.interop.build import FromScratch, Pretrained
 from jaxir.interop.overrides import Overrides
 from jaxir.interop.stored import EncoderSettings, StoredModel
 from jaxir.interop.weights import read_json
-from jaxir.models import t5
+from jaxir.models import t5 as t5_lib
 from jaxir.models.bert import BertConfig
 from jaxir.models.dual_encoder import DualEncoderConfig
 
@@ -69,15 +69,17 @@ def _describe_source(model: Pretrained) -> tuple[DualEncoderConfig, EncoderSetti
         return DualEncoderConfig(backbone=backbone), EncoderSettings(
             query_max_length=length, passage_max_length=length
         )
+    if separator and kind == "t5x":
+        return t5x.describe(name)
     found, _ = model_dir.read(model.source, tokenizer=model.tokenizer)  # opened, not read
     return found.config, found.settings
 
 
-def _describe_hf(name: str) -> BertConfig | t5.T5Config:
+def _describe_hf(name: str) -> BertConfig | t5_lib.T5Config:
     path = Path(name).expanduser() / "config.json"
     if path.is_file():
         return hf_config.parse(read_json(path), path)[0]
     if name in _PUBLISHED:
-        return t5.preset(_PUBLISHED[name])
+        return t5_lib.preset(_PUBLISHED[name])
     path = hub.resolve(name) / "config.json"
     return hf_config.parse(read_json(path), path)[0]

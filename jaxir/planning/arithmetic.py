@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
@@ -31,13 +30,16 @@ class Estimate(NamedTuple):
     traffic: int
 
 
-def estimate(config: DualEncoderConfig, step: Step, kept: Kept, kept_without_remat: Kept) -> Estimate:
+def estimate(
+    config: DualEncoderConfig, step: Step, kept: Kept, kept_without_remat: Kept, *, chunks: int = 1
+) -> Estimate:
     """Guesses a step's memory and its traffic.
 
     While a block of a rematerialised stack is differentiated, all that a block keeps is there; two blocks'
     weights are gathered at a time. Each array that is kept is written once and read once, parameters and
     optimizer state are read and written, and weights are read by the forward, backward and, with
-    rematerialisation, the second forward pass.
+    rematerialisation, the second forward pass. Gradient caching has one forward pass more, and all of them
+    for each of its `chunks`.
     """
     backbone = config.backbone
     whole = sum(leaf.size for leaf in jax.tree.leaves(step.state.params))
@@ -47,9 +49,9 @@ def estimate(config: DualEncoderConfig, step: Step, kept: Kept, kept_without_rem
         block = max(kept_without_remat.activations - kept.activations, 0) // backbone.num_layers
     gathered = 2 * whole * itemsize // backbone.num_layers
     temporaries = kept.gradients + kept.activations + block + gathered
-    passes = 4 if backbone.remat else 3
-    activations = kept_without_remat.activations + kept.activations
-    traffic = 2 * (bytes_of(step.state) + kept.gradients + activations) + passes * whole * itemsize
+    passes = 3 + backbone.remat + (chunks > 1)
+    activations = chunks * (kept_without_remat.activations + kept.activations)
+    traffic = 2 * (bytes_of(step.state) + kept.gradients + activations) + chunks * passes * whole * itemsize
     return Estimate(temporaries, traffic)
 
 
@@ -70,8 +72,3 @@ def partition(step: Step) -> Program | None:
         if not written:
             raise UserError("XLA did not write down the partitioned program; is XLA_FLAGS set?")
         return parse(written[-1].read_text())
-
-
-def without_remat(config: DualEncoderConfig) -> DualEncoderConfig:
-    """Returns `config` with nothing recomputed."""
-    return dataclasses.replace(config, backbone=dataclasses.replace(config.backbone, remat=False))

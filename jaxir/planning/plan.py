@@ -5,14 +5,12 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
-from jaxir.errors import UserError
 from jaxir.interop.stored import EncoderSettings
-from jaxir.models.dual_encoder import DualEncoderConfig
-from jaxir.partitioning import MeshConfig, Partitioner
+from jaxir.partitioning import MeshConfig
 from jaxir.planning import (
     activations,
     advice,
@@ -26,10 +24,11 @@ from jaxir.planning import (
 )
 from jaxir.planning.collectives import Collective
 from jaxir.planning.hlo import Program
-from jaxir.planning.program import Compiled, Step, bytes_of, compile_step, make_step
+from jaxir.planning.program import Compiled, Recipe, Step, bytes_of, compile_step, make_step
 from jaxir.planning.report import Memory, Plan, render
 from jaxir.planning.targets import Target
 from jaxir.training.loop import check_settings
+from jaxir.training.memory import fit_chunks
 from jaxir.training.optimizers import AdamW, Optimizer
 
 
@@ -68,12 +67,11 @@ def run(
     config, settings = architecture.describe(model)
     # A program compiled for a machine that is not there is of no use to a later process.
     jax.config.update("jax_enable_compilation_cache", False)
-    partitioner = (mesh or MeshConfig()).build(found)
+    partitioner = advice.build_mesh(mesh or MeshConfig(), found, target)
     check_settings({"steps": steps, "batch_size": batch_size}, partitioner)
-    plan = make(
-        target,
-        config,
-        settings,
+    recipe = Recipe(
+        config=config,
+        settings=settings,
         objective=objective,
         optimizer=optimizer or AdamW(),
         partitioner=partitioner,
@@ -82,51 +80,44 @@ def run(
         num_negatives=num_negatives,
         seed=seed,
     )
+    plan = make(target, recipe)
     print(render(plan))
     return 0 if plan.fits else 1
 
 
-def make(
-    target: Target,
-    config: DualEncoderConfig,
-    settings: EncoderSettings,
-    *,
-    objective: Any,
-    optimizer: Optimizer,
-    partitioner: Partitioner,
-    steps: int,
-    batch_size: int,
-    num_negatives: int = 0,
-    seed: int = 0,
-) -> Plan:
-    """Makes the plan of a run of the model `config` on `target`, whose chips are those of `partitioner`."""
-    if getattr(objective, "chunks", 1) == "auto":
-        raise UserError('a plan needs a number of chunks: chunks="auto" is chosen on the machine itself')
-    how = {
-        "objective": objective,
-        "optimizer": optimizer,
-        "partitioner": partitioner,
-        "steps": steps,
-        "batch_size": batch_size,
-        "num_negatives": num_negatives,
-        "seed": seed,
-    }
-    step = make_step(config, settings, **how)
-    kept = activations.kept(step)
-    remat = dataclasses.replace(config, backbone=dataclasses.replace(config.backbone, remat=True))
-    kept_remat = activations.kept(make_step(remat, settings, **how))
+class _Tried(NamedTuple):
+    """A step, what it keeps for its backward pass, its program and that program's work, if there is one."""
+
+    step: Step
+    kept: activations.Kept
+    compiled: Compiled
+    done: work.Work | None
+
+
+def make(target: Target, recipe: Recipe) -> Plan:
+    """Makes the plan of a run on `target`, whose chips are those of the recipe's partitioner.
+
+    Raises:
+      UserError: chunks="auto", and no number of chunks fits.
+    """
+    config, settings, partitioner = recipe.config, recipe.settings, recipe.partitioner
+    start = time.monotonic()
+    if getattr(recipe.objective, "chunks", 1) == "auto":
+        objective, tried, _ = fit_chunks(
+            recipe.objective,
+            lambda chosen: _try(target, dataclasses.replace(recipe, objective=chosen)),
+            rows=recipe.batch_size // partitioner.batch_divisor(),
+            limit=int(target.chip.memory),
+            size_of=lambda tried: tried.compiled.size,
+        )
+        recipe = dataclasses.replace(recipe, objective=objective)
+    else:
+        tried = _try(target, recipe)
+    seconds = time.monotonic() - start
+    step, kept, compiled, done = tried
+    program = compiled.program
     with partitioner():
         forward = work.traced(step.forward, step.state.params, step.batch)
-
-    start = time.monotonic()
-    if target.chip.kind == "tpu":
-        compiled = compile_step(step)
-        program = compiled.program
-        done = None if program is None else work.compiled(program)
-    else:
-        compiled, done = _by_arithmetic(config, settings, step, kept, target, how)
-        program = compiled.program
-    seconds = time.monotonic() - start
 
     memory = Memory(
         parameters=bytes_of(step.state.params),
@@ -142,29 +133,32 @@ def make(
     found = [] if program is None else collectives.read(program, partitioner.mesh)
     in_order = list(partitioner.mesh.devices.flat)
     setting = advice.Setting(
-        partitioner.mesh.shape["fsdp"], config.backbone.remat, getattr(objective, "chunks", 1), batch_size
+        partitioner.mesh.shape["fsdp"],
+        config.backbone.remat,
+        getattr(recipe.objective, "chunks", 1),
+        recipe.batch_size,
     )
     return Plan(
         target=target,
         compiled=target.chip.kind == "tpu",
         mesh=dict(partitioner.mesh.shape),
-        model=_describe(config, step),
+        model=_describe(recipe, step),
         num_parameters=sum(leaf.size for leaf in jax.tree.leaves(step.state.params)),
-        batch=_describe_batch(settings, batch_size, num_negatives, setting.chunks),
+        batch=_describe_batch(recipe),
         memory=memory,
         limit=limit,
         short_by=short_by,
-        steps=steps,
+        steps=recipe.steps,
         useful_flops=3 * forward.flops,
         work=done,
         collectives=None if done is None else found,
         roofline=None if done is None else roofline.estimate(done, found, target, in_order),
         warnings=[
-            *warn(found, batch_size, settings),
+            *warn(found, recipe.batch_size, settings),
             *warn_of_whole_gradients(found, step.state.params),
             *_uncounted(program),
         ],
-        advice=_advise(setting, memory, kept, kept_remat, limit, target, partitioner) if short_by else [],
+        advice=_advise(setting, memory, kept, limit, target, recipe) if short_by else [],
         seconds=seconds,
     )
 
@@ -218,35 +212,55 @@ def _uncounted(program: Program | None) -> list[str]:
     ]
 
 
-def _by_arithmetic(
-    config: DualEncoderConfig,
-    settings: EncoderSettings,
-    step: Step,
-    kept: activations.Kept,
-    target: Target,
-    how: dict[str, Any],
-) -> tuple[Compiled, work.Work]:
-    without = activations.kept(make_step(arithmetic.without_remat(config), settings, **how))
-    guess = arithmetic.estimate(config, step, kept, without)
+def _try(target: Target, recipe: Recipe) -> _Tried:
+    step = make_step(recipe)
+    kept = _kept(recipe, step)
+    if target.chip.kind == "tpu":
+        compiled = compile_step(step)
+        program = compiled.program
+        return _Tried(step, kept, compiled, None if program is None else work.compiled(program))
+    guess = arithmetic.estimate(
+        recipe.config,
+        step,
+        kept,
+        _kept(recipe.with_remat(False)),
+        chunks=getattr(recipe.objective, "chunks", 1),
+    )
     program = arithmetic.partition(step)
     if program is None:
         with step.partitioner():
             done = work.traced(step.function, step.state, step.batch)
     else:
         done = work.compiled(program)
-    compiled = Compiled(program, guess.temporaries, code=0, padding=0, limit=None, short_by=0)
-    return compiled, done._replace(bytes=float(guess.traffic))
+    held = bytes_of(step.state) + bytes_of(step.batch)
+    compiled = Compiled(program, guess.temporaries, code=0, held=held, padding=0, limit=None, short_by=0)
+    return _Tried(step, kept, compiled, done._replace(bytes=float(guess.traffic)))
+
+
+def _kept(recipe: Recipe, step: Step | None = None) -> activations.Kept:
+    """Returns what a step keeps; with gradient caching that is the embeddings and what one chunk keeps."""
+    kept = activations.kept(make_step(recipe) if step is None else step)
+    chunks = getattr(recipe.objective, "chunks", 1)
+    if chunks == 1:
+        return kept
+    objective = dataclasses.replace(recipe.objective, chunks=1)
+    one = dataclasses.replace(recipe, objective=objective, batch_size=recipe.batch_size // chunks)
+    part = activations.kept(make_step(one))
+    return kept._replace(
+        activations=kept.activations + part.activations, largest=max(kept.largest, part.largest)
+    )
 
 
 def _advise(
     setting: advice.Setting,
     memory: Memory,
     kept: activations.Kept,
-    kept_remat: activations.Kept,
     limit: int,
     target: Target,
-    partitioner: Partitioner,
+    recipe: Recipe,
 ) -> list[str]:
+    partitioner = recipe.partitioner
+    kept_remat = _kept(recipe.with_remat(True))
     # What the compiler keeps of the activations may be less than what JAX wrote down.
     known = max(memory.temporaries - kept.gradients, 0)
     activation = min(kept.activations, known)
@@ -268,7 +282,8 @@ def _advise(
     )
 
 
-def _describe(config: DualEncoderConfig, step: Step) -> str:
+def _describe(recipe: Recipe, step: Step) -> str:
+    config = recipe.config
     backbone = config.backbone
     count = sum(leaf.size for leaf in jax.tree.leaves(step.state.params))
     how = [backbone.dtype, "remat" if backbone.remat else "no remat"]
@@ -280,9 +295,12 @@ def _describe(config: DualEncoderConfig, step: Step) -> str:
     )
 
 
-def _describe_batch(settings: EncoderSettings, batch_size: int, num_negatives: int, chunks: int) -> str:
+def _describe_batch(recipe: Recipe) -> str:
+    settings, num_negatives = recipe.settings, recipe.num_negatives
     tokens = settings.query_max_length + settings.passage_max_length * (1 + num_negatives)
     negatives = f" x (1 + {num_negatives} negatives)" if num_negatives else ""
+    chunks = getattr(recipe.objective, "chunks", 1)
     parts = f", embedded in {chunks} chunks" if chunks > 1 else ""
     lengths = f"{settings.query_max_length} + {settings.passage_max_length}{negatives}"
-    return f"{batch_size} pairs of {lengths} tokens, {batch_size * tokens:,} in all{parts}"
+    size = recipe.batch_size
+    return f"{size} pairs of {lengths} tokens, {size * tokens:,} in all{parts}"

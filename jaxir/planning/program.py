@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Mapping
@@ -20,6 +21,38 @@ from jaxir.training import state as state_lib
 from jaxir.training.optimizers import Optimizer
 
 GIB = 2**30
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What decides a training step.
+
+    Attributes:
+      config: the model.
+      settings: its lengths, which are those of the batch.
+      objective: the training method.
+      optimizer: AdamW(...) or Adafactor(...).
+      partitioner: the mesh.
+      steps: length of the run, which the schedule needs.
+      batch_size: pairs over all devices.
+      num_negatives: hard negatives of each pair.
+      seed: of dropout.
+    """
+
+    config: DualEncoderConfig
+    settings: EncoderSettings
+    objective: Any
+    optimizer: Optimizer
+    partitioner: Partitioner
+    steps: int
+    batch_size: int
+    num_negatives: int = 0
+    seed: int = 0
+
+    def with_remat(self, remat: bool) -> Recipe:
+        """Returns the recipe with blocks recomputed in the backward pass, or with nothing recomputed."""
+        backbone = dataclasses.replace(self.config.backbone, remat=remat)
+        return dataclasses.replace(self, config=dataclasses.replace(self.config, backbone=backbone))
 
 
 class Step(NamedTuple):
@@ -47,7 +80,8 @@ class Compiled(NamedTuple):
       program: what runs on each device; None where it does not fit, for then the compiler gives none.
       temporaries: bytes on each device beside state and batch: gradients, activations, work space.
       code: bytes of the program on each device.
-      padding: bytes that the device's memory layout adds to state and batch.
+      held: bytes of state and batch on each device.
+      padding: bytes that the device's memory layout adds to these.
       limit: bytes that the compiler has on a device, where it said so.
       short_by: bytes that are missing on a device; 0 where it fits.
     """
@@ -55,38 +89,23 @@ class Compiled(NamedTuple):
     program: Program | None
     temporaries: int
     code: int
+    held: int
     padding: int
     limit: int | None
     short_by: int
 
+    @property
+    def size(self) -> int:
+        """Bytes on each device, all in all."""
+        return self.held + self.padding + self.temporaries + self.code
 
-def make_step(
-    config: DualEncoderConfig,
-    settings: EncoderSettings,
-    *,
-    objective: Any,
-    optimizer: Optimizer,
-    partitioner: Partitioner,
-    steps: int,
-    batch_size: int,
-    num_negatives: int = 0,
-    seed: int = 0,
-) -> Step:
-    """Makes the step that `jaxir.training.loop.train` runs, from shapes: no weight exists.
 
-    Args:
-      config: the model.
-      settings: its lengths, which are those of the batch.
-      objective: the training method.
-      optimizer: AdamW(...) or Adafactor(...).
-      partitioner: the mesh.
-      steps: length of the run, which the schedule needs.
-      batch_size: pairs over all devices.
-      num_negatives: hard negatives of each pair.
-      seed: of dropout.
-    """
-    model = nnx.eval_shape(lambda: DualEncoderModel(config, rngs=nnx.Rngs(seed)))
-    built = optimizer.build(steps)
+def make_step(recipe: Recipe) -> Step:
+    """Makes the step that `jaxir.training.loop.train` runs, from shapes: no weight exists."""
+    settings, batch_size, num_negatives = recipe.settings, recipe.batch_size, recipe.num_negatives
+    objective, partitioner, seed = recipe.objective, recipe.partitioner, recipe.seed
+    model = nnx.eval_shape(lambda: DualEncoderModel(recipe.config, rngs=nnx.Rngs(seed)))
+    built = recipe.optimizer.build(recipe.steps)
     plan = state_lib.plan_state(model, built.transform, partitioner)
     rows = partitioner.sharding(("batch",))
     shapes = {
@@ -128,6 +147,7 @@ def compile_step(step: Step) -> Compiled:
         program=parse(compiled.as_text()),
         temporaries=memory.temp_size_in_bytes,
         code=memory.generated_code_size_in_bytes,
+        held=held,
         padding=max(memory.argument_size_in_bytes - held, 0),
         limit=None,
         short_by=0,
@@ -159,6 +179,7 @@ def _does_not_fit(error: Exception, held: int) -> Compiled:
         program=None,
         temporaries=max(wanted - held, 0),
         code=0,
+        held=held,
         padding=0,
         limit=limit,
         short_by=max(wanted - limit, 1),

@@ -47,7 +47,12 @@ def device_memory() -> int:
 
 
 def fit_chunks(
-    objective: Any, compile_step: Callable[[Any], Any], *, rows: int, limit: int
+    objective: Any,
+    compile_step: Callable[[Any], Any],
+    *,
+    rows: int,
+    limit: int,
+    size_of: Callable[[Any], int] = memory_of,
 ) -> tuple[Any, Any, str]:
     """Finds the fewest chunks with which a step fits into memory.
 
@@ -56,6 +61,7 @@ def fit_chunks(
       compile_step: objective -> compiled step.
       rows: examples of the batch on each device; the chunks divide it.
       limit: bytes of each device.
+      size_of: compiled step -> the bytes that it holds of each device.
 
     Returns:
       The objective with a number of chunks, its compiled step, and a sentence on what was chosen.
@@ -76,7 +82,7 @@ def fit_chunks(
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             continue
-        size = memory_of(compiled)
+        size = size_of(compiled)
         if size <= allowed:
             return chosen, compiled, f"{chunks} chunks: {_gib(size)} of {_gib(limit)} GiB of each device"
         needed = needed or size

@@ -1,7 +1,12 @@
-"""AdamW and Adafactor through optax, with linear warm-up and linear decay to zero at the final step."""
+"""AdamW and Adafactor through optax, with linear warm-up and linear decay to zero at the final step.
+
+How a model is computed does not change its training: what Adafactor measures of a whole parameter it measures
+of each layer of a scanned stack.
+"""
 
 import dataclasses
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +17,7 @@ from jaxir.errors import UserError
 
 Schedule = Callable[[jax.typing.ArrayLike], jax.Array]
 NEVER_DECAYED = ("bias", "scale")
+LEAST_RATE = 1e-8  # of T5X's schedule
 
 
 class BuiltOptimizer(NamedTuple):
@@ -36,12 +42,7 @@ def linear_schedule(learning_rate: float, *, warmup_steps: int, steps: int) -> S
     Raises:
       UserError: a negative or infinite rate, or a warm-up that is negative or not shorter than the run.
     """
-    if not 0 <= learning_rate < float("inf"):
-        raise UserError(f"learning_rate must be a finite number of at least 0, not {learning_rate}")
-    if not 0 <= warmup_steps < steps:
-        raise UserError(
-            f"warmup_steps must be at least 0 and less than the {steps} steps of the run, not {warmup_steps}"
-        )
+    _check_schedule(learning_rate, warmup_steps, steps)
 
     def schedule(step: jax.typing.ArrayLike) -> jax.Array:
         t = jnp.asarray(step, jnp.float32)
@@ -50,6 +51,47 @@ def linear_schedule(learning_rate: float, *, warmup_steps: int, steps: int) -> S
         return learning_rate * jnp.maximum(0.0, jnp.where(t < warmup_steps, up, down))
 
     return schedule
+
+
+def t5x_schedule(
+    learning_rate: float, *, warmup_steps: int, steps: int, decay_factor: float | None = None
+) -> Schedule:
+    """Returns the learning rate of T5X's `utils.create_learning_rate_scheduler` with factors "linear_decay".
+
+    At step t (from 0) it is learning_rate * min(t / warmup_steps, 1 - decay_factor * (t - warmup_steps)), and
+    at least 1e-8: the first step of a warm-up has that, and step warmup_steps the full rate.
+
+    Args:
+      learning_rate: the highest rate; `base_learning_rate` in T5X.
+      warmup_steps: steps of the way up; 0, which T5X cannot have, begins with the full rate.
+      steps: length of the run.
+      decay_factor: part of the highest rate that each step after the warm-up takes away. None: what brings
+        the rate to 0 at step `steps`, when training is over.
+
+    Raises:
+      UserError: as `linear_schedule`, or a decay that is negative or infinite.
+    """
+    _check_schedule(learning_rate, warmup_steps, steps)
+    fall = 1.0 / (steps - warmup_steps) if decay_factor is None else decay_factor
+    if not 0 <= fall < float("inf"):
+        raise UserError(f"decay_factor must be a finite number of at least 0, not {decay_factor}")
+
+    def schedule(step: jax.typing.ArrayLike) -> jax.Array:
+        t = jnp.asarray(step, jnp.float32)
+        up = t / warmup_steps if warmup_steps else jnp.float32(1.0)
+        down = 1.0 + fall * (warmup_steps - t)
+        return jnp.maximum(learning_rate * jnp.minimum(up, down), min(LEAST_RATE, learning_rate))
+
+    return schedule
+
+
+def _check_schedule(learning_rate: float, warmup_steps: int, steps: int) -> None:
+    if not 0 <= learning_rate < float("inf"):
+        raise UserError(f"learning_rate must be a finite number of at least 0, not {learning_rate}")
+    if not 0 <= warmup_steps < steps:
+        raise UserError(
+            f"warmup_steps must be at least 0 and less than the {steps} steps of the run, not {warmup_steps}"
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,12 +134,14 @@ class Adafactor:
     """Adafactor (Shazeer and Stern 2018, arXiv:1804.04235, algorithms 4 and 5) with T5X's settings.
 
     No momentum; updates are clipped to a root mean square of 1 and multiplied by that of the parameter (at
-    least 1e-3). A parameter is taken as one block: the root mean squares of a scanned stack are over all
-    its layers.
+    least 1e-3). Each layer of a scanned stack is a parameter of its own. The learning rate is that of
+    `t5x_schedule`.
 
     Attributes:
       learning_rate: the highest rate, relative to the scale of each parameter.
-      warmup_steps: steps of linear warm-up.
+      warmup_steps: steps of linear warm-up, from 0.
+      decay_factor: part of the highest rate that each later step takes away; None: what is left is 0 when
+        training is over.
       decay_rate: the second moment's decay at step t (from 1) is 1 - t ** -decay_rate.
       clipping_threshold: root mean square to which larger updates are scaled down.
       min_dim_size_to_factor: second moments are kept as row and column means where both are at least this
@@ -107,6 +151,7 @@ class Adafactor:
 
     learning_rate: float = 1e-3
     warmup_steps: int = 0
+    decay_factor: float | None = None
     decay_rate: float = 0.8
     clipping_threshold: float = 1.0
     min_dim_size_to_factor: int = 128
@@ -118,14 +163,22 @@ class Adafactor:
         Raises:
           UserError: settings out of range.
         """
-        schedule = linear_schedule(self.learning_rate, warmup_steps=self.warmup_steps, steps=steps)
-        adafactor = optax.adafactor(
-            schedule,
-            min_dim_size_to_factor=self.min_dim_size_to_factor,
-            decay_rate=self.decay_rate,
-            clipping_threshold=self.clipping_threshold,
-            multiply_by_parameter_scale=True,
-            momentum=None,
+        schedule = t5x_schedule(
+            self.learning_rate,
+            warmup_steps=self.warmup_steps,
+            steps=steps,
+            decay_factor=self.decay_factor,
+        )
+        second_moments = optax.scale_by_factored_rms(
+            decay_rate=self.decay_rate, min_dim_size_to_factor=self.min_dim_size_to_factor
+        )
+        # What optax.adafactor chains.
+        adafactor = optax.chain(
+            per_layer(second_moments),
+            per_layer(optax.clip_by_block_rms(self.clipping_threshold)),
+            optax.scale_by_learning_rate(schedule, flip_sign=False),
+            per_layer(optax.scale_by_param_block_rms()),
+            optax.scale(-1),
         )
         return BuiltOptimizer(_clipped(adafactor, self.clip_norm), schedule)
 
@@ -136,6 +189,42 @@ Optimizer = AdamW | Adafactor
 def decayed(params: Any) -> Any:
     """Returns a tree of bools: which parameters weight decay applies to (all but biases and norm scales)."""
     return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key not in NEVER_DECAYED, params)
+
+
+def in_stack(path: Sequence[Any]) -> bool:
+    """Returns whether a parameter's path leads into a scanned stack: then its first dimension is "layers"."""
+    names = [str(key.key) for key in path]
+    return any(a == "layers" and not b.isdigit() for a, b in itertools.pairwise(names))
+
+
+def per_layer(transform: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Makes `transform` treat each layer of a scanned stack as a parameter of its own.
+
+    Args:
+      transform: treats each parameter by itself; its state is empty or a `FactoredState`.
+    """
+
+    def along(params: Any) -> tuple[Any, Any]:
+        # Of parameters, then of the state: which dimension vmap walks along; none outside stacks.
+        axes = jax.tree_util.tree_map_with_path(lambda path, _: 0 if in_stack(path) else None, params)
+        state = jax.eval_shape(transform.init, params)
+        factored = isinstance(state, optax.FactoredState)
+        return axes, optax.FactoredState(count=None, v_row=axes, v_col=axes, v=axes) if factored else state
+
+    def init(params: Any) -> Any:
+        axes, state_axes = along(params)
+        if not jax.tree.leaves(axes):
+            return transform.init(params)
+        return jax.vmap(transform.init, in_axes=(axes,), out_axes=state_axes)(params)
+
+    def update(updates: Any, state: Any, params: Any) -> tuple[Any, Any]:
+        axes, state_axes = along(params)
+        if not jax.tree.leaves(axes):
+            return transform.update(updates, state, params)
+        mapped = jax.vmap(transform.update, in_axes=(axes, state_axes, axes), out_axes=(axes, state_axes))
+        return mapped(updates, state, params)
+
+    return optax.GradientTransformation(init, update)
 
 
 def _clipped(transform: optax.GradientTransformation, norm: float | None) -> optax.GradientTransformation:

@@ -1,6 +1,8 @@
 """A plan of a small dual encoder: its numbers against those of shapes, hands and XLA."""
 
 import dataclasses
+import math
+import re
 import types
 
 import jax
@@ -16,6 +18,7 @@ from jaxir.objectives.contrastive import Contrastive
 from jaxir.partitioning import MeshConfig
 from jaxir.planning import activations, advice, hlo, plan, program, roofline, targets, work
 from jaxir.planning.collectives import Collective
+from jaxir.training.memory import HEADROOM
 from jaxir.training.optimizers import Adafactor, AdamW
 
 pytestmark = pytest.mark.usefixtures("few_optimizations")
@@ -39,18 +42,19 @@ def config(**changes) -> DualEncoderConfig:
     return DualEncoderConfig(backbone=backbone, projection=Projection(dimension=D))
 
 
-def small_step(model=None, *, optimizer=None, mesh=None, devices=4, **how) -> program.Step:
-    mesh = mesh or {"fsdp": 2}
-    return program.make_step(
-        model or config(),
-        LENGTHS,
-        objective=Contrastive(),
+def recipe(model=None, *, optimizer=None, mesh=None, devices=4, objective=None, **how) -> program.Recipe:
+    return program.Recipe(
+        config=model or config(),
+        settings=LENGTHS,
+        objective=objective or Contrastive(),
         optimizer=optimizer or Adafactor(),
-        partitioner=MeshConfig(**mesh).build(jax.devices()[:devices]),
-        steps=100,
-        batch_size=BATCH,
-        **how,
+        partitioner=MeshConfig(**(mesh or {"fsdp": 2})).build(jax.devices()[:devices]),
+        **({"steps": 1000, "batch_size": BATCH} | how),
     )
+
+
+def small_step(model=None, **how) -> program.Step:
+    return program.make_step(recipe(model, **how))
 
 
 def traced(function, step) -> work.Work:
@@ -116,17 +120,8 @@ def test_state_and_batch_are_the_compiled_programs_arguments():
     assert program.bytes_of(step.batch) * 2 == 4 * BATCH * (8 + 16 * 3 + 2 * 4)
 
 
-def make(text="gpu:4xl4", model=None, mesh=None, devices=4, objective=None) -> plan.Plan:
-    return plan.make(
-        targets.parse(text),
-        model or config(),
-        LENGTHS,
-        objective=objective or Contrastive(),
-        optimizer=Adafactor(),
-        partitioner=MeshConfig(**(mesh or {"fsdp": 2})).build(jax.devices()[:devices]),
-        steps=1000,
-        batch_size=BATCH,
-    )
+def make(text="gpu:4xl4", model=None, **how) -> plan.Plan:
+    return plan.make(targets.parse(text), recipe(model, **how))
 
 
 def test_a_plan_by_arithmetic_holds_together():
@@ -175,9 +170,52 @@ def test_a_step_too_large_for_one_chip_is_told_without_a_compiler():
         program._does_not_fit(RuntimeError("mosaic failed\nat line 3"), held=0)
 
 
-def test_gradient_caching_needs_a_number_of_chunks():
-    with pytest.raises(UserError, match="a plan needs a number of chunks"):
-        make(objective=Contrastive(chunks="auto"))
+def test_chunks_are_chosen_for_the_planned_chips_memory():
+    sizes = {n: make(objective=Contrastive(chunks=n)).memory.total for n in (1, 3)}
+    assert sizes[3] < sizes[1]
+    roomy, tight = (dataclasses.replace(targets.parse("gpu:4xl4"), chip=chip(sizes[n])) for n in (1, 3))
+    auto = recipe(objective=Contrastive(chunks="auto"))
+    assert "chunks" not in plan.make(roomy, auto).batch
+    chosen = plan.make(tight, auto)
+    assert chosen.batch.endswith("embedded in 3 chunks")
+    assert chosen.memory.total == sizes[3]
+    assert chosen.fits
+    with pytest.raises(UserError, match=r"does not fit into .* even with one example a chunk"):
+        plan.make(dataclasses.replace(tight, chip=chip(1000)), auto)
+
+
+def chip(room: float) -> targets.Chip:
+    """A chip with just enough memory for `room` bytes and some counters."""
+    return dataclasses.replace(targets.parse("gpu:4xl4").chip, memory=(room + 64) / HEADROOM)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "machine", "macros"),
+    [
+        ({"fsdp": 16}, "v5p:2x2x2", {"fsdp": 8}),
+        ({"fsdp": 16}, "v5e:4x4*2", {"slices": 2}),
+        ({"fsdp": 16, "tensor": 4}, "gpu:8xh100", {"fsdp": 2}),
+        ({"fsdp": 3, "tensor": 3}, "gpu:8xh100", {"fsdp": 1, "tensor": 1}),
+        ({"data": 2, "fsdp": 4}, "v6e:4x4", {"data": -1}),
+        ({"data": 4, "fsdp": -1}, "v6e:1x1", {"data": 1}),
+    ],
+)
+def test_a_mesh_for_other_chips_says_which_macros_to_change(mesh, machine, macros):
+    target = targets.parse(machine)
+    there = [
+        types.SimpleNamespace(platform="tpu", slice_index=i % target.slices) for i in range(target.count)
+    ]
+    if target.chip.kind == "gpu":
+        there = [types.SimpleNamespace(platform="cpu")] * target.count
+    changes = " ".join(f"--gin.{advice.MACROS[axis]}={size}" for axis, size in macros.items())
+    with pytest.raises(UserError, match=f"for {re.escape(machine)} set {changes} ") as raised:
+        advice.build_mesh(MeshConfig(**mesh), there, target)
+    assert all(f"MeshConfig.{axis}" in str(raised.value) for axis in macros)
+    # What is advised is accepted.
+    sizes = {"data": -1} | mesh | macros
+    known = math.prod(size for size in sizes.values() if size != -1)
+    assert target.count % known == 0 and (-1 in sizes.values() or known == target.count)
+    assert sizes.get("slices", 1) == (target.slices if target.chip.kind == "tpu" else 1)
 
 
 def test_advice_names_the_smallest_changes_that_are_enough():

@@ -6,7 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from flax import serialization, traverse_util
 
 from jaxir import gin_config
 from jaxir.errors import UserError
@@ -73,7 +75,10 @@ def test_what_does_not_fit_exits_with_one_and_advice(tmp_path):
     [
         (("--plan=v5z:4x4",), "no chip 'v5z'; did you mean 'v5"),
         (("--plan=gpu:4xh100", "--gin.BATCH_SIZE=510"), "batch_size must be a multiple of the 4 devices"),
-        (("--plan=gpu:4xh100", "--gin.FSDP=3"), "does not cover 4 devices exactly"),
+        (
+            ("--plan=gpu:4xh100", "--gin.FSDP=8"),
+            "does not cover 4 devices exactly: for gpu:4xh100 set --gin.FSDP=4",
+        ),
         (("--plan=gpu:1xl4", "--gin.MODEL=hf:./nowhere"), "./nowhere: no such directory"),
     ],
 )
@@ -130,6 +135,41 @@ def test_a_folder_is_described_by_its_config(model):
     assert (settings.query_max_length, settings.passage_max_length) == (8, 9)
     with pytest.raises(UserError, match="shares a projection"):
         architecture.describe(Pretrained(source=f"hf:{model}", sharing="ade_spl"))
+
+
+def test_a_t5x_checkpoint_is_described_by_shapes(tmp_path):
+    """Neither a tokenizer nor a number is read: there are none."""
+    width, joined, units = SMALL.embed_dim, SMALL.num_heads * SMALL.head_dim, SMALL.mlp_dim
+    block = {f"attention.{name}": (width, joined) for name in ("query", "key", "value")}
+    block |= {"attention.out": (joined, width), "mlp.wo": (units, width)}
+    block |= {f"mlp.wi_{i}": (width, units) for i in (0, 1)}
+    beside = {"token_embedder.embedding": (SMALL.vocab_size, width)}
+    scales = ["encoder_norm"]
+    for i in range(SMALL.num_layers):
+        beside |= {f"encoder.layers_{i}.{name}.kernel": shape for name, shape in block.items()}
+        scales += [f"layers_{i}.pre_{name}_layer_norm" for name in ("attention", "mlp")]
+    leaves = {name: outside(tmp_path / "checkpoint_7", name, shape) for name, shape in beside.items()}
+    leaves |= {f"encoder.{name}.scale": np.ones(width, np.float32) for name in scales}
+    leaves["encoder.relpos_bias.rel_embedding"] = np.ones((SMALL.num_heads, 32), np.float32)
+    target = traverse_util.unflatten_dict({tuple(name.split(".")): leaf for name, leaf in leaves.items()})
+    index = {"version": 3, "optimizer": {"target": target, "state": {"step": np.int32(7)}}}
+    (tmp_path / "checkpoint_7" / "checkpoint").write_bytes(serialization.msgpack_serialize(index))
+    config, settings = architecture.describe(
+        Pretrained(source=f"t5x:{tmp_path}", sharing="ade", projection=8, query_max_length=4)
+    )
+    assert (config.backbone.embed_dim, config.backbone.num_layers) == (width, SMALL.num_layers)
+    assert config.backbone.gated and config.backbone.mlp_dim == units
+    assert (config.sharing, config.projection.dimension, settings.query_max_length) == ("ade", 8, 4)
+
+
+def outside(checkpoint: Path, name: str, shape: tuple[int, ...]) -> dict:
+    """Writes the description of a zarr array without its numbers; returns what the index says of it."""
+    metadata = {"chunks": list(shape), "shape": list(shape), "compressor": {"id": "gzip", "level": 1}}
+    (checkpoint / f"target.{name}").mkdir(parents=True)
+    layout = {"dtype": "<f4", "fill_value": None, "filters": None, "order": "C", "zarr_format": 2}
+    write_json(checkpoint / f"target.{name}" / ".zarray", metadata | layout)
+    kvstore = {"driver": "file", "path": f"target.{name}/"}
+    return {"driver": "zarr", "dtype": "float32", "kvstore": kvstore, "metadata": metadata}
 
 
 def test_a_new_model_is_described_by_itself():

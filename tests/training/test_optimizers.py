@@ -1,5 +1,6 @@
 """Optimizers against steps computed by hand in numpy, schedules against their values."""
 
+import dataclasses
 import functools
 
 import jax
@@ -12,9 +13,21 @@ from jax.sharding import PartitionSpec
 from tiny_run import Bag, bert
 
 from jaxir.errors import UserError
+from jaxir.interop import stored
+from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel
+from jaxir.models.layers import param_axes
+from jaxir.models.t5 import T5Config
+from jaxir.objectives.contrastive import Contrastive
 from jaxir.partitioning import MeshConfig
 from jaxir.training import state as state_lib
-from jaxir.training.optimizers import Adafactor, AdamW, decayed, linear_schedule
+from jaxir.training.optimizers import (
+    Adafactor,
+    AdamW,
+    decayed,
+    in_stack,
+    linear_schedule,
+    t5x_schedule,
+)
 
 
 def apply(optimizer, params, gradients):
@@ -42,12 +55,31 @@ def test_the_rate_rises_to_its_peak_and_falls_to_zero_at_the_last_step():
     np.testing.assert_allclose([float(without(t)) for t in (0, 5, 10)], [1e-3, 5e-4, 0.0], rtol=1e-6)
 
 
+def test_t5x_s_rate_is_its_formula():
+    """`t5x.utils.create_learning_rate_scheduler` with factors "linear_decay", written out."""
+    base, warmup, factor = 1e-3, 4, 0.3
+    schedule = t5x_schedule(base, warmup_steps=warmup, steps=12, decay_factor=factor)
+    for t in range(12):
+        expected = max(base * min(t / warmup, 1.0 + factor * (warmup - t)), 1e-8)
+        assert float(schedule(jnp.int32(t))) == pytest.approx(expected, rel=1e-6), t
+    assert float(schedule(0)) == pytest.approx(1e-8)
+    assert float(schedule(11)) == pytest.approx(1e-8)  # the factor would make it negative
+    # The paper's: from the full rate to 0 when training is over.
+    paper = t5x_schedule(base, warmup_steps=0, steps=8)
+    np.testing.assert_allclose(
+        [float(paper(t)) for t in range(8)], [base * (8 - t) / 8 for t in range(8)], rtol=1e-5
+    )
+    warm = t5x_schedule(base, warmup_steps=2, steps=10)
+    np.testing.assert_allclose([float(warm(t)) for t in (1, 2, 6, 9)], [5e-4, 1e-3, 5e-4, 1.25e-4], rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("optimizer", "sentence"),
     [
         (AdamW(warmup_steps=10), "warmup_steps must be at least 0 and less than the 10 steps"),
         (AdamW(learning_rate=-1.0), "learning_rate must be a finite number"),
         (Adafactor(learning_rate=float("nan")), "learning_rate must be a finite number"),
+        (Adafactor(decay_factor=-0.1), "decay_factor must be a finite number"),
         (AdamW(clip_norm=0.0), "clip_norm must be above 0"),
     ],
 )
@@ -82,7 +114,123 @@ def test_adamw_is_the_equations_with_clipping_and_no_decay_of_biases():
         np.testing.assert_allclose(found["layer"][name], value, rtol=2e-5)
 
 
-@pytest.mark.parametrize("shape", [(128, 160), (127, 160), (7,), (3, 128, 160)])
+LAYERS, STEPS = 20, 3
+STACKED = {"wide": (16, 24), "tall": (40, 18), "square": (32, 32), "narrow": (32, 12), "scale": (24,)}
+
+
+def layers_alone(tree):
+    """Takes {name: [LAYERS, ...]} apart as a model without scan has it."""
+    return {i: {name: x[i] for name, x in tree.items()} for i in range(LAYERS)}
+
+
+def test_adafactor_treats_each_layer_of_a_scanned_stack_as_a_parameter_of_its_own():
+    """Of sizes at which a stack would be factored along its layers, and of scales that differ by layer."""
+    rng = np.random.default_rng(3)
+    sizes = 10.0 ** rng.uniform(-4, 0.5, LAYERS)
+
+    def draw(shape, scale):
+        return (rng.normal(size=(LAYERS, *shape)) * scale.reshape(-1, *[1] * len(shape))).astype(np.float32)
+
+    start = {name: draw(shape, sizes) for name, shape in STACKED.items()}
+    # Each gradient's size falls or grows from step to step, so that some layers' updates are clipped.
+    gradients = [
+        {name: draw(shape, 10.0 ** rng.uniform(-3, 3, LAYERS)) for name, shape in STACKED.items()}
+        for _ in range(STEPS)
+    ]
+    optimizer = Adafactor(learning_rate=0.1, min_dim_size_to_factor=16)
+    table = {"embedding": start["wide"][0]}
+    scanned = apply(
+        optimizer,
+        {"encoder": {"layers": start, "token": table}},
+        [{"encoder": {"layers": g, "token": {"embedding": g["wide"][0]}}} for g in gradients],
+    )
+    alone = apply(
+        optimizer,
+        {"encoder": {"layers": layers_alone(start), "token": table}},
+        [{"encoder": {"layers": layers_alone(g), "token": {"embedding": g["wide"][0]}}} for g in gradients],
+    )
+    unclipped = apply(
+        dataclasses.replace(optimizer, clipping_threshold=1e9),
+        {"encoder": {"layers": layers_alone(start), "token": table}},
+        [{"encoder": {"layers": layers_alone(g), "token": {"embedding": g["wide"][0]}}} for g in gradients],
+    )
+    clipped = set()
+    for name in STACKED:
+        found, before = np.asarray(scanned["encoder"]["layers"][name]), start[name]
+        for i in range(LAYERS):
+            expected = np.asarray(alone["encoder"]["layers"][i][name])
+            moved = np.abs(expected - before[i]).max()
+            assert moved > 0
+            np.testing.assert_allclose(
+                found[i], expected, atol=1e-5 * moved, rtol=1e-6, err_msg=f"{name} {i}"
+            )
+            if np.abs(np.asarray(unclipped["encoder"]["layers"][i][name]) - expected).max() > 0.1 * moved:
+                clipped.add((name, i))
+    assert LAYERS < len(clipped) < len(STACKED) * LAYERS  # some are clipped and some not
+    np.testing.assert_array_equal(
+        scanned["encoder"]["token"]["embedding"], alone["encoder"]["token"]["embedding"]
+    )
+
+
+def test_scanning_the_layers_of_a_model_does_not_change_its_training():
+    """A real model: three steps, clipping active, layers of different scale."""
+    optimizer = Adafactor(learning_rate=0.1, min_dim_size_to_factor=8, clipping_threshold=0.5)
+    rng = np.random.default_rng(0)
+    batch = {
+        name: rng.integers(1, 64, (8, n)).astype(np.int32)
+        for name, n in (("query_ids", 5), ("passage_ids", 7))
+    }
+
+    def train(scan, optimizer):
+        model = t5(scan_layers=scan, dropout_rate=0.0)
+        params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+        layers = params["encoder"]["layers"]
+        sizes = np.array([0.3, 3.0], np.float32)
+        if scan:
+            scaled = jax.tree.map(lambda x: x * sizes.reshape(-1, *[1] * (x.ndim - 1)), layers)
+        else:
+            scaled = {i: jax.tree.map(lambda x, i=i: x * sizes[i], layers[i]) for i in layers}
+        params["encoder"]["layers"] = scaled
+        built = optimizer.build(10)
+        step = jax.jit(state_lib.make_step(nnx.graphdef(model), Contrastive(), built, 0))
+        state = state_lib.TrainState(jnp.int32(0), params, built.transform.init(params))
+        for _ in range(3):
+            state, _ = step(state, batch)
+        return stored.flatten(params), stored.flatten(state.params)
+
+    start, scanned = train(True, optimizer)
+    same_start, unscanned = train(False, optimizer)
+    _, unclipped = train(False, dataclasses.replace(optimizer, clipping_threshold=1e9))
+    assert scanned.keys() == unscanned.keys() and "encoder.layers.1.mlp.wo.kernel" in scanned
+    moves = {}
+    for name, value in unscanned.items():
+        np.testing.assert_array_equal(start[name], same_start[name])
+        moves[name] = np.abs(value - start[name]).max()
+        np.testing.assert_allclose(scanned[name], value, atol=1e-3 * moves[name], err_msg=name)
+    kernels = [f"encoder.layers.{i}.mlp.wo.kernel" for i in (0, 1)]
+    assert moves[kernels[1]] > 3 * moves[kernels[0]] > 0  # their own scales, not that of the stack
+    assert all(np.abs(unclipped[k] - unscanned[k]).max() > 0.1 * moves[k] for k in kernels)
+
+
+def test_a_stack_is_what_its_logical_axes_say():
+    for model in (bert, t5):
+        for scan in (False, True):
+            variables = nnx.state(nnx.eval_shape(functools.partial(model, scan_layers=scan)), nnx.Param)
+            axes = nnx.to_pure_dict(param_axes(variables))
+            named = jax.tree_util.tree_leaves_with_path(axes, is_leaf=lambda x: isinstance(x, tuple))
+            found = [in_stack(path) for path, _ in named]
+            assert found == [names[0] == "layers" for _, names in named]
+            assert any(found) == scan and not all(found)
+
+
+def t5(**changes):
+    backbone = T5Config(
+        vocab_size=64, embed_dim=16, num_layers=2, num_heads=2, head_dim=8, mlp_dim=32, **changes
+    )
+    return DualEncoderModel(DualEncoderConfig(backbone=backbone), rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize("shape", [(128, 160), (127, 160), (7,)])
 def test_adafactor_is_t5x_s(shape):
     rng = np.random.default_rng(1)
     x = rng.normal(size=shape).astype(np.float32) * 0.02
@@ -93,9 +241,9 @@ def test_adafactor_is_t5x_s(shape):
     for t, g in enumerate(gradients, 1):
         decay, squares = 1 - t**-0.8, g.astype(np.float64) ** 2 + 1e-30
         if factored:
-            row = decay * row + (1 - decay) * squares.mean(-1)
-            column = decay * column + (1 - decay) * squares.mean(-2)
-            second = row[..., None] * column[..., None, :] / row.mean(-1)[..., None, None]
+            row = decay * row + (1 - decay) * squares.mean(1)
+            column = decay * column + (1 - decay) * squares.mean(0)
+            second = row[:, None] * column / row.mean()
         else:
             full = decay * full + (1 - decay) * squares
             second = full
