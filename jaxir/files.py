@@ -1,9 +1,17 @@
-"""Output files and directories that appear only when whole."""
+"""Paths that may be in a bucket, and output files and directories that appear only when whole.
+
+`path_of` gives what reads and writes a place, be it a local path or gs://BUCKET/PATH. Buckets are reached
+through gcsfs, which only a process that names one imports.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import io
+import logging
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -12,14 +20,131 @@ from typing import IO, Any
 
 from jaxir.errors import UserError
 
+BUCKET_SECONDS = 20.0  # how long a bucket may take to answer at first, attempts included
+
+
+def is_bucket(path: str | Path) -> bool:
+    """Whether a path is in a bucket."""
+    return str(path).startswith("gs://")
+
+
+def path_of(place: str | Path) -> Path:
+    """Returns the path of a local file or directory, or of an object in a bucket, which has the same methods.
+
+    In a bucket there are no directories: one is there as long as something is in it, and `mkdir` does
+    nothing. A file that is written there appears when whole. `Path.rename` of a directory is `move_tree`.
+
+    Raises:
+      UserError: `place` is a URL of another kind than gs://BUCKET/PATH, or gcsfs is not installed.
+    """
+    if not is_bucket(place):
+        if re.match(r"\w\w+://", str(place)):
+            raise UserError(f"{place}: only local paths and gs://BUCKET/PATH can be read and written")
+        return Path(place)
+    if not re.fullmatch(r"gs://[^/]+(/.*)?", str(place)):
+        raise UserError(f"{place}: a directory in a bucket is written gs://BUCKET/PATH")
+    try:
+        _prepare_gcsfs()
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"{place}: {error.name} is needed to reach a bucket: pip install 'jaxir[gcs]'"
+        ) from error
+    from etils import epath
+
+    return epath.Path(place)
+
+
+def check_bucket(path: Path, *, writing: bool = False) -> None:
+    """Checks, in seconds, that the bucket of `path` answers; nothing where `path` is local.
+
+    Libraries try for minutes to reach a bucket, and each has its own way of giving up.
+
+    Args:
+      path: from `path_of`.
+      writing: whether a run is to be written there, for which credentials are needed.
+
+    Raises:
+      UserError: there is no such bucket, there are no credentials for it, or it cannot be reached.
+    """
+    if not is_bucket(path):
+        return
+    from google.api_core import exceptions, retry
+    from google.auth.exceptions import DefaultCredentialsError
+    from google.cloud import storage
+
+    bucket, _, prefix = str(path).removeprefix("gs://").partition("/")
+    how = {"timeout": BUCKET_SECONDS / 2, "retry": retry.Retry(timeout=BUCKET_SECONDS)}
+    try:
+        try:
+            client = storage.Client()
+        except DefaultCredentialsError:
+            if writing:
+                raise
+            client = storage.Client.create_anonymous_client()
+        if writing:  # Orbax asks for the bucket too
+            client.get_bucket(bucket, **how)
+        next(iter(client.list_blobs(bucket, prefix=prefix, max_results=1, **how)), None)
+    except DefaultCredentialsError as error:
+        raise UserError(
+            f"{path}: no Google credentials here; run `gcloud auth application-default login` or set"
+            " GOOGLE_APPLICATION_CREDENTIALS"
+        ) from error
+    except exceptions.NotFound as error:
+        raise UserError(f"{path}: there is no bucket {bucket}") from error
+    except (exceptions.Forbidden, exceptions.Unauthorized) as error:
+        needed = "Storage Object User and Storage Bucket Viewer" if writing else "Storage Object Viewer"
+        raise UserError(
+            f"{path}: these credentials may not use the bucket {bucket}; the roles needed there: {needed}"
+        ) from error
+    except Exception as error:  # of requests, urllib3, google.auth, google.api_core
+        raise UserError(f"{path}: the bucket cannot be reached ({_reason(error)})") from error
+
+
+def remove_tree(path: Path) -> None:
+    """Removes a directory with all that is in it, as far as it can."""
+    if is_bucket(path):
+        with contextlib.suppress(Exception):
+            path.rmtree()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def move_tree(source: Path, target: Path) -> None:
+    """Moves a directory. In a bucket object after object: if it is interrupted, a part of them has moved."""
+    if is_bucket(source):
+        import fsspec
+
+        bucket = fsspec.filesystem("gcs", finalize_on_close=True)  # the very object that etils uses
+        for name in bucket.find(str(source)):
+            bucket.mv(name, f"{target}/{name.removeprefix(str(source).removeprefix('gs://') + '/')}")
+    else:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        source.rename(target)
+
 
 @contextlib.contextmanager
 def atomic_file(path: str | Path, mode: str = "w", **kwargs: Any) -> Iterator[IO[Any]]:
-    """Opens a file beside `path` for writing; renames it to `path` on success, removes it on any error."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Opens a file beside `path` for writing; renames it to `path` on success, removes it on any error.
+
+    In a bucket the content is kept in memory and sent at the end, as one object.
+
+    Raises:
+      UserError: the bucket did not take it.
+    """
+    path = path_of(path)
     if "b" not in mode:
         kwargs.setdefault("encoding", "utf-8")
+    if is_bucket(path):
+        content = io.BytesIO()
+        file = content if "b" in mode else io.TextIOWrapper(content, **kwargs)
+        yield file
+        file.flush()
+        try:
+            path.write_bytes(content.getvalue())
+        except Exception as error:  # of gcsfs, aiohttp, google.auth
+            raise UserError(f"{path} could not be written ({_reason(error)})") from error
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
     try:
         with os.fdopen(descriptor, mode, **kwargs) as file:
@@ -38,9 +163,13 @@ def atomic_directory(path: str | Path, *, overwrite: bool = False) -> Iterator[P
     """Yields an empty directory beside `path`; renames it to `path` on success, removes it on any error.
 
     Raises:
-      UserError: `path` exists, is not an empty directory, and `overwrite` is false.
+      UserError: `path` exists, is not an empty directory, and `overwrite` is false; or it is in a bucket.
     """
-    path = Path(path)
+    if is_bucket(path):
+        raise UserError(
+            f"{path}: this is written to local directories only; copy it to the bucket afterwards"
+        )
+    path = path_of(path)
     if path.exists() and not overwrite and (not path.is_dir() or any(path.iterdir())):
         raise UserError(f"{path} already exists; give another output or remove it first")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,3 +193,30 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+@functools.cache
+def _prepare_gcsfs() -> None:
+    """Makes etils use gcsfs, not TensorFlow where that is installed, and gcsfs list what is there now."""
+    os.environ.setdefault("EPATH_USE_TF", "false")
+    # Its support for other kinds of buckets asks Google's control service about each one, over gRPC.
+    os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+    import fsspec.config
+    import gcsfs  # noqa: F401 (fsspec imports it late, and says less where it is missing)
+    from etils.epath import gpath
+
+    # TensorStore writes to the same places, of which a cache would know nothing.
+    fsspec.config.conf.setdefault("gcs", {})["use_listings_cache"] = False
+    gpath._is_tf_installed.cache_clear()  # it has been asked where a local path was used before
+    for name in ("gcsfs", "google.auth"):  # what they say is said by the error that follows
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def _reason(error: BaseException) -> str:
+    """Returns what is at the root of an error, in one line: the system's own words where there are some."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = " ".join(str(error).split()) or type(error).__name__
+    if told := re.search(r"\[Errno -?\d+\] ([\w ]+)", text):
+        return told[1].lower()
+    return text if len(text) <= 160 else f"{text[:160]}..."

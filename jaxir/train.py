@@ -46,7 +46,7 @@ def train(
       model: Pretrained(...) or FromScratch(...) of jaxir.interop.build.
       objective: the training method, such as Contrastive(loss=...) of jaxir.objectives.contrastive.
       data: training pairs, such as BeirPairs(...) of jaxir.data.pair_sources.
-      output_dir: directory of the run, new or to be resumed.
+      output_dir: directory of the run, new or to be resumed; local or gs://BUCKET/PATH.
       steps: optimizer steps in all.
       batch_size: pairs in one step, over all devices.
       dev: pairs to evaluate on while training; none by default.
@@ -100,7 +100,7 @@ def train(
         optimizer, partitioner = optimizer or AdamW(), (mesh or MeshConfig()).build()
         loop.check_settings({"steps": steps, "batch_size": batch_size, **intervals}, partitioner)
         optimizer.build(steps)
-        check_run_dir(Path(output_dir))
+        check_run_dir(output_dir)
 
         loaded = model.build(seed=seed, partitioner=partitioner)
         how = {
@@ -168,7 +168,10 @@ def _gin_bindings(function: Any) -> dict[str, Any]:
     gin = sys.modules.get("gin")
     if gin is None or not hasattr(function, "__wrapped__"):
         return {}
-    return gin.get_bindings(function)
+    try:
+        return gin.get_bindings(function)
+    except ValueError:  # no configurable of gin's: something else has wrapped it
+        return {}
 
 
 def _arguments(given: list[str]) -> list[str]:

@@ -15,6 +15,7 @@ import numpy as np
 import tokenizers
 
 from jaxir.errors import UserError
+from jaxir.files import path_of
 
 _JSON = "tokenizer.json"
 # What makes a tokenizer directory: these are copied by `save`, so that an export is what was loaded.
@@ -83,7 +84,7 @@ class Tokenizer:
         Raises:
           UserError: no such directory, no tokenizer in it, or a damaged file.
         """
-        directory = Path(directory)
+        directory = path_of(directory)
         if not directory.is_dir():
             raise UserError(f"{directory} is not a directory: no tokenizer to load")
         names = [_JSON, *_SIDE_FILES, *sorted(p.name for p in directory.glob("*.model"))]
@@ -136,7 +137,7 @@ class Tokenizer:
 
     def save(self, directory: str | Path) -> None:
         """Writes the files it was loaded from (and the converted tokenizer.json, if any) into `directory`."""
-        directory = Path(directory)
+        directory = path_of(directory)
         directory.mkdir(parents=True, exist_ok=True)
         for name, content in self._files.items():
             (directory / name).write_bytes(content)

@@ -1,6 +1,6 @@
 """Arrays at rest that are read part by part, so that no model need ever be whole in a host's memory."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -87,8 +87,3 @@ def place(value: Any, sharding: jax.sharding.Sharding) -> jax.Array:
         return read[key]
 
     return jax.make_array_from_callback(value.shape, sharding, part)
-
-
-def read_all(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Reads arrays to the host."""
-    return {name: np.asarray(value, np.float32) for name, value in arrays.items()}

@@ -9,11 +9,15 @@ import dataclasses
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+import numpy as np
+from flax import nnx
+from jax.experimental import multihost_utils
+
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
-from jaxir.files import atomic_directory
+from jaxir.files import atomic_directory, check_bucket, is_bucket, move_tree, path_of, remove_tree
 from jaxir.interop import hf, hub, sentence_transformers, stored, stores, t5x
-from jaxir.interop.lazy import read_all
 from jaxir.interop.overrides import Overrides
 from jaxir.interop.stored import EncoderSettings, StoredModel
 from jaxir.interop.weights import read_json, require, write_json
@@ -25,6 +29,7 @@ from jaxir.partitioning import Partitioner
 __all__ = ["EncoderSettings", "LoadedModel", "load", "read", "save", "write", "write_description"]
 
 CONFIG = "jaxir.json"
+COMMITTED = "commit_success.txt"
 FORMAT = 1
 _DEFAULT_LENGTH = 512
 
@@ -72,15 +77,40 @@ def save(
 ) -> None:
     """Writes a model directory, which appears only when whole.
 
+    Where the model lies over the devices of several processes, all of them call this, each writes its own
+    part of the parameters, and `directory` must be one that all see.
+
     Raises:
-      UserError: `directory` exists and is not empty.
+      UserError: `directory` exists and is not empty, in every process.
     """
-    write(
-        directory,
-        StoredModel(
-            config=model.config, params=stored.params_of(model), tokenizer=tokenizer, settings=settings
-        ),
-    )
+    if jax.process_count() == 1:
+        params = stored.params_of(model)
+        write(
+            directory, StoredModel(config=model.config, params=params, tokenizer=tokenizer, settings=settings)
+        )
+        return
+    import orbax.checkpoint as ocp
+
+    if is_bucket(directory):
+        raise UserError(
+            f"{directory}: a model is written to a directory that all machines see, not to a bucket"
+        )
+    first, directory = jax.process_index() == 0, Path(directory)
+    aside = directory.with_name(f".{directory.name}.part")
+    free = not directory.exists() or (directory.is_dir() and not any(directory.iterdir()))
+    if not multihost_utils.broadcast_one_to_all(np.array(free)):
+        raise UserError(f"{directory} already exists; give another output or remove it first")
+    if first:
+        remove_tree(aside)
+    multihost_utils.sync_global_devices("the place of the model is free")
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(
+            (aside / "params").absolute(), nnx.to_pure_dict(nnx.state(model, nnx.Param)), force=True
+        )
+    if first:
+        _describe_written(aside, model.config, tokenizer, settings)
+        move_tree(aside, directory)
+    multihost_utils.sync_global_devices("the model is written")
 
 
 def read(spec: str, *, tokenizer: str | None = None) -> tuple[StoredModel, str | None]:
@@ -102,7 +132,8 @@ def read(spec: str, *, tokenizer: str | None = None) -> tuple[StoredModel, str |
         return sentence_transformers.read(hub.resolve(name, default_owner="sentence-transformers")), None
     if separator and kind == "hf":
         return _read_hf(hub.resolve(name)), None
-    directory = Path(spec)
+    directory = path_of(spec)
+    check_bucket(directory)
     if not directory.is_dir():
         raise UserError(
             f"{spec}: no such model directory; models of Hugging Face and sentence-transformers are written"
@@ -124,14 +155,20 @@ def write(directory: str | Path, model: StoredModel) -> None:
     Raises:
       UserError: `directory` exists and is not empty.
     """
-    import orbax.checkpoint as ocp
+    from jaxir.interop import streaming  # Orbax takes a second
 
     with atomic_directory(directory) as aside:
-        write_description(
-            aside, model.config, model.tokenizer, model.settings, fingerprint=stored.fingerprint(model)
-        )
-        with ocp.StandardCheckpointer() as checkpointer:
-            checkpointer.save((aside / "params").absolute(), stored.nest(read_all(model.params)))
+        streaming.write_params(aside / "params", stored.nest(model.params))
+        _describe_written(aside, model.config, model.tokenizer, model.settings)
+
+
+def _describe_written(
+    directory: Path, config: DualEncoderConfig, tokenizer: Tokenizer, settings: EncoderSettings
+) -> None:
+    """Writes all but the parameters; these are there, and are read part by part for the fingerprint."""
+    params = _read_params(directory / "params")
+    model = StoredModel(config=config, params=params, tokenizer=tokenizer, settings=settings)
+    write_description(directory, config, tokenizer, settings, fingerprint=stored.fingerprint(model))
 
 
 def write_description(
@@ -146,7 +183,7 @@ def write_description(
 
     A training run calls it once, before its first checkpoint, and gives no fingerprint.
     """
-    directory = Path(directory)
+    directory = path_of(directory)
     tokenizer.save(directory / "tokenizer")
     content = {
         "format": FORMAT,
@@ -210,13 +247,13 @@ def checkpoint_of(spec: str | Path) -> Path | None:
     Raises:
       UserError: the run has no checkpoint, or not the one that it calls its best.
     """
-    directory = Path(spec)
+    directory = path_of(spec)
     if (directory / "params").is_dir() or not (directory / CONFIG).is_file():
         return None
     checkpoints = directory / "checkpoints"
     if not checkpoints.is_dir():
         raise UserError(f"{directory}: neither params nor checkpoints in it")
-    steps = {int(p.name) for p in checkpoints.iterdir() if p.name.isdigit() and p.is_dir()}
+    steps = checkpoint_steps(checkpoints)
     if not steps:
         raise UserError(f"{checkpoints}: no checkpoint in it yet")
     best = checkpoints / "best.json"
@@ -224,6 +261,17 @@ def checkpoint_of(spec: str | Path) -> Path | None:
     if step not in steps:
         raise UserError(f"{best} names step {step}, but there is no such checkpoint")
     return checkpoints / str(step)
+
+
+def checkpoint_steps(directory: Path) -> list[int]:
+    """Returns the steps of the whole checkpoints in RUN/checkpoints, oldest first; none where it is missing.
+
+    On a disk a checkpoint appears by a rename; in a bucket it is whole once Orbax has put its mark into it.
+    """
+    if not directory.is_dir():
+        return []
+    found = [p for p in directory.iterdir() if p.name.isdigit() and p.is_dir()]
+    return sorted(int(p.name) for p in found if not is_bucket(p) or (p / COMMITTED).exists())
 
 
 def _read_params(directory: Path) -> dict[str, Any]:

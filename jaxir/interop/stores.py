@@ -15,6 +15,7 @@ import numpy as np
 import tensorstore
 
 from jaxir.errors import UserError
+from jaxir.files import is_bucket
 from jaxir.interop.lazy import Index, LazyArray
 
 T = TypeVar("T")
@@ -22,12 +23,7 @@ T = TypeVar("T")
 ORBAX_INDEX = "_METADATA"
 _ORBAX_MANIFEST = "manifest.ocdbt"
 # The cache: parts of one chunk that are asked for one after another are fetched and decompressed once.
-_CONTEXT = {"cache_pool": {"total_bytes_limit": 1 << 29}, "gcs_request_retries": {"max_retries": 6}}
-
-
-def is_bucket(directory: str) -> bool:
-    """Whether a directory is in a bucket."""
-    return directory.startswith("gs://")
+_CONTEXT = {"cache_pool": {"total_bytes_limit": 1 << 28}, "gcs_request_retries": {"max_retries": 6}}
 
 
 def tidy(directory: str) -> str:

@@ -2,13 +2,13 @@
 
 import contextlib
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import safetensors
-import safetensors.numpy
 
 from jaxir.errors import UserError
 from jaxir.interop.lazy import Index, LazyArray
@@ -68,20 +68,32 @@ def _opened(path: Path) -> Iterator[Any]:
         raise UserError(f"{path}: truncated or not a safetensors file ({error})") from error
 
 
-def write_tensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, Any]) -> None:
     """Writes one safetensors file that torch and transformers read.
+
+    The library's own function wants all tensors in memory; here each is read, written and forgotten.
+
+    Args:
+      path: the file.
+      tensors: float32 arrays by name, on the host or at rest.
 
     Raises:
       UserError: it cannot be written (a full disk, say).
     """
-    contiguous = {name: np.ascontiguousarray(value) for name, value in tensors.items()}
-    path.touch()
-    mode = path.stat().st_mode  # that of any new file; the library's own is the owner's alone
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name in sorted(tensors):
+        start, end = end, end + 4 * math.prod(tensors[name].shape)
+        header[name] = {"dtype": "F32", "shape": list(tensors[name].shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
     try:
-        safetensors.numpy.save_file(contiguous, path, metadata={"format": "pt"})
-    except safetensors.SafetensorError as error:
-        raise UserError(f"{path.name} could not be written: {str(error).rpartition('error: ')[2]}") from error
-    path.chmod(mode)
+        with path.open("wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            for name in sorted(tensors):
+                file.write(np.ascontiguousarray(tensors[name], "<f4").data)
+    except OSError as error:
+        raise UserError(f"{path.name} could not be written: {error.strerror or error}") from error
 
 
 def read_json(path: Path) -> Any:

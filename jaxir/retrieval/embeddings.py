@@ -25,7 +25,7 @@ import numpy as np
 from jaxir.data.lines import OnBadInput, Policy
 from jaxir.data.sources import read_corpus, read_queries
 from jaxir.errors import UserError
-from jaxir.files import atomic_file
+from jaxir.files import atomic_file, is_bucket
 from jaxir.progress import progress
 from jaxir.retrieval.batching import EncodingReport
 from jaxir.retrieval.dual_encoder import DualEncoder, Tower
@@ -135,6 +135,8 @@ def encode_corpus(
     """
     if shard_size < 1:
         raise UserError(f"shard_size must be at least 1, not {shard_size}")
+    if is_bucket(output):
+        raise UserError(f"{output}: vectors are written to local directories only; copy them afterwards")
     input, output = Path(input), Path(output)
     report = EncodingReport()
     info = _describe(encoder, input, tower, shard_size, on_bad_input)

@@ -2,7 +2,8 @@
 
 RUN/checkpoints/STEP holds `params`, `opt_state` and `run` (step, settings that must agree, dev metric,
 checksum); RUN/checkpoints/best.json names the best step; RUN/run.json marks the directory as a run of ours.
-A checkpoint appears by a rename once whole, and is removed only when a later one is whole.
+A checkpoint appears by a rename once whole (in a bucket, which knows no rename, by the mark that Orbax puts
+into it), and is removed only when a later one is whole.
 """
 
 import contextlib
@@ -19,10 +20,11 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from jaxir.errors import UserError
-from jaxir.files import atomic_file
+from jaxir.files import atomic_file, check_bucket, is_bucket, move_tree, path_of
+from jaxir.interop.model_dir import COMMITTED, checkpoint_steps
+from jaxir.interop.quiet import quiet_orbax
 from jaxir.training.distributed import all_agree, wait_for_all
 from jaxir.training.logs import LOG
-from jaxir.training.quiet import quiet_orbax
 from jaxir.training.state import TrainState, inspect
 
 MARKER = "run.json"
@@ -57,7 +59,7 @@ class Checkpoints:
     """
 
     def __init__(self, run_dir: Path, settings: Mapping[str, Any], *, keep_last: int, metric: str | None):
-        self.run_dir, self.settings = Path(run_dir), dict(settings)
+        self.run_dir, self.settings = path_of(run_dir), dict(settings)
         self.directory = self.run_dir / "checkpoints"
         self._keep_last, self._metric = keep_last, metric
         self._sign = -1.0 if metric is not None and metric.endswith("loss") else 1.0
@@ -76,6 +78,7 @@ class Checkpoints:
         Raises:
           UserError: there are checkpoints but none is whole, or the newest has other settings.
         """
+        wait_for_all("the run's directory is checked")  # before it changes
         self._quiet.enter_context(quiet_orbax())
         self._inspect = jax.jit(inspect).lower(abstract).compile()
         # Given processes, Orbax's threads wait for each other by the coordination service. Else they would
@@ -86,7 +89,7 @@ class Checkpoints:
             self.directory.mkdir(parents=True, exist_ok=True)
         wait_for_all("the directory of checkpoints is there")
         self._manager = ocp.CheckpointManager(
-            self.directory.absolute(),
+            self.directory if is_bucket(self.directory) else self.directory.absolute(),
             options=ocp.CheckpointManagerOptions(
                 create=False,
                 cleanup_tmp_directories=True,
@@ -122,7 +125,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Returns the steps of the checkpoints there are, oldest first."""
-        return _steps(self.directory)
+        return checkpoint_steps(self.directory)
 
     def is_best(self, value: float) -> bool:
         """Returns whether `value` of the dev metric beats those of all checkpoints kept."""
@@ -200,6 +203,9 @@ class Checkpoints:
         best, there = self.best(), self.steps()
         wait_for_all(f"the checkpoints at {step} are listed")
         for old in sorted({*there} - {*there[-self._keep_last :], *([best[0]] if best else [])}):
+            if is_bucket(self.directory) and jax.process_index() == 0:
+                # It goes object by object: from the first on it must not be taken for whole.
+                (self.directory / str(old) / COMMITTED).unlink(missing_ok=True)
             self._manager.delete(old)
             self._values.pop(old, None)
         return step
@@ -267,7 +273,7 @@ class Checkpoints:
             path.unlink(missing_ok=True)
             return
         text = json.dumps({"step": best[0], "metric": self._metric, "value": best[1]})
-        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
             with atomic_file(path) as file:
                 file.write(text)
 
@@ -278,32 +284,28 @@ class Checkpoints:
                 f"warning: checkpoint {step} is broken ({reason}); moved to {target}, an earlier one is used",
                 file=sys.stderr,
             )
-            target.parent.mkdir(exist_ok=True)
-            (self.directory / str(step)).rename(target)
+            move_tree(self.directory / str(step), target)
 
     def _fail(self, error: Exception) -> None:
         """Turns what Orbax raised into one sentence and removes what it had written of the checkpoint."""
         step, good = self._saving, self.last_good()
         self._saving = None
         self._values.pop(step, None)
-        if jax.process_index() == 0:
+        if jax.process_index() == 0 and not is_bucket(self.directory):  # there the next start does it
             for part in self.directory.glob(f"{step}.*tmp*"):
                 shutil.rmtree(part, ignore_errors=True)
         raise UserError(f"checkpoint {step} could not be saved ({_reason(error)}); {good}") from error
 
 
-def check_run_dir(run_dir: Path) -> None:
+def check_run_dir(run_dir: str | Path) -> None:
     """Checks that a run can start or go on in `run_dir`; changes nothing.
 
     Raises:
-      UserError: `run_dir` is in a bucket, holds something else than a run, or a run whose checkpoints are
-        gone.
+      UserError: `run_dir` holds something else than a run, or a run whose checkpoints are gone, or is in a
+        bucket that cannot be written to.
     """
-    if re.match(r"\w+:/", str(run_dir)):
-        raise UserError(
-            f"output_dir must be a directory, not {run_dir}: mount the bucket (gcsfuse) and name the"
-            " directory"
-        )
+    run_dir = path_of(run_dir)
+    check_bucket(run_dir, writing=True)
     if run_dir.is_dir():
         if not any(run_dir.iterdir()):
             return
@@ -314,15 +316,9 @@ def check_run_dir(run_dir: Path) -> None:
             f"{run_dir} is not empty and is not a training run (it has no {MARKER}); give another output_dir"
         )
     log = run_dir / LOG
-    saved = log.is_file() and '"checkpoint"' in log.read_text(encoding="utf-8", errors="replace")
-    if saved and not _steps(run_dir / "checkpoints"):
+    saved = log.is_file() and b'"checkpoint"' in log.read_bytes()
+    if saved and not checkpoint_steps(run_dir / "checkpoints"):
         raise UserError(f"the checkpoints of {run_dir} are gone; give another output_dir to start anew")
-
-
-def _steps(directory: Path) -> list[int]:
-    if not directory.is_dir():
-        return []
-    return sorted(int(p.name) for p in directory.iterdir() if p.name.isdigit() and p.is_dir())
 
 
 def _reason(error: Exception) -> str:

@@ -19,6 +19,7 @@ from jaxir.partitioning import Partitioner
 
 HEARTBEAT_SECONDS = 100  # JAX's own default
 FAREWELL_SECONDS = 20
+WEEK_MILLISECONDS = 7 * 24 * 3600 * 1000
 # What a collective says when its other end is gone.
 LOST = ("Connection", "connection", "Gloo", "gloo", "UNAVAILABLE", "DEADLINE_EXCEEDED", "Socket", "heartbeat")
 
@@ -73,7 +74,9 @@ def together() -> Iterator[None]:
 
     A process that ends with an error says so and tells the others, which name it and exit with status 1
     within seconds; one that is killed or cut off is missed after half of the heartbeat timeout. The process
-    then exits at once, without unwinding: every farewell would wait for the others. Alone, a process is left
+    then exits at once, without unwinding: every farewell would wait for the others. One that has nothing left
+    to do waits for the slowest, and they part here: JAX would let them meet when their interpreters end, for
+    `FAREWELL_SECONDS` only, and then abort them all, though everything is saved. Alone, a process is left
     alone.
     """
     if jax.process_count() == 1:
@@ -83,9 +86,9 @@ def together() -> Iterator[None]:
     company.start()
     try:
         yield
+        company.part()
     except BaseException as error:
         company.leave(error)
-    company.stop()
 
 
 class _Company(threading.Thread):
@@ -125,11 +128,12 @@ class _Company(threading.Thread):
             if self._ended.wait(self._interval):
                 return
 
-    def stop(self) -> None:
-        """Stops watching: the others may end now."""
-        self._client.key_value_set(f"{self.ALIVE}{jax.process_index()}", "ended", True)
+    def part(self) -> None:
+        """Waits, however long, until all are here, and takes leave of them."""
+        self._client.wait_at_barrier("jaxir/parting", WEEK_MILLISECONDS)
         self._ended.set()
         self.join()
+        jax.distributed.shutdown()
 
     def leave(self, error: BaseException) -> None:
         """Tells everyone why this process ends, and ends it."""

@@ -1,21 +1,28 @@
-"""What a run says: RUN/log.jsonl, TensorBoard, and a bar (or plain lines) on standard error."""
+"""What a run says: RUN/log.jsonl, TensorBoard, and a bar (or plain lines) on standard error.
+
+Nothing can be appended to an object in a bucket: there the logs are kept on this machine, and copied to the
+bucket at each checkpoint and at the end. What a killed process had not copied is logged again with the steps
+that are done again.
+"""
 
 import contextlib
 import json
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
-from tensorboardX import SummaryWriter
 from tqdm import tqdm
 
-from jaxir.files import atomic_file
+from jaxir.errors import UserError
+from jaxir.files import atomic_file, is_bucket, path_of
 from jaxir.progress import progress
 
-LOG = "log.jsonl"
+LOG, BOARD = "log.jsonl", "tensorboard"
 
 
 class RunLog:
@@ -31,11 +38,17 @@ class RunLog:
         self._file, self._board = None, None
         if jax.process_index() != 0:
             return
-        path = Path(run_dir) / LOG
-        drop_beyond(path, start_step)
-        self._file = path.open("a", encoding="utf-8")
+        from tensorboardX import SummaryWriter  # imports Google's storage client, where that is installed
+
+        self._run_dir = self._place = path_of(run_dir)
+        if is_bucket(run_dir):
+            self._place = Path(tempfile.mkdtemp(prefix="jaxir-log-"))
+            if (self._run_dir / LOG).exists():
+                (self._place / LOG).write_bytes((self._run_dir / LOG).read_bytes())
+        drop_beyond(self._place / LOG, start_step)
+        self._file = (self._place / LOG).open("a", encoding="utf-8")
         self._board = SummaryWriter(
-            str(Path(run_dir) / "tensorboard"), purge_step=start_step + 1, filename_suffix=f".{start_step}"
+            str(self._place / BOARD), purge_step=start_step + 1, filename_suffix=f".{start_step}"
         )
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -51,12 +64,28 @@ class RunLog:
         """Writes that the checkpoint of `step` is whole; None is for none."""
         if self._file is not None and step is not None:
             self._write_line({"step": step, "checkpoint": True, "time": round(time.time(), 3)})
+            self._board.flush()
+            self._copy()
 
     def close(self) -> None:
         """Flushes and closes both logs."""
         if self._file is not None:
             self._file.close()
             self._board.close()
+            self._copy()
+            if self._place != self._run_dir:
+                shutil.rmtree(self._place, ignore_errors=True)
+
+    def _copy(self) -> None:
+        """Copies the logs to the bucket of the run, if it is in one. They are not worth ending it for."""
+        if self._place == self._run_dir:
+            return
+        try:
+            for path in [self._place / LOG, *(self._place / BOARD).iterdir()]:
+                with atomic_file(self._run_dir / path.relative_to(self._place), "wb") as file:
+                    file.write(path.read_bytes())
+        except UserError as error:
+            print(f"warning: {error}", file=sys.stderr)
 
     def _write_line(self, line: Mapping[str, Any]) -> None:
         self._file.write(json.dumps(line) + "\n")

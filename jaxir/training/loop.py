@@ -14,7 +14,7 @@ from flax import nnx
 from jax.experimental import multihost_utils
 
 from jaxir.errors import UserError
-from jaxir.files import atomic_file
+from jaxir.files import atomic_file, path_of
 from jaxir.partitioning import MeshConfig, Partitioner
 from jaxir.training import distributed
 from jaxir.training import state as state_lib
@@ -88,8 +88,8 @@ def train(
       model: its parameters are trained; they lie over the mesh afterwards.
       objective: (model, batch, key) -> (loss, metrics).
       data: where batches come from.
-      output_dir: the run's directory: checkpoints/, log.jsonl, tensorboard/ and, after the last step,
-        COMPLETE.
+      output_dir: the run's directory, local or gs://BUCKET/PATH: checkpoints/, log.jsonl, tensorboard/ and,
+        after the last step, COMPLETE.
       steps: optimizer steps in all.
       batch_size: examples of one step over all devices.
       dev: pairs to evaluate on in the loop; None for nothing.
@@ -120,7 +120,7 @@ def train(
     built = optimizer.build(steps)
 
     # ---------------------------------------------------------------- the run's directory
-    run_dir = Path(output_dir)
+    run_dir = path_of(output_dir)
     checkpoints = Checkpoints(
         run_dir,
         agreed_settings(
@@ -138,7 +138,6 @@ def train(
         keep_last=keep_last,
         metric=dev_metric if dev else None,
     )
-    distributed.wait_for_all("the run's directory is checked")
     with contextlib.ExitStack() as closing:
         closing.callback(checkpoints.close)
 

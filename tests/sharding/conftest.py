@@ -4,24 +4,35 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE.parent / "training")]
 
 
 @pytest.fixture(scope="session")
 def launch():
-    """Starts a script in one process or in several that JAX joins, and returns them."""
+    """Starts one process, or several that JAX joins, each with CPU devices of its own; returns them."""
     started = []
 
-    def start(script: str, *arguments: str, processes: int = 1, **settings: str) -> list[subprocess.Popen]:
-        env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
-        # On few cores, each device's thread may wait in another collective: there must be more threads.
-        env |= {"NPROC": "40", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "TF_CPP_MIN_LOG_LEVEL": "2", **settings}
-        env["PYTHONPATH"] = str(HERE.parent.parent)
+    def start(
+        *arguments: str, processes: int = 1, devices: int = 4, folders: Sequence[Path] = (), **settings: str
+    ) -> list[subprocess.Popen]:
+        """Starts Python with `arguments`, each process in its one of `folders`, with `settings` set."""
+        env = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}  # what other tests have left
+        env |= {
+            "JAX_PLATFORMS": "cpu",
+            "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+            "NPROC": "40",  # each device's thread may wait in another collective: there must be more threads
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"
+            " --xla_cpu_collective_call_terminate_timeout_seconds=300",  # for a busy machine
+            "PYTHONPATH": os.pathsep.join([str(HERE.parent.parent), *sys.path[:2]]),
+            **settings,
+        }
         if processes > 1:
             with socket.socket() as free:
                 free.bind(("127.0.0.1", 0))
@@ -29,8 +40,9 @@ def launch():
             env |= {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "JAX_NUM_PROCESSES": str(processes)}
         started.extend(
             subprocess.Popen(
-                [sys.executable, str(HERE / script), *arguments],
+                [sys.executable, *arguments],
                 env=env | ({"JAX_PROCESS_ID": str(i)} if processes > 1 else {}),
+                cwd=folders[i] if folders else None,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -44,3 +56,13 @@ def launch():
         if process.poll() is None:
             process.kill()
         process.communicate()
+
+
+@pytest.fixture(scope="session")
+def finish():
+    """Waits for processes, and returns the status and standard error of each."""
+
+    def wait(processes: Sequence[subprocess.Popen]) -> list[tuple[int, str]]:
+        return [(process.communicate(timeout=400)[1], process.returncode)[::-1] for process in processes]
+
+    return wait

@@ -1,30 +1,18 @@
 """Makes, saves, restores and loads a model in one of two processes, and tells what it held, read and wrote.
 
-usage: memory_worker.py --devices=2 --output=DIR
-       with JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID: one of several processes
+usage: memory_worker.py OUTPUT, as `launch` of conftest.py starts it
 """
 
-import argparse
 import json
-import os
+import sys
 from pathlib import Path
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--devices", type=int, required=True)
-    parser.add_argument("--output", type=Path, required=True)
-    options = parser.parse_args()
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    os.environ["XLA_FLAGS"] = (
-        f"--xla_force_host_platform_device_count={options.devices}"
-        " --xla_cpu_collective_call_terminate_timeout_seconds=300"  # for a busy machine
-    )
 
 import jax
 import numpy as np
 from flax import nnx
 
-from jaxir.interop import hf, stored
+from jaxir.data.tokenizer import Tokenizer
+from jaxir.interop import hf, model_dir, stored
 from jaxir.interop.lazy import LazyArray
 from jaxir.interop.stored import EncoderSettings, StoredModel
 from jaxir.models.dual_encoder import DualEncoderConfig
@@ -32,7 +20,7 @@ from jaxir.models.t5 import T5Config
 from jaxir.partitioning import MeshConfig
 from jaxir.training import state as state_lib
 from jaxir.training.checkpoints import Checkpoints
-from jaxir.training.distributed import maybe_initialize_distributed, wait_for_all
+from jaxir.training.distributed import maybe_initialize_distributed, together, wait_for_all
 from jaxir.training.optimizers import AdamW
 
 # 16 MB, and all of it can be split; the settings are those of a large model.
@@ -47,6 +35,7 @@ T5 = T5Config(
     remat=True,
 )
 CONFIG = DualEncoderConfig(backbone=T5)
+TOKENIZER = Path(__file__).parent.parent / "golden" / "bert"
 
 
 def transferred(what: str) -> int:
@@ -93,7 +82,6 @@ def as_in_the_file(loaded, params: dict[str, LazyArray]) -> bool:
 
 
 def main(output: Path) -> None:
-    maybe_initialize_distributed()
     partitioner = MeshConfig(fsdp=4).build()
     model = stored.initialize(CONFIG, seed=0, partitioner=partitioner)
     params = nnx.to_pure_dict(nnx.state(model))
@@ -140,9 +128,18 @@ def main(output: Path) -> None:
     loaded = nnx.to_pure_dict(nnx.state(stored.build(source, partitioner)))
     report["read"], report["largest read"] = sum(asked), max(asked)
     report["as in the file"] = as_in_the_file(loaded["encoder"], encoder.params)
+
+    before = transferred("wchar")
+    settings = EncoderSettings(query_max_length=8, passage_max_length=8)
+    model_dir.save(output / "saved", model, Tokenizer.load(TOKENIZER), settings)
+    report["written of the model"] = transferred("wchar") - before
+    again = model_dir.load(str(output / "saved"), mesh=partitioner)
+    report["same after loading"] = total(nnx.to_pure_dict(nnx.state(again.model))) == total(params)
+    report["fingerprint"] = again.fingerprint
     (output / f"memory-{jax.process_index()}.json").write_text(json.dumps(report))
-    wait_for_all("all is told")  # lest one wait for the other at the door in vain
 
 
 if __name__ == "__main__":
-    main(options.output)
+    maybe_initialize_distributed()
+    with together():
+        main(Path(sys.argv[1]))

@@ -1,25 +1,13 @@
 """Trains on meshes and on one device, and tells how far apart they end; run by test_global_batch.py.
 
-usage: shard_worker.py --devices=8 --output=DIR
-       with JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID: one of several processes
+usage: shard_worker.py OUTPUT, as `launch` of conftest.py starts it
 """
 
-import argparse
 import functools
 import json
 import os
+import sys
 from pathlib import Path
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--devices", type=int, required=True)
-    parser.add_argument("--output", type=Path, required=True)
-    options = parser.parse_args()
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    os.environ["XLA_FLAGS"] = (
-        f"--xla_force_host_platform_device_count={options.devices}"
-        " --xla_cpu_collective_call_terminate_timeout_seconds=300"  # for a busy machine
-    )
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +25,7 @@ from jaxir.models.t5 import T5Config
 from jaxir.objectives.contrastive import KEYS, Contrastive
 from jaxir.partitioning import MeshConfig
 from jaxir.training import state as state_lib
-from jaxir.training.distributed import maybe_initialize_distributed
+from jaxir.training.distributed import maybe_initialize_distributed, together
 from jaxir.training.optimizers import Adafactor, BuiltOptimizer
 
 # Every size is another number, so that a shape in a compiled program tells what it is.
@@ -250,4 +238,5 @@ def main(output: Path) -> None:
 
 if __name__ == "__main__":
     maybe_initialize_distributed()
-    main(options.output)
+    with together():
+        main(Path(sys.argv[1]))

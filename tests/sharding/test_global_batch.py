@@ -27,7 +27,7 @@ RUNS = [
 
 
 @pytest.fixture(scope="module")
-def reports(tmp_path_factory, launch):
+def reports(tmp_path_factory, launch, finish):
     """What the processes found, by number of processes: a list of one report for each."""
     base = tmp_path_factory.getbasetemp()
     root = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base  # one for all of pytest's workers
@@ -37,12 +37,9 @@ def reports(tmp_path_factory, launch):
         if not (output / "done").exists():
             output.mkdir(exist_ok=True)
             for count in (1, 2):
-                processes = launch(
-                    "shard_worker.py", f"--devices={8 // count}", f"--output={output}", processes=count
-                )
-                for process in processes:
-                    _, errors = process.communicate(timeout=400)
-                    assert process.returncode == 0, errors
+                started = launch(worker.__file__, str(output), processes=count, devices=8 // count)
+                ended = finish(started)
+                assert [status for status, _ in ended] == [0] * count, ended
             (output / "done").touch()
     found = {
         count: [json.loads((output / f"report-{count}-{i}.json").read_text()) for i in range(count)]

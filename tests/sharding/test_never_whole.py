@@ -21,15 +21,13 @@ MESH = MeshConfig(data=1, fsdp=2, tensor=2)
 
 
 @pytest.fixture(scope="module")
-def reports(tmp_path_factory, launch):
+def reports(tmp_path_factory, launch, finish):
     output = tmp_path_factory.mktemp("memory")
-    for process in launch("memory_worker.py", "--devices=2", f"--output={output}", processes=2):
-        _, errors = process.communicate(timeout=300)
-        assert process.returncode == 0, errors
+    ended = finish(launch(worker.__file__, str(output), processes=2, devices=2))
+    assert [status for status, _ in ended] == [0, 0], ended
     return [json.loads((output / f"memory-{i}.json").read_text()) for i in range(2)]
 
 
-@pytest.mark.slow
 def test_a_process_holds_writes_and_restores_its_half(reports):
     for report in reports:
         assert report["model"] > 12e6
@@ -41,12 +39,19 @@ def test_a_process_holds_writes_and_restores_its_half(reports):
         assert report["same after restoring"] and report["laid out as planned"]
 
 
-@pytest.mark.slow
 def test_a_process_reads_its_part_of_a_safetensors_file(reports):
     for report in reports:
         assert report["read"] == pytest.approx(report["model"] / 2, rel=0.01)
         assert report["largest read"] < report["model"] / 30
         assert report["as in the file"]
+
+
+def test_a_process_writes_its_half_of_a_model_directory(reports):
+    first, second = reports
+    for report in reports:
+        assert 0.3 * report["model"] < report["written of the model"] < 0.6 * report["model"]
+        assert report["same after loading"]
+    assert len(first["fingerprint"]) == 64 and first["fingerprint"] == second["fingerprint"]
 
 
 def test_new_parameters_are_computed_part_by_part():

@@ -1,18 +1,96 @@
-"""A run in several processes, killed and preempted, goes on with other processes on another mesh."""
+"""`python -m jaxir.train` in two processes: interrupted, resumed with others, stopped by one of them."""
 
 import json
 import signal
-import sys
 import time
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "training"))
-import tiny_run
+from jaxir import cli
+from jaxir.interop import model_dir
 
-STEPS = 30
+# Most of the time processes start; the limit is for a busy machine.
+pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("few_optimizations")]
+STEPS, PAIRS = 30, 64
+RECIPE = """
+from __gin__ import dynamic_registration
+from jaxir import partitioning
+from jaxir import train
+from jaxir.data import pair_sources
+from jaxir.interop import build
+from jaxir.losses import samtone
+from jaxir.models import bert
+from jaxir.models import dual_encoder
+from jaxir.objectives import contrastive
+from jaxir.training import optimizers
+import paced
+{imports}
+
+train.train.model = @build.FromScratch()
+build.FromScratch.tokenizer = "{tokenizer}"
+build.FromScratch.query_max_length = 8
+build.FromScratch.passage_max_length = 12
+build.FromScratch.config = @dual_encoder.DualEncoderConfig()
+dual_encoder.DualEncoderConfig.backbone = @bert.BertConfig()
+bert.BertConfig.vocab_size = 100
+bert.BertConfig.embed_dim = 16
+bert.BertConfig.num_layers = 1
+bert.BertConfig.num_heads = 2
+bert.BertConfig.mlp_dim = 32
+bert.BertConfig.max_positions = 12
+train.train.objective = @contrastive.Contrastive()
+contrastive.Contrastive.loss = @samtone.samtone
+samtone.samtone.temperature = 0.05
+train.train.data = @paced.Paced()
+paced.Paced.source = {source}
+train.train.dev = @dev/pair_sources.JsonlPairs()
+dev/pair_sources.JsonlPairs.path = "{data}"
+train.train.optimizer = @optimizers.AdamW()
+optimizers.AdamW.learning_rate = 3e-4
+optimizers.AdamW.warmup_steps = 3
+train.train.mesh = @partitioning.MeshConfig()
+train.train.batch_size = 8
+train.train.steps = {steps}
+train.train.log_every = 1
+train.train.eval_every = 10
+train.train.checkpoint_every = 7
+"""
+JSONL = """@train/pair_sources.JsonlPairs()
+train/pair_sources.JsonlPairs.path = "{data}"
+"""
+SEQIO = """@seqio_pairs.SeqioPairs()
+seqio_pairs.SeqioPairs.mixture = @local_files.jsonl_pairs()
+local_files.jsonl_pairs.path = "{data}"
+"""
+TOKENIZER = Path(__file__).parent.parent / "golden" / "bert"
+
+
+@pytest.fixture
+def pairs(tmp_path) -> Path:
+    """A file of pairs."""
+    words = ["apple", "banana", "cherry", "dune", "ember", "fjord", "grove", "harbour", "iris", "jade"]
+    rng = np.random.default_rng(0)
+    rows = [rng.choice(words, 4) for _ in range(PAIRS)]
+    lines = [{"query": f"{' '.join(r[:2])} {i}", "passage": f"{' '.join(r)} {i}"} for i, r in enumerate(rows)]
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def recipe(directory: Path, data: str | Path, *, source: str = JSONL, imports: str = "") -> str:
+    """Writes a recipe and returns the flag that names it."""
+    path = directory / "recipe.gin"
+    filled = {"data": data, "source": source.format(data=data), "imports": imports}
+    path.write_text(RECIPE.format(**filled, tokenizer=TOKENIZER, steps=STEPS))
+    return f"--gin_file={path}"
+
+
+def command(recipe: str, run_dir: Path, mesh: dict[str, int]) -> list[str]:
+    sizes = [f"--gin.MeshConfig.{axis}={size}" for axis, size in mesh.items()]
+    return ["-m", "jaxir.train", recipe, f"--output_dir={run_dir}", *sizes]
 
 
 def log(run_dir) -> list[dict]:
@@ -33,19 +111,29 @@ def saved_steps(run_dir) -> list[int]:
     return sorted(int(p.name) for p in (run_dir / "checkpoints").iterdir() if p.name.isdigit())
 
 
-def finish(processes) -> list[tuple[int, str]]:
-    return [(p.wait(timeout=120), p.communicate()[1]) for p in processes]
+def assert_same_course(ours: Path, theirs: Path, tolerance: float):
+    """Compares the losses, dev metrics and parameters of two finished runs."""
+    lines = [[x for x in log(run) if "checkpoint" not in x] for run in (ours, theirs)]
+    for line, expected in zip(*lines, strict=True):
+        names = [n for n in expected if n not in ("time", "examples_per_second")]
+        near = pytest.approx({n: expected[n] for n in names}, rel=tolerance, abs=tolerance)
+        assert {n: line[n] for n in names} == near
+    assert len({x["loss"] for x in lines[1] if "loss" in x}) == STEPS
+    models = [model_dir.read(str(run))[0].params for run in (ours, theirs)]
+    assert models[0].keys() == models[1].keys()
+    for name, value in models[1].items():
+        np.testing.assert_allclose(models[0][name], value, atol=tolerance, err_msg=name)
 
 
-def test_a_killed_and_preempted_run_ends_as_an_uninterrupted_one(tmp_path, launch):
-    run_dir = tmp_path / "run"
+def test_a_killed_and_preempted_run_ends_as_an_uninterrupted_one(tmp_path, launch, finish, pairs, capfd):
+    run_dir, flag = tmp_path / "run", recipe(tmp_path, pairs)
 
-    def start(mesh: dict[str, int], *, processes: int, delay: float = 0.0):
-        flags = [f"--run_dir={run_dir}", f"--mesh={json.dumps(mesh)}", f"--delay={delay}", "--devices=4"]
-        return launch("life_worker.py", *flags, processes=processes, JAXIR_HEARTBEAT_SECONDS="10")
+    def start(mesh: dict[str, int]):
+        settings = {"PACE": "0.1", "JAXIR_HEARTBEAT_SECONDS": "10"}
+        return launch(*command(flag, run_dir, mesh), processes=2, devices=2, **settings)
 
     # One of two processes is killed: the other ends, soon and with a sentence.
-    two = start({"slices": 2, "data": 2, "fsdp": 2}, processes=2, delay=0.1)
+    two = start({"slices": 2, "fsdp": 2})
     wait_for_step(two, run_dir, 9)
     two[1].kill()
     began = time.monotonic()
@@ -56,7 +144,7 @@ def test_a_killed_and_preempted_run_ends_as_an_uninterrupted_one(tmp_path, launc
     assert 7 in saved_steps(run_dir)
 
     # One of two is preempted: both save the same step, on another mesh than before.
-    two = start({"fsdp": 8}, processes=2, delay=0.1)
+    two = start({"fsdp": 4})
     wait_for_step(two, run_dir, 12)
     two[1].send_signal(signal.SIGTERM)
     (code, errors), (preempted, other) = finish(two)
@@ -66,25 +154,53 @@ def test_a_killed_and_preempted_run_ends_as_an_uninterrupted_one(tmp_path, launc
     assert [x["step"] for x in log(run_dir) if "loss" in x] == list(range(1, last + 1))
     assert f"step {last}/{STEPS}" in errors and "step" not in other  # only the first process tells
 
-    # One process with half the devices ends the run.
-    [(code, errors)] = finish(start({"data": 2, "fsdp": 2}, processes=1))
-    assert code == 0 and f"resuming {run_dir} at step {last}" in errors, errors
+    # One process, this one, ends the run.
+    assert cli.main("jaxir.train:train", command(flag, run_dir, {"data": 2, "fsdp": 2})[2:]) == 0
+    assert f"resuming {run_dir} at step {last}" in capfd.readouterr().err
     assert (run_dir / "COMPLETE").exists()
 
-    tiny_run.run(tmp_path / "uninterrupted", mesh={"data": 1})
-    lines = [[x for x in log(run) if "checkpoint" not in x] for run in (run_dir, tmp_path / "uninterrupted")]
-    for ours, theirs in zip(*lines, strict=True):
-        names = [n for n in theirs if n not in ("time", "examples_per_second")]
-        expected = {n: theirs[n] for n in names}
-        assert {n: ours[n] for n in names} == pytest.approx(expected, rel=1e-5, abs=1e-5)
-    assert len({x["loss"] for x in lines[1] if "loss" in x}) == STEPS
+    whole = tmp_path / "uninterrupted"
+    assert cli.main("jaxir.train:train", command(flag, whole, {"data": jax.device_count()})[2:]) == 0
+    assert_same_course(run_dir, whole, 1e-5)
 
 
-def test_a_process_that_fails_takes_the_others_with_it(tmp_path, launch):
+@pytest.mark.slow
+def test_a_preempted_run_on_seqio_data_ends_as_an_uninterrupted_one(tmp_path, launch, finish, pairs):
+    imports = "from jaxir.data import seqio_pairs\nfrom tasks import local_files"
+    flag = recipe(tmp_path, pairs, source=SEQIO, imports=imports)
+
+    def start(run_dir: Path, pace: float = 0.0):
+        return launch(*command(flag, run_dir, {"fsdp": 2}), processes=2, devices=1, PACE=str(pace))
+
+    run_dir, whole = tmp_path / "run", tmp_path / "whole"
+    two = start(run_dir, pace=0.1)
+    wait_for_step(two, run_dir, 9)
+    two[0].send_signal(signal.SIGTERM)
+    assert [status for status, _ in finish(two)] == [143, 143]
+    assert 9 <= saved_steps(run_dir)[-1] < STEPS
+    for directory in (run_dir, whole):
+        ended = finish(start(directory))
+        assert [status for status, _ in ended] == [0, 0], ended
+    assert_same_course(run_dir, whole, 1e-7)
+
+
+def test_what_one_process_lacks_ends_all_with_one_sentence(tmp_path, launch, finish, pairs):
+    folders = [tmp_path / "first", tmp_path / "second"]
+    for folder in folders:
+        folder.mkdir()
+    pairs.rename(folders[0] / pairs.name)
+    flags = command(recipe(tmp_path, pairs.name), tmp_path / "run", {"fsdp": 2})
+    (first, told), (second, own) = finish(launch(*flags, processes=2, devices=1, folders=folders))
+    assert (first, second) == (1, 1)
+    assert own == "error: pairs.jsonl: no such file or directory\n"
+    assert told.count("error: ") == 1 and "process 1 stopped (pairs.jsonl: no such file or directory)" in told
+    assert "Traceback" not in told
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_all_lack_ends_all_with_one_sentence(tmp_path, launch, finish, pairs):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "notes").write_text("not a run")
-    mesh = json.dumps({"fsdp": 2})
-    flags = [f"--run_dir={tmp_path / 'run'}", f"--mesh={mesh}", "--devices=1"]
-    for code, errors in finish(launch("life_worker.py", *flags, processes=2)):
+    flags = command(recipe(tmp_path, pairs), tmp_path / "run", {"fsdp": 2})
+    for code, errors in finish(launch(*flags, processes=2, devices=1)):
         assert code == 1 and "is not a training run" in errors
-    assert jax.process_count() == 1

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from jaxir import cli
-from jaxir.errors import UserError
 from jaxir.interop import model_dir
-from jaxir.training.checkpoints import check_run_dir
 
 MODEL = Path(__file__).parent.parent / "golden" / "bert"
 RECIPE = """
@@ -123,8 +121,3 @@ def test_a_run_is_not_resumed_with_another_binding_of_its_loss(tmp_path, recipe,
     assert "temperature=0.05" in (error := capsys.readouterr().err) and "not Contrastive" in error
     assert in_process(*flags) == 0
     assert "was already complete: 6 steps" in capsys.readouterr().out
-
-
-def test_a_bucket_is_refused_before_anything_is_read():
-    with pytest.raises(UserError, match="must be a directory"):
-        check_run_dir(Path("gs://bucket/run"))

@@ -12,7 +12,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def quiet_orbax() -> Iterator[None]:
-    """Keeps Orbax from printing the tracebacks of errors that `Checkpoints` reports in one sentence.
+    """Keeps Orbax from printing the tracebacks of errors that are reported in one sentence.
 
     It logs them, lets them end its threads, and abandons coroutines that raise when they are collected.
     """

@@ -1,0 +1,55 @@
+"""Parameters written one at a time, so that what is at rest need not fit into the host's memory."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from jaxir.interop import stores
+from jaxir.interop.lazy import LazyArray
+from jaxir.interop.quiet import quiet_orbax
+
+_CHUNK_BYTES = 1 << 26  # who reads a part of an array decompresses whole chunks
+
+
+def write_params(directory: Path, tree: Mapping[str, Any]) -> None:
+    """Writes nested dicts of float32 arrays, on the host or at rest, as Orbax writes those on the host.
+
+    Args:
+      directory: a new local one.
+      tree: the arrays.
+
+    Raises:
+      UserError: they cannot be written (a full disk, say).
+    """
+    handler = _OneByOne(deepcopy_host_arrays=False)
+    types = ocp.type_handlers.create_type_handler_registry(
+        (LazyArray, handler),
+        (np.ndarray, handler),
+        (jax.Array, ocp.type_handlers.ArrayHandler()),  # of which there is none; Orbax warns without
+    )
+    chunks = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES), tree)
+    with quiet_orbax(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler(type_handler_registry=types)) as writer:
+        saved = ocp.args.PyTreeSave(tree, save_args=chunks)
+        stores.attempt(
+            "the parameters could not be written", lambda: writer.save(directory.absolute(), args=saved)
+        )
+
+
+class _OneByOne(ocp.type_handlers.NumpyHandler):
+    """Reads an array when its turn comes, and the next one when it is written."""
+
+    async def serialize(
+        self,
+        values: Sequence[np.ndarray | LazyArray],
+        infos: Sequence[ocp.type_handlers.ParamInfo],
+        args: Sequence[ocp.SaveArgs] | None = None,
+    ) -> list[Any]:
+        for value, info, arg in zip(values, infos, args or [ocp.SaveArgs()] * len(values), strict=True):
+            whole = np.asarray(value, np.float32)
+            for writing in await super().serialize([whole], [info], [arg]):
+                writing.result()
+        return []

@@ -1,0 +1,94 @@
+"""Models at rest are written array by array: a host's memory need not hold one whole."""
+
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from jaxir.data.tokenizer import Tokenizer
+from jaxir.errors import UserError
+from jaxir.interop import model_dir, sentence_transformers, stored, t5x
+from jaxir.interop.lazy import LazyArray
+from jaxir.interop.stored import EncoderSettings, StoredModel
+from jaxir.interop.weights import write_tensors
+from jaxir.models.dual_encoder import DualEncoderConfig
+from jaxir.models.t5 import T5Config
+
+T5 = T5Config(vocab_size=100, embed_dim=32, num_layers=5, num_heads=2, head_dim=16, mlp_dim=48)
+TOKENIZER = Path(__file__).parent.parent / "golden" / "bert"
+
+
+@pytest.fixture
+def at_rest():
+    """A model at rest, and the most bytes of its arrays that were in memory at one time."""
+    most, alive = [0], []
+
+    def lazy(value: np.ndarray) -> LazyArray:
+        def read(index):
+            part = value[index].copy()
+            alive[:] = [x for x in alive if x() is not None] + [weakref.ref(part)]
+            most[0] = max(most[0], sum(x().nbytes for x in alive))
+            return part
+
+        return LazyArray(value.shape, read)
+
+    rng = np.random.default_rng(0)
+    config = DualEncoderConfig(backbone=T5)
+    shapes = stored.model_shapes(config)
+    model = StoredModel(
+        config=config,
+        params={name: lazy(rng.normal(size=shape).astype(np.float32)) for name, shape in shapes.items()},
+        tokenizer=Tokenizer.load(TOKENIZER),
+        settings=EncoderSettings(query_max_length=8, passage_max_length=8),
+    )
+    return model, most
+
+
+def write_st(directory, model):
+    directory.mkdir()
+    sentence_transformers.write(directory, model, tower="query")
+
+
+@pytest.mark.parametrize(
+    ("write", "spec"),
+    [(model_dir.write, "{}"), (write_st, "st:{}"), (t5x.write, "t5x:{}")],
+    ids=["jaxir", "sentence_transformers", "t5x"],
+)
+def test_few_arrays_are_in_memory_at_a_time(tmp_path, at_rest, write, spec, capfd):
+    model, most = at_rest
+    write(tmp_path / "out", model)
+    sizes = [4 * value.size for value in model.params.values()]
+    assert max(sizes) <= most[0] <= 2 * max(sizes) < sum(sizes) / 4
+    told = capfd.readouterr()
+    assert told.err == told.out == ""
+    written, fingerprint = model_dir.read(spec.format(tmp_path / "out"))
+    for name, value in model.params.items():
+        np.testing.assert_array_equal(written.params[name], np.asarray(value), err_msg=name)
+    if fingerprint is not None:
+        assert fingerprint == stored.fingerprint(model)
+
+
+def test_a_file_of_tensors_is_the_one_that_the_library_writes(tmp_path):
+    rng = np.random.default_rng(0)
+    tensors = {
+        name: rng.normal(size=shape).astype(np.float32)
+        for name, shape in {"b.weight": (3, 5), "a": (7,), "b.bias": (), "none": (0, 4)}.items()
+    }
+    write_tensors(tmp_path / "ours", tensors | {"b.weight": tensors["b.weight"].copy("F")})
+    safetensors.numpy.save_file(tensors, tmp_path / "theirs", metadata={"format": "pt"})
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
+
+
+def test_nothing_is_left_where_an_array_cannot_be_read(tmp_path, at_rest):
+    model, _ = at_rest
+    broken = dict(model.params)
+
+    def fail(index):
+        raise OSError("gone")
+
+    broken["encoder.norm.scale"] = LazyArray(broken["encoder.norm.scale"].shape, fail)
+    with pytest.raises(UserError, match="the parameters could not be written: gone"):
+        model_dir.write(tmp_path / "out", StoredModel(**vars(model) | {"params": broken}))
+    assert list(tmp_path.iterdir()) == []

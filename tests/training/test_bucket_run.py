@@ -1,0 +1,241 @@
+"""Runs in a bucket, in real processes, against a local server that speaks Cloud Storage's protocol."""
+
+import json
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+import bucket_server
+
+from jaxir import files
+from jaxir.errors import UserError
+from jaxir.interop import model_dir, stores
+
+MODEL = Path(__file__).parent.parent / "golden" / "bert"
+TINY_RUN = Path(__file__).parent / "tiny_run.py"
+COMMITTED = "commit_success.txt"
+RECIPE = """
+from __gin__ import dynamic_registration
+from jaxir import train
+from jaxir.data import pair_sources
+from jaxir.interop import build
+from jaxir.objectives import contrastive
+
+train.train.model = @build.Pretrained()
+build.Pretrained.source = "hf:{model}"
+build.Pretrained.query_max_length = 8
+build.Pretrained.passage_max_length = 8
+train.train.objective = @contrastive.Contrastive()
+train.train.data = @pair_sources.JsonlPairs()
+train.train.dev = @pair_sources.JsonlPairs()
+pair_sources.JsonlPairs.path = "{data}/pairs.jsonl"
+train.train.steps = 8
+train.train.batch_size = 8
+train.train.checkpoint_every = 2
+train.train.eval_every = 4
+train.train.log_every = 1
+"""
+
+
+@pytest.fixture
+def bucket():
+    with bucket_server.serve() as served:
+        yield served
+
+
+@pytest.fixture
+def start(bucket, compile_cache):
+    """Starts Python with arguments in a process that knows the bucket; none outlives the test."""
+    quick = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "true", "XLA_FLAGS": ""}
+    environment = compile_cache | bucket.environment | quick
+    started = []
+
+    def process(*arguments: str) -> subprocess.Popen:
+        started.append(
+            subprocess.Popen(
+                [sys.executable, *arguments],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+        return started[-1]
+
+    yield process
+    for one in started:
+        if one.poll() is None:
+            one.kill()
+            one.communicate()
+
+
+@pytest.fixture
+def recipe(tmp_path) -> Path:
+    words = ["apple", "banana", "cherry", "dune", "ember", "fjord", "grove", "harbour", "iris", "jade"]
+    rng = np.random.default_rng(0)
+    rows = [rng.choice(words, 4) for _ in range(24)]
+    lines = [{"query": f"{a} {b} {i}", "passage": f"{a} {b} {c} {i}"} for i, (a, b, c, _) in enumerate(rows)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    path = tmp_path / "recipe.gin"
+    path.write_text(RECIPE.format(model=MODEL, data=tmp_path))
+    return path
+
+
+def download(bucket, prefix: str, directory: Path) -> Path:
+    """Copies what is below a prefix into a directory."""
+    for name in bucket.names(f"{prefix}/"):
+        path = directory / name.removeprefix(f"{prefix}/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bucket[name])
+    return directory
+
+
+def arrays(run_dir: Path, step: int) -> dict[tuple[str, ...], np.ndarray]:
+    """Reads the parameters and the optimizer's state of a checkpoint."""
+    found = {}
+    for item in ("params", "opt_state"):
+        directory = str(run_dir / "checkpoints" / str(step) / item)
+        specs = stores.orbax_specs(directory, stores.read(directory, stores.ORBAX_INDEX))
+        opened = stores.open_arrays(item, {"/".join(keys): spec for keys, spec in specs.items()})
+        found |= {(item, name): value[()] for name, value in opened.items()}
+    return found
+
+
+def logged(run_dir: Path) -> list[tuple]:
+    lines = [json.loads(line) for line in (run_dir / "log.jsonl").read_text().splitlines()]
+    return [(x["step"], x.get("loss"), x.get("dev/nDCG@10")) for x in lines if "checkpoint" not in x]
+
+
+def saved_steps(run_dir: Path) -> list[int]:
+    return sorted(int(p.name) for p in (run_dir / "checkpoints").iterdir() if p.name.isdigit())
+
+
+def assert_same_run(ours: Path, theirs: Path, step: int) -> None:
+    assert saved_steps(ours) == saved_steps(theirs)
+    found, expected = arrays(ours, step), arrays(theirs, step)
+    assert found.keys() == expected.keys() and len(found) > 40
+    for name, value in expected.items():
+        assert np.array_equal(found[name], value), name
+    assert logged(ours) == logged(theirs)
+    for name in ("COMPLETE", "run.json", "checkpoints/best.json"):
+        assert (ours / name).read_text() == (theirs / name).read_text()
+    assert list((ours / "tensorboard").glob("events.*"))
+
+
+def test_a_run_in_a_bucket_outlives_kill_9_amid_saving_and_is_a_model(bucket, start, recipe, tmp_path):
+    train = f"train --gin_file={recipe} --output_dir="
+
+    # From the first array of checkpoint 6 on the bucket takes nothing; there the process is killed.
+    amid_saving = threading.Event()
+
+    def admit(name: str) -> bool:
+        if name.startswith("runs/a/checkpoints/6/params/ocdbt.process_0/d/"):
+            amid_saving.set()
+        return not amid_saving.is_set()
+
+    bucket.admit = admit
+    process = start("-c", bucket_server.COMMANDS, f"{train}gs://bucket/runs/a")
+    while not amid_saving.wait(0.05):
+        assert process.poll() is None, process.communicate()[0]
+    process.kill()
+    process.communicate()
+    bucket.admit = lambda name: True
+    half_written = bucket.names("runs/a/checkpoints/6/")
+    assert half_written and f"runs/a/checkpoints/6/{COMMITTED}" not in half_written
+    kept = {name.split("/")[3] for name in bucket.names("runs/a/checkpoints/") if name.endswith(COMMITTED)}
+    assert kept == {"2", "4"}
+    # Checkpoint 4, whole by its mark, is damaged.
+    damaged = [name for name in bucket.names("runs/a/checkpoints/4/params/") if "/d/" in name]
+    assert damaged
+    for name in damaged:
+        bucket.put(name, bytes(len(bucket[name])))
+
+    process = start(
+        "-c",
+        bucket_server.COMMANDS,
+        f"{train}gs://bucket/runs/a",
+        f"{train}{tmp_path}/local",
+        f"convert --source=gs://bucket/runs/a --output={tmp_path}/model",
+    )
+    output, _ = process.communicate()
+    assert output.count("exit status 0") == 3, output
+    assert output.splitlines()[-1] == "False", "TensorFlow was imported"
+    for said in (
+        "warning: checkpoint 4 is broken",
+        "moved to gs://bucket/runs/a/broken/4, an earlier one is used",
+        "resuming gs://bucket/runs/a at step 2",
+        "gs://bucket/runs/a is complete: 8 steps; best nDCG@10",
+    ):
+        assert said in output
+    assert set(bucket.names("runs/a/broken/")) >= {n.replace("/checkpoints/", "/broken/") for n in damaged}
+    ours, local = download(bucket, "runs/a", tmp_path / "copy"), tmp_path / "local"
+    assert_same_run(ours, local, step=8)
+    for name in ("jaxir.json", "config.gin", "tokenizer/tokenizer.json"):
+        assert (ours / name).read_bytes() == (local / name).read_bytes()
+    assert model_dir.load(f"{tmp_path}/model").fingerprint == model_dir.load(f"{local}").fingerprint
+
+
+def test_a_bucket_out_of_reach_costs_one_sentence_within_seconds(bucket, monkeypatch):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        nobody = f"http://127.0.0.1:{free.getsockname()[1]}"
+    monkeypatch.setattr(files, "BUCKET_SECONDS", 1.0)
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", bucket.url)
+    files.check_bucket(files.path_of("gs://bucket/run"), writing=True)
+    with pytest.raises(UserError, match="gs://other/run: there is no bucket other"):
+        files.check_bucket(files.path_of("gs://other/run"), writing=True)
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", nobody)
+    before = time.monotonic()
+    with pytest.raises(UserError, match=r"the bucket cannot be reached \(connection refused\)"):
+        files.check_bucket(files.path_of("gs://bucket/run"))
+    assert time.monotonic() - before < 10
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST")
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    monkeypatch.setenv("CLOUDSDK_CONFIG", "/nowhere")
+    with pytest.raises(UserError, match="no Google credentials here; run `gcloud auth"):
+        files.check_bucket(files.path_of("gs://bucket/run"), writing=True)
+    for wrong in ("gs://", "s3://bucket/run"):
+        with pytest.raises(UserError, match="gs://BUCKET/PATH"):
+            files.path_of(wrong)
+
+
+def test_without_gcsfs_a_bucket_costs_one_sentence(monkeypatch):
+    files._prepare_gcsfs.cache_clear()
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises(UserError, match=r"gcsfs is needed to reach a bucket: pip install 'jaxir\[gcs\]'"):
+        files.path_of("gs://bucket/run")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_signals_at_any_moment_change_nothing(bucket, start, tmp_path):
+    seed = random.SystemRandom().randint(0, 10**6)
+    print("seed", seed)
+    rng = random.Random(seed)
+
+    def run(run_dir: str) -> subprocess.Popen:
+        return start(str(TINY_RUN), f"--run_dir={run_dir}", '--settings={"steps": 20}')
+
+    output, _ = (process := run(f"{tmp_path}/local")).communicate()
+    assert process.returncode == 0, output
+    for number, after in ((signal.SIGKILL, 7), (signal.SIGTERM, 14)):
+        process = run("gs://bucket/run")
+        while not bucket.names(f"run/checkpoints/{after}/") and process.poll() is None:
+            time.sleep(0.005)
+        time.sleep(rng.uniform(0, 0.5))
+        process.send_signal(number)
+        output, _ = process.communicate()
+        assert process.returncode in (0, 143, -9), output
+        print(number.name, process.returncode, bucket.names("run/checkpoints/")[-1:])
+    output, _ = (process := run("gs://bucket/run")).communicate()
+    assert process.returncode == 0, output
+    assert_same_run(download(bucket, "run", tmp_path / "copy"), tmp_path / "local", step=20)
