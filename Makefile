@@ -3,6 +3,7 @@
 # make test         lint and tests
 # make format       rewrite the sources as `make lint` wants them
 # make constraints  refresh constraints.txt from .venv
+# make sidecar      what the tests of BM25 need (200 MB to fetch, in .pytest_cache/)
 # make plan-tools   the TPU compiler for `jaxir.train --plan=v5p:4x4x4` (220 MB to fetch, in .plan-tools/)
 
 PYTHON ?= python3
@@ -22,7 +23,7 @@ else
   INSTALL := $(RUN) -m pip install --quiet --progress-bar off --disable-pip-version-check
 endif
 
-.PHONY: install quickstart test test-all lint format constraints plan-tools clean
+.PHONY: install quickstart test test-all lint format constraints sidecar plan-tools clean
 install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
@@ -36,11 +37,15 @@ $(STAMP): pyproject.toml constraints.txt
 quickstart: $(STAMP)
 	$(RUN) -m jaxir.quickstart --output=quickstart
 
-test: lint
+test: lint sidecar
 	$(RUN) -m pytest -n 2 --dist=worksteal -q -m "not slow"
 
-test-all: lint
+test-all: lint sidecar
 	JAXIR_ALL_TESTS=1 $(RUN) -m pytest -n 2 --dist=worksteal -q
+
+# Pyserini and its Java, where the tests look for them; users get theirs on first use.
+sidecar: $(STAMP)
+	XDG_CACHE_HOME=$(CURDIR)/.pytest_cache/xdg $(RUN) -m jaxir.sidecar install
 
 lint: $(STAMP)
 	$(RUN) -m ruff check .

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from jaxir import cli
 from jaxir.errors import UserError
+
+if TYPE_CHECKING:
+    from jaxir.retrieval.index import Index
 
 
 def search(
@@ -17,6 +20,9 @@ def search(
     k: int | None = None,
     dtype: Literal["float32", "bfloat16"] = "float32",
     on_bad_input: Literal["stop", "skip"] = "stop",
+    k1: float | None = None,
+    b: float | None = None,
+    feedback: Literal["rm3", "rocchio"] | None = None,
 ) -> None:
     """Search an index: a file of queries into a TREC run, one question, or questions typed at it.
 
@@ -24,19 +30,23 @@ def search(
 
     Args:
       index: the index directory.
-      model: the model that encodes queries (default: the one recorded in the index).
+      model: the model that encodes queries (default: the one recorded in the index; a lucene index needs
+        none).
       query: one question.
       queries: queries.jsonl[.gz] (_id, text); needs --output.
       output: the run file of --queries.
       k: how many documents for each query (default: 100 with --queries, else 5).
       dtype: type of the model's matrix products.
       on_bad_input: stop at the first malformed line of --queries, or skip and count them.
+      k1: for a lucene index, how soon more occurrences of a word stop to count (default: 0.9).
+      b: for a lucene index, how much a document's length counts, from 0 to 1 (default: 0.4).
+      feedback: for a lucene index, expand queries by words of the first 10 documents found.
     """
     from jaxir.data.sources import read_queries
     from jaxir.retrieval.console import answer, converse
-    from jaxir.retrieval.dual_encoder import DualEncoder
     from jaxir.retrieval.index import load_index
     from jaxir.retrieval.runs import write_run
+    from jaxir.retrieval.searcher import Searcher
 
     if (queries is None) != (output is None):
         raise UserError("--queries and --output go together: a file of queries gives a run file")
@@ -47,20 +57,32 @@ def search(
         raise UserError(f"--k must be at least 1, not {k}")
     asked = list(read_queries(queries, on_bad_input)) if queries is not None else []
     loaded = load_index(index)
-    model = model or loaded.info.model
-    if model is None:
-        raise UserError(f"{index} does not say which model made it: give --model")
-    encoder = DualEncoder.load(model, dtype=dtype)
-    loaded.require_model(encoder.fingerprint, model)
+    if (k1, b, feedback) != (None, None, None):
+        loaded = _ranked(loaded, k1, b, feedback)
+    searcher = Searcher.open(loaded, model=model, dtype=dtype)
     if queries is not None:
-        scores, ids = loaded.search(encoder.encode_queries([q.text for q in asked]), k)
+        scores, ids = searcher.search([q.text for q in asked], k, show_progress=True)
         run = {q.id: list(zip(ids[i], scores[i], strict=False)) for i, q in enumerate(asked)}
         write_run(output, run)
         print(f"{output}: {len(run):,} queries, {sum(map(len, ids)):,} answers")
     elif query is not None:
-        print(answer(loaded, encoder, query, k))
+        print(answer(searcher, query, k))
     else:
-        converse(loaded, encoder, k)
+        converse(searcher, k)
+
+
+def _ranked(
+    index: Index, k1: float | None, b: float | None, feedback: Literal["rm3", "rocchio"] | None
+) -> Index:
+    """Returns a lucene index as these flags want it searched."""
+    from jaxir.retrieval.lucene import LuceneIndex
+    from jaxir.sidecar.settings import Bm25, Rm3, Rocchio
+
+    if not isinstance(index, LuceneIndex):
+        raise UserError(f"--k1, --b and --feedback are for a lucene index, not for {index.info.engine}")
+    given = {name: value for name, value in (("k1", k1), ("b", b)) if value is not None}
+    methods = {"rm3": Rm3(), "rocchio": Rocchio(), None: None}
+    return index.ranked_by(Bm25(**given), methods[feedback])
 
 
 if __name__ == "__main__":

@@ -16,13 +16,15 @@ MAY_IMPORT = {
     "data": set(),
     "objectives": {"losses", "models"},
     "interop": {"models", "data"},
-    "retrieval": {"models", "data", "interop"},
+    "sidecar": {"cli"},  # its own command
+    "retrieval": {"models", "data", "interop", "sidecar"},
     "evaluation": {"models", "data", "interop", "retrieval"},
     "training": {"losses", "models", "data", "objectives", "interop", "retrieval", "evaluation"},
     "planning": {"models", "interop", "training"},
     "experiments": {"models", "data", "interop", "retrieval", "evaluation"},
+    "serving": {"data", "interop", "retrieval"},
 }
-LAZY = ("tensorflow", "seqio", "tensorflow_datasets", "scann", "matplotlib", "sklearn")
+LAZY = ("tensorflow", "seqio", "tensorflow_datasets", "scann", "matplotlib", "sklearn", "gcsfs", "jnius")
 
 
 def project_imports(path: Path) -> set[str]:

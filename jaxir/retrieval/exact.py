@@ -11,7 +11,14 @@ import numpy as np
 
 from jaxir.errors import UserError
 from jaxir.retrieval.documents import Documents
-from jaxir.retrieval.index import Embeddings, Index, IndexInfo, Similarity, checked, descending_ranks
+from jaxir.retrieval.index import (
+    Embeddings,
+    IndexInfo,
+    Similarity,
+    VectorIndex,
+    checked,
+    descending_ranks,
+)
 from jaxir.retrieval.npy import write_npy
 
 BLOCK = 16_384  # vectors compared at a time
@@ -19,7 +26,7 @@ QUERY_BLOCK = 1024  # queries compared at a time: at most [1024, 16384] scores a
 NO_RANK = np.iinfo(np.int32).max
 
 
-class ExactIndex(Index):
+class ExactIndex(VectorIndex):
     """All inner products, in float32; the answers are exact and so are their ties.
 
     Vectors stay where they are (in memory, or in memory-mapped files) and are read block by block; on an

@@ -1,8 +1,9 @@
 """What every index can do, and the directory it is saved in.
 
-An index directory holds `index.json` (engine, similarity, dimension, count, the model and its fingerprint),
-`ids.json` (ids, in the order of the rows), the engine's own files and, where a corpus was given, the
-documents for display.
+Some engines search vectors (`VectorIndex`), some the words of a question; `Index.query_kind` says which, and
+`retrieval.searcher.Searcher` asks either with texts. An index directory holds `index.json` (engine,
+similarity, dimension, count, the model and its fingerprint), `ids.json` (ids, in the order of the rows), the
+engine's own files and, where a corpus was given, the documents for display.
 """
 
 import abc
@@ -12,7 +13,7 @@ import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from beartype import beartype
@@ -21,13 +22,22 @@ from jaxtyping import Float, jaxtyped
 from jaxir.errors import UserError
 from jaxir.files import atomic_directory
 from jaxir.retrieval.documents import Documents
-from jaxir.retrieval.embeddings import StoredEmbeddings
+
+if TYPE_CHECKING:
+    from jaxir.retrieval.embeddings import StoredEmbeddings
 
 Similarity = Literal["cosine", "dot"]
+# What a query is: a row of a matrix [Q, D], a text, or a dict of a learned sparse model's token weights.
+QueryKind = Literal["vectors", "texts", "weights"]
 # A matrix [N, D], or several that follow each other, for example the memory-mapped shards of an EMB_DIR.
 Embeddings = np.ndarray | Sequence[np.ndarray]
 
-ENGINES = {"exact": "jaxir.retrieval.exact:ExactIndex", "scann": "jaxir.retrieval.scann_index:ScannIndex"}
+ENGINES = {
+    "exact": "jaxir.retrieval.exact:ExactIndex",
+    "scann": "jaxir.retrieval.scann_index:ScannIndex",
+    "lucene": "jaxir.retrieval.lucene:LuceneIndex",
+    "lucene_impact": "jaxir.retrieval.lucene:LuceneImpactIndex",
+}
 FORMAT = 1
 
 
@@ -37,8 +47,8 @@ class IndexInfo:
 
     Attributes:
       engine: a key of `ENGINES`.
-      similarity: "cosine" or "dot".
-      dimension: D.
+      similarity: "cosine" or "dot" of vectors; "bm25" or "impact" of terms.
+      dimension: D; 0 where there are no vectors.
       count: N.
       fingerprint: of the model that made the vectors; None where they came from elsewhere.
       model: the model as it was named to `encode`; None likewise.
@@ -46,7 +56,7 @@ class IndexInfo:
     """
 
     engine: str
-    similarity: Similarity
+    similarity: Literal["cosine", "dot", "bm25", "impact"]
     dimension: int
     count: int
     fingerprint: str | None = None
@@ -55,41 +65,37 @@ class IndexInfo:
 
 
 class Index(abc.ABC):
-    """N vectors under string ids, searched by inner product or cosine.
-
-    Build one with `ExactIndex.build` or `ScannIndex.build`, read one with `load_index`.
+    """N documents under string ids, searched for the nearest of each query. Read one with `load_index`.
 
     Attributes:
+      engine: its name, a key of `ENGINES`.
+      query_kind: what `search` takes.
       info: what index.json says.
       ids: the N ids, in the order of the rows.
       documents: titles and texts by id, or None.
     """
 
     engine: ClassVar[str]
+    query_kind: ClassVar[QueryKind]
 
     def __init__(self, info: IndexInfo, ids: list[str], documents: Documents | None = None):
         self.info, self.ids, self.documents = info, ids, documents
 
-    @classmethod
     @abc.abstractmethod
-    def build(
-        cls,
-        embeddings: Embeddings,
-        ids: Sequence[str],
-        *,
-        similarity: Similarity = "cosine",
-        fingerprint: str | None = None,
-        model: str | None = None,
-    ) -> "Index":
-        """Makes an index of vectors [N, D] (one array, or shards of it) under N distinct ids.
+    def search(self, queries: Any, k: int) -> tuple[np.ndarray, list[list[str]]]:
+        """Returns the nearest documents of each query, best first.
+
+        Args:
+          queries: Q of what `query_kind` says: an array [Q, D], a list of texts, or a list of dicts.
+          k: how many.
+
+        Returns:
+          (float32 scores [Q, K], for each query at most K ids), K = min(k, N). An engine that finds fewer
+          for a query gives fewer ids and fills up its scores with -inf.
 
         Raises:
-          UserError: no vectors, ids that are not distinct or not N, or vectors that are not finite.
+          UserError: k < 1, or the queries do not fit the index.
         """
-
-    @abc.abstractmethod
-    def _search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, list[list[str]]]:
-        """`search` with k <= N and queries as they are compared (normalised for cosine)."""
 
     @abc.abstractmethod
     def _save_engine(self, directory: Path) -> None:
@@ -101,36 +107,6 @@ class Index(abc.ABC):
         cls, directory: Path, info: IndexInfo, ids: list[str], documents: Documents | None
     ) -> "Index":
         """Reads what `_save_engine` wrote."""
-
-    @jaxtyped(typechecker=beartype)
-    def search(
-        self, queries: Float[np.ndarray, "Q D"], k: int
-    ) -> tuple[Float[np.ndarray, "Q K"], list[list[str]]]:
-        """Returns the nearest documents of each query, best first.
-
-        Documents of equal score stand in descending order of id, as trec_eval ranks them.
-
-        Args:
-          queries: vectors [Q, D] from the query tower of the model that made the index.
-          k: how many.
-
-        Returns:
-          (float32 scores [Q, K], for each query K ids), K = min(k, N). An approximate engine that finds
-          fewer for a query gives fewer ids and fills up its scores with -inf.
-
-        Raises:
-          UserError: the vectors have another dimension than the index, or k < 1.
-        """
-        if k < 1:
-            raise UserError(f"k must be at least 1, not {k}")
-        if queries.shape[1] != self.info.dimension:
-            raise UserError(
-                f"the queries have {queries.shape[1]} dimensions and the index {self.info.dimension}:"
-                " they come from different models"
-            )
-        if self.info.similarity == "cosine":
-            queries = normalize(queries)
-        return self._search(np.ascontiguousarray(queries, np.float32), min(k, self.info.count))
 
     def require_model(self, fingerprint: str, name: str | None = None) -> None:
         """Checks that queries encoded by a model may be searched here.
@@ -156,12 +132,82 @@ class Index(abc.ABC):
           UserError: the directory exists, or the corpus lacks a document of the index.
         """
         with atomic_directory(directory) as aside:
-            (aside / "ids.json").write_text(json.dumps(self.ids, ensure_ascii=False), encoding="utf-8")
             self._save_engine(aside)
             if corpus is not None:
                 Documents.write(aside, corpus, self.ids)
-            content = {"format": FORMAT, **dataclasses.asdict(self.info)}
-            (aside / "index.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+            describe(aside, self.info, self.ids)
+
+
+class VectorIndex(Index):
+    """N vectors [N, D], searched by inner product or cosine.
+
+    Build one with `ExactIndex.build` or `ScannIndex.build`.
+    """
+
+    query_kind = "vectors"
+
+    @classmethod
+    @abc.abstractmethod
+    def build(
+        cls,
+        embeddings: Embeddings,
+        ids: Sequence[str],
+        *,
+        similarity: Similarity = "cosine",
+        fingerprint: str | None = None,
+        model: str | None = None,
+    ) -> "VectorIndex":
+        """Makes an index of vectors [N, D] (one array, or shards of it) under N distinct ids.
+
+        Raises:
+          UserError: no vectors, ids that are not distinct or not N, or vectors that are not finite.
+        """
+
+    @abc.abstractmethod
+    def _search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, list[list[str]]]:
+        """`search` with k <= N and queries as they are compared (normalised for cosine)."""
+
+    @jaxtyped(typechecker=beartype)
+    def search(
+        self, queries: Float[np.ndarray, "Q D"], k: int
+    ) -> tuple[Float[np.ndarray, "Q K"], list[list[str]]]:
+        """Returns the nearest documents of each query, best first.
+
+        Documents of equal score stand in descending order of id, as trec_eval ranks them.
+
+        Args:
+          queries: vectors [Q, D] from the query tower of the model that made the index.
+          k: how many.
+
+        Returns:
+          (float32 scores [Q, K], for each query K ids), K = min(k, N). An approximate engine that finds
+          fewer for a query gives fewer ids and fills up its scores with -inf.
+
+        Raises:
+          UserError: the vectors have another dimension than the index, or k < 1.
+        """
+        check_k(k)
+        if queries.shape[1] != self.info.dimension:
+            raise UserError(
+                f"the queries have {queries.shape[1]} dimensions and the index {self.info.dimension}:"
+                " they come from different models"
+            )
+        if self.info.similarity == "cosine":
+            queries = normalize(queries)
+        return self._search(np.ascontiguousarray(queries, np.float32), min(k, self.info.count))
+
+
+def check_k(k: int) -> None:
+    """Raises a UserError where `k` documents cannot be asked for."""
+    if k < 1:
+        raise UserError(f"k must be at least 1, not {k}")
+
+
+def describe(directory: Path, info: IndexInfo, ids: Sequence[str]) -> None:
+    """Writes what `load_index` reads beside the engine's own files."""
+    (directory / "ids.json").write_text(json.dumps(ids, ensure_ascii=False), encoding="utf-8")
+    content = {"format": FORMAT, **dataclasses.asdict(info)}
+    (directory / "index.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def load_index(directory: str | Path) -> Index:
@@ -189,18 +235,21 @@ def load_index(directory: str | Path) -> Index:
     return engine(info.engine)._load_engine(directory, info, ids, Documents.open(directory, ids))
 
 
-def build_index(stored: StoredEmbeddings, *, backend: str, model: str | None = None) -> Index:
+def build_index(stored: "StoredEmbeddings", *, backend: str, model: str | None = None) -> VectorIndex:
     """Builds an index of what `encode` wrote.
 
     Args:
       stored: from `open_embeddings`.
-      backend: a key of `ENGINES`.
+      backend: a key of `ENGINES` whose index takes vectors.
       model: the model for queries, where it is not the one that encoded the passages.
 
     Raises:
       UserError: there is no such backend, or it is not installed.
     """
-    return engine(backend).build(
+    index_class = engine(backend)
+    if not issubclass(index_class, VectorIndex):
+        raise UserError(f"the {backend} engine takes a corpus, not embeddings")
+    return index_class.build(
         stored.shards,
         stored.ids,
         similarity=stored.info.similarity,

@@ -20,3 +20,14 @@ def write_npy(file: IO[bytes], parts: Sequence[np.ndarray]) -> None:
     for part in parts:
         for at in range(0, len(part), 65_536):
             file.write(np.ascontiguousarray(part[at : at + 65_536]).data)
+
+
+def gather(shards: Sequence[np.ndarray], rows: np.ndarray) -> np.ndarray:
+    """Returns the vectors of `rows`, which count through all shards, as float32 [len(rows), D]."""
+    starts = np.cumsum([0, *map(len, shards)])
+    of_shard = np.searchsorted(starts, rows, side="right") - 1
+    found = np.empty((len(rows), shards[0].shape[1]), np.float32)
+    for shard in np.unique(of_shard):
+        there = of_shard == shard
+        found[there] = shards[shard][rows[there] - starts[shard]]
+    return found

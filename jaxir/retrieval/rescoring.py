@@ -11,6 +11,7 @@ from jaxir.errors import UserError
 from jaxir.progress import progress
 from jaxir.retrieval.embeddings import StoredEmbeddings
 from jaxir.retrieval.index import normalize
+from jaxir.retrieval.npy import gather
 from jaxir.retrieval.runs import Run, rank
 
 QUERY_BLOCK = 1024  # queries encoded at a time
@@ -66,7 +67,7 @@ def score_candidates(
             vectors = encoder.encode_queries([queries[query_id] for query_id in block])
             for query_id, vector in zip(block, _comparable(vectors, info.similarity), strict=True):
                 doc_ids = wanted[query_id]
-                found = _gather(embeddings.shards, np.array([rows[d] for d in doc_ids], np.int64))
+                found = gather(embeddings.shards, np.array([rows[d] for d in doc_ids], np.int64))
                 scores = _comparable(found, info.similarity) @ vector
                 scored[query_id] = dict(zip(doc_ids, scores.tolist(), strict=True))
                 bar.update()
@@ -75,14 +76,3 @@ def score_candidates(
 
 def _comparable(vectors: np.ndarray, similarity: str) -> np.ndarray:
     return normalize(vectors) if similarity == "cosine" else vectors
-
-
-def _gather(shards: list[np.ndarray], rows: np.ndarray) -> np.ndarray:
-    """Returns the vectors of `rows`, which count through all shards, as [len(rows), D]."""
-    starts = np.cumsum([0, *map(len, shards)])
-    found = np.empty((len(rows), shards[0].shape[1]), np.float32)
-    of_shard = np.searchsorted(starts, rows, side="right") - 1
-    for shard in np.unique(of_shard):
-        there = of_shard == shard
-        found[there] = shards[shard][rows[there] - starts[shard]]
-    return found

@@ -1,16 +1,18 @@
-"""Approximate search with ScaNN: a partition tree, anisotropic hashing, and exact reordering of the best.
+"""Approximate search with ScaNN: a partition tree, anisotropic hashing, and reordering of the best.
 
 Guo et al., "Accelerating large-scale inference with anisotropic vector quantization", 2020.
 """
 
 import contextlib
+import dataclasses
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -18,26 +20,31 @@ from jaxir.errors import UserError
 from jaxir.retrieval.documents import Documents
 from jaxir.retrieval.index import (
     Embeddings,
-    Index,
     IndexInfo,
     Similarity,
+    VectorIndex,
     checked,
     descending_ranks,
     normalize,
 )
 
+Storage = Literal["float32", "bfloat16", "int8"]
 ASSETS = "scann"
 # Below this a brute-force pass is as fast as the tree, and exact.
 BRUTE_FORCE_UP_TO = 20_000
 TRAINING_SAMPLE = 250_000
+BLOCK = 16_384  # vectors normalised at a time
+# Documents in the leaves searched, for each that is asked for: below this even a perfect tree misses some.
+LEAF_DOCUMENTS_PER_ANSWER = 40
 
 
-class ScannIndex(Index):
-    """A ScaNN searcher that can be saved and loaded in another process.
+class ScannIndex(VectorIndex):
+    """A ScaNN searcher that can be saved and loaded in another process, and changed.
 
-    Vectors are partitioned into 2 sqrt(N) leaves; a query looks into the nearest 100, or an eighth of them
-    where that is more, scores their vectors by 4-bit codes of two dimensions each, and compares the best of
-    these exactly. Up to 20,000 vectors there is no tree: all are compared.
+    Vectors are partitioned into 2 sqrt(N) leaves; a query looks into the nearest of them, scores their
+    vectors by 4-bit codes of two dimensions each, and compares the best of these again by the stored vectors.
+    Up to 20,000 vectors there is no tree: all are compared. How many leaves and how many candidates, is 1/8
+    and 200 unless `tuning.tune` finds less to be enough.
     """
 
     engine = "scann"
@@ -56,55 +63,127 @@ class ScannIndex(Index):
         similarity: Similarity = "cosine",
         fingerprint: str | None = None,
         model: str | None = None,
+        storage: Storage = "float32",
     ) -> "ScannIndex":
+        """As `VectorIndex.build`.
+
+        Of memory-mapped shards no copy is made in memory but ScaNN's own, of 4, 2 or 1 bytes a number.
+
+        Args:
+          embeddings: as there.
+          ids: as there.
+          similarity: as there.
+          fingerprint: as there.
+          model: as there.
+          storage: of the vectors that decide the order of the answers. bfloat16 and int8 cost some recall.
+        """
         scann = _scann()
         shards, ids = checked(embeddings, ids, similarity)
-        vectors = np.concatenate(shards)
-        if similarity == "cosine":
-            vectors = normalize(vectors)
         settings = cls.settings_for(len(ids))
-        builder = scann.builder(vectors, 10, "dot_product")
-        if settings:
-            builder = builder.tree(
-                num_leaves=settings["leaves"],
-                num_leaves_to_search=settings["leaves_to_search"],
-                training_sample_size=min(len(ids), TRAINING_SAMPLE),
-            )
-            builder = builder.score_ah(2, anisotropic_quantization_threshold=0.2)
-            builder = builder.reorder(settings["reorder"])
-        else:
-            builder = builder.score_brute_force()
+        with _quiet(), _contiguous(shards, similarity) as vectors:
+            builder = scann.builder(vectors, 10, "dot_product")
+            if settings:
+                builder = builder.tree(
+                    num_leaves=settings["leaves"],
+                    num_leaves_to_search=settings["leaves_to_search"],
+                    training_sample_size=min(len(ids), TRAINING_SAMPLE),
+                )
+                builder = builder.score_ah(2, anisotropic_quantization_threshold=0.2)
+                builder = builder.reorder(settings["reorder"], _reorder_type(storage))
+            else:
+                builder = builder.score_brute_force(_reorder_type(storage))
+            searcher = builder.build()
         info = IndexInfo(
             engine=cls.engine,
             similarity=similarity,
-            dimension=vectors.shape[1],
+            dimension=shards[0].shape[1],
             count=len(ids),
             fingerprint=fingerprint,
             model=model,
-            settings=settings,
+            settings=settings | {"storage": storage},
         )
-        with _quiet():
-            return cls(info, ids, None, builder.build())
+        return cls(info, ids, None, searcher)
 
     @staticmethod
-    def settings_for(count: int) -> dict[str, int]:
+    def settings_for(count: int) -> dict[str, Any]:
         """Returns leaves, leaves searched and candidates reordered for `count` vectors; {}: brute force."""
         if count <= BRUTE_FORCE_UP_TO:
             return {}
         leaves = round(2 * count**0.5)
         return {"leaves": leaves, "leaves_to_search": max(100, leaves // 8), "reorder": 200}
 
+    def with_settings(self, **changes: Any) -> "ScannIndex":
+        """Returns an index over the same searcher that searches with other settings (see `settings_for`)."""
+        settings = self.info.settings | changes
+        return ScannIndex(
+            dataclasses.replace(self.info, settings=settings), self.ids, self.documents, self._searcher
+        )
+
+    def add(self, embeddings: Embeddings, ids: Sequence[str]) -> None:
+        """Adds vectors [M, D] under new ids; they go into the leaves there are.
+
+        Raises:
+          UserError: as `build`, or an id that is there already.
+        """
+        shards, new = checked(embeddings, ids, self.info.similarity)
+        if shards[0].shape[1] != self.info.dimension:
+            raise UserError(
+                f"the new vectors have {shards[0].shape[1]} dimensions and the index {self.info.dimension}"
+            )
+        if there := set(new) & set(self.ids):
+            raise UserError(f"document {min(there)!r} is in the index already ({len(there)} are)")
+        self._changed_ids()
+        for shard in shards:
+            for at in range(0, len(shard), BLOCK):
+                vectors = np.array(shard[at : at + BLOCK])
+                if self.info.similarity == "cosine":
+                    vectors = normalize(vectors)
+                self._searcher.upsert(new[: len(vectors)], vectors)
+                new = new[len(vectors) :]
+        self._take_ids()
+
+    def delete(self, ids: Sequence[str]) -> None:
+        """Removes documents.
+
+        Raises:
+          UserError: an id that is not there, or no document would be left.
+        """
+        if unknown := set(ids) - set(self.ids):
+            raise UserError(f"there is no document {min(unknown)!r} to delete ({len(unknown)} are not there)")
+        if len(set(ids)) == len(self.ids):
+            raise UserError("no document would be left")
+        self._changed_ids()
+        self._searcher.delete(list(dict.fromkeys(ids)))
+        self._take_ids()
+
+    def _changed_ids(self) -> None:
+        """Gives ScaNN's wrapper the ids, which it keeps in the order of its rows while it changes them."""
+        self._searcher.docids = list(self.ids)
+        self._searcher.docid_to_id = {doc_id: row for row, doc_id in enumerate(self.ids)}
+
+    def _take_ids(self) -> None:
+        """Takes the ids back: it would pickle them, and translate every answer."""
+        self.ids = self._searcher.docids
+        self._searcher.docids = None
+        self.info = dataclasses.replace(self.info, count=len(self.ids))
+        self._ranks = descending_ranks(self.ids)
+
     def _search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, list[list[str]]]:
         scores = np.full([len(queries), k], -np.inf, np.float32)
         ids: list[list[str]] = []
         if not len(queries):
             return scores, ids
-        candidates = {}
-        if self.info.settings:
-            candidates = {"pre_reorder_num_neighbors": max(self.info.settings["reorder"], 4 * k)}
-            if 4 * k > self.info.count // 8:  # so many answers may lie in any of the leaves
-                candidates["leaves_to_search"] = self.info.settings["leaves"]
-        found, values = self._searcher.search_batched_parallel(queries, final_num_neighbors=k, **candidates)
+        settings, candidates = self.info.settings, {}
+        if "leaves" in settings:
+            least = -(-LEAF_DOCUMENTS_PER_ANSWER * k * settings["leaves"] // self.info.count)
+            candidates = {
+                "pre_reorder_num_neighbors": max(settings["reorder"], 4 * k),
+                "leaves_to_search": min(settings["leaves"], max(settings["leaves_to_search"], least)),
+            }
+        # One query is answered in the calling thread: to wake others costs more than they save.
+        one = len(queries) == 1
+        search = self._searcher.search_batched if one else self._searcher.search_batched_parallel
+        found, values = search(queries, final_num_neighbors=k, **candidates)
         for row, (at, value) in enumerate(zip(found, values, strict=True)):
             real = np.isfinite(value) & (at < self.info.count)
             at, value = at[real].astype(np.int64), np.asarray(value[real], np.float32)
@@ -128,12 +207,49 @@ class ScannIndex(Index):
         cls, directory: Path, info: IndexInfo, ids: list[str], documents: Documents | None
     ) -> "ScannIndex":
         scann = _scann()
+        if list((directory / ASSETS).glob("*.pkl")):
+            raise UserError(
+                f"{directory} is not an index of ours: it holds a pickle, which could run anything"
+            )
         try:
             with _quiet():
                 searcher = scann.load_searcher(str((directory / ASSETS).resolve()))
         except (ValueError, RuntimeError, OSError) as error:
             raise UserError(f"{directory} is a damaged index: {error}") from None
         return cls(info, ids, documents, searcher)
+
+
+@contextlib.contextmanager
+def _contiguous(shards: Sequence[np.ndarray], similarity: Similarity) -> Iterator[np.ndarray]:
+    """Yields the vectors [N, D] as one array, of length 1 for cosine, in memory only where they were.
+
+    One shard that is ready is taken as it is; else they go through a file that nobody else sees.
+    """
+    ready = similarity == "dot" or all(
+        np.abs(np.linalg.norm(shard[at : at + BLOCK], axis=1) - 1).max() < 1e-5
+        for shard in shards
+        for at in range(0, len(shard), BLOCK)
+    )
+    if ready and len(shards) == 1:
+        yield shards[0]
+        return
+    # Beside the shards there is room for such a file, while the system's own directory may be in memory.
+    mapped = getattr(shards[0], "filename", None)
+    near = Path(mapped).parent if mapped and os.access(Path(mapped).parent, os.W_OK) else None
+    with tempfile.TemporaryFile(dir=near) as file:
+        for shard in shards:
+            for at in range(0, len(shard), BLOCK):  # written, not mapped: a full disk is then told
+                part = shard[at : at + BLOCK]
+                file.write(np.ascontiguousarray(part if ready else normalize(part), np.float32).data)
+        file.flush()
+        shape = (sum(map(len, shards)), shards[0].shape[1])
+        yield np.memmap(file, np.float32, "r", shape=shape)
+
+
+def _reorder_type(storage: Storage) -> Any:
+    from scann.scann_ops.py.scann_builder import ReorderType
+
+    return ReorderType[storage.upper()]
 
 
 @contextlib.contextmanager

@@ -1,0 +1,242 @@
+"""BM25 and impact search with Lucene, in the Pyserini sidecar, behind the interface of every index."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from jaxir.data.lines import OnBadInput, Policy
+from jaxir.data.sources import read_corpus
+from jaxir.errors import UserError
+from jaxir.files import atomic_directory
+from jaxir.progress import progress
+from jaxir.retrieval.documents import Documents
+from jaxir.retrieval.index import Index, IndexInfo, check_k, describe
+from jaxir.sidecar.client import Hits, Sidecar, shared
+from jaxir.sidecar.settings import PYSERINI_BM25, Bm25, LuceneDocument, Rm3, Rocchio
+
+Fields = Literal["flat", "multifield"]
+FILES = "lucene"
+# Java's String.trim takes these for nothing, and Anserini leaves out a document that is nothing else.
+BLANK = "".join(map(chr, range(33)))
+# Anserini also leaves out a document without contents whatever its other fields hold; of this word, which is
+# a stop word, Lucene indexes nothing.
+NOTHING = "the"
+
+
+class _LuceneIndex(Index):
+    """What the two Lucene engines have in common: files that Lucene searches where they lie."""
+
+    def __init__(
+        self,
+        info: IndexInfo,
+        ids: list[str],
+        documents: Documents | None,
+        directory: Path,
+        sidecar: Sidecar | None = None,
+    ):
+        super().__init__(info, ids, documents)
+        self._directory, self._sidecar = directory, sidecar or shared()
+
+    def _save_engine(self, directory: Path) -> None:
+        shutil.copytree(self._directory, directory / FILES)
+
+    @classmethod
+    def _load_engine(
+        cls, directory: Path, info: IndexInfo, ids: list[str], documents: Documents | None
+    ) -> _LuceneIndex:
+        if not any((directory / FILES).glob("segments_*")):
+            raise UserError(f"{directory} is a damaged index: it has no Lucene files")
+        return cls(info, ids, documents, directory / FILES)
+
+
+class LuceneIndex(_LuceneIndex):
+    """BM25 over a corpus, as Pyserini does it: Porter stemming, Lucene's 33 English stop words.
+
+    "flat" indexes title and text as one field, "multifield" as two whose scores are added with equal weights
+    (the two BM25 baselines of BEIR). Scores are Pyserini's: rounded to 1e-4, ties apart by 1e-6 in ascending
+    order of document id. Above 32 that is less than float32 can tell; what stays equal stands in
+    descending order of id, as trec_eval ranks it.
+
+    Build one with `build_lucene_index`.
+    """
+
+    engine = "lucene"
+    query_kind = "texts"
+    _bm25: Bm25 = PYSERINI_BM25
+    _feedback: Rm3 | Rocchio | None = None
+
+    def ranked_by(self, bm25: Bm25 = PYSERINI_BM25, feedback: Rm3 | Rocchio | None = None) -> LuceneIndex:
+        """Returns this index as searched with other parameters than BM25's default ones.
+
+        Raises:
+          UserError: feedback on a multifield index.
+        """
+        if feedback is not None and self.info.settings["fields"] != "flat":
+            raise UserError("feedback expands queries of a flat index; this one is multifield")
+        other = LuceneIndex(self.info, self.ids, self.documents, self._directory, self._sidecar)
+        other._bm25, other._feedback = bm25, feedback
+        return other
+
+    def search(self, queries: Sequence[str], k: int) -> tuple[np.ndarray, list[list[str]]]:
+        """Returns the documents that share a word with each query, best first.
+
+        Args:
+          queries: Q texts, taken as bags of words.
+          k: how many documents for each.
+
+        Returns:
+          (float32 scores [Q, K], for each query at most K ids), K = min(k, N). Missing
+          documents of a query have scores of -inf.
+        """
+        check_k(k)
+        k = min(k, self.info.count)
+        fields = {"contents": 1.0, "title": 1.0} if self.info.settings["fields"] == "multifield" else None
+        with progress(total=len(queries), what="searching", unit="queries") as bar:
+            hits = self._sidecar.search(
+                self._directory,
+                queries,
+                k,
+                bm25=self._bm25,
+                feedback=self._feedback,
+                fields=fields,
+                on_progress=lambda count: bar.update(count - bar.n),
+            )
+        return _as_arrays(hits, k)
+
+
+class LuceneImpactIndex(_LuceneIndex):
+    """Inner products of learned sparse vectors (DeepImpact, uniCOIL, SPLADE) with whole-number weights.
+
+    Build one with `build_impact_index`.
+    """
+
+    engine = "lucene_impact"
+    query_kind = "weights"
+
+    def search(self, queries: Sequence[Mapping[str, int]], k: int) -> tuple[np.ndarray, list[list[str]]]:
+        """Returns the documents of the greatest inner product with each query's {token: weight}.
+
+        Returns:
+          As `LuceneIndex.search`.
+
+        Raises:
+          UserError: a weight is not a whole number above 0.
+        """
+        check_k(k)
+        for number, query in enumerate(queries):
+            _check_vector(f"query {number}", query)
+        k = min(k, self.info.count)
+        return _as_arrays(self._sidecar.search_impact(self._directory, queries, k), k)
+
+
+def build_lucene_index(
+    corpus: str | Path,
+    output: str | Path,
+    *,
+    fields: Fields = "flat",
+    on_bad_input: Policy = "stop",
+    sidecar: Sidecar | None = None,
+) -> LuceneIndex:
+    """Indexes a corpus.jsonl[.gz] in a new directory, with its documents for display.
+
+    Documents with neither title nor text are left out, as Pyserini does.
+
+    Args:
+      corpus: the corpus file.
+      output: the index directory; it appears only when whole.
+      fields: "flat" (title, a space and text in one field) or "multifield".
+      on_bad_input: stop at the first malformed line, or skip and count them.
+      sidecar: the sidecar that does it; None takes the one of this process.
+
+    Raises:
+      UserError: the output exists, the corpus is malformed or empty, or the sidecar cannot be used.
+    """
+    ids: list[str] = []
+    collector = OnBadInput(on_bad_input)
+
+    def documents() -> Iterator[LuceneDocument]:
+        ids.clear()
+        for document in read_corpus(corpus, collector):
+            if not document.contents.strip(BLANK):
+                continue
+            ids.append(document.id)
+            if fields == "flat":
+                yield LuceneDocument(document.id, document.contents)
+            else:
+                contents = document.text if document.text.strip(BLANK) else NOTHING
+                yield LuceneDocument(document.id, contents, {"title": document.title})
+
+    sidecar = sidecar or shared()
+    extra = ("title",) if fields == "multifield" else ()
+    with atomic_directory(output) as aside:
+        with progress(what="indexing", unit="documents") as bar:
+            sidecar.index(
+                aside / FILES, documents, fields=extra, on_progress=lambda count: bar.update(count - bar.n)
+            )
+        collector.report()
+        info = _info(LuceneIndex, "bm25", ids, {"fields": fields})
+        Documents.write(aside, corpus, ids)
+        describe(aside, info, ids)
+    return LuceneIndex(info, ids, Documents.open(Path(output), ids), Path(output) / FILES, sidecar)
+
+
+def build_impact_index(
+    vectors: Mapping[str, Mapping[str, int]], output: str | Path, *, sidecar: Sidecar | None = None
+) -> LuceneImpactIndex:
+    """Indexes learned sparse vectors in a new directory.
+
+    Args:
+      vectors: for each id {token: weight}; weights are whole numbers above 0 (quantised), tokens are without
+        white space.
+      output: the index directory; it appears only when whole.
+      sidecar: the sidecar that does it; None takes the one of this process.
+
+    Raises:
+      UserError: the output exists, a vector is malformed, there is none, or the sidecar cannot be used.
+    """
+    for identifier, vector in vectors.items():
+        _check_vector(f"document {identifier!r}", vector)
+    ids = [identifier for identifier, vector in vectors.items() if vector]
+    sidecar = sidecar or shared()
+    with atomic_directory(output) as aside:
+        sidecar.index_impact(aside / FILES, lambda: ((i, vectors[i]) for i in ids))
+        info = _info(LuceneImpactIndex, "impact", ids, {})
+        describe(aside, info, ids)
+    return LuceneImpactIndex(info, ids, None, Path(output) / FILES, sidecar)
+
+
+def _info(
+    engine: type[_LuceneIndex],
+    similarity: Literal["bm25", "impact"],
+    ids: list[str],
+    settings: dict[str, str],
+) -> IndexInfo:
+    if not ids:
+        raise UserError("there are no documents to index")
+    return IndexInfo(
+        engine=engine.engine, similarity=similarity, dimension=0, count=len(ids), settings=settings
+    )
+
+
+def _check_vector(name: str, vector: Mapping[str, int]) -> None:
+    for token, weight in vector.items():
+        if not isinstance(weight, int) or weight < 1:
+            raise UserError(f"{name}: the weight of {token!r} is {weight}, not a whole number above 0")
+        if token.split() != [token]:
+            raise UserError(f"{name}: the token {token!r} is empty or has white space in it")
+
+
+def _as_arrays(hits: list[Hits], k: int) -> tuple[np.ndarray, list[list[str]]]:
+    scores, ids = np.full([len(hits), k], -math.inf, np.float32), []
+    for row, found in enumerate(hits):
+        found.sort(key=lambda hit: hit[0], reverse=True)
+        found.sort(key=lambda hit: -hit[1])
+        scores[row, : len(found)] = [score for _, score in found]
+        ids.append([doc_id for doc_id, _ in found])
+    return scores, ids

@@ -1,0 +1,23 @@
+"""The command `python -m jaxir.sidecar install`."""
+
+from __future__ import annotations
+
+import sys
+
+from jaxir import cli
+
+EXAMPLE = "python -m jaxir.sidecar install"
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the one thing that this command does."""
+    if arguments[:1] == ["install"]:
+        return cli.main("jaxir.sidecar.install:install", arguments[1:], example=EXAMPLE)
+    if arguments[:1] in (["--help"], ["-h"]):
+        return cli.main("jaxir.sidecar.install:install", ["--help"], example=EXAMPLE)
+    print(f"error: say what to do: {EXAMPLE}", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

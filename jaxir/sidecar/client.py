@@ -1,0 +1,310 @@
+"""The sidecar as the rest of jaxir sees it: typed requests, and a process that is looked after."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import socket
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxir.errors import UserError
+from jaxir.sidecar import child, environment
+from jaxir.sidecar.server.protocol import Channel, Closed
+from jaxir.sidecar.settings import PYSERINI_BM25, Bm25, Hits, LuceneDocument, Rm3, Rocchio
+
+BATCH_DOCUMENTS = 512
+BATCH_CHARACTERS = 4_000_000
+BATCH_QUERIES = 256
+
+
+class Sidecar:
+    """The Pyserini process. It starts with the first request and ends with this object or this process.
+
+    Requests may come from several threads at once. A request during which the process ends (Java crashed, or
+    was killed for want of memory) is repeated once by a new one.
+
+    Args:
+      python: the Python that the process runs on; None takes the sidecar's environment, and makes it where it
+        is missing.
+    """
+
+    def __init__(self, python: Path | None = None):
+        self._python = python
+        self._lock = threading.Lock()
+        self._process: child.Process | None = None
+        self._finalizer: weakref.finalize | None = None
+
+    def __enter__(self) -> Sidecar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int | None:
+        """The process's id; None where it does not run."""
+        return self._process.popen.pid if self._process is not None else None
+
+    def close(self) -> None:
+        """Ends the process; a later request starts another."""
+        with self._lock:
+            if self._process is not None:
+                self._end()
+
+    def ping(self) -> None:
+        """Returns when the process answers, before it starts Java."""
+        self._ask({"do": "ping"})
+
+    def versions(self) -> dict[str, str]:
+        """Returns the versions of "java" and "anserini"."""
+        return self._ask({"do": "versions"})
+
+    def index(
+        self,
+        directory: str | Path,
+        documents: Callable[[], Iterable[LuceneDocument]],
+        *,
+        fields: Sequence[str] = (),
+        store: bool = False,
+        feedback: bool = True,
+        on_progress: Callable[[int], None] = lambda count: None,
+    ) -> int:
+        """Makes a BM25 index (Porter stemming, Lucene's English stop words) and returns its document count.
+
+        Args:
+          directory: where; what index is there is replaced.
+          documents: gives the documents, anew for each call. None may be without contents.
+          fields: names of the fields to index beside the contents.
+          store: whether documents are kept as a whole, for `fetch`.
+          feedback: whether document vectors are kept, for RM3 and Rocchio.
+          on_progress: called with the count so far.
+
+        Raises:
+          UserError: the index cannot be written; or what `documents` raises.
+        """
+        request = {"fields": list(fields), "impact": False, "store": store, "feedback": feedback}
+        return self._index(
+            directory,
+            request,
+            lambda: ({"id": d.id, "contents": d.contents, **d.fields} for d in documents()),
+            on_progress,
+        )
+
+    def index_impact(
+        self,
+        directory: str | Path,
+        vectors: Callable[[], Iterable[tuple[str, Mapping[str, int]]]],
+        *,
+        on_progress: Callable[[int], None] = lambda count: None,
+    ) -> int:
+        """Makes an impact index of learned sparse vectors and returns its document count.
+
+        Args:
+          directory: where; what index is there is replaced.
+          vectors: gives (id, {token: weight}), anew at each call; weights are whole numbers above 0,
+            tokens are without white space.
+          on_progress: called with the count so far.
+        """
+        request = {"fields": [], "impact": True, "store": False, "feedback": False}
+        return self._index(
+            directory,
+            request,
+            # An impact is a term's frequency, so a vector is a text that repeats each token weight times.
+            lambda: (
+                {"id": identifier, "contents": " ".join(" ".join([t] * w) for t, w in vector.items())}
+                for identifier, vector in vectors()
+            ),
+            on_progress,
+        )
+
+    def search(
+        self,
+        directory: str | Path,
+        queries: Sequence[str],
+        k: int,
+        *,
+        bm25: Bm25 = PYSERINI_BM25,
+        feedback: Rm3 | Rocchio | None = None,
+        fields: Mapping[str, float] | None = None,
+        on_progress: Callable[[int], None] = lambda count: None,
+    ) -> list[Hits]:
+        """Returns for each query its (id, score) pairs, best first, as Pyserini ranks them.
+
+        Args:
+          directory: of an index by `index`, or by Pyserini itself.
+          queries: texts, taken as bags of words; no character is special.
+          k: how many documents for each query, at most.
+          bm25: the parameters.
+          feedback: whether and how the query is expanded; None searches once.
+          fields: the fields searched and their weights; None searches the contents.
+          on_progress: called with the number of queries answered so far.
+        """
+        request: dict[str, Any] = {"do": "search", "index": _absolute(directory), "k": k, "fields": {}}
+        request |= dataclasses.asdict(bm25) | {"feedback": None, "fields": dict(fields or {})}
+        if feedback is not None:
+            request["feedback"] = {"method": type(feedback).__name__.lower(), **dataclasses.asdict(feedback)}
+        return self._search(request, list(queries), on_progress)
+
+    def search_impact(
+        self, directory: str | Path, queries: Sequence[Mapping[str, int]], k: int
+    ) -> list[Hits]:
+        """Returns for each {token: weight} the (id, score) pairs, best first; scores are inner products."""
+        request = {"do": "search_impact", "index": _absolute(directory), "k": k}
+        return self._search(request, [dict(q) for q in queries], lambda count: None)
+
+    def fetch(self, directory: str | Path, ids: Sequence[str]) -> list[LuceneDocument | None]:
+        """Returns the documents of an index made with `store`; None for an id that it has not."""
+        found = self._ask({"do": "fetch", "index": _absolute(directory), "ids": list(ids)})
+        return [d and LuceneDocument(d.pop("id"), d.pop("contents"), d) for d in found]
+
+    def _search(
+        self, request: dict[str, Any], queries: list[Any], on_progress: Callable[[int], None]
+    ) -> list[Hits]:
+        hits: list[Hits] = []
+        for at in range(0, len(queries), BATCH_QUERIES):
+            part = queries[at : at + BATCH_QUERIES]
+            found = self._ask(request | {"queries": part})
+            hits += [[(h["docid"], h["score"]) for h in found[str(n)]] for n in range(len(part))]
+            on_progress(len(hits))
+        return hits
+
+    def _index(
+        self,
+        directory: str | Path,
+        request: dict[str, Any],
+        records: Callable[[], Iterator[dict[str, str]]],
+        on_progress: Callable[[int], None],
+    ) -> int:
+        request = {"do": "index", "index": _absolute(directory), **request}
+        return self._ask(request, lambda: _batches(json.dumps(r) for r in records()), on_progress)
+
+    def _ask(
+        self,
+        request: dict[str, Any],
+        batches: Callable[[], Iterator[list[str]]] | None = None,
+        on_progress: Callable[[int], None] = lambda count: None,
+    ) -> Any:
+        for attempt in (1, 2):
+            process = self._running()
+            try:
+                return self._converse(process, request, batches() if batches else iter(()), on_progress)
+            except Closed:
+                why = self._lost(process)
+                if attempt == 1:
+                    print(f"the Pyserini sidecar ended ({why}); it is started again", file=sys.stderr)
+        options = os.environ.get("JAVA_TOOL_OPTIONS")
+        raise UserError(
+            f"the Pyserini sidecar ended twice during a request ({why}); if it wants memory, set"
+            " JAVA_TOOL_OPTIONS=-Xmx8g or as much as there is"
+            + (f" (it is set to {options!r})" if options is not None else "")
+        )
+
+    def _converse(
+        self,
+        process: child.Process,
+        request: dict[str, Any],
+        batches: Iterator[list[str]],
+        on_progress: Callable[[int], None],
+    ) -> Any:
+        with socket.socket(socket.AF_UNIX) as connection:
+            try:
+                connection.connect(str(process.directory / "socket"))
+            except OSError as error:
+                raise Closed(str(error)) from None
+            with contextlib.closing(Channel(connection)) as channel:
+                try:
+                    channel.send({"token": process.token})
+                    channel.send(request)
+                    if request["do"] == "index":
+                        _feed(channel, batches, on_progress)
+                except Closed:
+                    _raise_last_error(channel)
+                    raise
+                return _unwrapped(channel.receive(), "result")
+
+    def _running(self) -> child.Process:
+        with self._lock:
+            if self._process is None:
+                self._process = child.start(self._python or environment.require())
+                self._finalizer = weakref.finalize(self, child.end, self._process)
+            return self._process
+
+    def _lost(self, process: child.Process) -> str:
+        """Clears away a process that does not answer and returns what it said last."""
+        with self._lock:
+            if self._process is process:
+                return self._end()
+            return "another thread noticed it"
+
+    def _end(self) -> str:
+        process, self._process = self._process, None
+        self._finalizer.detach()
+        return child.end(process)
+
+
+@functools.cache
+def shared() -> Sidecar:
+    """Returns the one sidecar of this process, which all its indexes use."""
+    return Sidecar()
+
+
+def _feed(channel: Channel, batches: Iterator[list[str]], on_progress: Callable[[int], None]) -> None:
+    """Sends batches of documents; one is read from the corpus while the one before is indexed."""
+    waiting = 0
+    for batch in batches:
+        channel.send({"documents": batch})
+        waiting += 1
+        if waiting == 2:
+            on_progress(_unwrapped(channel.receive(), "progress"))
+            waiting = 1
+    if waiting:
+        on_progress(_unwrapped(channel.receive(), "progress"))
+    channel.send({"documents": []})
+
+
+def _raise_last_error(channel: Channel) -> None:
+    """Raises the error that the server told before it hung up, if it did."""
+    with contextlib.suppress(Closed):
+        while True:
+            message = channel.receive()
+            if "error" in message:
+                _unwrapped(message, "result")
+
+
+def _unwrapped(message: dict[str, Any], wanted: str) -> Any:
+    if wanted in message:
+        return message[wanted]
+    error = message.get("error", {})
+    if error.get("kind") == "unusable":
+        raise UserError(
+            f"the Pyserini sidecar cannot be used: {error['message']}; remove {environment.directory()}"
+            f" and run `{environment.COMMAND}`"
+        )
+    if error.get("kind") == "refused":
+        raise UserError(error["message"])
+    raise UserError(f"the Pyserini sidecar failed: {error.get('message', message)}")
+
+
+def _absolute(directory: str | Path) -> str:
+    return str(Path(directory).absolute())
+
+
+def _batches(lines: Iterator[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    size = 0
+    for line in lines:
+        batch.append(line)
+        size += len(line)
+        if len(batch) == BATCH_DOCUMENTS or size > BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

@@ -1,0 +1,124 @@
+"""The sidecar's own environment: Pyserini's jar, a Java runtime and a Python that sees nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from jaxir.errors import UserError
+from jaxir.files import atomic_directory
+
+REQUIREMENTS = Path(__file__).with_name("requirements.txt")
+COMMAND = "python -m jaxir.sidecar install"
+
+
+def directory() -> Path:
+    """Returns where the environment of these requirements and this Python is, or will be."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    facts = [
+        REQUIREMENTS.read_text(encoding="utf-8"),
+        *sys.version_info[:2],
+        platform.machine(),
+        sys.platform,
+    ]
+    return home / "jaxir" / f"sidecar-{hashlib.sha256(repr(facts).encode()).hexdigest()[:12]}"
+
+
+def installed() -> Path | None:
+    """Returns the environment's Python; None where there is no whole environment."""
+    python = directory() / "bin" / "python"
+    return python if os.access(python, os.X_OK) else None
+
+
+def require() -> Path:
+    """Returns the environment's Python; makes the environment, and says so, where there is none.
+
+    Raises:
+      UserError: it cannot be made.
+    """
+    python = installed()
+    if python is None:
+        print(f"the Pyserini sidecar has no environment yet; `{COMMAND}` begins", file=sys.stderr)
+        python = install()
+    return python
+
+
+def install() -> Path:
+    """Makes the environment, unless it is there; it appears only when whole and seen to work.
+
+    pip does it, with the user's own configuration of pip. Processes that install at once wait for each other.
+
+    Returns:
+      The environment's Python.
+
+    Raises:
+      UserError: there is no pip, a package cannot be had or Java does not start from it.
+    """
+    if sys.platform == "win32":
+        raise UserError("the Pyserini sidecar needs Linux or macOS (on Windows: WSL)")
+    target = directory()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(target.with_suffix(".lock")):
+        python = installed()
+        if python is not None:
+            return python
+        started = time.monotonic()
+        names = [
+            line for line in REQUIREMENTS.read_text(encoding="utf-8").splitlines() if not line.startswith("#")
+        ]
+        print(f"installing {', '.join(names)} into {target} (200 MB to fetch, 300 MB kept)", file=sys.stderr)
+        with atomic_directory(target, overwrite=True) as aside:
+            _run([sys.executable, "-m", "venv", "--clear", str(aside)], "make a virtual environment")
+            pip = [str(aside / "bin" / "python"), "-m", "pip", "install", "--no-deps", "--no-input"]
+            pip += [
+                "--progress-bar",
+                "off",
+                "--disable-pip-version-check",
+                "--requirement",
+                str(REQUIREMENTS),
+            ]
+            _run(pip, "install the sidecar's packages")
+            versions = _try(aside / "bin" / "python")
+        print(
+            f"installed in {time.monotonic() - started:.0f} s: Java {versions['java']},"
+            f" Anserini {versions['anserini']}",
+            file=sys.stderr,
+        )
+        return target / "bin" / "python"
+
+
+def _try(python: Path) -> dict[str, str]:
+    from jaxir.sidecar.client import Sidecar
+
+    with Sidecar(python) as sidecar:
+        return sidecar.versions()
+
+
+def _run(command: list[str], what: str) -> None:
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+        if done.returncode == 0:
+            return
+        output.seek(0)
+        lines = [line.strip() for line in output.read().splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("ERROR:")] or lines[-3:]
+    raise UserError(
+        f"could not {what}: {' '.join(errors) or f'exit status {done.returncode}'}"
+        f" (the command was: {' '.join(command)})"
+    )
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

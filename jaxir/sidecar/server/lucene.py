@@ -1,0 +1,184 @@
+"""What the sidecar does with Lucene: index, search, fetch. All of it through Anserini's own classes."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from . import java
+from .protocol import Channel
+
+KEPT_SEARCHERS = 8  # each has its index open, with one set of parameters
+MAX_CLAUSES = 1 << 20  # distinct words of a query; Lucene's own limit of 1,024 refuses long queries
+
+
+class Refused(Exception):
+    """A request that cannot be done as it was asked. The message says why."""
+
+
+class Lucene:
+    """Answers requests. Methods take the request's fields and may be called by several threads."""
+
+    def __init__(self) -> None:
+        java.java_class("org.apache.lucene.search.IndexSearcher").setMaxClauseCount(MAX_CLAUSES)
+        self._class = java.java_class("java.lang.Class")
+        self._json = java.java_class("com.fasterxml.jackson.databind.ObjectMapper")()
+        ascii_only = java.java_class("com.fasterxml.jackson.core.JsonGenerator$Feature").ESCAPE_NON_ASCII
+        self._json.configure(ascii_only, True)
+        ignore = java.java_class("com.fasterxml.jackson.annotation.JsonIgnoreProperties$Value")
+        fields = self._java(["lucene_document", "lucene_docid"], "java.util.HashSet")
+        scored = self._class.forName("io.anserini.search.ScoredDoc")
+        self._json.configOverride(scored).setIgnorals(ignore.forIgnoredProperties(fields))
+        self._searchers = _Searchers()
+
+    def search(
+        self,
+        index: str,
+        queries: list[str],
+        k: int,
+        k1: float,
+        b: float,
+        fields: dict[str, float],
+        feedback: dict[str, Any] | None,
+    ) -> bytes:
+        """Returns, as JSON, {number of a query: its hits} by BM25, in Pyserini's order."""
+
+        def open_searcher() -> Any:
+            searcher = java.java_class("io.anserini.search.SimpleSearcher")(index)
+            searcher.set_bm25(float(k1), float(b))
+            if feedback is not None:
+                _set_feedback(searcher, feedback)
+            return searcher
+
+        key = json.dumps([_identity(index), k1, b, feedback], sort_keys=True)
+        texts, numbers = self._java(queries), self._java([str(n) for n in range(len(queries))])
+        with self._searchers.use(key, open_searcher) as searcher:
+            if fields:
+                weights = java.java_class("java.util.HashMap")()
+                for name, weight in fields.items():
+                    weights.put(name, java.java_class("java.lang.Float")(float(weight)))
+                hits = searcher.batch_search_fields(texts, numbers, k, _threads(), weights)
+            else:
+                hits = searcher.batch_search(texts, numbers, k, _threads())
+            return self._json.writeValueAsString(hits).encode("ascii")
+
+    def search_impact(self, index: str, queries: list[dict[str, int]], k: int) -> bytes:
+        """Returns, as JSON, {number of a query: its hits} by the sum of weight times weight over tokens."""
+        weights, numbers = self._java(queries), self._java([str(n) for n in range(len(queries))])
+        open_searcher = java.java_class("io.anserini.search.SimpleImpactSearcher")
+        key = json.dumps([_identity(index), "impact"])
+        with self._searchers.use(key, lambda: open_searcher(index)) as searcher:
+            return self._json.writeValueAsString(
+                searcher.batch_search(weights, numbers, k, _threads())
+            ).encode("ascii")
+
+    def fetch(self, index: str, ids: list[str]) -> bytes:
+        """Returns, as JSON, the stored documents in the order of `ids`; null for one that is not there."""
+        open_searcher = java.java_class("io.anserini.search.SimpleSearcher")
+        key = json.dumps([_identity(index), "fetch"])
+        with self._searchers.use(key, lambda: open_searcher(index)) as searcher:
+            stored = [searcher.doc_raw(identifier) for identifier in ids]
+        return json.dumps([None if raw is None else json.loads(raw) for raw in stored]).encode("ascii")
+
+    def index(
+        self, channel: Channel, index: str, fields: list[str], impact: bool, store: bool, feedback: bool
+    ) -> bytes:
+        """Indexes the batches that come over `channel`, telling the count after each; returns it as JSON."""
+        arguments = ["-input", "", "-index", index, "-collection", "JsonCollection"]
+        arguments += ["-threads", str(_threads())]
+        arguments += ["-fields", *fields] if fields else []
+        arguments += ["-impact", "-pretokenized"] if impact else []
+        arguments += ["-storeRaw"] if store else []
+        arguments += ["-storeDocvectors"] if feedback else []
+        # The writer is private, and only it tells of a full disk and lets its memory be bounded.
+        indexer = java.java_class("io.anserini.index.SimpleIndexer", include_private=True)(arguments)
+        writer = indexer.writer
+        heap = java.java_class("java.lang.Runtime").getRuntime().maxMemory() / 1e6
+        writer.getConfig().setRAMBufferSizeMB(min(1024.0, heap / 4))
+        count = given = 0
+        try:
+            while batch := channel.receive().get("documents"):
+                given += len(batch)
+                count += indexer.addRawDocuments(batch)
+                if count < given:
+                    raise Refused(f"Lucene refused {given - count} of {given} documents{_why(writer)}")
+                channel.send({"progress": count})
+            writer.commit()
+        except BaseException:
+            with contextlib.suppress(Exception):
+                writer.rollback()
+            raise
+        indexer.close()
+        return json.dumps(count).encode("ascii")
+
+    def _java(self, value: list[Any], kind: str = "java.util.ArrayList") -> Any:
+        """Returns a Java collection of what Python has, in one call rather than one for each item."""
+        return self._json.readValue(json.dumps(value), self._class.forName(kind))
+
+
+class _Searchers:
+    """Open searchers, the latest used; one that is dropped is closed when nobody uses it any more."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: collections.OrderedDict[str, Any] = collections.OrderedDict()
+        self._users: collections.Counter[int] = collections.Counter()
+
+    @contextlib.contextmanager
+    def use(self, key: str, open_searcher: Callable[[], Any]) -> Iterator[Any]:
+        """Yields the searcher of `key`, opened now if it is not yet."""
+        with self._lock:
+            searcher = self._open.get(key)
+            if searcher is None:
+                searcher = self._open[key] = open_searcher()
+            self._open.move_to_end(key)
+            self._users[id(searcher)] += 1
+            dropped = [self._open.popitem(last=False)[1] for _ in range(len(self._open) - KEPT_SEARCHERS)]
+            for other in dropped:
+                if not self._users[id(other)]:
+                    other.close()
+        try:
+            yield searcher
+        finally:
+            with self._lock:
+                self._users[id(searcher)] -= 1
+                if not self._users[id(searcher)] and all(searcher is not s for s in self._open.values()):
+                    searcher.close()
+
+
+def _set_feedback(searcher: Any, feedback: dict[str, Any]) -> None:
+    settings = dict(feedback)
+    method = settings.pop("method")
+    if searcher.get_total_num_docs() and not searcher.reader.getTermVectors(0):
+        raise Refused("the index keeps no document vectors, which feedback needs")
+    if method == "rm3":
+        searcher.set_rm3(
+            None, settings["terms"], settings["documents"], float(settings["original_weight"]), False, True
+        )
+    else:
+        terms, documents = settings["terms"], settings["documents"]
+        weights = float(settings["alpha"]), float(settings["beta"]), 0.0
+        searcher.set_rocchio(None, terms, documents, terms, documents, *weights, False, False)
+
+
+def _identity(index: str) -> list[Any]:
+    """Returns what tells an index from another that lies in its place later."""
+    path = Path(index)
+    if not any(path.glob("segments_*")):
+        raise Refused(f"{index} is not a Lucene index")
+    return [index, path.stat().st_ino, path.stat().st_mtime_ns]
+
+
+def _threads() -> int:
+    return os.cpu_count() or 1
+
+
+def _why(writer: Any) -> str:
+    error = writer.getTragicException()
+    return f" ({error.getMessage()})" if error is not None else ""

