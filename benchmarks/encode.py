@@ -76,7 +76,7 @@ def load_texts(corpus: str | None, count: int) -> list[str]:
     else:
         from jaxir.data import pydocs
 
-        texts = [entry.document().contents for entry in pydocs.collect()]
+        texts = [entry.document.contents for entry in pydocs.collect()]
     random.Random(0).shuffle(texts)
     return texts[:count]
 

@@ -121,7 +121,8 @@ def build_parser(function: Callable[..., Any], *, prog: str, example: str) -> ar
         elif typing.get_origin(kind) is typing.Literal:
             options["choices"] = typing.get_args(kind)
         elif typing.get_origin(kind) in (list, tuple):
-            options |= {"type": lambda text: [part for part in text.split(",") if part], "metavar": "A,B,..."}
+            options |= {"type": lambda text: [part for part in text.split(",") if part], "action": "extend"}
+            options["metavar"] = "A,B,..."
         else:
             options |= {"type": kind, "metavar": kind.__name__.upper()}
         parser.add_argument(f"--{name}", **options)

@@ -6,6 +6,8 @@ import textwrap
 
 import pytest
 
+from jaxir import cli
+
 COMMAND = '''
 from typing import Literal
 import dataclasses
@@ -162,3 +164,15 @@ def test_a_bug_keeps_its_traceback(cook):
     assert code == 1
     assert "Traceback" in err
     assert "a bug" in err
+
+
+def test_a_list_may_be_repeated_and_listed():
+    def command(names: list[str] | None = None) -> int:
+        """Does it."""
+        found.append(names)
+        return 0
+
+    found: list[list[str] | None] = []
+    for given in (["--names", "a", "--names=b,c"], ["--names=a"], ["--names=b"], []):
+        assert cli.run(command, given, prog="p", example="") == 0
+    assert found == [["a", "b", "c"], ["a"], ["b"], None]

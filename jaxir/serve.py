@@ -1,0 +1,58 @@
+"""The command `python -m jaxir.serve`: indexes over HTTP, and a page to search them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Literal
+
+from jaxir import cli
+from jaxir.errors import UserError
+from jaxir.serving.limits import Limits
+
+
+def serve(
+    index: list[str],
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    model: str | None = None,
+    dtype: Literal["float32", "bfloat16"] = "float32",
+    limits: Limits | None = None,
+) -> None:
+    """Serve indexes over HTTP: /search, /encode, /healthz, a page to search at / and documentation at /docs.
+
+    With two or more indexes there is a hybrid of them all (reciprocal rank fusion). It ends in good order on
+    SIGTERM or Ctrl-C. There is no password and no encryption: whoever reaches the address can search.
+
+    Args:
+      index: index directories, each as DIR or NAME=DIR; repeat the flag or separate them by commas.
+      host: the address to listen on; by default only this machine can reach it.
+      port: the port; 0 takes a free one.
+      model: the model that encodes queries (default: the one recorded in each index).
+      dtype: type of the model's matrix products.
+      limits: what a client may ask (`jaxir.serving.limits.Limits`).
+    """
+    try:
+        from jaxir.serving import app, server
+    except ModuleNotFoundError as error:
+        raise UserError(f"{error.name} is needed to serve: pip install 'jaxir[serve]'") from error
+    from jaxir.serving.service import Service
+
+    with server.listen(host, port) as listener:
+        print(f"loading {', '.join(index)}", file=sys.stderr, flush=True)
+        service = Service.open(index, model=model, dtype=dtype, limits=limits)
+
+        def say() -> None:
+            print(f"serving on {server.url_of(listener)}", flush=True)
+            if not server.is_loopback(listener):
+                print("everybody who reaches this address can search", file=sys.stderr, flush=True)
+
+        server.run(app.build_app(service), listener, service.limits, say)
+
+
+if __name__ == "__main__":
+    raise SystemExit(
+        cli.main(
+            "jaxir.serve:serve",
+            example="python -m jaxir.serve --index=dense=index --index=bm25=lucene_index",
+        )
+    )

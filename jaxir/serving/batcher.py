@@ -1,0 +1,109 @@
+"""Work that comes one by one, done many at a time: what waits while a batch is done makes the next batch.
+
+Nothing waits for a batch to fill. So one client alone has no delay, and the more clients there are, the
+larger are the batches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Generic, TypeVar
+
+from jaxir.errors import UserError
+
+J = TypeVar("J")
+R = TypeVar("R")
+
+
+class Busy(Exception):
+    """More work waits than there may be. The message says how much."""
+
+
+class Batcher(Generic[J, R]):
+    """Does jobs in batches, one batch at a time, on a thread of its own. Use it as an async context.
+
+    Args:
+      work: J jobs in, J results out, in the same order.
+      max_batch: the most jobs of a batch.
+      max_waiting: the most jobs that wait.
+      name: of the thread.
+    """
+
+    def __init__(
+        self, work: Callable[[list[J]], Sequence[R]], *, max_batch: int, max_waiting: int, name: str
+    ):
+        self._work, self._max_batch, self._max_waiting, self._name = work, max_batch, max_waiting, name
+        self._waiting: collections.deque[tuple[J, asyncio.Future[R]]] = collections.deque()
+        self._arrival = asyncio.Event()
+
+    async def __aenter__(self) -> Batcher[J, R]:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=self._name)
+        self._task = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+        for _, future in self._waiting:
+            future.cancel()
+        await asyncio.to_thread(self._thread.shutdown)
+
+    async def results(self, jobs: Sequence[J]) -> list[R]:
+        """Returns the results of `jobs`. Jobs of a caller that is cancelled are dropped, if not yet begun.
+
+        Raises:
+          Busy: too many jobs wait already.
+          Exception: what `work` raised on one of these jobs.
+        """
+        if len(self._waiting) + len(jobs) > self._max_waiting:
+            raise Busy(f"{len(self._waiting):,} queries wait already")
+        loop = asyncio.get_running_loop()
+        futures = [loop.create_future() for _ in jobs]
+        self._waiting.extend(zip(jobs, futures, strict=True))
+        self._arrival.set()
+        try:
+            return await asyncio.gather(*futures)
+        finally:
+            for future in futures:
+                future.cancel()
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._arrival.wait()
+            batch = self._take()
+            if not batch:
+                self._arrival.clear()
+                continue
+            outcomes = await loop.run_in_executor(self._thread, self._attempt, [job for job, _ in batch])
+            for (_, future), outcome in zip(batch, outcomes, strict=True):
+                if future.done():
+                    continue
+                if isinstance(outcome, Exception):
+                    future.set_exception(outcome)
+                else:
+                    future.set_result(outcome)
+
+    def _take(self) -> list[tuple[J, asyncio.Future[R]]]:
+        batch = []
+        while self._waiting and len(batch) < self._max_batch:
+            job, future = self._waiting.popleft()
+            if not future.done():
+                batch.append((job, future))
+        return batch
+
+    def _attempt(self, jobs: list[J]) -> Sequence[R | Exception]:
+        """Returns results; where the batch failed for reasons of one job, only that job's is an exception."""
+        try:
+            return self._work(jobs)
+        except UserError as error:  # the machine's or the settings' fault: it will fail all
+            return [error] * len(jobs)
+        except Exception as error:
+            if len(jobs) == 1:
+                return [error]
+            return [self._attempt([job])[0] for job in jobs]

@@ -1,0 +1,124 @@
+"""Questions in, answers out, many at a time: what lies behind one batcher."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxir.retrieval.index import Index
+from jaxir.retrieval.searcher import Searcher
+from jaxir.serving.few_shapes import FewShapes, Tower
+
+
+class Question(NamedTuple):
+    """A text, and the names of the indexes to search with it; none where only its vector is wanted."""
+
+    text: str
+    indexes: frozenset[str] = frozenset()
+    tower: Tower = "query"
+
+
+class Found(NamedTuple):
+    """What an index found: ids and scores, best first, and how long its batch took in milliseconds."""
+
+    ids: list[str]
+    scores: list[float]
+    encode_ms: float
+    search_ms: float
+
+
+class Answer(NamedTuple):
+    """The vector of a question ([D], None for an engine without vectors), and what each index found."""
+
+    vector: np.ndarray | None
+    found: dict[str, Found]
+
+
+class DenseEngine:
+    """A model and the indexes of its vectors: every distinct text is encoded once.
+
+    Args:
+      shapes: the model.
+      indexes: by name.
+      k: the depth of every search.
+    """
+
+    def __init__(self, shapes: FewShapes, indexes: Mapping[str, Index], *, k: int):
+        self._shapes, self._indexes, self._k = shapes, indexes, k
+
+    def warm_up(self, max_batch: int) -> None:
+        """Compiles all that a batch of at most `max_batch` queries may need."""
+        self._shapes.compile("query")
+        for index in self._indexes.values():
+            vectors = np.eye(1, self._shapes.encoder.dimension, dtype=np.float32)
+            rows = 1
+            while rows < 2 * max_batch:
+                index.search(np.repeat(vectors, rows, axis=0), self._k)
+                rows *= 2
+
+    def answer(self, questions: list[Question]) -> list[Answer]:
+        """Answers questions of one tower."""
+        texts = {text: row for row, text in enumerate(dict.fromkeys(q.text for q in questions))}
+        started = time.perf_counter()
+        vectors = self._shapes.encode(list(texts), questions[0].tower)
+        encode_ms = _ms(started)
+        answers = [Answer(vectors[texts[q.text]], {}) for q in questions]
+        for name, index in self._indexes.items():
+            row_of: dict[str, int] = {}
+            for q in questions:
+                if name in q.indexes:
+                    row_of.setdefault(q.text, len(row_of))
+            if not row_of:
+                continue
+            started = time.perf_counter()
+            scores, ids = index.search(_power_of_two(vectors[[texts[t] for t in row_of]]), self._k)
+            search_ms = _ms(started)
+            for question, answer in zip(questions, answers, strict=True):
+                if name in question.indexes:
+                    row = row_of[question.text]
+                    answer.found[name] = _found(ids[row], scores[row], encode_ms, search_ms)
+        return answers
+
+
+class SparseEngine:
+    """An index that takes texts as they are.
+
+    Args:
+      name: its name.
+      searcher: it.
+      k: the depth of every search.
+    """
+
+    def __init__(self, name: str, searcher: Searcher, *, k: int):
+        self._name, self._searcher, self._k = name, searcher, k
+
+    def warm_up(self, max_batch: int) -> None:
+        """Starts what answers, and has it answer enough for Java to compile what it runs often."""
+        for number in range(4):
+            self._searcher.search([f"a first question {number}"] * max_batch, self._k)
+
+    def answer(self, questions: list[Question]) -> list[Answer]:
+        """Answers questions."""
+        texts = {text: row for row, text in enumerate(dict.fromkeys(q.text for q in questions))}
+        started = time.perf_counter()
+        scores, ids = self._searcher.search(list(texts), self._k)
+        search_ms = _ms(started)
+        rows = [texts[q.text] for q in questions]
+        return [Answer(None, {self._name: _found(ids[r], scores[r], 0.0, search_ms)}) for r in rows]
+
+
+def _found(ids: list[str], scores: np.ndarray, encode_ms: float, search_ms: float) -> Found:
+    return Found(ids, scores[: len(ids)].tolist(), encode_ms, search_ms)
+
+
+def _power_of_two(vectors: np.ndarray) -> np.ndarray:
+    """Returns [Q, D] with its last row repeated until Q is a power of two: engines compile for each Q."""
+    missing = (1 << (len(vectors) - 1).bit_length()) - len(vectors)
+    return np.pad(vectors, [(0, missing), (0, 0)], mode="edge")
+
+
+def _ms(started: float) -> float:
+    return 1000 * (time.perf_counter() - started)

@@ -1,0 +1,137 @@
+"""What stands before the application: clients that send too much, too slowly, or from another site's page."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Collection
+from typing import Any
+
+from jaxir.serving.limits import Limits
+
+DRAIN_SECONDS = 2.0
+HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-store"),
+)
+
+
+class _Refused(Exception):
+    def __init__(self, status: int, detail: str):
+        self.status, self.detail = status, detail
+
+
+class Guard:
+    """An ASGI application around another one.
+
+    It reads a request's body whole before the application sees it, within the limits on size and time, bounds
+    the time of the answer, and adds headers to every answer. A request it refuses gets one sentence.
+
+    Args:
+      app: the application.
+      limits: the limits.
+      hosts: names of this machine that the Host header may have, None for any. On a loopback address it keeps
+        pages of other sites out, whose name an attacker lets point at 127.0.0.1 (DNS rebinding).
+    """
+
+    def __init__(self, app: Any, *, limits: Limits, hosts: Collection[str] | None = None):
+        self._app, self._limits, self._hosts = app, limits, hosts
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = False
+
+        async def send_marked(message: Any) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                message = {**message, "headers": [*message.get("headers", ()), *HEADERS]}
+            await send(message)
+
+        try:
+            async with asyncio.timeout(self._limits.answer_seconds):
+                body = await self._body(scope, receive)
+                await self._app(scope, _Replay(body, receive), send_marked)
+        except _Refused as refused:
+            await _refuse(refused, receive, send_marked)
+        except TimeoutError:
+            if started:  # uvicorn notices that the answer is not whole, and closes the connection
+                return
+            sentence = f"there was no answer within {self._limits.answer_seconds:g} s: the service is busy"
+            await _refuse(_Refused(503, sentence), receive, send_marked)
+
+    async def _body(self, scope: Any, receive: Any) -> bytes:
+        headers = dict(scope["headers"])
+        name = headers.get(b"host", b"").decode("latin-1").lower()
+        if self._hosts is not None and _without_port(name) not in self._hosts:
+            raise _Refused(400, f"this service is not called {name!r}")
+        too_large = _Refused(413, f"a request's body may have {self._limits.body_bytes:,} bytes")
+        length = headers.get(b"content-length", b"0")
+        if len(length) > 18 or int(length) > self._limits.body_bytes:
+            raise too_large
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self._limits.body_seconds):
+                more = True
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise _Refused(400, "the client left before its request was whole")
+                    body += message.get("body", b"")
+                    more = message.get("more_body", False)
+                    if len(body) > self._limits.body_bytes:
+                        raise too_large
+        except TimeoutError:
+            limit = f"{self._limits.body_seconds:g} s"
+            raise _Refused(408, f"the request's body did not arrive within {limit}") from None
+        return bytes(body)
+
+
+class _Replay:
+    """Gives the body that has been read, then what else the connection says."""
+
+    def __init__(self, body: bytes, receive: Any):
+        self._body: bytes | None = body
+        self._receive = receive
+
+    async def __call__(self) -> Any:
+        if self._body is None:
+            return await self._receive()
+        body, self._body = self._body, None
+        return {"type": "http.request", "body": body, "more_body": False}
+
+
+async def _refuse(refused: _Refused, receive: Any, send: Any) -> None:
+    """Answers and closes the connection, after a while in which the client may end what it is sending.
+
+    A client that is cut off while it sends may never read the answer.
+    """
+    body = json.dumps({"detail": refused.detail}).encode()
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"connection", b"close"),
+    ]
+    if refused.status == 503:
+        headers.append((b"retry-after", b"1"))
+    await send({"type": "http.response.start", "status": refused.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+    if refused.status == 413:
+        try:
+            async with asyncio.timeout(DRAIN_SECONDS):
+                more = True
+                while more:
+                    message = await receive()
+                    more = message["type"] == "http.request" and message.get("more_body", False)
+        except TimeoutError:
+            pass
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _without_port(host: str) -> str:
+    """Takes the port off NAME:PORT or [ADDRESS]:PORT."""
+    name, colon, port = host.rpartition(":")
+    return name if colon and (port.isdigit() or not port) else host

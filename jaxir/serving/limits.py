@@ -1,0 +1,43 @@
+"""What a client may ask of the service, and how long it may take over it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from jaxir.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limits:
+    """The bounds of a request. What lies beyond is refused with a sentence and costs next to nothing.
+
+    Attributes:
+      body_bytes: size of a request's body.
+      queries: queries of a search, or texts to encode, in one request.
+      query_characters: length of a query.
+      passage_characters: length of a passage to encode; the model cuts it at its own maximum length.
+      k: documents asked for each query. Every search has this depth, so that there is one program for it.
+      head_seconds: time for a client to send a request's head, from its first byte.
+      body_seconds: time to send its body.
+      read_seconds: time for it to take more of an answer that it has not read.
+      answer_seconds: time from the head to the end of the answer.
+      waiting: queries of all clients that wait for one engine.
+      connections: open connections.
+    """
+
+    body_bytes: int = 2_000_000
+    queries: int = 64
+    query_characters: int = 2_000
+    passage_characters: int = 20_000
+    k: int = 100
+    head_seconds: float = 10.0
+    body_seconds: float = 10.0
+    read_seconds: float = 10.0
+    answer_seconds: float = 30.0
+    waiting: int = 10_000
+    connections: int = 500
+
+    def __post_init__(self):
+        for name, value in dataclasses.asdict(self).items():
+            if value <= 0:
+                raise UserError(f"the limit {name} must be above 0, not {value}")

@@ -1,0 +1,308 @@
+"""A server process, asked over HTTP by clients good and bad."""
+
+import asyncio
+import concurrent.futures
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+DEEP = b"[" * 100_000
+
+
+def children(pid: int) -> list[int]:
+    return [int(c) for t in Path(f"/proc/{pid}/task").iterdir() for c in (t / "children").read_text().split()]
+
+
+def talk(address: tuple[str, int], *parts: bytes, pause: float = 0.0) -> bytes:
+    """Sends raw bytes and returns what comes back until the server closes."""
+    with socket.create_connection(address, timeout=30) as connection:
+        for part in parts:
+            try:
+                connection.sendall(part)
+            except (BrokenPipeError, ConnectionResetError):
+                break
+            time.sleep(pause)
+        answer = b""
+        try:
+            while data := connection.recv(65536):
+                answer += data
+        except ConnectionResetError:
+            pass
+        return answer
+
+
+def test_search_answers_with_marked_documents(served, world):
+    answer = served.ask("/search", queries=["joined arrays", "w7"], k=5)
+    assert [r["query"] for r in answer["results"]] == ["joined arrays", "w7"]
+    first = {s["system"]: s for s in answer["results"][0]["systems"]}
+    assert list(first) == ["dense", "second", "hybrid"]
+    assert [h["rank"] for h in first["hybrid"]["hits"]] == [1, 2, 3, 4, 5]
+    assert first["dense"]["ms"]["total"] >= first["dense"]["ms"]["encode"] > 0
+    everything = served.ask("/search", queries=["joined arrays"], k=64)["results"][0]["systems"]
+    hits = {hit["id"]: hit for system in everything for hit in system["hits"]}
+    assert set(hits) == set(world.ids)
+    title, snippet = hits["cats"]["title"], hits["cats"]["snippet"]
+    assert title == {"text": "Joining arrays", "matches": [[0, 7], [8, 14]]}
+    assert [snippet["text"][a:b] for a, b in snippet["matches"]] == ["array", "joined"]
+    assert hits["plain"]["title"] == {"text": "", "matches": []}
+    assert hits["plain"]["snippet"] == {"text": "w7 w8 𝒳🙂 arrays w9", "matches": [[9, 15]]}
+    if world.second_kind == "sparse":
+        assert {h["id"] for h in first["second"]["hits"]} == {"cats", "xss", "plain"}
+        assert first["second"]["hits"][0]["id"] == "cats"
+
+
+def test_ids_only_and_one_system(served):
+    answer = served.ask("/search", queries=["w1"], k=2, documents=False, systems=["dense"])
+    (system,) = answer["results"][0]["systems"]
+    assert len(system["hits"]) == 2 and set(system["hits"][0]) == {"rank", "id", "score"}
+
+
+def test_encode_gives_the_models_vectors(served, world):
+    texts = ["w1 w2", "", "w3 " * 500]
+    for tower, encode in [
+        ("query", world.encoder.encode_queries),
+        ("passage", world.encoder.encode_passages),
+    ]:
+        answer = served.ask("/encode", texts=texts, tower=tower)
+        assert answer["fingerprint"] == world.encoder.fingerprint and answer["dimension"] == 32
+        np.testing.assert_allclose(answer["vectors"], encode(texts), atol=2e-6)
+
+
+def test_health_says_what_is_served(served, world):
+    status, _, body = served.request("GET", "/healthz")
+    health = json.loads(body)
+    assert status == 200 and health["status"] == "ok" and health["systems"] == ["dense", "second", "hybrid"]
+    facts = [(i["name"], i["kind"], i["documents"]) for i in health["indexes"]]
+    assert facts == [("dense", "dense", 64), ("second", world.second_kind, 64)]
+    assert str(world.root) not in body.decode()
+
+
+def test_documentation_needs_no_other_host(served):
+    status, headers, body = served.request("GET", "/docs")
+    text = body.decode()
+    assert status == 200 and headers["content-type"].startswith("text/html")
+    assert not re.search(r"(src|href)=.(https?:)?//", text) and "POST /search" in text
+    openapi = json.loads(served.request("GET", "/openapi.json")[2])
+    assert {"/search", "/encode", "/healthz"} == set(openapi["paths"])
+    schemas = openapi["components"]["schemas"]
+    assert schemas["SearchRequest"]["properties"]["queries"]["maxItems"] == 64
+    for name in schemas:
+        assert f'id="{name}"' in text
+    for name in re.findall(r'href="#(\w+)"', text):
+        assert name in schemas
+    assert served.request("GET", "/")[1]["content-security-policy"].startswith(
+        "default-src 'none'; script-src 'sha"
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "sentence"),
+    [
+        (b"", 422, "Field required"),
+        (b"nonsense", 400, "the body is not JSON"),
+        (b"\xff\xfe{", 400, "There was an error parsing the body"),
+        (DEEP, 400, "There was an error parsing the body"),
+        (b'{"queries": ["a"], "k": ' + b"9" * 5000 + b"}", 400, "There was an error parsing the body"),
+        (b"[]", 422, "Input should be a valid dictionary"),
+        (b"{}", 422, "queries: Field required"),
+        (b'{"queries": []}', 422, "queries: List should have at least 1 item"),
+        (b'{"queries": "a"}', 422, "queries: Input should be a valid list"),
+        (b'{"queries": [1]}', 422, "queries.0: Input should be a valid string"),
+        (b'{"queries": ["  "]}', 422, "queries.0: String should have at least 1 character"),
+        (b'{"queries": ["\\ud800"]}', 422, "queries.0: Input should be a valid string"),
+        (b'{"queries": ["a"], "\\ud800": 1}', 422, "Input should be a valid string"),
+        (json.dumps({"queries": ["a" * 2001]}).encode(), 422, "queries.0: String should have at most 2000"),
+        (json.dumps({"queries": ["a"] * 65}).encode(), 422, "queries: List should have at most 64 items"),
+        (b'{"queries": ["a"], "k": 0}', 422, "k: Input should be greater than or equal to 1"),
+        (b'{"queries": ["a"], "k": 101}', 422, "k: Input should be less than or equal to 100"),
+        (b'{"queries": ["a"], "k": "7"}', 422, "k: Input should be a valid integer"),
+        (b'{"queries": ["a"], "k": NaN}', 422, "k: Input should be a valid integer"),
+        (b'{"queries": ["a"], "kk": 7}', 422, "kk: Extra inputs are not permitted"),
+        (b'{"queries": ["a"], "systems": ["dens"]}', 422, "there is no system 'dens'; there are"),
+    ],
+)  # fmt: skip
+def test_malformed_requests_cost_one_sentence(served, body, status, sentence):
+    got, _, content = served.request("POST", "/search", body, **{"content-type": "application/json"})
+    assert (got, json.loads(content)["detail"][: len(sentence)]) == (status, sentence)
+
+
+def test_other_refusals(served):
+    long = {"texts": ["a" * 2001]}
+    assert b"texts.0: a query may have 2,000 characters" in served.request("POST", "/encode", long)[2]
+    assert served.request("POST", "/encode", long | {"tower": "passage"})[0] == 200
+    assert (
+        b"no index 'no' here has a model"
+        in served.request("POST", "/encode", {"texts": ["a"], "index": "no"})[2]
+    )
+    assert served.request("GET", "/nothing")[0] == 404
+    assert served.request("GET", "/search")[0] == 405
+    # A page of another site can send text without asking first, and by its own name for this address.
+    assert (
+        served.request("POST", "/search", b'{"queries": ["a"]}', **{"content-type": "text/plain"})[0] == 422
+    )
+    status, _, body = served.request("GET", "/healthz", host="evil.example:80")
+    assert status == 400 and b"not called" in body
+
+
+def test_huge_bodies_are_refused_whether_announced_or_not(served):
+    body = b"x" * 3_000_000
+    status, headers, content = served.request("POST", "/search", body, **{"content-type": "application/json"})
+    assert status == 413 and headers["connection"] == "close"
+    assert json.loads(content)["detail"] == "a request's body may have 200,000 bytes"
+    chunk = b"10000\r\n" + b"x" * 0x10000 + b"\r\n"
+    head = b"POST /search HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+    assert talk(served.address, head, *[chunk] * 40, b"0\r\n\r\n").startswith(b"HTTP/1.1 413 ")
+    announced = b"POST /search HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99999999999999999999\r\n\r\n"
+    assert talk(served.address, announced).startswith(b"HTTP/1.1 413 ")
+
+
+def test_slow_and_broken_clients_are_let_go(served):
+    started = time.monotonic()
+    head = b"POST /search HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    scenes = {
+        "body": (head + b"content-length: 100\r\n\r\n", *[b" "] * 20),
+        "no body": (head + b"content-length: 100\r\n\r\n",),
+        "head": tuple(head[i : i + 1] for i in range(40)),
+        "nothing": (),
+        "garbage": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 50 + b"\r\n\r\n",),
+        "endless head": (b"GET / HTTP/1.1\r\n", *[b"a: " + b"b" * 10_000 + b"\r\n"] * 20),
+    }
+    with concurrent.futures.ThreadPoolExecutor(len(scenes)) as pool:
+        talks = {
+            name: pool.submit(talk, served.address, *parts, pause=0.1 if len(parts) > 18 else 0)
+            for name, parts in scenes.items()
+        }
+        answers = {name: future.result() for name, future in talks.items()}
+    assert time.monotonic() - started < 15
+    assert answers["body"].startswith(b"HTTP/1.1 408 ") and answers["no body"].startswith(b"HTTP/1.1 408 ")
+    assert b"the request's body did not arrive within 1 s" in answers["body"]
+    assert answers["head"] == answers["nothing"] == b""
+    assert answers["garbage"].startswith(b"HTTP/1.1 400 ") and answers["endless head"].startswith(
+        b"HTTP/1.1 400 "
+    )
+    assert served.ask("/search", queries=["w1"])
+
+
+def sockets(pid: int) -> int:
+    found = [fd for fd in Path(f"/proc/{pid}/fd").iterdir() if fd.is_symlink()]
+    return sum(str(fd.readlink()).startswith("socket:") for fd in found)
+
+
+def test_a_client_that_does_not_read_is_let_go(served):
+    body = json.dumps({"queries": ["w1 w2"] * 64, "k": 64}).encode()
+    head = b"POST /search HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    before = sockets(served.process.pid)
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(30)
+        connection.connect(served.address)
+        connection.sendall(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+        assert connection.recv(15) == b"HTTP/1.1 200 OK"
+        assert sockets(served.process.pid) == before + 1
+        deadline = time.monotonic() + 20
+        while sockets(served.process.pid) > before and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert sockets(served.process.pid) == before
+    assert served.ask("/search", queries=["w1"])
+
+
+def disturb(served, until: float) -> int:
+    """Sends what is malformed, huge, cut off and slow until a time; returns how often."""
+    count = 0
+    head = b"POST /search HTTP/1.1\r\nhost: localhost\r\ncontent-length: "
+    while time.monotonic() < until:
+        talk(served.address, b"\0\xff" * 100 + b"\r\n\r\n")
+        talk(served.address, head + b"3000000\r\n\r\n", b"x" * 3_000_000)
+        talk(
+            served.address,
+            head + b"100000\r\nconnection: close\r\ncontent-type: application/json\r\n\r\n",
+            DEEP,
+        )
+        with socket.create_connection(served.address) as connection:
+            connection.sendall(head + b"5000\r\n\r\n{")
+        count += 1
+    return count
+
+
+def crowd(served, bench, clients: int, seconds: float):
+    queries = [f"w{i} w{i * 7 % 199} joins" for i in range(199)]
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        disturbed = pool.submit(disturb, served, time.monotonic() + seconds)
+        load = asyncio.run(bench.hammer(served.url, queries, clients=clients, seconds=seconds))
+        assert disturbed.result() > 0
+    assert load.failures == []
+    assert len(load.seconds) >= 2 * clients
+    return load
+
+
+def test_fifty_clients_at_once(served, bench):
+    crowd(served, bench, 50, 5)
+
+
+@pytest.mark.slow
+def test_two_hundred_clients_for_a_minute(served, bench):
+    load = crowd(served, bench, 200, 60)
+    assert load.percentile(0.99) < 20_000
+
+
+def test_sigterm_ends_what_is_under_way_and_leaves_no_process(tmp_path, start):
+    with start(tmp_path) as server:
+        process, offspring = server.process, children(server.process.pid)
+        body = json.dumps({"queries": ["w1"]}).encode()
+        head = (
+            b"POST /search HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            b"content-length: %d\r\n\r\n" % len(body)
+        )
+        with socket.create_connection(server.address, timeout=30) as connection:
+            connection.sendall(head + body[:5])
+            time.sleep(0.2)
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.3)
+            connection.sendall(body[5:])
+            answer = b""
+            while data := connection.recv(65536):
+                answer += data
+        assert answer.startswith(b"HTTP/1.1 200 ") and b'"hybrid"' in answer
+        assert process.wait(30) == 0
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(server.address)
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}/stat").exists() for pid in offspring) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not [pid for pid in offspring if Path(f"/proc/{pid}/stat").exists()]
+    assert "Traceback" not in server.log.read_text()
+
+
+def test_an_address_in_use_is_told_before_anything_is_loaded(served, capsys):
+    from jaxir import cli
+
+    port = served.address[1]
+    assert cli.main("jaxir.serve:serve", ["--index=nothing", f"--port={port}"]) == 1
+    assert capsys.readouterr().err == (
+        f"error: cannot serve on 127.0.0.1, port {port}: address already in use (--host, --port)\n"
+    )
+    assert cli.main("jaxir.serve:serve", ["--index=nothing", "--port=99999"]) == 1
+    assert "--port must be from 0 to 65535" in capsys.readouterr().err
+    assert cli.main("jaxir.serve:serve", ["--index=nothing", "--port=0"]) == 1
+    assert "nothing is not an index" in capsys.readouterr().err
+
+
+def test_help_is_quick_and_needs_no_jax():
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "jaxir.serve", "--help"],
+        capture_output=True,
+        text=True,
+        env=os.environ,
+        timeout=60,
+    )
+    assert done.returncode == 0 and "--index" in done.stdout
+    assert not re.search(r"\| +(jax|fastapi|uvicorn)$", done.stderr, re.M)

@@ -1,0 +1,166 @@
+"""Vectors in few shapes, and several indexes behind one service."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from jaxir.errors import UserError
+from jaxir.retrieval.fusion import reciprocal_rank_fusion
+from jaxir.serving.few_shapes import ROWS, FewShapes, lay_out, lengths_up_to
+from jaxir.serving.limits import Limits
+from jaxir.serving.service import Service
+
+pytestmark = pytest.mark.usefixtures("few_optimizations")
+QUERIES = ["w1 w2 w3", "w5", "joined arrays", "w7 w8 w9 " * 9]
+
+
+@pytest.fixture(scope="module")
+def service(world, few_optimizations) -> Service:
+    indexes = [f"{world.root}/dense", f"second={world.root}/second", f"again={world.root}/dense"]
+    return Service.open(indexes, limits=Limits(k=20))
+
+
+def asked(service: Service, coroutine_of):
+    """Returns what a coroutine gives while the service is open."""
+
+    async def inside():
+        async with service as running:
+            return await coroutine_of(running)
+
+    return asyncio.run(inside())
+
+
+def test_every_text_is_laid_out_once_in_few_shapes():
+    rng = np.random.default_rng(0)
+    lengths = lengths_up_to(200)
+    assert lengths == [16, 32, 64, 128, 200] and lengths_up_to(10) == [10] and lengths_up_to(17) == [16, 17]
+    for call_tokens in (0, 16, 10**6):
+        shapes = set()
+        for _ in range(100):
+            counts = rng.integers(1, 201, rng.integers(1, 70)).tolist()
+            plan = lay_out(counts, lengths=lengths, batch_tokens=512, call_tokens=call_tokens)
+            assert sorted(text for _, _, texts in plan for text in texts) == list(range(len(counts)))
+            for rows, length, texts in plan:
+                assert rows in ROWS and 1 <= len(texts) <= rows and (rows == 1 or rows * length <= 512)
+                assert max(counts[text] for text in texts) <= length
+            shapes |= {(rows, length) for rows, length, _ in plan}
+        assert len(shapes) <= len(ROWS) * len(lengths)
+
+
+def test_where_calls_cost_most_a_batch_is_filled_up():
+    assert [p[0] for p in lay_out([5] * 7, lengths=[16], batch_tokens=1024, call_tokens=0)] == [4, 2, 1]
+    assert [p[0] for p in lay_out([5] * 7, lengths=[16], batch_tokens=1024, call_tokens=16)] == [8]
+
+
+def test_vectors_are_the_models_and_nothing_compiles_after_the_start(world, toy):
+    shapes = FewShapes(world.encoder)
+    shapes.compile("query")
+    programs = shapes._program._cache_size()
+    assert programs == len(shapes.shapes("query")) > 3
+    texts = ["", *toy.random_texts(37, seed=9)]
+    expected = world.encoder.encode_queries(texts)
+    for count in (1, 2, 3, 13, len(texts)):
+        np.testing.assert_allclose(shapes.encode(texts[:count], "query"), expected[:count], atol=2e-6)
+    assert shapes._program._cache_size() == programs
+
+
+def test_rankings_are_those_of_the_indexes_and_their_fusion(service):
+    assert service.systems == ["dense", "second", "again", "hybrid"]
+    rankings = asked(service, lambda running: running.search(QUERIES, 7, service.systems))
+    assert len(rankings) == len(QUERIES)
+    for opened in service.opened:
+        scores, ids = opened.searcher.search(QUERIES, 20)
+        for row, ranking in enumerate(rankings):
+            assert ranking[opened.name].ids == ids[row][:7]
+            np.testing.assert_allclose(
+                ranking[opened.name].scores, scores[row][: len(ids[row])][:7], atol=2e-6
+            )
+    runs = [
+        {
+            str(q): dict(zip(i, s.tolist(), strict=False))
+            for q, (i, s) in enumerate(zip(ids, scores, strict=True))
+        }
+        for scores, ids in (opened.searcher.search(QUERIES, 20) for opened in service.opened)
+    ]
+    fused = reciprocal_rank_fusion(runs, depth=7)
+    assert [r["hybrid"].ids for r in rankings] == [list(fused[str(q)]) for q in range(len(QUERIES))]
+    assert any(r["hybrid"].ids != r["dense"].ids for r in rankings)
+
+
+def test_one_system_alone_and_the_hybrid_alone(service):
+    async def both(running):
+        dense = await running.search(QUERIES[:1], 3, ["dense"])
+        return dense, await running.search(QUERIES[:1], 3, ["hybrid"])
+
+    dense, hybrid = asked(service, both)
+    assert list(dense[0]) == ["dense"] and list(hybrid[0]) == ["hybrid"]
+    assert len(hybrid[0]["hybrid"].ids) == 3 and hybrid[0]["hybrid"].ms["total"] > 0
+
+
+def test_queries_that_come_together_are_searched_together(service):
+    async def many(running):
+        engine, sizes = running.engines["dense"], []
+        answer = engine.answer
+        batcher = running._batchers[id(engine), "query"]
+        batcher._work = lambda questions: sizes.append(len(questions)) or answer(questions)
+        alone = [(await running.search([query], 5, ["dense"]))[0] for query in QUERIES]
+        sizes.clear()
+        together = await asyncio.gather(*(running.search([q], 5, ["dense"]) for q in QUERIES * 20))
+        return alone, together, sizes
+
+    alone, together, sizes = asked(service, many)
+    assert sum(sizes) == 80 and len(sizes) < 10
+    for number, (answer,) in enumerate(together):
+        assert answer["dense"].ids == alone[number % 4]["dense"].ids
+
+
+def test_encode(world, service):
+    async def both(running):
+        opened, queries = await running.encode(QUERIES, "query", None)
+        with pytest.raises(KeyError, match="no index 'other' here has a model"):
+            await running.encode(QUERIES, "query", "other")
+        return opened, queries, (await running.encode(QUERIES, "passage", "dense"))[1]
+
+    opened, queries, passages = asked(service, both)
+    assert opened.name == "dense"
+    np.testing.assert_allclose(queries, world.encoder.encode_queries(QUERIES), atol=2e-6)
+    np.testing.assert_allclose(passages, world.encoder.encode_passages(QUERIES), atol=2e-6)
+    assert np.abs(passages - queries).max() > 0.1  # the towers differ
+
+
+def test_documents_come_from_whichever_index_has_them(service):
+    assert service.document("cats").title == "Joining arrays"
+    assert service.document("bare").text == "w11"
+    assert service.document("nothing") is None
+
+
+def test_indexes_of_one_model_share_it(service):
+    assert service.engines["dense"] is service.engines["again"] is not service.engines["second"]
+
+
+@pytest.mark.parametrize(
+    ("names", "sentence"),
+    [
+        ([], "give at least one index"),
+        (["{root}/dense", "{root}/dense"], "the name 'dense' is taken: give .*/dense another one"),
+        (["hybrid={root}/dense"], "the name 'hybrid' is taken"),
+        (["{root}/model"], "is not an index"),
+        (["{root}/dense", "{root}/foreign"], "dense and foreign have no document in common"),
+    ],
+)
+def test_indexes_that_cannot_be_served(world, names, sentence):
+    from jaxir import ExactIndex
+
+    foreign = world.root / "foreign"
+    if not foreign.exists():
+        vectors = world.encoder.encode_passages(["w1", "w2"])
+        facts = {"fingerprint": world.encoder.fingerprint, "model": world.model}
+        ExactIndex.build(vectors, ["1", "2"], **facts).save(foreign)
+    with pytest.raises(UserError, match=sentence):
+        Service.open([name.format(root=world.root) for name in names])
+
+
+def test_limits_are_above_nothing():
+    with pytest.raises(UserError, match="the limit k must be above 0, not 0"):
+        Limits(k=0)
