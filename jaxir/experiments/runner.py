@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -129,12 +129,11 @@ def running(arguments: Sequence[str], log: Path) -> Iterator[None]:
         file.flush()
         # Its own session: Ctrl-C reaches it through us, once.
         process = subprocess.Popen(
-            [sys.executable, *arguments],
+            [*_dying_with_parent(), sys.executable, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
         )
         stopped = None
         try:
@@ -157,13 +156,13 @@ def running(arguments: Sequence[str], log: Path) -> Iterator[None]:
         raise CommandFailed(f"killed by {signal.Signals(-code).name}" if code < 0 else last_words(log))
 
 
-_LIBC = ctypes.CDLL(None)
-_PR_SET_PDEATHSIG = 1
+def _dying_with_parent() -> list[str]:
+    """Returns what, put before a command, has Linux send it SIGTERM when this process is killed.
 
-
-def _die_with_parent() -> None:
-    """Asks Linux for SIGTERM when this process's parent is killed: nobody would be left to stop it."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    Nobody would be left to stop it.
+    """
+    setpriv = shutil.which("setpriv")  # of util-linux
+    return [setpriv, "--pdeathsig", "TERM", "--"] if setpriv else []
 
 
 @contextlib.contextmanager

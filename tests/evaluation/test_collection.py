@@ -103,6 +103,7 @@ def needs(path):
     )
 
 
+@pytest.mark.slow
 @needs(REAL_DATA / "beir" / "cacm")
 def test_the_reference_figures_on_real_documents(tmp_path, capsys):
     """The half of CACM that has only titles, which is quick to encode.
@@ -128,6 +129,7 @@ def test_the_reference_figures_on_real_documents(tmp_path, capsys):
     assert "title + ' ' + text" in printed and "256" in printed and "own id kept" in printed
 
 
+@pytest.mark.slow
 @needs(REAL_DATA / "sts" / "sts13")
 def test_the_reference_figures_on_a_public_sts_set(tmp_path):
     result = evaluate(model=MODEL, dataset=f"sts:{REAL_DATA / 'sts' / 'sts13'}")

@@ -317,6 +317,7 @@ def test_pretrained_goes_straight_to_the_mesh():
     )
 
 
+@pytest.mark.slow
 def test_from_scratch_is_the_same_on_any_mesh_and_is_created_sharded():
     backbone = BertConfig(
         vocab_size=128,

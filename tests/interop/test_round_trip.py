@@ -128,7 +128,7 @@ def vectors(loaded, texts, tower):
     return np.asarray(nnx.jit(lambda m, x: m.encode(x, tower=tower))(loaded.model, batch))
 
 
-@pytest.mark.parametrize("sharing", ["ade", "ade_spl"])
+@pytest.mark.parametrize("sharing", [pytest.param("ade", marks=pytest.mark.slow), "ade_spl"])
 def test_two_towers_become_two_folders(sharing, tmp_path):
     texts = ["the cat sat", "mice"]
     loaded = model_dir.load(

@@ -20,6 +20,7 @@ def bucket():
         yield served
 
 
+@pytest.mark.slow
 def test_a_bucket_is_written_and_read(bucket, tmp_path):
     run, tokenizer = "gs://bucket/models/run", f"--tokenizer={GOLDEN / 't5_1_1'}"
     export = f"export --model=st:{GOLDEN / 't5_1_1'} --format=t5x --output={run}"

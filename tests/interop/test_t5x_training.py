@@ -110,6 +110,7 @@ def index_of(checkpoint: Path) -> dict:
     return serialization.msgpack_restore((checkpoint / "checkpoint").read_bytes())["optimizer"]
 
 
+@pytest.mark.slow
 def test_from_t5x_through_training_to_t5x(recipe, params):
     start = recipe.parent / "start" / "checkpoint_1000"
     assert train(recipe, "--gin.SCAN=True", f"--gin.INITIAL_CHECKPOINT_PATH='{start}'") == 0

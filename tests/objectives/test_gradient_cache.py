@@ -67,7 +67,9 @@ def assert_same(cached, direct):
     assert all(np.abs(g).max() > 0 for g in jax.tree.leaves(cached[2]))
 
 
-@pytest.mark.parametrize(("loss", "chunks"), [(in_batch_softmax, 2), (samtone, 8), (pair, 16)])
+@pytest.mark.parametrize(
+    ("loss", "chunks"), [pytest.param(in_batch_softmax, 2, marks=pytest.mark.slow), (samtone, 8), (pair, 16)]
+)
 def test_equals_the_direct_gradients(loss, chunks):
     model, batch = make_model(), make_batch()
     direct = value_and_grad(Contrastive(loss=loss), model, batch)
@@ -94,6 +96,7 @@ def test_replays_the_random_numbers_of_dropout():
     assert abs(float(cached[0] - without[0])) > 1e-3  # dropout was on
 
 
+@pytest.mark.slow
 def test_rows_come_back_in_order():
     model, batch = make_model(), make_batch()
     embeddings = Contrastive(chunks=4).embed(model, batch)
@@ -120,6 +123,7 @@ def test_four_devices_equal_one_and_no_row_moves():
     assert not re.search(r"(all-gather|all-to-all|collective-permute)", embed.as_text())
 
 
+@pytest.mark.slow
 def test_needs_the_memory_of_one_chunk():
     model, batch = make_model(), make_batch(rows=64, length=64)
 

@@ -170,6 +170,7 @@ def test_a_step_too_large_for_one_chip_is_told_without_a_compiler():
         program._does_not_fit(RuntimeError("mosaic failed\nat line 3"), held=0)
 
 
+@pytest.mark.slow
 def test_chunks_are_chosen_for_the_planned_chips_memory():
     sizes = {n: make(objective=Contrastive(chunks=n)).memory.total for n in (1, 3)}
     assert sizes[3] < sizes[1]

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "training")]
+WORKERS = [str(HERE), str(HERE.parent / "training")]
+sys.path[:0] = WORKERS
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +31,7 @@ def launch():
             "TF_CPP_MIN_LOG_LEVEL": "2",
             "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"
             " --xla_cpu_collective_call_terminate_timeout_seconds=300",  # for a busy machine
-            "PYTHONPATH": os.pathsep.join([str(HERE.parent.parent), *sys.path[:2]]),
+            "PYTHONPATH": os.pathsep.join([str(HERE.parent.parent), *WORKERS]),
             **settings,
         }
         if processes > 1:

@@ -61,6 +61,7 @@ def test_losses_gradients_and_parameters_equal_those_of_one_device(reports, proc
             assert report[run][loss]["params"] < 1e-5
 
 
+@pytest.mark.slow
 def test_the_reference_depends_on_every_part_of_the_batch(reports):
     """Guards: parameters move, all gradients are there, and per-device negatives give another loss."""
     _, reference = reports

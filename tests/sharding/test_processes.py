@@ -125,6 +125,7 @@ def assert_same_course(ours: Path, theirs: Path, tolerance: float):
         np.testing.assert_allclose(models[0][name], value, atol=tolerance, err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_killed_and_preempted_run_ends_as_an_uninterrupted_one(tmp_path, launch, finish, pairs, capfd):
     run_dir, flag = tmp_path / "run", recipe(tmp_path, pairs)
 

@@ -25,6 +25,7 @@ def load(name: str):
 published, tiny_run = load("data/published"), load("training/tiny_run")
 
 
+@pytest.mark.slow
 def test_training_on_a_mixture_goes_on_with_the_same_batches(tmp_path, capsys):
     def train(run_dir, before):
         datasets = {"first": tiny_run.pairs(40), "second": tiny_run.pairs(24, seed=1)}

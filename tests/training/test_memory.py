@@ -31,6 +31,7 @@ def compile_step():
     return compile_step
 
 
+@pytest.mark.slow
 def test_takes_the_fewest_chunks_that_fit(compile_step):
     sizes = {n: memory_of(compile_step(Contrastive(chunks=n))) for n in (1, 2, 4, 8, 16)}
     assert list(sizes.values()) == sorted(sizes.values(), reverse=True)

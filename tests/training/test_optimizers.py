@@ -204,7 +204,7 @@ def test_scanning_the_layers_of_a_model_does_not_change_its_training():
     assert scanned.keys() == unscanned.keys() and "encoder.layers.1.mlp.wo.kernel" in scanned
     moves = {}
     for name, value in unscanned.items():
-        np.testing.assert_array_equal(start[name], same_start[name])
+        np.testing.assert_allclose(start[name], same_start[name], rtol=1e-6)  # two programs drew them
         moves[name] = np.abs(value - start[name]).max()
         np.testing.assert_allclose(scanned[name], value, atol=1e-3 * moves[name], err_msg=name)
     kernels = [f"encoder.layers.{i}.mlp.wo.kernel" for i in (0, 1)]
