@@ -17,8 +17,9 @@ def progress(
     what: str,
     unit: str = "it",
     initial: int = 0,
+    hidden: bool = False,
 ) -> tqdm:
-    """Wraps `items` (or counts by `.update(n)`) in a bar on standard error named `what`."""
+    """Wraps `items` (or counts by `.update(n)`) in a bar on standard error named `what`, unless `hidden`."""
     return tqdm(
         items,
         total=total,
@@ -26,6 +27,6 @@ def progress(
         unit=f" {unit}",
         unit_scale=total is not None and total >= 10_000,
         initial=initial,
-        disable=None,
+        disable=True if hidden else None,
         dynamic_ncols=True,
     )

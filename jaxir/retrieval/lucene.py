@@ -22,6 +22,7 @@ from jaxir.sidecar.settings import PYSERINI_BM25, Bm25, LuceneDocument, Rm3, Roc
 
 Fields = Literal["flat", "multifield"]
 FILES = "lucene"
+FEW = 100
 # Java's String.trim takes these for nothing, and Anserini leaves out a document that is nothing else.
 BLANK = "".join(map(chr, range(33)))
 # Anserini also leaves out a document without contents whatever its other fields hold; of this word, which is
@@ -97,7 +98,8 @@ class LuceneIndex(_LuceneIndex):
         check_k(k)
         k = min(k, self.info.count)
         fields = {"contents": 1.0, "title": 1.0} if self.info.settings["fields"] == "multifield" else None
-        with progress(total=len(queries), what="searching", unit="queries") as bar:
+        few = len(queries) <= FEW  # a server asks for so many at a time, over and over
+        with progress(total=len(queries), what="searching", unit="queries", hidden=few) as bar:
             hits = self._sidecar.search(
                 self._directory,
                 queries,
