@@ -222,6 +222,7 @@ def request(model: Path, signature: str, texts=None, ids=None, imports=("tensorf
     return {"model": str(model), "signature": signature, "inputs": inputs, "imports": list(imports), **more}
 
 
+@pytest.mark.slow
 def test_served_without_jax(tmp_path, sentencepiece_folder):
     """All kinds of exports through one process, for each costs the import of TensorFlow."""
     bert = BertConfig(vocab_size=100, embed_dim=32, num_layers=1, num_heads=2, mlp_dim=64, max_positions=40)

@@ -44,6 +44,7 @@ def page(browser, served) -> Iterator:
     opened.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
     opened.on("dialog", lambda dialog: problems.append(dialog.message))
     opened.goto(served.url)
+    expect(opened.locator("#question")).to_be_focused()
     yield opened
     context.close()
     assert asked and all(url.startswith((served.url, "data:")) for url in asked)

@@ -131,6 +131,7 @@ def assert_same_run(ours: Path, theirs: Path, step: int) -> None:
     assert list((ours / "tensorboard").glob("events.*"))
 
 
+@pytest.mark.slow
 def test_a_run_in_a_bucket_outlives_kill_9_amid_saving_and_is_a_model(bucket, start, recipe, tmp_path):
     train = f"train --gin_file={recipe} --output_dir="
 

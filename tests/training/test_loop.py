@@ -265,7 +265,7 @@ def test_dropout_is_on_in_training_and_differs_from_step_to_step(tmp_path):
 @pytest.mark.parametrize(
     ("make", "optimizer"),
     [
-        (lambda: tiny_run.bert(num_layers=1), AdamW(learning_rate=1e-3)),
+        pytest.param(lambda: tiny_run.bert(num_layers=1), AdamW(learning_rate=1e-3), marks=pytest.mark.slow),
         (Bag, Adafactor(learning_rate=1e-2, min_dim_size_to_factor=16)),
     ],
 )

@@ -172,6 +172,7 @@ def test_adafactor_treats_each_layer_of_a_scanned_stack_as_a_parameter_of_its_ow
     )
 
 
+@pytest.mark.slow
 def test_scanning_the_layers_of_a_model_does_not_change_its_training():
     """A real model: three steps, clipping active, layers of different scale."""
     optimizer = Adafactor(learning_rate=0.1, min_dim_size_to_factor=8, clipping_threshold=0.5)

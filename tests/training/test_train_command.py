@@ -99,6 +99,7 @@ def test_mistakes_cost_one_sentence_and_write_nothing(tmp_path, recipe, capsys):
         assert not output.exists()
 
 
+@pytest.mark.slow
 def test_a_malformed_line_stops_the_run_before_its_first_step(tmp_path, recipe, capsys):
     lines = (tmp_path / "train.jsonl").read_text().splitlines()
     (tmp_path / "train.jsonl").write_text(
