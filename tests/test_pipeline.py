@@ -53,7 +53,6 @@ def jaxir(tmp_path):
     return run
 
 
-@pytest.mark.slow
 def test_pairs_to_answers(jaxir, tmp_path):
     write_beir(tmp_path / "beir")
     documented_files(tmp_path)

@@ -122,6 +122,8 @@ class ScannIndex(VectorIndex):
     def add(self, embeddings: Embeddings, ids: Sequence[str]) -> None:
         """Adds vectors [M, D] under new ids; they go into the leaves there are.
 
+        Documents for display, which the new ones lack, are let go: give `save` the whole corpus.
+
         Raises:
           UserError: as `build`, or an id that is there already.
         """
@@ -132,15 +134,15 @@ class ScannIndex(VectorIndex):
             )
         if there := set(new) & set(self.ids):
             raise UserError(f"document {min(there)!r} is in the index already ({len(there)} are)")
-        self._changed_ids()
-        for shard in shards:
-            for at in range(0, len(shard), BLOCK):
-                vectors = np.array(shard[at : at + BLOCK])
-                if self.info.similarity == "cosine":
-                    vectors = normalize(vectors)
-                self._searcher.upsert(new[: len(vectors)], vectors)
-                new = new[len(vectors) :]
-        self._take_ids()
+        self.documents = None
+        with self._changing():
+            for shard in shards:
+                for at in range(0, len(shard), BLOCK):
+                    vectors = np.array(shard[at : at + BLOCK])
+                    if self.info.similarity == "cosine":
+                        vectors = normalize(vectors)
+                    self._searcher.upsert(new[: len(vectors)], vectors)
+                    new = new[len(vectors) :]
 
     def delete(self, ids: Sequence[str]) -> None:
         """Removes documents.
@@ -152,21 +154,23 @@ class ScannIndex(VectorIndex):
             raise UserError(f"there is no document {min(unknown)!r} to delete ({len(unknown)} are not there)")
         if len(set(ids)) == len(self.ids):
             raise UserError("no document would be left")
-        self._changed_ids()
-        self._searcher.delete(list(dict.fromkeys(ids)))
-        self._take_ids()
+        with self._changing():
+            self._searcher.delete(list(dict.fromkeys(ids)))
 
-    def _changed_ids(self) -> None:
-        """Gives ScaNN's wrapper the ids, which it keeps in the order of its rows while it changes them."""
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Gives ScaNN's wrapper the ids, which it keeps in the order of its rows while it changes them.
+
+        It has them no longer than that: it would pickle them, and translate every answer.
+        """
         self._searcher.docids = list(self.ids)
         self._searcher.docid_to_id = {doc_id: row for row, doc_id in enumerate(self.ids)}
-
-    def _take_ids(self) -> None:
-        """Takes the ids back: it would pickle them, and translate every answer."""
-        self.ids = self._searcher.docids
-        self._searcher.docids = None
-        self.info = dataclasses.replace(self.info, count=len(self.ids))
-        self._ranks = descending_ranks(self.ids)
+        try:
+            yield
+        finally:
+            self.ids, self._searcher.docids = self._searcher.docids, None
+            self.info = dataclasses.replace(self.info, count=len(self.ids))
+            self._ranks = descending_ranks(self.ids)
 
     def candidates(self, k: int) -> dict[str, int]:
         """Returns how widely k documents are searched for, as ScaNN's arguments; {} is for brute force."""

@@ -9,21 +9,13 @@ import pytest
 from jaxir import cli
 from jaxir.interop import model_dir
 
-TINY_MODEL = """
-include "gin/experiments/minilm.gin"
-MODEL = "{model}"
-QUERY_LENGTH = 8
-PASSAGE_LENGTH = 8
-"""
-
 
 @pytest.fixture
-def flags(tmp_path, folder, model) -> list[str]:
-    (tmp_path / "tiny.gin").write_text(TINY_MODEL.format(model=model))
+def flags(tmp_path, folder, tiny_gin) -> list[str]:
     return [
         "--recipe=gin/runs/few_steps.gin",
         f"--datasets=toy={folder}",
-        f"--models={tmp_path / 'tiny.gin'}",
+        f"--models={tiny_gin}",
         "--steps=24",
         "--metrics=P@1 RR",
         f"--output_dir={tmp_path / 'grid'}",

@@ -10,18 +10,10 @@ from jaxir import cli
 from jaxir.experiments import runner
 from jaxir.retrieval.runs import read_run
 
-TINY_MODEL = """
-include "gin/experiments/minilm.gin"
-MODEL = "{model}"
-QUERY_LENGTH = 8
-PASSAGE_LENGTH = 8
-"""
-
 
 @pytest.fixture
-def flags(tmp_path, folder, model) -> list[str]:
-    (tmp_path / "tiny.gin").write_text(TINY_MODEL.format(model=model))
-    recipe = f"{tmp_path}/tiny.gin,gin/objectives/in_batch_softmax.gin,gin/runs/few_steps.gin"
+def flags(tmp_path, folder, tiny_gin) -> list[str]:
+    recipe = f"{tiny_gin},gin/objectives/in_batch_softmax.gin,gin/runs/few_steps.gin"
     return [
         f"--recipe={recipe}",
         f"--dataset=beir:{folder}",
