@@ -195,7 +195,9 @@ def test_slow_and_broken_clients_are_let_go(served):
 def holds(server: tuple[str, int], client: tuple[str, int]) -> bool:
     """Whether the server's process still has its end of a connection (the kernel's may outlive it)."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    ends = [row[9] for row in rows if [int(row[i].split(":")[1], 16) for i in (1, 2)] == [server[1], client[1]]]
+    ends = [
+        row[9] for row in rows if [int(row[i].split(":")[1], 16) for i in (1, 2)] == [server[1], client[1]]
+    ]
     return any(inode != "0" for inode in ends)
 
 
