@@ -80,11 +80,11 @@ def train(
             num_negatives=num_negatives,
             seed=seed,
         )
+    from jaxir.distributed import maybe_initialize_distributed, say, together
     from jaxir.interop import model_dir
     from jaxir.partitioning import MeshConfig
     from jaxir.training import loop
     from jaxir.training.checkpoints import check_run_dir
-    from jaxir.training.distributed import maybe_initialize_distributed, say, together
     from jaxir.training.optimizers import AdamW
     from jaxir.training.settings import describe
 

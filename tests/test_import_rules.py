@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent / "jaxir"
-LEAVES = {"compile_cache", "errors", "files", "partitioning", "progress"}
+LEAVES = {"compile_cache", "distributed", "errors", "files", "partitioning", "progress"}
 MAY_IMPORT = {
     "losses": set(),
     "models": set(),

@@ -58,6 +58,7 @@ class MixtureDataset:
     Attributes:
       num_examples: of all datasets together.
       features: the features of a batch and the shape that one example has in each.
+      order_depends_on_parts: whether that of one of the datasets does.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class MixtureDataset:
         self._rates = None if rates is None else np.array(rates, np.float64) / sum(rates)
         self._mix_within_batch = mix_within_batch
         self.num_examples = int(self._sizes.sum())
+        self.order_depends_on_parts = any(d.order_depends_on_parts for d in self._datasets)
         self.features: dict[str, tuple[int, ...]] = self._datasets[0].features
 
     def batches(

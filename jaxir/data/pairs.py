@@ -57,7 +57,10 @@ class PairDataset:
       num_negatives: N.
       tokenizer_fingerprint: of the tokenizer that made the ids.
       query_prompt, passage_prompt: what stands before each text.
+      order_depends_on_parts: whether other batches come where more processes share them: never.
     """
+
+    order_depends_on_parts = False
 
     def __init__(
         self,

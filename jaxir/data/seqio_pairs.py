@@ -90,7 +90,10 @@ class SeqioPairDataset:
     Attributes:
       num_examples: as the task or mixture counts them; one that does not is read through.
       features: the features of a batch and the shape that one example has in each.
+      order_depends_on_parts: each process reads its own share, so more of them make other batches.
     """
+
+    order_depends_on_parts = True
 
     def __init__(
         self,

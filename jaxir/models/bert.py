@@ -6,6 +6,7 @@ Devlin et al. 2019, Wang et al. 2020 (MiniLM), Sanh et al. 2019 (DistilBERT: no 
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Literal
 
 import jax
@@ -32,7 +33,8 @@ class BertConfig:
       reserved_positions: rows after the last position that nothing reads. RoBERTa counts positions from its
         padding id + 1 = 2; conversion moves the two rows before that to the end, so that positions start at 0
         and nothing is lost.
-      num_token_types: rows of the token type table, of which an encoder reads the first; 0 for no table.
+      num_token_types: rows of the token type table, of which the first is read unless types are given; 0 for
+        no table.
       layer_norm_epsilon: epsilon of every norm.
       activation: of the feed-forward layer.
       dropout_rate: dropout of embeddings and of each sublayer's output.
@@ -79,22 +81,44 @@ class Bert(nnx.Module):
         )
 
     @jaxtyped(typechecker=beartype)
-    def __call__(self, ids: Int[Array, "B L"], *, key: Key[Array, ""] | None = None) -> Float[Array, "B L E"]:
+    def __call__(
+        self,
+        ids: Int[Array, "B L"],
+        *,
+        token_types: Int[Array, "B L"] | None = None,
+        key: Key[Array, ""] | None = None,
+    ) -> Float[Array, "B L E"]:
         """Encodes token ids.
 
         Args:
           ids: [B, L], 0 is padding, on the right.
+          token_types: [B, L] which part of the input each token belongs to; None: all to the first.
           key: key of dropout; None turns it off.
 
         Returns:
           [B, L, E] in the config's dtype. What stands at padded positions has no meaning.
 
         Raises:
-          ValueError: L exceeds max_positions.
+          ValueError: L exceeds max_positions, or there are token types and no table of them.
         """
-        embedding_key, stack_key = layers.split_key(key, 2)
-        x = self.embeddings(ids, key=embedding_key)
-        return layers.run_stack(self.layers, x, ids != 0, remat=self.config.remat, key=stack_key)
+        return self.together([ids], [key], [token_types])[0]
+
+    def together(
+        self,
+        ids: Sequence[jax.Array],
+        keys: Sequence[jax.Array | None],
+        token_types: Sequence[jax.Array | None] | None = None,
+    ) -> list[jax.Array]:
+        """Encodes batches of token ids [B, L], each of a length of its own, as calls for each would.
+
+        What a device does not hold of a block's weights it gathers once for all of them.
+        """
+        types = [None] * len(ids) if token_types is None else token_types
+        split = [layers.split_key(key, 2) for key in keys]
+        xs = [self.embeddings(b, t, key=k) for b, t, (k, _) in zip(ids, types, split, strict=True)]
+        args = [(batch != 0,) for batch in ids]
+        stack_keys = [key for _, key in split]
+        return layers.run_stack(self.layers, xs, args, remat=self.config.remat, keys=stack_keys)
 
 
 class _Embeddings(nnx.Module):
@@ -110,13 +134,15 @@ class _Embeddings(nnx.Module):
         self.token_type = table(config.num_token_types, None) if config.num_token_types else None
         self.norm = layers.LayerNorm(config.embed_dim, epsilon=config.layer_norm_epsilon, dtype=config.dtype)
 
-    def __call__(self, ids: jax.Array, *, key: jax.Array | None) -> jax.Array:
+    def __call__(self, ids: jax.Array, token_types: jax.Array | None, *, key: jax.Array | None) -> jax.Array:
         if ids.shape[1] > self.config.max_positions:
             limit = self.config.max_positions
             raise ValueError(f"input of {ids.shape[1]} tokens is longer than the model's {limit} positions")
         x = self.token(ids) + self.position(jnp.arange(ids.shape[1]))[None]
         if self.token_type is not None:
-            x += self.token_type(jnp.zeros((1, 1), jnp.int32))
+            x += self.token_type(jnp.zeros((1, 1), jnp.int32) if token_types is None else token_types)
+        elif token_types is not None:
+            raise ValueError("token types were given to an encoder that has no table of them")
         x = layers.dropout(self.norm(x), self.config.dropout_rate, key)
         return layers.constrain_activation(x)
 

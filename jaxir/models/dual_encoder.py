@@ -4,6 +4,7 @@ SDE shares everything between the towers, ADE nothing, ADE-SPL the projection on
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Literal
 
 import jax
@@ -104,9 +105,24 @@ class DualEncoderModel(nnx.Module):
         Returns:
           float32 [B, D], of length 1 where the similarity is cosine.
         """
+        return self.encode_together([(ids, tower, key)])[0]
+
+    def encode_together(self, texts: Sequence[tuple[jax.Array, Tower, jax.Array | None]]) -> list[jax.Array]:
+        """Embeds several batches (token ids [B, L], tower, key of dropout), as `encode` would each of them.
+
+        Batches that go through the same encoder go side by side: with FSDP its weights travel once for all.
+        """
+        found: dict[int, jax.Array] = {}
+        prefixes = ["" if self.config.sharing == "sde" else f"{tower}_" for _, tower, _ in texts]
+        for prefix in dict.fromkeys(prefixes):
+            at = [i for i, p in enumerate(prefixes) if p == prefix]
+            encoder = getattr(self, f"{prefix}encoder")
+            hidden = encoder.together([texts[i][0] for i in at], [texts[i][2] for i in at])
+            found |= dict(zip(at, hidden, strict=True))
+        return [self._embedding(found[i], ids, tower) for i, (ids, tower, _) in enumerate(texts)]
+
+    def _embedding(self, hidden: jax.Array, ids: jax.Array, tower: Tower) -> jax.Array:
         config = self.config
-        prefix = "" if config.sharing == "sde" else f"{tower}_"
-        hidden = getattr(self, f"{prefix}encoder")(ids, key=key)
         x = constrain(pool(hidden, ids != 0, how=config.pooling), ("batch", "activation_embed"))
         if config.projection is not None:
             x = getattr(self, f"{tower}_projection" if config.sharing == "ade" else "projection")(x)

@@ -4,11 +4,14 @@ Parameters are float32 and carry their logical axis names; computing happens in 
 in float32. Nothing here draws random numbers by itself: dropout takes a key, and without one it is off.
 """
 
-from collections.abc import Callable, Sequence
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from beartype import beartype
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key, jaxtyped
@@ -40,9 +43,29 @@ def weight(p: nnx.Param, dtype: Any = jnp.float32) -> jax.Array:
 
     A parameter of a stack that is being scanned is one layer of it, without the axis "layers".
     """
+    gathered = _GATHERED.get()
+    if gathered is not None and (id(p), dtype) in gathered:
+        return gathered[id(p), dtype][1]
     value = p[...].astype(dtype)
     axes = p.get_metadata()["logical_axes"]
-    return gather_weight(value, axes[len(axes) - value.ndim :])
+    value = gather_weight(value, axes[len(axes) - value.ndim :])
+    if gathered is not None:
+        gathered[id(p), dtype] = p, value
+    return value
+
+
+# Weights that are whole already, by parameter and type; with the parameter, that its id be not used again.
+_GATHERED: contextvars.ContextVar[dict | None] = contextvars.ContextVar("gathered", default=None)
+
+
+@contextlib.contextmanager
+def gather_once() -> Iterator[None]:
+    """Has `weight` gather each parameter once while in force: for what several batches go through in turn."""
+    token = _GATHERED.set({})
+    try:
+        yield
+    finally:
+        _GATHERED.reset(token)
 
 
 def param_axes(state: nnx.State) -> nnx.State:
@@ -160,6 +183,17 @@ class Embedding(nnx.Module):
         """Looks up ids [...]; an id outside the table gives NaN, which no later step can hide."""
         return look_up(self.embedding[...], ids, self.embedding.get_metadata()["logical_axes"], self.dtype)
 
+    def together(self, ids: Sequence[jax.Array]) -> list[jax.Array]:
+        """Looks up batches of ids [B, L]: their gradients are added up before they travel."""
+        rows = min(len(batch) for batch in ids)
+        if any(len(batch) % rows for batch in ids):
+            return [self(batch) for batch in ids]
+        # [B N, L] is [B, N L]: rows stay on their devices.
+        wide = [batch.reshape(rows, -1) for batch in ids]
+        ends = np.cumsum([batch.shape[1] for batch in wide])[:-1]
+        found = jnp.split(self(jnp.concatenate(wide, axis=1)), ends, axis=1)
+        return [x.reshape(*batch.shape, -1) for x, batch in zip(found, ids, strict=True)]
+
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
     """Zeroes each element with probability `rate` and divides the rest by 1 - rate; off without a key."""
@@ -266,39 +300,49 @@ def make_stack(make_block: Callable[[nnx.Rngs], nnx.Module], num: int, *, scan: 
 
 
 def run_stack(
-    blocks: Any, x: Float[Array, "B L E"], *args: Any, remat: bool, key: jax.Array | None
-) -> Float[Array, "B L E"]:
-    """Runs x [B, L, E] through the blocks that `make_stack` made: x = block(x, *args, key=own key).
+    blocks: Any,
+    xs: Sequence[Float[Array, "B L E"]],
+    args: Sequence[Sequence[Any]],
+    *,
+    remat: bool,
+    keys: Sequence[jax.Array | None],
+) -> list[Float[Array, "B L E"]]:
+    """Runs batches x [B, L, E] through the blocks that `make_stack` made: x = block(x, *args, key=own key).
+
+    They go side by side, block by block, so that a block's weights are gathered once for all of them.
 
     Args:
       blocks: a list of blocks, or one block of stacked parameters, which `jax.lax.scan` walks: the compiled
         program then holds one block, whatever the depth.
-      x: input of the first block.
-      *args: given to each block as they are.
+      xs: inputs of the first block.
+      args: of each batch, given to each block as they are.
       remat: keep only the blocks' inputs for the backward pass and compute the rest anew (jax.checkpoint).
-      key: split into one key for each block; None turns dropout off.
+      keys: of each batch, split into one key for each block; None turns dropout off.
     """
     scan = not isinstance(blocks, nnx.List)
     num = len(jax.tree.leaves(nnx.state(blocks))[0]) if scan else len(blocks)
-    keys = None if key is None else jax.random.split(key, num)
+    split = tuple(None if key is None else jax.random.split(key, num) for key in keys)
 
-    def apply(graphdef, state, x, key):
-        return nnx.merge(graphdef, state)(x, *args, key=key)
+    def apply(graphdef, state, xs, keys):
+        block = nnx.merge(graphdef, state)
+        with gather_once():
+            return tuple(block(x, *a, key=key) for x, a, key in zip(xs, args, keys, strict=True))
 
     if remat:
         apply = jax.checkpoint(apply, static_argnums=0, prevent_cse=not scan)
+    xs = tuple(xs)
     if scan:
         graphdef, stacked = nnx.split(blocks)
 
-        def step(x, layer):
-            state, key = layer
-            return apply(graphdef, state, x, key), None
+        def step(xs, layer):
+            state, keys = layer
+            return apply(graphdef, state, xs, keys), None
 
-        return jax.lax.scan(step, x, (stacked, keys))[0]
+        return list(jax.lax.scan(step, xs, (stacked, split))[0])
     for i, block in enumerate(blocks):
         graphdef, state = nnx.split(block)
-        x = apply(graphdef, state, x, None if keys is None else keys[i])
-    return x
+        xs = apply(graphdef, state, xs, tuple(None if k is None else k[i] for k in split))
+    return list(xs)
 
 
 def constrain_activation(x: jax.Array) -> jax.Array:

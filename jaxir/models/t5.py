@@ -6,6 +6,7 @@ position biases. Attention logits are not divided by sqrt(K): the initialisation
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import jax
@@ -148,12 +149,25 @@ class T5Encoder(nnx.Module):
         Returns:
           [B, L, E] in the config's dtype. What stands at padded positions has no meaning.
         """
-        rate = self.config.dropout_rate
-        embedding_key, stack_key, final_key = layers.split_key(key, 3)
-        x = layers.constrain_activation(layers.dropout(self.token(ids), rate, embedding_key))
-        bias = self.relative_bias(ids.shape[1])
-        x = layers.run_stack(self.layers, x, ids != 0, bias, remat=self.config.remat, key=stack_key)
-        return layers.constrain_activation(layers.dropout(self.norm(x), rate, final_key))
+        return self.together([ids], [key])[0]
+
+    def together(self, ids: Sequence[jax.Array], keys: Sequence[jax.Array | None]) -> list[jax.Array]:
+        """Encodes batches of token ids [B, L], each of a length of its own, as calls for each would.
+
+        What a device does not hold of a weight it gathers once for all of them.
+        """
+        rate, remat = self.config.dropout_rate, self.config.remat
+        split = [layers.split_key(key, 3) for key in keys]
+        xs = [
+            layers.constrain_activation(layers.dropout(x, rate, key))
+            for x, (key, _, _) in zip(self.token.together(ids), split, strict=True)
+        ]
+        args = [(batch != 0, self.relative_bias(batch.shape[1])) for batch in ids]
+        xs = layers.run_stack(self.layers, xs, args, remat=remat, keys=[key for _, key, _ in split])
+        return [
+            layers.constrain_activation(layers.dropout(self.norm(x), rate, key))
+            for x, (_, _, key) in zip(xs, split, strict=True)
+        ]
 
 
 class RelativeBias(nnx.Module):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
@@ -18,9 +18,11 @@ KEYS = ("query_key", "passage_key", "negative_key")
 
 
 class Encoder(Protocol):
-    """What the objective asks of a model: token ids [B, L] to float32 embeddings [B, D]."""
+    """What the objective asks of a model: batches (token ids [B, L], tower, key) to embeddings [B, D]."""
 
-    def encode(self, ids: jax.Array, *, tower: str, key: jax.Array | None) -> jax.Array: ...
+    def encode_together(
+        self, texts: Sequence[tuple[jax.Array, str, jax.Array | None]]
+    ) -> Sequence[jax.Array]: ...
 
 
 class Embeddings(NamedTuple):
@@ -91,13 +93,13 @@ class Contrastive:
         self, model: Encoder, batch: Mapping[str, jax.Array], key: jax.Array | None
     ) -> Embeddings:
         keys: Any = (None, None, None) if key is None else jax.random.split(key, 3)
-        query = model.encode(batch["query_ids"], tower="query", key=keys[0])
-        passage = model.encode(batch["passage_ids"], tower="passage", key=keys[1])
+        texts = [(batch["query_ids"], "query", keys[0]), (batch["passage_ids"], "passage", keys[1])]
         negatives = batch.get("negative_ids")
         if negatives is not None:
-            count = negatives.shape[:2]
-            flat = model.encode(negatives.reshape(-1, negatives.shape[-1]), tower="passage", key=keys[2])
-            negatives = constrain(flat.reshape(*count, -1), ("batch", None, "affinity"))
+            texts.append((negatives.reshape(-1, negatives.shape[-1]), "passage", keys[2]))
+        query, passage, *rest = model.encode_together(texts)
+        if negatives is not None:
+            negatives = constrain(rest[0].reshape(*negatives.shape[:2], -1), ("batch", None, "affinity"))
         return Embeddings(
             query=constrain(query, ("batch", "affinity")),
             passage=constrain(passage, ("batch", "affinity")),

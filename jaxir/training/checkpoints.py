@@ -19,11 +19,11 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from jaxir.distributed import all_agree, wait_for_all
 from jaxir.errors import UserError
 from jaxir.files import atomic_file, check_bucket, is_bucket, move_tree, path_of
 from jaxir.interop.model_dir import COMMITTED, checkpoint_steps
 from jaxir.interop.quiet import quiet_orbax
-from jaxir.training.distributed import all_agree, wait_for_all
 from jaxir.training.logs import LOG
 from jaxir.training.state import TrainState, inspect
 

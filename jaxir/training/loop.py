@@ -13,10 +13,10 @@ import numpy as np
 from flax import nnx
 from jax.experimental import multihost_utils
 
+from jaxir import distributed
 from jaxir.errors import UserError
 from jaxir.files import atomic_file, path_of
 from jaxir.partitioning import MeshConfig, Partitioner
-from jaxir.training import distributed
 from jaxir.training import state as state_lib
 from jaxir.training.checkpoints import Checkpoints
 from jaxir.training.dev import METRICS, DevEvaluation, check_metric
@@ -33,6 +33,7 @@ class Data(Protocol):
     """What the loop asks of training data; `jaxir.data.pairs.PairDataset` is one."""
 
     num_examples: int
+    order_depends_on_parts: bool
 
     def batches(
         self, *, batch_size: int, seed: int, start_step: int, process_index: int, process_count: int
@@ -121,6 +122,7 @@ def train(
 
     # ---------------------------------------------------------------- the run's directory
     run_dir = path_of(output_dir)
+    part, parts = distributed.share_of_batch(partitioner)
     checkpoints = Checkpoints(
         run_dir,
         agreed_settings(
@@ -134,6 +136,7 @@ def train(
             steps=steps,
             batch_size=batch_size,
             seed=seed,
+            parts=parts,
         ),
         keep_last=keep_last,
         metric=dev_metric if dev else None,
@@ -152,7 +155,6 @@ def train(
             return result(start, start, None, checkpoints)
 
         # ------------------------------------------------------------ batches, made ahead on a thread
-        part, parts = distributed.share_of_batch(partitioner)
         batches = closing.enter_context(
             prefetch(
                 data.batches(

@@ -24,12 +24,14 @@ def agreed_settings(
     steps: int,
     batch_size: int,
     seed: int,
+    parts: int,
 ) -> dict[str, Any]:
     """Returns what decides the course of a run: two runs with the same settings end with the same parameters.
 
-    The mesh is not among them: a run may go on with other devices, to the same numbers up to rounding.
+    The mesh is not among them: a run may go on with other devices, to the same numbers up to rounding. Where
+    the order of the data hangs on it, the number of parts that processes read a batch in is.
     """
-    return {
+    return ({"data_parts": parts} if data.order_depends_on_parts else {}) | {
         "batch_size": batch_size,
         "data": data_fingerprint(data, batch_size, seed),
         "dev": dev and f"{dev_metric} on {data_fingerprint(dev, 1, 0)}, {dev_distractors} distractors",

@@ -101,7 +101,7 @@ class _Noise(nnx.Module):
 @pytest.mark.parametrize("scan", [False, True])
 def test_each_layer_has_its_own_key(scan, remat):
     blocks = layers.make_stack(lambda rngs: _Noise(rngs), 2, scan=scan, rngs=nnx.Rngs(0))
-    both = layers.run_stack(blocks, jnp.zeros((1, 3, 4)), remat=remat, key=jax.random.key(5))
+    (both,) = layers.run_stack(blocks, [jnp.zeros((1, 3, 4))], [()], remat=remat, keys=[jax.random.key(5)])
     keys = jax.random.split(jax.random.key(5), 2)
     first, second = (jax.random.normal(k, (1, 3, 4)) for k in keys)
     np.testing.assert_allclose(both, first + second, rtol=1e-6)

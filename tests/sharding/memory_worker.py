@@ -12,6 +12,7 @@ import numpy as np
 from flax import nnx
 
 from jaxir.data.tokenizer import Tokenizer
+from jaxir.distributed import maybe_initialize_distributed, together, wait_for_all
 from jaxir.interop import hf, model_dir, stored
 from jaxir.interop.lazy import LazyArray
 from jaxir.interop.stored import EncoderSettings, StoredModel
@@ -20,7 +21,6 @@ from jaxir.models.t5 import T5Config
 from jaxir.partitioning import MeshConfig
 from jaxir.training import state as state_lib
 from jaxir.training.checkpoints import Checkpoints
-from jaxir.training.distributed import maybe_initialize_distributed, together, wait_for_all
 from jaxir.training.optimizers import AdamW
 
 # 16 MB, and all of it can be split; the settings are those of a large model.

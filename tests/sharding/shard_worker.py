@@ -16,6 +16,7 @@ import optax
 from collectives import collectives
 from flax import nnx
 
+from jaxir.distributed import maybe_initialize_distributed, together
 from jaxir.losses.in_batch import in_batch_softmax
 from jaxir.losses.pair import pair
 from jaxir.losses.samtone import samtone
@@ -25,7 +26,6 @@ from jaxir.models.t5 import T5Config
 from jaxir.objectives.contrastive import KEYS, Contrastive
 from jaxir.partitioning import MeshConfig
 from jaxir.training import state as state_lib
-from jaxir.training.distributed import maybe_initialize_distributed, together
 from jaxir.training.optimizers import Adafactor, BuiltOptimizer
 
 # Every size is another number, so that a shape in a compiled program tells what it is.
@@ -82,6 +82,9 @@ class Bag(nnx.Module):
     def encode(self, ids, *, tower, key):
         x = layers.constrain_activation(self.token(ids)).mean(1)
         return l2_normalize(self.wo(jnp.tanh(self.wi(x))))
+
+    def encode_together(self, texts):
+        return [self.encode(ids, tower=tower, key=key) for ids, tower, key in texts]
 
 
 class AnyLoss:

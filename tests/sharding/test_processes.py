@@ -179,6 +179,8 @@ def test_a_preempted_run_on_seqio_data_ends_as_an_uninterrupted_one(tmp_path, la
     two[0].send_signal(signal.SIGTERM)
     assert [status for status, _ in finish(two)] == [143, 143]
     assert 9 <= saved_steps(run_dir)[-1] < STEPS
+    (alone,) = finish(launch(*command(flag, run_dir, {"fsdp": 2}), processes=1, devices=2))
+    assert alone[0] == 1 and "was trained with data_parts=2, not 1; give the settings" in alone[1]
     for directory in (run_dir, whole):
         ended = finish(start(directory))
         assert [status for status, _ in ended] == [0, 0], ended

@@ -57,6 +57,7 @@ class Hooked:
 
     def __init__(self, data, before):
         self._data, self._before, self.num_examples = data, before, data.num_examples
+        self.order_depends_on_parts = data.order_depends_on_parts
 
     def batches(self, *, start_step, **kwargs):
         for step, batch in enumerate(self._data.batches(start_step=start_step, **kwargs), start_step):
@@ -86,6 +87,9 @@ class Bag(nnx.Module):
         if key is not None:
             x *= jax.random.bernoulli(key, 1 - self.dropout_rate, x.shape).astype(jnp.float32)
         return l2_normalize(x @ self.kernel[...] + self.bias[...][None])
+
+    def encode_together(self, texts):
+        return [self.encode(ids, tower=tower, key=key) for ids, tower, key in texts]
 
 
 def run(
