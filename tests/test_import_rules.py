@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent / "jaxir"
-LEAVES = {"compile_cache", "distributed", "errors", "files", "partitioning", "progress"}
+LEAVES = {"compile_cache", "distributed", "errors", "files", "lean_tensorflow", "partitioning", "progress"}
 MAY_IMPORT = {
     "losses": set(),
     "models": set(),
@@ -79,3 +79,14 @@ def test_no_tensorflow_until_it_is_used():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
+
+
+def test_scann_brings_tensorflow_but_not_keras_which_stays_to_be_had():
+    code = (
+        "import sys\nfrom jaxir.retrieval import scann_index\nscann_index._scann()\n"
+        "print(*(m in sys.modules for m in ('tensorflow', 'keras', 'pandas', 'matplotlib')))\n"
+        "import tensorflow as tf\nprint(tf.keras.layers.Dense.__module__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["True", "False", "False", "False", "keras.src.layers.core.dense"]

@@ -20,6 +20,7 @@ from jaxir.files import atomic_directory
 from jaxir.interop import saved_model_readme
 from jaxir.interop.graph_tokenizer import GraphTokenizer
 from jaxir.interop.stored import EncoderSettings
+from jaxir.lean_tensorflow import import_tensorflow
 from jaxir.models import layers
 from jaxir.models.dual_encoder import DualEncoderModel
 
@@ -233,6 +234,7 @@ def _narrowed(model: DualEncoderModel) -> DualEncoderModel:
 def _tensorflow() -> Any:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
+        import_tensorflow()
         import tensorflow as tf
     except ImportError as error:
         raise UserError(f"a SavedModel needs TensorFlow ({error}): pip install 'jaxir[seqio]'") from error

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxir.errors import UserError
+from jaxir.lean_tensorflow import import_tensorflow
 from jaxir.retrieval.documents import Documents
 from jaxir.retrieval.index import (
     Embeddings,
@@ -279,6 +280,7 @@ def _scann() -> ModuleType:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
         with _quiet():
+            import_tensorflow()
             from scann.scann_ops.py import scann_ops_pybind
     except ImportError as error:
         raise UserError(
