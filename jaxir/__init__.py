@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from jaxir.retrieval.embeddings import encode_corpus
     from jaxir.retrieval.exact import ExactIndex
     from jaxir.retrieval.index import Index, load_index
+    from jaxir.retrieval.milvus_index import MilvusIndex
     from jaxir.retrieval.runs import read_run, write_run
     from jaxir.retrieval.scann_index import ScannIndex
 
@@ -27,6 +28,7 @@ _HOME = {
     "DualEncoder": "jaxir.retrieval.dual_encoder",
     "ExactIndex": "jaxir.retrieval.exact",
     "Index": "jaxir.retrieval.index",
+    "MilvusIndex": "jaxir.retrieval.milvus_index",
     "ScannIndex": "jaxir.retrieval.scann_index",
     "encode_corpus": "jaxir.retrieval.embeddings",
     "in_batch_softmax": "jaxir.losses.in_batch",
@@ -42,6 +44,7 @@ __all__ = [
     "DualEncoder",
     "ExactIndex",
     "Index",
+    "MilvusIndex",
     "ScannIndex",
     "encode_corpus",
     "in_batch_softmax",

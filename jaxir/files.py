@@ -7,6 +7,7 @@ through gcsfs, which only a process that names one imports.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import io
 import logging
@@ -177,7 +178,9 @@ def atomic_directory(path: str | Path, *, overwrite: bool = False) -> Iterator[P
     try:
         yield aside
         aside.chmod(0o777 & ~_umask())
-        if path.exists():
+        if path.exists() and _exchanged(aside, path):
+            shutil.rmtree(aside)
+        elif path.exists():  # there is a moment without either
             old = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".old", dir=path.parent))
             path.replace(old / path.name)
             aside.replace(path)
@@ -187,6 +190,16 @@ def atomic_directory(path: str | Path, *, overwrite: bool = False) -> Iterator[P
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
+
+
+def _exchanged(one: Path, other: Path) -> bool:
+    """Lets two directories of one file system change names in one step; false where the system cannot."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except AttributeError:  # not Linux
+        return False
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return rename(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0
 
 
 def _umask() -> int:

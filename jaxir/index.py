@@ -9,9 +9,9 @@ from jaxir.errors import UserError
 
 
 def index(
-    output: str,
+    output: str | None = None,
     embeddings: str | None = None,
-    backend: Literal["scann", "exact", "lucene"] = "scann",
+    backend: Literal["scann", "exact", "lucene", "milvus"] = "scann",
     corpus: str | None = None,
     model: str | None = None,
     storage: Literal["float32", "bfloat16", "int8"] | None = None,
@@ -19,36 +19,65 @@ def index(
     queries: str | None = None,
     fields: Literal["flat", "multifield"] | None = None,
     on_bad_input: Literal["stop", "skip"] = "stop",
+    uri: str | None = None,
+    collection: str | None = None,
+    index_type: Literal["FLAT", "HNSW", "AUTOINDEX"] | None = None,
+    update: str | None = None,
+    delete: str | None = None,
 ) -> None:
-    """Build an index over encoded passages, or over the words of a corpus.
+    """Build an index over encoded passages, or over the words of a corpus; or change one (--update).
 
-    scann and exact take --embeddings; lucene takes --corpus and no model (BM25, in a process of its own that
-    is installed on first use).
+    scann, exact and milvus take --embeddings; lucene takes --corpus and no model (BM25, in a process of its
+    own that is installed on first use).
 
     Args:
       output: the index directory.
       embeddings: what jaxir.encode wrote.
-      backend: scann (approximate, fast, exact up to some thousands of passages), exact, or lucene (BM25).
+      backend: scann (approximate, fast, exact up to some thousands of passages), exact, lucene (BM25), or
+        milvus (embedded, or a server by --uri).
       corpus: the corpus; its titles and texts are stored, for jaxir.search to show. With --embeddings, the
         one that was encoded.
       model: the model that jaxir.search should load for queries (default: the one that encoded the
         passages).
-      storage: for scann, of the vectors that decide the order of answers (default: float32); a smaller one
-        costs recall, which is measured and told.
+      storage: for scann and exact, the type of the vectors that decide the order of answers (default:
+        float32); a smaller one costs recall, which is measured and told.
       target_recall: for scann, search no further than this recall@10 needs, tuned and measured against exact
-        search; without it 200 candidates of an eighth of the leaves are compared.
-      queries: queries.jsonl[.gz] for --target_recall, half to tune on and half to measure on (default:
-        passages are taken for queries).
+        search; without it 200 candidates of an eighth of the leaves are compared. For exact, what TPUs'
+        approximate top-k shall find; on other devices an exact index finds all the same.
+      queries: queries.jsonl[.gz] for --target_recall and --storage, half to tune on and half to measure on
+        (default: passages are taken for queries).
       fields: for lucene, whether title and text are one field (flat, the default) or two of equal weight.
       on_bad_input: for lucene, stop at the first malformed line of --corpus, or skip and count them.
+      uri: for milvus, a server (http://host:19530, its token in the variable MILVUS_TOKEN) or the path of an
+        embedded Milvus (default: one in the index directory).
+      collection: for milvus, the name of the collection to make (default: passages).
+      index_type: for milvus, FLAT (the default) is exact, HNSW and AUTOINDEX (Milvus's choice) are not.
+      update: an index to change, instead of --output: passages of --embeddings, with their --corpus, are
+        added (of --corpus alone, to a lucene index), those of --delete taken out. It is written anew and
+        then takes the old one's place; a Milvus elsewhere is changed where it is.
+      delete: for --update, a file with the ids of passages to take out first, one on a line.
     """
-    scann_only = {"storage": storage, "target_recall": target_recall, "queries": queries}
-    if backend != "scann" and (
-        given := [f"--{name}" for name, value in scann_only.items() if value is not None]
+    if update is not None:
+        others = {"output": output, "model": model, "storage": storage, "target_recall": target_recall}
+        others |= {"queries": queries, "fields": fields, "uri": uri, "collection": collection}
+        others |= {"index_type": index_type, "backend": None if backend == "scann" else backend}
+        if given := [f"--{name}" for name, value in others.items() if value is not None]:
+            raise UserError(f"{' and '.join(given)}: not with --update, for the index stays what it is")
+        _update(update, embeddings, corpus, delete, on_bad_input)
+        return
+    if output is None or delete is not None:
+        raise UserError("--output must be given" if output is None else "--delete is for --update")
+    milvus = {"uri": uri, "collection": collection, "index_type": index_type}
+    milvus = {name: value for name, value in milvus.items() if value is not None}
+    if milvus and backend != "milvus":
+        raise UserError(f"{' and '.join(f'--{name}' for name in milvus)}: for --backend=milvus only")
+    measured = {"storage": storage, "target_recall": target_recall, "queries": queries}
+    if backend not in ("scann", "exact") and (
+        given := [f"--{name}" for name, value in measured.items() if value is not None]
     ):
-        raise UserError(f"{' and '.join(given)}: for --backend=scann only")
-    if queries is not None and target_recall is None:
-        raise UserError("--queries are what --target_recall is tuned on")
+        raise UserError(f"{' and '.join(given)}: for --backend=scann and --backend=exact only")
+    if queries is not None and storage is None and target_recall is None:
+        raise UserError("--queries are what --target_recall is tuned and --storage is measured on")
     recall = None
     if backend == "lucene":
         from jaxir.retrieval.lucene import build_lucene_index
@@ -71,12 +100,39 @@ def index(
             from jaxir.retrieval.tuning import build_tuned
 
             built, recall = build_tuned(
-                stored, storage=storage or "float32", target=target_recall, queries=queries, model=model
+                stored,
+                backend=backend,
+                storage=storage or "float32",
+                target=target_recall,
+                queries=queries,
+                model=model,
             )
         else:
-            built = build_index(stored, backend=backend, model=model)
+            built = build_index(stored, backend=backend, model=model, **milvus)
         built.save(output, corpus=corpus)
     print(f"{output}: {backend} index of {built.info.count:,} passages" + (f"; {recall}" if recall else ""))
+
+
+def _update(
+    directory: str,
+    embeddings: str | None,
+    corpus: str | None,
+    delete: str | None,
+    on_bad_input: Literal["stop", "skip"],
+) -> None:
+    from jaxir.retrieval.updating import read_ids, update_index
+
+    if embeddings is None and corpus is None and delete is None:
+        raise UserError("--update needs --embeddings, --corpus or --delete")
+    if embeddings is not None:
+        from jaxir.retrieval.embeddings import open_embeddings
+
+        stored = open_embeddings(embeddings)
+    else:
+        stored = None
+    ids = read_ids(delete) if delete is not None else []
+    change = update_index(directory, embeddings=stored, delete=ids, corpus=corpus, on_bad_input=on_bad_input)
+    print(f"{directory}: {change}")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from jaxir import cli
 from jaxir.errors import UserError
@@ -26,7 +26,10 @@ def search(
 ) -> None:
     """Search an index: a file of queries into a TREC run, one question, or questions typed at it.
 
-    Without --query and --queries each line of standard input is a question.
+    Without --query and --queries each line of standard input is a question. Several machines search an exact
+    index together: start the same command, with --queries, once on each (TPU pods are known by themselves,
+    elsewhere JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID say who is who). Each reads its
+    part of the vectors, and process 0 writes the run (docs/exact_search.md).
 
     Args:
       index: the index directory.
@@ -42,10 +45,10 @@ def search(
       b: for a lucene index, how much a document's length counts, from 0 to 1 (default: 0.4).
       feedback: for a lucene index, expand queries by words of the first 10 documents found.
     """
-    from jaxir.data.sources import read_queries
+    from jaxir import distributed
+    from jaxir.partitioning import MeshConfig
     from jaxir.retrieval.console import answer, converse
     from jaxir.retrieval.index import load_index
-    from jaxir.retrieval.runs import write_run
     from jaxir.retrieval.searcher import Searcher
 
     if (queries is None) != (output is None):
@@ -55,20 +58,56 @@ def search(
     k = k if k is not None else 100 if queries is not None else 5
     if k < 1:
         raise UserError(f"--k must be at least 1, not {k}")
-    asked = list(read_queries(queries, on_bad_input)) if queries is not None else []
     loaded = load_index(index)
     if (k1, b, feedback) != (None, None, None):
         loaded = _ranked(loaded, k1, b, feedback)
-    searcher = Searcher.open(loaded, model=model, dtype=dtype)
-    if queries is not None:
-        scores, ids = searcher.search([q.text for q in asked], k, show_progress=True)
+    opening = {"model": model, "dtype": dtype}
+    if loaded.engine == "exact" and (processes := _processes())[1] > 1:
+        with distributed.together():
+            if queries is None:
+                raise UserError("several processes search a file of queries: give --queries and --output")
+            everywhere, writes = loaded.on(MeshConfig().build()), processes[0] == 0
+            _search_file(everywhere, queries, on_bad_input, k, output, writes=writes, **opening)
+    elif queries is not None:
+        _search_file(loaded, queries, on_bad_input, k, output, **opening)
+    elif query is not None:
+        print(answer(Searcher.open(loaded, **opening), query, k))
+    else:
+        converse(Searcher.open(loaded, **opening), k)
+
+
+def _processes() -> tuple[int, int]:
+    """Joins the processes that this one is started with; returns (its number, how many there are)."""
+    import jax
+
+    from jaxir import distributed
+
+    distributed.maybe_initialize_distributed()
+    return jax.process_index(), jax.process_count()
+
+
+def _search_file(
+    index: Index,
+    queries: str,
+    on_bad_input: Literal["stop", "skip"],
+    k: int,
+    output: str,
+    *,
+    writes: bool = True,
+    **opening: Any,
+) -> None:
+    """Searches for a file of queries; of several processes only one writes the run."""
+    from jaxir.data.sources import read_queries
+    from jaxir.retrieval.runs import write_run
+    from jaxir.retrieval.searcher import Searcher
+
+    asked = list(read_queries(queries, on_bad_input))
+    searcher = Searcher.open(index, **opening)
+    scores, ids = searcher.search([q.text for q in asked], k, show_progress=True)
+    if writes:
         run = {q.id: list(zip(ids[i], scores[i], strict=False)) for i, q in enumerate(asked)}
         write_run(output, run)
         print(f"{output}: {len(run):,} queries, {sum(map(len, ids)):,} answers")
-    elif query is not None:
-        print(answer(searcher, query, k))
-    else:
-        converse(searcher, k)
 
 
 def _ranked(

@@ -24,7 +24,10 @@ MAY_IMPORT = {
     "experiments": {"models", "data", "interop", "retrieval", "evaluation"},
     "serving": {"data", "interop", "retrieval"},
 }
-LAZY = ("tensorflow", "seqio", "tensorflow_datasets", "scann", "matplotlib", "sklearn", "gcsfs", "jnius")
+LAZY = (
+    *("tensorflow", "seqio", "tensorflow_datasets", "scann", "matplotlib", "sklearn", "gcsfs", "jnius"),
+    *("pymilvus", "milvus_lite", "faiss", "pandas", "grpc"),
+)
 
 
 def project_imports(path: Path) -> set[str]:

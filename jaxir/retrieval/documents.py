@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -45,27 +45,61 @@ class Documents:
         except (OSError, ValueError) as error:
             raise UserError(f"{directory} is a damaged index: {error}") from None
 
+    def lines(self, ids: Collection[str]) -> Iterator[tuple[str, bytes]]:
+        """Yields ids and what is stored of them ([title, text] in JSON), as it lies on disk."""
+        rows = sorted((int(self._offsets[self._row_of[doc_id]]), doc_id) for doc_id in ids)
+        with self._path.open("rb") as file:
+            for offset, doc_id in rows:
+                file.seek(offset)
+                yield doc_id, file.readline()
+
     @staticmethod
-    def write(directory: Path, corpus: str | Path, ids: Sequence[str]) -> None:
-        """Copies the documents named by `ids` from a corpus file into an index directory.
+    def write(
+        directory: Path,
+        corpus: str | Path | None,
+        ids: Sequence[str],
+        *,
+        kept: Documents | None = None,
+        new: Collection[str] | None = None,
+    ) -> None:
+        """Copies the documents named by `ids` into an index directory.
+
+        Args:
+          directory: where to.
+          corpus: a corpus file; None where all are in `kept`.
+          ids: of the documents, in the order of the index.
+          kept: documents of an earlier index.
+          new: the ids that are taken from the corpus; None takes all from there.
 
         Raises:
           UserError: the corpus lacks one of them (a malformed line is no document), or cannot be read.
         """
         row_of = {doc_id: row for row, doc_id in enumerate(ids)}
+        wanted = row_of.keys() if new is None else set(new)
         offsets = np.full(len(ids), -1, np.int64)
         with (directory / _TEXTS).open("wb") as file:
-            for document in read_corpus(corpus, OnBadInput("skip")):
-                row = row_of.get(document.id)
-                if row is not None:
-                    offsets[row] = file.tell()
+            if kept is not None:
+                for doc_id, line in kept.lines([i for i in ids if i not in wanted]):
+                    offsets[row_of[doc_id]] = file.tell()
+                    file.write(line)
+            for document in read_corpus(corpus, OnBadInput("skip")) if corpus is not None else ():
+                if document.id in wanted:
+                    offsets[row_of[document.id]] = file.tell()
                     line = json.dumps([document.title, document.text], ensure_ascii=False)
                     file.write(line.encode() + b"\n")
         missing = np.flatnonzero(offsets < 0)
         if len(missing):
             raise UserError(
-                f"{corpus} lacks {len(missing)} of the {len(ids)} documents that were encoded, "
+                f"{corpus} lacks {len(missing)} of the {len(wanted)} documents that were encoded, "
                 f"for example {ids[missing[0]]!r}: is it the corpus that was encoded?"
             )
+        with (directory / _OFFSETS).open("wb") as file:
+            write_npy(file, [offsets])
+
+    @staticmethod
+    def reorder(directory: Path, before: Sequence[str], after: Sequence[str]) -> None:
+        """Tells the documents of an index directory that its ids stand in another order now."""
+        row_of = {doc_id: row for row, doc_id in enumerate(before)}
+        offsets = np.load(directory / _OFFSETS)[[row_of[doc_id] for doc_id in after]]
         with (directory / _OFFSETS).open("wb") as file:
             write_npy(file, [offsets])

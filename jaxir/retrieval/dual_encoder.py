@@ -45,8 +45,8 @@ class DualEncoder:
     """Encodes queries and passages.
 
     Texts are sorted by tokens and batched to a token budget (`jaxir.retrieval.batching`), batches are split
-    over all devices, and the next texts are tokenised while the present ones are computed. Vectors come
-    back in the order of the texts.
+    over all devices of this process, and the next texts are tokenised while the present ones are computed.
+    Vectors come back in the order of the texts.
 
     Attributes:
       model: the `DualEncoderModel`.
@@ -74,7 +74,8 @@ class DualEncoder:
         self.model, self.tokenizer, self.settings = model, tokenizer, settings
         self.fingerprint, self.spec = fingerprint, spec
         self.similarity: str = model.config.similarity
-        self.partitioner = partitioner or MeshConfig().build()
+        # Of several processes each encodes for itself: they have no batch in common.
+        self.partitioner = partitioner or MeshConfig().build(jax.local_devices())
         platform = jax.default_backend()
         self.batch_tokens = batch_tokens or BATCH_TOKENS.get(platform, ACCELERATOR_BATCH_TOKENS)
         self._shape_cost = int(SHAPE_COST.get(platform, ACCELERATOR_SHAPE_COST) * self.batch_tokens)

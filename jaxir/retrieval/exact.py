@@ -1,16 +1,21 @@
-"""Exact search: every query against every vector, block by block, on whatever device there is."""
+"""Exact search: every query against every vector, block by block, on whatever devices there are."""
 
-import functools
-import itertools
+from __future__ import annotations
+
+import copy
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxir.errors import UserError
+from jaxir.partitioning import MeshConfig, Partitioner
 from jaxir.retrieval.documents import Documents
+from jaxir.retrieval.exact_rows import DTYPES, Rows, Storage
 from jaxir.retrieval.index import (
     Embeddings,
     IndexInfo,
@@ -19,30 +24,48 @@ from jaxir.retrieval.index import (
     checked,
     descending_ranks,
 )
-from jaxir.retrieval.npy import write_npy
+from jaxir.retrieval.topk import NO_RANK, block_program, merge_program
 
-BLOCK = 16_384  # vectors compared at a time
-QUERY_BLOCK = 1024  # queries compared at a time: at most [1024, 16384] scores are in memory
-NO_RANK = np.iinfo(np.int32).max
+BLOCK = 16_384  # vectors that a device compares at a time
+QUERY_BLOCK = 1024  # queries compared at a time: at most [1024, 16384] scores are in a device's memory
+# On a CPU 8 MB of scores: they are still in its cache when the best are looked for, and their memory is used
+# again, while the system takes back and clears what is larger. The more answers, the fewer blocks.
+CPU_SCORES = 1 << 21
+CPU_BLOCK, CPU_BLOCK_PER_ANSWER = 4096, 64
+# Parts of the rows begin at multiples of this, for JAX reads aligned memory in place and copies other.
+ALIGNMENT = 64
+# What devices send each other must be begun on all of them in one order, whichever threads search.
+_MERGING = threading.Lock()
+
+
+class Block(NamedTuple):
+    """M vectors of each of n devices, as `topk.block_program` takes them; padding has the rank NO_RANK."""
+
+    vectors: jax.Array
+    multipliers: jax.Array
+    ranks: jax.Array
 
 
 class ExactIndex(VectorIndex):
-    """All inner products, in float32; the answers are exact and so are their ties.
+    """All inner products: the answers are exact and so are their ties.
 
-    Vectors stay where they are (in memory, or in memory-mapped files) and are read block by block; on an
-    accelerator that has room for them they stay on it after the first search.
+    The rows are split over devices: those of this process, or those of a mesh that `on` names. Vectors stay
+    where they are (in memory, or in memory-mapped files) and are read block by block; on accelerators that
+    have room for them they stay after the first search.
     """
 
     engine = "exact"
 
-    def __init__(
-        self, info: IndexInfo, ids: list[str], documents: Documents | None, shards: Sequence[np.ndarray]
-    ):
+    def __init__(self, info: IndexInfo, ids: list[str], documents: Documents | None, rows: Rows):
         super().__init__(info, ids, documents)
-        self._shards = list(shards)
+        self._partitioner: Partitioner | None = None
+        self._hold(ids, rows)
+
+    def _hold(self, ids: list[str], rows: Rows) -> None:
+        self.ids, self._rows = ids, rows
         self._ranks = descending_ranks(ids)
         self._ids_by_rank = sorted(ids, reverse=True)
-        self._on_device: list[tuple[jax.Array, jax.Array]] = []
+        self._on_devices: list[Block] = []
 
     @classmethod
     def build(
@@ -53,8 +76,32 @@ class ExactIndex(VectorIndex):
         similarity: Similarity = "cosine",
         fingerprint: str | None = None,
         model: str | None = None,
-    ) -> "ExactIndex":
+        storage: Storage = "float32",
+        target_recall: float | None = None,
+    ) -> ExactIndex:
+        """As `VectorIndex.build`.
+
+        Args:
+          embeddings: as there.
+          ids: as there.
+          similarity: as there.
+          fingerprint: as there.
+          model: as there.
+          storage: the type in which vectors are kept and compared. bfloat16 and int8 cost some recall.
+          target_recall: what share of the true answers `jax.lax.approx_max_k` shall find, on TPUs; elsewhere
+            all are found. None: all.
+
+        Raises:
+          UserError: as there, or an unknown storage, or a recall that is not between 0 and 1.
+        """
         shards, ids = checked(embeddings, ids, similarity)
+        if storage not in DTYPES:
+            raise UserError(f"storage must be one of {', '.join(DTYPES)}, not {storage!r}")
+        if target_recall is not None and not 0 < target_recall < 1:
+            raise UserError(f"target_recall must be between 0 and 1, not {target_recall}")
+        settings = {"storage": storage}
+        if target_recall is not None:
+            settings["target_recall"] = target_recall
         info = IndexInfo(
             engine=cls.engine,
             similarity=similarity,
@@ -62,124 +109,139 @@ class ExactIndex(VectorIndex):
             count=len(ids),
             fingerprint=fingerprint,
             model=model,
+            settings=settings,
         )
-        return cls(info, ids, None, shards)
+        return cls(info, ids, None, Rows(shards, storage, cosine=similarity == "cosine"))
+
+    def on(self, partitioner: Partitioner) -> ExactIndex:
+        """Returns an index of the same vectors whose rows are split over all devices of a mesh.
+
+        Where these are of several processes, each of them makes the index, reads only the rows of its own
+        devices, and calls `search` with the same queries; all have the same answers.
+        """
+        other = copy.copy(self)
+        other._partitioner, other._on_devices = partitioner, []
+        return other
 
     def _search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, list[list[str]]]:
-        parts = [queries[at : at + QUERY_BLOCK] for at in range(0, len(queries), QUERY_BLOCK)]
+        scores, ids = np.empty([len(queries), k], np.float32), []
+        if not len(queries):
+            return scores, ids
+        if self._partitioner is None:
+            self._partitioner = MeshConfig().build(jax.local_devices())
+        mesh = self._partitioner.mesh
+        recall = self.info.settings.get("target_recall")
+        # Exact programs are the same for indexes of any size.
+        take = block_program(mesh, recall, self.info.count if recall is not None else 0)
+        size, step = self._block_sizes(mesh, k)
+        parts = [queries[at : at + step] for at in range(0, len(queries), step)]
         # A last part of its own size would have its own program: one of few sizes serves all.
-        padded = [np.pad(part, [(0, _padded_rows(len(part)) - len(part)), (0, 0)]) for part in parts]
-        best = [
-            (np.full([len(part), k], -np.inf, np.float32), np.full([len(part), k], NO_RANK, np.int32))
-            for part in padded
-        ]
-        cosine = self.info.similarity == "cosine"
-        for vectors, ranks in self._blocks():
-            best = [
-                _merge_block(part, vectors, ranks, *so_far, cosine=cosine)
-                for part, so_far in zip(padded, best, strict=True)
-            ]
-        scores = np.empty([len(queries), k], np.float32)
-        ids: list[list[str]] = []
-        for at, part, (part_scores, part_ranks) in zip(
-            itertools.count(0, QUERY_BLOCK), parts, best, strict=False
-        ):
-            scores[at : at + len(part)] = np.asarray(part_scores)[: len(part)]
-            ids += [
-                [self._ids_by_rank[r] for r in row] for row in np.asarray(part_ranks)[: len(part)].tolist()
-            ]
+        padded = [np.pad(part, [(0, _padded(len(part)) - len(part)), (0, 0)]) for part in parts]
+        placed = [_place(part, mesh) for part in padded]
+        before = best = [_nothing(mesh, len(part), k) for part in padded]
+        for block in self._blocks(mesh, size):
+            jax.block_until_ready(before)  # so that no more than two blocks are under way
+            before = best
+            best = [take(part, *block, *so_far) for part, so_far in zip(placed, best, strict=True)]
+        for part, so_far in zip(parts, best, strict=True):
+            with _MERGING:
+                merged = jax.block_until_ready(merge_program(mesh)(*so_far))
+            part_scores, part_ranks = (np.asarray(x.addressable_data(0))[: len(part)] for x in merged)
+            scores[len(ids) : len(ids) + len(part)] = part_scores
+            ids += [[self._ids_by_rank[rank] for rank in row] for row in part_ranks.tolist()]
         return scores, ids
 
-    def _blocks(self) -> Iterator[tuple[np.ndarray | jax.Array, np.ndarray | jax.Array]]:
-        """Yields (vectors [M, D], ranks [M] int32), all of one M; padding has the rank NO_RANK.
+    def _block_sizes(self, mesh: Mesh, k: int) -> tuple[int, int]:
+        """Returns how many vectors of a device, and how many queries, are compared at a time."""
+        most = min(BLOCK, _padded(self._rows_of_a_device(mesh)))
+        if mesh.devices.flat[0].platform != "cpu":
+            return most, QUERY_BLOCK
+        size = min(most, max(CPU_BLOCK, _padded(CPU_BLOCK_PER_ANSWER * k)))
+        return size, min(QUERY_BLOCK, CPU_SCORES // size)
 
-        Within a block vectors are in the order of their ranks, so that a top-k of it that prefers earlier
-        ones, as `lax.top_k` does, breaks ties rightly.
-        """
-        if self._on_device:
-            yield from self._on_device
+    def _rows_of_a_device(self, mesh: Mesh) -> int:
+        return -(-self.info.count // mesh.size // ALIGNMENT) * ALIGNMENT
+
+    def _blocks(self, mesh: Mesh, size: int) -> Iterator[Block]:
+        """Yields all rows, `size` of each device at a time."""
+        if self._on_devices:
+            yield from self._on_devices
             return
-        keep = self._fits_on_device()
-        size = min(BLOCK, _padded_rows(max(len(shard) for shard in self._shards)))
-        start = 0
-        for shard in self._shards:
-            for at in range(0, len(shard), size):
-                vectors = shard[at : at + size]
-                ranks = self._ranks[start + at : start + at + len(vectors)]
-                if (np.diff(ranks) < 0).any():
-                    order = np.argsort(ranks)
-                    vectors, ranks = vectors[order], ranks[order]
-                missing = size - len(ranks)
-                if missing:
-                    vectors = np.pad(vectors, [(0, missing), (0, 0)])
-                    ranks = np.pad(ranks, (0, missing), constant_values=NO_RANK)
-                block = jax.device_put((vectors, ranks)) if keep else (vectors, ranks)
-                if keep:
-                    self._on_device.append(block)
-                yield block
-            start += len(shard)
+        own = [(n, d) for n, d in enumerate(mesh.devices.flat) if d.process_index == jax.process_index()]
+        # A device has one range of rows; a process reads those of its own devices.
+        rows = self._rows_of_a_device(mesh)
+        needed = rows * self._rows.dimension * DTYPES[self._rows.storage][0].itemsize
+        keep = needed < _memory([device for _, device in own]) / 2
+        kept = []
+        for at in range(0, rows, size):
+            pieces = [
+                jax.device_put(self._piece(n * rows + at, n * rows + min(at + size, rows), size), device)
+                for n, device in own
+            ]
+            block = Block(*(_join(mesh, arrays) for arrays in zip(*pieces, strict=True)))
+            if keep:
+                kept.append(block)
+            yield block
+        self._on_devices = kept
 
-    def _fits_on_device(self) -> bool:
-        memory = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", 0)
-        return 4 * self.info.count * self.info.dimension < memory / 2
+    def _piece(self, start: int, stop: int, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns vectors [size, D], multipliers and ranks [size] of the rows from `start` to `stop`."""
+        start, stop = min(start, self.info.count), min(stop, self.info.count)
+        vectors, multipliers = self._rows.read(start, stop)
+        ranks, missing = self._ranks[start:stop], size - (stop - start)
+        if missing:
+            vectors = np.pad(vectors, [(0, missing), (0, 0)])
+            multipliers = np.pad(multipliers, (0, missing))
+            ranks = np.pad(ranks, (0, missing), constant_values=NO_RANK)
+        return vectors, multipliers, ranks
+
+    def _add(self, shards: list[np.ndarray], ids: list[str]) -> None:
+        self._hold(self.ids + ids, self._rows.with_added(shards))
+
+    def _delete(self, ids: set[str]) -> None:
+        gone = np.flatnonzero([doc_id in ids for doc_id in self.ids])
+        self._hold([doc_id for doc_id in self.ids if doc_id not in ids], self._rows.without(gone))
 
     def _save_engine(self, directory: Path) -> None:
-        with (directory / "embeddings.npy").open("wb") as file:
-            write_npy(file, self._shards)
+        self._rows.save(directory)
 
     @classmethod
     def _load_engine(
         cls, directory: Path, info: IndexInfo, ids: list[str], documents: Documents | None
-    ) -> "ExactIndex":
-        try:
-            vectors = np.load(directory / "embeddings.npy", mmap_mode="r")
-        except (OSError, ValueError) as error:
-            raise UserError(f"{directory} is a damaged index: {error}") from None
-        if vectors.shape != (info.count, info.dimension) or vectors.dtype != np.float32:
-            raise UserError(
-                f"{directory} is a damaged index: embeddings.npy is {vectors.dtype} {vectors.shape}"
-            )
-        return cls(info, ids, documents, [vectors])
+    ) -> ExactIndex:
+        rows = Rows.load(
+            directory,
+            info.settings.get("storage", "float32"),  # which older indexes do not tell
+            shape=(info.count, info.dimension),
+            cosine=info.similarity == "cosine",
+        )
+        return cls(info, ids, documents, rows)
 
 
-@functools.partial(jax.jit, static_argnames=["cosine"])
-def _merge_block(
-    queries: jax.Array,
-    vectors: jax.Array,
-    ranks: jax.Array,
-    best_scores: jax.Array,
-    best_ranks: jax.Array,
-    *,
-    cosine: bool,
-) -> tuple[jax.Array, jax.Array]:
-    """Takes a block into the best answers so far.
-
-    Args:
-      queries: [Q, D].
-      vectors: [M, D], in ascending order of rank.
-      ranks: [M] int32.
-      best_scores: [Q, K] descending.
-      best_ranks: [Q, K] int32.
-      cosine: whether to divide by the lengths of the vectors.
-
-    Returns:
-      (best scores [Q, K], their ranks [Q, K]), by descending score, then ascending rank.
-    """
-    # The default precision of accelerators (bfloat16, TF32) would reorder near neighbours.
-    scores = jnp.dot(queries, vectors.T, precision=jax.lax.Precision.HIGHEST)
-    if cosine:
-        squares = jnp.sum(vectors * vectors, axis=1)
-        scores *= jnp.where(squares > 0, jax.lax.rsqrt(squares), 0)[None, :]
-    scores = jnp.where(scores == 0, 0.0, scores)  # -0.0 would rank below 0.0
-    scores = jnp.where((ranks == NO_RANK)[None, :], -jnp.inf, scores)
-    k = best_scores.shape[1]
-    scores, at = jax.lax.top_k(scores, min(k, len(ranks)))
-    all_scores = jnp.concatenate([best_scores, scores], axis=1)
-    all_ranks = jnp.concatenate([best_ranks, ranks[at]], axis=1)
-    negative, all_ranks = jax.lax.sort((-all_scores, all_ranks), num_keys=2)
-    return -negative[:, :k], all_ranks[:, :k]
+def _memory(devices: Sequence[jax.Device]) -> int:
+    """Returns the bytes that each of the devices has; 0 where that is not known, or not memory of its own."""
+    return min((device.memory_stats() or {}).get("bytes_limit", 0) for device in devices)
 
 
-def _padded_rows(count: int) -> int:
+def _place(x: np.ndarray, mesh: Mesh) -> jax.Array:
+    """Gives every device of a mesh all of an array."""
+    return jax.make_array_from_callback(x.shape, NamedSharding(mesh, PartitionSpec()), lambda _: x)
+
+
+def _nothing(mesh: Mesh, queries: int, k: int) -> tuple[jax.Array, jax.Array]:
+    """Returns no answers: scores and ranks [n, Q, K], each device's its own."""
+    sharding, shape = NamedSharding(mesh, PartitionSpec(mesh.axis_names)), (mesh.size, queries, k)
+    none = np.full((1, queries, k), -np.inf, np.float32), np.full((1, queries, k), NO_RANK, np.int32)
+    return tuple(jax.make_array_from_callback(shape, sharding, lambda _, x=x: x) for x in none)
+
+
+def _join(mesh: Mesh, arrays: Sequence[jax.Array]) -> jax.Array:
+    """Returns the arrays [M, ...] of this process's devices as their part of [n M, ...]."""
+    size, *rest = arrays[0].shape
+    sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+    return jax.make_array_from_single_device_arrays((mesh.size * size, *rest), sharding, list(arrays))
+
+
+def _padded(count: int) -> int:
     """The next power of two, 8 or more."""
     return max(8, 1 << (count - 1).bit_length())

@@ -22,6 +22,7 @@ from jaxtyping import Float, jaxtyped
 from jaxir.errors import UserError
 from jaxir.files import atomic_directory
 from jaxir.retrieval.documents import Documents
+from jaxir.retrieval.ids import check_new, check_there
 
 if TYPE_CHECKING:
     from jaxir.retrieval.embeddings import StoredEmbeddings
@@ -35,6 +36,7 @@ Embeddings = np.ndarray | Sequence[np.ndarray]
 ENGINES = {
     "exact": "jaxir.retrieval.exact:ExactIndex",
     "scann": "jaxir.retrieval.scann_index:ScannIndex",
+    "milvus": "jaxir.retrieval.milvus_index:MilvusIndex",
     "lucene": "jaxir.retrieval.lucene:LuceneIndex",
     "lucene_impact": "jaxir.retrieval.lucene:LuceneImpactIndex",
 }
@@ -132,10 +134,17 @@ class Index(abc.ABC):
           UserError: the directory exists, or the corpus lacks a document of the index.
         """
         with atomic_directory(directory) as aside:
-            self._save_engine(aside)
             if corpus is not None:
                 Documents.write(aside, corpus, self.ids)
-            describe(aside, self.info, self.ids)
+            self.write_into(aside)
+
+    def write_into(self, directory: Path) -> None:
+        """Writes all but the documents for display into a directory."""
+        self._save_engine(directory)
+        describe(directory, self.info, self.ids)
+
+    def close(self) -> None:  # noqa: B027  (most engines hold nothing)
+        """Lets go of what the index holds outside this process's memory; it may still be searched."""
 
 
 class VectorIndex(Index):
@@ -196,6 +205,50 @@ class VectorIndex(Index):
             queries = normalize(queries)
         return self._search(np.ascontiguousarray(queries, np.float32), min(k, self.info.count))
 
+    def add(self, embeddings: Embeddings, ids: Sequence[str]) -> None:
+        """Adds vectors [M, D] (one array, or shards of it) under new ids.
+
+        What lies on disk stays as it is until `save` (in a Milvus that others use too: it changes at once).
+        Documents for display, which the new ones lack, are let go; `updating.update_index` keeps them.
+
+        Raises:
+          UserError: as `build`, vectors of another dimension, or ids that are there already.
+        """
+        shards, new = checked(embeddings, ids, self.info.similarity)
+        if shards[0].shape[1] != self.info.dimension:
+            raise UserError(
+                f"the new vectors have {shards[0].shape[1]} dimensions and the index {self.info.dimension}"
+            )
+        check_new(new, self.ids)
+        self.documents = None
+        try:
+            self._add(shards, new)
+        finally:
+            self.info = dataclasses.replace(self.info, count=len(self.ids))
+
+    def delete(self, ids: Sequence[str]) -> None:
+        """Removes documents. What lies on disk stays as it is, as with `add`.
+
+        Raises:
+          UserError: ids that are not there, or no document would be left.
+        """
+        check_there(ids, self.ids)
+        gone = set(ids)
+        if len(gone) == len(self.ids):
+            raise UserError("no document would be left")
+        try:
+            self._delete(gone)
+        finally:
+            self.info = dataclasses.replace(self.info, count=len(self.ids))
+
+    @abc.abstractmethod
+    def _add(self, shards: list[np.ndarray], ids: list[str]) -> None:
+        """`add` of what is known to fit; it sees to `self.ids`."""
+
+    @abc.abstractmethod
+    def _delete(self, ids: set[str]) -> None:
+        """`delete` of ids that are there; it sees to `self.ids`."""
+
 
 def check_k(k: int) -> None:
     """Raises a UserError where `k` documents cannot be asked for."""
@@ -235,13 +288,16 @@ def load_index(directory: str | Path) -> Index:
     return engine(info.engine)._load_engine(directory, info, ids, Documents.open(directory, ids))
 
 
-def build_index(stored: "StoredEmbeddings", *, backend: str, model: str | None = None) -> VectorIndex:
+def build_index(
+    stored: "StoredEmbeddings", *, backend: str, model: str | None = None, **options: Any
+) -> VectorIndex:
     """Builds an index of what `encode` wrote.
 
     Args:
       stored: from `open_embeddings`.
       backend: a key of `ENGINES` whose index takes vectors.
       model: the model for queries, where it is not the one that encoded the passages.
+      **options: what else the engine's `build` takes.
 
     Raises:
       UserError: there is no such backend, or it is not installed.
@@ -255,6 +311,7 @@ def build_index(stored: "StoredEmbeddings", *, backend: str, model: str | None =
         similarity=stored.info.similarity,
         fingerprint=stored.info.fingerprint,
         model=model or stored.info.model,
+        **options,
     )
 
 

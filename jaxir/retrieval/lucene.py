@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from jaxir.data.lines import OnBadInput, Policy
-from jaxir.data.sources import read_corpus
+from jaxir.data.sources import Document, read_corpus
 from jaxir.errors import UserError
 from jaxir.files import atomic_directory
 from jaxir.progress import progress
 from jaxir.retrieval.documents import Documents
+from jaxir.retrieval.ids import check_new
 from jaxir.retrieval.index import Index, IndexInfo, check_k, describe
 from jaxir.sidecar.client import Hits, Sidecar, shared
 from jaxir.sidecar.settings import PYSERINI_BM25, Bm25, LuceneDocument, Rm3, Rocchio
@@ -42,7 +44,7 @@ class _LuceneIndex(Index):
         sidecar: Sidecar | None = None,
     ):
         super().__init__(info, ids, documents)
-        self._directory, self._sidecar = directory, sidecar or shared()
+        self._directory, self.sidecar = directory, sidecar or shared()
 
     def _save_engine(self, directory: Path) -> None:
         shutil.copytree(self._directory, directory / FILES)
@@ -80,7 +82,7 @@ class LuceneIndex(_LuceneIndex):
         """
         if feedback is not None and self.info.settings["fields"] != "flat":
             raise UserError("feedback expands queries of a flat index; this one is multifield")
-        other = LuceneIndex(self.info, self.ids, self.documents, self._directory, self._sidecar)
+        other = LuceneIndex(self.info, self.ids, self.documents, self._directory, self.sidecar)
         other._bm25, other._feedback = bm25, feedback
         return other
 
@@ -100,7 +102,7 @@ class LuceneIndex(_LuceneIndex):
         fields = {"contents": 1.0, "title": 1.0} if self.info.settings["fields"] == "multifield" else None
         few = len(queries) <= FEW  # a server asks for so many at a time, over and over
         with progress(total=len(queries), what="searching", unit="queries", hidden=few) as bar:
-            hits = self._sidecar.search(
+            hits = self.sidecar.search(
                 self._directory,
                 queries,
                 k,
@@ -134,7 +136,7 @@ class LuceneImpactIndex(_LuceneIndex):
         for number, query in enumerate(queries):
             _check_vector(f"query {number}", query)
         k = min(k, self.info.count)
-        return _as_arrays(self._sidecar.search_impact(self._directory, queries, k), k)
+        return _as_arrays(self.sidecar.search_impact(self._directory, queries, k), k)
 
 
 def build_lucene_index(
@@ -159,12 +161,72 @@ def build_lucene_index(
     Raises:
       UserError: the output exists, the corpus is malformed or empty, or the sidecar cannot be used.
     """
-    ids: list[str] = []
     collector = OnBadInput(on_bad_input)
+    sidecar = sidecar or shared()
+    with atomic_directory(output) as aside:
+        info, ids = _index(aside, lambda: read_corpus(corpus, collector), fields, sidecar)
+        collector.report()
+        Documents.write(aside, corpus, ids)
+        describe(aside, info, ids)
+    return LuceneIndex(info, ids, Documents.open(Path(output), ids), Path(output) / FILES, sidecar)
 
-    def documents() -> Iterator[LuceneDocument]:
+
+def update_lucene_index(
+    index: LuceneIndex,
+    directory: Path,
+    *,
+    delete: Collection[str] = (),
+    corpus: str | Path | None = None,
+    on_bad_input: Policy = "stop",
+) -> int:
+    """Writes an index anew in its place, from the documents it has stored and those of a corpus.
+
+    Lucene would go on counting the words of deleted documents; a new index does not.
+
+    Args:
+      index: a BM25 index.
+      directory: where it lies.
+      delete: ids that are left out.
+      corpus: documents to add.
+      on_bad_input: as `build_lucene_index`.
+
+    Returns:
+      How many documents it has now.
+
+    Raises:
+      UserError: ids of the corpus are there already, or as `build_lucene_index`.
+    """
+    stored, collector = index.documents, OnBadInput(on_bad_input)
+    if stored is None:
+        raise UserError(f"{directory} is a damaged index: it has no documents")
+    gone = set(delete)
+    kept = [doc_id for doc_id in index.ids if doc_id not in gone]
+    new = [] if corpus is None else [d.id for d in read_corpus(corpus, collector)]
+    collector.report()
+    check_new(new, kept)
+
+    def documents() -> Iterator[Document]:
+        for doc_id, line in stored.lines(kept):
+            yield Document(doc_id, *json.loads(line))
+        if corpus is not None:
+            yield from read_corpus(corpus, OnBadInput("skip"))
+
+    with atomic_directory(directory, overwrite=True) as aside:
+        info, ids = _index(aside, documents, index.info.settings["fields"], index.sidecar)
+        Documents.write(aside, corpus, ids, kept=stored, new=set(new).intersection(ids))
+        describe(aside, info, ids)
+    return info.count
+
+
+def _index(
+    directory: Path, documents: Callable[[], Iterator[Document]], fields: Fields, sidecar: Sidecar
+) -> tuple[IndexInfo, list[str]]:
+    """Writes Lucene's files of documents into an index directory; returns what describes them."""
+    ids: list[str] = []
+
+    def of_lucene() -> Iterator[LuceneDocument]:
         ids.clear()
-        for document in read_corpus(corpus, collector):
+        for document in documents():
             if not document.contents.strip(BLANK):
                 continue
             ids.append(document.id)
@@ -174,18 +236,12 @@ def build_lucene_index(
                 contents = document.text if document.text.strip(BLANK) else NOTHING
                 yield LuceneDocument(document.id, contents, {"title": document.title})
 
-    sidecar = sidecar or shared()
     extra = ("title",) if fields == "multifield" else ()
-    with atomic_directory(output) as aside:
-        with progress(what="indexing", unit="documents") as bar:
-            sidecar.index(
-                aside / FILES, documents, fields=extra, on_progress=lambda count: bar.update(count - bar.n)
-            )
-        collector.report()
-        info = _info(LuceneIndex, "bm25", ids, {"fields": fields})
-        Documents.write(aside, corpus, ids)
-        describe(aside, info, ids)
-    return LuceneIndex(info, ids, Documents.open(Path(output), ids), Path(output) / FILES, sidecar)
+    with progress(what="indexing", unit="documents") as bar:
+        sidecar.index(
+            directory / FILES, of_lucene, fields=extra, on_progress=lambda count: bar.update(count - bar.n)
+        )
+    return _info(LuceneIndex, "bm25", ids, {"fields": fields}), ids
 
 
 def build_impact_index(

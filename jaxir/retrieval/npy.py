@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import IO
 
 import numpy as np
@@ -14,8 +14,12 @@ def write_npy(file: IO[bytes], parts: Sequence[np.ndarray]) -> None:
     numpy's own save hides the reason of a failed write, and a memory-mapped file dies of SIGBUS on a full
     disk.
     """
-    shape = (sum(len(part) for part in parts), *parts[0].shape[1:])
-    header = {"descr": np.lib.format.dtype_to_descr(parts[0].dtype), "fortran_order": False, "shape": shape}
+    stream_npy(file, (sum(len(part) for part in parts), *parts[0].shape[1:]), parts[0].dtype, parts)
+
+
+def stream_npy(file: IO[bytes], shape: tuple[int, ...], dtype: np.dtype, parts: Iterable[np.ndarray]) -> None:
+    """As `write_npy`, of parts that are made one by one; the array they make has this shape and dtype."""
+    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(file, header)
     for part in parts:
         for at in range(0, len(part), 65_536):

@@ -111,7 +111,16 @@ class ScannIndex(VectorIndex):
         if count <= BRUTE_FORCE_UP_TO:
             return {}
         leaves = round(2 * count**0.5)
-        return {"leaves": leaves, "leaves_to_search": max(100, leaves // 8), "reorder": 200}
+        leaves_to_search, reorder = _width(leaves)
+        return {"leaves": leaves, "leaves_to_search": leaves_to_search, "reorder": reorder}
+
+    @property
+    def tuned(self) -> bool:
+        """Whether it searches more or less widely than `settings_for` says."""
+        settings = self.info.settings
+        if "leaves" not in settings:
+            return False
+        return (settings["leaves_to_search"], settings["reorder"]) != _width(settings["leaves"])
 
     def with_settings(self, **changes: Any) -> "ScannIndex":
         """Returns an index over the same searcher that searches with other settings (see `settings_for`)."""
@@ -120,22 +129,9 @@ class ScannIndex(VectorIndex):
             dataclasses.replace(self.info, settings=settings), self.ids, self.documents, self._searcher
         )
 
-    def add(self, embeddings: Embeddings, ids: Sequence[str]) -> None:
-        """Adds vectors [M, D] under new ids; they go into the leaves there are.
-
-        Documents for display, which the new ones lack, are let go: give `save` the whole corpus.
-
-        Raises:
-          UserError: as `build`, or an id that is there already.
-        """
-        shards, new = checked(embeddings, ids, self.info.similarity)
-        if shards[0].shape[1] != self.info.dimension:
-            raise UserError(
-                f"the new vectors have {shards[0].shape[1]} dimensions and the index {self.info.dimension}"
-            )
-        if there := set(new) & set(self.ids):
-            raise UserError(f"document {min(there)!r} is in the index already ({len(there)} are)")
-        self.documents = None
+    def _add(self, shards: list[np.ndarray], ids: list[str]) -> None:
+        """Puts vectors into the leaves there are."""
+        new = list(ids)
         with self._changing():
             for shard in shards:
                 for at in range(0, len(shard), BLOCK):
@@ -145,18 +141,9 @@ class ScannIndex(VectorIndex):
                     self._searcher.upsert(new[: len(vectors)], vectors)
                     new = new[len(vectors) :]
 
-    def delete(self, ids: Sequence[str]) -> None:
-        """Removes documents.
-
-        Raises:
-          UserError: an id that is not there, or no document would be left.
-        """
-        if unknown := set(ids) - set(self.ids):
-            raise UserError(f"there is no document {min(unknown)!r} to delete ({len(unknown)} are not there)")
-        if len(set(ids)) == len(self.ids):
-            raise UserError("no document would be left")
+    def _delete(self, ids: set[str]) -> None:
         with self._changing():
-            self._searcher.delete(list(dict.fromkeys(ids)))
+            self._searcher.delete(sorted(ids))
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
@@ -170,7 +157,6 @@ class ScannIndex(VectorIndex):
             yield
         finally:
             self.ids, self._searcher.docids = self._searcher.docids, None
-            self.info = dataclasses.replace(self.info, count=len(self.ids))
             self._ranks = descending_ranks(self.ids)
 
     def candidates(self, k: int) -> dict[str, int]:
@@ -226,6 +212,31 @@ class ScannIndex(VectorIndex):
         except (ValueError, RuntimeError, OSError) as error:
             raise UserError(f"{directory} is a damaged index: {error}") from None
         return cls(info, ids, documents, searcher)
+
+
+@contextlib.contextmanager
+def stored_vectors(directory: Path, storage: Storage) -> Iterator[np.ndarray]:
+    """Yields the vectors [N, D] of a saved index in the order of its ids, float32 and memory-mapped."""
+    if storage == "float32":
+        yield np.load(directory / ASSETS / "dataset.npy", mmap_mode="r")
+        return
+    stored = np.load(directory / ASSETS / f"{storage}_dataset.npy", mmap_mode="r")
+    multipliers = np.load(directory / ASSETS / "int8_multipliers.npy") if storage == "int8" else None
+    with tempfile.TemporaryFile(dir=directory if os.access(directory, os.W_OK) else None) as file:
+        for at in range(0, len(stored), BLOCK):
+            part = stored[at : at + BLOCK]
+            if multipliers is not None:
+                vectors = part / multipliers
+            else:  # the upper half of a float32
+                vectors = (part.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+            file.write(np.ascontiguousarray(vectors, np.float32).data)
+        file.flush()
+        yield np.memmap(file, np.float32, "r", shape=stored.shape)
+
+
+def _width(leaves: int) -> tuple[int, int]:
+    """Returns how many leaves to search and how many candidates to reorder, untuned."""
+    return max(100, leaves // 8), 200
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""How far an approximate index must look for a wanted recall, found by trying, and what it reaches."""
+"""How far an approximate index must look for a wanted recall, found by trying, and what an index reaches."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import statistics
 import time
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -13,9 +14,10 @@ from jaxir.data.sources import read_queries
 from jaxir.errors import UserError
 from jaxir.retrieval.embeddings import StoredEmbeddings
 from jaxir.retrieval.exact import ExactIndex
-from jaxir.retrieval.index import Embeddings, VectorIndex
+from jaxir.retrieval.exact_rows import Storage
+from jaxir.retrieval.index import Embeddings, VectorIndex, build_index
 from jaxir.retrieval.npy import gather
-from jaxir.retrieval.scann_index import ScannIndex, Storage
+from jaxir.retrieval.scann_index import ScannIndex
 
 K = 10
 SAMPLE = 1000  # queries, half of them to tune on and half to report on
@@ -143,17 +145,19 @@ def tune(index: ScannIndex, trial: Trial, *, target: float) -> tuple[ScannIndex,
 def build_tuned(
     stored: StoredEmbeddings,
     *,
+    backend: Literal["scann", "exact"] = "scann",
     storage: Storage,
     target: float | None,
     queries: str | None,
     model: str | None,
-) -> tuple[ScannIndex, Recall]:
-    """Builds a ScaNN index of what `encode` wrote and measures its recall.
+) -> tuple[VectorIndex, Recall]:
+    """Builds an index of what `encode` wrote and measures its recall against exact search in float32.
 
     Args:
       stored: from `open_embeddings`.
-      storage: see `ScannIndex.build`.
-      target: the recall to tune for; None only measures.
+      backend: the engine.
+      storage: see the engine's `build`.
+      target: the recall that ScaNN is tuned for, and that an exact index has on TPUs; None only measures.
       queries: queries.jsonl[.gz]; None takes passages.
       model: encodes queries, where it is not the one that encoded the passages.
 
@@ -171,15 +175,13 @@ def build_tuned(
         texts = [query.text for query in read_queries(queries)]
         vectors = DualEncoder.load(model).encode_queries(texts)
     trial = Trial(stored.shards, stored.ids, similarity=info.similarity, queries=vectors)
-    index = ScannIndex.build(
-        stored.shards,
-        stored.ids,
-        similarity=info.similarity,
-        fingerprint=info.fingerprint,
-        model=model,
-        storage=storage,
-    )
-    return (index, trial.measure(index)) if target is None else tune(index, trial, target=target)
+    options = {"storage": storage}
+    if backend == "exact":
+        options["target_recall"] = target
+    index = build_index(stored, backend=backend, model=model, **options)
+    if backend == "scann" and target is not None:
+        return tune(index, trial, target=target)
+    return index, trial.measure(index)
 
 
 def check_target(target: float) -> None:

@@ -32,6 +32,15 @@ def write_corpus(path, texts, *, title="") -> str:
     return write_jsonl(path, [{"_id": f"d{i}", "title": title, "text": t} for i, t in enumerate(texts)])
 
 
+def nearest(vectors, ids, queries, k, *, similarity="cosine"):
+    """The k nearest by sorting everything: (scores [Q, k], ids)."""
+    if similarity == "cosine":
+        queries, vectors = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (queries, vectors))
+    scores = queries @ vectors.T
+    ranked = [sorted(zip(row.tolist(), ids, strict=True), reverse=True)[:k] for row in scores]
+    return np.array([[s for s, _ in row] for row in ranked]), [[i for _, i in row] for row in ranked]
+
+
 def save_model(directory, *, seed: int) -> str:
     vocabulary = {w: i for i, w in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS])}
     backend = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
@@ -60,6 +69,7 @@ def toy() -> types.SimpleNamespace:
         write_jsonl=write_jsonl,
         write_corpus=write_corpus,
         save_model=save_model,
+        nearest=nearest,
         max_length=MAX_LENGTH,
     )
 

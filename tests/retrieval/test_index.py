@@ -1,4 +1,4 @@
-"""Indexes: exact answers with exact ties, near answers with ScaNN, and what is on disk."""
+"""Indexes of every engine: exact answers with exact ties, near answers with ScaNN, and what is on disk."""
 
 import json
 import subprocess
@@ -11,7 +11,10 @@ from jaxir.errors import UserError
 from jaxir.retrieval import exact
 from jaxir.retrieval.exact import ExactIndex
 from jaxir.retrieval.index import load_index, normalize
+from jaxir.retrieval.milvus_index import MilvusIndex
 from jaxir.retrieval.scann_index import BRUTE_FORCE_UP_TO, ScannIndex
+
+ENGINES = [ExactIndex, ScannIndex, MilvusIndex]
 
 
 def vectors_with_ties(count: int, dimension: int, seed: int = 0) -> np.ndarray:
@@ -101,11 +104,21 @@ def test_scann_finds_what_exact_finds(count):
         print(f"recall@{k} of {count}: {recall:.3f}, best found {same.mean():.3f}")
 
 
-def test_scann_breaks_ties_by_id():
+@pytest.mark.parametrize("engine", ENGINES)
+def test_ties_are_broken_by_id(engine):
     vectors = np.tile(normalize(vectors_with_ties(4, 16)), (25, 1)).astype(np.float32)
     ids = [f"d{i:03d}" for i in range(100)]
-    _, found = ScannIndex.build(vectors, ids).search(vectors[:1], 25)
+    _, found = engine.build(vectors, ids).search(vectors[:1], 25)
     assert found == [[f"d{i:03d}" for i in range(96, -1, -4)]]
+
+
+def test_all_engines_in_one_process():
+    """TensorFlow (with ScaNN), pymilvus and JAX bring the same native libraries along, each its own."""
+    vectors, ids = clustered(500, 16), [f"d{i}" for i in range(500)]
+    indexes = [engine.build(vectors, ids) for engine in (MilvusIndex, ScannIndex, ExactIndex, MilvusIndex)]
+    found = [index.search(vectors[:20], 3)[1] for index in (*indexes, *indexes[::-1])]
+    assert all(answers == found[0] for answers in found)
+    assert [answers[0] for answers in found[0]] == ids[:20]
 
 
 def test_scann_with_k_near_the_size(toy):
@@ -117,7 +130,8 @@ def test_scann_with_k_near_the_size(toy):
 
 
 @pytest.mark.parametrize(
-    ("engine", "count"), [(ExactIndex, 500), (ScannIndex, 500), (ScannIndex, BRUTE_FORCE_UP_TO + 1000)]
+    ("engine", "count"),
+    [(ExactIndex, 500), (ScannIndex, 500), (ScannIndex, BRUTE_FORCE_UP_TO + 1000), (MilvusIndex, 500)],
 )
 def test_saved_index_answers_alike_in_a_new_process(tmp_path, toy, engine, count):
     vectors = clustered(count, 32)
@@ -145,7 +159,7 @@ def test_saved_index_answers_alike_in_a_new_process(tmp_path, toy, engine, count
     assert document == ["id-3-é", "title of id-3-é", "text é\n" * 3]
 
 
-@pytest.mark.parametrize("engine", [ExactIndex, ScannIndex])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_k_beyond_the_index_and_no_queries(engine):
     index = engine.build(clustered(100, 8), [str(i) for i in range(100)])
     scores, found = index.search(clustered(100, 8)[:2], 1000)
@@ -183,7 +197,7 @@ def test_queries_that_do_not_fit():
         ({"similarity": "euclid"}, "cosine or dot, not 'euclid'"),
     ],
 )
-@pytest.mark.parametrize("engine", [ExactIndex, ScannIndex])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_what_cannot_be_indexed(engine, change, message):
     good = {"embeddings": np.ones([3, 4], np.float32), "ids": ["a", "b", "c"]}
     with pytest.raises(UserError, match=message):
@@ -203,7 +217,7 @@ def test_saving_is_all_or_nothing(tmp_path, toy):
         index.save(tmp_path / "index")
 
 
-@pytest.mark.parametrize("engine", [ExactIndex, ScannIndex])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_damaged_indexes_are_told(tmp_path, engine):
     with pytest.raises(UserError, match="not an index"):
         load_index(tmp_path)

@@ -108,10 +108,10 @@ def test_the_command_tells_the_recall_it_reached(tmp_path, toy, small_model, cap
     for more, sentence in (
         (["--target_recall=90"], "target_recall must be between 0 and 1, not 90"),
         (
-            ["--backend=exact", "--target_recall=0.9"],
-            "--target_recall and --queries: for --backend=scann only",
+            ["--backend=milvus", "--target_recall=0.9"],
+            "--target_recall and --queries: for --backend=scann and --backend=exact only",
         ),
-        ([], "--queries are what --target_recall is tuned on"),
+        ([], "--queries are what --target_recall is tuned and --storage is measured on"),
     ):
         assert cli.main("jaxir.index:index", [*flags[:1], f"--output={tmp_path}/no", flags[2], *more]) == 1
         assert sentence in capsys.readouterr().err

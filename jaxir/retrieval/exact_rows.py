@@ -1,0 +1,146 @@
+"""The vectors of an exact index: in which type they are kept, and read piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+import ml_dtypes
+import numpy as np
+
+from jaxir.errors import UserError
+from jaxir.retrieval.npy import stream_npy
+
+Storage = Literal["float32", "bfloat16", "int8"]
+# The type of a number, and what it is in a .npy file, which knows no bfloat16.
+DTYPES = {
+    "float32": (np.dtype(np.float32), np.dtype(np.float32)),
+    "bfloat16": (np.dtype(ml_dtypes.bfloat16), np.dtype(np.uint16)),
+    "int8": (np.dtype(np.int8), np.dtype(np.int8)),
+}
+VECTORS, SCALES = "embeddings.npy", "scales.npy"
+STEP = 16_384  # vectors converted at a time
+INT8_MAX = 127
+
+
+class Rows:
+    """N vectors [N, D] in float32, bfloat16 or int8.
+
+    They stay where they are, in memory or in memory-mapped files, and are read and converted piece by piece.
+    An int8 vector has a scale of its own: 1/127 of its largest number. So it depends on no other vector.
+
+    Attributes:
+      storage: their type.
+      count: N.
+      dimension: D.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[np.ndarray],
+        storage: Storage,
+        *,
+        cosine: bool,
+        multipliers: np.ndarray | None = None,
+    ):
+        """Takes shards [n, D] of float32 or of the type of `storage`.
+
+        Args:
+          shards: the vectors.
+          storage: their type when they are read.
+          cosine: whether lengths do not count.
+          multipliers: [N], see `read`; 0 where they are not known, which they must be of int8 shards unless
+            `cosine`. None: of none.
+        """
+        self.storage, self._cosine, self._shards = storage, cosine, list(shards)
+        self._starts = np.cumsum([0, *map(len, shards)])
+        self.count, self.dimension = int(self._starts[-1]), shards[0].shape[1]
+        self._multipliers = np.zeros(self.count, np.float32) if multipliers is None else multipliers
+
+    def read(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns vectors [M, D] as they are stored, and what inner products with them are multiplied by.
+
+        The multipliers, float32 [M], undo the scales of int8, and for cosine the lengths.
+        """
+        if start >= stop:
+            return np.zeros((0, self.dimension), DTYPES[self.storage][0]), np.zeros(0, np.float32)
+        parts, scales = [], []
+        first, last = np.searchsorted(self._starts, [start, stop - 1], side="right") - 1
+        for shard in range(first, last + 1):
+            at = self._starts[shard]
+            part, part_scales = self._converted(self._shards[shard][max(0, start - at) : stop - at])
+            parts.append(part)
+            scales.append(part_scales)
+        vectors = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        known = self._multipliers[start:stop]
+        if not known.all():
+            if self._cosine:
+                lengths = np.linalg.norm(vectors.astype(np.float32, copy=False), axis=1)
+                np.divide(1, lengths, where=lengths > 0, out=known)
+            else:
+                known[:] = np.where(known == 0, np.concatenate(scales), known)
+        return vectors, known
+
+    def with_added(self, shards: Sequence[np.ndarray]) -> Rows:
+        """Returns these rows and, after them, float32 shards [n, D]."""
+        unknown = np.zeros(sum(map(len, shards)), np.float32)
+        known = np.concatenate([self._multipliers, unknown])
+        return Rows([*self._shards, *shards], self.storage, cosine=self._cosine, multipliers=known)
+
+    def without(self, rows: np.ndarray) -> Rows:
+        """Returns what stands between some rows (ascending numbers), which is not copied."""
+        parts = []
+        for shard, start, stop in zip(self._shards, self._starts[:-1], self._starts[1:], strict=True):
+            gone = rows[np.searchsorted(rows, start) : np.searchsorted(rows, stop)] - start
+            parts += [shard[a:b] for a, b in zip([0, *(gone + 1)], [*gone, len(shard)], strict=True) if a < b]
+        known = np.delete(self._multipliers, rows)
+        return Rows(parts, self.storage, cosine=self._cosine, multipliers=known)
+
+    def save(self, directory: Path) -> None:
+        """Writes the vectors as they are stored."""
+        written = DTYPES[self.storage][1]
+        scales = np.empty(self.count if self.storage == "int8" and not self._cosine else 0, np.float32)
+
+        def blocks() -> Iterator[np.ndarray]:
+            for at in range(0, self.count, STEP):
+                vectors, multipliers = self.read(at, min(at + STEP, self.count))
+                scales[at : at + STEP] = multipliers[: len(scales)]
+                yield vectors.view(written)
+
+        with (directory / VECTORS).open("wb") as file:
+            stream_npy(file, (self.count, self.dimension), written, blocks())
+        if len(scales):
+            with (directory / SCALES).open("wb") as file:
+                stream_npy(file, scales.shape, scales.dtype, [scales])
+
+    @classmethod
+    def load(cls, directory: Path, storage: Storage, *, shape: tuple[int, int], cosine: bool) -> Rows:
+        """Opens what `save` wrote; vectors are memory-mapped.
+
+        Raises:
+          UserError: a file is missing or damaged, or its vectors are others than they must be.
+        """
+        kept, written = DTYPES[storage]
+        try:
+            vectors = np.load(directory / VECTORS, mmap_mode="r")
+            scales = np.load(directory / SCALES) if storage == "int8" and not cosine else None
+        except (OSError, ValueError) as error:
+            raise UserError(f"{directory} is a damaged index: {error}") from None
+        if vectors.shape != shape or vectors.dtype != written:
+            raise UserError(f"{directory} is a damaged index: {VECTORS} is {vectors.dtype} {vectors.shape}")
+        if scales is not None and (scales.shape != shape[:1] or scales.dtype != np.float32):
+            raise UserError(f"{directory} is a damaged index: {SCALES} is {scales.dtype} {scales.shape}")
+        return cls([vectors.view(kept)], storage, cosine=cosine, multipliers=scales)
+
+    def _converted(self, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns vectors [n, D] in the type of the storage, and their scales [n]."""
+        kept, _ = DTYPES[self.storage]
+        ones = np.ones(len(vectors), np.float32)
+        if vectors.dtype == kept:
+            return vectors, ones
+        if kept != np.int8:
+            return vectors.astype(kept), ones
+        scales = np.abs(vectors).max(axis=1) / np.float32(INT8_MAX)
+        codes = np.rint(vectors / np.where(scales == 0, 1, scales)[:, None])
+        return codes.astype(np.int8), scales

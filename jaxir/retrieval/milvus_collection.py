@@ -1,0 +1,302 @@
+"""One collection of a Milvus: of a server that is reached by a URI, or of an embedded milvus-lite.
+
+A collection holds the vectors under whole numbers, `row`; what the numbers stand for, the index directory
+knows. An embedded Milvus runs on threads of this process and listens on a Unix socket that only its user can
+reach, so it ends with the process however that ends. Its files can be open in one process at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging.config
+import os
+import re
+import shutil
+import tempfile
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+import numpy as np
+
+from jaxir.errors import UserError
+from jaxir.progress import progress
+
+IndexType = Literal["FLAT", "HNSW", "AUTOINDEX"]
+TOKEN = "MILVUS_TOKEN"  # the variable that holds "user:password" or an API key
+CONNECT_SECONDS = 10.0
+ANSWER_SECONDS = 60.0  # for one request; only building and loading may take as long as they take
+REQUEST_BYTES = 8 << 20  # of vectors sent at a time; servers take 64 MB
+DELETED_AT_ONCE = 10_000
+QUERIES_AT_ONCE = 512  # an embedded Milvus holds the scores of all vectors of a segment, some 100,000
+ANSWERS_AT_ONCE = 100_000  # of all queries of a request
+FEW = 256  # queries that are searched without a bar: a server asks for so many over and over
+THREADS = 4
+BUILD_PARAMETERS = {"HNSW": {"M": 16, "efConstruction": 200}}
+ROW, VECTOR = "row", "vector"
+
+
+class MilvusCollection:
+    """A connection to a collection, which need not exist yet.
+
+    Args:
+      where: a URI with "://" (a server), or the path of an embedded Milvus.
+      name: of the collection.
+      new: whether an embedded Milvus that is not there is made.
+
+    Raises:
+      UserError: pymilvus is not installed, or Milvus cannot be reached or opened.
+    """
+
+    def __init__(self, where: str | Path, name: str, *, new: bool = False):
+        pymilvus = _pymilvus()
+        if not re.fullmatch(r"[A-Za-z_]\w{0,254}", name, re.ASCII):
+            raise UserError(f"a Milvus collection is named by letters, digits and _, not {name!r}")
+        self.name, self._where = name, where
+        if isinstance(where, Path) and not new and not where.is_dir():
+            raise UserError(f"{where} is not there (any more): build the index again")
+        self._embedded = _embedded(where) if isinstance(where, Path) else None
+        uri = where if self._embedded is None else self._embedded.uri
+        with self._telling("cannot be reached"):
+            self._client = pymilvus.MilvusClient(
+                uri, token=os.environ.get(TOKEN, ""), timeout=CONNECT_SECONDS, dedicated=True
+            )
+        self._finalizer = weakref.finalize(self, self._client.close)
+
+    def close(self) -> None:
+        """Ends the connection, and an embedded Milvus that nobody else in this process uses."""
+        self._finalizer()
+        self._embedded = None
+
+    def exists(self) -> bool:
+        """Whether there is a collection of this name."""
+        with self._telling():
+            return self._client.has_collection(self.name, timeout=CONNECT_SECONDS)
+
+    def require_new(self) -> None:
+        """Raises a UserError where there is a collection of this name already."""
+        if self.exists():
+            raise UserError(f"there is a collection {self.name} in {self._where} already: name another one")
+
+    def open(self, dimension: int) -> None:
+        """Makes a collection that exists ready to be searched.
+
+        Raises:
+          UserError: it does not exist, or its vectors have another dimension.
+        """
+        if not self.exists():
+            raise UserError(f"{self._where} has no collection {self.name} (any more): build the index again")
+        with self._telling():
+            fields = self._client.describe_collection(self.name, timeout=CONNECT_SECONDS)["fields"]
+            found = {field["name"]: field["params"].get("dim") for field in fields}
+            if set(found) != {ROW, VECTOR} or int(found[VECTOR]) != dimension:
+                raise UserError(
+                    f"the collection {self.name} in {self._where} is not this index's: it has fields {found},"
+                    f" not {ROW} and {VECTOR} of {dimension} dimensions"
+                )
+            self._client.load_collection(self.name)
+
+    def create(self, vectors: Sequence[np.ndarray], index_type: IndexType, *, cosine: bool) -> None:
+        """Makes a collection of vectors (shards [n, D]) under the rows 0, 1, ...; removed on any error.
+
+        Raises:
+          UserError: there is one of this name, or Milvus cannot take it.
+        """
+        pymilvus = _pymilvus()
+        self.require_new()
+        count, dimension = sum(map(len, vectors)), vectors[0].shape[1]
+        schema = self._client.create_schema(auto_id=False)
+        schema.add_field(ROW, pymilvus.DataType.INT64, is_primary=True)
+        schema.add_field(VECTOR, pymilvus.DataType.FLOAT_VECTOR, dim=dimension)
+        index = self._client.prepare_index_params()
+        index.add_index(
+            VECTOR, index_type=index_type, metric_type="IP", params=BUILD_PARAMETERS.get(index_type, {})
+        )
+        with self._telling():
+            self._client.create_collection(self.name, schema=schema, timeout=ANSWER_SECONDS)
+        try:
+            self.insert(vectors, 0, cosine=cosine)
+            with self._telling():
+                # An embedded Milvus has built it when it answers; pymilvus would wait for another answer.
+                self._client.create_index(self.name, index, sync=self._embedded is None)
+                self._client.load_collection(self.name)
+            self.require_count(count)
+        except BaseException:
+            self.drop()
+            raise
+
+    def insert(self, vectors: Sequence[np.ndarray], first_row: int, *, cosine: bool) -> None:
+        """Sends vectors (shards [n, D], a part at a time) under the rows that begin at `first_row`."""
+        step = max(1, REQUEST_BYTES // (4 * vectors[0].shape[1]))
+        row = first_row
+        with progress(total=sum(map(len, vectors)), what="inserting", unit="passages") as bar:
+            for shard in vectors:
+                for at in range(0, len(shard), step):
+                    part = np.asarray(shard[at : at + step], np.float32)
+                    if cosine:
+                        norms = np.linalg.norm(part, axis=1, keepdims=True)
+                        part = part / np.where(norms == 0, np.float32(1), norms)
+                    rows = [{ROW: row + i, VECTOR: vector} for i, vector in enumerate(part)]
+                    with self._telling():
+                        self._client.insert(self.name, rows, timeout=ANSWER_SECONDS)
+                    row += len(rows)
+                    bar.update(len(rows))
+        with self._telling():
+            self._client.flush(self.name)
+
+    def delete(self, rows: Sequence[int]) -> None:
+        """Removes rows; one that is not there is no error."""
+        with self._telling():
+            for at in range(0, len(rows), DELETED_AT_ONCE):
+                part = [int(row) for row in rows[at : at + DELETED_AT_ONCE]]
+                self._client.delete(self.name, ids=part, timeout=ANSWER_SECONDS)
+
+    def delete_from(self, row: int) -> None:
+        """Removes this row and all above it."""
+        with self._telling():
+            self._client.delete(self.name, filter=f"{ROW} >= {row}", timeout=ANSWER_SECONDS)
+
+    def require_count(self, count: int) -> None:
+        """Raises a UserError unless there are so many vectors, all of what was written counted."""
+        with self._telling():
+            answer = self._client.query(
+                self.name, output_fields=["count(*)"], consistency_level="Strong", timeout=ANSWER_SECONDS
+            )
+        if (found := answer[0]["count(*)"]) != count:
+            raise UserError(
+                f"the collection {self.name} in {self._where} has {found:,} vectors and the index {count:,}:"
+                " an update was interrupted (run it again), or the collection was changed by others"
+            )
+
+    def search(
+        self, queries: np.ndarray, k: int, index_type: IndexType
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Returns rows (int64) and inner products (float32) of the k nearest vectors of each query [Q, D]."""
+        found = []
+        step = max(1, min(QUERIES_AT_ONCE, ANSWERS_AT_ONCE // k))
+        params = {"metric_type": "IP", "params": {"ef": max(200, 4 * k)} if index_type == "HNSW" else {}}
+        few = len(queries) <= FEW
+        with progress(total=len(queries), what="searching", unit="queries", hidden=few) as bar:
+            for at in range(0, len(queries), step):
+                part = list(queries[at : at + step])
+                with self._telling():
+                    answer = self._client.search(
+                        self.name,
+                        part,
+                        limit=k,
+                        anns_field=VECTOR,
+                        search_params=params,
+                        output_fields=[ROW],
+                        timeout=ANSWER_SECONDS,
+                    )
+                found += [
+                    (np.array(hits.ids, np.int64), np.array(hits.distances, np.float32)) for hits in answer
+                ]
+                bar.update(len(part))
+        return found
+
+    def drop(self) -> None:
+        """Removes the collection, as far as that is possible."""
+        with contextlib.suppress(Exception):
+            self._client.drop_collection(self.name, timeout=ANSWER_SECONDS)
+
+    @contextlib.contextmanager
+    def _telling(self, what: str = "failed") -> Iterator[None]:
+        """Makes one sentence of what pymilvus raises."""
+        from grpc import RpcError
+        from pymilvus.exceptions import MilvusException
+
+        try:
+            yield
+        except (MilvusException, RpcError) as error:
+            text = error.message if isinstance(error, MilvusException) else error.details()
+            raise UserError(f"Milvus at {self._where} {what}: {' '.join(str(text).split())[:300]}") from error
+
+
+class _Embedded:
+    """A running milvus-lite over a directory."""
+
+    def __init__(self, path: Path):
+        _pymilvus()
+        try:
+            import grpc
+            from milvus_lite.adapter.grpc.servicer import MilvusServicer
+            from milvus_lite.db import MilvusLite
+            from milvus_lite.exceptions import DataDirLockedError
+            from pymilvus.grpc_gen.milvus_pb2_grpc import add_MilvusServiceServicer_to_server
+        except ImportError as error:
+            raise UserError(_missing(error)) from None
+        try:
+            database = MilvusLite(str(path))
+        except DataDirLockedError:
+            raise UserError(
+                f"{path} is open in another process: an embedded Milvus serves one at a time (a server has no"
+                " such limit)"
+            ) from None
+        except OSError as error:
+            raise UserError(f"{path} cannot be opened: {(error.strerror or str(error)).lower()}") from None
+        except Exception as error:  # of milvus_lite, json, pyarrow
+            raise UserError(f"{path} is damaged: {error}") from None
+        sockets = Path(tempfile.mkdtemp(prefix="jaxir-milvus-"))
+        if len(os.fsencode(sockets)) > 90:  # a socket's path may not be longer than 100 bytes
+            sockets.rmdir()
+            sockets = Path(tempfile.mkdtemp(prefix="jaxir-milvus-", dir="/tmp"))
+        self.uri = f"unix:{sockets}/socket"
+        # milvus-lite's own server listens on TCP, where everybody on the machine could speak to it.
+        pool = ThreadPoolExecutor(THREADS, thread_name_prefix="milvus")
+        unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+        server = grpc.server(pool, options=unlimited)
+        add_MilvusServiceServicer_to_server(MilvusServicer(database), server)
+        server.add_insecure_port(self.uri)
+        server.start()
+        weakref.finalize(self, _stop, server, pool, database, sockets)
+
+
+_running: weakref.WeakValueDictionary[tuple[int, int], _Embedded] = weakref.WeakValueDictionary()
+_starting = threading.Lock()
+
+
+def _embedded(path: Path) -> _Embedded:
+    """Returns the embedded Milvus over a directory, the same for all who ask while one of them uses it."""
+    with _starting:
+        path.mkdir(parents=True, exist_ok=True)
+        identity = path.stat().st_dev, path.stat().st_ino
+        running = _running.get(identity)
+        if running is None:
+            running = _running[identity] = _Embedded(path)
+        return running
+
+
+def _stop(server: Any, pool: ThreadPoolExecutor, database: Any, sockets: Path) -> None:
+    server.stop(grace=None).wait()
+    pool.shutdown()
+    database.close()
+    shutil.rmtree(sockets, ignore_errors=True)
+
+
+@functools.cache
+def _pymilvus() -> ModuleType:
+    """Imports pymilvus (seconds), without what its import does to the rest of the process."""
+    configure, environment = logging.config.dictConfig, dict(os.environ)
+    logging.config.dictConfig = lambda config: None  # it would close all handlers there are
+    os.environ["PYTHON_DOTENV_DISABLED"] = "1"  # a file .env would be read into the environment
+    try:
+        import pymilvus
+    except ImportError as error:
+        raise UserError(_missing(error)) from None
+    finally:
+        logging.config.dictConfig = configure
+        os.environ.pop("PYTHON_DOTENV_DISABLED")
+        os.environ.update(environment)
+    for name in ("pymilvus", "milvus_lite"):  # what they log is said by the error that follows
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    return pymilvus
+
+
+def _missing(error: ImportError) -> str:
+    return f"the milvus backend needs pymilvus and milvus-lite ({error}): pip install 'jaxir[milvus]'"

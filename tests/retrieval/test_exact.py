@@ -1,0 +1,251 @@
+"""Exact search on several devices, in smaller types, and its selection of the best."""
+
+import dataclasses
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxir import cli
+from jaxir.errors import UserError
+from jaxir.partitioning import MeshConfig
+from jaxir.retrieval import exact, topk
+from jaxir.retrieval.exact import ExactIndex
+from jaxir.retrieval.index import load_index, normalize
+from jaxir.retrieval.topk import NO_RANK, block_program, merge_program
+from jaxir.retrieval.tuning import Trial
+
+pytestmark = pytest.mark.usefixtures("few_optimizations")
+COUNT, DIMENSION = 3000, 24
+
+
+def with_ties(count: int, dimension: int, seed: int) -> np.ndarray:
+    """Small integers, whose products are exact in every type and any order: many ties."""
+    return np.random.default_rng(seed).integers(-2, 3, (count, dimension)).astype(np.float32)
+
+
+def names(count: int) -> list[str]:
+    return [f"d{i}" for i in np.random.default_rng(2).permutation(count)]
+
+
+def ranking(queries, vectors, ids, k):
+    """The obvious search: sort everything by (score, id), both descending."""
+    scores = queries @ vectors.T
+    by_id = np.argsort(np.array(ids))[::-1]
+    order = by_id[np.argsort(-scores[:, by_id], axis=1, kind="stable")[:, :k]]
+    return np.take_along_axis(scores, order, axis=1), [[ids[i] for i in row] for row in order]
+
+
+@pytest.fixture(scope="module")
+def points() -> np.ndarray:
+    rng = np.random.default_rng(0)
+    centers = rng.normal(size=(COUNT // 50, DIMENSION))
+    points = centers[rng.integers(0, len(centers), COUNT)] + 0.4 * rng.normal(size=(COUNT, DIMENSION))
+    return (points * rng.uniform(0.5, 2, (COUNT, 1))).astype(np.float32)
+
+
+@pytest.mark.parametrize(("storage", "devices"), [("float32", 1), ("float32", 4), ("bfloat16", 4)])
+def test_ties_are_broken_by_id_on_every_mesh(storage, devices):
+    """3,000 rows fill the four devices unevenly; 41 ids share each score, on all devices."""
+    vectors, queries = with_ties(COUNT, 6, 0), with_ties(9, 6, 1)
+    ids = names(COUNT)
+    index = ExactIndex.build(np.array_split(vectors, 3), ids, similarity="dot", storage=storage)
+    index = index.on(MeshConfig().build(jax.devices()[:devices]))
+    for k in (7, 300):
+        expected_scores, expected = ranking(queries, vectors, ids, k)
+        scores, found = index.search(queries, k)
+        np.testing.assert_array_equal(scores, expected_scores)
+        assert found == expected
+        assert len(set(expected_scores[0])) < k  # guard: there are ties
+
+
+@pytest.mark.parametrize(
+    ("storage", "sizes"),
+    [
+        ("float32", {"slices": 2, "tensor": 2}),
+        pytest.param("bfloat16", {}, marks=pytest.mark.slow),
+        ("int8", {}),
+    ],
+)
+def test_many_devices_answer_as_one(points, storage, sizes):
+    ids, queries = names(COUNT), points[:40] + 0.1
+    index = ExactIndex.build(points, ids, storage=storage)
+    one = index.on(MeshConfig().build(jax.devices()[:1])).search(queries, 20)
+    scores, found = index.on(MeshConfig(**sizes).build()).search(queries, 20)
+    assert found == one[1]
+    np.testing.assert_allclose(scores, one[0], atol=1e-6)
+    if storage == "float32":
+        _, expected = ranking(normalize(queries), normalize(points), ids, 20)
+        assert one[1] == expected
+
+
+def test_blocks_one_after_the_other_on_several_devices(points, monkeypatch):
+    ids = names(COUNT)
+    whole = ExactIndex.build(points, ids).search(points[:70], 5)
+    monkeypatch.setattr(exact, "BLOCK", 128)
+    monkeypatch.setattr(exact, "QUERY_BLOCK", 32)
+    scores, found = ExactIndex.build(np.array_split(points, 7), ids).search(points[:70], 5)
+    assert found == whole[1]
+    np.testing.assert_allclose(scores, whole[0], atol=1e-6)
+
+
+def test_vectors_stay_on_devices_that_have_room(points, monkeypatch):
+    """A CPU has no memory of its own, so the room is told here."""
+    ids = names(COUNT)
+    index = ExactIndex.build(points, ids)
+    expected = index.search(points[:9], 5)[1]
+    reads = []
+    read = index._rows.read
+    monkeypatch.setattr(index._rows, "read", lambda *where: reads.append(where) or read(*where))
+    for memory, kept in ((4 * COUNT * DIMENSION // 4, False), (4 * COUNT * DIMENSION, True)):
+        monkeypatch.setattr(exact, "_memory", lambda devices, memory=memory: memory)
+        assert index.search(points[:9], 5)[1] == index.search(points[:9], 5)[1] == expected
+        assert len(reads) == (4 if kept else 8), "four devices, read at each search unless they keep"
+        reads.clear()
+    index.delete([expected[0][0]])
+    index.add(-points[:1], ["new"])
+    assert index.search(points[:9], 4)[1][0] == expected[0][1:]
+    assert index.search(-points[:1], 1)[1] == [["new"]]
+
+
+def test_only_answers_travel():
+    """Devices compare without a word to each other, then exchange [n, Q, K], whatever the corpus."""
+    mesh = MeshConfig().build().mesh
+    shape = jax.ShapeDtypeStruct
+    answers = shape((4, 16, 5), np.float32), shape((4, 16, 5), np.int32)
+    block = shape((4096, 8), np.float32), shape((4096,), np.float32), shape((4096,), np.int32)
+    compare = block_program(mesh, None, 9999).lower(shape((16, 8), np.float32), *block, *answers)
+    travelling = r"= \(?(\S+) (all-\w+|collective-\w+|reduce-scatter)\S*\("
+    assert not re.findall(travelling, compare.compile().as_text())
+    found = re.findall(travelling, merge_program(mesh).lower(*answers).compile().as_text())
+    assert found and all(kind.startswith("all-gather") for _, kind in found)
+    assert {re.sub(r"\{.*", "", size) for size, _ in found} <= {"f32[4,16,5]", "s32[4,16,5]"}
+
+
+@pytest.mark.parametrize("k", [3, 12, 100])
+@pytest.mark.parametrize("kind", ["ties", "rising", "random"])
+def test_groups_are_opened_as_needed(k, kind):
+    """Blocks whose best are in few groups, in many, and in ties; the room for groups is another each time."""
+    rng, (count, size, blocks) = np.random.default_rng(3), (8, 2048, 5)
+    assert size // topk.GROUP // 4 >= topk.FEW_GROUPS  # guard: there are groups to choose from
+    products = rng.normal(size=(count, size * blocks)).astype(np.float32)
+    if kind == "ties":
+        products = np.round(products * 2)
+    if kind == "rising":
+        products += np.linspace(0, 9, size * blocks, dtype=np.float32)
+    multipliers = (
+        rng.uniform(0.5, 2, size * blocks).astype(np.float32) if kind == "random" else 1 + 0 * products[0]
+    )
+    ranks = rng.permutation(size * blocks).astype(np.int32)
+    ranks[-100:] = NO_RANK
+    best = jnp.full((count, k), -jnp.inf, jnp.float32), jnp.full((count, k), NO_RANK, jnp.int32)
+    take = jax.jit(topk._take)
+    for at in range(0, size * blocks, size):
+        part = slice(at, at + size)
+        best = take(products[:, part], multipliers[part], ranks[part], *best)
+    scores = np.where(ranks == NO_RANK, -np.inf, products * multipliers)
+    order = np.lexsort((np.broadcast_to(ranks, scores.shape), -scores))[:, :k]
+    np.testing.assert_array_equal(best[0], np.take_along_axis(scores, order, axis=1))
+    np.testing.assert_array_equal(np.sort(best[1], axis=1), np.sort(ranks[order], axis=1))
+
+
+def test_ranks_in_the_millions_break_ties():
+    """They are compared as floats of the same bits, of which many share one float32 number."""
+    ranks = np.array(
+        [[70_000_001, 5, 70_000_000, 8_388_609, 8_388_608, 2_000_000_001, 2_000_000_000]], np.int32
+    )
+    found = jax.jit(topk.best, static_argnums=2)(np.zeros((1, 7), np.float32), ranks, 5)[1]
+    assert sorted(found[0].tolist()) == [5, 8_388_608, 8_388_609, 70_000_000, 70_000_001]
+
+
+@pytest.mark.parametrize(
+    ("storage", "similarity", "least", "share"),
+    [
+        ("bfloat16", "cosine", 0.95, 0.5),
+        pytest.param("int8", "cosine", 0.8, 0.25, marks=pytest.mark.slow),
+        ("int8", "dot", 0.8, 0.25),
+    ],
+)
+def test_smaller_storage_costs_recall_that_is_told(tmp_path, points, storage, similarity, least, share):
+    ids = names(COUNT)
+    trial = Trial(points, ids, similarity=similarity)
+    index = ExactIndex.build(points, ids, similarity=similarity, storage=storage)
+    assert least < trial.measure(index).value < 1
+    index.save(tmp_path / "index")
+    files = {p.name: p.stat().st_size for p in (tmp_path / "index").glob("*.npy")}
+    assert files["embeddings.npy"] < share * points.nbytes + 200
+    assert ("scales.npy" in files) == (storage == "int8" and similarity == "dot")
+    loaded = load_index(tmp_path / "index")
+    assert loaded.info.settings == {"storage": storage}
+    scores, found = loaded.search(points[:50], 5)
+    assert found == index.search(points[:50], 5)[1]
+    queries = normalize(points[:50]) if similarity == "cosine" else points[:50]
+    vectors = normalize(points) if similarity == "cosine" else points
+    near = [[queries[q] @ vectors[ids.index(d)] for d in row] for q, row in enumerate(found)]
+    np.testing.assert_allclose(scores, near, rtol=0.03, atol=0.03)
+    loaded.add(100 * points[1:2], ["new"])
+    loaded.delete([found[1][0]])
+    loaded.save(tmp_path / "changed")
+    assert load_index(tmp_path / "changed").search(points[1:2], 4)[1] == [["new", *found[1][1:4]]]
+
+
+def test_an_index_from_before_there_were_types(tmp_path, points):
+    index = ExactIndex.build(points, names(COUNT))
+    index.save(tmp_path / "index")
+    path = tmp_path / "index" / "index.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"settings": {}}))
+    assert load_index(tmp_path / "index").search(points[:5], 3)[1] == index.search(points[:5], 3)[1]
+
+
+def test_files_of_another_type_are_told(tmp_path, points):
+    index = ExactIndex.build(points, names(COUNT), similarity="dot", storage="int8")
+    index.info = dataclasses.replace(index.info, settings={"storage": "bfloat16"})
+    index.save(tmp_path / "index")
+    with pytest.raises(UserError, match=r"damaged index: embeddings.npy is int8 \(3000, 24\)"):
+        load_index(tmp_path / "index")
+    for wrong, sentence in (
+        ({"storage": "int4"}, "float32, bfloat16, int8, not 'int4'"),
+        ({"target_recall": 2.0}, "between 0 and 1"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            ExactIndex.build(points, names(COUNT), **wrong)
+
+
+def test_a_wanted_recall_is_for_tpus_and_kept(tmp_path, points, monkeypatch):
+    """A CPU is exact whatever is wanted; its own version of TPU's operation is exact too."""
+    ids = names(COUNT)
+    index = ExactIndex.build(points, ids, target_recall=0.9)
+    index.save(tmp_path / "index")
+    loaded = load_index(tmp_path / "index")
+    assert loaded.info.settings["target_recall"] == 0.9
+    expected = ExactIndex.build(points, ids).search(points[:20], 10)[1]
+    assert loaded.search(points[:20], 10)[1] == expected
+    monkeypatch.setattr(topk, "APPROXIMATE_ON", ("cpu",))
+    block_program.cache_clear()
+    assert loaded.search(points[:20], 10)[1] == expected
+    mesh, shape = MeshConfig().build().mesh, jax.ShapeDtypeStruct
+    answers = shape((4, 8, 5), np.float32), shape((4, 8, 5), np.int32)
+    block = shape((64, 8), np.float32), shape((64,), np.float32), shape((64,), np.int32)
+    program = block_program(mesh, 0.9, COUNT).trace(shape((8, 8), np.float32), *block, *answers)
+    text = program.lower(lowering_platforms=("tpu",)).as_text()
+    assert "ApproxTopK" in text and "recall_target = 0.899" in text
+    block_program.cache_clear()
+
+
+def test_the_command_tells_what_smaller_types_cost(tmp_path, toy, small_model, capsys):
+    corpus = toy.write_corpus(tmp_path / "corpus.jsonl", toy.random_texts(200, seed=9))
+    queries = [{"_id": f"q{i}", "text": t} for i, t in enumerate(toy.random_texts(20, seed=8, max_words=10))]
+    queries = toy.write_jsonl(tmp_path / "queries.jsonl", queries)
+    encode = [f"--model={small_model}", f"--input={corpus}", f"--output={tmp_path}/emb"]
+    assert cli.main("jaxir.encode:encode", encode) == 0
+    flags = ["--backend=exact", f"--embeddings={tmp_path}/emb", f"--output={tmp_path}/index"]
+    more = ["--storage=int8", "--target_recall=0.9", f"--queries={queries}"]
+    assert cli.main("jaxir.index:index", flags + more) == 0
+    told = capsys.readouterr().out
+    assert re.search(
+        r"exact index of 200 passages; recall@10 0\.\d{4} against exact search on 10 held-out", told
+    )
+    assert load_index(tmp_path / "index").info.settings == {"storage": "int8", "target_recall": 0.9}

@@ -1,0 +1,273 @@
+"""Milvus: embedded in this process, and a server (milvus-lite's own, over TCP) reached by a URI."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxir import cli
+from jaxir.errors import UserError
+from jaxir.retrieval import milvus_collection
+from jaxir.retrieval.index import load_index
+from jaxir.retrieval.milvus_collection import MilvusCollection
+from jaxir.retrieval.milvus_index import INSIDE, MilvusIndex
+from jaxir.retrieval.runs import read_run
+
+pytestmark = pytest.mark.usefixtures("few_optimizations")
+COUNT, DIMENSION = 3000, 16
+# It opens an index under a log of its user's, searches, closes, and stays with it open again.
+USER = """
+import logging, sys, threading
+import numpy as np
+from jaxir import load_index
+import jaxir.retrieval.milvus_index
+assert not {"pymilvus", "milvus_lite", "faiss", "pandas"} & set(sys.modules)
+log = logging.FileHandler(sys.argv[2])
+logging.getLogger().addHandler(log)
+index = load_index(sys.argv[1])
+logging.getLogger().warning("still open")
+assert log.stream is not None, "importing pymilvus closes the handlers there are"
+before = index.search(np.ones([2, 16], np.float32), 3)[1]
+index.close()
+del index
+assert not [t.name for t in threading.enumerate() if "milvus" in t.name], threading.enumerate()
+index = load_index(sys.argv[1])
+assert index.search(np.ones([2, 16], np.float32), 3)[1] == before
+print("ready", flush=True)
+threading.Event().wait()
+"""
+
+
+def command(name: str, *flags: str) -> int:
+    return cli.main(f"jaxir.{name}:{name}", flags)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def vectors() -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(COUNT, DIMENSION)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def ids() -> list[str]:
+    return [f"d{i} 'x\" é\n{{}}" for i in range(COUNT)]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory) -> Iterator[str]:
+    """The URI of a server."""
+    port = free_port()
+    data = tmp_path_factory.mktemp("server")
+    flags = ["server", f"--data-dir={data}/db", "--host=127.0.0.1", f"--port={port}"]
+    with (data / "log").open("wb") as log:
+        process = subprocess.Popen([sys.executable, "-m", "milvus_lite", *flags], stdout=log, stderr=log)
+    with process:
+        try:
+            deadline = time.monotonic() + 60
+            while process.poll() is None and time.monotonic() < deadline:
+                with socket.socket() as probe:
+                    if probe.connect_ex(("127.0.0.1", port)) == 0:
+                        break
+                time.sleep(0.1)
+            assert process.poll() is None, (data / "log").read_text()
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.kill()
+
+
+def names(uri: str) -> set[str]:
+    """The collections of a server."""
+    collection = MilvusCollection(uri, "any")
+    found = set(collection._client.list_collections())
+    collection.close()
+    return found
+
+
+def test_an_approximate_index_is_asked_for(tmp_path, toy, vectors, ids):
+    queries = vectors[:100] + np.float32(0.1)
+    expected_scores, expected = toy.nearest(vectors, ids, queries, 10, similarity="dot")
+    recall = {}
+    for index_type in ("FLAT", "HNSW"):
+        index = MilvusIndex.build(
+            [vectors[:1000], vectors[1000:]], ids, similarity="dot", index_type=index_type
+        )
+        index.save(tmp_path / index_type)
+        index = load_index(tmp_path / index_type)
+        assert index.info.settings["index_type"] == index_type
+        scores, found = index.search(queries, 10)
+        recall[index_type] = np.mean([len({*a} & {*b}) / 10 for a, b in zip(found, expected, strict=True)])
+        if index_type == "FLAT":
+            assert found == expected
+            np.testing.assert_allclose(scores, expected_scores, atol=1e-5)
+        index.close()
+    assert recall["FLAT"] == 1 and recall["HNSW"] > 0.9
+    assert list((tmp_path / "HNSW").rglob("*hnsw*")) and not list((tmp_path / "FLAT").rglob("*hnsw*"))
+
+
+def test_one_process_at_a_time_which_may_be_killed(tmp_path, vectors, ids):
+    MilvusIndex.build(vectors, ids).save(tmp_path / "index")
+    command = [sys.executable, "-c", USER, str(tmp_path / "index"), str(tmp_path / "log")]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with (
+        tempfile.TemporaryDirectory(prefix="jx") as short,  # where its socket may lie, and be left
+        subprocess.Popen(command, **pipes, env=os.environ | {"TMPDIR": short}) as process,
+    ):
+        try:
+            assert process.stdout.readline() == "ready\n", process.stderr.read()
+            with pytest.raises(UserError, match=r"is open in another process: an embedded Milvus serves one"):
+                load_index(tmp_path / "index")
+        finally:
+            process.kill()
+        assert process.stderr.read() == ""
+    assert (tmp_path / "log").read_text() == "still open\n"
+    one, two = load_index(tmp_path / "index"), load_index(tmp_path / "index")  # in one process several may
+    assert one.search(vectors[:3], 1)[1] == two.search(vectors[:3], 1)[1] == [[i] for i in ids[:3]]
+    one.close()
+    assert two.search(vectors[:3], 1)[1] == one.search(vectors[:3], 1)[1], "a closed index opens again"
+    one.close()
+    two.close()
+    assert not [t for t in threading.enumerate() if "milvus" in t.name]
+
+
+@pytest.mark.parametrize("victim", ["*.parquet", "*.idx", "manifest.json"])
+def test_damage_is_told(tmp_path, vectors, ids, victim):
+    MilvusIndex.build(vectors[:100], ids[:100]).save(tmp_path / "index")
+    for path in (tmp_path / "index" / INSIDE).rglob(victim + "*"):
+        path.write_bytes(path.read_bytes()[:50])
+    with pytest.raises(UserError, match="index"):
+        load_index(tmp_path / "index").search(vectors[:1], 5)
+
+
+def test_a_file_of_ones_own(tmp_path, vectors, ids):
+    database = tmp_path / "elsewhere" / "all.milvus"
+    MilvusIndex.build(vectors[:50], ids[:50], uri=database, collection="one").save(tmp_path / "one")
+    MilvusIndex.build(vectors[50:90], ids[50:90], uri=database, collection="two").save(tmp_path / "two")
+    assert not (tmp_path / "one" / INSIDE).exists()
+    for name, row in (("one", 3), ("two", 53)):
+        index = load_index(tmp_path / name)
+        assert index.search(vectors[[row]], 1)[1] == [[ids[row]]]
+        index.close()
+    with pytest.raises(UserError, match=r"there is a collection one in .*all.milvus already"):
+        MilvusIndex.build(vectors[:50], ids[:50], uri=database, collection="one")
+
+
+def test_what_cannot_be_reached_is_told_soon(tmp_path, vectors, ids, monkeypatch):
+    monkeypatch.setattr(milvus_collection, "CONNECT_SECONDS", 1.0)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        for uri, sentence in (
+            (f"http://127.0.0.1:{free_port()}", "cannot be reached: Fail connecting to server"),
+            (f"http://127.0.0.1:{silent.getsockname()[1]}", "cannot be reached"),
+            ("ftp://127.0.0.1", "cannot be reached: uri: ftp://127.0.0.1 is illegal"),
+            ("http://me:secret@127.0.0.1", "holds no password here"),
+            ("localhost:19530", "is written http://localhost:19530"),
+        ):
+            started = time.monotonic()
+            with pytest.raises(UserError, match=sentence) as told:
+                MilvusIndex.build(vectors, ids, uri=uri)
+            assert time.monotonic() - started < 10
+            assert "\n" not in str(told.value) and "secret" not in str(told.value)
+    with pytest.raises(UserError, match="named by letters, digits and _, not 'a-b'"):
+        MilvusIndex.build(vectors, ids, uri=tmp_path / "db", collection="a-b")
+
+
+@pytest.mark.slow
+def test_a_server_by_commands(tmp_path, toy, small_model, encoder, server, capsys, monkeypatch):
+    monkeypatch.setenv("MILVUS_TOKEN", "root:Very5ecret")
+    texts = toy.random_texts(60, seed=5)
+    corpus = toy.write_corpus(tmp_path / "corpus.jsonl", texts)
+    short = toy.write_corpus(tmp_path / "short.jsonl", texts[:50])
+    more = [{"_id": f"n{i}", "text": t} for i, t in enumerate(toy.random_texts(5, seed=6))]
+    more = toy.write_jsonl(tmp_path / "more.jsonl", more)
+    for name, source in (("emb", corpus), ("more", more)):
+        flags = [f"--model={small_model}", f"--input={source}", f"--output={tmp_path}/{name}"]
+        assert command("encode", *flags) == 0
+    flags = [f"--embeddings={tmp_path}/emb", "--backend=milvus", f"--output={tmp_path}/index"]
+    flags += [f"--uri={server}", "--collection=docs"]
+    assert command("index", *flags, f"--corpus={short}") == 1
+    assert "lacks 10 of the 60 documents" in capsys.readouterr().err
+    assert names(server) == set() and not (tmp_path / "index").exists()
+
+    assert command("index", *flags, f"--corpus={corpus}") == 0
+    assert "milvus index of 60 passages" in capsys.readouterr().out
+    described = json.loads((tmp_path / "index" / "index.json").read_text())
+    assert described["settings"] == {
+        "uri": server, "collection": "docs", "index_type": "FLAT", "next_row": 60
+    }  # fmt: skip
+    assert names(server) == {"docs"}
+    assert command("index", *flags[:2], f"--output={tmp_path}/again", *flags[3:]) == 1
+    assert "there is a collection docs" in capsys.readouterr().err and not (tmp_path / "again").exists()
+
+    queries = toy.random_texts(7, seed=7)
+    records = [{"_id": f"q{i}", "text": t} for i, t in enumerate(queries)]
+    asked = [f"--index={tmp_path}/index", f"--queries={toy.write_jsonl(tmp_path / 'q.jsonl', records)}"]
+    assert command("search", *asked, f"--output={tmp_path}/run", "--k=9") == 0
+    passages, asking = encoder.encode_passages(texts), encoder.encode_queries(queries)
+    scores, found = toy.nearest(passages, [f"d{i}" for i in range(60)], asking, 9)
+    run = read_run(tmp_path / "run")
+    for i in range(7):
+        assert list(run[f"q{i}"]) == found[i]
+        assert list(run[f"q{i}"].values()) == pytest.approx(scores[i].tolist(), abs=1e-5)
+
+    # An update that was killed has put in some of what it was to add: search tells, and it can be run again.
+    other = MilvusCollection(server, "docs")
+    other.insert([np.ones([3, 32], np.float32)], 60, cosine=True)
+    interrupted = load_index(tmp_path / "index")
+    with pytest.raises(UserError, match="has 63 vectors and the index 60: an update was interrupted"):
+        interrupted.search(asking, 3)
+    interrupted.close()
+    capsys.readouterr()
+    (tmp_path / "gone.txt").write_text("d1\n")
+    update = [f"--update={tmp_path}/index", f"--embeddings={tmp_path}/more", f"--corpus={more}"]
+    assert command("index", *update, f"--delete={tmp_path}/gone.txt") == 0
+    assert "milvus index of 64 passages (5 added, 1 deleted)" in capsys.readouterr().out
+    kept = [i for i in range(60) if i != 1]
+    added = encoder.encode_passages(
+        [json.loads(line)["text"] for line in Path(more).read_text().splitlines()]
+    )
+    left = [f"d{i}" for i in kept] + [f"n{i}" for i in range(5)]
+    _, found = toy.nearest(np.concatenate([passages[kept], added]), left, asking, 64)
+    updated = load_index(tmp_path / "index")
+    assert updated.search(asking, 64)[1] == found
+    updated.close()
+    secret = [p for p in tmp_path.rglob("*") if p.is_file() and b"Very5ecret" in p.read_bytes()]
+    assert not secret, "the token is nowhere on disk"
+
+    other.drop()
+    assert command("search", *asked, f"--output={tmp_path}/run3") == 1
+    assert "has no collection docs (any more)" in capsys.readouterr().err
+    other.create([np.ones([3, 7], np.float32)], "FLAT", cosine=True)
+    assert command("search", *asked, f"--output={tmp_path}/run3") == 1
+    assert "not row and vector of 32 dimensions" in capsys.readouterr().err
+    other.close()
+
+
+def test_milvus_that_is_not_installed(tmp_path):
+    (tmp_path / "pymilvus.py").write_text("raise ImportError('No module named pymilvus')")
+    code = (
+        "import numpy as np\nfrom jaxir.retrieval.milvus_index import MilvusIndex\n"
+        "from jaxir.errors import UserError\n"
+        "try:\n    MilvusIndex.build(np.ones([3, 4], np.float32), ['a', 'b', 'c']).save('x')\n"
+        "except UserError as error:\n    print(error)"
+    )
+    env = {"PYTHONPATH": f"{tmp_path}:{':'.join(sys.path)}", "PATH": "", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=60, cwd=tmp_path
+    )
+    assert "pip install 'jaxir[milvus]'" in done.stdout, done.stderr
+    assert not (tmp_path / "x").exists()
