@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from jaxir import cli
+from jaxir.errors import UserError
 
 
 def mine(
@@ -18,6 +19,9 @@ def mine(
     last: int = 200,
     sampling: Literal["random", "top"] = "random",
     margin: float | None = None,
+    cross_encoder: str | None = None,
+    max_relevance: float | None = None,
+    relevance_margin: float | None = None,
     seed: int = 0,
 ) -> None:
     """Mines hard negatives for the queries of a split from what a retriever found for them.
@@ -37,7 +41,15 @@ def mine(
       sampling: take random candidates, or the best ones.
       margin: take only documents that score at least this much less than the query's lowest positive; queries
         without a positive in the run are left out and counted.
+      cross_encoder: hf: or st: and a directory or hub name of a cross-encoder that reads each candidate with
+        its query, so that unjudged relevant documents are dropped; needs one of the next two or both.
+      max_relevance: drop candidates that it finds more relevant than this probability, such as 0.1.
+      relevance_margin: drop candidates that it does not find at least this much less relevant, as a
+        probability, than the query's least relevant positive.
       seed: of random sampling.
+
+    Raises:
+      UserError: flags that do not go together, files that do not, or no negative at all.
     """
     from jaxir.data.sources import BeirFolder
     from jaxir.evaluation.datasets import parse_dataset
@@ -47,7 +59,24 @@ def mine(
     settings = mining.MiningSettings(
         negatives=negatives, first=first, last=last, sampling=sampling, margin=margin, seed=seed
     )
-    report = mining.mine(run, BeirFolder(directory), output, split=split, settings=settings)
+    judge = relevance = None
+    if cross_encoder is not None:
+        from jaxir.retrieval.judging import RelevanceSettings
+        from jaxir.retrieval.reranking import CrossEncoder
+
+        relevance = RelevanceSettings(max_relevance=max_relevance, relevance_margin=relevance_margin)
+        judge = CrossEncoder.load(cross_encoder)
+    elif (max_relevance, relevance_margin) != (None, None):
+        raise UserError("--max_relevance and --relevance_margin are of what a --cross_encoder says: give one")
+    report = mining.mine(
+        run,
+        BeirFolder(directory),
+        output,
+        split=split,
+        settings=settings,
+        judge=judge,
+        relevance=relevance,
+    )
     print(f"{output}: {mining.describe(report)}")
 
 

@@ -17,15 +17,31 @@ from typing import Literal
 
 import numpy as np
 
-from jaxir.data.lines import OnBadInput
-from jaxir.data.sources import BeirFolder, Document, key_digest, read_corpus
+from jaxir.data.sources import BeirFolder, key_digest
 from jaxir.errors import UserError
 from jaxir.files import atomic_directory
 from jaxir.progress import progress
+from jaxir.retrieval.judging import Drawn, Judge, RelevanceFilter, RelevanceSettings
+from jaxir.retrieval.known_positives import KnownPositives, read_documents
 from jaxir.retrieval.runs import rank, read_run_by_query
 
 PAIRS, SETTINGS = "train.jsonl", "mining.json"
-FEW, MISSED, UNANSWERED = "few", "missed", "unanswered"
+# Why a query has no negatives.
+MISSED, UNANSWERED, FEW, RELEVANT = "missed", "unanswered", "few", "relevant"
+LEFT_OUT = {
+    UNANSWERED: "not in the run",
+    MISSED: "without a positive in the run, so without a margin",
+    FEW: "without a candidate",
+    RELEVANT: "without one that the cross-encoder lets pass",
+}
+# Why an answer in the window of ranks is no candidate.
+POSITIVE, TWIN, EMPTY, NEAR = "positive", "duplicate", "empty", "margin"
+DROPPED = {
+    POSITIVE: "known positives",
+    TWIN: "duplicates of one",
+    EMPTY: "without text",
+    NEAR: "within the margin",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,26 +73,14 @@ class MiningSettings:
         if self.margin is not None and not math.isfinite(self.margin):
             raise UserError(f"margin must be a number, not {self.margin}")
 
-    def choose(
-        self, query_id: str, answers: Mapping[str, float], positives: set[str], excluded: set[str]
-    ) -> list[str]:
-        """Returns a query's negatives among its answers; which, depends on nothing but these arguments.
+    def order(self, query_id: str, count: int) -> Sequence[int]:
+        """Returns the order in which a query's `count` candidates, best first, are taken.
 
-        Args:
-          query_id: the query.
-          answers: document id to score.
-          positives: its positives that are among the answers, for the margin.
-          excluded: what is no negative: all positives and their duplicates.
+        It depends on nothing but these arguments.
         """
-        window = rank(answers)[self.first - 1 : self.last]
-        found = [doc_id for doc_id in window if doc_id not in excluded]
-        if self.margin is not None:
-            ceiling = min(answers[doc_id] for doc_id in positives) - self.margin
-            found = [doc_id for doc_id in found if answers[doc_id] <= ceiling]
-        if self.sampling == "top" or len(found) <= self.negatives:
-            return found[: self.negatives]
-        drawn = np.random.default_rng([self.seed, *key_digest(query_id)]).permutation(len(found))
-        return [found[i] for i in sorted(drawn[: self.negatives])]
+        if self.sampling == "top":
+            return range(count)
+        return np.random.default_rng([self.seed, *key_digest(query_id)]).permutation(count).tolist()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,17 +92,32 @@ class MiningReport:
       negatives: of them all.
       duplicates: documents that are kept out because they have the text of a positive.
       left_out: queries without negatives, by reason: `unanswered` (they are not in the run), `missed` (no
-        positive among the answers, so that no margin can be told), `few` (no candidate is left).
+        positive among the answers, so that no margin can be told), `few` (no candidate is left), `relevant`
+        (the cross-encoder takes every candidate for relevant).
+      dropped: answers within the window of ranks that are no candidates, by reason: known `positive`, a
+        `duplicate` of one, `empty`, too near to a positive (`margin`).
+      judged: candidates that the cross-encoder read; each query's are drawn until it has enough.
+      false_negatives: those of them that it dropped, by reason: `max_relevance`, `relevance_margin`.
     """
 
     queries: int
     negatives: int
     duplicates: int
     left_out: dict[str, int]
+    dropped: dict[str, int]
+    judged: int
+    false_negatives: dict[str, int]
 
 
 def mine(
-    run: str | Path, folder: BeirFolder, output: str | Path, *, split: str, settings: MiningSettings
+    run: str | Path,
+    folder: BeirFolder,
+    output: str | Path,
+    *,
+    split: str,
+    settings: MiningSettings,
+    judge: Judge | None = None,
+    relevance: RelevanceSettings | None = None,
 ) -> MiningReport:
     """Writes OUTPUT/train.jsonl, pairs with negatives in Tevatron's format, and OUTPUT/mining.json.
 
@@ -111,41 +130,34 @@ def mine(
       output: a new directory, which appears only when whole.
       split: whose queries get negatives.
       settings: how they are chosen.
+      judge: a cross-encoder that drops what it takes for relevant; None for none.
+      relevance: what it drops; given with it.
 
     Raises:
       BadInputError: a malformed line.
       UserError: no such split, a document of the run that the corpus lacks, or no negative at all.
     """
-    asked, positives = _read_positives(folder, split)
-    twins, empty = _read_twins(folder, positives)
-    chosen: dict[str, list[str]] = {}
-    left_out: collections.Counter[str] = collections.Counter({UNANSWERED: len(asked)})
-    for query_id, answers in progress(read_run_by_query(run), what="choosing", unit="queries"):
-        if query_id not in asked:
-            continue
-        left_out[UNANSWERED] -= 1
-        known = positives[query_id]
-        there = known & answers.keys()
-        if settings.margin is not None and not there:
-            left_out[MISSED] += 1
-            continue
-        excluded = known.union(empty, *(twins.get(doc_id, ()) for doc_id in known))
-        if found := settings.choose(query_id, answers, there, excluded):
-            chosen[query_id] = found
-        else:
-            left_out[FEW] += 1
+    known = KnownPositives.read(folder, split)
+    check = None
+    if judge is not None:
+        check = RelevanceFilter(judge, relevance, folder, known.asked)
+    chosen, left_out, dropped = _choose(run, known, settings, check)
     if not chosen:
-        raise UserError(f"{run}: no negative for any query of split {split!r} ({_say(left_out)})")
+        raise UserError(f"{run}: no negative for any query of split {split!r} ({_say(left_out, LEFT_OUT)})")
     report = MiningReport(
         queries=len(chosen),
         negatives=sum(map(len, chosen.values())),
-        duplicates=len(set().union(*twins.values()) - set().union(*positives.values())),
+        duplicates=len(set().union(*known.twins.values()) - set().union(*known.every.values())),
         left_out={reason: count for reason, count in left_out.items() if count},
+        dropped=dict(dropped),
+        judged=check.judged if check else 0,
+        false_negatives=dict(check.dropped) if check else {},
     )
     with atomic_directory(output) as aside:
-        _write_pairs(aside / PAIRS, folder, chosen, asked)
+        _write_pairs(aside / PAIRS, folder, chosen, known.asked)
         content = {
             "settings": dataclasses.asdict(settings),
+            "cross_encoder": check.description if check else None,
             "run": {"name": Path(run).name, "sha256": _sha256(run)},
             "split": split,
             "collection": str(folder.directory),
@@ -156,64 +168,106 @@ def mine(
 
 
 def describe(report: MiningReport) -> str:
-    """Says in one line what was mined."""
+    """Says in one line what was mined, and what each filter dropped."""
     text = f"{report.queries:,} queries, {report.negatives / report.queries:.1f} negatives each"
     if report.left_out:
-        text += f"; left out: {_say(report.left_out)}"
-    return text + f"; {report.duplicates:,} documents have the text of a positive"
+        text += f"; left out: {_say(report.left_out, LEFT_OUT)}"
+    text += f"; {report.duplicates:,} documents have the text of a positive"
+    if report.dropped:
+        text += f"; dropped: {_say(report.dropped, DROPPED)}"
+    if report.judged:
+        found = sum(report.false_negatives.values())
+        text += f"; of {report.judged:,} candidates the cross-encoder took {found:,} for relevant"
+        if found:
+            reasons = {
+                RelevanceFilter.ABOVE: "above the maximum",
+                RelevanceFilter.NEAR: "too near to a positive",
+            }
+            text += f" ({_say(report.false_negatives, reasons)})"
+    return text
 
 
-def _say(left_out: Mapping[str, int]) -> str:
-    reasons = {
-        UNANSWERED: "not in the run",
-        MISSED: "without a positive in the run, so without a margin",
-        FEW: "without a candidate",
-    }
-    return ", ".join(
-        f"{left_out[reason]:,} {text}" for reason, text in reasons.items() if left_out.get(reason)
-    )
+def _say(counts: Mapping[str, int], reasons: Mapping[str, str]) -> str:
+    return ", ".join(f"{counts[reason]:,} {text}" for reason, text in reasons.items() if counts.get(reason))
 
 
-def _read_positives(folder: BeirFolder, split: str) -> tuple[dict[str, list[str]], dict[str, set[str]]]:
-    """Returns the positives that `split` judges, and those of the same queries in any split."""
-    asked: dict[str, list[str]] = {}
-    for qrel in folder.qrels(split):
-        if qrel.score > 0:
-            asked.setdefault(qrel.query_id, []).append(qrel.document_id)
-    if not asked:
-        raise UserError(f"split {split!r} of {folder.directory} has no relevant judgement")
-    every = {query_id: set(doc_ids) for query_id, doc_ids in asked.items()}
-    for other in folder.splits:
-        for qrel in folder.qrels(other) if other != split else ():
-            if qrel.score > 0 and qrel.query_id in every:
-                every[qrel.query_id].add(qrel.document_id)
-    return asked, every
+def _choose(
+    run: str | Path, known: KnownPositives, settings: MiningSettings, check: RelevanceFilter | None
+) -> tuple[dict[str, list[str]], collections.Counter[str], collections.Counter[str]]:
+    """Returns each query's negatives, why queries have none, and why answers are none.
+
+    With a cross-encoder candidates are drawn, judged and drawn again where too few have passed, and the run
+    is read anew each time: no more are held at once than may be written.
+    """
+    left_out: collections.Counter[str] = collections.Counter({UNANSWERED: len(known.asked)})
+    dropped: collections.Counter[str] = collections.Counter()
+    taken: dict[str, Drawn] = {}
+    # How many candidates were drawn of each query that wants more, and how many are drawn next.
+    wanting, size = dict.fromkeys(known.asked, 0), settings.negatives
+    while wanting:
+        counts = (collections.Counter(), collections.Counter()) if taken else (left_out, dropped)
+        drawn: dict[str, Drawn] = {}
+        for query_id, found in _candidates(run, wanting, known, settings, *counts):
+            order = settings.order(query_id, len(found))
+            drawn[query_id] = [(i, found[i]) for i in order[wanting[query_id] :][:size]]
+        passed = drawn if check is None else check.keep(drawn)
+        for query_id, some in passed.items():
+            taken.setdefault(query_id, []).extend(some)
+        wanting = {
+            query_id: wanting[query_id] + size
+            for query_id, some in drawn.items()
+            if check is not None and len(some) == size and len(taken[query_id]) < settings.negatives
+        }
+        size = min(2 * size, settings.negatives * len(known.asked) // max(1, len(wanting)))
+    chosen = {q: [doc_id for _, doc_id in sorted(some[: settings.negatives])] for q, some in taken.items()}
+    left_out[RELEVANT] = sum(not some for some in chosen.values())
+    return {query_id: found for query_id, found in chosen.items() if found}, left_out, dropped
 
 
-def _read_twins(
-    folder: BeirFolder, positives: Mapping[str, set[str]]
-) -> tuple[dict[str, list[str]], set[str]]:
-    """Returns the documents that have the text of a positive, by its id, and those that have no text."""
-    wanted = set().union(*positives.values())
-    texts = {d.id: _digest(d) for d in _documents(folder, "reading positives") if d.id in wanted}
-    if lacking := wanted - texts.keys():
-        raise UserError(f"{folder.corpus_path}: it lacks {min(lacking)!r}, which is judged relevant")
-    nothing = _digest(Document("", "", ""))
-    if textless := [doc_id for doc_id, digest in texts.items() if digest == nothing]:
-        raise UserError(f"{folder.corpus_path}: {textless[0]!r} is judged relevant and has no text")
-    of_text: dict[bytes, list[str]] = {digest: [] for digest in (*texts.values(), nothing)}
-    for document in _documents(folder, "looking for duplicates"):
-        if (digest := _digest(document)) in of_text:
-            of_text[digest].append(document.id)
-    twins = {doc_id: of_text[digest] for doc_id, digest in texts.items() if len(of_text[digest]) > 1}
-    return twins, set(of_text[nothing])
+def _candidates(
+    run: str | Path,
+    wanting: Mapping[str, int],
+    known: KnownPositives,
+    settings: MiningSettings,
+    left_out: collections.Counter[str],
+    dropped: collections.Counter[str],
+) -> Iterator[tuple[str, list[str]]]:
+    """Yields the candidates, best first, of each query of `wanting` that has some; counts the others."""
+    for query_id, answers in progress(read_run_by_query(run), what="choosing", unit="queries"):
+        if query_id not in wanting:
+            continue
+        left_out[UNANSWERED] -= 1
+        positives = known.every[query_id]
+        there, ceiling = positives & answers.keys(), math.inf
+        if settings.margin is not None:
+            if not there:
+                left_out[MISSED] += 1
+                continue
+            ceiling = min(answers[doc_id] for doc_id in there) - settings.margin
+        twins = set().union(*(known.twins.get(doc_id, ()) for doc_id in positives))
+        found = []
+        for doc_id in rank(answers)[settings.first - 1 : settings.last]:
+            reasons = (
+                (POSITIVE, doc_id in positives),
+                (TWIN, doc_id in twins),
+                (EMPTY, doc_id in known.empty),
+                (NEAR, answers[doc_id] > ceiling),
+            )
+            if reason := next((reason for reason, applies in reasons if applies), None):
+                dropped[reason] += 1
+            else:
+                found.append(doc_id)
+        if found:
+            yield query_id, found
+        else:
+            left_out[FEW] += 1
 
 
 def _write_pairs(
     path: Path, folder: BeirFolder, chosen: Mapping[str, Sequence[str]], asked: Mapping[str, Sequence[str]]
 ) -> None:
     wanted = {doc_id for query_id, found in chosen.items() for doc_id in (*found, *asked[query_id])}
-    documents = {d.id: d for d in _documents(folder, "reading negatives") if d.id in wanted}
+    documents = {d.id: d for d in read_documents(folder, "reading negatives") if d.id in wanted}
     if lacking := wanted - documents.keys():
         raise UserError(f"{folder.corpus_path}: it lacks {min(lacking)!r}, which the run has found")
     queries = {query.id: query.text for query in folder.queries() if query.id in chosen}
@@ -233,17 +287,6 @@ def _write_pairs(
                 "negative_passages": passages(doc_ids),
             }
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
-
-
-def _documents(folder: BeirFolder, what: str) -> Iterator[Document]:
-    # A collector of one's own, whose report is not asked for: the corpus is read three times.
-    documents = read_corpus(folder.corpus_path, OnBadInput("stop"), unique=False)
-    return iter(progress(documents, what=what, unit="documents"))
-
-
-def _digest(document: Document) -> bytes:
-    text = " ".join(document.contents.casefold().split())
-    return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
 def _sha256(path: str | Path) -> str:

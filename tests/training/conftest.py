@@ -23,12 +23,11 @@ def compile_cache(tmp_path_factory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def in_process_cache(compile_cache):
+def in_process_cache(compile_cache, few_optimizations):
     """Lets the runs in this process share what they compile, too."""
     settings = {
         "jax_compilation_cache_dir": compile_cache["JAX_COMPILATION_CACHE_DIR"],
         "jax_persistent_cache_min_compile_time_secs": 0.0,
-        "jax_disable_most_optimizations": True,
     }
     before = {name: getattr(jax.config, name) for name in settings}
     for values in (settings, before):

@@ -1,0 +1,90 @@
+"""(query, passage) -> the token ids of one sequence, as a cross-encoder reads them."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import tokenizers
+
+from jaxir.data.tokenizer import Tokenizer
+from jaxir.errors import UserError
+
+_PAIRS_AT_ONCE = 1024
+
+
+class TokenPair(NamedTuple):
+    """A pair as a cross-encoder reads it.
+
+    Attributes:
+      ids: int32 [n], special tokens included; 0 is padding, which does not occur.
+      types: int32 [n], 0 for the first text's tokens and 1 for the second's, where the tokenizer tells them
+        apart.
+    """
+
+    ids: np.ndarray
+    types: np.ndarray
+
+
+class PairTokenizer:
+    """Turns pairs of texts into one sequence each, by the tokenizer's own template for pairs.
+
+    Args:
+      tokenizer: one that is described by a tokenizer.json (not a lone SentencePiece model).
+
+    Raises:
+      UserError: it is another one.
+    """
+
+    def __init__(self, tokenizer: Tokenizer):
+        with tempfile.TemporaryDirectory() as name:
+            tokenizer.save(name)
+            path = Path(name) / "tokenizer.json"
+            if not path.is_file():
+                raise UserError(
+                    "a cross-encoder needs a tokenizer.json: this tokenizer has no form for pairs"
+                )
+            self._backend = tokenizers.Tokenizer.from_file(str(path))
+        self._backend.no_padding()
+        self._pad_swap = tokenizer.pad_swap
+        self._lock = threading.Lock()
+
+    def encode(self, pairs: Sequence[tuple[str, str]], *, max_length: int) -> list[TokenPair]:
+        """Returns the tokens of each pair, at most `max_length`.
+
+        Of a pair that is too long the longer text is cut first, and both once they are equally long
+        (`longest_first`).
+
+        Raises:
+          UserError: `max_length` leaves no room for text, or a text is not a valid Unicode string.
+        """
+        special = self._backend.num_special_tokens_to_add(True)
+        if max_length <= special + 1:
+            raise UserError(
+                f"max_length is {max_length}, but this tokenizer adds {special} special tokens to each pair:"
+                " give a larger one"
+            )
+        found: list[TokenPair] = []
+        for start in range(0, len(pairs), _PAIRS_AT_ONCE):
+            found += self._encode(list(pairs[start : start + _PAIRS_AT_ONCE]), max_length)
+        return found
+
+    def _encode(self, pairs: list[tuple[str, str]], max_length: int) -> list[TokenPair]:
+        with self._lock:  # the length is a state of the tokenizer
+            self._backend.enable_truncation(max_length, strategy="longest_first")
+            try:
+                encoded = self._backend.encode_batch_fast(pairs)
+            except (TypeError, UnicodeEncodeError) as error:
+                raise UserError(f"a text of a pair is not a valid Unicode string ({error})") from error
+        return [TokenPair(self._exchange(e.ids), np.asarray(e.type_ids, np.int32)) for e in encoded]
+
+    def _exchange(self, ids: list[int]) -> np.ndarray:
+        row = np.asarray(ids, np.int32)
+        if self._pad_swap is not None:
+            zero, pad = row == 0, row == self._pad_swap
+            row[zero], row[pad] = self._pad_swap, 0
+        return row

@@ -1,0 +1,172 @@
+"""Cross-encoders: tokens, logits and scores of the reference implementations; folders that are none."""
+
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+from flax import nnx
+
+from jaxir.data.pair_tokenizer import PairTokenizer
+from jaxir.data.tokenizer import Tokenizer, pad_batch
+from jaxir.errors import UserError
+from jaxir.interop import cross_encoder, model_dir, stored
+from jaxir.models.bert import Bert, BertConfig
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+NAMES = ["bert", "roberta", "distilbert"]
+pytestmark = pytest.mark.usefixtures("few_optimizations")
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return {name: cross_encoder.load(f"hf:{GOLDEN / f'cross_{name}'}") for name in NAMES}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A copy of the BERT, to be spoilt."""
+    return shutil.copytree(GOLDEN / "cross_bert", tmp_path / "model")
+
+
+def golden(name: str):
+    return np.load(GOLDEN / f"cross_{name}" / "golden.npz")
+
+
+score = nnx.jit(lambda model, ids, types: model.score(ids, types))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_match_transformers(loaded, name):
+    arrays, pad = golden(name), 1 if name == "roberta" else 0
+    for case in ("padded", "unpadded"):
+        ids = arrays[f"{case}_ids"]
+        ids = np.where(ids == pad, 0, np.where(ids == 0, pad, ids)).astype(np.int32)
+        assert (ids == 0).any() == (case == "padded")
+        ids, types = jnp.asarray(ids), jnp.asarray(arrays[f"{case}_types"])
+        found = score(loaded[name].model, ids, types)
+        np.testing.assert_allclose(found, arrays[f"{case}_logits"], atol=1e-5)
+        assert np.ptp(found) > 0.03, "the logits tell rows apart by far more than the tolerance"
+        other = score(loaded[name].model, ids, 1 - types)
+        read = np.abs(other - found).min()
+        assert read > 1e-3 if name == "bert" else read == 0.0, "BERT reads token types, the others have none"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tokens_and_scores_of_pairs_match(loaded, name):
+    arrays, model = golden(name), loaded[name]
+    pairs = [tuple(pair) for pair in arrays["pairs"].tolist()]
+    assert model.max_length == 40
+    tokens = model.tokenizer.encode(pairs, max_length=model.max_length)
+    ends = np.cumsum(arrays["pair_lengths"])[:-1]
+    back = Tokenizer.load(GOLDEN / f"cross_{name}").pad_swap
+    for row, ids in zip(tokens, np.split(arrays["pair_ids"], ends), strict=True):
+        ours = (
+            row.ids if back is None else np.where(row.ids == back, 0, np.where(row.ids == 0, back, row.ids))
+        )
+        assert ours.tolist() == ids.tolist() and row.ids.dtype == row.types.dtype == np.int32
+    assert sum(len(row.ids) == 40 for row in tokens) >= 4, "some pairs are cut"
+    if name == "bert":
+        expected = np.split(arrays["pair_types"], ends)
+        assert [r.types.tolist() for r in tokens] == [types.tolist() for types in expected]
+    ids, types = (jnp.asarray(pad_batch(rows, 40)) for rows in zip(*tokens, strict=True))
+    logits = np.asarray(score(model.model, ids, types))
+    # As the folders say: cross_bert's scores are logits, the others' their sigmoid.
+    scores = logits if name == "bert" else 1 / (1 + np.exp(-logits))
+    np.testing.assert_allclose(scores, arrays["pair_scores"], atol=1e-5)
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_token_types_are_read_where_they_are_given(scan):
+    shape = {"vocab_size": 20, "embed_dim": 8, "num_layers": 1, "num_heads": 2, "mlp_dim": 8}
+    ids, types = jnp.array([[2, 5, 3, 6, 3]], jnp.int32), jnp.array([[0, 0, 0, 1, 1]], jnp.int32)
+
+    @nnx.jit
+    def outputs(model, ids, types):
+        given = (types, jnp.zeros_like(types), None)
+        return [model(ids, token_types=t) for t in given]
+
+    model = Bert(BertConfig(**shape, max_positions=8, scan_layers=scan), rngs=nnx.Rngs(0))
+    read, zeros, none = outputs(model, ids, types)
+    np.testing.assert_allclose(zeros, none, atol=1e-6)
+    assert np.abs(read - none).max() > 1e-3
+    without = Bert(BertConfig(**shape, max_positions=8, num_token_types=0), rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="no table of them"):
+        without(ids, token_types=types)
+
+
+def test_fingerprints_of_dual_encoders_have_stayed():
+    # Written down before encoders could be told token types.
+    expected = "820c21f3eb2a2158dd7b76ba075a1ddf13cea47a687cc654e145dab8fddd93fb"
+    assert stored.fingerprint(model_dir.read(f"hf:{GOLDEN / 'bert'}")[0]) == expected
+
+
+def change(folder: Path, file: str, **changes) -> None:
+    path = folder / file
+    content = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(content | changes))
+
+
+def with_labels(folder: Path, count: int) -> None:
+    tensors = safetensors.numpy.load_file(folder / "model.safetensors")
+    tensors["classifier.weight"] = np.zeros((count, 32), np.float32)
+    tensors["classifier.bias"] = np.zeros(count, np.float32)
+    safetensors.numpy.save_file(tensors, folder / "model.safetensors")
+
+
+SPOILT = {
+    "three labels": (lambda f: with_labels(f, 3), "it has 3 labels, where a cross-encoder has one"),
+    "softmax": (
+        lambda f: change(f, "config_sentence_transformers.json", activation_fn="torch.nn.Softmax"),
+        "its scores are made by torch.nn.Softmax, only Identity and Sigmoid are known",
+    ),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "no model.safetensors in it"),
+    "other padding": (lambda f: change(f, "tokenizer_config.json", pad_token="[UNK]"), "pads with id 1"),
+}
+
+
+@pytest.mark.parametrize("how", SPOILT)
+def test_what_is_no_cross_encoder_costs_one_sentence(folder, how):
+    spoil, sentence = SPOILT[how]
+    spoil(folder)
+    with pytest.raises(UserError) as caught:
+        cross_encoder.load(f"hf:{folder}")
+    assert sentence in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        (f"hf:{GOLDEN / 'bert'}", "no classifier.weight among its weights, so it is no cross-encoder"),
+        (f"hf:{GOLDEN / 't5_1_1'}", "model_type 't5' is no cross-encoder: bert, roberta, distilbert are"),
+        (f"{GOLDEN / 'cross_bert'}", "write hf:"),
+        ("hf:./nowhere", "no such directory"),
+    ],
+)
+def test_other_models_cost_one_sentence(spec, sentence):
+    with pytest.raises(UserError, match=sentence):
+        cross_encoder.load(spec)
+
+
+def test_fingerprints_tell_models_apart(loaded, folder):
+    with_labels(folder, 1)
+    found = {cross_encoder.load(f"st:{folder}").fingerprint} | {m.fingerprint for m in loaded.values()}
+    assert len(found) == 4
+
+
+def test_lengths_that_leave_no_room(loaded):
+    with pytest.raises(UserError, match="max_length is 4, but this tokenizer adds 3 special tokens"):
+        loaded["bert"].tokenizer.encode([("a", "b")], max_length=4)
+    with pytest.raises(UserError, match="not a valid Unicode string"):
+        loaded["bert"].tokenizer.encode([("a", "\ud800")], max_length=10)
+
+
+def test_a_lone_sentencepiece_model_has_no_pairs(tmp_path):
+    seqio = Path(importlib.util.find_spec("seqio").origin).parent
+    shutil.copy(seqio / "test_data" / "sentencepiece" / "sentencepiece.model", tmp_path / "spiece.model")
+    with pytest.raises(UserError, match="has no form for pairs"):
+        PairTokenizer(Tokenizer.load(tmp_path))

@@ -1,0 +1,179 @@
+"""A cross-encoder over pairs of texts, and mining that drops what it takes for relevant."""
+
+import json
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxir import cli
+from jaxir.data.pair_files import read_tevatron
+from jaxir.data.sources import BeirFolder
+from jaxir.errors import UserError
+from jaxir.interop import cross_encoder
+from jaxir.retrieval import mining
+from jaxir.retrieval.judging import RelevanceSettings
+from jaxir.retrieval.reranking import CrossEncoder
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+WORDS = ["cat", "dog", "mat", "mice", "cheese", "table", "night", "sat", "chase", "eat"]
+QUERIES = {f"q{i}": f"a {word} and the {WORDS[i - 3]}" for i, word in enumerate(WORDS)}
+rng = np.random.default_rng(0)
+DOCUMENTS = {f"d{i}": " ".join(rng.choice(WORDS, rng.integers(1, 40))) for i in range(80)}
+# d0 is right for q0, d1 for q1, ...; d10 is right for q0 too.
+QRELS = [(f"q{i}", f"d{i}") for i in range(10)] + [("q0", "d10")]
+# Every query finds 40 documents, and its own among them.
+RUN = {q: [f"d{(7 * i + n) % 80}" for n in range(40)] + [f"d{i}"] for i, q in enumerate(QUERIES)}
+pytestmark = pytest.mark.usefixtures("few_optimizations")
+
+
+@pytest.fixture(scope="module")
+def judge():
+    return CrossEncoder.load(f"hf:{GOLDEN / 'cross_bert'}", batch_tokens=256)
+
+
+@pytest.fixture(scope="module")
+def relevance(judge) -> dict[tuple[str, str], float]:
+    pairs = [(q, d) for q in QUERIES for d in DOCUMENTS]
+    return dict(zip(pairs, judge.relevance([(QUERIES[q], DOCUMENTS[d]) for q, d in pairs]), strict=True))
+
+
+@pytest.fixture
+def folder(tmp_path, toy):
+    toy.write_jsonl(tmp_path / "corpus.jsonl", [{"_id": i, "text": t} for i, t in DOCUMENTS.items()])
+    toy.write_jsonl(tmp_path / "queries.jsonl", [{"_id": i, "text": t} for i, t in QUERIES.items()])
+    (tmp_path / "qrels").mkdir()
+    lines = ["query-id\tcorpus-id\tscore", *(f"{q}\t{d}\t1" for q, d in QRELS)]
+    (tmp_path / "qrels" / "train.tsv").write_text("\n".join(lines) + "\n")
+    run = {q: dict.fromkeys(found) for q, found in RUN.items()}
+    lines = [f"{q} Q0 {d} 0 {1 / (n + 1)} t\n" for q, found in run.items() for n, d in enumerate(found)]
+    (tmp_path / "run.trec").write_text("".join(lines))
+    return tmp_path
+
+
+def candidates(query: str) -> list[str]:
+    """What is in the run and not right, best first."""
+    return [d for d in dict.fromkeys(RUN[query]) if (query, d) not in QRELS]
+
+
+def mine(folder, judge, name="out", *, max_relevance=None, relevance_margin=None, **settings):
+    report = mining.mine(
+        folder / "run.trec",
+        BeirFolder(folder),
+        folder / name,
+        split="train",
+        settings=mining.MiningSettings(**settings),
+        judge=judge,
+        relevance=RelevanceSettings(max_relevance=max_relevance, relevance_margin=relevance_margin),
+    )
+    pairs = read_tevatron(folder / name / "train.jsonl")
+    return {pair.query_id: [d for d, _ in pair.negatives] for pair in pairs}, report
+
+
+def test_scores_do_not_hang_on_the_batch(judge):
+    pairs = [(q, d) for q in list(QUERIES.values())[:2] for d in [*DOCUMENTS.values(), "", "cheese " * 200]]
+    scores = judge.score(pairs)
+    assert scores.dtype == np.float32 and np.ptp(scores) > 0.1
+    np.testing.assert_array_equal(judge.score(pairs), scores)
+    np.testing.assert_allclose(judge.score(pairs[::-1])[::-1], scores, atol=1e-5)
+    loaded = cross_encoder.load(judge.spec)
+    one = nnx.jit(lambda m, x, t: m.score(x, t))
+    for row in loaded.tokenizer.encode(pairs[::40], max_length=loaded.max_length):
+        alone = one(loaded.model, *(jnp.asarray(np.pad(x, (0, 40 - len(x))))[None] for x in row))
+        assert np.abs(alone - scores[::40]).min() < 1e-5
+    assert judge.score([]).shape == (0,)
+
+
+@pytest.mark.parametrize("sampling", ["top", "random"])
+def test_negatives_are_those_that_the_cross_encoder_lets_pass(folder, judge, relevance, sampling):
+    limit = float(np.quantile(list(relevance.values()), 0.4))
+    passing = {q: [d for d in candidates(q) if relevance[q, d] <= limit] for q in QUERIES}
+    found, report = mine(folder, judge, max_relevance=limit, sampling=sampling, negatives=5, last=41)
+    assert found.keys() == {q for q, some in passing.items() if some} and len(found) > 5
+    for query, some in found.items():
+        assert some == [d for d in passing[query] if d in some], "in the order of the run"
+        assert len(some) == min(5, len(passing[query]))
+        assert sampling == "random" or some == passing[query][:5]
+    everything, whole = mine(folder, judge, "whole", max_relevance=limit, negatives=100, last=41)
+    assert everything == {q: some for q, some in passing.items() if some}
+    assert whole.judged == sum(map(len, map(candidates, QUERIES))) > report.judged
+    assert whole.false_negatives == {"max_relevance": whole.judged - sum(map(len, passing.values()))}
+    assert whole.dropped == {"positive": sum(d in RUN[q] for q, d in QRELS)}
+
+
+def test_the_margin_is_below_the_least_relevant_positive(folder, judge, relevance):
+    ceilings = {q: min(relevance[p] for p in QRELS if p[0] == q) - 0.01 for q in QUERIES}
+    passing = {q: [d for d in candidates(q) if relevance[q, d] <= ceilings[q]] for q in QUERIES}
+    found, report = mine(folder, judge, relevance_margin=0.01, negatives=100, last=41)
+    assert found == {q: some for q, some in passing.items() if some}
+    assert found and report.left_out.get("relevant", 0) == len(QUERIES) - len(found)
+    assert set(report.false_negatives) == {"relevance_margin"}
+
+
+class CountedWords:
+    """A judge that needs no model: relevant is what has more than `limit` words."""
+
+    spec, fingerprint = "words", "0"
+
+    def __init__(self, limit: int):
+        self.limit, self.asked = limit, []
+
+    def relevance(self, pairs):
+        self.asked.append(len(pairs))
+        return np.array([0.9 if len(passage.split()) > self.limit else 0.1 for _, passage in pairs])
+
+
+def test_no_more_candidates_are_held_than_may_be_written(folder):
+    judge = CountedWords(5)
+    found, report = mine(folder, judge, max_relevance=0.5, negatives=2, last=41)
+    assert len(judge.asked) > 2 and max(judge.asked) <= 2 * len(QUERIES)
+    assert report.judged == sum(judge.asked) and found
+    words = {d: len(text.split()) for d, text in DOCUMENTS.items()}
+    for query, some in found.items():
+        assert len(some) == min(2, sum(words[d] <= 5 for d in candidates(query)))
+        assert all(words[d] <= 5 for d in some)
+
+
+def test_the_command_records_and_says_what_was_dropped(folder, judge, relevance, capsys):
+    limit = round(float(np.median(list(relevance.values()))), 4)
+    flags = [f"--run={folder}/run.trec", f"--dataset=beir:{folder}", f"--cross_encoder={judge.spec}"]
+    flags += [f"--output={folder}/out", "--negatives=3", f"--max_relevance={limit}", "--relevance_margin=0"]
+    assert cli.main("jaxir.mine:mine", flags) == 0
+    said, recorded = capsys.readouterr().out, json.loads((folder / "out" / "mining.json").read_text())
+    above, near = (
+        recorded["false_negatives"]["max_relevance"],
+        recorded["false_negatives"]["relevance_margin"],
+    )
+    assert f"of {recorded['judged']} candidates the cross-encoder took {above + near} for relevant" in said
+    assert f"({above} above the maximum, {near} too near to a positive)" in said
+    assert f"dropped: {recorded['dropped']['positive']} known positives" in said
+    assert recorded["cross_encoder"] == {
+        "name": judge.spec,
+        "fingerprint": judge.fingerprint,
+        "max_relevance": limit,
+        "relevance_margin": 0.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--max_relevance=0.1"], "are of what a --cross_encoder says"),
+        (["--cross_encoder=hf:x"], "needs max_relevance, relevance_margin or both"),
+        (["--cross_encoder=hf:./x", "--max_relevance=0.1"], "./x: no such directory"),
+        (["--cross_encoder=hf:x", "--max_relevance=7"], "at least 0 and less than 1, not 7.0"),
+    ],
+)
+def test_flags_that_do_not_go_together_cost_one_sentence(folder, capsys, flags, sentence):
+    given = [f"--run={folder}/run.trec", f"--dataset=beir:{folder}", f"--output={folder}/out", *flags]
+    assert cli.main("jaxir.mine:mine", given) == 1
+    error = capsys.readouterr().err
+    assert sentence in error and error.count("\n") == 1 and not (folder / "out").exists()
+
+
+def test_nothing_that_passes_is_an_error(folder):
+    with pytest.raises(UserError, match="10 without one that the cross-encoder lets pass"):
+        mine(folder, CountedWords(0), max_relevance=0.5)
+    assert not (folder / "out").exists()
