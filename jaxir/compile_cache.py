@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
+import time
 import warnings
 from pathlib import Path
 
@@ -19,13 +21,28 @@ def keep_compiled_programs() -> None:
     that shares the home directory. Whoever sets JAX_COMPILATION_CACHE_DIR (empty: no cache) is left alone. A
     cache that cannot be read or written costs time, never the run.
     """
-    if "JAX_COMPILATION_CACHE_DIR" in os.environ:
-        return
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(home / "jaxir" / f"programs-{_processor()}")
+    directory = home / "jaxir" / f"programs-{_processor()}"
+    # A command that another one has started finds it set to this.
+    if os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(directory)) != str(directory):
+        return
     os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(MAX_BYTES))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
     warnings.filterwarnings("ignore", message=".*persistent compilation cache.*")
+    _remove_half_written(directory)
+
+
+def _remove_half_written(directory: Path) -> None:
+    """Removes programs without the time of their last use, which a process that was killed has not written.
+
+    With one of them there JAX keeps no program any more. One that is being written now is left.
+    """
+    with contextlib.suppress(OSError):
+        names = {path.name for path in directory.iterdir()}
+        for name in names:
+            path, key = directory / name, name.removesuffix("-cache")
+            if key != name and f"{key}-atime" not in names and path.stat().st_mtime < time.time() - 60:
+                path.unlink()
 
 
 def _processor() -> str:

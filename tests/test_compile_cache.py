@@ -53,3 +53,20 @@ def test_a_broken_cache_costs_nothing_but_time(tmp_path, damage):
         for entry in (tmp_path / "jaxir").glob("*/*-cache"):
             entry.write_bytes(entry.read_bytes()[:50])
     assert float(run(XDG_CACHE_HOME=str(tmp_path))) > 0
+
+
+def test_a_program_that_was_half_written_when_its_process_was_killed_is_in_nobodys_way(tmp_path):
+    run(XDG_CACHE_HOME=str(tmp_path))
+    (kept,) = (tmp_path / "jaxir").iterdir()
+    programs = set(kept.glob("*-cache"))
+    assert programs
+    for path in kept.iterdir():
+        path.unlink()
+    half = kept / "jit_other-1-cache"
+    half.write_bytes(b"half")
+    os.utime(half, (0, 0))
+    run(XDG_CACHE_HOME=str(tmp_path))
+    assert set(kept.glob("*-cache")) == programs
+    half.write_bytes(b"half")  # just now: it may be on its way
+    run(XDG_CACHE_HOME=str(tmp_path))
+    assert half.exists()

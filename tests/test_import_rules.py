@@ -84,6 +84,7 @@ def test_no_tensorflow_until_it_is_used():
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_scann_brings_tensorflow_but_not_keras_which_stays_to_be_had():
     code = (
         "import sys\nfrom jaxir.retrieval import scann_index\nscann_index._scann()\n"

@@ -5,6 +5,7 @@ Guo et al., "Accelerating large-scale inference with anisotropic vector quantiza
 
 import contextlib
 import dataclasses
+import importlib.util
 import os
 import shutil
 import sys
@@ -291,7 +292,8 @@ def _scann() -> ModuleType:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
         with _quiet():
-            import_tensorflow()
+            if importlib.util.find_spec("scann"):
+                import_tensorflow()
             from scann.scann_ops.py import scann_ops_pybind
     except ImportError as error:
         raise UserError(

@@ -211,6 +211,7 @@ def test_vocabulary_gives_the_models_ids(minilm, sentencepiece_folder):
     assert ours == [*theirs.encode(text), theirs.eos_id]
 
 
+@pytest.mark.slow
 def test_a_process_that_leaves_an_iterator_open_ends(minilm_folder, pairs_file):
     code = (
         "from jaxir.data.tokenizer import Tokenizer\n"

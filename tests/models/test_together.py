@@ -42,10 +42,14 @@ def texts(key=None):
     ]
 
 
-@pytest.mark.parametrize("sharing", ["sde", "ade_spl"])
 @pytest.mark.parametrize(
-    ("kind", "changes"),
-    [("t5", {}), ("t5", {"scan_layers": True, "remat": True}), ("bert", {"scan_layers": True})],
+    ("kind", "changes", "sharing"),
+    [
+        ("t5", {"scan_layers": True, "remat": True}, "sde"),
+        ("bert", {}, "sde"),
+        pytest.param("t5", {}, "ade_spl", marks=pytest.mark.slow),
+        pytest.param("bert", {"scan_layers": True}, "ade_spl", marks=pytest.mark.slow),
+    ],
 )
 def test_side_by_side_is_one_after_another(kind, changes, sharing):
     graph, params = nnx.split(model(kind, sharing=sharing, **changes))

@@ -68,7 +68,12 @@ def assert_same(cached, direct):
 
 
 @pytest.mark.parametrize(
-    ("loss", "chunks"), [pytest.param(in_batch_softmax, 2, marks=pytest.mark.slow), (samtone, 8), (pair, 16)]
+    ("loss", "chunks"),
+    [
+        pytest.param(in_batch_softmax, 2, marks=pytest.mark.slow),
+        (samtone, 8),
+        pytest.param(pair, 16, marks=pytest.mark.slow),
+    ],
 )
 def test_equals_the_direct_gradients(loss, chunks):
     model, batch = make_model(), make_batch()

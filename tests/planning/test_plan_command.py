@@ -74,7 +74,11 @@ def test_what_does_not_fit_exits_with_one_and_advice(tmp_path):
     ("arguments", "message"),
     [
         (("--plan=v5z:4x4",), "no chip 'v5z'; did you mean 'v5"),
-        (("--plan=gpu:4xh100", "--gin.BATCH_SIZE=510"), "batch_size must be a multiple of the 4 devices"),
+        pytest.param(
+            ("--plan=gpu:4xh100", "--gin.BATCH_SIZE=510"),
+            "batch_size must be a multiple of the 4 devices",
+            marks=pytest.mark.slow,
+        ),
         (
             ("--plan=gpu:4xh100", "--gin.FSDP=8"),
             "does not cover 4 devices exactly: for gpu:4xh100 set --gin.FSDP=4",

@@ -201,6 +201,7 @@ def test_what_one_process_lacks_ends_all_with_one_sentence(tmp_path, launch, fin
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_what_all_lack_ends_all_with_one_sentence(tmp_path, launch, finish, pairs):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "notes").write_text("not a run")
