@@ -38,8 +38,13 @@ def folder(tmp_path_factory) -> Path:
     [
         ("jaxir.encode", MODEL, "--input={root}/corpus.jsonl"),
         ("jaxir.index", "--embeddings={root}/embeddings", "--backend=exact"),
-        ("jaxir.index", "--embeddings={root}/embeddings", "--backend=scann"),
-        ("jaxir.search", "--index={root}/index", "--queries={root}/queries.jsonl", "--k=60"),
+        pytest.param(
+            ("jaxir.index", "--embeddings={root}/embeddings", "--backend=scann"), marks=pytest.mark.slow
+        ),
+        pytest.param(
+            ("jaxir.search", "--index={root}/index", "--queries={root}/queries.jsonl", "--k=60"),
+            marks=pytest.mark.slow,
+        ),
         ("jaxir.export", MODEL, "--format=sentence_transformers"),
         ("jaxir.convert", "--source=st:all-MiniLM-L6-v2"),
     ],

@@ -91,7 +91,13 @@ def test_another_reader_finds_what_t5x_would(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("sharing", "dimension", "scan"),
-    [("sde", None, False), ("sde", 8, True), ("ade", 8, False), ("ade", None, True), ("ade_spl", 8, True)],
+    [
+        ("sde", None, False),
+        pytest.param("sde", 8, True, marks=pytest.mark.slow),
+        ("ade", 8, False),
+        pytest.param("ade", None, True, marks=pytest.mark.slow),
+        ("ade_spl", 8, True),
+    ],
 )
 def test_jaxir_to_t5x_to_jaxir_is_bit_identical(sharing, dimension, scan, tmp_path):
     tokenizer, settings = Tokenizer.load(GOLDEN / "t5_1_1"), EncoderSettings(**LENGTHS)

@@ -131,7 +131,12 @@ def test_scann_with_k_near_the_size(toy):
 
 @pytest.mark.parametrize(
     ("engine", "count"),
-    [(ExactIndex, 500), (ScannIndex, 500), (ScannIndex, BRUTE_FORCE_UP_TO + 1000), (MilvusIndex, 500)],
+    [
+        (ExactIndex, 500),
+        pytest.param(ScannIndex, 500, marks=pytest.mark.slow),
+        (ScannIndex, BRUTE_FORCE_UP_TO + 1000),
+        (MilvusIndex, 500),
+    ],
 )
 def test_saved_index_answers_alike_in_a_new_process(tmp_path, toy, engine, count):
     vectors = clustered(count, 32)

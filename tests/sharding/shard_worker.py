@@ -63,7 +63,7 @@ ONE_PROCESS = {
 }
 TWO_PROCESSES = {
     "bag": [{"fsdp": 8}],
-    "t5": [{"slices": 2, "data": 2, "fsdp": 2}],
+    "t5": [{"slices": 2, "data": 2, "fsdp": 2}] if ALL else [],
 }
 
 
