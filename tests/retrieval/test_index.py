@@ -242,6 +242,7 @@ def test_damaged_indexes_are_told(tmp_path, engine):
         load_index(tmp_path / "index")
 
 
+@pytest.mark.slow
 def test_scann_that_is_not_installed(tmp_path):
     """Without the package the message is the command that installs it, and nothing else needs it."""
     (tmp_path / "scann.py").write_text("raise ImportError('No module named scann')")

@@ -81,6 +81,14 @@ def test_a_run_is_a_model_and_can_be_repeated_from_its_own_config(tmp_path, reci
     assert losses(tmp_path / "again") == losses(tmp_path / "run")
     assert len(losses(tmp_path / "run")) == 3  # one logged step, two evaluations
 
+    # It is not resumed with another binding of its loss.
+    flags = [f"--gin_file={recipe}", f"--output_dir={tmp_path}/run"]
+    capfd.readouterr()
+    assert in_process(*flags, "--gin.TEMPERATURE=0.5") == 1
+    assert "temperature=0.05" in (error := capfd.readouterr().err) and "not Contrastive" in error
+    assert in_process(*flags) == 0
+    assert "was already complete: 6 steps" in capfd.readouterr().out
+
 
 def test_mistakes_cost_one_sentence_and_write_nothing(tmp_path, recipe, capsys):
     output = tmp_path / "run"
@@ -112,13 +120,3 @@ def test_a_malformed_line_stops_the_run_before_its_first_step(tmp_path, recipe, 
     assert not output.exists()
     assert in_process(*flags, "--on_bad_input=skip") == 0
     assert "skipped" in capsys.readouterr().err
-
-
-def test_a_run_is_not_resumed_with_another_binding_of_its_loss(tmp_path, recipe, capsys):
-    flags = [f"--gin_file={recipe}", f"--output_dir={tmp_path / 'run'}"]
-    assert in_process(*flags) == 0
-    capsys.readouterr()
-    assert in_process(*flags, "--gin.TEMPERATURE=0.5") == 1
-    assert "temperature=0.05" in (error := capsys.readouterr().err) and "not Contrastive" in error
-    assert in_process(*flags) == 0
-    assert "was already complete: 6 steps" in capsys.readouterr().out
