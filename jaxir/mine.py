@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Literal
 
 from jaxir import cli
-from jaxir.errors import UserError
 
 
 def mine(
@@ -54,20 +53,18 @@ def mine(
     from jaxir.data.sources import BeirFolder
     from jaxir.evaluation.datasets import parse_dataset
     from jaxir.retrieval import mining
+    from jaxir.retrieval.judging import RelevanceSettings
 
     _, directory = parse_dataset(dataset, "beir")
     settings = mining.MiningSettings(
         negatives=negatives, first=first, last=last, sampling=sampling, margin=margin, seed=seed
     )
-    judge = relevance = None
+    relevance = RelevanceSettings.of_flags(cross_encoder, max_relevance, relevance_margin)
+    judge = None
     if cross_encoder is not None:
-        from jaxir.retrieval.judging import RelevanceSettings
         from jaxir.retrieval.reranking import CrossEncoder
 
-        relevance = RelevanceSettings(max_relevance=max_relevance, relevance_margin=relevance_margin)
         judge = CrossEncoder.load(cross_encoder)
-    elif (max_relevance, relevance_margin) != (None, None):
-        raise UserError("--max_relevance and --relevance_margin are of what a --cross_encoder says: give one")
     report = mining.mine(
         run,
         BeirFolder(directory),

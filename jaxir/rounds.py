@@ -22,6 +22,9 @@ def rounds(
     first: int = 1,
     last: int = 200,
     margin: float | None = None,
+    cross_encoder: str | None = None,
+    max_relevance: float | None = None,
+    relevance_margin: float | None = None,
     backend: Literal["scann", "exact"] = "scann",
     metrics: str = "nDCG@10 RR@10 P@1 R@100",
     split: str = "test",
@@ -46,6 +49,9 @@ def rounds(
       first: rank from which on answers are candidates.
       last: the last such rank.
       margin: as in jaxir.mine.
+      cross_encoder: as in jaxir.mine, with one of the next two or both.
+      max_relevance: as in jaxir.mine.
+      relevance_margin: as in jaxir.mine.
       backend: the engine that searches the corpus.
       metrics: separated by spaces, as ir_measures spells them.
       split: the split to test on.
@@ -56,10 +62,24 @@ def rounds(
     from jaxir.evaluation.retrieval import parse_metrics
     from jaxir.experiments import rounds as room
     from jaxir.experiments import runner, table
+    from jaxir.retrieval.judging import RelevanceSettings
+    from jaxir.retrieval.mining import MiningSettings
 
     parse_metrics(metrics)
     _, directory = parse_dataset(dataset, "beir")
-    mining = [f"--negatives={negatives}", f"--first={first}", f"--last={last}", f"--seed={seed}"]
+    # What mining would refuse is refused now, not after a round of training.
+    RelevanceSettings.of_flags(cross_encoder, max_relevance, relevance_margin)
+    MiningSettings(negatives=negatives, first=first, last=last, margin=margin)
+    mining = {
+        "negatives": negatives,
+        "first": first,
+        "last": last,
+        "seed": seed,
+        "margin": margin,
+        "cross_encoder": cross_encoder,
+        "max_relevance": max_relevance,
+        "relevance_margin": relevance_margin,
+    }
     settings = room.RoundSettings(
         recipe=recipe,
         dataset=directory,
@@ -67,7 +87,7 @@ def rounds(
         steps=steps,
         start=start,
         first_run=first_run,
-        mining=[*mining, *([] if margin is None else [f"--margin={margin}"])],
+        mining=[f"--{name}={value}" for name, value in mining.items() if value is not None],
         backend=backend,
         depth=last,
         bindings=bindings or (),

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from jaxir import cli
+
 MODEL = "--model=st:all-MiniLM-L6-v2"
 
 
@@ -24,12 +26,13 @@ def folder(tmp_path_factory) -> Path:
     for name in ("corpus", "queries"):
         rows = [{"_id": f"{name[0]}{i}", "text": t} for i, t in enumerate(texts)]
         (root / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    done = jaxir("jaxir.encode", MODEL, f"--input={root}/corpus.jsonl", f"--output={root}/embeddings")
-    assert done.returncode == 0, done.stderr
-    done = jaxir(
-        "jaxir.index", f"--embeddings={root}/embeddings", "--backend=exact", f"--output={root}/index"
+    embeddings = f"{root}/embeddings"
+    assert (
+        cli.main("jaxir.encode:encode", [MODEL, f"--input={root}/corpus.jsonl", f"--output={embeddings}"])
+        == 0
     )
-    assert done.returncode == 0, done.stderr
+    built = [f"--embeddings={embeddings}", "--backend=exact", f"--output={root}/index"]
+    assert cli.main("jaxir.index:index", built) == 0
     return root
 
 
@@ -46,7 +49,7 @@ def folder(tmp_path_factory) -> Path:
             marks=pytest.mark.slow,
         ),
         ("jaxir.export", MODEL, "--format=sentence_transformers"),
-        ("jaxir.convert", "--source=st:all-MiniLM-L6-v2"),
+        pytest.param(("jaxir.convert", "--source=st:all-MiniLM-L6-v2"), marks=pytest.mark.slow),
     ],
     ids=lambda arguments: f"{arguments[0]} {arguments[-1].partition('=')[2]}",
 )

@@ -12,11 +12,9 @@ from jaxir.data.pair_tokenizer import PairTokenizer
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
 from jaxir.interop import hf, hub, stored
-from jaxir.interop.weights import read_json, read_tensors
+from jaxir.interop.weights import read_json, read_optional_json, read_tensors
 from jaxir.models.bert import BertConfig
 from jaxir.models.cross_encoder import CrossEncoderConfig, CrossEncoderModel
-
-_DEFAULT_LENGTH = 512
 
 
 class _Head(NamedTuple):
@@ -103,7 +101,7 @@ def read(directory: Path) -> StoredCrossEncoder:
         config=config,
         params=params | _read_head(directory, head, config.backbone.embed_dim),
         tokenizer=tokenizer,
-        max_length=_longest(directory, encoder.config.max_positions),
+        max_length=hf.max_length(directory, encoder),
     )
 
 
@@ -139,9 +137,8 @@ def _read_head(directory: Path, head: _Head, width: int) -> dict[str, np.ndarray
 def _check_output(directory: Path, content: dict[str, Any]) -> None:
     """Refuses a folder whose scores sentence-transformers makes otherwise than by a logit or its sigmoid."""
     path = directory / "config_sentence_transformers.json"
-    newest = read_json(path) if path.is_file() else {}
     named = (
-        newest.get("activation_fn"),
+        read_optional_json(path).get("activation_fn"),
         (content.get("sentence_transformers") or {}).get("activation_fn"),
         content.get("sbert_ce_default_activation_function"),
     )
@@ -150,13 +147,6 @@ def _check_output(directory: Path, content: dict[str, Any]) -> None:
         raise UserError(
             f"{directory}: its scores are made by {name}, only {' and '.join(_OUTPUTS)} are known"
         )
-
-
-def _longest(directory: Path, positions: int) -> int:
-    path = directory / "tokenizer_config.json"
-    limit = (read_json(path) if path.is_file() else {}).get("model_max_length") or _DEFAULT_LENGTH
-    # transformers writes 1e30 for "no limit".
-    return min(int(limit) if limit < 1_000_000 else _DEFAULT_LENGTH, positions)
 
 
 def _build(found: StoredCrossEncoder) -> CrossEncoderModel:

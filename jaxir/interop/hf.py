@@ -14,7 +14,14 @@ from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
 from jaxir.interop import hf_config, stored
 from jaxir.interop.stored import StoredModel
-from jaxir.interop.weights import SINGLE, read_json, read_tensors, write_json, write_tensors
+from jaxir.interop.weights import (
+    SINGLE,
+    read_json,
+    read_optional_json,
+    read_tensors,
+    write_json,
+    write_tensors,
+)
 from jaxir.models.bert import BertConfig
 from jaxir.models.t5 import T5Config
 
@@ -60,6 +67,7 @@ _T5 = {
     "layers.*.mlp.wo": "encoder.block.*.layer.1.DenseReluDense.wo",
     "norm": "encoder.final_layer_norm",
 }
+_DEFAULT_LENGTH = 512
 # What a checkpoint may hold beside the encoder: heads, decoders and buffers.
 _DROPPED = (
     "pooler.",
@@ -127,6 +135,14 @@ def read_tokenizer(directory: Path, encoder: Encoder) -> Tokenizer:
             f" the model only {encoder.config.vocab_size}"
         )
     return tokenizer
+
+
+def max_length(directory: Path, encoder: Encoder) -> int:
+    """Returns the tokens at which texts are cut where only tokenizer_config.json says it."""
+    limit = read_optional_json(directory / "tokenizer_config.json").get("model_max_length")
+    # transformers writes 1e30 for "no limit".
+    limit = _DEFAULT_LENGTH if limit is None or limit > 1_000_000 else int(limit)
+    return min(limit, getattr(encoder.config, "max_positions", limit))
 
 
 def write_encoder(

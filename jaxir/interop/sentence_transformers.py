@@ -9,10 +9,17 @@ from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
 from jaxir.interop import hf, stored
 from jaxir.interop.stored import EncoderSettings, StoredModel
-from jaxir.interop.weights import SINGLE, read_json, read_tensors, require, write_json, write_tensors
+from jaxir.interop.weights import (
+    SINGLE,
+    read_json,
+    read_optional_json,
+    read_tensors,
+    require,
+    write_json,
+    write_tensors,
+)
 from jaxir.models.dual_encoder import DualEncoderConfig, Projection
 
-_DEFAULT_LENGTH = 512
 _ORDER = ("Transformer", "Pooling", "Dense", "Normalize")
 _POOLING_FLAGS = {
     "pooling_mode_cls_token": "cls",
@@ -40,10 +47,10 @@ def read(directory: Path) -> StoredModel:
     root = modules["Transformer"]
     encoder = hf.read_encoder(root)
     tokenizer = hf.read_tokenizer(root, encoder)
-    transformer = _optional_json(root / "sentence_bert_config.json")
+    transformer = read_optional_json(root / "sentence_bert_config.json")
     if transformer.get("do_lower_case"):
         tokenizer = _lower_cased(tokenizer, root)
-    prompts = _optional_json(directory / "config_sentence_transformers.json")
+    prompts = read_optional_json(directory / "config_sentence_transformers.json")
     projection, params = None, {f"encoder.{name}": value for name, value in encoder.params.items()}
     if "Dense" in modules:
         projection, projection_params = _read_dense(modules["Dense"])
@@ -60,7 +67,7 @@ def read(directory: Path) -> StoredModel:
         similarity=similarity,
     )
     stored.check_params(params, stored.model_shapes(config), str(directory))
-    length = transformer.get("max_seq_length") or _longest(root, encoder)
+    length = transformer.get("max_seq_length") or hf.max_length(root, encoder)
     found = _prompts(prompts)
     return StoredModel(
         config=config,
@@ -136,13 +143,6 @@ def _modules(directory: Path) -> dict[str, Path]:
     return {kind: directory / require(m, "path", path) for kind, m in zip(kinds, content, strict=True)}
 
 
-def _optional_json(path: Path) -> dict[str, Any]:
-    content = read_json(path) if path.is_file() else {}
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: not a JSON object")
-    return content
-
-
 def _prompts(content: dict[str, Any]) -> dict[str, str]:
     """Returns the prompts by tower, chosen by the names that sentence-transformers chooses by."""
     prompts = content.get("prompts") or {}
@@ -152,14 +152,6 @@ def _prompts(content: dict[str, Any]) -> dict[str, str]:
         "passage": next((prompts[n] for n in ("document", "passage", "corpus") if n in prompts), default),
     }
     return {tower: text for tower, text in found.items() if text}
-
-
-def _longest(root: Path, encoder: hf.Encoder) -> int:
-    """Returns the length at which texts are cut where only the tokenizer says it, as in newer folders."""
-    limit = _optional_json(root / "tokenizer_config.json").get("model_max_length")
-    # transformers writes 1e30 for "no limit".
-    limit = _DEFAULT_LENGTH if limit is None or limit > 1_000_000 else int(limit)
-    return min(limit, getattr(encoder.config, "max_positions", limit))
 
 
 def _read_pooling(path: Path, has_prompts: bool) -> str:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from jaxir.errors import UserError
 from jaxir.interop.lazy import LazyArray, place, stack
 from jaxir.models import layers
 from jaxir.models.bert import BertConfig
+from jaxir.models.cross_encoder import CrossEncoderConfig
 from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel, make_encoder
 from jaxir.models.t5 import T5Config
 from jaxir.partitioning import Partitioner
@@ -64,6 +65,17 @@ class StoredModel:
     params: Mapping[str, np.ndarray | LazyArray]
     tokenizer: Tokenizer
     settings: EncoderSettings
+
+
+class AtRest(Protocol):
+    """What decides the outputs of a model at rest: a dual encoder's or a cross-encoder's."""
+
+    @property
+    def config(self) -> DualEncoderConfig | CrossEncoderConfig: ...
+    @property
+    def params(self) -> Mapping[str, np.ndarray | LazyArray]: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
 
 
 def canonical(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -212,15 +224,15 @@ def initialize(
     return nnx.merge(graphdef, jax.jit(make, out_shardings=shardings)())
 
 
-def describe_config(config: DualEncoderConfig) -> dict[str, Any]:
+def describe_config(config: DualEncoderConfig | CrossEncoderConfig) -> dict[str, Any]:
     """Returns `config` as JSON values; `parse_config` reads it back."""
     kind = "bert" if isinstance(config.backbone, BertConfig) else "t5"
     described = dataclasses.asdict(config)
     return described | {"backbone": {"kind": kind} | described["backbone"]}
 
 
-def fingerprint(stored: StoredModel) -> str:
-    """Returns the SHA-256 (hex) of what decides the vectors: parameters, architecture and tokenizer.
+def fingerprint(stored: AtRest) -> str:
+    """Returns the SHA-256 (hex) of what decides the outputs: parameters, architecture and tokenizer.
 
     How the model is computed (types, rematerialisation, scanning, dropout) and the settings are left out.
     """
@@ -244,7 +256,7 @@ def initial_fingerprint(
     return digest.hexdigest()
 
 
-def _identity(config: DualEncoderConfig, tokenizer: Tokenizer) -> Any:
+def _identity(config: DualEncoderConfig | CrossEncoderConfig, tokenizer: Tokenizer) -> Any:
     architecture = describe_config(config)
     for field in EXECUTION:
         architecture["backbone"].pop(field, None)

@@ -110,6 +110,18 @@ def read_json(path: Path) -> Any:
         raise UserError(f"{path}: not valid JSON ({error})") from error
 
 
+def read_optional_json(path: Path) -> dict[str, Any]:
+    """Reads a JSON object; an empty one where there is no such file.
+
+    Raises:
+      UserError: the file is malformed, or holds something else.
+    """
+    content = read_json(path) if path.is_file() else {}
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: not a JSON object")
+    return content
+
+
 def write_json(path: Path, content: Any) -> None:
     """Writes a JSON file."""
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

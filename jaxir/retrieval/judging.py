@@ -43,6 +43,23 @@ class RelevanceSettings:
     max_relevance: float | None = None
     relevance_margin: float | None = None
 
+    @classmethod
+    def of_flags(
+        cls, cross_encoder: str | None, max_relevance: float | None, relevance_margin: float | None
+    ) -> RelevanceSettings | None:
+        """Returns what the flags of a command ask for, None where they ask for no cross-encoder.
+
+        Raises:
+          UserError: flags that do not go together.
+        """
+        if cross_encoder is not None:
+            return cls(max_relevance=max_relevance, relevance_margin=relevance_margin)
+        if (max_relevance, relevance_margin) != (None, None):
+            raise UserError(
+                "--max_relevance and --relevance_margin are of what a --cross_encoder says: give one"
+            )
+        return None
+
     def __post_init__(self) -> None:
         if self.max_relevance is None and self.relevance_margin is None:
             raise UserError("a cross-encoder needs max_relevance, relevance_margin or both to filter by")

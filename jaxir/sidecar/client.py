@@ -23,6 +23,7 @@ from jaxir.sidecar.settings import PYSERINI_BM25, Bm25, Hits, LuceneDocument, Rm
 BATCH_DOCUMENTS = 512
 BATCH_CHARACTERS = 4_000_000
 BATCH_QUERIES = 256
+ABANDON_SECONDS = 60
 
 
 class Sidecar:
@@ -227,6 +228,11 @@ class Sidecar:
                         _feed(channel, batches, on_progress)
                 except Closed:
                     _raise_last_error(channel)
+                    raise
+                except BaseException:
+                    # Of the documents, or an interrupt. What is half written is removed next: not while
+                    # the sidecar still writes there.
+                    channel.abandon(ABANDON_SECONDS)
                     raise
                 return _unwrapped(channel.receive(), "result")
 

@@ -73,10 +73,13 @@ def test_a_command_that_fails_is_named_and_finished_ones_are_left_alone(tmp_path
     (out / "round0" / "model").mkdir(parents=True)
     (out / "round0" / "model" / "COMPLETE").touch()
     (out / "round0" / "test.json").touch()
-    assert cli.main("jaxir.rounds:rounds", flags) == 1
+    reader = ["--cross_encoder=hf:reader", "--max_relevance=0.1"]
+    assert cli.main("jaxir.rounds:rounds", [*flags, *reader]) == 1
     error = capsys.readouterr().err
     assert error.splitlines()[0] == "round1: jaxir.encode", "round 0 is there, or so it seems"
     assert "error: round1: jaxir.encode failed:" in error and f"(see {out}/round1/log.txt)" in error
+    mining = next(line for line in (out / runner.COMMANDS).read_text().splitlines() if "jaxir.mine" in line)
+    assert "--cross_encoder=hf:reader --max_relevance=0.1" in mining
     assert f"--model={out}/round0/model" in (out / "round1" / "log.txt").read_text()
     commands = (out / runner.COMMANDS).read_text().splitlines()
     assert [line.split()[2] for line in commands[2:]] == [
@@ -91,6 +94,9 @@ def test_a_command_that_fails_is_named_and_finished_ones_are_left_alone(tmp_path
         ("--split=tset", "did you mean 'test'"),
         ("--recipe=gin/nothing.gin", "gin file gin/nothing.gin does not exist"),
         ("--metrics=nope", "there is no metric 'nope'"),
+        ("--negatives=0", "not 0 negatives"),
+        ("--max_relevance=0.1", "give one"),
+        ("--cross_encoder=hf:reader", "needs max_relevance, relevance_margin or both"),
     ],
 )
 def test_mistakes_cost_one_sentence_and_write_nothing(tmp_path, flags, capsys, flag, sentence):

@@ -31,7 +31,13 @@ def exchange(ids: np.ndarray, pad_id: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("case", "scan"), [("padded", False), ("unpadded", False), ("padded", True)], ids=str
+    ("case", "scan"),
+    [
+        ("padded", False),
+        ("unpadded", True),
+        *(pytest.param(*x, marks=pytest.mark.slow) for x in (("unpadded", False), ("padded", True))),
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_encoder_matches_reference(name, case, scan):

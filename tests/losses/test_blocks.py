@@ -71,8 +71,15 @@ def dense():
 
 
 @pytest.mark.parametrize("block_size", [4, 5, 100])
-@pytest.mark.parametrize("negatives", [0, NEGATIVES])
-@pytest.mark.parametrize("keys", [False, True])
+@pytest.mark.parametrize(
+    ("keys", "negatives"),
+    [
+        (False, 0),
+        (True, NEGATIVES),
+        pytest.param(True, 0, marks=pytest.mark.slow),
+        pytest.param(False, NEGATIVES, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_equals_dense(variant, keys, negatives, block_size, dense):
     """4 divides the 12 rows; 5 divides neither them nor the 36 hard negatives; 100 makes one tile."""
@@ -80,8 +87,13 @@ def test_equals_dense(variant, keys, negatives, block_size, dense):
     assert_equal(value_and_grad(variant, block_size)(*batch), dense(variant, keys, negatives))
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("variant", ["in_batch_one_way", "samtone_both", "pair"])
+@pytest.mark.parametrize(
+    ("variant", "mesh"),
+    [
+        *(("samtone_both", mesh) for mesh in MESHES),
+        *((variant, "data3") for variant in ("in_batch_one_way", "pair")),
+    ],
+)
 def test_a_ring_equals_one_device(variant, mesh, dense):
     """Blocks of 2 divide shards of 6 and 4 rows, but not those of 3."""
     sizes = MESHES[mesh]

@@ -18,10 +18,19 @@ pytestmark = pytest.mark.usefixtures("few_optimizations")
 
 # None: dense. 4: two blocks of 3 of the 6 rows, and of the 12 hard negatives three.
 BLOCK_SIZES = (None, 4)
+# All variants are tried on devices by `make test-all`.
+ON_DEVICES = {"in_batch_one_way", "samtone_both", "pair"}
 
 
-@pytest.mark.parametrize("block_size", BLOCK_SIZES)
-@pytest.mark.parametrize("temperature", [0.01, 0.3])
+@pytest.mark.parametrize(
+    ("block_size", "temperature"),
+    [
+        (None, 0.3),
+        (4, 0.01),
+        pytest.param(None, 0.01, marks=pytest.mark.slow),
+        pytest.param(4, 0.3, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("keys", [(), ("query_key",), ("passage_key", "negative_key"), KEYS], ids="+".join)
 @pytest.mark.parametrize("negatives", [0, 2])
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -69,8 +78,10 @@ def test_gradients_equal_finite_differences(variant, keys, block_size):
             np.testing.assert_allclose(np.sum(gradients[name] * direction), slope, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("block_size", [None, 2])
-@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(
+    ("batch", "block_size"),
+    [(1, None), (3, 2), *(pytest.param(*x, marks=pytest.mark.slow) for x in ((1, 2), (3, None)))],
+)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_finite_when_every_negative_is_masked(variant, batch, block_size):
     """One passage is everyone's, and every hard negative: each loss is -log 1 both ways, PAIR's too."""
@@ -139,7 +150,10 @@ def test_metrics_by_hand(block_size):
     np.testing.assert_allclose(loss, total)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "variant",
+    [v if v in ON_DEVICES else pytest.param(v, marks=pytest.mark.slow) for v in VARIANTS],
+)
 def test_four_devices_equal_one(variant):
     """B is the global batch: loss and every gradient with the batch over four devices equal those on one."""
     loss, _, settings = VARIANTS[variant]

@@ -136,7 +136,7 @@ def unsplit_shapes(compiled, rows):
 @pytest.mark.parametrize(
     ("backbone", "mesh"),
     [
-        (ONE, MeshConfig(data=2, fsdp=2)),
+        pytest.param(ONE, MeshConfig(data=2, fsdp=2), marks=pytest.mark.slow),
         (dataclasses.replace(BERT, scan_layers=True), MeshConfig(fsdp=2, tensor=2)),
         (dataclasses.replace(T5, scan_layers=True, remat=True), MeshConfig(fsdp=4)),
     ],

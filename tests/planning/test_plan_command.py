@@ -73,7 +73,7 @@ def test_what_does_not_fit_exits_with_one_and_advice(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--plan=v5z:4x4",), "no chip 'v5z'; did you mean 'v5"),
+        pytest.param(("--plan=v5z:4x4",), "no chip 'v5z'; did you mean 'v5", marks=pytest.mark.slow),
         pytest.param(
             ("--plan=gpu:4xh100", "--gin.BATCH_SIZE=510"),
             "batch_size must be a multiple of the 4 devices",
@@ -83,7 +83,11 @@ def test_what_does_not_fit_exits_with_one_and_advice(tmp_path):
             ("--plan=gpu:4xh100", "--gin.FSDP=8"),
             "does not cover 4 devices exactly: for gpu:4xh100 set --gin.FSDP=4",
         ),
-        (("--plan=gpu:1xl4", "--gin.MODEL=hf:./nowhere"), "./nowhere: no such directory"),
+        pytest.param(
+            ("--plan=gpu:1xl4", "--gin.MODEL=hf:./nowhere"),
+            "./nowhere: no such directory",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_users_error_costs_one_sentence(arguments, message, tmp_path):

@@ -22,7 +22,7 @@ def texts(toy) -> list[str]:
     return [*toy.random_texts(90), "", "w1", "w1 " * 100_000]
 
 
-@pytest.mark.parametrize("tower", ["query", "passage"])
+@pytest.mark.parametrize("tower", ["passage", pytest.param("query", marks=pytest.mark.slow)])
 def test_equals_encoding_one_by_one(encoder, small_model, toy, texts, tower):
     report = EncodingReport()
     vectors = encoder.encode(texts, tower=tower, report=report)

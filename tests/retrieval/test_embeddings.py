@@ -47,9 +47,12 @@ def encode_process(model, corpus, output) -> subprocess.Popen:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_killed_and_continued_equals_uninterrupted(tmp_path, corpus, small_model, uninterrupted):
+@pytest.mark.parametrize(
+    "kills", [(60,), pytest.param((3, 60), marks=pytest.mark.slow)], ids=["once", "twice"]
+)
+def test_killed_and_continued_equals_uninterrupted(tmp_path, corpus, small_model, uninterrupted, kills):
     output = tmp_path / "embeddings"
-    for shards in (3, 60):
+    for shards in kills:
         with encode_process(small_model, corpus, output) as process:
             deadline = time.monotonic() + 90
             while len(list(output.glob("*.npy"))) < shards:

@@ -132,8 +132,7 @@ def test_scann_with_k_near_the_size(toy):
 @pytest.mark.parametrize(
     ("engine", "count"),
     [
-        (ExactIndex, 500),
-        pytest.param(ScannIndex, 500, marks=pytest.mark.slow),
+        *(pytest.param(e, 500, marks=pytest.mark.slow) for e in (ExactIndex, ScannIndex)),
         (ScannIndex, BRUTE_FORCE_UP_TO + 1000),
         (MilvusIndex, 500),
     ],

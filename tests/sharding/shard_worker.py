@@ -55,8 +55,11 @@ T5 = T5Config(
 ALL = bool(os.environ.get("JAXIR_ALL_TESTS"))
 ONE_PROCESS = {
     "bag": [
-        *([{"data": 8}, {"data": 2, "fsdp": 4}, {"slices": 2, "data": 2, "fsdp": 2}] if ALL else []),
-        {"fsdp": 8},
+        *(
+            [{"data": 8}, {"fsdp": 8}, {"data": 2, "fsdp": 4}, {"slices": 2, "data": 2, "fsdp": 2}]
+            if ALL
+            else []
+        ),
         {"data": 2, "fsdp": 2, "tensor": 2},
     ],
     "t5": [{"data": 2, "fsdp": 2, "tensor": 2}],

@@ -14,6 +14,7 @@ from jaxir.errors import UserError
 from jaxir.retrieval.lucene import build_impact_index, build_lucene_index
 from jaxir.retrieval.runs import read_run
 from jaxir.retrieval.searcher import Searcher
+from jaxir.sidecar.client import Sidecar
 from jaxir.sidecar.settings import Bm25, Rm3
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "beir"
@@ -113,6 +114,19 @@ def test_bad_input_leaves_nothing(sidecar, tmp_path, write_corpus, capsys):
     assert [p.name for p in tmp_path.iterdir()] == ["corpus.jsonl"]
     assert command("index", *flags, "--on_bad_input=skip") == 0
     assert load_index(tmp_path / "index").ids == ["a", "b"]
+
+
+def test_bad_input_leaves_nothing_where_java_starts_late(sidecar, tmp_path, write_corpus):
+    """A sidecar that is told to index, and soon that there is nothing, while it is still starting Java."""
+    good, bad = write_corpus(("a", "", "cat")), tmp_path / "bad.jsonl"
+    bad.write_text("nonsense\n")
+    with Sidecar() as late:
+        with pytest.raises(UserError, match="not valid JSON"):
+            build_lucene_index(bad, tmp_path / "index", sidecar=late)
+        build_lucene_index(
+            good, tmp_path / "other", sidecar=late
+        )  # by then the first is begun, if it ever is
+        assert {p.name for p in tmp_path.iterdir()} == {"corpus.jsonl", "bad.jsonl", "other"}
 
 
 def test_a_corpus_of_nothing_is_refused(sidecar, tmp_path, write_corpus):

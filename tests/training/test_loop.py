@@ -152,8 +152,18 @@ def damage(path, how):
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("how", ["truncate", "flip", "remove"])
-@pytest.mark.parametrize("item", ["params", "opt_state"])
+@pytest.mark.parametrize(
+    ("item", "how"),
+    [
+        ("params", "truncate"),
+        ("opt_state", "flip"),
+        ("opt_state", "remove"),
+        *(
+            pytest.param(*x, marks=pytest.mark.slow)
+            for x in (("params", "flip"), ("params", "remove"), ("opt_state", "truncate"))
+        ),
+    ],
+)
 def test_a_broken_checkpoint_is_reported_and_an_older_one_used(tmp_path, interrupted_run, capsys, item, how):
     run_dir = tmp_path / "run"
     shutil.copytree(interrupted_run, run_dir)

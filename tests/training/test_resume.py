@@ -66,9 +66,17 @@ def parameters(run_dir, step=STEPS) -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory, compile_cache):
+    """A run that nothing interrupts: it has learnt, and kept what it should."""
     run_dir = tmp_path_factory.mktemp("uninterrupted") / "run"
     code, errors = finish(start(run_dir, compile_cache))
     assert code == 0, errors
+    losses = [x["loss"] for x in log(run_dir) if "loss" in x]
+    assert len(losses) == STEPS and np.mean(losses[-5:]) < 0.7 * np.mean(losses[:5])
+    dev = {x["step"]: x["dev/nDCG@10"] for x in log(run_dir) if "dev/nDCG@10" in x}
+    assert sorted(dev) == [10, 20, 30]
+    best = max(dev, key=lambda step: (dev[step], -step))
+    assert json.loads((run_dir / "checkpoints" / "best.json").read_text())["step"] == best
+    assert saved_steps(run_dir) == sorted({28, 30, best})
     return run_dir
 
 
@@ -85,16 +93,6 @@ def assert_same_end(run_dir, uninterrupted):
     best = [json.loads((run / "checkpoints" / "best.json").read_text()) for run in (run_dir, uninterrupted)]
     assert best[0] == best[1]
     assert (run_dir / "COMPLETE").exists()
-
-
-def test_the_uninterrupted_run_learns_and_keeps_what_it_should(uninterrupted):
-    losses = [x["loss"] for x in log(uninterrupted) if "loss" in x]
-    assert len(losses) == STEPS and np.mean(losses[-5:]) < 0.7 * np.mean(losses[:5])
-    dev = {x["step"]: x["dev/nDCG@10"] for x in log(uninterrupted) if "dev/nDCG@10" in x}
-    assert sorted(dev) == [10, 20, 30]
-    best = max(dev, key=lambda step: (dev[step], -step))
-    assert json.loads((uninterrupted / "checkpoints" / "best.json").read_text())["step"] == best
-    assert saved_steps(uninterrupted) == sorted({28, 30, best})
 
 
 def test_sigterm_saves_the_step_at_hand_and_the_run_resumes(tmp_path, uninterrupted, compile_cache):
