@@ -1,17 +1,19 @@
 """Approximate search with ScaNN: a partition tree, anisotropic hashing, and reordering of the best.
 
-Guo et al., "Accelerating large-scale inference with anisotropic vector quantization", 2020.
+Guo et al., "Accelerating large-scale inference with anisotropic vector quantization", 2020;
+Sun et al., "SOAR: improved indexing for approximate nearest neighbor search", 2023.
 """
 
 import contextlib
 import copy
 import dataclasses
 import importlib.util
+import itertools
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -36,6 +38,9 @@ ASSETS = "scann"
 # Below this a brute-force pass is as fast as the tree, and exact.
 BRUTE_FORCE_UP_TO = 20_000
 TRAINING_SAMPLE = 250_000
+# SOAR: a vector is in a second leaf too, whose residual is far from parallel to the first one's, and so is
+# found with a quarter of the leaves: 1.7 times as fast at the same recall (docs/performance.md).
+SOAR_LAMBDA, SOAR_OVERRETRIEVE = 1.5, 2.0
 BLOCK = 16_384  # vectors normalised at a time
 # Documents in the leaves searched, for each that is asked for: below this even a perfect tree misses some.
 LEAF_DOCUMENTS_PER_ANSWER = 40
@@ -44,17 +49,22 @@ LEAF_DOCUMENTS_PER_ANSWER = 40
 class ScannIndex(VectorIndex):
     """A ScaNN searcher that can be saved and loaded in another process, and changed.
 
-    Vectors are partitioned into 2 sqrt(N) leaves; a query looks into the nearest of them, scores their
+    Each vector is in two of 2 sqrt(N) leaves; a query looks into the nearest of them, scores their
     vectors by 4-bit codes of two dimensions each, and compares the best of these again by the stored vectors.
     Up to 20,000 vectors there is no tree: all are compared. How many leaves and how many candidates, is 1/8
     and 200 unless `tuning.tune` finds less to be enough.
+
+    ScaNN cannot change an index whose vectors are in two leaves: what is added or deleted waits for the next
+    search or `save`, which builds the tree anew.
     """
 
     engine = "scann"
 
     def __init__(self, info: IndexInfo, ids: list[str], documents: Documents | None, searcher: Any):
         super().__init__(info, ids, documents)
-        self._searcher = searcher
+        self._built = searcher
+        self._waiting: list[np.ndarray] | None = None
+        self._near: Path | None = None  # a directory with room for vectors; None: the system's
         self._hold(ids)
 
     def _hold(self, ids: list[str]) -> None:
@@ -84,22 +94,12 @@ class ScannIndex(VectorIndex):
           model: as there.
           storage: of the vectors that decide the order of the answers. bfloat16 and int8 cost some recall.
         """
-        scann = _scann()
         shards, ids = checked(embeddings, ids, similarity)
         settings = cls.settings_for(len(ids))
-        with _quiet(), _contiguous(shards, similarity) as vectors:
-            builder = scann.builder(vectors, 10, "dot_product")
-            if settings:
-                builder = builder.tree(
-                    num_leaves=settings["leaves"],
-                    num_leaves_to_search=settings["leaves_to_search"],
-                    training_sample_size=min(len(ids), TRAINING_SAMPLE),
-                )
-                builder = builder.score_ah(2, anisotropic_quantization_threshold=0.2)
-                builder = builder.reorder(settings["reorder"], _reorder_type(storage))
-            else:
-                builder = builder.score_brute_force(_reorder_type(storage))
-            searcher = builder.build()
+        if settings:
+            settings["soar"] = SOAR_LAMBDA
+        settings["storage"] = storage
+        searcher = _build(shards, similarity, settings)
         info = IndexInfo(
             engine=cls.engine,
             similarity=similarity,
@@ -107,7 +107,7 @@ class ScannIndex(VectorIndex):
             count=len(ids),
             fingerprint=fingerprint,
             model=model,
-            settings=settings | {"storage": storage},
+            settings=settings,
         )
         return cls(info, ids, None, searcher)
 
@@ -134,8 +134,30 @@ class ScannIndex(VectorIndex):
         other.info = dataclasses.replace(self.info, settings=self.info.settings | changes)
         return other
 
+    @property
+    def _searcher(self) -> Any:
+        """ScaNN's, with all changes."""
+        if self._waiting is not None:
+            self._built = _build(self._waiting, self.info.similarity, self.info.settings)
+            self._waiting = None
+        return self._built
+
+    def _vectors(self) -> list[np.ndarray]:
+        """Returns the vectors [N, D] in the order of the ids, in parts, memory-mapped."""
+        if self._waiting is not None:
+            return self._waiting
+        # Not from where it was loaded: another process may have put another index there.
+        near = self._near if self._near and os.access(self._near, os.W_OK) else None
+        with tempfile.TemporaryDirectory(prefix=".scann.", suffix=".part", dir=near) as name:
+            self._save_engine(Path(name))
+            with stored_vectors(Path(name), self.info.settings["storage"]) as vectors:
+                return [vectors]  # a mapping outlives its file
+
     def _add(self, shards: list[np.ndarray], ids: list[str]) -> None:
-        """Puts vectors into the leaves there are."""
+        if "soar" in self.info.settings:
+            self._waiting = [*self._vectors(), *shards]
+            self._hold(self.ids + ids)
+            return
         new = list(ids)
         with self._changing():
             for shard in shards:
@@ -147,6 +169,11 @@ class ScannIndex(VectorIndex):
                     new = new[len(vectors) :]
 
     def _delete(self, ids: set[str]) -> None:
+        if "soar" in self.info.settings:
+            gone = np.array([doc_id in ids for doc_id in self.ids])
+            self._waiting = _without(self._vectors(), np.flatnonzero(gone))
+            self._hold([doc_id for doc_id in self.ids if doc_id not in ids])
+            return
         with self._changing():
             self._searcher.delete(sorted(ids))
 
@@ -218,7 +245,9 @@ class ScannIndex(VectorIndex):
                 searcher = scann.load_searcher(str((directory / ASSETS).resolve()))
         except (ValueError, RuntimeError, OSError) as error:
             raise UserError(f"{directory} is a damaged index: {error}") from None
-        return cls(info, ids, documents, searcher)
+        index = cls(info, ids, documents, searcher)
+        index._near = directory.resolve().parent
+        return index
 
 
 @contextlib.contextmanager
@@ -239,6 +268,35 @@ def stored_vectors(directory: Path, storage: Storage) -> Iterator[np.ndarray]:
             file.write(np.ascontiguousarray(vectors, np.float32).data)
         file.flush()
         yield np.memmap(file, np.float32, "r", shape=stored.shape)
+
+
+def _build(shards: Sequence[np.ndarray], similarity: Similarity, settings: Mapping[str, Any]) -> Any:
+    """Returns ScaNN's searcher of the vectors [N, D] that `shards` are."""
+    scann, reorder = _scann(), _reorder_type(settings["storage"])
+    with _quiet(), _contiguous(shards, similarity) as vectors:
+        builder = scann.builder(vectors, 10, "dot_product")
+        if "leaves" not in settings:
+            return builder.score_brute_force(reorder).build()
+        builder = builder.tree(
+            num_leaves=settings["leaves"],
+            num_leaves_to_search=settings["leaves_to_search"],
+            training_sample_size=min(len(vectors), TRAINING_SAMPLE),
+            soar_lambda=settings["soar"],
+            overretrieve_factor=SOAR_OVERRETRIEVE,
+        )
+        builder = builder.score_ah(2, anisotropic_quantization_threshold=0.2)
+        return builder.reorder(settings["reorder"], reorder).build()
+
+
+def _without(shards: Sequence[np.ndarray], gone: np.ndarray) -> list[np.ndarray]:
+    """Returns what is left of the rows of `shards`, of which `gone` are the sorted ones to leave out."""
+    parts, start = [], 0
+    for shard in shards:
+        inside = gone[(gone >= start) & (gone < start + len(shard))] - start
+        edges = [-1, *inside.tolist(), len(shard)]
+        parts += [shard[a + 1 : b] for a, b in itertools.pairwise(edges) if b > a + 1]
+        start += len(shard)
+    return parts
 
 
 def _width(leaves: int) -> tuple[int, int]:

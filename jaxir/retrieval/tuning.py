@@ -21,7 +21,7 @@ from jaxir.retrieval.scann_index import ScannIndex
 
 K = 10
 SAMPLE = 1000  # queries, half of them to tune on and half to report on
-REORDER = (50, 100, 200, 400, 800, 1600)
+REORDER = (40, 60, 100, 200, 400, 800, 1600)
 STEP = 1.25  # between the numbers of leaves that are tried
 REPEATS = 3
 

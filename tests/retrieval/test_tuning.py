@@ -5,6 +5,7 @@ import pytest
 
 from jaxir import cli
 from jaxir.errors import UserError
+from jaxir.retrieval.exact import ExactIndex
 from jaxir.retrieval.index import load_index, normalize
 from jaxir.retrieval.scann_index import BRUTE_FORCE_UP_TO, ScannIndex
 from jaxir.retrieval.tuning import Trial, tune
@@ -72,7 +73,9 @@ def test_smaller_storage_costs_recall_that_is_told(
     assert loaded.search(vectors[:5], 3)[1] == small.search(vectors[:5], 3)[1]
 
 
-@pytest.mark.parametrize("count", [COUNT, 500], ids=["tree", "brute force"])
+@pytest.mark.parametrize(
+    "count", [pytest.param(COUNT, marks=pytest.mark.slow), 500], ids=["tree", "brute force"]
+)
 def test_add_and_delete_and_save(tmp_path, vectors, ids, count):
     index = ScannIndex.build(vectors[:count], ids[:count])
     rng = np.random.default_rng(1)
@@ -93,6 +96,25 @@ def test_add_and_delete_and_save(tmp_path, vectors, ids, count):
         index.delete(["d7"])
     with pytest.raises(UserError, match="16 dimensions and the index 32"):
         index.add(new[:1, :16].copy(), ["n9"])
+
+
+def test_a_changed_tree_holds_each_vector_under_its_id(tmp_path, vectors, ids):
+    old = COUNT - 500
+    index = ScannIndex.build(vectors[:old], ids[:old], storage="bfloat16")
+    index.add(vectors[old:], ids[old:])
+    gone = ids[::70]  # of both parts
+    index.delete(gone)
+    kept = [i for i in ids if i not in set(gone)]
+    assert index.ids == kept
+    queries = vectors[:1000:3]
+    scores, found = index.search(queries, 10)
+    by_id = dict(zip(ids, vectors, strict=True))
+    true = [[by_id[i] @ query for i in row] for row, query in zip(found, queries, strict=True)]
+    np.testing.assert_allclose(scores, true, atol=5e-3)
+    exact = ExactIndex.build(np.stack([by_id[i] for i in kept]), kept).search(queries, 10)[1]
+    assert np.mean([len(set(a) & set(b)) for a, b in zip(found, exact, strict=True)]) > 9.5
+    again = load_index(_saved(index, tmp_path))
+    assert again.ids == kept and again.search(queries, 10)[1] == found
 
 
 def test_the_command_tells_the_recall_it_reached(tmp_path, toy, small_model, capsys):
