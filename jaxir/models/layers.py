@@ -185,6 +185,8 @@ class Embedding(nnx.Module):
 
     def together(self, ids: Sequence[jax.Array]) -> list[jax.Array]:
         """Looks up batches of ids [B, L]: their gradients are added up before they travel."""
+        if len(ids) == 1:  # of any number of rows, as exported programs have them
+            return [self(ids[0])]
         rows = min(len(batch) for batch in ids)
         if any(len(batch) % rows for batch in ids):
             return [self(batch) for batch in ids]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 K = 10
+MOST = 0.999  # recall that an index in one leaf is tuned for
 
 
 class SavedSearch:
@@ -50,9 +52,15 @@ class SavedSearch:
             " an id is empty and its score -inf."
         )
         self._cosine = index.info.similarity == "cosine"
-        self._candidates = index.candidates(self.k)
         self.state = tf.Module()
-        self.state.scann = _state(Path(directory) / ASSETS)
+        if "soar" in index.info.settings:
+            index = _in_one_leaf(index)
+            with tempfile.TemporaryDirectory() as name:
+                index.write_into(Path(name))
+                self.state.scann = _state(Path(name) / ASSETS)
+        else:
+            self.state.scann = _state(Path(directory) / ASSETS)
+        self._candidates = index.candidates(self.k)
         self.state.ids = tf.Variable(np.array(index.ids, object), dtype=tf.string, trainable=False)
         self.state.ranks = tf.Variable(descending_ranks(index.ids), trainable=False)
 
@@ -76,6 +84,20 @@ class SavedSearch:
         ids, scores = (tf.gather(x, by_id, batch_dims=1) for x in (ids, scores))
         by_score = tf.argsort(scores, direction="DESCENDING", stable=True)
         return tuple(tf.gather(x, by_score, batch_dims=1) for x in (ids, scores))
+
+
+def _in_one_leaf(index: ScannIndex) -> ScannIndex:
+    """Returns an index that ScaNN's TensorFlow operations can search: they know no vector in two leaves.
+
+    It has the same vectors, and looks as far as it must for the same recall where that was tuned.
+    """
+    plain = index.without_soar()
+    if not index.tuned:
+        return plain
+    from jaxir.retrieval.tuning import Trial, tune  # imports JAX
+
+    trial = Trial(index.vectors(), index.ids, similarity=index.info.similarity)
+    return tune(plain, trial, target=min(trial.recall(index, trial.tuning()), MOST))[0]
 
 
 def _state(directory: Path) -> Any:

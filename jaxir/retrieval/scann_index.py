@@ -142,7 +142,7 @@ class ScannIndex(VectorIndex):
             self._waiting = None
         return self._built
 
-    def _vectors(self) -> list[np.ndarray]:
+    def vectors(self) -> list[np.ndarray]:
         """Returns the vectors [N, D] in the order of the ids, in parts, memory-mapped."""
         if self._waiting is not None:
             return self._waiting
@@ -155,7 +155,7 @@ class ScannIndex(VectorIndex):
 
     def _add(self, shards: list[np.ndarray], ids: list[str]) -> None:
         if "soar" in self.info.settings:
-            self._waiting = [*self._vectors(), *shards]
+            self._waiting = [*self.vectors(), *shards]
             self._hold(self.ids + ids)
             return
         new = list(ids)
@@ -171,7 +171,7 @@ class ScannIndex(VectorIndex):
     def _delete(self, ids: set[str]) -> None:
         if "soar" in self.info.settings:
             gone = np.array([doc_id in ids for doc_id in self.ids])
-            self._waiting = _without(self._vectors(), np.flatnonzero(gone))
+            self._waiting = _without(self.vectors(), np.flatnonzero(gone))
             self._hold([doc_id for doc_id in self.ids if doc_id not in ids])
             return
         with self._changing():
@@ -190,6 +190,14 @@ class ScannIndex(VectorIndex):
         finally:
             changed, self._searcher.docids = self._searcher.docids, None
             self._hold(changed)
+
+    def without_soar(self) -> "ScannIndex":
+        """Returns an index of the same vectors and settings, each in one leaf: it must look into more."""
+        settings = {name: value for name, value in self.info.settings.items() if name != "soar"}
+        other = copy.copy(self)
+        other.info = dataclasses.replace(self.info, settings=settings)
+        other._built, other._waiting = _build(self.vectors(), self.info.similarity, settings), None
+        return other
 
     def candidates(self, k: int) -> dict[str, int]:
         """Returns how widely k documents are searched for, as ScaNN's arguments; {} is for brute force."""
@@ -281,8 +289,8 @@ def _build(shards: Sequence[np.ndarray], similarity: Similarity, settings: Mappi
             num_leaves=settings["leaves"],
             num_leaves_to_search=settings["leaves_to_search"],
             training_sample_size=min(len(vectors), TRAINING_SAMPLE),
-            soar_lambda=settings["soar"],
-            overretrieve_factor=SOAR_OVERRETRIEVE,
+            soar_lambda=settings.get("soar"),
+            overretrieve_factor=SOAR_OVERRETRIEVE if "soar" in settings else None,
         )
         builder = builder.score_ah(2, anisotropic_quantization_threshold=0.2)
         return builder.reorder(settings["reorder"], reorder).build()

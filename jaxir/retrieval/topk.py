@@ -21,7 +21,7 @@ NO_RANK = np.iinfo(np.int32).max
 FIRST_NORMAL = 0x00800000
 MAX_COUNT = 0x7F7FFFFF - FIRST_NORMAL  # ranks that stay finite so: 2.1e9
 GROUP = 32
-FEW_GROUPS = 8
+FEW_GROUPS = 4
 # Where XLA has an approximate top-k; elsewhere it sorts whole rows instead.
 APPROXIMATE_ON = ("tpu",)
 # On a CPU the product with no more queries is quicker with the vectors on its left, 1.2 to 2.8 times.

@@ -4,6 +4,7 @@ import collections
 import re
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -96,3 +97,14 @@ def test_weights_travel_once_for_both_towers(changes):
     assert sum(n for (_, kind), n in both.items() if kind != "all-gather") == sum(
         n for (_, kind), n in one.items() if kind != "all-gather"
     )
+
+
+@pytest.mark.parametrize("kind", ["bert", "t5"])
+def test_exported_programs_take_batches_of_any_shape(kind):
+    """As SavedModels need it: `b` and `l` are symbols, not numbers."""
+    shape = jax.export.symbolic_shape("b, l", constraints=["l <= 64"])
+    built = model(kind, scan_layers=True)
+    found = jax.eval_shape(
+        lambda ids: built.encode(ids, tower="query"), jax.ShapeDtypeStruct(shape, jnp.int32)
+    )
+    assert found.shape == (shape[0], 8)
