@@ -19,6 +19,7 @@ from jaxir.partitioning import Partitioner
 
 HEARTBEAT_SECONDS = 100  # JAX's own default
 FAREWELL_SECONDS = 20
+WAITING_TOLD_AFTER_SECONDS = 10
 WEEK_MILLISECONDS = 7 * 24 * 3600 * 1000
 # What a collective says when its other end is gone.
 LOST = ("Connection", "connection", "Gloo", "gloo", "UNAVAILABLE", "DEADLINE_EXCEEDED", "Socket", "heartbeat")
@@ -43,12 +44,13 @@ def maybe_initialize_distributed() -> None:
     numbers = {"num_processes": "JAX_NUM_PROCESSES", "process_id": "JAX_PROCESS_ID"}
     given = {name: int(os.environ[v]) for name, v in numbers.items() if v in os.environ}
     try:
-        jax.distributed.initialize(
-            **given,
-            cluster_detection_method="deactivate" if len(given) == 2 else None,
-            heartbeat_timeout_seconds=_heartbeat_seconds(),
-            shutdown_timeout_seconds=FAREWELL_SECONDS,
-        )
+        with _waiting_is_told():
+            jax.distributed.initialize(
+                **given,
+                cluster_detection_method="deactivate" if len(given) == 2 else None,
+                heartbeat_timeout_seconds=_heartbeat_seconds(),
+                shutdown_timeout_seconds=FAREWELL_SECONDS,
+            )
     except ValueError as error:
         if not asked:
             return  # TPUs of one machine: there is nothing to join
@@ -57,6 +59,21 @@ def maybe_initialize_distributed() -> None:
         ) from error
     except RuntimeError as error:
         raise UserError(f"the processes of the run did not find each other ({error!s:.200})") from error
+
+
+@contextlib.contextmanager
+def _waiting_is_told() -> Iterator[None]:
+    """Says what this process waits for, as where a command was started on one worker of a pod only."""
+    sentence = "waiting for the other processes of this run: start the same command on each machine of it"
+    timer = threading.Timer(
+        WAITING_TOLD_AFTER_SECONDS, print, [sentence], {"file": sys.stderr, "flush": True}
+    )
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _heartbeat_seconds() -> int:

@@ -201,6 +201,16 @@ def test_what_one_process_lacks_ends_all_with_one_sentence(tmp_path, launch, fin
     assert not (tmp_path / "run").exists()
 
 
+def test_who_waits_for_others_says_so(launch):
+    code = (
+        "import jaxir.distributed as d; d.WAITING_TOLD_AFTER_SECONDS = 0.5; d.maybe_initialize_distributed()"
+    )
+    first, other = launch("-c", code, processes=2, devices=1)
+    other.kill()
+    assert "start the same command on each machine" in first.stderr.readline()
+    first.kill()
+
+
 @pytest.mark.slow
 def test_what_all_lack_ends_all_with_one_sentence(tmp_path, launch, finish, pairs):
     (tmp_path / "run").mkdir()
