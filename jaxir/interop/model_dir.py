@@ -268,9 +268,12 @@ def checkpoint_steps(directory: Path) -> list[int]:
 
     On a disk a checkpoint appears by a rename; in a bucket it is whole once Orbax has put its mark into it.
     """
-    if not directory.is_dir():
+    try:
+        found = [p for p in directory.iterdir() if p.name.isdigit() and p.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        # Asked before, it might have been there: in a bucket a directory goes with its last file, which
+        # Orbax removes where a first checkpoint was not finished.
         return []
-    found = [p for p in directory.iterdir() if p.name.isdigit() and p.is_dir()]
     return sorted(int(p.name) for p in found if not is_bucket(p) or (p / COMMITTED).exists())
 
 
