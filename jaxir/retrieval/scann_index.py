@@ -155,7 +155,9 @@ class ScannIndex(VectorIndex):
 
     def _add(self, shards: list[np.ndarray], ids: list[str]) -> None:
         if "soar" in self.info.settings:
-            self._waiting = [*self.vectors(), *shards]
+            # Copies of what the caller may still write to; memory-mapped shards stay on disk.
+            own = [shard.copy() if shard.flags.writeable else shard for shard in shards]
+            self._waiting = [*self.vectors(), *own]
             self._hold(self.ids + ids)
             return
         new = list(ids)
