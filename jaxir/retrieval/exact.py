@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import functools
+import os
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxir.errors import UserError
 from jaxir.partitioning import MeshConfig, Partitioner
+from jaxir.retrieval import rounding
 from jaxir.retrieval.documents import Documents
 from jaxir.retrieval.exact_rows import DTYPES, Rows, Storage
 from jaxir.retrieval.index import (
@@ -32,6 +36,7 @@ QUERY_BLOCK = 1024  # queries compared at a time: at most [1024, 16384] scores a
 # again, while the system takes back and clears what is larger. The more answers, the fewer blocks.
 CPU_SCORES = 1 << 21
 CPU_BLOCK, CPU_BLOCK_PER_ANSWER = 4096, 64
+RESCORED = 1 << 18  # numbers of vectors that are compared again at a time, for the same reason
 # Parts of the rows begin at multiples of this, for JAX reads aligned memory in place and copies other.
 ALIGNMENT = 64
 # What devices send each other must be begun on all of them in one order, whichever threads search.
@@ -64,8 +69,10 @@ class ExactIndex(VectorIndex):
     def _hold(self, ids: list[str], rows: Rows) -> None:
         self.ids, self._rows = ids, rows
         self._ranks = descending_ranks(ids)
-        self._ids_by_rank = sorted(ids, reverse=True)
+        self._rows_by_rank = np.argsort(self._ranks)
         self._on_devices: list[Block] = []
+        self._lengths: np.ndarray | None = None
+        self._rounds_badly = False
 
     @classmethod
     def build(
@@ -124,15 +131,59 @@ class ExactIndex(VectorIndex):
         return other
 
     def _search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, list[list[str]]]:
-        scores, ids = np.empty([len(queries), k], np.float32), []
         if not len(queries):
-            return scores, ids
+            return np.empty([0, k], np.float32), []
         if self._partitioner is None:
             self._partitioner = MeshConfig().build(jax.local_devices())
+        quick = (
+            self._partitioner.mesh.devices.flat[0].platform == "cpu"
+            and len(queries) >= rounding.LEAST_QUERIES
+            and rounding.has_quick_bfloat16()
+        )
+        if quick and self._may_round(k):
+            scores, ranks = self._best_by_rounding(queries, k)
+        else:
+            # Vectors of smaller types are compared with bfloat16 queries anyway.
+            scores, ranks = self._best(queries, k, columns=quick and self._rows.storage != "float32")
+        rows = self._rows_by_rank[ranks].tolist()
+        return scores, [[self.ids[row] for row in answers] for answers in rows]
+
+    def _may_round(self, k: int) -> bool:
+        """Says whether rounded products may spare work: never where rows are not all at hand."""
+        own = all(d.process_index == jax.process_index() for d in self._partitioner.mesh.devices.flat)
+        few = k <= rounding.MOST_ANSWERS and rounding.with_more(k) < self.info.count
+        return self._rows.storage == "float32" and own and few and not self._rounds_badly
+
+    def _best_by_rounding(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """As `_best`, by bfloat16 products and float32 ones of what they find; see `rounding`."""
+        rough, ranks = self._best(queries, rounding.with_more(k), columns=True)
+        scores = np.empty(rough.shape, np.float32)
+        step = max(1, RESCORED // (rough.shape[1] * self.info.dimension))
+        for at in range(0, len(queries), step):
+            vectors, multipliers = self._rows.at(self._rows_by_rank[ranks[at : at + step]])
+            # Not by a matrix product, whose sums for equal vectors at different places may differ.
+            products = np.einsum("qd,qkd->qk", queries[at : at + step], vectors)
+            scores[at : at + step] = products * multipliers + 0.0
+        order = np.lexsort((ranks, -scores))[:, :k]
+        scores, ranks = (np.take_along_axis(x, order, axis=1) for x in (scores, ranks))
+        errors = rounding.greatest_errors(queries, *self._lengths)
+        unknown = np.flatnonzero(~(scores[:, -1] > rough[:, -1] + errors))
+        self._rounds_badly = len(unknown) > rounding.TOO_MANY * len(queries)
+        if len(unknown):
+            scores[unknown], ranks[unknown] = self._best(queries[unknown], k)
+        return scores, ranks
+
+    def _best(self, queries: np.ndarray, k: int, *, columns: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """Compares queries [Q, D] with all vectors, if `columns` in bfloat16 as `rounding` does.
+
+        Returns:
+          (scores [Q, K], ranks [Q, K]).
+        """
         mesh = self._partitioner.mesh
         recall = self.info.settings.get("target_recall")
         # Exact programs are the same for indexes of any size.
-        take = block_program(mesh, recall, self.info.count if recall is not None else 0)
+        total = self.info.count if recall is not None else 0
+        take = block_program(mesh, recall, total, columns=columns)
         size, step = self._block_sizes(mesh, k)
         parts = [queries[at : at + step] for at in range(0, len(queries), step)]
         # A last part of its own size would have its own program: one of few sizes serves all. It is filled
@@ -140,17 +191,26 @@ class ExactIndex(VectorIndex):
         padded = [np.pad(p, [(0, _padded(len(p)) - len(p)), (0, 0)], mode="edge") for p in parts]
         placed = [_place(part, mesh) for part in padded]
         before = best = [_nothing(mesh, len(part), k) for part in padded]
-        for block in self._blocks(mesh, size):
-            jax.block_until_ready(before)  # so that no more than two blocks are under way
-            before = best
-            best = [take(part, *block, *so_far) for part, so_far in zip(placed, best, strict=True)]
+        # A CPU does not spread the selection of the best over its cores: so each has a part of the queries.
+        cpu = mesh.devices.flat[0].platform == "cpu"
+        with ThreadPoolExecutor(min(len(parts), os.cpu_count() or 1)) as pool:
+
+            def compare(block, part, so_far):
+                found = take(part, *block, *so_far)
+                return jax.block_until_ready(found) if cpu else found
+
+            for block in self._columns(mesh, size) if columns else self._blocks(mesh, size):
+                jax.block_until_ready(before)  # so that no more than two blocks are under way
+                before = best
+                in_turn = pool.map if cpu else map
+                best = list(in_turn(functools.partial(compare, block), placed, best))
+        found = []
         for part, so_far in zip(parts, best, strict=True):
             with _MERGING:
                 merged = jax.block_until_ready(merge_program(mesh)(*so_far))
-            part_scores, part_ranks = (np.asarray(x.addressable_data(0))[: len(part)] for x in merged)
-            scores[len(ids) : len(ids) + len(part)] = part_scores
-            ids += [[self._ids_by_rank[rank] for rank in row] for row in part_ranks.tolist()]
-        return scores, ids
+            found.append([np.asarray(x.addressable_data(0))[: len(part)] for x in merged])
+        scores, ranks = (np.concatenate(x) for x in zip(*found, strict=True))
+        return scores, ranks
 
     def _block_sizes(self, mesh: Mesh, k: int) -> tuple[int, int]:
         """Returns how many vectors of a device, and how many queries, are compared at a time."""
@@ -184,6 +244,16 @@ class ExactIndex(VectorIndex):
                 kept.append(block)
             yield block
         self._on_devices = kept
+
+    def _columns(self, mesh: Mesh, size: int) -> Iterator[Block]:
+        """As `_blocks`, the vectors as `rounding.columns_program` makes them; sees to `self._lengths`."""
+        lengths = []
+        for block in self._blocks(mesh, size):
+            if self._lengths is None and self._rows.storage == "float32":
+                lengths.append(rounding.lengths_program(mesh)(block.vectors, block.multipliers))
+            yield block._replace(vectors=rounding.columns_program(mesh)(block.vectors))
+        if lengths:
+            self._lengths = np.max([np.max(x, axis=0) for x in lengths], axis=0)
 
     def _piece(self, start: int, stop: int, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns vectors [size, D], multipliers and ranks [size] of the rows from `start` to `stop`."""

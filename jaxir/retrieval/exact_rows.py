@@ -82,6 +82,22 @@ class Rows:
                 known[:] = np.where(known == 0, np.concatenate(scales), known)
         return vectors, known
 
+    def at(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the vectors of some rows as they are stored, [*rows.shape, D], and their multipliers.
+
+        The multipliers are those of rows that `read` has read before.
+        """
+        of = np.searchsorted(self._starts, rows, side="right") - 1
+        shards = np.unique(of)
+        if len(shards) == 1:
+            vectors = np.take(self._shards[shards[0]], rows - self._starts[shards[0]], axis=0)
+            return self._converted(vectors)[0], self._multipliers[rows]
+        vectors = np.empty([*rows.shape, self.dimension], DTYPES[self.storage][0])
+        for shard in shards:
+            here = of == shard
+            vectors[here] = self._converted(self._shards[shard][rows[here] - self._starts[shard]])[0]
+        return vectors, self._multipliers[rows]
+
     def with_added(self, shards: Sequence[np.ndarray]) -> Rows:
         """Returns these rows and, after them, float32 shards [n, D]."""
         unknown = np.zeros(sum(map(len, shards)), np.float32)

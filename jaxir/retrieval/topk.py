@@ -29,7 +29,9 @@ FEW_QUERIES = 64
 
 
 @functools.lru_cache(maxsize=32)
-def block_program(mesh: Mesh, recall: float | None, total: int) -> Callable[..., Any]:
+def block_program(
+    mesh: Mesh, recall: float | None, total: int, *, columns: bool = False
+) -> Callable[..., Any]:
     """Returns the program that takes a block of vectors into the best answers so far, on each device.
 
     It is (queries [Q, D], vectors [n M, D], multipliers [n M], ranks [n M], scores [n, Q, K], ranks
@@ -41,13 +43,17 @@ def block_program(mesh: Mesh, recall: float | None, total: int) -> Callable[...,
       mesh: the devices.
       recall: what share of the true answers is wanted, on a TPU; None is all.
       total: vectors of the whole index, for `recall`.
+      columns: vectors come as `rounding.columns_program` makes them, [n D, M] in bfloat16.
     """
     rows, whole = PartitionSpec(mesh.axis_names), PartitionSpec()
     platform = mesh.devices.flat[0].platform
     approximate = recall is not None and platform in APPROXIMATE_ON
 
     def program(queries, vectors, multipliers, ranks, best_scores, best_ranks):
-        products = _products(queries, vectors, cpu=platform == "cpu")
+        if columns:
+            products = _dot(queries.astype(jnp.bfloat16), vectors)
+        else:
+            products = _products(queries, vectors, cpu=platform == "cpu")
         best = best_scores[0], best_ranks[0]
         if approximate:
             found = _take_approximately(products, multipliers, ranks, *best, recall=recall, total=total)
@@ -86,16 +92,24 @@ def _products(queries: jax.Array, vectors: jax.Array, *, cpu: bool) -> jax.Array
 
     Of bfloat16 and int8 vectors they are sums in float32 of products with bfloat16 queries, which are exact.
     """
-    if vectors.dtype != jnp.float32:
+    if vectors.dtype != jnp.float32 and cpu:  # where other types are quick in `columns` only, and not on all
+        queries, vectors = rounded(queries), vectors.astype(jnp.float32)
+    elif vectors.dtype != jnp.float32:
         queries, vectors = queries.astype(jnp.bfloat16), vectors.astype(jnp.bfloat16)
-    if cpu:  # which has no quick product of other types
-        queries, vectors = queries.astype(jnp.float32), vectors.astype(jnp.float32)
-    # The default precision of accelerators (bfloat16, TF32) would reorder near neighbours.
-    precision = jax.lax.Precision.HIGHEST if queries.dtype == jnp.float32 else None
-    dot = functools.partial(jnp.dot, precision=precision, preferred_element_type=jnp.float32)
     if cpu and len(queries) <= FEW_QUERIES:
-        return dot(vectors, queries.T).T
-    return dot(queries, vectors.T)
+        return _dot(vectors, queries.T).T
+    return _dot(queries, vectors.T)
+
+
+def rounded(x: jax.Array) -> jax.Array:
+    """Returns float32 numbers rounded to bfloat16, as float32; XLA may leave out two conversions for that."""
+    return jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
+
+
+def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
+    # The default precision of accelerators (bfloat16, TF32) would reorder near neighbours.
+    precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+    return jnp.dot(a, b, precision=precision, preferred_element_type=jnp.float32)
 
 
 def _scores(products: jax.Array, multipliers: jax.Array, ranks: jax.Array) -> jax.Array:

@@ -12,8 +12,9 @@ import pytest
 from jaxir import cli
 from jaxir.errors import UserError
 from jaxir.partitioning import MeshConfig
-from jaxir.retrieval import exact, topk
+from jaxir.retrieval import exact, rounding, topk
 from jaxir.retrieval.exact import ExactIndex
+from jaxir.retrieval.exact_rows import Rows
 from jaxir.retrieval.index import load_index, normalize
 from jaxir.retrieval.topk import NO_RANK, block_program, merge_program
 from jaxir.retrieval.tuning import Trial
@@ -80,6 +81,90 @@ def test_many_devices_answer_as_one(points, storage, sizes):
     if storage == "float32":
         _, expected = ranking(normalize(queries), normalize(points), ids, 20)
         assert one[1] == expected
+
+
+@pytest.fixture
+def comparisons(monkeypatch) -> list[tuple[int, int, bool]]:
+    """How many queries were compared at once, for how many answers, and whether in bfloat16."""
+    if not rounding.has_quick_bfloat16():
+        pytest.skip("a CPU that multiplies bfloat16 numbers is needed")
+    seen, compare = [], ExactIndex._best
+
+    def best(index, queries, k, *, columns=False):
+        seen.append((len(queries), k, columns))
+        return compare(index, queries, k, columns=columns)
+
+    monkeypatch.setattr(ExactIndex, "_best", best)
+    return seen
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+def test_rounded_products_cost_no_answer(points, comparisons, similarity):
+    """Many queries are compared in bfloat16, which cannot say what is nearest among 60 copies of a vector."""
+    rng = np.random.default_rng(5)
+    vectors = np.concatenate([points, np.repeat(points[:1], 60, axis=0)])
+    near = points[:1] + 0.05 * rng.normal(size=(20, DIMENSION))
+    queries = np.concatenate([points[100:400] + 0.1, near]).astype(np.float32)
+    ids = names(len(vectors))
+    index = ExactIndex.build(np.array_split(vectors, 3), ids, similarity=similarity)
+    scores, found = index.search(queries, 10)
+    (every, more, rounded), (unknown, again, float32) = comparisons
+    assert (every, more, rounded, again, float32) == (320, rounding.with_more(10), True, 10, False)
+    assert 20 <= unknown < 80, "some could be told and some not"
+    rough = index._best(queries, 10, columns=True)[1]
+    assert [[ids[index._rows_by_rank[r]] for r in row] for row in rough] != found, "rounding does reorder"
+    if similarity == "cosine":
+        queries, vectors = normalize(queries), normalize(vectors)
+    expected_scores, expected = ranking(queries, vectors, ids, 10)
+    assert found == expected
+    np.testing.assert_allclose(scores, expected_scores, rtol=1e-6, atol=1e-6)
+
+
+def test_rounding_is_not_tried_again_where_it_says_little(comparisons):
+    """Among 3,000 vectors of 125 kinds it never can."""
+    vectors, queries = with_ties(COUNT, 3, 0), with_ties(300, 3, 1)
+    ids = names(COUNT)
+    index = ExactIndex.build(vectors, ids, similarity="dot")
+    expected_scores, expected = ranking(queries, vectors, ids, 7)
+    for _ in range(2):
+        scores, found = index.search(queries, 7)
+        np.testing.assert_array_equal(scores, expected_scores)
+        assert found == expected
+    assert [rounded for *_, rounded in comparisons] == [True, False, False]
+    index.delete(ids[:1])
+    index.search(queries, 7)
+    assert comparisons[3][2], "another index is another matter"
+
+
+def test_many_queries_of_smaller_types_are_answered_as_few(points, comparisons):
+    ids = names(COUNT)
+    index = ExactIndex.build(points, ids, storage="int8")
+    scores, found = index.search(points[:300] + 0.1, 10)
+    few_scores, few = index.search(points[:30] + 0.1, 10)
+    assert found[:30] == few
+    np.testing.assert_allclose(scores[:30], few_scores, atol=1e-6)
+    assert [rounded for *_, rounded in comparisons] == [True, False]
+
+
+def test_how_far_rounding_moves_a_score_is_bounded(points):
+    queries, vectors = points[:200] + 0.1, points[200:]
+    rounded = [np.asarray(jnp.asarray(x, jnp.bfloat16), np.float32) for x in (queries, vectors)]
+    moved = np.abs(queries.astype(np.float64) @ vectors.T - rounded[0] @ rounded[1].T).max(axis=1)
+    mesh = MeshConfig().build(jax.devices()[:1]).mesh
+    lengths = rounding.lengths_program(mesh)(vectors, np.ones(len(vectors), np.float32))[0]
+    assert lengths[0] == pytest.approx(np.linalg.norm(vectors, axis=1).max())
+    bound = rounding.greatest_errors(queries, *np.asarray(lengths))
+    assert np.all(moved < bound) and np.all(bound < 20 * moved)
+
+
+@pytest.mark.parametrize("storage", ["float32", "int8"])
+def test_rows_here_and_there(points, storage):
+    rows = Rows(np.array_split(points, 5), storage, cosine=False)
+    vectors, multipliers = rows.read(0, COUNT)
+    for wanted in (np.array([[3, 2999, 3], [700, 0, 1800]]), np.array([7, 5])):
+        found, scales = rows.at(wanted)
+        np.testing.assert_array_equal(found, vectors[wanted])
+        np.testing.assert_array_equal(scales, multipliers[wanted])
 
 
 def test_blocks_one_after_the_other_on_several_devices(points, monkeypatch):
