@@ -1,4 +1,4 @@
-"""Encoding throughput on a CPU against sentence-transformers: same model, texts, cores, float32.
+"""Encoding throughput on a CPU against sentence-transformers: same model, texts, cores and type.
 
 Each system runs in a process of its own, one at a time, in turns. A process encodes all texts twice: the
 first pass holds jaxir's compilation, the second is the steady state. Three systems are compared:
@@ -44,7 +44,10 @@ def main() -> int:
     parser.add_argument(
         "--peer_python", default=sys.executable, help="an interpreter with sentence-transformers"
     )
-    parser.add_argument("--worker", nargs=3, metavar=("SYSTEM", "MODEL", "DIRECTORY"), help=argparse.SUPPRESS)
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument(
+        "--worker", nargs=4, metavar=("SYSTEM", "MODEL", "DTYPE", "DIRECTORY"), help=argparse.SUPPRESS
+    )
     flags = parser.parse_args()
     if flags.worker:
         return work(*flags.worker)
@@ -55,11 +58,12 @@ def main() -> int:
         directory = Path(name)
         texts = load_texts(flags.corpus, flags.texts)
         (directory / "texts.json").write_text(json.dumps(texts), encoding="utf-8")
-        print(f"{len(texts)} texts of {flags.corpus or 'installed Python documentation'}, {len(cores)} cores")
+        source = flags.corpus or "installed Python documentation"
+        print(f"{len(texts)} texts of {source}, {len(cores)} cores, {flags.dtype}")
         runs: dict[str, list[dict]] = {system: [] for system in SYSTEMS}
         for repeat in range(flags.repeats):
             for system in SYSTEMS:
-                run = run_worker(system, flags.model, directory, flags.peer_python)
+                run = run_worker(system, flags.model, flags.dtype, directory, flags.peer_python)
                 runs[system].append(run)
                 times = " then ".join(f"{p['wall']:.1f} s ({p['cpu']:.1f} s of CPU)" for p in run["passes"])
                 print(f"  repeat {repeat + 1}, {system}: {times}", flush=True)
@@ -81,10 +85,11 @@ def load_texts(corpus: str | None, count: int) -> list[str]:
     return texts[:count]
 
 
-def run_worker(system: str, model: str, directory: Path, peer_python: str) -> dict:
+def run_worker(system: str, model: str, dtype: str, directory: Path, peer_python: str) -> dict:
     """Runs one system in its own process; its vectors are left in `directory`."""
     python = sys.executable if system == "jaxir" else peer_python
-    command = [python, str(Path(__file__).resolve()), "--worker", system, local_model(model), str(directory)]
+    worker = ["--worker", system, local_model(model), dtype, str(directory)]
+    command = [python, str(Path(__file__).resolve()), *worker]
     environment = os.environ | {
         "TOKENIZERS_PARALLELISM": "true",
         "JAX_PLATFORMS": "cpu",
@@ -105,13 +110,13 @@ def local_model(model: str) -> str:
     return str(Path(hub.resolve(model.removeprefix("st:"), default_owner="sentence-transformers")).resolve())
 
 
-def work(system: str, model: str, directory: str) -> int:
+def work(system: str, model: str, dtype: str, directory: str) -> int:
     """Encodes all texts twice in this process; prints times as JSON."""
     import numpy as np
 
     texts = json.loads((Path(directory) / "texts.json").read_text(encoding="utf-8"))
     result: dict = {"passes": []}
-    encode = jaxir_encoder(model, result) if system == "jaxir" else peer_encoder(model, system)
+    encode = jaxir_encoder(model, dtype, result) if system == "jaxir" else peer_encoder(model, dtype, system)
     for _ in PASSES:
         wall, cpu = time.perf_counter(), time.process_time()
         vectors = encode(texts)
@@ -122,12 +127,12 @@ def work(system: str, model: str, directory: str) -> int:
     return 0
 
 
-def jaxir_encoder(model: str, result: dict) -> Callable:
+def jaxir_encoder(model: str, dtype: str, result: dict) -> Callable:
     """Loads jaxir; `result` is given token counts and what the batches were."""
     from jaxir import DualEncoder
     from jaxir.retrieval.batching import EncodingReport
 
-    encoder = DualEncoder.load(f"st:{model}")
+    encoder = DualEncoder.load(f"st:{model}", dtype=dtype)
     prompt, max_length = encoder.text_settings("passage")
 
     def encode(texts: Sequence[str]):
@@ -142,14 +147,14 @@ def jaxir_encoder(model: str, result: dict) -> Callable:
     return encode
 
 
-def peer_encoder(model: str, system: str) -> Callable:
+def peer_encoder(model: str, dtype: str, system: str) -> Callable:
     """Loads sentence-transformers."""
     import numpy as np
     import torch
     from sentence_transformers import SentenceTransformer
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    peer = SentenceTransformer(model, device="cpu")
+    peer = SentenceTransformer(model, device="cpu", model_kwargs={"dtype": getattr(torch, dtype)})
     if system == "peer":
         return lambda texts: peer.encode(texts, batch_size=PEER_BATCH, show_progress_bar=False)
 

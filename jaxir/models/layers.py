@@ -68,6 +68,23 @@ def gather_once() -> Iterator[None]:
         _GATHERED.reset(token)
 
 
+# What matrix products of bfloat16 numbers give before it is rounded; None: what they are of.
+_PRODUCTS: contextvars.ContextVar[Any] = contextvars.ContextVar("products", default=None)
+
+
+@contextlib.contextmanager
+def float32_products() -> Iterator[None]:
+    """Has `Linear` round to `dtype` after the product while in force, not in it; for CPUs, without gradients.
+
+    With AVX512-BF16 XLA multiplies bfloat16 numbers twice as quickly as float32 so, and no quicker otherwise.
+    """
+    token = _PRODUCTS.set(jnp.float32)
+    try:
+        yield
+    finally:
+        _PRODUCTS.reset(token)
+
+
 def param_axes(state: nnx.State) -> nnx.State:
     """Returns `state` with each parameter replaced by the tuple of its logical axis names."""
     return jax.tree.map(lambda p: p.get_metadata()["logical_axes"], state, is_leaf=_is_variable)
@@ -123,7 +140,8 @@ class Linear(nnx.Module):
         """Maps x [..., I] to [..., O]."""
         kernel = weight(self.kernel, self.dtype)
         # One matrix product over all rows: CPU backends run [B * L, I] 3-6 % quicker than [B, L, I].
-        y = x.astype(self.dtype).reshape(-1, x.shape[-1]) @ kernel
+        x2d = x.astype(self.dtype).reshape(-1, x.shape[-1])
+        y = jnp.dot(x2d, kernel, preferred_element_type=_PRODUCTS.get()).astype(self.dtype)
         if self.bias is not None:
             y += weight(self.bias, self.dtype)[None, :]
         return y.reshape(*x.shape[:-1], kernel.shape[1])

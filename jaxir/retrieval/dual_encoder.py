@@ -18,6 +18,7 @@ from jaxtyping import Float
 
 from jaxir.errors import UserError
 from jaxir.interop import model_dir
+from jaxir.models import layers
 from jaxir.models.layers import param_shardings
 from jaxir.partitioning import MeshConfig, Partitioner
 from jaxir.progress import progress
@@ -310,9 +311,11 @@ def _program(
     """Returns the program of a tower; models of one architecture share it and all that is compiled."""
 
     def encode(parameters: list[jax.Array], ids: jax.Array) -> jax.Array:
-        with partitioner():
+        with partitioner(), layers.float32_products() if cpu else contextlib.nullcontext():
             model = nnx.merge(graph, jax.tree.unflatten(tree, parameters))
             return model.encode(ids, tower=tower)
+
+    cpu = partitioner.mesh.devices.flat[0].platform == "cpu"
 
     batch = partitioner.sharding(("batch", "length"))
     return _Program(jax.jit(encode, in_shardings=(list(shardings), batch), out_shardings=batch))

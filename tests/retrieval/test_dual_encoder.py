@@ -1,5 +1,6 @@
 """DualEncoder: the right vector for each text, in order, with no shape compiled twice."""
 
+import re
 import subprocess
 import sys
 
@@ -64,6 +65,15 @@ def test_each_shape_is_compiled_once(small_model, toy, texts):
     # A second model of the architecture uses the programs of the first.
     again = DualEncoder.load(small_model, batch_tokens=96)
     assert count_compilations(lambda: again.encode_passages(texts)) == 0
+
+
+def test_products_of_bfloat16_numbers_are_the_quick_ones_of_a_cpu(small_model):
+    encoder = DualEncoder.load(small_model, dtype="bfloat16")
+    program = dual_encoder._program(*encoder._structure, encoder._shardings, encoder.partitioner, "passage")
+    ids = jax.ShapeDtypeStruct((8, 16), np.int32)
+    text = program._jitted.lower(encoder._parameters, ids).as_text()
+    products = re.findall(r"dot_general.*: \(tensor<\S*x(\w+)>, tensor<\S*x\w+>\) -> tensor<\S*x(\w+)>", text)
+    assert products.count(("bf16", "f32")) >= 6 and ("bf16", "bf16") not in products, products
 
 
 def count_compilations(function) -> int:
