@@ -44,7 +44,7 @@ def test_a_users_own_setting_wins(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("damage", ["unwritable", "truncated"])
+@pytest.mark.parametrize("damage", ["unwritable", pytest.param("truncated", marks=pytest.mark.slow)])
 def test_a_broken_cache_costs_nothing_but_time(tmp_path, damage):
     if damage == "unwritable":
         (tmp_path / "jaxir").write_text("a file where the directory should be")

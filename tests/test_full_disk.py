@@ -40,7 +40,9 @@ def folder(tmp_path_factory) -> Path:
     "arguments",
     [
         ("jaxir.encode", MODEL, "--input={root}/corpus.jsonl"),
-        ("jaxir.index", "--embeddings={root}/embeddings", "--backend=exact"),
+        pytest.param(
+            ("jaxir.index", "--embeddings={root}/embeddings", "--backend=exact"), marks=pytest.mark.slow
+        ),
         pytest.param(
             ("jaxir.index", "--embeddings={root}/embeddings", "--backend=scann"), marks=pytest.mark.slow
         ),
@@ -48,7 +50,7 @@ def folder(tmp_path_factory) -> Path:
             ("jaxir.search", "--index={root}/index", "--queries={root}/queries.jsonl", "--k=60"),
             marks=pytest.mark.slow,
         ),
-        ("jaxir.export", MODEL, "--format=sentence_transformers"),
+        pytest.param(("jaxir.export", MODEL, "--format=sentence_transformers"), marks=pytest.mark.slow),
         pytest.param(("jaxir.convert", "--source=st:all-MiniLM-L6-v2"), marks=pytest.mark.slow),
     ],
     ids=lambda arguments: f"{arguments[0]} {arguments[-1].partition('=')[2]}",

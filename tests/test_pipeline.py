@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -80,15 +79,9 @@ def test_pairs_to_answers(jaxir, tmp_path):
     assert ours == theirs, "the index and exact search must agree on a corpus this small"
     assert float(ours[0]) > 0.5
 
-    jaxir("export", "--model=run", "--format=sentence_transformers", "--output=exported")
     from jaxir import DualEncoder, load_index
 
-    (answers,) = load_index(tmp_path / "index").search(
-        DualEncoder.load(str(tmp_path / "run")).encode_queries(["a glacier that costs too much"]), 1
-    )[1]
-    assert answers == ["d15"]
-    texts = ["a violin on a stamp", "glacier"]
-    before = DualEncoder.load(str(tmp_path / "run")).encode_queries(texts)
-    after = DualEncoder.load(f"st:{tmp_path}/exported").encode_queries(texts)
-    np.testing.assert_allclose(after, before, atol=1e-6)
-    assert abs(before[0] @ before[1]) < 0.95
+    encoder = DualEncoder.load(str(tmp_path / "run"))
+    queries = encoder.encode_queries(["a glacier that costs too much", "a violin on a stamp"])
+    assert load_index(tmp_path / "index").search(queries, 1)[1][0] == ["d15"]
+    assert abs(queries[0] @ queries[1]) < 0.95

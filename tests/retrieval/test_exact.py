@@ -249,7 +249,7 @@ def test_ranks_in_the_millions_break_ties():
 @pytest.mark.parametrize(
     ("storage", "similarity", "least", "share"),
     [
-        ("bfloat16", "cosine", 0.95, 0.5),
+        pytest.param("bfloat16", "cosine", 0.95, 0.5, marks=pytest.mark.slow),
         pytest.param("int8", "cosine", 0.8, 0.25, marks=pytest.mark.slow),
         ("int8", "dot", 0.8, 0.25),
     ],

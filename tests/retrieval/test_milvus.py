@@ -118,6 +118,7 @@ def test_an_approximate_index_is_asked_for(tmp_path, toy, vectors, ids):
     assert list((tmp_path / "HNSW").rglob("*hnsw*")) and not list((tmp_path / "FLAT").rglob("*hnsw*"))
 
 
+@pytest.mark.slow
 def test_one_process_at_a_time_which_may_be_killed(tmp_path, vectors, ids):
     MilvusIndex.build(vectors, ids).save(tmp_path / "index")
     command = [sys.executable, "-c", USER, str(tmp_path / "index"), str(tmp_path / "log")]

@@ -96,7 +96,7 @@ def test_questions_through_a_pipe(index):
     assert error == b""
 
 
-@pytest.mark.parametrize("ending", ["end of file", "interrupt"])
+@pytest.mark.parametrize("ending", [pytest.param("end of file", marks=pytest.mark.slow), "interrupt"])
 def test_questions_typed_at_a_terminal(index, ending):
     master, slave = pty.openpty()
     environment = os.environ | {"TERM": "dumb"}

@@ -51,6 +51,7 @@ def test_a_step_that_never_fits_costs_a_sentence(compile_step):
         fit_chunks(Contrastive(chunks="auto"), compile_step, rows=ROWS, limit=10_000)
 
 
+@pytest.mark.slow
 def test_what_cannot_fit_is_not_compiled(compile_step):
     sizes = {n: memory_of(compile_step(Contrastive(chunks=n))) for n in (1, 16)}
     tried = []
