@@ -23,6 +23,7 @@ from jaxir.models.layers import param_shardings
 from jaxir.partitioning import MeshConfig, Partitioner
 from jaxir.progress import progress
 from jaxir.retrieval.batching import Batch, EncodingReport, fill, plan_batches
+from jaxir.retrieval.rounding import has_quick_bfloat16
 
 Tower = Literal["query", "passage"]
 T = TypeVar("T")
@@ -315,8 +316,7 @@ def _program(
             model = nnx.merge(graph, jax.tree.unflatten(tree, parameters))
             return model.encode(ids, tower=tower)
 
-    cpu = partitioner.mesh.devices.flat[0].platform == "cpu"
-
+    cpu = partitioner.mesh.devices.flat[0].platform == "cpu" and has_quick_bfloat16()
     batch = partitioner.sharding(("batch", "length"))
     return _Program(jax.jit(encode, in_shardings=(list(shardings), batch), out_shardings=batch))
 

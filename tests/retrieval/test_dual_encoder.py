@@ -16,6 +16,7 @@ from jaxir.interop import model_dir
 from jaxir.retrieval import dual_encoder
 from jaxir.retrieval.batching import EncodingReport
 from jaxir.retrieval.dual_encoder import DualEncoder
+from jaxir.retrieval.rounding import has_quick_bfloat16
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +68,7 @@ def test_each_shape_is_compiled_once(small_model, toy, texts):
     assert count_compilations(lambda: again.encode_passages(texts)) == 0
 
 
+@pytest.mark.skipif(not has_quick_bfloat16(), reason="a CPU that multiplies bfloat16 numbers is needed")
 def test_products_of_bfloat16_numbers_are_the_quick_ones_of_a_cpu(small_model):
     encoder = DualEncoder.load(small_model, dtype="bfloat16")
     program = dual_encoder._program(*encoder._structure, encoder._shardings, encoder.partitioner, "passage")
