@@ -5,7 +5,7 @@ import gc
 import logging
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ def quiet_orbax() -> Iterator[None]:
 
     It logs them, lets them end its threads, and abandons coroutines that raise when they are collected.
     """
+    if not isinstance(sys.unraisablehook, _WithoutLateAnswers):
+        sys.unraisablehook = _WithoutLateAnswers(sys.unraisablehook)
 
     def logged(record: logging.LogRecord) -> bool:
         return "orbax" not in Path(record.pathname).parts
@@ -27,9 +29,7 @@ def quiet_orbax() -> Iterator[None]:
     def collected(details: Any) -> None:
         code = getattr(details.object, "cr_code", None)
         abandoned = code is not None and "orbax" in Path(code.co_filename).parts
-        if (
-            not abandoned and str(details.exc_value) != "Event loop is closed"
-        ):  # TensorStore's answer comes late
+        if not abandoned:
             collection_hook(details)
 
     thread_hook, collection_hook = threading.excepthook, sys.unraisablehook
@@ -42,3 +42,19 @@ def quiet_orbax() -> Iterator[None]:
         gc.collect()
         threading.excepthook, sys.unraisablehook = thread_hook, collection_hook
         logger.removeFilter(logged)
+
+
+class _WithoutLateAnswers:
+    """A hook without the answers to reads that Orbax has given up; it stays for the life of the process.
+
+    Where one array of a checkpoint is broken, Orbax closes its event loop while TensorStore is still reading
+    others. Their answers come when they will: after the run, if it ends for it.
+    """
+
+    def __init__(self, hook: Callable[[Any], None]):
+        self.hook = hook
+
+    def __call__(self, details: Any) -> None:
+        error = details.exc_value
+        if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
+            self.hook(details)
