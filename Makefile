@@ -18,9 +18,11 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 ifneq ($(UV),)
   MAKE_VENV := $(UV) venv --quiet --clear --python $(PYTHON) $(VENV)
   INSTALL := $(UV) pip install --python $(RUN)
+  FREEZE := $(UV) pip freeze --python $(RUN)
 else
   MAKE_VENV := $(PYTHON) -m venv --clear $(VENV)
   INSTALL := $(RUN) -m pip install --quiet --progress-bar off --disable-pip-version-check
+  FREEZE := $(RUN) -m pip freeze
 endif
 
 .PHONY: install quickstart test test-all lint format constraints sidecar plan-tools clean
@@ -56,7 +58,7 @@ format: $(STAMP)
 	$(RUN) -m ruff format .
 
 constraints: $(STAMP)
-	{ sed -n 1p constraints.txt; $(RUN) -m pip freeze --exclude-editable; } > constraints.new && mv constraints.new constraints.txt
+	{ sed -n 1p constraints.txt; $(FREEZE) --exclude-editable; } > constraints.new && mv constraints.new constraints.txt
 
 # Outside .venv: where libtpu is importable, JAX looks for TPUs in every run.
 plan-tools: $(STAMP)

@@ -9,7 +9,7 @@ from jaxir.errors import UserError
 def export(
     model: str,
     output: str,
-    format: Literal["sentence_transformers", "hf", "t5x", "saved_model"],
+    format: Literal["sentence_transformers", "hf", "t5x", "saved_model", "onnx"],
     optimizer_state: bool = False,
     signatures: Literal["ids", "text"] | None = None,
     dtype: Literal["float32", "bfloat16"] | None = None,
@@ -21,7 +21,8 @@ def export(
     A model with two towers becomes two folders, query/ and passage/, in formats hf and sentence_transformers.
     t5x makes OUTPUT/checkpoint_STEP, which T5X and T5X Retrieval restore, and OUTPUT/tokenizer. saved_model
     makes a TensorFlow SavedModel that takes token ids or texts and gives vectors, or with --index documents;
-    its README.md says how to use it.
+    its README.md says how to use it. onnx makes a graph for each tower, from a tokenizer's output to vectors,
+    with the tokenizer and a README.md.
 
     Args:
       model: a jaxir model or run directory, or hf: or st: and a directory or hub name.
@@ -33,14 +34,16 @@ def export(
       index: for saved_model, an index of the scann engine that it is to search.
       k: how many documents a search finds (default: 10).
     """
+    if optimizer_state and format in ("saved_model", "onnx"):
+        raise UserError(f"the state of the optimizer can be written to t5x only, not to {format}")
+    if format != "saved_model" and (signatures, dtype, index, k) != (None, None, None, None):
+        raise UserError("--signatures, --dtype, --index and --k are for --format=saved_model")
     if format == "saved_model":
-        if optimizer_state:
-            raise UserError("the state of the optimizer can be written to t5x only, not to saved_model")
         if k is not None and index is None:
             raise UserError("--k is for --index, the index that a SavedModel is to search")
         _saved_model(model, output, signatures or "text", dtype or "float32", index, 10 if k is None else k)
-    elif (signatures, dtype, index, k) != (None, None, None, None):
-        raise UserError("--signatures, --dtype, --index and --k are for --format=saved_model")
+    elif format == "onnx":
+        _onnx(model, output)
     else:
         from jaxir.interop import formats
 
@@ -60,15 +63,25 @@ def _saved_model(
 
     jax.config.update("jax_platforms", "cpu")  # the programs are lowered, not run
     from jaxir.interop import model_dir, saved_model
+    from jaxir.interop.exported import Source
     from jaxir.retrieval import saved_search
 
     loaded = model_dir.load(model, dtype=dtype)
     search = None
     if index is not None:
         search = lambda: saved_search.SavedSearch(index, k=k, fingerprint=loaded.fingerprint, name=model)  # noqa: E731
-    saved_model.write(
-        output, saved_model.Source(name=model, **loaded._asdict()), signatures=signatures, search=search
-    )
+    saved_model.write(output, Source(name=model, **loaded._asdict()), signatures=signatures, search=search)
+
+
+def _onnx(model: str, output: str) -> None:
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")
+    from jaxir.interop import model_dir, onnx_model
+    from jaxir.interop.exported import Source
+
+    loaded = model_dir.load(model, dtype="float32")
+    onnx_model.write(output, Source(name=model, **loaded._asdict()))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ MAY_IMPORT = {
 }
 LAZY = (
     *("tensorflow", "seqio", "tensorflow_datasets", "scann", "matplotlib", "sklearn", "gcsfs", "jnius"),
-    *("pymilvus", "milvus_lite", "faiss", "pandas", "grpc"),
+    *("pymilvus", "milvus_lite", "faiss", "pandas", "grpc", "jax2onnx", "onnx", "onnx_ir", "onnxruntime"),
 )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable, Mapping
 from importlib import metadata
@@ -14,12 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
 from jaxir.files import atomic_directory
 from jaxir.interop import saved_model_readme
+from jaxir.interop.exported import TOWERS, Source
 from jaxir.interop.graph_tokenizer import GraphTokenizer
-from jaxir.interop.stored import EncoderSettings
 from jaxir.lean_tensorflow import import_tensorflow
 from jaxir.models import layers
 from jaxir.models.dual_encoder import DualEncoderModel
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 Signatures = Literal["ids", "text"]
-TOWERS = ("query", "passage")
 PLATFORMS = ("cpu", "cuda", "tpu")
 # XLA compiles a program for each shape, in seconds: inputs are padded to one of these lengths, and to a power
 # of two of rows. A model without a table of positions reads no more than the last.
@@ -52,25 +49,6 @@ class GraphSearch(Protocol):
 
     def __call__(self, vectors: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns (document ids, string [B, K], scores, float32 [B, K]) of vectors [B, D]."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Source:
-    """What is exported.
-
-    Attributes:
-      name: the model as it was named.
-      model: the dual encoder.
-      tokenizer: its tokenizer.
-      settings: lengths and prompts.
-      fingerprint: of the model.
-    """
-
-    name: str
-    model: DualEncoderModel
-    tokenizer: Tokenizer
-    settings: EncoderSettings
-    fingerprint: str
 
 
 def write(
@@ -139,10 +117,7 @@ def _functions(
     """Returns the functions behind the signatures, whose state is in `module`."""
     import tensorflow as tf
 
-    settings = source.settings
     encoders = _encoders(module, source.model)
-    lengths = {"query": settings.query_max_length, "passage": settings.passage_max_length}
-    prompts = {"query": settings.query_prompt, "passage": settings.passage_prompt}
     ids_spec = tf.TensorSpec([None, None], tf.int32, name="ids")
     texts_spec = tf.TensorSpec([None], tf.string, name="texts")
 
@@ -150,8 +125,9 @@ def _functions(
         return tf.function(compute, input_signature=[spec], autograph=False)
 
     def of_text(tower: str, texts: tf.Tensor) -> tf.Tensor:
-        prompted = tf.strings.join([prompts[tower], texts]) if prompts[tower] else texts
-        return encoders[tower](tokenizer(prompted, lengths[tower]).to_tensor(0))
+        max_length, prompt = source.of_tower(tower)
+        prompted = tf.strings.join([prompt, texts]) if prompt else texts
+        return encoders[tower](tokenizer(prompted, max_length).to_tensor(0))
 
     def found(texts: tf.Tensor) -> dict[str, tf.Tensor]:
         ids, scores = index(of_text("query", texts))

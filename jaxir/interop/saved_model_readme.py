@@ -6,8 +6,11 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jaxir.interop import exported
+from jaxir.interop.exported import Source
+
 if TYPE_CHECKING:
-    from jaxir.interop.saved_model import GraphSearch, Source
+    from jaxir.interop.saved_model import GraphSearch
 
 _IMPORTS = {"tensorflow": "tensorflow as tf", "tensorflow-text": "tensorflow_text", "scann": "scann"}
 
@@ -31,25 +34,15 @@ def write(
       versions: of the packages that wrote the model, by name; all but jax are needed to load it.
       index: what `search` searches, or None.
     """
-    config, settings = source.model.config, source.settings
+    dimension = source.model.config.dimension
     needed = {p: v for p, v in versions.items() if p != "jax"}
     example = "texts" if default in ("query", "search") else "ids"
     value = ["where is the treaty kept?"] if example == "texts" else [[101, 2073, 2003, 102]]
-    rows = [_row(name, config.dimension, index) for name in signatures]
-    cut = (
-        f"queries are cut at {settings.query_max_length} tokens"
-        + (f" and begin with the prompt {settings.query_prompt!r}" if settings.query_prompt else "")
-        + f", passages at {settings.passage_max_length}"
-        + (f" and begin with {settings.passage_prompt!r}" if settings.passage_prompt else "")
-    )
+    rows = [_row(name, dimension, index) for name in signatures]
     has_text = "query" in signatures
     lines = [
-        f"# {source.name}",
-        "",
-        f"A dual encoder, written by jaxir as a TensorFlow SavedModel. Fingerprint: `{source.fingerprint}`.",
-        f"Vectors have {config.dimension} dimensions and are compared by {config.similarity};"
-        f" matrix products are {config.backbone.dtype}.",
-        *([f"In the signatures that take texts, {cut}."] if has_text else []),
+        *exported.describe(source, "a TensorFlow SavedModel"),
+        *([f"In the signatures that take texts, {exported.how_texts_are_cut(source)}."] if has_text else []),
         *([index.about] if index is not None else []),
         "",
         "## Signatures",
@@ -94,17 +87,7 @@ def write(
         if len(needed) > 1
         else "A later TensorFlow loads it too; an earlier one may not know the operations.",
     ]
-    (directory / "README.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    content = {
-        "model": source.name,
-        "fingerprint": source.fingerprint,
-        "signatures": signatures,
-        "default": default,
-        "versions": versions,
-        "dtype": config.backbone.dtype,
-        "similarity": config.similarity,
-    }
-    (directory / "jaxir_export.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    exported.write(directory, source, lines, signatures=signatures, default=default, versions=versions)
 
 
 def _row(name: str, dimension: int, index: GraphSearch | None) -> str:

