@@ -6,6 +6,9 @@ from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+# This way of making programs takes a fifth of all the tests' time. `make test-all` makes them as jaxir does.
+if not os.environ.get("JAXIR_ALL_TESTS"):
+    os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 # Four devices on two cores: XLA's pool must have a thread for each of them, or collectives starve.
 os.environ.setdefault("NPROC", "16")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -18,6 +21,11 @@ import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+
+def pytest_collection_modifyitems(items):
+    """Puts the tests that take long first: at the end one of two workers would wait for them."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
 @pytest.fixture(scope="module", autouse=True)

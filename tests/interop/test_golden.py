@@ -13,6 +13,8 @@ from jaxir.data.tokenizer import pad_batch
 from jaxir.interop import hf, model_dir, stored
 from jaxir.models.dual_encoder import DualEncoderConfig
 
+pytestmark = pytest.mark.usefixtures("few_optimizations")
+
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 ARCHITECTURES = ["bert", "distilbert", "minilm", "roberta", "t5_1_0", "t5_1_1"]
 

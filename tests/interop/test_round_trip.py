@@ -17,6 +17,8 @@ from jaxir import cli
 from jaxir.data.tokenizer import pad_batch
 from jaxir.interop import hf, model_dir
 
+pytestmark = pytest.mark.usefixtures("few_optimizations")
+
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 ARCHITECTURES = ["bert", "distilbert", "minilm", "roberta", "t5_1_0", "t5_1_1"]
 

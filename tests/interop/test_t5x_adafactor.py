@@ -13,6 +13,8 @@ import pytest
 
 from jaxir.training.optimizers import Adafactor
 
+pytestmark = pytest.mark.usefixtures("few_optimizations")
+
 SHAPES = {
     "factored": (130, 192),
     "tall": (256, 128),

@@ -18,6 +18,8 @@ from jaxir.retrieval.batching import EncodingReport
 from jaxir.retrieval.dual_encoder import DualEncoder
 from jaxir.retrieval.rounding import has_quick_bfloat16
 
+pytestmark = pytest.mark.usefixtures("few_optimizations")
+
 
 @pytest.fixture(scope="module")
 def texts(toy) -> list[str]:

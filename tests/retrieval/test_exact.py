@@ -48,7 +48,10 @@ def points() -> np.ndarray:
     return (points * rng.uniform(0.5, 2, (COUNT, 1))).astype(np.float32)
 
 
-@pytest.mark.parametrize(("storage", "devices"), [("float32", 1), ("float32", 4), ("bfloat16", 4)])
+@pytest.mark.parametrize(
+    ("storage", "devices"),
+    [("float32", 4), *(pytest.param(*x, marks=pytest.mark.slow) for x in (("float32", 1), ("bfloat16", 4)))],
+)
 def test_ties_are_broken_by_id_on_every_mesh(storage, devices):
     """3,000 rows fill the four devices unevenly; 41 ids share each score, on all devices."""
     vectors, queries = with_ties(COUNT, 6, 0), with_ties(9, 6, 1)
@@ -68,7 +71,7 @@ def test_ties_are_broken_by_id_on_every_mesh(storage, devices):
     [
         ("float32", {"slices": 2, "tensor": 2}),
         pytest.param("bfloat16", {}, marks=pytest.mark.slow),
-        ("int8", {}),
+        pytest.param("int8", {}, marks=pytest.mark.slow),
     ],
 )
 def test_many_devices_answer_as_one(points, storage, sizes):

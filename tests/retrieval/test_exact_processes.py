@@ -11,6 +11,8 @@ import pytest
 from jaxir.retrieval.exact import ExactIndex
 from jaxir.retrieval.runs import read_run
 
+pytestmark = pytest.mark.long
+
 COUNT, K = 500, 20
 
 

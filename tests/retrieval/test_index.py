@@ -14,6 +14,8 @@ from jaxir.retrieval.index import load_index, normalize
 from jaxir.retrieval.milvus_index import MilvusIndex
 from jaxir.retrieval.scann_index import BRUTE_FORCE_UP_TO, ScannIndex
 
+pytestmark = pytest.mark.usefixtures("few_optimizations")
+
 ENGINES = [ExactIndex, ScannIndex, MilvusIndex]
 
 
@@ -83,7 +85,7 @@ def test_equal_texts_tie_wherever_they_are(monkeypatch):
     assert len(set(scores[0].tolist())) == 1
 
 
-@pytest.mark.parametrize("count", [3000, BRUTE_FORCE_UP_TO + 5000])
+@pytest.mark.parametrize("count", [pytest.param(3000, marks=pytest.mark.slow), BRUTE_FORCE_UP_TO + 5000])
 def test_scann_finds_what_exact_finds(count):
     vectors, queries = clustered(count, 64), clustered(count, 64)[:200]
     queries = normalize(queries + 0.05 * np.random.default_rng(1).normal(size=queries.shape)).astype(

@@ -16,6 +16,8 @@ import pytest
 from jaxir import cli
 from jaxir.retrieval.runs import read_run
 
+pytestmark = pytest.mark.usefixtures("few_optimizations")
+
 
 def command(name: str, *flags: str) -> int:
     return cli.main(f"jaxir.{name}:{name}", flags)

@@ -10,6 +10,8 @@ from jaxir.retrieval.index import load_index, normalize
 from jaxir.retrieval.scann_index import BRUTE_FORCE_UP_TO, ScannIndex
 from jaxir.retrieval.tuning import Trial, tune
 
+pytestmark = pytest.mark.usefixtures("few_optimizations")
+
 COUNT, DIMENSION = BRUTE_FORCE_UP_TO + 1_000, 32
 
 

@@ -13,6 +13,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+pytestmark = pytest.mark.long
+
 STEPS = 30
 SCRIPT = Path(__file__).parent / "tiny_run.py"
 

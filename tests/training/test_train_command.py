@@ -20,6 +20,8 @@ from jaxir.losses import samtone
 from jaxir.objectives import contrastive
 from jaxir.training import optimizers
 
+pytestmark = pytest.mark.long
+
 TEMPERATURE = 0.05
 train.train.model = @build.Pretrained()
 build.Pretrained.source = "hf:{model}"
