@@ -12,6 +12,7 @@ import inspect
 import logging
 import pkgutil
 import re
+import tokenize
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,10 @@ from gin import config as gin_internals
 from jaxir.errors import UserError, suggest
 
 RECIPES = Path(__file__).resolve().parent.parent  # so that "gin/quickstart.gin" is found from any directory
-PARSE_ERRORS = (ValueError, OSError, SyntaxError, ImportError, AttributeError, NameError, TypeError)
+PARSE_ERRORS = (
+    *(ValueError, OSError, SyntaxError, ImportError, AttributeError, NameError, TypeError),
+    tokenize.TokenError,
+)
 
 
 def bind(
@@ -49,7 +53,7 @@ def bind(
     try:
         gin.parse_config_files_and_bindings(list(files), [_quote(b) for b in bindings], finalize_config=False)
     except PARSE_ERRORS as error:
-        raise UserError(_explain(error)) from error
+        raise UserError(_explain(error, files)) from error
     finally:
         logging.disable(logging.NOTSET)
     _check_macros()
@@ -114,8 +118,13 @@ def _is_open(selector: str, parameters: dict[str, Any]) -> bool:
     return selector == "gin.macro" and "gin.REQUIRED/gin.constant" in values
 
 
-def _explain(error: BaseException) -> str:
+def _explain(error: BaseException, files: Sequence[str]) -> str:
     """Rewrites gin's message as one sentence with file and line, and suggests the name that was meant."""
+    if isinstance(error, tokenize.TokenError):
+        return next(
+            (found for f in files if (found := _unclosed(f))),
+            "a --gin value or an included file: a bracket is not closed",
+        )
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     message = lines[0] if lines else type(error).__name__
     place = re.search(r'In file "([^"]+)", line (\d+)', str(error))
@@ -134,7 +143,33 @@ def _explain(error: BaseException) -> str:
         message = f"no module named {match[1]!r}{suggest(leaf, _names_in(parent)) if parent else ''}"
     elif match := re.match(r"Unable to open file: (.+?)\. Searched", message):
         message = f"gin file {match[1]} does not exist"
+    if isinstance(error, SyntaxError) and error.lineno:
+        where = f"{error.filename or '--gin'}:{error.lineno}: "
+        token = re.search(r"Failed to parse token '(.*)'", str(error))
+        message = f"{token[1]} is no value: text wants quotes, a macro %, an object @" if token else error.msg
     return where + message
+
+
+def _unclosed(file: str) -> str | None:
+    """Returns where a bracket of a gin file is opened that nothing closes, in a sentence; None if none is."""
+    opened = []
+    path = next((p for p in (Path(file), RECIPES / file) if p.is_file()), None)
+    if path is None:
+        return None
+    try:
+        with path.open("rb") as content:
+            for token in tokenize.tokenize(content.readline):
+                if token.type == tokenize.OP and token.string in "([{":
+                    opened.append(token)
+                elif token.type == tokenize.OP and token.string in ")]}" and opened:
+                    opened.pop()
+    except tokenize.TokenError:
+        return (
+            f"{path}:{opened[-1].start[0]}: {opened[-1].string} is not closed"
+            if opened
+            else f"{path}: text is not closed"
+        )
+    return None
 
 
 def _parameters_of(selector: str) -> list[str]:

@@ -107,6 +107,11 @@ def test_help_names_flags_defaults_and_an_example(cook):
         (("--gin.coook.steps=4", "--model=m"), 1, "nothing is called 'coook'; did you mean 'cook'?"),
         (("--gin.cook.steps=%STEP", "--model=m"), 1, "macro STEP is used but never set"),
         (("--gin.cook.steps", "--model=m"), 1, "--gin.cook.steps has no value"),
+        (
+            ("--gin.cook.steps=[1,", "--model=m"),
+            1,
+            "a --gin value or an included file: a bracket is not closed",
+        ),
         (("--gin.cook.steps=4",), 1, "error: --model must be given"),
     ],
 )
@@ -128,13 +133,17 @@ def test_a_mistake_costs_one_sentence(cook, args, code, message):
             "kitchen.Objective.temprature = 3",
             "Objective has no parameter 'temprature'; did you mean 'temperature'?",
         ),
+        ("kitchen.cook.model = minilm", "bad.gin:4: minilm is no value: text wants quotes, a macro %"),
+        ("kitchen.cook.steps =", "bad.gin:4: "),
+        ("kitchen.cook.model = [1,\n  2", "bad.gin:4: [ is not closed"),
+        ('kitchen.cook.model = """m', "bad.gin: text is not closed"),
     ],
 )
 def test_a_misspelt_name_in_a_file_is_located_and_mended(cook, tmp_path, line, message):
     (tmp_path / "bad.gin").write_text(f"from __gin__ import dynamic_registration\nimport kitchen\n\n{line}\n")
     code, _, err = cook("--gin_file=bad.gin", "--model=m")
     assert code == 1
-    assert message in err
+    assert message in err and len(err.splitlines()) == 1
 
 
 def test_gin_binds_objects_and_bare_words(cook):

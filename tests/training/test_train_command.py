@@ -10,6 +10,8 @@ import pytest
 from jaxir import cli
 from jaxir.interop import model_dir
 
+pytestmark = pytest.mark.long
+
 MODEL = Path(__file__).parent.parent / "golden" / "bert"
 RECIPE = """
 from __gin__ import dynamic_registration
@@ -19,8 +21,6 @@ from jaxir.interop import build
 from jaxir.losses import samtone
 from jaxir.objectives import contrastive
 from jaxir.training import optimizers
-
-pytestmark = pytest.mark.long
 
 TEMPERATURE = 0.05
 train.train.model = @build.Pretrained()
