@@ -64,3 +64,17 @@ def uniforms(seed: int, positions: np.ndarray) -> np.ndarray:
     """Returns float64 in [0, 1) for int64 `positions`: random, and a function of (seed, position)."""
     state = _mix(_mix(np.full(1, seed, np.uint64)) + positions.astype(np.uint64))
     return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def negative_keys(negative_ids: np.ndarray, keys: np.ndarray, batch: Batch) -> np.ndarray:
+    """Returns the keys of hard negatives, with the passage's key for one that has the passage's very tokens.
+
+    Losses leave out a negative with the key of its positive: once cut, two texts can be one to the model.
+
+    Args:
+      negative_ids: [B, N, Lp].
+      keys: [B, N, 2], of the whole texts.
+      batch: has passage_ids [B, Lp] and passage_key [B, 2].
+    """
+    same = (negative_ids == batch["passage_ids"][:, None]).all(-1, keepdims=True)
+    return np.where(same, batch["passage_key"][:, None], keys)

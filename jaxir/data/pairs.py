@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from jaxir.data.batch_plan import Batch, choose, features_of, share
+from jaxir.data.batch_plan import Batch, choose, features_of, negative_keys, share
 from jaxir.data.sources import PairExample, key_digest
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
@@ -137,7 +138,9 @@ class PairDataset:
           tokenizer: makes the ids.
           query_length: most tokens of a query; longer ones are truncated.
           passage_length: most tokens of a passage or negative.
-          num_negatives: negatives of a pair in a batch.
+          num_negatives: negatives of a pair in a batch. One that, once cut, is the very tokens of its pair's
+            passage is left out if the pair has another, and this is said on standard error; if not, it has
+            the passage's key.
           query_prompt: put before each query, as the encoder will.
           passage_prompt: put before each passage and negative.
 
@@ -157,12 +160,22 @@ class PairDataset:
             pairs.append(row)
             negatives.extend(passages.row(*negative) for negative in example.negatives)
             negative_offsets.append(len(negatives))
+        table, rows = passages.table(), np.array(pairs, np.int32).reshape(-1, 2)
+        kept, offsets = _without_positives(
+            table, rows[:, 1], np.array(negatives, np.int32), np.array(negative_offsets, np.int64)
+        )
+        if num_negatives and len(kept) < len(negatives):
+            print(
+                f"{len(negatives) - len(kept):,} of {len(negatives):,} hard negatives left out: cut at"
+                f" {passage_length} tokens they are the same as their positive",
+                file=sys.stderr,
+            )
         return cls(
             queries=queries.table(),
-            passages=passages.table(),
-            pairs=np.array(pairs, np.int32).reshape(-1, 2),
-            negatives=np.array(negatives, np.int32),
-            negative_offsets=np.array(negative_offsets, np.int64),
+            passages=table,
+            pairs=rows,
+            negatives=kept,
+            negative_offsets=offsets,
             query_length=query_length,
             passage_length=passage_length,
             num_negatives=num_negatives,
@@ -305,8 +318,39 @@ class PairDataset:
             chosen = choose(self.num_negatives, counts, examples, seed_and_epoch)
             rows = self._negatives[starts[:, None] + chosen]
             batch["negative_ids"] = self._passages.ids(rows, self.passage_length)
-            batch["negative_key"] = self._passages.keys[rows]
+            batch["negative_key"] = negative_keys(batch["negative_ids"], self._passages.keys[rows], batch)
         return batch
+
+
+def _without_positives(
+    passages: TextTable, positives: np.ndarray, negatives: np.ndarray, offsets: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Leaves out each negative with the tokens of its pair's passage, unless all of the pair's are such.
+
+    Args:
+      passages: the texts.
+      positives: [P], the passage of each pair.
+      negatives: [K], as in `PairDataset`.
+      offsets: [P + 1], likewise.
+
+    Returns:
+      The negatives that are left and their offsets.
+    """
+    pair = np.repeat(np.arange(len(positives)), np.diff(offsets))
+    starts, own_starts = passages.offsets[negatives], passages.offsets[positives[pair]]
+    sizes = passages.offsets[negatives + 1] - starts
+    same = sizes == passages.offsets[positives[pair] + 1] - own_starts
+    for at in (sizes // 2, sizes // 4):  # leaves few that must be compared whole
+        tokens = (passages.flat.take(begin + at, mode="clip") for begin in (starts, own_starts))
+        same &= np.equal(*tokens)
+    for i in np.flatnonzero(same):
+        text, own = (passages.flat[start : start + sizes[i]] for start in (starts[i], own_starts[i]))
+        same[i] = np.array_equal(text, own)
+    counts = np.bincount(pair[~same], minlength=len(positives))
+    keep = ~same | (counts[pair] == 0)
+    return negatives[keep], np.concatenate(
+        [[0], np.cumsum(np.bincount(pair[keep], minlength=len(positives)))]
+    )
 
 
 class _TableBuilder:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from jaxir.data import seqio_tasks
-from jaxir.data.batch_plan import Batch, choose, features_of, share
+from jaxir.data.batch_plan import Batch, choose, features_of, negative_keys, share
 from jaxir.data.lines import OnBadInput
 from jaxir.data.mixture import MixtureDataset
 from jaxir.data.sources import stable_keys, text_id
@@ -273,6 +273,7 @@ def _converter_class() -> type:
                 )
             if "negatives" in columns:
                 found |= self._negatives(numbers, columns, lengths, encoded)
+                found["negative_key"] = negative_keys(found["negative_ids"], found["negative_key"], found)
             return {name: found[name] for name in self._shapes(lengths)}
 
         def _negatives(

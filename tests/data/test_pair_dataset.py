@@ -245,3 +245,26 @@ def test_skipping_is_reported_when_built(minilm, tmp_path, capsys):
     path.write_text(json.dumps({"query": "q", "passage": "p"}) + "\nnonsense\n")
     assert JsonlPairs(path=str(path)).build(minilm, on_bad_input="skip", **LENGTHS).num_examples == 1
     assert f"skipped 1 records: not valid JSON (first: {path}:2)" in capsys.readouterr().err
+
+
+def test_a_negative_that_is_its_positive_once_cut_is_left_out(minilm, capsys):
+    end = " river bank" * 40  # far beyond what is read
+    passages = {"p": "a long story" + end, "twin": "a long story" + end + " that ends well"}
+    passages |= {"other": "a short story" + end, "far": "something else"}
+    long, short = (PairExample(q, q, "p", passages["p"], ()) for q in ("q0", "q1"))
+    lists = [("twin", "other", "twin"), ("far", "twin"), ("twin",)]  # the last one has no other
+    pairs = [
+        e._replace(negatives=tuple((n, passages[n]) for n in names))
+        for e, names in zip((long, short, long), lists, strict=True)
+    ]
+    dataset = PairDataset.from_examples(pairs, minilm, num_negatives=2, **LENGTHS)
+    (batch,) = dataset.ordered(3)
+    names = dict(zip((k.tobytes() for k in stable_keys(list(passages))), passages, strict=True))
+    drawn = [{names[key.tobytes()] for key in row} for row in batch["negative_key"]]
+    assert drawn == [{"other"}, {"far"}, {"p"}]  # the twin under its positive's name: losses drop it
+    same = (batch["negative_ids"] == batch["passage_ids"][:, None]).all(-1)
+    assert same.any(1).tolist() == [False, False, True]
+    assert "3 of 6 hard negatives left out: cut at" in capsys.readouterr().err
+    # Read whole they are other texts, and none is left out.
+    PairDataset.from_examples(pairs, minilm, num_negatives=2, query_length=16, passage_length=200)
+    assert capsys.readouterr().err == ""

@@ -29,6 +29,7 @@ def pairs_file(write_jsonl):
         }
         for i in range(COUNT)
     ]
+    records[40]["negatives"] = [records[40]["passage"] + "not"]  # its positive, once cut
     return write_jsonl("pairs.jsonl", records)
 
 
@@ -54,8 +55,11 @@ def test_seqio_and_arrays_hold_the_same(minilm, pairs_file):
     seqio_pairs = SeqioPairs(mixture=jsonl_pairs(path=str(pairs_file))).build(minilm, **settings)
     assert seqio_pairs.num_examples == arrays.num_examples == COUNT
     assert seqio_pairs.features == arrays.features
+    masked = 0
     for a, b in zip(arrays.ordered(8), seqio_pairs.ordered(8), strict=True):
         assert_equal(a, b)
+        masked += (b["negative_key"] == b["passage_key"][:, None]).all(-1).sum()
+    assert masked == 2  # a negative that is its positive, twice for want of another
 
     def rows(dataset):  # without negatives, shuffled: the same examples in another order
         batches = take(dataset.batches(batch_size=COUNT, seed=0), 1)
