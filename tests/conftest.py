@@ -7,8 +7,11 @@ from pathlib import Path
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
 # This way of making programs takes a fifth of all the tests' time. `make test-all` makes them as jaxir does.
-if not os.environ.get("JAXIR_ALL_TESTS"):
-    os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
+# The variable is for processes with devices of their own.
+os.environ["JAXIR_QUICK_XLA_FLAGS"] = (
+    "" if os.environ.get("JAXIR_ALL_TESTS") else " --xla_cpu_use_fusion_emitters=false"
+)
+os.environ["XLA_FLAGS"] += os.environ["JAXIR_QUICK_XLA_FLAGS"]
 # Four devices on two cores: XLA's pool must have a thread for each of them, or collectives starve.
 os.environ.setdefault("NPROC", "16")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

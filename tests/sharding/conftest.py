@@ -30,7 +30,8 @@ def launch():
             "NPROC": "40",  # each device's thread may wait in another collective: there must be more threads
             "TF_CPP_MIN_LOG_LEVEL": "2",
             "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"
-            " --xla_cpu_collective_call_terminate_timeout_seconds=300",  # for a busy machine
+            " --xla_cpu_collective_call_terminate_timeout_seconds=300"  # for a busy machine
+            + os.environ["JAXIR_QUICK_XLA_FLAGS"],
             "PYTHONPATH": os.pathsep.join([str(HERE.parent.parent), *WORKERS]),
             **settings,
         }

@@ -7,7 +7,9 @@ import os
 
 if __name__ == "__main__":
     os.environ["JAX_PLATFORMS"] = "cpu"
-    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2" + os.environ.get(
+        "JAXIR_QUICK_XLA_FLAGS", ""
+    )
 
 import json
 import sys
