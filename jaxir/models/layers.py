@@ -16,6 +16,7 @@ from beartype import beartype
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key, jaxtyped
 
+from jaxir.models.products import affine
 from jaxir.partitioning import Partitioner, constrain, gather_weight, look_up
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -66,23 +67,6 @@ def gather_once() -> Iterator[None]:
         yield
     finally:
         _GATHERED.reset(token)
-
-
-# What matrix products of bfloat16 numbers give before it is rounded; None: what they are of.
-_PRODUCTS: contextvars.ContextVar[Any] = contextvars.ContextVar("products", default=None)
-
-
-@contextlib.contextmanager
-def float32_products() -> Iterator[None]:
-    """Has `Linear` round to `dtype` after the product while in force, not in it; for CPUs, without gradients.
-
-    With AVX512-BF16 XLA multiplies bfloat16 numbers twice as quickly as float32 so, and no quicker otherwise.
-    """
-    token = _PRODUCTS.set(jnp.float32)
-    try:
-        yield
-    finally:
-        _PRODUCTS.reset(token)
 
 
 def param_axes(state: nnx.State) -> nnx.State:
@@ -141,9 +125,7 @@ class Linear(nnx.Module):
         kernel = weight(self.kernel, self.dtype)
         # One matrix product over all rows: CPU backends run [B * L, I] 3-6 % quicker than [B, L, I].
         x2d = x.astype(self.dtype).reshape(-1, x.shape[-1])
-        y = jnp.dot(x2d, kernel, preferred_element_type=_PRODUCTS.get()).astype(self.dtype)
-        if self.bias is not None:
-            y += weight(self.bias, self.dtype)[None, :]
+        y = affine(x2d, kernel, None if self.bias is None else weight(self.bias, self.dtype))
         return y.reshape(*x.shape[:-1], kernel.shape[1])
 
 

@@ -18,12 +18,11 @@ from jaxtyping import Float
 
 from jaxir.errors import UserError
 from jaxir.interop import model_dir
-from jaxir.models import layers
 from jaxir.models.layers import param_shardings
+from jaxir.models.products import as_run_on
 from jaxir.partitioning import MeshConfig, Partitioner
 from jaxir.progress import progress
 from jaxir.retrieval.batching import Batch, EncodingReport, fill, plan_batches
-from jaxir.retrieval.rounding import has_quick_bfloat16
 
 Tower = Literal["query", "passage"]
 T = TypeVar("T")
@@ -312,11 +311,10 @@ def _program(
     """Returns the program of a tower; models of one architecture share it and all that is compiled."""
 
     def encode(parameters: list[jax.Array], ids: jax.Array) -> jax.Array:
-        with partitioner(), layers.float32_products() if cpu else contextlib.nullcontext():
+        with partitioner(), as_run_on(partitioner.mesh):
             model = nnx.merge(graph, jax.tree.unflatten(tree, parameters))
             return model.encode(ids, tower=tower)
 
-    cpu = partitioner.mesh.devices.flat[0].platform == "cpu" and has_quick_bfloat16()
     batch = partitioner.sharding(("batch", "length"))
     return _Program(jax.jit(encode, in_shardings=(list(shardings), batch), out_shardings=batch))
 

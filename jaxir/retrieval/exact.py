@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxir.errors import UserError
+from jaxir.models.products import has_quick_bfloat16
 from jaxir.partitioning import MeshConfig, Partitioner
 from jaxir.retrieval import rounding
 from jaxir.retrieval.documents import Documents
@@ -138,7 +139,7 @@ class ExactIndex(VectorIndex):
         quick = (
             self._partitioner.mesh.devices.flat[0].platform == "cpu"
             and len(queries) >= rounding.LEAST_QUERIES
-            and rounding.has_quick_bfloat16()
+            and has_quick_bfloat16()
         )
         if quick and self._may_round(k):
             scores, ranks = self._best_by_rounding(queries, k)

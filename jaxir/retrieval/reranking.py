@@ -12,6 +12,7 @@ from jaxtyping import Float
 from jaxir.errors import UserError
 from jaxir.interop import cross_encoder
 from jaxir.models.layers import param_shardings
+from jaxir.models.products import as_run_on
 from jaxir.partitioning import MeshConfig, Partitioner
 from jaxir.progress import progress
 from jaxir.retrieval.batching import Batch, fill, plan_batches
@@ -124,7 +125,7 @@ def _program(graph: Any, tree: Any, shardings: list[Any], partitioner: Partition
     """Returns (parameters, ids [B, L], token types [B, L]) -> logits [B], which compiles once for a shape."""
 
     def score(parameters: list[jax.Array], ids: jax.Array, types: jax.Array) -> jax.Array:
-        with partitioner():
+        with partitioner(), as_run_on(partitioner.mesh):
             return nnx.merge(graph, jax.tree.unflatten(tree, parameters)).score(ids, types)
 
     batch, row = partitioner.sharding(("batch", "length")), partitioner.sharding(("batch",))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -30,16 +29,6 @@ MOST_ANSWERS = 300
 MORE_SHARE, MORE = 4, 12
 # The share of an index's queries of which nothing could be said, above which rounding is not tried again.
 TOO_MANY = 0.25
-_CPU_INFO = Path("/proc/cpuinfo")
-
-
-@functools.cache
-def has_quick_bfloat16() -> bool:
-    """Says whether this machine's CPU multiplies bfloat16 numbers by itself (AVX512-BF16)."""
-    try:
-        return " avx512_bf16" in _CPU_INFO.read_text()
-    except OSError:
-        return False
 
 
 @functools.lru_cache(maxsize=32)

@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxir.errors import UserError
 from jaxir.evaluation.retrieval import evaluate_run
+from jaxir.models.products import as_run_on
 from jaxir.partitioning import Partitioner
 from jaxir.retrieval.exact import ExactIndex
 from jaxir.training.state import Batch, Objective
@@ -94,7 +95,7 @@ class DevEvaluation:
         def encode(params: Any, ids: jax.Array, tower: str) -> jax.Array:
             return nnx.merge(graphdef, params).encode(ids, tower=tower, key=None)
 
-        with partitioner():
+        with partitioner(), as_run_on(partitioner.mesh):
             batch = {k: self._abstract(x) for k, x in self._rows.items()}
             self._metrics_of = jax.jit(metrics_of, out_shardings=whole).lower(params, batch).compile()
             jitted = jax.jit(encode, static_argnames="tower", out_shardings=whole)

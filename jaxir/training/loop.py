@@ -16,6 +16,7 @@ from jax.experimental import multihost_utils
 from jaxir import distributed
 from jaxir.errors import UserError
 from jaxir.files import atomic_file, path_of
+from jaxir.models.products import as_run_on
 from jaxir.partitioning import MeshConfig, Partitioner
 from jaxir.training import state as state_lib
 from jaxir.training.checkpoints import Checkpoints
@@ -173,7 +174,7 @@ def train(
         def compile_step(objective: state_lib.Objective) -> Any:
             step_fn = state_lib.make_step(plan.graphdef, objective, built, seed)
             jitted = jax.jit(step_fn, donate_argnums=0, out_shardings=(plan.shardings, None))
-            with partitioner():
+            with partitioner(), as_run_on(partitioner.mesh):
                 return jitted.lower(state, first).compile()
 
         chunks_note = None

@@ -1,9 +1,7 @@
 """The encoders: one result however they are computed, dropout by key, types, shapes, sizes."""
 
-import contextlib
 import dataclasses
 import math
-import re
 
 import jax
 import jax.numpy as jnp
@@ -121,31 +119,6 @@ def test_bfloat16_computes_otherwise_but_nearly_the_same(config):
     assert 1e-4 < error < 0.2, error
     _, gradients = loss_and_gradients(low, jax.random.key(0))
     assert all(value.dtype == np.float32 and np.isfinite(value).all() for value in gradients.values())
-
-
-def test_products_of_bfloat16_numbers_may_be_rounded_afterwards():
-    """What XLA for CPUs is twice as quick with; the result is rounded all the same, and only there."""
-    linear = layers.Linear(
-        24, 8, axes=(None, None), use_bias=True, dtype="bfloat16", init=layers.normal(1.0), rngs=nnx.Rngs(0)
-    )
-    x = jax.random.normal(jax.random.key(1), (3, 5, 24))
-
-    def products(context) -> list[str]:
-        with context:
-            # A function of its own each time, for JAX knows nothing of the context and would not trace again.
-            lowered = jax.jit(lambda x: linear(x)).lower(x)
-        results.append(lowered.compile()(x))
-        return re.findall(r"dot_general.*-> tensor<\w+x(\w+)>", lowered.as_text())
-
-    results: list[jax.Array] = []
-    assert products(contextlib.nullcontext()) == ["bf16"]
-    assert products(layers.float32_products()) == ["f32"]
-    assert products(contextlib.nullcontext()) == ["bf16"], "only while in force"
-    rounded = (np.asarray(a.astype(jnp.bfloat16), np.float32) for a in (x, linear.kernel[...]))
-    expected = np.matmul(*rounded)
-    for result in results:
-        assert result.dtype == jnp.bfloat16
-        np.testing.assert_allclose(result.astype(np.float32), expected, rtol=2**-7, atol=1e-6)
 
 
 def test_compiled_size_does_not_grow_with_depth_when_scanned():

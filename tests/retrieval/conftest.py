@@ -36,7 +36,8 @@ def nearest(vectors, ids, queries, k, *, similarity="cosine"):
     """The k nearest by sorting everything: (scores [Q, k], ids)."""
     if similarity == "cosine":
         queries, vectors = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (queries, vectors))
-    scores = queries @ vectors.T
+    # Not by a matrix product: on some CPUs its sums for equal vectors at different places differ.
+    scores = np.einsum("qd,vd->qv", queries, vectors)
     ranked = [sorted(zip(row.tolist(), ids, strict=True), reverse=True)[:k] for row in scores]
     return np.array([[s for s, _ in row] for row in ranked]), [[i for _, i in row] for row in ranked]
 

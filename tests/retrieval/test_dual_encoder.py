@@ -13,10 +13,10 @@ import jaxir
 from jaxir.data.tokenizer import pad_batch
 from jaxir.errors import UserError
 from jaxir.interop import model_dir
+from jaxir.models.products import has_quick_bfloat16
 from jaxir.retrieval import dual_encoder
 from jaxir.retrieval.batching import EncodingReport
 from jaxir.retrieval.dual_encoder import DualEncoder
-from jaxir.retrieval.rounding import has_quick_bfloat16
 
 pytestmark = pytest.mark.usefixtures("few_optimizations")
 

@@ -17,6 +17,8 @@ from flax import nnx
 from tiny_run import Bag, Hooked, pairs, run
 
 from jaxir.errors import UserError
+from jaxir.models import layers, products
+from jaxir.models.dual_encoder import l2_normalize
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.training.optimizers import Adafactor, AdamW
 
@@ -258,6 +260,44 @@ def test_nothing_compiles_and_nothing_is_transferred_once_the_loop_runs(tmp_path
     assert len(compiled) > 3  # the listener hears
     # The first evaluation compiles its search; the prefetching thread is at most 3 steps ahead of the loop.
     assert [step for step in compiled if step is not None and step > 5 + 3] == []
+
+
+class Line(Bag):
+    """The mean of token vectors, then a layer that computes in bfloat16."""
+
+    def __init__(self):
+        super().__init__(dropout_rate=0.0)
+        self.line = layers.Linear(
+            tiny_run.WIDTH,
+            tiny_run.WIDTH,
+            axes=("embed", "mlp"),
+            use_bias=True,
+            dtype="bfloat16",
+            init=layers.normal(0.2),
+            rngs=nnx.Rngs(1),
+        )
+
+    def encode(self, ids, *, tower, key=None):
+        return l2_normalize(self.line(super().encode(ids, tower=tower, key=key)).astype(jnp.float32))
+
+
+def test_on_a_cpu_products_of_bfloat16_numbers_have_the_quick_form(tmp_path, monkeypatch):
+    made = []
+
+    def product(left, right, left_axis, right_axis):
+        made.append((left_axis, right_axis))
+        return real(left, right, left_axis, right_axis)
+
+    real = products._product
+    monkeypatch.setattr(products, "has_quick_bfloat16", lambda: True)
+    monkeypatch.setattr(products, "_product", product)
+    model = Line()
+    before = params_of(model)
+    run(tmp_path / "run", model=model, mesh={"data": 1}, steps=5, eval_every=5)
+    # Forward, and backward the gradients of both factors, by the step; forward alone by dev's two programs.
+    assert made.count((1, 1)) == 2 and made.count((1, 0)) >= 2 * 2 + 2 + 2, made
+    after = params_of(model)
+    assert all(np.abs(after[n] - before[n]).max() > 1e-5 for n in after if "line" in n)
 
 
 def test_dropout_is_on_in_training_and_differs_from_step_to_step(tmp_path):

@@ -1,0 +1,143 @@
+"""Products of bfloat16 numbers: the form for CPUs gives what the plain one gives, forward and backward."""
+
+import contextlib
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxir.interop import stored
+from jaxir.models import products
+from jaxir.models.bert import BertConfig
+from jaxir.models.dual_encoder import make_encoder
+from jaxir.models.t5 import T5Config
+from jaxir.partitioning import MeshConfig
+
+pytestmark = pytest.mark.usefixtures("few_optimizations")
+
+BF16 = jnp.bfloat16
+# How far rounding to bfloat16 moves a number, relatively.
+ROUNDING = 2.0**-8
+
+
+@pytest.fixture(autouse=True)
+def any_cpu(monkeypatch):
+    """The form is right on every CPU, and quick on some."""
+    monkeypatch.setattr(products, "has_quick_bfloat16", lambda: True)
+
+
+def mesh(devices: int):
+    return MeshConfig(data=devices).build(jax.devices()[:devices]).mesh
+
+
+def traced(context, function, *args):
+    """Lowers under `context`; of a function of its own, for JAX would not trace the same one again."""
+    with context:
+        return jax.jit(lambda *a: function(*a)).lower(*args)
+
+
+def types_of_products(text: str) -> list[tuple[str, str]]:
+    found = re.findall(r"dot_general.*: \(tensor<\S*x(\w+)>, tensor<\S*x\w+>\) -> tensor<\S*x(\w+)>", text)
+    assert found
+    return found
+
+
+def with_gradients(x, kernel, bias, slope):
+    """affine(x, kernel, bias) and the gradients that the slope of it gives."""
+    output, back = jax.vjp(products.affine, x, kernel, bias)
+    return output, back(slope)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("inside", "outside"), [(24, 40), (40, 24)], ids=["wider", "narrower"])
+def test_output_and_gradients_are_those_of_float32_rounded_once(inside, outside, bias):
+    rng = np.random.default_rng(0)
+    x, kernel, slope = (
+        jnp.asarray(rng.normal(size=s), BF16) for s in ((56, inside), (inside, outside), (56, outside))
+    )
+    b = jnp.asarray(rng.normal(size=outside), BF16) if bias else None
+    lowered = traced(products.as_run_on(mesh(1)), with_gradients, x, kernel, b, slope)
+    assert types_of_products(lowered.as_text()) == [("bf16", "f32")] * 3
+    output, gradients = lowered.compile()(x, kernel, b, slope)
+    exact = [np.asarray(a, np.float64) for a in (x, kernel, slope)]
+    expected = [exact[0] @ exact[1], exact[2] @ exact[1].T, exact[0].T @ exact[2]]
+    if bias:
+        expected[0] += np.asarray(b, np.float64)
+        expected.append(exact[2].sum(0))
+    found = [output, *(g for g in gradients if g is not None)]
+    assert len(found) == len(expected)
+    for value, right in zip(found, expected, strict=True):
+        assert value.dtype == BF16 and np.abs(right).max() > 1
+        np.testing.assert_allclose(np.asarray(value, np.float64), right, rtol=ROUNDING, atol=1e-5)
+
+
+def test_other_types_and_other_places_have_the_plain_form():
+    x, kernel = jnp.ones((4, 8), BF16), jnp.ones((8, 4), BF16)
+
+    def types(context, dtype=BF16):
+        text = traced(context, products.affine, x.astype(dtype), kernel.astype(dtype), None).as_text()
+        return types_of_products(text)
+
+    assert types(contextlib.nullcontext()) == [("bf16", "bf16")]
+    assert types(products.as_run_on(mesh(1))) == [("bf16", "f32")]
+    assert types(products.as_run_on(mesh(1)), jnp.float32) == [("f32", "f32")]
+    assert types(contextlib.nullcontext()) == [("bf16", "bf16")], "only while in force"
+
+
+@pytest.mark.parametrize(("inside", "outside"), [(24, 40), (40, 24)])
+def test_over_several_devices_no_activation_travels(inside, outside):
+    devices = mesh(4)
+
+    def lies(shape, *spec):
+        return jax.ShapeDtypeStruct(shape, BF16, sharding=NamedSharding(devices, PartitionSpec(*spec)))
+
+    args = (
+        lies((64, inside), "data"),
+        lies((inside, outside)),
+        lies((outside,)),
+        lies((64, outside), "data"),
+    )
+    text = traced(products.as_run_on(devices), with_gradients, *args).compile().as_text()
+    kinds = set(re.findall(r" (all-\w+|collective-\w+|reduce-scatter)\(", text))
+    assert kinds == {"all-reduce"}, kinds
+
+
+@pytest.mark.parametrize("scan", [False, True])
+@pytest.mark.parametrize(
+    "config",
+    [
+        BertConfig(vocab_size=50, embed_dim=32, num_layers=2, num_heads=4, mlp_dim=48, max_positions=16),
+        T5Config(vocab_size=50, embed_dim=32, num_layers=2, num_heads=4, head_dim=12, mlp_dim=48),
+    ],
+    ids=["bert", "t5"],
+)
+def test_encoders_gradients_are_as_near_to_float32s_as_with_plain_products(config, scan):
+    ids = jnp.array([[4, 5, 6, 7, 8, 9, 10, 11], [12, 13, 14, 0, 0, 0, 0, 0]], jnp.int32)
+    weights = jnp.asarray(np.random.default_rng(0).normal(size=(*ids.shape, 32)), jnp.float32)
+
+    def gradients(dtype, context):
+        changed = dataclasses.replace(config, dtype=dtype, scan_layers=scan, remat=scan)
+        graphdef, state = nnx.split(make_encoder(changed, rngs=nnx.Rngs(0)))
+
+        def loss(state):
+            output = nnx.merge(graphdef, state)(ids, key=None).astype(jnp.float32)
+            return jnp.where((ids != 0)[..., None], output * weights, 0.0).sum()
+
+        lowered = traced(context, jax.grad(loss), state)
+        flat = stored.flatten(nnx.to_pure_dict(lowered.compile()(state)))
+        types = set(types_of_products(lowered.as_text()))
+        return np.concatenate([np.ravel(flat[name]) for name in sorted(flat)]), types
+
+    exact, _ = gradients("float32", contextlib.nullcontext())
+    (plain, plain_types), (quick, quick_types) = (
+        gradients("bfloat16", c) for c in (contextlib.nullcontext(), products.as_run_on(mesh(1)))
+    )
+    errors = [np.linalg.norm(g - exact) / np.linalg.norm(exact) for g in (plain, quick)]
+    assert ("bf16", "bf16") in plain_types and ("bf16", "bf16") not in quick_types
+    assert np.linalg.norm(exact) > 1
+    assert 1e-4 < errors[1] < min(1.1 * errors[0], 0.05), errors
