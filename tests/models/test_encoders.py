@@ -12,10 +12,11 @@ from flax import nnx
 
 from jaxir.errors import UserError
 from jaxir.interop import stored
-from jaxir.models import layers, t5
+from jaxir.models import layers, products, t5
 from jaxir.models.bert import Bert, BertConfig
 from jaxir.models.dual_encoder import make_encoder
 from jaxir.models.t5 import T5Config
+from jaxir.partitioning import MeshConfig
 
 pytestmark = pytest.mark.usefixtures("few_optimizations")
 
@@ -119,6 +120,27 @@ def test_bfloat16_computes_otherwise_but_nearly_the_same(config):
     assert 1e-4 < error < 0.2, error
     _, gradients = loss_and_gradients(low, jax.random.key(0))
     assert all(value.dtype == np.float32 and np.isfinite(value).all() for value in gradients.values())
+
+
+@pytest.mark.parametrize("scan", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("config", [BERT, T5], ids=["bert", "t5"])
+def test_quick_products_of_a_cpu_give_gradients_as_near_to_float32s_as_plain_ones(config, scan, monkeypatch):
+    made, product = [], products._product
+    monkeypatch.setattr(products, "has_quick_bfloat16", lambda: True)
+    monkeypatch.setattr(products, "_product", lambda *args: made.append(args) or product(*args))
+    low = dataclasses.replace(config, dtype="bfloat16", scan_layers=scan, remat=scan)
+    exact, plain = (gradient_vector(dataclasses.replace(low, dtype=d)) for d in ("float32", "bfloat16"))
+    assert not made
+    with products.as_run_on(MeshConfig(data=1).build(jax.devices()[:1]).mesh):
+        quick = gradient_vector(low)
+    assert made
+    errors = [np.linalg.norm(g - exact) / np.linalg.norm(exact) for g in (plain, quick)]
+    assert 1e-4 < errors[1] < min(1.1 * errors[0], 0.05), errors
+
+
+def gradient_vector(config) -> np.ndarray:
+    _, gradients = loss_and_gradients(config, jax.random.key(0))
+    return np.concatenate([np.ravel(gradients[name]) for name in sorted(gradients)])
 
 
 def test_compiled_size_does_not_grow_with_depth_when_scanned():

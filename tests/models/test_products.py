@@ -1,24 +1,19 @@
-"""Products of bfloat16 numbers: the form for CPUs gives what the plain one gives, forward and backward."""
+"""Products of bfloat16 numbers: the form for CPUs gives what the plain one gives, forward and backward.
+
+Compiled with all optimizations, for they decide which products XLA for CPUs can compute at all.
+"""
 
 import contextlib
-import dataclasses
 import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxir.interop import stored
 from jaxir.models import products
-from jaxir.models.bert import BertConfig
-from jaxir.models.dual_encoder import make_encoder
-from jaxir.models.t5 import T5Config
 from jaxir.partitioning import MeshConfig
-
-pytestmark = pytest.mark.usefixtures("few_optimizations")
 
 BF16 = jnp.bfloat16
 # How far rounding to bfloat16 moves a number, relatively.
@@ -54,7 +49,9 @@ def with_gradients(x, kernel, bias, slope):
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize(("inside", "outside"), [(24, 40), (40, 24)], ids=["wider", "narrower"])
+@pytest.mark.parametrize(
+    ("inside", "outside"), [(24, 40), (40, 24), (24, 1)], ids=["wider", "narrower", "one number"]
+)
 def test_output_and_gradients_are_those_of_float32_rounded_once(inside, outside, bias):
     rng = np.random.default_rng(0)
     x, kernel, slope = (
@@ -105,39 +102,3 @@ def test_over_several_devices_no_activation_travels(inside, outside):
     text = traced(products.as_run_on(devices), with_gradients, *args).compile().as_text()
     kinds = set(re.findall(r" (all-\w+|collective-\w+|reduce-scatter)\(", text))
     assert kinds == {"all-reduce"}, kinds
-
-
-@pytest.mark.parametrize("scan", [False, True])
-@pytest.mark.parametrize(
-    "config",
-    [
-        BertConfig(vocab_size=50, embed_dim=32, num_layers=2, num_heads=4, mlp_dim=48, max_positions=16),
-        T5Config(vocab_size=50, embed_dim=32, num_layers=2, num_heads=4, head_dim=12, mlp_dim=48),
-    ],
-    ids=["bert", "t5"],
-)
-def test_encoders_gradients_are_as_near_to_float32s_as_with_plain_products(config, scan):
-    ids = jnp.array([[4, 5, 6, 7, 8, 9, 10, 11], [12, 13, 14, 0, 0, 0, 0, 0]], jnp.int32)
-    weights = jnp.asarray(np.random.default_rng(0).normal(size=(*ids.shape, 32)), jnp.float32)
-
-    def gradients(dtype, context):
-        changed = dataclasses.replace(config, dtype=dtype, scan_layers=scan, remat=scan)
-        graphdef, state = nnx.split(make_encoder(changed, rngs=nnx.Rngs(0)))
-
-        def loss(state):
-            output = nnx.merge(graphdef, state)(ids, key=None).astype(jnp.float32)
-            return jnp.where((ids != 0)[..., None], output * weights, 0.0).sum()
-
-        lowered = traced(context, jax.grad(loss), state)
-        flat = stored.flatten(nnx.to_pure_dict(lowered.compile()(state)))
-        types = set(types_of_products(lowered.as_text()))
-        return np.concatenate([np.ravel(flat[name]) for name in sorted(flat)]), types
-
-    exact, _ = gradients("float32", contextlib.nullcontext())
-    (plain, plain_types), (quick, quick_types) = (
-        gradients("bfloat16", c) for c in (contextlib.nullcontext(), products.as_run_on(mesh(1)))
-    )
-    errors = [np.linalg.norm(g - exact) / np.linalg.norm(exact) for g in (plain, quick)]
-    assert ("bf16", "bf16") in plain_types and ("bf16", "bf16") not in quick_types
-    assert np.linalg.norm(exact) > 1
-    assert 1e-4 < errors[1] < min(1.1 * errors[0], 0.05), errors
