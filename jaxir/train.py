@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jaxir import cli
+from jaxir.huge_pages import restart_with_huge_pages
 
 
 def train(
@@ -189,6 +190,7 @@ def _arguments(given: list[str]) -> list[str]:
 
 
 if __name__ == "__main__":
+    restart_with_huge_pages("jaxir.train")
     raise SystemExit(
         cli.main(
             "jaxir.train:train",

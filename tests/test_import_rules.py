@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent / "jaxir"
-LEAVES = {"compile_cache", "distributed", "errors", "files", "lean_tensorflow", "partitioning", "progress"}
+LEAVES = {
+    "compile_cache",
+    "distributed",
+    "errors",
+    "files",
+    "huge_pages",
+    "lean_tensorflow",
+    "partitioning",
+    "progress",
+}
 MAY_IMPORT = {
     "losses": set(),
     "models": set(),

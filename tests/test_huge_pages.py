@@ -1,0 +1,82 @@
+"""A command starts itself anew with huge pages, once, as it was started, and only where that helps."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxir import huge_pages
+
+pytestmark = pytest.mark.skipif(
+    not huge_pages._would_help(), reason="glibc 2.35 and a system that gives huge pages on request are needed"
+)
+
+PROBE = """
+import os, sys
+from pathlib import Path
+with Path("starts").open("a") as file:
+    print(os.getpid(), file=file)
+if __name__ == "__main__":
+    from jaxir.huge_pages import restart_with_huge_pages
+    restart_with_huge_pages("probe")
+    print(os.environ.get("GLIBC_TUNABLES"), sys.argv[1:], sys.flags.utf8_mode, sys.stdin.read())
+    sys.exit(7)
+"""
+
+
+def run(folder: Path, *command: str, **environment: str) -> tuple[list[str], list[str]]:
+    """Runs a command in a folder that has the probe; returns what it printed, and its starts."""
+    (folder / "probe.py").write_text(PROBE)
+    inherited = {k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES"}
+    # Python puts the folder on its path in both ways of starting.
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=folder,
+        env=inherited | {"PYTHONPATH": str(folder)} | environment,
+        input="typed",
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (7, "")
+    return done.stdout.splitlines(), (folder / "starts").read_text().split()
+
+
+def test_one_process_begins_twice(tmp_path):
+    printed, starts = run(tmp_path, "-X", "utf8", "-m", "probe", "a", "b c")
+    assert printed == ["glibc.malloc.hugetlb=1 ['a', 'b c'] 1 typed"]
+    assert len(starts) == 2 and len(set(starts)) == 1
+
+
+def test_what_the_user_has_set_stands(tmp_path):
+    printed, starts = run(tmp_path, "-m", "probe", GLIBC_TUNABLES="glibc.malloc.arena_max=1")
+    assert printed == ["glibc.malloc.arena_max=1 [] 0 typed"]
+    assert len(starts) == 1
+
+
+def test_a_launcher_is_not_started_again(tmp_path):
+    code = "import runpy; runpy.run_module('probe', run_name='__main__')"
+    (tmp_path / "launcher.py").write_text(code)
+    for command in (["-c", code], ["-m", "launcher"], ["launcher.py", "-m", "probe"]):
+        (tmp_path / "starts").unlink(missing_ok=True)
+        printed, starts = run(tmp_path, *command)
+        assert printed[-1].startswith("None ") and len(starts) == 1, command
+
+
+def test_training_does_it(tmp_path):
+    """The restarted process has the setting; what it prints is what the first would have printed."""
+    inherited = {k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES"}
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, pathlib\n"
+        "with pathlib.Path(__file__).with_name('seen').open('a') as file:\n"
+        "    print(os.environ.get('GLIBC_TUNABLES'), file=file)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "jaxir.train"],
+        env=inherited | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert (tmp_path / "seen").read_text().split() == ["None", "glibc.malloc.hugetlb=1"]
