@@ -88,17 +88,15 @@ def test_other_types_and_other_places_have_the_plain_form():
 
 @pytest.mark.parametrize(("inside", "outside"), [(24, 40), (40, 24)])
 def test_over_several_devices_no_activation_travels(inside, outside):
-    devices = mesh(4)
-
-    def lies(shape, *spec):
-        return jax.ShapeDtypeStruct(shape, BF16, sharding=NamedSharding(devices, PartitionSpec(*spec)))
-
-    args = (
-        lies((64, inside), "data"),
-        lies((inside, outside)),
-        lies((outside,)),
-        lies((64, outside), "data"),
-    )
-    text = traced(products.as_run_on(devices), with_gradients, *args).compile().as_text()
-    kinds = set(re.findall(r" (all-\w+|collective-\w+|reduce-scatter)\(", text))
+    devices, rng = mesh(4), np.random.default_rng(0)
+    specs = PartitionSpec("data"), PartitionSpec(), PartitionSpec(), PartitionSpec("data")
+    shapes = (64, inside), (inside, outside), (outside,), (64, outside)
+    values = [jnp.asarray(rng.normal(size=shape), BF16) for shape in shapes]
+    spread = [jax.device_put(v, NamedSharding(devices, s)) for v, s in zip(values, specs, strict=True)]
+    compiled = traced(products.as_run_on(devices), with_gradients, *spread).compile()
+    kinds = set(re.findall(r" (all-\w+|collective-\w+|reduce-scatter)\(", compiled.as_text()))
     assert kinds == {"all-reduce"}, kinds
+    one = traced(products.as_run_on(mesh(1)), with_gradients, *values).compile()(*values)
+    for found, expected in zip(jax.tree.leaves(compiled(*spread)), jax.tree.leaves(one), strict=True):
+        found, expected = (np.asarray(a, np.float64) for a in (found, expected))
+        np.testing.assert_allclose(found, expected, rtol=2 * ROUNDING, atol=1e-4)
