@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -25,7 +26,8 @@ def restart_with_huge_pages(module: str) -> None:
     if TUNABLES in os.environ or not _started_as(module) or not _would_help():
         return
     os.environ[TUNABLES] = SETTING
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    with contextlib.suppress(OSError):  # a system that forbids it costs time, never the run
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def _started_as(module: str) -> bool:
