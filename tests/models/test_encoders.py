@@ -123,7 +123,7 @@ def test_bfloat16_computes_otherwise_but_nearly_the_same(config):
 
 
 @pytest.mark.parametrize("scan", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("config", [BERT, T5], ids=["bert", "t5"])
+@pytest.mark.parametrize("config", [BERT, pytest.param(T5, marks=pytest.mark.slow)], ids=["bert", "t5"])
 def test_quick_products_of_a_cpu_give_gradients_as_near_to_float32s_as_plain_ones(config, scan, monkeypatch):
     made, product = [], products._product
     monkeypatch.setattr(products, "has_quick_bfloat16", lambda: True)
