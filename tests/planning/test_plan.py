@@ -311,6 +311,9 @@ def test_our_own_step_moves_no_activations(compiled):
     found = plan.collectives.read(done.program, step.partitioner.mesh)
     assert sum(c.count for c in found if c.kind == "all-gather") > 10 * LAYERS
     assert plan.warn(found, BATCH, LENGTHS) == []
+    # Were JAX to name what is differentiated otherwise, nothing would be warned of any more.
+    named = [c for c in found if c.source.startswith("jit(")]
+    assert sum("jvp(" in c.source for c in named) > len(named) / 2 > 1
 
 
 def test_meshes_of_any_device_order_are_read():
