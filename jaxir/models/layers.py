@@ -197,11 +197,22 @@ class Embedding(nnx.Module):
         return [x.reshape(*batch.shape, -1) for x, batch in zip(found, ids, strict=True)]
 
 
-def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
-    """Zeroes each element with probability `rate` and divides the rest by 1 - rate; off without a key."""
+def dropout(x: jax.Array, rate: float, key: jax.Array | None, *, same_along: int | None = None) -> jax.Array:
+    """Zeroes each element with probability `rate` and divides the rest by 1 - rate; off without a key.
+
+    Args:
+      x: any array.
+      rate: probability with which an element is dropped.
+      key: randomness; None turns dropout off.
+      same_along: a dimension along which all elements share their fate, and one random number: with 1 a
+        feature of x [B, L, E] is dropped from all positions of a text or from none.
+    """
     if key is None or rate == 0.0:
         return x
-    kept = jax.random.bernoulli(key, 1.0 - rate, x.shape)
+    shape = list(x.shape)
+    if same_along is not None:
+        shape[same_along] = 1
+    kept = jax.random.bernoulli(key, 1.0 - rate, shape)
     return jnp.where(kept, x / (1.0 - rate), jnp.zeros_like(x))
 
 
@@ -219,8 +230,8 @@ def attention(
     mask: Bool[Array, "B L"],
     bias: Float[Array, "1 H L L"] | None,
     scale: float,
-    dropout_rate: float,
-    dropout_key: Key[Array, ""] | None,
+    dropout_rate: float = 0.0,
+    dropout_key: Key[Array, ""] | None = None,
 ) -> Float[Array, "B L H K"]:
     """Attends from every position to the unmasked ones: softmax(scale q k^T + bias) v, softmax in float32.
 
@@ -231,8 +242,8 @@ def attention(
       mask: [B, L], true at real tokens. Padding is on the right.
       bias: [1, H, L, L] added to the logits, or None.
       scale: factor of the logits; 1.0 for T5.
-      dropout_rate: probability with which an attention weight is dropped.
-      dropout_key: key of that dropout, or None for none.
+      dropout_rate: probability with which an attention weight is dropped, each by itself.
+      dropout_key: key of that dropout, or None for none. Fused kernels are used without only.
 
     Returns:
       [B, L, H, K] in the type of `query`.

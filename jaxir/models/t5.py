@@ -2,6 +2,10 @@
 
 Pre-norm blocks with RMS norms and no biases, no absolute positions: all blocks share one table of relative
 position biases. Attention logits are not divided by sqrt(K): the initialisation is scaled instead.
+
+Dropout is T5X's (t5x/examples/t5/layers.py, network.py): a feature is dropped from all positions of a text or
+from none, and an attention weight for all queries or for none. A number is drawn for each text and feature
+instead of one for each element, which by the TPU compiler's account would be the largest cost of a step.
 """
 
 import dataclasses
@@ -37,7 +41,7 @@ class T5Config:
       relative_max_distance: distance, in tokens, from which on all share the last bucket.
       layer_norm_epsilon: epsilon of every norm.
       dropout_rate: dropout of embeddings, attention weights, feed-forward units, sublayers' outputs and the
-        result. Above 0, training cannot use the fused attention kernels.
+        result, with masks that all positions of a text share.
       dtype: the type of matrix products and activations; parameters are float32.
       remat: recompute each block in the backward pass instead of keeping its activations.
       scan_layers: stack the blocks' parameters and scan over them: compile time does not grow with depth.
@@ -159,13 +163,13 @@ class T5Encoder(nnx.Module):
         rate, remat = self.config.dropout_rate, self.config.remat
         split = [layers.split_key(key, 3) for key in keys]
         xs = [
-            layers.constrain_activation(layers.dropout(x, rate, key))
+            layers.constrain_activation(_dropout(x, rate, key))
             for x, (key, _, _) in zip(self.token.together(ids), split, strict=True)
         ]
         args = [(batch != 0, self.relative_bias(batch.shape[1])) for batch in ids]
         xs = layers.run_stack(self.layers, xs, args, remat=remat, keys=[key for _, key, _ in split])
         return [
-            layers.constrain_activation(layers.dropout(self.norm(x), rate, key))
+            layers.constrain_activation(_dropout(self.norm(x), rate, key))
             for x, (_, _, key) in zip(xs, split, strict=True)
         ]
 
@@ -214,6 +218,11 @@ def relative_buckets(
     return jnp.where(distance > 0, half, 0) + jnp.where(size < exact, size, large)
 
 
+def _dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
+    """Drops features of x [B, L, E], each from all positions of a text."""
+    return layers.dropout(x, rate, key, same_along=1)
+
+
 def _norm(config: T5Config) -> layers.RMSNorm:
     return layers.RMSNorm(config.embed_dim, epsilon=config.layer_norm_epsilon, dtype=config.dtype)
 
@@ -246,16 +255,10 @@ class _Attention(nnx.Module):
         def split(y: jax.Array) -> jax.Array:
             return constrain(y.reshape(*y.shape[:2], *heads), ("batch", "length", "heads", "kv"))
 
-        y = layers.attention(
-            split(self.query(x)),
-            split(self.key(x)),
-            split(self.value(x)),
-            mask=mask,
-            bias=bias,
-            scale=1.0,
-            dropout_rate=self.config.dropout_rate,
-            dropout_key=key,
-        )
+        # A weight that is dropped for all queries is a value that is dropped: [B, L, H, 1] random numbers,
+        # and nothing that fused kernels would have to know of.
+        value = layers.dropout(split(self.value(x)), self.config.dropout_rate, key, same_along=-1)
+        y = layers.attention(split(self.query(x)), split(self.key(x)), value, mask=mask, bias=bias, scale=1.0)
         return self.out(y.reshape(*x.shape[:2], heads[0] * heads[1]))
 
 
@@ -283,7 +286,7 @@ class _Mlp(nnx.Module):
         hidden = layers.ACTIVATIONS[self.config.activation](self.wi_0(x))
         if self.wi_1 is not None:
             hidden *= self.wi_1(x)
-        hidden = layers.dropout(hidden, self.config.dropout_rate, key)
+        hidden = _dropout(hidden, self.config.dropout_rate, key)
         return self.wo(constrain(hidden, ("batch", "length", "mlp")))
 
 
@@ -308,6 +311,6 @@ class _Block(nnx.Module):
         rate = self.config.dropout_rate
         weights_key, attention_key, units_key, mlp_key = layers.split_key(key, 4)
         y = self.attention(self.attention_norm(x), mask, bias, key=weights_key)
-        x = layers.constrain_activation(x + layers.dropout(y, rate, attention_key))
+        x = layers.constrain_activation(x + _dropout(y, rate, attention_key))
         y = self.mlp(self.mlp_norm(x), key=units_key)
-        return layers.constrain_activation(x + layers.dropout(y, rate, mlp_key))
+        return layers.constrain_activation(x + _dropout(y, rate, mlp_key))

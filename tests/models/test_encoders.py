@@ -88,6 +88,50 @@ def test_each_of_berts_dropouts_acts_alone(rate):
     assert np.abs(run(model, IDS, jax.random.key(0)) - run(model, IDS)).max() > 1e-3
 
 
+def test_t5_drops_features_from_all_positions_of_a_text():
+    config = dataclasses.replace(T5, dropout_rate=0.5)
+    out = np.asarray(run(make_encoder(config, rngs=nnx.Rngs(0)), IDS, jax.random.key(0)))
+    dropped = out == 0.0  # by the last dropout, that of the result
+    np.testing.assert_array_equal(dropped, np.broadcast_to(dropped[:, :1], dropped.shape))
+    assert 0.3 < dropped[:, 0].mean() < 0.7
+    assert (dropped[0, 0] != dropped[1, 0]).any()  # each text has masks of its own
+
+
+def test_t5_draws_a_number_for_a_feature_not_for_an_element():
+    graphdef, state = nnx.split(make_encoder(T5, rngs=nnx.Rngs(0)))
+    program = jax.make_jaxpr(lambda s, key: nnx.merge(graphdef, s)(IDS, key=key))(state, jax.random.key(0))
+    (rows, length), width = IDS.shape, T5.embed_dim
+    drawn = sorted({shape for shape in _random_shapes(program.jaxpr) if len(shape) > 1})
+    expected = {(rows, 1, width), (rows, 1, T5.mlp_dim), (rows, length, T5.num_heads, 1)}
+    assert drawn == sorted(expected)
+
+
+def _random_shapes(jaxpr):
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "random_bits":
+            yield equation.outvars[0].aval.shape
+        for value in equation.params.values():
+            for inner in value if isinstance(value, tuple | list) else (value,):
+                inner = getattr(inner, "jaxpr", inner)
+                if hasattr(inner, "eqns"):
+                    yield from _random_shapes(inner)
+
+
+def test_dropping_values_drops_attention_weights_for_all_queries():
+    """Held against T5X's order of things: softmax, then a mask [B, H, 1, S] on the weights, then values."""
+    rng = np.random.default_rng(0)
+    query, key, value = (jnp.asarray(rng.normal(size=(2, 6, 4, 8)), jnp.float32) for _ in range(3))
+    real, rate = jnp.array([[True] * 6, [True] * 5 + [False]]), 0.4
+    dropped = layers.dropout(value, rate, jax.random.key(3), same_along=-1)
+    ours = layers.attention(query, key, dropped, mask=real, bias=None, scale=1.0)
+    logits = jnp.einsum("BTHK,BSHK->BHTS", query, key)
+    weights = jax.nn.softmax(jnp.where(real[:, None, None, :], logits, -1e10), axis=-1)
+    kept = np.asarray(dropped != 0.0).all(-1).transpose(0, 2, 1)[:, :, None].astype(np.float32)
+    assert 0.3 < kept.mean() < 0.9
+    theirs = jnp.einsum("BHTS,BSHK->BTHK", weights * kept / (1 - rate), value)
+    np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
 class _Noise(nnx.Module):
     """A block that adds the noise of its key."""
 
