@@ -82,7 +82,7 @@ def load(spec: str) -> LoadedCrossEncoder:
 
 
 def read(directory: Path) -> StoredCrossEncoder:
-    """Reads a folder with config.json, safetensors weights and a tokenizer.
+    """Reads a folder with config.json, weights and a tokenizer.
 
     Raises:
       UserError: a file is missing or damaged, or the model has not one label or another architecture.

@@ -107,7 +107,7 @@ class Encoder(NamedTuple):
 
 
 def read_encoder(directory: Path) -> Encoder:
-    """Reads a folder with config.json and safetensors weights.
+    """Reads a folder with config.json and weights (`weights.read_tensors` says in which formats).
 
     Raises:
       UserError: a file is missing or damaged, the architecture is not one of ours, or the two do not fit.
@@ -175,8 +175,11 @@ def _to_params(
 ) -> dict[str, np.ndarray]:
     weights = _weights(config, pad_id)
     tensors = _strip_prefix({_modern(name): value for name, value in tensors.items()}, config)
-    if isinstance(config, T5Config) and "encoder.embed_tokens.weight" in tensors:
-        tensors.setdefault("shared.weight", tensors["encoder.embed_tokens.weight"])
+    if isinstance(config, T5Config):
+        # One table under several names, of which a file may hold any. (In T5 1.1 lm_head's is another.)
+        for alias in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"):
+            if alias in tensors:
+                tensors.setdefault("shared.weight", tensors[alias])
     expected = {
         weights[name].name: weights[name].write(np.empty(shape, np.bool_)).shape
         for name, shape in stored.encoder_shapes(config).items()

@@ -1,10 +1,14 @@
 """Arrays at rest that are read part by part, so that no model need ever be whole in a host's memory."""
 
+import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+
+from jaxir.errors import UserError
 
 Index = tuple[slice, ...]
 
@@ -62,6 +66,37 @@ class LazyArray:
     def layer(self, i: int) -> "LazyArray":
         """Returns element `i` of the first dimension, at rest like this one."""
         return LazyArray(self.shape[1:], lambda index: self._read((slice(i, i + 1), *index))[0])
+
+
+def in_file(
+    path: Path, dtype: np.dtype, offset: int, shape: Sequence[int], strides: Sequence[int] | None = None
+) -> LazyArray:
+    """Returns an array whose numbers stand in a file as they are; a part is read by mapping the file.
+
+    Args:
+      path: the file.
+      dtype: the type of its numbers.
+      offset: bytes before the first element.
+      shape: the array's shape.
+      strides: numbers from one element to the next along each dimension, none negative; by default the last
+        dimension is the densest.
+    """
+    if strides is None:
+        strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+    steps = [stride * dtype.itemsize for stride in strides]
+    extent = sum((n - 1) * step for n, step in zip(shape, steps, strict=True)) + dtype.itemsize
+
+    def read(index: Index) -> np.ndarray:
+        if 0 in shape:
+            return np.empty(shape, np.float32)[index]
+        try:
+            mapped = np.memmap(path, np.uint8, "r", offset, (extent,))
+        except (OSError, ValueError) as error:  # it is gone, or shorter than it was
+            raise UserError(f"{path}: changed while it was in use ({error})") from error
+        # A copy: a file that is cut later must not take the process with it.
+        return np.array(np.ndarray(shape, dtype, mapped, 0, steps)[index], np.float32)
+
+    return LazyArray(shape, read)
 
 
 def stack(parts: Sequence[Any]) -> LazyArray:

@@ -189,10 +189,10 @@ def _read_dense(directory: Path) -> tuple[Projection, dict[str, np.ndarray]]:
     ):
         raise UserError(f"{path}: a Dense with a residual or on single tokens is not supported")
     tensors = read_tensors(directory)
-    kernel = require(tensors, "linear.weight", directory / SINGLE).astype(np.float32).T
+    kernel = require(tensors, "linear.weight", directory).astype(np.float32).T
     params = {"projection.kernel": kernel}
     if content.get("bias", True):
-        params["projection.bias"] = require(tensors, "linear.bias", directory / SINGLE).astype(np.float32)
+        params["projection.bias"] = require(tensors, "linear.bias", directory).astype(np.float32)
     dimension = require(content, "out_features", path)
     return Projection(
         dimension=dimension, use_bias="projection.bias" in params, activation=activation

@@ -1,50 +1,81 @@
-"""Reading and writing safetensors files, and the JSON files beside them."""
+"""The weights of a folder, whatever their format; writing safetensors; and the JSON files beside them."""
 
 import contextlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import safetensors
 
 from jaxir.errors import UserError
+from jaxir.interop import flax_msgpack, torch_zip
 from jaxir.interop.lazy import Index, LazyArray
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+_GIT_LFS = b"version https://git-lfs"
+
+
+class _Format(NamedTuple):
+    """A format of weights: the file that holds all, or the index of several, and how one is opened."""
+
+    single: str
+    index: str
+    open: Callable[[Path], dict[str, LazyArray]]
+    to_torch: Callable[[Mapping[str, LazyArray]], dict[str, LazyArray]] = dict
 
 
 def read_tensors(directory: Path) -> dict[str, LazyArray]:
-    """Opens the weights of `directory`: one safetensors file, or several named by an index.
+    """Opens the weights of `directory`: safetensors, else torch's zip files, else Flax's msgpack.
 
-    Nothing but their shapes is read until they are used.
+    Each is one file, or several named by an index. Nothing but their names and shapes is read until they are
+    used, and nothing that a file may name is run.
+
+    Returns:
+      Arrays by the names that they have in torch, laid out as there.
 
     Raises:
-      UserError: there are none, or a file is missing, truncated or not safetensors.
+      UserError: there are none, or a file is missing, damaged or something else.
     """
-    if (directory / SINGLE).is_file():
-        return _open_file(directory / SINGLE)
-    if (directory / INDEX).is_file():
-        weight_map = require(read_json(directory / INDEX), "weight_map", directory / INDEX)
-        tensors: dict[str, LazyArray] = {}
-        for name in sorted(set(weight_map.values())):
-            tensors.update(_open_file(directory / name))
-        missing = sorted(set(weight_map) - set(tensors))
-        if missing:
-            raise UserError(f"{directory / INDEX}: no file holds {missing[0]}")
-        return tensors
-    old = sorted(directory.glob("pytorch_model*.bin"))
-    if old:
-        raise UserError(
-            f"{old[0]} is a pickle, which this toolkit does not open: convert it to {SINGLE} first, for"
-            " example with AutoModel.from_pretrained(DIR).save_pretrained(DIR) of transformers"
-        )
-    raise UserError(f"{directory}: no {SINGLE} in it")
+    for form in _FORMATS:
+        if (directory / form.single).is_file():
+            return form.to_torch(_open(form, directory / form.single))
+        if (directory / form.index).is_file():
+            return form.to_torch(_open_several(form, directory))
+    raise UserError(f"{directory}: no weights in it ({', '.join(form.single for form in _FORMATS)})")
 
 
-def _open_file(path: Path) -> dict[str, LazyArray]:
+def _open_several(form: _Format, directory: Path) -> dict[str, LazyArray]:
+    index = directory / form.index
+    weight_map = require(read_json(index), "weight_map", index)
+    files = list(weight_map.values()) if isinstance(weight_map, dict) else [weight_map]
+    for name in files:
+        if not isinstance(name, str) or name in ("", ".", "..") or Path(name).name != name:
+            raise UserError(f"{index}: {name!r:.80} is no name of a file beside it")
+        if not (directory / name).is_file():
+            raise UserError(f"{directory / name}: no such file, though {form.index} names it")
+    tensors: dict[str, LazyArray] = {}
+    for name in sorted(set(files)):
+        tensors.update(_open(form, directory / name))
+    missing = sorted(set(weight_map) - set(tensors))
+    if missing:
+        raise UserError(f"{index}: no file holds {missing[0]}")
+    return tensors
+
+
+def _open(form: _Format, path: Path) -> dict[str, LazyArray]:
+    try:
+        with path.open("rb") as file:
+            if file.read(len(_GIT_LFS)) == _GIT_LFS:
+                raise UserError(f"{path} only says where git keeps the file: `git lfs pull` fetches it")
+        return form.open(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _open_safetensors(path: Path) -> dict[str, LazyArray]:
     def lazy(name: str, shape: Sequence[int]) -> LazyArray:
         def read(index: Index) -> np.ndarray:
             with _opened(path) as file:
@@ -63,9 +94,18 @@ def _opened(path: Path) -> Iterator[Any]:
         with safetensors.safe_open(path, "np") as file:
             yield file
     except FileNotFoundError as error:
-        raise UserError(f"{path}: no such file, though {INDEX} names it") from error
+        raise UserError(f"{path}: no such file") from error
     except safetensors.SafetensorError as error:
         raise UserError(f"{path}: truncated or not a safetensors file ({error})") from error
+
+
+_FORMATS = (
+    _Format(SINGLE, f"{SINGLE}.index.json", _open_safetensors),
+    _Format("pytorch_model.bin", "pytorch_model.bin.index.json", torch_zip.open_file),
+    _Format(
+        "flax_model.msgpack", "flax_model.msgpack.index.json", flax_msgpack.open_file, flax_msgpack.to_torch
+    ),
+)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Any]) -> None:

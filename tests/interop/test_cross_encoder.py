@@ -124,7 +124,7 @@ SPOILT = {
         lambda f: change(f, "config_sentence_transformers.json", activation_fn="torch.nn.Softmax"),
         "its scores are made by torch.nn.Softmax, only Identity and Sigmoid are known",
     ),
-    "no weights": (lambda f: (f / "model.safetensors").unlink(), "no model.safetensors in it"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "no weights in it"),
     "other padding": (lambda f: change(f, "tokenizer_config.json", pad_token="[UNK]"), "pads with id 1"),
 }
 

@@ -180,8 +180,11 @@ def _write(name, text):
 WORD = "embeddings.word_embeddings.weight"
 DAMAGES = {
     "no config": (_remove("config.json"), r"config\.json: no such file"),
-    "no weights": (_remove("model.safetensors"), r"no model\.safetensors in it"),
-    "pickle": (_rename_to_pickle, r"pytorch_model\.bin is a pickle.*convert it to model\.safetensors"),
+    "no weights": (
+        _remove("model.safetensors"),
+        r"no weights in it \(model\.safetensors, pytorch",
+    ),
+    "pickle": (_rename_to_pickle, r"pytorch_model\.bin: truncated or not a file that torch\.save wrote"),
     "no tokenizer": (_remove("tokenizer.json"), "holds no tokenizer"),
     "no modules": (_remove("modules.json"), r"modules\.json: no such file.*write hf:"),
     "truncated": (_truncate, r"model\.safetensors: truncated or not a safetensors file"),

@@ -1,0 +1,339 @@
+"""Weights that torch and Flax wrote (golden/make_weights.py) are those of the safetensors beside them."""
+
+import json
+import shutil
+import struct
+import tracemalloc
+import zipfile
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+from flax import nnx, serialization
+
+from jaxir.errors import UserError
+from jaxir.interop import cross_encoder, flax_msgpack, hf, model_dir, stored, torch_zip
+from jaxir.interop.weights import read_tensors
+from jaxir.models.dual_encoder import DualEncoderConfig
+
+pytestmark = pytest.mark.usefixtures("few_optimizations")
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+WEIGHTS = GOLDEN / "weights"
+BIN, MSGPACK, SAFE = "pytorch_model.bin", "flax_model.msgpack", "model.safetensors"
+MODELS = ["bert", "distilbert", "roberta", "t5"]
+# What torch's files hold beside: names of what is tied, and buffers.
+ALIASES = {"encoder.embed_tokens.weight", "decoder.embed_tokens.weight"}
+
+
+def expected_of(model: str) -> dict[str, np.ndarray]:
+    return safetensors.numpy.load_file(WEIGHTS / model / SAFE)
+
+
+def folder_of(tmp_path: Path, model: str, form: str) -> Path:
+    """A folder as a user has it: the weights in one format alone."""
+    folder = tmp_path / f"{model}-{form}"
+    shutil.copytree(WEIGHTS / model / form, folder)
+    shutil.copy(WEIGHTS / model / "config.json", folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("model", "form"),
+    [
+        *((model, form) for model in MODELS for form in ("torch", "flax")),
+        *(("t5", f) for f in ("torch_sharded", "flax_sharded", "protocol_4", "parameters")),
+    ],
+)
+def test_tensors_are_those_of_safetensors(model, form):
+    found, expected = read_tensors(WEIGHTS / model / form), expected_of(model)
+    tied = {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
+    assert set(expected) - set(found) <= (tied if form == "flax" else set())
+    assert set(found) - set(expected) <= ALIASES | tied
+    for name in set(found) & set(expected):
+        assert found[name].shape == expected[name].shape
+        np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_is_read_to_the_bit(dtype):
+    found, expected = read_tensors(WEIGHTS / "t5" / dtype), expected_of("t5")
+    for name, value in expected.items():
+        rounded = value.astype(jnp.dtype(dtype)).astype(np.float32)
+        np.testing.assert_array_equal(found[name], rounded, err_msg=name)
+
+
+@pytest.mark.parametrize(("model", "form"), [("t5", "torch"), ("bert", "flax")])
+def test_an_encoder_computes_what_torch_does(tmp_path, model, form):
+    encoder = hf.read_encoder(folder_of(tmp_path, model, form))
+    config = DualEncoderConfig(backbone=encoder.config)
+    params = {f"encoder.{name}": value for name, value in encoder.params.items()}
+    built = stored.build(stored.StoredModel(config=config, params=params, tokenizer=None, settings=None))
+    golden = np.load(WEIGHTS / model / "golden.npz")
+    pad, ids = encoder.pad_id, golden["ids"]
+    ours = np.where(ids == pad, 0, np.where(ids == 0, pad, ids)).astype(np.int32)
+    output = np.asarray(nnx.jit(lambda m, x: m(x))(built.encoder, jnp.asarray(ours)))
+    where = (ours != 0)[..., None]
+    assert np.abs(np.where(where, output - golden["output"], 0.0)).max() < 5e-6
+
+
+@pytest.mark.parametrize("form", ["torch", "flax"])
+@pytest.mark.parametrize("model", MODELS)
+def test_encoders_are_read_in_every_format(tmp_path, model, form):
+    found, expected = (hf.read_encoder(d) for d in (folder_of(tmp_path, model, form), WEIGHTS / model))
+    assert found.config == expected.config and found.params.keys() == expected.params.keys()
+    for name, value in expected.params.items():
+        np.testing.assert_array_equal(found.params[name], np.asarray(value), err_msg=name)
+
+
+@pytest.mark.parametrize("form", ["torch", "flax"])
+@pytest.mark.parametrize("model", ["distilbert", "roberta"])
+def test_cross_encoders_are_read_in_every_format(tmp_path, model, form):
+    tokenizer = GOLDEN / ("bert" if model == "distilbert" else model)
+    folders = {form: folder_of(tmp_path, model, form), "safe": tmp_path / "safe"}
+    shutil.copytree(WEIGHTS / model, folders["safe"])
+    for folder in folders.values():
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(tokenizer / name, folder)
+        # The tiny models have fewer words than the tokenizer.
+        content = json.loads((folder / "tokenizer.json").read_text())
+        vocabulary = content["model"]["vocab"]
+        content["model"]["vocab"] = {token: i for token, i in vocabulary.items() if i < 30}
+        content["model"]["merges"] = []
+        (folder / "tokenizer.json").write_text(json.dumps(content))
+    found, expected = (cross_encoder.read(folder) for folder in folders.values())
+    for name, value in expected.params.items():
+        np.testing.assert_array_equal(found.params[name], np.asarray(value), err_msg=name)
+
+
+def test_a_dense_module_in_torchs_format(tmp_path):
+    shutil.copytree(GOLDEN / "bert", tmp_path / "model")
+    (tmp_path / "model" / "2_Dense" / SAFE).unlink()
+    shutil.copy(WEIGHTS / "dense" / BIN, tmp_path / "model" / "2_Dense")
+    found, expected = (model_dir.read(f"st:{d}")[0] for d in (tmp_path / "model", GOLDEN / "bert"))
+    assert stored.fingerprint(found) == stored.fingerprint(expected)
+
+
+@pytest.mark.parametrize("kept", ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"])
+def test_t5s_table_is_found_by_each_of_its_names_but_never_taken_from_lm_head(tmp_path, kept):
+    shutil.copy(WEIGHTS / "t5" / "config.json", tmp_path)
+    tensors = expected_of("t5")
+    table = tensors.pop("shared.weight")
+    assert "lm_head.weight" in tensors and not ALIASES & set(tensors)
+    safetensors.numpy.save_file(tensors, tmp_path / SAFE)
+    with pytest.raises(UserError, match=r"it lacks shared\.weight"):
+        hf.read_encoder(tmp_path)
+    safetensors.numpy.save_file(tensors | {kept: table}, tmp_path / SAFE)
+    np.testing.assert_array_equal(hf.read_encoder(tmp_path).params["token.embedding"], table)
+
+
+def test_safetensors_come_before_torch_and_torch_before_flax(tmp_path):
+    (tmp_path / SAFE).write_bytes((WEIGHTS / "t5" / SAFE).read_bytes())
+    shutil.copytree(WEIGHTS / "t5" / "torch_sharded", tmp_path, dirs_exist_ok=True)
+    shutil.copy(WEIGHTS / "bert" / "flax" / MSGPACK, tmp_path)
+    assert set(read_tensors(tmp_path)) == set(expected_of("t5"))
+    (tmp_path / SAFE).unlink()
+    assert set(read_tensors(tmp_path)) > set(expected_of("t5"))
+    (tmp_path / f"{BIN}.index.json").unlink()
+    assert "bert.embeddings.LayerNorm.weight" in read_tensors(tmp_path)
+
+
+def test_views_of_one_storage_are_read_by_any_slice():
+    expected, found = np.load(WEIGHTS / "odd" / "tensors.npz"), read_tensors(WEIGHTS / "odd")
+    assert set(found) == set(expected.files)
+    rng = np.random.default_rng(0)
+    for name in expected.files:
+        lazy, whole = found[name], expected[name]
+        assert lazy.shape == whole.shape
+        np.testing.assert_array_equal(lazy, whole, err_msg=name)
+        np.testing.assert_array_equal(lazy.T, whole.T, err_msg=name)
+        for _ in range(4):
+            bounds = [sorted(rng.integers(0, n + 1, 2).tolist()) for n in whole.shape]
+            index = tuple(slice(start, stop) for start, stop in bounds)
+            part = lazy[index]
+            np.testing.assert_array_equal(part, whole[index], err_msg=f"{name} {bounds}")
+            assert part.dtype == np.float32 and part.flags.writeable
+
+
+def test_a_file_of_many_gigabytes_is_read_by_slices(tmp_path):
+    numbers, size = 3 << 29, 6 << 30
+    pickled = (
+        b"\x80\x02}(X\x01\x00\x00\x00wctorch._utils\n_rebuild_tensor_v2\n((X\x07\x00\x00\x00storage"
+        b"ctorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpu\x8a\x04"
+        + struct.pack("<i", numbers)
+        + b"tQK\x00\x8a\x04"
+        + struct.pack("<i", numbers // 1024)
+        + b"M\x00\x04\x86M\x00\x04K\x01\x86\x89ccollections\nOrderedDict\n)RtRu."
+    )
+    # As torch lays it out, a hole in the place of the numbers.
+    with zipfile.ZipFile(tmp_path / BIN, "w") as archive:
+        archive.writestr("pytorch_model/data.pkl", pickled)
+        with archive.open("pytorch_model/data/0", "w", force_zip64=True) as member:
+            raw = archive.fp
+            start = raw.tell()
+            raw.seek(start + size - 8)
+            raw.write(struct.pack("<2f", 1.5, -2.0))
+            member._file_size = member._compress_size = size
+        archive.writestr("pytorch_model/version", "3\n")
+    assert (tmp_path / BIN).stat().st_size > size > (tmp_path / BIN).stat().st_blocks * 512
+    with zipfile.ZipFile(tmp_path / BIN) as archive:
+        assert archive.getinfo("pytorch_model/data/0").file_size == size
+    tracemalloc.start()
+    tensor = read_tensors(tmp_path)["w"]
+    assert tensor.shape == (numbers // 1024, 1024)
+    np.testing.assert_array_equal(tensor[-1:, -3:], [[0.0, 1.5, -2.0]])
+    np.testing.assert_array_equal(tensor.T[-1:, -2:], [[0.0, -2.0]])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+def test_an_array_in_chunks_is_read_by_slices(tmp_path, monkeypatch):
+    monkeypatch.setattr(serialization, "MAX_CHUNK_SIZE", 100)  # flax's own, a gigabyte
+    arrays = {"table": np.random.default_rng(0).normal(size=(17, 3, 5)).astype(np.float32)}
+    arrays["half"] = np.arange(120).reshape(60, 2).astype(jnp.bfloat16)
+    content = serialization.to_bytes({"a": arrays, "step": np.float32(3)})
+    assert b"__msgpack_chunked_array__" in content
+    (tmp_path / MSGPACK).write_bytes(content)
+    for at_once in (1 << 20, 20):
+        monkeypatch.setattr(flax_msgpack, "_AT_ONCE", at_once)
+        found = read_tensors(tmp_path)
+        assert set(found) == {"a.table", "a.half", "step"}
+        for name, value in arrays.items():
+            np.testing.assert_array_equal(found[f"a.{name}"], value.astype(np.float32))
+            np.testing.assert_array_equal(found[f"a.{name}"][5:11, 1:], value[5:11, 1:])
+        assert found["step"][...] == 3
+
+
+def sharded(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(WEIGHTS / "t5" / "torch_sharded", tmp_path / "sharded"))
+
+
+@pytest.mark.parametrize("name", ["../secret.bin", "/etc/passwd", "..", "a/b.bin", "", 3, ["x"]])
+def test_an_index_names_only_files_beside_it(tmp_path, name):
+    folder = sharded(tmp_path)
+    index = folder / f"{BIN}.index.json"
+    content = json.loads(index.read_text())
+    content["weight_map"]["shared.weight"] = name
+    index.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"index\.json: .* is no name of a file beside it"):
+        read_tensors(folder)
+
+
+def test_what_an_index_misses_costs_one_sentence(tmp_path):
+    folder = sharded(tmp_path)
+    index = folder / f"{BIN}.index.json"
+    content = json.loads(index.read_text())
+    content["weight_map"]["odd.weight"] = content["weight_map"]["shared.weight"]
+    index.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"index\.json: no file holds odd\.weight"):
+        read_tensors(folder)
+    next(iter(folder.glob("*00002*"))).unlink()
+    with pytest.raises(UserError, match=r"00002-of-00004\.bin: no such file, though pytorch_model\.bin\.ind"):
+        read_tensors(folder)
+    index.write_text('{"weight_map": []}')
+    with pytest.raises(UserError, match=r"\[\] is no name of a file beside it"):
+        read_tensors(folder)
+
+
+def repack(change):
+    """Returns what packs a good file again after `change` of its members, by the names behind the root."""
+
+    def spoil(path: Path) -> None:
+        with zipfile.ZipFile(path) as archive:
+            members = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
+        how = change(members) or zipfile.ZIP_STORED
+        with zipfile.ZipFile(path, "w", how) as archive:
+            for name, content in members.items():
+                archive.writestr(f"archive/{name}", content)
+
+    return spoil
+
+
+def overwrite(content: bytes):
+    return lambda path: path.write_bytes(content)
+
+
+def flip_in_list(path: Path) -> None:
+    content = path.read_bytes()
+    assert content.count(b"shared.weight") == 1
+    path.write_bytes(content.replace(b"shared.weight", b"sharee.weight"))
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 990345061\n"
+SPOILT = {
+    "torch before 1.6": ("t5/legacy", None, "torch's format of before 1.6, which is not read here: in torch"),
+    "TorchScript": ("script", None, "is a TorchScript program, not weights"),
+    "training": ("t5/training", None, "not weights alone: in torch, save what stands under 'state_dict'"),
+    "float8": ("float8", None, "with torch would run torch._utils._rebuild_tensor_v3, which reading"),
+    "git": ("t5/torch", overwrite(POINTER), "only says where git keeps the file: `git lfs pull`"),
+    "page": ("t5/torch", overwrite(b"<!doctype html>"), "truncated or not a file that torch.save wrote"),
+    "empty": ("t5/torch", overwrite(b""), "truncated or not a file that torch.save wrote"),
+    "cut": ("t5/torch", lambda p: p.write_bytes(p.read_bytes()[:9000]), "truncated or damaged"),
+    "compressed": ("t5/torch", repack(lambda m: zipfile.ZIP_DEFLATED), "is compressed or encrypted"),
+    "another zip": (
+        "t5/torch",
+        repack(lambda m: m.pop("data.pkl") and None),
+        "not one that torch.save wrote",
+    ),
+    "big-endian": (
+        "t5/torch",
+        repack(lambda m: m.update(byteorder=b"big")),
+        "written on a big-endian machine",
+    ),
+    "no storage": ("t5/torch", repack(lambda m: m.pop("data/3") and None), "its part data/3 is missing"),
+    "short storage": (
+        "t5/torch",
+        repack(lambda m: m.update({"data/3": m["data/3"][:-4]})),
+        "numbers where",
+    ),
+    "damaged list": ("t5/torch", flip_in_list, "its list of tensors is damaged (its check sum is another)"),
+}
+
+
+@pytest.mark.parametrize("how", SPOILT)
+def test_what_is_no_state_dict_costs_one_sentence(tmp_path, how):
+    source, spoil, sentence = SPOILT[how]
+    path = Path(shutil.copy(WEIGHTS / source / BIN, tmp_path))
+    if spoil:
+        spoil(path)
+    with pytest.raises(UserError) as caught:
+        read_tensors(tmp_path)
+    told = str(caught.value)
+    assert sentence in told and told.startswith(str(path)) and "\n" not in told
+
+
+def test_a_file_without_check_sums_is_read():
+    np.testing.assert_array_equal(torch_zip.open_file(WEIGHTS / "no_sums" / BIN)["weight"], np.ones(3))
+
+
+def test_a_file_that_shrinks_while_it_is_read_costs_one_sentence(tmp_path):
+    path = Path(shutil.copy(WEIGHTS / "t5" / "torch" / BIN, tmp_path))
+    tensor = read_tensors(tmp_path)["lm_head.weight"]
+    path.write_bytes(path.read_bytes()[:5000])
+    with pytest.raises(UserError, match="changed while it was in use"):
+        np.asarray(tensor)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "empty"),
+        (b"\x81\xa1a", "ends too soon"),
+        (b"\x81\xa1a\x01", "a is no array"),
+        (b"\x81\xa1a\xc0\xc0", "more than one"),
+        (b"\x81\x81\xa1a\x01\x01", "no text"),
+        (b"\x81\xa1a" * 100, "more than 64 levels"),
+        (b"\x81\xa1a\xc7\x0b\x01\x93\x92\x02\x02\xa7float32\xc4\x00", "another size|impossible"),
+        (b"\x81\xa1a\xc7\x0b\x01\x93\x91\x00\xa6object\xc4\x00", "another kind"),
+        (b"\x81\xa1a\xc6\xff\xff\xff\xff", "ends too soon"),
+        (b"\xdf\xff\xff\xff\xff", "ends too soon"),
+        (b"\x81\xa1a\xd6\x02\x00\x00\x00\x00", "type 2"),
+    ],
+)
+def test_damaged_msgpack_costs_one_sentence(tmp_path, content, reason):
+    (tmp_path / MSGPACK).write_bytes(content)
+    with pytest.raises(UserError, match=rf"truncated or not what Flax writes.*({reason})"):
+        read_tensors(tmp_path)
