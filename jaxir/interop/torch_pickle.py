@@ -192,8 +192,8 @@ class _Machine:
                 stack.append(_storage(stack.pop()))
             case _:
                 raise UserError(
-                    f"{self._path}: its pickle uses the instruction {instruction}, which reading weights does"
-                    " not need; nothing of it was run"
+                    f"{self._path}: its pickle uses the instruction {instruction}, which weights do not need;"
+                    " nothing of it was run"
                 )
 
     def _marked(self) -> list[Any]:
@@ -223,8 +223,8 @@ class _Machine:
 
     def _refusal(self, name: str) -> UserError:
         return UserError(
-            f"{self._path}: opening it with torch would run {name:.100}, which reading weights does not need;"
-            " nothing of it was run"
+            f"{self._path}: opening it with torch would run {name:.100}, which weights in float32, float16 or"
+            " bfloat16 do not need; nothing of it was run"
         )
 
 

@@ -44,7 +44,7 @@ def read_tensors(directory: Path) -> dict[str, LazyArray]:
             return form.to_torch(_open(form, directory / form.single))
         if (directory / form.index).is_file():
             return form.to_torch(_open_several(form, directory))
-    raise UserError(f"{directory}: no weights in it ({', '.join(form.single for form in _FORMATS)})")
+    raise UserError(f"{directory}: no weights in it ({', '.join(single for single, _ in FILES)})")
 
 
 def _open_several(form: _Format, directory: Path) -> dict[str, LazyArray]:
@@ -106,6 +106,8 @@ _FORMATS = (
         "flax_model.msgpack", "flax_model.msgpack.index.json", flax_msgpack.open_file, flax_msgpack.to_torch
     ),
 )
+# The best first: the file that holds all weights, and the index of several.
+FILES = tuple((form.single, form.index) for form in _FORMATS)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Any]) -> None:

@@ -123,7 +123,7 @@ def test_nothing_that_a_file_names_is_run(tmp_path, name):
         read_tensors(save(tmp_path, pickled))
     assert not marker.exists()
     assert re.search(f"opening it with torch would run .*({wanted})", str(caught.value))
-    assert str(caught.value).endswith("which reading weights does not need; nothing of it was run")
+    assert str(caught.value).endswith("do not need; nothing of it was run")
 
 
 CALL = b"cposix\nsystem\n(X\x04\x00\x00\x00truetR"
@@ -216,10 +216,10 @@ def test_what_is_not_a_state_dict_costs_one_sentence_and_nothing_else(tmp_path, 
 @pytest.mark.parametrize(
     ("pickled", "sentence"),
     [
-        (b"\x80\x02" + b")" + b"\x85" * 100_000 + b"K\x01}\x86.", "no tensors by name"),
+        (b"\x80\x02" + b")" + b"\x85" * 30_000 + b"K\x01}\x86.", "no tensors by name"),
         (b"\x80\x02})" + b"\x85" * 100_000 + b"K\x01s.", "a key that is no text"),
-        (b"\x80\x04)" + b"\x85" * 100_000 + b"\x8c\x01a\x93.", "a name that is no text"),
-        (b"\x80\x02" + b"(" * 100_000 + b".", "damaged"),
+        (b"\x80\x04)" + b"\x85" * 30_000 + b"\x8c\x01a\x93.", "a name that is no text"),
+        (b"\x80\x02" + b"(" * 30_000 + b".", "damaged"),
     ],
     ids=["value", "key", "name", "marks"],
 )
