@@ -202,7 +202,10 @@ class _Reader:
 
     def _text(self, size: int) -> str:
         start, size = self._skip(size)
-        return self._content[start : start + size].decode()
+        text = self._content[start : start + size].decode()
+        if not text.isprintable():
+            raise ValueError("a text that cannot be printed")
+        return text
 
     def _map(self, count: int, depth: int) -> dict[str, Any]:
         found = {}

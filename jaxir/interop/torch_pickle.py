@@ -143,7 +143,11 @@ class _Machine:
                 if argument not in _INT64:
                     raise _Damaged("a number beyond 64 bits")
                 stack.append(argument)
-            case "BINFLOAT" | "BINUNICODE" | "SHORT_BINUNICODE" | "BINUNICODE8":
+            case "BINUNICODE" | "SHORT_BINUNICODE" | "BINUNICODE8":
+                if not argument.isprintable():  # nor could a sentence that names it be printed
+                    raise _Damaged("a text that cannot be printed")
+                stack.append(argument)
+            case "BINFLOAT":
                 stack.append(argument)
             case "TUPLE1" | "TUPLE2" | "TUPLE3":
                 stack.append(tuple([stack.pop() for _ in range(int(instruction[-1]))][::-1]))
@@ -222,9 +226,10 @@ class _Machine:
         return _Name(name)
 
     def _refusal(self, name: str) -> UserError:
+        said = ascii(name)[1:-1]  # it may hold what changes a terminal
         return UserError(
-            f"{self._path}: opening it with torch would run {name:.100}, which weights in float32, float16 or"
-            " bfloat16 do not need; nothing of it was run"
+            f"{self._path}: opening it with torch would run {said:.100}, which weights in float32,"
+            " float16 or bfloat16 do not need; nothing of it was run"
         )
 
 

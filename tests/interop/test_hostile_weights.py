@@ -173,6 +173,10 @@ def test_a_name_is_known_whole_or_not_at_all(tmp_path, pickled, wanted):
         (b"\x80\x02(0u.", "POP"),
         (b"\x80\x02h\x05.", "a value 5 that was never kept"),
         (b"", "damaged"),
+        # What would change the terminal, or could not be printed.
+        (state(**{"w\n\x1b[2J": b"K\x01"}), "a text that cannot be printed"),
+        (b"\x80\x02X\x03\x00\x00\x00\xed\xa0\x80.", "a text that cannot be printed"),
+        (b"\x80\x02cos\n\x1b[2J\n.", r"would run os\.\\x1b\[2J, which"),
         # Not a state dict.
         (
             b"\x80\x02]X\x01\x00\x00\x00aa.",

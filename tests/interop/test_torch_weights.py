@@ -331,6 +331,7 @@ def test_a_file_that_shrinks_while_it_is_read_costs_one_sentence(tmp_path):
         (b"\x81\xa1a\xc7\x0b\x01\x93\x91\x00\xa6object\xc4\x00", "another kind"),
         (b"\x81\xa1a\xc6\xff\xff\xff\xff", "ends too soon"),
         (b"\xdf\xff\xff\xff\xff", "ends too soon"),
+        (b"\x81\xa2a\n\xc0", "a text that cannot be printed"),
         (b"\x81\xa1a\xd6\x02\x00\x00\x00\x00", "type 2"),
     ],
 )
