@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "training": {"losses", "models", "data", "objectives", "interop", "retrieval", "evaluation"},
     "planning": {"models", "interop", "training"},
     "experiments": {"models", "data", "interop", "retrieval", "evaluation"},
-    "serving": {"data", "interop", "retrieval"},
+    "serving": {"models", "data", "interop", "retrieval"},
 }
 LAZY = (
     *("tensorflow", "seqio", "tensorflow_datasets", "scann", "matplotlib", "sklearn", "gcsfs", "jnius"),

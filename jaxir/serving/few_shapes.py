@@ -17,6 +17,9 @@ import numpy as np
 from flax import nnx
 
 from jaxir.errors import UserError
+from jaxir.models.layers import param_shardings
+from jaxir.models.products import as_run_on
+from jaxir.partitioning import MeshConfig
 from jaxir.retrieval.dual_encoder import DualEncoder
 
 Tower = Literal["query", "passage"]
@@ -32,22 +35,34 @@ ACCELERATOR_CALL_TOKENS = 32_768
 
 
 class FewShapes:
-    """Encodes small numbers of texts on the default device.
+    """Encodes small numbers of texts on the first device of this process.
 
     Args:
       encoder: the model.
+
+    Attributes:
+      compiled: the programs that there are: (tower, rows, length).
     """
 
     def __init__(self, encoder: DualEncoder):
         self.encoder = encoder
-        graph, self._state = nnx.split(encoder.model)
+        self.compiled: set[tuple[Tower, int, int]] = set()
+        graph, state = nnx.split(encoder.model)
+        partitioner = MeshConfig().build(jax.local_devices()[:1])
+        shardings = param_shardings(state, partitioner)
+        self._state = jax.device_put(state, shardings)
         platform = jax.default_backend()
         self._batch_tokens = BATCH_TOKENS.get(platform, ACCELERATOR_BATCH_TOKENS)
         self._call_tokens = CALL_TOKENS.get(platform, ACCELERATOR_CALL_TOKENS)
 
-        @functools.partial(jax.jit, static_argnames=["tower"])
+        batch = partitioner.sharding(("batch", "length"))
+
+        @functools.partial(
+            jax.jit, static_argnames=["tower"], in_shardings=(shardings, batch), out_shardings=batch
+        )
         def program(state: Any, ids: jax.Array, tower: Tower) -> jax.Array:
-            return nnx.merge(graph, state).encode(ids, tower=tower)
+            with partitioner(), as_run_on(partitioner.mesh):
+                return nnx.merge(graph, state).encode(ids, tower=tower)
 
         self._program = program
 
@@ -89,7 +104,9 @@ class FewShapes:
         return vectors
 
     def _run(self, ids: np.ndarray, tower: Tower) -> np.ndarray:
-        return np.asarray(self._program(self._state, ids, tower))
+        vectors = np.asarray(self._program(self._state, ids, tower))
+        self.compiled.add((tower, *ids.shape))
+        return vectors
 
 
 def lengths_up_to(max_length: int) -> list[int]:

@@ -1,11 +1,14 @@
 """Vectors in few shapes, and several indexes behind one service."""
 
 import asyncio
+import re
 
 import numpy as np
 import pytest
 
+from jaxir import DualEncoder
 from jaxir.errors import UserError
+from jaxir.models import products
 from jaxir.retrieval.fusion import reciprocal_rank_fusion
 from jaxir.serving.few_shapes import ROWS, FewShapes, lay_out, lengths_up_to
 from jaxir.serving.limits import Limits
@@ -63,6 +66,19 @@ def test_vectors_are_the_models_and_nothing_compiles_after_the_start(world, toy)
     for count in (1, 2, 3, 13, len(texts)):
         np.testing.assert_allclose(shapes.encode(texts[:count], "query"), expected[:count], atol=2e-6)
     assert shapes._program._cache_size() == programs
+
+
+def test_a_cpu_multiplies_bfloat16_numbers_here_as_in_every_other_command(world, monkeypatch):
+    monkeypatch.setattr(products, "has_quick_bfloat16", lambda: True)  # the form is right on every CPU
+    encoder = DualEncoder.load(world.model, dtype="bfloat16")
+    # Under the partitioner parameters are used through its constraints, and products leave float32 numbers.
+    shapes = FewShapes(encoder)
+    lowered = shapes._program.lower(shapes._state, np.ones([2, 16], np.int32), "query").as_text()
+    found = re.findall(r"dot_general.*: \(tensor<\S*xbf16>, tensor<\S*xbf16>\) -> tensor<\S*x(\w+)>", lowered)
+    assert found.count("f32") >= 6 * encoder.model.config.backbone.num_layers
+    assert "sdy.sharding_constraint" in lowered
+    alone = DualEncoder.load(world.model, dtype="bfloat16")
+    np.testing.assert_allclose(shapes.encode(QUERIES, "query"), alone.encode_queries(QUERIES), atol=1e-2)
 
 
 def test_rankings_are_those_of_the_indexes_and_their_fusion(service):
@@ -135,8 +151,9 @@ def test_documents_come_from_whichever_index_has_them(service):
     assert service.document("nothing") is None
 
 
-def test_indexes_of_one_model_share_it(service):
-    assert service.engines["dense"] is service.engines["again"] is not service.engines["second"]
+def test_indexes_of_one_model_share_it(service, world):
+    assert service.engines["dense"] is service.engines["again"]
+    assert (service.engines["dense"] is service.engines["second"]) == (world.second_kind == "dense")
 
 
 @pytest.mark.parametrize(
