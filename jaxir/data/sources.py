@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,11 +25,12 @@ from jaxir.errors import UserError, suggest
 
 
 class Document(NamedTuple):
-    """A document of a corpus; `title` may be empty."""
+    """A document of a corpus; `title` may be empty, `metadata` is None where the corpus has none of it."""
 
     id: str
     title: str
     text: str
+    metadata: dict[str, Any] | None = None
 
     @property
     def contents(self) -> str:
@@ -89,9 +90,10 @@ def stable_keys(ids: Sequence[str]) -> np.ndarray:
 def read_corpus(
     path: str | Path, on_bad_input: OnBadInput | Policy = "stop", *, unique: bool = True
 ) -> Iterator[Document]:
-    """Yields the documents of a corpus.jsonl[.gz]: `_id`, `title` (optional), `text`.
+    """Yields the documents of a corpus.jsonl[.gz]: `_id`, `title` (optional), `text`, `metadata` (optional).
 
-    A document with neither title nor text is kept, because judgements may name it, and noted in the report.
+    Metadata that is not an object is none. A document with neither title nor text is kept, because judgements
+    may name it, and noted in the report.
 
     Args:
       path: the file.
@@ -108,7 +110,9 @@ def read_corpus(
         record = json_object(line)
         title, text = string_field(record, "title", ""), string_field(record, "text")
         identifier = string_field(record, "_id")
-        document = Document(new_id(identifier, seen) if unique else identifier, title, text)
+        metadata = record.get("metadata")
+        kept = metadata if isinstance(metadata, dict) and metadata else None
+        document = Document(new_id(identifier, seen) if unique else identifier, title, text, kept)
         if not document.contents:
             collector.note(path, number, "document with neither title nor text")
         return document

@@ -1,4 +1,7 @@
-"""Titles and texts stored beside an index, read from disk one at a time."""
+"""Titles, texts and metadata stored beside an index, read from disk one at a time.
+
+A line is [title, text], or [title, text, metadata] where the corpus has metadata.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +35,8 @@ class Documents:
         """
         with self._path.open("rb") as file:
             file.seek(int(self._offsets[self._row_of[doc_id]]))
-            title, text = json.loads(file.readline())
-        return Document(doc_id, title, text)
+            # NaN and the infinities, which Python's reader takes, are no JSON.
+            return Document(doc_id, *json.loads(file.readline(), parse_constant=lambda _: None))
 
     @classmethod
     def open(cls, directory: Path, ids: Sequence[str]) -> Documents | None:
@@ -46,7 +49,7 @@ class Documents:
             raise UserError(f"{directory} is a damaged index: {error}") from None
 
     def lines(self, ids: Collection[str]) -> Iterator[tuple[str, bytes]]:
-        """Yields ids and what is stored of them ([title, text] in JSON), as it lies on disk."""
+        """Yields ids and what is stored of them in JSON, as it lies on disk."""
         rows = sorted((int(self._offsets[self._row_of[doc_id]]), doc_id) for doc_id in ids)
         with self._path.open("rb") as file:
             for offset, doc_id in rows:
@@ -85,8 +88,10 @@ class Documents:
             for document in read_corpus(corpus, OnBadInput("skip")) if corpus is not None else ():
                 if document.id in wanted:
                     offsets[row_of[document.id]] = file.tell()
-                    line = json.dumps([document.title, document.text], ensure_ascii=False)
-                    file.write(line.encode() + b"\n")
+                    stored = [document.title, document.text]
+                    stored += [document.metadata] if document.metadata is not None else []
+                    line = json.dumps(stored, ensure_ascii=False)
+                    file.write(line.encode(errors="replace") + b"\n")  # metadata may be no Unicode text
         missing = np.flatnonzero(offsets < 0)
         if len(missing):
             raise UserError(

@@ -9,6 +9,7 @@ import pytest
 
 from jaxir.errors import UserError
 from jaxir.retrieval import exact
+from jaxir.retrieval.documents import Documents
 from jaxir.retrieval.exact import ExactIndex
 from jaxir.retrieval.index import load_index, normalize
 from jaxir.retrieval.milvus_index import MilvusIndex
@@ -162,7 +163,27 @@ def test_saved_index_answers_alike_in_a_new_process(tmp_path, toy, engine, count
     assert found == expected
     np.testing.assert_allclose(scores, expected_scores, atol=1e-6)
     assert model == "st:somewhere"
-    assert document == ["id-3-é", "title of id-3-é", "text é\n" * 3]
+    assert document == ["id-3-é", "title of id-3-é", "text é\n" * 3, None]
+
+
+def test_metadata_of_the_corpus_are_kept_with_its_texts(tmp_path, toy):
+    kept = {"url": "https://example.org/é", "tags": ["x", 1], "half": "\ud800", "no number": float("nan")}
+    records = [
+        {"_id": "a", "title": "one", "text": "first", "metadata": kept},
+        {"_id": "b", "text": "second", "metadata": {}},
+        {"_id": "c", "text": "third", "metadata": "no object"},
+    ]
+    corpus = toy.write_jsonl(tmp_path / "corpus.jsonl", records)
+    vectors = np.eye(3, 4, dtype=np.float32)
+    ExactIndex.build(vectors, ["a", "b", "c"]).save(tmp_path / "index", corpus=corpus)
+    new = toy.write_jsonl(tmp_path / "new.jsonl", [{"_id": "d", "text": "fourth", "metadata": {"page": 4}}])
+    documents = load_index(tmp_path / "index").documents
+    assert documents["a"] == ("a", "one", "first", kept | {"half": "?", "no number": None})
+    assert documents["b"].metadata is documents["c"].metadata is None
+    (tmp_path / "later").mkdir()
+    Documents.write(tmp_path / "later", new, ["d", "a"], kept=documents, new=["d"])
+    later = Documents.open(tmp_path / "later", ["d", "a"])
+    assert later["a"] == documents["a"] and later["d"].metadata == {"page": 4}
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -1,0 +1,132 @@
+"""What requests and answers hold: the service checks requests against it, and /docs is made of it."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from jaxir.serving.limits import Limits
+
+Span = Annotated[list[int], Field(min_length=2, max_length=2)]
+
+
+class Shown(BaseModel):
+    """A text and where in it the question's words are: [start, end) in Unicode code points."""
+
+    text: str
+    matches: list[Span]
+
+
+class Hit(BaseModel):
+    """A document that was found."""
+
+    rank: int = Field(description="from 1")
+    id: str
+    score: float = Field(description="cosine or inner product, BM25, or the sum of reciprocal ranks")
+    title: Shown | None = Field(None, description="where documents are asked for; its text may be empty")
+    snippet: Shown | None = Field(None, description="the part of the text with most words of the question")
+
+
+class SystemResults(BaseModel):
+    """What one system found, best first."""
+
+    system: str
+    hits: list[Hit]
+    ms: dict[str, float] = Field(
+        description="milliseconds: encode, search and fuse of the query's batch; total, with waiting"
+    )
+
+
+class QueryResults(BaseModel):
+    """What all systems found for one query."""
+
+    query: str
+    systems: list[SystemResults]
+
+
+class SearchResponse(BaseModel):
+    """One entry for each query, in their order."""
+
+    results: list[QueryResults]
+
+
+class EncodeResponse(BaseModel):
+    """One vector of `dimension` numbers for each text, in their order."""
+
+    index: str = Field(description="the index whose model made them")
+    fingerprint: str = Field(description="of the model: vectors of two fingerprints must not be compared")
+    similarity: Literal["cosine", "dot"]
+    dimension: int
+    vectors: list[list[float]]
+
+
+class IndexFacts(BaseModel):
+    """An index that is served."""
+
+    name: str
+    kind: Literal["dense", "sparse"]
+    engine: str
+    similarity: str
+    documents: int
+    model: str | None
+    fingerprint: str | None
+    dimension: int
+
+
+class Health(BaseModel):
+    """The service answers."""
+
+    status: Literal["ok"]
+    indexes: list[IndexFacts]
+    systems: list[str] = Field(description="what can be searched")
+    limits: dict[str, float]
+
+
+class Problem(BaseModel):
+    """What is wrong, in a sentence."""
+
+    detail: str
+
+
+PROBLEMS: dict[int | str, dict[str, Any]] = {
+    400: {"model": Problem, "description": "no JSON, or another host's name"},
+    408: {"model": Problem, "description": "the request came too slowly"},
+    413: {"model": Problem, "description": "the request is too large"},
+    422: {"model": Problem, "description": "the request asks for what cannot be had"},
+    503: {"model": Problem, "description": "too busy, or an engine fails; try again later"},
+}
+
+
+def request_models(known: list[str], limits: Limits) -> tuple[type[BaseModel], type[BaseModel]]:
+    """Returns what /search and /encode take, with the limits of a service and the names of its systems."""
+    query = Annotated[
+        str, StringConstraints(strip_whitespace=True, min_length=1, max_length=limits.query_characters)
+    ]
+
+    class SearchRequest(BaseModel):
+        """Queries, and what to show of what is found."""
+
+        model_config = ConfigDict(
+            extra="forbid",
+            strict=True,
+            json_schema_extra={"examples": [{"queries": ["how to join two arrays"]}]},
+        )
+        queries: list[query] = Field(min_length=1, max_length=limits.queries)
+        k: int = Field(min(10, limits.k), ge=1, le=limits.k, description="documents of each query and system")
+        systems: list[str] | None = Field(
+            None, max_length=len(known), description=f"some of {', '.join(known)}; all by default"
+        )
+        documents: bool = Field(True, description="whether titles and snippets come along, or ids only")
+
+    class EncodeRequest(BaseModel):
+        """Texts of one kind."""
+
+        model_config = ConfigDict(
+            extra="forbid",
+            strict=True,
+            json_schema_extra={"examples": [{"texts": ["how to join two arrays"]}]},
+        )
+        texts: list[str] = Field(min_length=1, max_length=limits.queries)
+        tower: Literal["query", "passage"] = "query"
+        index: str | None = Field(None, description="whose model; the first that has one by default")
+
+    return SearchRequest, EncodeRequest
