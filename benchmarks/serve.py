@@ -20,6 +20,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import os
 import random
 import signal
 import subprocess
@@ -29,6 +30,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
+
+SERVE = ("-m", "jaxir.serve", "--port=0", f"--access_log={os.devnull}")
 
 
 @dataclasses.dataclass
@@ -224,14 +227,14 @@ def main() -> int:
         dense, ids_only = indexes[0], {"documents": False}
         servers = {
             "jaxir": (
-                stack.enter_context(server("-m", "jaxir.serve", f"--index={dense}", "--port=0")),
+                stack.enter_context(server(*SERVE, f"--index={dense}")),
                 ids_only,
             ),
             "plain": (stack.enter_context(server(__file__, f"--plain={dense}")), {}),
         }
         if len(indexes) > 1:
             both = ",".join(indexes)
-            url = stack.enter_context(server("-m", "jaxir.serve", f"--index={both}", "--port=0"))
+            url = stack.enter_context(server(*SERVE, f"--index={both}"))
             servers["jaxir, 3 columns"] = (url, {})
         print(f"{flags.documents} documents of {flags.corpus or 'installed Python documentation'}, k = 10")
         for clients in map(int, flags.clients.split(",")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import Literal
 
@@ -17,8 +18,9 @@ def serve(
     model: str | None = None,
     dtype: Literal["float32", "bfloat16"] = "float32",
     limits: Limits | None = None,
+    access_log: str | None = None,
 ) -> None:
-    """Serve indexes over HTTP: /search, /encode, /healthz, a page to search at / and documentation at /docs.
+    """Serve indexes over HTTP: a page to search them, and an interface for programs that /docs describes.
 
     With two or more indexes there is a hybrid of them all (reciprocal rank fusion). It ends in good order on
     SIGTERM or Ctrl-C. There is no password and no encryption: whoever reaches the address can search.
@@ -30,14 +32,19 @@ def serve(
       model: the model that encodes queries (default: the one recorded in each index).
       dtype: type of the model's matrix products.
       limits: what a client may ask (`jaxir.serving.limits.Limits`).
+      access_log: a file that a line is added to for each request (default: standard error): time, client,
+        method, path, status, milliseconds. Questions are not written.
     """
     try:
-        from jaxir.serving import app, server
+        from jaxir.serving import account, app, metrics, server
     except ModuleNotFoundError as error:
         raise UserError(f"{error.name} is needed to serve: pip install 'jaxir[serve]'") from error
     from jaxir.serving.service import Service
 
-    with server.listen(host, port) as listener:
+    with (
+        server.listen(host, port) as listener,
+        contextlib.closing(account.AccessLog(access_log)) as log,
+    ):
         print(f"loading {', '.join(index)}", file=sys.stderr, flush=True)
         service = Service.open(index, model=model, dtype=dtype, limits=limits)
 
@@ -46,7 +53,9 @@ def serve(
             if not server.is_loopback(listener):
                 print("everybody who reaches this address can search", file=sys.stderr, flush=True)
 
-        server.run(app.build_app(service), listener, service.limits, say)
+        counted = metrics.Metrics(service)
+        built = app.build_app(service, counted)
+        server.run(built, listener, service.limits, account.Account(built.routes, counted, log), say)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The HTTP application: /search, /encode, /healthz, the page at / and plain documentation at /docs."""
+"""The HTTP application: searching, encoding, documents and metrics, the page at /, documentation at /docs."""
 
 import asyncio
 import base64
@@ -7,11 +7,11 @@ import hashlib
 import importlib.metadata
 import importlib.resources
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
 from starlette.exceptions import HTTPException
@@ -19,12 +19,25 @@ from starlette.exceptions import HTTPException
 from jaxir.errors import UserError, suggest
 from jaxir.serving.batcher import Busy
 from jaxir.serving.marks import Marker
+from jaxir.serving.metrics import Metrics
 from jaxir.serving.reference import reference_page
-from jaxir.serving.schemas import PROBLEMS, EncodeResponse, Health, SearchResponse, request_models
+from jaxir.serving.schemas import (
+    PROBLEMS,
+    UNFIT,
+    UNKNOWN,
+    DocumentResponse,
+    EncodeResponse,
+    Examples,
+    Health,
+    SearchResponse,
+    request_models,
+)
 from jaxir.serving.service import Ranking, Service
 
+EXAMPLES = 4
 
-def build_app(service: Service) -> FastAPI:
+
+def build_app(service: Service, metrics: Metrics) -> FastAPI:
     """Returns the application of a service, which it opens and closes with its own life."""
     limits = service.limits
     search_request, encode_request = request_models(service.systems, limits)
@@ -42,26 +55,24 @@ def build_app(service: Service) -> FastAPI:
         lifespan=lifespan,
         docs_url=None,  # FastAPI's own pages load their code from another host
         redoc_url=None,
+        responses=PROBLEMS,
     )
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_problem)
     app.add_exception_handler(UserError, _failed)
     app.add_exception_handler(Busy, _failed)
+    app.add_exception_handler(Exception, _fault)
 
-    @app.post("/search", response_model=SearchResponse, responses=PROBLEMS)
+    @app.post("/search", response_model=SearchResponse, responses=UNFIT)
     async def search(request: search_request) -> JSONResponse:
         """Searches for queries. Queries of all clients that wait are encoded and searched together."""
         systems = request.systems or service.systems
         for name in systems:
-            if name not in service.systems:
-                known = ", ".join(service.systems)
-                raise HTTPException(
-                    422, f"there is no system {name!r}; there are {known}{suggest(name, known)}"
-                )
+            _check_named(name, service.systems, "system")
         found = await service.search(request.queries, request.k, list(dict.fromkeys(systems)))
         return await asyncio.to_thread(_search_response, service, request, found)
 
-    @app.post("/encode", response_model=EncodeResponse, responses=PROBLEMS)
+    @app.post("/encode", response_model=EncodeResponse, responses=UNFIT)
     async def encode(request: encode_request) -> JSONResponse:
         """Encodes texts with an index's model."""
         for number, text in enumerate(request.texts):
@@ -83,6 +94,35 @@ def build_app(service: Service) -> FastAPI:
             }
         )
 
+    @app.get("/document/{doc_id:path}", response_model=DocumentResponse, responses=UNFIT | UNKNOWN)
+    async def document(
+        doc_id: str,
+        index: Annotated[
+            str | None, Query(description="the index to take it from; the first that has it by default")
+        ] = None,
+        query: Annotated[
+            str, Query(max_length=limits.query_characters, description="a question whose words are marked")
+        ] = "",
+    ) -> JSONResponse:
+        """Gives a whole document. What is special in an address is quoted in the id: ? as %3F."""
+        _check_named(index, [o.name for o in service.opened], "index")
+        return await asyncio.to_thread(_document_response, service, doc_id, index, query)
+
+    @app.get("/examples", response_model=Examples)
+    async def examples() -> JSONResponse:
+        """Gives a few phrases to search for, out of the documents; other ones each time."""
+        return JSONResponse({"examples": await asyncio.to_thread(service.examples, EXAMPLES)})
+
+    @app.get(
+        "/metrics",
+        response_class=Response,
+        responses={200: {"content": {"text/plain": {}}, "description": "metrics in Prometheus's format"}},
+    )
+    async def prometheus(request: Request) -> Response:
+        """Gives counts and times of requests, what waits, and sizes of batches, for Prometheus."""
+        text, content_type = metrics.text(request.headers.get("accept", ""))
+        return Response(text, headers={"content-type": content_type})
+
     @app.get("/healthz", response_model=Health)
     async def healthz() -> JSONResponse:
         """Says that the service answers, what it serves, and its limits."""
@@ -99,8 +139,14 @@ def build_app(service: Service) -> FastAPI:
     return app
 
 
+def _check_named(name: str | None, known: Sequence[str], what: str) -> None:
+    if name is not None and name not in known:
+        there = ", ".join(known)
+        raise HTTPException(422, f"there is no {what} {name!r}; there are {there}{suggest(name, known)}")
+
+
 def _search_response(service: Service, request: Any, found: list[dict[str, Ranking]]) -> JSONResponse:
-    results = []
+    results, whole_characters = [], 0
     for query, rankings in zip(request.queries, found, strict=True):
         marker = Marker(query) if request.documents else None
         shown: dict[str, dict[str, Any]] = {}
@@ -108,19 +154,46 @@ def _search_response(service: Service, request: Any, found: list[dict[str, Ranki
         for system, ranking in rankings.items():
             hits = []
             for rank, (doc_id, score) in enumerate(zip(ranking.ids, ranking.scores, strict=True), start=1):
-                if marker is not None and doc_id not in shown:
-                    shown[doc_id] = _shown(service, marker, doc_id)
-                hits.append({"rank": rank, "id": doc_id, "score": score, **shown.get(doc_id, {})})
+                if (marker is not None or request.full) and doc_id not in shown:
+                    shown[doc_id] = _shown(service, marker, doc_id, full=request.full)
+                hit = {"rank": rank, "id": doc_id, "score": score, **shown.get(doc_id, {})}
+                if hit.get("document") is not None:
+                    whole_characters += len(hit["document"]["title"]) + len(hit["document"]["text"])
+                hits.append(hit)
+                if whole_characters > service.limits.whole_characters:
+                    most = f"{service.limits.whole_characters:,} characters"
+                    raise HTTPException(422, f"full: these documents have more than {most}: ask for fewer")
             ms = {part: round(value, 3) for part, value in ranking.ms.items()}
             systems.append({"system": system, "hits": hits, "ms": ms})
         results.append({"query": query, "systems": systems})
     return JSONResponse({"results": results})
 
 
-def _shown(service: Service, marker: Marker, doc_id: str) -> dict[str, Any]:
-    document = service.document(doc_id)
-    title, text = (document.title, document.text) if document is not None else ("", "")
-    return {"title": marker.mark(title[:500])._asdict(), "snippet": marker.snippet(text)._asdict()}
+def _shown(service: Service, marker: Marker | None, doc_id: str, *, full: bool) -> dict[str, Any]:
+    found = service.document(doc_id)
+    document = found[1] if found is not None else None
+    shown: dict[str, Any] = {}
+    if marker is not None:
+        title, text = (document.title, document.text) if document is not None else ("", "")
+        shown |= {"title": marker.mark(title[:500])._asdict(), "snippet": marker.snippet(text)._asdict()}
+    if full:
+        shown["document"] = document._asdict() if document is not None else None
+    return shown
+
+
+def _document_response(service: Service, doc_id: str, index: str | None, query: str) -> JSONResponse:
+    stored = [o.name for o in service.opened if o.index.documents is not None and index in (None, o.name)]
+    if not stored:
+        which = f"the index {index} was" if index else "the indexes here were"
+        raise HTTPException(404, f"{which} built without --corpus: it is not known what documents say")
+    found = service.document(doc_id, index)
+    if found is None:
+        raise HTTPException(404, f"there is no document {doc_id!r} in {' or '.join(stored)}")
+    opened, document = found
+    marker = Marker(query)
+    matches = {f: marker.matches(getattr(document, f)) if query else [] for f in ("title", "text")}
+    marked = {f"{field}_matches": spans for field, spans in matches.items()}
+    return JSONResponse({**document._asdict(), "index": opened.name, **marked})
 
 
 def _health(service: Service) -> dict[str, Any]:
@@ -134,6 +207,7 @@ def _health(service: Service) -> dict[str, Any]:
                 "engine": info.engine,
                 "similarity": info.similarity,
                 "documents": info.count,
+                "has_texts": opened.index.documents is not None,
                 # The path would tell clients about the machine.
                 "model": Path(encoder.spec).name if encoder is not None and encoder.spec else None,
                 "fingerprint": encoder.fingerprint if encoder is not None else None,
@@ -141,7 +215,8 @@ def _health(service: Service) -> dict[str, Any]:
             }
         )
     limits = {
-        name: getattr(service.limits, name) for name in ("body_bytes", "queries", "query_characters", "k")
+        name: getattr(service.limits, name)
+        for name in ("body_bytes", "queries", "query_characters", "k", "answer_seconds")
     }
     return {"status": "ok", "indexes": indexes, "systems": service.systems, "limits": limits}
 
@@ -176,3 +251,8 @@ async def _http_problem(_: Request, error: HTTPException) -> JSONResponse:
 
 async def _failed(_: Request, error: Exception) -> JSONResponse:
     return JSONResponse({"detail": str(error)}, 503, headers={"retry-after": "1"})
+
+
+async def _fault(_: Request, error: Exception) -> JSONResponse:
+    # Starlette raises it again once this is sent, and uvicorn prints it.
+    return JSONResponse({"detail": f"a fault of the service ({type(error).__name__})"}, 500)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, TypeVar
@@ -31,6 +32,10 @@ class Batcher(Generic[J, R]):
       max_batch: the most jobs of a batch.
       max_waiting: the most jobs that wait.
       name: of the thread.
+
+    Attributes:
+      sizes: how many batches there were of each size.
+      busy_seconds: how long the thread has worked.
     """
 
     def __init__(
@@ -39,6 +44,13 @@ class Batcher(Generic[J, R]):
         self._work, self._max_batch, self._max_waiting, self._name = work, max_batch, max_waiting, name
         self._waiting: collections.deque[tuple[J, asyncio.Future[R]]] = collections.deque()
         self._arrival = asyncio.Event()
+        self.sizes: collections.Counter[int] = collections.Counter()
+        self.busy_seconds = 0.0
+
+    @property
+    def waiting(self) -> int:
+        """The number of jobs that wait."""
+        return len(self._waiting)
 
     async def __aenter__(self) -> Batcher[J, R]:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=self._name)
@@ -80,7 +92,10 @@ class Batcher(Generic[J, R]):
             if not batch:
                 self._arrival.clear()
                 continue
+            started = time.perf_counter()
             outcomes = await loop.run_in_executor(self._thread, self._attempt, [job for job, _ in batch])
+            self.sizes[len(batch)] += 1
+            self.busy_seconds += time.perf_counter() - started
             for (_, future), outcome in zip(batch, outcomes, strict=True):
                 if future.done():
                     continue

@@ -59,6 +59,10 @@ class DenseEngine:
                 index.search(np.repeat(vectors, rows, axis=0), self._k)
                 rows *= 2
 
+    def compiled_shapes(self, tower: Tower) -> int:
+        """Returns how many programs there are for texts of a tower."""
+        return sum(of_tower == tower for of_tower, _, _ in tuple(self._shapes.compiled))
+
     def answer(self, questions: list[Question]) -> list[Answer]:
         """Answers questions of one tower."""
         texts = {text: row for row, text in enumerate(dict.fromkeys(q.text for q in questions))}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from jaxir.serving.limits import Limits
@@ -31,12 +31,20 @@ class Guard:
     Args:
       app: the application.
       limits: the limits.
+      connections: says how many are open.
       hosts: names of this machine that the Host header may have, None for any. On a loopback address it keeps
         pages of other sites out, whose name an attacker lets point at 127.0.0.1 (DNS rebinding).
     """
 
-    def __init__(self, app: Any, *, limits: Limits, hosts: Collection[str] | None = None):
-        self._app, self._limits, self._hosts = app, limits, hosts
+    def __init__(
+        self,
+        app: Any,
+        *,
+        limits: Limits,
+        connections: Callable[[], int],
+        hosts: Collection[str] | None = None,
+    ):
+        self._app, self._limits, self._connections, self._hosts = app, limits, connections, hosts
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -64,6 +72,8 @@ class Guard:
             await _refuse(_Refused(503, sentence), receive, send_marked)
 
     async def _body(self, scope: Any, receive: Any) -> bytes:
+        if self._connections() > self._limits.connections:
+            raise _Refused(503, f"{self._limits.connections:,} connections are open already")
         headers = dict(scope["headers"])
         name = headers.get(b"host", b"").decode("latin-1").lower()
         if self._hosts is not None and _without_port(name) not in self._hosts:

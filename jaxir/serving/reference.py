@@ -50,14 +50,24 @@ def _operation(method: str, path: str, operation: dict[str, Any]) -> str:
     body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema")
     if body is not None:
         parts.append(f"<p>Takes {_type(body)} as JSON.</p>")
+    if "parameters" in operation:
+        rows = [_parameter(each) for each in operation["parameters"]]
+        parts.append(f"<table><tr><th>parameter</th><th>type</th><th></th></tr>{''.join(rows)}</table>")
     rows = []
-    for status, response in operation["responses"].items():
-        schema = response.get("content", {}).get("application/json", {}).get("schema", {})
-        rows.append(
-            f"<tr><td>{status}</td><td>{_type(schema)}</td><td>{_text(response['description'])}</td></tr>"
-        )
+    for status, response in sorted(operation["responses"].items()):
+        ((kind, content),) = response["content"].items()
+        gives = _type(content["schema"]) if kind == "application/json" else _text(kind)
+        rows.append(f"<tr><td>{status}</td><td>{gives}</td><td>{_text(response['description'])}</td></tr>")
     parts.append(f"<table><tr><th>status</th><th>gives</th><th></th></tr>{''.join(rows)}</table>")
     return "\n".join(parts)
+
+
+def _parameter(parameter: dict[str, Any]) -> str:
+    schema, said = parameter["schema"], [f"in the {parameter['in']}", parameter.get("description", "")]
+    notes = _text("; ".join(filter(None, said)) + _bounds(schema))
+    return (
+        f"<tr><td><code>{_text(parameter['name'])}</code></td><td>{_type(schema)}</td><td>{notes}</td></tr>"
+    )
 
 
 def _schema(name: str, schema: dict[str, Any]) -> str:

@@ -16,6 +16,23 @@ class Shown(BaseModel):
     matches: list[Span]
 
 
+class Document(BaseModel):
+    """A whole document, as the corpus has it."""
+
+    id: str
+    title: str
+    text: str
+    metadata: dict[str, Any] | None = Field(description="of the corpus, null where it has none")
+
+
+class DocumentResponse(Document):
+    """A whole document, and where in it a question's words are."""
+
+    index: str = Field(description="the index that it is stored with")
+    title_matches: list[Span] = Field(description="[start, end) in Unicode code points; none without `query`")
+    text_matches: list[Span]
+
+
 class Hit(BaseModel):
     """A document that was found."""
 
@@ -24,6 +41,9 @@ class Hit(BaseModel):
     score: float = Field(description="cosine or inner product, BM25, or the sum of reciprocal ranks")
     title: Shown | None = Field(None, description="where documents are asked for; its text may be empty")
     snippet: Shown | None = Field(None, description="the part of the text with most words of the question")
+    document: Document | None = Field(
+        None, description="where `full` is asked for; null where its text is not stored"
+    )
 
 
 class SystemResults(BaseModel):
@@ -67,6 +87,7 @@ class IndexFacts(BaseModel):
     engine: str
     similarity: str
     documents: int
+    has_texts: bool = Field(description="whether titles and texts are stored with it")
     model: str | None
     fingerprint: str | None
     dimension: int
@@ -81,19 +102,32 @@ class Health(BaseModel):
     limits: dict[str, float]
 
 
+class Examples(BaseModel):
+    """Something to begin with."""
+
+    examples: list[str] = Field(description="titles or sentences of documents drawn at random; may be empty")
+
+
 class Problem(BaseModel):
     """What is wrong, in a sentence."""
 
     detail: str
 
 
-PROBLEMS: dict[int | str, dict[str, Any]] = {
-    400: {"model": Problem, "description": "no JSON, or another host's name"},
-    408: {"model": Problem, "description": "the request came too slowly"},
-    413: {"model": Problem, "description": "the request is too large"},
-    422: {"model": Problem, "description": "the request asks for what cannot be had"},
-    503: {"model": Problem, "description": "too busy, or an engine fails; try again later"},
-}
+def _problems(**sentences: str) -> dict[int | str, dict[str, Any]]:
+    return {int(s[1:]): {"model": Problem, "description": sentence} for s, sentence in sentences.items()}
+
+
+# What every request may be answered, and what some may be beside.
+PROBLEMS = _problems(
+    _400="no HTTP, no JSON, or another host's name",
+    _408="the request came too slowly",
+    _413="the request is too large",
+    _500="a fault of the service; its standard error says more",
+    _503="too busy, or an engine fails; try again later",
+)
+UNFIT = _problems(_422="the request asks for what cannot be had")
+UNKNOWN = _problems(_404="there is no such document, or its text is not stored")
 
 
 def request_models(known: list[str], limits: Limits) -> tuple[type[BaseModel], type[BaseModel]]:
@@ -116,6 +150,7 @@ def request_models(known: list[str], limits: Limits) -> tuple[type[BaseModel], t
             None, max_length=len(known), description=f"some of {', '.join(known)}; all by default"
         )
         documents: bool = Field(True, description="whether titles and snippets come along, or ids only")
+        full: bool = Field(False, description="whether whole documents come along, with their metadata")
 
     class EncodeRequest(BaseModel):
         """Texts of one kind."""

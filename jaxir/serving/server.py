@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import json
 import signal
 import socket
 import sys
 from collections.abc import Callable
 from typing import Any
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from jaxir.errors import UserError
+from jaxir.serving.account import Account
 from jaxir.serving.guard import Guard
 from jaxir.serving.limits import Limits
 
@@ -58,19 +61,23 @@ def is_loopback(listener: socket.socket) -> bool:
     return ipaddress.ip_address(listener.getsockname()[0]).is_loopback
 
 
-def run(app: Any, listener: socket.socket, limits: Limits, on_ready: Callable[[], None]) -> None:
+def run(
+    app: Any, listener: socket.socket, limits: Limits, account: Account, on_ready: Callable[[], None]
+) -> None:
     """Serves `app` until SIGTERM or SIGINT, then ends what is under way and returns.
 
     Args:
       app: the ASGI application.
       listener: from `listen`.
       limits: what clients may do.
+      account: what notes every request.
       on_ready: called when the first client may come.
     """
-    guarded = Guard(app, limits=limits, hosts=LOOPBACK_NAMES if is_loopback(listener) else None)
+    hosts = LOOPBACK_NAMES if is_loopback(listener) else None
+    guard = Guard(app, limits=limits, hosts=hosts, connections=lambda: len(server.server_state.connections))
     config = uvicorn.Config(
-        guarded,
-        http=_protocol(limits),
+        account.around(guard),
+        http=_protocol(limits, account),
         ws="none",
         lifespan="on",
         access_log=False,
@@ -79,12 +86,12 @@ def run(app: Any, listener: socket.socket, limits: Limits, on_ready: Callable[[]
         proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=END_SECONDS,
-        limit_concurrency=limits.connections,
     )
+    server = _Server(config, on_ready)
     # Having ended in good order, uvicorn raises the signal again for whoever handled it before.
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
-        _Server(config, on_ready).run(sockets=[listener])
+        server.run(sockets=[listener])
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -100,8 +107,11 @@ class _Server(uvicorn.Server):
             self._on_ready()
 
 
-def _protocol(limits: Limits) -> type[H11Protocol]:
-    """Returns uvicorn's protocol with bounds on how slowly a client may send a head and read an answer."""
+def _protocol(limits: Limits, account: Account) -> type[H11Protocol]:
+    """Returns uvicorn's protocol with bounds on how slowly a client may send a head and read an answer.
+
+    What is no HTTP is answered and noted as every other bad request.
+    """
 
     class Protocol(H11Protocol):
         _head_timer: asyncio.TimerHandle | None = None
@@ -121,6 +131,22 @@ def _protocol(limits: Limits) -> type[H11Protocol]:
         def connection_lost(self, exc: Exception | None) -> None:
             super().connection_lost(exc)
             self._stop()
+
+        def send_400_response(self, msg: str) -> None:
+            body = json.dumps({"detail": "this is no HTTP request"}).encode()
+            headers = [
+                (b"content-type", b"application/json"),
+                (b"content-length", str(len(body)).encode()),
+                (b"connection", b"close"),
+            ]
+            for event in (
+                h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
+                h11.Data(data=body),
+                h11.EndOfMessage(),
+            ):
+                self.transport.write(self.conn.send(event))
+            self.transport.close()
+            account.note(self.client, "-", "-", "other", 400, 0.0)
 
         def _watch(self) -> None:
             if self.cycle is not None and not self.cycle.response_complete:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
+import random
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,10 +21,12 @@ from jaxir.retrieval.index import Index, load_index
 from jaxir.retrieval.searcher import Searcher
 from jaxir.serving.batcher import Batcher
 from jaxir.serving.engines import Answer, DenseEngine, Found, Question, SparseEngine
+from jaxir.serving.examples import examples
 from jaxir.serving.few_shapes import FewShapes, Tower
 from jaxir.serving.limits import Limits
 
 HYBRID = "hybrid"
+TOWERS: tuple[Tower, ...] = ("query", "passage")
 MAX_BATCH = 64
 
 
@@ -122,14 +126,13 @@ class Service:
                     " they cannot be searched side by side"
                 )
         service = cls(opened, limits)
-        for engine in dict.fromkeys(service.engines.values()):
+        for engine in service._engines():
             engine.warm_up(MAX_BATCH)
         return service
 
     async def __aenter__(self) -> Service:
-        for number, engine in enumerate(dict.fromkeys(self.engines.values())):
-            towers: list[Tower] = ["query"] if isinstance(engine, SparseEngine) else ["query", "passage"]
-            for tower in towers:
+        for number, engine in enumerate(self._engines()):
+            for tower in TOWERS[:1] if isinstance(engine, SparseEngine) else TOWERS:
                 batcher = Batcher(
                     engine.answer,
                     max_batch=MAX_BATCH,
@@ -200,13 +203,45 @@ class Service:
         answers = await batcher.results([Question(text, tower=tower) for text in texts])
         return opened, np.stack([answer.vector for answer in answers])
 
-    def document(self, doc_id: str) -> Document | None:
-        """Returns a document, from the first index that has it stored."""
+    def document(self, doc_id: str, index: str | None = None) -> tuple[Opened, Document] | None:
+        """Returns a document and the index that has it stored, None where none has.
+
+        Args:
+          doc_id: its id.
+          index: the name of an index; None takes the first that has it.
+        """
+        for opened in self.opened:
+            if opened.index.documents is not None and index in (None, opened.name):
+                with contextlib.suppress(KeyError):
+                    return opened, opened.index.documents[doc_id]
+        return None
+
+    def examples(self, count: int) -> list[str]:
+        """Returns phrases out of documents, other ones each time; none where no documents are stored."""
         for opened in self.opened:
             if opened.index.documents is not None:
-                with contextlib.suppress(KeyError):
-                    return opened.index.documents[doc_id]
-        return None
+                found = examples(opened.index, count, random.Random())
+                return [phrase[: self.limits.query_characters] for phrase in found]
+        return []
+
+    def batchers(self) -> dict[tuple[str, Tower], Batcher[Question, Answer]]:
+        """Returns what does the work, by the names of its indexes and by tower; empty before it is begun."""
+        return {
+            (self._names(engine), tower): self._batchers[id(engine), tower]
+            for engine, tower in itertools.product(self._engines(), TOWERS)
+            if (id(engine), tower) in self._batchers
+        }
+
+    def compiled_shapes(self) -> dict[tuple[str, Tower], int]:
+        """Returns the number of compiled programs by the names of their indexes and by tower."""
+        dense = [engine for engine in self._engines() if isinstance(engine, DenseEngine)]
+        return {(self._names(e), tower): e.compiled_shapes(tower) for e in dense for tower in TOWERS}
+
+    def _engines(self) -> list[DenseEngine | SparseEngine]:
+        return list(dict.fromkeys(self.engines.values()))
+
+    def _names(self, engine: DenseEngine | SparseEngine) -> str:
+        return ",".join(name for name, each in self.engines.items() if each is engine)
 
 
 def _ranking(

@@ -6,6 +6,7 @@ import http.client
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,11 +22,19 @@ from jaxir.sidecar import environment
 
 TESTS = Path(__file__).resolve().parent.parent
 XSS = "<script>document.title = 'owned'</script>"
+SPECIAL_ID = "a/b//é?#%2F&c"
 DOCUMENTS = [
     {"_id": "cats", "title": "Joining arrays", "text": "w1 w2 w3 the array that was joined w4"},
-    {"_id": "xss", "title": XSS, "text": "w1 w5 <img src=x onerror=\"document.title = 'owned'\"> joins"},
+    {
+        "_id": "xss",
+        "title": XSS,
+        "text": "w1 w5 <img src=x onerror=\"document.title = 'owned'\"> joins"
+        + " filler" * 60
+        + " w199 <b>end</b>",
+        "metadata": {"author": "<i>Ada</i>", "pages": [7, 8], "nothing": None},
+    },
     {"_id": "plain", "title": "", "text": "w7 w8 𝒳🙂 arrays w9"},
-    {"_id": "bare", "title": "", "text": "w11"},
+    {"_id": SPECIAL_ID, "title": "", "text": "w11"},
 ]
 
 
@@ -114,6 +123,7 @@ def world(tmp_path_factory, toy) -> types.SimpleNamespace:
     ids = [r["_id"] for r in records]
     facts = {"similarity": "cosine", "fingerprint": encoder.fingerprint, "model": model}
     ExactIndex.build(vectors, ids, **facts).save(root / "dense", corpus=corpus)
+    ExactIndex.build(vectors, ids, **facts).save(root / "without_texts")
     has_lucene = environment.installed() is not None
     if has_lucene:
         build_lucene_index(corpus, root / "second")
@@ -122,7 +132,13 @@ def world(tmp_path_factory, toy) -> types.SimpleNamespace:
             root / "second", corpus=corpus
         )
     return types.SimpleNamespace(
-        root=root, model=model, encoder=encoder, ids=ids, second_kind="sparse" if has_lucene else "dense"
+        root=root,
+        model=model,
+        encoder=encoder,
+        ids=ids,
+        documents={r["_id"]: r for r in records},
+        special_id=SPECIAL_ID,
+        second_kind="sparse" if has_lucene else "dense",
     )
 
 
@@ -139,6 +155,7 @@ def gin_file(tmp_path_factory) -> str:
         "limits.Limits.body_seconds = 1.0\n"
         "limits.Limits.read_seconds = 1.0\n"
         "limits.Limits.body_bytes = 200_000\n"
+        "limits.Limits.whole_characters = 30_000\n"
     )
     return str(path)
 
@@ -160,3 +177,13 @@ def served(tmp_path_factory, start) -> Iterator[Server]:
         yield server
         assert server.process.poll() is None
         assert "Traceback" not in server.log.read_text()
+
+
+@pytest.fixture(scope="session")
+def without_texts(tmp_path_factory, world) -> Iterator[Server]:
+    """A server of an index that was built without a corpus, and its access.log."""
+    directory = tmp_path_factory.mktemp("without_texts")
+    flags = [f"--index={world.root}/without_texts", f"--access_log={directory}/access.log"]
+    with running(directory, *flags) as server:
+        yield server
+    assert re.fullmatch("loading .*\n", server.log.read_text())

@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import contextlib
 import json
 import os
 import re
@@ -11,9 +12,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 DEEP = b"[" * 100_000
 
@@ -83,7 +86,145 @@ def test_health_says_what_is_served(served, world):
     assert status == 200 and health["status"] == "ok" and health["systems"] == ["dense", "second", "hybrid"]
     facts = [(i["name"], i["kind"], i["documents"]) for i in health["indexes"]]
     assert facts == [("dense", "dense", 64), ("second", world.second_kind, 64)]
+    assert [i["has_texts"] for i in health["indexes"]] == [True, True]
     assert str(world.root) not in body.decode()
+
+
+def test_a_whole_document_by_its_id(served, world):
+    def get(path: str) -> tuple[int, dict]:
+        status, _, body = served.request("GET", f"/document/{path}")
+        return status, json.loads(body)
+
+    status, document = get("xss?query=joined%20ends&index=second")
+    record = world.documents["xss"]
+    assert status == 200 and document["index"] == "second" and document["metadata"] == record["metadata"]
+    assert (document["title"], document["text"]) == (record["title"], record["text"])
+    assert [record["text"][a:b] for a, b in document["text_matches"]] == ["joins", "end"]
+    assert document["title_matches"] == []
+    status, document = get(quote(world.special_id))
+    assert (status, document["id"], document["text"]) == (200, world.special_id, "w11")
+    assert (document["metadata"], document["index"], document["text_matches"]) == (None, "dense", [])
+    assert get(quote(world.special_id, safe=""))[0] == 200
+    refusals = [
+        ("nothing/é", 404, "there is no document 'nothing/é' in dense or second"),
+        ("", 404, "there is no document '' in dense or second"),
+        ("cats?index=dens", 422, "there is no index 'dens'; there are dense, second; did you mean 'dense'?"),
+        ("cats?index=hybrid", 422, "there is no index 'hybrid'; there are dense, second"),
+        (f"cats?query={'a' * 2001}", 422, "query: String should have at most 2000 characters"),
+    ]
+    for path, status, sentence in refusals:
+        assert get(quote(path, safe="/?=&")) == (status, {"detail": sentence})
+
+
+def test_whole_documents_in_answers(served, world):
+    answer = served.ask("/search", queries=["joined arrays"], k=64, full=True)
+    hits = {h["id"]: h for s in answer["results"][0]["systems"] for h in s["hits"]}
+    for doc_id, record in world.documents.items():
+        expected = {"id": doc_id, "title": record["title"], "text": record["text"]}
+        assert hits[doc_id]["document"] == expected | {"metadata": record.get("metadata")}
+    assert hits["cats"]["snippet"]["matches"]
+    bare = served.ask("/search", queries=["w1"], k=1, full=True, documents=False, systems=["dense"])
+    assert set(bare["results"][0]["systems"][0]["hits"][0]) == {"rank", "id", "score", "document"}
+    status, _, body = served.request("POST", "/search", {"queries": ["w1"] * 20, "k": 64, "full": True})
+    assert status == 422 and b"full: these documents have more than 30,000 characters" in body
+
+
+def test_examples_are_of_the_documents(served, world):
+    examples = json.loads(served.request("GET", "/examples")[2])["examples"]
+    assert len(examples) == 4 and set(examples) <= {r["title"] for r in world.documents.values()}
+
+
+def series(served) -> dict[tuple[str, ...], float]:
+    """What /metrics says, by name and values of labels, in the order of the labels' names."""
+    status, headers, body = served.request("GET", "/metrics")
+    assert status == 200 and headers["content-type"].startswith("text/plain; version=")
+    families = text_string_to_metric_families(body.decode())
+    return {
+        (s.name, *(value for _, value in sorted(s.labels.items()))): s.value
+        for f in families
+        for s in f.samples
+    }
+
+
+def test_metrics_count_what_is_asked(served, world):
+    before = series(served)
+    served.ask("/search", queries=["w1", "w2", "w3"], systems=["dense"])
+    served.request("POST", "/search", b"nonsense", **{"content-type": "application/json"})
+    served.request("GET", "/document/cats?query=secret")
+    served.request("GET", "/document/nothing")
+    served.request("BREW", "/nowhere/at/all")
+    talk(served.address, b"\0\xff\r\n\r\n")
+    after = series(served)
+    grown = {name: value - before.get(name, 0) for name, value in after.items()}
+    for endpoint, method, status in [
+        ("/search", "POST", "200"),
+        ("/search", "POST", "400"),
+        ("/document/{doc_id}", "GET", "200"),
+        ("/document/{doc_id}", "GET", "404"),
+        ("other", "other", "404"),
+        ("other", "other", "400"),
+        ("/metrics", "GET", "200"),
+    ]:
+        assert grown["jaxir_requests_total", endpoint, method, status] == 1
+    assert grown["jaxir_request_seconds_count", "/search"] == 2
+    assert grown["jaxir_request_seconds_bucket", "/search", "+Inf"] == 2
+    engine = ("dense", "query") if world.second_kind == "sparse" else ("dense,second", "query")
+    assert grown["jaxir_batch_size_sum", *engine] == 3
+    assert 1 <= grown["jaxir_batch_size_count", *engine] <= 3
+    assert (
+        grown["jaxir_batch_size_bucket", engine[0], "64.0", engine[1]]
+        == grown["jaxir_batch_size_count", *engine]
+    )
+    assert after["jaxir_queue_length", *engine] == 0 and after["jaxir_requests_in_progress",] == 1
+    assert grown["jaxir_engine_busy_seconds_total", *engine] > 0
+    assert after["jaxir_compiled_shapes", *engine] > 3 and grown["jaxir_compiled_shapes", *engine] == 0
+    assert after["jaxir_index_documents", "exact", "dense"] == 64
+    assert after["process_resident_memory_bytes",] > 1e6
+
+
+def test_a_line_for_each_request_and_no_question_in_it(served):
+    served.ask("/search", queries=["a secret of w1"])
+    served.request("GET", "/?q=a%20secret")
+    served.request("GET", "/document/no%0Athing?query=secret")
+    served.request("GET", "/" + "x" * 1000)
+    talk(served.address, b"secret\r\n\r\n")
+    log = served.log.read_text()
+    line = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00 127\.0\.0\.1 %s \d+\.\dms\n"
+    asked = [
+        "POST /search 200",
+        "GET / 200",
+        "GET /document/no%0Athing 404",
+        f"GET /{'x' * 199} 404",
+        "- - 400",
+    ]
+    assert re.search("".join(line % re.escape(each) for each in asked) + "$", log)
+    assert "secret" not in log
+
+
+def test_too_many_connections_are_refused_in_a_sentence(served):
+    with contextlib.ExitStack() as stack:
+        for _ in range(502):
+            stack.enter_context(socket.create_connection(served.address))
+        status, headers, body = served.request("GET", "/healthz")
+    assert (status, json.loads(body)) == (503, {"detail": "500 connections are open already"})
+    assert headers["retry-after"] == "1"
+
+
+def test_an_index_without_texts(without_texts):
+    status, _, body = without_texts.request("GET", "/document/cats")
+    assert status == 404
+    assert b"the indexes here were built without --corpus" in body
+    assert json.loads(without_texts.request("GET", "/examples")[2]) == {"examples": []}
+    answer = without_texts.ask("/search", queries=["w1"], k=1, full=True)
+    (hit,) = answer["results"][0]["systems"][0]["hits"]
+    assert hit["document"] is None and hit["title"]["text"] == ""
+    access = without_texts.log.with_name("access.log").read_text().splitlines()
+    assert [line.split()[2:5] for line in access[-3:]] == [
+        ["GET", "/document/cats", "404"],
+        ["GET", "/examples", "200"],
+        ["POST", "/search", "200"],
+    ]
+    assert re.fullmatch("loading .*\n", without_texts.log.read_text())
 
 
 def test_documentation_needs_no_other_host(served):
@@ -92,7 +233,12 @@ def test_documentation_needs_no_other_host(served):
     assert status == 200 and headers["content-type"].startswith("text/html")
     assert not re.search(r"(src|href)=.(https?:)?//", text) and "POST /search" in text
     openapi = json.loads(served.request("GET", "/openapi.json")[2])
-    assert {"/search", "/encode", "/healthz"} == set(openapi["paths"])
+    assert set(openapi["paths"]) == {
+        "/search", "/encode", "/document/{doc_id}", "/examples", "/metrics", "/healthz"
+    }  # fmt: skip
+    for path, methods in openapi["paths"].items():
+        assert f"{next(iter(methods)).upper()} {path}" in text
+        assert {"400", "408", "413", "500", "503"} < set(next(iter(methods.values()))["responses"])
     schemas = openapi["components"]["schemas"]
     assert schemas["SearchRequest"]["properties"]["queries"]["maxItems"] == 64
     for name in schemas:
@@ -186,6 +332,7 @@ def test_slow_and_broken_clients_are_let_go(served):
     assert answers["body"].startswith(b"HTTP/1.1 408 ") and answers["no body"].startswith(b"HTTP/1.1 408 ")
     assert b"the request's body did not arrive within 1 s" in answers["body"]
     assert answers["head"] == answers["nothing"] == b""
+    assert answers["garbage"].endswith(b'{"detail": "this is no HTTP request"}')
     assert answers["garbage"].startswith(b"HTTP/1.1 400 ") and answers["endless head"].startswith(
         b"HTTP/1.1 400 "
     )

@@ -1,17 +1,23 @@
 """Vectors in few shapes, and several indexes behind one service."""
 
 import asyncio
+import json
 import re
 
 import numpy as np
 import pytest
 
 from jaxir import DualEncoder
+from jaxir.data.sources import Document
 from jaxir.errors import UserError
 from jaxir.models import products
 from jaxir.retrieval.fusion import reciprocal_rank_fusion
+from jaxir.serving.account import AccessLog
+from jaxir.serving.app import build_app
+from jaxir.serving.examples import phrase_of
 from jaxir.serving.few_shapes import ROWS, FewShapes, lay_out, lengths_up_to
 from jaxir.serving.limits import Limits
+from jaxir.serving.metrics import Metrics
 from jaxir.serving.service import Service
 
 pytestmark = pytest.mark.usefixtures("few_optimizations")
@@ -146,9 +152,69 @@ def test_encode(world, service):
 
 
 def test_documents_come_from_whichever_index_has_them(service):
-    assert service.document("cats").title == "Joining arrays"
-    assert service.document("bare").text == "w11"
-    assert service.document("nothing") is None
+    opened, document = service.document("cats")
+    assert (opened.name, document.title, document.metadata) == ("dense", "Joining arrays", None)
+    assert service.document("cats", "again")[0].name == "again"
+    assert service.document("xss")[1].metadata["pages"] == [7, 8]
+    assert service.document("nothing") is None is service.document("cats", "nothing")
+
+
+def test_examples_are_what_a_person_might_type(service):
+    found = service.examples(4)
+    assert len(set(found)) == 4
+    assert set(found) <= {"Joining arrays", *(f"Title {i}" for i in range(10))}
+    assert {tuple(service.examples(4)) for _ in range(5)} != {tuple(found)}
+    phrases = [
+        ("", "Short. A library to read and write files. It is quick.", "A library to read and write files"),
+        ("numpy.linalg.solve", "solve(a, b)\nSolve a linear equation.", "Solve a linear equation"),
+        ("A title of  words", "Never the text of it.", "A title of words"),
+        ("", "x = 1; y = 2; 0x55 0x66", None),
+        ("", "word " * 500, None),
+        ("日本語の題名です", "", "日本語の題名です"),
+    ]
+    for title, text, expected in phrases:
+        assert phrase_of(Document("1", title, text)) == expected
+
+
+def test_a_fault_is_told_without_its_details(service):
+    app = build_app(service, Metrics(service))
+    sent = []
+
+    async def receive():
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message):
+        sent.append(message)
+
+    def fails(count):
+        raise RuntimeError("a secret")
+
+    async def ask():
+        scope = {"type": "http", "method": "GET", "path": "/examples", "headers": [], "query_string": b""}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(service, "examples", fails)
+            with pytest.raises(RuntimeError, match="a secret"):  # uvicorn prints it
+                await app(scope, receive, send)
+
+    asyncio.run(ask())
+    assert sent[0]["status"] == 500
+    assert json.loads(sent[1]["body"]) == {"detail": "a fault of the service (RuntimeError)"}
+
+
+def test_an_access_log_that_cannot_be_written(tmp_path, capsys):
+    with pytest.raises(UserError, match=r"cannot write the access log .*nowhere/log: no such file"):
+        AccessLog(str(tmp_path / "nowhere" / "log"))
+    full = AccessLog("/dev/full")
+    for _ in range(3):
+        full.write("127.0.0.1", "GET", "/", 200, 0.1)
+    assert capsys.readouterr().err.count("the access log cannot be written: [Errno 28] No space left") == 1
+    log = AccessLog(str(tmp_path / "log"))
+    log.write("127.0.0.1", "GET", "/one", 200, 0.1)
+    (tmp_path / "log").rename(tmp_path / "log.1")  # as logrotate does
+    log.write("127.0.0.1", "GET", "/two", 200, 0.1)
+    log.close()
+    full.close()
+    assert "/one" in (tmp_path / "log.1").read_text() and "/two" in (tmp_path / "log").read_text()
 
 
 def test_indexes_of_one_model_share_it(service, world):

@@ -1,0 +1,55 @@
+"""A few phrases out of documents, for a page that has nothing to show yet."""
+
+from __future__ import annotations
+
+import random
+import re
+
+from jaxir.data.sources import Document
+from jaxir.retrieval.index import Index
+
+LONGEST = 80  # characters of an example
+READ = 1_000  # characters of a text that are split into sentences
+FIRST = 2  # sentences of a text that are looked at: later ones speak of what came before
+TRIED = 15  # documents read for each example that is wanted
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|[\n。！？]+")
+
+
+def examples(index: Index, count: int, chooser: random.Random) -> list[str]:
+    """Returns titles, or sentences where titles are no phrases, of documents drawn at random.
+
+    Args:
+      index: an index with its documents.
+      count: how many at most.
+      chooser: what draws.
+    """
+    drawn = chooser.sample(range(len(index.ids)), min(len(index.ids), TRIED * count))
+    phrases: dict[str, None] = {}
+    for row in drawn:
+        if len(phrases) == count:
+            break
+        phrase = phrase_of(index.documents[index.ids[row]])
+        if phrase is not None:
+            phrases[phrase] = None
+    return list(phrases)
+
+
+def phrase_of(document: Document) -> str | None:
+    """Returns the title, else a first sentence of the text, that reads like something a person would type."""
+    title = " ".join(document.title.split())
+    if _reads(title, fewest=2):
+        return title
+    parts = _SENTENCE_END.split(document.text[:READ].strip())[:FIRST]
+    sentences = (" ".join(part.split()).rstrip(".") for part in parts)
+    return next((s for s in sentences if _reads(s, fewest=3)), None)
+
+
+def _reads(phrase: str, *, fewest: int) -> bool:
+    """Whether a phrase is neither long nor short, and made of letters rather than of numbers and signs.
+
+    Of languages that do not part words by spaces, four letters go for a word.
+    """
+    letters = sum(c.isalpha() or c == " " for c in phrase)
+    words = len(phrase.split()) if phrase.isascii() else max(len(phrase.split()), len(phrase) // 4)
+    whole = phrase[:1].isalnum() and not phrase.endswith(":")
+    return whole and len(phrase) <= LONGEST and fewest <= words <= 14 and letters >= 0.85 * len(phrase)
