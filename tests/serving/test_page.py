@@ -1,5 +1,6 @@
 """The page, in a real browser."""
 
+import contextlib
 import os
 import re
 import shutil
@@ -34,6 +35,13 @@ def browser():
 
 @pytest.fixture
 def page(browser, served) -> Iterator:
+    """The page of both indexes."""
+    with opened_page(browser, served) as opened:
+        yield opened
+
+
+@contextlib.contextmanager
+def opened_page(browser, served) -> Iterator:
     """A page of which each test may ask nothing but the server, and that may report no error."""
     context = browser.new_context(viewport={"width": 1200, "height": 800})
     context.set_default_timeout(30_000)
@@ -48,7 +56,7 @@ def page(browser, served) -> Iterator:
     yield opened
     context.close()
     assert asked and all(url.startswith((served.url, "data:")) for url in asked)
-    assert [p for p in problems if "status of 422" not in p] == []
+    assert [p for p in problems if not re.search("status of 404|ERR_INTERNET_DISCONNECTED", p)] == []
 
 
 def search(page, question: str) -> None:
@@ -57,14 +65,110 @@ def search(page, question: str) -> None:
     expect(page.locator("#status")).to_have_text(re.compile("Answered"), timeout=30_000)
 
 
+def test_nothing_asked_yet_says_what_is_searched_and_offers_examples(page, world):
+    expect(page.locator("#headline")).to_have_text("Search 64 passages")
+    said = page.locator("#indexes li").all_inner_texts()
+    assert said[0].split("\n") == ["dense", "by meaning: model", "64 passages, exact index, 32 dimensions"]
+    if world.second_kind == "sparse":
+        assert said[1].split("\n") == ["second", "by words: BM25", "64 passages, lucene index"]
+    assert said[2].split("\n") == ["hybrid", "all together", "reciprocal rank fusion"]
+    expect(page.locator("#examples button")).to_have_count(4)
+    example = page.locator("#examples button").nth(2).inner_text()
+    page.locator("#examples button").nth(2).click()
+    expect(page.locator("#status")).to_have_text(re.compile("Answered"))
+    assert page.locator("#question").input_value() == example
+    expect(page.locator("#start")).to_be_hidden()
+    expect(page.locator("#headline")).to_be_hidden()
+    if world.second_kind == "sparse":
+        found = page.locator("section").nth(1).locator(".open").first
+        expect(found).to_contain_text(example)
+
+
+def test_documents_open_to_their_whole_text_by_keyboard(page, world):
+    search(page, "w1 w5 ends joins")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowRight")
+    opened = page.locator("section").nth(1).locator(".open:focus")
+    item = page.locator("li", has=page.locator(".open:focus"))
+    seen = {}
+    for _ in range(page.locator("section").nth(1).locator("li").count()):
+        page.keyboard.press("Enter")
+        expect(opened).to_have_attribute("aria-expanded", "true")
+        shown = item.locator("> .facts").inner_text().split(" · ")[0]
+        expect(item.locator(".text")).to_have_text(world.documents[shown]["text"])
+        expect(item.locator(".snippet")).to_be_hidden()
+        seen[shown] = item.locator(".text mark").all_inner_texts()
+        page.keyboard.press("Escape")
+        expect(opened).to_have_attribute("aria-expanded", "false")
+        expect(item.locator(".snippet")).to_be_visible()
+        page.keyboard.press("ArrowDown")
+    assert len(seen) == page.locator("section").nth(1).locator("li").count()
+    if world.second_kind == "sparse":
+        assert seen["xss"] == ["w1", "w5", "joins", "end"]  # the last one lies beyond the snippet
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("section").nth(2).locator(".open:focus")).to_have_count(1)
+    page.keyboard.press("Escape")
+    expect(page.locator("#question")).to_be_focused()
+
+
+def test_an_id_that_cannot_stand_in_an_address_as_it_is(page, world):
+    if world.second_kind == "dense":
+        pytest.skip("no Pyserini sidecar: the document is not sure to be found")
+    page.goto(page.url + "?q=w11")
+    item = page.locator("li", has_text=f"{world.special_id} · ").first
+    item.locator(".open").click()
+    expect(item.locator(".text")).to_have_text("w11")
+
+
+def test_what_goes_wrong_is_told_as_it_concerns_a_person(page):
+    search(page, "w1")
+    page.context.set_offline(True)
+    page.locator(".open").first.click()
+    expect(page.locator(".whole").first).to_have_text(re.compile("The service cannot be reached"))
+    page.locator("#question").fill("w2")
+    page.keyboard.press("Enter")
+    expect(page.locator("#problem strong")).to_have_text("The service cannot be reached.")
+    expect(page.locator("#status")).to_have_text("")
+    assert page.locator("section").count() == 0
+    page.context.set_offline(False)
+    page.locator("#retry").click()
+    expect(page.locator("#status")).to_have_text(re.compile("Answered"))
+    expect(page.locator("#problem")).to_be_hidden()
+    page.locator("#question").fill("w" * 3000)
+    page.keyboard.press("Enter")
+    expect(page.locator("#problem strong")).to_have_text("The question is too long.")
+    expect(page.locator("#problem p")).to_have_text(re.compile("It has 3,000 characters; at most 2,000"))
+    expect(page.locator("#retry")).to_be_hidden()
+    words = "(status, said) => [problemOf(status, said).message, problemOf(status, said).more]"
+    for status, said, what, more in [
+        (503, "9 queries wait already", "cannot answer just now", "9 queries wait already. Try again"),
+        (502, None, "cannot answer just now", "It is busy. Try again in a moment."),  # a proxy's page
+        (429, None, "too many requests", "Wait a moment"),
+        (422, "queries.0: is odd", "cannot be answered", "Queries.0: is odd."),
+        (500, "a fault of the service (KeyError)", "has failed", "A fault of the service (KeyError)."),
+        (200, None, "has failed", "Its answer makes no sense."),
+    ]:
+        told = page.evaluate(f"([status, said]) => ({words})(status, said)", [status, said])
+        assert what in told[0] and told[1].startswith(more)
+
+
+def test_an_index_without_texts_shows_ids_and_says_why(browser, without_texts, world):
+    with opened_page(browser, without_texts) as page:
+        expect(page.locator("#no-texts")).to_contain_text("answers show ids alone")
+        expect(page.locator("#try")).to_be_hidden()
+        search(page, "w1 w2")
+        assert page.locator("section").count() == 1 and page.locator(".open").count() == 0
+        titles = page.locator("h3").all_inner_texts()
+        assert len(titles) == 10 and titles[0].split(". ", 1)[1] in world.ids
+
+
 def test_a_question_by_keyboard_gives_columns_side_by_side(page, world):
     search(page, "joined arrays")  # the cursor is in the field from the start
     assert page.locator("section h2").all_inner_texts() == ["dense", "second", "hybrid"]
     facts = page.locator("section > p").all_inner_texts()
-    assert re.search(
-        r"dense: model, exact, 64 documents\s+[\d.]+ ms \(encode [\d.]+ ms, search [\d.]+ ms\)", facts[0]
-    )
-    assert world.second_kind in facts[1] and re.search(r"fusion of all indexes\s+[\d.]+ ms \(fuse ", facts[2])
+    assert re.search(r"by meaning: model\s+[\d.]+ ms \(encode [\d.]+ ms, search [\d.]+ ms\)", facts[0])
+    assert "by words: BM25" in facts[1] or world.second_kind == "dense"
+    assert re.search(r"all together\s+[\d.]+ ms \(fuse ", facts[2])
     boxes = [section.bounding_box() for section in page.locator("section").all()]
     assert len({box["y"] for box in boxes}) == 1 and boxes[0]["x"] < boxes[1]["x"] < boxes[2]["x"]
     assert re.fullmatch(r"Answered in [\d.]+ ms\.", page.locator("#status").inner_text())
@@ -84,6 +188,11 @@ def test_documents_are_text_and_never_code(page, world):
     if world.second_kind == "sparse":
         assert "<script>document.title = 'owned'</script>" in titles
         assert "<img src=x onerror=" in " ".join(page.locator("li p").all_inner_texts())
+        item = page.locator("section").nth(1).locator("li", has_text="xss · ")
+        item.locator(".open").click()
+        expect(item.locator(".text")).to_have_text(world.documents["xss"]["text"])
+        expect(item.locator("dl")).to_have_text("author<i>Ada</i>pages[7,8]")
+    assert page.locator("li i, li b").count() == 0
     assert page.locator("img, #results script").count() == 0
     assert page.title() == "w5 img joins document script – jaxir search"
     # The question is in the address; there it may be anybody's.
@@ -92,9 +201,8 @@ def test_documents_are_text_and_never_code(page, world):
     assert page.locator("img").count() == 0 and page.title().startswith("<img src=x")
 
 
-def test_back_slash_key_and_errors(page):
+def test_back_and_the_slash_key(page):
     search(page, "w1 w2")
-    page.locator("section li").first.click()
     page.evaluate("document.activeElement.blur()")
     page.keyboard.press("/")
     assert page.evaluate("document.activeElement.id") == "question"
@@ -103,10 +211,9 @@ def test_back_slash_key_and_errors(page):
     page.go_back()
     expect(page).to_have_title("w1 w2 – jaxir search")
     assert page.locator("#question").input_value() == "w1 w2"
-    page.evaluate("question.value = 'w'.repeat(3000); form.requestSubmit()")
-    page.wait_for_selector("#status.error")
-    assert "at most 2000 characters" in page.locator("#status").inner_text()
-    assert page.locator("section").count() == 0
+    page.go_back()
+    expect(page.locator("#headline")).to_have_text("Search 64 passages")  # what it began with
+    assert page.locator("section").count() == 0 and page.locator("#question").input_value() == ""
     # Focus can be seen, and Tab reaches the button and the link.
     page.locator("#question").focus()
     page.keyboard.press("Tab")
