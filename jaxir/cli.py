@@ -2,7 +2,8 @@
 
 A command is one documented function. Its simple parameters become flags, its docstring becomes `--help`, its
 defaults are the flags' defaults, and gin may bind any of its parameters. So the command, the library call and
-the gin binding have the same names. A flag never silently overrides a binding or the other way round.
+the gin binding have the same names. A flag overrides what a gin file says; the same thing by a flag and by
+`--gin.` is an error.
 """
 
 from __future__ import annotations
@@ -24,6 +25,26 @@ from jaxir.compile_cache import keep_compiled_programs
 from jaxir.errors import UserError
 
 GIN_HELP = "gin file (may be repeated); --gin.NAME=VALUE binds one parameter or macro"
+
+
+def one_of(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Notes ways to say one thing: to type one sets aside what a gin file says of the others."""
+
+    def note(function: Callable[..., Any]) -> Callable[..., Any]:
+        function.one_of = names
+        return function
+
+    return note
+
+
+def also_called(**names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Notes second spellings: with `also_called(output_dir="output")` --output does as --output_dir."""
+
+    def note(function: Callable[..., Any]) -> Callable[..., Any]:
+        function.also_called = names
+        return function
+
+    return note
 
 
 def main(name: str, argv: Sequence[str] | None = None, *, example: str = "") -> int:
@@ -88,6 +109,9 @@ def check_required(function: Callable[..., Any], given: set[str], prog: str) -> 
     missing = [n for n, p in _parameters(function).items() if p.default is p.empty and n not in given]
     objects = [n for n in missing if _simple_type(hints.get(n, str)) is None]
     flags = [f"--{n}" for n in missing if n not in objects]
+    alternatives = getattr(function, "one_of", ())
+    if alternatives and not given & set(alternatives):
+        flags.append(" or ".join(f"--{n}" for n in alternatives))
     parts = [f"{', '.join(flags)} must be given"] if flags else []
     parts += [f"{', '.join(objects)} must be bound by a gin file (--gin_file)"] if objects else []
     if parts:
@@ -106,7 +130,7 @@ def build_parser(function: Callable[..., Any], *, prog: str, example: str) -> ar
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    hints = typing.get_type_hints(function)
+    hints, others = typing.get_type_hints(function), getattr(function, "also_called", {})
     for name, parameter in _parameters(function).items():
         kind = _simple_type(hints.get(name, str))
         if kind is None:
@@ -125,7 +149,8 @@ def build_parser(function: Callable[..., Any], *, prog: str, example: str) -> ar
             options["metavar"] = "A,B,..."
         else:
             options |= {"type": kind, "metavar": kind.__name__.upper()}
-        parser.add_argument(f"--{name}", **options)
+        spellings = [name, *([other] if (other := others.get(name)) else [])]
+        parser.add_argument(*(f"--{spelling}" for spelling in spellings), dest=name, **options)
     parser.add_argument(
         "--gin_file", action="append", default=argparse.SUPPRESS, metavar="FILE", help=GIN_HELP
     )
@@ -141,6 +166,8 @@ def _simple_type(hint: Any) -> Any | None:
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         arms = [a for a in typing.get_args(hint) if a is not type(None)]
         simple = [s for s in map(_simple_type, arms) if s is not None]
+        if set(simple) == {int, float}:
+            return number
         return simple[0] if len(simple) == len(arms) else None
     if hint in (str, int, float, bool) or typing.get_origin(hint) is typing.Literal:
         return hint
@@ -150,6 +177,14 @@ def _simple_type(hint: Any) -> Any | None:
     ):
         return list[str]
     return None
+
+
+def number(text: str) -> int | float:
+    """Returns a whole number as an int, any other as a float; named as errors and --help name it."""
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
 
 
 def _parse_bool(text: str) -> bool:

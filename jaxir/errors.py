@@ -26,7 +26,13 @@ class BadInputError(UserError):
         super().__init__(f"{where}: {reason}")
 
 
-def suggest(wrong: str, known: Iterable[str]) -> str:
-    """Returns `; did you mean 'x'?` for the name nearest to `wrong`, or an empty string."""
-    near = difflib.get_close_matches(wrong, list(known), n=1)
+def suggest(wrong: str, known: Iterable[str], *, likeness: float = 0.6) -> str:
+    """Returns `; did you mean 'x'?` for the name nearest to `wrong`, or an empty string.
+
+    Args:
+      wrong: what was written.
+      known: what might have been meant.
+      likeness: from 0 to 1, difflib's ratio; 0.75 is a misspelling, 0.6 a name of the same kind.
+    """
+    near = difflib.get_close_matches(wrong, list(known), n=1, cutoff=likeness)
     return f"; did you mean {near[0]!r}?" if near else ""

@@ -12,71 +12,99 @@ import inspect
 import logging
 import pkgutil
 import re
+import sys
 import tokenize
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gin
 from gin import config as gin_internals
 
 from jaxir.errors import UserError, suggest
+from jaxir.simple_types import fits, hints_of, in_words
 
 RECIPES = Path(__file__).resolve().parent.parent  # so that "gin/quickstart.gin" is found from any directory
+MACRO = "gin.macro"
+DEFAULT = "default/"  # before a macro's name in a piece
+MISSPELT = 0.75  # so like another name that it was meant to be that one
+PLACES = ("output_dir",)  # where a run lies is no part of what it is
 PARSE_ERRORS = (
     *(ValueError, OSError, SyntaxError, ImportError, AttributeError, NameError, TypeError),
     tokenize.TokenError,
 )
 
 
+class _Key(NamedTuple):
+    """A parameter of a configurable, or a macro: (NAME, "gin.macro", "value")."""
+
+    scope: str
+    selector: str
+    parameter: str
+
+    @classmethod
+    def of_macro(cls, name: str) -> _Key:
+        return cls(name, MACRO, "value")
+
+    @property
+    def value(self) -> Any:
+        """What is bound to it; None where nothing is."""
+        return gin_internals._CONFIG.get(self[:2], {}).get(self.parameter)
+
+    def __str__(self) -> str:
+        name = self.selector.rpartition(".")[2]
+        return self.scope if self.selector == MACRO else f"{name}.{self.parameter}"
+
+
 def bind(
     function: Callable[..., Any], files: Sequence[str], bindings: Sequence[str], flags: dict[str, Any]
 ) -> tuple[Callable[..., Any], set[str]]:
-    """Parses gin files, then `NAME=VALUE` bindings; returns the bound function and what gin sets.
+    """Parses gin files, then `NAME=VALUE` bindings, then flags; returns the bound function and what is set.
+
+    What is typed overrides what files say. A flag whose parameter a file binds to a macro sets the macro, so
+    that what else hangs on it follows: with `train.steps = %STEPS` in a file `--steps=30` is
+    `--gin.STEPS=30`. Where two flags hang on one macro, the one of its name sets it, the other its parameter
+    alone. Flags become bindings, but for those of `PLACES`, so that `operative_config` repeats the run.
 
     A bare word as a value (`--gin.MODEL=st:all-MiniLM-L6-v2`) is a string; gin itself wants quotes round it.
+    A piece offers a value with `default/NAME = VALUE`: NAME has it where no file, binding or flag sets NAME.
 
     Args:
-      function: the command's entry point.
+      function: the command's entry point; `one_of` is what `cli.one_of` has noted.
       files: gin files, later ones override earlier ones.
-      bindings: `NAME=VALUE`, applied last; NAME is a macro or `function.parameter`.
-      flags: the flags that were given, to catch what is set twice.
+      bindings: `NAME=VALUE`, applied after them; NAME is a macro or `function.parameter`.
+      flags: the flags that were given.
 
     Raises:
       UserError: a file that does not exist, a misspelt binding or macro (with the name that was meant), a
-        required value left open, or a parameter given both as a flag and as a binding.
+        required value left open, a value of the wrong type, or one thing set both by a flag and by a binding.
     """
-    gin.clear_config()
-    gin.add_config_file_search_path(str(RECIPES))
-    gin.external_configurable(function, module=function.__module__)
-    logging.disable(logging.ERROR)  # gin logs a missing file besides raising
-    try:
-        gin.parse_config_files_and_bindings(list(files), [_quote(b) for b in bindings], finalize_config=False)
-    except PARSE_ERRORS as error:
-        raise UserError(_explain(error, files)) from error
-    finally:
-        logging.disable(logging.NOTSET)
-    _check_macros()
-    bound = gin.get_bindings(function, resolve_references=False)
-    for flag in flags:
-        if flag in bound:
-            raise UserError(f"{flag} is given twice, by --{flag} and by a gin binding; keep one of them")
+    _parse(files, function, bindings)
+    typed = [_key_of(binding) for binding in bindings]
+    used_by_files = set(_referred_macros())
+    _set_flags(function, flags, typed)
+    _check_macros({key.scope for key in typed if key.selector == MACRO}, used_by_files)
+    _check_values()
+    bound = set(gin.get_bindings(function, resolve_references=False))
     gin.finalize()
-    return gin.get_configurable(function), set(bound)
+    return gin.get_configurable(function), bound | flags.keys()
 
 
-def open_macros(files: Sequence[str]) -> list[str]:
-    """Returns the macros that gin files leave to be set (`NAME = %gin.REQUIRED`); [] for unreadable files."""
-    gin.clear_config()
-    gin.add_config_file_search_path(str(RECIPES))
-    logging.disable(logging.ERROR)
+def open_macros(function: Callable[..., Any], files: Sequence[str], flags: Collection[str]) -> list[str]:
+    """Returns the macros that gin files leave to be set (`NAME = %gin.REQUIRED`); [] for unreadable files.
+
+    Args:
+      function: the command's entry point.
+      files: gin files.
+      flags: names of the flags that are given; what these set is not open.
+    """
     try:
-        gin.parse_config_files_and_bindings(list(files), [], finalize_config=False)
-    except PARSE_ERRORS:  # `bind` will say what is wrong
+        _parse(files, function, [])
+    except UserError:  # `bind` will say it
         return []
-    finally:
-        logging.disable(logging.NOTSET)
-    return [scope for (scope, selector), p in gin_internals._CONFIG.items() if _is_open(selector, p)]
+    given = {key.scope for flag in flags for key in _chain(_parameter(function, flag))}
+    macros = [scope for scope, selector in gin_internals._CONFIG if selector == MACRO]
+    return [name for name in macros if _is_required(_Key.of_macro(name).value) and name not in given]
 
 
 def operative_config() -> str | None:
@@ -94,28 +122,129 @@ def _quote(binding: str) -> str:
         return f"{name}={value!r}" if bare else binding
 
 
-def _check_macros() -> None:
+def _parse(files: Sequence[str], function: Callable[..., Any], bindings: Sequence[str]) -> None:
+    """Makes the configuration of files and bindings, with defaults in their places."""
+    gin.clear_config()
+    gin.add_config_file_search_path(str(RECIPES))
+    gin.external_configurable(function, module=function.__module__)
+    logging.disable(logging.ERROR)  # gin logs a missing file besides raising
+    try:
+        gin.parse_config_files_and_bindings(list(files), [_quote(b) for b in bindings], finalize_config=False)
+    except PARSE_ERRORS as error:
+        raise UserError(_explain(error, files)) from error
+    finally:
+        logging.disable(logging.NOTSET)
     config = gin_internals._CONFIG
-    defined = {scope for scope, selector in config if selector == "gin.macro"}
-    used = {
-        r.scoped_selector.removesuffix("/gin.macro")
-        for r in gin_internals.iterate_references(config)
-        if r.selector == "gin.macro"
-    }
+    for scope, selector in list(config):
+        if selector == MACRO and scope.startswith(DEFAULT):
+            default = config.pop((scope, selector))
+            config.setdefault((scope.removeprefix(DEFAULT), selector), default)
+
+
+def _key_of(binding: str) -> _Key:
+    name = binding.partition("=")[0].strip()
+    if "." not in name:
+        return _Key.of_macro(name)
+    parsed = gin_internals.ParsedBindingKey.parse(name)
+    return _Key(parsed.scope, parsed.complete_selector, parsed.arg_name)
+
+
+def _parameter(function: Callable[..., Any], name: str) -> _Key:
+    return _Key("", f"{function.__module__}.{function.__name__}", name)
+
+
+def _chain(key: _Key) -> list[_Key]:
+    """Returns `key`, the macro that it is bound to, the macro that this one is bound to, and so on."""
+    chain = [key]
+    while (name := _macro_of(chain[-1].value)) and _Key.of_macro(name) not in chain:
+        chain.append(_Key.of_macro(name))
+    return chain
+
+
+def _set_flags(function: Callable[..., Any], flags: dict[str, Any], typed: Sequence[_Key]) -> None:
+    chains = {flag: _chain(_parameter(function, flag)) for flag in flags}
+    for flag, chain in chains.items():
+        for key in chain:
+            if key in typed:
+                raise UserError(f"{flag} is given twice, by --{flag} and by --gin.{key}; keep one of them")
+    macros = [chain[1].scope for chain in chains.values() if len(chain) > 1]
+    for flag, value in flags.items():
+        own, *linked = chains[flag]
+        shared = linked and macros.count(linked[0].scope) > 1 and linked[0].scope.lower() != flag
+        if linked and not shared:
+            gin.bind_parameter(linked[0], value)
+        elif flag not in PLACES or own.value is not None:
+            gin.bind_parameter(own, value)
+    alternatives = getattr(function, "one_of", ())
+    given = {n for n in alternatives if n in flags or set(_chain(_parameter(function, n))) & set(typed)}
+    for name in set(alternatives) - given if given else ():
+        own, *linked = _chain(_parameter(function, name))
+        alone = linked and _referred_macros().count(linked[0].scope) == 1
+        if own.value is not None:
+            gin.bind_parameter(linked[0] if alone else own, None)
+
+
+def _referred_macros() -> list[str]:
+    """Returns the macro of each place where one is used."""
+    references = gin_internals.iterate_references(gin_internals._CONFIG)
+    return [name for reference in references if (name := _macro_of(reference))]
+
+
+def _check_macros(typed: Collection[str], used_by_files: Collection[str]) -> None:
+    """Refuses macros that are misspelt or not set; warns of others that nothing uses, and forgets them."""
+    config = gin_internals._CONFIG
+    defined = {scope for scope, selector in config if selector == MACRO}
+    used = set(_referred_macros())
     for name in sorted(used - defined):
         raise UserError(f"macro {name} is used but never set{suggest(name, defined - used)}")
-    for name in sorted(defined - used):
-        raise UserError(f"macro {name} is set but nothing uses it{suggest(name, used)}")
+    unused = sorted(defined - used)
+    shipped = _shipped_macros() if unused else set()
+    for name in unused:
+        what = f"macro {name} is set but nothing uses it"
+        if name not in shipped and name not in used_by_files:
+            meant = suggest(name, used, likeness=MISSPELT) or suggest(name, shipped, likeness=MISSPELT)
+            if name in typed:
+                there_are = f" (there are {', '.join(sorted(used))})" if used else ""
+                raise UserError(what + (meant or suggest(name, used) or there_are))
+            if meant:
+                raise UserError(what + meant)
+        if name in typed or name not in used_by_files:
+            print(f"warning: {what}{suggest(name, used)}", file=sys.stderr)
+        del config[name, MACRO]
     for (scope, selector), parameters in config.items():
         for parameter, value in parameters.items():
-            if getattr(value, "scoped_selector", None) == "gin.REQUIRED/gin.constant":
-                name = scope if selector == "gin.macro" else f"{selector.rsplit('.', 1)[-1]}.{parameter}"
+            if _is_required(value):
+                name = _Key(scope, selector, parameter)
                 raise UserError(f"{name} must be set: --gin.{name}=...")
 
 
-def _is_open(selector: str, parameters: dict[str, Any]) -> bool:
-    values = [getattr(value, "scoped_selector", None) for value in parameters.values()]
-    return selector == "gin.macro" and "gin.REQUIRED/gin.constant" in values
+def _shipped_macros() -> set[str]:
+    """Returns the macros that jaxir's own gin files know: none of them is a misspelling."""
+    files = (RECIPES / "gin").rglob("*.gin")
+    return {name for file in files for name in re.findall(r"^(?:default/)?(\w+) *=", file.read_text(), re.M)}
+
+
+def _check_values() -> None:
+    """Refuses values that a parameter of a simple type cannot have, by the name that a user knows."""
+    for (scope, selector), parameters in gin_internals._CONFIG.items():
+        configurable = gin_internals._REGISTRY.get_match(selector)
+        if selector.startswith("gin.") or configurable is None:
+            continue
+        hints = hints_of(configurable.wrapped)
+        for parameter in parameters:
+            *_, last = _chain(_Key(scope, selector, parameter))
+            kind = hints.get(parameter, Any)
+            if not isinstance(last.value, gin_internals.ConfigurableReference) and not fits(last.value, kind):
+                raise UserError(f"{last} must be {in_words(kind)}, not {last.value!r}")
+
+
+def _macro_of(value: Any) -> str | None:
+    selector = getattr(value, "scoped_selector", "")
+    return selector.removesuffix(f"/{MACRO}") if selector.endswith(f"/{MACRO}") else None
+
+
+def _is_required(value: Any) -> bool:
+    return getattr(value, "scoped_selector", None) == "gin.REQUIRED/gin.constant"
 
 
 def _explain(error: BaseException, files: Sequence[str]) -> str:

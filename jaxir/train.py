@@ -9,16 +9,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jaxir import cli
+from jaxir.errors import UserError
 from jaxir.huge_pages import restart_with_huge_pages
 
 
+@cli.one_of("steps", "epochs")
+@cli.also_called(output_dir="output")
 def train(
     *,
     model: Any,
     objective: Any,
     data: Any,
     output_dir: str,
-    steps: int,
+    steps: int | None = None,
+    epochs: float | None = None,
+    min_steps: int = 1,
     batch_size: int,
     dev: Any = None,
     optimizer: Any = None,
@@ -26,8 +31,8 @@ def train(
     num_negatives: int = 0,
     seed: int = 0,
     log_every: int = 10,
-    eval_every: int = 100,
-    checkpoint_every: int = 500,
+    eval_every: int | float = 100,
+    checkpoint_every: int | float = 500,
     keep_last: int = 2,
     dev_metric: Literal["nDCG@10", "RR@10", "accuracy", "loss"] = "nDCG@10",
     dev_distractors: int = 0,
@@ -36,7 +41,9 @@ def train(
 ) -> int:
     """Trains a dual encoder, or resumes the run in the output directory.
 
-    The model, the objective and the data come from a gin file (see gin/); everything below can be a flag.
+    The model, the objective and the data come from a gin file (see gin/); everything below can be a flag,
+    which overrides the file (and its macro: --steps=30 is --gin.STEPS=30). RUN/config.gin is what ran:
+    --gin_file=RUN/config.gin repeats it.
     The output directory is a model that every other command takes: its best checkpoint by the dev metric,
     else its latest. Run the same command again to resume a run that was interrupted; it ends with the
     parameters it would have had. SIGTERM and Ctrl-C save a checkpoint first; the exit status is then 143 or
@@ -48,7 +55,9 @@ def train(
       objective: the training method, such as Contrastive(loss=...) of jaxir.objectives.contrastive.
       data: training pairs, such as BeirPairs(...) of jaxir.data.pair_sources.
       output_dir: directory of the run, new or to be resumed; local or gs://BUCKET/PATH.
-      steps: optimizer steps in all.
+      steps: optimizer steps in all; or else
+      epochs: how often to go through the training pairs.
+      min_steps: the fewest steps of a run that is told in epochs.
       batch_size: pairs in one step, over all devices.
       dev: pairs to evaluate on while training; none by default.
       optimizer: AdamW(...) or Adafactor(...) of jaxir.training.optimizers; AdamW() by default.
@@ -56,8 +65,8 @@ def train(
       num_negatives: hard negatives of each pair; the data must have them.
       seed: of new parameters, the order of the data and dropout.
       log_every: steps between log lines.
-      eval_every: steps between evaluations on the dev pairs.
-      checkpoint_every: steps between checkpoints.
+      eval_every: steps between evaluations on the dev pairs; below 1, a share of all steps.
+      checkpoint_every: steps between checkpoints; below 1, a share of all steps.
       keep_last: newest checkpoints to keep, besides the best.
       dev_metric: what tells the best checkpoint.
       dev_distractors: training passages that join the dev passages in the corpus that is searched.
@@ -67,9 +76,14 @@ def train(
         nor an output directory; see docs/planning.md.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's remarks are not for users
+    from jaxir.training.length import check_length, in_steps, steps_of
+
+    check_length(steps, epochs, min_steps)
     if plan is not None:
         from jaxir.planning import plan as planning
 
+        if steps is None:
+            raise UserError(f"a plan reads no data: how many steps are {epochs} epochs? give --steps")
         return planning.run(
             plan,
             model=model,
@@ -92,15 +106,20 @@ def train(
     maybe_initialize_distributed()
     with together():
         # What can be checked at once is checked before anything is read.
-        intervals = {
-            "log_every": log_every,
-            "eval_every": eval_every,
-            "checkpoint_every": checkpoint_every,
-            "keep_last": keep_last,
-        }
         optimizer, partitioner = optimizer or AdamW(), (mesh or MeshConfig()).build()
-        loop.check_settings({"steps": steps, "batch_size": batch_size, **intervals}, partitioner)
-        optimizer.build(steps)
+
+        counts = {"batch_size": batch_size, "log_every": log_every, "keep_last": keep_last}
+        loop.check_settings(counts, partitioner)
+
+        def settle(steps: int) -> None:
+            for name, every in (("eval_every", eval_every), ("checkpoint_every", checkpoint_every)):
+                counts[name] = in_steps(name, every, steps)
+            counts["steps"] = steps
+            loop.check_settings(counts, partitioner)
+            optimizer.build(steps)
+
+        if steps is not None:
+            settle(steps)
         check_run_dir(output_dir)
 
         loaded = model.build(seed=seed, partitioner=partitioner)
@@ -112,6 +131,9 @@ def train(
             "on_bad_input": on_bad_input,
         }
         pairs = data.build(loaded.tokenizer, num_negatives=num_negatives, **how)
+        if steps is None:
+            steps = steps_of(epochs, pairs=pairs.num_examples, batch_size=batch_size, min_steps=min_steps)
+            settle(steps)
         dev_pairs = dev and dev.build(loaded.tokenizer, num_negatives=0, **how)
 
         def describe_run(run_dir: Path) -> None:
@@ -125,15 +147,13 @@ def train(
             data=pairs,
             dev=dev_pairs,
             output_dir=output_dir,
-            steps=steps,
-            batch_size=batch_size,
             optimizer=optimizer,
             partitioner=partitioner,
             seed=seed,
             dev_metric=dev_metric,
             dev_distractors=dev_distractors,
             on_start=describe_run,
-            **intervals,
+            **counts,
         )
         best = (
             ""
@@ -181,11 +201,12 @@ def _arguments(given: list[str]) -> list[str]:
         return given
     from jaxir import gin_config
 
-    apart = [part for a in given for part in (a.split("=", 1) if a.startswith("--gin_file=") else (a,))]
+    apart = [part for a in given for part in (a.split("=", 1) if a.startswith("--") else (a,))]
     files = [value for flag, value in itertools.pairwise(apart) if flag == "--gin_file"]
+    flags = {part.removeprefix("--") for part in apart if part.startswith("--")}
     bound = {a.removeprefix("--gin.").split("=")[0] for a in given if a.startswith("--gin.")}
-    names = [name for name in gin_config.open_macros(files) if name not in bound]
-    output = [] if any("output_dir" in argument for argument in given) else ["--output_dir=none"]
+    names = [n for n in gin_config.open_macros(train, files, flags) if n not in bound]
+    output = [] if flags & {"output_dir", "output"} else ["--output_dir=none"]
     return [*given, *output, *(f"--gin.{name}=none" for name in names)]
 
 

@@ -2,6 +2,7 @@
 
 import gc
 import importlib.util
+import json
 import os
 import shutil
 import signal
@@ -23,6 +24,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("XDG_CACHE_HOME", str(Path(__file__).resolve().parent.parent / ".pytest_cache" / "xdg"))
 
 import jax
+import numpy as np
 import pytest
 
 # A shell starts what it puts into the background without Ctrl-C, and processes of tests would inherit that.
@@ -79,3 +81,33 @@ def sentencepiece_folder(tmp_path_factory) -> Path:
     model = package_folder("seqio") / "test_data/sentencepiece/sentencepiece.model"
     shutil.copy(model, folder / "spiece.model")
     return folder
+
+
+def write_folder(directory: Path, *, train: int = 40, held_out: int = 8) -> Path:
+    """Writes a BEIR folder whose first 12 training pairs are of sources with 5, 3, 2 and 2 pairs."""
+    words = ["apple", "banana", "cherry", "dune", "ember", "fjord", "grove", "harbour", "iris", "jade"]
+    rng = np.random.default_rng(0)
+    sources = [name for name, size in (("a", 5), ("b", 3), ("c", 2), ("d", 2)) for _ in range(size)]
+    sources += [f"s{i}" for i in range(train + 2 * held_out - len(sources))]
+    corpus, queries, place = [], [], 0
+    (directory / "qrels").mkdir(parents=True)
+    for split, count in (("train", train), ("dev", held_out), ("test", held_out)):
+        lines = ["query-id\tcorpus-id\tscore\n"]
+        for _ in range(count):
+            chosen = rng.choice(words, 6).tolist()
+            text = " ".join(chosen) + f" {place}"
+            corpus.append({"_id": f"d{place}", "text": text, "metadata": {"source": sources[place]}})
+            queries.append({"_id": f"q{place}", "text": " ".join(chosen[:3]) + f" {place}"})
+            lines.append(f"q{place}\td{place}\t1\n")
+            place += 1
+        (directory / "qrels" / f"{split}.tsv").write_text("".join(lines))
+    for name, records in (("corpus", corpus), ("queries", queries)):
+        content = "".join(json.dumps(record) + "\n" for record in records)
+        (directory / f"{name}.jsonl").write_text(content)
+    return directory
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A small BEIR folder with the splits train, dev and test, whose documents belong to groups."""
+    return write_folder(tmp_path / "pairs")

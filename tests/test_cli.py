@@ -97,7 +97,8 @@ def test_help_names_flags_defaults_and_an_example(cook):
         (("--model=m", "--fast=maybe"), 2, "'maybe' is neither true nor false"),
         (("--gin_file=none.gin",), 1, "error: gin file none.gin does not exist"),
         (("--gin_file=recipe.gin",), 1, "error: MODEL must be set: --gin.MODEL=..."),
-        (("--gin_file=recipe.gin", "--gin.MODEL=m", "--steps=4"), 1, "steps is given twice"),
+        (("--gin_file=recipe.gin", "--gin.MODEL=m", "--steps=4", "--gin.STEPS=4"), 1, "steps is given twice"),
+        (("--gin_file=recipe.gin", "--model=m", "--gin.STEPS=four"), 1, "STEPS must be a whole number"),
         (
             ("--gin_file=recipe.gin", "--gin.MODLE=m"),
             1,
@@ -153,6 +154,11 @@ def test_gin_binds_objects_and_bare_words(cook):
     assert (code, out) == (0, "st:all-MiniLM-L6-v2 5 query [] False Objective(temperature=0.1)")
 
 
+def test_a_flag_overrides_a_gin_file(cook):
+    code, out, err = cook("--gin_file=recipe.gin", "--model=m", "--steps=4")
+    assert (code, out, err) == (0, "m 4 query [] False Objective(temperature=0.05)", "")
+
+
 def test_bad_input_is_one_sentence_under_gin_too(cook):
     code, _, err = cook("--gin_file=recipe.gin", "--gin.MODEL=bad")
     assert (code, err) == (1, "error: corpus.jsonl:7: no field 'text'")
@@ -163,7 +169,7 @@ def test_what_only_gin_can_give_is_named(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert (
-        "--steps, --batch_size must be given; model, objective, data must be bound by a gin file"
+        "--batch_size, --steps or --epochs must be given; model, objective, data must be bound by a gin file"
         in done.stderr
     )
 
@@ -173,6 +179,21 @@ def test_a_bug_keeps_its_traceback(cook):
     assert code == 1
     assert "Traceback" in err
     assert "a bug" in err
+
+
+def test_a_number_is_whole_or_not_and_a_flag_may_have_two_spellings():
+    @cli.also_called(place="where")
+    def command(every: int | float = 1, place: str = "") -> int:
+        """Does it."""
+        found.append((every, place))
+        return 0
+
+    found: list[tuple[float, str]] = []
+    for given in (["--every=3", "--where=a"], ["--every=0.5", "--place=b"]):
+        assert cli.run(command, given, prog="p", example="") == 0
+    assert found == [(3, "a"), (0.5, "b")] and type(found[0][0]) is int
+    with pytest.raises(SystemExit):
+        cli.run(command, ["--every=often"], prog="p", example="")
 
 
 def test_a_list_may_be_repeated_and_listed():

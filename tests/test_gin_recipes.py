@@ -1,20 +1,32 @@
 """Every shipped recipe resolves to the objects it promises; the paper's carry the paper's numbers."""
 
+import itertools
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import gin
+import jax
 import pytest
 
 from jaxir import gin_config
 from jaxir.interop.build import Pretrained
+from jaxir.planning import program
 from jaxir.train import train
+from jaxir.training.length import check_length
 from jaxir.training.optimizers import Adafactor, AdamW
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPES = sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / "gin").glob("*.gin"))
 PAPER = [r for r in RECIPES if "samtone" in r]
+OPEN = [*PAPER, "gin/pairs.gin"]
+INCLUDED = ("encoder", "settings")  # the common parts of others
+FILES = [f.relative_to(ROOT).as_posix() for f in (ROOT / "gin").rglob("*.gin") if f.stem not in INCLUDED]
+PIECES = {
+    kind: sorted(f for f in FILES if f.startswith(f"gin/{kind}/"))
+    for kind in ("models", "objectives", "runs")
+}
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +36,7 @@ def forget_gin():
 
 
 def resolve(recipe: str, *bindings: str) -> dict:
-    needed = ["DATA=somewhere"] if recipe in PAPER else []
+    needed = ["DATA=somewhere"] if recipe in OPEN else []
     gin_config.bind(train, [recipe], [*needed, *bindings], {"output_dir": "run"})
     return gin.get_bindings(train)
 
@@ -35,7 +47,7 @@ def test_a_recipe_resolves(recipe):
     assert isinstance(bound["model"], Pretrained)
     assert callable(bound["objective"])
     assert callable(bound["data"].build)
-    assert bound["steps"] > 0
+    check_length(bound["steps"], bound["epochs"], bound["min_steps"])
     assert bound["batch_size"] > 0
 
 
@@ -44,7 +56,19 @@ def test_a_head_says_how_to_run_it(recipe):
     head = (ROOT / recipe).read_text().split("\n\n")[0]
     assert f"--gin_file={recipe}" in head
     assert "Commonly overridden:" in head
-    assert ("Must be set: DATA" in head) == (recipe in PAPER)
+    assert ("Must be set: DATA" in head) == (recipe in OPEN)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_head_names_what_must_be_set_and_only_macros_that_there_are(file):
+    lines = (ROOT / file).read_text().splitlines()
+    head = "\n".join(itertools.takewhile(lambda line: line.startswith("#"), lines))
+    opened = gin_config.open_macros(train, [file], [])
+    assert set(re.findall(r"Must be set: ([A-Z]+)", head)) == set(opened)
+    known = {scope for scope, selector in gin_config.gin_internals._CONFIG if selector == "gin.macro"}
+    listed = head.partition("Commonly overridden: ")[2].partition("\n# For every")[0]
+    named = set(re.findall(r"(?<![\w-])[A-Z][A-Z_]{3,}(?![\w-])", re.sub(r'"[^"]*"', "", listed)))
+    assert named and named <= known | {"BEIR", "BERT"}
 
 
 def test_the_papers_recipes_have_the_papers_numbers():
@@ -79,17 +103,102 @@ def test_the_quickstart_trains_only_on_training_packages():
     assert isinstance(bound["optimizer"], AdamW)
 
 
-@pytest.mark.parametrize("objective", ["in_batch_softmax", "pair", "samtone"])
-def test_objectives_are_interchangeable_pieces(objective, tmp_path):
-    recipe = tmp_path / "mine.gin"
-    recipe.write_text(
-        'include "gin/models/minilm.gin"\n'
-        f'include "gin/objectives/{objective}.gin"\n'
-        'include "gin/runs/samtone_paper.gin"\n'
+MODELS = [*PIECES["models"], "gin/experiments/minilm.gin"]
+TRACED = ("gin/models/minilm.gin", "gin/models/t5_1_1/base.gin")
+GOLDEN = {True: ROOT / "tests/golden/t5_1_1", False: ROOT / "tests/golden/bert"}
+# Every macro of every shipped piece of a kind: what a user may set whichever piece it is.
+COMMON = {
+    "models": "MODEL TOKENIZER SHARING QUERY_LENGTH PASSAGE_LENGTH DROPOUT DTYPE SCAN REMAT",
+    "objectives": "TEMPERATURE CHUNKS BLOCK_SIZE",
+    "runs": "DATA TRAIN_SPLIT DEV_SPLIT DEV_DISTRACTORS DEV_METRIC STEPS EPOCHS MIN_STEPS BATCH_SIZE"
+    " LEARNING_RATE WARMUP_STEPS EVAL_EVERY CHECKPOINT_EVERY LOG_EVERY KEEP_LAST SEED"
+    " SLICES MESH_DATA FSDP TENSOR",
+}
+
+
+def small(model: str, folder: Path) -> list[str]:
+    """Bindings with which a model piece has a golden model's weights, and trains on `folder` in no time."""
+    sizes = ["QUERY_LENGTH=8", "PASSAGE_LENGTH=12", "BATCH_SIZE=8", "DTYPE=float32", "SHARING=sde"]
+    return [*sizes, f"MODEL=hf:{GOLDEN['t5' in model]}", f"DATA={folder}", "STEPS=20"]
+
+
+def settings(text: str) -> list[str]:
+    """Returns the statements of a recorded configuration in one order."""
+    return sorted(line for line in text.splitlines() if line and line[0] not in "#")
+
+
+@pytest.mark.parametrize("kind", COMMON)
+def test_pieces_of_a_kind_know_the_same_macros(kind):
+    for piece in MODELS if kind == "models" else PIECES[kind]:
+        gin_config.bind(train, [piece], ["DATA=x"] if kind == "runs" else [], {})
+        known = {scope for scope, selector in gin_config.gin_internals._CONFIG if selector == "gin.macro"}
+        assert set(COMMON[kind].split()) <= known, piece
+        for others in set(COMMON) - {kind}:
+            assert not known & set(COMMON[others].split()), f"{piece} sets what belongs to {others}"
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_pieces_compose_in_any_order(model, folder):
+    """Every objective and every run: weights and data are read, and steps traced to their last array."""
+    loaded = None
+    for number, (objective, run) in enumerate(itertools.product(PIECES["objectives"], PIECES["runs"])):
+        bindings = [*small(model, folder), "DROPOUT=0.25", "REMAT=True", "CHUNKS=2", "TEMPERATURE=0.07"]
+        bindings += ["FSDP=2", "LEARNING_RATE=0.5", "WARMUP_STEPS=3", "SEED=4"]
+        recorded = set()
+        pieces = [model, objective, run]
+        for files in itertools.permutations(pieces) if number == 0 else (pieces, pieces[::-1]):
+            gin_config.bind(train, files, bindings, {"output_dir": "run"})
+            recorded.add(tuple(settings(gin_config.operative_config())))
+        assert len(recorded) == 1, "the order of pieces matters"
+        bound = gin.get_bindings(train)
+        assert (bound["steps"], bound["batch_size"], bound["seed"]) == (20, 8, 4)
+        assert (bound["optimizer"].learning_rate, bound["optimizer"].warmup_steps) == (0.5, 3)
+        assert bound["objective"].chunks == 2 and Path(objective).stem == bound["objective"].loss.__name__
+        partitioner = bound["mesh"].build()
+        assert partitioner.mesh.shape["fsdp"] == 2
+        if loaded is None:
+            loaded = bound["model"].build(seed=0, partitioner=partitioner)
+            backbone = loaded.model.config.backbone
+            assert (backbone.dropout_rate, backbone.remat, backbone.dtype) == (0.25, True, "float32")
+            pairs = bound["data"].build(loaded.tokenizer, query_length=8, passage_length=12)
+            assert (pairs.num_examples, bound["dev"].split) == (40, "dev")
+        # Each objective and each optimizer with a BERT and a T5; other models differ by what is bound alone.
+        if number % 4 == 0 if model in TRACED else number == 0:
+            assert "loss" in trace(bound, loaded, partitioner)
+
+
+def trace(bound: dict, loaded, partitioner) -> dict:
+    """Traces the step that `loop.train` compiles, and returns its metrics as shapes."""
+    recipe = program.Recipe(
+        config=loaded.model.config,
+        settings=loaded.settings,
+        objective=bound["objective"],
+        optimizer=bound["optimizer"],
+        partitioner=partitioner,
+        steps=bound["steps"],
+        batch_size=bound["batch_size"],
     )
-    gin_config.bind(train, [str(recipe)], ["DATA=somewhere", "TEMPERATURE=0.07"], {})
+    step = program.make_step(recipe)
+    with partitioner():
+        state, metrics = jax.eval_shape(step.function, step.state, step.batch)
+    assert jax.tree.map(lambda x: x.shape, state) == jax.tree.map(lambda x: x.shape, step.state)
+    return metrics
+
+
+def test_no_dev_split_evaluates_nothing():
+    for run in PIECES["runs"]:
+        gin_config.bind(train, [run], ["DATA=x", "DEV_SPLIT=None"], {})
+        assert gin.get_bindings(train)["dev"] is None
+
+
+@pytest.mark.parametrize("objective", ["in_batch_softmax", "pair", "samtone"])
+def test_another_objective_keeps_what_a_recipe_sets(objective):
+    files = ["gin/pairs.gin", f"gin/objectives/{objective}.gin"]
+    gin_config.bind(train, files, ["DATA=somewhere"], {})
     loss = gin.get_bindings(train)["objective"].loss
     assert loss.__name__ == objective
+    assert gin.query_parameter("TEMPERATURE/gin.macro.value") == 0.05
+    assert gin.get_bindings(train)["model"].dropout_rate == 0.0
 
 
 def test_the_command_finds_recipes_from_any_directory_and_names_a_misspelling(tmp_path):

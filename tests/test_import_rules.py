@@ -18,6 +18,7 @@ LEAVES = {
     "lean_tensorflow",
     "partitioning",
     "progress",
+    "simple_types",
 }
 MAY_IMPORT = {
     "losses": set(),

@@ -43,6 +43,11 @@ class BeirPairs(PairSource):
         return BeirFolder(self.directory, on_bad_input).pairs(self.split)
 
 
+def dev_pairs(directory: str, split: str | None) -> BeirPairs | None:
+    """Returns the pairs of a BEIR folder to evaluate on while training; without a split None, for nothing."""
+    return None if split is None else BeirPairs(directory=directory, split=split)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JsonlPairs(PairSource):
     """A file of {"query", "passage", "negatives"} lines; see `pair_files.read_pairs_jsonl`."""

@@ -217,7 +217,7 @@ def plan_cells(
                 if start is not None:
                     given = [binding for binding in given if binding.partition("=")[0] not in PRETRAINED]
                     given.append(f"MODEL={gin_text(str(start))}")
-                files = [model_file(model), stage.gin_file, *recipe, *variant.gin_files]
+                files = [*recipe, model_file(model), stage.gin_file, *variant.gin_files]
                 arguments = [f"--gin_file={file}" for file in files]
                 arguments += [f"--gin.{binding}" for binding in given]
                 arguments += [f"--seed={seed}", f"--output_dir={run}"]

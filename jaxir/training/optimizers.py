@@ -6,6 +6,7 @@ of each layer of a scanned stack.
 
 import dataclasses
 import itertools
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxir.errors import UserError
+from jaxir.training.length import in_steps
 
 Schedule = Callable[[jax.typing.ArrayLike], jax.Array]
 NEVER_DECAYED = ("bias", "scale")
@@ -94,13 +96,18 @@ def _check_schedule(learning_rate: float, warmup_steps: int, steps: int) -> None
         )
 
 
+def _in_steps(warmup: float, steps: int) -> int:
+    """Returns the steps of a warm-up; a share leaves a step after it even where there are few."""
+    return min(in_steps("warmup_steps", warmup, steps), steps - 1 if warmup < 1 else sys.maxsize)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdamW:
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019, arXiv:1711.05101, algorithm 2).
 
     Attributes:
       learning_rate: the highest rate, at the end of the warm-up.
-      warmup_steps: steps of linear warm-up.
+      warmup_steps: steps of linear warm-up; below 1, a share of all steps.
       weight_decay: pull of each weight towards zero, times the learning rate; not for biases and norm scales.
       b1: decay of the first moment.
       b2: decay of the second moment.
@@ -109,7 +116,7 @@ class AdamW:
     """
 
     learning_rate: float = 2e-5
-    warmup_steps: int = 0
+    warmup_steps: int | float = 0
     weight_decay: float = 0.01
     b1: float = 0.9
     b2: float = 0.999
@@ -122,7 +129,8 @@ class AdamW:
         Raises:
           UserError: settings out of range.
         """
-        schedule = linear_schedule(self.learning_rate, warmup_steps=self.warmup_steps, steps=steps)
+        warmup_steps = _in_steps(self.warmup_steps, steps)
+        schedule = linear_schedule(self.learning_rate, warmup_steps=warmup_steps, steps=steps)
         adamw = optax.adamw(
             schedule, self.b1, self.b2, self.eps, weight_decay=self.weight_decay, mask=decayed
         )
@@ -139,7 +147,7 @@ class Adafactor:
 
     Attributes:
       learning_rate: the highest rate, relative to the scale of each parameter.
-      warmup_steps: steps of linear warm-up, from 0.
+      warmup_steps: steps of linear warm-up, from 0; below 1, a share of all steps.
       decay_factor: part of the highest rate that each later step takes away; None: what is left is 0 when
         training is over.
       decay_rate: the second moment's decay at step t (from 1) is 1 - t ** -decay_rate.
@@ -150,7 +158,7 @@ class Adafactor:
     """
 
     learning_rate: float = 1e-3
-    warmup_steps: int = 0
+    warmup_steps: int | float = 0
     decay_factor: float | None = None
     decay_rate: float = 0.8
     clipping_threshold: float = 1.0
@@ -165,7 +173,7 @@ class Adafactor:
         """
         schedule = t5x_schedule(
             self.learning_rate,
-            warmup_steps=self.warmup_steps,
+            warmup_steps=_in_steps(self.warmup_steps, steps),
             steps=steps,
             decay_factor=self.decay_factor,
         )

@@ -23,7 +23,8 @@ GOLDEN = Path(__file__).parent / "bindings.json"
 GRIDS = ("table1", "minilm_grid", "minilm_duplicates_grid")
 RECIPES = ("quickstart", "samtone_base", "samtone_large", "samtone_xxl")
 # What a setting is where no file binds it.
-DEFAULTS = {name: p.default for name, p in inspect.signature(train).parameters.items()} | {"mesh": MeshConfig()}
+DEFAULTS = {name: p.default for name, p in inspect.signature(train).parameters.items()}
+DEFAULTS["mesh"] = MeshConfig()
 OF_DEV = ("eval_every", "dev_metric", "dev_distractors")
 
 

@@ -122,3 +122,64 @@ def test_a_malformed_line_stops_the_run_before_its_first_step(tmp_path, recipe, 
     assert not output.exists()
     assert in_process(*flags, "--on_bad_input=skip") == 0
     assert "skipped" in capsys.readouterr().err
+
+
+def small(folder: Path) -> list[str]:
+    """Flags with which a shipped recipe trains a small model on `folder`."""
+    sizes = ["--batch_size=8", "--gin.QUERY_LENGTH=8", "--gin.PASSAGE_LENGTH=12"]
+    return [*sizes, f"--gin.MODEL=hf:{MODEL}", f"--gin.DATA={folder}"]
+
+
+def test_flags_override_a_recipe_and_its_record_repeats_the_run(tmp_path, folder, capfd):
+    run, model = tmp_path / "run", f"hf:{MODEL}"
+    sizes = [
+        "--gin.QUERY_LENGTH=8",
+        "--gin.PASSAGE_LENGTH=12",
+        f"--gin.MODEL={model}",
+        f"--gin.DATA={folder}",
+    ]
+    flags = [
+        *sizes,
+        "--batch_size=8",
+        "--gin.CHECKPOINT_EVERY=0.5",
+        "--eval_every=0.5",
+        "--seed=3",
+        "--log_every=1",
+    ]
+    assert in_process("--gin_file=gin/quickstart.gin", *flags, "--steps=12", f"--output={run}") == 0
+    assert "run is complete: 12 steps" in capfd.readouterr().out
+    config = (run / "config.gin").read_text()
+    for line in ("STEPS = 12", "BATCH_SIZE = 8", "EVAL_EVERY = 0.5", "SEED = 3", "LOG_EVERY = 1"):
+        assert line in config.splitlines()
+    assert "110" not in config and "output_dir" not in config
+    assert in_process(f"--gin_file={run}/config.gin", f"--output_dir={tmp_path}/again") == 0
+    assert losses(tmp_path / "again") == losses(run)
+    assert len(losses(run)) == 12
+    assert {p.name for p in (run / "checkpoints").iterdir()} == {"6", "12"}
+    assert (
+        in_process(f"--gin_file={run}/config.gin", f"--output_dir={run}", "--steps=12", "--gin.STEPS=12") == 1
+    )
+    assert "steps is given twice, by --steps and by --gin.STEPS" in capfd.readouterr().err
+
+
+def test_ones_own_pairs_are_trained_on_for_as_long_as_suits_them(tmp_path, folder, capfd):
+    """40 pairs in batches of 8: an epoch is 5 steps, of which a fifth is one."""
+    run = tmp_path / "run"
+    flags = ["--gin_file=gin/pairs.gin", *small(folder), "--gin.LOG_EVERY=1"]
+    assert in_process(*flags, "--epochs=2", "--min_steps=1", f"--output_dir={run}") == 0
+    assert "run is complete: 10 steps; best nDCG@10" in capfd.readouterr().out
+    evaluated = [dev is not None for _, dev in losses(run)]
+    assert evaluated.count(True) == 5
+    best = json.loads((run / "checkpoints" / "best.json").read_text())["step"]
+    assert {p.name for p in (run / "checkpoints").iterdir()} == {"best.json", str(best), "10"}
+    model_dir.load(str(run))
+
+    # The same command resumes it; with other epochs it is another run.
+    assert in_process(*flags, "--epochs=2", "--min_steps=1", f"--output_dir={run}") == 0
+    assert "was already complete: 10 steps" in capfd.readouterr().out
+    assert in_process(*flags, "--epochs=1", "--min_steps=1", f"--output_dir={run}") == 1
+    assert "steps" in capfd.readouterr().err
+
+    (folder / "qrels" / "dev.tsv").unlink()
+    assert in_process(*flags, f"--output_dir={tmp_path}/none") == 1
+    assert "has no split 'dev' (has: test, train)" in capfd.readouterr().err

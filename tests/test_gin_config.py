@@ -1,0 +1,195 @@
+"""What binds a parameter: files, then `--gin.` bindings, then flags; macros that are misspelt or unused."""
+
+import gin
+import pytest
+
+from jaxir import cli, gin_config
+from jaxir.errors import UserError
+
+
+@cli.one_of("steps", "epochs")
+def job(
+    *,
+    output_dir: str = "",
+    steps: int | None = None,
+    epochs: float | None = None,
+    every: int = 1,
+    rate: float = 0.1,
+    names: list[str] = (),
+    warmup: int = 0,
+) -> dict:
+    """Does a job."""
+    return {k: v for k, v in locals().items() if k != "output_dir"}
+
+
+RECIPE = """
+STEPS = 400
+RATE = %SLOW
+SLOW = 0.5
+job.steps = %STEPS
+job.warmup = %STEPS
+job.rate = %RATE
+job.epochs = None
+"""
+
+
+@pytest.fixture(autouse=True)
+def forget_gin():
+    yield
+    gin.clear_config()
+
+
+@pytest.fixture
+def bind(tmp_path):
+    def bind(*flags: str, recipe: str = RECIPE):
+        """Returns what the command line makes of `job`, and the file that would record it."""
+        path = tmp_path / "recipe.gin"
+        path.write_text(recipe)
+        found = []
+
+        def run(**given):
+            found.append(job_bound(**given))
+
+        bindings = [f.removeprefix("--gin.") for f in flags if f.startswith("--gin.")]
+        parser = cli.build_parser(job, prog="job", example="")
+        given = vars(parser.parse_args([f for f in flags if not f.startswith("--gin.")]))
+        job_bound, _ = gin_config.bind(job, [str(path)], bindings, given)
+        run(**given)
+        return found[0], gin_config.operative_config()
+
+    return bind
+
+
+def test_a_flag_sets_the_macro_and_what_hangs_on_it(bind):
+    values, config = bind("--steps=30")
+    assert (values["steps"], values["warmup"]) == (30, 30)
+    assert "STEPS = 30" in config and "400" not in config
+    values, config = bind("--rate=2")
+    assert values["rate"] == 2.0 and "RATE = 2.0" in config
+
+
+def test_a_flag_that_no_file_binds_is_recorded_but_for_where_the_run_lies(bind):
+    values, config = bind("--every=7", "--output_dir=there")
+    assert values["every"] == 7
+    assert "job.every = 7" in config and "there" not in config
+
+
+def test_the_record_repeats_the_run(bind, tmp_path):
+    values, config = bind("--steps=30", "--every=7", "--gin.SLOW=0.25", "--names=a,b")
+    assert bind(recipe=config)[0] == values
+    assert values["names"] == ["a", "b"] and values["rate"] == 0.25
+
+
+def test_of_two_flags_on_one_macro_the_one_of_its_name_sets_it(bind):
+    values, config = bind("--steps=30", "--warmup=3")
+    assert (values["steps"], values["warmup"]) == (30, 3)
+    assert "STEPS = 30" in config and "job.steps = %STEPS" in config and "job.warmup = 3" in config
+
+
+@pytest.mark.parametrize(
+    ("flags", "binding"),
+    [
+        (("--steps=30", "--gin.STEPS=40"), "STEPS"),
+        (("--steps=30", "--gin.job.steps=40"), "job.steps"),
+        (("--steps=30", "--gin.steps/job.steps=40", "--gin.STEPS=40"), "STEPS"),
+        (("--rate=1", "--gin.SLOW=2"), "SLOW"),
+        (("--every=1", "--gin.job.every=2"), "job.every"),
+    ],
+)
+def test_a_flag_and_a_binding_of_the_same_thing_are_an_error(bind, flags, binding):
+    parameter = flags[0].removeprefix("--").split("=")[0]
+    sentence = f"{parameter} is given twice, by --{parameter} and by --gin.{binding}; keep one of them"
+    with pytest.raises(UserError, match=sentence):
+        bind(*flags)
+
+
+def test_what_is_typed_sets_the_alternative_of_a_file_aside(bind):
+    values, config = bind("--epochs=2")
+    assert (values["steps"], values["epochs"], values["warmup"]) == (None, 2, 400)
+    assert bind(recipe=config)[0] == values
+    assert bind("--gin.job.epochs=2")[0]["steps"] is None
+    recipe = "job.epochs = %EPOCHS\nEPOCHS = 3\njob.steps = %STEPS\nSTEPS = None\n"
+    assert [bind(flag, recipe=recipe)[0]["epochs"] for flag in ("--steps=5", "--gin.STEPS=5")] == [None, None]
+    assert bind(recipe=recipe)[0]["epochs"] == 3
+    assert "EPOCHS = None" in bind("--steps=5", recipe=recipe)[1]
+
+
+def test_a_default_gives_way_to_every_other_value(bind):
+    piece = "default/STEPS = 9\njob.steps = %STEPS\n"
+    assert bind(recipe=piece)[0]["steps"] == 9
+    assert bind("--gin.STEPS=8", recipe=piece)[0]["steps"] == 8
+    assert bind("--steps=7", recipe=piece)[0]["steps"] == 7
+    assert bind(recipe=f"STEPS = 6\n{piece}")[0]["steps"] == 6
+    assert "default/" not in bind(recipe=piece)[1]
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("STESP = 3", "macro STESP is set but nothing uses it; did you mean 'STEPS'?"),
+        ("BATCHSIZE = 3", "macro BATCHSIZE is set but nothing uses it; did you mean 'BATCH_SIZE'?"),
+    ],
+)
+def test_a_misspelt_macro_of_a_file_is_an_error(bind, line, sentence):
+    with pytest.raises(UserError) as raised:
+        bind(recipe=f"{RECIPE}{line}\n")
+    assert str(raised.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("MARGIN = 3", "warning: macro MARGIN is set but nothing uses it"),
+        ("SAME_TOWER = 'both'", "warning: macro SAME_TOWER is set but nothing uses it"),
+        # Like a macro that is used, but known from gin/, so that nothing else was meant.
+        ("MIN_STEPS = 3", "warning: macro MIN_STEPS is set but nothing uses it; did you mean 'STEPS'?"),
+    ],
+)
+def test_a_macro_that_nothing_uses_is_a_warning_and_not_recorded(bind, capsys, line, sentence):
+    _, config = bind(recipe=f"{RECIPE}{line}\n")
+    assert sentence in capsys.readouterr().err.splitlines()
+    assert line.split()[0] not in config
+    bind(recipe=config)
+    assert not capsys.readouterr().err
+
+
+def test_a_typed_macro_that_nothing_uses_is_an_error_unless_gin_files_know_it(bind, capsys):
+    bind("--gin.SAME_TOWER=both")
+    assert "warning: macro SAME_TOWER is set but nothing uses it" in capsys.readouterr().err
+    for flag, meant in (("STEP=3", "; did you mean 'STEPS'?"), ("QX=3", " (there are RATE, SLOW, STEPS)")):
+        with pytest.raises(UserError) as raised:
+            bind(f"--gin.{flag}")
+        assert str(raised.value) == f"macro {flag[:-2]} is set but nothing uses it{meant}"
+
+
+def test_a_macro_that_a_flag_has_put_aside_is_no_news(bind, capsys):
+    recipe = "NAME = 'b'\njob.names = ['a', %NAME]\n"
+    assert bind("--names=c", recipe=recipe)[0]["names"] == ["c"]
+    assert not capsys.readouterr().err
+    bind("--names=c", "--gin.NAME=d", recipe=recipe)
+    assert "warning: macro NAME is set but nothing uses it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("binding", "sentence"),
+    [
+        ("STEPS=many", "STEPS must be a whole number or None, not 'many'"),
+        ("SLOW=fast", "SLOW must be a number, not 'fast'"),
+        ("job.every=1.5", "job.every must be a whole number, not 1.5"),
+        ("job.every=True", "job.every must be a whole number, not True"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_told_by_the_name_that_was_typed(bind, binding, sentence):
+    with pytest.raises(UserError) as raised:
+        bind(f"--gin.{binding}")
+    assert str(raised.value) == sentence
+
+
+def test_what_a_flag_sets_is_not_open(tmp_path):
+    recipe = tmp_path / "open.gin"
+    recipe.write_text(
+        "default/DATA = %gin.REQUIRED\nSTEPS = %gin.REQUIRED\njob.steps = %STEPS\njob.names = [%DATA]\n"
+    )
+    assert sorted(gin_config.open_macros(job, [str(recipe)], [])) == ["DATA", "STEPS"]
+    assert gin_config.open_macros(job, [str(recipe)], ["steps"]) == ["DATA"]
+    assert gin_config.open_macros(job, ["nowhere.gin"], []) == []

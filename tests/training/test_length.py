@@ -1,0 +1,48 @@
+"""How many steps a run has that is told in epochs, and what a share of them is."""
+
+import pytest
+
+from jaxir.errors import UserError
+from jaxir.training.length import check_length, in_steps, steps_of
+from jaxir.training.optimizers import Adafactor, AdamW
+
+
+@pytest.mark.parametrize(
+    ("epochs", "pairs", "batch_size", "min_steps", "steps"),
+    [(1, 64, 32, 1, 2), (1, 65, 32, 1, 3), (0.1, 960, 32, 1, 3), (2.5, 64, 32, 1, 5), (1, 64, 32, 100, 100)],
+)
+def test_epochs_in_steps(epochs, pairs, batch_size, min_steps, steps):
+    assert steps_of(epochs, pairs=pairs, batch_size=batch_size, min_steps=min_steps) == steps
+
+
+@pytest.mark.parametrize(
+    ("value", "steps", "found"), [(0.1, 30, 3), (0.1, 31, 4), (0.2, 2, 1), (7, 2, 7), (2.0, 9, 2)]
+)
+def test_a_share_of_a_run_is_told_below_one(value, steps, found):
+    assert in_steps("eval_every", value, steps) == found
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ((None, None, 1), "steps or epochs must be given"),
+        ((3, 2.0, 1), "steps is 3 and epochs is 2.0: keep one"),
+        ((None, 0.0, 1), "epochs must be more than 0, not 0.0"),
+        ((None, 1.0, 0), "min_steps must be at least 1, not 0"),
+    ],
+)
+def test_a_length_that_cannot_be_is_said(given, sentence):
+    with pytest.raises(UserError, match=sentence):
+        check_length(*given)
+
+
+def test_half_a_step_is_no_number_of_steps():
+    with pytest.raises(UserError, match="eval_every must be a whole number of steps"):
+        in_steps("eval_every", 2.5, 10)
+
+
+@pytest.mark.parametrize("optimizer", [AdamW, Adafactor])
+def test_a_warm_up_may_be_a_share(optimizer):
+    share, told = (optimizer(warmup_steps=steps).build(40).schedule for steps in (0.25, 10))
+    assert [float(share(t)) for t in range(40)] == [float(told(t)) for t in range(40)]
+    optimizer(warmup_steps=0.05).build(1)  # a single step has no warm-up
