@@ -12,6 +12,7 @@ from jaxir.evaluation.datasets import parse_dataset
 from jaxir.evaluation.retrieval import DEFAULT_METRICS
 
 
+@cli.also_called(run="runs", depth="k")
 def evaluate(
     *,
     run: list[str] | str | None = None,

@@ -9,7 +9,7 @@ from jaxir.errors import UserError
 def export(
     model: str,
     output: str,
-    format: Literal["sentence_transformers", "hf", "t5x", "saved_model", "onnx"],
+    format: Literal["st", "hf", "t5x", "saved_model", "onnx", "sentence_transformers"],
     optimizer_state: bool = False,
     signatures: Literal["ids", "text"] | None = None,
     dtype: Literal["float32", "bfloat16"] | None = None,
@@ -18,7 +18,7 @@ def export(
 ) -> None:
     """Writes a model for another toolkit, or to be served.
 
-    A model with two towers becomes two folders, query/ and passage/, in formats hf and sentence_transformers.
+    A model with two towers becomes two folders, query/ and passage/, in formats hf and st.
     t5x makes OUTPUT/checkpoint_STEP, which T5X and T5X Retrieval restore, and OUTPUT/tokenizer. saved_model
     makes a TensorFlow SavedModel that takes token ids or texts and gives vectors, or with --index documents;
     its README.md says how to use it. onnx makes a graph for each tower, from a tokenizer's output to vectors,
@@ -27,7 +27,8 @@ def export(
     Args:
       model: a jaxir model or run directory, or hf: or st: and a directory or hub name.
       output: the directory to write; it must not exist or be empty. For t5x it may be gs://BUCKET/PATH.
-      format: the format to write; hf holds the encoder alone, without pooling and normalisation.
+      format: the format to write; hf holds the encoder alone, without pooling and normalisation; st, the
+        prefix of models of sentence-transformers, may be written out.
       optimizer_state: write the state of Adafactor too, from a training run to t5x.
       signatures: for saved_model, whether it takes texts too or token ids alone (default: text).
       dtype: for saved_model, the type of matrix products and of their weights (default: float32).
@@ -88,6 +89,6 @@ if __name__ == "__main__":
     raise SystemExit(
         cli.main(
             "jaxir.export:export",
-            example="python -m jaxir.export --model=runs/mine --format=sentence_transformers --output=out",
+            example="python -m jaxir.export --model=runs/mine --format=st --output=out",
         )
     )

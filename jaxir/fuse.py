@@ -12,6 +12,7 @@ from jaxir.progress import progress
 from jaxir.retrieval.runs import Run, read_run, write_run
 
 
+@cli.also_called(runs="run", depth="k")
 def fuse(
     *,
     runs: list[str],

@@ -191,7 +191,10 @@ def _referred_macros() -> list[str]:
 
 
 def _check_macros(typed: Collection[str], used_by_files: Collection[str]) -> None:
-    """Refuses macros that are misspelt or not set; warns of others that nothing uses, and forgets them."""
+    """Refuses macros that are misspelt, not set, or typed in vain; warns of others in vain, and forgets them.
+
+    Pieces of a recipe may offer more than others use, but what is typed is meant to change something.
+    """
     config = gin_internals._CONFIG
     defined = {scope for scope, selector in config if selector == MACRO}
     used = set(_referred_macros())
@@ -201,14 +204,12 @@ def _check_macros(typed: Collection[str], used_by_files: Collection[str]) -> Non
     shipped = _shipped_macros() if unused else set()
     for name in unused:
         what = f"macro {name} is set but nothing uses it"
-        if name not in shipped and name not in used_by_files:
-            meant = suggest(name, used, likeness=MISSPELT) or suggest(name, shipped, likeness=MISSPELT)
-            if name in typed:
-                there_are = f" (there are {', '.join(sorted(used))})" if used else ""
-                raise UserError(what + (meant or suggest(name, used) or there_are))
-            if meant:
+        if name in typed:
+            there_are = f" (there are {', '.join(sorted(used))})" if used else ""
+            raise UserError(what + (suggest(name, used) or there_are))
+        if name not in used_by_files:
+            if name not in shipped and (meant := suggest(name, used | shipped, likeness=MISSPELT)):
                 raise UserError(what + meant)
-        if name in typed or name not in used_by_files:
             print(f"warning: {what}{suggest(name, used)}", file=sys.stderr)
         del config[name, MACRO]
     for (scope, selector), parameters in config.items():

@@ -10,6 +10,7 @@ from typing import Any
 from jaxir import cli
 
 
+@cli.also_called(output_dir="output")
 def grid(
     *,
     recipe: list[str],

@@ -9,6 +9,7 @@ from typing import Literal
 from jaxir import cli
 
 
+@cli.also_called(output_dir="output")
 def rounds(
     *,
     recipe: list[str],

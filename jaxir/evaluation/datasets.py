@@ -1,4 +1,4 @@
-"""How commands name a test collection: KIND:DIR."""
+"""How commands name a test collection: KIND:DIR, or DIR alone for a BEIR folder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jaxir.errors import UserError, suggest
 
 
 def parse_dataset(spec: str, *kinds: str) -> tuple[str, Path]:
-    """Returns the kind and the directory of `KIND:DIR`.
+    """Returns the kind and the directory of `KIND:DIR`; a directory alone is a BEIR folder.
 
     Args:
       spec: what the user wrote.
@@ -17,8 +17,11 @@ def parse_dataset(spec: str, *kinds: str) -> tuple[str, Path]:
     Raises:
       UserError: another kind, or no directory.
     """
+    if "beir" in kinds and Path(spec).is_dir():
+        return "beir", Path(spec)
     kind, colon, directory = spec.partition(":")
     if not colon or kind not in kinds or not directory:
+        missing = "" if colon else ", which is no directory"
         expected = " or ".join(f"{known}:DIR" for known in kinds)
-        raise UserError(f"--dataset must be {expected}, not {spec!r}{suggest(kind, kinds)}")
+        raise UserError(f"--dataset must be {expected}, not {spec!r}{suggest(kind, kinds) or missing}")
     return kind, Path(directory)

@@ -280,9 +280,10 @@ def parse_method(text: str) -> Method:
 
 
 def parse_folder(text: str) -> tuple[str, str]:
-    """Returns name and directory of a value of the axis of data sets."""
+    """Returns name and directory of a value of the axis of data sets: [NAME=][beir:]DIR."""
     name, equals, directory = text.partition("=")
-    return (name, directory) if equals else (Path(text).resolve().name, text)
+    name, directory = (name, directory) if equals else (Path(text).resolve().name, text)
+    return name, directory.removeprefix("beir:")
 
 
 def check_axes(axes: Axes) -> None:

@@ -8,7 +8,7 @@ from jaxir.errors import UserError, suggest
 from jaxir.files import atomic_directory
 from jaxir.interop import hf, model_dir, sentence_transformers, t5x, t5x_optimizer
 
-Format = Literal["jaxir", "hf", "sentence_transformers", "t5x"]
+Format = Literal["jaxir", "hf", "st", "t5x", "sentence_transformers"]  # the last is another name of st
 
 
 def convert(
@@ -26,7 +26,7 @@ def convert(
     Args:
       source: a model as `model_dir.load` takes it.
       output: a directory that does not exist or is empty.
-      to: "jaxir", "sentence_transformers", "t5x", or "hf": the encoder alone, without pooling or
+      to: "jaxir", "st" (sentence-transformers), "t5x", or "hf": the encoder alone, without pooling or
         normalisation.
       tokenizer: of a `t5x:` source, which has none of its own (see `t5x.read`).
       optimizer_state: write Adafactor's state too, from a run's directory to "t5x".
@@ -34,6 +34,7 @@ def convert(
     Raises:
       UserError: the model cannot be read, the format cannot hold it, or `output` is not empty.
     """
+    to = "st" if to == "sentence_transformers" else to
     if to not in get_args(Format):
         raise UserError(
             f"no format {to!r}{suggest(to, get_args(Format))}; there are {', '.join(get_args(Format))}"
@@ -52,9 +53,7 @@ def convert(
         t5x.write(output, model, step=int(checkpoint.name) if checkpoint else 0, slots=slots)
         return
     if to == "hf" and model.config.projection is not None:
-        raise UserError(
-            f"{source} has a projection, which hf folders cannot hold; write sentence_transformers"
-        )
+        raise UserError(f"{source} has a projection, which hf folders cannot hold; write st")
     write_tower = hf.write_tower if to == "hf" else sentence_transformers.write
     with atomic_directory(output) as aside:
         if model.config.sharing == "sde":
@@ -64,7 +63,7 @@ def convert(
                 (aside / tower).mkdir()
                 write_tower(aside / tower, model, tower=tower)
     lengths = {model.settings.query_max_length, model.settings.passage_max_length}
-    if to == "sentence_transformers" and model.config.sharing == "sde" and len(lengths) > 1:
+    if to == "st" and model.config.sharing == "sde" and len(lengths) > 1:
         print(
             f"note: sentence-transformers has one maximum length; the folder says {max(lengths)} tokens, but"
             f" here queries are cut at {model.settings.query_max_length} and passages at"

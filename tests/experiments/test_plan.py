@@ -103,6 +103,22 @@ def test_the_small_grid_has_a_temperature_that_few_steps_need(folder, tmp_path, 
     assert gin.query_parameter("TEMPERATURE/gin.macro.value") == 0.05
 
 
+def test_a_grid_over_a_whole_recipe_keeps_its_settings_and_changes_what_the_axes_say(folder):
+    chosen = axes(folder, models=["gin/experiments/minilm.gin"], objectives=["samtone"], sharing=["ade"])
+    (cell,) = planned(chosen, recipe=["gin/pairs.gin"], output_dir=Path("grid"))
+    ((_, words),) = cell.commands.training
+    bound = resolve(words)
+    assert isinstance(bound["model"], UnderIdentityProjection) and bound["model"].sharing == "ade"
+    assert bound["objective"].loss.__name__ == "samtone"
+    assert (bound["steps"], bound["epochs"], bound["dev"].split) == (7, None, "dev")
+    assert gin.query_parameter("TEMPERATURE/gin.macro.value") == 0.05
+
+
+def test_a_folder_may_be_named_as_other_commands_name_it(folder):
+    (cell,) = planned(axes(folder, datasets=[f"toy=beir:{folder}"]), output_dir=Path("grid"))
+    assert f"--dataset=beir:{folder}" in cell.commands.testing
+
+
 planned = functools.partial(
     plan.plan_cells, recipe=["gin/runs/few_steps.gin"], steps=7, bindings=(), metrics="P@1", split="test"
 )

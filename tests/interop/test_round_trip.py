@@ -110,7 +110,7 @@ def test_sentence_transformers_to_jaxir_and_back(name, tmp_path):
     source = f"st:{GOLDEN / name}"
     assert cli.main("jaxir.convert:convert", [f"--source={source}", f"--output={tmp_path / 'ours'}"]) == 0
     out = tmp_path / "theirs"
-    flags = [f"--model={tmp_path / 'ours'}", "--format=sentence_transformers", f"--output={out}"]
+    flags = [f"--model={tmp_path / 'ours'}", "--format=st", f"--output={out}"]
     assert cli.main("jaxir.export:export", flags) == 0
     assert_same(without_pooler(tensors_of(GOLDEN / name)), tensors_of(out))
     if (GOLDEN / name / "2_Dense").exists():
@@ -141,7 +141,7 @@ def test_two_towers_become_two_folders(sharing, tmp_path):
     towers = {t: vectors(loaded, texts, t) for t in ("query", "passage")}
     assert np.abs(towers["query"] - towers["passage"]).max() > 1e-3
     model_dir.save(tmp_path / "ours", loaded.model, loaded.tokenizer, loaded.settings)
-    flags = [f"--source={tmp_path / 'ours'}", "--to=sentence_transformers", f"--output={tmp_path / 'out'}"]
+    flags = [f"--model={tmp_path / 'ours'}", "--format=st", f"--output={tmp_path / 'out'}"]
     assert cli.main("jaxir.convert:convert", flags) == 0
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["passage", "query"]
     for tower, expected in towers.items():

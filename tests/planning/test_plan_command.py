@@ -48,8 +48,10 @@ def libtpu() -> str | None:
 
 
 def test_gpus_by_arithmetic_with_nothing_but_a_recipe(model, tmp_path):
-    macros = [f"--gin.{m}" for m in (*MACROS, f"MODEL=hf:{model}", "SHARING=ade_spl")]
-    done = plan("--gin_file=gin/samtone_base.gin", "--plan=gpu:4xh100", *macros, cwd=tmp_path)
+    typed = (*MACROS, f"MODEL=hf:{model}", "SHARING=ade_spl")
+    macros = [f"--gin.{m}" for m in typed if not m.startswith(("BATCH_SIZE", "STEPS"))]
+    flags = ["--batch_size=16", "--steps=1000"]  # of which the recipe says others
+    done = plan("--gin_file=gin/samtone_base.gin", "--plan=gpu:4xh100", *flags, *macros, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "plan for gpu:4xh100: 4 h100 chips" in done.stdout
     assert "ADE-SPL of T5 2 x 32" in done.stdout
@@ -82,6 +84,11 @@ def test_what_does_not_fit_exits_with_one_and_advice(tmp_path):
         (
             ("--plan=gpu:4xh100", "--gin.FSDP=8"),
             "does not cover 4 devices exactly: for gpu:4xh100 set --gin.FSDP=4",
+        ),
+        pytest.param(
+            ("--plan=gpu:4xh100", "--epochs=2"),
+            "a plan reads no data: how many steps are 2.0 epochs? give --steps",
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             ("--plan=gpu:1xl4", "--gin.MODEL=hf:./nowhere"),
