@@ -4,11 +4,14 @@ import json
 import subprocess
 import sys
 
+import gin
 import pytest
 
-from jaxir import cli
+from jaxir import cli, gin_config
+from jaxir.experiments import rounds as room
 from jaxir.experiments import runner
 from jaxir.retrieval.runs import read_run
+from jaxir.train import train
 
 
 @pytest.fixture
@@ -105,3 +108,35 @@ def test_mistakes_cost_one_sentence_and_write_nothing(tmp_path, flags, capsys, f
     error = capsys.readouterr().err
     assert sentence in error and error.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_rounds_over_a_whole_recipe_train_on_what_they_mine(tmp_path, folder):
+    settings = room.RoundSettings(
+        recipe=["gin/pairs.gin"],
+        dataset=folder,
+        rounds=1,
+        steps=12,
+        start="previous",
+        first_run=None,
+        mining=["--negatives=3"],
+        backend="exact",
+        depth=20,
+        bindings=["NEGATIVES=2"],
+        metrics="P@1",
+        split="test",
+        seed=5,
+    )
+    commands = [step.arguments for _, steps in room.steps_of(settings, tmp_path) for step in steps]
+    for number, words in enumerate(words for words in commands if "jaxir.train" in words):
+        files = [w.removeprefix("--gin_file=") for w in words if w.startswith("--gin_file=")]
+        bindings = [w.removeprefix("--gin.") for w in words if w.startswith("--gin.")]
+        gin_config.bind(train, files, bindings, {"seed": 5, "output_dir": "run"})
+        bound = gin.get_bindings(train)
+        assert (bound["steps"], bound["epochs"], bound["seed"]) == (12, None, 5)
+        assert gin.query_parameter("TEMPERATURE/gin.macro.value") == 0.05
+        if number:
+            assert bound["data"].path == f"{tmp_path}/round1/negatives/train.jsonl"
+            assert bound["num_negatives"] == 2 and bound["model"].source == f"{tmp_path}/round0/model"
+        else:
+            assert bound["data"].directory == str(folder)
+    gin.clear_config()

@@ -18,6 +18,7 @@ from jaxir.interop.weights import write_json
 from jaxir.models import t5
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.planning import architecture, devices
+from jaxir.train import train
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SMALL = t5.T5Config(
@@ -112,9 +113,10 @@ def test_training_still_needs_data(tmp_path):
 
 
 def test_macros_left_open_are_found_through_includes():
-    assert gin_config.open_macros(["gin/samtone_xxl.gin"]) == ["DATA"]
-    assert gin_config.open_macros(["gin/quickstart.gin"]) == []
-    assert gin_config.open_macros(["gin/nowhere.gin"]) == []
+    """What `--plan` fills in, for it needs no data."""
+    assert gin_config.open_macros(train, ["gin/samtone_xxl.gin"], []) == ["DATA"]
+    assert gin_config.open_macros(train, ["gin/quickstart.gin"], []) == []
+    assert gin_config.open_macros(train, ["gin/nowhere.gin"], []) == []
 
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is not None, reason="libtpu is installed, as on a TPU")
