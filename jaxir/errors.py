@@ -32,7 +32,7 @@ def suggest(wrong: str, known: Iterable[str], *, likeness: float = 0.6) -> str:
     Args:
       wrong: what was written.
       known: what might have been meant.
-      likeness: from 0 to 1, difflib's ratio; 0.75 is a misspelling, 0.6 a name of the same kind.
+      likeness: from 0 to 1, difflib's ratio; 0.8 is a misspelling, 0.6 a name of the same kind.
     """
     near = difflib.get_close_matches(wrong, list(known), n=1, cutoff=likeness)
     return f"; did you mean {near[0]!r}?" if near else ""

@@ -27,7 +27,7 @@ from jaxir.simple_types import fits, hints_of, in_words
 RECIPES = Path(__file__).resolve().parent.parent  # so that "gin/quickstart.gin" is found from any directory
 MACRO = "gin.macro"
 DEFAULT = "default/"  # before a macro's name in a piece
-MISSPELT = 0.75  # so like another name that it was meant to be that one
+MISSPELT = 0.8  # so like another name that it was meant to be that one
 PLACES = ("output_dir",)  # where a run lies is no part of what it is
 PARSE_ERRORS = (
     *(ValueError, OSError, SyntaxError, ImportError, AttributeError, NameError, TypeError),

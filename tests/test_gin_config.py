@@ -140,6 +140,7 @@ def test_a_misspelt_macro_of_a_file_is_an_error(bind, line, sentence):
     ("line", "sentence"),
     [
         ("MARGIN = 3", "warning: macro MARGIN is set but nothing uses it"),
+        ("MODELS_DIR = 'x'", "warning: macro MODELS_DIR is set but nothing uses it"),
         ("SAME_TOWER = 'both'", "warning: macro SAME_TOWER is set but nothing uses it"),
         # Like a macro that is used, but known from gin/, so that nothing else was meant.
         ("MIN_STEPS = 3", "warning: macro MIN_STEPS is set but nothing uses it; did you mean 'STEPS'?"),

@@ -11,6 +11,7 @@ import jax
 import pytest
 
 from jaxir import gin_config
+from jaxir.errors import UserError
 from jaxir.interop.build import Pretrained
 from jaxir.planning import program
 from jaxir.train import train
@@ -199,6 +200,16 @@ def test_another_objective_keeps_what_a_recipe_sets(objective):
     assert loss.__name__ == objective
     assert gin.query_parameter("TEMPERATURE/gin.macro.value") == 0.05
     assert gin.get_bindings(train)["model"].dropout_rate == 0.0
+
+
+@pytest.mark.parametrize("typed", ["STEPS", "train.steps", "train.train.steps"])
+@pytest.mark.parametrize("recipe", ["gin/quickstart.gin", "gin/pairs.gin", "gin/samtone_base.gin"])
+def test_a_flag_is_the_macro_of_every_recipe_and_never_says_it_twice(recipe, typed):
+    gin_config.bind(train, [recipe], ["DATA=x"], {"steps": 30})
+    assert (gin.get_bindings(train)["steps"], gin.get_bindings(train)["epochs"]) == (30, None)
+    assert "STEPS = 30" in settings(gin_config.operative_config())
+    with pytest.raises(UserError, match="steps is given twice, by --steps and by --gin"):
+        gin_config.bind(train, [recipe], ["DATA=x", f"{typed}=40"], {"steps": 30})
 
 
 def test_the_command_finds_recipes_from_any_directory_and_names_a_misspelling(tmp_path):
