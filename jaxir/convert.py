@@ -14,14 +14,13 @@ def convert(
 ) -> None:
     """Converts a model from one format to another.
 
-    A model with two towers becomes two folders, query/ and passage/, in formats hf and st.
+    A model with two towers becomes two folders, query/ and passage/, in formats hf and sentence_transformers.
 
     Args:
       source: hf:DIR_OR_NAME, st:DIR_OR_NAME (sentence-transformers), t5x:DIR (a T5X checkpoint or run, local
         or gs://), or a jaxir model or run directory.
       output: the directory to write; it must not exist or be empty.
-      to: the format to write; hf holds the encoder alone, without pooling and normalisation; st, the prefix
-        of models of sentence-transformers, may be written out.
+      to: the format to write; hf holds the encoder alone, without pooling and normalisation.
       tokenizer: the SentencePiece model of a T5X checkpoint (a file, local or gs://), or a directory with a
         tokenizer; by default what lies beside the checkpoint or what the run's config.gin names.
     """

@@ -103,8 +103,8 @@ def open_macros(function: Callable[..., Any], files: Sequence[str], flags: Colle
     except UserError:  # `bind` will say it
         return []
     given = {key.scope for flag in flags for key in _chain(_parameter(function, flag))}
-    macros = [scope for scope, selector in gin_internals._CONFIG if selector == MACRO]
-    return [name for name in macros if _is_required(_Key.of_macro(name).value) and name not in given]
+    wanted = dict.fromkeys(name for name in _referred_macros() if _is_required(_Key.of_macro(name).value))
+    return [name for name in wanted if name not in given]
 
 
 def operative_config() -> str | None:

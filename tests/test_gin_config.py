@@ -193,9 +193,8 @@ def test_a_value_of_the_wrong_type_is_told_by_the_name_that_was_typed(bind, bind
 
 def test_what_a_flag_sets_is_not_open(tmp_path):
     recipe = tmp_path / "open.gin"
-    recipe.write_text(
-        "default/DATA = %gin.REQUIRED\nSTEPS = %gin.REQUIRED\njob.steps = %STEPS\njob.names = [%DATA]\n"
-    )
+    lines = [f"{name} = %gin.REQUIRED" for name in ("default/DATA", "STEPS", "NEVER")]
+    recipe.write_text("\n".join([*lines, "job.steps = %STEPS", "job.names = [%DATA]"]))
     assert sorted(gin_config.open_macros(job, [str(recipe)], [])) == ["DATA", "STEPS"]
     assert gin_config.open_macros(job, [str(recipe)], ["steps"]) == ["DATA"]
     assert gin_config.open_macros(job, ["nowhere.gin"], []) == []

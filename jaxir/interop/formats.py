@@ -26,7 +26,7 @@ def convert(
     Args:
       source: a model as `model_dir.load` takes it.
       output: a directory that does not exist or is empty.
-      to: "jaxir", "st" (sentence-transformers), "t5x", or "hf": the encoder alone, without pooling or
+      to: "jaxir", "sentence_transformers", "t5x", or "hf": the encoder alone, without pooling or
         normalisation.
       tokenizer: of a `t5x:` source, which has none of its own (see `t5x.read`).
       optimizer_state: write Adafactor's state too, from a run's directory to "t5x".
