@@ -76,11 +76,16 @@ run() {
   fi
 }
 
-# queued VERB ARGS...: gcloud compute tpus queued-resources, on our resource.
+# queued VERB ARGS...: gcloud compute tpus queued-resources, on our resource, not shown: its output is worked on.
+# In a dry run its output is the command.
 queued() {
   local verb="$1"
   shift
-  gcloud compute tpus queued-resources "$verb" "$@" --project="$PROJECT" --zone="$ZONE" --quiet
+  if "$DRY_RUN"; then
+    run_queued "$verb" "$@"
+  else
+    gcloud compute tpus queued-resources "$verb" "$@" --project="$PROJECT" --zone="$ZONE" --quiet
+  fi
 }
 
 run_queued() {
@@ -89,7 +94,8 @@ run_queued() {
   run gcloud compute tpus queued-resources "$verb" "$@" --project="$PROJECT" --zone="$ZONE" --quiet
 }
 
-# slice_state: prints the queued resource's state, ABSENT if there is none; fails with gcloud's words.
+# slice_state: prints the queued resource's state, ABSENT if there is none; fails with gcloud's words. In a dry run
+# it prints the command, as job_states does.
 slice_state() {
   local out err status=0
   err="$(mktemp)"
@@ -216,5 +222,5 @@ stop_on_workers() {
 # job_states: prints the job's state on each worker, one a line: missing, none, running, died, or "exit N".
 job_states() {
   local command="bash jaxir/tpu_scripts/worker.sh status || echo jaxir-job missing"
-  queued ssh "$NAME" --worker=all --node=all --command="$command" | sed -n 's/^jaxir-job //p'
+  queued ssh "$NAME" --worker=all --node=all --command="$command" | sed -n 's/^jaxir-job //p; /^gcloud /p'
 }

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-USAGE="usage: status.sh [--config=FILE]
+USAGE="usage: status.sh [--config=FILE] [--dry_run]
 
 Prints the state of the queued resource and of the job on each worker.
 
   --config=FILE  settings (default: config.sh beside this script; see config.example.sh)
+  --dry_run      print the commands instead of running them
 
 example:
   tpu_scripts/status.sh --config=my_slice.sh"
@@ -13,6 +14,11 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 parse_flags "$@"
 load_config
+if "$DRY_RUN"; then
+  slice_state
+  job_states
+  exit
+fi
 state="$(slice_state)"
 echo "$NAME ($SLICES x $ACCELERATOR_TYPE, $TIER, $ZONE): $state"
 if [[ "$state" == ACTIVE ]]; then

@@ -208,6 +208,28 @@ def test_dry_run_prints_the_very_commands(cloud, tmp_path):
     assert [c for c in cloud.calls() if c[3] != "describe"] == [c for c in real if c[3] != "describe"]
 
 
+def test_dry_run_of_no_script_runs_gcloud(cloud):
+    """With each script's own flags too; what it prints are commands."""
+    told = {script.name: script.read_text() for script in (cloud.checkout / "tpu_scripts").glob("*.sh")}
+    scripts = sorted(name for name, text in told.items() if "\nUSAGE=" in text)
+    assert scripts == sorted(SCRIPTS)
+    for script in scripts:
+        assert "--dry_run" in cloud.ok(script, "--help").stdout
+        for own in ([], ["--watch"] if script == "resume.sh" else ["--worker=all"] * (script == "logs.sh")):
+            printed = cloud.ok(script, "--dry_run", *own).stdout.splitlines()
+            assert printed and all(line.startswith(("gcloud compute tpus ", "git ")) for line in printed)
+    assert cloud.calls() == []
+
+
+def test_what_a_dry_run_of_status_prints_asks_for_the_status(cloud):
+    for script in ("create.sh", "install.sh", "launch.sh"):
+        cloud.ok(script)
+    cloud.until_waiting()
+    printed = cloud.ok("status.sh", "--dry_run").stdout
+    done = subprocess.run(["bash", "-c", printed], env=cloud.environment, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["ACTIVE"] + ["jaxir-job running"] * 2
+
+
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
