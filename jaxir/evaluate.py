@@ -48,7 +48,8 @@ def evaluate(
         score, sentence1, sentence2; Spearman's correlation x 100).
       split: which of the dataset's judgements, the name of a file under qrels/.
       metrics: separated by spaces, as ir_measures spells them.
-      baseline: what to compare with: the name of one of the systems, or another [NAME=]FILE[+FILE...].
+      baseline: what to compare with: the name of one of the systems, or [NAME=]FILE[+FILE...], which may be
+        among the runs.
       identical_ids: keep or drop answers that have their query's own id (ArguAna needs drop; collections that
         number queries and documents from 1 need keep).
       depth: answers per query that are searched for in a beir: dataset.
@@ -75,11 +76,11 @@ def evaluate(
         if kind == "run":
             runs = [run] if isinstance(run, str) else run
             scored = report.score_runs(
-                runs, metrics, identical_ids, qrels=qrels, answers=answers, corpus=corpus
+                runs, metrics, identical_ids, baseline=baseline, qrels=qrels, answers=answers, corpus=corpus
             )
         else:
-            scored = report.score_model(model, path, split, metrics, identical_ids, depth)
-        result = report.retrieval(scored, baseline=baseline, per_query=per_query, style=table)
+            scored = report.score_model(model, path, split, metrics, identical_ids, depth, baseline=baseline)
+        result = report.retrieval(scored, per_query=per_query, style=table)
     if output is not None:
         from jaxir.files import atomic_file
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import filecmp
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,12 +42,14 @@ class Scored:
       qrels: the judgements they were scored against.
       facts: how the runs came about, for programs.
       note: the same as a sentence.
+      baseline: the one of `systems` that the others are compared with; None compares every two.
     """
 
     systems: Sequence[System]
     qrels: Qrels
     facts: Mapping[str, Any]
     note: str
+    baseline: System | None = None
 
 
 def parse_system(text: str) -> tuple[str, list[str]]:
@@ -64,6 +67,7 @@ def score_runs(
     metrics: str,
     identical_ids: IdenticalIds,
     *,
+    baseline: str | None = None,
     qrels: str | None = None,
     answers: str | None = None,
     corpus: str | None = None,
@@ -74,55 +78,120 @@ def score_runs(
       runs: systems as `parse_system` takes them.
       metrics: as in `evaluate_run`.
       identical_ids: likewise.
+      baseline: the name of one of `runs`, or a system as `parse_system` takes it: the same run as one of
+        `runs` is that one, however its path is written.
       qrels: the file of judgements.
       answers: the file of answers, in place of `qrels`.
       corpus: where the documents' texts are, with `answers`.
 
     Raises:
-      UserError: unreadable or malformed files, an unknown metric, or two systems of one name.
+      UserError: unreadable or malformed files, an unknown metric, two systems of one name, or a file that
+        is given twice.
     """
     parse_metrics(metrics)
-    named = [parse_system(text) for text in runs]
-    names = [name for name, _ in named]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise UserError(f"two systems are called {twice[0]!r}: write NAME=FILE to tell them apart")
+    named = _name_systems(runs)
+    notes = []
+    if baseline is not None:
+        baseline, note = _add_baseline(baseline, named)
+        notes += note
     if qrels is not None:
         judgements, note = read_judgements(qrels), f"judgements: {qrels}"
-    read = {name: [read_run(file) for file in files] for name, files in named}
+    read = {name: [read_run(file) for file in files] for name, files in named.items()}
     if answers is not None:
         every = [run for of_system in read.values() for run in of_system]
         depth = max(len(found) for run in every for found in [(), *run.values()])
         judgements = judge_by_answers(every, read_answers(answers), corpus, depth=depth)
         note = f"a document is relevant if it holds an answer: answers {answers}, documents {corpus}"
-    systems = [
-        System(
+    systems = {
+        name: System(
             name=name,
             scores=[evaluate_run(run, judgements, metrics, identical_ids=identical_ids) for run in of_system],
         )
         for name, of_system in read.items()
-    ]
-    facts = {"qrels": qrels, "answers": answers, "corpus": corpus, "runs": dict(named)}
+    }
+    facts = {"qrels": qrels, "answers": answers, "corpus": corpus, "runs": named}
     return Scored(
-        systems=systems,
+        systems=list(systems.values()),
         qrels=judgements,
         facts={key: value for key, value in facts.items() if value is not None},
-        note=note,
+        note="\n".join([note, *notes]),
+        baseline=None if baseline is None else systems[baseline],
     )
 
 
+def _name_systems(runs: Sequence[str]) -> dict[str, list[str]]:
+    """Returns each system's run files, none of which may be given twice."""
+    named: dict[str, list[str]] = {}
+    seen: list[Path] = []
+    for text in runs:
+        name, files = parse_system(text)
+        if name in named:
+            raise UserError(f"two systems are called {name!r}: write NAME=FILE to tell them apart")
+        named[name] = files
+        for file in map(Path, files):
+            if other := next((other for other in seen if _linked(file, other)), None):
+                raise UserError(f"--run: {other} and {file} are the same file, which would count twice")
+            seen.append(file)
+    return named
+
+
+def _add_baseline(text: str, named: dict[str, list[str]]) -> tuple[str, list[str]]:
+    """Adds the baseline to the systems unless it is among them; returns its name and what is to be noted."""
+    if text in named:
+        return text, []
+    name, files = parse_system(text)
+    for known, others in named.items():
+        if _match(_linked, files, others):
+            return known, []
+        if _match(_equal, files, others):
+            return known, [f"--baseline={text} is the same run as {known}: it counts once"]
+    if name in named:
+        name = "baseline"
+    if name in named:
+        raise UserError(f"two systems are called {name!r}: write --baseline=NAME=FILE to tell them apart")
+    named[name] = files
+    return name, []
+
+
+def _match(same: Callable[[Path, Path], bool], files: Sequence[str], others: Sequence[str]) -> bool:
+    """Whether two systems have the same runs, in any order."""
+    return len(files) == len(others) and all(any(same(Path(f), Path(o)) for o in others) for f in files)
+
+
+def _linked(file: Path, other: Path) -> bool:
+    return file.is_file() and other.is_file() and file.samefile(other)
+
+
+def _equal(file: Path, other: Path) -> bool:
+    return file.is_file() and other.is_file() and filecmp.cmp(file, other, shallow=False)
+
+
 def score_model(
-    model: str, directory: Path, split: str, metrics: str, identical_ids: IdenticalIds, depth: int
+    model: str,
+    directory: Path,
+    split: str,
+    metrics: str,
+    identical_ids: IdenticalIds,
+    depth: int,
+    *,
+    baseline: str | None = None,
 ) -> Scored:
-    """Scores a model on a BEIR folder by exact search."""
+    """Scores a model on a BEIR folder by exact search, and the run that is its baseline."""
     # Scoring a run file loads no jax.
     from jaxir.evaluation.collection import evaluate_collection, read_collection
     from jaxir.retrieval.dual_encoder import DualEncoder
 
     parse_metrics(metrics)
     collection = read_collection(directory, split)
+    name, files = ("", []) if baseline is None else parse_system(baseline)
+    read = [read_run(file) for file in files]  # malformed ones cost no encoding
     encoder = DualEncoder.load(model)
     scores = evaluate_collection(encoder, collection, metrics, depth=depth, identical_ids=identical_ids)
     count = len(collection.documents)
+    systems = [System(name=model, scores=[scores])]
+    if baseline is not None:
+        against = [evaluate_run(run, collection.qrels, metrics, identical_ids=identical_ids) for run in read]
+        systems.append(System(name=name if name != model else "baseline", scores=against))
     facts = {
         "model": model,
         "fingerprint": encoder.fingerprint,
@@ -134,36 +203,35 @@ def score_model(
         "similarity": encoder.similarity,
         "search": "exact",
         "depth": depth,
+        **({"runs": {systems[-1].name: files}} if files else {}),
     }
     return Scored(
-        systems=[System(name=model, scores=[scores])],
+        systems=systems,
         qrels=collection.qrels,
         facts=facts,
         note=f"{directory}, split {split}: {count} documents, a document's text is title + ' ' + text; "
         f"{_lengths(encoder)}; {encoder.similarity} similarity, exact search, {depth} answers a query",
+        baseline=None if baseline is None else systems[-1],
     )
 
 
-def retrieval(
-    scored: Scored, *, baseline: str | None = None, per_query: bool = False, style: Style = "markdown"
-) -> Report:
+def retrieval(scored: Scored, *, per_query: bool = False, style: Style = "markdown") -> Report:
     """Lays out the scores of systems and compares them.
 
     Args:
       scored: the systems.
-      baseline: the name of one of them, or a run file (or several, see `parse_system`), that the others are
-        compared with; without one every two are compared.
       per_query: whether to print every query's values.
       style: of the tables.
+
+    Raises:
+      UserError: the baseline is the only system.
     """
-    systems = list(scored.systems)
-    metrics = systems[0].metrics
-    against = None if baseline is None else _find_or_score(baseline, scored)
-    if against is not None:
-        systems = [*[system for system in systems if system is not against], against]
-    compared = [system for system in systems if system is not against]
+    against = scored.baseline
+    compared = [system for system in scored.systems if system is not against]
     if not compared:
-        raise UserError(f"{baseline} is the only system: there is nothing to compare it with")
+        raise UserError(f"{against.name} is the only system: there is nothing to compare it with")
+    systems = compared if against is None else [*compared, against]
+    metrics = systems[0].metrics
     pairs = compare_systems(compared, against) if len(systems) > 1 else []
     values: dict[str, Any] = {**scored.facts, **_values(systems[0])}
     parts = [_caption(scored.note, systems, style)]
@@ -188,22 +256,6 @@ def retrieval(
         rows = [[query, *(of_query[query] for of_query in found.values())] for query in scored.qrels]
         parts.append(format_table(["query", *head], rows, style=style))
     return Report(text="\n\n".join(parts), values=values)
-
-
-def _find_or_score(baseline: str, scored: Scored) -> System:
-    """Returns the system that is called `baseline`, else the scores of that run."""
-    for system in scored.systems:
-        if system.name == baseline:
-            return system
-    first = scored.systems[0]
-    name, files = parse_system(baseline)
-    if name in {system.name for system in scored.systems}:
-        name = "baseline"
-    policy = first.scores[0].identical_ids
-    scores = [
-        evaluate_run(read_run(file), scored.qrels, first.metrics, identical_ids=policy) for file in files
-    ]
-    return System(name=name, scores=scores)
 
 
 def _values(system: System) -> dict[str, Any]:

@@ -131,6 +131,44 @@ def test_several_systems_and_seeds(files, capsys):
     ]
 
 
+@pytest.mark.parametrize("spelling", ["{0}/./a.trec", "{0}/link.trec", "first={0}/a.trec", "{0}/copy.trec"])
+def test_a_baseline_among_the_runs_counts_once(files, capsys, spelling):
+    """However its path is written: the comparisons, and their correction, are those of its name."""
+    given, _ = write_runs(files)
+    (files / "link.trec").symlink_to("a.trec")
+    (files / "copy.trec").write_bytes((files / "a.trec").read_bytes())
+    expected = evaluate(**given, baseline="a")
+    named = capsys.readouterr().out
+    result = evaluate(**given, baseline=spelling.format(files))
+    printed = capsys.readouterr().out
+    assert result == expected
+    assert ("copy.trec is the same run as a: it counts once\n" in printed) == ("copy" in spelling)
+    assert [line for line in printed.splitlines() if "same run" not in line] == named.splitlines()
+
+
+def test_seeds_are_a_baseline_in_any_order_and_a_part_of_them_is_another_one(files):
+    given, _ = write_runs(files)
+    seeds = [str(files / f"b{i}.trec") for i in (2, 0, 1)]
+    result = evaluate(**given, baseline="+".join(seeds))
+    assert {(p["system"], p["baseline"]) for p in result["comparisons"]} == {
+        ("a", "tuned"),
+        ("other", "tuned"),
+    }
+    result = evaluate(**given, baseline="+".join(seeds[:2]))
+    assert len(result["comparisons"]) == 3 and result["runs"]["b2"] == seeds[:2]
+
+
+@pytest.mark.parametrize(
+    "again", ["twice={0}/./a.trec", "twice={0}/link.trec", "twice={0}/c.trec+{0}/c.trec"]
+)
+def test_no_file_is_counted_twice(files, again):
+    given, _ = write_runs(files)
+    (files / "link.trec").symlink_to("a.trec")
+    runs = [str(files / "a.trec"), again.format(files)]
+    with pytest.raises(UserError, match=r"[ac].trec and .*trec are the same file, which would count twice"):
+        evaluate(**given | {"run": runs})
+
+
 def test_latex(files, capsys):
     given, _ = write_runs(files)
     evaluate(**given, baseline="a", table="latex")
@@ -161,6 +199,12 @@ def test_answers_are_matched_by_whole_tokens(files, capsys):
     assert result["per_query"]["Success@1"] == {"q1": 0, "q2": 0, "q3": 1, "q5": 0}
     assert result["per_query"]["Success@2"] == {"q1": 1, "q2": 1, "q3": 1, "q5": 0}
     assert "holds an answer" in capsys.readouterr().out
+    # What only the baseline finds is judged like the rest.
+    (files / "other.trec").write_text("q1 Q0 d9 1 2.0 a\nq3 Q0 d3 1 2.0 a\nq2 Q0 d2 1 2.0 a\n")
+    only = files / "only.trec"
+    only.write_text("q3 Q0 q3 1 3.0 a\n")
+    compared = evaluate(run=str(files / "other.trec"), **given, metrics="Success@1", baseline=str(only))
+    assert compared["systems"]["only"]["per_query"]["Success@1"] == {"q1": 0, "q2": 0, "q3": 1, "q5": 0}
     (files / "corpus.jsonl").write_text(
         lines[0].replace('"answers"', '"text"').replace("[", "").replace("]", "")
     )
