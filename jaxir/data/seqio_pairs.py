@@ -20,6 +20,7 @@ from jaxir.data.sources import stable_keys, text_id
 from jaxir.data.text_pairs import PairFormat, TextPairs
 from jaxir.data.tokenizer import Tokenizer, pad_batch
 from jaxir.errors import UserError, suggest
+from jaxir.lean_tensorflow import import_tensorflow
 
 _TOKENISE_AT_ONCE = 256
 _UNFINISHED: weakref.WeakSet[Generator[Batch, None, None]] = weakref.WeakSet()
@@ -60,6 +61,7 @@ class SeqioPairs(TextPairs):
           BadInputError: a malformed record, unless they are skipped.
           UserError: no such task or split.
         """
+        import_tensorflow()
         import seqio
 
         known = sorted({*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
@@ -129,6 +131,7 @@ class SeqioPairDataset:
     def _read(
         self, batch_size: int, index: int, count: int, *, seed: int | None, start_step: int
     ) -> Iterator[Batch]:
+        import_tensorflow()
         import seqio
         import tensorflow as tf
 
@@ -184,6 +187,7 @@ def __getattr__(name: str) -> Any:
 
 @functools.cache
 def _converter_class() -> type:
+    import_tensorflow()
     import seqio
     import tensorflow as tf
 

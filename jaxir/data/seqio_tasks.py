@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from jaxir.data.lines import OnBadInput
 from jaxir.data.sources import PairExample, text_id
 from jaxir.errors import UserError
+from jaxir.lean_tensorflow import import_tensorflow
 
 if TYPE_CHECKING:
     from jaxir.data.pair_sources import PairSource
@@ -35,6 +36,7 @@ def add_task(kind: str, sources: Mapping[str, PairSource], *, name: str | None =
     Raises:
       UserError: another task has that name.
     """
+    import_tensorflow()
     import seqio
     import tensorflow as tf
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from jaxir.lean_tensorflow import import_tensorflow
+
 
 def __getattr__(name: str) -> Any:
     if name == "HuggingFaceVocabulary":
@@ -15,6 +17,8 @@ def __getattr__(name: str) -> Any:
 @functools.cache
 def _vocabulary_class() -> type:
     import numpy as np
+
+    import_tensorflow()
     import seqio
     import tensorflow as tf
 

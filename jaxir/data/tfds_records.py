@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from jaxir.data.lines import MalformedRecord, OnBadInput, Policy
 from jaxir.errors import UserError, suggest
+from jaxir.lean_tensorflow import import_tensorflow
 
 T = TypeVar("T")
 
@@ -32,6 +33,7 @@ def read_tfds(
       BadInputError: a malformed record, unless they are skipped.
     """
     try:
+        import_tensorflow()
         import tensorflow_datasets as tfds
     except ImportError as error:
         raise UserError("TensorFlow Datasets is not installed: pip install 'jaxir[seqio]'") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -208,7 +207,6 @@ def _narrowed(model: DualEncoderModel) -> DualEncoderModel:
 
 
 def _tensorflow() -> Any:
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
         import_tensorflow()
         import tensorflow as tf

@@ -363,7 +363,6 @@ def _quiet() -> Iterator[None]:
 
 def _scann() -> ModuleType:
     """Imports ScaNN, which imports TensorFlow (some seconds)."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
         with _quiet():
             if importlib.util.find_spec("scann"):
