@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
+import shutil
 import sys
-import textwrap
+import unicodedata
+from collections.abc import Iterator
 
 from jaxir.retrieval.searcher import Searcher
 
-SNIPPET = 160  # characters
+SNIPPET = 160  # columns
+INDENT = 13  # columns: where names and snippets begin
 
 
 def answer(searcher: Searcher, question: str, k: int) -> str:
-    """Returns the best `k` documents as lines of text: rank, score, name; id and snippet below."""
+    """Returns the best `k` documents as lines of text: rank, score, name; id and snippet below.
+
+    On a terminal the lines are as long as it is wide, and broken between words.
+    """
     scores, ids = searcher.search([question], k)
     documents = searcher.index.documents
     lines = []
@@ -23,11 +30,10 @@ def answer(searcher: Searcher, question: str, k: int) -> str:
             document = documents[doc_id]
             if document.title:
                 name = f"{document.title}  [{doc_id}]" if document.title != doc_id else doc_id
-            snippet = textwrap.shorten(document.text[: 2 * SNIPPET], SNIPPET, placeholder=" ...")
-        lines.append(f"{rank:3d}  {score:.4f}  {name}")
-        if snippet:
-            lines.append(" " * 13 + snippet)
-    return "\n".join(lines) or "nothing found"
+            snippet = _shorten(document.text)
+        head = f"{rank:3d}  {score:.4f}  "
+        lines += [head.ljust(INDENT) + name, *([" " * INDENT + snippet] if snippet else [])]
+    return _fit("\n".join(lines) or "nothing found")
 
 
 def converse(searcher: Searcher, k: int) -> None:
@@ -36,7 +42,7 @@ def converse(searcher: Searcher, k: int) -> None:
     if sys.stdin.isatty():
         import readline  # noqa: F401  (its import gives `input` line editing and history)
 
-        print(f"{searcher.index.info.count:,} documents; type a question, or Ctrl-D to leave")
+        print(_fit(f"{searcher.index.info.count:,} documents; type a question, or Ctrl-D to leave"))
         prompt = "question> "
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")
@@ -50,3 +56,62 @@ def converse(searcher: Searcher, k: int) -> None:
                 print()
     if prompt:
         print()
+
+
+def _fit(text: str) -> str:
+    """Returns the lines of `text` without control characters, on a terminal broken at its width."""
+    lines = ["".join(c for c in line if unicodedata.category(c) != "Cc") for line in text.split("\n")]
+    if sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns
+        indent = " " * (INDENT if width >= 3 * INDENT else 2)
+        lines = [part for line in lines for part in _wrap(line, width, indent)]
+    return "\n".join(lines)
+
+
+def _wrap(line: str, width: int, indent: str) -> Iterator[str]:
+    """Yields a line in parts of at most `width` columns, all but the first of them behind `indent`."""
+    part = line[: len(line) - len(line.lstrip())]
+    if len(part) >= INDENT:
+        part = indent
+    empty = True  # of words
+    for space, unit in _units(line.strip()):
+        pieces = [unit]
+        if _columns(indent + unit) > width:  # longer than a line of its own: cut anywhere
+            pieces = list(unit)
+        for piece in pieces:
+            if not empty and _columns(part + space + piece) > width:
+                yield part
+                part, empty = indent, True
+            part += piece if empty else space + piece
+            empty, space = False, ""
+    yield part
+
+
+def _shorten(text: str) -> str:
+    """Returns the beginning of a text in one line, cut between words."""
+    found, used = "", 0
+    for space, unit in _units(text[: 4 * SNIPPET].strip()):
+        space = " " * bool(space)
+        used += _columns(space + unit)
+        if used > SNIPPET - len(" ..."):
+            return (found or unit[: SNIPPET - len(" ...")]) + " ..."
+        found += space + unit
+    return found + " ..." * (len(text) > 4 * SNIPPET)
+
+
+def _units(text: str) -> Iterator[tuple[str, str]]:
+    """Yields (white space before it, what is not broken): words; of those of wide characters, each one."""
+    for space, word in re.findall(r"(\s*)(\S+)", text):
+        start = 0
+        for at in range(1, len(word)):
+            closing = unicodedata.category(word[at])[0] in "MP" and unicodedata.category(word[at]) != "Ps"
+            if (_columns(word[at - 1]) == 2 or _columns(word[at]) == 2) and not closing:
+                yield (space if start == 0 else ""), word[start:at]
+                start = at
+        yield (space if start == 0 else ""), word[start:]
+
+
+def _columns(text: str) -> int:
+    """Returns how many columns of a terminal a text takes."""
+    wide = sum(unicodedata.east_asian_width(c) in "WF" for c in text)
+    return len(text) + wide - sum(unicodedata.category(c) in ("Mn", "Me", "Cf") for c in text)

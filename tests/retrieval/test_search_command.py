@@ -1,14 +1,18 @@
 """From a corpus to answers by the commands, at a terminal and through pipes."""
 
 import contextlib
+import fcntl
 import json
 import os
 import pty
 import select
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
+import unicodedata
 from collections.abc import Iterator
 
 import pytest
@@ -122,6 +126,46 @@ def test_questions_typed_at_a_terminal(index, ending):
         shown = read_until(master, None, process)
         assert process.wait(30) == 0
     assert "Traceback" not in shown
+    os.close(master)
+
+
+DOCUMENTS = {
+    "short": ("Sorting", "w1 w2"),
+    "long": ("A title of several words that no narrow terminal shows in one line", "Procedures " * 40),
+    "japanese": ("日本語の文書", "日本語の文は単語の間に空白がありません。行は文字の間で折り返します。" * 9),
+    "address": ("w3", "see https://example.com/" + "path/" * 12 + "?page=1 for more \x1b[2J\x07"),
+}
+
+
+def test_words_are_whole_on_terminals_of_any_width(tmp_path, toy, small_model, monkeypatch):
+    """Each answer is laid out for the width that the terminal has then: people change it."""
+    records = [{"_id": i, "title": title, "text": text} for i, (title, text) in DOCUMENTS.items()]
+    corpus = toy.write_jsonl(tmp_path / "corpus.jsonl", records)
+    assert command("encode", f"--model={small_model}", f"--input={corpus}", f"--output={tmp_path}/emb") == 0
+    flags = [f"--embeddings={tmp_path}/emb", f"--corpus={corpus}", "--backend=exact"]
+    assert command("index", *flags, f"--output={tmp_path}/index") == 0
+    monkeypatch.delenv("COLUMNS", raising=False)
+    master, slave = pty.openpty()
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), slave) | {"env": os.environ | {"TERM": "dumb"}}
+    with search_process(f"{tmp_path}/index", **pipes, start_new_session=True) as process:
+        for width in (40, 80, 200, 20):
+            fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+            if width == 40:
+                read_until(master, "question> ", process)
+            os.write(master, b"w1\n")
+            _, *lines = read_until(master, "question> ", process).splitlines()
+            shown = lines[: lines.index("")]
+            wide = [len(line) + sum(unicodedata.east_asian_width(c) in "WF" for c in line) for line in shown]
+            assert max(wide) <= width and (width == 200 or max(wide) > 0.8 * width)
+            assert "\x1b" not in "".join(shown) and "\x07" not in "".join(shown)
+            words = {word for line in shown for word in line.split()}
+            title, text = DOCUMENTS["long"]
+            assert {*title.split(), text.split()[0], "[long]", "..."} <= words
+            assert all(word in {*text.split()} for word in words if "Proc" in word or "dures" in word)
+            joined = "".join("".join(shown).split())
+            assert DOCUMENTS["japanese"][1][:70] in joined and "path/" * 12 + "?page=1" in joined
+            assert not any(line.strip().startswith(("。", "、")) for line in shown)
+    os.close(slave)
     os.close(master)
 
 
