@@ -6,10 +6,11 @@ import numpy as np
 
 from jaxir.errors import UserError
 from jaxir.interop import model_dir, stored
+from jaxir.interop.build import Reader
 from jaxir.interop.model_dir import LoadedModel
 from jaxir.interop.overrides import Overrides
-from jaxir.interop.stored import StoredModel
-from jaxir.models.dual_encoder import Projection
+from jaxir.interop.stored import EncoderSettings, StoredModel
+from jaxir.models.dual_encoder import DualEncoderConfig, Projection
 from jaxir.partitioning import Partitioner
 
 
@@ -35,13 +36,20 @@ class UnderIdentityProjection(Overrides):
           UserError: there is no such model, it is damaged, a change does not fit it, or its towers, which
             are separate already, have no projection.
         """
-        if self.projection is not None:
-            raise UserError("projection cannot be set: an identity has the encoder's own width")
         found, _ = model_dir.read(self.source, tokenizer=self.tokenizer)
-        changes = {f.name: getattr(self, f.name) for f in dataclasses.fields(Overrides)}
-        model = Overrides(**changes).apply(_with_identity(found, self.source), seed=seed, where=self.source)
+        model = self._on_identity(found, seed)
         fingerprint = stored.fingerprint(model)
         return LoadedModel(stored.build(model, partitioner), model.tokenizer, model.settings, fingerprint)
+
+    def outline(self, read: Reader) -> tuple[DualEncoderConfig, EncoderSettings]:
+        """Returns the configuration and the lengths with the changes made; see `interop.build.Source`."""
+        model = self._on_identity(read(self.source, self.tokenizer), 0)
+        return model.config, model.settings
+
+    def _on_identity(self, found: StoredModel, seed: int) -> StoredModel:
+        if self.projection is not None:
+            raise UserError("projection cannot be set: an identity has the encoder's own width")
+        return self.apply(_with_identity(found, self.source), seed=seed, where=self.source)
 
 
 def _with_identity(model: StoredModel, where: str) -> StoredModel:

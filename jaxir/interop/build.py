@@ -1,16 +1,38 @@
 """What a training run starts from: a pretrained model or a random one. gin binds these two."""
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
 from jaxir.interop import model_dir, stored
 from jaxir.interop.model_dir import LoadedModel
 from jaxir.interop.overrides import Overrides
-from jaxir.interop.stored import EncoderSettings
+from jaxir.interop.stored import EncoderSettings, StoredModel
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.partitioning import Partitioner
+
+# (the name of a model, a tokenizer's directory or None) -> the model at rest.
+Reader = Callable[[str, str | None], StoredModel]
+
+
+class Source(Protocol):
+    """What a training run starts from: training builds it, a plan asks only what it would be."""
+
+    def build(self, *, seed: int, partitioner: Partitioner | None = None) -> LoadedModel:
+        """Makes the model on the mesh of `partitioner`, with random parameters from `seed`."""
+
+    def outline(self, read: Reader) -> tuple[DualEncoderConfig, EncoderSettings]:
+        """Returns what `build` would build and its lengths.
+
+        Args:
+          read: reads what it starts from, maybe as shapes alone: the parameters' values do not count.
+
+        Raises:
+          UserError: as `build`, where that can be known without a weight.
+        """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,13 +54,16 @@ class Pretrained(Overrides):
         Raises:
           UserError: there is no such model, it is damaged, or a change does not fit it.
         """
-        changes = {f.name: getattr(self, f.name) for f in dataclasses.fields(Overrides)}
-        overrides = Overrides(**changes)
-        found, fingerprint = model_dir.read(self.source, tokenizer=overrides.tokenizer)
-        model = overrides.apply(found, seed=seed, where=self.source)
-        if fingerprint is None or overrides.change_vectors():
+        found, fingerprint = model_dir.read(self.source, tokenizer=self.tokenizer)
+        model = self.apply(found, seed=seed, where=self.source)
+        if fingerprint is None or self.change_vectors():
             fingerprint = stored.initial_fingerprint(model.config, model.tokenizer, seed, source=self.source)
         return LoadedModel(stored.build(model, partitioner), model.tokenizer, model.settings, fingerprint)
+
+    def outline(self, read: Reader) -> tuple[DualEncoderConfig, EncoderSettings]:
+        """Returns the configuration and the lengths with the changes made; see `Source`."""
+        model = self.apply(read(self.source, self.tokenizer), seed=0, where=self.source)
+        return model.config, model.settings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,6 +99,13 @@ class FromScratch:
                 f"{self.tokenizer}: the tokenizer has {tokenizer.vocab_size} ids,"
                 f" the model only {backbone.vocab_size}"
             )
+        _, settings = self.outline()
+        model = stored.initialize(self.config, seed=seed, partitioner=partitioner)
+        fingerprint = stored.initial_fingerprint(self.config, tokenizer, seed)
+        return LoadedModel(model, tokenizer, settings, fingerprint)
+
+    def outline(self, read: Reader | None = None) -> tuple[DualEncoderConfig, EncoderSettings]:
+        """Returns the configuration and the lengths; see `Source`. Nothing is read."""
         settings = EncoderSettings(
             query_max_length=self.query_max_length,
             passage_max_length=self.passage_max_length,
@@ -81,6 +113,4 @@ class FromScratch:
             passage_prompt=self.passage_prompt,
         )
         stored.check_lengths(settings, self.config, "the new model")
-        model = stored.initialize(self.config, seed=seed, partitioner=partitioner)
-        fingerprint = stored.initial_fingerprint(self.config, tokenizer, seed)
-        return LoadedModel(model, tokenizer, settings, fingerprint)
+        return self.config, settings

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from jaxir.errors import UserError
 from jaxir.interop import hf_config, hub, model_dir, stored, t5x
-from jaxir.interop.build import FromScratch, Pretrained
-from jaxir.interop.overrides import Overrides
+from jaxir.interop.build import Source
 from jaxir.interop.stored import EncoderSettings, StoredModel
 from jaxir.interop.weights import read_json
 from jaxir.models import t5 as t5_lib
@@ -27,42 +24,30 @@ _PUBLISHED = (
 _DEFAULT_LENGTH = 512
 
 
-def describe(model: Any) -> tuple[DualEncoderConfig, EncoderSettings]:
+def describe(model: Source) -> tuple[DualEncoderConfig, EncoderSettings]:
     """Returns what `model.build` would build and its lengths, without weights.
-
-    Args:
-      model: FromScratch(...) or Pretrained(...) of jaxir.interop.build.
 
     Raises:
       UserError: nothing that can be read here says what it is, or a change does not fit it.
     """
-    if isinstance(model, FromScratch):
-        settings = EncoderSettings(
-            query_max_length=model.query_max_length, passage_max_length=model.passage_max_length
+    if not hasattr(model, "outline"):
+        raise UserError(
+            f"cannot plan with {type(model).__name__}: it has no outline(), which says what it would build"
+            " (see jaxir.interop.build.Source)"
         )
-        stored.check_lengths(settings, model.config, "the new model")
-        return model.config, settings
-    if not isinstance(model, Pretrained):
-        raise UserError(f"cannot plan with {type(model).__name__}: give Pretrained(...) or FromScratch(...)")
-    config, settings = _describe_source(model)
-    # The changes are made by the code that makes them in training, on parameters that are but shapes: views
-    # of one zero.
+    return model.outline(_read_shapes)
+
+
+def _read_shapes(source: str, tokenizer: str | None) -> StoredModel:
+    """Returns a model whose parameters are but shapes: views of one zero, which training can change."""
+    config, settings = _describe_source(source, tokenizer)
     zero = np.zeros((), np.float32)
-    shapes = stored.model_shapes(config)
-    nothing = StoredModel(
-        config=config,
-        params={name: np.broadcast_to(zero, shape) for name, shape in shapes.items()},
-        tokenizer=None,
-        settings=settings,
-    )
-    fields = {f.name: getattr(model, f.name) for f in dataclasses.fields(Overrides)}
-    changes = Overrides(**fields | {"tokenizer": None})
-    changed = changes.apply(nothing, seed=0, where=model.source)
-    return changed.config, changed.settings
+    params = {name: np.broadcast_to(zero, shape) for name, shape in stored.model_shapes(config).items()}
+    return StoredModel(config=config, params=params, tokenizer=None, settings=settings)
 
 
-def _describe_source(model: Pretrained) -> tuple[DualEncoderConfig, EncoderSettings]:
-    kind, separator, name = str(model.source).partition(":")
+def _describe_source(source: str, tokenizer: str | None) -> tuple[DualEncoderConfig, EncoderSettings]:
+    kind, separator, name = str(source).partition(":")
     if separator and kind == "hf":
         backbone = _describe_hf(name)
         length = min(_DEFAULT_LENGTH, getattr(backbone, "max_positions", _DEFAULT_LENGTH))
@@ -71,7 +56,7 @@ def _describe_source(model: Pretrained) -> tuple[DualEncoderConfig, EncoderSetti
         )
     if separator and kind == "t5x":
         return t5x.describe(name)
-    found, _ = model_dir.read(model.source, tokenizer=model.tokenizer)  # opened, not read
+    found, _ = model_dir.read(source, tokenizer=tokenizer)  # opened, not read
     return found.config, found.settings
 
 

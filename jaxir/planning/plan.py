@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jaxir.interop.build import Source
 from jaxir.interop.stored import EncoderSettings
 from jaxir.partitioning import MeshConfig
 from jaxir.planning import (
@@ -24,7 +25,15 @@ from jaxir.planning import (
 )
 from jaxir.planning.collectives import Collective
 from jaxir.planning.hlo import Program
-from jaxir.planning.program import Compiled, Recipe, Step, bytes_of, compile_step, make_step
+from jaxir.planning.program import (
+    Compiled,
+    Recipe,
+    Step,
+    bytes_of,
+    compile_step,
+    compiler_settings,
+    make_step,
+)
 from jaxir.planning.report import Memory, Plan, render
 from jaxir.planning.targets import Target
 from jaxir.training.loop import check_settings
@@ -35,7 +44,7 @@ from jaxir.training.optimizers import AdamW, Optimizer
 def run(
     text: str,
     *,
-    model: Any,
+    model: Source,
     objective: Any,
     optimizer: Optimizer | None,
     mesh: MeshConfig | None,
@@ -50,7 +59,7 @@ def run(
 
     Args:
       text: the machine, such as "v5p:4x4x4" or "gpu:8xh100".
-      model: Pretrained(...) or FromScratch(...).
+      model: what training would build, such as Pretrained(...).
       objective: the training method.
       optimizer: as for training.
       mesh: as for training.
@@ -160,6 +169,7 @@ def make(target: Target, recipe: Recipe) -> Plan:
         ],
         advice=_advise(setting, memory, kept, limit, target, recipe) if short_by else [],
         seconds=seconds,
+        settings=compiler_settings(),
     )
 
 

@@ -154,6 +154,32 @@ def compile_step(step: Step) -> Compiled:
     )
 
 
+class CompilerSettings(NamedTuple):
+    """How thorough JAX asks the compiler to be, where that is not as training is compiled by itself.
+
+    Attributes:
+      given: as the environment says them, such as "JAX_OPTIMIZATION_LEVEL=O1"; JAX's own are left out.
+      quick: whether one of them makes the compiler less thorough.
+    """
+
+    given: tuple[str, ...] = ()
+    quick: bool = False
+
+
+def compiler_settings() -> CompilerSettings:
+    """Returns what is set in this process, by the environment or `jax.config`."""
+    usual = {
+        "jax_exec_time_optimization_effort": 0.0,
+        "jax_memory_fitting_effort": 0.0,
+        "jax_optimization_level": "UNKNOWN",
+        "jax_memory_fitting_level": "O2",
+    }
+    found = {name: getattr(jax.config, name) for name in usual}
+    given = {name: value for name, value in found.items() if value != usual[name]}
+    quick = any(value < 0 if isinstance(value, float) else value in ("O0", "O1") for value in given.values())
+    return CompilerSettings(tuple(f"{name.upper()}={value}" for name, value in given.items()), quick)
+
+
 def bytes_of(tree: Any) -> int:
     """Returns the bytes that each device holds of a tree of sharded shapes."""
     return sum(

@@ -146,6 +146,42 @@ def test_a_plan_by_arithmetic_holds_together():
         assert line in text
 
 
+@pytest.fixture(scope="module")
+def gpu() -> plan.Plan:
+    return make()
+
+
+@pytest.mark.parametrize(
+    ("changed", "quick"),
+    [
+        ({}, False),
+        ({"jax_optimization_level": "O1"}, True),
+        ({"jax_exec_time_optimization_effort": -1.0}, True),
+        ({"jax_memory_fitting_effort": -0.5, "jax_memory_fitting_level": "O0"}, True),
+        ({"jax_exec_time_optimization_effort": 0.5, "jax_optimization_level": "O3"}, False),
+    ],
+)
+def test_a_plan_says_how_thorough_its_compiler_was(changed, quick, gpu):
+    """In a plan of TPUs; one of GPUs has seen no compiler whose settings count."""
+    was = {name: getattr(jax.config, name) for name in changed}
+    try:
+        for name, value in changed.items():
+            jax.config.update(name, value)
+        found = program.compiler_settings()
+    finally:
+        for name, value in was.items():
+            jax.config.update(name, value)
+    assert found.given == tuple(f"{name.upper()}={value}" for name, value in changed.items())
+    text = plan.render(gpu._replace(compiled=True, settings=found))
+    for line in found.given:
+        assert line in text
+    for said in ("  under quick settings: ", "warning: compiled under quick", "\nfits, by quick settings: "):
+        assert (said in text) == quick
+    short = gpu._replace(compiled=True, settings=found, short_by=1)
+    assert ("does not fit, by quick settings: " in plan.render(short)) == quick
+    assert "settings" not in plan.render(gpu._replace(settings=found))
+
+
 def test_what_does_not_fit_says_so_and_what_to_do():
     large = config()
     backbone = dataclasses.replace(large.backbone, embed_dim=4096, num_layers=24, mlp_dim=10240, num_heads=64)

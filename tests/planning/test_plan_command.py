@@ -1,5 +1,6 @@
 """`python -m jaxir.train --plan=...` in its own process, as users run it: no data, no weights, no network."""
 
+import dataclasses
 import importlib.util
 import os
 import subprocess
@@ -12,6 +13,7 @@ from flax import serialization, traverse_util
 
 from jaxir import gin_config
 from jaxir.errors import UserError
+from jaxir.experiments.towers import UnderIdentityProjection
 from jaxir.interop import hf_config
 from jaxir.interop.build import FromScratch, Pretrained
 from jaxir.interop.weights import write_json
@@ -197,6 +199,30 @@ def test_a_new_model_is_described_by_itself():
     assert (settings.query_max_length, settings.passage_max_length) == (4, 5)
 
 
+@pytest.mark.parametrize("sharing", ["sde", "ade", "ade_spl"])
+def test_towers_under_an_identity_are_described_as_they_are_built(sharing, model):
+    """From a folder without weights, and refused where building would be."""
+    config, settings = architecture.describe(
+        UnderIdentityProjection(source=f"hf:{model}", sharing=sharing, query_max_length=8)
+    )
+    assert (config.sharing, config.projection.dimension) == (sharing, SMALL.embed_dim)
+    assert settings.query_max_length == 8
+    with pytest.raises(UserError, match="projection cannot be set"):
+        architecture.describe(UnderIdentityProjection(source=f"hf:{model}", projection=8))
+
+
+def test_any_class_that_says_what_it_would_build_can_be_planned(model):
+    class Halved:
+        def outline(self, read):
+            found = read(f"hf:{model}", None)
+            backbone = dataclasses.replace(found.config.backbone, num_layers=1)
+            return dataclasses.replace(found.config, backbone=backbone), found.settings
+
+    assert architecture.describe(Halved())[0].backbone.num_layers == 1
+    with pytest.raises(UserError, match=r"cannot plan with dict: it has no outline\(\)"):
+        architecture.describe({})
+
+
 @pytest.mark.skipif(libtpu() is None, reason="libtpu is not installed (make plan-tools)")
 @pytest.mark.parametrize("machine", ["v5e:2x2"])
 def test_a_tpu_slice_with_its_own_compiler(machine, model, tmp_path):
@@ -208,7 +234,9 @@ def test_a_tpu_slice_with_its_own_compiler(machine, model, tmp_path):
     assert "compiled by the TPU's compiler" in done.stdout
     assert "of 15.75 GiB" in done.stdout
     assert "all-gather          fsdp" in done.stdout
-    assert "warning" not in done.stdout
+    assert f" quick settings: {' '.join(f'{name}={value}' for name, value in quick.items())}\n" in done.stdout
+    assert done.stdout.count("warning: ") == 1 and "Plan without them before you trust a fit" in done.stdout
+    assert "\nfits, by quick settings: " in done.stdout
     # The compiler's convolutions are the products that were asked for, shared by four chips.
     line = next(x for x in done.stdout.splitlines() if "products, each chip" in x)
     run, useful = (
