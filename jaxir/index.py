@@ -11,8 +11,9 @@ from jaxir.errors import UserError
 def index(
     output: str | None = None,
     embeddings: str | None = None,
-    backend: Literal["scann", "exact", "lucene", "milvus"] = "scann",
+    backend: Literal["scann", "exact", "lucene", "lucene_impact", "milvus"] = "scann",
     corpus: str | None = None,
+    vectors: str | None = None,
     model: str | None = None,
     storage: Literal["float32", "bfloat16", "int8"] | None = None,
     target_recall: float | None = None,
@@ -28,15 +29,17 @@ def index(
     """Build an index over encoded passages, or over the words of a corpus; or change one (--update).
 
     scann, exact and milvus take --embeddings; lucene takes --corpus and no model (BM25, in a process of its
-    own that is installed on first use).
+    own that is installed on first use), lucene_impact the --vectors of a learned sparse model.
 
     Args:
       output: the index directory.
       embeddings: what jaxir.encode wrote.
-      backend: scann (approximate, fast, exact up to some thousands of passages), exact, lucene (BM25), or
-        milvus (embedded, or a server by --uri).
+      backend: scann (approximate, fast, exact up to some thousands of passages), exact, lucene (BM25),
+        lucene_impact (learned sparse vectors), or milvus (embedded, or a server by --uri).
       corpus: the corpus; its titles and texts are stored, for jaxir.search to show. With --embeddings, the
         one that was encoded.
+      vectors: for lucene_impact, .jsonl[.gz] lines of {"id": ..., "vector": {token: weight}}, the weights
+        whole numbers, as Anserini's collections of SPLADE, uniCOIL and DeepImpact have them.
       model: the model that jaxir.search should load for queries (default: the one that encoded the
         passages).
       storage: for scann and exact, the type of the vectors that decide the order of answers (default:
@@ -47,7 +50,8 @@ def index(
       queries: queries.jsonl[.gz] for --target_recall and --storage, half to tune on and half to measure on
         (default: passages are taken for queries).
       fields: for lucene, whether title and text are one field (flat, the default) or two of equal weight.
-      on_bad_input: for lucene, stop at the first malformed line of --corpus, or skip and count them.
+      on_bad_input: for lucene, stop at the first malformed line of --corpus, or skip and count them; likewise
+        for lucene_impact and --vectors.
       uri: for milvus, a server (http://host:19530, its token in the variable MILVUS_TOKEN) or the path of an
         embedded Milvus (default: one in the index directory).
       collection: for milvus, the name of the collection to make (default: passages).
@@ -60,7 +64,11 @@ def index(
     if update is not None:
         others = {"output": output, "model": model, "storage": storage, "target_recall": target_recall}
         others |= {"queries": queries, "fields": fields, "uri": uri, "collection": collection}
-        others |= {"index_type": index_type, "backend": None if backend == "scann" else backend}
+        others |= {
+            "vectors": vectors,
+            "index_type": index_type,
+            "backend": None if backend == "scann" else backend,
+        }
         if given := [f"--{name}" for name, value in others.items() if value is not None]:
             raise UserError(f"{' and '.join(given)}: not with --update, for the index stays what it is")
         _update(update, embeddings, corpus, delete, on_bad_input)
@@ -78,8 +86,18 @@ def index(
         raise UserError(f"{' and '.join(given)}: for --backend=scann and --backend=exact only")
     if queries is not None and storage is None and target_recall is None:
         raise UserError("--queries are what --target_recall is tuned and --storage is measured on")
+    if (vectors is None) == (backend == "lucene_impact"):
+        raise UserError("--vectors and --backend=lucene_impact go together: learned sparse vectors to index")
+    if fields is not None and backend != "lucene":
+        raise UserError("--fields is for --backend=lucene")
     recall = None
-    if backend == "lucene":
+    if backend == "lucene_impact":
+        from jaxir.retrieval.lucene import build_impact_index
+
+        if embeddings is not None or model is not None:
+            raise UserError("--backend=lucene_impact takes --vectors, not --embeddings or --model")
+        built = build_impact_index(vectors, output, corpus=corpus, on_bad_input=on_bad_input)
+    elif backend == "lucene":
         from jaxir.retrieval.lucene import build_lucene_index
 
         if embeddings is not None or model is not None:
@@ -93,8 +111,6 @@ def index(
 
         if embeddings is None:
             raise UserError(f"--backend={backend} needs --embeddings")
-        if fields is not None:
-            raise UserError("--fields is for --backend=lucene")
         stored = open_embeddings(embeddings)
         if storage is not None or target_recall is not None:
             from jaxir.retrieval.tuning import build_tuned

@@ -9,6 +9,7 @@ from jaxir.errors import UserError
 
 if TYPE_CHECKING:
     from jaxir.retrieval.index import Index
+    from jaxir.retrieval.searcher import Searcher, WeightsSearcher
 
 
 def search(
@@ -26,17 +27,19 @@ def search(
 ) -> None:
     """Search an index: a file of queries into a TREC run, one question, or questions typed at it.
 
-    Without --query and --queries each line of standard input is a question. Several machines search an exact
+    Without --query and --queries each line of standard input is a question. A lucene_impact index takes token
+    weights for queries: {"token": 12, ...} in place of a question, "vector" in place of "text" in --queries.
+    Several machines search an exact
     index together: start the same command, with --queries, once on each (TPU pods are known by themselves,
     elsewhere JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID say who is who). Each reads its
     part of the vectors, and process 0 writes the run (docs/exact_search.md).
 
     Args:
       index: the index directory.
-      model: the model that encodes queries (default: the one recorded in the index; a lucene index needs
+      model: the model that encodes queries (default: the one recorded in the index; lucene indexes need
         none).
       query: one question.
-      queries: queries.jsonl[.gz] (_id, text); needs --output.
+      queries: queries.jsonl[.gz] (_id, text; for a lucene_impact index _id, vector); needs --output.
       output: the run file of --queries.
       k: how many documents for each query (default: 100 with --queries, else 5).
       dtype: type of the model's matrix products.
@@ -49,7 +52,6 @@ def search(
     from jaxir.partitioning import MeshConfig
     from jaxir.retrieval.console import answer, converse
     from jaxir.retrieval.index import load_index
-    from jaxir.retrieval.searcher import Searcher
 
     if (queries is None) != (output is None):
         raise UserError("--queries and --output go together: a file of queries gives a run file")
@@ -71,9 +73,20 @@ def search(
     elif queries is not None:
         _search_file(loaded, queries, on_bad_input, k, output, **opening)
     elif query is not None:
-        print(answer(Searcher.open(loaded, **opening), query, k))
+        print(answer(_searcher(loaded, **opening), query, k))
     else:
-        converse(Searcher.open(loaded, **opening), k)
+        converse(_searcher(loaded, **opening), k)
+
+
+def _searcher(index: Index, *, model: str | None, **opening: Any) -> Searcher | WeightsSearcher:
+    """Returns what answers questions that are typed."""
+    from jaxir.retrieval.searcher import Searcher, WeightsSearcher
+
+    if index.query_kind != "weights":
+        return Searcher.open(index, model=model, **opening)
+    if model is not None:
+        raise UserError("an impact index is searched with token weights: no model belongs to it")
+    return WeightsSearcher(index)
 
 
 def _processes() -> tuple[int, int]:
@@ -98,12 +111,17 @@ def _search_file(
 ) -> None:
     """Searches for a file of queries; of several processes only one writes the run."""
     from jaxir.data.sources import read_queries
+    from jaxir.data.sparse_vectors import read_sparse_vectors
     from jaxir.retrieval.runs import write_run
-    from jaxir.retrieval.searcher import Searcher
+    from jaxir.retrieval.searcher import WeightsSearcher
 
-    asked = list(read_queries(queries, on_bad_input))
-    searcher = Searcher.open(index, **opening)
-    scores, ids = searcher.search([q.text for q in asked], k, show_progress=True)
+    searcher = _searcher(index, **opening)
+    if isinstance(searcher, WeightsSearcher):
+        asked = list(read_sparse_vectors(queries, on_bad_input))
+        scores, ids = index.search([q.weights for q in asked], k)
+    else:
+        asked = list(read_queries(queries, on_bad_input))
+        scores, ids = searcher.search([q.text for q in asked], k, show_progress=True)
     if writes:
         run = {q.id: list(zip(ids[i], scores[i], strict=False)) for i, q in enumerate(asked)}
         write_run(output, run)

@@ -10,13 +10,14 @@ import sys
 import unicodedata
 from collections.abc import Iterator
 
-from jaxir.retrieval.searcher import Searcher
+from jaxir.errors import UserError
+from jaxir.retrieval.searcher import Searcher, WeightsSearcher
 
 SNIPPET = 160  # columns
 INDENT = 13  # columns: where names and snippets begin
 
 
-def answer(searcher: Searcher, question: str, k: int) -> str:
+def answer(searcher: Searcher | WeightsSearcher, question: str, k: int) -> str:
     """Returns the best `k` documents as lines of text: rank, score, name; id and snippet below.
 
     On a terminal the lines are as long as it is wide, and broken between words.
@@ -36,8 +37,12 @@ def answer(searcher: Searcher, question: str, k: int) -> str:
     return _fit("\n".join(lines) or "nothing found")
 
 
-def converse(searcher: Searcher, k: int) -> None:
-    """Answers each line of standard input until it ends or the user interrupts; prompts on a terminal."""
+def converse(searcher: Searcher | WeightsSearcher, k: int) -> None:
+    """Answers each line of standard input until it ends or the user interrupts; prompts on a terminal.
+
+    Raises:
+      UserError: a question that cannot be asked, unless a person may type another one.
+    """
     prompt = ""
     if sys.stdin.isatty():
         import readline  # noqa: F401  (its import gives `input` line editing and history)
@@ -52,7 +57,12 @@ def converse(searcher: Searcher, k: int) -> None:
             if question:
                 if not prompt:
                     print(question)
-                print(answer(searcher, question, k), flush=True)
+                try:
+                    print(answer(searcher, question, k), flush=True)
+                except UserError as error:
+                    if not prompt:
+                        raise
+                    print(_fit(str(error)))
                 print()
     if prompt:
         print()

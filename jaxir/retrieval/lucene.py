@@ -11,8 +11,9 @@ from typing import Literal
 
 import numpy as np
 
-from jaxir.data.lines import OnBadInput, Policy
+from jaxir.data.lines import MalformedRecord, OnBadInput, Policy
 from jaxir.data.sources import Document, read_corpus
+from jaxir.data.sparse_vectors import SparseVector, read_sparse_vectors, weights_of
 from jaxir.errors import UserError
 from jaxir.files import atomic_directory
 from jaxir.progress import progress
@@ -130,13 +131,17 @@ class LuceneImpactIndex(_LuceneIndex):
           As `LuceneIndex.search`.
 
         Raises:
-          UserError: a weight is not a whole number above 0.
+          UserError: a weight is not a whole number.
         """
         check_k(k)
-        for number, query in enumerate(queries):
-            _check_vector(f"query {number}", query)
+        checked = [_checked(f"query {number}", query) for number, query in enumerate(queries)]
         k = min(k, self.info.count)
-        return _as_arrays(self.sidecar.search_impact(self._directory, queries, k), k)
+        asked = [number for number, query in enumerate(checked) if query]
+        hits: list[Hits] = [[] for _ in checked]
+        found = self.sidecar.search_impact(self._directory, [checked[n] for n in asked], k) if asked else []
+        for number, of_query in zip(asked, found, strict=True):
+            hits[number] = of_query
+        return _as_arrays(hits, k)
 
 
 def build_lucene_index(
@@ -245,28 +250,50 @@ def _index(
 
 
 def build_impact_index(
-    vectors: Mapping[str, Mapping[str, int]], output: str | Path, *, sidecar: Sidecar | None = None
+    vectors: Mapping[str, Mapping[str, int]] | str | Path,
+    output: str | Path,
+    *,
+    corpus: str | Path | None = None,
+    on_bad_input: Policy = "stop",
+    sidecar: Sidecar | None = None,
 ) -> LuceneImpactIndex:
-    """Indexes learned sparse vectors in a new directory.
+    """Indexes learned sparse vectors in a new directory. Documents without any weight are left out.
 
     Args:
-      vectors: for each id {token: weight}; weights are whole numbers above 0 (quantised), tokens are without
-        white space.
+      vectors: for each id {token: weight}, weights whole numbers (quantised), tokens without white space; or
+        a file of them (see `read_sparse_vectors`), which is not held in memory.
       output: the index directory; it appears only when whole.
+      corpus: corpus.jsonl[.gz] with the documents, stored for display.
+      on_bad_input: stop at the first malformed line of a file of vectors, or skip and count them.
       sidecar: the sidecar that does it; None takes the one of this process.
 
     Raises:
-      UserError: the output exists, a vector is malformed, there is none, or the sidecar cannot be used.
+      UserError: the output exists, a vector is malformed, there is none, a document of one is not in the
+        corpus, or the sidecar cannot be used.
     """
-    for identifier, vector in vectors.items():
-        _check_vector(f"document {identifier!r}", vector)
-    ids = [identifier for identifier, vector in vectors.items() if vector]
+    collector, ids = OnBadInput(on_bad_input), []
+    if isinstance(vectors, Mapping):  # all are checked before Java starts
+        checked = [SparseVector(i, _checked(f"document {i!r}", v)) for i, v in vectors.items()]
+
+    def of_lucene() -> Iterator[tuple[str, Mapping[str, int]]]:
+        ids.clear()
+        for vector in checked if isinstance(vectors, Mapping) else read_sparse_vectors(vectors, collector):
+            if vector.weights:
+                ids.append(vector.id)
+                yield vector
+
     sidecar = sidecar or shared()
     with atomic_directory(output) as aside:
-        sidecar.index_impact(aside / FILES, lambda: ((i, vectors[i]) for i in ids))
+        with progress(what="indexing", unit="documents") as bar:
+            sidecar.index_impact(
+                aside / FILES, of_lucene, on_progress=lambda count: bar.update(count - bar.n)
+            )
+        collector.report()
         info = _info(LuceneImpactIndex, "impact", ids, {})
+        if corpus is not None:
+            Documents.write(aside, corpus, ids)
         describe(aside, info, ids)
-    return LuceneImpactIndex(info, ids, None, Path(output) / FILES, sidecar)
+    return LuceneImpactIndex(info, ids, Documents.open(Path(output), ids), Path(output) / FILES, sidecar)
 
 
 def _info(
@@ -282,12 +309,11 @@ def _info(
     )
 
 
-def _check_vector(name: str, vector: Mapping[str, int]) -> None:
-    for token, weight in vector.items():
-        if not isinstance(weight, int) or weight < 1:
-            raise UserError(f"{name}: the weight of {token!r} is {weight}, not a whole number above 0")
-        if token.split() != [token]:
-            raise UserError(f"{name}: the token {token!r} is empty or has white space in it")
+def _checked(name: str, vector: Mapping[str, int]) -> dict[str, int]:
+    try:
+        return weights_of(vector)
+    except MalformedRecord as fault:
+        raise UserError(f"{name}: {fault.kind} {fault.detail}") from None
 
 
 def _as_arrays(hits: list[Hits], k: int) -> tuple[np.ndarray, list[list[str]]]:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from jaxir.data.lines import MalformedRecord
+from jaxir.data.sparse_vectors import parse_weights
 from jaxir.errors import UserError
 from jaxir.retrieval.index import Index, load_index
 
@@ -32,6 +34,7 @@ class Searcher:
         if index.query_kind == "weights":
             raise UserError(
                 "an impact index is searched with the token weights of a learned sparse model, not with texts"
+                " (python -m jaxir.search takes them)"
             )
         self.index, self.encoder = index, encoder
 
@@ -85,3 +88,28 @@ class Searcher:
         if self.encoder is None:
             return self.index.search(list(texts), k)
         return self.index.search(self.encoder.encode_queries(list(texts), show_progress=show_progress), k)
+
+
+class WeightsSearcher:
+    """An impact index and queries that are typed as token weights: {"token": 12, ...}, in JSON.
+
+    Attributes:
+      index: the index.
+    """
+
+    def __init__(self, index: Index):
+        self.index = index
+
+    def search(self, texts: Sequence[str], k: int) -> tuple[np.ndarray, list[list[str]]]:
+        """Returns the documents of the greatest inner product with each query, as `Index.search`.
+
+        Raises:
+          UserError: a text is not a JSON object of whole numbers.
+        """
+        try:
+            return self.index.search([parse_weights(text) for text in texts], k)
+        except MalformedRecord as fault:
+            raise UserError(
+                'an impact index is searched with token weights, typed as {"token": 12, ...}:'
+                f" {fault.kind} {fault.detail}"
+            ) from None

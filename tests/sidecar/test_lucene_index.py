@@ -145,11 +145,81 @@ def test_impacts(sidecar, tmp_path):
     np.testing.assert_allclose(scores, [[6, 6]], atol=1e-5)
     with pytest.raises(UserError, match="token weights of a learned sparse model, not with texts"):
         Searcher.open(tmp_path / "index")
-    for wrong in ({"cat": 0}, {"cat": 1.5}, {"a cat": 1}, {"": 1}):
+    scores, ids = loaded.search([{"cat": 0}, {}, {"dog": 1}], 1)  # of weights of 0 nothing is left
+    assert ids == [[], [], ["b"]] and scores[:2].tolist() == [[-np.inf]] * 2
+    for wrong in ({"cat": -1}, {"cat": 1.5}, {"cat": 10**9}, {"a cat": 1}, {"": 1}):
         with pytest.raises(UserError, match="query 0: "):
             loaded.search([wrong], 5)
         with pytest.raises(UserError, match="document 'x': "):
             build_impact_index({"x": wrong}, tmp_path / "wrong")
+
+
+# As Anserini's JsonVectorCollection and Pyserini's quantised encoders write them.
+IMPACTS = (
+    '{"id": "cat", "contents": "A cat", "vector": {"cat": 210, "milk": 35, "##s": 0}}\n'
+    '{"id": 7, "vector": {"dog": 120.0, "cat": 40}}\n{"id": "void", "vector": {}}\n'
+)
+
+
+def test_from_learned_sparse_vectors_to_a_run_by_commands(sidecar, tmp_path, write_corpus, capsys):
+    vectors, index, run = tmp_path / "vectors.jsonl.gz", tmp_path / "index", tmp_path / "run"
+    vectors.write_bytes(gzip.compress(IMPACTS.encode()))
+    corpus = write_corpus(("cat", "Cats", "A cat drinks milk."), ("7", "Dogs", "A dog eats."), ("x", "", "x"))
+    flags = ["--backend=lucene_impact", f"--vectors={vectors}", f"--output={index}", f"--corpus={corpus}"]
+    assert command("index", *flags) == 0
+    assert "lucene_impact index of 2 passages" in capsys.readouterr().out
+    queries = tmp_path / "queries.jsonl"
+    queries.write_text('{"qid": 1, "vector": {"cat": 2, "dog": 1}}\n{"_id": "q2", "weights": {"zebra": 3}}\n')
+    assert command("search", f"--index={index}", f"--queries={queries}", f"--output={run}") == 0
+    assert "2 queries, 2 answers" in capsys.readouterr().out
+    assert read_run(run) == {"1": {"cat": 420.0, "7": 200.0}}
+    assert command("search", f"--index={index}", '--query={"milk": 2}') == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "  1  70.0000  Cats  [cat]",
+        "             A cat drinks milk.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ('search --query={"milk":1} --model=m', "token weights: no model belongs to it"),
+        ("search --query=milk", 'searched with token weights, typed as {"token": 12, ...}: not valid JSON'),
+        ('search --query={"milk":0.3}', "a weight is not a whole number above 0"),
+        ("search --queries=DIR/texts.jsonl --output=DIR/run", "texts.jsonl:1: no field 'vector' of {token:"),
+        ("search --queries=DIR/twice.jsonl --output=DIR/run", "twice.jsonl:2: duplicate id 'a'"),
+        ("serve", "is searched with the token weights of a learned sparse model, not with texts"),
+        ("index --update=DIR/index --delete=DIR/ids", "lucene_impact cannot be changed: build it anew"),
+        ("index --output=DIR/o --backend=lucene_impact", "--vectors and --backend=lucene_impact go together"),
+        ("index --output=DIR/o --vectors=DIR/texts.jsonl", "--vectors and --backend=lucene_impact go togeth"),
+        (
+            "index --output=DIR/o --backend=lucene_impact --vectors=DIR/floats.jsonl",
+            "floats.jsonl:1: a weight is not a whole number above 0 (SPLADE's are multiplied by 100 and rou",
+        ),
+    ],
+)
+def test_what_an_impact_index_cannot_take_costs_one_sentence(sidecar, impact, asked, message, capsys):
+    before = sorted(path.name for path in impact.iterdir())
+    name, *flags = asked.replace("DIR", str(impact)).split()
+    assert command(name, *flags, *([] if name == "index" else [f"--index={impact}/index"])) == 1
+    error = capsys.readouterr().err.removeprefix(f"loading {impact}/index\n")
+    assert error.startswith("error: ") and error.count("\n") == 1 and message in error
+    assert sorted(path.name for path in impact.iterdir()) == before
+
+
+@pytest.fixture(scope="module")
+def impact(sidecar, tmp_path_factory):
+    """A folder with an impact index and files that do not fit it."""
+    folder = tmp_path_factory.mktemp("impact")
+    for name, content in {
+        "texts.jsonl": '{"_id": "q1", "text": "milk"}\n',
+        "floats.jsonl": '{"id": "d1", "vector": {"milk": 1.53}}\n',
+        "twice.jsonl": '{"id": "a", "vector": {"x": 1}}\n' * 2,
+        "ids": "a\n",
+    }.items():
+        (folder / name).write_text(content)
+    build_impact_index({"a": {"milk": 3}}, folder / "index")
+    return folder
 
 
 def test_no_model_belongs_to_words(index, capsys):
