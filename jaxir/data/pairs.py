@@ -77,6 +77,7 @@ class PairDataset:
         tokenizer_fingerprint: str,
         query_prompt: str = "",
         passage_prompt: str = "",
+        negatives_left_out: int = 0,
     ):
         """Takes arrays as they are.
 
@@ -92,6 +93,8 @@ class PairDataset:
           tokenizer_fingerprint: of the tokenizer that made the ids.
           query_prompt: what stands before each query.
           passage_prompt: what stands before each passage.
+          negatives_left_out: how many others there were, the same as their positive once cut, which is told
+            where negatives are wanted.
 
         Raises:
           UserError: there is no pair, or negatives are wanted where a pair has none.
@@ -112,6 +115,13 @@ class PairDataset:
             raise UserError(
                 f"num_negatives is {num_negatives}, but {without:,} of {self.num_examples:,} pairs have no"
                 " negative passage: set num_negatives to 0, or mine negatives for them"
+            )
+        self._negatives_left_out = negatives_left_out
+        if num_negatives and negatives_left_out:
+            print(
+                f"{negatives_left_out:,} of {negatives_left_out + len(negatives):,} hard negatives left out:"
+                f" cut at {passage_length} tokens they are the same as their positive",
+                file=sys.stderr,
             )
 
     @property
@@ -164,12 +174,6 @@ class PairDataset:
         kept, offsets = _without_positives(
             table, rows[:, 1], np.array(negatives, np.int32), np.array(negative_offsets, np.int64)
         )
-        if num_negatives and len(kept) < len(negatives):
-            print(
-                f"{len(negatives) - len(kept):,} of {len(negatives):,} hard negatives left out: cut at"
-                f" {passage_length} tokens they are the same as their positive",
-                file=sys.stderr,
-            )
         return cls(
             queries=queries.table(),
             passages=table,
@@ -182,6 +186,7 @@ class PairDataset:
             tokenizer_fingerprint=tokenizer.fingerprint,
             query_prompt=query_prompt,
             passage_prompt=passage_prompt,
+            negatives_left_out=len(negatives) - len(kept),
         )
 
     def batches(
@@ -250,6 +255,7 @@ class PairDataset:
             "query_prompt": self.query_prompt,
             "passage_prompt": self.passage_prompt,
             "num_examples": self.num_examples,
+            "negatives_left_out": self._negatives_left_out,
         }
         with atomic_directory(directory) as aside:
             for name, array in self._arrays().items():

@@ -247,7 +247,7 @@ def test_skipping_is_reported_when_built(minilm, tmp_path, capsys):
     assert f"skipped 1 records: not valid JSON (first: {path}:2)" in capsys.readouterr().err
 
 
-def test_a_negative_that_is_its_positive_once_cut_is_left_out(minilm, capsys):
+def test_a_negative_that_is_its_positive_once_cut_is_left_out(minilm, capsys, tmp_path):
     end = " river bank" * 40  # far beyond what is read
     passages = {"p": "a long story" + end, "twin": "a long story" + end + " that ends well"}
     passages |= {"other": "a short story" + end, "far": "something else"}
@@ -264,7 +264,14 @@ def test_a_negative_that_is_its_positive_once_cut_is_left_out(minilm, capsys):
     assert drawn == [{"other"}, {"far"}, {"p"}]  # the twin under its positive's name: losses drop it
     same = (batch["negative_ids"] == batch["passage_ids"][:, None]).all(-1)
     assert same.any(1).tolist() == [False, False, True]
-    assert "3 of 6 hard negatives left out: cut at" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "3 of 6 hard negatives left out: cut at" in said
+    # Arrays that were prepared without asking for negatives say it to whoever trains with some.
+    PairDataset.from_examples(pairs, minilm, **LENGTHS).save(tmp_path / "arrays")
+    PairDataset.load(tmp_path / "arrays")
+    assert capsys.readouterr().err == ""
+    PairDataset.load(tmp_path / "arrays", num_negatives=2)
+    assert capsys.readouterr().err == said
     # Read whole they are other texts, and none is left out.
     PairDataset.from_examples(pairs, minilm, num_negatives=2, query_length=16, passage_length=200)
     assert capsys.readouterr().err == ""
