@@ -22,7 +22,7 @@ ifneq ($(UV),)
 else
   MAKE_VENV := $(PYTHON) -m venv --clear $(VENV)
   INSTALL := $(RUN) -m pip install --quiet --progress-bar off --disable-pip-version-check
-  FREEZE := $(RUN) -m pip freeze
+  FREEZE := $(RUN) -m pip freeze --all
 endif
 
 .PHONY: install quickstart test test-all lint format constraints sidecar plan-tools clean
@@ -58,7 +58,7 @@ format: $(STAMP)
 	$(RUN) -m ruff format .
 
 constraints: $(STAMP)
-	{ sed -n 1p constraints.txt; $(FREEZE) --exclude-editable; } > constraints.new && mv constraints.new constraints.txt
+	{ sed -n 1p constraints.txt; $(FREEZE) --exclude-editable | grep -v '^pip=='; } > constraints.new && mv constraints.new constraints.txt
 
 # Outside .venv: where libtpu is importable, JAX looks for TPUs in every run.
 plan-tools: $(STAMP)

@@ -39,6 +39,7 @@ _HOME = {
     "write_run": "jaxir.retrieval.runs",
 }
 
+__version__ = "0.1.0"
 __all__ = [
     "Contrastive",
     "DualEncoder",
@@ -46,6 +47,7 @@ __all__ = [
     "Index",
     "MilvusIndex",
     "ScannIndex",
+    "__version__",
     "encode_corpus",
     "in_batch_softmax",
     "load_index",

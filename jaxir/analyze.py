@@ -23,7 +23,7 @@ def analyze(
     Figure 1 lays the embeddings of both towers out by t-SNE, and scores tell how well they can be told apart.
     Figure 5 is how similar queries are to their nearest passages, Figure 6 how similar they are to other
     queries over how similar they are to the passages of these. Writes figure1.png, figure5.png, figure6.png
-    and analysis.json; needs pip install 'jaxir[analyze]'.
+    and analysis.json; needs the extra `analyze`.
 
     Args:
       models: models to compare: jaxir model or run directories, or st: or hf: and a directory or hub name;

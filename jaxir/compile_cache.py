@@ -10,6 +10,8 @@ import time
 import warnings
 from pathlib import Path
 
+from jaxir.installation import cache_directory
+
 # A few hundred kilobytes each on a CPU, tens of megabytes for a large model on an accelerator.
 MAX_BYTES = 4 << 30
 
@@ -21,8 +23,7 @@ def keep_compiled_programs() -> None:
     that shares the home directory. Whoever sets JAX_COMPILATION_CACHE_DIR (empty: no cache) is left alone. A
     cache that cannot be read or written costs time, never the run.
     """
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    directory = home / "jaxir" / f"programs-{_processor()}"
+    directory = cache_directory() / f"programs-{_processor()}"
     # A command that another one has started finds it set to this.
     if os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(directory)) != str(directory):
         return

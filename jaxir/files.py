@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from jaxir.errors import UserError
+from jaxir.installation import how_to_install
 
 BUCKET_SECONDS = 20.0  # how long a bucket may take to answer at first, attempts included
 
@@ -48,7 +49,7 @@ def path_of(place: str | Path) -> Path:
         _prepare_gcsfs()
     except ModuleNotFoundError as error:
         raise UserError(
-            f"{place}: {error.name} is needed to reach a bucket: pip install 'jaxir[gcs]'"
+            f"{place}: {error.name} is needed to reach a bucket: {how_to_install('gcs')}"
         ) from error
     from etils import epath
 

@@ -15,16 +15,15 @@ import re
 import sys
 import tokenize
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import gin
 from gin import config as gin_internals
 
 from jaxir.errors import UserError, suggest
+from jaxir.installation import RECIPES, find_recipe
 from jaxir.simple_types import fits, hints_of, in_words
 
-RECIPES = Path(__file__).resolve().parent.parent  # so that "gin/quickstart.gin" is found from any directory
 MACRO = "gin.macro"
 DEFAULT = "default/"  # before a macro's name in a piece
 MISSPELT = 0.8  # so like another name that it was meant to be that one
@@ -283,7 +282,7 @@ def _explain(error: BaseException, files: Sequence[str]) -> str:
 def _unclosed(file: str) -> str | None:
     """Returns where a bracket of a gin file is opened that nothing closes, in a sentence; None if none is."""
     opened = []
-    path = next((p for p in (Path(file), RECIPES / file) if p.is_file()), None)
+    path = find_recipe(file)
     if path is None:
         return None
     try:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from jaxir import cli
 from jaxir.errors import UserError
+from jaxir.installation import how_to_install
 from jaxir.serving.limits import Limits
 
 
@@ -38,7 +39,7 @@ def serve(
     try:
         from jaxir.serving import account, app, metrics, server
     except ModuleNotFoundError as error:
-        raise UserError(f"{error.name} is needed to serve: pip install 'jaxir[serve]'") from error
+        raise UserError(f"{error.name} is needed to serve: {how_to_install('serve')}") from error
     from jaxir.serving.service import Service
 
     with (

@@ -1,6 +1,6 @@
 """SeqIO tasks over MS MARCO passage ranking as downloaded.
 
-From TFDS it is `tasks.beir.tfds_beir(dataset="msmarco")`.
+From TFDS it is `jaxir.tasks.beir.tfds_beir(dataset="msmarco")`.
 """
 
 from __future__ import annotations

@@ -15,10 +15,12 @@ LEAVES = {
     "errors",
     "files",
     "huge_pages",
+    "installation",
     "lean_tensorflow",
     "partitioning",
     "progress",
     "simple_types",
+    "__version__",
 }
 MAY_IMPORT = {
     "losses": set(),
@@ -33,7 +35,9 @@ MAY_IMPORT = {
     "planning": {"models", "interop", "training"},
     "experiments": {"models", "data", "interop", "retrieval", "evaluation"},
     "serving": {"models", "data", "interop", "retrieval"},
+    "tasks": {"data"},  # the folder at the top of the repository
 }
+RECIPES = {"gin"}  # no code
 LAZY = (
     *("tensorflow", "seqio", "tensorflow_datasets", "scann", "matplotlib", "sklearn", "gcsfs", "jnius"),
     *("pymilvus", "milvus_lite", "faiss", "pandas", "grpc", "jax2onnx", "onnx", "onnx_ir", "onnxruntime"),
@@ -64,7 +68,7 @@ def test_rooms_import_one_way(room):
 
 
 def test_leaves_import_only_leaves():
-    for leaf in LEAVES:
+    for leaf in LEAVES - {"__version__"}:
         assert project_imports(ROOT / f"{leaf}.py") <= LEAVES
 
 
@@ -76,8 +80,8 @@ def test_gin_stays_at_the_edge():
 
 
 def test_every_room_is_ruled():
-    rooms = {p.name for p in ROOT.iterdir() if p.is_dir() and p.name != "__pycache__"}
-    assert rooms == set(MAY_IMPORT)
+    rooms = {p.name for p in ROOT.iterdir() if p.is_dir()}
+    assert rooms - {"__pycache__"} == set(MAY_IMPORT) | RECIPES
 
 
 def test_no_tensorflow_until_it_is_used():

@@ -30,7 +30,7 @@ SPLITS = ("train", "dev", "test")
 
 # Tools of the environment rather than text to learn from; they differ from machine to machine.
 _SKIPPED_PACKAGES = frozenset(
-    {"jaxir", "tasks", "pip", "setuptools", "pkg_resources", "wheel", "_distutils_hack", "idlelib", "lib2to3"}
+    {"jaxir", "pip", "setuptools", "pkg_resources", "wheel", "_distutils_hack", "idlelib", "lib2to3"}
     | {"turtledemo", "ensurepip", "test"}
 )
 _SKIPPED_DIRECTORIES = frozenset(

@@ -43,7 +43,7 @@ class SeqioPairs(TextPairs):
     are of the query's own task.
 
     Attributes:
-      mixture: its registered name; the functions in `tasks/` register one and return its name.
+      mixture: its registered name; the functions of `jaxir.tasks` register one and return its name.
       split: its split.
       mix_within_batch: whether a batch of a mixture holds examples of several tasks, as SeqIO mixes them.
     """
@@ -59,10 +59,9 @@ class SeqioPairs(TextPairs):
 
         Raises:
           BadInputError: a malformed record, unless they are skipped.
-          UserError: no such task or split.
+          UserError: no such task or split, or SeqIO is not installed.
         """
-        import_tensorflow()
-        import seqio
+        seqio = seqio_tasks.import_seqio()
 
         known = sorted({*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
         if self.mixture not in known:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator, Mapping
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from jaxir.data.lines import OnBadInput
 from jaxir.data.sources import PairExample, text_id
 from jaxir.errors import UserError
+from jaxir.installation import how_to_install
 from jaxir.lean_tensorflow import import_tensorflow
 
 if TYPE_CHECKING:
@@ -23,6 +25,20 @@ if TYPE_CHECKING:
 # Texts held to draw the next one from. Epochs follow each other before it, so their borders mix.
 SHUFFLE_BUFFER = 1 << 16
 FEATURES = ("query_id", "query", "passage_id", "passage", "negative_ids", "negatives")
+
+
+def import_seqio() -> ModuleType:
+    """Imports SeqIO, which imports TensorFlow (some seconds).
+
+    Raises:
+      UserError: it is not installed.
+    """
+    try:
+        import_tensorflow()
+        import seqio
+    except ImportError as error:
+        raise UserError(f"SeqIO tasks need SeqIO ({error}): {how_to_install('seqio')}") from error
+    return seqio
 
 
 def add_task(kind: str, sources: Mapping[str, PairSource], *, name: str | None = None) -> str:
@@ -34,10 +50,9 @@ def add_task(kind: str, sources: Mapping[str, PairSource], *, name: str | None =
       name: of the task.
 
     Raises:
-      UserError: another task has that name.
+      UserError: another task has that name, or SeqIO is not installed.
     """
-    import_tensorflow()
-    import seqio
+    seqio = import_seqio()
     import tensorflow as tf
 
     name = name or f"{kind}_{text_id(repr(dict(sources)))[:8]}"

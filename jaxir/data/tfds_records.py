@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from jaxir.data.lines import MalformedRecord, OnBadInput, Policy
 from jaxir.errors import UserError, suggest
+from jaxir.installation import how_to_install
 from jaxir.lean_tensorflow import import_tensorflow
 
 T = TypeVar("T")
@@ -36,7 +37,7 @@ def read_tfds(
         import_tensorflow()
         import tensorflow_datasets as tfds
     except ImportError as error:
-        raise UserError("TensorFlow Datasets is not installed: pip install 'jaxir[seqio]'") from error
+        raise UserError(f"TensorFlow Datasets is not installed: {how_to_install('seqio')}") from error
     try:
         builder = tfds.builder(name, data_dir=data_dir)
     except tfds.core.registered.DatasetNotFoundError as error:

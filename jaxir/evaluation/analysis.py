@@ -15,6 +15,7 @@ from jaxir.evaluation import embedding_space, figures
 from jaxir.evaluation.collection import Collection, TextEncoder, read_collection
 from jaxir.evaluation.embedding_space import Separability, Spread
 from jaxir.evaluation.tables import format_table
+from jaxir.installation import how_to_install
 from jaxir.retrieval.exact import ExactIndex
 from jaxir.retrieval.index import normalize
 
@@ -75,7 +76,7 @@ def require_libraries() -> None:
     """Raises a UserError that says how to install what drawing and t-SNE need."""
     for module in ("matplotlib", "sklearn"):
         if importlib.util.find_spec(module) is None:
-            raise UserError(f"{module} is not installed: run pip install 'jaxir[analyze]'")
+            raise UserError(f"{module} is not installed: {how_to_install('analyze')}")
 
 
 def draw_sample(directory: Path, split: str, *, queries: int, documents: int, seed: int) -> Sample:

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from jaxir.data.sources import BeirFolder
 from jaxir.errors import UserError, suggest
+from jaxir.installation import find_recipe
 
-RECIPES = Path(__file__).resolve().parent.parent.parent
 RESULT = "test.json"
 # What a first stage starts from, in gin/models; a later one starts from the stage before.
 PRETRAINED = ("MODEL", "INITIAL_CHECKPOINT_PATH", "TOKENIZER")
@@ -202,7 +202,7 @@ def plan_cells(
     files = [*recipe, *(stage.gin_file for method in methods.values() for stage in method.stages)]
     files += [file for variant in axes.variants for file in variant.gin_files]
     for file in [*files, *map(model_file, axes.models)]:
-        if not Path(file).is_file() and not (RECIPES / file).is_file():
+        if find_recipe(file) is None:
             raise UserError(f"gin file {file} does not exist")
 
     def cell(seed: int, dataset: str, model: str, sharing: str, variant: Variant, method: Method) -> Cell:

@@ -15,7 +15,8 @@ from typing import Literal
 from jaxir.data.sources import BeirFolder
 from jaxir.errors import UserError
 from jaxir.experiments import runner
-from jaxir.experiments.plan import PRETRAINED, RECIPES, gin_text
+from jaxir.experiments.plan import PRETRAINED, gin_text
+from jaxir.installation import find_recipe
 
 MINED = "gin/experiments/mined.gin"
 LOG = "log.txt"
@@ -78,7 +79,7 @@ def steps_of(settings: RoundSettings, output: Path) -> Iterator[tuple[str, list[
     if settings.rounds < 0 or settings.steps < 1:
         raise UserError(f"there cannot be {settings.rounds} rounds of {settings.steps} steps")
     for file in settings.recipe:
-        if not Path(file).is_file() and not (RECIPES / file).is_file():
+        if find_recipe(file) is None:
             raise UserError(f"gin file {file} does not exist")
     folder = BeirFolder(settings.dataset)
     for split in ("train", settings.split):

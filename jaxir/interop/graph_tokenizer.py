@@ -11,6 +11,7 @@ import tokenizers
 
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
+from jaxir.installation import how_to_install
 from jaxir.interop.graph_wordpiece import WordPiece
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def require_tensorflow_text() -> None:
     except Exception as error:  # an operation library for another TensorFlow raises NotFoundError
         reason = str(error).strip().partition("\n")[0]
         raise UserError(
-            f"text signatures need tensorflow-text ({reason}): pip install 'jaxir[seqio]',"
+            f"text signatures need tensorflow-text ({reason}): {how_to_install('seqio')};"
             " or export with --signatures=ids"
         ) from error
 

@@ -17,6 +17,7 @@ from jax.extend.core import jaxpr_as_fun
 
 from jaxir.errors import UserError
 from jaxir.files import atomic_directory
+from jaxir.installation import how_to_install
 from jaxir.interop import onnx_readme
 from jaxir.interop.exported import TOWERS, Source
 from jaxir.models.dual_encoder import DualEncoderModel
@@ -171,7 +172,7 @@ def _libraries() -> Any:
         import onnx_ir
         import onnxruntime  # noqa: F401
     except ImportError as error:
-        raise UserError(f"an ONNX export needs jax2onnx ({error}): pip install 'jaxir[onnx]'") from error
+        raise UserError(f"an ONNX export needs jax2onnx ({error}): {how_to_install('onnx')}") from error
     return onnx_ir
 
 

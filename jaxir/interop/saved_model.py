@@ -14,6 +14,7 @@ from flax import nnx
 
 from jaxir.errors import UserError
 from jaxir.files import atomic_directory
+from jaxir.installation import how_to_install
 from jaxir.interop import saved_model_readme
 from jaxir.interop.exported import TOWERS, Source
 from jaxir.interop.graph_tokenizer import GraphTokenizer
@@ -211,5 +212,5 @@ def _tensorflow() -> Any:
         import_tensorflow()
         import tensorflow as tf
     except ImportError as error:
-        raise UserError(f"a SavedModel needs TensorFlow ({error}): pip install 'jaxir[seqio]'") from error
+        raise UserError(f"a SavedModel needs TensorFlow ({error}): {how_to_install('seqio')}") from error
     return tf

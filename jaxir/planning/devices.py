@@ -14,10 +14,12 @@ from pathlib import Path
 import jax
 
 from jaxir.errors import UserError
+from jaxir.installation import cache_directory, clone, pip_install
 from jaxir.planning.targets import Target
 
-# Where `make plan-tools` puts libtpu: kept out of the environment of CPU runs, where JAX would look for TPUs.
-TOOLS = Path(__file__).resolve().parent.parent.parent / ".plan-tools"
+# In a clone `make plan-tools` puts libtpu there, out of the environment of CPU runs, where JAX would look
+# for TPUs.
+TOOLS = root / ".plan-tools" if (root := clone()) else cache_directory() / "plan-tools"
 
 
 def get(target: Target) -> Sequence[jax.Device]:
@@ -71,7 +73,7 @@ def tpu_devices(target: Target) -> Sequence[jax.Device]:
 
 
 def find_libtpu() -> Path:
-    """Returns libtpu.so: of the environment (as on a TPU VM), else of `make plan-tools`.
+    """Returns libtpu.so: of the environment (as on a TPU VM), else of `TOOLS`.
 
     Raises:
       UserError: there is neither; says how to get it.
@@ -85,9 +87,10 @@ def find_libtpu() -> Path:
         if (place / "libtpu.so").is_file():
             return place / "libtpu.so"
     raise UserError(
-        "planning for TPUs compiles with libtpu, which is not installed: run `make plan-tools`, or, in the"
-        f" project's folder, `pip install --no-deps --target {TOOLS.name} '{requirement()}'`; or set"
-        " TPU_LIBRARY_PATH to a libtpu.so"
+        "planning for TPUs compiles with libtpu, which is not installed:"
+        f" {'run `make plan-tools`, or ' if clone() else ''}"
+        f"`{pip_install('--no-deps', '--target', str(TOOLS), requirement())}`;"
+        " or set TPU_LIBRARY_PATH to a libtpu.so"
     )
 
 

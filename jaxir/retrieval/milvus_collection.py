@@ -25,6 +25,7 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxir.errors import UserError
+from jaxir.installation import how_to_install
 from jaxir.progress import progress
 
 IndexType = Literal["FLAT", "HNSW", "AUTOINDEX"]
@@ -299,4 +300,4 @@ def _pymilvus() -> ModuleType:
 
 
 def _missing(error: ImportError) -> str:
-    return f"the milvus backend needs pymilvus and milvus-lite ({error}): pip install 'jaxir[milvus]'"
+    return f"the milvus backend needs pymilvus and milvus-lite ({error}): {how_to_install('milvus')}"

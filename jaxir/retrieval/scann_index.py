@@ -21,6 +21,7 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxir.errors import UserError
+from jaxir.installation import how_to_install
 from jaxir.lean_tensorflow import import_tensorflow
 from jaxir.retrieval.documents import Documents
 from jaxir.retrieval.index import (
@@ -370,7 +371,7 @@ def _scann() -> ModuleType:
             from scann.scann_ops.py import scann_ops_pybind
     except ImportError as error:
         raise UserError(
-            f"the scann backend needs ScaNN ({error}): pip install 'jaxir[scann]' (Linux only),"
+            f"the scann backend needs ScaNN ({error}; Linux only): {how_to_install('scann')};"
             " or use --backend=exact"
         ) from None
     return scann_ops_pybind

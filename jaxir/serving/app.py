@@ -4,7 +4,6 @@ import asyncio
 import base64
 import contextlib
 import hashlib
-import importlib.metadata
 import importlib.resources
 import re
 from collections.abc import AsyncIterator, Sequence
@@ -16,6 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
 from starlette.exceptions import HTTPException
 
+from jaxir import __version__
 from jaxir.errors import UserError, suggest
 from jaxir.serving.batcher import Busy
 from jaxir.serving.marks import Marker
@@ -50,7 +50,7 @@ def build_app(service: Service, metrics: Metrics) -> FastAPI:
 
     app = FastAPI(
         title="jaxir",
-        version=importlib.metadata.version("jaxir"),
+        version=__version__,
         description="Dense, sparse and hybrid retrieval over indexes made by jaxir.",
         lifespan=lifespan,
         docs_url=None,  # FastAPI's own pages load their code from another host

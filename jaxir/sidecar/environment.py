@@ -16,6 +16,7 @@ from pathlib import Path
 
 from jaxir.errors import UserError
 from jaxir.files import atomic_directory
+from jaxir.installation import cache_directory
 
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 COMMAND = "python -m jaxir.sidecar install"
@@ -23,14 +24,13 @@ COMMAND = "python -m jaxir.sidecar install"
 
 def directory() -> Path:
     """Returns where the environment of these requirements and this Python is, or will be."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     facts = [
         REQUIREMENTS.read_text(encoding="utf-8"),
         *sys.version_info[:2],
         platform.machine(),
         sys.platform,
     ]
-    return home / "jaxir" / f"sidecar-{hashlib.sha256(repr(facts).encode()).hexdigest()[:12]}"
+    return cache_directory() / f"sidecar-{hashlib.sha256(repr(facts).encode()).hexdigest()[:12]}"
 
 
 def installed() -> Path | None:

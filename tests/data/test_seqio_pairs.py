@@ -10,8 +10,8 @@ from jaxir.data.pair_sources import BeirPairs, JsonlPairs
 from jaxir.data.seqio_pairs import SeqioPairs
 from jaxir.data.sources import stable_keys
 from jaxir.errors import BadInputError, UserError
-from tasks.beir import beir
-from tasks.local_files import jsonl_pairs, tevatron_pairs, tsv_pairs
+from jaxir.tasks.beir import beir
+from jaxir.tasks.local_files import jsonl_pairs, tevatron_pairs, tsv_pairs
 
 pytest.importorskip("seqio")
 LENGTHS = {"query_length": 12, "passage_length": 24}
@@ -221,7 +221,7 @@ def test_a_process_that_leaves_an_iterator_open_ends(minilm_folder, pairs_file):
     code = (
         "from jaxir.data.tokenizer import Tokenizer\n"
         "from jaxir.data.seqio_pairs import SeqioPairs\n"
-        "from tasks.local_files import jsonl_pairs\n"
+        "from jaxir.tasks.local_files import jsonl_pairs\n"
         f"tokenizer = Tokenizer.load({str(minilm_folder)!r})\n"
         f"pairs = SeqioPairs(mixture=jsonl_pairs(path={str(pairs_file)!r}))\n"
         "batches = pairs.build(tokenizer, query_length=8, passage_length=8).batches(batch_size=8, seed=0)\n"

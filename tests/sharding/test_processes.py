@@ -167,7 +167,7 @@ def test_a_killed_and_preempted_run_ends_as_an_uninterrupted_one(tmp_path, launc
 
 @pytest.mark.slow
 def test_a_preempted_run_on_seqio_data_ends_as_an_uninterrupted_one(tmp_path, launch, finish, pairs):
-    imports = "from jaxir.data import seqio_pairs\nfrom tasks import local_files"
+    imports = "from jaxir.data import seqio_pairs\nfrom jaxir.tasks import local_files"
     flag = recipe(tmp_path, pairs, source=SEQIO, imports=imports)
 
     def start(run_dir: Path, pace: float = 0.0):

@@ -19,8 +19,8 @@ from jaxir.data.sources import stable_keys
 from jaxir.data.tfds_beir import TfdsBeirPairs
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
-from tasks import beir, msmarco, multireqa
-from tasks import natural_questions as nq
+from jaxir.tasks import beir, msmarco, multireqa
+from jaxir.tasks import natural_questions as nq
 
 seqio = pytest.importorskip("seqio")
 spec = importlib.util.spec_from_file_location("published", Path(__file__).parents[1] / "data/published.py")

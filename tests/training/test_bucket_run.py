@@ -214,7 +214,7 @@ def test_a_bucket_out_of_reach_costs_one_sentence_within_seconds(bucket, monkeyp
 def test_without_gcsfs_a_bucket_costs_one_sentence(monkeypatch):
     files._prepare_gcsfs.cache_clear()
     monkeypatch.setitem(sys.modules, "gcsfs", None)
-    with pytest.raises(UserError, match=r"gcsfs is needed to reach a bucket: pip install 'jaxir\[gcs\]'"):
+    with pytest.raises(UserError, match=r"gcsfs is needed to reach a bucket: .* pip install"):
         files.path_of("gs://bucket/run")
 
 

@@ -1,0 +1,63 @@
+"""Where jaxir lies: its recipes, the clone it runs from, its cache; and how to install more of it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from jaxir import __version__
+
+PACKAGE = Path(__file__).resolve().parent
+# The recipes are in PACKAGE/gin, in a clone by way of a link, so that "gin/quickstart.gin" is found from any
+# directory once PACKAGE is searched. What the working directory has of the same name comes first.
+RECIPES = PACKAGE
+
+
+def find_recipe(file: str | Path) -> Path | None:
+    """Returns the gin file that `file` means: that of the working directory, else jaxir's own, else None."""
+    return next((path for path in (Path(file), RECIPES / file) if path.is_file()), None)
+
+
+def clone() -> Path | None:
+    """Returns the root of the clone that jaxir runs from; None where it was installed from a wheel."""
+    root = PACKAGE.parent
+    return root if (root / "pyproject.toml").is_file() else None
+
+
+def cache_directory() -> Path:
+    """Returns the user's directory for what can be made anew: $XDG_CACHE_HOME/jaxir, else ~/.cache/jaxir."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxir"
+
+
+def pip_install(*arguments: str) -> str:
+    """Returns the command that installs into the environment of this process, ready to be typed."""
+    if importlib.util.find_spec("pip"):
+        return shlex.join([sys.executable, "-m", "pip", "install", *arguments])
+    return shlex.join(["uv", "pip", "install", "--python", sys.executable, *arguments])  # uv leaves pip out
+
+
+def how_to_install(extra: str) -> str:
+    """Returns the command that adds an extra of pyproject.toml to this environment, ready to be typed."""
+    root = clone()
+    return pip_install("-e", f"{root}[{extra}]") if root else pip_install(_origin(extra))
+
+
+def _origin(extra: str) -> str:
+    """Returns what jaxir was installed from, with an extra: as pip has noted it (PEP 610), else a wheel."""
+    origin = {}
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        origin = json.loads(importlib.metadata.distribution("jaxir").read_text("direct_url.json") or "{}")
+    if not origin:
+        return f"jaxir-{__version__}-py3-none-any.whl[{extra}]"
+    url = urlsplit(origin["url"])
+    if url.scheme == "file":
+        return f"{unquote(url.path)}[{extra}]"
+    vcs = origin.get("vcs_info", {}).get("vcs")
+    return f"jaxir[{extra}] @ {f'{vcs}+' if vcs else ''}{origin['url']}"
