@@ -17,7 +17,7 @@ def encode(
     dtype: Literal["float32", "bfloat16"] = "float32",
     on_bad_input: Literal["stop", "skip"] = "stop",
 ) -> None:
-    """Encode a corpus, or queries, into a directory of vectors.
+    """Encodes a corpus, or queries, into a directory of vectors.
 
     Run again after an interruption, the same command continues where it stopped.
 

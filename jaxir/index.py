@@ -26,7 +26,7 @@ def index(
     update: str | None = None,
     delete: str | None = None,
 ) -> None:
-    """Build an index over encoded passages, or over the words of a corpus; or change one (--update).
+    """Builds an index over encoded passages, or over the words of a corpus; or changes one (--update).
 
     scann, exact and milvus take --embeddings; lucene takes --corpus and no model (BM25, in a process of its
     own that is installed on first use), lucene_impact the --vectors of a learned sparse model.

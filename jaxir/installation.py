@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import importlib.util
-import json
 import os
 import shlex
 import sys
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from jaxir import __version__
 
@@ -51,6 +48,10 @@ def how_to_install(extra: str) -> str:
 
 def _origin(extra: str) -> str:
     """Returns what jaxir was installed from, with an extra: as pip has noted it (PEP 610), else a wheel."""
+    import importlib.metadata  # here, for every command imports this file
+    import json
+    from urllib.parse import unquote, urlsplit
+
     origin = {}
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         origin = json.loads(importlib.metadata.distribution("jaxir").read_text("direct_url.json") or "{}")

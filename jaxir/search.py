@@ -25,7 +25,7 @@ def search(
     b: float | None = None,
     feedback: Literal["rm3", "rocchio"] | None = None,
 ) -> None:
-    """Search an index: a file of queries into a TREC run, one question, or questions typed at it.
+    """Searches an index: a file of queries into a TREC run, one question, or questions typed at it.
 
     Without --query and --queries each line of standard input is a question. A lucene_impact index takes token
     weights for queries: {"token": 12, ...} in place of a question, "vector" in place of "text" in --queries.

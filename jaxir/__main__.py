@@ -1,0 +1,77 @@
+"""`jaxir`, or `python -m jaxir`: lists the commands, or becomes one of them.
+
+`jaxir train ...` is `python -m jaxir.train ...`, the same process from then on: what a command does when it
+is started (huge pages, a plan's defaults, the working directory on Python's path) stands in its own file.
+Nothing heavy is imported to answer, so the descriptions are read from the sources.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import textwrap
+
+from jaxir import __version__
+from jaxir.errors import suggest
+from jaxir.installation import PACKAGE
+
+COMMANDS = {
+    "To begin with": ("quickstart",),
+    "Data": ("prepare", "sample", "pydocs"),
+    "Training": ("train", "mine", "rounds", "grid"),
+    "Search": ("encode", "index", "search", "fuse", "serve", "sidecar"),
+    "Evaluation": ("evaluate", "analyze"),
+    "Models in and out": ("convert", "export"),
+}
+
+
+def main() -> int:
+    """Answers `--help`, `--version` and mistakes; anything else becomes a command and does not return."""
+    command, *arguments = sys.argv[1:] or ["help"]
+    prog = "python -m jaxir" if sys.argv[0].endswith("__main__.py") else "jaxir"
+    if command == "--version":
+        print(f"jaxir {__version__}")
+        return 0
+    if command in ("help", "--help", "-h"):
+        if not arguments:
+            print(overview(prog))
+            return 0
+        command, arguments = arguments[0], ["--help"]
+    names = [name for group in COMMANDS.values() for name in group]
+    if command not in names:
+        more = suggest(command, [*names, "help", "--help", "--version"]) or f" (`{prog} help` lists them)"
+        print(f"error: there is no command {command!r}{more}", file=sys.stderr)
+        return 2
+    import subprocess  # the list of commands does without
+
+    options = subprocess._args_from_interpreter_flags()  # of this Python: -P, -X utf8, -W error ...
+    sys.stdout.flush()
+    return os.execv(sys.executable, [sys.executable, *options, "-m", f"jaxir.{command}", *arguments])
+
+
+def overview(prog: str) -> str:
+    """Returns all commands with a line each, as wide as the terminal."""
+    width = shutil.get_terminal_size().columns
+    lines = [f"usage: {prog} COMMAND [--FLAG=VALUE ...]"]
+    for title, names in COMMANDS.items():
+        lines += ["", f"{title}:"]
+        for name in names:
+            text = f"{name:11} {summary(name)}"
+            lines.append(textwrap.fill(text, width, initial_indent="  ", subsequent_indent=" " * 14))
+    lines += ["", f"`{prog} help COMMAND` has its flags and an example. This is jaxir {__version__}."]
+    return "\n".join(lines)
+
+
+def summary(command: str) -> str:
+    """Returns the first line of a command's docstring, without importing it."""
+    path, function = PACKAGE / f"{command}.py", command
+    if command == "sidecar":
+        path, function = PACKAGE / "sidecar" / "install.py", "install"
+    source = path.read_text(encoding="utf-8")
+    return re.search(rf'^def {function}\(.*?"""(.*?)(?:"""|$)', source, re.DOTALL | re.MULTILINE)[1]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

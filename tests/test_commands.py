@@ -1,0 +1,138 @@
+"""`jaxir` and `python -m jaxir`: the list of commands, and how one of them is started."""
+
+import importlib
+import inspect
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import jaxir
+from jaxir import __main__ as front
+from jaxir import installation
+
+ROOT = Path(__file__).resolve().parent.parent
+NAMES = [name for group in front.COMMANDS.values() for name in group]
+
+
+def run(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess:
+    """Runs Python with no setting of ours that becomes an option or the restart of a command."""
+    unset = ("GLIBC_TUNABLES", "PYTHONDONTWRITEBYTECODE")
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env={k: v for k, v in os.environ.items() if k not in unset} | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_every_command_is_listed_with_its_own_words():
+    files = [p for p in (ROOT / "jaxir").glob("*.py") if p.name not in ("cli.py", "__main__.py")]
+    files += (ROOT / "jaxir").glob("*/__main__.py")
+    have = {p.parent.name if p.stem == "__main__" else p.stem for p in files if "cli.main(" in p.read_text()}
+    assert have == set(NAMES)
+    for name in NAMES:
+        module, function = ("sidecar.install", "install") if name == "sidecar" else (name, name)
+        doc = inspect.getdoc(getattr(importlib.import_module(f"jaxir.{module}"), function))
+        assert front.summary(name) == doc.splitlines()[0]
+        assert re.fullmatch(r"[A-Z][a-z-]+s[ ,].*\.", front.summary(name)), name
+
+
+@pytest.mark.parametrize("arguments", [(), ("help",), ("--help",)])
+def test_the_list_needs_nothing_heavy(arguments, tmp_path):
+    code = (
+        "import atexit, runpy, sys\n"
+        "atexit.register(lambda: print('jax' in sys.modules, 'gin' in sys.modules))\n"
+        "runpy.run_module('jaxir', run_name='__main__', alter_sys=True)"
+    )
+    done = run("-c", code, *arguments, cwd=tmp_path, COLUMNS="200")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == "False False"
+    for name in NAMES:
+        assert re.search(rf"^  {name} +\S.*\.$", done.stdout, re.MULTILINE), name
+
+
+def test_the_version_has_one_place():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "jaxir.__version__"}
+    assert run("-m", "jaxir", "--version").stdout == f"jaxir {jaxir.__version__}\n"
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert re.search(r"^version: (.*)$", citation, re.MULTILINE)[1] == jaxir.__version__
+    assert jaxir.__version__ in (ROOT / "CHANGELOG.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("trian",), "there is no command 'trian'; did you mean 'train'?"),
+        (("help", "serch"), "there is no command 'serch'; did you mean 'search'?"),
+        (("--versoin",), "there is no command '--versoin'; did you mean '--version'?"),
+        (("bm25",), "there is no command 'bm25' (`python -m jaxir help` lists them)"),
+        (("data",), "there is no command 'data' (`python -m jaxir help` lists them)"),  # a room, no command
+    ],
+)
+def test_a_mistyped_command_costs_one_sentence(arguments, message):
+    done = run("-m", "jaxir", *arguments)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {message}\n")
+
+
+def test_a_command_is_the_one_that_its_own_file_starts(tmp_path):
+    """Interpreter options, the working directory on the path, huge pages and the exit status are there."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, pathlib, sys\n"
+        "with pathlib.Path(__file__).with_name('seen').open('a') as file:\n"
+        "    print(sys.orig_argv[1:], os.environ.get('GLIBC_TUNABLES'), os.getpid(), file=file)\n"
+    )
+    both = {}
+    for start in (["-m", "jaxir", "train"], ["-m", "jaxir.train"]):
+        (tmp_path / "seen").unlink(missing_ok=True)
+        done = run("-X", "utf8", *start, "--steps=3", cwd=tmp_path, PYTHONPATH=f"{tmp_path}:{ROOT}")
+        seen = [line.rsplit(" ", 1) for line in (tmp_path / "seen").read_text().splitlines()]
+        assert len({number for _, number in seen}) == 1  # one process from the first to the last
+        both[start[1]] = (done.returncode, done.stdout, done.stderr, seen[-1][0])
+    assert both["jaxir"] == both["jaxir.train"]
+    assert both["jaxir"][0] == 1 and both["jaxir"][2].startswith("error: --output_dir, --batch_size must be")
+    assert "'utf8'" in both["jaxir"][3] or "'-Xutf8'" in both["jaxir"][3]
+
+
+def test_help_of_a_command(tmp_path):
+    done = run("-m", "jaxir", "help", "sample", cwd=tmp_path)
+    assert done.returncode == 0 and "python -m jaxir.sample --dataset=beir:DIR" in done.stdout
+
+
+def test_an_extra_is_installed_from_where_jaxir_came(tmp_path, monkeypatch):
+    pip = f"{sys.executable} -m pip install"
+    assert installation.how_to_install("serve") == f"{pip} -e '{ROOT}[serve]'"
+    monkeypatch.setattr(installation, "PACKAGE", tmp_path / "site-packages" / "jaxir")
+    notes = tmp_path / f"jaxir-{jaxir.__version__}.dist-info"
+    notes.mkdir()
+    (notes / "METADATA").write_text(f"Metadata-Version: 2.1\nName: jaxir\nVersion: {jaxir.__version__}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    wheel = f"jaxir-{jaxir.__version__}-py3-none-any.whl"
+    assert installation.how_to_install("serve") == f"{pip} '{wheel}[serve]'"
+    for url, what in (
+        (f'"file:///a%20b/{wheel}", "archive_info": {{}}', f"/a b/{wheel}[serve]"),
+        (f'"https://a.b/{wheel}", "archive_info": {{}}', f"jaxir[serve] @ https://a.b/{wheel}"),
+        ('"https://a.b/c", "vcs_info": {"vcs": "git"}', "jaxir[serve] @ git+https://a.b/c"),
+    ):
+        (notes / "direct_url.json").write_text(f'{{"url": {url}}}')
+        assert installation.how_to_install("serve") == f"{pip} '{what}'"
+
+
+def test_no_instruction_names_a_package_that_is_on_no_index():
+    sources = [path for folder in ("jaxir", "tasks", "gin") for path in (ROOT / folder).rglob("*.*")]
+    named = re.compile(r"install ['\"]?jaxir\[")
+    wrong = [p for p in sources if p.suffix in (".py", ".gin", ".html") and named.search(p.read_text())]
+    assert not wrong
+
+
+def test_links_of_the_pages_at_the_top_are_alive():
+    for page in ("CONTRIBUTING.md", "CHANGELOG.md"):
+        for link in re.findall(r"\]\(([^)]+)\)", (ROOT / page).read_text()):
+            assert link.startswith("https://") or (ROOT / link).exists(), f"{page}: {link}"
