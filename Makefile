@@ -1,10 +1,13 @@
 # make quickstart   everything from a fresh clone to search results, on the documentation installed with Python
-# make install      .venv with all of jaxir
-# make test         lint and tests
+# make install      .venv with all of jaxir (3 GB); EXTRAS=cuda or EXTRAS=tpu adds what an accelerator needs
+# make test         lint and the everyday tests; make test-all has the slow ones too
+# make lint         what `make test` checks first
 # make format       rewrite the sources as `make lint` wants them
 # make constraints  refresh constraints.txt from .venv
 # make sidecar      what the tests of BM25 need (200 MB to fetch, in .pytest_cache/)
+# make wheel        dist/jaxir-VERSION-py3-none-any.whl, which installs without this clone
 # make plan-tools   the TPU compiler for `jaxir.train --plan=v5p:4x4x4` (220 MB to fetch, in .plan-tools/)
+# make clean        remove .venv, quickstart, dist and .plan-tools
 
 PYTHON ?= python3
 VENV := .venv
@@ -25,8 +28,13 @@ else
   FREEZE := $(RUN) -m pip freeze --all
 endif
 
-.PHONY: install quickstart test test-all lint format constraints sidecar plan-tools clean
+.PHONY: help install quickstart test test-all lint format constraints sidecar wheel plan-tools clean
+# First, so that `make` alone answers instead of fetching 3 GB.
+help:
+	@sed -n 's/^# \(make [a-z]\)/\1/p' Makefile
+
 install: $(STAMP)
+	$(if $(EXTRAS),$(INSTALL) --constraint constraints.txt --editable '.[$(EXTRAS)]')
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 13) else "jaxir needs Python 3.11 to 3.13 (got %s); set PYTHON=" % sys.version.split()[0])'
@@ -60,6 +68,12 @@ format: $(STAMP)
 constraints: $(STAMP)
 	{ sed -n 1p constraints.txt; $(FREEZE) --exclude-editable | grep -v '^pip=='; } > constraints.new && mv constraints.new constraints.txt
 
+# What an earlier build has left would be packed too.
+wheel: $(STAMP)
+	rm -rf build dist
+	$(RUN) -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
+	rm -rf build
+
 # Outside .venv: where libtpu is importable, JAX looks for TPUs in every run.
 plan-tools: $(STAMP)
 	rm -rf .plan-tools.part
@@ -67,4 +81,4 @@ plan-tools: $(STAMP)
 	rm -rf .plan-tools && mv .plan-tools.part .plan-tools
 
 clean:
-	rm -rf $(VENV) quickstart .plan-tools
+	rm -rf $(VENV) quickstart .plan-tools build dist
