@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import sys
 import textwrap
 
@@ -36,6 +37,7 @@ def main() -> int:
         return 0
     if command in ("help", "--help", "-h"):
         if not arguments:
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `head` may have seen enough
             print(overview(prog))
             return 0
         command, arguments = arguments[0], ["--help"]

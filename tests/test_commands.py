@@ -58,6 +58,12 @@ def test_the_list_needs_nothing_heavy(arguments, tmp_path):
         assert re.search(rf"^  {name} +\S.*\.$", done.stdout, re.MULTILINE), name
 
 
+def test_a_reader_that_has_seen_enough():
+    command = f"set -o pipefail; {sys.executable} -u -m jaxir | true"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+
+
 def test_the_version_has_one_place():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "jaxir.__version__"}
