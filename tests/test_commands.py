@@ -4,6 +4,7 @@ import importlib
 import inspect
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -136,6 +137,16 @@ def test_no_instruction_names_a_package_that_is_on_no_index():
     named = re.compile(r"install ['\"]?jaxir\[")
     wrong = [p for p in sources if p.suffix in (".py", ".gin", ".html") and named.search(p.read_text())]
     assert not wrong
+
+
+def test_make_alone_answers_with_targets_that_there_are():
+    if shutil.which("make") is None:
+        pytest.skip("make is not installed")
+    help_of = subprocess.run(["make", "-s", "-C", str(ROOT)], capture_output=True, text=True, timeout=60)
+    named = set(re.findall(r"^make ([\w-]+) ", help_of.stdout, re.MULTILINE))
+    targets = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split()
+    assert (help_of.returncode, help_of.stderr) == (0, "")
+    assert named == set(targets) - {"help", "test-all"}  # that is in test's line
 
 
 def test_links_of_the_pages_at_the_top_are_alive():

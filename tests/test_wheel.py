@@ -94,7 +94,7 @@ def wheel(source, tmp_path_factory) -> Path:
 def jaxir(wheel, tmp_path_factory) -> Path:
     """The command of an environment that has the wheel, and what the wheel needs from this environment."""
     home = tmp_path_factory.mktemp("environment")
-    venv.create(home, with_pip=False)
+    venv.create(home, symlinks=True, with_pip=False)
     run(*PIP, "--python", home / "bin" / "python", "install", "--no-deps", "--no-index", wheel)
     (packages,) = home.glob("lib/python*/site-packages")
     # Files .pth of these folders, such as an editable installation's, are not read.

@@ -10,6 +10,7 @@ from jaxir.data.pair_sources import BeirPairs, JsonlPairs
 from jaxir.data.seqio_pairs import SeqioPairs
 from jaxir.data.sources import stable_keys
 from jaxir.errors import BadInputError, UserError
+from jaxir.installation import how_to_install
 from jaxir.tasks.beir import beir
 from jaxir.tasks.local_files import jsonl_pairs, tevatron_pairs, tsv_pairs
 
@@ -232,3 +233,10 @@ def test_a_process_that_leaves_an_iterator_open_ends(minilm_folder, pairs_file):
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=90, check=True, env=keep
     )
     assert (done.stdout, done.stderr) == ("(8, 8)\n", ""), "TensorFlow's log is not for users"
+
+
+def test_seqio_that_is_not_installed(pairs_file, monkeypatch):
+    monkeypatch.setitem(sys.modules, "seqio", None)
+    with pytest.raises(UserError, match="SeqIO tasks need SeqIO") as error:
+        jsonl_pairs(path=str(pairs_file))
+    assert how_to_install("seqio") in str(error.value)
