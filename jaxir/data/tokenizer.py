@@ -30,6 +30,7 @@ _SIDE_FILES = (
     "sentencepiece.bpe.model",
     "tokenizer.model",
 )
+FILES = (_JSON, *_SIDE_FILES)  # all that `Tokenizer.load` reads, but for SentencePiece models (*.model)
 _CONVERTIBLE = ("vocab.txt", "vocab.json", "sentencepiece.bpe.model", "tokenizer.model", "spiece.model")
 _PAD_NAMES = ("[PAD]", "<pad>", "<|pad|>", "<PAD>")
 # One call into a tokenizer library holds all its intermediate results: keep that to some tens of megabytes.
@@ -87,7 +88,7 @@ class Tokenizer:
         directory = path_of(directory)
         if not directory.is_dir():
             raise UserError(f"{directory} is not a directory: no tokenizer to load")
-        names = [_JSON, *_SIDE_FILES, *sorted(p.name for p in directory.glob("*.model"))]
+        names = [*FILES, *sorted(p.name for p in directory.glob("*.model"))]
         files = {name: (directory / name).read_bytes() for name in names if (directory / name).is_file()}
         config = _read_json(directory, files, "tokenizer_config.json")
         if _JSON in files:

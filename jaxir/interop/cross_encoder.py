@@ -109,7 +109,7 @@ def _directory(spec: str) -> Path:
     kind, separator, name = spec.partition(":")
     if not separator or kind not in ("hf", "st"):
         raise UserError(f"{spec}: a cross-encoder is a Hugging Face folder or hub name: write hf:{spec}")
-    return hub.resolve(name, default_owner="cross-encoder" if kind == "st" else None)
+    return hub.resolve(name, default_owner="cross-encoder" if kind == "st" else None, check=hf.check)
 
 
 def _read_head(directory: Path, head: _Head, width: int) -> dict[str, np.ndarray]:

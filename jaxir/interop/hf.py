@@ -106,6 +106,15 @@ class Encoder(NamedTuple):
     pad_id: int
 
 
+def check(directory: Path) -> None:
+    """Checks, before there are weights, that a folder with config.json holds one of our architectures.
+
+    Raises:
+      UserError: it does not.
+    """
+    hf_config.parse(read_json(directory / "config.json"), directory / "config.json")
+
+
 def read_encoder(directory: Path) -> Encoder:
     """Reads a folder with config.json and weights (`weights.read_tensors` says in which formats).
 

@@ -54,9 +54,10 @@ def load(spec: str, *, mesh: Partitioner | None = None, seed: int = 0, **overrid
     """Loads a model.
 
     Args:
-      spec: a jaxir model directory, a run directory, `hf:` or `st:` and a local directory or hub name, or
-        `t5x:` and a T5X checkpoint or run, local or gs://. A model from `hf:` or `t5x:` has mean pooling,
-        cosine similarity and at most 512 tokens unless told otherwise.
+      spec: a jaxir model directory or run directory, local or gs://; `hf:` or `st:` and a local directory
+        or a name on the hub, maybe with @ and a revision; `t5x:` and a T5X checkpoint or run, local or gs://.
+        A model from `hf:` or `t5x:` has mean pooling, cosine similarity and at most 512 tokens unless told
+        otherwise.
       mesh: where the parameters go; None for the default device.
       seed: of the weights of a projection that is added.
       **overrides: changes to the model, any field of `overrides.Overrides`.
@@ -129,9 +130,12 @@ def read(spec: str, *, tokenizer: str | None = None) -> tuple[StoredModel, str |
     if tokenizer is not None:
         raise UserError(f"{spec} has a tokenizer of its own: another one is for t5x: checkpoints only")
     if separator and kind == "st":
-        return sentence_transformers.read(hub.resolve(name, default_owner="sentence-transformers")), None
+        directory = hub.resolve(
+            name, default_owner="sentence-transformers", modules=True, check=sentence_transformers.check
+        )
+        return sentence_transformers.read(directory), None
     if separator and kind == "hf":
-        return _read_hf(hub.resolve(name)), None
+        return _read_hf(hub.resolve(name, check=hf.check)), None
     directory = path_of(spec)
     check_bucket(directory)
     if not directory.is_dir():

@@ -35,6 +35,17 @@ _DENSE_ACTIVATIONS = {
 }
 
 
+def check(directory: Path) -> None:
+    """Checks, before there are weights, that a folder's modules are some that a dual encoder here has.
+
+    Raises:
+      UserError: they are not.
+    """
+    modules = _modules(directory)
+    hf.check(modules["Transformer"])
+    _read_pooling(modules["Pooling"] / "config.json", has_prompts=False)
+
+
 def read(directory: Path) -> StoredModel:
     """Reads a folder of one Transformer, a Pooling, and maybe a Dense and a Normalize.
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxir.errors import UserError
-from jaxir.interop import hf_config, hub, model_dir, stored, t5x
+from jaxir.interop import hf_config, hub, hub_errors, model_dir, stored, t5x
 from jaxir.interop.build import Source
 from jaxir.interop.stored import EncoderSettings, StoredModel
 from jaxir.interop.weights import read_json
@@ -15,12 +15,6 @@ from jaxir.models import t5 as t5_lib
 from jaxir.models.bert import BertConfig
 from jaxir.models.dual_encoder import DualEncoderConfig
 
-# Hub models whose shape is known here, so that planning with them needs no network.
-_PUBLISHED = (
-    {f"google/t5-v1_1-{size}": f"1.1-{size}" for size in ("small", "base", "large", "xl", "xxl")}
-    | {f"t5-{size}": f"1.0-{size}" for size in ("small", "base", "large", "3b", "11b")}
-    | {f"google-t5/t5-{size}": f"1.0-{size}" for size in ("small", "base", "large", "3b", "11b")}
-)
 _DEFAULT_LENGTH = 512
 
 
@@ -61,10 +55,8 @@ def _describe_source(source: str, tokenizer: str | None) -> tuple[DualEncoderCon
 
 
 def _describe_hf(name: str) -> BertConfig | t5_lib.T5Config:
-    path = Path(name).expanduser() / "config.json"
-    if path.is_file():
-        return hf_config.parse(read_json(path), path)[0]
-    if name in _PUBLISHED:
-        return t5_lib.preset(_PUBLISHED[name])
-    path = hub.resolve(name) / "config.json"
+    published = hub_errors.PUBLISHED_T5.get(name.partition("@")[0])
+    if published is not None and not Path(name).is_dir():
+        return t5_lib.preset(published)  # so that planning with it needs no network
+    path = hub.configuration(name)
     return hf_config.parse(read_json(path), path)[0]

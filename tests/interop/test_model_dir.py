@@ -271,7 +271,7 @@ def test_a_wrong_model_directory_costs_one_sentence(damage, saved, tmp_path):
     [
         ("nowhere", "nowhere: no such model directory"),
         ("st:./nowhere", r"\./nowhere: no such directory"),
-        ("hf:some-owner/no-such-model", "neither a local directory nor a model that the hub gave"),
+        ("hf:some-owner/no-such-model", "is not in the cache .*, and HF_HUB_OFFLINE forbids"),
         (str(GOLDEN / "roberta"), "write st:"),
         (str(GOLDEN / "distilbert"), "write hf:"),
         (f"hf:{GOLDEN / 'distilbert'}", "holds no tokenizer"),

@@ -1,0 +1,201 @@
+"""A hub: a local server that speaks as much of the Hugging Face hub's protocol as its client library uses.
+
+A repository is a folder, or bytes by path. Files of 1,000 bytes and more are large ones, of which the hub
+knows the SHA-256; of the others it knows git's hash.
+"""
+
+import contextlib
+import hashlib
+import http.server
+import json
+import os
+import re
+import sys
+import threading
+import urllib.parse
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+LARGE = 1000
+
+
+class Request(NamedTuple):
+    """What was asked for; `first` is the first byte of the range, if there was one."""
+
+    method: str
+    path: str
+    first: int | None
+
+
+class Hub:
+    """Repositories, and what was asked of them.
+
+    Attributes:
+      url: where it is served.
+      asked: every request for a model, in order.
+      refusals: by the name of a repository, the status and the value of X-Error-Code of every answer.
+      sends: given a path and the bytes that an answer holds, returns how many of them are sent before the
+        connection is cut; None for all.
+      before_cut: called, in the server's thread, when they are sent; may wait.
+      knows_ranges: whether a part of a file can be asked for.
+    """
+
+    def __init__(self, url: str):
+        self.url = url
+        self.asked: list[Request] = []
+        self.refusals: dict[str, tuple[int, str]] = {}
+        self.sends: Callable[[str, int], int | None] = lambda path, size: None
+        self.before_cut: Callable[[], None] = lambda: None
+        self.knows_ranges = True
+        self._repositories: dict[tuple[str, str], dict[str, bytes]] = {}
+        self._refs: dict[tuple[str, str], str] = {}
+
+    def add(self, name: str, files: Path | dict[str, bytes], *more: str) -> str:
+        """Makes a commit and returns its hash: that of branch main, or of the revisions that are named."""
+        if isinstance(files, Path):
+            files = {p.relative_to(files).as_posix(): p.read_bytes() for p in files.rglob("*") if p.is_file()}
+        commit = hashlib.sha1(repr(sorted(files.items())).encode()).hexdigest()
+        self._repositories[name, commit] = files
+        for revision in (commit, *(more or ("main",))):
+            self._refs[name, revision] = commit
+        return commit
+
+    def environment(self, cache: Path, **more: str) -> dict[str, str]:
+        """The environment of a process that takes this for the hub, with a cache of its own."""
+        plain = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "TRANSFORMERS_"))}
+        return {**plain, "HF_ENDPOINT": self.url, "HF_HOME": str(cache), **more}
+
+    def downloads(self) -> list[str]:
+        """The paths in repositories of the files that were sent, each as often as it was."""
+        sent = [r.path for r in self.asked if r.method == "GET" and "/resolve/" in r.path]
+        return [re.sub("^.*/resolve/[^/]+/", "", path) for path in sent]
+
+    def commit(self, name: str, revision: str) -> str | None:
+        return self._refs.get((name, revision))
+
+    def has(self, name: str) -> bool:
+        return any(n == name for n, _ in self._refs)
+
+    def files(self, name: str, commit: str) -> dict[str, bytes]:
+        return self._repositories[name, commit]
+
+
+def etag(content: bytes) -> str:
+    """The hash of a file, as the hub says it."""
+    if len(content) >= LARGE:
+        return hashlib.sha256(content).hexdigest()
+    return hashlib.sha1(f"blob {len(content)}\0".encode() + content).hexdigest()
+
+
+@contextlib.contextmanager
+def serve() -> Iterator[Hub]:
+    """Serves an empty hub."""
+    handler = type("ThisHandler", (Handler,), {})
+    server = Server(("127.0.0.1", 0), handler)
+    handler.hub = Hub(f"http://127.0.0.1:{server.server_port}")
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield handler.hub
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """Takes it calmly when a client is killed."""
+
+    daemon_threads = True
+
+    def handle_error(self, request, client_address):
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """One connection."""
+
+    hub: Hub
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1  # an answer is one packet: else each waits 40 ms for the acknowledgement of its headers
+
+    def do_HEAD(self):
+        self._resolve(body=False)
+
+    def do_GET(self):
+        path = urllib.parse.urlsplit(self.path).path
+        found = re.fullmatch(r"/api/models/(.+?)/revision/(.+)", path)
+        if not found:
+            return self._resolve(body=True)
+        self._note(None)
+        name, revision = found[1], urllib.parse.unquote(found[2])
+        commit = self._commit(name, revision)
+        if commit is None:
+            return None
+        siblings = []
+        for file, content in self.hub.files(name, commit).items():
+            siblings.append({"rfilename": file, "size": len(content), "blobId": etag(content)})
+            if len(content) >= LARGE:
+                git = hashlib.sha1(b"a pointer to " + content).hexdigest()
+                lfs = {"sha256": etag(content), "size": len(content), "pointerSize": 134}
+                siblings[-1] |= {"blobId": git, "lfs": lfs}
+        about = {"_id": "1", "id": name, "sha": commit, "private": False, "tags": [], "downloads": 0}
+        return self._json(about | {"siblings": siblings})
+
+    def _resolve(self, body: bool) -> None:
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        self._note(int(asked[1]) if asked else None)
+        path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)
+        found = re.fullmatch(r"/(.+?)/resolve/([0-9a-f]{40}|main)/(.+)", path)
+        commit = self._commit(found[1], found[2]) if found else self._refuse(404, "RepoNotFound")
+        if commit is None:
+            return None
+        content = self.hub.files(found[1], commit).get(found[3])
+        if content is None:
+            return self._refuse(404, "EntryNotFound", {"X-Repo-Commit": commit})
+        headers = {"X-Repo-Commit": commit, "ETag": f'"{etag(content)}"', "Accept-Ranges": "bytes"}
+        status, size = 200, len(content)
+        if asked and self.hub.knows_ranges:
+            first, last = int(asked[1]), min(int(asked[2]), size - 1)
+            headers["Content-Range"] = f"bytes {first}-{last}/{size}"
+            status, content = 206, content[first : last + 1]
+        return self._answer(status, content, headers, body=body, path=found[3])
+
+    def _note(self, first: int | None) -> None:
+        if self.path.startswith("/api/") and not self.path.startswith("/api/models/"):
+            return  # what the client library asks on its own
+        self.hub.asked.append(Request(self.command, urllib.parse.unquote(self.path.partition("?")[0]), first))
+
+    def _commit(self, name: str, revision: str) -> str | None:
+        if name in self.hub.refusals:
+            return self._refuse(*self.hub.refusals[name])
+        if not self.hub.has(name):  # as the hub answers those who are not known to it
+            return self._refuse(401 if "Authorization" not in self.headers else 404, "RepoNotFound")
+        return self.hub.commit(name, revision) or self._refuse(404, "RevisionNotFound")
+
+    def _refuse(self, status: int, code: str, headers: dict[str, str] | None = None) -> None:
+        self._answer(status, b"", {"X-Error-Code": code, "X-Error-Message": code} | (headers or {}))
+
+    def _json(self, content: Any) -> None:
+        self._answer(200, json.dumps(content).encode(), {"Content-Type": "application/json"})
+
+    def _answer(
+        self, status: int, content: bytes, headers: dict[str, str], *, body: bool = True, path: str = ""
+    ) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if body and self.command != "HEAD":
+            sent = self.hub.sends(path, len(content)) if path else None
+            self.wfile.write(content[:sent])
+            if sent is not None and sent < len(content):
+                self.wfile.flush()
+                self.hub.before_cut()
+                self.close_connection = True
+
+    def log_message(self, *args):
+        pass
