@@ -15,11 +15,16 @@ def convert(
     """Converts a model from one format to another.
 
     A model with two towers becomes two folders, query/ and passage/, in formats hf and sentence_transformers.
+    Parameters are read and written one by one, and what a bucket holds is a model only when it is whole: so a
+    large model is put where every host of a pod reads its own part of it (--output=gs://BUCKET/MODEL, then
+    --gin.MODEL=gs://BUCKET/MODEL).
 
     Args:
       source: hf:DIR_OR_NAME, st:DIR_OR_NAME (sentence-transformers), t5x:DIR (a T5X checkpoint or run, local
-        or gs://), or a jaxir model or run directory.
-      output: the directory to write; it must not exist or be empty.
+        or gs://), or a jaxir model or run directory, local or gs://. A name on the hub may be followed by @
+        and a branch, tag, commit or refs/pr/N.
+      output: the directory to write, local or (formats jaxir and t5x) gs://BUCKET/PATH; it must not exist or
+        be empty.
       to: the format to write; hf holds the encoder alone, without pooling and normalisation.
       tokenizer: the SentencePiece model of a T5X checkpoint (a file, local or gs://), or a directory with a
         tokenizer; by default what lies beside the checkpoint or what the run's config.gin names.

@@ -160,6 +160,19 @@ def atomic_file(path: str | Path, mode: str = "w", **kwargs: Any) -> Iterator[IO
         raise
 
 
+def check_free(path: Path) -> None:
+    """Checks that nothing is where a directory is to be written.
+
+    Args:
+      path: from `path_of`.
+
+    Raises:
+      UserError: it exists and is not an empty directory.
+    """
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UserError(f"{path} already exists; give another output or remove it first")
+
+
 @contextlib.contextmanager
 def atomic_directory(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
     """Yields an empty directory beside `path`; renames it to `path` on success, removes it on any error.
@@ -172,8 +185,8 @@ def atomic_directory(path: str | Path, *, overwrite: bool = False) -> Iterator[P
             f"{path}: this is written to local directories only; copy it to the bucket afterwards"
         )
     path = path_of(path)
-    if path.exists() and not overwrite and (not path.is_dir() or any(path.iterdir())):
-        raise UserError(f"{path} already exists; give another output or remove it first")
+    if not overwrite:
+        check_free(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
     try:

@@ -38,11 +38,13 @@ class Bucket:
 
     Attributes:
       url: where it is served.
+      credentials: every Authorization header that came.
       admit: asked, with its name, whether an object may be written (else: 503), in the server's thread.
     """
 
     def __init__(self, url: str):
         self.url = url
+        self.credentials: set[str] = set()
         self.admit: Callable[[str], bool] = lambda name: True
         self._objects: dict[str, Stored] = {}
         self._uploads: dict[str, tuple[str, bytearray]] = {}
@@ -241,6 +243,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         return {"kind": "storage#objects", "items": items, "prefixes": list(prefixes)}
 
     def _address(self) -> tuple[str, dict[str, str]]:
+        if "Authorization" in self.headers:
+            self.bucket.credentials.add(self.headers["Authorization"])
         url = urllib.parse.urlsplit(self.path)
         return url.path, dict(urllib.parse.parse_qsl(url.query))
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from jaxir.errors import UserError, suggest
-from jaxir.files import atomic_directory
+from jaxir.files import atomic_directory, check_free, is_bucket
 from jaxir.interop import hf, model_dir, sentence_transformers, t5x, t5x_optimizer
 
 Format = Literal["jaxir", "hf", "st", "t5x", "sentence_transformers"]  # the last is another name of st
@@ -19,13 +19,15 @@ def convert(
     tokenizer: str | None = None,
     optimizer_state: bool = False,
 ) -> None:
-    """Reads the model `source` and writes it to the directory `output`, which appears only when whole.
+    """Reads the model `source` part by part and writes it to the directory `output`.
+
+    It appears only when whole; in a bucket, where formats jaxir and t5x can be written, its index does.
 
     A model with two towers becomes two folders, `query/` and `passage/`, in Hugging Face's formats.
 
     Args:
       source: a model as `model_dir.load` takes it.
-      output: a directory that does not exist or is empty.
+      output: a directory that does not exist or is empty; local, or gs://BUCKET/PATH.
       to: "jaxir", "sentence_transformers", "t5x", or "hf": the encoder alone, without pooling or
         normalisation.
       tokenizer: of a `t5x:` source, which has none of its own (see `t5x.read`).
@@ -41,6 +43,10 @@ def convert(
         )
     if optimizer_state and to != "t5x":
         raise UserError(f"the state of the optimizer can be written to t5x only, not to {to}")
+    if to == "jaxir":
+        model_dir.check_output(output)  # before a download of hours
+    elif not is_bucket(output):
+        check_free(Path(output))
     model, _ = model_dir.read(source, tokenizer=tokenizer)
     if to == "jaxir":
         model_dir.write(output, model)

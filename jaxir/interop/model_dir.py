@@ -1,11 +1,15 @@
 """Models by name: jaxir directories, training runs, `hf:` and `st:` folders, `t5x:` checkpoints.
 
 A model directory is `jaxir.json` (architecture, lengths, prompts, fingerprint), `tokenizer/` and `params/`
-(Orbax). A run directory has `checkpoints/STEP/params/` instead of `params/`; it stands for its best
-checkpoint, or for its latest where none was evaluated.
+(Orbax). In a bucket, where nothing can be renamed, `jaxir.json` is written last: without it there is no
+model. A run directory has `checkpoints/STEP/params/` instead of `params/`; it stands for its best checkpoint,
+or for its latest where none was evaluated.
 """
 
+import contextlib
 import dataclasses
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +20,16 @@ from jax.experimental import multihost_utils
 
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
-from jaxir.files import atomic_directory, check_bucket, is_bucket, move_tree, path_of, remove_tree
+from jaxir.files import (
+    atomic_directory,
+    atomic_file,
+    check_bucket,
+    check_free,
+    is_bucket,
+    move_tree,
+    path_of,
+    remove_tree,
+)
 from jaxir.interop import hf, hub, sentence_transformers, stored, stores, t5x
 from jaxir.interop.overrides import Overrides
 from jaxir.interop.stored import EncoderSettings, StoredModel
@@ -30,6 +43,7 @@ __all__ = ["EncoderSettings", "LoadedModel", "load", "read", "save", "write", "w
 
 CONFIG = "jaxir.json"
 COMMITTED = "commit_success.txt"
+UNFINISHED = "UNFINISHED"  # in a bucket, beside a model that is being written
 FORMAT = 1
 _DEFAULT_LENGTH = 512
 
@@ -143,6 +157,10 @@ def read(spec: str, *, tokenizer: str | None = None) -> tuple[StoredModel, str |
             f"{spec}: no such model directory; models of Hugging Face and sentence-transformers are written"
             " hf:NAME and st:NAME, T5X checkpoints t5x:DIR"
         )
+    if _half_written(directory):
+        raise UserError(
+            f"{directory}: a model whose writing was interrupted, or is still at work: run that command again"
+        )
     if not (directory / CONFIG).is_file():
         hint = "st:" if (directory / "modules.json").is_file() else "hf:"
         known = (directory / "config.json").is_file() or hint == "st:"
@@ -153,17 +171,58 @@ def read(spec: str, *, tokenizer: str | None = None) -> tuple[StoredModel, str |
     return _read_jaxir(directory)
 
 
-def write(directory: str | Path, model: StoredModel) -> None:
-    """Writes a model directory, which appears only when whole.
+def check_output(directory: str | Path) -> None:
+    """Checks that a model can be written to a directory, local or gs://BUCKET/PATH; changes nothing.
 
     Raises:
-      UserError: `directory` exists and is not empty.
+      UserError: something else is there, or the bucket cannot be written to.
+    """
+    directory = path_of(directory)
+    check_bucket(directory, writing=True)
+    if not _half_written(directory):
+        check_free(directory)
+
+
+def write(directory: str | Path, model: StoredModel) -> None:
+    """Writes a model directory, local or gs://BUCKET/PATH, which is a model only when whole.
+
+    Raises:
+      UserError: `directory` exists and is not empty, or cannot be written.
     """
     from jaxir.interop import streaming  # Orbax takes a second
 
+    if is_bucket(directory):
+        with _in_bucket(directory) as place:
+            streaming.write_params(place / "params", stored.nest(model.params))
+            # Of what was read, which may lie on this disk: what was written would have to come back.
+            fingerprint = stored.fingerprint(model)
+            write_description(place, model.config, model.tokenizer, model.settings, fingerprint=fingerprint)
+        return
     with atomic_directory(directory) as aside:
         streaming.write_params(aside / "params", stored.nest(model.params))
         _describe_written(aside, model.config, model.tokenizer, model.settings)
+
+
+@contextlib.contextmanager
+def _in_bucket(directory: str | Path) -> Iterator[Path]:
+    """Yields the place of a model in a bucket, and removes what is there of it on any error."""
+    check_output(directory)
+    place = path_of(directory)
+    if _half_written(place):
+        print(f"note: {place} holds a model that was never finished; it is written anew", file=sys.stderr)
+        place.rmtree()
+    try:
+        with atomic_file(place / UNFINISHED) as file:
+            file.write("This is no model: what was writing it has been interrupted, or is still at work.\n")
+        yield place
+        (place / UNFINISHED).unlink()
+    except BaseException:
+        remove_tree(place)
+        raise
+
+
+def _half_written(place: Path) -> bool:
+    return is_bucket(place) and (place / UNFINISHED).exists() and not (place / CONFIG).exists()
 
 
 def _describe_written(

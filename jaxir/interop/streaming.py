@@ -8,18 +8,21 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from jaxir.files import is_bucket
 from jaxir.interop import stores
 from jaxir.interop.lazy import LazyArray
 from jaxir.interop.quiet import quiet_orbax
 
-_CHUNK_BYTES = 1 << 26  # who reads a part of an array decompresses whole chunks
+# Who reads a part of an array fetches and decompresses whole chunks. These are so small that both dimensions
+# of a large kernel are cut: a host of a pod reads little more than its own part.
+_CHUNK_BYTES = 1 << 23
 
 
 def write_params(directory: Path, tree: Mapping[str, Any]) -> None:
     """Writes nested dicts of float32 arrays, on the host or at rest, as Orbax writes those on the host.
 
     Args:
-      directory: a new local one.
+      directory: a new one, local or in a bucket (see `files.path_of`).
       tree: the arrays.
 
     Raises:
@@ -31,12 +34,11 @@ def write_params(directory: Path, tree: Mapping[str, Any]) -> None:
         (np.ndarray, handler),
         (jax.Array, ocp.type_handlers.ArrayHandler()),  # of which there is none; Orbax warns without
     )
+    place = directory if is_bucket(directory) else directory.absolute()
     chunks = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES), tree)
     with quiet_orbax(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler(type_handler_registry=types)) as writer:
         saved = ocp.args.PyTreeSave(tree, save_args=chunks)
-        stores.attempt(
-            "the parameters could not be written", lambda: writer.save(directory.absolute(), args=saved)
-        )
+        stores.attempt("the parameters could not be written", lambda: writer.save(place, args=saved))
 
 
 class _OneByOne(ocp.type_handlers.NumpyHandler):

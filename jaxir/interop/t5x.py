@@ -70,6 +70,12 @@ def read(directory: str, *, tokenizer: str | None = None) -> StoredModel:
         raise UserError(
             f"{found.where}: this tokenizer has {loaded.vocab_size} ids, the model only {vocab_size}"
         )
+    if 2 * loaded.vocab_size < vocab_size and jax.process_index() == 0:
+        print(
+            f"warning: {found.where}: this tokenizer has {loaded.vocab_size:,} ids, the model {vocab_size:,}:"
+            " is it that of its training?",
+            file=sys.stderr,
+        )
     if left_out and jax.process_index() == 0:
         print(f"note: {found.where}: the decoder ({len(left_out)} arrays) is left out", file=sys.stderr)
     return dataclasses.replace(model, tokenizer=loaded)

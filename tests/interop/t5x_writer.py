@@ -47,6 +47,7 @@ def write(
     inlined: tuple[str, ...] = ("scale", "rel_embedding", "projection_layer/kernel"),
     chunks: tuple[int, int] = (13, 7),
     path_on_top: bool = False,
+    in_bucket: bool = False,
     optimizer: bool = True,
     step: int = 1000,
 ) -> Path:
@@ -58,6 +59,7 @@ def write(
       version: of the format.
       inlined: ends of the paths of arrays that stand in the index.
       chunks: shape of the chunks of all others, which need not divide them.
+      in_bucket: whether it was written into a bucket, as version 3 then says of each array.
       path_on_top: where the specification says the path, as old TensorStores had it.
       optimizer: whether there are Adafactor's slots, as after training.
       step: the number of finished steps.
@@ -71,6 +73,8 @@ def write(
             leaf = inline(value)
         else:
             leaf = _zarr(checkpoint / name, value, version, chunks)
+            if in_bucket:
+                leaf["kvstore"] |= {"driver": "gcs", "bucket": "t5x-dummy-bucket"}
             if path_on_top and version == 2:
                 leaf["path"] = leaf["kvstore"].pop("path")
         put(target, path, leaf)

@@ -32,9 +32,11 @@ OTHERS = (
 )
 RESOLVE = """
 import json, sys
+from jaxir.distributed import maybe_initialize_distributed
 from jaxir.errors import UserError
 from jaxir.interop import hf, hub, hub_download, sentence_transformers
 hub_download.PAUSE_SECONDS = 0.01
+maybe_initialize_distributed()
 for spec in sys.argv[1:]:
     kind, _, name = spec.partition(":")
     try:
@@ -239,14 +241,19 @@ def test_a_killed_process_has_not_fetched_in_vain(hub, resolve, tmp_path):
     assert fetched(hub) == [("model.safetensors", have)]
 
 
-def test_processes_of_one_machine_fetch_each_file_once(hub, tmp_path):
+def test_processes_of_one_run_fetch_each_file_once_and_say_so_once(hub, tmp_path):
     hub.add(T5, files_of("t5_1_1"))
     released = threading.Event()
     hub.sends = lambda path, size: released.wait(60) and None if path == "model.safetensors" else None
     command = [sys.executable, "-c", RESOLVE, f"hf:{T5}"]
-    environment = hub.environment(tmp_path / "cache")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        run = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free.getsockname()[1]}", "JAX_NUM_PROCESSES": "2"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    started = [subprocess.Popen(command, env=environment, **pipes) for _ in range(2)]
+    started = [
+        subprocess.Popen(command, env=hub.environment(tmp_path / "cache", JAX_PROCESS_ID=i, **run), **pipes)
+        for i in "01"
+    ]
     wanted = f"/{T5}/resolve/{hub.commit(T5, 'main')}/model.safetensors"
     while sum(r.method == "HEAD" and r.path == wanted for r in hub.asked) < 2:
         assert all(process.poll() is None for process in started)
@@ -254,6 +261,7 @@ def test_processes_of_one_machine_fetch_each_file_once(hub, tmp_path):
     outputs = [process.communicate(timeout=60) for process in started]
     assert [process.returncode for process in started] == [0, 0], outputs
     assert outputs[0][0] == outputs[1][0]
+    assert [err.count(" in all, to ") for _, err in outputs] == [1, 0]
     assert sorted(hub.downloads()) == sorted(set(hub.downloads()))
 
 

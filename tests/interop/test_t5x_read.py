@@ -37,10 +37,10 @@ def outputs(spec: str, case: str) -> np.ndarray:
     return np.asarray(nnx.jit(lambda m, x: m(x))(loaded.model.encoder, jnp.asarray(ids)))
 
 
-@pytest.mark.parametrize("name", ["t5_1_0", "t5_1_1"])
-def test_outputs_are_those_of_the_reference_implementation(name, tmp_path):
+@pytest.mark.parametrize(("name", "version"), [("t5_1_0", 2), ("t5_1_1", 3)])
+def test_outputs_are_those_of_the_reference_implementation(name, version, tmp_path):
     params = t5x_writer.golden_t5(GOLDEN / name)
-    t5x_writer.write(tmp_path, params)
+    t5x_writer.write(tmp_path, params, version=version)
     loaded = model_dir.load(f"t5x:{tmp_path}", tokenizer=TOKENIZER)
     golden = np.load(GOLDEN / name / "golden.npz")
     ids, expected = golden["padded_ids"].astype(np.int32), golden["padded_output"]
@@ -61,6 +61,7 @@ VERSIONS = {
     "2, all in the index": {"version": 2, "inlined": ("",)},
     "2, nothing but vectors in the index": {"version": 2, "inlined": ("scale",)},
     "3": {"version": 3},
+    "3, copied from a bucket": {"version": 3, "in_bucket": True},
     "3, without optimizer": {"version": 3, "optimizer": False},
 }
 
@@ -93,6 +94,115 @@ def test_the_decoder_is_left_out_and_named(encoder, tmp_path, capsys):
     assert model_dir.load(str(tmp_path / "m")).fingerprint == (
         model_dir.load(f"st:{GOLDEN / 't5_1_1'}").fingerprint
     )
+
+
+def seq2seq(*, vocab, width, heads, head_dim, mlp, layers, decoder_layers) -> dict[str, np.ndarray]:
+    """All of an mT5 or ByT5: T5 1.1's layers, a decoder, and a head of its own for the vocabulary."""
+    rng = np.random.default_rng(0)
+    shapes = {"token_embedder/embedding": (vocab, width), "decoder/logits_dense/kernel": (width, vocab)}
+    for part, count in (("encoder", layers), ("decoder", decoder_layers)):
+        shapes[f"{part}/{part}_norm/scale"] = (width,)
+        shapes[f"{part}/relpos_bias/rel_embedding"] = (heads, 32)
+        attentions = (
+            {"attention": "attention"}
+            if part == "encoder"
+            else dict.fromkeys(("self_attention", "encoder_decoder_attention"))
+        )
+        for layer in (f"{part}/layers_{i}" for i in range(count)):
+            for attention in attentions:
+                shapes |= {
+                    f"{layer}/{attention}/{n}/kernel": (width, heads * head_dim)
+                    for n in ("query", "key", "value")
+                }
+                shapes[f"{layer}/{attention}/out/kernel"] = (heads * head_dim, width)
+                shapes[f"{layer}/pre_{attention}_layer_norm/scale"] = (width,)
+            shapes |= {f"{layer}/mlp/{n}/kernel": (width, mlp) for n in ("wi_0", "wi_1")}
+            shapes[f"{layer}/mlp/wo/kernel"] = (mlp, width)
+            shapes[f"{layer}/pre_mlp_layer_norm/scale"] = (width,)
+    return {path: rng.normal(size=shape).astype(np.float32) for path, shape in shapes.items()}
+
+
+# mT5-small and ByT5-small, narrower. Heads times their width is not the model's; ByT5's decoder is shallow.
+PUBLISHED = {
+    "mt5": {
+        "vocab": 2501,
+        "width": 16,
+        "heads": 6,
+        "head_dim": 4,
+        "mlp": 32,
+        "layers": 8,
+        "decoder_layers": 8,
+    },
+    "byt5": {
+        "vocab": 384,
+        "width": 24,
+        "heads": 6,
+        "head_dim": 2,
+        "mlp": 56,
+        "layers": 12,
+        "decoder_layers": 4,
+    },
+}
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_mt5_and_byt5(name, version, tmp_path, capsys):
+    sizes = PUBLISHED[name]
+    params = {p: v.astype(ml_dtypes.bfloat16) for p, v in seq2seq(**sizes).items()}
+    checkpoint = t5x_writer.write(tmp_path, params, version=version, inlined=("scale", "rel_embedding"))
+    found = model_dir.read(f"t5x:{tmp_path}", tokenizer=TOKENIZER)[0]
+    backbone = found.config.backbone
+    assert (backbone.vocab_size, backbone.embed_dim, backbone.mlp_dim) == (
+        sizes["vocab"],
+        sizes["width"],
+        sizes["mlp"],
+    )
+    assert (backbone.num_layers, backbone.num_heads, backbone.head_dim) == (
+        sizes["layers"],
+        sizes["heads"],
+        sizes["head_dim"],
+    )
+    assert backbone.gated and found.config.projection is None
+    encoder = {p: v for p, v in params.items() if not p.startswith("decoder/")}
+    assert len(found.params) == len(encoder)
+    for ours, theirs in {
+        "token.embedding": "token_embedder/embedding",
+        "relative_bias.embedding": "encoder/relpos_bias/rel_embedding",
+        **{
+            f"layers.{i}.{ours}": f"encoder/layers_{i}/{theirs}"
+            for i in range(sizes["layers"])
+            for ours, theirs in (
+                ("attention.out.kernel", "attention/out/kernel"),
+                ("mlp.wi_1.kernel", "mlp/wi_1/kernel"),
+            )
+        },
+    }.items():
+        np.testing.assert_array_equal(
+            found.params[f"encoder.{ours}"], params[theirs].astype(np.float32), err_msg=ours
+        )
+    said = capsys.readouterr().err.splitlines()
+    ids = f"this tokenizer has {found.tokenizer.vocab_size} ids, the model {sizes['vocab']:,}"
+    assert said == [
+        f"warning: {checkpoint}: {ids}: is it that of its training?",
+        f"note: {checkpoint}: the decoder ({len(params) - len(encoder)} arrays) is left out",
+    ]
+
+
+@pytest.mark.parametrize(("ids", "rows", "told"), [(321, 322, False), (259, 384, False), (320, 2501, True)])
+def test_a_tokenizer_much_smaller_than_the_vocabulary(ids, rows, told, encoder, tmp_path, capsys):
+    """As T5's and ByT5's are for their tables, and as T5's is for mT5's."""
+    content = json.loads((GOLDEN / "t5_1_1" / "tokenizer.json").read_text())
+    vocabulary = content["model"]["vocab"]
+    vocabulary += [[f"piece{i}", -20.0] for i in range(len(vocabulary), ids)]
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "tokenizer" / "tokenizer.json").write_text(json.dumps(content))
+    table = np.zeros((rows, encoder["token_embedder/embedding"].shape[1]), np.float32)
+    checkpoint = t5x_writer.write(tmp_path / "run", encoder | {"token_embedder/embedding": table})
+    model_dir.read(f"t5x:{tmp_path}/run", tokenizer=str(tmp_path / "tokenizer"))
+    warning = f"this tokenizer has {ids} ids, the model {rows:,}: is it that of its training?"
+    warning = f"warning: {checkpoint}: {warning}"
+    assert capsys.readouterr().err.splitlines() == ([warning] if told else [])
 
 
 def test_the_newest_of_a_run_is_taken_and_any_can_be_named(encoder, tmp_path):

@@ -1,0 +1,123 @@
+"""Models in a bucket, in real processes, against a local server that speaks Cloud Storage's protocol."""
+
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+import bucket_server
+
+from jaxir.interop import model_dir, stores, streaming
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+T5 = f"st:{GOLDEN / 't5_1_1'}"
+MODEL = "gs://bucket/models/t5"
+RECIPE = """
+from __gin__ import dynamic_registration
+from jaxir import train
+from jaxir.data import pair_sources
+from jaxir.interop import build
+from jaxir.objectives import contrastive
+from jaxir import partitioning
+
+train.train.model = @build.Pretrained()
+build.Pretrained.source = "gs://bucket/models/t5"
+build.Pretrained.query_max_length = 8
+build.Pretrained.passage_max_length = 8
+train.train.objective = @contrastive.Contrastive()
+train.train.data = @pair_sources.JsonlPairs()
+pair_sources.JsonlPairs.path = "{data}/pairs.jsonl"
+train.train.mesh = @partitioning.MeshConfig()
+partitioning.MeshConfig.fsdp = 4
+train.train.steps = 2
+train.train.batch_size = 8
+"""
+
+
+@pytest.fixture
+def bucket():
+    with bucket_server.serve() as served:
+        yield served
+
+
+def start(bucket, *commands: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-c", bucket_server.COMMANDS, *commands],
+        env=bucket.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_model_is_in_a_bucket_only_when_it_is_whole(bucket, tmp_path):
+    convert = f"convert --source={T5} --output={MODEL}"
+    begun, released = threading.Event(), threading.Event()
+
+    def admit(name: str) -> bool:
+        if name.startswith("models/t5/params/"):
+            begun.set()
+            released.wait(60)
+        return True
+
+    bucket.admit = admit
+    process = start(bucket, convert)
+    assert begun.wait(60), process.communicate()
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    released.set()
+    half = bucket.names("models/t5/")
+    assert "models/t5/UNFINISHED" in half and "models/t5/jaxir.json" not in half
+
+    read = f"convert --source={MODEL} --output={tmp_path}/back"
+    process = start(bucket, read, convert, read, convert)
+    output, said = process.communicate(timeout=120)
+    codes = [line[-1] for line in output.splitlines() if line.startswith("exit status ")]
+    assert codes == ["1", "0", "0", "1"], said
+    told = [line for line in said.splitlines() if line.startswith(("error: ", "note: "))]
+    assert told == [
+        f"error: {MODEL}: a model whose writing was interrupted, or is still at work: run that command again",
+        f"note: {MODEL} holds a model that was never finished; it is written anew",
+        f"error: {MODEL} already exists; give another output or remove it first",
+    ]
+    assert model_dir.load(f"{tmp_path}/back").fingerprint == model_dir.load(T5).fingerprint
+    assert bucket.written()[-1] == "models/t5/jaxir.json", "without it there is no model"
+    assert "models/t5/UNFINISHED" not in bucket.names()
+    assert output.splitlines()[-1] == "False", "TensorFlow was imported"
+    assert not bucket.credentials, "a public bucket needs none"
+
+
+@pytest.mark.slow
+def test_training_and_encoding_start_from_a_bucket(bucket, tmp_path):
+    pairs = "".join(f'{{"query": "what is {i}", "passage": "it is number {i}"}}\n' for i in range(16))
+    (tmp_path / "pairs.jsonl").write_text(pairs)
+    (tmp_path / "recipe.gin").write_text(RECIPE.format(data=tmp_path))
+    rows = "".join(f'{{"_id": "{i}", "text": "text number {i}"}}\n' for i in range(5))
+    (tmp_path / "corpus.jsonl").write_text(rows)
+    process = start(
+        bucket,
+        f"convert --source={T5} --output={MODEL}",
+        f"train --gin_file={tmp_path}/recipe.gin --output_dir={tmp_path}/run",
+        f"encode --model={MODEL} --input={tmp_path}/corpus.jsonl --output={tmp_path}/there",
+        f"encode --model={T5} --input={tmp_path}/corpus.jsonl --output={tmp_path}/here",
+    )
+    output, said = process.communicate(timeout=280)
+    assert output.count("exit status 0") == 4, said
+    there, here = (np.load(tmp_path / name / "embeddings-00000.npy") for name in ("there", "here"))
+    np.testing.assert_array_equal(there, here)
+
+
+def test_a_part_of_a_parameter_is_read_with_little_else(tmp_path):
+    streaming.write_params(tmp_path / "params", {"wi": np.zeros((1024, 2560), np.float32)})
+    (spec,) = stores.orbax_specs(
+        str(tmp_path / "params"), stores.read(str(tmp_path / "params"), stores.ORBAX_INDEX)
+    ).values()
+    import tensorstore
+
+    chunk = tensorstore.open(spec, open=True).result().chunk_layout.read_chunk.shape
+    assert 4 * np.prod(chunk) <= 8 << 20 and chunk[0] < 2560 and chunk[1] < 2560, chunk
