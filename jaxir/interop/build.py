@@ -40,7 +40,7 @@ class Pretrained(Overrides):
     """A model to load, with changes (see `Overrides`).
 
     Attributes:
-      source: a jaxir model or run directory, or `hf:` or `st:` and a directory or hub name.
+      source: as `model_dir.load` takes it.
     """
 
     source: str

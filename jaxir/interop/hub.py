@@ -23,6 +23,7 @@ MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9d
 
 _MAIN = "main"
 _TIMEOUT_SECONDS = 20
+LARGE_BYTES = 1_000_000_000  # of what many hosts had better not fetch each
 
 
 def resolve(
@@ -136,6 +137,11 @@ def _fetch(wish: Wish, there: Repository, check: Callable[[Path], None]) -> Path
     if missing:
         size, here = sum(there.files[f].size for f in missing), sum(map(there.here, missing))
         _say(_announcement(wish, {f: there.files[f].size for f in missing}))
+        if size > LARGE_BYTES and jax.process_count() > 1:
+            _say(
+                f"note: that is for every host; `python -m jaxir.convert --source={wish.kind}:{wish.name}"
+                " --output=gs://BUCKET/MODEL` puts it, once, where each host reads its own part"
+            )
         hub_download.check_room(size - here, wish.name)
         alone = jax.process_index() == 0
         with progress(total=size, initial=here, what=wish.name, unit="B", hidden=not alone) as bar:
@@ -175,7 +181,7 @@ def _parse(name: str, default_owner: str | None, modules: bool) -> Wish:
     hub_name, at, revision = name.partition("@")
     if hub_name.startswith((".", "~", "/")) or hub_name.count("/") > 1 or not hub_name:
         raise UserError(f"{name or 'the model name'}: no such directory")
-    if at and not revision:
+    if at and (not revision or ".." in revision.split("/") or revision.startswith("/")):
         raise UserError(f"{name}: after @ comes a branch, a tag, a commit or refs/pr/N")
     if at and Path(hub_name).is_dir():
         raise UserError(f"{name}: {hub_name} is a local directory, and only models on the hub have revisions")

@@ -79,7 +79,7 @@ class Repository:
             return self.directory / file
         url = huggingface_hub.hf_hub_url(self.name, file, revision=self.commit)
         about = _patiently(lambda: huggingface_hub.get_hf_file_metadata(url))
-        if about.etag:
+        if about.etag and re.fullmatch(r"[\w-]+", about.etag):
             size = self.files[file].size if about.size is None else about.size
             told = _Told(came, self._here(about.etag))
             blob = self._folder / "blobs" / about.etag
@@ -97,7 +97,8 @@ class Repository:
         """Writes down which commit a branch or tag was, for when the hub cannot be asked."""
         path = self._folder / "refs" / revision
         if revision != self.commit and not (path.is_file() and path.read_text() == self.commit):
-            with atomic_file(path) as file:
+            # A cache that cannot be written to may have all the files nevertheless.
+            with contextlib.suppress(OSError), atomic_file(path) as file:
                 file.write(self.commit)
 
 

@@ -7,15 +7,18 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from tqdm import tqdm
 
 from jaxir.files import is_bucket
 from jaxir.interop import stores
 from jaxir.interop.lazy import LazyArray
 from jaxir.interop.quiet import quiet_orbax
+from jaxir.progress import progress
 
 # Who reads a part of an array fetches and decompresses whole chunks. These are so small that both dimensions
 # of a large kernel are cut: a host of a pod reads little more than its own part.
 _CHUNK_BYTES = 1 << 23
+_LARGE_BYTES = 1_000_000_000  # what takes so long that one wants to see how far it is
 
 
 def write_params(directory: Path, tree: Mapping[str, Any]) -> None:
@@ -28,7 +31,9 @@ def write_params(directory: Path, tree: Mapping[str, Any]) -> None:
     Raises:
       UserError: they cannot be written (a full disk, say).
     """
-    handler = _OneByOne(deepcopy_host_arrays=False)
+    size = 4 * sum(x.size for x in jax.tree.leaves(tree))
+    bar = progress(total=size, what="writing", unit="B", hidden=size < _LARGE_BYTES)
+    handler = _OneByOne(bar)
     types = ocp.type_handlers.create_type_handler_registry(
         (LazyArray, handler),
         (np.ndarray, handler),
@@ -36,13 +41,21 @@ def write_params(directory: Path, tree: Mapping[str, Any]) -> None:
     )
     place = directory if is_bucket(directory) else directory.absolute()
     chunks = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES), tree)
-    with quiet_orbax(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler(type_handler_registry=types)) as writer:
+    with (
+        quiet_orbax(),
+        bar,
+        ocp.Checkpointer(ocp.PyTreeCheckpointHandler(type_handler_registry=types)) as writer,
+    ):
         saved = ocp.args.PyTreeSave(tree, save_args=chunks)
         stores.attempt("the parameters could not be written", lambda: writer.save(place, args=saved))
 
 
 class _OneByOne(ocp.type_handlers.NumpyHandler):
-    """Reads an array when its turn comes, and the next one when it is written."""
+    """Reads an array when its turn comes, and the next one when it is written; a bar shows how far it is."""
+
+    def __init__(self, bar: tqdm):
+        super().__init__(deepcopy_host_arrays=False)
+        self._bar = bar
 
     async def serialize(
         self,
@@ -54,4 +67,5 @@ class _OneByOne(ocp.type_handlers.NumpyHandler):
             whole = np.asarray(value, np.float32)
             for writing in await super().serialize([whole], [info], [arg]):
                 writing.result()
+            self._bar.update(whole.nbytes)
         return []

@@ -5,6 +5,7 @@ knows the SHA-256; of the others it knows git's hash.
 """
 
 import contextlib
+import functools
 import hashlib
 import http.server
 import json
@@ -81,6 +82,7 @@ class Hub:
         return self._repositories[name, commit]
 
 
+@functools.cache
 def etag(content: bytes) -> str:
     """The hash of a file, as the hub says it."""
     if len(content) >= LARGE:

@@ -36,6 +36,7 @@ from jaxir.distributed import maybe_initialize_distributed
 from jaxir.errors import UserError
 from jaxir.interop import hf, hub, hub_download, sentence_transformers
 hub_download.PAUSE_SECONDS = 0.01
+hub.LARGE_BYTES = 100_000
 maybe_initialize_distributed()
 for spec in sys.argv[1:]:
     kind, _, name = spec.partition(":")
@@ -169,13 +170,16 @@ def test_revisions(hub, resolve):
     old, new = files_of("roberta"), files_of("bert")
     commits = [hub.add(T5, old, "v1", "refs/pr/2"), hub.add(T5, new)]
     specs = {f"{T5}": 1, f"{T5}@v1": 0, f"{T5}@refs/pr/2": 0, f"{T5}@{commits[0]}": 0, f"{T5}@main": 1}
-    found, said = resolve(*(f"hf:{spec}" for spec in specs), f"hf:{T5}@v3", f"hf:{T5}@", f"hf:{GOLDEN}@v1")
+    found, said = resolve(
+        *(f"hf:{spec}" for spec in specs), f"hf:{T5}@v3", f"hf:{T5}@", f"hf:{GOLDEN}@v1", f"hf:{T5}@../x"
+    )
     assert [Path(x).name for x in found[:5]] == [commits[i] for i in specs.values()]
     assert len(said.splitlines()) == 2, "what is here is not fetched again"
     assert found[5].startswith(
         f"{T5} has no revision 'v3': after @ comes a branch, a tag, a commit or refs/pr/N"
     )
-    assert found[6] == f"{T5}@: after @ comes a branch, a tag, a commit or refs/pr/N"
+    for i, spec in ((6, f"{T5}@"), (8, f"{T5}@../x")):
+        assert found[i] == f"{spec}: after @ comes a branch, a tag, a commit or refs/pr/N"
     assert found[7].startswith(f"{GOLDEN}@v1: ")
     asked = [r.path for r in hub.asked if r.path.startswith("/api/")]
     assert asked == [f"/api/models/{T5}/revision/{r}" for r in ("main", "v1", "refs/pr/2", "main", "v3")], (
@@ -262,6 +266,10 @@ def test_processes_of_one_run_fetch_each_file_once_and_say_so_once(hub, tmp_path
     assert [process.returncode for process in started] == [0, 0], outputs
     assert outputs[0][0] == outputs[1][0]
     assert [err.count(" in all, to ") for _, err in outputs] == [1, 0]
+    note = (
+        f"note: that is for every host; `python -m jaxir.convert --source=hf:{T5} --output=gs://BUCKET/MODEL`"
+    )
+    assert [err.count(note) for _, err in outputs] == [1, 0]
     assert sorted(hub.downloads()) == sorted(set(hub.downloads()))
 
 
