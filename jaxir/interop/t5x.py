@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
-from jaxir.files import atomic_directory
+from jaxir.files import atomic_directory, is_bucket
 from jaxir.interop import stores, t5x_files, t5x_names
 from jaxir.interop.stored import EncoderSettings, StoredModel
 from jaxir.models.dual_encoder import DualEncoderConfig
@@ -130,10 +130,11 @@ def write(
     def fill(root: str) -> None:
         t5x_files.write(f"{root}/checkpoint_{step}", step, target, beside=beside, slots=states)
 
-    if stores.is_bucket(str(output)):
+    if is_bucket(output):
         root = stores.tidy(str(output))
         if stores.names(root):
             raise UserError(f"{root} already exists; give another output or remove it first")
+        model.tokenizer.save(f"{root}/tokenizer")
         fill(root)
         return
     with atomic_directory(output) as aside:
@@ -168,8 +169,9 @@ def _tokenizer(given: str | None, where: str) -> Tokenizer:
     if given is not None:
         return _load_tokenizer(given)
     run = where.removesuffix("/state").rpartition("/")[0]
-    if not stores.is_bucket(run) and (Path(run) / "tokenizer").is_dir():
-        return Tokenizer.load(Path(run) / "tokenizer")
+    beside = f"{run}/tokenizer" if run else "tokenizer"
+    if stores.names(beside):
+        return Tokenizer.load(beside)
     config = stores.read(run, "config.gin")
     if config is not None and (named := _VOCABULARY.search(config.decode(errors="replace"))):
         return _load_tokenizer(named[1])
