@@ -160,6 +160,19 @@ def atomic_file(path: str | Path, mode: str = "w", **kwargs: Any) -> Iterator[IO
         raise
 
 
+def check_new_directory(path: str | Path) -> None:
+    """Checks that `atomic_directory` can write a directory there, before work begins.
+
+    Raises:
+      UserError: `path` exists and is not an empty directory, or is in a bucket.
+    """
+    if is_bucket(path):
+        raise UserError(
+            f"{path}: this is written to local directories only; copy it to the bucket afterwards"
+        )
+    check_free(path_of(path))
+
+
 def check_free(path: Path) -> None:
     """Checks that nothing is where a directory is to be written.
 
@@ -180,13 +193,9 @@ def atomic_directory(path: str | Path, *, overwrite: bool = False) -> Iterator[P
     Raises:
       UserError: `path` exists, is not an empty directory, and `overwrite` is false; or it is in a bucket.
     """
-    if is_bucket(path):
-        raise UserError(
-            f"{path}: this is written to local directories only; copy it to the bucket afterwards"
-        )
+    if is_bucket(path) or not overwrite:
+        check_new_directory(path)
     path = path_of(path)
-    if not overwrite:
-        check_free(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
     try:

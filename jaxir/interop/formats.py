@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from jaxir.errors import UserError, suggest
-from jaxir.files import atomic_directory, check_free, is_bucket
+from jaxir.files import atomic_directory, check_new_directory, is_bucket
 from jaxir.interop import hf, model_dir, sentence_transformers, t5x, t5x_optimizer
 
 Format = Literal["jaxir", "hf", "st", "t5x", "sentence_transformers"]  # the last is another name of st
@@ -45,8 +45,8 @@ def convert(
         raise UserError(f"the state of the optimizer can be written to t5x only, not to {to}")
     if to == "jaxir":
         model_dir.check_output(output)  # before a download of hours
-    elif not is_bucket(output):
-        check_free(Path(output))
+    elif to != "t5x" or not is_bucket(output):
+        check_new_directory(output)
     model, _ = model_dir.read(source, tokenizer=tokenizer)
     if to == "jaxir":
         model_dir.write(output, model)

@@ -7,11 +7,11 @@ from jaxir.data import tokenizer
 from jaxir.errors import UserError
 
 MODULES = "modules.json"
-# The best first: a file, and the index of the same in parts where there is such a thing.
+# The best first: the file that holds all weights, and the index of several.
 WEIGHTS = (
     ("model.safetensors", "model.safetensors.index.json"),
     ("pytorch_model.bin", "pytorch_model.bin.index.json"),
-    ("flax_model.msgpack", None),
+    ("flax_model.msgpack", "flax_model.msgpack.index.json"),
 )
 _CONFIGS = ("config.json", "sentence_bert_config.json")
 _PROMPTS = "config_sentence_transformers.json"
@@ -93,7 +93,7 @@ def _weights(folder: str, names: Collection[str], read: Callable[[str], Any], wh
     for single, index in WEIGHTS:
         if folder + single in names:
             return [folder + single]
-        if index is not None and folder + index in names:
+        if folder + index in names:
             content = read(folder + index)
             parts = content.get("weight_map") if isinstance(content, dict) else None
             if not isinstance(parts, dict):

@@ -12,6 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import bucket_server
 
+from jaxir import cli
 from jaxir.interop import model_dir, stores, streaming
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
@@ -110,6 +111,18 @@ def test_training_and_encoding_start_from_a_bucket(bucket, tmp_path):
     assert output.count("exit status 0") == 4, said
     there, here = (np.load(tmp_path / name / "embeddings-00000.npy") for name in ("there", "here"))
     np.testing.assert_array_equal(there, here)
+
+
+def test_where_an_output_cannot_be_is_said_before_anything_is_read(tmp_path, capsys):
+    (tmp_path / "here").write_text("a file")
+    for output, to, message in (
+        ("gs://bucket/m", "hf", "gs://bucket/m: this is written to local directories only"),
+        (str(tmp_path), "jaxir", f"{tmp_path} already exists"),
+        (str(tmp_path), "t5x", f"{tmp_path} already exists"),
+    ):
+        flags = ["--source=hf:nobody/has-this", f"--output={output}", f"--to={to}"]
+        assert cli.main("jaxir.convert:convert", flags) == 1
+        assert capsys.readouterr().err.startswith(f"error: {message}")
 
 
 def test_a_part_of_a_parameter_is_read_with_little_else(tmp_path):

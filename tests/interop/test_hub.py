@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from jaxir.interop import model_dir
+from jaxir.errors import UserError
+from jaxir.interop import hub_files, model_dir
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 T5 = "google/t5-tiny"
@@ -34,7 +35,7 @@ RESOLVE = """
 import json, sys
 from jaxir.distributed import maybe_initialize_distributed
 from jaxir.errors import UserError
-from jaxir.interop import hf, hub, hub_download, sentence_transformers
+from jaxir.interop import hub, hub_download
 hub_download.PAUSE_SECONDS = 0.01
 hub.LARGE_BYTES = 100_000
 maybe_initialize_distributed()
@@ -42,9 +43,11 @@ for spec in sys.argv[1:]:
     kind, _, name = spec.partition(":")
     try:
         if kind == "st":
-            found = hub.resolve(name, default_owner="sentence-transformers", modules=True,
-                                check=sentence_transformers.check)
+            found = hub.resolve(name, default_owner="sentence-transformers", modules=True)
         elif kind == "hf":
+            found = hub.resolve(name)
+        elif kind == "checked":
+            from jaxir.interop import hf
             found = hub.resolve(name, check=hf.check)
         else:
             found = hub.configuration(name)
@@ -164,6 +167,34 @@ def test_which_weights(hub, resolve):
     )
     assert "a/shards: model-00001-of-00002.safetensors and 1 more, " in said
     assert len(said.splitlines()) == len(cases)
+
+
+def test_each_module_has_weights_of_its_own():
+    kinds = {
+        "0_Transformer": "Transformer",
+        "1_Pooling": "Pooling",
+        "2_Dense": "Dense",
+        "3_Normalize": "Normalize",
+    }
+    modules = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in kinds.items()]
+    names = ["modules.json", "0_Transformer/config.json", "1_Pooling/config.json", "2_Dense/config.json"]
+    names += [
+        "0_Transformer/model.safetensors",
+        "0_Transformer/pytorch_model.bin",
+        "2_Dense/pytorch_model.bin",
+    ]
+    names += [
+        "0_Transformer/spiece.model",
+        "0_Transformer/deep/other.model",
+        "spiece.model",
+        "model.safetensors",
+    ]
+    chosen = hub_files.wanted(names, lambda file: modules, "some/model", modules=True)
+    assert chosen.weights == ["0_Transformer/model.safetensors", "2_Dense/pytorch_model.bin"]
+    assert sorted(chosen.small) == sorted([*names[:4], "0_Transformer/spiece.model"])
+    names.remove("2_Dense/pytorch_model.bin")
+    with pytest.raises(UserError, match="some/model: it has no weights that can be read here"):
+        hub_files.wanted(names, lambda file: modules, "some/model", modules=True)
 
 
 def test_revisions(hub, resolve):
@@ -303,7 +334,7 @@ def test_what_the_hub_refuses_costs_one_sentence(hub, resolve):
         "hf:some/part": ": it lacks model-1.safetensors, which its model.safetensors.index.json names",
         "hf:google/t5 base": ": there is no such directory, and names on the hub are written OWNER/NAME",
     }
-    messages, _ = resolve(*cases, "hf:some/gpt")
+    messages, _ = resolve(*cases, "checked:some/gpt")
     for (spec, expected), message in zip(cases.items(), messages, strict=False):
         assert message == spec[3:] + expected
     assert "model_type 'gpt2'" in messages[-1]
