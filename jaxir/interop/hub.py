@@ -106,6 +106,7 @@ def _ask(wish: Wish, is_enough: Callable[[Path], bool]) -> Repository | Path:
     files = {
         file.rfilename: Listed(file.size or 0, (file.lfs.sha256 if file.lfs else file.blob_id) or "")
         for file in info.siblings or []
+        if file.rfilename.isprintable()  # sentences name them
     }
     return Repository(wish.name, info.sha, files)
 

@@ -5,14 +5,9 @@ from typing import Any, NamedTuple
 
 from jaxir.data import tokenizer
 from jaxir.errors import UserError
+from jaxir.interop.weights import FILES
 
 MODULES = "modules.json"
-# The best first: the file that holds all weights, and the index of several.
-WEIGHTS = (
-    ("model.safetensors", "model.safetensors.index.json"),
-    ("pytorch_model.bin", "pytorch_model.bin.index.json"),
-    ("flax_model.msgpack", "flax_model.msgpack.index.json"),
-)
 _CONFIGS = ("config.json", "sentence_bert_config.json")
 _PROMPTS = "config_sentence_transformers.json"
 _OTHER_WEIGHTS = (".safetensors", ".bin", ".msgpack", ".h5", ".ot", ".onnx", ".gguf", ".pt", ".pth", ".ckpt")
@@ -90,7 +85,7 @@ def _folders(names: Collection[str], read: Callable[[str], Any], what: str, modu
 
 
 def _weights(folder: str, names: Collection[str], read: Callable[[str], Any], what: str) -> list[str] | None:
-    for single, index in WEIGHTS:
+    for single, index in FILES:
         if folder + single in names:
             return [folder + single]
         if folder + index in names:
@@ -108,7 +103,7 @@ def _weights(folder: str, names: Collection[str], read: Callable[[str], Any], wh
 
 def _no_weights(folder: str, names: Collection[str]) -> str:
     others = sorted(n for n in names if n.startswith(folder) and n.endswith(_OTHER_WEIGHTS))
-    known = [single for single, _ in WEIGHTS]
+    known = [single for single, _ in FILES]
     there = f"; there are {', '.join(others[:4])}{' ...' if len(others) > 4 else ''}" if others else ""
     return f"it has no weights that can be read here ({', '.join(known[:-1])} or {known[-1]}){there}"
 

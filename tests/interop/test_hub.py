@@ -14,7 +14,7 @@ import pytest
 import safetensors.numpy
 
 from jaxir.errors import UserError
-from jaxir.interop import hub_files, model_dir
+from jaxir.interop import hf, hub_files, model_dir
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 T5 = "google/t5-tiny"
@@ -158,15 +158,24 @@ def test_which_weights(hub, resolve):
     }
     for name, (weights, _) in cases.items():
         hub.add(name, folder | weights | {"tf_model.h5": b"h" * 2000, "model.fp16.safetensors": b"6" * 2000})
-    found, said = resolve(*(f"hf:{name}" for name in cases))
+    weights, torch = GOLDEN / "weights" / "t5", {}
+    for path in ((weights / "config.json"), *(weights / "torch_sharded").iterdir()):
+        torch[path.name] = path.read_bytes()
+    hub.add("a/torch", torch | {"flax_model.msgpack": b"f" * 2000})
+    found, said = resolve(*(f"hf:{name}" for name in cases), "hf:a/torch")
+    *found, torch_found = found
     for (name, (_, expected)), directory in zip(cases.items(), found, strict=True):
         here = {p.relative_to(directory).as_posix() for p in Path(directory).rglob("*") if p.is_file()}
         assert here == small | expected, name
     assert (
         model_dir.read(f"hf:{found[0]}")[0].params.keys() == model_dir.read(f"hf:{found[1]}")[0].params.keys()
     )
+    read, expected = hf.read_encoder(Path(torch_found)).params, hf.read_encoder(weights).params
+    assert read.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(read[name], np.asarray(value), err_msg=name)
     assert "a/shards: model-00001-of-00002.safetensors and 1 more, " in said
-    assert len(said.splitlines()) == len(cases)
+    assert len(said.splitlines()) == len(cases) + 1
 
 
 def test_each_module_has_weights_of_its_own():
