@@ -1,7 +1,7 @@
 """A hub: a local server that speaks as much of the Hugging Face hub's protocol as its client library uses.
 
 A repository is a folder, or bytes by path. Files of 1,000 bytes and more are large ones, of which the hub
-knows the SHA-256; of the others it knows git's hash.
+knows the SHA-256, and which it leaves to another host; of the others it knows git's hash.
 """
 
 import contextlib
@@ -35,6 +35,7 @@ class Hub:
     Attributes:
       url: where it is served.
       asked: every request for a model, in order.
+      tokens: the Authorization headers that came, by the host that was asked.
       refusals: by the name of a repository, the status and the value of X-Error-Code of every answer.
       sends: given a path and the bytes that an answer holds, returns how many of them are sent before the
         connection is cut; None for all.
@@ -45,6 +46,7 @@ class Hub:
     def __init__(self, url: str):
         self.url = url
         self.asked: list[Request] = []
+        self.tokens: dict[str, set[str]] = {}
         self.refusals: dict[str, tuple[int, str]] = {}
         self.sends: Callable[[str, int], int | None] = lambda path, size: None
         self.before_cut: Callable[[], None] = lambda: None
@@ -124,13 +126,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
     wbufsize = -1  # an answer is one packet: else each waits 40 ms for the acknowledgement of its headers
 
     def do_HEAD(self):
-        self._resolve(body=False)
+        self._resolve()
 
     def do_GET(self):
         path = urllib.parse.urlsplit(self.path).path
+        if stored := re.fullmatch(r"/stored/([0-9a-f]{40})/(.+?/.+?)/(.+)", urllib.parse.unquote(path)):
+            self._token()
+            return self._send(self.hub.files(stored[2], stored[1])[stored[3]], {}, stored[3])
         found = re.fullmatch(r"/api/models/(.+?)/revision/(.+)", path)
         if not found:
-            return self._resolve(body=True)
+            return self._resolve()
         self._note(None)
         name, revision = found[1], urllib.parse.unquote(found[2])
         commit = self._commit(name, revision)
@@ -146,7 +151,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         about = {"_id": "1", "id": name, "sha": commit, "private": False, "tags": [], "downloads": 0}
         return self._json(about | {"siblings": siblings})
 
-    def _resolve(self, body: bool) -> None:
+    def _resolve(self) -> None:
         asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         self._note(int(asked[1]) if asked else None)
         path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)
@@ -157,17 +162,31 @@ class Handler(http.server.BaseHTTPRequestHandler):
         content = self.hub.files(found[1], commit).get(found[3])
         if content is None:
             return self._refuse(404, "EntryNotFound", {"X-Repo-Commit": commit})
-        headers = {"X-Repo-Commit": commit, "ETag": f'"{etag(content)}"', "Accept-Ranges": "bytes"}
+        headers = {"X-Repo-Commit": commit}
+        if len(content) >= LARGE:
+            elsewhere = self.hub.url.replace("127.0.0.1", "localhost")
+            headers["Location"] = f"{elsewhere}/stored/{commit}/{found[1]}/{found[3]}"
+            headers |= {"X-Linked-ETag": f'"{etag(content)}"', "X-Linked-Size": str(len(content))}
+            return self._answer(302, b"", headers)
+        return self._send(content, headers | {"ETag": f'"{etag(content)}"'}, found[3])
+
+    def _send(self, content: bytes, headers: dict[str, str], path: str) -> None:
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         status, size = 200, len(content)
         if asked and self.hub.knows_ranges:
             first, last = int(asked[1]), min(int(asked[2]), size - 1)
             headers["Content-Range"] = f"bytes {first}-{last}/{size}"
             status, content = 206, content[first : last + 1]
-        return self._answer(status, content, headers, body=body, path=found[3])
+        self._answer(status, content, headers | {"Accept-Ranges": "bytes"}, path=path)
+
+    def _token(self) -> None:
+        host = self.headers["Host"].partition(":")[0]
+        self.hub.tokens.setdefault(host, set()).add(self.headers.get("Authorization", ""))
 
     def _note(self, first: int | None) -> None:
         if self.path.startswith("/api/") and not self.path.startswith("/api/models/"):
             return  # what the client library asks on its own
+        self._token()
         self.hub.asked.append(Request(self.command, urllib.parse.unquote(self.path.partition("?")[0]), first))
 
     def _commit(self, name: str, revision: str) -> str | None:
@@ -183,15 +202,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def _json(self, content: Any) -> None:
         self._answer(200, json.dumps(content).encode(), {"Content-Type": "application/json"})
 
-    def _answer(
-        self, status: int, content: bytes, headers: dict[str, str], *, body: bool = True, path: str = ""
-    ) -> None:
+    def _answer(self, status: int, content: bytes, headers: dict[str, str], *, path: str = "") -> None:
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
-        if body and self.command != "HEAD":
+        if self.command != "HEAD":
             sent = self.hub.sends(path, len(content)) if path else None
             self.wfile.write(content[:sent])
             if sent is not None and sent < len(content):

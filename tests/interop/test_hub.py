@@ -359,6 +359,7 @@ def test_out_of_reach_and_out_of_room(hub, resolve, tmp_path):
     assert full.startswith(f"{T5}: the disk of {tmp_path}/cache/hub is full; what came stays")
     (found, unknown), _ = resolve(f"hf:{T5}", "hf:nobody/nothing", HF_TOKEN="hf_x")
     assert unknown.startswith("nobody/nothing: neither a local directory nor a model on the hub, or not with")
+    assert hub.tokens == {"127.0.0.1": {"", "Bearer hf_x"}, "localhost": {""}}, "others get no token"
     (again, lost), said = resolve(f"hf:{T5}", f"hf:{T5}@v1", HF_ENDPOINT=nobody)
     assert again == found
     assert said == f"note: {T5} as it was last fetched, for the hub does not give it now ({found})\n"
