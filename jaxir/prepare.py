@@ -1,14 +1,18 @@
-"""Command: writes a published data set as a BEIR folder."""
+"""Command: writes one's own pairs, or a published data set, as a BEIR folder."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import sys
+import textwrap
 from typing import Any, Literal
 
 from jaxir import cli
 from jaxir.errors import UserError, suggest
 
 SOURCES = {
+    "pairs": "FILE",
     "msmarco": "DIR",
     "multireqa": "MRQA_FILE,CANDIDATES_FILE",
     "nq": "FILE",
@@ -20,43 +24,89 @@ def prepare(
     *,
     dataset: str,
     output: str,
+    query: str | None = None,
+    passage: str | None = None,
+    negatives: str | None = None,
+    title: str | None = None,
+    query_id: str | None = None,
+    passage_id: str | None = None,
+    dev: float | None = None,
+    test: float | None = None,
+    seed: int = 0,
     splits: list[str] | None = None,
     with_context: bool = True,
     data_dir: str | None = None,
     on_bad_input: Literal["stop", "skip"] = "stop",
 ) -> None:
-    """Writes a published data set as a BEIR folder.
+    """Writes one's own pairs, or a published data set, as a BEIR folder.
 
-    The folder has a corpus, queries and judgements: encode, index and evaluate take it, and training does as
-    BeirPairs. --dataset is one of
+    The folder has a corpus, queries and judgements: training takes it (gin/pairs.gin), and so do encode,
+    index, mine, rounds, grid and evaluate. --dataset is one of
 
+      pairs:FILE                                 queries and passages: .jsonl, .tsv, .csv (also .gz), .parquet
       msmarco:DIR                                MS MARCO passages: collection.tsv, queries.*.tsv, qrels.*.tsv
       multireqa:MRQA_FILE,CANDIDATES_FILE        MultiReQA: an MRQA file (SQuAD.jsonl.gz) and its sentences
       nq:FILE                                    Natural Questions' long answers, from a simplified file
       tfds:beir/NAME                             a set of BEIR that TensorFlow Datasets has prepared
 
+    Of pairs:FILE, queries are held out for dev and test; pairs that share a query or a passage stay on one
+    side. The columns are found by their usual names: query, question, anchor, sentence1, text1 or title, and
+    passage, positive, answer, context, document, pos, sentence2, text2, body or text. A passage may be a list
+    of passages. TSV and CSV files have a header line; of one without, name the columns by number:
+    --query=1 --passage=2. TSV knows no quotes.
+
     Args:
       dataset: what to read.
       output: the folder to make.
-      splits: splits to write judgements of (default: test), such as dev.small of MS MARCO or validation of
-        TFDS; a data set that is one file has one split, which gets this name.
+      query: of pairs: the column, or key, of the query.
+      passage: of pairs: that of the passage.
+      negatives: of pairs: that of irrelevant passages, one or a list; written to negatives.jsonl, too.
+      title: of pairs: that of the passage's title.
+      query_id: of pairs: that of the query's id; a hash of the text where there is none.
+      passage_id: of pairs: that of the passage's id, likewise.
+      dev: of pairs: queries to hold out for evaluation while training, a number or a share such as 0.1; by
+        default a twentieth, at most 1,000, of few queries up to a tenth. 0 for none.
+      test: of pairs: queries to hold out for testing, likewise; by default at most 2,000.
+      seed: of pairs: of the choice of what is held out.
+      splits: of the others: splits to write judgements of (default: test), such as dev.small of MS MARCO or
+        validation of TFDS; a data set that is one file has one split, which gets this name.
       with_context: whether a passage of MultiReQA is the sentence followed by its context, or the sentence.
       data_dir: where TFDS keeps its data sets; its default if not given.
       on_bad_input: stop at the first malformed record, or skip and count them.
 
     Raises:
-      UserError: no such data set or split, or the folder exists.
+      UserError: no such data set or split, columns that cannot be told, or the folder exists.
       BadInputError: a malformed record, unless they are skipped.
     """
     from jaxir.data.collection_files import write_collection
     from jaxir.data.lines import OnBadInput
+    from jaxir.data.pair_table import PairColumns
     from jaxir.files import atomic_directory
 
-    splits, collector = splits or ["test"], OnBadInput(on_bad_input)
     kind, _, where = dataset.partition(":")
     if kind not in SOURCES or not where:
         forms = ", ".join(f"{name}:{form}" for name, form in SOURCES.items())
         raise UserError(f"--dataset must be one of {forms}, not {dataset!r}{suggest(kind, SOURCES)}")
+    columns = PairColumns(
+        query=query,
+        passage=passage,
+        negatives=negatives,
+        title=title,
+        query_id=query_id,
+        passage_id=passage_id,
+    )
+    sizes = {"dev": dev, "test": test}
+    if kind == "pairs":
+        if splits:
+            raise UserError(
+                "--splits is not for pairs:FILE, which gets train, dev and test (see --dev and --test)"
+            )
+        _prepare_pairs(where, output, columns, sizes, seed, OnBadInput(on_bad_input))
+        return
+    own = {k: v for k, v in (dataclasses.asdict(columns) | sizes).items() if v is not None}
+    if own:
+        raise UserError(f"--{next(iter(own))} is for --dataset=pairs:FILE only")
+    splits, collector = splits or ["test"], OnBadInput(on_bad_input)
     with atomic_directory(output) as folder:
         collection = _read(kind, where, splits, with_context, data_dir, collector)
         counts = write_collection(folder, **collection)
@@ -68,10 +118,44 @@ def prepare(
     )
 
 
+def _prepare_pairs(
+    path: str, output: str, columns: Any, sizes: dict[str, float | None], seed: int, on_bad_input: Any
+) -> None:
+    from jaxir.data.pair_collection import NEGATIVES, write_pairs
+    from jaxir.data.pair_table import PairTable, named_columns
+    from jaxir.files import atomic_directory
+
+    with atomic_directory(output) as folder:
+        table = PairTable(path, columns)
+        unused = f" (not used: {', '.join(table.unused)})" if table.unused else ""
+        print(f"{path}: {named_columns(table.columns)}{unused}", flush=True)
+        made = write_pairs(folder, table, on_bad_input, **sizes, seed=seed)
+    on_bad_input.report()
+    print(f"{output}: {made.counts.documents:,} passages")
+    for split, queries in made.queries.items():
+        print(f"  {split:5} {made.counts.qrels[split]:9,} pairs of {queries:9,} queries")
+    for split, wanted in zip(made.held_out.names, made.held_out.wanted, strict=True):
+        if made.queries[split] < 0.5 * wanted:
+            print(
+                f"warning: {split} was to have {wanted:,} queries; more cannot be held out, for"
+                f" {made.held_out.largest:,} queries share passages with each other",
+                file=sys.stderr,
+            )
+    query, passage = made.example.query.text, made.example.passage.contents
+    for name, text in (("query", query), ("passage", passage)):
+        print(f"  {name:8} {textwrap.shorten(text, 100, placeholder=' ...')}")
+    train = f"--gin.DATA={output}"
+    if made.with_negatives:
+        print(f"{output}/{NEGATIVES}: {made.with_negatives:,} of the pairs to train on, with their negatives")
+    print(f"train on it: python -m jaxir.train --gin_file=gin/pairs.gin {train} --output_dir=run")
+    if "test" in made.queries:
+        print(f"evaluate: python -m jaxir.evaluate --model=run --dataset=beir:{output}")
+
+
 def _read(
     kind: str, where: str, splits: list[str], with_context: bool, data_dir: str | None, on_bad_input: Any
 ) -> dict[str, Any]:
-    """Returns the documents, queries and judgements of a data set, as `write_collection` takes them."""
+    """Returns a published data set's documents, queries and judgements, as `write_collection` takes them."""
     if kind == "msmarco":
         from jaxir.data.msmarco import MsMarcoFolder
 
@@ -109,7 +193,8 @@ if __name__ == "__main__":
     raise SystemExit(
         cli.main(
             "jaxir.prepare:prepare",
-            example="python -m jaxir.prepare --dataset=msmarco:DIR --splits=train,dev.small --output=beir\n"
+            example="python -m jaxir.prepare --dataset=pairs:faq.csv --output=faq\n"
+            "  python -m jaxir.prepare --dataset=msmarco:DIR --splits=train,dev.small --output=beir\n"
             "  python -m jaxir.prepare --output=squad-test"
             " --dataset=multireqa:mrqa/dev/SQuAD.jsonl.gz,MultiReQA/data/dev/SQuAD/candidates.json.gz",
         )

@@ -67,8 +67,8 @@ class OnBadInput:
             counts.clear()
 
 
-def numbered_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
-    """Yields (1-based line number, bytes without the line end) of each line that is not blank.
+def raw_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
+    """Yields (1-based line number, bytes as they stand) of each line of a file.
 
     Gzip is recognised by its first bytes, whatever the name. A byte order mark is dropped.
 
@@ -81,17 +81,25 @@ def numbered_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
         with Path(path).open("rb") as raw:
             stream = gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == b"\x1f\x8b" else raw
             for number, line in enumerate(stream, 1):
-                if number == 1:
-                    line = line.removeprefix(b"\xef\xbb\xbf")
-                line = line.rstrip(b"\r\n")
-                if line and not line.isspace():
-                    yield number, line
+                yield number, line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise BadInputError(path, number + 1, f"damaged or truncated gzip stream ({error})") from error
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
         raise UserError(f"{path}: {error.strerror.lower()}") from error
     if number == 0:
         raise BadInputError(path, None, "the file is empty")
+
+
+def numbered_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
+    """Yields (1-based line number, bytes without the line end) of each line that is not blank.
+
+    Raises:
+      UserError, BadInputError: as `raw_lines`.
+    """
+    for number, line in raw_lines(path):
+        line = line.rstrip(b"\r\n")
+        if line and not line.isspace():
+            yield number, line
 
 
 def parsed_lines(

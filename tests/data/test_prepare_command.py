@@ -86,7 +86,7 @@ def test_beir_from_tfds(tmp_path):
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
-        ("msmraco:DIR", "--dataset must be one of msmarco:DIR, .*; did you mean 'msmarco'"),
+        ("msmraco:DIR", "--dataset must be one of pairs:FILE, msmarco:DIR, .*; did you mean 'msmarco'"),
         ("msmarco:", "--dataset must be one of"),
         ("msmarco:{}/none", "is not an MS MARCO folder"),
         ("multireqa:{}/a.jsonl.gz", "takes two files, MRQA_FILE,CANDIDATES_FILE"),

@@ -1,0 +1,174 @@
+"""Files of records with named fields: JSONL, TSV and CSV, each optionally gzipped, and Parquet."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from jaxir.data.lines import MalformedRecord, OnBadInput, decode_line, json_object, numbered_lines, raw_lines
+from jaxir.errors import BadInputError, UserError
+
+KINDS = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".tsv": "tsv",
+    ".csv": "csv",
+    ".parquet": "parquet",
+}
+_LOOKED_AT = 1000  # lines of a JSONL file that are asked for their keys
+_LONGEST_FIELD = 1 << 24  # characters of a CSV field; beyond it a quote was not closed
+
+Record = tuple[int, dict[str, Any]]
+
+
+class Table:
+    """The records of one file.
+
+    Attributes:
+      path: the file.
+      kind: "jsonl", "tsv", "csv" or "parquet", by the file's name.
+      columns: the names of the fields: the keys of the first records, the first line, or the schema. A file
+        without a header has the columns "1", "2", ...
+
+    Args:
+      path: the file.
+      numbered: whether a TSV or CSV file has no header, so that its first line is a record.
+
+    Raises:
+      UserError: no such file, another kind of file, or one that no column can be found in.
+    """
+
+    def __init__(self, path: str | Path, *, numbered: bool = False):
+        self.path = Path(path)
+        suffix = Path(self.path.name.removesuffix(".gz")).suffix.lower()
+        if suffix not in KINDS:
+            raise UserError(f"{path}: what kind of file it is must show in its name: {', '.join(KINDS)}")
+        self.kind = KINDS[suffix]
+        self._numbered = numbered and self.kind in ("tsv", "csv")
+        self.columns = self._columns()
+
+    def records(self, columns: list[str], on_bad_input: OnBadInput) -> Iterator[Record]:
+        """Yields (line, {column: value}) of each record, with at least `columns` where it has them.
+
+        The line is the one a record begins on; of Parquet, which has no lines, its row. Values of TSV and
+        CSV are strings; those of JSONL and Parquet whatever stands there.
+
+        Raises:
+          BadInputError: a malformed record, unless they are skipped.
+        """
+        if self.kind == "parquet":
+            yield from self._parquet(columns)
+            return
+        lines = self._json_lines() if self.kind == "jsonl" else self._separated()
+        for number, parsed in lines:
+            if isinstance(parsed, MalformedRecord):
+                on_bad_input.record(self.path, number, parsed.kind, parsed.detail)
+            else:
+                yield number, parsed
+
+    def _columns(self) -> list[str]:
+        if self.kind == "parquet":
+            return self._open_parquet().schema_arrow.names
+        if self.kind == "jsonl":
+            found = (parsed for _, parsed in itertools.islice(self._json_lines(), _LOOKED_AT))
+            columns = list(
+                dict.fromkeys(key for parsed in found if isinstance(parsed, dict) for key in parsed)
+            )
+            if not columns:
+                next((self._raise(*line) for line in self._json_lines()), None)
+            return columns
+        number, first = next(self._rows(), (None, []))
+        if isinstance(first, MalformedRecord):
+            self._raise(number, first)
+        if self._numbered:
+            return [str(n) for n in range(1, len(first) + 1)]
+        names = [name.strip() for name in first]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise BadInputError(self.path, number, f"two columns are called {twice!r}")
+        return names
+
+    def _raise(self, number: int | None, fault: Any) -> None:
+        reason = (
+            " ".join(filter(None, fault.args)) if isinstance(fault, MalformedRecord) else "no field in it"
+        )
+        raise BadInputError(self.path, number, reason)
+
+    def _json_lines(self) -> Iterator[tuple[int, dict[str, Any] | MalformedRecord]]:
+        for number, raw in numbered_lines(self.path):
+            try:
+                yield number, json_object(decode_line(raw))
+            except MalformedRecord as fault:
+                yield number, fault
+
+    def _separated(self) -> Iterator[tuple[int, dict[str, Any] | MalformedRecord]]:
+        rows = self._rows()
+        if not self._numbered:
+            next(rows)
+        width = len(self.columns)
+        for number, row in rows:
+            if isinstance(row, MalformedRecord):
+                yield number, row
+            elif len(row) != width:
+                kind = f"expected {width} columns ({', '.join(self.columns)})"
+                yield number, MalformedRecord(kind, f"but found {len(row)}")
+            else:
+                yield number, dict(zip(self.columns, row, strict=True))
+
+    def _rows(self) -> Iterator[tuple[int, list[str] | MalformedRecord]]:
+        """Yields the first line of each row and its fields."""
+        if self.kind == "tsv":
+            for number, raw in numbered_lines(self.path):
+                try:
+                    yield number, decode_line(raw).split("\t")
+                except MalformedRecord as fault:
+                    yield number, fault
+            return
+        csv.field_size_limit(_LONGEST_FIELD)
+        # What is no UTF-8 is found where the fields are whole: an error in here would end the reading.
+        text = (line.decode("utf-8", errors="surrogateescape") for _, line in raw_lines(self.path))
+        reader = csv.reader(text, strict=True)
+        while True:
+            number = reader.line_num + 1
+            try:
+                row = next(reader)
+                for field in row:
+                    decode_line(field.encode("utf-8", errors="surrogateescape"))
+            except StopIteration:
+                return
+            except csv.Error as error:
+                yield number, MalformedRecord("not valid CSV", f"({error})")
+            except MalformedRecord as fault:
+                yield number, fault
+            else:
+                if row:
+                    yield number, row
+
+    def _parquet(self, columns: list[str]) -> Iterator[Record]:
+        from pyarrow import ArrowException
+
+        rows = 0
+        try:
+            for batch in self._open_parquet().iter_batches(batch_size=4096, columns=columns):
+                yield from enumerate(batch.to_pylist(), rows + 1)
+                rows += len(batch)
+        except (ArrowException, OSError) as error:
+            reason = f"damaged Parquet file ({' '.join(str(error).split())})"
+            raise BadInputError(self.path, rows + 1, reason) from error
+
+    def _open_parquet(self) -> Any:
+        try:
+            from pyarrow import ArrowException, parquet
+        except ModuleNotFoundError as error:
+            raise UserError(f"{self.path}: Parquet is read by pyarrow: pip install pyarrow") from error
+        try:
+            return parquet.ParquetFile(self.path)
+        except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
+            raise UserError(f"{self.path}: {error.strerror or error}".lower()) from error
+        except (ArrowException, OSError) as error:
+            raise BadInputError(
+                self.path, None, f"no Parquet file ({' '.join(str(error).split())})"
+            ) from error

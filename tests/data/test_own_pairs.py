@@ -1,0 +1,245 @@
+"""python -m jaxir.prepare --dataset=pairs:FILE: one's own pairs become a BEIR folder with held-out splits."""
+
+import csv
+import gzip
+import json
+import random
+import re
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from jaxir import cli
+from jaxir.data.lines import OnBadInput
+from jaxir.data.pair_sources import BeirPairs, TevatronPairs
+from jaxir.data.pair_table import PairTable
+from jaxir.data.sources import BeirFolder
+
+SPLITS = ("train", "dev", "test")
+ROWS = [
+    (f"how do I {verb} a {thing}?", f'To {verb} it, take the "{thing}", then\n{verb} on.')
+    for verb in ("boil", "mend", "sell", "paint", "draw", "fold", "wash", "lend")
+    for thing in ("kettle", "boat", "tree")
+]
+
+
+def prepare(*flags):
+    return cli.main("jaxir.prepare:prepare", flags)
+
+
+def pairs_of(folder, split):
+    return list(BeirPairs(directory=str(folder), split=split).examples(OnBadInput()))
+
+
+def write_jsonl(path, records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def write(path, names, rows):
+    """Writes a table in the format of the file's name."""
+    kind = path.name.split(".")[1]
+    if kind == "parquet":
+        parquet.write_table(pyarrow.table(dict(zip(names, zip(*rows, strict=True), strict=True))), path)
+    else:
+        opened = gzip.open if path.suffix == ".gz" else open
+        with opened(path, "wt", newline="", encoding="utf-8") as file:
+            if kind == "jsonl":
+                file.writelines(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows)
+            elif kind == "csv":
+                csv.writer(file).writerows([names, *rows])
+            else:
+                file.writelines("\t".join(row) + "\n" for row in [names, *rows])
+    return path
+
+
+@pytest.mark.parametrize(
+    "name", ["a.jsonl", "a.jsonl.gz", "a.tsv", "a.tsv.gz", "a.csv", "a.csv.gz", "a.parquet"]
+)
+def test_every_format_gives_the_same_folder(tmp_path, capsys, name):
+    rows = [(q, p.replace("\n", " ")) for q, p in ROWS] if ".tsv" in name else ROWS
+    path = write(tmp_path / name, ["question", "answer"], rows)
+    assert prepare(f"--dataset=pairs:{path}", f"--output={tmp_path / 'out'}") == 0
+    splits = {split: pairs_of(tmp_path / "out", split) for split in SPLITS}
+    assert {split: len(pairs) for split, pairs in splits.items()} == {"train": 20, "dev": 2, "test": 2}
+    assert sorted((p.query, p.passage) for pairs in splits.values() for p in pairs) == sorted(rows)
+    # Which are held out hangs on the texts alone, and is the same everywhere and tomorrow.
+    assert {p.query for p in splits["test"]} == {"how do I fold a boat?", "how do I wash a tree?"}
+    out = capsys.readouterr().out
+    assert (
+        "query = question, passage = answer\n" in out
+        and "  train        20 pairs of        20 queries" in out
+    )
+    assert f"--gin_file=gin/pairs.gin --gin.DATA={tmp_path / 'out'}" in out
+
+
+def test_no_text_is_in_two_splits_whatever_the_order_of_the_file(tmp_path):
+    rng = random.Random(0)
+    records = [(f"Query {rng.randrange(300)}", f"passage {rng.randrange(300)}") for _ in range(250)]
+    records += [(q.upper() + " ", p) for q, p in records[:50]]  # the same query to a reader
+    seen = {}
+    for order, (name, seed) in enumerate([("a.tsv", 0), ("b.tsv", 0), ("c.tsv", 1)]):
+        random.Random(order).shuffle(records)
+        path = write(tmp_path / name, ["query", "passage"], records)
+        flags = ["--dev=0.1", "--test=30", f"--seed={seed}"]
+        assert prepare(f"--dataset=pairs:{path}", f"--output={tmp_path / name[0]}", *flags) == 0
+        seen[name[0]] = {
+            s: sorted((p.query, p.passage) for p in pairs_of(tmp_path / name[0], s)) for s in SPLITS
+        }
+    assert seen["a"] == seen["b"] != seen["c"]
+    for splits in seen.values():
+        for place, normal in ((0, str.casefold), (1, str)):
+            sides = [{normal(pair[place]) for pair in splits[s]} for s in SPLITS]
+            assert not sides[0] & sides[1] and not sides[0] & sides[2] and not sides[1] & sides[2]
+        queries = {s: len({pair[0] for pair in splits[s]}) for s in SPLITS}
+        assert queries["test"] == 30 and 19 <= queries["dev"] <= 21
+
+
+def test_a_group_too_large_is_trained_on_and_what_cannot_be_held_out_is_said(tmp_path, capsys):
+    faq = [(f"question {i}", "the one answer" if i < 40 else f"answer {i}") for i in range(50)]
+    path = write(tmp_path / "faq.csv", ["question", "answer"], faq)
+    assert prepare(f"--dataset=pairs:{path}", "--test=20", "--dev=0", f"--output={tmp_path / 'out'}") == 0
+    assert BeirFolder(tmp_path / "out").splits == ["test", "train"]
+    assert len(pairs_of(tmp_path / "out", "test")) == 10
+    assert {p.passage for p in pairs_of(tmp_path / "out", "train")} == {"the one answer"}
+    assert capsys.readouterr().err == ""
+    assert prepare(f"--dataset=pairs:{path}", "--test=30", "--dev=0", f"--output={tmp_path / 'b'}") == 0
+    assert capsys.readouterr().err == (
+        "warning: test was to have 30 queries; more cannot be held out, for 40 queries share passages with"
+        " each other\n"
+    )
+    path = write(tmp_path / "one.csv", ["question", "answer"], faq[:40])
+    assert prepare(f"--dataset=pairs:{path}", f"--output={tmp_path / 'c'}") == 1
+    assert "no test queries can be held out" in capsys.readouterr().err
+    assert prepare(f"--dataset=pairs:{path}", "--test=40", f"--output={tmp_path / 'c'}") == 1
+    assert "40 for test and 4 for dev are to be held out of 40" in capsys.readouterr().err
+    assert prepare(f"--dataset=pairs:{path}", "--test=1.5", f"--output={tmp_path / 'c'}") == 1
+    assert "--test must be a number of queries, or a share" in capsys.readouterr().err
+    assert not (tmp_path / "c").exists()
+
+
+def test_what_is_of_no_use_is_left_out_and_counted(tmp_path, capsys):
+    odd = [("", "p"), ("q", " "), (" same ", "same"), ROWS[0], (ROWS[1][0], None)]
+    path = write(tmp_path / "a.jsonl", ["query", "positive"], [*ROWS, *odd])
+    with path.open("a") as file:
+        file.write('{"query": "no passage at all"}\n')
+    assert prepare(f"--dataset=pairs:{path}", f"--output={tmp_path / 'out'}") == 0
+    assert capsys.readouterr().err.splitlines() == [
+        f"skipped 3 records: without a passage (first: {path}:26)",
+        f"skipped 1 records: without a query (first: {path}:25)",
+        f"skipped 1 records: the passage is the query (first: {path}:27)",
+        f"skipped 1 records: a pair seen before (first: {path}:28)",
+    ]
+    assert sum(len(pairs_of(tmp_path / "out", split)) for split in SPLITS) == len(ROWS)
+
+
+def test_ids_titles_and_negatives(tmp_path, capsys):
+    records = [
+        {"qid": n, "Question": q, "title": f"T{n % 8}", "context": f"context {n % 8}", "docid": f"d{n % 8}",
+         "negatives": [f"context {n % 8}", f"wrong {n % 8}"] if n % 2 else [], "label": 1}
+        for n, (q, _) in enumerate(ROWS)
+    ]  # fmt: skip
+    records.append(records[3] | {"docid": "another id of d3"[:7]})  # the same pair
+    path = write_jsonl(tmp_path / "a.jsonl", records)
+    assert prepare(f"--dataset=pairs:{path}", f"--output={tmp_path / 'out'}", "--test=3", "--dev=3") == 0
+    out = capsys.readouterr().out
+    assert "query = Question, passage = context, negatives = negatives, title = title, query_id = qid" in out
+    assert "(not used: label)" in out
+    documents = {d.id: (d.title, d.text) for d in BeirFolder(tmp_path / "out").corpus()}
+    assert documents["d5"] == ("T5", "context 5")
+    assert sorted(text for _, text in documents.values()) == sorted(
+        [f"context {n}" for n in range(8)] + [f"wrong {n}" for n in (1, 3, 5, 7)]
+    )
+    assert {q.id for q in BeirFolder(tmp_path / "out").queries()} == {str(n) for n in range(len(ROWS))}
+    mined = list(TevatronPairs(path=str(tmp_path / "out/negatives.jsonl")).examples(OnBadInput()))
+    trained = {p.query_id: p for p in pairs_of(tmp_path / "out", "train")}
+    assert {p.query_id for p in mined} == {q for q in trained if int(q) % 2}
+    for pair in mined:
+        assert (
+            pair[:4] == trained[pair.query_id][:4]
+            and pair.passage == f"T{int(pair.query_id) % 8} {documents[pair.passage_id][1]}"
+        )
+        assert [text for _, text in pair.negatives] == [f"wrong {int(pair.query_id) % 8}"]
+
+
+def test_lists_of_passages_and_tevatrons_objects(tmp_path):
+    records = [{"query": q, "pos": [p, f"also {p}"], "neg": [f"not {p}"]} for q, p in ROWS]
+    table = PairTable(write_jsonl(tmp_path / "bge.jsonl", records))
+    pairs = [p.example for p in table.pairs(OnBadInput())]
+    assert [(p.query, p.passage) for p in pairs[:2]] == [ROWS[0], (ROWS[0][0], f"also {ROWS[0][1]}")]
+    assert len(pairs) == 2 * len(ROWS) and pairs[1].negatives[0][1] == f"not {ROWS[0][1]}"
+    record = {"query_id": "q1", "query": "a query", "negative_passages": [{"docid": "n", "text": "no"}],
+              "positive_passages": [{"docid": "p", "title": "T", "text": "x"}]}  # fmt: skip
+    path = write_jsonl(tmp_path / "tevatron.jsonl", [record])
+    assert [p.example for p in PairTable(path).pairs(OnBadInput())] == list(
+        TevatronPairs(path=str(path)).examples(OnBadInput())
+    )
+
+
+def test_a_file_without_a_header_is_read_by_number(tmp_path, capsys):
+    path = tmp_path / "a.tsv"
+    path.write_text("".join(f"{n}\t{q}\t{p!r}\n" for n, (q, p) in enumerate(ROWS)))
+    assert prepare(f"--dataset=pairs:{path}", f"--output={tmp_path / 'out'}") == 1
+    err = capsys.readouterr().err
+    assert err == (
+        f"error: {path}: which column is the query? Name it by --query=; it has: 0, {ROWS[0][0]},"
+        f" {f'{ROWS[0][1]!r}':.40} (a file without a header line: --query=1 --passage=2)\n"
+    )
+    flags = ["--query=2", "--passage=3", "--query_id=1"]
+    assert prepare(f"--dataset=pairs:{path}", f"--output={tmp_path / 'out'}", *flags) == 0
+    assert {q.id: q.text for q in BeirFolder(tmp_path / "out").queries()} == {
+        str(n): q for n, (q, _) in enumerate(ROWS)
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "flags", "message"),
+    [
+        ("a.txt", "x", (), "what kind of file it is must show in its name: .jsonl"),
+        ("a.jsonl", "", (), "a.jsonl: the file is empty"),
+        ("a.jsonl", '["a"]\n', (), "a.jsonl:1: not a JSON object but a list"),
+        ("a.jsonl", '{"a": "1", "b": "2"}\n', (), "which column is the query.*it has: a, b$"),
+        ("a.csv", "question,answer,context\n", (), "name the passage by .* meant: answer, context"),
+        ("a.csv", "query,answer\n", ("--passage=anwser",), "no column 'anwser', .* did you mean 'answer'"),
+        ("a.csv", "query,query\n", (), "a.csv:1: two columns are called 'query'"),
+        ("a.csv", "query,answer\na,b\n", ("--splits=test",), "--splits is not for pairs:FILE"),
+        ("a.jsonl", '{"query": "a", "answer": 3}\n', (), "a.jsonl:1: field 'answer' is not a string but"),
+        ("a.csv", 'query,answer\na,b\n"c\nd",e,f\n', (), r"a.csv:3: expected 2 columns .query.* found 3"),
+        ("a.csv", 'query,answer\n"a"x,b\n', (), "a.csv:2: not valid CSV"),
+        ("a.csv", 'query,answer\na,"b\nc\n', (), "a.csv:2: not valid CSV .unexpected end of data"),
+        ("a.csv", b"query,answer\na,caf\xe9\n", (), "a.csv:2: not UTF-8"),
+        ("a.tsv", b"query\tanswer\na\tcaf\xe9\n", (), "a.tsv:2: not UTF-8"),
+        ("a.tsv", "query\tanswer\na\n", (), "a.tsv:2: expected 2 columns"),
+        ("a.tsv", "query\tanswer\n \tb\n", (), "a.tsv: the file has no usable record"),
+        ("a.jsonl", '{"query": "a", "answer": "b", "qid": "a b"}\n', (), "a.jsonl:1: white space in an id"),
+        ("a.parquet", "PAR1 no more", (), "a.parquet: no Parquet file"),
+        ("a.csv", "query,answer\na,b\n", (), "are to be held out of 1 distinct queries, which leaves none"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_sentence_and_leaves_nothing_behind(tmp_path, capsys, name, content, flags, message):
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert prepare(f"--dataset=pairs:{tmp_path / name}", f"--output={tmp_path / 'out'}", *flags) == 1
+    err = capsys.readouterr().err
+    assert err.splitlines()[-1].startswith("error: ") and re.search(message, err.splitlines()[-1])
+    assert [p.name for p in tmp_path.iterdir()] == [name]
+
+
+def test_malformed_records_are_skipped_and_counted_once(tmp_path, capsys):
+    path = write(tmp_path / "a.csv", ["query", "answer"], ROWS)
+    lines = path.read_bytes()
+    path.write_bytes(lines + b'only one column\n"oops"x,b\nlast,caf\xe9\nthe end,is here\n')
+    flags = [f"--dataset=pairs:{path}", f"--output={tmp_path / 'out'}", "--on_bad_input=skip"]
+    assert prepare(*flags) == 0
+    first = lines.count(b"\n") + 1
+    assert sorted(capsys.readouterr().err.splitlines()) == [
+        f"skipped 1 records: expected 2 columns (query, answer) (first: {path}:{first})",
+        f"skipped 1 records: not UTF-8 (first: {path}:{first + 2})",
+        f"skipped 1 records: not valid CSV (first: {path}:{first + 1})",
+    ]
+    assert sum(len(pairs_of(tmp_path / "out", split)) for split in SPLITS) == len(ROWS) + 1
+
+
+def test_flags_of_pairs_are_refused_for_other_sources(tmp_path, capsys):
+    assert prepare("--dataset=msmarco:x", "--query=a", f"--output={tmp_path / 'out'}") == 1
+    assert capsys.readouterr().err == "error: --query is for --dataset=pairs:FILE only\n"
