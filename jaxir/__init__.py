@@ -2,15 +2,18 @@
 
 The names below are imported when they are first used, so `import jaxir` costs nothing:
 
-    from jaxir import DualEncoder
-    encoder = DualEncoder.load("st:DIR")
-    vectors = encoder.encode_passages(["a passage", "another"])
+    from jaxir import DualEncoder, Pairs, fit
+    encoder = fit("st:sentence-transformers/all-MiniLM-L6-v2", Pairs.read("faq.csv"))
+    encoder.save("model")
+    vectors = DualEncoder.load("model").encode_passages(["a passage", "another"])
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jaxir.data.own_pairs import Pairs
+    from jaxir.interop.build import FromScratch, Pretrained
     from jaxir.losses.in_batch import in_batch_softmax
     from jaxir.losses.pair import pair
     from jaxir.losses.samtone import samtone
@@ -22,15 +25,23 @@ if TYPE_CHECKING:
     from jaxir.retrieval.milvus_index import MilvusIndex
     from jaxir.retrieval.runs import read_run, write_run
     from jaxir.retrieval.scann_index import ScannIndex
+    from jaxir.training.fit import fit
+    from jaxir.training.optimizers import Adafactor, AdamW
 
 _HOME = {
+    "Adafactor": "jaxir.training.optimizers",
+    "AdamW": "jaxir.training.optimizers",
     "Contrastive": "jaxir.objectives.contrastive",
     "DualEncoder": "jaxir.retrieval.dual_encoder",
     "ExactIndex": "jaxir.retrieval.exact",
+    "FromScratch": "jaxir.interop.build",
     "Index": "jaxir.retrieval.index",
     "MilvusIndex": "jaxir.retrieval.milvus_index",
+    "Pairs": "jaxir.data.own_pairs",
+    "Pretrained": "jaxir.interop.build",
     "ScannIndex": "jaxir.retrieval.scann_index",
     "encode_corpus": "jaxir.retrieval.embeddings",
+    "fit": "jaxir.training.fit",
     "in_batch_softmax": "jaxir.losses.in_batch",
     "load_index": "jaxir.retrieval.index",
     "pair": "jaxir.losses.pair",
@@ -41,14 +52,20 @@ _HOME = {
 
 __version__ = "0.1.0"
 __all__ = [
+    "Adafactor",
+    "AdamW",
     "Contrastive",
     "DualEncoder",
     "ExactIndex",
+    "FromScratch",
     "Index",
     "MilvusIndex",
+    "Pairs",
+    "Pretrained",
     "ScannIndex",
     "__version__",
     "encode_corpus",
+    "fit",
     "in_batch_softmax",
     "load_index",
     "pair",

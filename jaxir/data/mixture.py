@@ -78,6 +78,10 @@ class MixtureDataset:
         self.order_depends_on_parts = any(d.order_depends_on_parts for d in self._datasets)
         self.features: dict[str, tuple[int, ...]] = self._datasets[0].features
 
+    def __repr__(self) -> str:
+        parts = (f"{name} {size:,}" for name, size in zip(self._names, self._sizes, strict=True))
+        return f"MixtureDataset({self.num_examples:,} pairs: {', '.join(parts)})"
+
     def batches(
         self,
         *,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 from collections.abc import Iterable, Iterator
@@ -124,6 +125,14 @@ class PairDataset:
                 file=sys.stderr,
             )
 
+    def __repr__(self) -> str:
+        queries, passages = len(self._queries.keys), len(self._passages.keys)
+        negatives = f", {self.num_negatives} negatives each" if self.num_negatives else ""
+        return (
+            f"PairDataset({self.num_examples:,} pairs of {queries:,} queries of {self.query_length} tokens"
+            f" and {passages:,} passages of {self.passage_length}{negatives})"
+        )
+
     @property
     def features(self) -> dict[str, tuple[int, ...]]:
         """The features of a batch and the shape that one example has in each."""
@@ -244,6 +253,17 @@ class PairDataset:
         order = np.arange(self.num_examples)
         for step in range(self._steps_per_epoch(batch_size)):
             yield self._batch(order[step * batch_size : (step + 1) * batch_size][mine], None)
+
+    def shortened(self) -> PairDataset:
+        """Returns the same pairs with the smallest lengths, multiples of 16, that leave every text whole."""
+
+        def enough(table: TextTable, length: int) -> int:
+            return min(length, -(-int(np.max(np.diff(table.offsets), initial=1)) // 16) * 16)
+
+        found = copy.copy(self)
+        found.query_length = enough(self._queries, self.query_length)
+        found.passage_length = enough(self._passages, self.passage_length)
+        return found
 
     def save(self, directory: str | Path) -> None:
         """Writes the arrays (.npy) and their description into a new directory, all or nothing."""

@@ -103,6 +103,9 @@ class Tokenizer:
             return cls(_read_tokenizer_json(directory, files, config), files)
         raise UserError(f"{directory} holds no tokenizer: none of {_JSON}, vocab.txt, vocab.json or *.model")
 
+    def __repr__(self) -> str:
+        return f"Tokenizer({self.vocab_size:,} ids)"
+
     def encode_batch(self, texts: Sequence[str], *, max_length: int) -> list[np.ndarray]:
         """Returns the ids of each text: int32 [n] with special tokens, n <= `max_length`, not padded.
 

@@ -63,6 +63,9 @@ class LoadedModel(NamedTuple):
     settings: EncoderSettings
     fingerprint: str
 
+    def __repr__(self) -> str:
+        return f"LoadedModel({self.model!r}, {self.settings}, {self.fingerprint[:12]})"
+
 
 def load(spec: str, *, mesh: Partitioner | None = None, seed: int = 0, **overrides: Any) -> LoadedModel:
     """Loads a model.

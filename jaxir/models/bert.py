@@ -64,6 +64,11 @@ class BertConfig:
         if self.embed_dim % self.num_heads:
             raise ValueError(f"embed_dim {self.embed_dim} is not a multiple of num_heads {self.num_heads}")
 
+    @property
+    def summary(self) -> str:
+        """What it is, in a few words."""
+        return f"BERT, {self.num_layers} layers x {self.embed_dim}"
+
 
 class Bert(nnx.Module):
     """A BERT encoder.
@@ -79,6 +84,11 @@ class Bert(nnx.Module):
         self.layers = layers.make_stack(
             lambda rngs: _Block(config, rngs=rngs), config.num_layers, scan=config.scan_layers, rngs=rngs
         )
+
+    def __repr__(self) -> str:
+        return f"Bert({self.config.summary}, {layers.size_of(self)})"
+
+    __str__ = __repr__  # nnx's own shows every array
 
     @jaxtyped(typechecker=beartype)
     def __call__(

@@ -53,6 +53,11 @@ class CrossEncoderModel(nnx.Module):
         self.pooler = dense(config.backbone.embed_dim, "affinity")
         self.classifier = dense(1, None)
 
+    def __repr__(self) -> str:
+        return f"CrossEncoderModel({self.config.backbone.summary}, {layers.size_of(self)})"
+
+    __str__ = __repr__  # nnx's own shows every array
+
     @jaxtyped(typechecker=beartype)
     def score(self, ids: Int[Array, "B L"], token_types: Int[Array, "B L"]) -> Float[Array, " B"]:
         """Scores pairs.

@@ -64,6 +64,15 @@ class DualEncoderConfig:
         """D, the length of an embedding."""
         return self.backbone.embed_dim if self.projection is None else self.projection.dimension
 
+    @property
+    def summary(self) -> str:
+        """What it is, in a few words."""
+        sharing = {"sde": "", "ade": ", two towers", "ade_spl": ", two towers under one projection"}
+        return (
+            f"{self.backbone.summary}{sharing[self.sharing]}, {self.pooling} pooling,"
+            f" {self.dimension} dimensions, {self.similarity}"
+        )
+
 
 def make_encoder(config: BertConfig | T5Config, *, rngs: nnx.Rngs) -> Bert | T5Encoder:
     """Makes the encoder that `config` describes."""
@@ -90,6 +99,11 @@ class DualEncoderModel(nnx.Module):
             self.passage_projection = _make_projection(config, rngs=rngs)
         elif config.projection is not None:
             self.projection = _make_projection(config, rngs=rngs)
+
+    def __repr__(self) -> str:
+        return f"DualEncoderModel({self.config.summary}, {layers.size_of(self)})"
+
+    __str__ = __repr__  # nnx's own shows every array
 
     @jaxtyped(typechecker=beartype)
     def encode(

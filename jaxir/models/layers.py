@@ -39,6 +39,15 @@ def param(value: jax.Array, *axes: str | None) -> nnx.Param:
     return nnx.Param(value, logical_axes=axes)
 
 
+def size_of(module: nnx.Module) -> str:
+    """Returns how many parameters a module has, for people: "22.7M parameters"."""
+    count = sum(x.size for x in jax.tree.leaves(nnx.state(module, nnx.Param)))
+    for unit, least in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if count >= least:
+            return f"{count / least:.1f}{unit} parameters"
+    return f"{count} parameters"
+
+
 def weight(p: nnx.Param, dtype: Any = jnp.float32) -> jax.Array:
     """Returns the value of a parameter in `dtype`, as computing wants it; see `gather_weight`.
 

@@ -63,6 +63,11 @@ class T5Config:
     remat: bool = False
     scan_layers: bool = False
 
+    @property
+    def summary(self) -> str:
+        """What it is, in a few words."""
+        return f"T5 encoder, {self.num_layers} layers x {self.embed_dim}"
+
 
 # name: (E, heads, dimensions of a head, feed-forward units, layers)
 _PRESETS = {
@@ -141,6 +146,11 @@ class T5Encoder(nnx.Module):
             lambda rngs: _Block(config, rngs=rngs), config.num_layers, scan=config.scan_layers, rngs=rngs
         )
         self.norm = _norm(config)
+
+    def __repr__(self) -> str:
+        return f"T5Encoder({self.config.summary}, {layers.size_of(self)})"
+
+    __str__ = __repr__  # nnx's own shows every array
 
     @jaxtyped(typechecker=beartype)
     def __call__(self, ids: Int[Array, "B L"], *, key: Key[Array, ""] | None = None) -> Float[Array, "B L E"]:

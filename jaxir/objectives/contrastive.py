@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -62,6 +63,10 @@ class Contrastive:
         if self.chunks != "auto" and not (isinstance(self.chunks, int) and self.chunks >= 1):
             raise UserError(f'chunks must be "auto" or at least 1, not {self.chunks!r}')
 
+    def __repr__(self) -> str:
+        chunks = "" if self.chunks == 1 else f", chunks={self.chunks!r}"
+        return f"Contrastive({_call(self.loss)}{chunks})"
+
     @property
     def features(self) -> tuple[str, ...]:
         """The features every batch must have; `negative_ids` and the keys are used where it has them."""
@@ -116,3 +121,11 @@ class Contrastive:
     ) -> tuple[jax.Array, Metrics]:
         """Returns the loss of the batch and its metrics, float32 scalars."""
         return self.loss_of(self.embed(model, batch, key), batch)
+
+
+def _call(loss: Callable[..., Any]) -> str:
+    """Returns e.g. samtone(temperature=0.05)."""
+    if not isinstance(loss, functools.partial):
+        return getattr(loss, "__name__", repr(loss))
+    values = [*map(repr, loss.args), *(f"{name}={value!r}" for name, value in loss.keywords.items())]
+    return f"{_call(loss.func)}({', '.join(values)})"

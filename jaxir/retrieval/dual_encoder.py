@@ -18,7 +18,7 @@ from jaxtyping import Float
 
 from jaxir.errors import UserError
 from jaxir.interop import model_dir
-from jaxir.models.layers import param_shardings
+from jaxir.models.layers import param_shardings, size_of
 from jaxir.models.products import as_run_on
 from jaxir.partitioning import MeshConfig, Partitioner
 from jaxir.progress import progress
@@ -113,6 +113,22 @@ class DualEncoder:
             loaded.fingerprint,
             spec=_lasting(spec),
             batch_tokens=batch_tokens,
+        )
+
+    def save(self, directory: str | Path) -> None:
+        """Writes a model directory, which `load` and every command take; it appears only when whole.
+
+        Raises:
+          UserError: `directory` exists and is not empty.
+        """
+        model_dir.save(directory, self.model, self.tokenizer, self.settings)
+
+    def __repr__(self) -> str:
+        name = f"{self.spec!r}: " if self.spec else ""
+        settings = self.settings
+        return (
+            f"DualEncoder({name}{self.model.config.summary}, {size_of(self.model)}, queries of"
+            f" {settings.query_max_length} tokens, passages of {settings.passage_max_length})"
         )
 
     def encode_queries(self, texts: Sequence[str], *, show_progress: bool = True) -> Float[np.ndarray, "N D"]:

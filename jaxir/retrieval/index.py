@@ -83,6 +83,12 @@ class Index(abc.ABC):
     def __init__(self, info: IndexInfo, ids: list[str], documents: Documents | None = None):
         self.info, self.ids, self.documents = info, ids, documents
 
+    def __repr__(self) -> str:
+        info = self.info
+        kind = f"{info.dimension} dimensions, {info.similarity}" if info.dimension else info.similarity
+        model = f", of {info.model}" if info.model else ""
+        return f"{type(self).__name__}({info.count:,} documents, {kind}{model})"
+
     @abc.abstractmethod
     def search(self, queries: Any, k: int) -> tuple[np.ndarray, list[list[str]]]:
         """Returns the nearest documents of each query, best first.

@@ -56,6 +56,9 @@ class CrossEncoder:
         self._parameters = jax.device_put(leaves, shardings)
         self._program = _program(graph, tree, shardings, self.partitioner)
 
+    def __repr__(self) -> str:
+        return f"CrossEncoder({self.spec!r}, pairs of {self.max_length} tokens)"
+
     @classmethod
     def load(cls, spec: str, *, batch_tokens: int | None = None) -> "CrossEncoder":
         """Loads a cross-encoder.

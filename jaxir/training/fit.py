@@ -1,0 +1,130 @@
+"""`fit`: training as a library call; pairs of texts in, an encoder out."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxir.data.own_pairs import Pairs
+from jaxir.data.pairs import PairDataset
+from jaxir.data.text_pairs import TextPairs
+from jaxir.errors import UserError
+from jaxir.interop import model_dir
+from jaxir.interop.build import FromScratch, Pretrained
+from jaxir.losses.samtone import samtone
+from jaxir.objectives.contrastive import Contrastive
+from jaxir.partitioning import MeshConfig, Partitioner
+from jaxir.retrieval.dual_encoder import DualEncoder
+from jaxir.training import loop
+from jaxir.training.checkpoints import check_run_dir
+from jaxir.training.optimizers import AdamW, Optimizer
+from jaxir.training.state import Objective
+
+EVALUATIONS = 10  # on the dev pairs in a run, unless told otherwise
+
+
+def fit(
+    model: str | DualEncoder | Pretrained | FromScratch,
+    pairs: TextPairs,
+    *,
+    steps: int | None = None,
+    batch_size: int = 32,
+    objective: Objective | None = None,
+    optimizer: Optimizer | None = None,
+    dev: TextPairs | None = None,
+    num_negatives: int | None = None,
+    output_dir: str | Path | None = None,
+    partitioner: Partitioner | None = None,
+    seed: int = 0,
+    **settings: Any,
+) -> DualEncoder:
+    """Trains a dual encoder on pairs of texts. What is given as `model` stays as it is.
+
+    Ctrl-C ends training after the step at hand; the encoder has then been trained that far.
+
+    Args:
+      model: what to start from: a name (`st:NAME`, `hf:NAME`, a directory of ours), an encoder, or a
+        Pretrained(...) or FromScratch(...) of jaxir.interop.build, which change lengths, dropout or towers.
+      pairs: `Pairs`, or another kind of data of `jaxir.data`, such as BeirPairs(directory=...).
+      steps: optimizer steps; by default as many as go through the pairs once.
+      batch_size: pairs of a step, over all devices.
+      objective: the training method; by default SamToNe at temperature 0.05.
+      optimizer: AdamW(...) or Adafactor(...); by default AdamW at 2e-5, with a tenth of the steps to warm up.
+      dev: pairs to evaluate on while training; the encoder is then the best by them, not the last.
+      num_negatives: hard negatives of each pair in a batch; by default 1 where each of `Pairs` has some.
+      output_dir: the run's directory, new or to be resumed, which is a model to every command; by default
+        nothing of the run is kept.
+      partitioner: the mesh; by default all devices split the batch.
+      seed: of the order of the data, of dropout and of new parameters.
+      **settings: what else `jaxir.training.loop.train` takes: log_every, eval_every, dev_metric, ...
+
+    Raises:
+      UserError: no such model, pairs or settings that make no sense, or an `output_dir` that cannot be used.
+    """
+    partitioner = partitioner or MeshConfig().build()
+    if output_dir is not None:
+        check_run_dir(output_dir)
+    loaded = _start(model, seed, partitioner)
+    if num_negatives is None:
+        num_negatives = int(isinstance(pairs, Pairs) and all(pairs.negatives))
+    how = {
+        "query_length": loaded.settings.query_max_length,
+        "passage_length": loaded.settings.passage_max_length,
+        "query_prompt": loaded.settings.query_prompt,
+        "passage_prompt": loaded.settings.passage_prompt,
+    }
+    data = _built(pairs, loaded.tokenizer, num_negatives=num_negatives, **how)
+    if steps is None:
+        steps = math.ceil(data.num_examples / batch_size)
+    settings = {"eval_every": math.ceil(steps / EVALUATIONS)} | settings
+    with contextlib.ExitStack() as closing:
+        place = output_dir or closing.enter_context(tempfile.TemporaryDirectory(prefix="jaxir-fit-"))
+        loop.train(
+            model=loaded.model,
+            objective=objective or Contrastive(loss=functools.partial(samtone, temperature=0.05)),
+            data=data,
+            dev=dev and _built(dev, loaded.tokenizer, **how),
+            output_dir=place,
+            steps=steps,
+            batch_size=batch_size,
+            optimizer=optimizer or AdamW(warmup_steps=steps // 10),
+            partitioner=partitioner,
+            seed=seed,
+            on_start=functools.partial(
+                model_dir.write_description,
+                config=loaded.model.config,
+                tokenizer=loaded.tokenizer,
+                settings=loaded.settings,
+            ),
+            **settings,
+        )
+        encoder = DualEncoder.load(str(place))
+    if output_dir is None:
+        encoder.spec = None
+    return encoder
+
+
+def _built(pairs: TextPairs, tokenizer: Any, **how: Any) -> Any:
+    data = pairs.build(tokenizer, **how)
+    # The encoder's lengths are what it can read; steps take no longer than the texts are.
+    return data.shortened() if isinstance(data, PairDataset) else data
+
+
+def _start(model: Any, seed: int, partitioner: Partitioner) -> model_dir.LoadedModel:
+    if isinstance(model, str | Path):
+        model = Pretrained(source=str(model))
+    if isinstance(model, DualEncoder):
+        graph, state = nnx.split(model.model)  # the steps of training take their parameters' memory
+        copied = nnx.merge(graph, jax.tree.map(jnp.copy, state))
+        return model_dir.LoadedModel(copied, model.tokenizer, model.settings, model.fingerprint)
+    if not hasattr(model, "build"):
+        raise UserError(f"the model must be a name, a DualEncoder or a Pretrained(...), not {model!r:.60}")
+    return model.build(seed=seed, partitioner=partitioner)

@@ -1,0 +1,167 @@
+"""Training as a library call: pairs of texts in, an encoder out, as docs/python.md has it."""
+
+import json
+import os
+import signal
+import tempfile
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import jaxir
+from jaxir import Contrastive, DualEncoder, ExactIndex, Pairs, Pretrained, fit, in_batch_softmax
+from jaxir.data.pairs import PairDataset
+from jaxir.errors import UserError
+from jaxir.partitioning import MeshConfig
+
+pytestmark = pytest.mark.usefixtures("few_optimizations")
+
+BERT = f"st:{Path(__file__).parents[1] / 'golden/bert'}"
+WORDS = [f"{x}{y}" for x in "abcde" for y in "aeiou"][:20]
+TEXTS = [(f"{a} {b}", f"{b} {a} {a}") for a in WORDS for b in WORDS[:3]]
+PAIRS = Pairs([query for query, _ in TEXTS], [passage for _, passage in TEXTS])
+SETTINGS = {"steps": 6, "batch_size": 8, "optimizer": jaxir.AdamW(learning_rate=1e-3), "log_every": 1}
+SETTINGS["partitioner"] = MeshConfig().build(jax.devices()[:1])
+
+
+def encode(encoder):
+    return encoder.encode_passages(PAIRS.passages[:9], show_progress=False)
+
+
+def losses(told: str) -> list[float]:
+    return [float(line.split()[3]) for line in told.splitlines() if "  loss " in line]
+
+
+@pytest.fixture(scope="module")
+def start() -> DualEncoder:
+    return DualEncoder.load(BERT)
+
+
+def test_train_save_load_search(start, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = encode(start)
+    encoder = fit(start, PAIRS, **SETTINGS)
+    told = losses(capsys.readouterr().err)
+    assert len(told) == 6 and told[-1] < told[0]
+    assert list(tmp_path.iterdir()) == []  # nothing of the run is kept
+    np.testing.assert_array_equal(encode(start), before)  # what it started from is as it was
+    vectors = encode(encoder)
+    assert np.abs(vectors - before).max() > 0.01
+    encoder.save(tmp_path / "model")
+    loaded = DualEncoder.load(str(tmp_path / "model"))
+    np.testing.assert_allclose(encode(loaded), vectors, atol=1e-6)
+    assert loaded.fingerprint == encoder.fingerprint != start.fingerprint
+    assert json.loads((tmp_path / "model/jaxir.json").read_text())["fingerprint"] == encoder.fingerprint
+    ids = [str(n) for n in range(9)]
+    index = ExactIndex.build(vectors, ids, fingerprint=encoder.fingerprint)
+    index.require_model(loaded.fingerprint)
+    assert index.search(vectors, k=1)[1] == [[i] for i in ids]
+    with pytest.raises(UserError, match="already exists"):
+        encoder.save(tmp_path / "model")
+
+
+def test_a_run_that_is_kept_is_a_model_and_is_resumed(tmp_path, capsys):
+    run = tmp_path / "run"
+    settings = SETTINGS | {"objective": Contrastive(loss=in_batch_softmax), "output_dir": run, "dev": PAIRS}
+    encoder = fit(BERT, PAIRS, **settings, eval_every=2, checkpoint_every=1, dev_metric="loss")
+    assert encoder.spec == str(run) and encoder.fingerprint == DualEncoder.load(str(run)).fingerprint
+    best = json.loads((run / "checkpoints/best.json").read_text())
+    logged = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    scores = {line["step"]: line["dev/loss"] for line in logged if "dev/loss" in line}
+    assert best["step"] == min(scores, key=scores.get) and set(scores) == {2, 4, 6}
+    capsys.readouterr()
+    again = fit(BERT, PAIRS, **settings, eval_every=2, checkpoint_every=1, dev_metric="loss")
+    assert again.fingerprint == encoder.fingerprint and not losses(capsys.readouterr().err)
+    with pytest.raises(UserError, match="was trained with batch_size=8, not 4"):
+        fit(BERT, PAIRS, **settings | {"batch_size": 4}, eval_every=2, dev_metric="loss")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/file").write_text("mine")
+    with pytest.raises(UserError, match="is not empty and is not a training run"):
+        fit("st:nowhere", PAIRS, output_dir=tmp_path / "other")
+
+
+def test_defaults_suit_the_pairs(capsys):
+    negatives = [[passage] for passage in PAIRS.passages[5:] + PAIRS.passages[:5]]
+    seen = []
+
+    class Watched(Contrastive):
+        def __call__(self, model, batch, key=None):
+            seen.append({name: x.shape for name, x in batch.items()})
+            return super().__call__(model, batch, key)
+
+    start = Pretrained(source=BERT, dropout_rate=0.0)
+    encoder = fit(start, Pairs(PAIRS.queries, PAIRS.passages, negatives), objective=Watched(), log_every=1)
+    # 60 pairs once, 32 at a time, with a hard negative each; none has more than 16 tokens of the 24 allowed.
+    assert "step 2/2" in capsys.readouterr().err
+    assert seen[0]["query_ids"] == (32, 16) and seen[0]["negative_ids"] == (32, 1, 16)
+    assert encoder.settings == DualEncoder.load(BERT).settings
+
+
+@pytest.mark.slow
+def test_an_interrupt_leaves_what_was_trained(start):
+    class Interrupting(Pairs):
+        def build(self, *args, **kwargs):
+            data = super().build(*args, **kwargs)
+            batches = data.batches
+
+            def interrupted(**kwargs):
+                for step, batch in enumerate(batches(**kwargs)):
+                    if step == 12:
+                        os.kill(os.getpid(), signal.SIGINT)
+                    yield batch
+
+            data.batches = interrupted
+            data.shortened = lambda: data
+            return data
+
+    encoder = fit(start, Interrupting(PAIRS.queries, PAIRS.passages), **SETTINGS | {"steps": 1000})
+    assert np.abs(encode(encoder) - encode(start)).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((["a"], ["b", "c"]), "1 queries, 2 passages and 1 lists of negatives"),
+        (([], []), "there are no pairs"),
+        ((["a", ""], ["b", "c"]), "pair 1: its query must be a text, not ''"),
+        ((["a"], [None]), "pair 0: its passage must be a text, not None"),
+        ((["a"], ["b"], [["c", 7]]), "pair 0: its negative must be a text, not 7"),
+    ],
+)
+def test_pairs_that_are_none(arguments, message):
+    with pytest.raises(UserError, match=message):
+        Pairs(*arguments)
+
+
+def test_a_model_that_is_none():
+    with pytest.raises(UserError, match="the model must be a name, a DualEncoder or a Pretrained"):
+        fit(7, PAIRS)
+
+
+def test_pairs_from_a_file(tmp_path):
+    path = tmp_path / "faq.csv"
+    path.write_text('question,answer,source\n"how, then?",so,x\nwhy,because,y\n,nothing,z\n')
+    pairs = Pairs.read(path)
+    assert (pairs.queries, pairs.passages, len(pairs)) == (["how, then?", "why"], ["so", "because"], 2)
+    assert Pairs.read(path, query="source", passage="answer").queries == ["x", "y", "z"]
+
+
+def test_what_a_notebook_shows_is_one_line(start):
+    dataset = PAIRS.build(start.tokenizer, query_length=8, passage_length=12)
+    assert isinstance(dataset, PairDataset)
+    index = ExactIndex.build(encode(start), [str(n) for n in range(9)], model=BERT)
+    name = BERT.removeprefix("st:")
+    what = "BERT, 2 layers x 32, mean pooling, 24 dimensions, cosine"
+    size = "24.7k parameters"
+    assert [repr(x) for x in (start, start.model, index, dataset, PAIRS, start.tokenizer)] == [
+        f"DualEncoder('st:{name}': {what}, {size}, queries of 20 tokens, passages of 20)",
+        f"DualEncoderModel({what}, {size})",
+        f"ExactIndex(9 documents, 24 dimensions, cosine, of {BERT})",
+        "PairDataset(60 pairs of 60 queries of 8 tokens and 60 passages of 12)",
+        "Pairs(60 pairs; the first query: 'aa aa')",
+        f"Tokenizer({start.tokenizer.vocab_size} ids)",
+    ]
+    assert repr(Contrastive(loss=in_batch_softmax)) == "Contrastive(in_batch_softmax)"
+    assert str(start.model) == repr(start.model)
