@@ -106,7 +106,7 @@ def drop_beyond(path: Path, step: int) -> None:
 
 
 class Narrator:
-    """Tells how far training is: a bar on a terminal, else one line per logged step.
+    """Tells how far training is: one line per logged step and, on a terminal, a bar below them.
 
     Args:
       steps: the run's steps.
@@ -116,8 +116,8 @@ class Narrator:
 
     def __init__(self, *, steps: int, start_step: int, batch_size: int):
         self._steps, self._batch_size = steps, batch_size
-        self._shown = self._lap_step = start_step
-        self._mark = time.perf_counter()
+        self._start = self._shown = self._lap_step = start_step
+        self._mark = self._first_done = time.perf_counter()
         first = jax.process_index() == 0
         self._bar = (
             progress(total=steps, what="train", unit="step", initial=start_step)
@@ -126,10 +126,17 @@ class Narrator:
         )
 
     def step(self, step: int, loss: float) -> None:
-        """Moves the bar to `step`."""
+        """Moves the bar to `step`; the second one tells how long the rest will take."""
         self._bar.set_postfix_str(f"loss {loss:.4f}", refresh=False)
         self._bar.update(step - self._shown)
         self._shown = step
+        now = time.perf_counter()
+        if step == self._start + 1:
+            self._first_done = now
+        elif step == self._start + 2:
+            seconds, left = now - self._first_done, self._steps - step
+            if left:
+                self.say(f"{seconds:.2g} s a step: about {clock(seconds * left)} for the other {left:,}")
 
     def lap(self, step: int) -> float:
         """Returns examples per second since the last lap, time spent in `paused` left out."""
@@ -142,15 +149,10 @@ class Narrator:
         """Shows a logged step."""
         rate = values["examples_per_second"]
         left = (self._steps - step) * self._batch_size / max(rate, 1e-9)
-        if self._bar.disable:
-            self.say(
-                f"step {step}/{self._steps}  loss {values['loss']:.4f}  "
-                f"lr {values['learning_rate']:.3g}  {rate:.4g} examples/s  {clock(left)} left"
-            )
-        else:
-            self._bar.set_postfix_str(
-                f"loss {values['loss']:.4f}, {rate:.4g} examples/s, {clock(left)} left", refresh=True
-            )
+        self.say(
+            f"step {step}/{self._steps}  loss {values['loss']:.4f}  "
+            f"lr {values['learning_rate']:.3g}  {rate:.4g} examples/s  {clock(left)} left"
+        )
 
     def tell_dev(self, step: int, scores: Mapping[str, float]) -> None:
         """Shows an evaluation."""
@@ -158,7 +160,7 @@ class Narrator:
         self.say(f"step {step}/{self._steps}  dev  {values}")
 
     def say(self, text: str) -> None:
-        """Prints one line without disturbing the bar."""
+        """Prints one line, above the bar."""
         if jax.process_index() == 0:
             self._bar.write(text, file=sys.stderr)
 
@@ -167,11 +169,31 @@ class Narrator:
         """Leaves what happens inside (an evaluation, a checkpoint) out of the examples per second."""
         begin = time.perf_counter()
         yield
-        self._mark += time.perf_counter() - begin
+        spent = time.perf_counter() - begin
+        self._mark += spent
+        self._first_done += spent
 
     def close(self) -> None:
         """Ends the bar."""
         self._bar.close()
+
+
+@contextlib.contextmanager
+def timed(what: str) -> Iterator[None]:
+    """Says on standard error that work begins which may take minutes, and, afterwards, how long it took."""
+    if jax.process_index() != 0:
+        yield
+        return
+    begin, terminal = time.perf_counter(), sys.stderr.isatty()
+    print(f"{what} ...", end="" if terminal else "\n", file=sys.stderr, flush=True)
+    try:
+        yield
+    except BaseException:
+        if terminal:
+            print(file=sys.stderr)
+        raise
+    took = clock(time.perf_counter() - begin)
+    print(f" {took}" if terminal else f"{what}: {took}", file=sys.stderr, flush=True)
 
 
 def clock(seconds: float) -> str:

@@ -21,7 +21,7 @@ from jaxir.partitioning import MeshConfig, Partitioner
 from jaxir.training import state as state_lib
 from jaxir.training.checkpoints import Checkpoints
 from jaxir.training.dev import METRICS, DevEvaluation, check_metric
-from jaxir.training.logs import Narrator, RunLog
+from jaxir.training.logs import Narrator, RunLog, timed
 from jaxir.training.memory import device_memory, fit_chunks
 from jaxir.training.optimizers import AdamW, Optimizer
 from jaxir.training.prefetch import prefetch
@@ -177,28 +177,29 @@ def train(
             with partitioner(), as_run_on(partitioner.mesh):
                 return jitted.lower(state, first).compile()
 
-        chunks_note = None
-        if getattr(objective, "chunks", 1) == "auto":
-            objective, compiled, chunks_note = fit_chunks(
-                objective,
-                compile_step,
-                rows=batch_size // partitioner.batch_divisor(),
-                limit=device_memory(),
-            )
-        else:
-            compiled = compile_step(objective)
-        evaluate = None
+        chunks_note, evaluate = None, None
+        with timed("compiling the step"):
+            if getattr(objective, "chunks", 1) == "auto":
+                objective, compiled, chunks_note = fit_chunks(
+                    objective,
+                    compile_step,
+                    rows=batch_size // partitioner.batch_divisor(),
+                    limit=device_memory(),
+                )
+            else:
+                compiled = compile_step(objective)
         if dev:
-            evaluate = DevEvaluation(
-                dev,
-                graphdef=plan.graphdef,
-                params=plan.abstract.params,
-                objective=objective,
-                partitioner=partitioner,
-                batch_size=batch_size,
-                training_pairs=data,
-                distractors=dev_distractors,
-            )
+            with timed("compiling the evaluation"):
+                evaluate = DevEvaluation(
+                    dev,
+                    graphdef=plan.graphdef,
+                    params=plan.abstract.params,
+                    objective=objective,
+                    partitioner=partitioner,
+                    batch_size=batch_size,
+                    training_pairs=data,
+                    distractors=dev_distractors,
+                )
 
         if on_start and jax.process_index() == 0:
             on_start(run_dir)

@@ -153,12 +153,12 @@ def test_what_a_notebook_shows_is_one_line(start):
     assert isinstance(dataset, PairDataset)
     index = ExactIndex.build(encode(start), [str(n) for n in range(9)], model=BERT)
     name = BERT.removeprefix("st:")
-    what = "BERT, 2 layers x 32, mean pooling, 24 dimensions, cosine"
-    size = "24.7k parameters"
+    what = "BERT, 2 layers x 32, cls pooling, 16 dimensions, dot"
+    size = "24.0k parameters"
     assert [repr(x) for x in (start, start.model, index, dataset, PAIRS, start.tokenizer)] == [
-        f"DualEncoder('st:{name}': {what}, {size}, queries of 20 tokens, passages of 20)",
+        f"DualEncoder('st:{name}': {what}, {size}, queries of 24 tokens, passages of 24)",
         f"DualEncoderModel({what}, {size})",
-        f"ExactIndex(9 documents, 24 dimensions, cosine, of {BERT})",
+        f"ExactIndex(9 documents, 16 dimensions, cosine, of {BERT})",
         "PairDataset(60 pairs of 60 queries of 8 tokens and 60 passages of 12)",
         "Pairs(60 pairs; the first query: 'aa aa')",
         f"Tokenizer({start.tokenizer.vocab_size} ids)",

@@ -1,15 +1,19 @@
 """The JSONL log, TensorBoard and what is told on standard error."""
 
+import contextlib
 import fcntl
 import json
 import os
 import pty
+import re
 import struct
 import termios
+import threading
 
 import pytest
+import tiny_run
 
-from jaxir.training.logs import Narrator, RunLog, clock
+from jaxir.training.logs import Narrator, RunLog, clock, timed
 
 
 def lines(run_dir):
@@ -50,21 +54,75 @@ def test_without_a_terminal_there_is_one_line_per_logged_step(capsys):
     ]
 
 
-def test_on_a_terminal_a_bar_shows_loss_rate_and_time_left(monkeypatch):
+def screen(written: str) -> list[str]:
+    """What a terminal shows: the lines that are left when carriage returns and cursor movements are done."""
+    lines, row, column = [""], 0, 0
+    for part in re.split(r"(\x1b\[[A-Z]|[\r\n])", written):
+        if part == "\r":
+            column = 0
+        elif part == "\n":
+            row, column = row + 1, 0
+            lines += [""] * (row + 1 - len(lines))
+        elif part == "\x1b[A":
+            row -= 1
+        else:
+            assert not part.startswith("\x1b"), f"this terminal does not know {part!r}"
+            lines[row] = lines[row][:column].ljust(column) + part + lines[row][column + len(part) :]
+            column += len(part)
+    return [line.rstrip() for line in lines]
+
+
+def test_on_a_terminal_the_losses_stay_above_the_bar(monkeypatch, tmp_path):
     main, other = pty.openpty()
     fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 120, 0, 0))
+    written = bytearray()
+
+    def listen():
+        with contextlib.suppress(OSError):  # how Linux says that the other end is closed
+            while part := os.read(main, 10_000):
+                written.extend(part)
+
+    listener = threading.Thread(target=listen)
+    listener.start()
     with os.fdopen(other, "w") as terminal:
         monkeypatch.setattr("sys.stderr", terminal)
-        narrator = Narrator(steps=100, start_step=20, batch_size=8)
-        narrator.step(30, 1.5)
-        narrator.tell(30, {"loss": 1.5, "learning_rate": 1e-4, "examples_per_second": 70.0})
-        narrator.close()
-        terminal.flush()
-        shown = ""
-        while "left" not in shown:
-            shown += os.read(main, 10_000).decode()
+        tiny_run.run(tmp_path / "run", steps=6, eval_every=4, log_every=2, checkpoint_every=6)
+    listener.join()
     os.close(main)
-    assert "30/100" in shown and "loss 1.5000, 70 examples/s, 8s left" in shown
+    shown = screen(written.decode())
+    assert shown.pop() == "" and shown[-1].startswith("train: 100%") and "6/6" in shown[-1]
+    told = [re.sub(r"\d[\d.]*(e-\d+)?", "N", line) for line in shown[:-1]]
+    step = "step N/N  loss N  lr N  N examples/s  Ns left"
+    assert told == [
+        "compiling the step ... Ns",
+        "compiling the evaluation ... Ns",
+        "N s a step: about Ns for the other N",
+        step,
+        step,
+        "step N/N  dev  RR@N N  nDCG@N N  accuracy N  loss N",
+        step,
+        "step N/N  dev  RR@N N  nDCG@N N  accuracy N  loss N",
+    ]
+    assert [line.split()[1] for line in shown if "lr" in line] == ["2/6", "4/6", "6/6"]
+
+
+def test_elsewhere_compiling_has_a_line_before_and_one_after(capsys):
+    with timed("compiling the step"):
+        assert capsys.readouterr().err == "compiling the step ...\n"
+    assert capsys.readouterr().err == "compiling the step: 0s\n"
+
+
+def test_the_second_step_tells_how_long_the_others_take(capsys, monkeypatch):
+    now = iter([0.0, 100.0, 100.0, 160.0, 162.0, 170.0])  # begin, first step, an evaluation of 60 s, second
+    monkeypatch.setattr("time.perf_counter", lambda: next(now))
+    narrator = Narrator(steps=102, start_step=0, batch_size=8)
+    narrator.step(1, 2.5)
+    with narrator.paused():
+        pass
+    narrator.step(2, 2.5)
+    narrator.step(3, 2.5)
+    narrator.close()
+    assert capsys.readouterr().err == "2 s a step: about 3m20s for the other 100\n"
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0s"), (59.6, "1m00s"), (125, "2m05s"), (3725, "1h02m")])
