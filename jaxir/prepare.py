@@ -144,7 +144,7 @@ def _prepare_pairs(
     query, passage = made.example.query.text, made.example.passage.contents
     for name, text in (("query", query), ("passage", passage)):
         print(f"  {name:8} {textwrap.shorten(text, 100, placeholder=' ...')}")
-    train = f"--gin.DATA={output}"
+    train = f"--gin.DATA={output}{'' if 'dev' in made.queries else ' --gin.DEV_SPLIT=None'}"
     if made.with_negatives:
         print(f"{output}/{NEGATIVES}: {made.with_negatives:,} of the pairs to train on, with their negatives")
     print(f"train on it: python -m jaxir.train --gin_file=gin/pairs.gin {train} --output_dir=run")

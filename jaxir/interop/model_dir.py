@@ -131,6 +131,14 @@ def save(
     multihost_utils.sync_global_devices("the model is written")
 
 
+def fingerprint_of(model: DualEncoderModel, tokenizer: Tokenizer, settings: EncoderSettings) -> str:
+    """Returns the fingerprint that `load` gives a model once it is saved."""
+    params = stored.params_of(model)
+    return stored.fingerprint(
+        StoredModel(config=model.config, params=params, tokenizer=tokenizer, settings=settings)
+    )
+
+
 def read(spec: str, *, tokenizer: str | None = None) -> tuple[StoredModel, str | None]:
     """Opens a model; the second value is its fingerprint, where the files say it.
 

@@ -54,6 +54,7 @@ class DualEncoder:
       tokenizer: its tokenizer.
       settings: maximum lengths and prompts of the two towers.
       fingerprint: identifies the weights and the tokenizer; vectors of two fingerprints must not be compared.
+        It is computed where it is not given.
       spec: what was loaded, None for a model that never had a name.
       dimension: D.
       similarity: "cosine" (vectors have length 1) or "dot".
@@ -64,7 +65,7 @@ class DualEncoder:
         model: Any,
         tokenizer: Any,
         settings: Any,
-        fingerprint: str,
+        fingerprint: str | None = None,
         *,
         spec: str | None = None,
         batch_tokens: int | None = None,
@@ -72,8 +73,8 @@ class DualEncoder:
     ):
         if batch_tokens is not None and batch_tokens < 1:
             raise UserError(f"batch_tokens must be at least 1, not {batch_tokens}")
-        self.model, self.tokenizer, self.settings = model, tokenizer, settings
-        self.fingerprint, self.spec = fingerprint, spec
+        self.model, self.tokenizer, self.settings, self.spec = model, tokenizer, settings, spec
+        self.fingerprint: str = fingerprint or model_dir.fingerprint_of(model, tokenizer, settings)
         self.similarity: str = model.config.similarity
         # Of several processes each encodes for itself: they have no batch in common.
         self.partitioner = partitioner or MeshConfig().build(jax.local_devices())

@@ -1,0 +1,188 @@
+"""The code in README.md and on the pages of docs/: Python blocks are run, command lines are parsed and bound.
+
+A block that cannot be run here has a line before it that readers do not see: `<!-- needs a TPU -->`; one that
+takes long, `<!-- slow -->`: `make test-all` runs it.
+"""
+
+import contextlib
+import functools
+import importlib
+import io
+import re
+import shlex
+import textwrap
+from pathlib import Path
+from typing import NamedTuple
+
+import gin
+import pytest
+
+from jaxir import cli, gin_config
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = {
+    str(path.relative_to(ROOT)): path for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+}
+# `make test` puts a small model in MiniLM's place and leaves out what is slow; `make test-all` runs all.
+MINILM, SMALL = "st:sentence-transformers/all-MiniLM-L6-v2", f"st:{ROOT / 'tests/golden/bert'}"
+BLOCK = re.compile(
+    r"(?:^<!-- (slow|needs [^\n]+) -->\n+)?^( *)```(\w+)\n(.*?)^\2```$", re.MULTILINE | re.DOTALL
+)
+MAIN = re.compile(r'cli\.main\(\s*"([\w.]+:\w+)"')
+NUMBER = re.compile(r"-?\d+\.\d+(?:e[+-]?\d+)?")
+
+
+class Block(NamedTuple):
+    """A fenced block of a page."""
+
+    line: int
+    language: str
+    code: str
+    mark: str  # "", "slow" or "needs ..."
+
+
+def blocks(page: str, *languages: str) -> list[Block]:
+    text = PAGES[page].read_text(encoding="utf-8")
+    found = (
+        Block(text[: m.start(4)].count("\n") + 1, m[3], textwrap.dedent(m[4]), m[1] or "")
+        for m in BLOCK.finditer(text)
+    )
+    return [block for block in found if block.language in languages]
+
+
+def expected_lines(page: str) -> list[str]:
+    """What the page says that its Python prints: comments behind print(...), and the text block after one."""
+    lines = []
+    for block in blocks(page, "python", "text"):
+        if block.language == "python":
+            if block.mark.startswith("needs"):
+                continue
+            comments = re.findall(r"^print\(.*\)  # (.*)$", block.code, re.MULTILINE)
+            prints = re.findall(r"^print\(", block.code, re.MULTILINE)
+            lines += comments if comments else [None] * len(prints)
+        elif None in lines:
+            at, count = lines.index(None), lines.count(None)
+            lines[at:] = block.code.splitlines()[-count:]
+    return lines
+
+
+def run_python(page: str, folder: Path, monkeypatch, *, quick: bool) -> list[str]:
+    """Runs the page's Python blocks one after the other; returns the lines that they print."""
+    monkeypatch.chdir(folder)
+    printed, names = io.StringIO(), {"__name__": "__main__"}
+    for block in blocks(page, "python"):
+        if block.mark == "" or (block.mark == "slow" and not quick):
+            text = block.code.replace(MINILM, SMALL) if quick else block.code
+            code = compile("\n" * (block.line - 1) + text, page, "exec")
+            with contextlib.redirect_stdout(printed):
+                exec(code, names)
+    return printed.getvalue().splitlines()
+
+
+WITH_PYTHON = [page for page in PAGES if any(not block.mark for block in blocks(page, "python"))]
+
+
+@pytest.mark.usefixtures("few_optimizations")
+@pytest.mark.parametrize("page", WITH_PYTHON)
+def test_python_runs(page, tmp_path, monkeypatch):
+    printed = run_python(page, tmp_path, monkeypatch, quick=True)
+    assert len(printed) <= len(expected_lines(page))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", WITH_PYTHON)
+def test_python_prints_what_the_page_says(page, tmp_path, monkeypatch):
+    printed, expected = run_python(page, tmp_path, monkeypatch, quick=False), expected_lines(page)
+    assert [NUMBER.sub("N", line) for line in printed] == [NUMBER.sub("N", line) for line in expected]
+    numbers = [[float(n) for line in lines for n in NUMBER.findall(line)] for lines in (printed, expected)]
+    assert numbers[0] == pytest.approx(numbers[1], rel=0.02)
+
+
+class Command(NamedTuple):
+    """A command line of ours on a page."""
+
+    page: str
+    line: int
+    module: str
+    arguments: list[str]
+
+
+def commands(page: str) -> list[Command]:
+    found = []
+    for block in blocks(page, "sh"):
+        if block.mark.startswith("needs"):
+            continue
+        text = block.code.replace("\\\n", " " * 2)
+        for number, line in enumerate(text.splitlines(), block.line):
+            lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>()")
+            lexer.whitespace_split, lexer.commenters = True, "#"
+            part: list[str] = []
+            for token in [*lexer, ";"]:
+                if token[0] not in "|&;<>()":
+                    part.append(token)
+                    continue
+                if (module := module_of(part)) is not None:
+                    found.append(Command(page, number, *module))
+                part = []
+    return found
+
+
+def module_of(words: list[str]) -> tuple[str, list[str]] | None:
+    """Returns module and arguments of a command line of ours: python -m jaxir.x ..., or jaxir x ..."""
+    for at, word in enumerate(words):
+        if word == "-m" and words[at + 1].split(".")[0] == "jaxir":
+            return words[at + 1], words[at + 2 :]
+        if Path(word).name == "jaxir" and at + 1 < len(words):
+            return f"jaxir.{words[at + 1]}", words[at + 2 :]
+    return None
+
+
+def files_to_write(page: str) -> dict[str, str]:
+    """Returns the files that a page tells its readers to write: blocks after a name such as `my_run.gin`."""
+    lines, found = PAGES[page].read_text(encoding="utf-8").splitlines(), {}
+    for block in blocks(page, "gin", "python"):
+        before = "\n".join(lines[: block.line - 2]).rstrip().rpartition("\n\n")[2]
+        found |= dict.fromkeys(re.findall(r"`(\w+\.(?:gin|py))`", before)[-1:], block.code)
+    return found
+
+
+COMMANDS = [command for page in PAGES for command in commands(page)]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=[f"{c.page}:{c.line} {c.module}" for c in COMMANDS])
+def test_commands_can_be_typed(command, tmp_path, monkeypatch, capsys):
+    """The command exists, its flags and values parse, its gin files bind, and nothing required is missing."""
+    source = importlib.util.find_spec(command.module)
+    assert source is not None, f"there is no command {command.module}"
+    main = MAIN.search(Path(source.origin).read_text())
+    if main is None:  # of several functions: jaxir.sidecar, jaxir
+        return
+    module_name, function_name = main[1].split(":")
+    module = importlib.import_module(module_name)
+    function, calls = getattr(module, function_name), []
+
+    @functools.wraps(function)
+    def instead(**settings):
+        calls.append(settings)
+
+    arguments = getattr(module, "_arguments", list)(command.arguments)
+    if any(argument.startswith("--gin") for argument in arguments):
+        bind = gin_config.bind
+
+        def bind_only(*args):
+            _, bound = bind(*args)
+            gin.get_bindings(function)  # makes the objects that they name
+            return instead, bound
+
+        monkeypatch.setattr(gin_config, "bind", bind_only)
+    else:
+        monkeypatch.setattr(module, function_name, instead)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, content in files_to_write(command.page).items():
+        (tmp_path / name).write_text(content)
+    try:
+        status = cli.main(main[1], arguments)
+    except SystemExit as error:  # argparse
+        status = error.code
+    assert status == 0 and (calls or "--help" in arguments), capsys.readouterr().err
