@@ -212,7 +212,8 @@ def token_pairs(flags: argparse.Namespace, vocabulary: int):
     """Returns pairs of random tokens, enough that no batch repeats soon, as training data."""
     import numpy as np
 
-    from jaxir.data.pairs import PairDataset, TextTable
+    from jaxir.data.pairs import PairDataset
+    from jaxir.data.text_table import TextTable
 
     count = flags.batch_size * 8
     keys = np.random.default_rng(1).integers(0, 2**31 - 1, [2, count, 2]).astype(np.int32)

@@ -74,8 +74,8 @@ class CollectionWriter:
         return Counts(self._counts["corpus.jsonl"], self._counts["queries.jsonl"], qrels)
 
     def _record(self, name: str, item: Document | Query) -> None:
-        record = item._asdict()
-        record = {"_id": record.pop("id"), **record}
+        fields = {name: value for name, value in item._asdict().items() if value is not None}
+        record = {"_id": fields.pop("id"), **fields}
         self._files[name].write(json.dumps(record, ensure_ascii=False) + "\n")
         self._counts[name] += 1
 

@@ -64,6 +64,8 @@ def test_every_format_gives_the_same_folder(tmp_path, capsys, name):
     splits = {split: pairs_of(tmp_path / "out", split) for split in SPLITS}
     assert {split: len(pairs) for split, pairs in splits.items()} == {"train": 20, "dev": 2, "test": 2}
     assert sorted((p.query, p.passage) for pairs in splits.values() for p in pairs) == sorted(rows)
+    with (tmp_path / "out/corpus.jsonl").open() as corpus:
+        assert list(json.loads(next(corpus))) == ["_id", "title", "text"]
     # Which are held out hangs on the texts alone, and is the same everywhere and tomorrow.
     assert {p.query for p in splits["test"]} == {"how do I fold a boat?", "how do I wash a tree?"}
     out = capsys.readouterr().out

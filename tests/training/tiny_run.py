@@ -22,7 +22,8 @@ import numpy as np
 from flax import nnx
 
 from jaxir import cli
-from jaxir.data.pairs import PairDataset, TextTable
+from jaxir.data.pairs import PairDataset
+from jaxir.data.text_table import TextTable
 from jaxir.models import layers
 from jaxir.models.bert import BertConfig
 from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel, l2_normalize
