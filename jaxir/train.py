@@ -123,13 +123,7 @@ def train(
         check_run_dir(output_dir)
 
         loaded = model.build(seed=seed, partitioner=partitioner)
-        how = {
-            "query_length": loaded.settings.query_max_length,
-            "passage_length": loaded.settings.passage_max_length,
-            "query_prompt": loaded.settings.query_prompt,
-            "passage_prompt": loaded.settings.passage_prompt,
-            "on_bad_input": on_bad_input,
-        }
+        how = loaded.settings.for_pairs() | {"on_bad_input": on_bad_input}
         pairs = data.build(loaded.tokenizer, num_negatives=num_negatives, **how)
         if steps is None:
             steps = steps_of(epochs, pairs=pairs.num_examples, batch_size=batch_size, min_steps=min_steps)

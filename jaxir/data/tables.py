@@ -10,6 +10,7 @@ from typing import Any
 
 from jaxir.data.lines import MalformedRecord, OnBadInput, decode_line, json_object, numbered_lines, raw_lines
 from jaxir.errors import BadInputError, UserError
+from jaxir.installation import how_to_install
 
 KINDS = {
     ".jsonl": "jsonl",
@@ -163,7 +164,9 @@ class Table:
         try:
             from pyarrow import ArrowException, parquet
         except ModuleNotFoundError as error:
-            raise UserError(f"{self.path}: Parquet is read by pyarrow: pip install pyarrow") from error
+            raise UserError(
+                f"{self.path}: pyarrow is needed to read Parquet: {how_to_install('parquet')}"
+            ) from error
         try:
             return parquet.ParquetFile(self.path)
         except (FileNotFoundError, PermissionError, IsADirectoryError) as error:

@@ -49,6 +49,15 @@ class EncoderSettings:
     query_prompt: str = ""
     passage_prompt: str = ""
 
+    def for_pairs(self) -> dict[str, Any]:
+        """Returns what `TextPairs.build` asks of a model."""
+        return {
+            "query_length": self.query_max_length,
+            "passage_length": self.passage_max_length,
+            "query_prompt": self.query_prompt,
+            "passage_prompt": self.passage_prompt,
+        }
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StoredModel:

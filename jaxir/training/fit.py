@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -25,10 +24,9 @@ from jaxir.partitioning import MeshConfig, Partitioner
 from jaxir.retrieval.dual_encoder import DualEncoder
 from jaxir.training import loop
 from jaxir.training.checkpoints import check_run_dir
+from jaxir.training.length import check_length, in_steps, steps_of
 from jaxir.training.optimizers import AdamW, Optimizer
 from jaxir.training.state import Objective
-
-EVALUATIONS = 10  # on the dev pairs in a run, unless told otherwise
 
 
 def fit(
@@ -36,10 +34,12 @@ def fit(
     pairs: TextPairs,
     *,
     steps: int | None = None,
+    epochs: float | None = None,
     batch_size: int = 32,
     objective: Objective | None = None,
     optimizer: Optimizer | None = None,
     dev: TextPairs | None = None,
+    eval_every: float = 0.1,
     num_negatives: int | None = None,
     output_dir: str | Path | None = None,
     partitioner: Partitioner | None = None,
@@ -54,37 +54,35 @@ def fit(
       model: what to start from: a name (`st:NAME`, `hf:NAME`, a directory of ours), an encoder, or a
         Pretrained(...) or FromScratch(...) of jaxir.interop.build, which change lengths, dropout or towers.
       pairs: `Pairs`, or another kind of data of `jaxir.data`, such as BeirPairs(directory=...).
-      steps: optimizer steps; by default as many as go through the pairs once.
+      steps: optimizer steps; or else
+      epochs: how often to go through the pairs; once by default.
       batch_size: pairs of a step, over all devices.
       objective: the training method; by default SamToNe at temperature 0.05.
       optimizer: AdamW(...) or Adafactor(...); by default AdamW at 2e-5, with a tenth of the steps to warm up.
       dev: pairs to evaluate on while training; the encoder is then the best by them, not the last.
+      eval_every: steps between evaluations on them; below 1, a share of all steps.
       num_negatives: hard negatives of each pair in a batch; by default 1 where each of `Pairs` has some.
       output_dir: the run's directory, new or to be resumed, which is a model to every command; by default
         nothing of the run is kept.
       partitioner: the mesh; by default all devices split the batch.
       seed: of the order of the data, of dropout and of new parameters.
-      **settings: what else `jaxir.training.loop.train` takes: log_every, eval_every, dev_metric, ...
+      **settings: what else `jaxir.training.loop.train` takes: log_every, checkpoint_every, dev_metric, ...
 
     Raises:
       UserError: no such model, pairs or settings that make no sense, or an `output_dir` that cannot be used.
     """
+    if steps is not None or epochs is not None:
+        check_length(steps, epochs, min_steps=1)
     partitioner = partitioner or MeshConfig().build()
     if output_dir is not None:
         check_run_dir(output_dir)
     loaded = _start(model, seed, partitioner)
     if num_negatives is None:
         num_negatives = int(isinstance(pairs, Pairs) and all(pairs.negatives))
-    how = {
-        "query_length": loaded.settings.query_max_length,
-        "passage_length": loaded.settings.passage_max_length,
-        "query_prompt": loaded.settings.query_prompt,
-        "passage_prompt": loaded.settings.passage_prompt,
-    }
+    how = loaded.settings.for_pairs()
     data = _built(pairs, loaded.tokenizer, num_negatives=num_negatives, **how)
     if steps is None:
-        steps = math.ceil(data.num_examples / batch_size)
-    settings = {"eval_every": math.ceil(steps / EVALUATIONS)} | settings
+        steps = steps_of(epochs or 1, pairs=data.num_examples, batch_size=batch_size, min_steps=1)
     with contextlib.ExitStack() as closing:
         place = output_dir or closing.enter_context(tempfile.TemporaryDirectory(prefix="jaxir-fit-"))
         loop.train(
@@ -95,9 +93,10 @@ def fit(
             output_dir=place,
             steps=steps,
             batch_size=batch_size,
-            optimizer=optimizer or AdamW(warmup_steps=steps // 10),
+            optimizer=optimizer or AdamW(warmup_steps=0.1),
             partitioner=partitioner,
             seed=seed,
+            eval_every=in_steps("eval_every", eval_every, steps),
             on_start=functools.partial(
                 model_dir.write_description,
                 config=loaded.model.config,

@@ -5,6 +5,7 @@ import gzip
 import json
 import random
 import re
+import sys
 
 import pyarrow
 import pytest
@@ -240,6 +241,13 @@ def test_malformed_records_are_skipped_and_counted_once(tmp_path, capsys):
         f"skipped 1 records: not valid CSV (first: {path}:{first + 1})",
     ]
     assert sum(len(pairs_of(tmp_path / "out", split)) for split in SPLITS) == len(ROWS) + 1
+
+
+def test_parquet_without_pyarrow_says_how_to_get_it(tmp_path, capsys, monkeypatch):
+    write(tmp_path / "a.parquet", ["query", "answer"], ROWS)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert prepare(f"--dataset=pairs:{tmp_path / 'a.parquet'}", f"--output={tmp_path / 'out'}") == 1
+    assert re.search(r"pyarrow is needed to read Parquet: .*install.*\[parquet\]", capsys.readouterr().err)
 
 
 def test_flags_of_pairs_are_refused_for_other_sources(tmp_path, capsys):
