@@ -90,6 +90,8 @@ def test_python_runs(page, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("few_optimizations")
 @pytest.mark.parametrize("page", WITH_PYTHON)
 def test_python_prints_what_the_page_says(page, tmp_path, monkeypatch):
     printed, expected = run_python(page, tmp_path, monkeypatch, quick=False), expected_lines(page)
