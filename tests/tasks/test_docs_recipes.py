@@ -1,4 +1,4 @@
-"""The gin recipes in docs/tasks.md are bound as they stand there."""
+"""The gin recipes in docs/datasets.md are bound as they stand there."""
 
 import re
 import textwrap
@@ -13,7 +13,7 @@ from jaxir.data.msmarco import MsMarcoPairs
 from jaxir.data.multireqa import MultiReqaPairs
 from jaxir.train import train
 
-PAGE = (Path(__file__).parents[2] / "docs/tasks.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/datasets.md").read_text()
 SQUAD = MultiReqaPairs(
     mrqa="mrqa/train/SQuAD.jsonl.gz", candidates="MultiReQA/data/train/SQuAD/candidates.json.gz"
 )
