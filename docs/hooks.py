@@ -1,0 +1,207 @@
+"""Pages of the reference that the code already says: commands, recipes and the Python interface.
+
+A page asks for one by a line `<!-- generated: commands -->`. MkDocs calls `on_page_markdown`; the tests read
+the same text, so that a link to a generated heading is checked too.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import docstring_parser
+
+from jaxir import cli
+
+ROOT = Path(__file__).resolve().parent.parent
+_METHODS = ("method", "class method", "static method")
+_MARKER = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
+_MACRO = re.compile(r"^([A-Z][A-Z0-9_]*) = (.*?)(?:  # .*)?$")
+_INCLUDE = re.compile(r'^include "(.*)"$')
+
+# Beside what `from jaxir import ...` gives: what a training script of one's own calls.
+INTERFACE = (
+    "jaxir.interop.model_dir:load",
+    "jaxir.interop.build:Pretrained",
+    "jaxir.interop.build:FromScratch",
+    "jaxir.data.pair_sources:JsonlPairs",
+    "jaxir.data.pair_sources:BeirPairs",
+    "jaxir.data.mixture:Mixture",
+    "jaxir.training.loop:train",
+    "jaxir.training.optimizers:AdamW",
+    "jaxir.training.optimizers:Adafactor",
+    "jaxir.partitioning:MeshConfig",
+    "jaxir.evaluation.retrieval:evaluate_run",
+    "jaxir.retrieval.fusion:reciprocal_rank_fusion",
+    "jaxir.retrieval.updating:update_index",
+)
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Returns a page with what it asks for (MkDocs' hook)."""
+    return _MARKER.sub(lambda match: "\n".join(PAGES[match[1]]()), markdown)
+
+
+def commands() -> Iterator[str]:
+    """Yields a section for each command, by its function's docstring and its parser."""
+    for name, example in sorted(_found_commands().items()):
+        module, function_name = name.split(":")
+        function = getattr(importlib.import_module(module), function_name)
+        doc = _parsed(function)
+        parser = cli.build_parser(function, prog=f"python -m {module}", example=example)
+        flags = {a.dest: a for a in parser._actions if a.dest not in ("help", "gin_file")}
+        yield from (f"## {module.removeprefix('jaxir.').replace('.', ' ')}", "", *_prose(doc), "")
+        if example:
+            yield from ("```sh", example, "```", "")
+        if flags:
+            yield from ("| flag | value | |", "|---|---|---|")
+            yield from (f"| `--{f}` | {_value(a)} | {_cell(a.help or '')} |" for f, a in flags.items())
+            yield ""
+        if objects := [p for p in doc.params if p.arg_name not in flags]:
+            yield from ("Bound by gin files only:", "", "| parameter | |", "|---|---|")
+            yield from (f"| `{p.arg_name}` | {_cell(p.description or '')} |" for p in objects)
+            yield ""
+
+
+def recipes() -> Iterator[str]:
+    """Yields a section for each file of gin/: its head, and the macros that it and what it includes set."""
+    for path in sorted((ROOT / "gin").rglob("*.gin"), key=lambda p: (len(p.relative_to(ROOT).parts), p)):
+        name = path.relative_to(ROOT).as_posix()
+        head = [line.removeprefix("#") for line in path.read_text().split("\n\n")[0].splitlines()]
+        head = [line for line in head if line == "" or line.startswith(" ")]
+        yield from (f"## {name}", "", *_head(head), "")
+        if macros := _macros(name):
+            yield from ("| macro | value | set in |", "|---|---|---|")
+            yield from (f"| `{m}` | `{value}` | `{where}` |" for m, (value, where) in sorted(macros.items()))
+            yield ""
+
+
+def python() -> Iterator[str]:
+    """Yields a section for each public function and class."""
+    import jaxir
+
+    public = [f"{jaxir._HOME[name]}:{name}" for name in jaxir.__all__ if name in jaxir._HOME]
+    for place in (*public, *INTERFACE):
+        module, name = place.split(":")
+        thing = getattr(importlib.import_module(module), name)
+        source = "jaxir" if place in public else module
+        yield from (f"## {name}", "", "```python", f"from {source} import {name}", "```", "")
+        yield from _described(name, thing)
+        if not inspect.isclass(thing):
+            continue
+        for method_name, kind, home, _ in inspect.classify_class_attrs(thing):
+            is_field = method_name in getattr(thing, "__dataclass_fields__", {})
+            if method_name.startswith("_") or is_field or home is object or kind not in _METHODS:
+                continue
+            yield from (f"### {name}.{method_name}", "")
+            yield from _described(f"{name}.{method_name}", getattr(thing, method_name))
+
+
+PAGES: dict[str, Callable[[], Iterator[str]]] = {
+    "commands": commands,
+    "recipes": recipes,
+    "python": python,
+}
+
+
+def _found_commands() -> dict[str, str]:
+    """Returns {"package.module:function": example}, as the modules give them to `cli.main`."""
+    found = {}
+    for path in (*(ROOT / "jaxir").glob("*.py"), *(ROOT / "jaxir").glob("*/__main__.py")):
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        texts = {ast.unparse(n.targets[0]): n.value for n in nodes if isinstance(n, ast.Assign)}
+        for node in nodes:
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "cli.main":
+                given = {k.arg: texts.get(ast.unparse(k.value), k.value) for k in node.keywords}
+                found[ast.literal_eval(node.args[0])] = ast.literal_eval(given["example"])
+    return found
+
+
+def _macros(name: str) -> dict[str, tuple[str, str]]:
+    """Returns {macro: (value, file)} of a gin file and all that it includes; what comes later holds."""
+    found: dict[str, tuple[str, str]] = {}
+    for line in (ROOT / name).read_text().splitlines():
+        if included := _INCLUDE.match(line):
+            found |= _macros(included[1])
+        elif macro := _MACRO.match(line):
+            found[macro[1]] = (macro[2].replace("|", "\\|"), name)
+    return found
+
+
+def _head(lines: list[str]) -> Iterator[str]:
+    """Yields the head of a gin file: prose, and its commands in a block."""
+    previous_was_command = False
+    for line in lines:
+        is_command = line.startswith("   ")
+        if is_command != previous_was_command:
+            yield from ("", "```sh") if is_command else ("```", "")
+        yield line.strip() if is_command else _escaped(line.strip())
+        previous_was_command = is_command
+    if previous_was_command:
+        yield "```"
+
+
+def _described(name: str, thing: Any) -> Iterator[str]:
+    doc = _parsed(thing)
+    yield from ("```text", f"{name}{_signature(thing)}", "```", "", *_prose(doc), "")
+    if doc.params:
+        yield from ("| argument | |", "|---|---|")
+        yield from (f"| `{p.arg_name}` | {_cell(p.description or '')} |" for p in doc.params)
+        yield ""
+    if doc.returns and doc.returns.description:
+        yield from (f"Returns: {_cell(doc.returns.description)}", "")
+    for error in doc.raises:
+        yield from (f"Raises `{error.type_name}`: {_cell(error.description or '')}", "")
+
+
+def _signature(thing: Any) -> str:
+    """Returns (parameters) -> result as the source has them."""
+    if dataclasses.is_dataclass(thing):
+        return f"({', '.join(_field(f) for f in dataclasses.fields(thing) if f.init)})"
+    if inspect.isclass(thing):
+        thing = thing.__init__
+    source = textwrap.dedent(inspect.getsource(inspect.unwrap(thing)))
+    function = next(n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef))
+    arguments = re.sub(r"^(self|cls)(, )?", "", ast.unparse(function.args))
+    result = ast.unparse(function.returns) if function.returns else "None"
+    return f"({arguments})" + (f" -> {result}" if result != "None" else "")
+
+
+def _field(field: dataclasses.Field) -> str:
+    kind = field.type if isinstance(field.type, str) else inspect.formatannotation(field.type)
+    if field.default is dataclasses.MISSING:
+        return f"{field.name}: {kind}"
+    return f"{field.name}: {kind} = {getattr(field.default, '__name__', repr(field.default))}"
+
+
+def _parsed(thing: Any) -> docstring_parser.Docstring:
+    return docstring_parser.parse(inspect.getdoc(thing) or "", docstring_parser.DocstringStyle.GOOGLE)
+
+
+def _prose(doc: docstring_parser.Docstring) -> Iterator[str]:
+    for part in filter(None, (doc.short_description, doc.long_description)):
+        lines = part.split("\n")  # indented lines are equations and examples
+        yield from (*(line if line.startswith("    ") else _escaped(line) for line in lines), "")
+
+
+def _value(action: Any) -> str:
+    if action.choices:
+        return ", ".join(f"`{choice}`" for choice in action.choices)
+    return f"`{action.metavar}`".replace("|", "\\|")
+
+
+def _cell(text: str) -> str:
+    return _escaped(" ".join(text.replace("%%", "%").split())).replace("|", "\\|")
+
+
+def _escaped(text: str) -> str:
+    """Returns text in which only backquotes are Markdown."""
+    parts = re.split(r"(`[^`]*`)", text)
+    return "".join(p if p.startswith("`") else re.sub(r"([*_<\[\]])", r"\\\1", p) for p in parts)
