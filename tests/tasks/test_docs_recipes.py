@@ -1,7 +1,6 @@
 """The gin recipes in docs/datasets.md are bound as they stand there."""
 
 import re
-import textwrap
 from pathlib import Path
 
 import gin
@@ -20,7 +19,7 @@ SQUAD = MultiReqaPairs(
 
 
 def block(containing: str) -> str:
-    blocks = [textwrap.dedent(b) for b in re.findall(r"(?:^    .*\n|^\n(?=    ))+", PAGE, re.MULTILINE)]
+    blocks = re.findall(r"^```\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     (found,) = [b for b in blocks if containing in b]
     return found
 
