@@ -38,8 +38,8 @@ def write_beir(folder: Path) -> None:
 def documented_files(folder: Path) -> None:
     """Writes the files of docs/adding_a_loss.md as its text names them."""
     text = (ROOT / "docs" / "adding_a_loss.md").read_text()
-    for name, block in re.findall(r"`(\w+\.(?:py|gin))`[^`]*```(?:python)?\n(.*?)```", text, re.DOTALL):
-        (folder / name).write_text("\n".join(line.removeprefix("   ") for line in block.splitlines()) + "\n")
+    for name, block in re.findall(r"`(\w+\.(?:py|gin))`[^`]*```(?:python|gin)\n(.*?)```", text, re.DOTALL):
+        (folder / name).write_text(block)
 
 
 @pytest.fixture

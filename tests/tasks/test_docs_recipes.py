@@ -19,7 +19,7 @@ SQUAD = MultiReqaPairs(
 
 
 def block(containing: str) -> str:
-    blocks = re.findall(r"^```\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```gin\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     (found,) = [b for b in blocks if containing in b]
     return found
 
