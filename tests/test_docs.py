@@ -1,0 +1,161 @@
+"""The pages of docs/ and what points at them: links, headings, the nav, sentences that the code must say."""
+
+import ast
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted([*DOCS.rglob("*.md"), *ROOT.glob("*.md")])
+LONGEST_LINE = 160
+
+
+def load_hooks():
+    spec = importlib.util.spec_from_file_location("hooks", DOCS / "hooks.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+hooks = load_hooks()
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def blocks_left_out(text: str) -> str:
+    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+@cache
+def text_of(page: Path) -> str:
+    """A page with what docs/hooks.py writes into it."""
+    return hooks.on_page_markdown(page.read_text())
+
+
+@cache
+def anchors(page: Path) -> set[str]:
+    """The headings of a page as GitHub and MkDocs name them in addresses."""
+    headings = re.findall(r"^#+ (.*)$", blocks_left_out(text_of(page)), re.MULTILINE)
+    plain = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings]
+    return {re.sub(r" +", "-", heading.strip()) for heading in plain}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page):
+    text = re.sub(r"`[^`]*`", "", blocks_left_out(page.read_text()))
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"\w+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_an_editor_shows_lines_whole(page):
+    lines = [line for line in page.read_text().splitlines() if not line.startswith("|")]
+    long = [line for line in lines if len(line) > LONGEST_LINE]
+    assert not long
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_blocks_say_their_language(page):
+    fences = re.findall(r"^```(.*)$", page.read_text(), re.MULTILINE)
+    assert all(fences[::2])
+    assert not any(fences[1::2])
+
+
+def test_nothing_is_to_be_installed_from_an_index():
+    assert not [name(p) for p in PAGES if re.search(r"pip install '?jaxir\b", p.read_text())]
+
+
+def test_every_page_is_in_the_nav():
+    def pages_of(nav):
+        for entry in nav:
+            if isinstance(entry, str):
+                yield entry
+            else:
+                for value in entry.values():
+                    yield from [value] if isinstance(value, str) else pages_of(value)
+
+    nav = list(pages_of(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
+    assert sorted(nav) == sorted(p.relative_to(DOCS).as_posix() for p in DOCS.rglob("*.md"))
+
+
+def test_pages_that_the_code_names_exist():
+    files = [
+        p
+        for folder in ("jaxir", "gin", "tasks", "tpu_scripts", "benchmarks")
+        for p in (ROOT / folder).rglob("*")
+    ]
+    files = [p for p in files if p.suffix in (".py", ".gin", ".sh", ".html") and p.is_file()]
+    named = {page for p in files for page in re.findall(r"\bdocs/[\w/]+\.md", p.read_text())}
+    assert named
+    assert not [page for page in named if not (ROOT / page).is_file()]
+
+
+def test_the_reference_has_every_command_and_every_recipe():
+    commands = anchors(DOCS / "reference/commands.md")
+    assert commands >= {"train", "encode", "index", "search", "evaluate", "serve", "sidecar-install"}
+    assert "| `--batch_size` |" in text_of(DOCS / "reference/commands.md")
+    recipes = text_of(DOCS / "reference/recipes.md")
+    for path in (ROOT / "gin").rglob("*.gin"):
+        assert f"## {name(path)}\n" in recipes
+    assert "| `TEMPERATURE` | `0.05` | `gin/quickstart.gin` |" in recipes
+
+
+@cache
+def sentences_of_the_code() -> str:
+    """All string literals of jaxir, what is between them left out."""
+    texts = []
+    for path in (ROOT / "jaxir").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                texts.append("…".join(v.value for v in node.values if isinstance(v, ast.Constant)))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts.append(node.value)
+    return "\n".join(texts)
+
+
+def test_the_sentences_of_troubleshooting_are_those_of_the_code():
+    page = (DOCS / "troubleshooting.md").read_text()
+    sentences = [
+        s for block in re.findall(r"^```text\n(.*?)^```$", page, re.M | re.S) for s in block.splitlines()
+    ]
+    assert len(sentences) > 15
+    for sentence in sentences:
+        for part in filter(None, (part.strip(" ();,:'?.") for part in sentence.split("…"))):
+            assert part in sentences_of_the_code(), f"{part!r} of {sentence!r}"
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("mkdocs"), reason="`make docs` installs MkDocs")
+def test_the_strict_build(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "--site-dir",
+        tmp_path / "site",
+    ]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert done.returncode == 0, done.stderr
+    pages = list((tmp_path / "site").rglob("*.html"))
+    assert len(pages) > len(list(DOCS.rglob("*.md")))
+    for page in pages:
+        assert not re.search(r'(?:src|href)="https?://[^"]*\.(?:js|css|woff2?)"', page.read_text()), page
