@@ -6,8 +6,9 @@
 # make constraints  refresh constraints.txt from .venv
 # make sidecar      what the tests of BM25 need (200 MB to fetch, in .pytest_cache/)
 # make wheel        dist/jaxir-VERSION-py3-none-any.whl, which installs without this clone
+# make docs         the pages of docs/ as a site, in site/
 # make plan-tools   the TPU compiler for `jaxir.train --plan=v5p:4x4x4` (220 MB to fetch, in .plan-tools/)
-# make clean        remove .venv, quickstart, dist and .plan-tools
+# make clean        remove .venv, quickstart, dist, site and .plan-tools
 
 PYTHON ?= python3
 VENV := .venv
@@ -28,7 +29,7 @@ else
   FREEZE := $(RUN) -m pip freeze --all
 endif
 
-.PHONY: help install quickstart test test-all lint format constraints sidecar wheel plan-tools clean
+.PHONY: help install quickstart test test-all lint format constraints sidecar wheel docs plan-tools clean
 # First, so that `make` alone answers instead of fetching 3 GB.
 help:
 	@sed -n 's/^# \(make [a-z]\)/\1/p' Makefile
@@ -74,6 +75,10 @@ wheel: $(STAMP)
 	$(RUN) -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
 	rm -rf build
 
+# --strict: a dead link, or a page that the nav has not, fails the build.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
+
 # Outside .venv: where libtpu is importable, JAX looks for TPUs in every run.
 plan-tools: $(STAMP)
 	rm -rf .plan-tools.part
@@ -81,4 +86,4 @@ plan-tools: $(STAMP)
 	rm -rf .plan-tools && mv .plan-tools.part .plan-tools
 
 clean:
-	rm -rf $(VENV) quickstart .plan-tools build dist
+	rm -rf $(VENV) quickstart .plan-tools build dist site
