@@ -267,7 +267,7 @@ def _look_up_backward(partitioner, axes, dtype, kept, gradient):
         for dimension, names in enumerate(scattered):
             if names:
                 # The parts one below another first: of many a reduce-scatter along the last dimension TPU's
-                # compiler makes an all-reduce, which sends twice as much (docs/planning.md).
+                # compiler makes an all-reduce, which sends twice as much (docs/results/planning.md).
                 parts = jnp.split(total, math.prod(mesh.shape[n] for n in names), axis=dimension)
                 total = jax.lax.psum_scatter(jnp.concatenate(parts), names, scatter_dimension=0, tiled=True)
         whole = tuple(n for n in batch if not any(n in names for names in scattered))
