@@ -31,6 +31,7 @@ INTERFACE = (
     "jaxir.interop.model_dir:load",
     "jaxir.interop.build:Pretrained",
     "jaxir.interop.build:FromScratch",
+    "jaxir.data.text_pairs:TextPairs",
     "jaxir.data.pair_sources:JsonlPairs",
     "jaxir.data.pair_sources:BeirPairs",
     "jaxir.data.mixture:Mixture",
@@ -92,13 +93,14 @@ def python() -> Iterator[str]:
         module, name = place.split(":")
         thing = getattr(importlib.import_module(module), name)
         source = "jaxir" if place in public else module
-        yield from (f"## {name}", "", "```python", f"from {source} import {name}", "```", "")
+        title = name if place in public or inspect.isclass(thing) else f"{module.split('.')[-1]}.{name}"
+        yield from (f"## {title}", "", "```python", f"from {source} import {name}", "```", "")
         yield from _described(name, thing)
         if not inspect.isclass(thing):
             continue
         for method_name, kind, home, _ in inspect.classify_class_attrs(thing):
             is_field = method_name in getattr(thing, "__dataclass_fields__", {})
-            if method_name.startswith("_") or is_field or home is object or kind not in _METHODS:
+            if method_name.startswith("_") or is_field or home is not thing or kind not in _METHODS:
                 continue
             yield from (f"### {name}.{method_name}", "")
             yield from _described(f"{name}.{method_name}", getattr(thing, method_name))
@@ -167,7 +169,10 @@ def _signature(thing: Any) -> str:
         return f"({', '.join(_field(f) for f in dataclasses.fields(thing) if f.init)})"
     if inspect.isclass(thing):
         thing = thing.__init__
-    source = textwrap.dedent(inspect.getsource(inspect.unwrap(thing)))
+    thing = inspect.unwrap(getattr(thing, "__func__", thing))
+    if not inspect.isfunction(thing):
+        return "()"  # a class without a constructor of its own
+    source = textwrap.dedent(inspect.getsource(thing))
     function = next(n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef))
     arguments = re.sub(r"^(self|cls)(, )?", "", ast.unparse(function.args))
     result = ast.unparse(function.returns) if function.returns else "None"
