@@ -23,7 +23,7 @@ from jaxir import cli
 ROOT = Path(__file__).resolve().parent.parent
 _METHODS = ("method", "class method", "static method")
 _MARKER = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
-_MACRO = re.compile(r"^([A-Z][A-Z0-9_]*) = (.*?)(?:  # .*)?$")
+_MACRO = re.compile(r"^(default/)?([A-Z][A-Z0-9_]*) = (.*?)(?:  # .*)?$")
 _INCLUDE = re.compile(r'^include "(.*)"$')
 
 # Beside what `from jaxir import ...` gives: what a training script of one's own calls.
@@ -63,7 +63,7 @@ def commands() -> Iterator[str]:
             yield from ("```sh", example, "```", "")
         if flags:
             yield from ("| flag | value | |", "|---|---|---|")
-            yield from (f"| `--{f}` | {_value(a)} | {_cell(a.help or '')} |" for f, a in flags.items())
+            yield from (f"| {_spelt(a)} | {_value(a)} | {_cell(a.help or '')} |" for a in flags.values())
             yield ""
         if objects := [p for p in doc.params if p.arg_name not in flags]:
             yield from ("Bound by gin files only:", "", "| parameter | |", "|---|---|")
@@ -127,26 +127,34 @@ def _found_commands() -> dict[str, str]:
 
 
 def _macros(name: str) -> dict[str, tuple[str, str]]:
-    """Returns {macro: (value, file)} of a gin file and all that it includes; what comes later holds."""
-    found: dict[str, tuple[str, str]] = {}
-    for line in (ROOT / name).read_text().splitlines():
-        if included := _INCLUDE.match(line):
-            found |= _macros(included[1])
-        elif macro := _MACRO.match(line):
-            found[macro[1]] = (macro[2].replace("|", "\\|"), name)
-    return found
+    """Returns {macro: (value, file)} of a gin file and all that it includes.
+
+    What comes later holds, but `default/NAME = VALUE` only where nothing sets NAME.
+    """
+    defaults: dict[str, tuple[str, str]] = {}
+    settings: dict[str, tuple[str, str]] = {}
+
+    def read(file: str) -> None:
+        for line in (ROOT / file).read_text().splitlines():
+            if included := _INCLUDE.match(line):
+                read(included[1])
+            elif macro := _MACRO.match(line):
+                where = defaults if macro[1] else settings
+                where[macro[2]] = (macro[3].replace("|", "\\|"), file)
+
+    read(name)
+    return defaults | settings
 
 
 def _head(lines: list[str]) -> Iterator[str]:
-    """Yields the head of a gin file: prose, and its commands in a block."""
-    previous_was_command = False
+    """Yields the head of a gin file: prose, and what is indented there in blocks."""
+    inside = False
     for line in lines:
-        is_command = line.startswith("   ")
-        if is_command != previous_was_command:
-            yield from ("", "```sh") if is_command else ("```", "")
-        yield line.strip() if is_command else _escaped(line.strip())
-        previous_was_command = is_command
-    if previous_was_command:
+        if line.startswith("   ") != inside:
+            yield from ("```", "") if inside else ("", "```text")
+            inside = not inside
+        yield line.removeprefix("   ") if inside else _escaped(line.strip())
+    if inside:
         yield "```"
 
 
@@ -194,6 +202,10 @@ def _prose(doc: docstring_parser.Docstring) -> Iterator[str]:
     for part in filter(None, (doc.short_description, doc.long_description)):
         lines = part.split("\n")  # indented lines are equations and examples
         yield from (*(line if line.startswith("    ") else _escaped(line) for line in lines), "")
+
+
+def _spelt(action: Any) -> str:
+    return ", ".join(f"`{spelling}`" for spelling in action.option_strings)
 
 
 def _value(action: Any) -> str:
