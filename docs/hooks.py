@@ -89,7 +89,7 @@ def python() -> Iterator[str]:
     import jaxir
 
     public = [f"{jaxir._HOME[name]}:{name}" for name in jaxir.__all__ if name in jaxir._HOME]
-    for place in (*public, *INTERFACE):
+    for place in dict.fromkeys((*public, *INTERFACE)):
         module, name = place.split(":")
         thing = getattr(importlib.import_module(module), name)
         source = "jaxir" if place in public else module
