@@ -78,11 +78,11 @@ def bind(
       UserError: a file that does not exist, a misspelt binding or macro (with the name that was meant), a
         required value left open, a value of the wrong type, or one thing set both by a flag and by a binding.
     """
-    _parse(files, function, bindings)
+    defaults = _parse(files, function, bindings)
     typed = [_key_of(binding) for binding in bindings]
     used_by_files = set(_referred_macros())
     _set_flags(function, flags, typed)
-    _check_macros({key.scope for key in typed if key.selector == MACRO}, used_by_files)
+    _check_macros({key.scope for key in typed if key.selector == MACRO}, used_by_files, defaults)
     _check_values()
     bound = set(gin.get_bindings(function, resolve_references=False))
     gin.finalize()
@@ -121,8 +121,8 @@ def _quote(binding: str) -> str:
         return f"{name}={value!r}" if bare else binding
 
 
-def _parse(files: Sequence[str], function: Callable[..., Any], bindings: Sequence[str]) -> None:
-    """Makes the configuration of files and bindings, with defaults in their places."""
+def _parse(files: Sequence[str], function: Callable[..., Any], bindings: Sequence[str]) -> set[str]:
+    """Makes the configuration of files and bindings; returns the macros that have but their default."""
     gin.clear_config()
     gin.add_config_file_search_path(str(RECIPES))
     gin.external_configurable(function, module=function.__module__)
@@ -133,11 +133,14 @@ def _parse(files: Sequence[str], function: Callable[..., Any], bindings: Sequenc
         raise UserError(_explain(error, files)) from error
     finally:
         logging.disable(logging.NOTSET)
-    config = gin_internals._CONFIG
+    config, defaults = gin_internals._CONFIG, set()
     for scope, selector in list(config):
         if selector == MACRO and scope.startswith(DEFAULT):
-            default = config.pop((scope, selector))
-            config.setdefault((scope.removeprefix(DEFAULT), selector), default)
+            default, name = config.pop((scope, selector)), scope.removeprefix(DEFAULT)
+            if (name, selector) not in config:
+                config[name, selector] = default
+                defaults.add(name)
+    return defaults
 
 
 def _key_of(binding: str) -> _Key:
@@ -189,7 +192,7 @@ def _referred_macros() -> list[str]:
     return [name for reference in references if (name := _macro_of(reference))]
 
 
-def _check_macros(typed: Collection[str], used_by_files: Collection[str]) -> None:
+def _check_macros(typed: Collection[str], used_by_files: Collection[str], defaults: Collection[str]) -> None:
     """Refuses macros that are misspelt, not set, or typed in vain; warns of others in vain, and forgets them.
 
     Pieces of a recipe may offer more than others use, but what is typed is meant to change something.
@@ -206,7 +209,7 @@ def _check_macros(typed: Collection[str], used_by_files: Collection[str]) -> Non
         if name in typed:
             there_are = f" (there are {', '.join(sorted(used))})" if used else ""
             raise UserError(what + (suggest(name, used) or there_are))
-        if name not in used_by_files:
+        if name not in used_by_files and name not in defaults:
             if name not in shipped and (meant := suggest(name, used | shipped, likeness=MISSPELT)):
                 raise UserError(what + meant)
             print(f"warning: {what}{suggest(name, used)}", file=sys.stderr)

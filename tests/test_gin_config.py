@@ -198,3 +198,9 @@ def test_what_a_flag_sets_is_not_open(tmp_path):
     assert sorted(gin_config.open_macros(job, [str(recipe)], [])) == ["DATA", "STEPS"]
     assert gin_config.open_macros(job, [str(recipe)], ["steps"]) == ["DATA"]
     assert gin_config.open_macros(job, ["nowhere.gin"], []) == []
+
+
+def test_what_a_piece_offers_may_go_unused_in_silence(bind, capsys):
+    values, config = bind(recipe="default/RATE = 0.5\njob.rate = %RATE\njob.rate = 2.0\n")
+    assert values["rate"] == 2.0 and "RATE" not in config
+    assert capsys.readouterr().err == ""
