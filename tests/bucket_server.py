@@ -6,15 +6,15 @@ appended or renamed.
 
 import contextlib
 import email
-import http.server
 import json
 import os
 import re
-import sys
 import threading
 import urllib.parse
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
+
+import local_server
 
 BUCKET = "bucket"
 COMMANDS = """
@@ -125,34 +125,15 @@ class Bucket:
 def serve() -> Iterator[Bucket]:
     """Serves an empty bucket named `BUCKET`."""
     handler = type("ThisHandler", (Handler,), {})
-    server = Server(("127.0.0.1", 0), handler)
-    handler.bucket = Bucket(f"http://127.0.0.1:{server.server_port}")
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
+    with local_server.serve(handler) as address:
+        handler.bucket = Bucket(address)
         yield handler.bucket
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
-class Server(http.server.ThreadingHTTPServer):
-    """Takes it calmly when a client is killed, or asks twice and listens to the first answer only."""
-
-    daemon_threads = True
-
-    def handle_error(self, request, client_address):
-        if not isinstance(sys.exception(), ConnectionError):
-            super().handle_error(request, client_address)
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
+class Handler(local_server.Handler):
     """One connection."""
 
     bucket: Bucket
-    protocol_version = "HTTP/1.1"
-    wbufsize = -1  # an answer is one packet: else each waits 40 ms for the acknowledgement of its headers
 
     def do_GET(self):
         path, query = self._address()

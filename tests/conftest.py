@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -22,6 +23,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Commands keep compiled programs between processes: those of tests, in the checkout, not in the user's home.
 os.environ.setdefault("XDG_CACHE_HOME", str(Path(__file__).resolve().parent.parent / ".pytest_cache" / "xdg"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # what tests of several folders share
 
 import jax
 import numpy as np

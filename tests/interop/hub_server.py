@@ -7,16 +7,15 @@ knows the SHA-256, and which it leaves to another host; of the others it knows g
 import contextlib
 import functools
 import hashlib
-import http.server
 import json
 import os
 import re
-import sys
-import threading
 import urllib.parse
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import local_server
 
 LARGE = 1000
 
@@ -96,34 +95,15 @@ def etag(content: bytes) -> str:
 def serve() -> Iterator[Hub]:
     """Serves an empty hub."""
     handler = type("ThisHandler", (Handler,), {})
-    server = Server(("127.0.0.1", 0), handler)
-    handler.hub = Hub(f"http://127.0.0.1:{server.server_port}")
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
+    with local_server.serve(handler) as address:
+        handler.hub = Hub(address)
         yield handler.hub
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
-class Server(http.server.ThreadingHTTPServer):
-    """Takes it calmly when a client is killed."""
-
-    daemon_threads = True
-
-    def handle_error(self, request, client_address):
-        if not isinstance(sys.exception(), ConnectionError):
-            super().handle_error(request, client_address)
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
+class Handler(local_server.Handler):
     """One connection."""
 
     hub: Hub
-    protocol_version = "HTTP/1.1"
-    wbufsize = -1  # an answer is one packet: else each waits 40 ms for the acknowledgement of its headers
 
     def do_HEAD(self):
         self._resolve()

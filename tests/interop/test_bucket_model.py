@@ -6,11 +6,9 @@ import sys
 import threading
 from pathlib import Path
 
+import bucket_server
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
-import bucket_server
 
 from jaxir import cli
 from jaxir.interop import model_dir, stores, streaming

@@ -4,10 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
 import bucket_server
+import pytest
 
 from jaxir.interop import model_dir
 

@@ -10,11 +10,9 @@ import threading
 import time
 from pathlib import Path
 
+import bucket_server
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
-import bucket_server
 
 from jaxir import files
 from jaxir.errors import UserError
