@@ -62,6 +62,7 @@ def test_train_save_load_search(start, tmp_path, capsys, monkeypatch):
         encoder.save(tmp_path / "model")
 
 
+@pytest.mark.slow
 def test_a_run_that_is_kept_is_a_model_and_is_resumed(tmp_path, capsys):
     run = tmp_path / "run"
     settings = SETTINGS | {"objective": Contrastive(loss=in_batch_softmax), "output_dir": run, "dev": PAIRS}
@@ -76,10 +77,6 @@ def test_a_run_that_is_kept_is_a_model_and_is_resumed(tmp_path, capsys):
     assert again.fingerprint == encoder.fingerprint and not losses(capsys.readouterr().err)
     with pytest.raises(UserError, match="was trained with batch_size=8, not 4"):
         fit(BERT, PAIRS, **settings | {"batch_size": 4}, eval_every=2, dev_metric="loss")
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other/file").write_text("mine")
-    with pytest.raises(UserError, match="is not empty and is not a training run"):
-        fit("st:nowhere", PAIRS, output_dir=tmp_path / "other")
 
 
 def test_defaults_suit_the_pairs(capsys):
@@ -135,9 +132,20 @@ def test_pairs_that_are_none(arguments, message):
         Pairs(*arguments)
 
 
-def test_a_model_that_is_none():
-    with pytest.raises(UserError, match="the model must be a name, a DualEncoder or a Pretrained"):
-        fit(7, PAIRS)
+@pytest.mark.parametrize(
+    ("model", "settings", "message"),
+    [
+        (7, {}, "the model must be a name, a DualEncoder or a Pretrained"),
+        ("st:/nowhere", {}, "no such directory"),
+        ("st:/nowhere", {"output_dir": Path(__file__).parent}, "is not empty and is not a training run"),
+        (BERT, {"steps": 3, "epochs": 1}, "steps is 3 and epochs is 1: keep one"),
+        (BERT, {"steps": 3, "eval_every": 1.5}, "eval_every must be a whole number of steps"),
+        (BERT, {"steps": 3, "num_negatives": 2}, "60 of 60 pairs have no negative passage"),
+    ],
+)
+def test_what_cannot_be_trained_is_said_before_anything_is_compiled(model, settings, message):
+    with pytest.raises(UserError, match=message):
+        fit(model, PAIRS, **settings)
 
 
 def test_pairs_from_a_file(tmp_path):
