@@ -8,17 +8,15 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-from flax import nnx
-
 from jaxir.data.own_pairs import Pairs
 from jaxir.data.pairs import PairDataset
 from jaxir.data.text_pairs import TextPairs
 from jaxir.errors import UserError
-from jaxir.interop import model_dir
+from jaxir.interop import model_dir, stored
 from jaxir.interop.build import FromScratch, Pretrained
-from jaxir.losses.samtone import samtone
+from jaxir.interop.overrides import Overrides
+from jaxir.interop.stored import StoredModel
+from jaxir.losses.in_batch import in_batch_softmax
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.partitioning import MeshConfig, Partitioner
 from jaxir.retrieval.dual_encoder import DualEncoder
@@ -27,6 +25,11 @@ from jaxir.training.checkpoints import check_run_dir
 from jaxir.training.length import check_length, in_steps, steps_of
 from jaxir.training.optimizers import AdamW, Optimizer
 from jaxir.training.state import Objective
+
+# As in gin/pairs.gin, which tests hold them against.
+OBJECTIVE = Contrastive(loss=functools.partial(in_batch_softmax, temperature=0.05))
+OPTIMIZER = AdamW(learning_rate=3e-5, warmup_steps=0.05)
+MIN_STEPS, DROPOUT = 100, 0.0
 
 
 def fit(
@@ -39,7 +42,7 @@ def fit(
     objective: Objective | None = None,
     optimizer: Optimizer | None = None,
     dev: TextPairs | None = None,
-    eval_every: float = 0.1,
+    eval_every: float = 0.2,
     num_negatives: int | None = None,
     output_dir: str | Path | None = None,
     partitioner: Partitioner | None = None,
@@ -48,17 +51,18 @@ def fit(
 ) -> DualEncoder:
     """Trains a dual encoder on pairs of texts. What is given as `model` stays as it is.
 
-    Ctrl-C ends training after the step at hand; the encoder has then been trained that far.
+    Defaults are what gin/pairs.gin sets. Ctrl-C ends training after the step at hand; the encoder has then
+    been trained that far.
 
     Args:
-      model: what to start from: a name (`st:NAME`, `hf:NAME`, a directory of ours), an encoder, or a
-        Pretrained(...) or FromScratch(...) of jaxir.interop.build, which change lengths, dropout or towers.
+      model: what to start from: a name (`st:NAME`, `hf:NAME`, a directory of ours) or an encoder, either
+        without dropout, or a Pretrained(...) or FromScratch(...), which say lengths, dropout and towers.
       pairs: `Pairs`, or another kind of data of `jaxir.data`, such as BeirPairs(directory=...).
       steps: optimizer steps; or else
-      epochs: how often to go through the pairs; once by default.
+      epochs: how often to go through the pairs. By default once, and at least 100 steps.
       batch_size: pairs of a step, over all devices.
-      objective: the training method; by default SamToNe at temperature 0.05.
-      optimizer: AdamW(...) or Adafactor(...); by default AdamW at 2e-5, with a tenth of the steps to warm up.
+      objective: the training method; by default the in-batch softmax at temperature 0.05.
+      optimizer: AdamW(...) or Adafactor(...); by default AdamW at 3e-5, with a warm-up.
       dev: pairs to evaluate on while training; the encoder is then the best by them, not the last.
       eval_every: steps between evaluations on them; below 1, a share of all steps.
       num_negatives: hard negatives of each pair in a batch; by default 1 where each of `Pairs` has some.
@@ -82,18 +86,19 @@ def fit(
     how = loaded.settings.for_pairs()
     data = _built(pairs, loaded.tokenizer, num_negatives=num_negatives, **how)
     if steps is None:
-        steps = steps_of(epochs or 1, pairs=data.num_examples, batch_size=batch_size, min_steps=1)
+        how_long = (1, MIN_STEPS) if epochs is None else (epochs, 1)
+        steps = steps_of(how_long[0], pairs=data.num_examples, batch_size=batch_size, min_steps=how_long[1])
     with contextlib.ExitStack() as closing:
         place = output_dir or closing.enter_context(tempfile.TemporaryDirectory(prefix="jaxir-fit-"))
         loop.train(
             model=loaded.model,
-            objective=objective or Contrastive(loss=functools.partial(samtone, temperature=0.05)),
+            objective=objective or OBJECTIVE,
             data=data,
             dev=dev and _built(dev, loaded.tokenizer, **how),
             output_dir=place,
             steps=steps,
             batch_size=batch_size,
-            optimizer=optimizer or AdamW(warmup_steps=0.1),
+            optimizer=optimizer or OPTIMIZER,
             partitioner=partitioner,
             seed=seed,
             eval_every=in_steps("eval_every", eval_every, steps),
@@ -119,11 +124,16 @@ def _built(pairs: TextPairs, tokenizer: Any, **how: Any) -> Any:
 
 def _start(model: Any, seed: int, partitioner: Partitioner) -> model_dir.LoadedModel:
     if isinstance(model, str | Path):
-        model = Pretrained(source=str(model))
+        model = Pretrained(source=str(model), dropout_rate=DROPOUT)
     if isinstance(model, DualEncoder):
-        graph, state = nnx.split(model.model)  # the steps of training take their parameters' memory
-        copied = nnx.merge(graph, jax.tree.map(jnp.copy, state))
-        return model_dir.LoadedModel(copied, model.tokenizer, model.settings, model.fingerprint)
+        # By way of the host, for the steps of training take the memory of the parameters that they are given.
+        params = stored.params_of(model.model)
+        found = StoredModel(
+            config=model.model.config, params=params, tokenizer=model.tokenizer, settings=model.settings
+        )
+        found = Overrides(dropout_rate=DROPOUT).apply(found, seed=seed, where=repr(model))
+        built = stored.build(found, partitioner)
+        return model_dir.LoadedModel(built, model.tokenizer, model.settings, model.fingerprint)
     if not hasattr(model, "build"):
         raise UserError(f"the model must be a name, a DualEncoder or a Pretrained(...), not {model!r:.60}")
     return model.build(seed=seed, partitioner=partitioner)

@@ -1,20 +1,24 @@
 """Training as a library call: pairs of texts in, an encoder out, as docs/python.md has it."""
 
+import inspect
 import json
 import os
 import signal
 import tempfile
 from pathlib import Path
 
+import gin
 import jax
 import numpy as np
 import pytest
 
 import jaxir
-from jaxir import Contrastive, DualEncoder, ExactIndex, Pairs, Pretrained, fit, in_batch_softmax
+from jaxir import Contrastive, DualEncoder, ExactIndex, Pairs, Pretrained, fit, gin_config, in_batch_softmax
 from jaxir.data.pairs import PairDataset
 from jaxir.errors import UserError
 from jaxir.partitioning import MeshConfig
+from jaxir.train import train as train_command
+from jaxir.training import fit as fit_module
 
 pytestmark = pytest.mark.usefixtures("few_optimizations")
 
@@ -89,7 +93,9 @@ def test_defaults_suit_the_pairs(capsys):
             return super().__call__(model, batch, key)
 
     start = Pretrained(source=BERT, dropout_rate=0.0)
-    encoder = fit(start, Pairs(PAIRS.queries, PAIRS.passages, negatives), objective=Watched(), log_every=1)
+    encoder = fit(
+        start, Pairs(PAIRS.queries, PAIRS.passages, negatives), objective=Watched(), epochs=1, log_every=1
+    )
     # 60 pairs once, 32 at a time, with a hard negative each; none has more than 16 tokens of the 24 allowed.
     assert "step 2/2" in capsys.readouterr().err
     assert seen[0]["query_ids"] == (32, 16) and seen[0]["negative_ids"] == (32, 1, 16)
@@ -146,6 +152,28 @@ def test_pairs_that_are_none(arguments, message):
 def test_what_cannot_be_trained_is_said_before_anything_is_compiled(model, settings, message):
     with pytest.raises(UserError, match=message):
         fit(model, PAIRS, **settings)
+
+
+def test_defaults_are_those_of_the_recipe(start, request):
+    request.addfinalizer(gin.clear_config)
+    gin_config.bind(train_command, ["gin/pairs.gin"], ["DATA=x"], {})
+    recipe = gin.get_bindings(train_command)
+    assert recipe["optimizer"] == fit_module.OPTIMIZER
+    ours, theirs = fit_module.OBJECTIVE, recipe["objective"]
+    bound = {name: value for name, value in gin.get_bindings(theirs.loss).items() if value is not None}
+    assert (ours.loss.func.__name__, ours.loss.keywords, ours.chunks) == (
+        theirs.loss.__name__,
+        bound,
+        theirs.chunks,
+    )
+    assert (recipe["min_steps"], recipe["epochs"]) == (fit_module.MIN_STEPS, 1)
+    assert recipe["model"].dropout_rate == fit_module.DROPOUT
+    defaults = {name: p.default for name, p in inspect.signature(fit).parameters.items()}
+    assert [defaults[name] for name in ("batch_size", "eval_every", "seed")] == [
+        recipe[name] for name in ("batch_size", "eval_every", "seed")
+    ]
+    trained = fit_module._start(start, 0, MeshConfig().build(jax.devices()[:1])).model.config.backbone
+    assert trained.dropout_rate == 0 and start.model.config.backbone.dropout_rate > 0
 
 
 def test_pairs_from_a_file(tmp_path):
