@@ -78,7 +78,8 @@ def _read_distilbert(content: dict[str, Any], path: Path, pad_id: int) -> BertCo
 
 
 def _read_t5(content: dict[str, Any], path: Path, pad_id: int) -> T5Config:
-    feed_forward = content.get("feed_forward_proj", "relu")
+    default = "gated-gelu" if content["model_type"] == "mt5" else "relu"
+    feed_forward = content.get("feed_forward_proj", default)
     gated = feed_forward.startswith("gated-")
     name = feed_forward.removeprefix("gated-")
     return T5Config(
@@ -98,7 +99,13 @@ def _read_t5(content: dict[str, Any], path: Path, pad_id: int) -> T5Config:
     )
 
 
-_READERS = {"bert": _read_bert, "distilbert": _read_distilbert, "roberta": _read_bert, "t5": _read_t5}
+_READERS = {
+    "bert": _read_bert,
+    "distilbert": _read_distilbert,
+    "roberta": _read_bert,
+    "t5": _read_t5,
+    "mt5": _read_t5,
+}
 
 
 def _activation(name: str, path: Path) -> str:

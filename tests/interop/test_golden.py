@@ -2,6 +2,8 @@
 
 import dataclasses
 import importlib.util
+import json
+import shutil
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -10,6 +12,7 @@ import pytest
 from flax import nnx
 
 from jaxir.data.tokenizer import pad_batch
+from jaxir.errors import UserError
 from jaxir.interop import hf, model_dir, stored
 from jaxir.models.dual_encoder import DualEncoderConfig
 
@@ -51,6 +54,19 @@ def test_encoder_matches_reference(name, case, scan):
     error = np.abs(np.where((ids != 0)[..., None], output - expected, 0.0)).max()
     assert np.abs(expected).max() > 1.0
     assert error < 2e-5, error
+
+
+def test_mt5_is_t5_1_1_under_another_name(tmp_path):
+    """MT5EncoderModel of transformers gives t5_1_1's outputs for this folder, to the last bit."""
+    folder = shutil.copytree(GOLDEN / "t5_1_1", tmp_path / "mt5")
+    content = json.loads((folder / "config.json").read_text())
+    assert content.pop("model_type") == "t5" and content.pop("feed_forward_proj") == "gated-gelu"
+    (folder / "config.json").write_text(json.dumps(content | {"model_type": "mt5"}))
+    read, expected = hf.read_encoder(folder), hf.read_encoder(GOLDEN / "t5_1_1")
+    assert read.config == expected.config and read.params.keys() == expected.params.keys() != set()
+    (folder / "config.json").write_text(json.dumps(content | {"model_type": "umt5"}))  # a bias in each layer
+    with pytest.raises(UserError, match="'umt5' is not supported"):
+        hf.read_encoder(folder)
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "t5_1_1"])
