@@ -26,7 +26,7 @@ _MARKER = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 _MACRO = re.compile(r"^(default/)?([A-Z][A-Z0-9_]*) = (.*?)(?:  # .*)?$")
 _INCLUDE = re.compile(r'^include "(.*)"$')
 
-# Beside what `from jaxir import ...` gives: what a training script of one's own calls.
+# Beside what `from jaxir import ...` gives: what a script of one's own calls, and settings that gin binds.
 INTERFACE = (
     "jaxir.interop.model_dir:load",
     "jaxir.interop.build:Pretrained",
@@ -42,6 +42,7 @@ INTERFACE = (
     "jaxir.evaluation.retrieval:evaluate_run",
     "jaxir.retrieval.fusion:reciprocal_rank_fusion",
     "jaxir.retrieval.updating:update_index",
+    "jaxir.serving.limits:Limits",
 )
 
 
