@@ -1,6 +1,7 @@
 # make quickstart   everything from a fresh clone to search results, on the documentation installed with Python
 # make install      .venv with all of jaxir (3 GB); EXTRAS=cuda or EXTRAS=tpu adds what an accelerator needs
-# make test         lint and the everyday tests; make test-all has the slow ones too
+# make test         lint and the everyday tests
+# make test-slow    the others, and those against others' numbers once more, compiled as users compile (half an hour)
 # make lint         what `make test` checks first
 # make format       rewrite the sources as `make lint` wants them
 # make constraints  refresh constraints.txt from .venv
@@ -29,7 +30,7 @@ else
   FREEZE := $(RUN) -m pip freeze --all
 endif
 
-.PHONY: help install quickstart test test-all lint format constraints sidecar wheel docs plan-tools clean
+.PHONY: help install quickstart test test-slow lint format constraints sidecar wheel docs plan-tools clean
 # First, so that `make` alone answers instead of fetching 3 GB.
 help:
 	@sed -n 's/^# \(make [a-z]\)/\1/p' Makefile
@@ -51,8 +52,8 @@ quickstart: $(STAMP)
 test: lint sidecar
 	$(RUN) -m pytest -n 2 --dist=worksteal -q -m "not slow"
 
-test-all: lint sidecar
-	JAXIR_ALL_TESTS=1 $(RUN) -m pytest -n 2 --dist=worksteal -q
+test-slow: sidecar .plan-tools
+	JAXIR_AS_USERS_COMPILE=1 $(RUN) -m pytest -n 2 --dist=worksteal -q -m "slow or compiled"
 
 # Pyserini and its Java, where the tests look for them; users get theirs on first use.
 sidecar: $(STAMP)
@@ -80,7 +81,7 @@ docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
 
 # Outside .venv: where libtpu is importable, JAX looks for TPUs in every run.
-plan-tools: $(STAMP)
+plan-tools .plan-tools: $(STAMP)
 	rm -rf .plan-tools.part
 	$(INSTALL) --no-deps --target .plan-tools.part "$$($(RUN) -c 'from jaxir.planning.devices import requirement; print(requirement())')"
 	rm -rf .plan-tools && mv .plan-tools.part .plan-tools

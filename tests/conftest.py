@@ -11,10 +11,10 @@ from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
-# This way of making programs takes a fifth of all the tests' time. `make test-all` makes them as jaxir does.
+# This way of making programs takes a fifth of all the tests' time. `make test-slow` makes them as jaxir does.
 # The variable is for processes with devices of their own.
 os.environ["JAXIR_QUICK_XLA_FLAGS"] = (
-    "" if os.environ.get("JAXIR_ALL_TESTS") else " --xla_cpu_use_fusion_emitters=false"
+    "" if os.environ.get("JAXIR_AS_USERS_COMPILE") else " --xla_cpu_use_fusion_emitters=false"
 )
 os.environ["XLA_FLAGS"] += os.environ["JAXIR_QUICK_XLA_FLAGS"]
 # Four devices on two cores: XLA's pool must have a thread for each of them, or collectives starve.
@@ -42,6 +42,24 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
+# What a machine of CI may lack; all else is installed there.
+EXPECTED_SKIPS = ("a CPU that multiplies bfloat16 numbers is needed",)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session):
+    """Where `.ci/run` sets JAXIR_CI, a test that skips for want of something fails the run."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if not os.environ.get("JAXIR_CI") or reporter is None:
+        return
+    reports = reporter.stats.get("skipped", [])
+    unexpected = [r for r in reports if not any(reason in str(r.longrepr) for reason in EXPECTED_SKIPS)]
+    for report in unexpected:
+        reporter.write_line(f"a skip that CI does not expect: {report.nodeid}: {report.longrepr}", red=True)
+    if unexpected:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 @pytest.fixture(scope="module", autouse=True)
 def collect_what_is_new():
     """Keeps the millions of objects that libraries and compiled programs hold out of garbage collections.
@@ -54,12 +72,12 @@ def collect_what_is_new():
 
 @pytest.fixture(scope="module")
 def few_optimizations():
-    """Compiles without most of XLA's optimizations: twice as quick, where no number hangs on them.
+    """Compiles without most of XLA's optimizations: twice as quick. `make test-slow` does without it.
 
     Scoped to modules: pytest leaves a package's fixtures in force until the session ends where packages have
     no `__init__.py`, and the tests that come after would compile other programs than jaxir does.
     """
-    jax.config.update("jax_disable_most_optimizations", True)
+    jax.config.update("jax_disable_most_optimizations", not os.environ.get("JAXIR_AS_USERS_COMPILE"))
     yield
     jax.config.update("jax_disable_most_optimizations", False)
 

@@ -1,7 +1,7 @@
 """The code in README.md and on the pages of docs/: Python blocks are run, command lines are parsed and bound.
 
 A block that cannot be run here has a line before it that readers do not see: `<!-- needs a TPU -->`; one that
-takes long, `<!-- slow -->`: `make test-all` runs it.
+takes long, `<!-- slow -->`: `make test-slow` runs it.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = {
     str(path.relative_to(ROOT)): path for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 }
-# `make test` puts a small model in MiniLM's place and leaves out what is slow; `make test-all` runs all.
+# `make test` puts a small model in MiniLM's place and leaves out what is slow; `make test-slow` runs all.
 MINILM, SMALL = "st:sentence-transformers/all-MiniLM-L6-v2", f"st:{ROOT / 'tests/golden/bert'}"
 BLOCK = re.compile(
     r"(?:^<!-- (slow|needs [^\n]+) -->\n+)?^( *)```(\w+)\n(.*?)^\2```$", re.MULTILINE | re.DOTALL

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parent.parent
 THINGS = ["harbour", "volcano", "violin", "glacier", "tractor", "compass", "lantern", "orchard"]

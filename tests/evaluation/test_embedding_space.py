@@ -96,6 +96,7 @@ def folder(tmp_path_factory):
     return directory
 
 
+@pytest.mark.slow
 def test_the_command_draws_and_counts_the_same_for_the_same_model(folder, tmp_path, capsys):
     from matplotlib.image import imread
 

@@ -54,6 +54,7 @@ def start(bucket, *commands: str) -> subprocess.Popen:
     )
 
 
+@pytest.mark.slow
 def test_a_model_is_in_a_bucket_only_when_it_is_whole(bucket, tmp_path):
     convert = f"convert --source={T5} --output={MODEL}"
     begun, released = threading.Event(), threading.Event()

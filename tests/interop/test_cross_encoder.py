@@ -19,7 +19,7 @@ from jaxir.models.bert import Bert, BertConfig
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 NAMES = ["bert", "roberta", "distilbert"]
-pytestmark = pytest.mark.usefixtures("few_optimizations")
+pytestmark = [pytest.mark.compiled, pytest.mark.usefixtures("few_optimizations")]
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from jaxir.errors import UserError
 from jaxir.interop import hf, model_dir, stored
 from jaxir.models.dual_encoder import DualEncoderConfig
 
-pytestmark = pytest.mark.usefixtures("few_optimizations")
+pytestmark = [pytest.mark.compiled, pytest.mark.usefixtures("few_optimizations")]
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 ARCHITECTURES = ["bert", "distilbert", "minilm", "roberta", "t5_1_0", "t5_1_1"]

@@ -59,6 +59,7 @@ def assert_same_vectors(answers: dict[str, np.ndarray], name: str, encoder: Dual
         assert np.abs(expected[0] - expected[1]).max() > 0.01
 
 
+@pytest.mark.slow
 def test_the_readme_gives_the_vectors_of_the_model(tmp_path, save_model):
     model = save_model(
         tmp_path / "model",

@@ -102,6 +102,7 @@ def assert_same_ids(tokenizer: Tokenizer, texts: list[str], max_length: int) -> 
             function(tf.constant([b"good", bad]))
 
 
+@pytest.mark.slow
 def test_ten_thousand_texts_have_the_ids_of_wordpiece(minilm_folder):
     library = Library.from_file(str(minilm_folder / "tokenizer.json"))
     texts = varied_texts(sorted(library.get_vocab()), 10_000)

@@ -14,11 +14,11 @@ from jaxir.losses.in_batch import in_batch_softmax
 from jaxir.losses.pair import pair
 from jaxir.losses.samtone import samtone
 
-pytestmark = pytest.mark.usefixtures("few_optimizations")
+pytestmark = [pytest.mark.compiled, pytest.mark.usefixtures("few_optimizations")]
 
 # None: dense. 4: two blocks of 3 of the 6 rows, and of the 12 hard negatives three.
 BLOCK_SIZES = (None, 4)
-# All variants are tried on devices by `make test-all`.
+# All variants are tried on devices by `make test-slow`.
 ON_DEVICES = {"in_batch_one_way", "samtone_both", "pair"}
 
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("few_optimizations")
 
 VOCABULARY, WIDTH, ROWS = 50, 32, 16
 TOWERS = ("query", "passage")
-# A whole encoder takes twenty times as long to compile: `make test-all` has it.
+# A whole encoder takes twenty times as long to compile: `make test-slow` has it.
 KINDS = pytest.mark.parametrize("kind", ["bags", pytest.param("bert", marks=pytest.mark.slow)])
 
 

@@ -50,6 +50,7 @@ def libtpu() -> str | None:
         return None
 
 
+@pytest.mark.slow
 def test_gpus_by_arithmetic_with_nothing_but_a_recipe(model, tmp_path):
     typed = (*MACROS, f"MODEL=hf:{model}", "SHARING=ade_spl")
     macros = [f"--gin.{m}" for m in typed if not m.startswith(("BATCH_SIZE", "STEPS"))]
@@ -224,6 +225,7 @@ def test_any_class_that_says_what_it_would_build_can_be_planned(model):
 
 
 @pytest.mark.skipif(libtpu() is None, reason="libtpu is not installed (make plan-tools)")
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", ["v5e:2x2"])
 def test_a_tpu_slice_with_its_own_compiler(machine, model, tmp_path):
     macros = [f"--gin.{m}" for m in (*MACROS, f"MODEL=hf:{model}")]

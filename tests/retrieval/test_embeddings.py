@@ -49,9 +49,8 @@ def encode_process(model, corpus, output) -> subprocess.Popen:
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.parametrize(
-    "kills", [(60,), pytest.param((3, 60), marks=pytest.mark.slow)], ids=["once", "twice"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [(60,), (3, 60)], ids=["once", "twice"])
 def test_killed_and_continued_equals_uninterrupted(tmp_path, corpus, small_model, uninterrupted, kills):
     output = tmp_path / "embeddings"
     for shards in kills:

@@ -11,7 +11,7 @@ import pytest
 from jaxir.retrieval.exact import ExactIndex
 from jaxir.retrieval.runs import read_run
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 COUNT, K = 500, 20
 

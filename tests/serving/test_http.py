@@ -415,6 +415,7 @@ def test_two_hundred_clients_for_a_minute(served, bench):
     assert load.percentile(0.99) < 20_000
 
 
+@pytest.mark.slow
 def test_sigterm_ends_what_is_under_way_and_leaves_no_process(tmp_path, start):
     with start(tmp_path) as server:
         process, offspring = server.process, children(server.process.pid)

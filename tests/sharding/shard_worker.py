@@ -51,8 +51,8 @@ T5 = T5Config(
     scan_layers=True,
 )
 # All losses with a bag of words, one with T5.
-# `make test-all` has all of them; `make test` must end within ten minutes.
-ALL = bool(os.environ.get("JAXIR_ALL_TESTS"))
+# `make test-slow` has all of them; `make test` must end within ten minutes.
+ALL = bool(os.environ.get("JAXIR_AS_USERS_COMPILE"))
 ONE_PROCESS = {
     "bag": [
         *(

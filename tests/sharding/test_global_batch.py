@@ -16,7 +16,12 @@ import shard_worker as worker
 from jaxir.models.layers import param
 
 # The time is for a busy machine: most of it is one fixture.
-pytestmark = [pytest.mark.timeout(900), pytest.mark.long, pytest.mark.usefixtures("few_optimizations")]
+pytestmark = [
+    pytest.mark.timeout(900),
+    pytest.mark.long,
+    pytest.mark.compiled,
+    pytest.mark.usefixtures("few_optimizations"),
+]
 DATA_AXES = {"slices", "data", "fsdp"}
 RUNS = [
     (processes, f"{name} on " + " x ".join(f"{axis} {n}" for axis, n in sizes.items()))

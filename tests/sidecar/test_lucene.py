@@ -319,6 +319,7 @@ def test_many_parameters_from_many_threads(sidecar, index, texts):
     assert len({json.dumps(a) for a in alone}) == 24
 
 
+@pytest.mark.slow
 def test_crashes(sidecar, index, texts, tmp_path, capfd, monkeypatch):
     """One sidecar dies under several requests; in one test because each start of Java costs seconds.
 

@@ -83,6 +83,7 @@ def test_a_run_that_is_kept_is_a_model_and_is_resumed(tmp_path, capsys):
         fit(BERT, PAIRS, **settings | {"batch_size": 4}, eval_every=2, dev_metric="loss")
 
 
+@pytest.mark.slow
 def test_defaults_suit_the_pairs(capsys):
     negatives = [[passage] for passage in PAIRS.passages[5:] + PAIRS.passages[:5]]
     seen = []

@@ -123,6 +123,7 @@ def layers_alone(tree):
     return {i: {name: x[i] for name, x in tree.items()} for i in range(LAYERS)}
 
 
+@pytest.mark.slow
 def test_adafactor_treats_each_layer_of_a_scanned_stack_as_a_parameter_of_its_own():
     """Of sizes at which a stack would be factored along its layers, and of scales that differ by layer."""
     rng = np.random.default_rng(3)

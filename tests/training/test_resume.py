@@ -13,7 +13,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 STEPS = 30
 SCRIPT = Path(__file__).parent / "tiny_run.py"
@@ -114,7 +114,6 @@ def test_sigterm_saves_the_step_at_hand_and_the_run_resumes(tmp_path, uninterrup
     assert_same_end(run_dir, uninterrupted)
 
 
-@pytest.mark.slow
 def test_sigkill_at_any_moment_loses_no_more_than_since_the_last_checkpoint(
     tmp_path, uninterrupted, compile_cache
 ):

@@ -68,6 +68,7 @@ def in_process(*flags) -> int:
     return cli.main("jaxir.train:train", list(flags))
 
 
+@pytest.mark.slow
 def test_a_run_is_a_model_and_can_be_repeated_from_its_own_config(tmp_path, recipe, capfd):
     assert in_process(f"--gin_file={recipe}", f"--output_dir={tmp_path}/run") == 0
     captured = capfd.readouterr()
@@ -166,6 +167,7 @@ def test_flags_override_a_recipe_and_its_record_repeats_the_run(tmp_path, folder
     assert "steps is given twice, by --steps and by --gin.STEPS" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_ones_own_pairs_are_trained_on_for_as_long_as_suits_them(tmp_path, folder, capfd):
     """40 pairs in batches of 8: an epoch is 5 steps, of which a fifth is one."""
     run = tmp_path / "run"
