@@ -16,7 +16,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 UV := $(shell command -v uv 2>/dev/null)
-# Transparent huge pages for malloc: JAX's CPU training step is 20 % faster for it (docs/results/performance.md).
+# Transparent huge pages for malloc: JAX's CPU training step takes a quarter less CPU time (docs/results/performance.md).
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 

@@ -7,7 +7,7 @@ compiler's figures, "peak" is what the device (on a CPU: the whole process, Pyth
 really took. Beside wall time stands the CPU time of the process: on a machine that others use, believe
 neither where the two ratios to dense disagree.
 
-    python benchmarks/loss.py [--sizes=16384,32768,65536] [--dimension=768] [--block_size=2048]
+    python benchmarks/loss.py [--sizes=16384,32768,65536] [--dimension=768] [--block_size=1024]
                               [--loss=samtone|in_batch_softmax|pair] [--repeats=3]
 """
 

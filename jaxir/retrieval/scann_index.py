@@ -39,8 +39,8 @@ ASSETS = "scann"
 # Below this a brute-force pass is as fast as the tree, and exact.
 BRUTE_FORCE_UP_TO = 20_000
 TRAINING_SAMPLE = 250_000
-# SOAR: a vector is in a second leaf too, whose residual is far from parallel to the first one's, and so is
-# found with a quarter of the leaves: 1.7 times as fast at the same recall (docs/results/performance.md).
+# SOAR (Sun et al. 2023): a vector is in a second leaf too, whose residual is far from parallel to the first
+# one's, and so is found with fewer leaves.
 SOAR_LAMBDA, SOAR_OVERRETRIEVE = 1.5, 2.0
 BLOCK = 16_384  # vectors normalised at a time
 # Documents in the leaves searched, for each that is asked for: below this even a perfect tree misses some.
