@@ -1,6 +1,7 @@
 """Every loss against loops over the papers' equations: values, gradients, masks, shapes and shards."""
 
 import functools
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from jaxir.losses.samtone import samtone
 
 pytestmark = [pytest.mark.compiled, pytest.mark.usefixtures("few_optimizations")]
 
+GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "losses.npz"
 # None: dense. 4: two blocks of 3 of the 6 rows, and of the 12 hard negatives three.
 BLOCK_SIZES = (None, 4)
 # All variants are tried on devices by `make test-slow`.
@@ -42,6 +44,28 @@ def test_equals_the_papers_equation(variant, negatives, keys, temperature, block
     assert value.dtype == jnp.float32
     np.testing.assert_allclose(value, expected(case, temperature=temperature, **settings), rtol=2e-5)
     assert all(np.isfinite(m) and m.dtype == jnp.float32 and m.shape == () for m in metrics.values())
+
+
+@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+@pytest.mark.parametrize(
+    ("name", "loss"),
+    [
+        ("in_batch", in_batch_softmax),
+        ("samtone_query", samtone),
+        ("samtone_both", functools.partial(samtone, same_tower="both")),
+    ],
+)
+def test_equals_torchs_cross_entropy(name, loss, block_size):
+    golden = np.load(GOLDEN)
+    case = {n: jnp.asarray(golden[n]) for n in EMBEDDINGS}
+    value, gradients = jax.value_and_grad(
+        lambda x: loss(**x, temperature=float(golden["temperature"]), block_size=block_size)[0]
+    )(case)
+    assert golden[name] > 1
+    np.testing.assert_allclose(value, golden[name], rtol=1e-6)
+    for n in EMBEDDINGS:
+        assert np.abs(golden[f"{name} {n}"]).max() > 0.02
+        np.testing.assert_allclose(gradients[n], golden[f"{name} {n}"], rtol=1e-5, atol=1e-6)
 
 
 def test_every_setting_changes_the_value():
