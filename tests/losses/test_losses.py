@@ -61,7 +61,7 @@ def test_equals_torchs_cross_entropy(name, loss, block_size):
     value, gradients = jax.value_and_grad(
         lambda x: loss(**x, temperature=float(golden["temperature"]), block_size=block_size)[0]
     )(case)
-    assert golden[name] > 1
+    assert golden[name] > 0.3
     np.testing.assert_allclose(value, golden[name], rtol=1e-6)
     for n in EMBEDDINGS:
         assert np.abs(golden[f"{name} {n}"]).max() > 0.02
