@@ -1,0 +1,56 @@
+"""The quickstart from end to end, as a process, on a small part of the documentation it would take."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from jaxir.data import pydocs
+
+pytestmark = pytest.mark.slow
+SIZES = {"train": 300, "dev": 20, "test": 60}
+
+
+def quickstart(output) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "jaxir.quickstart", f"--output={output}"],
+        env=os.environ | {"XLA_FLAGS": ""},  # as users run it
+        capture_output=True,
+        text=True,
+        timeout=1500,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.timeout(1800)
+def test_from_documentation_to_answers(tmp_path, minilm_folder):
+    output, entries = tmp_path / "quickstart", pydocs.collect()
+    chosen = [[e for e in entries if e.split == split][:size] for split, size in SIZES.items()]
+    assert [len(part) for part in chosen] == list(SIZES.values())
+    pydocs.write_beir(output / "pydocs", [entry for part in chosen for entry in part])
+
+    said = quickstart(output)
+    assert re.findall(r"^== (\d) of 6", said, re.MULTILINE) == list("123456")
+    assert "(pydocs is done" in said
+    found = {
+        name: [float(x) for x in row.split("|")[:2]]
+        for name, row in re.findall(r"^\| (\S+) +\|(.*)\|$", said, re.MULTILINE)
+        if name != "metric"
+    }
+    assert list(found) == ["P@1", "RR@10", "nDCG@10", "R@100"]
+    before, after = found["nDCG@10"]
+    assert 0.5 < before < 1 and 0.5 < after < 1 and before != after
+    log = [json.loads(line) for line in (output / "model" / "log.jsonl").read_text().splitlines()]
+    losses = [row["loss"] for row in log if "loss" in row]
+    assert losses[-1] < losses[0] / 2
+    answers = said[said.index("== 6 of 6") :]
+    assert len(re.findall(r"^ +1  0\.\d+  \S+", answers, re.MULTILINE)) == 4  # one for each question
+
+    again = quickstart(output)
+    run = re.findall(r"^\$ python -m jaxir\.(\w+)", again, re.MULTILINE)
+    assert run == ["train", "evaluate", "search"]
+    assert "was already complete" in again
