@@ -17,6 +17,7 @@ LEAVES = {
     "huge_pages",
     "installation",
     "lean_tensorflow",
+    "outputs",
     "partitioning",
     "progress",
     "simple_types",
