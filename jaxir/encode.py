@@ -35,8 +35,9 @@ def encode(
       on_bad_input: stop at the first malformed line, or skip and count them.
     """
     from jaxir.retrieval.dual_encoder import DualEncoder
-    from jaxir.retrieval.embeddings import encode_corpus
+    from jaxir.retrieval.embeddings import check_free, encode_corpus
 
+    check_free(output)
     encoder = DualEncoder.load(model, dtype=dtype, batch_tokens=batch_tokens)
     report = encode_corpus(
         encoder, input, output, tower=tower, shard_size=shard_size, on_bad_input=on_bad_input

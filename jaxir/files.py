@@ -283,7 +283,7 @@ def local_path(place: str | Path, where: str = "read from") -> Path:
     Raises:
       UserError: it is a URL.
     """
-    if re.match(r"\w\w+:/", str(place)):  # also one that has been a `Path`
+    if re.match(r"\w\w+://|gs:/", str(place)):  # the second has been a `Path`
         bucket = "copy it to the bucket afterwards" if where == "written to" else "copy it here first"
         raise UserError(f"{place}: this is {where} local paths only; {bucket}")
     return Path(place)

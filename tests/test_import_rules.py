@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent / "jaxir"
 LEAVES = {
+    "checksums",
     "compile_cache",
     "distributed",
     "errors",
