@@ -98,3 +98,30 @@ def test_what_writes_nothing_looks_at_no_output(capsys, tmp_path):
     flags = ["--gin_file=gin/experiments/table1.gin", "--datasets=a=absent", "--dry_run"]
     assert cli.main("jaxir.grid:grid", [*flags, f"--output_dir={tmp_path}/file"]) == 1
     assert "absent" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "flags"),
+    [
+        ("search", ["--index=gs://b/x", "--query=why"]),
+        ("serve", ["--index=gs://b/x", "--port=0"]),
+        ("serve", ["--index=name=gs://b/x", "--port=0"]),
+        ("index", ["--embeddings=gs://b/x", "--output={new}"]),
+        ("index", ["--backend=lucene", "--corpus=gs://b/x", "--output={new}"]),
+        ("index", ["--update=gs://b/x", "--delete=ids"]),
+        ("evaluate", ["--run=gs://b/x", "--qrels=gs://b/x"]),
+        ("evaluate", ["--model=absent", "--dataset=beir:gs://b/x"]),
+        ("fuse", ["--runs=gs://b/x", "--method=rrf", "--output={new}"]),
+        ("mine", ["--run=absent", "--dataset=gs://b/x", "--output={new}"]),
+        ("sample", ["--dataset=beir:gs://b/x", "--train=3", "--output={new}"]),
+        ("prepare", ["--dataset=pairs:gs://b/x", "--output={new}"]),
+        ("convert", ["--source=hf:gs://b/x", "--output={new}"]),
+    ],
+)
+def test_what_is_read_from_local_paths_only_says_so(command, flags, tmp_path, capsys):
+    flags = [flag.format(new=tmp_path / "new") for flag in flags]
+    assert cli.main(function_of(command)[0], flags) == 1
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told.startswith("error: gs://b/x: this is "), told
+    assert "local paths only" in told
+    assert not list(tmp_path.iterdir())
