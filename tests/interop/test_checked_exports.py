@@ -20,14 +20,14 @@ GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "t5_1_1"
 )
 def test_a_flipped_bit_in_an_export_is_told(to, weights, tmp_path):
     out = tmp_path / "out"
-    formats.convert(f"st:{GOLDEN.parent / 'bert' if to == 'hf' else GOLDEN}", out, to)
+    formats.convert(f"st:{GOLDEN.parent / 'roberta' if to == 'hf' else GOLDEN}", out, to)
     (out / "NOTES").write_text("mine")
     source = model_dir.load(f"{to}:{out}")
     path = out / weights
     content = bytearray(path.read_bytes())
     content[-100] ^= 1
     path.write_bytes(content)
-    with pytest.raises(UserError, match="is damaged: .* is not what was written"):
+    with pytest.raises(UserError, match=r"is damaged: .* is not what was written"):
         model_dir.load(f"{to}:{out}")
     content[-100] ^= 1
     path.write_bytes(content)
