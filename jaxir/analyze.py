@@ -6,8 +6,10 @@ import json
 from typing import Any
 
 from jaxir import cli
+from jaxir.outputs import writes
 
 
+@writes(output="directory")
 def analyze(
     *,
     models: list[str],
@@ -41,8 +43,6 @@ def analyze(
     Raises:
       UserError: a model or dataset that is not there, too few queries, or a library that is not installed.
     """
-    from pathlib import Path
-
     from jaxir.errors import UserError
     from jaxir.evaluation import analysis
     from jaxir.evaluation.datasets import parse_dataset
@@ -50,8 +50,6 @@ def analyze(
     from jaxir.retrieval.dual_encoder import DualEncoder
 
     analysis.require_libraries()
-    if Path(output).exists():
-        raise UserError(f"{output} already exists; give another output or remove it first")
     if min(queries, documents) < 1:
         raise UserError("queries and documents must be at least 1")
     named = name_models(models)

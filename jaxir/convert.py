@@ -3,9 +3,11 @@
 from typing import Literal
 
 from jaxir import cli
+from jaxir.outputs import writes
 
 
 @cli.also_called(source="model", to="format")
+@writes(output="model")
 def convert(
     source: str,
     output: str,

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Literal
 
 from jaxir import cli
+from jaxir.outputs import writes
 
 
+@writes(output="work directory")
 def encode(
     model: str,
     input: str,
@@ -33,8 +35,9 @@ def encode(
       on_bad_input: stop at the first malformed line, or skip and count them.
     """
     from jaxir.retrieval.dual_encoder import DualEncoder
-    from jaxir.retrieval.embeddings import encode_corpus
+    from jaxir.retrieval.embeddings import check_free, encode_corpus
 
+    check_free(output)
     encoder = DualEncoder.load(model, dtype=dtype, batch_tokens=batch_tokens)
     report = encode_corpus(
         encoder, input, output, tower=tower, shard_size=shard_size, on_bad_input=on_bad_input

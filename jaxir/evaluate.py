@@ -10,9 +10,11 @@ from jaxir import cli
 from jaxir.errors import UserError
 from jaxir.evaluation.datasets import parse_dataset
 from jaxir.evaluation.retrieval import DEFAULT_METRICS
+from jaxir.outputs import writes
 
 
 @cli.also_called(run="runs", depth="k")
+@writes(output="file")
 def evaluate(
     *,
     run: list[str] | str | None = None,

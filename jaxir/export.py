@@ -4,8 +4,10 @@ from typing import Literal
 
 from jaxir import cli
 from jaxir.errors import UserError
+from jaxir.outputs import writes
 
 
+@writes(output="model")
 def export(
     model: str,
     output: str,

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import functools
 import io
 import logging
 import os
 import re
+import secrets
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -146,44 +149,95 @@ def atomic_file(path: str | Path, mode: str = "w", **kwargs: Any) -> Iterator[IO
         except Exception as error:  # of gcsfs, aiohttp, google.auth
             raise UserError(f"{path} could not be written ({_reason(error)})") from error
         return
+    check_replaceable(path)
+    path = Path(os.path.realpath(path))  # a link stays one
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    aside = _aside(path)
     try:
-        with os.fdopen(descriptor, mode, **kwargs) as file:
+        with os.fdopen(os.open(aside, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), mode, **kwargs) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        Path(name).chmod(0o666 & ~_umask())
-        Path(name).replace(path)
+        aside.replace(path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        aside.unlink(missing_ok=True)
         raise
+
+
+def check_replaceable(path: Path) -> None:
+    """Checks that nothing but a file is at a local path.
+
+    Raises:
+      UserError: something else is there, or nothing can be there.
+    """
+    found = status_of(path)
+    if found is not None and not stat.S_ISREG(found.st_mode):
+        raise UserError(f"{path} is {'a directory' if path.is_dir() else 'no file'}; give a file to write")
+
+
+def status_of(path: Path) -> os.stat_result | None:
+    """Returns what is at a local path, None where nothing is.
+
+    Raises:
+      UserError: nothing can be there.
+    """
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be written ({_words(error)})") from None
 
 
 def check_new_directory(path: str | Path) -> None:
     """Checks that `atomic_directory` can write a directory there, before work begins.
 
     Raises:
-      UserError: `path` exists and is not an empty directory, or is in a bucket.
+      UserError: `path` exists and is not an empty directory, nothing can be written there, or it is in a
+        bucket.
     """
-    if is_bucket(path):
-        raise UserError(
-            f"{path}: this is written to local directories only; copy it to the bucket afterwards"
-        )
-    check_free(path_of(path))
+    check_free(local_path(path, "written to"))
 
 
 def check_free(path: Path) -> None:
-    """Checks that nothing is where a directory is to be written.
+    """Checks that nothing is where a directory is to be written, and that it can be.
 
     Args:
       path: from `path_of`.
 
     Raises:
-      UserError: it exists and is not an empty directory.
+      UserError: it exists and is not an empty directory, or nothing can be written there.
     """
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    if is_bucket(path):
+        taken = path.exists()
+    else:
+        found = status_of(path)
+        taken = found is not None and not (stat.S_ISDIR(found.st_mode) and not any(path.iterdir()))
+    if taken:
         raise UserError(f"{path} already exists; give another output or remove it first")
+    if not is_bucket(path):
+        if os.path.ismount(path):  # whose name nothing else can get
+            raise UserError(f"{path} is where a file system is mounted; give a directory in it")
+        check_room(path)
+
+
+def check_room(path: Path) -> None:
+    """Checks that something can be made at a local path, and the directories above it that are missing.
+
+    Raises:
+      UserError: it cannot.
+    """
+    above = Path(os.path.realpath(path))
+    try:
+        names = [above.name]
+        while not (above := above.parent).exists():
+            names.append(above.name)
+        with tempfile.TemporaryFile(dir=above):
+            pass
+        if max(len(os.fsencode(name)) for name in names) > os.pathconf(above, "PC_NAME_MAX"):
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({_words(error)})") from None
 
 
 @contextlib.contextmanager
@@ -191,28 +245,95 @@ def atomic_directory(path: str | Path, *, overwrite: bool = False) -> Iterator[P
     """Yields an empty directory beside `path`; renames it to `path` on success, removes it on any error.
 
     Raises:
-      UserError: `path` exists, is not an empty directory, and `overwrite` is false; or it is in a bucket.
+      UserError: `path` is not an empty directory, and `overwrite` is false, be it at the beginning or because
+        another process has written it meanwhile; nothing can be written there; or it is in a bucket.
     """
-    if is_bucket(path) or not overwrite:
+    if not overwrite:
         check_new_directory(path)
-    path = path_of(path)
+    path = Path(os.path.realpath(local_path(path, "written to")))  # a link stays one
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
+    aside = _aside(path)
+    aside.mkdir()
     try:
         yield aside
-        aside.chmod(0o777 & ~_umask())
-        if path.exists() and _exchanged(aside, path):
-            shutil.rmtree(aside)
-        elif path.exists():  # there is a moment without either
-            old = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".old", dir=path.parent))
-            path.replace(old / path.name)
-            aside.replace(path)
-            shutil.rmtree(old)
-        else:
-            aside.replace(path)
+        if not _renamed(aside, path):
+            if not overwrite:
+                raise UserError(
+                    f"{path} is there now, by another process, and stays as it is; what this one made is gone"
+                )
+            if _exchanged(aside, path):
+                shutil.rmtree(aside)
+            else:  # there is a moment without either
+                old = _aside(path)
+                path.rename(old)
+                aside.rename(path)
+                shutil.rmtree(old)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
+
+
+def local_path(place: str | Path, where: str = "read from") -> Path:
+    """Returns the path of what cannot be in a bucket.
+
+    Args:
+      place: what the user gave.
+      where: what is done with it, for the sentence.
+
+    Raises:
+      UserError: it is a URL.
+    """
+    if re.match(r"\w\w+://|gs:/", str(place)):  # the second has been a `Path`
+        bucket = "copy it to the bucket afterwards" if where == "written to" else "copy it here first"
+        raise UserError(f"{place}: this is {where} local paths only; {bucket}")
+    return Path(place)
+
+
+def inside(directory: str | Path, name: object, *, said_by: str | Path) -> str:
+    """Returns the path of what a file of a directory names in it, never one outside.
+
+    Args:
+      directory: where it must be; local or gs://BUCKET/PATH.
+      name: what the file says: a path relative to `directory`.
+      said_by: the file.
+
+    Raises:
+      UserError: it is no such path: absolute, with `..`, or a link that leads out of the directory (but for
+        those of the hub's cache, whose snapshots link to the blobs beside them).
+    """
+    path = f"{directory}/{name}"
+    if not isinstance(name, str) or not name.strip("/.") or "\0" in name:
+        raise UserError(f"{said_by}: {name!r:.80} is no name of a file beside it")
+    if name.startswith("/") or ".." in name.split("/"):
+        raise UserError(f"{said_by}: {name!r:.80} lies outside of {directory}")
+    if not is_bucket(directory):
+        roots = [Path(os.path.realpath(directory))]
+        above = Path(directory).absolute()
+        roots += [Path(os.path.realpath(p.parent / "blobs")) for p in above.parents if p.name == "snapshots"]
+        found = Path(os.path.realpath(path))
+        if not any(found.is_relative_to(root) for root in roots):
+            raise UserError(f"{said_by}: {name!r:.80} is a link that leads out of {directory}, to {found}")
+    return path
+
+
+def _words(error: OSError | ValueError) -> str:
+    return (getattr(error, "strerror", None) or str(error)).lower()
+
+
+def _aside(path: Path) -> Path:
+    """Returns a hidden path beside another, of a name that nothing has."""
+    return path.with_name(f".{path.name[:48]}.{secrets.token_hex(6)}.part")
+
+
+def _renamed(source: Path, target: Path) -> bool:
+    """Renames a directory; false where something is there but an empty directory."""
+    try:
+        source.rename(target)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            return False
+        raise
+    return True
 
 
 def _exchanged(one: Path, other: Path) -> bool:
@@ -223,12 +344,6 @@ def _exchanged(one: Path, other: Path) -> bool:
         return False
     here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
     return rename(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 @functools.cache

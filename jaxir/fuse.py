@@ -8,11 +8,13 @@ from typing import Literal
 
 from jaxir import cli
 from jaxir.errors import UserError
+from jaxir.outputs import writes
 from jaxir.progress import progress
 from jaxir.retrieval.runs import Run, read_run, write_run
 
 
 @cli.also_called(runs="run", depth="k")
+@writes(output="file")
 def fuse(
     *,
     runs: list[str],

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from jaxir import cli
+from jaxir.outputs import writes
 
 
 @cli.also_called(output_dir="output")
+@writes(output_dir="work directory", unless="dry_run")
 def grid(
     *,
     recipe: list[str],

@@ -6,8 +6,10 @@ from typing import Literal
 
 from jaxir import cli
 from jaxir.errors import UserError
+from jaxir.outputs import writes
 
 
+@writes(output="directory", update="changed directory")
 def index(
     output: str | None = None,
     embeddings: str | None = None,

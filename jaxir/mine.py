@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Literal
 
 from jaxir import cli
+from jaxir.outputs import writes
 
 
+@writes(output="directory")
 def mine(
     *,
     run: str,

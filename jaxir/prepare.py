@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from jaxir import cli
 from jaxir.errors import UserError, suggest
+from jaxir.outputs import writes
 
 SOURCES = {
     "pairs": "FILE",
@@ -20,6 +21,7 @@ SOURCES = {
 }
 
 
+@writes(output="directory")
 def prepare(
     *,
     dataset: str,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from jaxir import cli
+from jaxir.outputs import writes
 
 
+@writes(output="directory")
 def pydocs(*, output: str) -> None:
     """Writes the documentation of the installed Python packages as a BEIR folder.
 

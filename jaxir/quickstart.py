@@ -10,6 +10,7 @@ from pathlib import Path
 
 from jaxir import cli
 from jaxir.errors import UserError
+from jaxir.outputs import writes
 
 BASE = "st:sentence-transformers/all-MiniLM-L6-v2"
 RECIPE = "gin/quickstart.gin"
@@ -22,6 +23,7 @@ QUESTIONS = (
 )
 
 
+@writes(output="work directory")
 def quickstart(*, output: str = "quickstart") -> None:
     """Fine-tunes MiniLM on the documentation installed with Python, then indexes, searches and compares.
 

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Literal
 
 from jaxir import cli
+from jaxir.outputs import writes
 
 
 @cli.also_called(output_dir="output")
+@writes(output_dir="work directory")
 def rounds(
     *,
     recipe: list[str],

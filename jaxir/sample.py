@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from jaxir import cli
+from jaxir.outputs import writes
 
 
+@writes(output="directory")
 def sample(*, dataset: str, output: str, train: int, split: str = "train", seed: int = 0) -> None:
     """Writes a smaller BEIR folder, for a first look at an experiment.
 

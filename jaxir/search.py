@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from jaxir import cli
 from jaxir.errors import UserError
+from jaxir.outputs import writes
 
 if TYPE_CHECKING:
     from jaxir.retrieval.index import Index
     from jaxir.retrieval.searcher import Searcher, WeightsSearcher
 
 
+@writes(output="file")
 def search(
     index: str,
     model: str | None = None,

@@ -11,10 +11,12 @@ from typing import Any, Literal
 from jaxir import cli
 from jaxir.errors import UserError
 from jaxir.huge_pages import restart_with_huge_pages
+from jaxir.outputs import writes
 
 
 @cli.one_of("steps", "epochs")
 @cli.also_called(output_dir="output")
+@writes(output_dir="run", unless="plan")
 def train(
     *,
     model: Any,

@@ -1,9 +1,14 @@
-"""Outputs appear only when whole."""
+"""Outputs appear only when whole, and what files name lies beside them."""
+
+import os
+import re
+import subprocess
+import sys
 
 import pytest
 
 from jaxir.errors import UserError
-from jaxir.files import atomic_directory, atomic_file
+from jaxir.files import atomic_directory, atomic_file, inside, local_path
 
 
 def test_a_file_appears_only_when_whole(tmp_path):
@@ -34,3 +39,99 @@ def test_a_directory_appears_only_when_whole(tmp_path):
         (aside / "b").write_text("2")
     assert [p.name for p in target.iterdir()] == ["b"]
     assert [p.name for p in tmp_path.iterdir()] == ["index"]
+
+
+def test_of_two_processes_that_write_one_directory_the_second_says_so(tmp_path):
+    code = (
+        "import sys\nfrom jaxir.files import atomic_directory\nfrom jaxir.errors import UserError\n"
+        "try:\n    with atomic_directory('index') as aside:\n        print('begun', flush=True)\n"
+        "        (aside / sys.argv[1]).touch()\n        input()\n    print('written')\n"
+        "except UserError as error:\n    print(error)\n"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": tmp_path}
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    both = [subprocess.Popen([sys.executable, "-c", code, name], env=env, **pipes) for name in ("a", "b")]
+    assert [process.stdout.readline() for process in both] == ["begun\n"] * 2
+    first, second = (process.communicate("\n", timeout=60)[0] for process in reversed(both))
+    assert first == "written\n"
+    assert re.search(r"index is there now, by another process, and stays as it is", second)
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["b", "index"]
+
+
+def test_what_appears_meanwhile_is_never_replaced(tmp_path):
+    for number, make in enumerate((lambda p: p.touch(), lambda p: p.symlink_to("nowhere"))):
+        target = tmp_path / str(number)
+        with pytest.raises(UserError, match="by another process"), atomic_directory(target) as aside:
+            (aside / "a").touch()
+            make(target)
+        assert target.is_symlink() or target.is_file()
+        assert not [p for p in tmp_path.iterdir() if p.name.endswith(".part")]
+
+
+def test_links_stay_links(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "run.trec").symlink_to("data/run.trec")
+    with atomic_file(tmp_path / "run.trec") as file:
+        file.write("1")
+    (tmp_path / "index").symlink_to("data/index")
+    for number in range(2):
+        with atomic_directory(tmp_path / "index", overwrite=number == 1) as aside:
+            (aside / "a").write_text(str(number))
+    assert (tmp_path / "run.trec").is_symlink() and (tmp_path / "index").is_symlink()
+    assert (tmp_path / "data" / "run.trec").read_text() == "1"
+    assert (tmp_path / "data" / "index" / "a").read_text() == "1"
+    assert sorted(p.name for p in (tmp_path / "data").iterdir()) == ["index", "run.trec"]
+
+
+def test_permissions_are_those_of_the_umask_which_nobody_sets_to_read_it(tmp_path, monkeypatch):
+    before = os.umask(0o027)
+    try:
+        with monkeypatch.context() as patched:
+            # It belongs to the whole process: what another thread writes meanwhile would be open to all.
+            patched.setattr(os, "umask", lambda mask: pytest.fail("the umask was set"))
+            with atomic_file(tmp_path / "file") as file:
+                file.write("1")
+            for overwrite in (False, True):
+                with atomic_directory(tmp_path / "directory", overwrite=overwrite):
+                    pass
+        assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
+        assert (tmp_path / "directory").stat().st_mode & 0o777 == 0o750
+    finally:
+        os.umask(before)
+
+
+def test_names_that_files_hold_lead_nowhere_else(tmp_path):
+    folder = tmp_path / "model"
+    (folder / "part").mkdir(parents=True)
+    (tmp_path / "secret").touch()
+    (folder / "out").symlink_to("../secret")
+    (folder / "part" / "up").symlink_to("../..")
+    (folder / "in").symlink_to("part")
+    (tmp_path / "alias").symlink_to("model")
+    for good in ("weights.bin", "part/weights.bin", "in/weights.bin", "a..b", "absent/file", "part/"):
+        for place in (folder, tmp_path / "alias", "gs://bucket/model"):
+            assert inside(place, good, said_by="index") == f"{place}/{good}"
+    bad = (
+        "",
+        ".",
+        "..",
+        "/",
+        "../model/a",
+        "part/../../secret",
+        "/etc/passwd",
+        "out",
+        "part/up/secret",
+        "a\0b",
+    )
+    for name in (*bad, 3, None, ["a"], {}):
+        with pytest.raises(
+            UserError, match=r"^index: .* (is no name of|lies outside|is a link that leads out)"
+        ):
+            inside(folder, name, said_by="index")
+
+
+def test_what_is_local_only_says_so():
+    assert str(local_path("/a/b")) == "/a/b"
+    for url in ("gs://bucket/index", "s3://bucket/index", "gs:/bucket/index"):
+        with pytest.raises(UserError, match=f"{url}: this is read from local paths only; copy it here first"):
+            local_path(url)

@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent / "jaxir"
 LEAVES = {
+    "checksums",
     "compile_cache",
     "distributed",
     "errors",
@@ -17,6 +18,7 @@ LEAVES = {
     "huge_pages",
     "installation",
     "lean_tensorflow",
+    "outputs",
     "partitioning",
     "progress",
     "simple_types",

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from jaxir.errors import BadInputError, UserError
+from jaxir.files import local_path
 
 T = TypeVar("T")
 Policy = Literal["stop", "skip"]
@@ -78,7 +79,7 @@ def raw_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
     """
     number = 0
     try:
-        with Path(path).open("rb") as raw:
+        with local_path(path).open("rb") as raw:
             stream = gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == b"\x1f\x8b" else raw
             for number, line in enumerate(stream, 1):
                 yield number, line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line

@@ -27,6 +27,7 @@ from jaxir.data.sources import (
     read_qrels,
 )
 from jaxir.errors import UserError, suggest
+from jaxir.files import local_path
 
 
 class Triple(NamedTuple):
@@ -45,7 +46,7 @@ class MsMarcoFolder:
     """
 
     def __init__(self, directory: str | Path, on_bad_input: OnBadInput | Policy = "stop"):
-        self.directory, self.on_bad_input = Path(directory), on_bad_input
+        self.directory, self.on_bad_input = local_path(directory), on_bad_input
         self._collection = find_file(self.directory, "collection.tsv", "an MS MARCO folder")
 
     @property

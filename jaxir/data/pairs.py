@@ -10,12 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxir.checksums import check, directory_with_checksums
 from jaxir.data.batch_plan import Batch, choose, features_of, negative_keys, share
 from jaxir.data.sources import PairExample
 from jaxir.data.text_table import TableBuilder, TextTable
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
-from jaxir.files import atomic_directory
+from jaxir.files import local_path
 from jaxir.progress import progress
 
 _FORMAT = 1
@@ -253,7 +254,7 @@ class PairDataset:
             "num_examples": self.num_examples,
             "negatives_left_out": self._negatives_left_out,
         }
-        with atomic_directory(directory) as aside:
+        with directory_with_checksums(directory) as aside:
             for name, array in self._arrays().items():
                 np.save(aside / f"{name}.npy", array)
             (aside / _META).write_text(json.dumps(meta, indent=2) + "\n")
@@ -265,7 +266,8 @@ class PairDataset:
         Raises:
           UserError: no such dataset, or a damaged one.
         """
-        directory = Path(directory)
+        directory = local_path(directory)
+        check(directory)
         try:
             meta = json.loads((directory / _META).read_text())
             if meta.pop("format") != _FORMAT:

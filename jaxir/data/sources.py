@@ -22,6 +22,7 @@ from jaxir.data.lines import (
     string_field,
 )
 from jaxir.errors import UserError, suggest
+from jaxir.files import local_path
 
 
 class Document(NamedTuple):
@@ -265,7 +266,7 @@ class BeirFolder:
     """
 
     def __init__(self, directory: str | Path, on_bad_input: OnBadInput | Policy = "stop"):
-        self.directory = Path(str(directory).removeprefix("beir:"))  # as commands name it
+        self.directory = local_path(str(directory).removeprefix("beir:"))  # as commands name it
         self.on_bad_input = on_bad_input
         if not self.directory.is_dir():
             raise UserError(f"{directory} is not a directory: a BEIR folder is needed")

@@ -10,6 +10,7 @@ from typing import Any
 
 from jaxir.data.lines import MalformedRecord, OnBadInput, decode_line, json_object, numbered_lines, raw_lines
 from jaxir.errors import BadInputError, UserError
+from jaxir.files import local_path
 from jaxir.installation import how_to_install
 
 KINDS = {
@@ -44,7 +45,7 @@ class Table:
     """
 
     def __init__(self, path: str | Path, *, numbered: bool = False):
-        self.path = Path(path)
+        self.path = local_path(path)
         suffix = Path(self.path.name.removesuffix(".gz")).suffix.lower()
         if suffix not in KINDS:
             raise UserError(f"{path}: what kind of file it is must show in its name: {', '.join(KINDS)}")

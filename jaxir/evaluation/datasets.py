@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from jaxir.errors import UserError, suggest
+from jaxir.files import local_path
 
 
 def parse_dataset(spec: str, *kinds: str) -> tuple[str, Path]:
@@ -19,9 +20,10 @@ def parse_dataset(spec: str, *kinds: str) -> tuple[str, Path]:
     """
     if "beir" in kinds and Path(spec).is_dir():
         return "beir", Path(spec)
+    local_path(spec.removeprefix("beir:"))
     kind, colon, directory = spec.partition(":")
     if not colon or kind not in kinds or not directory:
         missing = "" if colon else ", which is no directory"
         expected = " or ".join(f"{known}:DIR" for known in kinds)
         raise UserError(f"--dataset must be {expected}, not {spec!r}{suggest(kind, kinds) or missing}")
-    return kind, Path(directory)
+    return kind, local_path(directory)

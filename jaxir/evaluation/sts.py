@@ -13,6 +13,7 @@ from scipy import stats
 
 from jaxir.data.lines import MalformedRecord, parsed_lines
 from jaxir.errors import BadInputError, UserError
+from jaxir.files import local_path
 
 HEADER = ["score", "sentence1", "sentence2"]
 
@@ -80,7 +81,7 @@ def read_sts(directory: str | Path) -> dict[str, list[SentencePair]]:
       BadInputError: a file without header or with fewer than two different scores, or a malformed line.
       UserError: no such folder, no .tsv files in it, or one called all.tsv.
     """
-    directory = Path(directory)
+    directory = local_path(directory)
     if not directory.is_dir():
         raise UserError(f"{directory} is not a folder")
     files = sorted(directory.glob("*.tsv"))

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 from typing import Literal, get_args
 
+from jaxir.checksums import write_all
 from jaxir.errors import UserError, suggest
 from jaxir.files import atomic_directory, check_new_directory, is_bucket
 from jaxir.interop import hf, model_dir, sentence_transformers, t5x, t5x_optimizer
@@ -64,10 +65,12 @@ def convert(
     with atomic_directory(output) as aside:
         if model.config.sharing == "sde":
             write_tower(aside, model, tower="query")
+            write_all(aside)
         else:
             for tower in ("query", "passage"):
                 (aside / tower).mkdir()
                 write_tower(aside / tower, model, tower=tower)
+                write_all(aside / tower)
     lengths = {model.settings.query_max_length, model.settings.passage_max_length}
     if to == "st" and model.config.sharing == "sde" and len(lengths) > 1:
         print(

@@ -10,7 +10,9 @@ from typing import Any
 
 import jax
 
+from jaxir import checksums
 from jaxir.errors import UserError
+from jaxir.files import local_path
 from jaxir.interop import hub_download, hub_errors, hub_files
 from jaxir.interop.hub_download import Listed, Repository, in_bytes
 from jaxir.interop.hub_errors import Wish
@@ -52,6 +54,7 @@ def resolve(
     """
     found = _local(name)
     if found is not None:
+        checksums.check(found, may_grow=True)  # of what `jaxir.export` has written
         return found
     wish = _parse(name, default_owner, modules)
     if (wish.name, wish.revision) == (MINILM, _MAIN) and (packaged := _packaged_minilm()) is not None:
@@ -106,7 +109,8 @@ def _ask(wish: Wish, is_enough: Callable[[Path], bool]) -> Repository | Path:
     files = {
         file.rfilename: Listed(file.size or 0, (file.lfs.sha256 if file.lfs else file.blob_id) or "")
         for file in info.siblings or []
-        if file.rfilename.isprintable()  # sentences name them
+        # Sentences name them, and they become paths.
+        if file.rfilename.isprintable() and not {"", "..", "."} & set(file.rfilename.split("/"))
     }
     return Repository(wish.name, info.sha, files)
 
@@ -169,7 +173,7 @@ def _say(text: str) -> None:
 
 
 def _local(name: str) -> Path | None:
-    path = Path(name).expanduser()
+    path = local_path(name).expanduser()
     if path.is_dir():
         return path
     if path.exists():

@@ -7,6 +7,7 @@ import numpy as np
 
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
+from jaxir.files import inside
 from jaxir.interop import hf, stored
 from jaxir.interop.stored import EncoderSettings, StoredModel
 from jaxir.interop.weights import (
@@ -151,7 +152,11 @@ def _modules(directory: Path) -> dict[str, Path]:
             f"{path}: the modules {', '.join(kinds)} are not supported;"
             f" there may be {', '.join(_ORDER)}, in this order, the last two or not"
         )
-    return {kind: directory / require(m, "path", path) for kind, m in zip(kinds, content, strict=True)}
+    places = [require(module, "path", path) for module in content]
+    return {
+        kind: directory if place == "" else Path(inside(directory, place, said_by=path))
+        for kind, place in zip(kinds, places, strict=True)
+    }
 
 
 def _prompts(content: dict[str, Any]) -> dict[str, str]:

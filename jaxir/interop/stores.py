@@ -15,7 +15,7 @@ import numpy as np
 import tensorstore
 
 from jaxir.errors import UserError
-from jaxir.files import is_bucket
+from jaxir.files import inside, is_bucket
 from jaxir.interop.lazy import Index, LazyArray
 
 T = TypeVar("T")
@@ -153,7 +153,7 @@ def orbax_specs(directory: str, content: bytes) -> dict[tuple[str, ...], dict[st
 def orbax_places(directory: str) -> Callable[[str], dict[str, Any]]:
     """Returns what gives the specification of the array of a name that Orbax wrote into a directory."""
     if read(directory, _ORBAX_MANIFEST) is None:
-        return lambda name: zarr(f"{directory}/{name}")
+        return lambda name: zarr(inside(directory, name, said_by=f"{directory}'s index"))
     base = f"{directory}/" if is_bucket(directory) else f"file://{Path(directory).absolute()}/"
     return lambda name: zarr(directory) | {"kvstore": {"driver": "ocdbt", "base": base, "path": f"{name}/"}}
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from jaxir.checksums import write_all
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
 from jaxir.files import atomic_directory, is_bucket
@@ -139,6 +140,7 @@ def write(
         return
     with atomic_directory(output) as aside:
         fill(str(aside))
+        write_all(aside / f"checkpoint_{step}")
         model.tokenizer.save(aside / "tokenizer")
 
 

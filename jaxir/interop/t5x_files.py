@@ -16,7 +16,9 @@ import numpy as np
 import tensorstore
 from flax import serialization
 
+from jaxir.checksums import check
 from jaxir.errors import UserError
+from jaxir.files import inside
 from jaxir.interop import stores
 from jaxir.interop.lazy import LazyArray
 
@@ -118,6 +120,8 @@ def _read(directory: str) -> Checkpoint | None:
 
 
 def _read_native(where: str, content: bytes) -> Checkpoint:
+    if not stores.is_bucket(where):
+        check(Path(where), may_grow=True)
     tree = _unpack(where, content)
     version = tree.get("version")
     if version not in (2, VERSION) or not isinstance(tree.get("optimizer"), dict):
@@ -134,12 +138,11 @@ def _native_leaf(where: str, path: str, leaf: Any) -> np.ndarray | Outside:
         return leaf
     if isinstance(leaf, dict) and leaf.get("driver") == "zarr" and isinstance(leaf.get("kvstore"), dict):
         beside = leaf["kvstore"].get("path") or leaf.get("path")
-        if isinstance(beside, str) and beside[:1] != "/" and ".." not in beside:
+        if isinstance(beside, str):
             # Where it was written (driver "gfile", another bucket) does not matter: it lies beside the index.
             shape = leaf.get("metadata", {}).get("shape")
-            return Outside(
-                stores.zarr(f"{where}/{beside.rstrip('/')}"), None if shape is None else tuple(shape)
-            )
+            place = inside(where, beside.rstrip("/"), said_by=f"{where}/{INDEX}")
+            return Outside(stores.zarr(place), None if shape is None else tuple(shape))
     raise UserError(f"{where}/{INDEX}: {path} is neither an array nor what T5X writes of one ({leaf!r:.80})")
 
 

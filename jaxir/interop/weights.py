@@ -11,6 +11,7 @@ import numpy as np
 import safetensors
 
 from jaxir.errors import UserError
+from jaxir.files import inside
 from jaxir.interop import flax_msgpack, torch_zip
 from jaxir.interop.lazy import Index, LazyArray
 
@@ -52,9 +53,7 @@ def _open_several(form: _Format, directory: Path) -> dict[str, LazyArray]:
     weight_map = require(read_json(index), "weight_map", index)
     files = list(weight_map.values()) if isinstance(weight_map, dict) else [weight_map]
     for name in files:
-        if not isinstance(name, str) or name in ("", ".", "..") or Path(name).name != name:
-            raise UserError(f"{index}: {name!r:.80} is no name of a file beside it")
-        if not (directory / name).is_file():
+        if not Path(inside(directory, name, said_by=index)).is_file():
             raise UserError(f"{directory / name}: no such file, though {form.index} names it")
     tensors: dict[str, LazyArray] = {}
     for name in sorted(set(files)):

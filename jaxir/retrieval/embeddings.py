@@ -3,9 +3,10 @@
     embeddings-00000.npy   float32 [n, D], memory-mappable
     ids-00000.json         its n ids
     embeddings.json        `EmbeddingsInfo`: model, input, number of texts, and whether all are there
+    SHA256SUMS             the hashes of all of them
 
-A shard is there if its .npy is: the ids are written first, and both appear only when whole. Texts are batched
-within their shard, so a shard's vectors do not depend on where a run was interrupted.
+A shard is there if both are: the ids and the hashes of both are written first, and either appears only when
+whole. Texts are batched within their shard, so its vectors do not depend on where a run was interrupted.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxir import checksums
 from jaxir.data.lines import OnBadInput, Policy
 from jaxir.data.sources import read_corpus, read_queries
 from jaxir.errors import UserError
-from jaxir.files import atomic_file, is_bucket
+from jaxir.files import atomic_file, local_path
 from jaxir.progress import progress
 from jaxir.retrieval.batching import EncodingReport
 from jaxir.retrieval.dual_encoder import DualEncoder, Tower
@@ -135,9 +137,8 @@ def encode_corpus(
     """
     if shard_size < 1:
         raise UserError(f"shard_size must be at least 1, not {shard_size}")
-    if is_bucket(output):
-        raise UserError(f"{output}: vectors are written to local directories only; copy them afterwards")
-    input, output = Path(input), Path(output)
+    input, output = local_path(input), local_path(output, "written to")
+    check_free(output)
     report = EncodingReport()
     info = _describe(encoder, input, tower, shard_size, on_bad_input)
     with _writing(output, info) as done:
@@ -151,6 +152,8 @@ def encode_corpus(
                 ids_of_shards.append([doc_id for doc_id, _ in shard])
                 yield [text for _, text in shard]
 
+        sums = checksums.take_up(output, [name for number in range(done) for name in _files(number)])
+        written = {}
         initial = min(info.count, done * shard_size)
         with progress(total=info.count, initial=initial, what=f"encoding {input.name}", unit="texts") as bar:
             parts = encoder.encode_windows(
@@ -161,12 +164,37 @@ def encode_corpus(
                 on_batch=bar.update,
             )
             for number, vectors in enumerate(parts, start=done):
-                with atomic_file(output / f"ids-{number:05d}.json") as file:
-                    json.dump(ids_of_shards.pop(0), file, ensure_ascii=False)
-                with atomic_file(output / f"embeddings-{number:05d}.npy", mode="wb") as file:
-                    write_npy(file, [vectors])
-        _write_manifest(output, dataclasses.replace(info, complete=True))
+                ids_name, vectors_name = _files(number)
+                ids = json.dumps(ids_of_shards.pop(0), ensure_ascii=False).encode()
+                sums[ids_name] = hashlib.sha256(ids).hexdigest()
+                with atomic_file(output / ids_name, "wb") as file:
+                    file.write(ids)
+                with atomic_file(output / vectors_name, "wb") as file:
+                    hashed = checksums.Hashed(file)
+                    write_npy(hashed, [vectors])
+                    sums[vectors_name] = hashed.hexdigest()
+                    checksums.append(output, {name: sums[name] for name in (ids_name, vectors_name)})
+                written |= {name: checksums.key(output / name) for name in (ids_name, vectors_name)}
+        info = dataclasses.replace(info, complete=True)
+        sums[MANIFEST] = hashlib.sha256(_described(info).encode()).hexdigest()
+        checksums.write(output, sums)
+        _write_manifest(output, info)
+        written[MANIFEST] = checksums.key(output / MANIFEST)
+        if written.keys() == sums.keys():  # what others have written is read when it is opened
+            checksums.stamp(output, written)
     return report
+
+
+def check_free(output: str | Path) -> None:
+    """Checks that an EMB_DIR can be written to a place, or gone on with there.
+
+    Raises:
+      UserError: something else is there.
+    """
+    place = local_path(output, "written to")
+    taken = place.exists() and (not place.is_dir() or any(place.iterdir()))
+    if taken and not (place / MANIFEST).exists():
+        raise UserError(f"{output} already exists and is no embeddings directory; give another output")
 
 
 def open_embeddings(directory: str | Path) -> StoredEmbeddings:
@@ -175,22 +203,22 @@ def open_embeddings(directory: str | Path) -> StoredEmbeddings:
     Raises:
       UserError: it is none, it is unfinished, or it is damaged.
     """
-    directory = Path(directory)
+    directory = local_path(directory)
     info = _read_manifest(directory)
     if not info.complete:
         raise UserError(f"{directory} is unfinished: run the same encode command again to continue it")
+    checksums.check(directory)
     ids: list[str] = []
     shards: list[np.ndarray] = []
     for number in range(-(-info.count // info.shard_size)):
         try:
-            shard_ids = json.loads((directory / f"ids-{number:05d}.json").read_text(encoding="utf-8"))
-            shard = np.load(directory / f"embeddings-{number:05d}.npy", mmap_mode="r")
+            ids_name, vectors_name = _files(number)
+            shard_ids = json.loads((directory / ids_name).read_text(encoding="utf-8"))
+            shard = np.load(directory / vectors_name, mmap_mode="r")
         except (OSError, ValueError) as error:
             raise UserError(f"{directory} is damaged: {error}") from None
         if shard.dtype != np.float32 or shard.shape != (len(shard_ids), info.dimension):
-            raise UserError(
-                f"{directory} is damaged: embeddings-{number:05d}.npy is {shard.dtype} {shard.shape}"
-            )
+            raise UserError(f"{directory} is damaged: {vectors_name} is {shard.dtype} {shard.shape}")
         ids += shard_ids
         shards.append(shard)
     if len(ids) != info.count:
@@ -238,9 +266,7 @@ def _read(input: Path, tower: Tower, on_bad_input: OnBadInput | Policy) -> Itera
 @contextlib.contextmanager
 def _writing(output: Path, info: EmbeddingsInfo) -> Iterator[int | None]:
     """Locks `output` for this process; yields the number of shards that are there, None if all are."""
-    started = (output / MANIFEST).exists()
-    if not started and output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise UserError(f"{output} already exists and is no embeddings directory; give another output")
+    check_free(output)
     output.mkdir(parents=True, exist_ok=True)
     directory = os.open(output, os.O_RDONLY)
     try:
@@ -264,7 +290,7 @@ def _writing(output: Path, info: EmbeddingsInfo) -> Iterator[int | None]:
         for leftover in output.glob(".*.part"):
             leftover.unlink()
         done = 0
-        while (output / f"embeddings-{done:05d}.npy").exists():
+        while all((output / name).exists() for name in _files(done)):
             done += 1
         yield done
     finally:
@@ -273,8 +299,16 @@ def _writing(output: Path, info: EmbeddingsInfo) -> Iterator[int | None]:
 
 def _write_manifest(directory: Path, info: EmbeddingsInfo) -> None:
     with atomic_file(directory / MANIFEST) as file:
-        json.dump(dataclasses.asdict(info), file, indent=2, ensure_ascii=False)
-        file.write("\n")
+        file.write(_described(info))
+
+
+def _described(info: EmbeddingsInfo) -> str:
+    return json.dumps(dataclasses.asdict(info), indent=2, ensure_ascii=False) + "\n"
+
+
+def _files(number: int) -> tuple[str, str]:
+    """Returns the names of a shard's files: the ids, and the vectors."""
+    return f"ids-{number:05d}.json", f"embeddings-{number:05d}.npy"
 
 
 def _read_manifest(directory: Path) -> EmbeddingsInfo:

@@ -19,8 +19,9 @@ import numpy as np
 from beartype import beartype
 from jaxtyping import Float, jaxtyped
 
+from jaxir.checksums import check, directory_with_checksums
 from jaxir.errors import UserError
-from jaxir.files import atomic_directory
+from jaxir.files import local_path
 from jaxir.retrieval.documents import Documents
 from jaxir.retrieval.ids import check_new, check_there
 
@@ -72,6 +73,7 @@ class Index(abc.ABC):
     Attributes:
       engine: its name, a key of `ENGINES`.
       query_kind: what `search` takes.
+      changing: files in its directory that the engine changes when it is opened, which have no checksum.
       info: what index.json says.
       ids: the N ids, in the order of the rows.
       documents: titles and texts by id, or None.
@@ -79,6 +81,7 @@ class Index(abc.ABC):
 
     engine: ClassVar[str]
     query_kind: ClassVar[QueryKind]
+    changing: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, info: IndexInfo, ids: list[str], documents: Documents | None = None):
         self.info, self.ids, self.documents = info, ids, documents
@@ -139,7 +142,7 @@ class Index(abc.ABC):
         Raises:
           UserError: the directory exists, or the corpus lacks a document of the index.
         """
-        with atomic_directory(directory) as aside:
+        with directory_with_checksums(directory, without=self.changing) as aside:
             if corpus is not None:
                 Documents.write(aside, corpus, self.ids)
             self.write_into(aside)
@@ -270,12 +273,12 @@ def describe(directory: Path, info: IndexInfo, ids: Sequence[str]) -> None:
 
 
 def load_index(directory: str | Path) -> Index:
-    """Reads an index saved by `Index.save`.
+    """Reads an index saved by `Index.save`. Its files are read whole, once, to compare their checksums.
 
     Raises:
       UserError: the directory is not an index, is damaged, or its engine is not installed.
     """
-    directory = Path(directory)
+    directory = local_path(directory)
     path = directory / "index.json"
     if not path.is_file():
         raise UserError(f"{directory} is not an index: it has no index.json")
@@ -283,6 +286,8 @@ def load_index(directory: str | Path) -> Index:
         content = json.loads(path.read_text(encoding="utf-8"))
         version = content.pop("format")
         info = IndexInfo(**content)
+        if version == FORMAT and info.engine in ENGINES:
+            check(directory, without=engine(info.engine).changing)
         ids = json.loads((directory / "ids.json").read_text(encoding="utf-8"))
     except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
         raise UserError(f"{directory} is a damaged index: {error}") from None

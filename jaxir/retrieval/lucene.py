@@ -11,11 +11,11 @@ from typing import Literal
 
 import numpy as np
 
+from jaxir.checksums import directory_with_checksums
 from jaxir.data.lines import MalformedRecord, OnBadInput, Policy
 from jaxir.data.sources import Document, read_corpus
 from jaxir.data.sparse_vectors import SparseVector, read_sparse_vectors, weights_of
 from jaxir.errors import UserError
-from jaxir.files import atomic_directory
 from jaxir.progress import progress
 from jaxir.retrieval.documents import Documents
 from jaxir.retrieval.ids import check_new
@@ -168,7 +168,7 @@ def build_lucene_index(
     """
     collector = OnBadInput(on_bad_input)
     sidecar = sidecar or shared()
-    with atomic_directory(output) as aside:
+    with directory_with_checksums(output) as aside:
         info, ids = _index(aside, lambda: read_corpus(corpus, collector), fields, sidecar)
         collector.report()
         Documents.write(aside, corpus, ids)
@@ -216,7 +216,7 @@ def update_lucene_index(
         if corpus is not None:
             yield from read_corpus(corpus, OnBadInput("skip"))
 
-    with atomic_directory(directory, overwrite=True) as aside:
+    with directory_with_checksums(directory, overwrite=True) as aside:
         info, ids = _index(aside, documents, index.info.settings["fields"], index.sidecar)
         Documents.write(aside, corpus, ids, kept=stored, new=set(new).intersection(ids))
         describe(aside, info, ids)
@@ -283,7 +283,7 @@ def build_impact_index(
                 yield vector
 
     sidecar = sidecar or shared()
-    with atomic_directory(output) as aside:
+    with directory_with_checksums(output) as aside:
         with progress(what="indexing", unit="documents") as bar:
             sidecar.index_impact(
                 aside / FILES, of_lucene, on_progress=lambda count: bar.update(count - bar.n)

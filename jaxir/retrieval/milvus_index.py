@@ -42,6 +42,7 @@ class MilvusIndex(VectorIndex):
     """
 
     engine = "milvus"
+    changing = (INSIDE,)
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxir.data.sources import BeirFolder, key_digest
 from jaxir.errors import UserError
-from jaxir.files import atomic_directory
+from jaxir.files import atomic_directory, check_new_directory
 from jaxir.progress import progress
 from jaxir.retrieval.judging import Drawn, Judge, RelevanceFilter, RelevanceSettings
 from jaxir.retrieval.known_positives import KnownPositives, read_documents
@@ -137,6 +137,7 @@ def mine(
       BadInputError: a malformed line.
       UserError: no such split, a document of the run that the corpus lacks, or no negative at all.
     """
+    check_new_directory(output)
     known = KnownPositives.read(folder, split)
     check = None
     if judge is not None:

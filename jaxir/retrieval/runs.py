@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxir.errors import BadInputError, UserError
-from jaxir.files import atomic_file
+from jaxir.files import atomic_file, local_path
 
 Run = dict[str, dict[str, float]]
 
@@ -88,7 +88,7 @@ def read_run_by_query(path: str | Path) -> Iterator[tuple[str, dict[str, float]]
 
 def _lines(path: str | Path) -> Iterator[tuple[int, str, str, float]]:
     """Yields (line number, query id, document id, score)."""
-    path = Path(path)
+    path = local_path(path)
     if not path.is_file():
         raise UserError(f"{path}: no such run file")
     with path.open("rb") as file:

@@ -10,6 +10,7 @@ import dataclasses
 import importlib.util
 import itertools
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -21,6 +22,7 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxir.errors import UserError
+from jaxir.files import inside
 from jaxir.installation import how_to_install
 from jaxir.lean_tensorflow import import_tensorflow
 from jaxir.retrieval.documents import Documents
@@ -251,6 +253,7 @@ class ScannIndex(VectorIndex):
             raise UserError(
                 f"{directory} is not an index of ours: it holds a pickle, which could run anything"
             )
+        _check_assets(directory / ASSETS)
         try:
             with _quiet():
                 searcher = scann.load_searcher(str((directory / ASSETS).resolve()))
@@ -259,6 +262,16 @@ class ScannIndex(VectorIndex):
         index = cls(info, ids, documents, searcher)
         index._near = directory.resolve().parent
         return index
+
+
+def _check_assets(directory: Path) -> None:
+    """Raises a UserError where ScaNN's list of its files names one elsewhere, or is not what ScaNN writes."""
+    path = directory / "scann_assets.pbtxt"
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    if not re.fullmatch(r'(assets \{\s*asset_type: \w+\s*asset_path: "[\w./-]*"\s*\}\s*)*', text):
+        raise UserError(f"{path} is not the list of files that ScaNN writes")
+    for name in re.findall(r'asset_path: "(.*)"', text):
+        inside(directory, name, said_by=path)
 
 
 @contextlib.contextmanager

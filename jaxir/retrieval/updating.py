@@ -9,9 +9,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from jaxir.checksums import directory_with_checksums
 from jaxir.data.lines import Policy
 from jaxir.errors import UserError
-from jaxir.files import atomic_directory
+from jaxir.files import local_path
 from jaxir.retrieval.documents import Documents
 from jaxir.retrieval.embeddings import StoredEmbeddings
 from jaxir.retrieval.ids import check_new, check_there
@@ -65,7 +66,7 @@ def update_index(
       UserError: it is no index, it belongs to another model, ids are there already or are not, documents for
         display would be missing, nothing would be left, or another process is changing it.
     """
-    directory = Path(directory)
+    directory = local_path(directory)
     with _alone(directory), contextlib.closing(load_index(directory)) as index:
         before, deleted = index.info.count, len(set(delete))
         if isinstance(index, VectorIndex):
@@ -82,7 +83,7 @@ def read_ids(path: str | Path) -> list[str]:
       UserError: it is not text.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8").split("\n")
+        lines = local_path(path).read_text(encoding="utf-8").split("\n")
     except UnicodeDecodeError:
         raise UserError(f"{path} is not a text file of ids") from None
     return [line.removesuffix("\r") for line in lines if line.strip()]
@@ -98,7 +99,7 @@ def _update_vectors(
     new = _checked(directory, index, embeddings, delete, corpus)
     kept, gone = index.documents, set(delete)
     ids = [i for i in index.ids if i not in gone] + new
-    with atomic_directory(directory, overwrite=True) as aside:
+    with directory_with_checksums(directory, overwrite=True, without=index.changing) as aside:
         # What can be wrong with the corpus is found before a Milvus elsewhere is changed.
         if kept is not None:
             Documents.write(aside, corpus, ids, kept=kept, new=new)

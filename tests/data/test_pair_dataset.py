@@ -167,6 +167,16 @@ def test_saved_arrays_that_do_not_fit_are_refused(dataset, minilm, sentencepiece
         source.build(minilm, query_length=12, passage_length=64)
     with pytest.raises(UserError, match="query_prompt '', not 'query: '"):
         source.build(minilm, query_prompt="query: ", **LENGTHS)
+    path = folder / "pairs.npy"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"arrays is damaged: pairs\.npy is not what was written"):
+        source.build(minilm, **LENGTHS)
+    content[-1] ^= 1
+    path.write_bytes(content)
+    source.build(minilm, **LENGTHS)
+    (folder / "SHA256SUMS").unlink()  # as jaxir once wrote them
     path = folder / "passages_flat.npy"
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(UserError, match="is damaged"):

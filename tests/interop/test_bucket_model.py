@@ -115,7 +115,7 @@ def test_training_and_encoding_start_from_a_bucket(bucket, tmp_path):
 def test_where_an_output_cannot_be_is_said_before_anything_is_read(tmp_path, capsys):
     (tmp_path / "here").write_text("a file")
     for output, to, message in (
-        ("gs://bucket/m", "hf", "gs://bucket/m: this is written to local directories only"),
+        ("gs://bucket/m", "hf", "gs://bucket/m: this is written to local paths only"),
         (str(tmp_path), "jaxir", f"{tmp_path} already exists"),
         (str(tmp_path), "t5x", f"{tmp_path} already exists"),
     ):

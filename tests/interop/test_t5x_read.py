@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -241,6 +242,13 @@ def test_the_first_orbax_layout_with_placeholders(encoder, tmp_path):
     (state / "checkpoint").write_bytes(msgpack.packb({"target": target, "state": {}}))
     loaded = model_dir.load(f"t5x:{tmp_path / 'run'}", tokenizer=TOKENIZER)
     assert loaded.fingerprint == model_dir.load(f"st:{GOLDEN / 't5_1_1'}").fingerprint
+    name = target["token_embedder"]["embedding"].removeprefix("PLACEHOLDER://")
+    shutil.move(state / name, tmp_path / "elsewhere")
+    for place in ("../../../elsewhere", str(tmp_path / "elsewhere")):
+        target["token_embedder"]["embedding"] = f"PLACEHOLDER://{place}"
+        (state / "checkpoint").write_bytes(msgpack.packb({"target": target, "state": {}}))
+        with pytest.raises(UserError, match=f"{re.escape(place)}' lies outside of"):
+            model_dir.load(f"t5x:{tmp_path / 'run'}", tokenizer=TOKENIZER)
 
 
 @pytest.mark.parametrize("scan", [False, True])
@@ -348,7 +356,15 @@ DAMAGES = {
     "odd leaf": (_target("encoder/encoder_norm/scale", "1.0"), "neither an array nor what T5X writes"),
     "outside": (
         _target("encoder/layers_1/mlp/wo/kernel", {"driver": "zarr", "kvstore": {"path": "../x"}}),
-        "neither an array nor what T5X writes",
+        r"checkpoint_1000/checkpoint: '../x' lies outside of",
+    ),
+    "elsewhere": (
+        _target("encoder/layers_1/mlp/wo/kernel", {"driver": "zarr", "kvstore": {"path": "/etc/"}}),
+        r"checkpoint_1000/checkpoint: '/etc' lies outside of",
+    ),
+    "a link": (
+        lambda c: ((c / KERNEL).rename(c.parent / "x"), (c / KERNEL).symlink_to(c.parent / "x")),
+        r"kernel' is a link that leads out of",
     ),
     "no array": (lambda c: shutil.rmtree(c / KERNEL), r"encoder/layers_1/mlp/wo/kernel: .* does not exist"),
     "no chunk": (

@@ -219,8 +219,25 @@ def test_an_index_names_only_files_beside_it(tmp_path, name):
     content = json.loads(index.read_text())
     content["weight_map"]["shared.weight"] = name
     index.write_text(json.dumps(content))
-    with pytest.raises(UserError, match=r"index\.json: .* is no name of a file beside it"):
+    with pytest.raises(UserError, match=r"index\.json: .* (is no name|lies outside)|a/b\.bin: no such file"):
         read_tensors(folder)
+
+
+def test_an_index_names_no_link_to_elsewhere_but_in_the_cache_of_the_hub(tmp_path):
+    folder = sharded(tmp_path)
+    shard = next(iter(folder.glob("*00002*")))
+    shard.rename(tmp_path / "elsewhere")
+    shard.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match=r"00002-of-00004\.bin' is a link that leads out of"):
+        read_tensors(folder)
+    cached = tmp_path / "models--owner--name" / "snapshots" / "0123"
+    (cached.parent.parent / "blobs").mkdir(parents=True)
+    cached.parent.mkdir()
+    folder.rename(cached)
+    (tmp_path / "elsewhere").rename(cached.parent.parent / "blobs" / "etag")
+    (cached / shard.name).unlink()
+    (cached / shard.name).symlink_to("../../blobs/etag")
+    assert len(read_tensors(cached)) == len(read_tensors(WEIGHTS / "t5" / "torch_sharded"))
 
 
 def test_what_an_index_misses_costs_one_sentence(tmp_path):

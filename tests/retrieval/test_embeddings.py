@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxir import DualEncoder
+from jaxir import DualEncoder, cli
 from jaxir.errors import BadInputError, UserError
 from jaxir.retrieval import npy
 from jaxir.retrieval.embeddings import encode_corpus, open_embeddings
+from jaxir.retrieval.index import load_index
 
 SHARD = 8
 
@@ -184,11 +185,64 @@ def test_a_full_disk_is_an_error_with_its_number():
     assert caught.value.errno == 28  # numpy's own save gives none, and cli.main tells by it
 
 
+def test_a_flipped_bit_is_told(tmp_path, toy, encoder):
+    corpus, out = toy.write_corpus(tmp_path / "corpus.jsonl", toy.random_texts(20)), tmp_path / "out"
+    encode_corpus(encoder, corpus, out, shard_size=10)
+    listed = subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=out, capture_output=True, text=True).stdout
+    assert sorted(listed.splitlines()) == [
+        *(f"embeddings-0000{n}.npy: OK" for n in range(2)),
+        "embeddings.json: OK",
+        *(f"ids-0000{n}.json: OK" for n in range(2)),
+    ]
+    for name in ("embeddings-00001.npy", "ids-00000.json", "embeddings.json"):
+        content = bytearray((out / name).read_bytes())
+        content[-6] ^= 1
+        (out / name).write_bytes(content)
+        with pytest.raises(UserError, match=f"damaged: {name} is not what was written|json is damaged"):
+            open_embeddings(out)
+        content[-6] ^= 1
+        (out / name).write_bytes(content)
+    open_embeddings(out)
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_what_was_begun_is_checked_too_once_it_is_whole(tmp_path, toy, encoder, older):
+    """A directory that is taken up has the hashes of the first shards; one of an older jaxir gets them."""
+    corpus, out = toy.write_corpus(tmp_path / "corpus.jsonl", toy.random_texts(30)), tmp_path / "out"
+    encode_corpus(encoder, corpus, out, shard_size=10)
+    whole = contents(out)
+    for name in ("embeddings-00001.npy", "embeddings-00002.npy", "ids-00002.json"):
+        (out / name).unlink()
+    manifest = json.loads(whole["embeddings.json"]) | {"complete": False}
+    (out / "embeddings.json").write_text(json.dumps(manifest))
+    if older:
+        (out / "SHA256SUMS").unlink()
+    else:  # a bit that flips between the two
+        content = bytearray(whole["embeddings-00000.npy"])
+        content[-1] ^= 1
+        (out / "embeddings-00000.npy").write_bytes(content)
+    assert encode_corpus(encoder, corpus, out, shard_size=10).texts == 20
+    if older:
+        assert contents(out) == whole
+        open_embeddings(out)
+    else:
+        with pytest.raises(UserError, match=r"embeddings-00000\.npy is not what was written"):
+            open_embeddings(out)
+
+
+def test_a_place_that_is_no_directory_of_vectors_is_told_before_the_model_is_read(tmp_path, capsys):
+    (tmp_path / "mine").touch()
+    flags = ["--model=absent", "--input=absent", f"--output={tmp_path}"]
+    assert cli.main("jaxir.encode:encode", flags) == 1
+    assert "already exists and is no embeddings directory" in capsys.readouterr().err
+
+
 def test_damage_is_told(tmp_path, toy, encoder):
     corpus = toy.write_corpus(tmp_path / "corpus.jsonl", toy.random_texts(20))
     with pytest.raises(UserError, match="holds no embeddings"):
         open_embeddings(tmp_path)
     encode_corpus(encoder, corpus, tmp_path / "out", shard_size=10)
+    (tmp_path / "out" / "SHA256SUMS").unlink()  # as jaxir once wrote them
     shard = tmp_path / "out" / "embeddings-00001.npy"
     whole = shard.read_bytes()
     shard.write_bytes(whole[:-8])
@@ -231,3 +285,18 @@ def test_interrupted_in_process_releases_the_directory(tmp_path, toy, encoder):
     for name, content in contents(tmp_path / "again").items():
         if name != "embeddings.json":
             assert contents(tmp_path / "out")[name] == content
+
+
+@pytest.mark.slow
+def test_of_two_builds_of_one_index_the_second_says_that_the_first_was_there(tmp_path, toy, encoder):
+    corpus, place = toy.write_corpus(tmp_path / "corpus.jsonl", toy.random_texts(200)), tmp_path / "index"
+    encode_corpus(encoder, corpus, tmp_path / "embeddings")
+    command = [sys.executable, "-m", "jaxir.index", f"--embeddings={tmp_path / 'embeddings'}"]
+    command += ["--backend=exact", f"--corpus={corpus}", f"--output={place}"]
+    both = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    told = [process.communicate(timeout=300)[1] for process in both]
+    assert sorted(process.returncode for process in both) == [0, 1], told
+    loser = told[[process.returncode for process in both].index(1)]
+    assert "index is there now, by another process" in loser or "index already exists" in loser
+    assert len(load_index(place).ids) == 200
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["corpus.jsonl", "embeddings", "index"]

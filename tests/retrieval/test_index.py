@@ -251,6 +251,7 @@ def test_damaged_indexes_are_told(tmp_path, engine):
         load_index(tmp_path)
     engine.build(clustered(100, 8), [str(i) for i in range(100)]).save(tmp_path / "index")
     load_index(tmp_path / "index")
+    (tmp_path / "index" / "SHA256SUMS").unlink()  # as jaxir once wrote them
     big = max((p for p in (tmp_path / "index").rglob("*.npy")), key=lambda p: p.stat().st_size)
     content = big.read_bytes()
     big.write_bytes(content[: len(content) // 2])
@@ -263,6 +264,48 @@ def test_damaged_indexes_are_told(tmp_path, engine):
     (tmp_path / "index" / "index.json").write_text('{"format": 1, "engine"')
     with pytest.raises(UserError, match="damaged"):
         load_index(tmp_path / "index")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_flipped_bit_in_any_file_is_told(tmp_path, engine):
+    place = tmp_path / "index"
+    ids = [str(i) for i in range(100)]
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps({"_id": i, "text": f"about {i}"}) + "\n" for i in ids))
+    engine.build(clustered(100, 8), ids).save(place, corpus=corpus)
+    opened = load_index(place)  # what it searches with, it leaves as it was
+    opened.search(clustered(100, 8)[:2], 3)
+    opened.close()
+    names = [line.split("  ")[1] for line in (place / "SHA256SUMS").read_text().splitlines()]
+    assert {"ids.json", "index.json", "documents.jsonl", "documents-offsets.npy"} < set(names)
+    for name in names:
+        content = bytearray((place / name).read_bytes())
+        content[-2] ^= 1  # a digit, a bracket, a number: what can still be read
+        (place / name).write_bytes(content)
+        with pytest.raises(UserError, match="damaged"):
+            load_index(place)
+        content[-2] ^= 1
+        (place / name).write_bytes(content)
+    assert len(load_index(place).ids) == 100
+
+
+def test_a_list_of_scann_that_names_files_elsewhere_is_refused(tmp_path):
+    ScannIndex.build(clustered(100, 8), [str(i) for i in range(100)]).save(tmp_path / "index")
+    (tmp_path / "index" / "SHA256SUMS").unlink()
+    (tmp_path / "secret.npy").write_bytes((tmp_path / "index" / "scann" / "dataset.npy").read_bytes())
+    listed = tmp_path / "index" / "scann" / "scann_assets.pbtxt"
+    text = listed.read_text()
+    for name, said in (
+        ("../../secret.npy", "lies outside of"),
+        (f"{tmp_path}/secret.npy", "lies outside of"),
+        ("\\056./../secret.npy", "not the list of files that ScaNN writes"),
+        ("link.npy", "is a link that leads out of"),
+    ):
+        listed.write_text(text.replace("dataset.npy", name))
+        (listed.parent / "link.npy").unlink(missing_ok=True)
+        (listed.parent / "link.npy").symlink_to(tmp_path / "secret.npy")
+        with pytest.raises(UserError, match=said):
+            load_index(tmp_path / "index")
 
 
 @pytest.mark.slow

@@ -95,7 +95,21 @@ def test_it_can_be_saved_elsewhere(index, tmp_path):
     assert load_index(tmp_path / "copy").search(["dog"], 1)[1] == [["dog"]]
 
 
+def test_a_flipped_bit_is_told(index):
+    opened = load_index(index)
+    assert opened.search(["dog"], 1)[1] == [["dog"]]
+    file = max((Path(index) / "lucene").iterdir(), key=lambda path: path.stat().st_size)
+    content = bytearray(file.read_bytes())
+    file.write_bytes(content)
+    load_index(index)  # read anew, and found whole: a search changes nothing
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(UserError, match=f"is damaged: lucene/{file.name} is not what was written"):
+        load_index(index)
+
+
 def test_damage_is_told(index):
+    (Path(index) / "SHA256SUMS").unlink()  # as jaxir once wrote them
     for file in (Path(index) / "lucene").glob("segments_*"):
         file.unlink()
     with pytest.raises(UserError, match="is a damaged index: it has no Lucene files"):

@@ -1,0 +1,106 @@
+"""What a command writes, looked at before it works: see `writes`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+from jaxir.errors import UserError
+from jaxir.files import (
+    check_bucket,
+    check_free,
+    check_new_directory,
+    check_replaceable,
+    check_room,
+    is_bucket,
+    local_path,
+    path_of,
+    status_of,
+)
+
+# A file is replaced; a directory must be new, unless it is one to work in or to be changed. Models and runs
+# may be in a bucket too, which those that write them look at.
+Kind = Literal["file", "directory", "work directory", "changed directory", "model", "run"]
+
+
+def writes(*, unless: str | None = None, **kinds: Kind) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Has a command look at all its outputs before it works, whether flags, gin or Python name them.
+
+    Args:
+      unless: a parameter with which nothing is written.
+      **kinds: parameters that name outputs, and what each is; None is looked at nowhere.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            given = signature.bind_partial(*args, **kwargs)  # what is missing, the function says
+            given.apply_defaults()
+            if unless is None or not given.arguments[unless]:
+                for name, kind in kinds.items():
+                    if (path := given.arguments.get(name)) is not None:
+                        check_output(f"--{name}", path, kind)
+            return function(*args, **kwargs)
+
+        checked.__signature__ = signature  # gin asks for it
+        checked.outputs = kinds
+        return checked
+
+    return decorate
+
+
+def check_output(what: str, path: str | Path, kind: Kind) -> None:
+    """Checks that an output can be written; changes nothing.
+
+    Raises:
+      UserError: it cannot. The sentence begins with `what` where `path` is empty, else with `path`.
+    """
+    if not str(path):
+        raise UserError(f"{what} is empty")
+    if kind == "file":
+        check_file(path)
+    elif kind == "directory":
+        check_new_directory(path)
+    elif is_bucket(path) and kind in ("model", "run"):
+        path_of(path)
+    elif kind == "model":
+        check_free(path_of(path))
+    elif kind == "changed directory":  # it is written anew beside itself
+        place = local_path(path, "written to")
+        status_of(place)
+        check_room(place)
+    else:
+        check_work_directory(path)
+
+
+def check_file(path: str | Path) -> None:
+    """Checks that `files.atomic_file` can write a file there; what is there is replaced.
+
+    Raises:
+      UserError: a directory or a device is there, no file can be, or the bucket takes none.
+    """
+    place = path_of(path)
+    if is_bucket(place):
+        check_bucket(place, writing=True)
+        return
+    check_replaceable(place)
+    check_room(place)
+
+
+def check_work_directory(path: str | Path) -> None:
+    """Checks that files can be written into a local directory, which need not be there.
+
+    Raises:
+      UserError: something else is there, or no file can be written into it.
+    """
+    place = local_path(path, "written to")
+    found = status_of(place)
+    if found is not None and not stat.S_ISDIR(found.st_mode):
+        raise UserError(f"{place} is no directory; give another output or remove it first")
+    check_room(place if found is None else place / "file")

@@ -1,0 +1,197 @@
+"""What was written whole is checked where it is read: whole files, once, and any change is told."""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import time
+
+import pytest
+
+from jaxir import checksums
+from jaxir.checksums import check, directory_with_checksums
+from jaxir.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def written(tmp_path):
+    place = tmp_path / "index"
+    with directory_with_checksums(place, without=("engine.db",)) as aside:
+        (aside / "part").mkdir()
+        (aside / "part" / "vectors.npy").write_bytes(bytes(range(256)) * 40)
+        (aside / "ids.json").write_text('["a"]')
+        (aside / "engine.db").mkdir()
+        (aside / "engine.db" / "rows").write_text("changes")
+    return place
+
+
+def bytes_read(monkeypatch):
+    """Returns a list that the names of hashed files are added to from now on."""
+    names, real = [], checksums._digests
+
+    def noted(directory, wanted):
+        names.extend(wanted)
+        return real(directory, wanted)
+
+    monkeypatch.setattr(checksums, "_digests", noted)
+    return names
+
+
+def flip(path, at=1000):
+    content = bytearray(path.read_bytes())
+    content[at % len(content)] ^= 1
+    path.write_bytes(content)
+
+
+def test_coreutils_check_it_too(written):
+    done = subprocess.run(
+        ["sha256sum", "--strict", "-c", "SHA256SUMS"], cwd=written, capture_output=True, text=True
+    )
+    assert done.returncode == 0
+    assert done.stdout.splitlines() == ["ids.json: OK", "part/vectors.npy: OK"]
+    flip(written / "part" / "vectors.npy")
+    assert subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=written, capture_output=True).returncode == 1
+
+
+def test_what_this_machine_wrote_or_has_checked_is_not_read_again(written, monkeypatch, tmp_path):
+    read = bytes_read(monkeypatch)
+    check(written, without=("engine.db",))
+    assert read == []
+    # A copy is checked once, by whatever name and from wherever it is opened.
+    shutil.copytree(written, tmp_path / "copy")
+    (tmp_path / "link").symlink_to("copy")
+    check(tmp_path / "copy", without=("engine.db",))
+    assert sorted(read) == ["ids.json", "part/vectors.npy"]
+    read.clear()
+    check(tmp_path / "link", without=("engine.db",))
+    monkeypatch.chdir(tmp_path / "copy")
+    check(checksums.Path(), without=("engine.db",))
+    assert read == []
+
+
+def test_a_flipped_bit_under_old_times_is_told(written):
+    """A file of the same size and the time of before has yet another time of change, which nobody can set."""
+    vectors = written / "part" / "vectors.npy"
+    before = vectors.stat()
+    flip(vectors)
+    os.utime(vectors, ns=(before.st_atime_ns, before.st_mtime_ns))
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"index is damaged: part/vectors.npy is not what was written"):
+            check(written, without=("engine.db",))
+    flip(vectors)
+    check(written, without=("engine.db",))
+
+
+def test_what_was_written_a_moment_ago_is_not_trusted_by_its_times(tmp_path, monkeypatch):
+    """Two writes within a tick of the clock may leave the same times."""
+    monkeypatch.setattr(checksums, "TICK_NS", 200_000_000)
+    with directory_with_checksums(tmp_path / "index") as aside:
+        (aside / "a").write_text("1")
+    stamped = checksums._stamp_path(tmp_path / "index").stat().st_mtime_ns
+    assert stamped - (tmp_path / "index" / "a").stat().st_ctime_ns > 180_000_000
+    read = bytes_read(monkeypatch)
+    later = time.time_ns() + 60 * 10**9  # by the clock of another machine
+    os.utime(tmp_path / "index" / "a", ns=(later, later))
+    for _ in range(2):
+        check(tmp_path / "index")
+    assert read == ["a", "a"]
+
+
+def truncated(place):
+    with (place / "part" / "vectors.npy").open("r+b") as file:
+        file.truncate(100)
+
+
+def swapped(place):
+    (place / "part" / "vectors.npy").write_bytes((place / "ids.json").read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (truncated, "part/vectors.npy is not what was written"),
+        (swapped, "part/vectors.npy is not what was written"),
+        (lambda place: (place / "ids.json").unlink(), "ids.json is missing"),
+        (lambda place: shutil.rmtree(place / "part"), "part/vectors.npy is missing"),
+        (lambda place: (place / "part" / "more.npy").touch(), "part/more.npy was not there"),
+        (lambda place: (place / "SHA256SUMS").write_text("nothing\n"), "is no line of such a file"),
+        (lambda place: (place / "SHA256SUMS").write_bytes(b"\xff" * 90), "cannot be read"),
+        (lambda place: (place / "SHA256SUMS").write_text(f"{'0' * 64}  ../other\n"), "outside"),
+        (lambda place: (place / "SHA256SUMS").write_text(f"{'0' * 64}  /etc/passwd\n"), "outside"),
+        (lambda place: (place / "SHA256SUMS").write_text(f"{'0' * 64}  ids.json\n"), "was not there"),
+    ],
+)
+def test_damage_costs_a_sentence(written, damage, said):
+    damage(written)
+    with pytest.raises(UserError, match=said) as told:
+        check(written, without=("engine.db",))
+    assert str(written) in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+def test_what_may_change_and_what_is_older(written):
+    (written / "engine.db" / "rows").write_text("changed")
+    (written / ".nfs0001").touch()
+    check(written, without=("engine.db",))
+    (written / "README").touch()
+    check(written, without=("engine.db",), may_grow=True)
+    (written / "SHA256SUMS").unlink()
+    flip(written / "ids.json", 2)
+    check(written)
+
+
+def test_a_cache_that_cannot_be_written_costs_time_only(written, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nothing")
+    read = bytes_read(monkeypatch)
+    for _ in range(2):
+        check(written, without=("engine.db",))
+    assert len(read) == 4
+    flip(written / "ids.json", 2)
+    with pytest.raises(UserError, match="damaged"):
+        check(written, without=("engine.db",))
+
+
+def test_a_new_one_that_takes_its_place_amid_the_check_is_no_damage(written, monkeypatch, tmp_path):
+    shutil.rmtree(tmp_path / "cache")
+    real = checksums._digests
+    state = []
+
+    def meanwhile(directory, names):
+        if not state:
+            state.append(1)
+            with directory_with_checksums(directory, overwrite=True) as aside:
+                (aside / "ids.json").write_text('["b"]')
+                (aside / "part").mkdir()
+                (aside / "part" / "vectors.npy").write_bytes(b"others")
+        return real(directory, names)
+
+    monkeypatch.setattr(checksums, "_digests", meanwhile)
+    check(written, without=("engine.db",))
+
+
+def test_a_list_that_grows_goes_on_after_a_torn_line(tmp_path):
+    sums = checksums.take_up(tmp_path, [])
+    (tmp_path / "a").write_text("1")
+    (tmp_path / "b").write_text("2")
+    digests = {name: hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() for name in "ab"}
+    checksums.append(tmp_path, {"a": digests["a"]})
+    with (tmp_path / "SHA256SUMS").open("a") as file:
+        file.write(digests["b"][:20])
+    sums = checksums.take_up(tmp_path, ["a", "b"])
+    assert sums == digests == checksums.read(tmp_path)
+    check(tmp_path)
+
+
+def test_opening_again_costs_milliseconds(tmp_path):
+    with directory_with_checksums(tmp_path / "shards") as aside:
+        for number in range(1000):
+            (aside / f"{number}.json").write_text(json.dumps(number))
+    started = time.perf_counter()
+    check(tmp_path / "shards")
+    assert time.perf_counter() - started < 1

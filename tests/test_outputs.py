@@ -1,0 +1,127 @@
+"""Every command looks at all that it is to write before it works."""
+
+import importlib
+import inspect
+
+import pytest
+
+from jaxir import cli
+from jaxir.__main__ import COMMANDS
+
+COMMAND_NAMES = [name for names in COMMANDS.values() for name in names]
+# They write nothing that a user names, but for serve's access log, which is opened before anything is read.
+WRITE_NOTHING = {"serve", "sidecar"}
+
+
+def function_of(command):
+    module = "jaxir.sidecar.install:install" if command == "sidecar" else f"jaxir.{command}:{command}"
+    path, name = module.split(":")
+    return module, getattr(importlib.import_module(path), name)
+
+
+OUTPUTS = [
+    (command, name, kind)
+    for command in COMMAND_NAMES
+    for name, kind in getattr(function_of(command)[1], "outputs", {}).items()
+]
+
+
+@pytest.mark.parametrize("command", COMMAND_NAMES)
+def test_no_command_forgets_an_output(command):
+    _, function = function_of(command)
+    named = {name for name in inspect.signature(function).parameters if name.startswith("output")}
+    named |= {"update"} & set(inspect.signature(function).parameters)
+    assert set(getattr(function, "outputs", {})) == named - {"optimizer_state"}
+    assert bool(named) != (command in WRITE_NOTHING)
+
+
+def bad_places(folder, kind):
+    """Yields places where nothing of a kind can be written, and what is said of them."""
+    (folder / "file").write_text("mine")
+    (folder / "full" / "of").mkdir(parents=True)
+    (folder / "loop").symlink_to(folder / "loop")
+    yield folder / "file" / "below", "not a directory"
+    yield folder / "loop" / "below", "too many levels of symbolic links"
+    yield folder / ("n" * 300), "file name too long"
+    yield folder / "new" / ("n" * 300) / "below", "file name too long"
+    yield "/proc/nothing/below", "cannot be written"
+    yield "s3://bucket/place", "only local paths" if kind in ("file", "model") else "local paths"
+    yield "", "is empty"
+    if kind == "changed directory":
+        return
+    yield folder / "loop", "too many levels of symbolic links"
+    if kind == "file":
+        yield folder / "full", "is a directory"
+        yield "/dev/null", "is no file"
+    else:
+        yield folder / "file", "already exists|is no directory"
+        yield "/proc", "mounted|already exists|cannot be written"
+    if kind in ("directory", "model"):
+        yield folder / "full", "already exists"
+    if kind not in ("file", "model", "run"):
+        yield "gs://bucket/place", "local paths only"
+
+
+@pytest.mark.parametrize(("command", "name", "kind"), OUTPUTS)
+def test_a_bad_output_is_told_before_anything_is_read(command, name, kind, tmp_path, capsys):
+    module, function = function_of(command)
+    places = list(bad_places(tmp_path, kind))
+    before = sorted(tmp_path.rglob("*"))
+    # Nothing that they read is there: what is said first, is said of the output.
+    needed = {
+        n: "3" if n in ("steps", "train", "batch_size") else "absent"
+        for n, p in inspect.signature(function).parameters.items()
+        if p.default is p.empty and n not in function.outputs
+    }
+    needed |= {"method": "rrf"} if command == "fuse" else {}
+    needed |= {"format": "st"} if command == "export" else {}
+    flags = [f"--{n}={value}" for n, value in needed.items()]
+    if command == "train":
+        flags = ["--gin_file=gin/quickstart.gin", "--gin.DATA=absent"]
+    for place, said in places:
+        status = cli.main(module, [*flags, f"--{name}={place}"])
+        told = capsys.readouterr().err
+        assert status == 1 and told.count("\n") == 1, (place, told)
+        assert told.startswith(f"error: {place or '--' + name}"), (place, told)
+        assert any(words in told for words in said.split("|")), (place, told)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_place_that_gin_names_is_looked_at_too(tmp_path, capsys):
+    (tmp_path / "recipe.gin").write_text(f"search.output = '{tmp_path}'\nsearch.index = 'absent'\n")
+    assert cli.main("jaxir.search:search", [f"--gin_file={tmp_path}/recipe.gin"]) == 1
+    assert "is a directory; give a file to write" in capsys.readouterr().err
+
+
+def test_what_writes_nothing_looks_at_no_output(capsys, tmp_path):
+    (tmp_path / "file").touch()
+    flags = ["--gin_file=gin/experiments/table1.gin", "--datasets=a=absent", "--dry_run"]
+    assert cli.main("jaxir.grid:grid", [*flags, f"--output_dir={tmp_path}/file"]) == 1
+    assert "absent" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "flags"),
+    [
+        ("search", ["--index=gs://b/x", "--query=why"]),
+        ("serve", ["--index=gs://b/x", "--port=0"]),
+        ("serve", ["--index=name=gs://b/x", "--port=0"]),
+        ("index", ["--embeddings=gs://b/x", "--output={new}"]),
+        ("index", ["--backend=lucene", "--corpus=gs://b/x", "--output={new}"]),
+        ("index", ["--update=gs://b/x", "--delete=ids"]),
+        ("evaluate", ["--run=gs://b/x", "--qrels=gs://b/x"]),
+        ("evaluate", ["--model=absent", "--dataset=beir:gs://b/x"]),
+        ("fuse", ["--runs=gs://b/x", "--method=rrf", "--output={new}"]),
+        ("mine", ["--run=absent", "--dataset=gs://b/x", "--output={new}"]),
+        ("sample", ["--dataset=beir:gs://b/x", "--train=3", "--output={new}"]),
+        ("prepare", ["--dataset=pairs:gs://b/x", "--output={new}"]),
+        ("convert", ["--source=hf:gs://b/x", "--output={new}"]),
+    ],
+)
+def test_what_is_read_from_local_paths_only_says_so(command, flags, tmp_path, capsys):
+    flags = [flag.format(new=tmp_path / "new") for flag in flags]
+    assert cli.main(function_of(command)[0], flags) == 1
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told.startswith("error: gs://b/x: this is "), told
+    assert "local paths only" in told
+    assert not list(tmp_path.iterdir())
