@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxir.data import fingerprints
 from jaxir.data.batch_plan import Batch, choose, features_of, negative_keys, share
 from jaxir.data.sources import PairExample
 from jaxir.data.text_table import TableBuilder, TextTable
@@ -94,6 +95,7 @@ class PairDataset:
                 " negative passage: set num_negatives to 0, or mine negatives for them"
             )
         self._negatives_left_out = negatives_left_out
+        self._content: str | None = None
         if num_negatives and negatives_left_out:
             print(
                 f"{negatives_left_out:,} of {negatives_left_out + len(negatives):,} hard negatives left out:"
@@ -113,6 +115,23 @@ class PairDataset:
     def features(self) -> dict[str, tuple[int, ...]]:
         """The features of a batch and the shape that one example has in each."""
         return features_of(self.query_length, self.passage_length, self.num_negatives)
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells these pairs from others, in words with a hash of every token, key and pair in its order.
+
+        The first call reads all arrays once; of pairs that were saved with their hash it reads none.
+        """
+        negatives = f", negatives {self.num_negatives}" if self.num_negatives else ""
+        return (
+            f"{self.num_examples} pairs of {self.query_length} + {self.passage_length} tokens{negatives},"
+            f" hash {self._hash()[: fingerprints.DIGITS]}"
+        )
+
+    def _hash(self) -> str:
+        if self._content is None:
+            self._content = fingerprints.of_arrays(self._arrays())
+        return self._content
 
     @classmethod
     def from_examples(
@@ -252,6 +271,7 @@ class PairDataset:
             "passage_prompt": self.passage_prompt,
             "num_examples": self.num_examples,
             "negatives_left_out": self._negatives_left_out,
+            "hash": self._hash(),
         }
         with atomic_directory(directory) as aside:
             for name, array in self._arrays().items():
@@ -278,7 +298,8 @@ class PairDataset:
             offsets = arrays["negative_offsets"]
             if meta.pop("num_examples") != len(arrays["pairs"]) or len(offsets) != len(arrays["pairs"]) + 1:
                 raise UserError(f"{directory} is damaged: its arrays do not belong together")
-            return cls(
+            content = meta.pop("hash", None)  # earlier ones have none
+            found = cls(
                 **tables,
                 pairs=arrays["pairs"],
                 negatives=arrays["negatives"],
@@ -286,6 +307,8 @@ class PairDataset:
                 num_negatives=num_negatives,
                 **meta,
             )
+            found._content = content
+            return found
         except FileNotFoundError as error:
             raise UserError(f"{directory} holds no saved pairs: {_META} is missing") from error
         except (ValueError, KeyError, TypeError, AttributeError, EOFError) as error:

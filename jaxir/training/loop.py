@@ -31,10 +31,16 @@ COMPLETE = "COMPLETE"
 
 
 class Data(Protocol):
-    """What the loop asks of training data; `jaxir.data.pairs.PairDataset` is one."""
+    """What the loop asks of training data; `jaxir.data.pairs.PairDataset` is one.
+
+    `fingerprint` tells it from any other data: a run is resumed on data of the same one only.
+    """
 
     num_examples: int
     order_depends_on_parts: bool
+
+    @property
+    def fingerprint(self) -> str: ...
 
     def batches(
         self, *, batch_size: int, seed: int, start_step: int, process_index: int, process_count: int

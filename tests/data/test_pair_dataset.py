@@ -1,3 +1,4 @@
+import copy
 import itertools
 import json
 import subprocess
@@ -151,6 +152,41 @@ def test_saved_arrays_give_the_same_batches_without_tensorflow(dataset, minilm, 
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out == f"{expected[0]['passage_ids'].sum()} set()\n"
+
+
+def test_the_fingerprint_covers_every_number_and_no_more(dataset, minilm, tmp_path):
+    assert (
+        PairDataset.from_examples(EXAMPLES, minilm, num_negatives=2, **LENGTHS).fingerprint
+        == dataset.fingerprint
+    )
+    seen = {dataset.fingerprint}
+    for name, array in dataset._arrays().items():
+        other = copy.copy(dataset)
+        other._content = None
+        array = array.copy()
+        array.flat[-1] += 1
+        part, _, field = name.partition("_")
+        if part in ("queries", "passages"):
+            setattr(other, f"_{part}", getattr(dataset, f"_{part}")._replace(**{field: array}))
+        else:
+            setattr(other, f"_{name}", array)
+        seen.add(other.fingerprint)
+    assert len(seen) == 1 + 9
+    for change in ({"num_negatives": 1}, {"query_length": 11}, {"passage_length": 64}):
+        seen.add(
+            PairDataset.from_examples(
+                EXAMPLES, minilm, **{"num_negatives": 2, **LENGTHS, **change}
+            ).fingerprint
+        )
+    seen.add(PairDataset.from_examples(EXAMPLES[::-1], minilm, num_negatives=2, **LENGTHS).fingerprint)
+    assert len(seen) == 1 + 9 + 3 + 1
+
+    dataset.save(tmp_path / "saved")
+    assert PairDataset.load(tmp_path / "saved", num_negatives=2).fingerprint == dataset.fingerprint
+    meta = json.loads((tmp_path / "saved/pairs.json").read_text())
+    del meta["hash"]  # as jaxir wrote it before
+    (tmp_path / "saved/pairs.json").write_text(json.dumps(meta))
+    assert PairDataset.load(tmp_path / "saved", num_negatives=2).fingerprint == dataset.fingerprint
 
 
 def test_saved_arrays_that_do_not_fit_are_refused(dataset, minilm, sentencepiece_folder, tmp_path):

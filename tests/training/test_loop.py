@@ -1,5 +1,6 @@
 """The loop within one process: what stops it, what it refuses, and that the mesh changes nothing."""
 
+import copy
 import json
 import os
 import resource
@@ -16,6 +17,7 @@ import tiny_run
 from flax import nnx
 from tiny_run import Bag, Hooked, pairs, run
 
+from jaxir.data.pairs import PairDataset
 from jaxir.errors import UserError
 from jaxir.models import layers, products
 from jaxir.models.dual_encoder import l2_normalize
@@ -116,20 +118,60 @@ def test_a_complete_run_is_left_alone(tmp_path):
 @pytest.mark.parametrize(
     ("change", "name"),
     [
-        ({"batch_size": 16}, "batch_size"),
-        ({"seed": 1}, "seed|data"),
-        ({"steps": 31}, "optimizer|steps"),
-        ({"learning_rate": 1.0}, "optimizer"),
-        ({"objective": Poisoned()}, "objective"),
-        ({"data": pairs(64, seed=3)}, "data"),
-        ({"dev_metric": "loss"}, "dev"),
-        ({"model": tiny_run.bert()}, "model"),
+        ({"batch_size": 16}, "batch_size=8, not 16"),
+        ({"seed": 1}, "seed=0, not 1"),
+        ({"steps": 31}, "(optimizer|steps)="),
+        ({"learning_rate": 1.0}, "optimizer="),
+        ({"objective": Poisoned()}, "objective="),
+        ({"dev": pairs(21, seed=2)}, "dev=nDCG@10 on 21 pairs"),
+        ({"dev_metric": "loss"}, "dev="),
+        ({"model": tiny_run.bert()}, "model="),
     ],
 )
 def test_resuming_with_other_settings_is_refused(tmp_path, interrupted_run, change, name):
     shutil.copytree(interrupted_run, tmp_path / "run")
-    with pytest.raises(UserError, match=rf"was trained with ({name})=.*another output_dir"):
+    with pytest.raises(UserError, match=rf"was trained with {name}.*another output_dir"):
         run(tmp_path / "run", **change)
+    assert steps_in(tmp_path / "run") == steps_in(interrupted_run)
+
+
+def with_other_passages(data: PairDataset, rows: np.ndarray) -> PairDataset:
+    """The same pairs, with some of the passages replaced."""
+    found = copy.copy(data)
+    flat = data._passages.flat.reshape(len(data._passages.keys), -1).copy()
+    flat[rows] += 1
+    found._passages = data._passages._replace(flat=flat.ravel())
+    return found
+
+
+def test_resuming_on_other_data_is_refused_though_the_first_batch_is_the_same(tmp_path, interrupted_run):
+    shutil.copytree(interrupted_run, tmp_path / "run")
+    data = pairs(64)
+    first = {row.tobytes() for row in next(data.batches(batch_size=8, seed=0))["passage_key"]}
+    rows = [i for i, key in enumerate(data._passages.keys) if key.tobytes() not in first]
+    for changed in (np.array(rows), np.array(rows[-1:])):  # all the others, and a single one
+        other = with_other_passages(data, changed)
+        for a, b in zip(
+            *(next(d.batches(batch_size=8, seed=0)).values() for d in (data, other)), strict=True
+        ):
+            assert np.array_equal(a, b)
+        with pytest.raises(
+            UserError, match=r"was trained on other data: 64 pairs .* not 64 .*another output"
+        ):
+            run(tmp_path / "run", data=other)
+    assert run(tmp_path / "run", data=pairs(64)).step == 30
+    with pytest.raises(UserError, match="was trained on other data"):  # not "is complete"
+        run(tmp_path / "run", data=other)
+
+
+def test_a_run_of_before_whose_data_cannot_be_told_is_not_resumed(tmp_path, interrupted_run):
+    shutil.copytree(interrupted_run, tmp_path / "run")
+    for path in (tmp_path / "run" / "checkpoints").glob("*/run/metadata"):
+        record = json.loads(path.read_text())
+        record["settings"]["data"] = "64 examples 0123456789abcdef"
+        path.write_text(json.dumps(record))
+    with pytest.raises(UserError, match="by an earlier jaxir, which knew its data by their first batch"):
+        run(tmp_path / "run")
     assert steps_in(tmp_path / "run") == steps_in(interrupted_run)
 
 
