@@ -5,6 +5,8 @@ from __future__ import annotations
 import collections
 import gzip
 import json
+import math
+import re
 import sys
 import zlib
 from collections.abc import Callable, Iterator
@@ -14,6 +16,8 @@ from typing import Any, Literal, TypeVar
 from jaxir.errors import BadInputError, UserError
 
 T = TypeVar("T")
+_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 Policy = Literal["stop", "skip"]
 
 
@@ -179,6 +183,17 @@ def as_object(item: Any, field: str) -> dict[str, Any]:
     if not isinstance(item, dict):
         raise MalformedRecord(f"an item of {field!r} is not an object:", f"{item!r:.40}")
     return item
+
+
+def as_integer(text: str) -> int | None:
+    """Returns the whole number that `text` is, None where it is none: 1_0, 1.0 and 10**18 are none."""
+    return int(text) if _INTEGER.fullmatch(text) else None
+
+
+def as_number(text: str) -> float | None:
+    """Returns the finite number that `text` is, None where it is none: nan, inf, 1_0 and 1e999 are none."""
+    value = float(text) if _NUMBER.fullmatch(text) else math.nan
+    return value if math.isfinite(value) else None
 
 
 def decode_line(raw: bytes) -> str:
