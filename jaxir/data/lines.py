@@ -8,6 +8,7 @@ import json
 import math
 import re
 import sys
+import unicodedata
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any, Literal, TypeVar
 from jaxir.errors import BadInputError, UserError
 
 T = TypeVar("T")
+_BLANK = {"Zs", "Zl", "Zp", "Cc", "Cf"}
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 Policy = Literal["stop", "skip"]
@@ -165,9 +167,14 @@ def string_field(record: dict[str, Any], name: str, default: Any = _REQUIRED) ->
 def needed_text(record: dict[str, Any], name: str) -> str:
     """Returns the string `record[name]` as it stands; an empty or blank one is malformed."""
     text = string_field(record, name)
-    if not text or text.isspace():
+    if not has_text(text):
         raise MalformedRecord(f"field {name!r} is empty")
     return text
+
+
+def has_text(text: str) -> bool:
+    """Whether there is more in `text` than white space and control characters, which tokenizers drop."""
+    return any(unicodedata.category(character) not in _BLANK for character in text)
 
 
 def list_field(record: dict[str, Any], name: str) -> list[Any]:
