@@ -311,3 +311,18 @@ def test_a_negative_that_is_its_positive_once_cut_is_left_out(minilm, capsys, tm
     # Read whole they are other texts, and none is left out.
     PairDataset.from_examples(pairs, minilm, num_negatives=2, query_length=16, passage_length=200)
     assert capsys.readouterr().err == ""
+
+
+def test_hard_negatives_that_are_all_their_positives_are_told_or_refused(minilm, capsys, tmp_path):
+    end = " river bank" * 40
+    texts = [(f"{i}{end}", f"{i}{end} that ends well") for i in range(3)]
+    alone = [PairExample(f"q{i}", f"q {i}", f"p{i}", p, ((f"n{i}", n),)) for i, (p, n) in enumerate(texts)]
+    message = "every hard negative, cut at 20 tokens, is the same as its positive: set num_negatives to 0"
+    with pytest.raises(UserError, match=message):
+        PairDataset.from_examples(alone, minilm, num_negatives=1, **LENGTHS)
+    PairDataset.from_examples(alone, minilm, **LENGTHS).save(tmp_path / "alone")
+    with pytest.raises(UserError, match=message):
+        PairDataset.load(tmp_path / "alone", num_negatives=1)
+    assert capsys.readouterr().err == ""
+    PairDataset.from_examples([*alone, example(7)], minilm, num_negatives=1, **LENGTHS)
+    assert "warning: 3 of 4 pairs have no hard negative that, cut at 20 tokens," in capsys.readouterr().err

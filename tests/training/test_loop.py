@@ -17,6 +17,7 @@ import tiny_run
 from flax import nnx
 from tiny_run import Bag, Hooked, pairs, run
 
+from jaxir.data.mixture import MixtureDataset
 from jaxir.data.pairs import PairDataset
 from jaxir.errors import UserError
 from jaxir.models import layers, products
@@ -74,6 +75,32 @@ def test_a_loss_that_is_not_a_number_names_its_step_and_keeps_the_last_good_chec
     else:
         assert message.endswith(f"the last good checkpoint is {tmp_path}/run/checkpoints/{every}")
         assert steps_in(tmp_path / "run") == [every]
+
+
+def of_one_passage(count: int, seed: int = 0) -> PairDataset:
+    """Pairs whose passages have all one id."""
+    found = pairs(count, seed)
+    found._passages = found._passages._replace(keys=np.zeros_like(found._passages.keys))
+    return found
+
+
+def test_a_batch_in_which_every_negative_is_masked_is_told(tmp_path, capsys):
+    masked = of_one_passage(64)
+    with pytest.raises(UserError, match=r"^step 1: no pair of the batch has a negative, so the loss is 0"):
+        run(tmp_path / "run", data=masked, checkpoint_every=1)
+    assert losses(tmp_path / "run") == {} and not steps_in(tmp_path / "run")
+    both = MixtureDataset({"good": pairs(64), "masked": masked}, rates=[3, 1])
+    batches = itertools.islice(both.batches(batch_size=8, seed=1), 12)
+    schedule = [len(np.unique(batch["passage_key"], axis=0)) > 1 for batch in batches]
+    assert schedule[0] and not all(schedule)  # a good one comes first
+    capsys.readouterr()
+    run(tmp_path / "mixed", data=both, seed=1, steps=12, dev=of_one_passage(21, seed=1))
+    errors = capsys.readouterr().err
+    at = schedule.index(False) + 1
+    assert errors.count("no pair of the batch has a negative") == 1
+    assert f"warning: step {at}: no pair of the batch" in errors
+    assert errors.count("warning: step 10: no pair of the dev batches has a negative") == 1
+    assert losses(tmp_path / "mixed")[at] == 0
 
 
 def test_parameters_that_overflow_are_never_saved(tmp_path):
