@@ -175,8 +175,8 @@ class PairDataset:
         Raises:
           UserError: there is no pair, or negatives are wanted where a pair has none.
         """
-        queries = TableBuilder(tokenizer, query_length, query_prompt)
-        passages = TableBuilder(tokenizer, passage_length, passage_prompt)
+        queries = TableBuilder(tokenizer, query_length, query_prompt, what="queries")
+        passages = TableBuilder(tokenizer, passage_length, passage_prompt, what="passages")
         pairs: list[tuple[int, int]] = []
         negatives: list[int] = []
         negative_offsets = [0]

@@ -323,6 +323,39 @@ def test_hard_negatives_that_are_all_their_positives_are_told_or_refused(minilm,
     PairDataset.from_examples(alone, minilm, **LENGTHS).save(tmp_path / "alone")
     with pytest.raises(UserError, match=message):
         PairDataset.load(tmp_path / "alone", num_negatives=1)
-    assert capsys.readouterr().err == ""
+    capsys.readouterr()
     PairDataset.from_examples([*alone, example(7)], minilm, num_negatives=1, **LENGTHS)
     assert "warning: 3 of 4 pairs have no hard negative that, cut at 20 tokens," in capsys.readouterr().err
+
+
+LETTERS = "ሀለሐመሠረሰሸቀበተቸኀነኘአከኸወዐዘዠየደጀገጠጨጰጸፀፈፐ"  # Ethiopic, of which MiniLM knows nothing
+UNKNOWN = [f"{a}{b} {b}{a}" for a, b in itertools.combinations(LETTERS, 2)]
+
+
+def with_queries(queries):
+    return [e._replace(query_id=q, query=q) for e, q in zip(EXAMPLES, queries, strict=False)]
+
+
+def test_a_tokenizer_to_which_texts_are_the_same_is_noticed(minilm, capsys):
+    known = [e.query for e in EXAMPLES]
+    with pytest.raises(
+        UserError, match="99 of 100 different queries have the same tokens as another one"
+    ) as error:
+        PairDataset.from_examples(with_queries(UNKNOWN[:100]), minilm, **LENGTHS)
+    assert f"(the first: {UNKNOWN[0]!r} and {UNKNOWN[1]!r})" in str(error.value)
+    capsys.readouterr()
+    PairDataset.from_examples(with_queries(UNKNOWN[:21] + known[:79]), minilm, **LENGTHS)
+    assert "warning: 20 of 100 different queries have the same tokens" in capsys.readouterr().err
+    PairDataset.from_examples(with_queries(UNKNOWN[:9] + known[:91]), minilm, **LENGTHS)
+    assert capsys.readouterr().err == ""
+
+
+def test_texts_that_differ_in_case_and_white_space_are_no_cause_for_alarm(minilm, capsys):
+    spellings = [text for i in range(20) for text in (f"Text {i}", f"text {i}", f"TEXT  {i}", f" text {i}")]
+    assert PairDataset.from_examples(with_queries(spellings), minilm, **LENGTHS).num_examples == 80
+    assert capsys.readouterr().err == ""
+
+
+def test_a_prompt_that_leaves_no_room_is_noticed(minilm):
+    with pytest.raises(UserError, match="has the prompt left room in 12 tokens"):
+        PairDataset.from_examples(EXAMPLES, minilm, query_prompt="a b c d e f g h i j k ", **LENGTHS)

@@ -1,6 +1,7 @@
 """The loop within one process: what stops it, what it refuses, and that the mesh changes nothing."""
 
 import copy
+import itertools
 import json
 import os
 import resource
