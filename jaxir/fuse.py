@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from typing import Literal
 
 from jaxir import cli
+from jaxir.data.lines import as_number
 from jaxir.errors import UserError
 from jaxir.outputs import writes
 from jaxir.progress import progress
@@ -57,8 +59,8 @@ def fuse(
       depth: answers of a query to keep, and to rescore.
 
     Raises:
-      UserError: flags that do not go together, unreadable or malformed files, or a second run that does not
-        score all documents to be rescored.
+      UserError: flags that do not go together, unreadable, malformed or empty files, a run that has no query
+        in common with the others, or a second run that does not score all documents to be rescored.
     """
     from jaxir.retrieval import fusion
 
@@ -76,6 +78,8 @@ def fuse(
             f" run{'s' if len(runs) > 1 else ''}"
         )
     given: list[Run] = [read_run(path) for path in runs]
+    for odd in fusion.oddities(dict(zip(runs, given, strict=True))):
+        print(f"warning: {odd}", file=sys.stderr)
     if embeddings is not None:
         given.append(_dense_run(given[0], embeddings=embeddings, queries=queries, model=model, depth=depth))
 
@@ -113,6 +117,8 @@ def _alphas(
         raise UserError(f"{method} has no alpha")
     if weights is not None and method != "interpolate":
         raise UserError("--weights are for --method=interpolate")
+    if alpha is not None and not math.isfinite(alpha):
+        raise UserError(f"--alpha must be a finite number, not {alpha}")
     if method == "rescore" and not has_alpha:
         raise UserError("rescore needs --alpha, or --sweep and --qrels to find one")
     if method == "interpolate" and has_alpha and len(runs) != 2:
@@ -121,10 +127,10 @@ def _alphas(
 
 
 def _numbers(flag: str, values: list[str] | None) -> list[float] | None:
-    try:
-        return values if values is None else [float(value) for value in values]
-    except ValueError:
-        raise UserError(f"--{flag} must be numbers separated by commas, not {','.join(values)}") from None
+    numbers = values if values is None else [as_number(value.strip()) for value in values]
+    if numbers is not None and None in numbers:
+        raise UserError(f"--{flag} must be numbers separated by commas, not {','.join(values)}")
+    return numbers
 
 
 def _dense_run(first: Run, *, embeddings: str, queries: str, model: str | None, depth: int) -> Run:

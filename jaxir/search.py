@@ -51,6 +51,7 @@ def search(
       feedback: for a lucene index, expand queries by words of the first 10 documents found.
     """
     from jaxir import distributed
+    from jaxir.data.lines import has_text
     from jaxir.partitioning import MeshConfig
     from jaxir.retrieval.console import answer, converse
     from jaxir.retrieval.index import load_index
@@ -59,6 +60,8 @@ def search(
         raise UserError("--queries and --output go together: a file of queries gives a run file")
     if queries is not None and query is not None:
         raise UserError("give --query or --queries, not both")
+    if query is not None and not has_text(query):
+        raise UserError("--query is empty")
     k = k if k is not None else 100 if queries is not None else 5
     if k < 1:
         raise UserError(f"--k must be at least 1, not {k}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from jaxir.data.text_table import TextTable
 from jaxir.errors import UserError
 
 Batch = dict[str, np.ndarray]
@@ -78,3 +79,33 @@ def negative_keys(negative_ids: np.ndarray, keys: np.ndarray, batch: Batch) -> n
     """
     same = (negative_ids == batch["passage_ids"][:, None]).all(-1, keepdims=True)
     return np.where(same, batch["passage_key"][:, None], keys)
+
+
+def without_positives(
+    passages: TextTable, positives: np.ndarray, negatives: np.ndarray, offsets: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """Leaves out each negative with the tokens of its pair's passage, unless all of the pair's are such.
+
+    Args:
+      passages: the texts.
+      positives: [P], the passage of each pair.
+      negatives: [K], as in `PairDataset`.
+      offsets: [P + 1], likewise.
+
+    Returns:
+      The negatives that are left, their offsets, and how many pairs have no negatives but such.
+    """
+    pair = np.repeat(np.arange(len(positives)), np.diff(offsets))
+    starts, own_starts = passages.offsets[negatives], passages.offsets[positives[pair]]
+    sizes = passages.offsets[negatives + 1] - starts
+    same = sizes == passages.offsets[positives[pair] + 1] - own_starts
+    for at in (sizes // 2, sizes // 4):  # leaves few that must be compared whole
+        tokens = (passages.flat.take(begin + at, mode="clip") for begin in (starts, own_starts))
+        same &= np.equal(*tokens)
+    for i in np.flatnonzero(same):
+        text, own = (passages.flat[start : start + sizes[i]] for start in (starts[i], own_starts[i]))
+        same[i] = np.array_equal(text, own)
+    counts = np.bincount(pair[~same], minlength=len(positives))
+    keep = ~same | (counts[pair] == 0)
+    left = np.concatenate([[0], np.cumsum(np.bincount(pair[keep], minlength=len(positives)))])
+    return negatives[keep], left, int(np.sum((counts == 0) & (np.diff(offsets) > 0)))

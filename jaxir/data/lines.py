@@ -5,7 +5,10 @@ from __future__ import annotations
 import collections
 import gzip
 import json
+import math
+import re
 import sys
+import unicodedata
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +18,9 @@ from jaxir.errors import BadInputError, UserError
 from jaxir.files import local_path
 
 T = TypeVar("T")
+_BLANK = {"Zs", "Zl", "Zp", "Cc", "Cf"}
+_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 Policy = Literal["stop", "skip"]
 
 
@@ -162,9 +168,14 @@ def string_field(record: dict[str, Any], name: str, default: Any = _REQUIRED) ->
 def needed_text(record: dict[str, Any], name: str) -> str:
     """Returns the string `record[name]` as it stands; an empty or blank one is malformed."""
     text = string_field(record, name)
-    if not text or text.isspace():
+    if not has_text(text):
         raise MalformedRecord(f"field {name!r} is empty")
     return text
+
+
+def has_text(text: str) -> bool:
+    """Whether there is more in `text` than white space and control characters, which tokenizers drop."""
+    return any(unicodedata.category(character) not in _BLANK for character in text)
 
 
 def list_field(record: dict[str, Any], name: str) -> list[Any]:
@@ -180,6 +191,17 @@ def as_object(item: Any, field: str) -> dict[str, Any]:
     if not isinstance(item, dict):
         raise MalformedRecord(f"an item of {field!r} is not an object:", f"{item!r:.40}")
     return item
+
+
+def as_integer(text: str) -> int | None:
+    """Returns the whole number that `text` is, None where it is none: 1_0, 1.0 and 10**18 are none."""
+    return int(text) if _INTEGER.fullmatch(text) else None
+
+
+def as_number(text: str) -> float | None:
+    """Returns the finite number that `text` is, None where it is none: nan, inf, 1_0 and 1e999 are none."""
+    value = float(text) if _NUMBER.fullmatch(text) else math.nan
+    return value if math.isfinite(value) else None
 
 
 def decode_line(raw: bytes) -> str:

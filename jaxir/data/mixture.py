@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxir.data import fingerprints
 from jaxir.data.batch_plan import Batch, share, uniforms
 from jaxir.data.lines import OnBadInput
 from jaxir.data.text_pairs import PairFormat, TextPairs
@@ -81,6 +82,14 @@ class MixtureDataset:
     def __repr__(self) -> str:
         parts = (f"{name} {size:,}" for name, size in zip(self._names, self._sizes, strict=True))
         return f"MixtureDataset({self.num_examples:,} pairs: {', '.join(parts)})"
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells this mixture from others: by its datasets, their order and how they are mixed."""
+        rates = None if self._rates is None else self._rates.tolist()
+        parts = [d.fingerprint for d in self._datasets]
+        found = fingerprints.of_values(parts, rates, self._mix_within_batch)[: fingerprints.DIGITS]
+        return f"{self.num_examples} pairs of {len(self._datasets)} data sets, hash {found}"
 
     def batches(
         self,

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from jaxir.checksums import check, directory_with_checksums
-from jaxir.data.batch_plan import Batch, choose, features_of, negative_keys, share
+from jaxir.data import fingerprints
+from jaxir.data.batch_plan import Batch, choose, features_of, negative_keys, share, without_positives
 from jaxir.data.sources import PairExample
 from jaxir.data.text_table import TableBuilder, TextTable
 from jaxir.data.tokenizer import Tokenizer
@@ -56,6 +57,7 @@ class PairDataset:
         query_prompt: str = "",
         passage_prompt: str = "",
         negatives_left_out: int = 0,
+        pairs_without_negatives: int = 0,
     ):
         """Takes arrays as they are.
 
@@ -73,9 +75,11 @@ class PairDataset:
           passage_prompt: what stands before each passage.
           negatives_left_out: how many others there were, the same as their positive once cut, which is told
             where negatives are wanted.
+          pairs_without_negatives: how many pairs have no negatives but such, which is told likewise.
 
         Raises:
-          UserError: there is no pair, or negatives are wanted where a pair has none.
+          UserError: there is no pair, or negatives are wanted where a pair has none, or where no pair has one
+            that is not its positive.
         """
         self.num_examples = len(pairs)
         self.query_length, self.passage_length = query_length, passage_length
@@ -94,11 +98,23 @@ class PairDataset:
                 f"num_negatives is {num_negatives}, but {without:,} of {self.num_examples:,} pairs have no"
                 " negative passage: set num_negatives to 0, or mine negatives for them"
             )
-        self._negatives_left_out = negatives_left_out
+        if num_negatives and pairs_without_negatives == self.num_examples:
+            raise UserError(
+                f"every hard negative, cut at {passage_length} tokens, is the same as its positive: set"
+                " num_negatives to 0, or mine others"
+            )
+        self._negatives_left_out, self._pairs_without_negatives = negatives_left_out, pairs_without_negatives
+        self._content: str | None = None
         if num_negatives and negatives_left_out:
             print(
                 f"{negatives_left_out:,} of {negatives_left_out + len(negatives):,} hard negatives left out:"
                 f" cut at {passage_length} tokens they are the same as their positive",
+                file=sys.stderr,
+            )
+        if num_negatives and pairs_without_negatives:
+            print(
+                f"warning: {pairs_without_negatives:,} of {self.num_examples:,} pairs have no hard negative"
+                f" that, cut at {passage_length} tokens, is not their positive: they are trained without",
                 file=sys.stderr,
             )
 
@@ -114,6 +130,23 @@ class PairDataset:
     def features(self) -> dict[str, tuple[int, ...]]:
         """The features of a batch and the shape that one example has in each."""
         return features_of(self.query_length, self.passage_length, self.num_negatives)
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells these pairs from others, in words with a hash of every token, key and pair in its order.
+
+        The first call reads all arrays once; of pairs that were saved with their hash it reads none.
+        """
+        negatives = f", negatives {self.num_negatives}" if self.num_negatives else ""
+        return (
+            f"{self.num_examples} pairs of {self.query_length} + {self.passage_length} tokens{negatives},"
+            f" hash {self._hash()[: fingerprints.DIGITS]}"
+        )
+
+    def _hash(self) -> str:
+        if self._content is None:
+            self._content = fingerprints.of_arrays(self._arrays())
+        return self._content
 
     @classmethod
     def from_examples(
@@ -143,8 +176,8 @@ class PairDataset:
         Raises:
           UserError: there is no pair, or negatives are wanted where a pair has none.
         """
-        queries = TableBuilder(tokenizer, query_length, query_prompt)
-        passages = TableBuilder(tokenizer, passage_length, passage_prompt)
+        queries = TableBuilder(tokenizer, query_length, query_prompt, what="queries")
+        passages = TableBuilder(tokenizer, passage_length, passage_prompt, what="passages")
         pairs: list[tuple[int, int]] = []
         negatives: list[int] = []
         negative_offsets = [0]
@@ -157,7 +190,7 @@ class PairDataset:
             negatives.extend(passages.row(*negative) for negative in example.negatives)
             negative_offsets.append(len(negatives))
         table, rows = passages.table(), np.array(pairs, np.int32).reshape(-1, 2)
-        kept, offsets = _without_positives(
+        kept, offsets, without = without_positives(
             table, rows[:, 1], np.array(negatives, np.int32), np.array(negative_offsets, np.int64)
         )
         return cls(
@@ -173,6 +206,7 @@ class PairDataset:
             query_prompt=query_prompt,
             passage_prompt=passage_prompt,
             negatives_left_out=len(negatives) - len(kept),
+            pairs_without_negatives=without,
         )
 
     def batches(
@@ -253,6 +287,8 @@ class PairDataset:
             "passage_prompt": self.passage_prompt,
             "num_examples": self.num_examples,
             "negatives_left_out": self._negatives_left_out,
+            "pairs_without_negatives": self._pairs_without_negatives,
+            "hash": self._hash(),
         }
         with directory_with_checksums(directory) as aside:
             for name, array in self._arrays().items():
@@ -280,7 +316,8 @@ class PairDataset:
             offsets = arrays["negative_offsets"]
             if meta.pop("num_examples") != len(arrays["pairs"]) or len(offsets) != len(arrays["pairs"]) + 1:
                 raise UserError(f"{directory} is damaged: its arrays do not belong together")
-            return cls(
+            content = meta.pop("hash", None)  # earlier ones have none
+            found = cls(
                 **tables,
                 pairs=arrays["pairs"],
                 negatives=arrays["negatives"],
@@ -288,6 +325,8 @@ class PairDataset:
                 num_negatives=num_negatives,
                 **meta,
             )
+            found._content = content
+            return found
         except FileNotFoundError as error:
             raise UserError(f"{directory} holds no saved pairs: {_META} is missing") from error
         except (ValueError, KeyError, TypeError, AttributeError, EOFError) as error:
@@ -324,34 +363,3 @@ class PairDataset:
             batch["negative_ids"] = self._passages.ids(rows, self.passage_length)
             batch["negative_key"] = negative_keys(batch["negative_ids"], self._passages.keys[rows], batch)
         return batch
-
-
-def _without_positives(
-    passages: TextTable, positives: np.ndarray, negatives: np.ndarray, offsets: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Leaves out each negative with the tokens of its pair's passage, unless all of the pair's are such.
-
-    Args:
-      passages: the texts.
-      positives: [P], the passage of each pair.
-      negatives: [K], as in `PairDataset`.
-      offsets: [P + 1], likewise.
-
-    Returns:
-      The negatives that are left and their offsets.
-    """
-    pair = np.repeat(np.arange(len(positives)), np.diff(offsets))
-    starts, own_starts = passages.offsets[negatives], passages.offsets[positives[pair]]
-    sizes = passages.offsets[negatives + 1] - starts
-    same = sizes == passages.offsets[positives[pair] + 1] - own_starts
-    for at in (sizes // 2, sizes // 4):  # leaves few that must be compared whole
-        tokens = (passages.flat.take(begin + at, mode="clip") for begin in (starts, own_starts))
-        same &= np.equal(*tokens)
-    for i in np.flatnonzero(same):
-        text, own = (passages.flat[start : start + sizes[i]] for start in (starts[i], own_starts[i]))
-        same[i] = np.array_equal(text, own)
-    counts = np.bincount(pair[~same], minlength=len(positives))
-    keep = ~same | (counts[pair] == 0)
-    return negatives[keep], np.concatenate(
-        [[0], np.cumsum(np.bincount(pair[keep], minlength=len(positives)))]
-    )

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxir.data import seqio_tasks
+from jaxir.data import fingerprints, seqio_tasks
 from jaxir.data.batch_plan import Batch, choose, features_of, negative_keys, share
 from jaxir.data.lines import OnBadInput
 from jaxir.data.mixture import MixtureDataset
@@ -107,6 +107,20 @@ class SeqioPairDataset:
         self.num_examples = _count(provider, split)
         self.features = features_of(form.query_length, form.passage_length, form.num_negatives)
         self._provider, self._split, self._tokenizer, self._form = provider, split, tokenizer, form
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Tells this data from other: by what its tasks read (`seqio_tasks.content_of`) and its tokenizer."""
+        tasks = getattr(self._provider, "tasks", None)
+        rates = [self._provider.get_rate(task) for task in tasks or ()]
+        tasks = [task for task in tasks or [self._provider] if self._split in task.splits]
+        content = [seqio_tasks.content_of(task, self._split) for task in tasks]
+        form = self._form
+        found = fingerprints.of_values(content, rates, self._tokenizer.fingerprint, dataclasses.astuple(form))
+        return (
+            f"{self.num_examples} pairs of {form.query_length} + {form.passage_length} tokens,"
+            f" hash {found[: fingerprints.DIGITS]}"
+        )
 
     def batches(
         self,

@@ -8,11 +8,14 @@ model.
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from jaxir.data.fingerprints import ValuesHash
 from jaxir.data.lines import OnBadInput
 from jaxir.data.sources import PairExample, text_id
 from jaxir.errors import UserError
@@ -24,6 +27,9 @@ if TYPE_CHECKING:
 
 # Texts held to draw the next one from. Epochs follow each other before it, so their borders mix.
 SHUFFLE_BUFFER = 1 << 16
+# Files of other people's tasks: bytes that are hashed whole, bytes of a piece, and how many at a time; and
+# the examples that are hashed beside them, for what preprocessors make of the files.
+_READ_WHOLE, _PIECE, _FILES_AT_ONCE, _FIRST_EXAMPLES = 4 << 30, 1 << 16, 16, 1024
 FEATURES = ("query_id", "query", "passage_id", "passage", "negative_ids", "negatives")
 
 
@@ -87,6 +93,48 @@ def check_sources(task_or_mixture: Any, split: str, on_bad_input: OnBadInput) ->
             task.source.check(split, on_bad_input)
 
 
+def content_of(task: Any, split: str) -> str:
+    """Returns a hash of what a task reads and makes of it, as far as that can be had.
+
+    Of this project's tasks it covers every text. Of others the files that SeqIO names, all of them or, in
+    buckets and where they are large, their sizes, beginnings, middles and ends; and the first examples that
+    come out. A task without files is read through.
+    """
+    if isinstance(task.source, _source_class()):
+        return task.source.content(split)
+    import tensorflow as tf
+
+    names = [name for name in task.source.list_shards(split) if tf.io.gfile.exists(name)]
+    with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
+        sizes = list(pool.map(lambda name: tf.io.gfile.stat(name).length, names))
+        whole = sum(sizes) <= _READ_WHOLE and not any("://" in name for name in names)
+        files = list(pool.map(functools.partial(_hash_of_file, whole=whole), names, sizes))
+    found = ValuesHash()
+    found.add((task.name, sizes, files))
+    examples = task.get_dataset(sequence_length=None, split=split, shuffle=False).as_numpy_iterator()
+    for example in itertools.islice(examples, _FIRST_EXAMPLES if names else None):
+        found.add([(feature, _plain(example[feature])) for feature in FEATURES if feature in example])
+    return found.hex()
+
+
+def _hash_of_file(name: str, size: int, *, whole: bool) -> str:
+    import tensorflow as tf
+
+    digest = hashlib.blake2b()
+    with tf.io.gfile.GFile(name, "rb") as file:
+        for start in range(0, size, _PIECE) if whole else (0, size // 2, max(0, size - _PIECE)):
+            file.seek(start)
+            digest.update(file.read(_PIECE))
+    return digest.hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """Returns bytes, or lists of them for arrays and ragged arrays."""
+    if hasattr(value, "to_list"):
+        return value.to_list()
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
 @functools.cache
 def _source_class() -> type:
     import seqio
@@ -99,18 +147,26 @@ def _source_class() -> type:
 
         def __init__(self, sources: Mapping[str, PairSource]):
             self.sources = dict(sources)
-            self._counts: dict[str, int] = {}
+            self._read: dict[str, tuple[int, str]] = {}
             self._policy = "stop"
             super().__init__(splits=tuple(sources), caching_permitted=False)
 
-        def check(self, split: str, on_bad_input: OnBadInput) -> int:
-            if split not in self._counts or on_bad_input.policy != self._policy:
+        def check(self, split: str, on_bad_input: OnBadInput) -> tuple[int, str]:
+            """Reads the files through, unless that was done; returns the number of pairs and their hash."""
+            if split not in self._read or on_bad_input.policy != self._policy:
                 self._policy = on_bad_input.policy
-                self._counts[split] = sum(1 for _ in self.sources[split].examples(on_bad_input))
-            return self._counts[split]
+                content = ValuesHash()
+                for example in self.sources[split].examples(on_bad_input):
+                    content.add(tuple(example))
+                self._read[split] = content.count, content.hex()
+            return self._read[split]
 
         def num_input_examples(self, split: str) -> int:
-            return self.check(split, OnBadInput(self._policy))
+            return self.check(split, OnBadInput(self._policy))[0]
+
+        def content(self, split: str) -> str:
+            """Returns the hash of all texts and ids of a split, in their order."""
+            return self.check(split, OnBadInput(self._policy))[1]
 
         def list_shards(self, split: str) -> list[str]:
             return [split]

@@ -16,6 +16,7 @@ from jaxir.data.lines import (
     MalformedRecord,
     OnBadInput,
     Policy,
+    as_integer,
     json_object,
     needed_text,
     parsed_lines,
@@ -175,10 +176,8 @@ def _qrel_parser(
         query, document, score_text = columns[0], columns[-2], columns[-1]
         if number == 1 and (query, score_text) == ("query-id", "score"):
             return None
-        try:
-            score = int(score_text)
-        except ValueError:
-            raise MalformedRecord("the score is not an integer:", repr(score_text)) from None
+        if (score := as_integer(score_text)) is None:
+            raise MalformedRecord("the score is not an integer:", repr(score_text))
         if query_ids is not None and query not in query_ids:
             raise MalformedRecord("judges an unknown query", repr(query))
         if document_ids is not None and document not in document_ids:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from typing import NamedTuple
 
 import numpy as np
 
 from jaxir.data.sources import key_digest
 from jaxir.data.tokenizer import Tokenizer
+from jaxir.errors import UserError
 
 _TOKENISE_AT_ONCE = 4096
+# Shares of texts with the tokens of another one: boilerplate and cut texts make some percent. Of how many.
+_ALIKE_TOLD, _ALIKE_REFUSED, _ALIKE_FROM = 0.1, 0.5, 20
 
 
 class TextTable(NamedTuple):
@@ -38,14 +42,21 @@ class TextTable(NamedTuple):
 class TableBuilder:
     """Collects distinct texts by id and tokenises them some thousands at a time.
 
+    Texts that differ (in more than case and white space) but have the same tokens are one text to a model,
+    and right answers to each other's queries in an evaluation. It notices them among the texts that are
+    tokenised together.
+
     Args:
       tokenizer: makes the ids.
       length: most tokens of a text.
       prompt: put before each text.
+      what: what sentences call the texts: "queries", "passages".
     """
 
-    def __init__(self, tokenizer: Tokenizer, length: int, prompt: str):
-        self._tokenizer, self._length, self._prompt = tokenizer, length, prompt
+    def __init__(self, tokenizer: Tokenizer, length: int, prompt: str, *, what: str):
+        self._tokenizer, self._length, self._prompt, self._what = tokenizer, length, prompt, what
+        self._distinct = self._like_another = 0
+        self._alike: tuple[str, str] | None = None
         self._dtype = np.uint16 if tokenizer.vocab_size <= 2**16 else np.int32
         self._row_of: dict[bytes, int] = {}
         self._pending: list[str] = []
@@ -62,8 +73,13 @@ class TableBuilder:
         return row
 
     def table(self) -> TextTable:
-        """Returns the table of all texts, in the order in which they came."""
+        """Returns the table of all texts, in the order in which they came; warns of many with equal tokens.
+
+        Raises:
+          UserError: more than half of the texts have the same tokens as another one.
+        """
         self._flush()
+        self._tell_alike()
         flat = np.concatenate([np.empty(0, self._dtype), *self._flat])
         offsets = np.concatenate([[0], np.cumsum(self._sizes, dtype=np.int64)]).astype(np.int64)
         keys = np.frombuffer(b"".join(self._row_of), "<i4").astype(np.int32).reshape(-1, 2)
@@ -74,4 +90,37 @@ class TableBuilder:
             rows = self._tokenizer.encode_batch(self._pending, max_length=self._length)
             self._flat.append(np.concatenate(rows).astype(self._dtype))
             self._sizes.extend(map(len, rows))
+            self._count_alike(rows)
             self._pending.clear()
+
+    def _count_alike(self, rows: list[np.ndarray]) -> None:
+        first: dict[bytes, int] = {}
+        others: dict[bytes, set[str]] = {}
+        for i, row in enumerate(rows):
+            tokens = row.tobytes()
+            if (at := first.setdefault(tokens, i)) != i:
+                one, other = (self._pending[row][len(self._prompt) :] for row in (at, i))
+                folded = others.setdefault(tokens, {_folded(one)})
+                if _folded(other) not in folded:
+                    folded.add(_folded(other))
+                    self._alike = self._alike or (one, other)
+        like_another = sum(len(folded) - 1 for folded in others.values())
+        self._distinct += len(first) + like_another
+        self._like_another += like_another
+
+    def _tell_alike(self) -> None:
+        if self._distinct < _ALIKE_FROM or self._like_another <= _ALIKE_TOLD * self._distinct:
+            return
+        one, other = self._alike
+        sentence = (
+            f"{self._like_another:,} of {self._distinct:,} different {self._what} have the same tokens as"
+            f" another one, so that no model can tell them apart (the first: {one!r:.60} and {other!r:.60});"
+            f" does the tokenizer know their words, and has the prompt left room in {self._length} tokens?"
+        )
+        if self._like_another > _ALIKE_REFUSED * self._distinct:
+            raise UserError(sentence)
+        print(f"warning: {sentence}", file=sys.stderr)
+
+
+def _folded(text: str) -> str:
+    return " ".join(text.casefold().split())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from jaxir.data.lines import MalformedRecord, numbered_lines, parsed_lines
+from jaxir.data.lines import MalformedRecord, as_integer, numbered_lines, parsed_lines
 from jaxir.data.sources import Qrel, read_qrels
 
 
@@ -42,10 +42,8 @@ def _read_trec(path: str | Path) -> Iterator[Qrel]:
                 "expected 4 columns (query, iteration, document, score),", f"found {len(columns)}"
             )
         query, _, document, text = columns
-        try:
-            score = int(text)
-        except ValueError:
-            raise MalformedRecord("the score is not an integer:", repr(text)) from None
+        if (score := as_integer(text)) is None:
+            raise MalformedRecord("the score is not an integer:", repr(text))
         if scores.setdefault((query, document), score) != score:
             raise MalformedRecord("contradicts an earlier judgement", f"of {document!r} for {query!r}")
         return Qrel(query, document, score)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -11,7 +10,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from scipy import stats
 
-from jaxir.data.lines import MalformedRecord, parsed_lines
+from jaxir.data.lines import MalformedRecord, as_number, parsed_lines
 from jaxir.errors import BadInputError, UserError
 from jaxir.files import local_path
 
@@ -113,11 +112,7 @@ def _parse(line: str, number: int) -> SentencePair | None:
         return None
     if len(fields) != 3:
         raise MalformedRecord("expected 3 columns separated by tabs,", f"found {len(fields)}")
-    try:
-        score = float(fields[0])
-    except ValueError:
-        score = math.nan
-    if not math.isfinite(score):
+    if (score := as_number(fields[0])) is None:
         raise MalformedRecord("the score is not a number:", repr(fields[0]))
     if not fields[1] or not fields[2]:
         raise MalformedRecord("a sentence is empty")

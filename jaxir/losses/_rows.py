@@ -33,7 +33,8 @@ class Terms(NamedTuple):
       positive: sim(q_i, p_i) / temperature.
       query_to_passage: log of the sum over passages and hard negatives of exp(sim(q_i, .) / temperature).
       passage_to_query: log of the sum over queries of exp(sim(., p_i) / temperature).
-      hardest: the largest logit of q_i with a passage or hard negative that is not its own.
+      hardest: the largest logit of q_i with a passage or hard negative that is not its own; -inf where
+        there is none.
     """
 
     positive: Float32[Array, " B"]
@@ -131,6 +132,7 @@ def softmax_loss(
     metrics = {
         "accuracy": jnp.mean((terms.positive > terms.hardest).astype(jnp.float32)),
         "positive_similarity": jnp.mean(terms.positive) * temperature,
+        "rows_without_negatives": jnp.mean(jnp.isneginf(terms.hardest).astype(jnp.float32)),
         "loss_query_to_passage": loss,
     }
     if bidirectional:

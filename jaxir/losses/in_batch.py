@@ -45,7 +45,9 @@ def in_batch_softmax(
 
     Returns:
       The loss and metrics, all float32 scalars: `accuracy` (rows whose own passage beats every column kept),
-      `positive_similarity`, `loss_query_to_passage`, and `loss_passage_to_query` where bi-directional.
+      `positive_similarity`, `rows_without_negatives` (the share of rows whose every other column is masked:
+      they have no loss and no gradient), `loss_query_to_passage`, and `loss_passage_to_query` where
+      bi-directional.
 
     Raises:
       UserError: the temperature or block_size is not positive.

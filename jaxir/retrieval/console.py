@@ -10,6 +10,7 @@ import sys
 import unicodedata
 from collections.abc import Iterator
 
+from jaxir.data.lines import has_text
 from jaxir.errors import UserError
 from jaxir.retrieval.searcher import Searcher, WeightsSearcher
 
@@ -54,7 +55,7 @@ def converse(searcher: Searcher | WeightsSearcher, k: int) -> None:
     with contextlib.suppress(EOFError, KeyboardInterrupt):
         while True:
             question = input(prompt).strip()
-            if question:
+            if has_text(question):
                 if not prompt:
                     print(question)
                 try:

@@ -28,7 +28,7 @@ def reciprocal_rank_fusion(runs: Sequence[Run], *, constant: int = 60, depth: in
       depth: answers of a query to keep.
 
     Raises:
-      UserError: fewer than two runs.
+      UserError: fewer than two runs, or one that has no query in common with the others.
     """
 
     def fuse(lists: Sequence[Answers]) -> dict[str, float]:
@@ -60,7 +60,7 @@ def interpolate(
       depth: answers of a query to keep.
 
     Raises:
-      UserError: fewer than two runs, or not as many weights.
+      UserError: fewer than two runs, one that has no query in common with the others, or not as many weights.
     """
     weights = [1 / len(runs)] * len(runs) if weights is None else weights
     if len(weights) != len(runs):
@@ -118,7 +118,7 @@ def round_robin(runs: Sequence[Run], *, depth: int = 1000) -> Run:
       Scores are reciprocals of the new ranks: they say the order and nothing else.
 
     Raises:
-      UserError: fewer than two runs.
+      UserError: fewer than two runs, or one that has no query in common with the others.
     """
 
     def fuse(lists: Sequence[Answers]) -> dict[str, float]:
@@ -129,9 +129,38 @@ def round_robin(runs: Sequence[Run], *, depth: int = 1000) -> Run:
     return _per_query(runs, fuse, depth)
 
 
+def oddities(runs: Mapping[str, Run]) -> list[str]:
+    """Returns what is odd about runs that are to be fused, in sentences that call them by these names.
+
+    Raises:
+      UserError: a run has no query in common with the others.
+    """
+    _check_queries(runs)
+    odd = []
+    for name, run in runs.items():
+        others = [other for called, other in runs.items() if called != name]
+        lacking = [q for q in dict.fromkeys(itertools.chain.from_iterable(others)) if q not in run]
+        if lacking:
+            odd.append(
+                f"{name} has no answers to {len(lacking):,} of {len(lacking) + len(run):,} queries"
+                f" ({lacking[0]!r} is one): is it whole?"
+            )
+        if others and all(run[q].keys().isdisjoint(other.get(q, ())) for q in run for other in others):
+            odd.append(f"{name} has no document in common with the others: are the runs of one corpus?")
+    return odd
+
+
+def _check_queries(runs: Mapping[str, Run]) -> None:
+    for name, run in runs.items():
+        others = [other for called, other in runs.items() if called != name]
+        if others and all(run.keys().isdisjoint(other) for other in others):
+            raise UserError(f"{name} has no query in common with the other run{'s' * (len(others) > 1)}")
+
+
 def _per_query(runs: Sequence[Run], fuse: Callable[[Sequence[Answers]], dict[str, float]], depth: int) -> Run:
     if len(runs) < 2:
         raise UserError("there must be two runs or more to fuse")
+    _check_queries({f"run {i}": run for i, run in enumerate(runs, start=1)})
     queries = dict.fromkeys(itertools.chain.from_iterable(runs))
     fused = {query_id: fuse([run.get(query_id, {}) for run in runs]) for query_id in queries}
     return {

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import collections
+import functools
 import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
+from jaxir.data.lines import as_number
 from jaxir.errors import BadInputError, UserError
 from jaxir.files import atomic_file, local_path
 
 Run = dict[str, dict[str, float]]
+TAG = "jaxir"
+_CUT = ": the file is cut off here, what came after is missing"
 
 
 def write_run(
     path: str | Path,
     run: Mapping[str, Iterable[tuple[str, float]] | Mapping[str, float]],
-    tag: str = "jaxir",
+    tag: str = TAG,
 ) -> None:
     """Writes `run` to `path`, best first; the file appears only when whole.
 
@@ -50,14 +56,14 @@ def write_run(
 
 
 def read_run(path: str | Path) -> Run:
-    """Reads a TREC run file.
+    """Reads a TREC run file; warns on standard error where its end looks cut off.
 
     Returns:
       For each query id, in the order of the file, {document id: score}. Ranks are ignored, as trec_eval does.
 
     Raises:
-      BadInputError: the file is not UTF-8, or a line has not six columns, has a score that is not a finite
-        number, or names a document a second time for its query.
+      BadInputError: the file is empty, is not UTF-8 or ends within a line, or a line has not six columns, has
+        a score that is not a finite number, or names a document a second time for its query.
     """
     run: Run = {}
     for number, query_id, doc_id, score in _lines(path):
@@ -87,10 +93,12 @@ def read_run_by_query(path: str | Path) -> Iterator[tuple[str, dict[str, float]]
 
 
 def _lines(path: str | Path) -> Iterator[tuple[int, str, str, float]]:
-    """Yields (line number, query id, document id, score)."""
+    """Yields (line number, query id, document id, score); then looks at how the file ends."""
     path = local_path(path)
     if not path.is_file():
         raise UserError(f"{path}: no such run file")
+    answers: collections.Counter[str] = collections.Counter()
+    number, query_id, tag, tag_before, ended = 0, "", "", "", True
     with path.open("rb") as file:
         for number, raw in enumerate(file, start=1):
             try:
@@ -99,20 +107,36 @@ def _lines(path: str | Path) -> Iterator[tuple[int, str, str, float]]:
                 raise BadInputError(path, number, "not UTF-8") from None
             if not fields:
                 continue
+            ended = raw.endswith(b"\n")
             if len(fields) != 6:
-                raise BadInputError(
-                    path,
-                    number,
-                    f"a run line has 6 columns (qid Q0 docid rank score tag), this one {len(fields)}",
-                )
-            query_id, _, doc_id, _, text, _ = fields
-            try:
-                score = float(text)
-            except ValueError:
-                score = math.nan
-            if not math.isfinite(score):
+                wanted = "a run line has 6 columns (qid Q0 docid rank score tag)"
+                raise BadInputError(path, number, f"{wanted}, this one {len(fields)}{'' if ended else _CUT}")
+            tag_before = tag
+            query_id, _, doc_id, _, text, tag = fields
+            score = as_number(text)
+            if score is None:
                 raise BadInputError(path, number, f"the score {text!r} is not a finite number")
+            answers[query_id] += 1
             yield number, query_id, doc_id, score
+    if not answers:
+        raise BadInputError(path, None, "the file is empty: a run has a line for each answer")
+    if not ended:
+        if tag == TAG or (tag != tag_before and tag_before.startswith(tag)):
+            raise BadInputError(path, number, f"this line has no end{_CUT}")
+        _warn(f"{path}: its last line has no end: is the file cut off?")
+    last = answers.pop(query_id)
+    if len(answers) > 1 and last < min(answers.values()) == max(answers.values()):
+        every = next(iter(answers.values()))
+        _warn(
+            f"{path}: its last query, {query_id!r}, has {last:,} answers where every other one has {every:,}:"
+            " is the file cut off?"
+        )
+
+
+@functools.cache
+def _warn(text: str) -> None:
+    """Warns once, however often a file is read."""
+    print(f"warning: {text}", file=sys.stderr)
 
 
 def _add(answers: dict[str, float], doc_id: str, score: float, path: str | Path, number: int) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from jaxir.data.lines import MalformedRecord
+from jaxir.data.lines import MalformedRecord, has_text
 from jaxir.data.sparse_vectors import parse_weights
 from jaxir.errors import UserError
 from jaxir.retrieval.index import Index, load_index
@@ -84,7 +84,13 @@ class Searcher:
 
         Returns:
           (float32 scores [Q, K], for each query at most K ids), as `Index.search`.
+
+        Raises:
+          UserError: there is nothing but white space and control characters in a text.
         """
+        for text in texts:
+            if not has_text(text):
+                raise UserError(f"there is no text in the question {text!r:.40}")
         if self.encoder is None:
             return self.index.search(list(texts), k)
         return self.index.search(self.encoder.encode_queries(list(texts), show_progress=show_progress), k)

@@ -2,8 +2,10 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic_core import PydanticCustomError
 
+from jaxir.data.lines import has_text
 from jaxir.serving.limits import Limits
 
 Span = Annotated[list[int], Field(min_length=2, max_length=2)]
@@ -130,10 +132,18 @@ UNFIT = _problems(_422="the request asks for what cannot be had")
 UNKNOWN = _problems(_404="there is no such document, or its text is not stored")
 
 
+def _question(text: str) -> str:
+    if not has_text(text):
+        raise PydanticCustomError("no_text", "there is no text in it")
+    return text
+
+
 def request_models(known: list[str], limits: Limits) -> tuple[type[BaseModel], type[BaseModel]]:
     """Returns what /search and /encode take, with the limits of a service and the names of its systems."""
     query = Annotated[
-        str, StringConstraints(strip_whitespace=True, min_length=1, max_length=limits.query_characters)
+        str,
+        StringConstraints(strip_whitespace=True, min_length=1, max_length=limits.query_characters),
+        AfterValidator(_question),
     ]
 
     class SearchRequest(BaseModel):

@@ -25,10 +25,10 @@ from jaxir.files import atomic_file, check_bucket, is_bucket, move_tree, path_of
 from jaxir.interop.model_dir import COMMITTED, checkpoint_steps
 from jaxir.interop.quiet import quiet_orbax
 from jaxir.training.logs import LOG
+from jaxir.training.settings import disagreement
 from jaxir.training.state import TrainState, inspect
 
 MARKER = "run.json"
-HINT = "give the settings of that run to resume it, or another output_dir"
 
 
 class Resumed(NamedTuple):
@@ -255,10 +255,8 @@ class Checkpoints:
         return self._manager.restore(step, args=ocp.args.Composite(run=ocp.args.JsonRestore()))["run"]
 
     def _check_settings(self, saved: Mapping[str, Any]) -> None:
-        for name in sorted({*saved, *self.settings}):
-            was, now = saved.get(name), self.settings.get(name)
-            if was != now:
-                raise UserError(f"{self.run_dir} was trained with {name}={was}, not {now}; {HINT}")
+        if wrong := disagreement(saved, self.settings):
+            raise UserError(f"{self.run_dir} {wrong}")
 
     def _write_marker(self) -> None:
         if jax.process_index() == 0:

@@ -47,7 +47,8 @@ class DevEvaluation:
       distractors: how many passages of `training_pairs` join the dev corpus.
 
     Raises:
-      UserError: there are fewer dev pairs than devices that share a batch.
+      UserError: there are fewer dev pairs than devices that share a batch, or all dev queries or passages
+        have the same tokens.
     """
 
     def __init__(
@@ -77,6 +78,12 @@ class DevEvaluation:
             tokens = [row[feature] for row in (rows + extra if tower == "passage" else rows)]
             names = [trim(x).tobytes().hex() for x in tokens]
             distinct = dict(zip(names, tokens, strict=True))
+            ids = {row[f"{tower}_key"].tobytes() for row in rows if f"{tower}_key" in row}
+            if len(distinct) == 1 < len(ids):
+                raise UserError(
+                    f"all {len(ids):,} texts of the dev pairs' {tower} tower have the same tokens, so that"
+                    " any answer would be right: does the tokenizer know their words?"
+                )
             self._ids[tower], self._texts[tower] = list(distinct), stack(list(distinct.values()))
             if tower == "passage":
                 self._passages = names

@@ -28,13 +28,23 @@ from jaxir.training.prefetch import prefetch
 from jaxir.training.settings import agreed_settings, describe
 
 COMPLETE = "COMPLETE"
+NO_NEGATIVES = (
+    "no pair of the {} has a negative, so the loss is 0 whatever the model does: no hard negatives but the"
+    " passages themselves, and no other pairs with another query and another passage (told by their ids)"
+)
 
 
 class Data(Protocol):
-    """What the loop asks of training data; `jaxir.data.pairs.PairDataset` is one."""
+    """What the loop asks of training data; `jaxir.data.pairs.PairDataset` is one.
+
+    `fingerprint` tells it from any other data: a run is resumed on data of the same one only.
+    """
 
     num_examples: int
     order_depends_on_parts: bool
+
+    @property
+    def fingerprint(self) -> str: ...
 
     def batches(
         self, *, batch_size: int, seed: int, start_step: int, process_index: int, process_count: int
@@ -110,8 +120,8 @@ def train(
         what is needed to load the run's checkpoints as models.
 
     Raises:
-      UserError: settings that make no sense, a directory that cannot be resumed, or a loss or gradient that
-        is not finite (no checkpoint is written after it).
+      UserError: settings that make no sense, a directory that cannot be resumed, a first batch without any
+        negative, or a loss or gradient that is not finite (no checkpoint is written after it).
     """
     # ---------------------------------------------------------------- settings
     partitioner = MeshConfig().build() if partitioner is None else partitioner
@@ -224,9 +234,22 @@ def train(
                         f"{checkpoints.last_good()}"
                     )
 
+        warned: set[str] = set()
+
+        def check_negatives(done: int, values: Mapping[str, float], what: str = "batch") -> None:
+            if values.get("rows_without_negatives", 0.0) < 1 - 1e-6:
+                return
+            sentence = f"step {done}: {NO_NEGATIVES.format(what)}"
+            if done == 1 and what == "batch":
+                raise UserError(f"{sentence}; give other pairs, hard negatives or a larger batch_size")
+            if what not in warned:
+                narrator.say(f"warning: {sentence}")
+                warned.add(what)
+
         def settle_metrics(done: int, metrics: state_lib.Metrics) -> None:
             values = {k: float(v) for k, v in jax.device_get(metrics).items()}
             check_finite(done, values)
+            check_negatives(done, values)
             narrator.step(done, values["loss"])
             if done % log_every == 0 or done == steps:
                 values["examples_per_second"] = narrator.lap(done)
@@ -251,6 +274,7 @@ def train(
                     if evaluating:
                         scores = distributed.as_first(evaluate(state.params))
                         check_finite(done, scores, "dev ")
+                        check_negatives(done, scores, "dev batches")
                         value = scores[dev_metric]
                         log.write(done, {f"dev/{k}": v for k, v in scores.items()})
                         narrator.tell_dev(done, {k: scores[k] for k in METRICS if k in scores})

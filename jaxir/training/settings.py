@@ -4,12 +4,16 @@ import dataclasses
 import functools
 import hashlib
 import inspect
+import re
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 from flax import nnx
+
+HINT = "give the settings of that run to resume it, or another output_dir"
+_OF_FIRST_BATCH = re.compile(r"\b\d+ examples [0-9a-f]{16}\b")  # how data were told before `Data.fingerprint`
 
 
 def agreed_settings(
@@ -33,8 +37,8 @@ def agreed_settings(
     """
     return ({"data_parts": parts} if data.order_depends_on_parts else {}) | {
         "batch_size": batch_size,
-        "data": data_fingerprint(data, batch_size, seed),
-        "dev": dev and f"{dev_metric} on {data_fingerprint(dev, 1, 0)}, {dev_distractors} distractors",
+        "data": data.fingerprint,
+        "dev": dev and f"{dev_metric} on {dev.fingerprint}, {dev_distractors} distractors",
         "model": model_fingerprint(model),
         "objective": objective,
         "optimizer": describe(optimizer),
@@ -43,16 +47,21 @@ def agreed_settings(
     }
 
 
-def data_fingerprint(data: Any, batch_size: int, seed: int) -> str:
-    """Returns the number of examples and a hash of the first batch (its texts, tokenizer and order)."""
-    batch = next(
-        iter(data.batches(batch_size=batch_size, seed=seed, start_step=0, process_index=0, process_count=1))
-    )
-    digest = hashlib.sha256()
-    for name in sorted(batch):
-        digest.update(f"{name} {batch[name].dtype} {batch[name].shape} ".encode())
-        digest.update(batch[name].tobytes())
-    return f"{data.num_examples} examples {digest.hexdigest()[:16]}"
+def disagreement(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """Says in which way a run, saved with some settings, cannot go on with others; None where it can."""
+    for name in sorted({*saved, *now}):
+        was, given = saved.get(name), now.get(name)
+        if was == given:
+            continue
+        if name in ("data", "dev") and _OF_FIRST_BATCH.search(str(was)):
+            return (
+                "was begun by an earlier jaxir, which knew its data by their first batch only: whether these"
+                " are the same cannot be told; resume it with that jaxir, or give another output_dir"
+            )
+        if name == "data":
+            return f"was trained on other data: {was}, not {given}; {HINT}"
+        return f"was trained with {name}={was}, not {given}; {HINT}"
+    return None
 
 
 def model_fingerprint(model: nnx.Module) -> str:

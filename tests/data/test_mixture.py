@@ -129,6 +129,22 @@ def test_bad_rates_are_refused_before_anything_is_read(minilm, sources, rates, m
         Mixture(sources=[]).build(minilm, **LENGTHS)
 
 
+def test_the_fingerprint_covers_all_sources_and_how_they_are_mixed(minilm, sources, write_jsonl):
+    def fingerprint(sources=sources, **how):
+        return Mixture(sources=sources, **how).build(minilm, **LENGTHS).fingerprint
+
+    changed = JsonlPairs(path=str(write_jsonl("other.jsonl", [{"query": "b", "passage": "b"}])))
+    found = [
+        fingerprint(),
+        fingerprint(rates=[3, 1, 1]),
+        fingerprint(rates=[3, 1, 2]),
+        fingerprint(mix_within_batch=True),
+        fingerprint([sources[0], changed, sources[2]]),
+    ]
+    assert len(set(found)) == len(found)
+    assert fingerprint(rates=[6, 2, 2]) == found[1]
+
+
 def test_faults_of_a_source_are_named(minilm, sources, tmp_path, capsys):
     dataset = Mixture(sources=sources).build(minilm, **LENGTHS)
     with pytest.raises(

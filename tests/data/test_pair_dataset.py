@@ -1,3 +1,4 @@
+import copy
 import itertools
 import json
 import subprocess
@@ -153,6 +154,41 @@ def test_saved_arrays_give_the_same_batches_without_tensorflow(dataset, minilm, 
     assert out == f"{expected[0]['passage_ids'].sum()} set()\n"
 
 
+def test_the_fingerprint_covers_every_number_and_no_more(dataset, minilm, tmp_path):
+    assert (
+        PairDataset.from_examples(EXAMPLES, minilm, num_negatives=2, **LENGTHS).fingerprint
+        == dataset.fingerprint
+    )
+    seen = {dataset.fingerprint}
+    for name, array in dataset._arrays().items():
+        other = copy.copy(dataset)
+        other._content = None
+        array = array.copy()
+        array.flat[-1] += 1
+        part, _, field = name.partition("_")
+        if part in ("queries", "passages"):
+            setattr(other, f"_{part}", getattr(dataset, f"_{part}")._replace(**{field: array}))
+        else:
+            setattr(other, f"_{name}", array)
+        seen.add(other.fingerprint)
+    assert len(seen) == 1 + 9
+    for change in ({"num_negatives": 1}, {"query_length": 11}, {"passage_length": 64}):
+        seen.add(
+            PairDataset.from_examples(
+                EXAMPLES, minilm, **{"num_negatives": 2, **LENGTHS, **change}
+            ).fingerprint
+        )
+    seen.add(PairDataset.from_examples(EXAMPLES[::-1], minilm, num_negatives=2, **LENGTHS).fingerprint)
+    assert len(seen) == 1 + 9 + 3 + 1
+
+    dataset.save(tmp_path / "saved")
+    assert PairDataset.load(tmp_path / "saved", num_negatives=2).fingerprint == dataset.fingerprint
+    meta = json.loads((tmp_path / "saved/pairs.json").read_text())
+    del meta["hash"]  # as jaxir wrote it before
+    (tmp_path / "saved/pairs.json").write_text(json.dumps(meta))
+    assert PairDataset.load(tmp_path / "saved", num_negatives=2).fingerprint == dataset.fingerprint
+
+
 def test_saved_arrays_that_do_not_fit_are_refused(dataset, minilm, sentencepiece_folder, tmp_path):
     from jaxir.data.tokenizer import Tokenizer
 
@@ -285,3 +321,51 @@ def test_a_negative_that_is_its_positive_once_cut_is_left_out(minilm, capsys, tm
     # Read whole they are other texts, and none is left out.
     PairDataset.from_examples(pairs, minilm, num_negatives=2, query_length=16, passage_length=200)
     assert capsys.readouterr().err == ""
+
+
+def test_hard_negatives_that_are_all_their_positives_are_told_or_refused(minilm, capsys, tmp_path):
+    end = " river bank" * 40
+    texts = [(f"{i}{end}", f"{i}{end} that ends well") for i in range(3)]
+    alone = [PairExample(f"q{i}", f"q {i}", f"p{i}", p, ((f"n{i}", n),)) for i, (p, n) in enumerate(texts)]
+    message = "every hard negative, cut at 20 tokens, is the same as its positive: set num_negatives to 0"
+    with pytest.raises(UserError, match=message):
+        PairDataset.from_examples(alone, minilm, num_negatives=1, **LENGTHS)
+    PairDataset.from_examples(alone, minilm, **LENGTHS).save(tmp_path / "alone")
+    with pytest.raises(UserError, match=message):
+        PairDataset.load(tmp_path / "alone", num_negatives=1)
+    capsys.readouterr()
+    PairDataset.from_examples([*alone, example(7)], minilm, num_negatives=1, **LENGTHS)
+    assert "warning: 3 of 4 pairs have no hard negative that, cut at 20 tokens," in capsys.readouterr().err
+
+
+LETTERS = "ሀለሐመሠረሰሸቀበተቸኀነኘአከኸወዐዘዠየደጀገጠጨጰጸፀፈፐ"  # Ethiopic, of which MiniLM knows nothing
+UNKNOWN = [f"{a}{b} {b}{a}" for a, b in itertools.combinations(LETTERS, 2)]
+
+
+def with_queries(queries):
+    return [e._replace(query_id=q, query=q) for e, q in zip(EXAMPLES, queries, strict=False)]
+
+
+def test_a_tokenizer_to_which_texts_are_the_same_is_noticed(minilm, capsys):
+    known = [e.query for e in EXAMPLES]
+    with pytest.raises(
+        UserError, match="99 of 100 different queries have the same tokens as another one"
+    ) as error:
+        PairDataset.from_examples(with_queries(UNKNOWN[:100]), minilm, **LENGTHS)
+    assert f"(the first: {UNKNOWN[0]!r} and {UNKNOWN[1]!r})" in str(error.value)
+    capsys.readouterr()
+    PairDataset.from_examples(with_queries(UNKNOWN[:21] + known[:79]), minilm, **LENGTHS)
+    assert "warning: 20 of 100 different queries have the same tokens" in capsys.readouterr().err
+    PairDataset.from_examples(with_queries(UNKNOWN[:9] + known[:91]), minilm, **LENGTHS)
+    assert capsys.readouterr().err == ""
+
+
+def test_texts_that_differ_in_case_and_white_space_are_no_cause_for_alarm(minilm, capsys):
+    spellings = [text for i in range(20) for text in (f"Text {i}", f"text {i}", f"TEXT  {i}", f" text {i}")]
+    assert PairDataset.from_examples(with_queries(spellings), minilm, **LENGTHS).num_examples == 80
+    assert capsys.readouterr().err == ""
+
+
+def test_a_prompt_that_leaves_no_room_is_noticed(minilm):
+    with pytest.raises(UserError, match="has the prompt left room in 12 tokens"):
+        PairDataset.from_examples(EXAMPLES, minilm, query_prompt="a b c d e f g h i j k ", **LENGTHS)

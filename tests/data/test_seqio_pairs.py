@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 
+from jaxir.data import seqio_tasks
 from jaxir.data.pair_sources import BeirPairs, JsonlPairs
 from jaxir.data.seqio_pairs import SeqioPairs
 from jaxir.data.sources import stable_keys
@@ -156,6 +157,71 @@ def test_a_task_or_a_mixture_of_somebody_else(minilm):
         batch = next(dataset.ordered(2))
         assert batch["query_ids"][:, 1].tolist() == [2028, 2048]
         assert len(np.unique(batch["passage_key"], axis=0)) == 2  # without ids a text's hash is its key
+
+
+def fingerprint(name, tokenizer, **settings):
+    return SeqioPairs(mixture=name).build(tokenizer, **{**LENGTHS, **settings}).fingerprint
+
+
+def test_the_fingerprint_covers_every_text_of_a_task(minilm, pairs_file, tmp_path):
+    import seqio
+
+    first = fingerprint(jsonl_pairs(path=str(pairs_file), name="before"), minilm)
+    assert first == fingerprint("before", minilm) != fingerprint("before", minilm, query_length=13)
+    assert first != fingerprint("before", minilm, num_negatives=1)
+    lines = pairs_file.read_text().splitlines(keepends=True)
+    (tmp_path / "other.jsonl").write_text("".join([*lines[:-1], lines[-1].replace("really", "barely", 1)]))
+    assert first != fingerprint(jsonl_pairs(path=str(tmp_path / "other.jsonl"), name="after"), minilm)
+    seqio.MixtureRegistry.add("both", ["before", "after"], default_rate=1)
+    seqio.MixtureRegistry.add("both_otherwise", ["before", ("after", 2)], default_rate=1)
+    assert len({first, *(fingerprint(name, minilm) for name in ("both", "both_otherwise"))}) == 3
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_the_fingerprint_of_somebody_elses_task(minilm, tmp_path, monkeypatch, large):
+    import seqio
+    import tensorflow as tf
+
+    if large:
+        monkeypatch.setattr(seqio_tasks, "_READ_WHOLE", 100)
+        monkeypatch.setattr(seqio_tasks, "_PIECE", 8)
+    feature = seqio.Feature(seqio.PassThroughVocabulary(0), add_eos=False, dtype=tf.string, rank=0)
+    features = {"query": feature, "passage": feature}
+
+    def both(ds):
+        return ds.map(lambda line: {"query": line, "passage": line})
+
+    path = tmp_path / "lines.txt"
+    path.write_text("".join(f"line {i:04d}\n" for i in range(2000)))
+    name = f"lines_{large}"
+    source = seqio.TextLineDataSource({"train": str(path)}, num_input_examples={"train": 2000})
+    seqio.TaskRegistry.add(name, source=source, preprocessors=[both], output_features=features)
+    found = {fingerprint(name, minilm)}
+    assert {fingerprint(name, minilm)} == found
+    content = path.read_bytes()
+    for at in (3, len(content) // 2 + 1, len(content) - 2):
+        path.write_bytes(content[:at] + b"x" + content[at + 1 :])
+        found.add(fingerprint(name, minilm))
+    assert len(found) == 4
+
+
+def test_the_fingerprint_of_a_task_without_files_covers_every_example(minilm):
+    import seqio
+    import tensorflow as tf
+
+    feature = seqio.Feature(seqio.PassThroughVocabulary(0), add_eos=False, dtype=tf.string, rank=0)
+    rows = {"query": [f"q {i}" for i in range(3000)], "passage": [f"p {i}" for i in range(3000)]}
+    source = seqio.FunctionDataSource(
+        lambda split, shuffle_files, seed=None: tf.data.Dataset.from_tensor_slices(rows),
+        splits=["train"],
+        num_input_examples={"train": 3000},
+    )
+    seqio.TaskRegistry.add(
+        "rows", source=source, preprocessors=[], output_features={"query": feature, "passage": feature}
+    )
+    first = fingerprint("rows", minilm)
+    rows["passage"][-1] = "another"
+    assert fingerprint("rows", minilm) != first
 
 
 def test_bad_input_stops_before_the_first_batch(minilm, tmp_path, capsys):

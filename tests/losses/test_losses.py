@@ -117,11 +117,13 @@ def test_finite_when_every_negative_is_masked(variant, batch, block_size):
     }
     embeddings = case["query"], case["passage"], case["negatives"]
     with jax.debug_nans(True):  # no NaN on the way either, so that users can hunt their own with it
-        value, gradients = jax.value_and_grad(
-            lambda q, p, n: loss(q, p, n, **keys, temperature=0.1, **settings, block_size=block_size)[0],
+        (value, metrics), gradients = jax.value_and_grad(
+            lambda q, p, n: loss(q, p, n, **keys, temperature=0.1, **settings, block_size=block_size),
             argnums=(0, 1, 2),
+            has_aux=True,
         )(*embeddings)
     np.testing.assert_allclose(value, 0.0, atol=1e-6)
+    np.testing.assert_allclose(metrics["rows_without_negatives"], 1.0, atol=1e-6)
     for gradient in gradients:
         np.testing.assert_array_equal(gradient, np.zeros_like(gradient))
     assert float(loss(*embeddings, temperature=0.1, **settings)[0]) != 0
@@ -153,6 +155,28 @@ def test_a_masked_row_has_no_gradient_from_its_duplicate(block_size):
 
     assert np.abs(jax.grad(loss)(case["passage"], case["query_key"])).max() > 1e-2
     np.testing.assert_array_equal(jax.grad(loss)(case["passage"], own), 0)
+
+
+@pytest.mark.parametrize("block_size", [None, 1, 2])
+def test_rows_without_negatives_are_counted(block_size):
+    """Row 0 shares its passage with row 1 and its query with row 2; these two have each other."""
+    query = passage = jnp.eye(3, 4)
+    keys = {
+        "query_key": jnp.asarray([[0, 0], [1, 1], [0, 0]], jnp.int32),
+        "passage_key": jnp.asarray([[5, 5], [5, 5], [6, 6]], jnp.int32),
+    }
+    settings = {"temperature": 0.5, "block_size": block_size}
+
+    def counted(negatives=None, **keys):
+        return float(
+            in_batch_softmax(query, passage, negatives, **keys, **settings)[1]["rows_without_negatives"]
+        )
+
+    assert counted() == 0
+    assert counted(**keys) == pytest.approx(1 / 3)
+    hard = jnp.ones((3, 1, 4))
+    assert counted(hard, **keys, negative_key=jnp.full((3, 1, 2), 5, jnp.int32)) == pytest.approx(1 / 3)
+    assert counted(hard, **keys, negative_key=jnp.full((3, 1, 2), 9, jnp.int32)) == 0
 
 
 @pytest.mark.parametrize("block_size", [None, 1, 3])

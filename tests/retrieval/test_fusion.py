@@ -128,6 +128,9 @@ def test_a_model_scores_every_candidate(tmp_path, toy, small_model):
         (["--method=interpolate", "--sweep=0,1"], "--sweep and --qrels go together"),
         (["--method=rrf", "--embeddings=E", "--queries=Q"], "are for --method=rescore"),
         (["--method=rescore", "--alpha=1", "--embeddings=E", "--queries=Q"], "there are 2 runs"),
+        (["--method=interpolate", "--weights=1,1_0"], "numbers separated by commas, not 1,1_0"),
+        (["--method=rescore", "--sweep=0,nan", "--qrels=Q"], "--sweep must be numbers separated by commas"),
+        (["--method=rescore", "--alpha=inf"], "--alpha must be a finite number, not inf"),
         (["--method=rrf", "--depth=0"], "--depth must be at least 1, not 0"),
     ],
 )
@@ -136,3 +139,47 @@ def test_flags_that_do_not_go_together(runs, capsys, flags, sentence):
     errors = capsys.readouterr().err
     assert errors.startswith("error: ") and sentence in errors and len(errors.splitlines()) == 1
     assert not (runs / "x.trec").exists()
+
+
+@pytest.mark.parametrize(
+    "flags", [["--method=rrf"], ["--method=round_robin"], ["--method=rescore", "--alpha=1"]]
+)
+def test_runs_that_do_not_belong_together(tmp_path, capsys, flags):
+    write_run(tmp_path / "a.trec", A)
+    write_run(tmp_path / "other.trec", {"query-1": {"d1": 1.0}, "query-2": {"d2": 1.0}})
+    (tmp_path / "empty.trec").touch()
+    for second, sentence in (
+        ("other.trec", f"{tmp_path}/a.trec has no query in common with the other run"),
+        ("empty.trec", f"{tmp_path}/empty.trec: the file is empty: a run has a line for each answer"),
+    ):
+        assert (
+            fuse(f"--runs={tmp_path}/a.trec,{tmp_path}/{second}", *flags, f"--output={tmp_path}/x.trec") == 1
+        )
+        assert capsys.readouterr().err == f"error: {sentence}\n"
+    assert not (tmp_path / "x.trec").exists()
+
+
+def test_what_is_odd_about_runs_is_told(tmp_path, capsys):
+    whole = {f"q{q}": {f"d{d}": float(d) for d in range(3)} for q in range(9)}
+    write_run(tmp_path / "a.trec", whole)
+    write_run(tmp_path / "cut.trec", {q: whole[q] for q in list(whole)[:5]})
+    write_run(tmp_path / "foreign.trec", {q: {f"msmarco-{d}": 1.0 for d in range(3)} for q in whole})
+
+    def told(other):
+        runs = f"--runs={tmp_path}/a.trec,{tmp_path}/{other}"
+        assert fuse(runs, "--method=rrf", f"--output={tmp_path}/x.trec") == 0
+        return capsys.readouterr().err
+
+    assert told("cut.trec") == (
+        f"warning: {tmp_path}/cut.trec has no answers to 4 of 9 queries ('q5' is one): is it whole?\n"
+    )
+    assert "foreign.trec has no document in common with the others: are the runs of one corpus?" in told(
+        "foreign.trec"
+    )
+    write_run(tmp_path / "b.trec", whole)
+    assert told("b.trec") == ""
+
+
+def test_in_python_runs_must_share_queries_too():
+    with pytest.raises(UserError, match="run 3 has no query in common with the other runs"):
+        fusion.interpolate([A, B, {"x": {"d1": 1.0}}])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxir.errors import BadInputError, UserError
-from jaxir.retrieval.runs import read_run, write_run
+from jaxir.retrieval.runs import read_run, read_run_by_query, write_run
 
 
 def test_round_trip_keeps_scores_and_order(tmp_path):
@@ -73,6 +73,12 @@ def test_what_cannot_be_written(tmp_path, run, message):
         (b"q Q0 a 1 0.5 t\nq Q0 b 2 0.4\n", r"run:2: a run line has 6 columns .* this one 5"),
         (b"q Q0 a 1 high t\n", r"run:1: the score 'high' is not a finite number"),
         (b"q Q0 a 1 nan t\n", r"run:1: the score 'nan'"),
+        (b"q Q0 a 1 -Infinity t\n", r"run:1: the score '-Infinity'"),
+        (b"q Q0 a 1 1e999 t\n", r"run:1: the score '1e999'"),
+        (b"q Q0 a 1 1_0 t\n", r"run:1: the score '1_0'"),
+        ("q Q0 a 1 ١٢ t\n".encode(), r"run:1: the score '١٢'"),
+        (b"", r"run: the file is empty"),
+        (b"\n \n", r"run: the file is empty"),
         (b"q Q0 a 1 0.5 t\nq Q0 a 2 0.4 t\n", r"run:2: document 'a' comes twice"),
         (b"q Q0 \xff 1 0.5 t\n", r"run:1: not UTF-8"),
     ],
@@ -81,6 +87,40 @@ def test_a_malformed_line_is_told(tmp_path, content, message):
     (tmp_path / "run").write_bytes(content)
     with pytest.raises(BadInputError, match=message):
         read_run(tmp_path / "run")
+
+
+@pytest.mark.parametrize("text", ["1", "-1.5", "+2.", ".5", "1e-7", "-1.5E+3", "0"])
+def test_scores_as_programs_write_them(tmp_path, text):
+    (tmp_path / "run").write_text(f"q Q0 a 1 {text} t\n")
+    assert read_run(tmp_path / "run") == {"q": {"a": float(text)}}
+
+
+def by_query(path):
+    return dict(read_run_by_query(path))
+
+
+@pytest.mark.parametrize("read", [read_run, by_query])
+@pytest.mark.parametrize("tag", ["jaxir", "anserini"])
+def test_a_run_that_is_cut_off_anywhere_is_noticed(tmp_path, capsys, read, tag):
+    run = {f"q{q}": {f"d{d}": 10.5 - d for d in range(4)} for q in range(5)}
+    whole, part = tmp_path / "whole", tmp_path / "part"
+    write_run(whole, run, tag)
+    content = whole.read_bytes()
+    assert read(whole) == run and capsys.readouterr().err == ""
+    silent = []
+    for size in range(len(content)):
+        part = tmp_path / f"part{size}"
+        part.write_bytes(content[:size])
+        try:
+            found = read(part)
+        except BadInputError:
+            continue
+        if "is the file cut off?" not in capsys.readouterr().err:
+            silent.append(size)
+            assert len(found) < 3 or all(len(answers) == 4 for answers in found.values())
+    # What cannot be told from a shorter run: whole queries are missing, or there are none to compare with.
+    lines = [at + 1 for at, byte in enumerate(content) if byte == ord("\n")]
+    assert silent == [at for n, at in enumerate(lines[:-1], 1) if n % 4 == 0 or n < 8]
 
 
 def test_no_such_run(tmp_path):

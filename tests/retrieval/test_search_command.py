@@ -18,6 +18,7 @@ from collections.abc import Iterator
 import pytest
 
 from jaxir import cli
+from jaxir.errors import UserError
 from jaxir.retrieval.runs import read_run
 
 pytestmark = pytest.mark.usefixtures("few_optimizations")
@@ -92,10 +93,22 @@ def test_one_question(index, capsys, texts):
     assert texts[number].startswith(lines[1].strip().removesuffix(" ..."))
 
 
+def test_an_empty_question_is_refused_wherever_it_comes_from(index, toy, tmp_path, capsys):
+    from jaxir.retrieval.searcher import Searcher
+
+    with pytest.raises(UserError, match="there is no text in the question ' '"):
+        Searcher.open(index).search(["w1", " "], 2)
+    queries = toy.write_jsonl(
+        tmp_path / "q.jsonl", [{"_id": "q1", "text": "w1"}, {"_id": "q2", "text": "\u200b"}]
+    )
+    assert command("search", f"--index={index}", f"--queries={queries}", f"--output={tmp_path}/run") == 1
+    assert capsys.readouterr().err == f"error: {queries}:2: field 'text' is empty\n"
+
+
 def test_questions_through_a_pipe(index):
     pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with search_process(index, "--k=2", **pipe) as process:
-        out, error = process.communicate(b"w1 w2\n\n\xff\xfe w7\n", timeout=120)
+        out, error = process.communicate(b"w1 w2\n\n\xe2\x80\x8b\n\xff\xfe w7\n", timeout=120)
     assert process.returncode == 0, error
     assert [line.split()[0] for line in out.decode().splitlines() if "Title" in line] == ["1", "2"] * 2
     assert b"question>" not in out
@@ -201,6 +214,8 @@ def test_another_model_is_refused(index, other_model, capsys):
         (["--queries=q.jsonl"], "--queries and --output go together"),
         (["--output=run"], "--queries and --output go together"),
         (["--queries=q.jsonl", "--output=run", "--query=x"], "give --query or --queries, not both"),
+        (["--query="], "--query is empty"),
+        (["--query= \u200b\t"], "--query is empty"),
         (["--query=x", "--k=0"], "--k must be at least 1, not 0"),
         (["--queries=missing.jsonl", "--output=run"], "missing.jsonl"),
     ],

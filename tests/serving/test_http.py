@@ -274,6 +274,7 @@ def test_documentation_needs_no_other_host(served):
         (b'{"queries": "a"}', 422, "queries: Input should be a valid list"),
         (b'{"queries": [1]}', 422, "queries.0: Input should be a valid string"),
         (b'{"queries": ["  "]}', 422, "queries.0: String should have at least 1 character"),
+        (b'{"queries": ["a", "\\u200b\\u0000"]}', 422, "queries.1: there is no text in it"),
         (b'{"queries": ["\\ud800"]}', 422, "queries.0: Input should be a valid string"),
         (b'{"queries": ["a"], "\\ud800": 1}', 422, "Input should be a valid string"),
         (json.dumps({"queries": ["a" * 2001]}).encode(), 422, "queries.0: String should have at most 2000"),

@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 from tiny_run import Bag, pairs
 
+from jaxir.errors import UserError
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.partitioning import MeshConfig
 from jaxir.training.dev import DevEvaluation
@@ -68,6 +69,13 @@ def test_fewer_pairs_than_a_batch_are_one_smaller_batch():
     _, scores = evaluation(pairs(7, seed=1), batch_size=512)
     _, one_device = evaluation(pairs(7, seed=1), batch_size=4, devices=1)
     assert scores["loss"] == pytest.approx(one_device["loss"], rel=1e-5)
+
+
+def test_texts_that_are_all_one_to_the_model_are_refused():
+    dev = pairs(21, seed=1)
+    dev._queries = dev._queries._replace(flat=np.ones_like(dev._queries.flat))
+    with pytest.raises(UserError, match="all 21 texts of the dev pairs' query tower have the same tokens"):
+        evaluation(dev)
 
 
 def test_prefetch_keeps_order_passes_errors_on_and_ends_its_thread():

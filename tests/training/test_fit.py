@@ -81,6 +81,9 @@ def test_a_run_that_is_kept_is_a_model_and_is_resumed(tmp_path, capsys):
     assert again.fingerprint == encoder.fingerprint and not losses(capsys.readouterr().err)
     with pytest.raises(UserError, match="was trained with batch_size=8, not 4"):
         fit(BERT, PAIRS, **settings | {"batch_size": 4}, eval_every=2, dev_metric="loss")
+    other = Pairs(PAIRS.queries, [*PAIRS.passages[:-1], "another passage in place of the last one"])
+    with pytest.raises(UserError, match="was trained on other data"):
+        fit(BERT, other, **settings, eval_every=2, dev_metric="loss")
 
 
 @pytest.mark.slow

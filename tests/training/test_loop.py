@@ -1,5 +1,7 @@
 """The loop within one process: what stops it, what it refuses, and that the mesh changes nothing."""
 
+import copy
+import itertools
 import json
 import os
 import resource
@@ -16,6 +18,8 @@ import tiny_run
 from flax import nnx
 from tiny_run import Bag, Hooked, pairs, run
 
+from jaxir.data.mixture import MixtureDataset
+from jaxir.data.pairs import PairDataset
 from jaxir.errors import UserError
 from jaxir.models import layers, products
 from jaxir.models.dual_encoder import l2_normalize
@@ -74,6 +78,32 @@ def test_a_loss_that_is_not_a_number_names_its_step_and_keeps_the_last_good_chec
         assert steps_in(tmp_path / "run") == [every]
 
 
+def of_one_passage(count: int, seed: int = 0) -> PairDataset:
+    """Pairs whose passages have all one id."""
+    found = pairs(count, seed)
+    found._passages = found._passages._replace(keys=np.zeros_like(found._passages.keys))
+    return found
+
+
+def test_a_batch_in_which_every_negative_is_masked_is_told(tmp_path, capsys):
+    masked = of_one_passage(64)
+    with pytest.raises(UserError, match=r"^step 1: no pair of the batch has a negative, so the loss is 0"):
+        run(tmp_path / "run", data=masked, checkpoint_every=1)
+    assert losses(tmp_path / "run") == {} and not steps_in(tmp_path / "run")
+    both = MixtureDataset({"good": pairs(64), "masked": masked}, rates=[3, 1])
+    batches = itertools.islice(both.batches(batch_size=8, seed=1), 12)
+    schedule = [len(np.unique(batch["passage_key"], axis=0)) > 1 for batch in batches]
+    assert schedule[0] and not all(schedule)  # a good one comes first
+    capsys.readouterr()
+    run(tmp_path / "mixed", data=both, seed=1, steps=12, dev=of_one_passage(21, seed=1))
+    errors = capsys.readouterr().err
+    at = schedule.index(False) + 1
+    assert errors.count("no pair of the batch has a negative") == 1
+    assert f"warning: step {at}: no pair of the batch" in errors
+    assert errors.count("warning: step 10: no pair of the dev batches has a negative") == 1
+    assert losses(tmp_path / "mixed")[at] == 0
+
+
 def test_parameters_that_overflow_are_never_saved(tmp_path):
     with pytest.raises(UserError, match=r"^step \d+: .* not finite|^step \d+: (dev )?(loss|grad_norm) is"):
         run(tmp_path / "run", learning_rate=1e38, checkpoint_every=1, dev=None)
@@ -116,20 +146,60 @@ def test_a_complete_run_is_left_alone(tmp_path):
 @pytest.mark.parametrize(
     ("change", "name"),
     [
-        ({"batch_size": 16}, "batch_size"),
-        ({"seed": 1}, "seed|data"),
-        ({"steps": 31}, "optimizer|steps"),
-        ({"learning_rate": 1.0}, "optimizer"),
-        ({"objective": Poisoned()}, "objective"),
-        ({"data": pairs(64, seed=3)}, "data"),
-        ({"dev_metric": "loss"}, "dev"),
-        ({"model": tiny_run.bert()}, "model"),
+        ({"batch_size": 16}, "batch_size=8, not 16"),
+        ({"seed": 1}, "seed=0, not 1"),
+        ({"steps": 31}, "(optimizer|steps)="),
+        ({"learning_rate": 1.0}, "optimizer="),
+        ({"objective": Poisoned()}, "objective="),
+        ({"dev": pairs(21, seed=2)}, "dev=nDCG@10 on 21 pairs"),
+        ({"dev_metric": "loss"}, "dev="),
+        ({"model": tiny_run.bert()}, "model="),
     ],
 )
 def test_resuming_with_other_settings_is_refused(tmp_path, interrupted_run, change, name):
     shutil.copytree(interrupted_run, tmp_path / "run")
-    with pytest.raises(UserError, match=rf"was trained with ({name})=.*another output_dir"):
+    with pytest.raises(UserError, match=rf"was trained with {name}.*another output_dir"):
         run(tmp_path / "run", **change)
+    assert steps_in(tmp_path / "run") == steps_in(interrupted_run)
+
+
+def with_other_passages(data: PairDataset, rows: np.ndarray) -> PairDataset:
+    """The same pairs, with some of the passages replaced."""
+    found = copy.copy(data)
+    flat = data._passages.flat.reshape(len(data._passages.keys), -1).copy()
+    flat[rows] += 1
+    found._passages = data._passages._replace(flat=flat.ravel())
+    return found
+
+
+def test_resuming_on_other_data_is_refused_though_the_first_batch_is_the_same(tmp_path, interrupted_run):
+    shutil.copytree(interrupted_run, tmp_path / "run")
+    data = pairs(64)
+    first = {row.tobytes() for row in next(data.batches(batch_size=8, seed=0))["passage_key"]}
+    rows = [i for i, key in enumerate(data._passages.keys) if key.tobytes() not in first]
+    for changed in (np.array(rows), np.array(rows[-1:])):  # all the others, and a single one
+        other = with_other_passages(data, changed)
+        for a, b in zip(
+            *(next(d.batches(batch_size=8, seed=0)).values() for d in (data, other)), strict=True
+        ):
+            assert np.array_equal(a, b)
+        with pytest.raises(
+            UserError, match=r"was trained on other data: 64 pairs .* not 64 .*another output"
+        ):
+            run(tmp_path / "run", data=other)
+    assert run(tmp_path / "run", data=pairs(64)).step == 30
+    with pytest.raises(UserError, match="was trained on other data"):  # not "is complete"
+        run(tmp_path / "run", data=other)
+
+
+def test_a_run_of_before_whose_data_cannot_be_told_is_not_resumed(tmp_path, interrupted_run):
+    shutil.copytree(interrupted_run, tmp_path / "run")
+    for path in (tmp_path / "run" / "checkpoints").glob("*/run/metadata"):
+        record = json.loads(path.read_text())
+        record["settings"]["data"] = "64 examples 0123456789abcdef"
+        path.write_text(json.dumps(record))
+    with pytest.raises(UserError, match="by an earlier jaxir, which knew its data by their first batch"):
+        run(tmp_path / "run")
     assert steps_in(tmp_path / "run") == steps_in(interrupted_run)
 
 

@@ -60,7 +60,7 @@ class Hooked:
 
     def __init__(self, data, before):
         self._data, self._before, self.num_examples = data, before, data.num_examples
-        self.order_depends_on_parts = data.order_depends_on_parts
+        self.order_depends_on_parts, self.fingerprint = data.order_depends_on_parts, data.fingerprint
 
     def batches(self, *, start_step, **kwargs):
         for step, batch in enumerate(self._data.batches(start_step=start_step, **kwargs), start_step):
