@@ -32,12 +32,18 @@ def encode(model, tower="query"):
 
 
 def write_run(directory: Path, loaded: model_dir.LoadedModel, steps: dict[int, float]) -> None:
-    """A run directory whose checkpoint of each step has all parameters multiplied by a number."""
+    """A run directory whose checkpoint of each step has all parameters multiplied by a number.
+
+    As versions wrote them that knew no checksums.
+    """
     model_dir.write_description(directory, loaded.model.config, loaded.tokenizer, loaded.settings)
     for step, factor in steps.items():
         params = jax.tree.map(lambda x: x * factor, nnx.to_pure_dict(nnx.state(loaded.model, nnx.Param)))  # noqa: B023
         with ocp.StandardCheckpointer() as checkpointer:
             checkpointer.save(directory / "checkpoints" / str(step) / "params", params)
+        (directory / "checkpoints" / str(step) / "run").mkdir()
+        record = {"step": step, "dev_metric": None, "dev_value": None, "checksum": 1, "settings": {}}
+        (directory / "checkpoints" / str(step) / "run" / "metadata").write_text(json.dumps(record))
 
 
 @pytest.mark.parametrize("scan", [False, True])
