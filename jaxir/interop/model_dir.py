@@ -330,7 +330,7 @@ def _parse_config(content: Any, path: Path) -> DualEncoderConfig:
         }
         return _made(DualEncoderConfig, content | parts, where)
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{where} ({error})") from error
+        raise UserError(f"{where}: {error!r}") from error
 
 
 def _made(kind: type[Any], fields: Any, where: str) -> Any:
@@ -342,11 +342,12 @@ def _made(kind: type[Any], fields: Any, where: str) -> Any:
     try:
         hints = hints_of(kind)
         for name, value in fields.items():
-            if not fits(value, hints[name]) or (isinstance(value, int | float) and not 0 <= value < math.inf):
+            number = isinstance(value, int | float)
+            if not fits(value, hints.get(name)) or (number and not 0 <= value < math.inf):
                 raise ValueError(f"{name} is {value!r:.40}")
         return kind(**fields)
-    except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise UserError(f"{where} ({error})") from error
+    except (AttributeError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise UserError(f"{where}: {error}") from error
 
 
 def _read_params(directory: Path, sums: Mapping[str, int] | None) -> dict[str, Any]:
