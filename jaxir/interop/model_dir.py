@@ -33,7 +33,7 @@ from jaxir.files import (
     path_of,
     remove_tree,
 )
-from jaxir.interop import checksums, hf, hub, sentence_transformers, stored, stores, t5x
+from jaxir.interop import array_checksums, hf, hub, sentence_transformers, stored, stores, t5x
 from jaxir.interop.overrides import Overrides
 from jaxir.interop.run_dir import CONFIG, checkpoint_of, read_record
 from jaxir.interop.stored import EncoderSettings, StoredModel
@@ -125,7 +125,7 @@ def save(
         remove_tree(aside)
     multihost_utils.sync_global_devices("the place of the model is free")
     params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
-    sums = jax.device_get(jax.jit(checksums.of_tree)(params))
+    sums = jax.device_get(jax.jit(array_checksums.of_tree)(params))
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save((aside / "params").absolute(), params, force=True)
     if first:

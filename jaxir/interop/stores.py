@@ -16,7 +16,7 @@ import tensorstore
 
 from jaxir.errors import UserError
 from jaxir.files import is_bucket
-from jaxir.interop import checksums
+from jaxir.interop import array_checksums
 from jaxir.interop.lazy import Index, LazyArray
 
 T = TypeVar("T")
@@ -110,20 +110,20 @@ def open_arrays(
     Args:
       where: what messages call the place.
       specs: TensorStore's specification of each array, by name.
-      sums: the checksum of each array (see `checksums`), compared once all of it has been read; None for
-        arrays that were written without.
+      sums: the checksum of each array (see `array_checksums`), compared once all of it has been read; None
+        for arrays that were written without.
 
     Raises:
       UserError: one is missing or damaged; so does reading from what is returned.
     """
     if sums is not None:
-        checksums.check_names(where, sums, specs)
+        array_checksums.check_names(where, sums, specs)
     context = tensorstore.Context(_CONTEXT)
     opening = {n: tensorstore.open(s, open=True, read=True, context=context) for n, s in specs.items()}
 
     def lazy(name: str) -> LazyArray:
         store = attempt(f"{where}: {name}", opening[name].result)
-        reading = sums and checksums.Reading(f"{where}: {name}", store.shape, sums[name])
+        reading = sums and array_checksums.Reading(f"{where}: {name}", store.shape, sums[name])
 
         def read(index: Index) -> np.ndarray:
             value = attempt(f"{where}: {name}", lambda: store[index].read().result())

@@ -10,7 +10,7 @@ import orbax.checkpoint as ocp
 from tqdm import tqdm
 
 from jaxir.files import is_bucket
-from jaxir.interop import checksums, stores
+from jaxir.interop import array_checksums, stores
 from jaxir.interop.lazy import LazyArray
 from jaxir.interop.quiet import quiet_orbax
 from jaxir.progress import progress
@@ -29,7 +29,7 @@ def write_params(directory: Path, tree: Mapping[str, Any]) -> dict[str, int]:
       tree: the arrays.
 
     Returns:
-      The checksum of each array (see `checksums`) by its name.
+      The checksum of each array (see `array_checksums`) by its name.
 
     Raises:
       UserError: they cannot be written (a full disk, say).
@@ -70,7 +70,7 @@ class _OneByOne(ocp.type_handlers.NumpyHandler):
     ) -> list[Any]:
         for value, info, arg in zip(values, infos, args or [ocp.SaveArgs()] * len(values), strict=True):
             whole = np.asarray(value, np.float32)
-            self.sums[info.name] = checksums.of_part(whole, [0] * whole.ndim, whole.shape)
+            self.sums[info.name] = array_checksums.of_part(whole, [0] * whole.ndim, whole.shape)
             for writing in await super().serialize([whole], [info], [arg]):
                 writing.result()
             self._bar.update(whole.nbytes)

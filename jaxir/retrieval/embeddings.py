@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import itertools
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +24,7 @@ from jaxir.data.lines import OnBadInput, Policy
 from jaxir.data.sources import read_corpus, read_queries
 from jaxir.errors import UserError
 from jaxir.files import atomic_file, is_bucket
+from jaxir.locks import locked
 from jaxir.progress import progress
 from jaxir.retrieval.batching import EncodingReport
 from jaxir.retrieval.dual_encoder import DualEncoder, Tower
@@ -241,13 +240,7 @@ def _writing(output: Path, info: EmbeddingsInfo) -> Iterator[int | None]:
     started = (output / MANIFEST).exists()
     if not started and output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UserError(f"{output} already exists and is no embeddings directory; give another output")
-    output.mkdir(parents=True, exist_ok=True)
-    directory = os.open(output, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"another process is writing {output}") from None
+    with locked(output, f"another process is writing {output}"):
         if (output / MANIFEST).exists():
             stored = _read_manifest(output)
             for name, called in _SAME.items():
@@ -267,8 +260,6 @@ def _writing(output: Path, info: EmbeddingsInfo) -> Iterator[int | None]:
         while (output / f"embeddings-{done:05d}.npy").exists():
             done += 1
         yield done
-    finally:
-        os.close(directory)
 
 
 def _write_manifest(directory: Path, info: EmbeddingsInfo) -> None:

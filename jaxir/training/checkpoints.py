@@ -26,7 +26,9 @@ from jaxir.files import atomic_file, check_bucket, is_bucket, move_tree, path_of
 from jaxir.interop.quiet import quiet_orbax
 from jaxir.interop.run_dir import COMMITTED, Damaged, checkpoint_steps, read_record, sealed
 from jaxir.interop.stores import ORBAX_INDEX
+from jaxir.leases import LEASE
 from jaxir.training.damage import is_damage, reason
+from jaxir.training.holding import Hold, Undisputed
 from jaxir.training.logs import LOG
 from jaxir.training.state import TrainState, inspect
 
@@ -57,15 +59,24 @@ class Checkpoints:
       keep_last: how many of the newest checkpoints to keep; the best one is kept besides.
       metric: the dev metric that tells the best checkpoint; a `loss` is best when lowest, else the highest
         wins.
+      hold: on the directory; see `holding.held`.
 
     Raises:
       UserError: `run_dir` holds something else than a run, or a run with other settings.
     """
 
-    def __init__(self, run_dir: Path, settings: Mapping[str, Any], *, keep_last: int, metric: str | None):
+    def __init__(
+        self,
+        run_dir: Path,
+        settings: Mapping[str, Any],
+        *,
+        keep_last: int,
+        metric: str | None,
+        hold: Hold = Undisputed(),  # noqa: B008 (has no state)
+    ):
         self.run_dir, self.settings = path_of(run_dir), dict(settings)
         self.directory = self.run_dir / "checkpoints"
-        self._keep_last, self._metric = keep_last, metric
+        self._keep_last, self._metric, self._hold = keep_last, metric, hold
         self._sign = -1.0 if metric is not None and metric.endswith("loss") else 1.0
         self._inspect: Callable[[TrainState], tuple[jax.Array, jax.Array]]
         self._saving: int | None = None
@@ -153,8 +164,10 @@ class Checkpoints:
         The checkpoint before must be settled.
 
         Raises:
-          UserError: the state holds a number that is not finite, or it could not be written.
+          UserError: the state holds a number that is not finite, it could not be written, or the directory
+            is not held any more.
         """
+        self._hold.check()
         finite, sums = jax.device_get(self._inspect(state))
         if not finite:
             raise UserError(
@@ -197,7 +210,8 @@ class Checkpoints:
         """Waits for the checkpoint in writing, names the best and removes the old; returns its step or None.
 
         Raises:
-          UserError: it could not be written (a full disk, say). The earlier checkpoints stay.
+          UserError: it could not be written (a full disk, say), or the directory is not held any more. The
+            earlier checkpoints stay.
         """
         if self._saving is None:
             return None
@@ -207,6 +221,7 @@ class Checkpoints:
         except Exception as error:
             self._fail(error)
         step, self._saving = self._saving, None
+        self._hold.check()
         wait_for_all(f"checkpoint {step} is whole")
         self._write_best()
         best, there = self.best(), self.steps()
@@ -347,7 +362,7 @@ def check_run_dir(run_dir: str | Path) -> None:
     run_dir = path_of(run_dir)
     check_bucket(run_dir, writing=True)
     if run_dir.is_dir():
-        if not any(run_dir.iterdir()):
+        if all(path.name == LEASE for path in run_dir.iterdir()):
             return
     elif not run_dir.exists():
         return

@@ -10,7 +10,7 @@ import optax
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxir.interop import checksums
+from jaxir.interop import array_checksums
 from jaxir.models.layers import param_shardings
 from jaxir.partitioning import Partitioner
 from jaxir.training.optimizers import BuiltOptimizer
@@ -163,11 +163,11 @@ def make_step(
 def inspect(state: TrainState) -> tuple[jax.Array, dict[str, dict[str, jax.Array]]]:
     """Returns whether every number of the state is finite (bool []) and its checksums (uint32 [] each).
 
-    There is one for each array, by its name in "params" and in "opt_state"; see `interop.checksums`.
+    There is one for each array, by its name in "params" and in "opt_state"; see `interop.array_checksums`.
     """
     finite = jnp.bool_(True)
     for leaf in jax.tree.leaves(state):
         if jnp.issubdtype(leaf.dtype, jnp.floating):
             finite &= jnp.all(jnp.isfinite(leaf))
     items = {"params": state.params, "opt_state": state.opt_state}
-    return finite, {name: checksums.of_tree(tree) for name, tree in items.items()}
+    return finite, {name: array_checksums.of_tree(tree) for name, tree in items.items()}

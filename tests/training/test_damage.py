@@ -19,7 +19,7 @@ from tiny_run import Hooked, pairs, run
 from jaxir import cli
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
-from jaxir.interop import checksums, model_dir, stores
+from jaxir.interop import array_checksums, model_dir, stores
 from jaxir.interop.stored import EncoderSettings
 from jaxir.training import checkpoints
 from jaxir.training.damage import is_damage
@@ -255,15 +255,17 @@ def test_parts_add_up_however_an_array_is_cut():
     rng = np.random.default_rng(0)
     for shape in ((), (7,), (70_000,), (3, 5, 7), (300, 500), (4, 1), (2, 70_000)):
         values = rng.normal(size=shape).astype(np.float32)
-        whole = checksums.of_part(values, [0] * len(shape), shape)
-        assert whole == int(jax.jit(checksums.of_array)(values)), shape
+        whole = array_checksums.of_part(values, [0] * len(shape), shape)
+        assert whole == int(jax.jit(array_checksums.of_array)(values)), shape
         for axis, size in enumerate(shape):
             cut = int(rng.integers(0, size + 1))
             low, high = np.split(values, [cut], axis)
             starts = [cut if a == axis else 0 for a in range(len(shape))]
-            parts = checksums.of_part(low, [0] * len(shape), shape) + checksums.of_part(high, starts, shape)
+            parts = array_checksums.of_part(low, [0] * len(shape), shape) + array_checksums.of_part(
+                high, starts, shape
+            )
             assert parts % 2**32 == whole, shape
     square = rng.normal(size=(8, 8)).astype(np.float32)
-    known = checksums.of_part(square, (0, 0), (8, 8))
+    known = array_checksums.of_part(square, (0, 0), (8, 8))
     for changed in (square.T, -square, square[::-1], np.roll(square, 1), square + 1):
-        assert checksums.of_part(np.ascontiguousarray(changed), (0, 0), (8, 8)) != known
+        assert array_checksums.of_part(np.ascontiguousarray(changed), (0, 0), (8, 8)) != known
