@@ -63,6 +63,7 @@ def grid(
     from jaxir.evaluation.retrieval import parse_metrics
     from jaxir.experiments import plan, runner, table
     from jaxir.files import atomic_file
+    from jaxir.locks import locked
 
     parse_metrics(metrics)
     seeds = ["0"] if seeds is None else [str(seed) for seed in seeds]
@@ -106,12 +107,13 @@ def grid(
         return text
 
     try:
-        failures = runner.run_cells(cells, steps=steps, on_result=write_tables)
+        with locked(out, f"another process works in {out}"):
+            failures = runner.run_cells(cells, steps=steps, on_result=write_tables)
+            print(write_tables(finished=True))
     except runner.Interrupted as stop:
         number = stop.args[0]
         print(f"{out}: stopped by {number.name}; run the same command again to go on", file=sys.stderr)
         return 128 + number
-    print(write_tables(finished=True))
     for failure in failures:
         print(f"failed: {failure.cell.name}: {failure.reason} (see {failure.log})", file=sys.stderr)
     return 1 if failures else 0

@@ -102,11 +102,12 @@ def train(
     from jaxir.partitioning import MeshConfig
     from jaxir.training import loop
     from jaxir.training.checkpoints import check_run_dir
+    from jaxir.training.holding import held
     from jaxir.training.optimizers import AdamW
     from jaxir.training.settings import describe
 
     maybe_initialize_distributed()
-    with together():
+    with together(), held(output_dir):
         # What can be checked at once is checked before anything is read.
         optimizer, partitioner = optimizer or AdamW(), (mesh or MeshConfig()).build()
 

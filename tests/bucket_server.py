@@ -19,7 +19,8 @@ import local_server
 BUCKET = "bucket"
 COMMANDS = """
 import sys
-from jaxir import cli
+from jaxir import cli, leases
+leases.RENEWED_EVERY, leases.STALE_AFTER = 0.5, 3.0
 for name, *flags in map(str.split, sys.argv[1:]):
     print("exit status", cli.main(f"jaxir.{name}:{name}", flags))
 print("tensorflow" in sys.modules)
@@ -86,9 +87,11 @@ class Bucket:
             self._objects[name] = Stored(bytes(content), self._writes)
             return 200
 
-    def remove(self, name: str) -> int:
-        """Removes an object; returns 204 or 404."""
+    def remove(self, name: str, condition: str | None = None) -> int:
+        """Removes an object if its generation is as the condition says; returns 204, 404 or 412."""
         with self._lock:
+            if name in self._objects and condition not in (None, str(self._objects[name].generation)):
+                return 412
             return 404 if self._objects.pop(name, None) is None else 204
 
     def describe(self, name: str) -> dict[str, Any]:
@@ -181,15 +184,17 @@ class Handler(local_server.Handler):
             location = f"{self.bucket.url}/upload/storage/v1/b/{BUCKET}/o?upload={self.bucket.begin(name)}"
             return self._answer(200, b"", {"Location": location})
         if kind == "multipart":
-            head, _, rest = body.partition(b"\n\n")[2].partition(b"\n--==0==")
-            name, body = json.loads(head)["name"], rest.partition(b"\n\n")[2].removesuffix(b"\n--==0==--")
+            boundary = re.search(r"boundary=['\"]?([^'\"]+)", self.headers["Content-Type"])[1].encode()
+            _, head, content, _ = re.split(rb"(?:\r?\n)?--" + re.escape(boundary), body)
+            head, body = (re.split(rb"\r?\n\r?\n", part, maxsplit=1)[1] for part in (head, content))
+            name = json.loads(head)["name"]
         code = self.bucket.put(name, body, query.get("ifGenerationMatch"))
         return self._json(self.bucket.describe(name) if code == 200 else {}, code)
 
     def do_DELETE(self):
-        path, _ = self._address()
-        name = path.removeprefix(f"/storage/v1/b/{BUCKET}/o/")
-        self._answer(self.bucket.remove(urllib.parse.unquote(name)), b"")
+        path, query = self._address()
+        name = urllib.parse.unquote(path.removeprefix(f"/storage/v1/b/{BUCKET}/o/"))
+        self._answer(self.bucket.remove(name, query.get("ifGenerationMatch")), b"")
 
     def _part(self, key: str, body: bytes) -> None:
         last, size = re.fullmatch(r"bytes \d+-(\d+)/(\d+|\*)", self.headers["Content-Range"]).groups()

@@ -17,6 +17,7 @@ from jaxir.errors import UserError
 from jaxir.experiments import runner
 from jaxir.experiments.plan import PRETRAINED, gin_text
 from jaxir.installation import find_recipe
+from jaxir.locks import locked
 
 MINED = "gin/experiments/mined.gin"
 LOG = "log.txt"
@@ -119,7 +120,8 @@ def run_rounds(settings: RoundSettings, output: Path, *, say: Callable[[str], No
       say: told of each command before it runs.
 
     Raises:
-      UserError: the directory was begun with other settings, or a command failed.
+      UserError: the directory was begun with other settings, another process works in it, or a command
+        failed.
       Interrupted: on SIGINT or SIGTERM, once the command at work has saved what it had.
     """
     planned = list(steps_of(settings, output))
@@ -128,20 +130,21 @@ def run_rounds(settings: RoundSettings, output: Path, *, say: Callable[[str], No
         for _, steps in steps_of(settings, Path("OUT"))
         for step in steps
     )
-    runner.check_begun(output, identity)
-    runner.begin(output, identity)
-    for name, steps in planned:
-        for step in steps:
-            if step.done.exists():
-                continue
-            command, log = step.arguments[1], output / name / LOG
-            say(f"{name}: {command}")
-            log.parent.mkdir(exist_ok=True)
-            try:
-                for _ in runner.running(step.arguments, log):
-                    pass
-            except runner.CommandFailed as error:
-                raise UserError(f"{name}: {command} failed: {error} (see {log})") from error
+    with locked(output, f"another process works in {output}"):
+        runner.check_begun(output, identity)
+        runner.begin(output, identity)
+        for name, steps in planned:
+            for step in steps:
+                if step.done.exists():
+                    continue
+                command, log = step.arguments[1], output / name / LOG
+                say(f"{name}: {command}")
+                log.parent.mkdir(exist_ok=True)
+                try:
+                    for _ in runner.running(step.arguments, log):
+                        pass
+                except runner.CommandFailed as error:
+                    raise UserError(f"{name}: {command} failed: {error} (see {log})") from error
     return [steps[-1].done for _, steps in planned]
 
 

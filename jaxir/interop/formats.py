@@ -7,7 +7,7 @@ from typing import Literal, get_args
 from jaxir.checksums import write_all
 from jaxir.errors import UserError, suggest
 from jaxir.files import atomic_directory, check_new_directory, is_bucket
-from jaxir.interop import hf, model_dir, sentence_transformers, t5x, t5x_optimizer
+from jaxir.interop import hf, model_dir, run_dir, sentence_transformers, t5x, t5x_optimizer
 
 Format = Literal["jaxir", "hf", "st", "t5x", "sentence_transformers"]  # the last is another name of st
 
@@ -53,7 +53,7 @@ def convert(
         model_dir.write(output, model)
         return
     if to == "t5x":
-        checkpoint = model_dir.checkpoint_of(source)
+        checkpoint = run_dir.checkpoint_of(source)
         if optimizer_state and checkpoint is None:
             raise UserError(f"{source} is not a training run, so it has no state of an optimizer")
         slots = t5x_optimizer.read(checkpoint, model.params) if optimizer_state else None

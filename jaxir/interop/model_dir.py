@@ -1,15 +1,18 @@
 """Models by name: jaxir directories, training runs, `hf:` and `st:` folders, `t5x:` checkpoints.
 
-A model directory is `jaxir.json` (architecture, lengths, prompts, fingerprint), `tokenizer/` and `params/`
-(Orbax). In a bucket, where nothing can be renamed, `jaxir.json` is written last: without it there is no
-model. A run directory has `checkpoints/STEP/params/` instead of `params/`; it stands for its best checkpoint,
-or for its latest where none was evaluated.
+A model directory is `jaxir.json` (architecture, lengths, prompts, fingerprint, checksums), `tokenizer/` and
+`params/` (Orbax). In a bucket, where nothing can be renamed, `jaxir.json` is written last: without it there
+is no model. A run directory has `checkpoints/STEP/params/` instead of `params/`; it stands for its best
+checkpoint, or for its latest where none was evaluated. While parameters are read they are compared with their
+checksums, but for those of which a process reads only its own part.
 """
 
 import contextlib
 import dataclasses
+import math
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,19 +33,19 @@ from jaxir.files import (
     path_of,
     remove_tree,
 )
-from jaxir.interop import hf, hub, sentence_transformers, stored, stores, t5x
+from jaxir.interop import array_checksums, hf, hub, sentence_transformers, stored, stores, t5x
 from jaxir.interop.overrides import Overrides
+from jaxir.interop.run_dir import CONFIG, checkpoint_of, read_record
 from jaxir.interop.stored import EncoderSettings, StoredModel
 from jaxir.interop.weights import read_json, require, write_json
 from jaxir.models.bert import BertConfig
 from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel, Projection
 from jaxir.models.t5 import T5Config
 from jaxir.partitioning import Partitioner
+from jaxir.simple_types import fits, hints_of
 
 __all__ = ["EncoderSettings", "LoadedModel", "load", "read", "save", "write", "write_description"]
 
-CONFIG = "jaxir.json"
-COMMITTED = "commit_success.txt"
 UNFINISHED = "UNFINISHED"  # in a bucket, beside a model that is being written
 FORMAT = 1
 _DEFAULT_LENGTH = 512
@@ -121,12 +124,13 @@ def save(
     if first:
         remove_tree(aside)
     multihost_utils.sync_global_devices("the place of the model is free")
+    params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    sums = jax.device_get(jax.jit(array_checksums.of_tree)(params))
     with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(
-            (aside / "params").absolute(), nnx.to_pure_dict(nnx.state(model, nnx.Param)), force=True
-        )
+        checkpointer.save((aside / "params").absolute(), params, force=True)
     if first:
-        _describe_written(aside, model.config, tokenizer, settings)
+        sums = {name: int(value) for name, value in sums.items()}
+        _describe_written(aside, model.config, tokenizer, settings, sums)
         move_tree(aside, directory)
     multihost_utils.sync_global_devices("the model is written")
 
@@ -204,14 +208,14 @@ def write(directory: str | Path, model: StoredModel) -> None:
 
     if is_bucket(directory):
         with _in_bucket(directory) as place:
-            streaming.write_params(place / "params", stored.nest(model.params))
+            sums = streaming.write_params(place / "params", stored.nest(model.params))
             # Of what was read, which may lie on this disk: what was written would have to come back.
-            fingerprint = stored.fingerprint(model)
-            write_description(place, model.config, model.tokenizer, model.settings, fingerprint=fingerprint)
+            of_params = {"fingerprint": stored.fingerprint(model), "sums": sums}
+            write_description(place, model.config, model.tokenizer, model.settings, **of_params)
         return
     with atomic_directory(directory) as aside:
-        streaming.write_params(aside / "params", stored.nest(model.params))
-        _describe_written(aside, model.config, model.tokenizer, model.settings)
+        sums = streaming.write_params(aside / "params", stored.nest(model.params))
+        _describe_written(aside, model.config, model.tokenizer, model.settings, sums)
 
 
 @contextlib.contextmanager
@@ -237,12 +241,17 @@ def _half_written(place: Path) -> bool:
 
 
 def _describe_written(
-    directory: Path, config: DualEncoderConfig, tokenizer: Tokenizer, settings: EncoderSettings
+    directory: Path,
+    config: DualEncoderConfig,
+    tokenizer: Tokenizer,
+    settings: EncoderSettings,
+    sums: Mapping[str, int],
 ) -> None:
     """Writes all but the parameters; these are there, and are read part by part for the fingerprint."""
-    params = _read_params(directory / "params")
+    params = _read_params(directory / "params", sums)
     model = StoredModel(config=config, params=params, tokenizer=tokenizer, settings=settings)
-    write_description(directory, config, tokenizer, settings, fingerprint=stored.fingerprint(model))
+    of_params = {"fingerprint": stored.fingerprint(model), "sums": sums}
+    write_description(directory, config, tokenizer, settings, **of_params)
 
 
 def write_description(
@@ -252,10 +261,12 @@ def write_description(
     settings: EncoderSettings,
     *,
     fingerprint: str | None = None,
+    sums: Mapping[str, int] | None = None,
 ) -> None:
     """Writes `jaxir.json` and `tokenizer/` into `directory`: all of a model but its parameters.
 
-    A training run calls it once, before its first checkpoint, and gives no fingerprint.
+    A training run calls it once, before its first checkpoint, and gives neither the fingerprint nor the
+    checksums of parameters, which its checkpoints have.
     """
     directory = path_of(directory)
     tokenizer.save(directory / "tokenizer")
@@ -264,6 +275,8 @@ def write_description(
         "model": stored.describe_config(config),
         "settings": dataclasses.asdict(settings),
         "fingerprint": fingerprint,
+        "tokenizer": tokenizer.fingerprint,
+        "checksums": sums,
     }
     write_json(directory / CONFIG, content)
 
@@ -287,74 +300,61 @@ def _read_jaxir(directory: Path) -> tuple[StoredModel, str | None]:
             f"{path}: format {content['format']} is not {FORMAT}: it was written by another version"
         )
     config = _parse_config(require(content, "model", path), path)
-    try:
-        settings = EncoderSettings(**require(content, "settings", path))
-    except TypeError as error:
-        raise UserError(f"{path}: settings: {error}") from error
-    params = _read_params((checkpoint_of(directory) or directory) / "params")
-    model = StoredModel(
-        config=config, params=params, tokenizer=Tokenizer.load(directory / "tokenizer"), settings=settings
-    )
+    settings = _made(EncoderSettings, require(content, "settings", path), f"{path}: settings")
+    stored.check_lengths(settings, config, str(path))
+    checkpoint = checkpoint_of(directory)
+    described = content if checkpoint is None else read_record(checkpoint).get("checksums") or {}
+    sums = described.get("checksums" if checkpoint is None else "params")
+    if not (sums is None or (isinstance(sums, dict) and all(isinstance(x, int) for x in sums.values()))):
+        raise UserError(f"{checkpoint or path}: its checksums are damaged")
+    params = _read_params((checkpoint or directory) / "params", sums)
+    tokenizer = Tokenizer.load(directory / "tokenizer")
+    if content.get("tokenizer", tokenizer.fingerprint) != tokenizer.fingerprint:
+        raise UserError(f"{directory / 'tokenizer'} is damaged: not what was written there")
+    model = StoredModel(config=config, params=params, tokenizer=tokenizer, settings=settings)
     stored.check_params(params, stored.model_shapes(config), str(directory))
-    return model, content.get("fingerprint")
+    fingerprint = content.get("fingerprint")
+    if fingerprint is not None and not re.fullmatch("[0-9a-f]{64}", str(fingerprint)):
+        raise UserError(f"{path}: the fingerprint is damaged")
+    return model, fingerprint
 
 
-def _parse_config(content: dict[str, Any], path: Path) -> DualEncoderConfig:
+def _parse_config(content: Any, path: Path) -> DualEncoderConfig:
+    where = f"{path}: does not describe a model"
     try:
-        backbone = dict(content["backbone"])
+        backbone, projection = dict(content["backbone"]), content["projection"]
         kind = {"bert": BertConfig, "t5": T5Config}[backbone.pop("kind")]
-        projection = content["projection"]
-        return DualEncoderConfig(
-            **content
-            | {
-                "backbone": kind(**backbone),
-                "projection": None if projection is None else Projection(**projection),
-            }
-        )
+        parts = {
+            "backbone": _made(kind, backbone, where),
+            "projection": None if projection is None else _made(Projection, projection, where),
+        }
+        return _made(DualEncoderConfig, content | parts, where)
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: does not describe a model ({error})") from error
+        raise UserError(f"{where}: {error!r}") from error
 
 
-def checkpoint_of(spec: str | Path) -> Path | None:
-    """Returns RUN/checkpoints/STEP, the checkpoint that a run's directory stands for; None of other models.
+def _made(kind: type[Any], fields: Any, where: str) -> Any:
+    """Makes a dataclass of values that a file gives.
 
     Raises:
-      UserError: the run has no checkpoint, or not the one that it calls its best.
-    """
-    directory = path_of(spec)
-    if (directory / "params").is_dir() or not (directory / CONFIG).is_file():
-        return None
-    checkpoints = directory / "checkpoints"
-    if not checkpoints.is_dir():
-        raise UserError(f"{directory}: neither params nor checkpoints in it")
-    steps = checkpoint_steps(checkpoints)
-    if not steps:
-        raise UserError(f"{checkpoints}: no checkpoint in it yet")
-    best = checkpoints / "best.json"
-    step = require(read_json(best), "step", best) if best.is_file() else max(steps)
-    if step not in steps:
-        raise UserError(f"{best} names step {step}, but there is no such checkpoint")
-    return checkpoints / str(step)
-
-
-def checkpoint_steps(directory: Path) -> list[int]:
-    """Returns the steps of the whole checkpoints in RUN/checkpoints, oldest first; none where it is missing.
-
-    On a disk a checkpoint appears by a rename; in a bucket it is whole once Orbax has put its mark into it.
+      UserError: one is missing, unknown, or of a type or size that it cannot have.
     """
     try:
-        found = [p for p in directory.iterdir() if p.name.isdigit() and p.is_dir()]
-    except (FileNotFoundError, NotADirectoryError):
-        # Asked before, it might have been there: in a bucket a directory goes with its last file, which
-        # Orbax removes where a first checkpoint was not finished.
-        return []
-    return sorted(int(p.name) for p in found if not is_bucket(p) or (p / COMMITTED).exists())
+        hints = hints_of(kind)
+        for name, value in fields.items():
+            number = isinstance(value, int | float)
+            if not fits(value, hints.get(name)) or (number and not 0 <= value < math.inf):
+                raise ValueError(f"{name} is {value!r:.40}")
+        return kind(**fields)
+    except (AttributeError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise UserError(f"{where}: {error}") from error
 
 
-def _read_params(directory: Path) -> dict[str, Any]:
+def _read_params(directory: Path, sums: Mapping[str, int] | None) -> dict[str, Any]:
     """Opens what Orbax wrote, by TensorStore: on a damaged file Orbax's own threads print tracebacks."""
     index = stores.read(str(directory), stores.ORBAX_INDEX)
     if index is None:
         raise UserError(f"{directory / stores.ORBAX_INDEX}: no such file")
     specs = {".".join(keys): spec for keys, spec in stores.orbax_specs(str(directory), index).items()}
-    return stored.canonical(stores.open_arrays(f"{directory}: the parameters cannot be read", specs))
+    where = f"{directory}: the parameters cannot be read"
+    return stored.canonical(stores.open_arrays(where, specs, sums))

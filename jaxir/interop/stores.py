@@ -16,6 +16,7 @@ import tensorstore
 
 from jaxir.errors import UserError
 from jaxir.files import inside, is_bucket
+from jaxir.interop import array_checksums
 from jaxir.interop.lazy import Index, LazyArray
 
 T = TypeVar("T")
@@ -99,7 +100,9 @@ def zarr(directory: str) -> dict[str, Any]:
     return {"driver": "zarr", "kvstore": spec(directory), "fill_missing_data_reads": False}
 
 
-def open_arrays(where: str, specs: Mapping[str, dict[str, Any]]) -> dict[str, LazyArray]:
+def open_arrays(
+    where: str, specs: Mapping[str, dict[str, Any]], sums: Mapping[str, int] | None = None
+) -> dict[str, LazyArray]:
     """Opens arrays, all at the same time; their content is read when it is asked for.
 
     16-bit integers are taken for bfloat16, which some programs store so.
@@ -107,18 +110,25 @@ def open_arrays(where: str, specs: Mapping[str, dict[str, Any]]) -> dict[str, La
     Args:
       where: what messages call the place.
       specs: TensorStore's specification of each array, by name.
+      sums: the checksum of each array (see `array_checksums`), compared once all of it has been read; None
+        for arrays that were written without.
 
     Raises:
       UserError: one is missing or damaged; so does reading from what is returned.
     """
+    if sums is not None:
+        array_checksums.check_names(where, sums, specs)
     context = tensorstore.Context(_CONTEXT)
     opening = {n: tensorstore.open(s, open=True, read=True, context=context) for n, s in specs.items()}
 
     def lazy(name: str) -> LazyArray:
         store = attempt(f"{where}: {name}", opening[name].result)
+        reading = sums and array_checksums.Reading(f"{where}: {name}", store.shape, sums[name])
 
         def read(index: Index) -> np.ndarray:
             value = attempt(f"{where}: {name}", lambda: store[index].read().result())
+            if reading:
+                reading.add(index, value)
             return value.view(ml_dtypes.bfloat16) if value.dtype == np.uint16 else value
 
         return LazyArray(store.shape, read)

@@ -10,7 +10,7 @@ import orbax.checkpoint as ocp
 from tqdm import tqdm
 
 from jaxir.files import is_bucket
-from jaxir.interop import stores
+from jaxir.interop import array_checksums, stores
 from jaxir.interop.lazy import LazyArray
 from jaxir.interop.quiet import quiet_orbax
 from jaxir.progress import progress
@@ -21,12 +21,15 @@ _CHUNK_BYTES = 1 << 23
 _LARGE_BYTES = 1_000_000_000  # what takes so long that one wants to see how far it is
 
 
-def write_params(directory: Path, tree: Mapping[str, Any]) -> None:
+def write_params(directory: Path, tree: Mapping[str, Any]) -> dict[str, int]:
     """Writes nested dicts of float32 arrays, on the host or at rest, as Orbax writes those on the host.
 
     Args:
       directory: a new one, local or in a bucket (see `files.path_of`).
       tree: the arrays.
+
+    Returns:
+      The checksum of each array (see `array_checksums`) by its name.
 
     Raises:
       UserError: they cannot be written (a full disk, say).
@@ -48,6 +51,7 @@ def write_params(directory: Path, tree: Mapping[str, Any]) -> None:
     ):
         saved = ocp.args.PyTreeSave(tree, save_args=chunks)
         stores.attempt("the parameters could not be written", lambda: writer.save(place, args=saved))
+    return handler.sums
 
 
 class _OneByOne(ocp.type_handlers.NumpyHandler):
@@ -56,6 +60,7 @@ class _OneByOne(ocp.type_handlers.NumpyHandler):
     def __init__(self, bar: tqdm):
         super().__init__(deepcopy_host_arrays=False)
         self._bar = bar
+        self.sums: dict[str, int] = {}
 
     async def serialize(
         self,
@@ -65,6 +70,7 @@ class _OneByOne(ocp.type_handlers.NumpyHandler):
     ) -> list[Any]:
         for value, info, arg in zip(values, infos, args or [ocp.SaveArgs()] * len(values), strict=True):
             whole = np.asarray(value, np.float32)
+            self.sums[info.name] = array_checksums.of_part(whole, [0] * whole.ndim, whole.shape)
             for writing in await super().serialize([whole], [info], [arg]):
                 writing.result()
             self._bar.update(whole.nbytes)

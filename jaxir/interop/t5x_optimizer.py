@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxir.errors import UserError
 from jaxir.interop import stored, stores
+from jaxir.interop.run_dir import read_record
 
 # T5X factors where both of the two largest dimensions are at least this long.
 FACTORED_FROM = 128
@@ -38,7 +39,9 @@ def read(checkpoint: Path, params: Mapping[str, Any]) -> dict[str, dict[str, np.
     places = {keys: i for keys in specs for i, key in enumerate(keys) if key in _SLOTS and i + 1 < len(keys)}
     if not places:
         raise UserError(f"{checkpoint}: its optimizer is not Adafactor, and T5X has the state of no other")
-    opened = stores.open_arrays(directory, {".".join(keys): specs[keys] for keys in places})
+    sums = (read_record(checkpoint).get("checksums") or {}).get("opt_state")
+    by_name = {".".join(keys): spec for keys, spec in specs.items()}
+    opened = stores.open_arrays(directory, by_name, sums)
     slots: dict[str, dict[str, np.ndarray]] = {name: {} for name in params}
     for slot in _SLOTS:
         found = {".".join(k[i + 1 :]): opened[".".join(k)] for k, i in places.items() if k[i] == slot}

@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import itertools
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,6 +26,7 @@ from jaxir.data.lines import OnBadInput, Policy
 from jaxir.data.sources import read_corpus, read_queries
 from jaxir.errors import UserError
 from jaxir.files import atomic_file, local_path
+from jaxir.locks import locked
 from jaxir.progress import progress
 from jaxir.retrieval.batching import EncodingReport
 from jaxir.retrieval.dual_encoder import DualEncoder, Tower
@@ -267,13 +266,7 @@ def _read(input: Path, tower: Tower, on_bad_input: OnBadInput | Policy) -> Itera
 def _writing(output: Path, info: EmbeddingsInfo) -> Iterator[int | None]:
     """Locks `output` for this process; yields the number of shards that are there, None if all are."""
     check_free(output)
-    output.mkdir(parents=True, exist_ok=True)
-    directory = os.open(output, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"another process is writing {output}") from None
+    with locked(output, f"another process is writing {output}"):
         if (output / MANIFEST).exists():
             stored = _read_manifest(output)
             for name, called in _SAME.items():
@@ -293,8 +286,6 @@ def _writing(output: Path, info: EmbeddingsInfo) -> Iterator[int | None]:
         while all((output / name).exists() for name in _files(done)):
             done += 1
         yield done
-    finally:
-        os.close(directory)
 
 
 def _write_manifest(directory: Path, info: EmbeddingsInfo) -> None:

@@ -1,14 +1,15 @@
 """Checkpoints of a run over Orbax: asynchronous, atomic, the last few and the best by a dev metric.
 
 RUN/checkpoints/STEP holds `params`, `opt_state` and `run` (step, settings that must agree, dev metric,
-checksum); RUN/checkpoints/best.json names the best step; RUN/run.json marks the directory as a run of ours.
-A checkpoint appears by a rename once whole (in a bucket, which knows no rename, by the mark that Orbax puts
-into it), and is removed only when a later one is whole.
+checksums); RUN/checkpoints/best.json names the best step; RUN/run.json marks the directory as a run of ours.
+A checkpoint appears by a rename once whole, and goes by one (in a bucket, which knows no rename, by the mark
+that Orbax puts into it), and is removed only when a later one is whole. One is set aside only if it is known
+to be damaged: what may pass (no memory, a bucket out of reach) ends the run and changes nothing.
 """
 
 import contextlib
+import itertools
 import json
-import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping
@@ -21,14 +22,19 @@ import orbax.checkpoint as ocp
 
 from jaxir.distributed import all_agree, wait_for_all
 from jaxir.errors import UserError
-from jaxir.files import atomic_file, check_bucket, is_bucket, move_tree, path_of
-from jaxir.interop.model_dir import COMMITTED, checkpoint_steps
+from jaxir.files import atomic_file, check_bucket, is_bucket, move_tree, path_of, remove_tree
 from jaxir.interop.quiet import quiet_orbax
+from jaxir.interop.run_dir import COMMITTED, Damaged, checkpoint_steps, read_record, sealed
+from jaxir.interop.stores import ORBAX_INDEX
+from jaxir.leases import LEASE
+from jaxir.training.damage import is_damage, reason
+from jaxir.training.holding import Hold, Undisputed
 from jaxir.training.logs import LOG
 from jaxir.training.settings import disagreement
 from jaxir.training.state import TrainState, inspect
 
 MARKER = "run.json"
+REMOVED = ".removed"
 
 
 class Resumed(NamedTuple):
@@ -53,15 +59,24 @@ class Checkpoints:
       keep_last: how many of the newest checkpoints to keep; the best one is kept besides.
       metric: the dev metric that tells the best checkpoint; a `loss` is best when lowest, else the highest
         wins.
+      hold: on the directory; see `holding.held`.
 
     Raises:
       UserError: `run_dir` holds something else than a run, or a run with other settings.
     """
 
-    def __init__(self, run_dir: Path, settings: Mapping[str, Any], *, keep_last: int, metric: str | None):
+    def __init__(
+        self,
+        run_dir: Path,
+        settings: Mapping[str, Any],
+        *,
+        keep_last: int,
+        metric: str | None,
+        hold: Hold = Undisputed(),  # noqa: B008 (has no state)
+    ):
         self.run_dir, self.settings = path_of(run_dir), dict(settings)
         self.directory = self.run_dir / "checkpoints"
-        self._keep_last, self._metric = keep_last, metric
+        self._keep_last, self._metric, self._hold = keep_last, metric, hold
         self._sign = -1.0 if metric is not None and metric.endswith("loss") else 1.0
         self._inspect: Callable[[TrainState], tuple[jax.Array, jax.Array]]
         self._saving: int | None = None
@@ -73,10 +88,11 @@ class Checkpoints:
     def open(self, abstract: TrainState) -> Resumed | None:
         """Returns the newest whole checkpoint, or None for a run that starts from its first step.
 
-        A broken checkpoint that is newer is reported on standard error and moved to RUN/broken.
+        A damaged checkpoint is reported on standard error and moved to RUN/broken.
 
         Raises:
-          UserError: there are checkpoints but none is whole, or the newest has other settings.
+          UserError: there are checkpoints but none is whole, the newest has other settings, or one could not
+            be read for a reason that may pass.
         """
         wait_for_all("the run's directory is checked")  # before it changes
         self._quiet.enter_context(quiet_orbax())
@@ -87,6 +103,8 @@ class Checkpoints:
         processes = set(range(jax.process_count())) if several else None
         if jax.process_index() == 0:
             self.directory.mkdir(parents=True, exist_ok=True)
+            for path in self.directory.glob(f".*{REMOVED}"):
+                remove_tree(path)
         wait_for_all("the directory of checkpoints is there")
         self._manager = ocp.CheckpointManager(
             self.directory if is_bucket(self.directory) else self.directory.absolute(),
@@ -100,27 +118,29 @@ class Checkpoints:
         resumed = None
         for step in reversed(self.steps()):
             try:
-                resumed = self._restore(step, abstract)
-                break
-            except UserError:
-                raise
+                if resumed is None:
+                    resumed = self._restore(step, abstract)
+                value = read_record(self.directory / str(step))["dev_value"]
+                if value is not None:
+                    self._values[step] = value
             except Exception as error:
-                broken[step] = _reason(error)
+                if not is_damage(error):
+                    raise self._unread(step, error) from error
+                broken[step] = reason(error)
         if broken and resumed is None:
             newest = max(broken)
             raise UserError(
                 f"no checkpoint of {self.run_dir} is whole (step {newest}: {broken[newest]}); "
                 "give another output_dir to start anew"
             )
-        for step, reason in broken.items():
-            self._set_aside(step, reason)
+        for step, why in broken.items():
+            self._set_aside(step, why, needed=step > resumed.step)
         wait_for_all("broken checkpoints are set aside")
         self._manager.reload()
         if resumed is None:
             self._write_marker()
-            return None
-        self._values = {s: v for s in self.steps() if (v := self._record(s)["dev_value"]) is not None}
-        self._write_best()
+        else:
+            self._write_best()
         return resumed
 
     def steps(self) -> list[int]:
@@ -144,9 +164,11 @@ class Checkpoints:
         The checkpoint before must be settled.
 
         Raises:
-          UserError: the state holds a number that is not finite, or it could not be written.
+          UserError: the state holds a number that is not finite, it could not be written, or the directory
+            is not held any more.
         """
-        finite, checksum = jax.device_get(self._inspect(state))
+        self._hold.check()
+        finite, sums = jax.device_get(self._inspect(state))
         if not finite:
             raise UserError(
                 f"step {step}: a parameter or a moment of the optimizer is not finite; {self.last_good()}"
@@ -155,7 +177,7 @@ class Checkpoints:
             "step": step,
             "dev_metric": self._metric,
             "dev_value": dev_value,
-            "checksum": int(checksum),
+            "checksums": _whole_numbers(sums),
             "settings": self.settings,
         }
         self._saving = step
@@ -165,7 +187,7 @@ class Checkpoints:
                 args=ocp.args.Composite(
                     params=ocp.args.StandardSave(state.params),
                     opt_state=ocp.args.StandardSave(state.opt_state),
-                    run=ocp.args.JsonSave(record),
+                    run=ocp.args.JsonSave(sealed(record)),
                 ),
                 force=True,
             )
@@ -188,7 +210,8 @@ class Checkpoints:
         """Waits for the checkpoint in writing, names the best and removes the old; returns its step or None.
 
         Raises:
-          UserError: it could not be written (a full disk, say). The earlier checkpoints stay.
+          UserError: it could not be written (a full disk, say), or the directory is not held any more. The
+            earlier checkpoints stay.
         """
         if self._saving is None:
             return None
@@ -198,16 +221,17 @@ class Checkpoints:
         except Exception as error:
             self._fail(error)
         step, self._saving = self._saving, None
+        self._hold.check()
         wait_for_all(f"checkpoint {step} is whole")
         self._write_best()
         best, there = self.best(), self.steps()
         wait_for_all(f"the checkpoints at {step} are listed")
         for old in sorted({*there} - {*there[-self._keep_last :], *([best[0]] if best else [])}):
-            if is_bucket(self.directory) and jax.process_index() == 0:
-                # It goes object by object: from the first on it must not be taken for whole.
-                (self.directory / str(old) / COMMITTED).unlink(missing_ok=True)
-            self._manager.delete(old)
+            if jax.process_index() == 0:
+                self._remove(old)
             self._values.pop(old, None)
+        wait_for_all(f"the checkpoints before {step} are removed")
+        self._manager.reload()
         return step
 
     def close(self) -> None:
@@ -231,8 +255,9 @@ class Checkpoints:
     def _restore(self, step: int, abstract: TrainState) -> Resumed:
         item, failure = {}, None
         try:
-            record = self._record(step)
+            record = read_record(self.directory / str(step))
             self._check_settings(record["settings"])
+            self._check_files(step)
             item = self._manager.restore(
                 step,
                 args=ocp.args.Composite(
@@ -243,16 +268,34 @@ class Checkpoints:
         except Exception as error:
             failure = error
         if not all_agree(failure is None):
-            raise failure or ValueError("another process cannot read it")
+            # What one process could not read for a reason that may pass is damaged to none of them.
+            if all_agree(failure is None or is_damage(failure)):
+                raise failure or Damaged("another process finds it damaged")
+            raise failure or UserError(f"another process could not read checkpoint {step}")
         count = jax.make_array_from_callback((), abstract.step.sharding, lambda _: np.int32(step))
         state = TrainState(step=count, params=item["params"], opt_state=item["opt_state"])
-        finite, checksum = jax.device_get(self._inspect(state))
-        if not finite or int(checksum) != record["checksum"]:
-            raise ValueError("its checksum does not match its content")
+        finite, sums = jax.device_get(self._inspect(state))
+        # Checkpoints had one checksum of all once; it is not compared any more.
+        if not finite or record.get("checksums", sums) != _whole_numbers(sums):
+            raise Damaged("its checksums do not match its content")
         return Resumed(state, step)
 
-    def _record(self, step: int) -> dict[str, Any]:
-        return self._manager.restore(step, args=ocp.args.Composite(run=ocp.args.JsonRestore()))["run"]
+    def _check_files(self, step: int) -> None:
+        """Raises a Damaged where Orbax would miss an index that is gone by way of what it finds instead."""
+        for item in ("params", "opt_state"):
+            path = self.directory / str(step) / item / ORBAX_INDEX
+            if not path.is_file():
+                raise Damaged(f"{path}: no such file")
+
+    def _unread(self, step: int, error: Exception) -> UserError:
+        """Says what to do about a checkpoint that could not be read, and may be whole."""
+        if isinstance(error, UserError):
+            return error
+        path = self.directory / str(step)
+        return UserError(
+            f"{path} could not be read ({reason(error)}); nothing was changed: run the same command again,"
+            " or, if that does not help, move it away to go on from an earlier one"
+        )
 
     def _check_settings(self, saved: Mapping[str, Any]) -> None:
         if wrong := disagreement(saved, self.settings):
@@ -275,13 +318,25 @@ class Checkpoints:
             with atomic_file(path) as file:
                 file.write(text)
 
-    def _set_aside(self, step: int, reason: str) -> None:
+    def _remove(self, step: int) -> None:
+        """Removes a checkpoint, so that it is whole or gone at any moment; what fails is tried again."""
+        path = self.directory / str(step)
+        with contextlib.suppress(Exception):  # of gcsfs, the system
+            if is_bucket(path):
+                (path / COMMITTED).unlink(missing_ok=True)
+            else:
+                path = path.rename(path.with_name(f".{step}{REMOVED}"))
+            remove_tree(path)
+
+    def _set_aside(self, step: int, why: str, *, needed: bool) -> None:
         target = self.run_dir / "broken" / str(step)
+        for number in itertools.count(2):
+            if not target.exists():
+                break
+            target = target.with_name(f"{step}-{number}")
         if jax.process_index() == 0:
-            print(
-                f"warning: checkpoint {step} is broken ({reason}); moved to {target}, an earlier one is used",
-                file=sys.stderr,
-            )
+            then = ", an earlier one is used" if needed else ""
+            print(f"warning: checkpoint {step} is broken ({why}); moved to {target}{then}", file=sys.stderr)
             move_tree(self.directory / str(step), target)
 
     def _fail(self, error: Exception) -> None:
@@ -292,7 +347,7 @@ class Checkpoints:
         if jax.process_index() == 0 and not is_bucket(self.directory):  # there the next start does it
             for part in self.directory.glob(f"{step}.*tmp*"):
                 shutil.rmtree(part, ignore_errors=True)
-        raise UserError(f"checkpoint {step} could not be saved ({_reason(error)}); {good}") from error
+        raise UserError(f"checkpoint {step} could not be saved ({reason(error)}); {good}") from error
 
 
 def check_run_dir(run_dir: str | Path) -> None:
@@ -305,7 +360,7 @@ def check_run_dir(run_dir: str | Path) -> None:
     run_dir = path_of(run_dir)
     check_bucket(run_dir, writing=True)
     if run_dir.is_dir():
-        if not any(run_dir.iterdir()):
+        if all(path.name == LEASE for path in run_dir.iterdir()):
             return
     elif not run_dir.exists():
         return
@@ -319,11 +374,5 @@ def check_run_dir(run_dir: str | Path) -> None:
         raise UserError(f"the checkpoints of {run_dir} are gone; give another output_dir to start anew")
 
 
-def _reason(error: Exception) -> str:
-    """Returns the system's own words where there are some, else the beginning of the message."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    if told := re.search(r"\[OS error \d+: [A-Z]+ ([^\]]+)\]", text):
-        return told[1].lower()
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror.lower()
-    return text if len(text) <= 160 else f"{text[:160]}..."
+def _whole_numbers(sums: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    return {item: {name: int(x) for name, x in named.items()} for item, named in sums.items()}

@@ -22,6 +22,7 @@ from jaxir.partitioning import MeshConfig, Partitioner
 from jaxir.retrieval.dual_encoder import DualEncoder
 from jaxir.training import loop
 from jaxir.training.checkpoints import check_run_dir
+from jaxir.training.holding import held
 from jaxir.training.length import check_length, in_steps, steps_of
 from jaxir.training.optimizers import AdamW, Optimizer
 from jaxir.training.state import Objective
@@ -78,18 +79,20 @@ def fit(
     if steps is not None or epochs is not None:
         check_length(steps, epochs, min_steps=1)
     partitioner = partitioner or MeshConfig().build()
-    if output_dir is not None:
-        check_run_dir(output_dir)
-    loaded = _start(model, seed, partitioner)
-    if num_negatives is None:
-        num_negatives = int(isinstance(pairs, Pairs) and all(pairs.negatives))
-    how = loaded.settings.for_pairs()
-    data = _built(pairs, loaded.tokenizer, num_negatives=num_negatives, **how)
-    if steps is None:
-        how_long = (1, MIN_STEPS) if epochs is None else (epochs, 1)
-        steps = steps_of(how_long[0], pairs=data.num_examples, batch_size=batch_size, min_steps=how_long[1])
     with contextlib.ExitStack() as closing:
         place = output_dir or closing.enter_context(tempfile.TemporaryDirectory(prefix="jaxir-fit-"))
+        closing.enter_context(held(place))
+        check_run_dir(place)
+        loaded = _start(model, seed, partitioner)
+        if num_negatives is None:
+            num_negatives = int(isinstance(pairs, Pairs) and all(pairs.negatives))
+        how = loaded.settings.for_pairs()
+        data = _built(pairs, loaded.tokenizer, num_negatives=num_negatives, **how)
+        if steps is None:
+            how_long = (1, MIN_STEPS) if epochs is None else (epochs, 1)
+            steps = steps_of(
+                how_long[0], pairs=data.num_examples, batch_size=batch_size, min_steps=how_long[1]
+            )
         loop.train(
             model=loaded.model,
             objective=objective or OBJECTIVE,

@@ -21,6 +21,7 @@ from tqdm import tqdm
 from jaxir.errors import UserError
 from jaxir.files import atomic_file, is_bucket, path_of
 from jaxir.progress import progress
+from jaxir.training.holding import Hold, Undisputed
 
 LOG, BOARD = "log.jsonl", "tensorboard"
 
@@ -32,10 +33,11 @@ class RunLog:
       run_dir: the run's directory.
       start_step: the step the run resumes from; what was logged beyond it is dropped, so no step appears
         twice.
+      hold: on the directory; see `holding.held`.
     """
 
-    def __init__(self, run_dir: Path, *, start_step: int):
-        self._file, self._board = None, None
+    def __init__(self, run_dir: Path, *, start_step: int, hold: Hold = Undisputed()):  # noqa: B008 (no state)
+        self._file, self._board, self._hold = None, None, hold
         if jax.process_index() != 0:
             return
         from tensorboardX import SummaryWriter  # imports Google's storage client, where that is installed
@@ -81,6 +83,7 @@ class RunLog:
         if self._place == self._run_dir:
             return
         try:
+            self._hold.check()
             for path in [self._place / LOG, *(self._place / BOARD).iterdir()]:
                 with atomic_file(self._run_dir / path.relative_to(self._place), "wb") as file:
                     file.write(path.read_bytes())

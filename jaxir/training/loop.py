@@ -21,6 +21,7 @@ from jaxir.partitioning import MeshConfig, Partitioner
 from jaxir.training import state as state_lib
 from jaxir.training.checkpoints import Checkpoints
 from jaxir.training.dev import METRICS, DevEvaluation, check_metric
+from jaxir.training.holding import held
 from jaxir.training.logs import Narrator, RunLog, timed
 from jaxir.training.memory import device_memory, fit_chunks
 from jaxir.training.optimizers import AdamW, Optimizer
@@ -120,8 +121,9 @@ def train(
         what is needed to load the run's checkpoints as models.
 
     Raises:
-      UserError: settings that make no sense, a directory that cannot be resumed, a first batch without any
-        negative, or a loss or gradient that is not finite (no checkpoint is written after it).
+      UserError: settings that make no sense, a directory that cannot be resumed or in which another process
+        trains, a first batch without any negative, or a loss or gradient that is not finite (no checkpoint
+        is written after it).
     """
     # ---------------------------------------------------------------- settings
     partitioner = MeshConfig().build() if partitioner is None else partitioner
@@ -134,25 +136,27 @@ def train(
     # ---------------------------------------------------------------- the run's directory
     run_dir = path_of(output_dir)
     part, parts = distributed.share_of_batch(partitioner)
-    checkpoints = Checkpoints(
-        run_dir,
-        agreed_settings(
-            model,
-            objective_description or describe(objective),
-            data,
-            optimizer,
-            dev=dev,
-            dev_metric=dev_metric,
-            dev_distractors=dev_distractors,
-            steps=steps,
-            batch_size=batch_size,
-            seed=seed,
-            parts=parts,
-        ),
-        keep_last=keep_last,
-        metric=dev_metric if dev else None,
-    )
     with contextlib.ExitStack() as closing:
+        hold = closing.enter_context(held(run_dir))
+        checkpoints = Checkpoints(
+            run_dir,
+            agreed_settings(
+                model,
+                objective_description or describe(objective),
+                data,
+                optimizer,
+                dev=dev,
+                dev_metric=dev_metric,
+                dev_distractors=dev_distractors,
+                steps=steps,
+                batch_size=batch_size,
+                seed=seed,
+                parts=parts,
+            ),
+            keep_last=keep_last,
+            metric=dev_metric if dev else None,
+            hold=hold,
+        )
         closing.callback(checkpoints.close)
 
         # ------------------------------------------------------------ state: the newest checkpoint, or step 0
@@ -215,7 +219,7 @@ def train(
             on_start(run_dir)
 
         # ------------------------------------------------------------ the loop
-        log = RunLog(run_dir, start_step=start)
+        log = RunLog(run_dir, start_step=start, hold=hold)
         closing.callback(log.close)
         narrator = Narrator(steps=steps, start_step=start, batch_size=batch_size)
         closing.callback(narrator.close)

@@ -10,6 +10,7 @@ import optax
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxir.interop import array_checksums
 from jaxir.models.layers import param_shardings
 from jaxir.partitioning import Partitioner
 from jaxir.training.optimizers import BuiltOptimizer
@@ -159,19 +160,14 @@ def make_step(
     return step
 
 
-def inspect(state: TrainState) -> tuple[jax.Array, jax.Array]:
-    """Returns whether every number of the state is finite (bool []) and its checksum (uint32 []).
+def inspect(state: TrainState) -> tuple[jax.Array, dict[str, dict[str, jax.Array]]]:
+    """Returns whether every number of the state is finite (bool []) and its checksums (uint32 [] each).
 
-    The checksum is a sum of all the bits as integers, each weighted by an odd number of its place: exact
-    and the same however the state is sharded, and changed by any single flipped bit.
+    There is one for each array, by its name in "params" and in "opt_state"; see `interop.array_checksums`.
     """
-    finite, total = jnp.bool_(True), jnp.uint32(0)
+    finite = jnp.bool_(True)
     for leaf in jax.tree.leaves(state):
         if jnp.issubdtype(leaf.dtype, jnp.floating):
             finite &= jnp.all(jnp.isfinite(leaf))
-        bits = jax.lax.bitcast_convert_type(leaf, f"uint{8 * leaf.dtype.itemsize}").astype(jnp.uint32)
-        weights = jnp.ones(leaf.shape, jnp.uint32)
-        for axis in range(leaf.ndim):
-            weights *= 2 * jax.lax.broadcasted_iota(jnp.uint32, leaf.shape, axis) + 1
-        total = total * 31 + jnp.sum(bits * weights, dtype=jnp.uint32)
-    return finite, total
+    items = {"params": state.params, "opt_state": state.opt_state}
+    return finite, {name: array_checksums.of_tree(tree) for name, tree in items.items()}

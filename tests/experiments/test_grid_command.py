@@ -8,6 +8,7 @@ import pytest
 
 from jaxir import cli
 from jaxir.interop import model_dir
+from jaxir.locks import locked
 
 
 @pytest.fixture
@@ -76,6 +77,13 @@ def test_mistakes_cost_one_sentence_and_write_nothing(tmp_path, flags, capsys):
         assert cli.main("jaxir.grid:grid", [*kept, extra]) == 1
         error = capsys.readouterr().err
         assert error.startswith("error: ") and error.count("\n") == 1 and sentence in error
+    assert not (tmp_path / "grid").exists()
+
+
+def test_two_at_once_in_one_directory_are_refused(tmp_path, flags, capsys):
+    with locked(tmp_path / "grid", "held by this test"):
+        assert cli.main("jaxir.grid:grid", flags) == 1
+    assert capsys.readouterr().err == f"error: another process works in {tmp_path}/grid\n"
     assert not (tmp_path / "grid").exists()
 
 

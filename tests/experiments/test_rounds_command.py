@@ -10,6 +10,7 @@ import pytest
 from jaxir import cli, gin_config
 from jaxir.experiments import rounds as room
 from jaxir.experiments import runner
+from jaxir.locks import locked
 from jaxir.retrieval.runs import read_run
 from jaxir.train import train
 
@@ -88,6 +89,13 @@ def test_a_command_that_fails_is_named_and_finished_ones_are_left_alone(tmp_path
     assert [line.split()[2] for line in commands[2:]] == [
         f"jaxir.{name}" for name in ("encode", "index", "search", "mine", "train", "evaluate")
     ]
+
+
+def test_two_at_once_in_one_directory_are_refused(tmp_path, flags, capsys):
+    with locked(tmp_path / "out", "held by this test"):
+        assert cli.main("jaxir.rounds:rounds", flags) == 1
+    assert capsys.readouterr().err == f"error: another process works in {tmp_path}/out\n"
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

@@ -32,12 +32,18 @@ def encode(model, tower="query"):
 
 
 def write_run(directory: Path, loaded: model_dir.LoadedModel, steps: dict[int, float]) -> None:
-    """A run directory whose checkpoint of each step has all parameters multiplied by a number."""
+    """A run directory whose checkpoint of each step has all parameters multiplied by a number.
+
+    As versions wrote them that knew no checksums.
+    """
     model_dir.write_description(directory, loaded.model.config, loaded.tokenizer, loaded.settings)
     for step, factor in steps.items():
         params = jax.tree.map(lambda x: x * factor, nnx.to_pure_dict(nnx.state(loaded.model, nnx.Param)))  # noqa: B023
         with ocp.StandardCheckpointer() as checkpointer:
             checkpointer.save(directory / "checkpoints" / str(step) / "params", params)
+        (directory / "checkpoints" / str(step) / "run").mkdir()
+        record = {"step": step, "dev_metric": None, "dev_value": None, "checksum": 1, "settings": {}}
+        (directory / "checkpoints" / str(step) / "run" / "metadata").write_text(json.dumps(record))
 
 
 @pytest.mark.parametrize("scan", [False, True])
@@ -53,9 +59,15 @@ def test_run_directory_means_its_best_else_its_latest_checkpoint(scan, tmp_path)
             expected = stored.params_of(loaded.model)[name] * np.float32(factor)
             np.testing.assert_allclose(value, expected, rtol=1e-6)
     assert len({latest.fingerprint, best.fingerprint, loaded.fingerprint}) == 3
-    (tmp_path / "run" / "checkpoints" / "best.json").write_text('{"step": 3}')
-    with pytest.raises(UserError, match=r"best\.json names step 3"):
-        model_dir.load(str(tmp_path / "run"))
+    for best, message in (
+        ('{"step": 3}', r"best\.json names step 3"),
+        ('{"step": "9"}', r"best\.json names step '9'"),
+        ("[9]", r"best\.json: 'step' is missing"),
+        ("", r"best\.json: not valid JSON"),
+    ):
+        (tmp_path / "run" / "checkpoints" / "best.json").write_text(best)
+        with pytest.raises(UserError, match=message):
+            model_dir.load(str(tmp_path / "run"))
 
 
 def test_the_fingerprint_knows_weights_architecture_and_tokenizer_but_not_how_it_is_computed(tmp_path):
@@ -243,7 +255,45 @@ def _truncate_params(directory):
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
+def _edit_backbone(**changes):
+    def edit(directory):
+        path = directory / "jaxir.json"
+        content = json.loads(path.read_text())
+        content["model"]["backbone"] |= changes
+        path.write_text(json.dumps(content))
+
+    return edit
+
+
+def _edit_sums(name, value):
+    def edit(directory):
+        path = directory / "jaxir.json"
+        content = json.loads(path.read_text())
+        assert name in content["checksums"]
+        content["checksums"] |= {name: value}
+        path.write_text(json.dumps(content))
+
+    return edit
+
+
 JAXIR_DAMAGES = {
+    "layers": (_edit_backbone(num_layers="two"), r"does not describe a model: num_layers is 'two'"),
+    "minus": (_edit_backbone(num_layers=-1), r"does not describe a model: num_layers is -1"),
+    "no heads": (_edit_backbone(num_heads=0), r"jaxir\.json: does not describe a model"),
+    "epsilon": (_edit_backbone(layer_norm_epsilon=float("nan")), r"layer_norm_epsilon is nan"),
+    "activation": (_edit_backbone(activation="gelv"), r"activation is 'gelv'"),
+    "unknown": (_edit_backbone(colour="red"), r"does not describe a model: .*colour"),
+    "lengths": (
+        _edit("jaxir.json", settings={"query_max_length": 9, "passage_max_length": 999}),
+        r"jaxir\.json: passage_max_length is 999, but the model has only 160 positions",
+    ),
+    "fingerprint": (_edit("jaxir.json", fingerprint="12"), r"jaxir\.json: the fingerprint is damaged"),
+    "sums": (_edit("jaxir.json", checksums=["a"]), "its checksums are damaged"),
+    "fewer sums": (_edit("jaxir.json", checksums={}), "is damaged: it was written with other arrays"),
+    "another sum": (
+        _edit_sums("encoder.layers.0.wi.bias", 1),
+        "wi.bias is damaged: its numbers are not those",
+    ),
     "no description": (_remove("jaxir.json"), r"no jaxir\.json in it, so no model of ours"),
     "no params": (lambda d: shutil.rmtree(d / "params"), "neither params nor checkpoints in it"),
     "half a params": (_truncate_params, "params: the parameters cannot be read"),

@@ -150,9 +150,10 @@ def test_states_that_t5x_cannot_hold(optimizer, message, tmp_path):
     params = {"x": {"kernel": jnp.ones((32, 48))}}
     if optimizer is not None:
         with ocp.StandardCheckpointer() as checkpointer:
-            checkpointer.save(tmp_path / "opt_state", optimizer.build(10).transform.init(params))
+            checkpointer.save(tmp_path / "5" / "opt_state", optimizer.build(10).transform.init(params))
+        save_record(tmp_path / "5")
     with pytest.raises(UserError, match=message):
-        t5x_optimizer.read(tmp_path, {"x.kernel": params["x"]["kernel"]})
+        t5x_optimizer.read(tmp_path / "5", {"x.kernel": params["x"]["kernel"]})
 
 
 def save_run(directory: Path, params: dict[str, np.ndarray], optimizer, *, scan: bool) -> None:
@@ -170,6 +171,14 @@ def save_run(directory: Path, params: dict[str, np.ndarray], optimizer, *, scan:
     for name, tree in parts.items():
         with ocp.StandardCheckpointer() as checkpointer:
             checkpointer.save((directory / "checkpoints" / "5" / name).absolute(), tree)
+    save_record(directory / "checkpoints" / "5")
+
+
+def save_record(checkpoint: Path) -> None:
+    """What a checkpoint says of itself, by a version that knew no checksums of arrays."""
+    (checkpoint / "run").mkdir()
+    record = {"step": int(checkpoint.name), "dev_value": None, "checksum": 1, "settings": {}}
+    (checkpoint / "run" / "metadata").write_text(json.dumps(record))
 
 
 def test_two_starting_points_are_a_clear_error(recipe, capsys):

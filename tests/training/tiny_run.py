@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxir import cli
+from jaxir import cli, leases
 from jaxir.data.pairs import PairDataset
 from jaxir.data.text_table import TextTable
 from jaxir.models import layers
@@ -129,6 +129,7 @@ def main(*, run_dir: str, settings: str = "{}") -> int:
       run_dir: the run's directory.
       settings: keyword arguments of `run`, in JSON.
     """
+    leases.RENEWED_EVERY, leases.STALE_AFTER = 0.5, 3.0
     slow = Hooked(pairs(64), lambda step: time.sleep(0.03))
     result = run(run_dir, model=bert(num_layers=1), data=slow, **json.loads(settings))
     return 128 + result.stopped_by if result.stopped_by else 0

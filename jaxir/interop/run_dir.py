@@ -1,0 +1,88 @@
+"""A training run's directory as a model: which checkpoint it stands for, and what that says of itself."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxir.errors import UserError
+from jaxir.files import is_bucket, path_of
+from jaxir.interop.weights import read_json, require
+from jaxir.simple_types import fits
+
+CONFIG = "jaxir.json"
+COMMITTED = "commit_success.txt"
+
+
+class Damaged(UserError):
+    """A checkpoint is known to be damaged: what is missing of it or does not decode will not come back."""
+
+
+def checkpoint_of(spec: str | Path) -> Path | None:
+    """Returns RUN/checkpoints/STEP, the checkpoint that a run's directory stands for; None of other models.
+
+    Raises:
+      UserError: the run has no checkpoint, or not the one that it calls its best.
+    """
+    directory = path_of(spec)
+    if (directory / "params").is_dir() or not (directory / CONFIG).is_file():
+        return None
+    checkpoints = directory / "checkpoints"
+    if not checkpoints.is_dir():
+        raise UserError(f"{directory}: neither params nor checkpoints in it")
+    steps = checkpoint_steps(checkpoints)
+    if not steps:
+        raise UserError(f"{checkpoints}: no checkpoint in it yet")
+    best = checkpoints / "best.json"
+    step = require(read_json(best), "step", best) if best.is_file() else max(steps)
+    if step not in steps or isinstance(step, bool):
+        raise UserError(f"{best} names step {step!r:.40}, but there is no such checkpoint")
+    return checkpoints / str(step)
+
+
+def checkpoint_steps(directory: Path) -> list[int]:
+    """Returns the steps of the whole checkpoints in RUN/checkpoints, oldest first; none where it is missing.
+
+    On a disk a checkpoint appears by a rename; in a bucket it is whole once Orbax has put its mark into it.
+    """
+    try:
+        found = [p for p in directory.iterdir() if re.fullmatch(r"0|[1-9][0-9]*", p.name) and p.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        # Asked before, it might have been there: in a bucket a directory goes with its last file, which
+        # Orbax removes where a first checkpoint was not finished.
+        return []
+    return sorted(int(p.name) for p in found if not is_bucket(p) or (p / COMMITTED).exists())
+
+
+def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the record of a checkpoint with a hash of itself, by which `read_record` knows it again."""
+    text = json.dumps({k: v for k, v in record.items() if k != "sha256"}, sort_keys=True)
+    return {**record, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+
+
+def read_record(checkpoint: Path) -> dict[str, Any]:
+    """Returns what a checkpoint says of itself: step, settings, dev metric, checksums.
+
+    Raises:
+      Damaged: it is missing, or not what `training.checkpoints` writes.
+      OSError: it cannot be read now.
+    """
+    path = checkpoint / "run" / "metadata"  # where Orbax puts what is saved as JSON
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        raise Damaged(f"{path}: no such file") from error
+    except ValueError as error:
+        raise Damaged(f"{path}: not valid JSON ({error})") from error
+    whole = isinstance(record, dict) and isinstance(record.get("settings"), dict)
+    if not whole or not fits(record.get("dev_value"), float | None):
+        raise Damaged(f"{path}: not the record of a checkpoint")
+    if record != sealed(record) and "checksums" in record:  # those of older versions have neither
+        raise Damaged(f"{path}: not what was written there")
+    if record.get("step") != int(checkpoint.name):
+        raise Damaged(f"{path}: of another step")
+    return record

@@ -1,0 +1,61 @@
+"""Directories that one process works in at a time, on a disk. In a bucket there are leases (`leases`)."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from jaxir.errors import UserError
+
+
+@contextlib.contextmanager
+def locked(directory: Path, refusal: str) -> Iterator[None]:
+    """Holds a directory for this process while in force; the system lets go of it if the process is killed.
+
+    It is made where it is missing, and removed again if nothing has come into it.
+
+    Args:
+      directory: a local one.
+      refusal: what to say where another process holds it.
+
+    Raises:
+      UserError: another process holds it, or it is a file.
+    """
+    if directory.exists() and not directory.is_dir():
+        raise UserError(f"{directory} is not a directory")
+    made = [path for path in (directory, *directory.parents) if not path.exists()]
+    descriptor = _lock(directory, refusal)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # there is something in it
+            for path in made:
+                path.rmdir()
+        os.close(descriptor)
+
+
+def _lock(directory: Path, refusal: str) -> int:
+    """Returns a descriptor of the directory that holds the lock."""
+    while True:
+        directory.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise UserError(refusal) from None
+        except OSError as error:  # NFS locks no directories, and others nothing at all
+            print(
+                f"warning: {directory} cannot be locked there ({error.strerror.lower()}): see to it that no"
+                " other process works in it",
+                file=sys.stderr,
+            )
+            return descriptor
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), directory.stat()):
+                return descriptor
+        os.close(descriptor)  # whoever held it before has removed it

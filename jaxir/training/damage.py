@@ -1,0 +1,46 @@
+"""Which errors tell that a checkpoint is damaged, and which only that it could not be read this time."""
+
+import json
+import re
+from collections.abc import Iterator
+
+from jaxir.errors import UserError
+from jaxir.interop.run_dir import Damaged
+
+_GONE = (Damaged, FileNotFoundError, NotADirectoryError, IsADirectoryError)
+_SENSELESS = (json.JSONDecodeError, UnicodeDecodeError, KeyError)
+# How TensorStore begins messages on what is missing, cut off or fails its checksum, and what it says of what
+# it cannot decompress. What may pass, and what is no fault of the files, it calls ABORTED, UNAVAILABLE,
+# RESOURCE_EXHAUSTED, PERMISSION_DENIED and so on.
+_STATUS = re.compile(r"(NOT_FOUND|OUT_OF_RANGE|DATA_LOSS): |.*(\bError decoding |zstd)", re.DOTALL | re.I)
+
+
+def is_damage(error: BaseException) -> bool:
+    """Returns whether an error of reading a checkpoint is known to come from damage.
+
+    A lack of memory, of file handles or of rights, a network, bucket or disk that fails, and whatever else is
+    not known are not: the same checkpoint may be read tomorrow.
+    """
+    return any(
+        isinstance(e, _GONE + _SENSELESS) or (type(e) is ValueError and _STATUS.match(str(e)) is not None)
+        for e in _causes(error)
+    )
+
+
+def reason(error: BaseException) -> str:
+    """Returns the system's own words where there are some, else the beginning of the message at the root."""
+    if isinstance(error, UserError):
+        return str(error)
+    *_, root = _causes(error)
+    text = " ".join(str(root).split()) or type(root).__name__
+    if told := re.search(r"\[OS error \d+: [A-Z]+ ([^\]]+)\]", text):
+        return told[1].lower()
+    if isinstance(root, OSError) and root.strerror:
+        return root.strerror.lower()
+    return text if len(text) <= 160 else f"{text[:160]}..."
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__

@@ -1,0 +1,62 @@
+"""A run's directory, held by the one process that trains there: by a lock on a disk, a lease in a bucket."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Protocol
+
+import jax
+
+from jaxir.files import is_bucket, path_of
+from jaxir.leases import Lease
+from jaxir.locks import locked
+
+
+class Hold(Protocol):
+    """A directory that is held."""
+
+    def check(self) -> None:
+        """Raises a UserError if it is not held any more; called before a checkpoint is written or removed."""
+
+
+class Undisputed:
+    """Held for good: the system itself keeps others out, or process 0 does."""
+
+    def check(self) -> None:
+        """Does nothing."""
+
+
+_HELD: contextvars.ContextVar[Mapping[str, Hold]] = contextvars.ContextVar("held", default={})  # noqa: B039
+
+
+@contextlib.contextmanager
+def held(run_dir: str | Path) -> Iterator[Hold]:
+    """Holds the directory of a run; of several processes of one run the first one does.
+
+    Within itself, in the same thread, it does nothing: a command holds the directory before it reads
+    anything, and the loop holds it in any case.
+
+    Raises:
+      UserError: another process trains there.
+    """
+    place = path_of(run_dir)
+    key = str(place) if is_bucket(place) else os.path.realpath(place)
+    if key in _HELD.get():
+        yield _HELD.get()[key]
+        return
+    with contextlib.ExitStack() as closing:
+        hold: Hold = Undisputed()
+        if jax.process_index() == 0:
+            if is_bucket(place):
+                hold = closing.enter_context(Lease(place, "trains in"))
+            else:
+                closing.enter_context(locked(place, f"another process trains in {run_dir}"))
+        token = _HELD.set({**_HELD.get(), key: hold})
+        try:
+            yield hold
+        finally:
+            _HELD.reset(token)

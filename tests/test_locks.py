@@ -1,0 +1,138 @@
+"""One process at a time in a directory, on a disk and in a bucket."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import bucket_server
+import pytest
+
+from jaxir import leases
+from jaxir.errors import UserError
+from jaxir.files import path_of
+from jaxir.locks import locked
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from jaxir.locks import locked
+with locked(Path(sys.argv[1]), "held"):
+    print("mine", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_lock_is_held_against_other_processes_until_they_are_killed(tmp_path):
+    place = tmp_path / "a" / "b"
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, place], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout.readline() == "mine\n"
+        with pytest.raises(UserError, match="no"), locked(place, "no"):
+            pass
+    finally:
+        holder.kill()
+        holder.communicate()
+    with locked(place, "no"):
+        pass
+    assert place.is_dir(), "it was there before"
+
+
+def test_a_directory_made_for_a_lock_goes_if_nothing_came_into_it(tmp_path):
+    with (
+        locked(tmp_path / "a" / "b", "no"),
+        pytest.raises(UserError, match="no"),
+        locked(tmp_path / "a/b", "no"),
+    ):
+        pass
+    assert not list(tmp_path.iterdir())
+    with locked(tmp_path / "a" / "b", "no"):
+        (tmp_path / "a" / "b" / "file").touch()
+    assert (tmp_path / "a" / "b" / "file").exists()
+    with pytest.raises(UserError, match="file is not a directory"), locked(tmp_path / "a/b/file", "no"):
+        pass
+
+
+@pytest.fixture
+def bucket(monkeypatch):
+    monkeypatch.setattr(leases, "RENEWED_EVERY", 0.1)
+    monkeypatch.setattr(leases, "STALE_AFTER", 1.0)
+    with bucket_server.serve() as served:
+        for name, value in served.environment.items():
+            if os.environ.get(name) != value:
+                monkeypatch.setenv(name, value)
+        yield served
+
+
+def lease() -> leases.Lease:
+    return leases.Lease(path_of("gs://bucket/run"), "trains in")
+
+
+def test_a_lease_that_is_renewed_is_respected_and_goes_with_its_process(bucket, capsys):
+    with lease() as held:
+        about = json.loads(bucket["run/LEASE"])
+        first = bucket.get("run/LEASE").generation
+        who = rf"\(.*, process {os.getpid()}, since {about['since'][:9]}"
+        with pytest.raises(UserError, match=rf"another process trains in gs://bucket/run {who}"), lease():
+            pass
+        assert "waiting up to 1 s to see whether that process still lives" in capsys.readouterr().err
+        held.check()
+        assert bucket.get("run/LEASE").generation > first
+    assert not bucket.names()
+
+
+def test_a_lease_that_a_crash_left_is_taken_over_once(bucket, capsys):
+    bucket.put("run/LEASE", json.dumps({"host": "gone", "process": 7, "since": "then"}).encode())
+    outcomes = []
+
+    def compete():
+        try:
+            with lease() as held:
+                time.sleep(2.5)
+                held.check()
+                outcomes.append("held")
+        except UserError as error:
+            outcomes.append(str(error))
+
+    threads = [threading.Thread(target=compete) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(o == "held" for o in outcomes) == [False, False, True], outcomes
+    assert all(o == "held" or o.startswith("another process trains in gs://bucket/run (") for o in outcomes)
+    assert "gs://bucket/run is leased (gone, process 7, since then)" in capsys.readouterr().err
+    assert not bucket.names()
+
+
+def test_who_has_lost_a_lease_is_told_and_leaves_the_other_its_own(bucket):
+    with lease() as held:
+        bucket.put("run/LEASE", b'{"host": "other", "process": 8, "since": "now"}')
+        with pytest.raises(
+            UserError, match=r"another process .* now \(other, process 8, since now\); this one ends"
+        ):
+            while True:
+                time.sleep(0.05)
+                held.check()
+    assert json.loads(bucket["run/LEASE"])["host"] == "other"
+
+
+def test_a_bucket_that_is_away_for_a_while_costs_no_lease_and_for_long_a_sentence(bucket, monkeypatch):
+    monkeypatch.setattr(leases, "ATTEMPTS", 0.3)
+    with lease() as held:
+        bucket.admit = lambda name: False
+        time.sleep(0.3)
+        held.check()
+        with pytest.raises(
+            UserError, match=r"the lease on gs://bucket/run could not be renewed \(.*\); run the same"
+        ):
+            while True:
+                time.sleep(0.05)
+                held.check()
+        bucket.admit = lambda name: True
+        held.check()
+    bucket.admit = lambda name: False
+    with pytest.raises(UserError, match="gs://bucket/run could not be leased"), lease():
+        pass

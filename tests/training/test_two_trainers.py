@@ -1,0 +1,94 @@
+"""Two trainers in one directory: one trains, the other is told, and nothing is lost."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import bucket_server
+import pytest
+from tiny_run import run
+
+from jaxir.errors import UserError
+from jaxir.locks import locked
+from jaxir.training.holding import held
+
+SCRIPT = Path(__file__).parent / "tiny_run.py"
+STEPS = '--settings={"steps": 40}'
+
+
+def test_a_directory_that_is_held_is_neither_read_nor_written(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "log.jsonl").write_text("not a run of ours, which would be said first")
+    with (
+        locked(tmp_path / "run", "held by this test"),
+        pytest.raises(UserError, match=f"^another process trains in {tmp_path}/run$"),
+    ):
+        run(tmp_path / "run")
+    with pytest.raises(UserError, match="is not a training run"):
+        run(tmp_path / "run")
+
+
+def test_the_hold_of_a_command_is_the_one_of_its_loop(tmp_path):
+    refused = pytest.raises(UserError, match="no")
+    with held(tmp_path / "run"), held(f"{tmp_path}/./run"), refused, locked(tmp_path / "run", "no"):
+        pass
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+def start(compile_cache):
+    """Starts a trainer; none outlives the test."""
+    started = []
+
+    def process(run_dir: str, **environment: str) -> subprocess.Popen:
+        command = [sys.executable, str(SCRIPT), f"--run_dir={run_dir}", STEPS]
+        streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+        started.append(subprocess.Popen(command, env=compile_cache | environment, **streams))
+        return started[-1]
+
+    yield process
+    for one in started:
+        one.kill()
+        one.communicate()
+
+
+def wait_for(there, process: subprocess.Popen) -> None:
+    while not there():
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.01)
+
+
+@pytest.mark.slow
+def test_the_second_of_two_trainers_is_told_and_the_first_goes_on(tmp_path, start):
+    run_dir = tmp_path / "run"
+    first = start(str(run_dir))
+    wait_for((run_dir / "checkpoints" / "7").is_dir, first)
+    second = start(str(run_dir))
+    _, said = second.communicate(timeout=120)
+    assert second.returncode == 1 and said.endswith(f"error: another process trains in {run_dir}\n")
+    _, said = first.communicate(timeout=120)
+    assert first.returncode == 0, said
+    assert (run_dir / "COMPLETE").read_text() == "40 steps\n" and not (run_dir / "broken").exists()
+    steps = [json.loads(line) for line in (run_dir / "log.jsonl").read_text().splitlines()]
+    assert [x["step"] for x in steps if "loss" in x] == list(range(1, 41))
+
+
+@pytest.mark.slow
+def test_a_trainer_that_sleeps_loses_its_bucket_to_another_and_destroys_nothing(start):
+    with bucket_server.serve() as bucket:
+        sleeper = start("gs://bucket/run", **bucket.environment)
+        wait_for(lambda: bucket.names("run/checkpoints/7/"), sleeper)
+        sleeper.send_signal(signal.SIGSTOP)
+        other = start("gs://bucket/run", **bucket.environment)
+        _, said = other.communicate(timeout=200)
+        assert other.returncode == 0, said
+        assert "gs://bucket/run is leased (" in said and "gs://bucket/run is taken over" in said
+        before = {name: bucket.get(name) for name in bucket.names()}
+        assert "run/COMPLETE" in before and "run/LEASE" not in before
+        sleeper.send_signal(signal.SIGCONT)
+        _, said = sleeper.communicate(timeout=100)
+        assert sleeper.returncode == 1 and "another process trains in gs://bucket/run now" in said, said
+        assert {name: bucket.get(name) for name in bucket.names()} == before
