@@ -62,14 +62,15 @@ def wait_for(there, process: subprocess.Popen) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_second_of_two_trainers_is_told_and_the_first_goes_on(tmp_path, start):
     run_dir = tmp_path / "run"
     first = start(str(run_dir))
     wait_for((run_dir / "checkpoints" / "7").is_dir, first)
     second = start(str(run_dir))
-    _, said = second.communicate(timeout=120)
+    _, said = second.communicate(timeout=280)
     assert second.returncode == 1 and said.endswith(f"error: another process trains in {run_dir}\n")
-    _, said = first.communicate(timeout=120)
+    _, said = first.communicate(timeout=280)
     assert first.returncode == 0, said
     assert (run_dir / "COMPLETE").read_text() == "40 steps\n" and not (run_dir / "broken").exists()
     steps = [json.loads(line) for line in (run_dir / "log.jsonl").read_text().splitlines()]
@@ -77,18 +78,19 @@ def test_the_second_of_two_trainers_is_told_and_the_first_goes_on(tmp_path, star
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_trainer_that_sleeps_loses_its_bucket_to_another_and_destroys_nothing(start):
     with bucket_server.serve() as bucket:
         sleeper = start("gs://bucket/run", **bucket.environment)
         wait_for(lambda: bucket.names("run/checkpoints/7/"), sleeper)
         sleeper.send_signal(signal.SIGSTOP)
         other = start("gs://bucket/run", **bucket.environment)
-        _, said = other.communicate(timeout=200)
+        _, said = other.communicate(timeout=280)
         assert other.returncode == 0, said
         assert "gs://bucket/run is leased (" in said and "gs://bucket/run is taken over" in said
         before = {name: bucket.get(name) for name in bucket.names()}
         assert "run/COMPLETE" in before and "run/LEASE" not in before
         sleeper.send_signal(signal.SIGCONT)
-        _, said = sleeper.communicate(timeout=100)
+        _, said = sleeper.communicate(timeout=280)
         assert sleeper.returncode == 1 and "another process trains in gs://bucket/run now" in said, said
         assert {name: bucket.get(name) for name in bucket.names()} == before
