@@ -103,8 +103,7 @@ class Checkpoints:
         processes = set(range(jax.process_count())) if several else None
         if jax.process_index() == 0:
             self.directory.mkdir(parents=True, exist_ok=True)
-            for path in self.directory.glob(f".*{REMOVED}"):
-                remove_tree(path)
+            self._tidy()
         wait_for_all("the directory of checkpoints is there")
         self._manager = ocp.CheckpointManager(
             self.directory if is_bucket(self.directory) else self.directory.absolute(),
@@ -317,6 +316,18 @@ class Checkpoints:
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             with atomic_file(path) as file:
                 file.write(text)
+
+    def _tidy(self) -> None:
+        """Removes what a killed process had not written, or not removed, to the end.
+
+        Orbax would do the first, but in a bucket a directory goes with its last object; then it fails.
+        """
+        if is_bucket(self.directory) and self.directory.exists():
+            half = [p for p in self.directory.iterdir() if p.is_dir() and not (p / COMMITTED).exists()]
+        else:
+            half = list(self.directory.glob(f".*{REMOVED}"))
+        for path in half:
+            remove_tree(path)
 
     def _remove(self, step: int) -> None:
         """Removes a checkpoint, so that it is whole or gone at any moment; what fails is tried again."""

@@ -67,9 +67,11 @@ def test_the_second_of_two_trainers_is_told_and_the_first_goes_on(tmp_path, star
     run_dir = tmp_path / "run"
     first = start(str(run_dir))
     wait_for((run_dir / "checkpoints" / "7").is_dir, first)
+    first.send_signal(signal.SIGSTOP)  # it would be done before the other has begun
     second = start(str(run_dir))
     _, said = second.communicate(timeout=280)
     assert second.returncode == 1 and said.endswith(f"error: another process trains in {run_dir}\n")
+    first.send_signal(signal.SIGCONT)
     _, said = first.communicate(timeout=280)
     assert first.returncode == 0, said
     assert (run_dir / "COMPLETE").read_text() == "40 steps\n" and not (run_dir / "broken").exists()
@@ -93,4 +95,5 @@ def test_a_trainer_that_sleeps_loses_its_bucket_to_another_and_destroys_nothing(
         sleeper.send_signal(signal.SIGCONT)
         _, said = sleeper.communicate(timeout=280)
         assert sleeper.returncode == 1 and "another process trains in gs://bucket/run now" in said, said
-        assert {name: bucket.get(name) for name in bucket.names()} == before
+        # What it had begun to write of its own checkpoint may still arrive.
+        assert {name: bucket.get(name) for name in before} == before
