@@ -148,6 +148,9 @@ def test_no_pickle_is_opened(tmp_path, vectors, ids):
     directory = _saved(ScannIndex.build(vectors[:50], ids[:50]), tmp_path)
     assert not list(directory.rglob("*.pkl"))
     (directory / "scann" / "scann_docids.pkl").write_bytes(b"cos\nsystem\n(S'touch x'\ntR.")
+    with pytest.raises(UserError, match=r"scann/scann_docids\.pkl was not there when it was written"):
+        load_index(directory)
+    (directory / "SHA256SUMS").unlink()
     with pytest.raises(UserError, match="holds a pickle"):
         load_index(directory)
 

@@ -99,6 +99,7 @@ def test_what_cannot_be_done_changes_nothing(root, tmp_path, toy, backend, capsy
     shutil.copytree(root / "new", tmp_path / "other")
     described = json.loads((root / "new" / "embeddings.json").read_text()) | {"fingerprint": "f" * 64}
     (tmp_path / "other" / "embeddings.json").write_text(json.dumps(described))
+    (tmp_path / "other" / "SHA256SUMS").unlink()
     (tmp_path / "unknown.txt").write_text("d1\nx4\nx3\nx2\nx1\nx5\n")
     (tmp_path / "all.txt").write_text("".join(f"d{i}\n" for i in range(40)))
     (tmp_path / "binary.txt").write_bytes(b"\xff\xfe")
