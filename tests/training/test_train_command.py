@@ -50,8 +50,10 @@ def recipe(tmp_path) -> Path:
     rng = np.random.default_rng(0)
     for name, count in (("train", 24), ("dev", 6)):
         rows = [rng.choice(words, 4) for _ in range(count)]
+        numbers = [" ".join("abcdefghij"[int(d)] for d in str(i)) for i in range(count)]  # of known letters
         lines = [
-            {"query": " ".join(r[:2]) + f" {i}", "passage": " ".join(r) + f" {i}"} for i, r in enumerate(rows)
+            {"query": " ".join([n, *r[:2]]), "passage": " ".join([n, *r])}
+            for n, r in zip(numbers, rows, strict=True)
         ]
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     path = tmp_path / "recipe.gin"
