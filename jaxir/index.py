@@ -54,8 +54,9 @@ def index(
       fields: for lucene, whether title and text are one field (flat, the default) or two of equal weight.
       on_bad_input: for lucene, stop at the first malformed line of --corpus, or skip and count them; likewise
         for lucene_impact and --vectors.
-      uri: for milvus, a server (http://host:19530, its token in the variable MILVUS_TOKEN) or the path of an
-        embedded Milvus (default: one in the index directory).
+      uri: for milvus, a server (https://host:19530, its token in the variable MILVUS_TOKEN) or the path of an
+        embedded Milvus (default: one in the index directory). Whatever opens the index later wants the same
+        in the variable MILVUS_URI.
       collection: for milvus, the name of the collection to make (default: passages).
       index_type: for milvus, FLAT (the default) is exact, HNSW and AUTOINDEX (Milvus's choice) are not.
       update: an index to change, instead of --output: passages of --embeddings, with their --corpus, are

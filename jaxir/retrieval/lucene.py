@@ -63,9 +63,10 @@ class LuceneIndex(_LuceneIndex):
     """BM25 over a corpus, as Pyserini does it: Porter stemming, Lucene's 33 English stop words.
 
     "flat" indexes title and text as one field, "multifield" as two whose scores are added with equal weights
-    (the two BM25 baselines of BEIR). Scores are Pyserini's: rounded to 1e-4, ties apart by 1e-6 in ascending
-    order of document id. Above 32 that is less than float32 can tell; what stays equal stands in
-    descending order of id, as trec_eval ranks it.
+    (the two BM25 baselines of BEIR). Scores are those of Pyserini's `LuceneSearcher`: rounded to 1e-4, ties
+    apart by 1e-6 in ascending order of document id. Above 16 float32 cannot tell that of all ties; what stays
+    equal stands in descending order of id, as trec_eval ranks it. (Pyserini's run files, of six decimals,
+    make ties of a few more.)
 
     Build one with `build_lucene_index`.
     """

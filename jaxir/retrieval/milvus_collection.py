@@ -3,18 +3,23 @@
 A collection holds the vectors under whole numbers, `row`; what the numbers stand for, the index directory
 knows. An embedded Milvus runs on threads of this process and listens on a Unix socket that only its user can
 reach, so it ends with the process however that ends. Its files can be open in one process at a time.
+
+An index directory that another made may name any server. So nothing is opened that the user has not named,
+in `MILVUS_URI` or in the call that builds an index; and the token goes there only, and not in clear text.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import ipaddress
 import logging.config
 import os
 import re
 import shutil
 import tempfile
 import threading
+import urllib.parse
 import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +35,8 @@ from jaxir.progress import progress
 
 IndexType = Literal["FLAT", "HNSW", "AUTOINDEX"]
 TOKEN = "MILVUS_TOKEN"  # the variable that holds "user:password" or an API key
+PLACE = "MILVUS_URI"  # the variable that names the server (or embedded Milvus) which indexes may be opened in
+CLEARTEXT = "MILVUS_CLEARTEXT"  # the variable that, at 1, lets the token cross a network unencrypted
 CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 60.0  # for one request; only building and loading may take as long as they take
 REQUEST_BYTES = 8 << 20  # of vectors sent at a time; servers take 64 MB
@@ -51,7 +58,8 @@ class MilvusCollection:
       new: whether an embedded Milvus that is not there is made.
 
     Raises:
-      UserError: pymilvus is not installed, or Milvus cannot be reached or opened.
+      UserError: pymilvus is not installed, Milvus cannot be reached or opened, or the token would have to
+        cross a network in clear text.
     """
 
     def __init__(self, where: str | Path, name: str, *, new: bool = False):
@@ -61,12 +69,11 @@ class MilvusCollection:
         self.name, self._where = name, where
         if isinstance(where, Path) and not new and not where.is_dir():
             raise UserError(f"{where} is not there (any more): build the index again")
+        token = "" if isinstance(where, Path) else _token(where)
         self._embedded = _embedded(where) if isinstance(where, Path) else None
         uri = where if self._embedded is None else self._embedded.uri
         with self._telling("cannot be reached"):
-            self._client = pymilvus.MilvusClient(
-                uri, token=os.environ.get(TOKEN, ""), timeout=CONNECT_SECONDS, dedicated=True
-            )
+            self._client = pymilvus.MilvusClient(uri, token=token, timeout=CONNECT_SECONDS, dedicated=True)
         self._finalizer = weakref.finalize(self, self._client.close)
 
     def close(self) -> None:
@@ -219,6 +226,41 @@ class MilvusCollection:
             raise UserError(f"Milvus at {self._where} {what}: {' '.join(str(text).split())[:300]}") from error
 
 
+def is_named(place: str) -> bool | None:
+    """Says whether `MILVUS_URI` names this place; None where it is not set."""
+    named = os.environ.get(PLACE, "").strip()
+    return _same(named) == _same(place) if named else None
+
+
+def _same(place: str) -> str:
+    """Returns what two ways of writing a place have in common."""
+    return place.rstrip("/") if "://" in place else str(Path(place).absolute())
+
+
+def _token(uri: str) -> str:
+    """Returns the token for a server.
+
+    Raises:
+      UserError: it would go over a network in clear text.
+    """
+    token = os.environ.get(TOKEN, "")
+    if token and os.environ.get(CLEARTEXT) != "1":
+        parts = urllib.parse.urlsplit(uri)
+        if parts.scheme not in ("https", "unix") and not _is_loopback(parts.hostname or ""):
+            raise UserError(
+                f"{TOKEN} would go to {uri} in clear text: write https://, or set {CLEARTEXT}=1 where the"
+                " network may read it"
+            )
+    return token
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 class _Embedded:
     """A running milvus-lite over a directory."""
 
@@ -286,6 +328,7 @@ def _pymilvus() -> ModuleType:
     configure, environment = logging.config.dictConfig, dict(os.environ)
     logging.config.dictConfig = lambda config: None  # it would close all handlers there are
     os.environ["PYTHON_DOTENV_DISABLED"] = "1"  # a file .env would be read into the environment
+    os.environ.pop(PLACE, None)  # one that pymilvus cannot read would be a traceback
     try:
         import pymilvus
     except ImportError as error:

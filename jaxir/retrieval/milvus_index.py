@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import re
 import shutil
 import tempfile
@@ -23,7 +24,7 @@ from jaxir.retrieval.index import (
     checked,
     descending_ranks,
 )
-from jaxir.retrieval.milvus_collection import IndexType, MilvusCollection
+from jaxir.retrieval.milvus_collection import PLACE, TOKEN, IndexType, MilvusCollection, is_named
 from jaxir.retrieval.npy import write_npy
 
 INSIDE = "milvus.db"  # an embedded Milvus that lies in the index directory, as its `uri` in index.json
@@ -35,7 +36,8 @@ class MilvusIndex(VectorIndex):
     """Vectors in a collection of a Milvus, compared by inner product (of vectors of length 1 for cosine).
 
     Without `uri` the collection is in files of the index directory (of a temporary one, until it is saved).
-    With one it is where that says; `add` and `delete` then change it at once, for all who use it.
+    With one it is where that says; `add` and `delete` then change it at once, for all who use it. Such an
+    index is loaded only where the variable MILVUS_URI names that place: a directory may come from others.
 
     Ties stand in descending order of id, among the k that Milvus returns: which of the documents that tie
     for the last place are among them, Milvus decides.
@@ -83,13 +85,14 @@ class MilvusIndex(VectorIndex):
           similarity: as there.
           fingerprint: as there.
           model: as there.
-          uri: of a server (http://host:19530; a token is taken from the variable MILVUS_TOKEN), or the file
+          uri: of a server (https://host:19530; a token is taken from the variable MILVUS_TOKEN), or the file
             of an embedded Milvus; None makes one in the index directory.
           collection: the name of the collection to make.
           index_type: FLAT compares all vectors and is exact; HNSW and Milvus's own choice (AUTOINDEX) do not.
 
         Raises:
-          UserError: as there, Milvus cannot be reached, or there is a collection of that name.
+          UserError: as there, Milvus cannot be reached, there is a collection of that name, MILVUS_URI names
+            another place, or the token would go over a network in clear text (unless MILVUS_CLEARTEXT=1).
         """
         shards, ids = checked(embeddings, ids, similarity)
         place = INSIDE if uri is None else str(uri)
@@ -99,6 +102,11 @@ class MilvusIndex(VectorIndex):
             place = str(Path(place).absolute())
         elif "@" in place:
             raise UserError("a Milvus URI holds no password here, for it is written down: set MILVUS_TOKEN")
+        if uri is not None and is_named(place) is False:
+            raise UserError(
+                f"{PLACE} is {os.environ[PLACE]}, the place that {TOKEN} is for, and this index's is to be"
+                f" {place}: name one"
+            )
         info = IndexInfo(
             engine=cls.engine,
             similarity=similarity,
@@ -244,5 +252,10 @@ class MilvusIndex(VectorIndex):
         index = cls(info, ids, documents, rows, directory=directory)
         if len(rows) != info.count:
             raise UserError(f"{directory} is a damaged index: {len(rows)} rows of {info.count}")
+        if not index._inside and not is_named(uri := info.settings["uri"]):
+            raise UserError(
+                f"the vectors of {directory} are in {uri}, which is opened only where you name it: set"
+                f" {PLACE}={uri} if you trust it"
+            )
         index._opened()
         return index

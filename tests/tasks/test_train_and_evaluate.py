@@ -11,6 +11,7 @@ from flax import nnx
 
 from jaxir import cli
 from jaxir.data.mixture import MixtureDataset
+from jaxir.retrieval.dual_encoder import DualEncoder
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -57,4 +58,22 @@ def test_evaluate_on_a_prepared_set(tmp_path, capsys):
     flags += ["--metrics=P@1 RR", f"--output={tmp_path}/figures.json"]
     assert cli.main("jaxir.evaluate:evaluate", flags) == 0
     assert "5 judged queries" in capsys.readouterr().out
-    assert json.loads((tmp_path / "figures.json").read_text())
+
+    def records(name):
+        return [json.loads(line) for line in (tmp_path / "squad" / f"{name}.jsonl").read_text().splitlines()]
+
+    (qrels,) = (tmp_path / "squad" / "qrels").iterdir()
+    relevant = {tuple(line.split("\t")[:2]) for line in qrels.read_text().splitlines()[1:]}
+    corpus, queries = records("corpus"), records("queries")
+    encoder = DualEncoder.load(f"hf:{ROOT}/golden/bert")
+    passages = encoder.encode_passages([f"{d.get('title', '')} {d['text']}".strip() for d in corpus])
+    asked = encoder.encode_queries([q["text"] for q in queries])
+    assert {q["_id"] for q in queries} == {q for q, _ in relevant}
+    first = []  # rank of the first relevant document of each query
+    for query, row in zip(queries, asked @ passages.T, strict=True):
+        ranked = [corpus[i]["_id"] for i in np.argsort(-row)]
+        first.append(1 + min(ranked.index(d) for q, d in relevant if q == query["_id"]))
+    expected = {"P@1": np.mean([rank == 1 for rank in first]), "RR": np.mean([1 / rank for rank in first])}
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert figures["metrics"] == pytest.approx(expected)
+    assert len(set(first)) > 1

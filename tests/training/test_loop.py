@@ -12,6 +12,7 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import orbax.checkpoint as ocp
 import pytest
 import tiny_run
@@ -29,6 +30,17 @@ from jaxir.training.optimizers import Adafactor, AdamW
 
 def params_of(model) -> dict[str, np.ndarray]:
     leaves = jax.tree_util.tree_leaves_with_path(nnx.to_pure_dict(nnx.state(model, nnx.Param)))
+    return {jax.tree_util.keystr(path): np.asarray(value) for path, value in leaves}
+
+
+def saved_params(run_dir, step) -> dict[str, np.ndarray]:
+    with ocp.StandardCheckpointer() as checkpointer, jax.transfer_guard("allow"):
+        saved = checkpointer.restore(
+            (run_dir / "checkpoints" / str(step) / "params").absolute(),
+            nnx.to_pure_dict(nnx.state(Bag(), nnx.Param)),
+        )
+    leaves = jax.tree_util.tree_leaves_with_path(saved)
+    assert len(leaves) == 3
     return {jax.tree_util.keystr(path): np.asarray(value) for path, value in leaves}
 
 
@@ -104,16 +116,20 @@ def test_a_batch_in_which_every_negative_is_masked_is_told(tmp_path, capsys):
     assert losses(tmp_path / "mixed")[at] == 0
 
 
+class Overflowing(AdamW):
+    """AdamW whose update of step 14 is infinite: that step's loss and gradient are still finite."""
+
+    def build(self, steps):
+        built = super().build(steps)
+        last = optax.scale_by_schedule(lambda step: jnp.where(step == 13, jnp.inf, 1.0))
+        return built._replace(transform=optax.chain(built.transform, last))
+
+
 def test_parameters_that_overflow_are_never_saved(tmp_path):
-    with pytest.raises(UserError, match=r"^step \d+: .* not finite|^step \d+: (dev )?(loss|grad_norm) is"):
-        run(tmp_path / "run", learning_rate=1e38, checkpoint_every=1, dev=None)
-    for step in steps_in(tmp_path / "run"):
-        with ocp.StandardCheckpointer() as checkpointer, jax.transfer_guard("allow"):
-            saved = checkpointer.restore(
-                (tmp_path / "run" / "checkpoints" / str(step) / "params").absolute(),
-                nnx.to_pure_dict(nnx.state(Bag(), nnx.Param)),
-            )
-        assert all(np.isfinite(x).all() for x in jax.tree.leaves(saved))
+    with pytest.raises(UserError, match=r"^step 14: a parameter or a moment .* is not finite; .*/7$"):
+        run(tmp_path / "run", optimizer=Overflowing(learning_rate=1e-3), checkpoint_every=7, dev=None)
+    assert steps_in(tmp_path / "run") == [7]
+    assert all(np.isfinite(x).all() for x in saved_params(tmp_path / "run", 7).values())
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -370,16 +386,37 @@ def test_on_a_cpu_products_of_bfloat16_numbers_have_the_quick_form(tmp_path, mon
     assert all(np.abs(after[n] - before[n]).max() > 1e-5 for n in after if "line" in n)
 
 
+class Again(Hooked):
+    """Pairs whose first batch comes again at every step."""
+
+    def batches(self, *, start_step, **kwargs):
+        first = next(self._data.batches(start_step=0, **kwargs))
+        for step in itertools.count(start_step):
+            self._before(step)
+            yield first
+
+
 def test_dropout_is_on_in_training_and_differs_from_step_to_step(tmp_path):
+    """At learning rate 0 on one batch, only the key of dropout can change the loss."""
+
+    def stop_at(at):
+        return Again(pairs(64), lambda step: os.kill(os.getpid(), signal.SIGTERM) if step == at else None)
+
+    settings = {"steps": 9, "learning_rate": 0.0, "dev": None, "checkpoint_every": 100}
     results = {}
-    for name, rate in (("with", 0.5), ("again", 0.5), ("without", 0.0)):
-        run(tmp_path / name, model=Bag(dropout_rate=rate), steps=5, learning_rate=0.0, dev=None)
+    for name, rate, seed in (("with", 0.5, 0), ("again", 0.5, 0), ("other", 0.5, 1), ("without", 0.0, 0)):
+        run(tmp_path / name, model=Bag(dropout_rate=rate), data=stop_at(None), seed=seed, **settings)
         results[name] = losses(tmp_path / name)
+    assert len(results["with"]) == len(set(results["with"].values())) == 9
     assert results["with"] == results["again"]
-    assert all(results["with"][s] != results["without"][s] for s in range(1, 6))
-    # At learning rate 0 the same batch comes again in no 5 steps of 8 rows of 64; draw keys directly instead.
-    keys = {jax.random.key_data(jax.random.fold_in(jax.random.key(0), s)).tobytes() for s in range(5)}
-    assert len(keys) == 5
+    assert len(set(results["without"].values())) == 1 and not {*results["without"].values()} & {
+        *results["with"].values()
+    }
+    assert not {*results["with"].values()} & {*results["other"].values()}
+    stopped = run(tmp_path / "stopped", model=Bag(dropout_rate=0.5), data=stop_at(4), **settings)
+    assert 2 <= stopped.step < 9
+    run(tmp_path / "stopped", model=Bag(dropout_rate=0.5), data=stop_at(None), **settings)
+    assert losses(tmp_path / "stopped") == results["with"]
 
 
 @pytest.mark.parametrize(
