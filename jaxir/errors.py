@@ -26,6 +26,14 @@ class BadInputError(UserError):
         super().__init__(f"{where}: {reason}")
 
 
+class UsageError(UserError):
+    """A command line that cannot be understood; the exit status is 2."""
+
+
+class BadValueError(UserError, ValueError):
+    """A value of the wrong type, or one that makes no sense for what it is given to."""
+
+
 def suggest(wrong: str, known: Iterable[str], *, likeness: float = 0.6) -> str:
     """Returns `; did you mean 'x'?` for the name nearest to `wrong`, or an empty string.
 

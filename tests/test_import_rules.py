@@ -14,6 +14,7 @@ LEAVES = {
     "compile_cache",
     "distributed",
     "errors",
+    "faults",
     "files",
     "huge_pages",
     "installation",
