@@ -23,7 +23,7 @@ from gin import config as gin_internals
 
 from jaxir.errors import UserError, suggest
 from jaxir.installation import RECIPES, find_recipe
-from jaxir.simple_types import check, hints_of
+from jaxir.simple_types import check_value, hints_of
 
 MACRO = "gin.macro"
 DEFAULT = "default/"  # before a macro's name in a piece
@@ -283,7 +283,7 @@ def _check_values() -> None:
             value = _resolved(last.value)
             if parameter in defaults and value is defaults[parameter]:
                 continue
-            check(str(last), value, hints.get(parameter, Any))
+            check_value(str(last), value, hints.get(parameter, Any))
 
 
 def _resolved(value: Any) -> Any:

@@ -47,6 +47,7 @@ Count = Annotated[int, Within(1)]
 Natural = Annotated[int, Within(0)]
 Seed = Annotated[int, Within(0, 2**32 - 1)]
 Positive = Annotated[float, Within(0, without="low")]
+PositiveNumber = Annotated[int | float, Within(0, without="low")]
 NotNegative = Annotated[float, Within(0)]
 Share = Annotated[float, Within(0, 1)]
 Rate = Annotated[float, Within(0, 1, without="high")]
@@ -90,6 +91,8 @@ def fits(value: Any, hint: Any) -> bool:
     if kind in _LISTS:
         each = Any if not arms or (kind is tuple and arms[-1] is not ...) else arms[0]
         listed = isinstance(value, collections.abc.Sequence) and not isinstance(value, str | bytes)
+        if each in WORDS and each not in (int, float):  # there may be millions, of few types
+            return listed and all(issubclass(part, each) for part in set(map(type, value)))
         return listed and all(fits(part, each) for part in value)
     if kind in _DICTS:
         key, each = arms or (Any, Any)
@@ -113,7 +116,7 @@ def in_words(hint: Any) -> str:
     return "a dict" if kind in _DICTS else WORDS.get(kind, "something else")
 
 
-def check(name: str, value: Any, hint: Any) -> None:
+def check_value(name: str, value: Any, hint: Any) -> None:
     """Checks a value by its hint.
 
     Args:
@@ -138,7 +141,7 @@ def checked(cls: type) -> type:
     def __post_init__(self: Any) -> None:
         hints = hints_of(type(self))
         for field in dataclasses.fields(self):
-            check(field.name, getattr(self, field.name), hints.get(field.name, Any))
+            check_value(field.name, getattr(self, field.name), hints.get(field.name, Any))
         if own is not None:
             own(self)
 
@@ -155,7 +158,7 @@ def check_arguments(function: Callable[..., Any], **given: Any) -> None:
     hints, parameters = hints_of(function), inspect.signature(function).parameters
     for name, value in given.items():
         if value is not parameters[name].default:
-            check(name, value, hints.get(name, Any))
+            check_value(name, value, hints.get(name, Any))
 
 
 def parse(text: str, hint: Any) -> Any:
@@ -181,9 +184,9 @@ def parse(text: str, hint: Any) -> Any:
         else:
             value = text
     except (ValueError, KeyError):
-        value = None
-    if value is None or not fits(value, hint):
-        raise BadValueError(f"must be {in_words(_without_none(hint))}, not {text!r:.80}")
+        value = text
+    if not fits(value, hint):
+        raise BadValueError(f"must be {in_words(_without_none(hint))}, not {value!r:.80}")
     return value
 
 

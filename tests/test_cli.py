@@ -107,7 +107,7 @@ def test_help_names_flags_defaults_and_an_example(cook):
             "'corpus.jsonl' belongs to no flag; flags are written --NAME=VALUE",
         ),
         (("--model=m", "--steps=many"), 2, "error: --steps must be a whole number of at least 1, not 'many'"),
-        (("--model=m", "--steps=0"), 2, "error: --steps must be a whole number of at least 1, not '0'"),
+        (("--model=m", "--steps=0"), 2, "error: --steps must be a whole number of at least 1, not 0"),
         (("--steps=3", "--model"), 2, "error: --model has no value; write --model=..."),
         (("--model=m", "--fast=maybe"), 2, "error: --fast must be True or False, not 'maybe'"),
         (("--gin_file=none.gin",), 1, "error: gin file none.gin does not exist"),

@@ -19,6 +19,7 @@ LEAVES = {
     "huge_pages",
     "installation",
     "leases",
+    "json_files",
     "lean_tensorflow",
     "locks",
     "outputs",
