@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxir import cli
 from jaxir.outputs import writes
+from jaxir.simple_types import Count, Seed
 
 
 @writes(output="directory")
@@ -16,9 +17,9 @@ def analyze(
     dataset: str,
     output: str,
     split: str = "test",
-    queries: int = 2000,
-    documents: int = 10_000,
-    seed: int = 0,
+    queries: Count = 2000,
+    documents: Count = 10_000,
+    seed: Seed = 0,
 ) -> dict[str, Any]:
     """Draws and measures the embedding spaces of models side by side, as the SamToNe paper does.
 
@@ -43,15 +44,12 @@ def analyze(
     Raises:
       UserError: a model or dataset that is not there, too few queries, or a library that is not installed.
     """
-    from jaxir.errors import UserError
     from jaxir.evaluation import analysis
     from jaxir.evaluation.datasets import parse_dataset
     from jaxir.files import atomic_directory
     from jaxir.retrieval.dual_encoder import DualEncoder
 
     analysis.require_libraries()
-    if min(queries, documents) < 1:
-        raise UserError("queries and documents must be at least 1")
     named = name_models(models)
     sample = analysis.draw_sample(
         parse_dataset(dataset, "beir")[1], split, queries=queries, documents=documents, seed=seed

@@ -9,20 +9,22 @@ the gin binding have the same names. A flag overrides what a gin file says; the 
 from __future__ import annotations
 
 import argparse
-import errno
+import functools
 import importlib
 import inspect
 import os
+import re
 import sys
-import types
 import typing
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, NoReturn
 
 import docstring_parser
 
+from jaxir import faults, simple_types
 from jaxir.compile_cache import keep_compiled_programs
-from jaxir.errors import UserError
+from jaxir.errors import BadValueError, UsageError, UserError, suggest
+from jaxir.simple_types import simple
 
 GIN_HELP = "gin file (may be repeated); --gin.NAME=VALUE binds one parameter or macro"
 
@@ -51,37 +53,26 @@ def main(name: str, argv: Sequence[str] | None = None, *, example: str = "") -> 
     """Runs the command `name` ("package.module:function") and returns the exit status.
 
     The function is imported by name, never taken from `__main__`, so that gin files and the command speak
-    of the same object. A UserError, a full disk or an interrupt costs one sentence on standard error.
+    of the same object. Whatever goes wrong costs one sentence on standard error (see `faults`): the status is
+    1 for what a user can mend, 2 for a command line that is none, 70 for a fault of ours, 130 for Ctrl-C.
     """
     module_name, function_name = name.split(":")
-    keep_compiled_programs()
     try:
+        keep_compiled_programs()
         function = getattr(importlib.import_module(module_name), function_name)
         return run(
             function, sys.argv[1:] if argv is None else argv, prog=f"python -m {module_name}", example=example
         )
-    except UserError as error:
-        print(f"error: {_sentence(error)}", file=sys.stderr)
-        return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except OSError as error:
-        if error.errno not in (
-            errno.ENOSPC,
-            errno.EDQUOT,
-            errno.EFBIG,
-            errno.EACCES,
-            errno.EROFS,
-            errno.EPERM,
-            errno.ENOENT,
-        ):
-            raise
-        print(f"error: {error.filename or 'output'}: {error.strerror.lower()}", file=sys.stderr)
-        return 1
+    except Exception as error:
+        sentence, status = faults.explain(error)
+        print(f"error: {sentence}", file=sys.stderr)
+        return status
 
 
 def run(function: Callable[..., Any], argv: Sequence[str], *, prog: str, example: str) -> int:
@@ -91,7 +82,10 @@ def run(function: Callable[..., Any], argv: Sequence[str], *, prog: str, example
     for binding in bindings:
         if "=" not in binding:
             raise UserError(f"--gin.{binding} has no value; write --gin.NAME=VALUE")
-    flags = vars(parser.parse_args([a for a in argv if not a.startswith("--gin.")]))
+    parsed, unknown = parser.parse_known_args([a for a in argv if not a.startswith("--gin.")])
+    if unknown:
+        raise UsageError(_unknown(unknown[0], parser, prog))
+    flags = vars(parsed)
     gin_files = flags.pop("gin_file", [])
     call, bound = function, set()
     if gin_files or bindings:
@@ -103,11 +97,31 @@ def run(function: Callable[..., Any], argv: Sequence[str], *, prog: str, example
     return result if isinstance(result, int) else 0
 
 
+def _unknown(argument: str, parser: argparse.ArgumentParser, prog: str) -> str:
+    """Returns what to say of an argument that no flag takes."""
+    flag = argument.split("=")[0]
+    if not flag.startswith("-"):
+        return f"{argument!r:.80} belongs to no flag; flags are written --NAME=VALUE (see {prog} --help)"
+    known = [option for option in parser._option_string_actions if option.startswith("--")]
+    return f"there is no flag {flag:.80}{suggest(flag, known) or f' (see {prog} --help)'}"
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, with errors of one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        message = re.sub(r"^argument (--[^/:]+)[^:]*: ", r"\1 ", message)
+        message = re.sub(
+            r"^(--\S+) expected (one|at least one) argument$", r"\1 has no value; write \1=...", message
+        )
+        raise UsageError(message)
+
+
 def check_required(function: Callable[..., Any], given: set[str], prog: str) -> None:
     """Raises a UserError that names the parameters still to be given, and how."""
-    hints = typing.get_type_hints(function)
+    hints = typing.get_type_hints(function, include_extras=True)
     missing = [n for n, p in _parameters(function).items() if p.default is p.empty and n not in given]
-    objects = [n for n in missing if _simple_type(hints.get(n, str)) is None]
+    objects = [n for n in missing if simple(hints.get(n, str)) is None]
     flags = [f"--{n}" for n in missing if n not in objects]
     alternatives = getattr(function, "one_of", ())
     if alternatives and not given & set(alternatives):
@@ -123,32 +137,32 @@ def build_parser(function: Callable[..., Any], *, prog: str, example: str) -> ar
     doc = docstring_parser.parse(function.__doc__ or "", docstring_parser.DocstringStyle.GOOGLE)
     described = {p.arg_name: " ".join((p.description or "").split()) for p in doc.params}
     description = "\n\n".join(filter(None, [doc.short_description, doc.long_description]))
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=prog,
         description=description,
         epilog=f"example:\n  {example}" if example else None,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    hints, others = typing.get_type_hints(function), getattr(function, "also_called", {})
+    hints = typing.get_type_hints(function, include_extras=True)
+    others = getattr(function, "also_called", {})
     for name, parameter in _parameters(function).items():
-        kind = _simple_type(hints.get(name, str))
+        kind = simple(hints.get(name, str))
         if kind is None:
             continue
         help_text = described.get(name, "")
         if parameter.default is not parameter.empty and parameter.default is not None:
             help_text += f" (default: {parameter.default})"
         options: dict[str, Any] = {"help": help_text.replace("%", "%%"), "default": argparse.SUPPRESS}
+        options["type"] = functools.partial(_parse, hint=hints.get(name, str))
         if kind is bool:
-            options["type"] = _parse_bool
             options |= {"nargs": "?", "const": True, "metavar": "true|false"}
-        elif typing.get_origin(kind) is typing.Literal:
-            options["choices"] = typing.get_args(kind)
-        elif typing.get_origin(kind) in (list, tuple):
-            options |= {"type": lambda text: [part for part in text.split(",") if part], "action": "extend"}
-            options["metavar"] = "A,B,..."
+        elif typing.get_origin(kind) is Literal:
+            options["metavar"] = "{" + ",".join(map(str, typing.get_args(kind))) + "}"
+        elif kind == list[str]:
+            options |= {"action": "extend", "metavar": "A,B,..."}
         else:
-            options |= {"type": kind, "metavar": kind.__name__.upper()}
+            options["metavar"] = kind.__name__.upper()
         spellings = [name, *([other] if (other := others.get(name)) else [])]
         parser.add_argument(*(f"--{spelling}" for spelling in spellings), dest=name, **options)
     parser.add_argument(
@@ -161,40 +175,8 @@ def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return dict(inspect.signature(function).parameters)
 
 
-def _simple_type(hint: Any) -> Any | None:
-    """Returns the type a flag can hold, `None` for anything that only gin or Python can give."""
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        arms = [a for a in typing.get_args(hint) if a is not type(None)]
-        simple = [s for s in map(_simple_type, arms) if s is not None]
-        if set(simple) == {int, float}:
-            return number
-        return simple[0] if len(simple) == len(arms) else None
-    if hint in (str, int, float, bool) or typing.get_origin(hint) is typing.Literal:
-        return hint
-    if (
-        typing.get_origin(hint) in (list, tuple, typing.get_origin(Sequence[str]))
-        and typing.get_args(hint)[0] is str
-    ):
-        return list[str]
-    return None
-
-
-def number(text: str) -> int | float:
-    """Returns a whole number as an int, any other as a float; named as errors and --help name it."""
+def _parse(text: str, hint: Any) -> Any:
     try:
-        return int(text)
-    except ValueError:
-        return float(text)
-
-
-def _parse_bool(text: str) -> bool:
-    if text.lower() in ("true", "1", "yes"):
-        return True
-    if text.lower() in ("false", "0", "no"):
-        return False
-    raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
-
-
-def _sentence(error: BaseException) -> str:
-    """Returns the message without the call stack that gin appends to it."""
-    return str(error).split("\n  In call to configurable")[0]
+        return simple_types.parse(text, hint)
+    except BadValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

@@ -9,13 +9,16 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxir.errors import UserError
+from jaxir import faults
+from jaxir.errors import BadValueError, UserError
 from jaxir.partitioning import Partitioner
+from jaxir.simple_types import Count, Natural, parse
 
 HEARTBEAT_SECONDS = 100  # JAX's own default
 FAREWELL_SECONDS = 20
@@ -41,8 +44,8 @@ def maybe_initialize_distributed() -> None:
     asked = "JAX_COORDINATOR_ADDRESS" in os.environ
     if not asked and not _has_tpu():
         return
-    numbers = {"num_processes": "JAX_NUM_PROCESSES", "process_id": "JAX_PROCESS_ID"}
-    given = {name: int(os.environ[v]) for name, v in numbers.items() if v in os.environ}
+    numbers = {"num_processes": ("JAX_NUM_PROCESSES", Count), "process_id": ("JAX_PROCESS_ID", Natural)}
+    given = {name: _number_of(v, kind) for name, (v, kind) in numbers.items() if v in os.environ}
     try:
         with _waiting_is_told():
             jax.distributed.initialize(
@@ -77,7 +80,15 @@ def _waiting_is_told() -> Iterator[None]:
 
 
 def _heartbeat_seconds() -> int:
-    return int(os.environ.get("JAXIR_HEARTBEAT_SECONDS", HEARTBEAT_SECONDS))
+    name = "JAXIR_HEARTBEAT_SECONDS"
+    return _number_of(name, Count) if name in os.environ else HEARTBEAT_SECONDS
+
+
+def _number_of(variable: str, kind: Any) -> int:
+    try:
+        return parse(os.environ[variable], kind)
+    except BadValueError as error:
+        raise UserError(f"the environment's {variable} {error}") from None
 
 
 def _has_tpu() -> bool:
@@ -156,12 +167,13 @@ class _Company(threading.Thread):
         """Tells everyone why this process ends, and ends it."""
         self._ended.set()
         first_line = str(error).partition("\n")[0]
-        if isinstance(error, UserError):
-            reason = first_line
+        if isinstance(error, UserError | OSError):
+            reason = faults.explain(error).sentence
         elif isinstance(error, jax.errors.JaxRuntimeError) and any(word in str(error) for word in LOST):
             reason = f"another process is gone ({first_line:.160}); run the same command again to resume"
         else:
             reason = f"{type(error).__name__}: {first_line:.160}"
+            # Not into a file: on a machine of a pod that may be gone with the process.
             traceback.print_exception(error)
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             self._client.key_value_set(f"{self.FAILED}{jax.process_index()}", reason)

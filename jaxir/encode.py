@@ -6,6 +6,7 @@ from typing import Literal
 
 from jaxir import cli
 from jaxir.outputs import writes
+from jaxir.simple_types import Count
 
 
 @writes(output="work directory")
@@ -14,8 +15,8 @@ def encode(
     input: str,
     output: str,
     tower: Literal["passage", "query"] = "passage",
-    batch_tokens: int | None = None,
-    shard_size: int = 16_384,
+    batch_tokens: Count | None = None,
+    shard_size: Count = 16_384,
     dtype: Literal["float32", "bfloat16"] = "float32",
     on_bad_input: Literal["stop", "skip"] = "stop",
 ) -> None:

@@ -26,6 +26,27 @@ class BadInputError(UserError):
         super().__init__(f"{where}: {reason}")
 
 
+class DamagedError(UserError):
+    """A file that jaxir has written is not what it was.
+
+    Args:
+      path: the file.
+      reason: what is wrong, in a sentence that does not name the path: clients of a service may read it.
+    """
+
+    def __init__(self, path: str | Path, reason: str):
+        self.path, self.reason = str(path), reason
+        super().__init__(f"{path} is damaged: {reason}")
+
+
+class UsageError(UserError):
+    """A command line that cannot be understood; the exit status is 2."""
+
+
+class BadValueError(UserError, ValueError):
+    """A value of the wrong type, or one that makes no sense for what it is given to."""
+
+
 def suggest(wrong: str, known: Iterable[str], *, likeness: float = 0.6) -> str:
     """Returns `; did you mean 'x'?` for the name nearest to `wrong`, or an empty string.
 

@@ -11,6 +11,7 @@ from jaxir.errors import UserError
 from jaxir.evaluation.datasets import parse_dataset
 from jaxir.evaluation.retrieval import DEFAULT_METRICS
 from jaxir.outputs import writes
+from jaxir.simple_types import Count
 
 
 @cli.also_called(run="runs", depth="k")
@@ -27,7 +28,7 @@ def evaluate(
     metrics: str = DEFAULT_METRICS,
     baseline: str | None = None,
     identical_ids: Literal["keep", "drop"] = "keep",
-    depth: int = 1000,
+    depth: Count = 1000,
     per_query: bool = False,
     table: Literal["markdown", "latex"] = "markdown",
     output: str | None = None,

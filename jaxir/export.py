@@ -5,6 +5,7 @@ from typing import Literal
 from jaxir import cli
 from jaxir.errors import UserError
 from jaxir.outputs import writes
+from jaxir.simple_types import Count
 
 
 @writes(output="model")
@@ -16,7 +17,7 @@ def export(
     signatures: Literal["ids", "text"] | None = None,
     dtype: Literal["float32", "bfloat16"] | None = None,
     index: str | None = None,
-    k: int | None = None,
+    k: Count | None = None,
 ) -> None:
     """Writes a model for another toolkit, or to be served.
 
@@ -60,7 +61,7 @@ def _saved_model(
     signatures: Literal["ids", "text"],
     dtype: Literal["float32", "bfloat16"],
     index: str | None,
-    k: int,
+    k: Count,
 ) -> None:
     import jax
 

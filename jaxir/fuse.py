@@ -13,6 +13,7 @@ from jaxir.errors import UserError
 from jaxir.outputs import writes
 from jaxir.progress import progress
 from jaxir.retrieval.runs import Run, read_run, write_run
+from jaxir.simple_types import Count, Natural
 
 
 @cli.also_called(runs="run", depth="k")
@@ -22,7 +23,7 @@ def fuse(
     runs: list[str],
     method: Literal["rrf", "interpolate", "rescore", "round_robin"],
     output: str,
-    constant: int = 60,
+    constant: Natural = 60,
     weights: list[str] | None = None,
     normalization: Literal["min_max", "z_score", "none"] = "min_max",
     alpha: float | None = None,
@@ -32,7 +33,7 @@ def fuse(
     embeddings: str | None = None,
     queries: str | None = None,
     model: str | None = None,
-    depth: int = 1000,
+    depth: Count = 1000,
 ) -> None:
     """Fuses runs into one.
 
@@ -64,8 +65,6 @@ def fuse(
     """
     from jaxir.retrieval import fusion
 
-    if depth < 1:
-        raise UserError(f"--depth must be at least 1, not {depth}")
     alphas = _alphas(method, alpha=alpha, sweep=sweep, weights=weights, qrels=qrels, runs=runs)
     if (embeddings is not None or queries is not None or model is not None) and method != "rescore":
         raise UserError("--embeddings, --queries and --model are for --method=rescore")

@@ -15,14 +15,15 @@ import re
 import sys
 import tokenize
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
 
 import gin
 from gin import config as gin_internals
 
 from jaxir.errors import UserError, suggest
 from jaxir.installation import RECIPES, find_recipe
-from jaxir.simple_types import fits, hints_of, in_words
+from jaxir.simple_types import check_value, hints_of
 
 MACRO = "gin.macro"
 DEFAULT = "default/"  # before a macro's name in a piece
@@ -32,6 +33,21 @@ PARSE_ERRORS = (
     *(ValueError, OSError, SyntaxError, ImportError, AttributeError, NameError, TypeError),
     tokenize.TokenError,
 )
+UNKNOWN = inspect.Parameter.empty  # a value that only a call gives
+
+
+def _reraise(error: BaseException, message: str) -> NoReturn:
+    """Lets an error that comes out of a bound function be what it is; gin would raise a copy that says less.
+
+    The copy has the message with the call stack of gin's after it, but no errno, no path and no cause.
+    """
+    if "In call to configurable" in message:
+        raise error
+    _gins_reraise(error, message)
+
+
+_gins_reraise = gin_internals.utils.augment_exception_message_and_reraise
+gin_internals.utils.augment_exception_message_and_reraise = _reraise
 
 
 class _Key(NamedTuple):
@@ -124,6 +140,8 @@ def _quote(binding: str) -> str:
 def _parse(files: Sequence[str], function: Callable[..., Any], bindings: Sequence[str]) -> set[str]:
     """Makes the configuration of files and bindings; returns the macros that have but their default."""
     gin.clear_config()
+    for file in files:
+        _check_includes(Path(file), ())
     gin.add_config_file_search_path(str(RECIPES))
     gin.external_configurable(function, module=function.__module__)
     logging.disable(logging.ERROR)  # gin logs a missing file besides raising
@@ -141,6 +159,20 @@ def _parse(files: Sequence[str], function: Callable[..., Any], bindings: Sequenc
                 config[name, selector] = default
                 defaults.add(name)
     return defaults
+
+
+def _check_includes(file: Path, within: tuple[Path, ...]) -> None:
+    """Raises a UserError where a gin file includes itself, be it by way of others."""
+    path = find_recipe(file)
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace") if path else ""
+    except OSError:  # gin says so, as of one that is not there
+        return
+    chain = (*within, path)
+    if path and path.resolve() in [other.resolve() for other in within]:
+        raise UserError(f"{within[-1]} includes {path}: gin files that include themselves have no end")
+    for name in re.findall(r"""^include\s+['"](.+?)['"]""", text, re.M):
+        _check_includes(Path(name), chain)
 
 
 def _key_of(binding: str) -> _Key:
@@ -200,6 +232,8 @@ def _check_macros(typed: Collection[str], used_by_files: Collection[str], defaul
     config = gin_internals._CONFIG
     defined = {scope for scope, selector in config if selector == MACRO}
     used = set(_referred_macros())
+    for name in sorted(defined):
+        _check_ends(name, ())
     for name in sorted(used - defined):
         raise UserError(f"macro {name} is used but never set{suggest(name, defined - used)}")
     unused = sorted(defined - used)
@@ -227,18 +261,44 @@ def _shipped_macros() -> set[str]:
     return {name for file in files for name in re.findall(r"^(?:default/)?(\w+) *=", file.read_text(), re.M)}
 
 
+def _check_ends(name: str, within: tuple[str, ...]) -> None:
+    """Raises a UserError where a macro refers to itself, be it by way of others."""
+    if name in within:
+        way = " -> ".join([*within[within.index(name) :], name])
+        raise UserError(f"macro {name} refers to itself ({way}) and so has no value")
+    for reference in gin_internals.iterate_references(_Key.of_macro(name).value):
+        if other := _macro_of(reference):
+            _check_ends(other, (*within, name))
+
+
 def _check_values() -> None:
     """Refuses values that a parameter of a simple type cannot have, by the name that a user knows."""
     for (scope, selector), parameters in gin_internals._CONFIG.items():
         configurable = gin_internals._REGISTRY.get_match(selector)
         if selector.startswith("gin.") or configurable is None:
             continue
-        hints = hints_of(configurable.wrapped)
+        hints, defaults = hints_of(configurable.wrapped), _defaults_of(configurable.wrapped)
         for parameter in parameters:
             *_, last = _chain(_Key(scope, selector, parameter))
-            kind = hints.get(parameter, Any)
-            if not isinstance(last.value, gin_internals.ConfigurableReference) and not fits(last.value, kind):
-                raise UserError(f"{last} must be {in_words(kind)}, not {last.value!r}")
+            value = _resolved(last.value)
+            if parameter in defaults and value is defaults[parameter]:
+                continue
+            check_value(str(last), value, hints.get(parameter, Any))
+
+
+def _resolved(value: Any) -> Any:
+    """Returns a bound value with that of its macros, and with `UNKNOWN` where a call gives it."""
+    if isinstance(value, list | tuple):
+        return type(value)(map(_resolved, value))
+    if isinstance(value, dict):
+        return {_resolved(k): _resolved(v) for k, v in value.items()}
+    if macro := _macro_of(value):
+        return _resolved(_Key.of_macro(macro).value)
+    return UNKNOWN if isinstance(value, gin_internals.ConfigurableReference) else value
+
+
+def _defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
+    return {name: p.default for name, p in inspect.signature(function).parameters.items()}
 
 
 def _macro_of(value: Any) -> str | None:
@@ -306,7 +366,7 @@ def _unclosed(file: str) -> str | None:
 
 def _parameters_of(selector: str) -> list[str]:
     configurable = gin_internals._REGISTRY.get_match(selector)
-    return list(inspect.signature(configurable.wrapped).parameters) if configurable else []
+    return list(_defaults_of(configurable.wrapped)) if configurable else []
 
 
 def _known_selectors() -> list[str]:

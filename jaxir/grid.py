@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxir import cli
 from jaxir.outputs import writes
+from jaxir.simple_types import Count
 
 
 @cli.also_called(output_dir="output")
@@ -17,7 +18,7 @@ def grid(
     *,
     recipe: list[str],
     datasets: list[str],
-    steps: int,
+    steps: Count,
     output_dir: str,
     models: list[str],
     sharing: list[str] | None = None,

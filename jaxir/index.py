@@ -7,6 +7,7 @@ from typing import Literal
 from jaxir import cli
 from jaxir.errors import UserError
 from jaxir.outputs import writes
+from jaxir.simple_types import Share
 
 
 @writes(output="directory", update="changed directory")
@@ -18,7 +19,7 @@ def index(
     vectors: str | None = None,
     model: str | None = None,
     storage: Literal["float32", "bfloat16", "int8"] | None = None,
-    target_recall: float | None = None,
+    target_recall: Share | None = None,
     queries: str | None = None,
     fields: Literal["flat", "multifield"] | None = None,
     on_bad_input: Literal["stop", "skip"] = "stop",

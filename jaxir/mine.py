@@ -6,6 +6,7 @@ from typing import Literal
 
 from jaxir import cli
 from jaxir.outputs import writes
+from jaxir.simple_types import Count, Rate, Seed
 
 
 @writes(output="directory")
@@ -15,15 +16,15 @@ def mine(
     dataset: str,
     output: str,
     split: str = "train",
-    negatives: int = 7,
-    first: int = 1,
-    last: int = 200,
+    negatives: Count = 7,
+    first: Count = 1,
+    last: Count = 200,
     sampling: Literal["random", "top"] = "random",
     margin: float | None = None,
     cross_encoder: str | None = None,
-    max_relevance: float | None = None,
-    relevance_margin: float | None = None,
-    seed: int = 0,
+    max_relevance: Rate | None = None,
+    relevance_margin: Rate | None = None,
+    seed: Seed = 0,
 ) -> None:
     """Mines hard negatives for the queries of a split from what a retriever found for them.
 

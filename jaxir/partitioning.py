@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,10 @@ from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxir.errors import UserError
+from jaxir.simple_types import Count, checked
+
+# -1 takes all that the other axes leave.
+Devices = Count | Literal[-1]
 
 MESH_AXES = ("slices", "data", "fsdp", "tensor")
 
@@ -47,6 +51,7 @@ DEFAULT_RULES: Rules = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class MeshConfig:
     """The shape of the device mesh.
 
@@ -59,10 +64,10 @@ class MeshConfig:
       rules: (logical axis, mesh axes) pairs that go before `DEFAULT_RULES`.
     """
 
-    slices: int = 1
-    data: int = -1
-    fsdp: int = 1
-    tensor: int = 1
+    slices: Devices = 1
+    data: Devices = -1
+    fsdp: Devices = 1
+    tensor: Devices = 1
     rules: Rules = ()
 
     def build(self, devices: Sequence[jax.Device] | None = None) -> Partitioner:
@@ -75,8 +80,8 @@ class MeshConfig:
         devices = jax.devices() if devices is None else list(devices)
         asked = {axis: getattr(self, axis) for axis in MESH_AXES}
         sizes = list(asked.values())
-        if sizes.count(-1) > 1 or any(s == 0 or s < -1 for s in sizes):
-            raise UserError(f"mesh sizes must be positive, with at most one -1; got {asked}")
+        if sizes.count(-1) > 1:
+            raise UserError(f"of the mesh sizes at most one may be -1; got {asked}")
         known = math.prod(s for s in sizes if s != -1)
         if -1 in sizes and len(devices) % known == 0:
             sizes[sizes.index(-1)] = len(devices) // known

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from jaxir import cli
 from jaxir.errors import UserError, suggest
 from jaxir.outputs import writes
+from jaxir.simple_types import NotNegative, Seed
 
 SOURCES = {
     "pairs": "FILE",
@@ -32,9 +33,9 @@ def prepare(
     title: str | None = None,
     query_id: str | None = None,
     passage_id: str | None = None,
-    dev: float | None = None,
-    test: float | None = None,
-    seed: int = 0,
+    dev: NotNegative | None = None,
+    test: NotNegative | None = None,
+    seed: Seed = 0,
     splits: list[str] | None = None,
     with_context: bool = True,
     data_dir: str | None = None,

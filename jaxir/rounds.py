@@ -8,6 +8,7 @@ from typing import Literal
 
 from jaxir import cli
 from jaxir.outputs import writes
+from jaxir.simple_types import Count, Natural, Rate, Seed
 
 
 @cli.also_called(output_dir="output")
@@ -17,22 +18,22 @@ def rounds(
     recipe: list[str],
     dataset: str,
     output_dir: str,
-    steps: int,
-    rounds: int = 1,
+    steps: Count,
+    rounds: Natural = 1,
     start: Literal["previous", "pretrained"] = "previous",
     first_run: str | None = None,
-    negatives: int = 7,
-    first: int = 1,
-    last: int = 200,
+    negatives: Count = 7,
+    first: Count = 1,
+    last: Count = 200,
     margin: float | None = None,
     cross_encoder: str | None = None,
-    max_relevance: float | None = None,
-    relevance_margin: float | None = None,
+    max_relevance: Rate | None = None,
+    relevance_margin: Rate | None = None,
     backend: Literal["scann", "exact"] = "scann",
     metrics: str = "nDCG@10 RR@10 P@1 R@100",
     split: str = "test",
     bindings: list[str] | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> int:
     """Trains, mines hard negatives with the trained model, and trains on them, several times over.
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from jaxir import cli
 from jaxir.outputs import writes
+from jaxir.simple_types import Count, Seed
 
 
 @writes(output="directory")
-def sample(*, dataset: str, output: str, train: int, split: str = "train", seed: int = 0) -> None:
+def sample(*, dataset: str, output: str, train: Count, split: str = "train", seed: Seed = 0) -> None:
     """Writes a smaller BEIR folder, for a first look at an experiment.
 
     Keeps some judgements of the training split, drawn at random, and all of the other splits, with the

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from jaxir import cli
 from jaxir.errors import UserError
 from jaxir.outputs import writes
+from jaxir.simple_types import Count, NotNegative, Share
 
 if TYPE_CHECKING:
     from jaxir.retrieval.index import Index
@@ -20,11 +21,11 @@ def search(
     query: str | None = None,
     queries: str | None = None,
     output: str | None = None,
-    k: int | None = None,
+    k: Count | None = None,
     dtype: Literal["float32", "bfloat16"] = "float32",
     on_bad_input: Literal["stop", "skip"] = "stop",
-    k1: float | None = None,
-    b: float | None = None,
+    k1: NotNegative | None = None,
+    b: Share | None = None,
     feedback: Literal["rm3", "rocchio"] | None = None,
 ) -> None:
     """Searches an index: a file of queries into a TREC run, one question, or questions typed at it.
@@ -63,8 +64,6 @@ def search(
     if query is not None and not has_text(query):
         raise UserError("--query is empty")
     k = k if k is not None else 100 if queries is not None else 5
-    if k < 1:
-        raise UserError(f"--k must be at least 1, not {k}")
     loaded = load_index(index)
     if (k1, b, feedback) != (None, None, None):
         loaded = _ranked(loaded, k1, b, feedback)
@@ -108,7 +107,7 @@ def _search_file(
     index: Index,
     queries: str,
     on_bad_input: Literal["stop", "skip"],
-    k: int,
+    k: Count,
     output: str,
     *,
     writes: bool = True,

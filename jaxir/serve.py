@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import Literal
+from typing import Annotated, Literal
 
 from jaxir import cli
 from jaxir.errors import UserError
 from jaxir.installation import how_to_install
 from jaxir.serving.limits import Limits
+from jaxir.simple_types import Within
 
 
 def serve(
     index: list[str],
     host: str = "127.0.0.1",
-    port: int = 8080,
+    port: Annotated[int, Within(0, 65535)] = 8080,
     model: str | None = None,
     dtype: Literal["float32", "bfloat16"] = "float32",
     limits: Limits | None = None,

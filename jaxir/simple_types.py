@@ -1,45 +1,223 @@
-"""Values of simple types, as flags and gin files give them: what fits a type hint, and the hint in words."""
+"""Values of simple types, as flags, gin files and JSON give them: what a type hint allows, and it in words.
+
+A hint says what makes sense: `Annotated[int, Within(1)]`, which is called `Count` here, is a whole number of
+at least 1. So one mechanism checks flags (`cli`), gin files (`gin_config`), what is made or called in Python
+(`checked`, `check_arguments`) and what JSON files hold (`json_files`).
+"""
 
 from __future__ import annotations
 
+import collections.abc
+import dataclasses
+import functools
 import inspect
+import math
+import numbers
 import types
 import typing
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from jaxir.errors import BadValueError
+
+
+@dataclasses.dataclass(frozen=True)
+class Within:
+    """The numbers from `low` to `high`, for the metadata of a hint; `without` says which end is left out."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    without: Literal["low", "high", "both"] | None = None
+
+    def __contains__(self, value: float) -> bool:
+        above = value > self.low if self.without in ("low", "both") else value >= self.low
+        return above and (value < self.high if self.without in ("high", "both") else value <= self.high)
+
+    def __str__(self) -> str:
+        if self.high == math.inf:
+            return f"above {self.low}" if self.without == "low" else f"of at least {self.low}"
+        if self.without is None:
+            return f"from {self.low} to {self.high}"
+        low = f"of at least {self.low}" if self.without == "high" else f"above {self.low}"
+        return f"{low} and {'at most' if self.without == 'low' else 'below'} {self.high}"
+
+
+# All numbers must be finite besides.
+Count = Annotated[int, Within(1)]
+Natural = Annotated[int, Within(0)]
+Seed = Annotated[int, Within(0, 2**32 - 1)]
+Positive = Annotated[float, Within(0, without="low")]
+PositiveNumber = Annotated[int | float, Within(0, without="low")]
+NotNegative = Annotated[float, Within(0)]
+Share = Annotated[float, Within(0, 1)]
+Rate = Annotated[float, Within(0, 1, without="high")]
 
 WORDS = {int: "a whole number", float: "a number", str: "text", bool: "True or False", type(None): "None"}
+_LISTS = (list, tuple, collections.abc.Sequence)
+_DICTS = (dict, collections.abc.Mapping)
 
 
+@functools.cache
 def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
     """Returns the type hints of the parameters of a function or class; {} where they cannot be resolved."""
     try:
-        hints = typing.get_type_hints(function)
+        hints = typing.get_type_hints(function, include_extras=True)
         if inspect.isclass(function) and "__init__" in vars(function):
-            hints |= typing.get_type_hints(function.__init__)
+            hints |= typing.get_type_hints(function.__init__, include_extras=True)
         return hints
     except (NameError, TypeError, AttributeError):  # names that only type checkers import
         return {}
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Returns whether a parameter may have this value; True where the hint is of no simple type."""
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return any(fits(value, arm) for arm in typing.get_args(hint))
-    if typing.get_origin(hint) is typing.Literal:
-        return value in typing.get_args(hint)
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, hint) if hint in WORDS else True
+    """Returns whether a parameter may have this value; True where the hint is of no simple type.
+
+    True too where the value is not known yet: `inspect.Parameter.empty`.
+    """
+    if value is inspect.Parameter.empty:
+        return True
+    kind, arms = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if kind is Annotated:
+        return fits(value, arms[0]) and all(value in m for m in arms[1:] if isinstance(m, Within))
+    if kind in (typing.Union, types.UnionType):
+        return any(fits(value, arm) for arm in arms)
+    if kind is Literal:
+        return any(value == arm and type(value) is type(arm) for arm in arms)
+    if kind is int:
+        return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if kind is float:
+        whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+        return whole or (isinstance(value, numbers.Real) and math.isfinite(value))
+    if kind in _LISTS:
+        each = Any if not arms or (kind is tuple and arms[-1] is not ...) else arms[0]
+        listed = isinstance(value, collections.abc.Sequence) and not isinstance(value, str | bytes)
+        if each in WORDS and each not in (int, float):  # there may be millions, of few types
+            return listed and all(issubclass(part, each) for part in set(map(type, value)))
+        return listed and all(fits(part, each) for part in value)
+    if kind in _DICTS:
+        key, each = arms or (Any, Any)
+        dicts = isinstance(value, collections.abc.Mapping)
+        return dicts and all(fits(k, key) and fits(v, each) for k, v in value.items())
+    return isinstance(value, kind) if kind in WORDS else True
 
 
 def in_words(hint: Any) -> str:
     """Returns a type hint of simple types as a user would say it."""
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        arms = [arm for arm in typing.get_args(hint) if not (arm is int and float in typing.get_args(hint))]
+    kind, arms = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if kind is Annotated:
+        return " ".join([in_words(arms[0]), *(str(m) for m in arms[1:] if isinstance(m, Within))])
+    if kind in (typing.Union, types.UnionType):
+        arms = [arm for arm in arms if not (arm is int and float in arms)]
         return " or ".join(map(in_words, arms))
-    if typing.get_origin(hint) is typing.Literal:
-        return " or ".join(map(repr, typing.get_args(hint)))
-    return WORDS.get(hint, "something else")
+    if kind is Literal:
+        return " or ".join(map(repr, arms))
+    if kind in _LISTS:
+        return f"a list, each {in_words(arms[0])}" if arms and arms[0] is not Any else "a list"
+    return "a dict" if kind in _DICTS else WORDS.get(kind, "something else")
+
+
+def check_value(name: str, value: Any, hint: Any) -> None:
+    """Checks a value by its hint.
+
+    Args:
+      name: what the user calls it.
+      value: what it is.
+      hint: what it may be.
+
+    Raises:
+      BadValueError: it does not fit.
+    """
+    if not fits(value, hint):
+        raise BadValueError(f"{name} must be {in_words(hint)}, not {value!r:.80}")
+
+
+def checked(cls: type) -> type:
+    """Has a dataclass check its fields by their hints whenever one is made; goes below `@dataclass`.
+
+    A field that does not fit costs a BadValueError. The class's own `__post_init__` comes after.
+    """
+    own = cls.__dict__.get("__post_init__")
+
+    def __post_init__(self: Any) -> None:
+        hints = hints_of(type(self))
+        for field in dataclasses.fields(self):
+            check_value(field.name, getattr(self, field.name), hints.get(field.name, Any))
+        if own is not None:
+            own(self)
+
+    cls.__post_init__ = __post_init__
+    return cls
+
+
+def check_arguments(function: Callable[..., Any], **given: Any) -> None:
+    """Checks arguments by the hints of a function's parameters; a default may be what its hint is not.
+
+    Raises:
+      BadValueError: one does not fit.
+    """
+    hints, parameters = hints_of(function), inspect.signature(function).parameters
+    for name, value in given.items():
+        if value is not parameters[name].default:
+            check_value(name, value, hints.get(name, Any))
+
+
+def parse(text: str, hint: Any) -> Any:
+    """Returns the value that a flag gives to a parameter.
+
+    Args:
+      text: what was typed.
+      hint: a simple type: see `simple`.
+
+    Raises:
+      BadValueError: it is none. The sentence goes on after the parameter's name.
+    """
+    kind = simple(hint)
+    try:
+        if kind is bool:
+            value = _TRUTH[text.lower()]
+        elif kind in (int, float):
+            value = kind(text)
+        elif kind is number:
+            value = number(text)
+        elif kind == list[str]:
+            return [part for part in text.split(",") if part]
+        else:
+            value = text
+    except (ValueError, KeyError):
+        value = text
+    if not fits(value, hint):
+        raise BadValueError(f"must be {in_words(_without_none(hint))}, not {value!r:.80}")
+    return value
+
+
+_TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
+def number(text: str) -> int | float:
+    """Returns a whole number as an int, any other as a float; named as --help names it."""
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
+
+
+def simple(hint: Any) -> Any | None:
+    """Returns the type a flag can hold, `None` for anything that only gin or Python can give."""
+    kind, arms = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if kind is Annotated:
+        return simple(arms[0])
+    if kind in (typing.Union, types.UnionType):
+        arms = [arm for arm in arms if arm is not type(None)]
+        found = [s for s in map(simple, arms) if s is not None]
+        if set(found) == {int, float}:
+            return number
+        return found[0] if len(found) == len(arms) else None
+    if kind in (str, int, float, bool) or kind is Literal:
+        return hint
+    return list[str] if kind in _LISTS and arms and arms[0] is str else None
+
+
+def _without_none(hint: Any) -> Any:
+    if typing.get_origin(hint) not in (typing.Union, types.UnionType):
+        return hint
+    return typing.Union[tuple(arm for arm in typing.get_args(hint) if arm is not type(None))]  # noqa: UP007

@@ -12,6 +12,7 @@ from jaxir import cli
 from jaxir.errors import UserError
 from jaxir.huge_pages import restart_with_huge_pages
 from jaxir.outputs import writes
+from jaxir.simple_types import Count, Natural, Positive, PositiveNumber, Seed
 
 
 @cli.one_of("steps", "epochs")
@@ -23,21 +24,21 @@ def train(
     objective: Any,
     data: Any,
     output_dir: str,
-    steps: int | None = None,
-    epochs: float | None = None,
-    min_steps: int = 1,
-    batch_size: int,
+    steps: Count | None = None,
+    epochs: Positive | None = None,
+    min_steps: Count = 1,
+    batch_size: Count,
     dev: Any = None,
     optimizer: Any = None,
     mesh: Any = None,
-    num_negatives: int = 0,
-    seed: int = 0,
-    log_every: int = 10,
-    eval_every: int | float = 100,
-    checkpoint_every: int | float = 500,
-    keep_last: int = 2,
+    num_negatives: Natural = 0,
+    seed: Seed = 0,
+    log_every: Count = 10,
+    eval_every: PositiveNumber = 100,
+    checkpoint_every: PositiveNumber = 500,
+    keep_last: Count = 2,
     dev_metric: Literal["nDCG@10", "RR@10", "accuracy", "loss"] = "nDCG@10",
-    dev_distractors: int = 0,
+    dev_distractors: Natural = 0,
     on_bad_input: Literal["stop", "skip"] = "stop",
     plan: str | None = None,
 ) -> int:

@@ -5,6 +5,7 @@ import pytest
 
 from jaxir import cli, gin_config
 from jaxir.errors import UserError
+from jaxir.simple_types import Positive, Seed, Share
 
 
 @cli.one_of("steps", "epochs")
@@ -17,6 +18,9 @@ def job(
     rate: float = 0.1,
     names: list[str] = (),
     warmup: int = 0,
+    seed: Seed = 0,
+    share: Share = 0.5,
+    scale: Positive | None = None,
 ) -> dict:
     """Does a job."""
     return {k: v for k, v in locals().items() if k != "output_dir"}
@@ -204,3 +208,45 @@ def test_what_a_piece_offers_may_go_unused_in_silence(bind, capsys):
     values, config = bind(recipe="default/RATE = 0.5\njob.rate = %RATE\njob.rate = 2.0\n")
     assert values["rate"] == 2.0 and "RATE" not in config
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("lines", "sentence"),
+    [
+        ("A = %A", "macro A refers to itself (A -> A) and so has no value"),
+        ("A = %B\nB = %C\nC = %A", "macro A refers to itself (A -> B -> C -> A) and so has no value"),
+        ("A = [1, (%B,)]\nB = {'x': %A}", "macro A refers to itself (A -> B -> A) and so has no value"),
+    ],
+)
+def test_macros_that_refer_to_each_other_are_an_error(bind, lines, sentence):
+    with pytest.raises(UserError) as raised:
+        bind(recipe=f"{RECIPE}job.names = %A\n{lines}\n")
+    assert str(raised.value) == sentence
+
+
+def test_gin_files_that_include_themselves_are_an_error(bind, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.gin").write_text("include 'b.gin'\njob.every = 2\n")
+    (tmp_path / "b.gin").write_text('# a piece\ninclude "./a.gin"\n')
+    with pytest.raises(UserError, match=r"^b.gin includes a.gin: gin files that include themselves"):
+        bind(recipe="include 'a.gin'\n")
+    (tmp_path / "b.gin").write_text("job.warmup = 7\n")
+    assert bind(recipe="include 'a.gin'\ninclude 'b.gin'\n")[0]["warmup"] == 7  # twice is no circle
+
+
+@pytest.mark.parametrize(
+    ("binding", "sentence"),
+    [
+        ("job.rate=1e999", "job.rate must be a number, not inf"),
+        ("job.names='ab'", "job.names must be a list, each text, not 'ab'"),
+        ("job.names=['a', 3]", "job.names must be a list, each text, not ['a', 3]"),
+        ("job.names=['a', %STEPS]", "job.names must be a list, each text, not ['a', 400]"),
+        ("job.seed=-1", "job.seed must be a whole number from 0 to 4294967295, not -1"),
+        ("job.share=1.5", "job.share must be a number from 0 to 1, not 1.5"),
+        ("job.scale=0", "job.scale must be a number above 0 or None, not 0"),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_an_error(bind, binding, sentence):
+    with pytest.raises(UserError) as raised:
+        bind(f"--gin.{binding}")
+    assert str(raised.value) == sentence

@@ -24,8 +24,8 @@ def test_a_mesh_covers_all_devices():
     [
         ({"data": 3}, "does not cover 4 devices"),
         ({"fsdp": 3}, "does not cover 4 devices"),
-        ({"data": 0}, "must be positive"),
-        ({"data": -1, "fsdp": -1}, "at most one -1"),
+        ({"data": 0}, "data must be a whole number of at least 1 or -1, not 0"),
+        ({"data": -1, "fsdp": -1}, "at most one may be -1"),
     ],
 )
 def test_sizes_that_do_not_fit_cost_a_sentence(sizes, sentence):

@@ -28,6 +28,7 @@ from jaxir.data.sources import (
 )
 from jaxir.errors import UserError, suggest
 from jaxir.files import local_path
+from jaxir.simple_types import Count, checked
 
 
 class Triple(NamedTuple):
@@ -129,6 +130,7 @@ class MsMarcoPairs(PairSource):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class MsMarcoTriples(PairSource):
     """Pairs with hard negatives, from triples of ids such as qidpidtriples.train.full.2.tsv.gz.
 
@@ -144,7 +146,7 @@ class MsMarcoTriples(PairSource):
     directory: str
     triples: str = "qidpidtriples.train.full.2.tsv.gz"
     split: str = "train"
-    max_negatives: int = 32
+    max_negatives: Count = 32
 
     def examples(self, on_bad_input: OnBadInput) -> Iterator[PairExample]:
         """Yields the pairs. The whole collection is held in memory meanwhile (about 5 GB)."""

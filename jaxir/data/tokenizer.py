@@ -16,6 +16,7 @@ import tokenizers
 
 from jaxir.errors import UserError
 from jaxir.files import path_of
+from jaxir.simple_types import fits
 
 _JSON = "tokenizer.json"
 # What makes a tokenizer directory: these are copied by `save`, so that an export is what was loaded.
@@ -264,6 +265,8 @@ def _read_tokenizer_json(
     special = _read_json(directory, files, "special_tokens_map.json")
     named = [config.get("pad_token"), special.get("pad_token"), (spec.get("padding") or {}).get("pad_token")]
     names = [n.get("content") if isinstance(n, dict) else n for n in named if n] + list(_PAD_NAMES)
+    if not fits(names, list[str]):
+        raise UserError(f"{directory}: the tokenizer's pad_token is no text")
     pad_id = next((i for i in map(tokenizer.token_to_id, names) if i is not None), None)
     if pad_id is None:
         raise UserError(
@@ -287,7 +290,7 @@ def _convert(directory: Path) -> bytes:
 def _read_json(directory: Path, files: dict[str, bytes], name: str) -> dict[str, Any]:
     try:
         content = json.loads(files.get(name, b"{}"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{directory / name} is not valid JSON: {error}") from error
     if not isinstance(content, dict):
         raise UserError(f"{directory / name} does not hold a JSON object")

@@ -5,14 +5,17 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import Annotated
 
 from jaxir.data.lines import MalformedRecord, OnBadInput, json_object, parsed_lines, string_field
 from jaxir.data.pair_sources import PairSource
 from jaxir.data.sources import BeirFolder, PairExample
 from jaxir.errors import UserError
+from jaxir.simple_types import Within, checked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class DuplicateRich(PairSource):
     """The pairs of a BEIR folder, brought down to few unique passages.
 
@@ -30,7 +33,7 @@ class DuplicateRich(PairSource):
 
     directory: str
     split: str = "train"
-    unique: float = 0.17
+    unique: Annotated[float, Within(0, 1, without="low")] = 0.17
     group_by: str = "source"
     mask_duplicates: bool = True
 

@@ -18,12 +18,14 @@ from jaxir.experiments import runner
 from jaxir.experiments.plan import PRETRAINED, gin_text
 from jaxir.installation import find_recipe
 from jaxir.locks import locked
+from jaxir.simple_types import Count, Natural, Seed, checked
 
 MINED = "gin/experiments/mined.gin"
 LOG = "log.txt"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class RoundSettings:
     """What every round does.
 
@@ -45,17 +47,17 @@ class RoundSettings:
 
     recipe: Sequence[str]
     dataset: Path
-    rounds: int
-    steps: int
+    rounds: Natural
+    steps: Count
     start: Literal["previous", "pretrained"]
     first_run: str | None
     mining: Sequence[str]
     backend: Literal["scann", "exact"]
-    depth: int
+    depth: Count
     bindings: Sequence[str]
     metrics: str
     split: str
-    seed: int
+    seed: Seed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,10 +77,8 @@ def steps_of(settings: RoundSettings, output: Path) -> Iterator[tuple[str, list[
     """Yields the name of each round and its commands, in order.
 
     Raises:
-      UserError: fewer rounds or steps than make sense, or a gin file or split that is not there.
+      UserError: a gin file or split that is not there.
     """
-    if settings.rounds < 0 or settings.steps < 1:
-        raise UserError(f"there cannot be {settings.rounds} rounds of {settings.steps} steps")
     for file in settings.recipe:
         if find_recipe(file) is None:
             raise UserError(f"gin file {file} does not exist")

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from jaxir.errors import UserError
 from jaxir.experiments.plan import Cell
+from jaxir.experiments.table import read_scores
 from jaxir.files import atomic_file
 from jaxir.progress import progress
 
@@ -77,7 +78,7 @@ def run_cells(cells: Sequence[Cell], *, steps: int, on_result: Callable[[], None
                 bar.write(f"    failed: {failure.reason} (see {failure.log})", file=sys.stderr)
                 failures.append(failure)
             else:
-                scores = json.loads(cell.result.read_text())["metrics"]
+                scores = read_scores(cell.result)["metrics"]
                 values = "  ".join(f"{name} {value:.4f}" for name, value in scores.items())
                 minutes = (time.monotonic() - started) / 60
                 bar.write(f"    {values}  ({minutes:.1f} min)", file=sys.stderr)

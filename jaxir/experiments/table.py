@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxir.errors import UserError
 from jaxir.evaluation.significance import compare, confidence_interval
 from jaxir.evaluation.systems import deviation, over_runs
 from jaxir.evaluation.tables import format_table
 from jaxir.experiments.plan import SHARING_TITLES, Cell, Row
+from jaxir.json_files import read_json
 from jaxir.progress import progress
+from jaxir.simple_types import check_value
 
 LEVEL = 0.95
 MISSING = "-"
@@ -96,6 +98,21 @@ class Results:
         return Score(mean=mean, deviation=deviation(means.values()), per_seed=means)
 
 
+def read_scores(path: Path) -> dict[str, Any]:
+    """Reads what `jaxir.evaluate --per_query --output` has written: "metrics" and "per_query" of each.
+
+    Raises:
+      UserError: the file is missing or damaged.
+    """
+    found = read_json(path, dict[str, Any])
+    kinds = {"metrics": dict[str, float], "per_query": dict[str, dict[str, float]]}
+    for name, kind in kinds.items():
+        check_value(f"{path}: {name}", found.get(name), kind)
+    if found["metrics"].keys() != found["per_query"].keys():
+        raise UserError(f"{path}: its metrics are not those of its queries")
+    return found
+
+
 def collect(cells: Sequence[Cell]) -> Results:
     """Reads the results of all finished cells."""
     found: dict[tuple[Row, str, str], dict[int, Mapping[str, float]]] = {}
@@ -104,7 +121,7 @@ def collect(cells: Sequence[Cell]) -> Results:
         if not cell.result.exists():
             missing.append(cell.name)
             continue
-        for metric, values in json.loads(cell.result.read_text(encoding="utf-8"))["per_query"].items():
+        for metric, values in read_scores(cell.result)["per_query"].items():
             found.setdefault((cell.row, cell.dataset, metric), {})[cell.seed] = values
     return Results(
         rows=tuple(dict.fromkeys(cell.row for cell in cells)),
@@ -265,7 +282,7 @@ def _cell(found: Score | None) -> tuple[str, float | None]:
 
 def rounds_table(results: Sequence[Path]) -> str:
     """Lays the scores of rounds out, each compared with the round before by a paired randomisation test."""
-    scores = [json.loads(path.read_text(encoding="utf-8")) for path in results]
+    scores = [read_scores(path) for path in results]
     rows = []
     for number, found in enumerate(scores):
         row: list[object] = [number]

@@ -13,6 +13,7 @@ from jaxir.interop.overrides import Overrides
 from jaxir.interop.stored import EncoderSettings, StoredModel
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.partitioning import Partitioner
+from jaxir.simple_types import Count, checked
 
 # (the name of a model, a tokenizer's directory or None) -> the model at rest.
 Reader = Callable[[str, str | None], StoredModel]
@@ -67,6 +68,7 @@ class Pretrained(Overrides):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class FromScratch:
     """A model with random parameters.
 
@@ -81,8 +83,8 @@ class FromScratch:
 
     config: DualEncoderConfig
     tokenizer: str
-    query_max_length: int
-    passage_max_length: int
+    query_max_length: Count
+    passage_max_length: Count
     query_prompt: str = ""
     passage_prompt: str = ""
 

@@ -11,9 +11,11 @@ from jaxir.interop import stored
 from jaxir.interop.stored import StoredModel
 from jaxir.models import layers
 from jaxir.models.dual_encoder import DualEncoderConfig, Projection, Sharing
+from jaxir.simple_types import Count, Rate, checked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class Overrides:
     """Changes to a model; None leaves as it is.
 
@@ -35,13 +37,13 @@ class Overrides:
     dtype: Literal["float32", "bfloat16"] | None = None
     remat: bool | None = None
     scan_layers: bool | None = None
-    dropout_rate: float | None = None
+    dropout_rate: Rate | None = None
     sharing: Sharing | None = None
     pooling: Literal["mean", "cls"] | None = None
-    projection: int | None = None
+    projection: Count | None = None
     similarity: Literal["cosine", "dot"] | None = None
-    query_max_length: int | None = None
-    passage_max_length: int | None = None
+    query_max_length: Count | None = None
+    passage_max_length: Count | None = None
     tokenizer: str | None = None
 
     def change_vectors(self) -> bool:
@@ -88,8 +90,6 @@ def _add_projection(model: StoredModel, dimension: int, *, seed: int, where: str
         raise UserError(
             f"{where}: has a projection to {present.dimension} already, {dimension} was asked for"
         )
-    if dimension < 1:
-        raise UserError(f"projection must be a positive dimension, not {dimension}")
     width = model.config.backbone.embed_dim
     init = layers.normal(width**-0.5)
     kernel = np.asarray(init(jax.random.key(seed), (width, dimension)))

@@ -25,6 +25,7 @@ from jaxir.models.cross_encoder import CrossEncoderConfig
 from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel, make_encoder
 from jaxir.models.t5 import T5Config
 from jaxir.partitioning import Partitioner
+from jaxir.simple_types import Count, checked
 
 # Fields of a backbone that say how it is computed, not what: they are no part of a model's identity.
 EXECUTION = ("dtype", "remat", "scan_layers", "dropout_rate", "attention_dropout_rate")
@@ -34,6 +35,7 @@ _HASHED_AT_ONCE = 1 << 24  # numbers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class EncoderSettings:
     """How texts become a tower's inputs.
 
@@ -44,8 +46,8 @@ class EncoderSettings:
       passage_prompt: put before each passage.
     """
 
-    query_max_length: int
-    passage_max_length: int
+    query_max_length: Count
+    passage_max_length: Count
     query_prompt: str = ""
     passage_prompt: str = ""
 
@@ -170,13 +172,11 @@ def check_lengths(settings: EncoderSettings, config: DualEncoderConfig, where: s
     """Checks that the model can read inputs of the lengths in `settings`.
 
     Raises:
-      UserError: one is not positive, or more than the model has positions. The sentence begins with `where`.
+      UserError: one is more than the model has positions. The sentence begins with `where`.
     """
     limit = getattr(config.backbone, "max_positions", None)
     for name in ("query_max_length", "passage_max_length"):
         length = getattr(settings, name)
-        if length < 1:
-            raise UserError(f"{where}: {name} must be positive, not {length}")
         if limit is not None and length > limit:
             raise UserError(f"{where}: {name} is {length}, but the model has only {limit} positions")
 

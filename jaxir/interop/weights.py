@@ -14,6 +14,7 @@ from jaxir.errors import UserError
 from jaxir.files import inside
 from jaxir.interop import flax_msgpack, torch_zip
 from jaxir.interop.lazy import Index, LazyArray
+from jaxir.json_files import read_json
 
 SINGLE = "model.safetensors"
 _GIT_LFS = b"version https://git-lfs"
@@ -135,20 +136,6 @@ def write_tensors(path: Path, tensors: Mapping[str, Any]) -> None:
                 file.write(np.ascontiguousarray(tensors[name], "<f4").data)
     except OSError as error:
         raise UserError(f"{path.name} could not be written: {error.strerror or error}") from error
-
-
-def read_json(path: Path) -> Any:
-    """Reads a JSON file.
-
-    Raises:
-      UserError: it is missing or malformed.
-    """
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise UserError(f"{path}: no such file") from error
-    except ValueError as error:  # malformed JSON, or not UTF-8
-        raise UserError(f"{path}: not valid JSON ({error})") from error
 
 
 def read_optional_json(path: Path) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from beartype import beartype
 from jaxtyping import Array, Float32, Int32, jaxtyped
 
 from jaxir.losses import _rows, _sums
+from jaxir.simple_types import Count, PositiveNumber
 
 
 @jaxtyped(typechecker=beartype)
@@ -15,9 +16,9 @@ def in_batch_softmax(
     query_key: Int32[Array, "B 2"] | None = None,
     passage_key: Int32[Array, "B 2"] | None = None,
     negative_key: Int32[Array, "B N 2"] | None = None,
-    temperature: float | int = 0.01,
+    temperature: PositiveNumber = 0.01,
     bidirectional: bool = True,
-    block_size: int | None = None,
+    block_size: Count | None = None,
 ) -> tuple[Float32[Array, ""], dict[str, Float32[Array, ""]]]:
     """In-batch sampled softmax (Henderson et al. 2017; Moiseev et al. 2023, eq. 1).
 

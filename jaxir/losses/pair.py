@@ -1,11 +1,14 @@
 """PAIR: in-batch softmax mixed with a passage-centric term."""
 
+from typing import Annotated
+
 import jax.numpy as jnp
 from beartype import beartype
 from jaxtyping import Array, Float32, Int32, jaxtyped
 
 from jaxir.errors import UserError
 from jaxir.losses import _rows, _sums
+from jaxir.simple_types import Count, PositiveNumber, Within
 
 
 @jaxtyped(typechecker=beartype)
@@ -17,10 +20,10 @@ def pair(
     query_key: Int32[Array, "B 2"] | None = None,
     passage_key: Int32[Array, "B 2"] | None = None,
     negative_key: Int32[Array, "B N 2"] | None = None,
-    temperature: float | int = 0.01,
+    temperature: PositiveNumber = 0.01,
     bidirectional: bool = True,
-    alpha: float | int = 0.1,
-    block_size: int | None = None,
+    alpha: Annotated[float | int, Within(0, 1)] = 0.1,
+    block_size: Count | None = None,
 ) -> tuple[Float32[Array, ""], dict[str, Float32[Array, ""]]]:
     """The PAIR loss (Ren et al. 2021), as Moiseev et al. 2023 print it in eq. 3.
 

@@ -8,6 +8,7 @@ from jaxtyping import Array, Float32, Int32, jaxtyped
 
 from jaxir.errors import UserError
 from jaxir.losses import _rows, _sums
+from jaxir.simple_types import Count, PositiveNumber
 
 
 @jaxtyped(typechecker=beartype)
@@ -19,10 +20,10 @@ def samtone(
     query_key: Int32[Array, "B 2"] | None = None,
     passage_key: Int32[Array, "B 2"] | None = None,
     negative_key: Int32[Array, "B N 2"] | None = None,
-    temperature: float | int = 0.01,
+    temperature: PositiveNumber = 0.01,
     bidirectional: bool = True,
     same_tower: Literal["query", "passage", "both"] = "query",
-    block_size: int | None = None,
+    block_size: Count | None = None,
 ) -> tuple[Float32[Array, ""], dict[str, Float32[Array, ""]]]:
     """Contrastive loss with SAMe TOwer NEgatives (Moiseev et al. 2023, eq. 2).
 

@@ -17,9 +17,11 @@ from jaxtyping import Array, Bool, Float, Int, Key, jaxtyped
 
 from jaxir.models import layers
 from jaxir.partitioning import constrain
+from jaxir.simple_types import Count, Natural, Positive, Rate, checked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class BertConfig:
     """The shape of a BERT encoder and how it is computed. The defaults are BERT base, uncased.
 
@@ -44,18 +46,18 @@ class BertConfig:
       scan_layers: stack the blocks' parameters and scan over them: compile time does not grow with depth.
     """
 
-    vocab_size: int = 30522
-    embed_dim: int = 768
-    num_layers: int = 12
-    num_heads: int = 12
-    mlp_dim: int = 3072
-    max_positions: int = 512
-    reserved_positions: int = 0
-    num_token_types: int = 2
-    layer_norm_epsilon: float = 1e-12
+    vocab_size: Count = 30522
+    embed_dim: Count = 768
+    num_layers: Count = 12
+    num_heads: Count = 12
+    mlp_dim: Count = 3072
+    max_positions: Count = 512
+    reserved_positions: Natural = 0
+    num_token_types: Natural = 2
+    layer_norm_epsilon: Positive = 1e-12
     activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
-    dropout_rate: float = 0.1
-    attention_dropout_rate: float = 0.1
+    dropout_rate: Rate = 0.1
+    attention_dropout_rate: Rate = 0.1
     dtype: Literal["float32", "bfloat16"] = "float32"
     remat: bool = False
     scan_layers: bool = False

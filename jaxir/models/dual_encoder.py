@@ -17,12 +17,14 @@ from jaxir.models import layers
 from jaxir.models.bert import Bert, BertConfig
 from jaxir.models.t5 import T5Config, T5Encoder
 from jaxir.partitioning import constrain
+from jaxir.simple_types import Count, checked
 
 Tower = Literal["query", "passage"]
 Sharing = Literal["sde", "ade", "ade_spl"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class Projection:
     """The linear map, in float32, from the pooled vector to the embedding.
 
@@ -32,12 +34,13 @@ class Projection:
       activation: what follows it.
     """
 
-    dimension: int
+    dimension: Count
     use_bias: bool = False
     activation: Literal["identity", "tanh"] = "identity"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class DualEncoderConfig:
     """What a dual encoder is made of.
 

@@ -22,9 +22,11 @@ from jaxtyping import Array, Bool, Float, Int, Key, jaxtyped
 from jaxir.errors import UserError, suggest
 from jaxir.models import layers
 from jaxir.partitioning import constrain
+from jaxir.simple_types import Count, Positive, Rate, checked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class T5Config:
     """The shape of a T5 encoder and how it is computed. The defaults are T5 1.1 base.
 
@@ -47,18 +49,18 @@ class T5Config:
       scan_layers: stack the blocks' parameters and scan over them: compile time does not grow with depth.
     """
 
-    vocab_size: int = 32128
-    embed_dim: int = 768
-    num_layers: int = 12
-    num_heads: int = 12
-    head_dim: int = 64
-    mlp_dim: int = 2048
+    vocab_size: Count = 32128
+    embed_dim: Count = 768
+    num_layers: Count = 12
+    num_heads: Count = 12
+    head_dim: Count = 64
+    mlp_dim: Count = 2048
     activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu_tanh"
     gated: bool = True
-    relative_buckets: int = 32
-    relative_max_distance: int = 128
-    layer_norm_epsilon: float = 1e-6
-    dropout_rate: float = 0.1
+    relative_buckets: Count = 32
+    relative_max_distance: Count = 128
+    layer_norm_epsilon: Positive = 1e-6
+    dropout_rate: Rate = 0.1
     dtype: Literal["float32", "bfloat16"] = "float32"
     remat: bool = False
     scan_layers: bool = False
@@ -87,7 +89,7 @@ _PRESETS = {
 def preset(
     name: str,
     *,
-    dropout_rate: float = 0.1,
+    dropout_rate: Rate = 0.1,
     dtype: Literal["float32", "bfloat16"] = "float32",
     remat: bool = False,
     scan_layers: bool = False,

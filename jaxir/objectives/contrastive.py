@@ -9,10 +9,10 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 
-from jaxir.errors import UserError
 from jaxir.losses.samtone import samtone
 from jaxir.objectives.gradient_cache import embed_in_chunks
 from jaxir.partitioning import constrain
+from jaxir.simple_types import Count, checked
 
 Metrics = dict[str, jax.Array]
 KEYS = ("query_key", "passage_key", "negative_key")
@@ -41,6 +41,7 @@ class Embeddings(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class Contrastive:
     """In-batch contrastive training.
 
@@ -57,11 +58,7 @@ class Contrastive:
     """
 
     loss: Callable[..., tuple[jax.Array, Metrics]] = samtone
-    chunks: int | Literal["auto"] = 1
-
-    def __post_init__(self):
-        if self.chunks != "auto" and not (isinstance(self.chunks, int) and self.chunks >= 1):
-            raise UserError(f'chunks must be "auto" or at least 1, not {self.chunks!r}')
+    chunks: Count | Literal["auto"] = 1
 
     def __repr__(self) -> str:
         chunks = "" if self.chunks == 1 else f", chunks={self.chunks!r}"

@@ -163,7 +163,7 @@ class Program:
             return None
         counter, last = self._index(condition, root.operands[0]), self._constant(condition, root.operands[1])
         if last is None:
-            index = self._index(condition, operands[1])
+            index = self._index(condition, root.operands[1])
             last = None if index is None else self._initial(loop, computation, index)
         first = None if counter is None else self._initial(loop, computation, counter)
         if last is None or first is None:

@@ -8,13 +8,15 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
 from jaxir.data.lines import OnBadInput
 from jaxir.data.sources import Document, read_corpus
-from jaxir.errors import UserError
-from jaxir.retrieval.npy import write_npy
+from jaxir.errors import DamagedError, UserError
+from jaxir.retrieval.npy import read_npy, write_npy
+from jaxir.simple_types import fits
 
 _TEXTS = "documents.jsonl"
 _OFFSETS = "documents-offsets.npy"
@@ -32,11 +34,11 @@ class Documents:
 
         Raises:
           KeyError: there is none of that id.
+          DamagedError: the file is not what it was.
         """
+        offset = int(self._offsets[self._row_of[doc_id]])
         with self._path.open("rb") as file:
-            file.seek(int(self._offsets[self._row_of[doc_id]]))
-            # NaN and the infinities, which Python's reader takes, are no JSON.
-            return Document(doc_id, *json.loads(file.readline(), parse_constant=lambda _: None))
+            return self._document(doc_id, self._line(file, offset, doc_id))
 
     @classmethod
     def open(cls, directory: Path, ids: Sequence[str]) -> Documents | None:
@@ -44,17 +46,39 @@ class Documents:
         if not (directory / _TEXTS).is_file():
             return None
         try:
-            return cls(directory / _TEXTS, np.load(directory / _OFFSETS, mmap_mode="r"), ids)
-        except (OSError, ValueError) as error:
+            offsets = read_npy(directory / _OFFSETS, np.int64, (len(ids),))
+        except UserError as error:
             raise UserError(f"{directory} is a damaged index: {error}") from None
+        return cls(directory / _TEXTS, offsets, ids)
 
     def lines(self, ids: Collection[str]) -> Iterator[tuple[str, bytes]]:
         """Yields ids and what is stored of them in JSON, as it lies on disk."""
         rows = sorted((int(self._offsets[self._row_of[doc_id]]), doc_id) for doc_id in ids)
         with self._path.open("rb") as file:
             for offset, doc_id in rows:
-                file.seek(offset)
-                yield doc_id, file.readline()
+                yield doc_id, self._line(file, offset, doc_id)
+
+    def _line(self, file: BinaryIO, offset: int, doc_id: str) -> bytes:
+        line = b""
+        if offset >= 0:
+            file.seek(offset)
+            line = file.readline()
+        if not (line.startswith(b"[") and line.endswith(b"]\n")):
+            raise self._damaged(doc_id)
+        return line
+
+    def _document(self, doc_id: str, line: bytes) -> Document:
+        try:
+            # NaN and the infinities, which Python's reader takes, are no JSON.
+            stored = json.loads(line, parse_constant=lambda _: None)
+        except (ValueError, RecursionError):
+            raise self._damaged(doc_id) from None
+        if not (2 <= len(stored) <= 3 and fits(stored[:2], list[str]) and fits(stored[2:], list[dict])):
+            raise self._damaged(doc_id)
+        return Document(doc_id, *stored)
+
+    def _damaged(self, doc_id: str) -> DamagedError:
+        return DamagedError(self._path, f"the document {doc_id!r} is not there as it was stored; index again")
 
     @staticmethod
     def write(

@@ -18,6 +18,7 @@ import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 
@@ -26,11 +27,13 @@ from jaxir.data.lines import OnBadInput, Policy
 from jaxir.data.sources import read_corpus, read_queries
 from jaxir.errors import UserError
 from jaxir.files import atomic_file, local_path
+from jaxir.json_files import made, read_json
 from jaxir.locks import locked
 from jaxir.progress import progress
 from jaxir.retrieval.batching import EncodingReport
 from jaxir.retrieval.dual_encoder import DualEncoder, Tower
-from jaxir.retrieval.npy import write_npy
+from jaxir.retrieval.npy import read_npy, write_npy
+from jaxir.simple_types import Count, Natural, checked
 
 FORMAT = 1
 SHARD_SIZE = 16_384
@@ -38,6 +41,7 @@ MANIFEST = "embeddings.json"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class EmbeddingsInfo:
     """What embeddings.json says.
 
@@ -62,19 +66,19 @@ class EmbeddingsInfo:
 
     format: int = FORMAT
     complete: bool
-    count: int
-    shard_size: int
+    count: Natural
+    shard_size: Count
     tower: Tower
     fingerprint: str
     model: str | None
-    dimension: int
-    similarity: str
-    dtype: str
-    max_length: int
+    dimension: Count
+    similarity: Literal["cosine", "dot"]
+    dtype: Literal["float32", "bfloat16"]
+    max_length: Count
     prompt: str
     text: str
     input_name: str
-    input_bytes: int
+    input_bytes: Natural
     input_sha256: str
 
 
@@ -212,12 +216,10 @@ def open_embeddings(directory: str | Path) -> StoredEmbeddings:
     for number in range(-(-info.count // info.shard_size)):
         try:
             ids_name, vectors_name = _files(number)
-            shard_ids = json.loads((directory / ids_name).read_text(encoding="utf-8"))
-            shard = np.load(directory / vectors_name, mmap_mode="r")
-        except (OSError, ValueError) as error:
+            shard_ids = read_json(directory / ids_name, list[str])
+            shard = read_npy(directory / vectors_name, np.float32, (len(shard_ids), info.dimension))
+        except UserError as error:
             raise UserError(f"{directory} is damaged: {error}") from None
-        if shard.dtype != np.float32 or shard.shape != (len(shard_ids), info.dimension):
-            raise UserError(f"{directory} is damaged: {vectors_name} is {shard.dtype} {shard.shape}")
         ids += shard_ids
         shards.append(shard)
     if len(ids) != info.count:
@@ -307,9 +309,10 @@ def _read_manifest(directory: Path) -> EmbeddingsInfo:
     if not path.is_file():
         raise UserError(f"{directory} holds no embeddings: it has no {MANIFEST}")
     try:
-        info = EmbeddingsInfo(**json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{path} is damaged: {error}") from None
+        info = made(EmbeddingsInfo, read_json(path, dict[str, Any]), path)
+    except UserError as error:
+        reason = str(error).removeprefix(f"{path}: ")
+        raise UserError(f"{path} is damaged: {reason}") from None
     if info.format != FORMAT:
         raise UserError(f"{path} has format {info.format!r}, this jaxir reads {FORMAT}")
     return info

@@ -6,10 +6,10 @@ import copy
 import functools
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import numpy as np
@@ -30,6 +30,7 @@ from jaxir.retrieval.index import (
     descending_ranks,
 )
 from jaxir.retrieval.topk import NO_RANK, block_program, merge_program
+from jaxir.simple_types import Share
 
 BLOCK = 16_384  # vectors that a device compares at a time
 QUERY_BLOCK = 1024  # queries compared at a time: at most [1024, 16384] scores are in a device's memory
@@ -61,6 +62,8 @@ class ExactIndex(VectorIndex):
     """
 
     engine = "exact"
+    # Older indexes do not tell the storage.
+    settings_hints: ClassVar[Mapping[str, Any]] = {"storage": Storage | None, "target_recall": Share | None}
 
     def __init__(self, info: IndexInfo, ids: list[str], documents: Documents | None, rows: Rows):
         super().__init__(info, ids, documents)

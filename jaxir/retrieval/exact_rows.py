@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from jaxir.errors import UserError
-from jaxir.retrieval.npy import stream_npy
+from jaxir.retrieval.npy import read_npy, stream_npy
 
 Storage = Literal["float32", "bfloat16", "int8"]
 # The type of a number, and what it is in a .npy file, which knows no bfloat16.
@@ -139,14 +139,11 @@ class Rows:
         """
         kept, written = DTYPES[storage]
         try:
-            vectors = np.load(directory / VECTORS, mmap_mode="r")
-            scales = np.load(directory / SCALES) if storage == "int8" and not cosine else None
-        except (OSError, ValueError) as error:
+            vectors = read_npy(directory / VECTORS, written, shape)
+            scaled = storage == "int8" and not cosine
+            scales = read_npy(directory / SCALES, np.float32, shape[:1]) if scaled else None
+        except UserError as error:
             raise UserError(f"{directory} is a damaged index: {error}") from None
-        if vectors.shape != shape or vectors.dtype != written:
-            raise UserError(f"{directory} is a damaged index: {VECTORS} is {vectors.dtype} {vectors.shape}")
-        if scales is not None and (scales.shape != shape[:1] or scales.dtype != np.float32):
-            raise UserError(f"{directory} is a damaged index: {SCALES} is {scales.dtype} {scales.shape}")
         return cls([vectors.view(kept)], storage, cosine=cosine, multipliers=scales)
 
     def _converted(self, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -11,7 +11,7 @@ import dataclasses
 import importlib
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -22,8 +22,10 @@ from jaxtyping import Float, jaxtyped
 from jaxir.checksums import check, directory_with_checksums
 from jaxir.errors import UserError
 from jaxir.files import local_path
+from jaxir.json_files import made, read_json
 from jaxir.retrieval.documents import Documents
 from jaxir.retrieval.ids import check_new, check_there
+from jaxir.simple_types import Count, Natural, check_value, checked
 
 if TYPE_CHECKING:
     from jaxir.retrieval.embeddings import StoredEmbeddings
@@ -45,6 +47,7 @@ FORMAT = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class IndexInfo:
     """What index.json says.
 
@@ -60,8 +63,8 @@ class IndexInfo:
 
     engine: str
     similarity: Literal["cosine", "dot", "bm25", "impact"]
-    dimension: int
-    count: int
+    dimension: Natural
+    count: Count
     fingerprint: str | None = None
     model: str | None = None
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -74,6 +77,8 @@ class Index(abc.ABC):
       engine: its name, a key of `ENGINES`.
       query_kind: what `search` takes.
       changing: files in its directory that the engine changes when it is opened, which have no checksum.
+      similarities: a hint of what `info.similarity` may be.
+      settings_hints: of what index.json must say of the engine's own settings; None is for none.
       info: what index.json says.
       ids: the N ids, in the order of the rows.
       documents: titles and texts by id, or None.
@@ -82,6 +87,8 @@ class Index(abc.ABC):
     engine: ClassVar[str]
     query_kind: ClassVar[QueryKind]
     changing: ClassVar[tuple[str, ...]] = ()
+    similarities: ClassVar[Any]
+    settings_hints: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, info: IndexInfo, ids: list[str], documents: Documents | None = None):
         self.info, self.ids, self.documents = info, ids, documents
@@ -163,6 +170,7 @@ class VectorIndex(Index):
     """
 
     query_kind = "vectors"
+    similarities = Similarity
 
     @classmethod
     @abc.abstractmethod
@@ -283,20 +291,22 @@ def load_index(directory: str | Path) -> Index:
     if not path.is_file():
         raise UserError(f"{directory} is not an index: it has no index.json")
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        version = content.pop("format")
-        info = IndexInfo(**content)
-        if version == FORMAT and info.engine in ENGINES:
-            check(directory, without=engine(info.engine).changing)
-        ids = json.loads((directory / "ids.json").read_text(encoding="utf-8"))
-    except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
+        content = read_json(path, dict[str, Any])
+        if content.pop("format", FORMAT) != FORMAT or content.get("engine") not in list(ENGINES):
+            known = f"format {FORMAT} and the engines {', '.join(ENGINES)}"
+            raise UserError(f"index.json is of another version than this jaxir, which knows {known}")
+        info = made(IndexInfo, content, path)
+        index_class = engine(info.engine)
+        for name, kind in index_class.settings_hints.items():
+            check_value(f"{path}: the setting {name}", info.settings.get(name), kind)
+        check_value(f"{path}: similarity", info.similarity, index_class.similarities)
+        check(directory, without=index_class.changing)
+        ids = read_json(directory / "ids.json", list[str])
+    except UserError as error:
         raise UserError(f"{directory} is a damaged index: {error}") from None
-    if version != FORMAT or info.engine not in ENGINES or len(ids) != info.count:
-        raise UserError(
-            f"{directory} is an index that this jaxir cannot read: format {version!r}, "
-            f"engine {info.engine!r}, {len(ids)} ids of {info.count}"
-        )
-    return engine(info.engine)._load_engine(directory, info, ids, Documents.open(directory, ids))
+    if len(ids) != info.count:
+        raise UserError(f"{directory} is a damaged index: it has {len(ids)} ids of {info.count}")
+    return index_class._load_engine(directory, info, ids, Documents.open(directory, ids))
 
 
 def build_index(

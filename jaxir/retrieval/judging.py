@@ -16,6 +16,7 @@ import numpy as np
 from jaxir.data.sources import BeirFolder
 from jaxir.errors import UserError
 from jaxir.retrieval.known_positives import read_documents
+from jaxir.simple_types import Rate, checked
 
 # A query's candidates that were drawn: (place among all its candidates, document id).
 Drawn = list[tuple[int, str]]
@@ -31,6 +32,7 @@ class Judge(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class RelevanceSettings:
     """Which candidates a cross-encoder drops. Relevance is a probability, the sigmoid of its logit.
 
@@ -40,8 +42,8 @@ class RelevanceSettings:
         positive; None asks nothing.
     """
 
-    max_relevance: float | None = None
-    relevance_margin: float | None = None
+    max_relevance: Rate | None = None
+    relevance_margin: Rate | None = None
 
     @classmethod
     def of_flags(
@@ -63,9 +65,6 @@ class RelevanceSettings:
     def __post_init__(self) -> None:
         if self.max_relevance is None and self.relevance_margin is None:
             raise UserError("a cross-encoder needs max_relevance, relevance_margin or both to filter by")
-        for name, value in dataclasses.asdict(self).items():
-            if value is not None and not 0 <= value < 1:
-                raise UserError(f"{name} is of probabilities, at least 0 and less than 1, not {value}")
 
 
 class RelevanceFilter:

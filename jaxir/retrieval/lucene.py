@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -73,6 +72,8 @@ class LuceneIndex(_LuceneIndex):
 
     engine = "lucene"
     query_kind = "texts"
+    similarities = Literal["bm25"]
+    settings_hints: ClassVar[Mapping[str, Any]] = {"fields": Fields}
     _bm25: Bm25 = PYSERINI_BM25
     _feedback: Rm3 | Rocchio | None = None
 
@@ -124,6 +125,7 @@ class LuceneImpactIndex(_LuceneIndex):
 
     engine = "lucene_impact"
     query_kind = "weights"
+    similarities = Literal["impact"]
 
     def search(self, queries: Sequence[Mapping[str, int]], k: int) -> tuple[np.ndarray, list[list[str]]]:
         """Returns the documents of the greatest inner product with each query's {token: weight}.
@@ -212,8 +214,8 @@ def update_lucene_index(
     check_new(new, kept)
 
     def documents() -> Iterator[Document]:
-        for doc_id, line in stored.lines(kept):
-            yield Document(doc_id, *json.loads(line))
+        for doc_id, _ in stored.lines(kept):
+            yield stored[doc_id]
         if corpus is not None:
             yield from read_corpus(corpus, OnBadInput("skip"))
 

@@ -9,8 +9,9 @@ import re
 import shutil
 import tempfile
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -25,7 +26,8 @@ from jaxir.retrieval.index import (
     descending_ranks,
 )
 from jaxir.retrieval.milvus_collection import PLACE, TOKEN, IndexType, MilvusCollection, is_named
-from jaxir.retrieval.npy import write_npy
+from jaxir.retrieval.npy import read_npy, write_npy
+from jaxir.simple_types import Natural
 
 INSIDE = "milvus.db"  # an embedded Milvus that lies in the index directory, as its `uri` in index.json
 ROWS = "rows.npy"
@@ -45,6 +47,12 @@ class MilvusIndex(VectorIndex):
 
     engine = "milvus"
     changing = (INSIDE,)
+    settings_hints: ClassVar[Mapping[str, Any]] = {
+        "uri": str,
+        "collection": str,
+        "index_type": IndexType,
+        "next_row": Natural,
+    }
 
     def __init__(
         self,
@@ -246,12 +254,10 @@ class MilvusIndex(VectorIndex):
         cls, directory: Path, info: IndexInfo, ids: list[str], documents: Documents | None
     ) -> MilvusIndex:
         try:
-            rows = np.load(directory / ROWS)
-        except (OSError, ValueError) as error:
+            rows = read_npy(directory / ROWS, np.int64, (info.count,))
+        except UserError as error:
             raise UserError(f"{directory} is a damaged index: {error}") from None
         index = cls(info, ids, documents, rows, directory=directory)
-        if len(rows) != info.count:
-            raise UserError(f"{directory} is a damaged index: {len(rows)} rows of {info.count}")
         if not index._inside and not is_named(uri := info.settings["uri"]):
             raise UserError(
                 f"the vectors of {directory} are in {uri}, which is opened only where you name it: set"

@@ -24,6 +24,7 @@ from jaxir.progress import progress
 from jaxir.retrieval.judging import Drawn, Judge, RelevanceFilter, RelevanceSettings
 from jaxir.retrieval.known_positives import KnownPositives, read_documents
 from jaxir.retrieval.runs import rank, read_run_by_query
+from jaxir.simple_types import Count, Seed, checked
 
 PAIRS, SETTINGS = "train.jsonl", "mining.json"
 # Why a query has no negatives.
@@ -45,6 +46,7 @@ DROPPED = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class MiningSettings:
     """How negatives are chosen.
 
@@ -57,21 +59,16 @@ class MiningSettings:
       seed: of random sampling.
     """
 
-    negatives: int = 7
-    first: int = 1
-    last: int = 200
+    negatives: Count = 7
+    first: Count = 1
+    last: Count = 200
     sampling: Literal["random", "top"] = "random"
     margin: float | None = None
-    seed: int = 0
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
-        if self.negatives < 1 or not 1 <= self.first <= self.last:
-            raise UserError(
-                "negatives must be at least 1 and ranks go up from 1, not"
-                f" {self.negatives} negatives of ranks {self.first} to {self.last}"
-            )
-        if self.margin is not None and not math.isfinite(self.margin):
-            raise UserError(f"margin must be a number, not {self.margin}")
+        if self.first > self.last:
+            raise UserError(f"first must be at most last: no ranks lie from {self.first} to {self.last}")
 
     def order(self, query_id: str, count: int) -> Sequence[int]:
         """Returns the order in which a query's `count` candidates, best first, are taken.

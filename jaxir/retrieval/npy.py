@@ -1,11 +1,33 @@
-"""Writing .npy files through plain writes, whose errors (a full disk) can be told."""
+"""Writing .npy files through plain writes, whose errors (a full disk) can be told; and reading them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import IO
+from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
+
+from jaxir.errors import UserError
+
+
+def read_npy(path: Path, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """Opens an array that was written here, memory-mapped.
+
+    Raises:
+      UserError: the file is missing, is damaged, or holds another array than one of this dtype and shape.
+    """
+    try:
+        found = np.load(path, mmap_mode="r")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except Exception as error:  # numpy's, or of Python's own parser, which reads the header
+        raise UserError(f"{path} cannot be read: {error}") from None
+    if not isinstance(found, np.ndarray):
+        raise UserError(f"{path} is an archive of arrays, not one")
+    if found.dtype != dtype or found.shape != shape:
+        raise UserError(f"{path.name} is {found.dtype} {found.shape}, not {np.dtype(dtype)} {shape}")
+    return found
 
 
 def write_npy(file: IO[bytes], parts: Sequence[np.ndarray]) -> None:

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -35,6 +35,7 @@ from jaxir.retrieval.index import (
     descending_ranks,
     normalize,
 )
+from jaxir.simple_types import Count
 
 Storage = Literal["float32", "bfloat16", "int8"]
 ASSETS = "scann"
@@ -62,6 +63,13 @@ class ScannIndex(VectorIndex):
     """
 
     engine = "scann"
+    settings_hints: ClassVar[Mapping[str, Any]] = {
+        "storage": Storage,
+        "leaves": Count | None,
+        "leaves_to_search": Count | None,
+        "reorder": Count | None,
+        "soar": float | None,
+    }
 
     def __init__(self, info: IndexInfo, ids: list[str], documents: Documents | None, searcher: Any):
         super().__init__(info, ids, documents)
@@ -249,6 +257,9 @@ class ScannIndex(VectorIndex):
         cls, directory: Path, info: IndexInfo, ids: list[str], documents: Documents | None
     ) -> "ScannIndex":
         scann = _scann()
+        wide = [info.settings.get(name) is None for name in ("leaves", "leaves_to_search", "reorder")]
+        if any(wide) and not all(wide):
+            raise UserError(f"{directory} is a damaged index: its settings do not say how far to search")
         if list((directory / ASSETS).glob("*.pkl")):
             raise UserError(
                 f"{directory} is not an index of ours: it holds a pickle, which could run anything"

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import importlib.resources
 import re
+import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +17,7 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from starlette.exceptions import HTTPException
 
 from jaxir import __version__
-from jaxir.errors import UserError, suggest
+from jaxir.errors import DamagedError, UserError, suggest
 from jaxir.serving.batcher import Busy
 from jaxir.serving.marks import Marker
 from jaxir.serving.metrics import Metrics
@@ -59,6 +60,7 @@ def build_app(service: Service, metrics: Metrics) -> FastAPI:
     )
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_problem)
+    app.add_exception_handler(DamagedError, _damaged)
     app.add_exception_handler(UserError, _failed)
     app.add_exception_handler(Busy, _failed)
     app.add_exception_handler(Exception, _fault)
@@ -251,6 +253,11 @@ async def _http_problem(_: Request, error: HTTPException) -> JSONResponse:
 
 async def _failed(_: Request, error: Exception) -> JSONResponse:
     return JSONResponse({"detail": str(error)}, 503, headers={"retry-after": "1"})
+
+
+async def _damaged(_: Request, error: DamagedError) -> JSONResponse:
+    print(f"error: {error}", file=sys.stderr, flush=True)  # with the path, which is no client's affair
+    return JSONResponse({"detail": f"the index is damaged: {error.reason}"}, 500)
 
 
 async def _fault(_: Request, error: Exception) -> JSONResponse:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from jaxir.errors import UserError
+from jaxir.simple_types import Count, Positive, checked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class Limits:
     """The bounds of a request. What lies beyond is refused with a sentence and costs next to nothing.
 
@@ -26,20 +27,15 @@ class Limits:
       connections: open connections.
     """
 
-    body_bytes: int = 2_000_000
-    queries: int = 64
-    query_characters: int = 2_000
-    passage_characters: int = 20_000
-    k: int = 100
-    whole_characters: int = 10_000_000
-    head_seconds: float = 10.0
-    body_seconds: float = 10.0
-    read_seconds: float = 10.0
-    answer_seconds: float = 30.0
-    waiting: int = 10_000
-    connections: int = 500
-
-    def __post_init__(self):
-        for name, value in dataclasses.asdict(self).items():
-            if value <= 0:
-                raise UserError(f"the limit {name} must be above 0, not {value}")
+    body_bytes: Count = 2_000_000
+    queries: Count = 64
+    query_characters: Count = 2_000
+    passage_characters: Count = 20_000
+    k: Count = 100
+    whole_characters: Count = 10_000_000
+    head_seconds: Positive = 10.0
+    body_seconds: Positive = 10.0
+    read_seconds: Positive = 10.0
+    answer_seconds: Positive = 30.0
+    waiting: Count = 10_000
+    connections: Count = 500

@@ -6,12 +6,13 @@ import dataclasses
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from jaxir.errors import UserError
+from jaxir.simple_types import Count, NotNegative, Share, checked
 
 Hits = list[tuple[str, float]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class Bm25:
     """BM25's parameters, by default Pyserini's (Robertson and Zaragoza, 2009).
 
@@ -20,18 +21,15 @@ class Bm25:
       b: how much a document's length counts, from 0 to 1.
     """
 
-    k1: float = 0.9
-    b: float = 0.4
-
-    def __post_init__(self):
-        if not (0 <= self.k1 < float("inf") and 0 <= self.b <= 1):
-            raise UserError(f"BM25 needs k1 >= 0 and 0 <= b <= 1, not k1 = {self.k1} and b = {self.b}")
+    k1: NotNegative = 0.9
+    b: Share = 0.4
 
 
 PYSERINI_BM25 = Bm25()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class Rm3:
     """Expansion of the query by a relevance model of the first documents found (Abdul-Jaleel et al., 2004).
 
@@ -41,17 +39,13 @@ class Rm3:
       original_weight: the weight of the query's own words, from 0 to 1.
     """
 
-    documents: int = 10
-    terms: int = 10
-    original_weight: float = 0.5
-
-    def __post_init__(self):
-        _check_feedback(self.documents, self.terms)
-        if not 0 <= self.original_weight <= 1:
-            raise UserError(f"RM3's original_weight must be from 0 to 1, not {self.original_weight}")
+    documents: Count = 10
+    terms: Count = 10
+    original_weight: Share = 0.5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class Rocchio:
     """Expansion of the query by the mean vector of the first documents found (Rocchio, 1971).
 
@@ -62,20 +56,10 @@ class Rocchio:
       beta: the weight of the documents' mean.
     """
 
-    documents: int = 10
-    terms: int = 10
-    alpha: float = 1.0
-    beta: float = 0.75
-
-    def __post_init__(self):
-        _check_feedback(self.documents, self.terms)
-        if self.alpha < 0 or self.beta < 0:
-            raise UserError(f"Rocchio needs alpha, beta >= 0, not {self.alpha} and {self.beta}")
-
-
-def _check_feedback(documents: int, terms: int) -> None:
-    if documents < 1 or terms < 1:
-        raise UserError(f"feedback needs at least 1 document and 1 term, not {documents} and {terms}")
+    documents: Count = 10
+    terms: Count = 10
+    alpha: NotNegative = 1.0
+    beta: NotNegative = 0.75
 
 
 class LuceneDocument(NamedTuple):

@@ -20,6 +20,7 @@ from jaxir.losses.in_batch import in_batch_softmax
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.partitioning import MeshConfig, Partitioner
 from jaxir.retrieval.dual_encoder import DualEncoder
+from jaxir.simple_types import Count, Natural, Positive, PositiveNumber, Seed, check_arguments
 from jaxir.training import loop
 from jaxir.training.checkpoints import check_run_dir
 from jaxir.training.holding import held
@@ -37,17 +38,17 @@ def fit(
     model: str | DualEncoder | Pretrained | FromScratch,
     pairs: TextPairs,
     *,
-    steps: int | None = None,
-    epochs: float | None = None,
-    batch_size: int = 32,
+    steps: Count | None = None,
+    epochs: Positive | None = None,
+    batch_size: Count = 32,
     objective: Objective | None = None,
     optimizer: Optimizer | None = None,
     dev: TextPairs | None = None,
-    eval_every: float = 0.2,
-    num_negatives: int | None = None,
+    eval_every: PositiveNumber = 0.2,
+    num_negatives: Natural | None = None,
     output_dir: str | Path | None = None,
     partitioner: Partitioner | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     **settings: Any,
 ) -> DualEncoder:
     """Trains a dual encoder on pairs of texts. What is given as `model` stays as it is.
@@ -76,6 +77,8 @@ def fit(
     Raises:
       UserError: no such model, pairs or settings that make no sense, or an `output_dir` that cannot be used.
     """
+    numbers = {"steps": steps, "epochs": epochs, "batch_size": batch_size, "eval_every": eval_every}
+    check_arguments(fit, **numbers, num_negatives=num_negatives, seed=seed)
     if steps is not None or epochs is not None:
         check_length(steps, epochs, min_steps=1)
     partitioner = partitioner or MeshConfig().build()

@@ -21,6 +21,7 @@ from tqdm import tqdm
 from jaxir.errors import UserError
 from jaxir.files import atomic_file, is_bucket, path_of
 from jaxir.progress import progress
+from jaxir.simple_types import fits
 from jaxir.training.holding import Hold, Undisputed
 
 LOG, BOARD = "log.jsonl", "tensorboard"
@@ -96,13 +97,14 @@ class RunLog:
 
 
 def drop_beyond(path: Path, step: int) -> None:
-    """Removes the lines of `path` about later steps than `step`, and a last line that was cut off."""
+    """Removes the lines of `path` about later steps than `step`, and those that were cut off or damaged."""
     if not path.exists():
         return
     kept = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        with contextlib.suppress(ValueError):
-            if json.loads(line)["step"] <= step:
+        with contextlib.suppress(ValueError, RecursionError):
+            told = json.loads(line)
+            if fits(told, dict[str, Any]) and fits(told.get("step"), int) and told["step"] <= step:
                 kept.append(line + "\n")
     with atomic_file(path) as file:
         file.writelines(kept)

@@ -8,13 +8,14 @@ import dataclasses
 import itertools
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from jaxir.errors import UserError
+from jaxir.simple_types import Count, NotNegative, Positive, Rate, Within, checked
 from jaxir.training.length import in_steps
 
 Schedule = Callable[[jax.typing.ArrayLike], jax.Array]
@@ -102,6 +103,7 @@ def _in_steps(warmup: float, steps: int) -> int:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class AdamW:
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019, arXiv:1711.05101, algorithm 2).
 
@@ -115,13 +117,13 @@ class AdamW:
       clip_norm: the global norm to which larger gradients are scaled down; None clips nothing.
     """
 
-    learning_rate: float = 2e-5
-    warmup_steps: int | float = 0
-    weight_decay: float = 0.01
-    b1: float = 0.9
-    b2: float = 0.999
-    eps: float = 1e-8
-    clip_norm: float | None = 1.0
+    learning_rate: NotNegative = 2e-5
+    warmup_steps: Annotated[int | float, Within(0)] = 0
+    weight_decay: NotNegative = 0.01
+    b1: Rate = 0.9
+    b2: Rate = 0.999
+    eps: NotNegative = 1e-8
+    clip_norm: Positive | None = 1.0
 
     def build(self, steps: int) -> BuiltOptimizer:
         """Returns the optimizer of a run of `steps` steps.
@@ -138,6 +140,7 @@ class AdamW:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class Adafactor:
     """Adafactor (Shazeer and Stern 2018, arXiv:1804.04235, algorithms 4 and 5) with T5X's settings.
 
@@ -157,13 +160,13 @@ class Adafactor:
       clip_norm: the global norm to which larger gradients are scaled down; None (as in T5X) clips nothing.
     """
 
-    learning_rate: float = 1e-3
-    warmup_steps: int | float = 0
-    decay_factor: float | None = None
-    decay_rate: float = 0.8
-    clipping_threshold: float = 1.0
-    min_dim_size_to_factor: int = 128
-    clip_norm: float | None = None
+    learning_rate: NotNegative = 1e-3
+    warmup_steps: Annotated[int | float, Within(0)] = 0
+    decay_factor: NotNegative | None = None
+    decay_rate: Positive = 0.8
+    clipping_threshold: Positive = 1.0
+    min_dim_size_to_factor: Count = 128
+    clip_norm: Positive | None = None
 
     def build(self, steps: int) -> BuiltOptimizer:
         """Returns the optimizer of a run of `steps` steps.
@@ -238,6 +241,4 @@ def per_layer(transform: optax.GradientTransformation) -> optax.GradientTransfor
 def _clipped(transform: optax.GradientTransformation, norm: float | None) -> optax.GradientTransformation:
     if norm is None:
         return transform
-    if norm <= 0:
-        raise UserError(f"clip_norm must be above 0 or None, not {norm}")
     return optax.chain(optax.clip_by_global_norm(norm), transform)

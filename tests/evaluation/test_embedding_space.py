@@ -126,12 +126,13 @@ def test_the_command_draws_and_counts_the_same_for_the_same_model(folder, tmp_pa
         ({"models": f"{MODEL},{MODEL}"}, "twice; write NAME=MODEL"),
         ({"models": "no/such"}, "no/such: no such model directory"),
         ({"queries": "30"}, "at least 40 queries, not 30"),
-        ({"documents": "0"}, "queries and documents must be at least 1"),
+        ({"documents": "0"}, "--documents must be a whole number of at least 1, not 0"),
     ],
 )
 def test_mistakes_cost_one_sentence_and_write_nothing(folder, tmp_path, capsys, changes, sentence):
     given = {"models": MODEL, "dataset": f"beir:{folder}", "output": str(tmp_path / "out")} | changes
-    assert cli.main("jaxir.analyze:analyze", [f"--{name}={value}" for name, value in given.items()]) == 1
+    status = cli.main("jaxir.analyze:analyze", [f"--{name}={value}" for name, value in given.items()])
+    assert status == (2 if "must be a whole number" in sentence else 1)
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1 and sentence in error
     assert not (tmp_path / "out").exists()

@@ -101,18 +101,18 @@ def test_two_at_once_in_one_directory_are_refused(tmp_path, flags, capsys):
 @pytest.mark.parametrize(
     ("flag", "sentence"),
     [
-        ("--steps=0", "there cannot be 1 rounds of 0 steps"),
+        ("--steps=0", "--steps must be a whole number of at least 1, not 0"),
         ("--split=tset", "did you mean 'test'"),
         ("--recipe=gin/nothing.gin", "gin file gin/nothing.gin does not exist"),
         ("--metrics=nope", "there is no metric 'nope'"),
-        ("--negatives=0", "not 0 negatives"),
+        ("--negatives=0", "--negatives must be a whole number of at least 1, not 0"),
         ("--max_relevance=0.1", "give one"),
         ("--cross_encoder=hf:reader", "needs max_relevance, relevance_margin or both"),
     ],
 )
 def test_mistakes_cost_one_sentence_and_write_nothing(tmp_path, flags, capsys, flag, sentence):
     kept = [f for f in flags if f.split("=")[0] != flag.split("=")[0]]
-    assert cli.main("jaxir.rounds:rounds", [*kept, flag]) == 1
+    assert cli.main("jaxir.rounds:rounds", [*kept, flag]) == (2 if "must be a whole" in sentence else 1)
     error = capsys.readouterr().err
     assert sentence in error and error.count("\n") == 1
     assert not (tmp_path / "out").exists()

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jaxir.errors import UserError
 from jaxir.experiments import table
 from jaxir.experiments.plan import Cell, Commands, Row
 
@@ -32,6 +33,23 @@ def cell(directory: Path, objective: str, seed: int, values, *, dataset="data", 
         commands=Commands(training=(), testing=()),
         identity=(),
     )
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "null", "[]", "{}", '{"metrics"', '{"metrics": {"RR": "x"}, "per_query": {"RR": {"q": 1}}}'),
+        *('{"metrics": {"RR": 1}, "per_query": {"RR": [1]}}', '{"metrics": {"RR": 1}, "per_query": {}}'),
+        '{"metrics": {"RR": 1}, "per_query": {"RR": {"q": NaN}}}',
+    ],
+)
+def test_damaged_scores_are_told(cells, content):
+    path = cells[1].directory / "test.json"
+    path.write_text(content)
+    for reader in (lambda: table.collect(cells), lambda: table.rounds_table([path])):
+        with pytest.raises(UserError) as raised:
+            reader()
+        assert str(raised.value).startswith(str(path))
 
 
 @pytest.fixture

@@ -120,8 +120,8 @@ def test_overrides_change_the_model():
     [
         ({"sharing": "ade_spl"}, "shares a projection, which this model lacks"),
         ({"query_max_length": 161}, "query_max_length is 161, but the model has only 160 positions"),
-        ({"passage_max_length": 0}, "passage_max_length must be positive"),
-        ({"projection": 0}, "projection must be a positive dimension"),
+        ({"passage_max_length": 0}, "passage_max_length must be a whole number of at least 1"),
+        ({"projection": 0}, "projection must be a whole number of at least 1"),
     ],
 )
 def test_overrides_that_do_not_fit(overrides, message):

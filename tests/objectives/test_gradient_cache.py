@@ -175,5 +175,5 @@ def test_needs_the_memory_of_one_chunk():
 def test_chunks_that_do_not_fit_cost_a_sentence():
     with pytest.raises(UserError, match="16 examples cannot be embedded in 3 equal chunks"):
         Contrastive(chunks=3).embed(make_model(), make_batch())
-    with pytest.raises(UserError, match="at least 1, not 0"):
+    with pytest.raises(UserError, match="chunks must be a whole number of at least 1 or 'auto', not 0"):
         Contrastive(chunks=0)

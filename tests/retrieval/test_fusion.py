@@ -130,12 +130,14 @@ def test_a_model_scores_every_candidate(tmp_path, toy, small_model):
         (["--method=rescore", "--alpha=1", "--embeddings=E", "--queries=Q"], "there are 2 runs"),
         (["--method=interpolate", "--weights=1,1_0"], "numbers separated by commas, not 1,1_0"),
         (["--method=rescore", "--sweep=0,nan", "--qrels=Q"], "--sweep must be numbers separated by commas"),
-        (["--method=rescore", "--alpha=inf"], "--alpha must be a finite number, not inf"),
-        (["--method=rrf", "--depth=0"], "--depth must be at least 1, not 0"),
+        (["--method=rescore", "--alpha=inf"], "--alpha must be a number, not inf"),
+        (["--method=rrf", "--constant=-1"], "--constant must be a whole number of at least 0, not -1"),
+        (["--method=rrf", "--depth=0"], "--depth must be a whole number of at least 1, not 0"),
     ],
 )
 def test_flags_that_do_not_go_together(runs, capsys, flags, sentence):
-    assert fuse(f"--runs={runs}/a.trec,{runs}/b.trec", *flags, f"--output={runs}/x.trec") == 1
+    status = fuse(f"--runs={runs}/a.trec,{runs}/b.trec", *flags, f"--output={runs}/x.trec")
+    assert status == (2 if "must be a" in sentence else 1)
     errors = capsys.readouterr().err
     assert errors.startswith("error: ") and sentence in errors and len(errors.splitlines()) == 1
     assert not (runs / "x.trec").exists()

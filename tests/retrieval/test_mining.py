@@ -93,8 +93,8 @@ def test_the_margin_is_below_the_lowest_positive(folder, capsys):
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        ({"first": 5, "last": 4}, "ranks go up from 1"),
-        ({"negatives": 0}, "negatives must be at least 1"),
+        ({"first": 5, "last": 4}, "first must be at most last: no ranks lie from 5 to 4"),
+        ({"negatives": 0}, "negatives must be a whole number of at least 1, not 0"),
         ({"split": "trian"}, "did you mean 'train'"),
         ({"margin": 5}, "no negative for any query of split 'train' (1 not in the run"),
         ({"dataset": "bier:x"}, "--dataset must be beir:DIR"),
@@ -102,7 +102,8 @@ def test_the_margin_is_below_the_lowest_positive(folder, capsys):
 )
 def test_bad_flags_cost_one_sentence(folder, capsys, flags, sentence):
     given = {"run": folder / "run.trec", "dataset": f"beir:{folder}", "output": folder / "out"} | flags
-    assert cli.main("jaxir.mine:mine", [f"--{flag}={value}" for flag, value in given.items()]) == 1
+    status = cli.main("jaxir.mine:mine", [f"--{flag}={value}" for flag, value in given.items()])
+    assert status == (2 if "must be a whole number" in sentence else 1)
     error = capsys.readouterr().err
     assert sentence in error and error.count("\n") == 1
     assert not (folder / "out").exists()

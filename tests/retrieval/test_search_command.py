@@ -216,12 +216,13 @@ def test_another_model_is_refused(index, other_model, capsys):
         (["--queries=q.jsonl", "--output=run", "--query=x"], "give --query or --queries, not both"),
         (["--query="], "--query is empty"),
         (["--query= \u200b\t"], "--query is empty"),
-        (["--query=x", "--k=0"], "--k must be at least 1, not 0"),
+        (["--query=x", "--k=0"], "--k must be a whole number of at least 1, not 0"),
         (["--queries=missing.jsonl", "--output=run"], "missing.jsonl"),
     ],
 )
 def test_flags_that_make_no_sense(index, flags, message, capsys):
-    assert command("search", f"--index={index}", *flags) == 1
+    status = command("search", f"--index={index}", *flags)
+    assert status == (2 if "must be a whole number" in message else 1)
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1

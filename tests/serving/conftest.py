@@ -161,6 +161,12 @@ def gin_file(tmp_path_factory) -> str:
 
 
 @pytest.fixture(scope="session")
+def start_over():
+    """Starts a server over other indexes: `with start_over(directory, "--index=DIR") as server`."""
+    return running
+
+
+@pytest.fixture(scope="session")
 def start(world, gin_file):
     """Starts a server over both indexes: `with start(directory) as server`."""
 

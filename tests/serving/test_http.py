@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,6 +18,9 @@ from urllib.parse import quote
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+
+from jaxir.serving.guard import Guard
+from jaxir.serving.limits import Limits
 
 DEEP = b"[" * 100_000
 
@@ -453,8 +457,8 @@ def test_an_address_in_use_is_told_before_anything_is_loaded(served, capsys):
     assert capsys.readouterr().err == (
         f"error: cannot serve on 127.0.0.1, port {port}: address already in use (--host, --port)\n"
     )
-    assert cli.main("jaxir.serve:serve", ["--index=nothing", "--port=99999"]) == 1
-    assert "--port must be from 0 to 65535" in capsys.readouterr().err
+    assert cli.main("jaxir.serve:serve", ["--index=nothing", "--port=99999"]) == 2
+    assert "--port must be a whole number from 0 to 65535, not 99999" in capsys.readouterr().err
     assert cli.main("jaxir.serve:serve", ["--index=nothing", "--port=0"]) == 1
     assert "nothing is not an index" in capsys.readouterr().err
 
@@ -469,3 +473,47 @@ def test_help_is_quick_and_needs_no_jax():
     )
     assert done.returncode == 0 and "--index" in done.stdout
     assert not re.search(r"\| +(jax|fastapi|uvicorn)$", done.stderr, re.M)
+
+
+def test_a_damaged_index_is_told_with_a_detail_and_without_its_path(tmp_path, world, start_over):
+    shutil.copytree(f"{world.root}/dense", tmp_path / "dense")
+    path = tmp_path / "dense/documents.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    with start_over(tmp_path, f"--index={tmp_path}/dense") as server:
+        path.write_bytes(b"".join([b"?" * (len(lines[0]) - 1) + b"\n", *lines[1:]]))  # the first is "cats"
+        sentence = "the document 'cats' is not there as it was stored; index again"
+        told = {"detail": f"the index is damaged: {sentence}"}
+        for method, where, body in (
+            ("GET", "/document/cats", None),
+            ("POST", "/search", {"queries": ["joined arrays"], "k": 64}),
+            ("POST", "/search", {"queries": ["joined arrays"], "k": 64, "full": True, "documents": False}),
+        ):
+            status, _, content = server.request(method, where, body)
+            assert (status, json.loads(content)) == (500, told)
+        assert server.request("GET", "/document/plain")[0] == 200
+        assert server.ask("/search", queries=["joined arrays"], k=64, documents=False)["results"]
+    log = server.log.read_text()
+    assert f"error: {path} is damaged: the document 'cats'" in log and "Traceback" not in log
+
+
+def test_a_fault_outside_the_application_has_a_detail_too():
+    async def broken(scope, receive, send):
+        raise ZeroDivisionError
+
+    async def ask() -> list[dict]:
+        sent = []
+
+        async def receive():
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message):
+            sent.append(message)
+
+        guard = Guard(broken, limits=Limits(), connections=lambda: 1)
+        with pytest.raises(ZeroDivisionError):
+            await guard({"type": "http", "headers": []}, receive, send)
+        return sent
+
+    begin, *parts = asyncio.run(ask())
+    assert begin["status"] == 500
+    assert json.loads(b"".join(part["body"] for part in parts)) == {"detail": "a fault of the service"}

@@ -245,5 +245,5 @@ def test_indexes_that_cannot_be_served(world, names, sentence):
 
 
 def test_limits_are_above_nothing():
-    with pytest.raises(UserError, match="the limit k must be above 0, not 0"):
+    with pytest.raises(UserError, match="k must be a whole number of at least 1, not 0"):
         Limits(k=0)

@@ -145,6 +145,9 @@ def test_pairs_that_are_none(arguments, message):
 @pytest.mark.parametrize(
     ("model", "settings", "message"),
     [
+        (BERT, {"seed": -1}, "seed must be a whole number from 0 to 4294967295, not -1"),
+        (BERT, {"batch_size": "many"}, "batch_size must be a whole number of at least 1, not 'many'"),
+        (BERT, {"epochs": float("nan")}, "epochs must be a number above 0 or None, not nan"),
         (7, {}, "the model must be a name, a DualEncoder or a Pretrained"),
         ("st:/nowhere", {}, "no such directory"),
         ("st:/nowhere", {"output_dir": Path(__file__).parent}, "is not empty and is not a training run"),

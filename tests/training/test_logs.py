@@ -13,7 +13,7 @@ import threading
 import pytest
 import tiny_run
 
-from jaxir.training.logs import Narrator, RunLog, clock, timed
+from jaxir.training.logs import Narrator, RunLog, clock, drop_beyond, timed
 
 
 def lines(run_dir):
@@ -128,3 +128,23 @@ def test_the_second_step_tells_how_long_the_others_take(capsys, monkeypatch):
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0s"), (59.6, "1m00s"), (125, "2m05s"), (3725, "1h02m")])
 def test_clock(seconds, text):
     assert clock(seconds) == text
+
+
+def test_damaged_lines_of_a_log_cost_no_run(tmp_path):
+    path = tmp_path / "log.jsonl"
+    damaged = [
+        "null",
+        "7",
+        "[]",
+        "{}",
+        '{"step": null}',
+        '{"step": "3"}',
+        '{"step": [3]}',
+        "[" * 100_000,
+        '{"st',
+    ]
+    path.write_text("\n".join(['{"step": 1}', *damaged, '{"step": 2}', '{"step": 3}', ""]))
+    with path.open("ab") as file:
+        file.write(b'\xff{"step": 2}')
+    drop_beyond(path, 2)
+    assert path.read_text() == '{"step": 1}\n{"step": 2}\n'

@@ -74,18 +74,20 @@ def test_t5x_s_rate_is_its_formula():
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "sentence"),
+    ("kind", "settings", "sentence"),
     [
-        (AdamW(warmup_steps=10), "warmup_steps must be at least 0 and less than the 10 steps"),
-        (AdamW(learning_rate=-1.0), "learning_rate must be a finite number"),
-        (Adafactor(learning_rate=float("nan")), "learning_rate must be a finite number"),
-        (Adafactor(decay_factor=-0.1), "decay_factor must be a finite number"),
-        (AdamW(clip_norm=0.0), "clip_norm must be above 0"),
+        (AdamW, {"warmup_steps": 10}, "warmup_steps must be at least 0 and less than the 10 steps"),
+        (AdamW, {"learning_rate": -1.0}, "learning_rate must be a number of at least 0, not -1.0"),
+        (Adafactor, {"learning_rate": float("nan")}, "learning_rate must be a number of at least 0, not nan"),
+        (AdamW, {"learning_rate": "fast"}, "learning_rate must be a number of at least 0, not 'fast'"),
+        (Adafactor, {"decay_factor": -0.1}, "decay_factor must be a number of at least 0 or None, not -0.1"),
+        (AdamW, {"clip_norm": 0.0}, "clip_norm must be a number above 0 or None, not 0.0"),
+        (AdamW, {"b2": 1.0}, "b2 must be a number of at least 0 and below 1, not 1.0"),
     ],
 )
-def test_settings_out_of_range_cost_a_sentence(optimizer, sentence):
+def test_settings_out_of_range_cost_a_sentence(kind, settings, sentence):
     with pytest.raises(UserError, match=sentence):
-        optimizer.build(10)
+        kind(**settings).build(10)
 
 
 def test_adamw_is_the_equations_with_clipping_and_no_decay_of_biases():

@@ -105,7 +105,14 @@ def test_mistakes_cost_one_sentence_and_write_nothing(tmp_path, recipe, capsys):
     for extra, sentence in (
         (["--gin.train.batch_size=10"], "batch_size must be a multiple of the 4 devices"),
         (["--gin.train.batch_size=28"], "batch_size is 28, but there are only 24 pairs"),
-        (["--gin.train.steps=0"], "steps must be at least 1, not 0"),
+        (["--gin.train.steps=0"], "train.steps must be a whole number of at least 1 or None, not 0"),
+        (
+            ["--gin.train.batch_size=many"],
+            "batch_size must be a whole number of at least 1, not 'many'",
+        ),
+        (["--gin.train.seed=-1"], "train.seed must be a whole number from 0 to 4294967295, not -1"),
+        (["--gin.AdamW.learning_rate=1e999"], "AdamW.learning_rate must be a number of at least 0, not inf"),
+        (["--gin.TEMPERATURE=0"], "TEMPERATURE must be a number above 0, not 0"),
         (["--gin.AdamW.warmup_steps=6"], "warmup_steps must be at least 0 and less than the 6 steps"),
         (["--num_negatives=1"], "num_negatives is 1, but 24 of 24 pairs have no negative"),
     ):

@@ -1,0 +1,86 @@
+"""Any error as one sentence and an exit status; a traceback, which is no user's affair, goes into a file."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import NamedTuple
+
+from jaxir.errors import UsageError, UserError
+from jaxir.installation import cache_directory
+
+INTERNAL = 70  # EX_SOFTWARE of sysexits.h
+KEPT = 20  # tracebacks
+_OF_OUTPUTS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # writing fails without saying where
+
+
+class Fault(NamedTuple):
+    """What a command says of an error (without "error: ") and its exit status."""
+
+    sentence: str
+    status: int
+
+
+def explain(error: BaseException) -> Fault:
+    """Returns what to say of an error; of one that is nobody's mistake it writes the traceback to a file.
+
+    The file is in the user's cache directory, else in the system's temporary one.
+    """
+    if isinstance(error, UserError):
+        return Fault(str(error), 2 if isinstance(error, UsageError) else 1)
+    if isinstance(error, OSError):
+        return Fault(_of_system(error), 1)
+    if isinstance(error, MemoryError):
+        return Fault(f"there is not enough memory{_reason(error)}; {_kept(error)}", 1)
+    text = " ".join(str(error).split())
+    text = text if len(text) <= 300 else f"{text[:300]}..."
+    return Fault(f"internal: {type(error).__name__}: {text}; {_kept(error)}", INTERNAL)
+
+
+def _of_system(error: OSError) -> str:
+    """Returns a sentence with the paths that the system could not do something with, and why."""
+    places = [
+        os.fsdecode(p) for p in (error.filename, error.filename2) if isinstance(p, str | bytes | os.PathLike)
+    ]
+    why = error.strerror or " ".join(str(error).split()) or type(error).__name__
+    why = why[:1].lower() + why[1:]
+    if places:
+        return f"{' -> '.join(map(_one_line, places))}: {why}"
+    if error.errno in _OF_OUTPUTS:
+        return f"output: {why}"
+    return f"{why} ({type(error).__name__}; {_kept(error)})"
+
+
+def _one_line(path: str) -> str:
+    return path if len(path) <= 200 and path.isprintable() else f"{path[:200]!r}"
+
+
+def _reason(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f" ({text:.160})" if text else ""
+
+
+def _kept(error: BaseException) -> str:
+    """Writes a traceback to a file; returns where it is."""
+    text = "".join(traceback.format_exception(error))
+    for directory in (cache_directory() / "tracebacks", Path(tempfile.gettempdir())):
+        with contextlib.suppress(OSError):
+            directory.mkdir(parents=True, exist_ok=True)
+            moment = time.strftime("%Y%m%d-%H%M%S")
+            descriptor, name = tempfile.mkstemp(".txt", f"jaxir-{moment}-", directory)
+            with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
+                file.write(text)
+            _remove_oldest(cache_directory() / "tracebacks")
+            return f"the traceback is in {name}"
+    return f"the traceback could not be written to a file:\n{text}"
+
+
+def _remove_oldest(directory: Path) -> None:
+    with contextlib.suppress(OSError):
+        for old in sorted(directory.glob("*.txt"))[:-KEPT]:
+            old.unlink(missing_ok=True)
