@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -55,7 +56,8 @@ def require() -> Path:
 def install() -> Path:
     """Makes the environment, unless it is there; it appears only when whole and seen to work.
 
-    pip does it, with the user's own configuration of pip. Processes that install at once wait for each other.
+    pip does it, with the user's own configuration of pip, and takes only files of known hashes.
+    Processes that install at once wait for each other.
 
     Returns:
       The environment's Python.
@@ -72,9 +74,8 @@ def install() -> Path:
         if python is not None:
             return python
         started = time.monotonic()
-        names = [
-            line for line in REQUIREMENTS.read_text(encoding="utf-8").splitlines() if not line.startswith("#")
-        ]
+        text = REQUIREMENTS.read_text(encoding="utf-8")
+        names = re.findall(r"^\w[^\s\\]*", text, re.MULTILINE)  # without their hashes
         print(f"installing {', '.join(names)} into {target} (200 MB to fetch, 300 MB kept)", file=sys.stderr)
         with atomic_directory(target, overwrite=True) as aside:
             _run([sys.executable, "-m", "venv", "--clear", str(aside)], "make a virtual environment")

