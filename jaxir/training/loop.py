@@ -1,6 +1,7 @@
 """The training loop: one function that reads from top to bottom."""
 
 import contextlib
+import functools
 import itertools
 import signal
 import threading
@@ -133,9 +134,14 @@ def train(
     check_metric(dev_metric)
     built = optimizer.build(steps)
 
+    part, parts = distributed.share_of_batch(partitioner)
+    batches_from = functools.partial(
+        data.batches, batch_size=batch_size, seed=seed, process_index=part, process_count=parts
+    )
+    batches_from(start_step=0)  # what cannot be is refused before anything is made
+
     # ---------------------------------------------------------------- the run's directory
     run_dir = path_of(output_dir)
-    part, parts = distributed.share_of_batch(partitioner)
     with contextlib.ExitStack() as closing:
         hold = closing.enter_context(held(run_dir))
         checkpoints = Checkpoints(
@@ -172,13 +178,7 @@ def train(
         # ------------------------------------------------------------ batches, made ahead on a thread
         batches = closing.enter_context(
             prefetch(
-                data.batches(
-                    batch_size=batch_size,
-                    seed=seed,
-                    start_step=start,
-                    process_index=part,
-                    process_count=parts,
-                ),
+                batches_from(start_step=start),
                 lambda batch: distributed.place_share(batch, partitioner, part, parts),
             )
         )
