@@ -17,6 +17,7 @@ from jax.experimental import multihost_utils
 
 from jaxir import faults
 from jaxir.errors import BadValueError, UserError
+from jaxir.locks import leave_nothing_empty
 from jaxir.partitioning import Partitioner
 from jaxir.simple_types import Count, Natural, parse
 
@@ -187,6 +188,7 @@ class _Company(threading.Thread):
     def _end(self, sentence: str, status: int) -> None:
         print(f"error: {sentence}", file=sys.stderr, flush=True)
         sys.stdout.flush()
+        leave_nothing_empty()
         if jax.process_index() == 0:
             time.sleep(3 * self._interval)  # the service ends with this process: let the others read it first
         os._exit(status)

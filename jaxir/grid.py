@@ -23,7 +23,7 @@ def grid(
     models: list[str],
     sharing: list[str] | None = None,
     objectives: list[str] | None = None,
-    seeds: list[str] | None = None,
+    seeds: list[str | int] | None = None,
     variants: Any = None,
     metrics: str = "P@1 RR",
     split: str = "test",

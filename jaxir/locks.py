@@ -11,6 +11,8 @@ from pathlib import Path
 
 from jaxir.errors import UserError
 
+_MADE: list[list[Path]] = []  # for locks that are held
+
 
 @contextlib.contextmanager
 def locked(directory: Path, refusal: str) -> Iterator[None]:
@@ -29,13 +31,28 @@ def locked(directory: Path, refusal: str) -> Iterator[None]:
         raise UserError(f"{directory} is not a directory")
     made = [path for path in (directory, *directory.parents) if not path.exists()]
     descriptor = _lock(directory, refusal)
+    _MADE.append(made)
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):  # there is something in it
-            for path in made:
-                path.rmdir()
+        _MADE.remove(made)
+        _remove_empty(made)
         os.close(descriptor)
+
+
+def leave_nothing_empty() -> None:
+    """Removes directories that were made for locks and into which nothing has come.
+
+    For a process that ends without unwinding.
+    """
+    for made in reversed(_MADE):
+        _remove_empty(made)
+
+
+def _remove_empty(made: list[Path]) -> None:
+    with contextlib.suppress(OSError):  # there is something in it
+        for path in made:
+            path.rmdir()
 
 
 def _lock(directory: Path, refusal: str) -> int:

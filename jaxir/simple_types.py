@@ -214,7 +214,7 @@ def simple(hint: Any) -> Any | None:
         return found[0] if len(found) == len(arms) else None
     if kind in (str, int, float, bool) or kind is Literal:
         return hint
-    return list[str] if kind in _LISTS and arms and arms[0] is str else None
+    return list[str] if kind in _LISTS and arms and str in (arms[0], *typing.get_args(arms[0])) else None
 
 
 def _without_none(hint: Any) -> Any:

@@ -46,7 +46,7 @@ def test_msmarco_triples_are_pairs_with_the_negatives_of_their_run(tmp_path):
         ("634306", "5", ["2"]),
     ]
     assert pairs[0].negatives[0][1] == "Passage 2 on rivers – and banks."
-    with pytest.raises(UserError, match="max_negatives must be 1 or more"):
+    with pytest.raises(UserError, match="max_negatives must be a whole number of at least 1, not 0"):
         examples(msmarco.MsMarcoTriples(directory=str(tmp_path), max_negatives=0))
 
 

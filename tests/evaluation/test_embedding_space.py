@@ -139,5 +139,8 @@ def test_mistakes_cost_one_sentence_and_write_nothing(folder, tmp_path, capsys, 
 
 
 def test_an_output_that_exists_is_kept(folder, tmp_path):
+    output = tmp_path / "analysis"
+    output.mkdir()
+    (output / "figure.png").touch()
     with pytest.raises(UserError, match="already exists"):
-        analyze(models=[MODEL], dataset=f"beir:{folder}", output=str(tmp_path))
+        analyze(models=[MODEL], dataset=f"beir:{folder}", output=str(output))

@@ -38,7 +38,7 @@ def forget_gin():
 def commands(name, folder, output, capsys) -> list[list[list[str]]]:
     """Returns the words of each command of each cell of a shipped grid, as --dry_run prints them."""
     bound, _ = gin_config.bind(
-        grid, [f"gin/experiments/{name}.gin"], [], {"output_dir": "x", "datasets": "x"}
+        grid, [f"gin/experiments/{name}.gin"], [], {"output_dir": "x", "datasets": ["x"]}
     )
     capsys.readouterr()
     assert bound(output_dir=str(output), datasets=[f"data={folder}"], dry_run=True) == 0

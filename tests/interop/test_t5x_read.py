@@ -247,7 +247,7 @@ def test_the_first_orbax_layout_with_placeholders(encoder, tmp_path):
     for place in ("../../../elsewhere", str(tmp_path / "elsewhere")):
         target["token_embedder"]["embedding"] = f"PLACEHOLDER://{place}"
         (state / "checkpoint").write_bytes(msgpack.packb({"target": target, "state": {}}))
-        with pytest.raises(UserError, match=f"{re.escape(place)}' lies outside of"):
+        with pytest.raises(UserError, match=f"{re.escape(place[:60])}.* lies outside of"):
             model_dir.load(f"t5x:{tmp_path / 'run'}", tokenizer=TOKENIZER)
 
 
