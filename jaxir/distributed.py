@@ -188,9 +188,9 @@ class _Company(threading.Thread):
     def _end(self, sentence: str, status: int) -> None:
         print(f"error: {sentence}", file=sys.stderr, flush=True)
         sys.stdout.flush()
-        leave_nothing_empty()
         if jax.process_index() == 0:
             time.sleep(3 * self._interval)  # the service ends with this process: let the others read it first
+        leave_nothing_empty()
         os._exit(status)
 
 
