@@ -285,6 +285,7 @@ def test_a_killed_process_has_not_fetched_in_vain(hub, resolve, tmp_path):
     assert fetched(hub) == [("model.safetensors", have)]
 
 
+@pytest.mark.slow
 def test_processes_of_one_run_fetch_each_file_once_and_say_so_once(hub, tmp_path):
     hub.add(T5, files_of("t5_1_1"))
     released = threading.Event()
@@ -313,6 +314,7 @@ def test_processes_of_one_run_fetch_each_file_once_and_say_so_once(hub, tmp_path
     assert sorted(hub.downloads()) == sorted(set(hub.downloads()))
 
 
+@pytest.mark.slow
 def test_what_the_hub_refuses_costs_one_sentence(hub, resolve):
     hub.add("google/t5-v1_1-base", files_of("t5_1_0"))
     hub.add("meta/gated", files_of("roberta"))
@@ -350,6 +352,7 @@ def test_what_the_hub_refuses_costs_one_sentence(hub, resolve):
     assert "model.safetensors" not in hub.downloads(), "nothing is fetched in vain"
 
 
+@pytest.mark.slow
 def test_out_of_reach_and_out_of_room(hub, resolve, tmp_path):
     hub.add(T5, files_of("t5_1_1"))
     with socket.socket() as free:

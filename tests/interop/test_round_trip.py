@@ -133,6 +133,7 @@ def vectors(loaded, texts, tower):
 
 
 @pytest.mark.parametrize("sharing", [pytest.param("ade", marks=pytest.mark.slow), "ade_spl"])
+@pytest.mark.slow
 def test_two_towers_become_two_folders(sharing, tmp_path):
     texts = ["the cat sat", "mice"]
     loaded = model_dir.load(

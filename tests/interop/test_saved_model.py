@@ -350,6 +350,7 @@ def test_tree_of_scann_in_a_graph(storage, tmp_path):
         (["--model=st:{golden}/bert", "--optimizer_state", "--format=onnx"], "to t5x only, not to onnx"),
     ],
 )
+@pytest.mark.slow
 def test_what_cannot_be_exported_costs_one_sentence(flags, message, tmp_path, capsys):
     ExactIndex.build(np.eye(4, dtype=np.float32), list("abcd")).save(tmp_path / "index")
     flags = [f.format(golden=GOLDEN, index=tmp_path / "index") for f in flags]

@@ -46,7 +46,7 @@ def texts(key=None):
 @pytest.mark.parametrize(
     ("kind", "changes", "sharing"),
     [
-        ("t5", {"scan_layers": True, "remat": True}, "sde"),
+        pytest.param("t5", {"scan_layers": True, "remat": True}, "sde", marks=pytest.mark.slow),
         pytest.param("bert", {}, "sde", marks=pytest.mark.slow),
         pytest.param("t5", {}, "ade_spl", marks=pytest.mark.slow),
         pytest.param("bert", {"scan_layers": True}, "ade_spl", marks=pytest.mark.slow),

@@ -67,6 +67,7 @@ def test_gpus_by_arithmetic_with_nothing_but_a_recipe(model, tmp_path):
     assert {p.name for p in tmp_path.iterdir()} == {"model"}  # nothing was written
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_exits_with_one_and_advice(tmp_path):
     done = plan("--gin_file", "gin/samtone_xxl.gin", "--gin.FSDP=1", "--plan", "gpu:1xl4", cwd=tmp_path)
     assert done.returncode == 1

@@ -78,6 +78,7 @@ def test_killed_and_continued_equals_uninterrupted(tmp_path, corpus, small_model
     assert contents(output) == contents(uninterrupted)
 
 
+@pytest.mark.slow
 def test_what_is_stored(uninterrupted, corpus, small_model, toy):
     stored = open_embeddings(uninterrupted)
     assert stored.ids == [f"d{i}" for i in range(2001)]
@@ -94,6 +95,7 @@ def test_what_is_stored(uninterrupted, corpus, small_model, toy):
     assert len(info.input_sha256) == 64
 
 
+@pytest.mark.slow
 def test_a_complete_directory_is_left_alone(uninterrupted, corpus, small_model):
     before = {p.name: p.stat().st_mtime_ns for p in uninterrupted.iterdir()}
     encoder = DualEncoder.load(small_model)

@@ -259,6 +259,7 @@ def test_ranks_in_the_millions_break_ties():
         ("int8", "dot", 0.8, 0.25),
     ],
 )
+@pytest.mark.slow
 def test_smaller_storage_costs_recall_that_is_told(tmp_path, points, storage, similarity, least, share):
     ids = names(COUNT)
     trial = Trial(points, ids, similarity=similarity)

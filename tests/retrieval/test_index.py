@@ -141,6 +141,7 @@ def test_scann_with_k_near_the_size(toy):
         pytest.param(ScannIndex, BRUTE_FORCE_UP_TO + 1000, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_saved_index_answers_alike_in_a_new_process(tmp_path, toy, engine, count):
     vectors = clustered(count, 32)
     ids = [f"id-{i}-é" for i in range(count)]

@@ -150,6 +150,7 @@ DOCUMENTS = {
 }
 
 
+@pytest.mark.slow
 def test_words_are_whole_on_terminals_of_any_width(tmp_path, toy, small_model, monkeypatch):
     """Each answer is laid out for the width that the terminal has then: people change it."""
     records = [{"_id": i, "title": title, "text": text} for i, (title, text) in DOCUMENTS.items()]

@@ -475,6 +475,7 @@ def test_help_is_quick_and_needs_no_jax():
     assert not re.search(r"\| +(jax|fastapi|uvicorn)$", done.stderr, re.M)
 
 
+@pytest.mark.slow
 def test_a_damaged_index_is_told_with_a_detail_and_without_its_path(tmp_path, world, start_over):
     shutil.copytree(f"{world.root}/dense", tmp_path / "dense")
     path = tmp_path / "dense/documents.jsonl"

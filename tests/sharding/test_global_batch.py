@@ -18,8 +18,7 @@ from jaxir.models.layers import param
 # The time is for a busy machine: most of it is one fixture.
 pytestmark = [
     pytest.mark.timeout(900),
-    pytest.mark.long,
-    pytest.mark.compiled,
+    pytest.mark.slow,
     pytest.mark.usefixtures("few_optimizations"),
 ]
 DATA_AXES = {"slices", "data", "fsdp"}

@@ -17,7 +17,7 @@ from jaxir.partitioning import MeshConfig
 from jaxir.training import state as state_lib
 from jaxir.training.optimizers import Adafactor, AdamW
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 MESH = MeshConfig(data=1, fsdp=2, tensor=2)
 

@@ -56,6 +56,7 @@ def test_a_whole_life(cloud):
     assert cloud.ok("status.sh").stdout.endswith(": ABSENT\n")
 
 
+@pytest.mark.slow
 def test_preemption_leads_to_a_new_slice_and_the_same_command_resumes(cloud):
     cloud.ok("resume.sh")  # from nothing at all
     cloud.until_waiting()
