@@ -28,7 +28,7 @@ def flags(tmp_path, folder, tiny_gin) -> list[str]:
 def test_a_grid_from_end_to_end(tmp_path, flags):
     def run(*more):
         command = [sys.executable, "-m", "jaxir.grid", *flags, "--sharing=ade_spl", *more]
-        return subprocess.run(command, capture_output=True, text=True, timeout=280)
+        return subprocess.run(command, capture_output=True, text=True, timeout=800)
 
     done = run("--objectives=pair")
     assert done.returncode == 0, done.stderr

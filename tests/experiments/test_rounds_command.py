@@ -35,7 +35,7 @@ def flags(tmp_path, folder, tiny_gin) -> list[str]:
 def test_rounds_from_end_to_end(tmp_path, flags):
     def run(*more):
         command = [sys.executable, "-m", "jaxir.rounds", *flags, *more]
-        return subprocess.run(command, capture_output=True, text=True, timeout=500)
+        return subprocess.run(command, capture_output=True, text=True, timeout=800)
 
     done = run()
     assert done.returncode == 0, done.stderr
