@@ -121,6 +121,14 @@ def test_several_systems_and_seeds(files, capsys):
     expected = stats.ttest_rel(seeds, found["a"].astype(float)).pvalue
     assert first["comparison"]["t_test"] == pytest.approx(expected) and expected < 0.05
     assert first["t_test"] == pytest.approx(2 * expected), "Holm: the smaller of two"
+    flips = [p["comparison"]["randomisation"] for p in result["comparisons"]]
+    assert first["randomisation"] == pytest.approx(2 * flips[0]) and flips[0] < min(0.5, flips[1])
+    (row,) = [
+        line.split("|") for line in printed.splitlines() if line.startswith("| P@1") and "tuned" in line
+    ]
+    counts = [str(np.sum(sign * (seeds - found["a"]) > 0)) for sign in (1, -1)]
+    p_values = [f"{first[test]:.2g}" for test in ("t_test", "randomisation")]
+    assert [cell.strip() for cell in row[5:9]] == [*counts, *p_values], "the corrected ones are printed"
     assert "corrected for 2 comparisons by each metric (Holm)" in printed
     assert printed.count("own id kept (0 found)") == 1
     every = evaluate(**given)["comparisons"]

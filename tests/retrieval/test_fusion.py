@@ -39,6 +39,11 @@ def test_interpolation_by_hand():
     a, b = (a - a.mean()) / a.std(), (b - b.mean()) / b.std()
     assert z["d2"] == pytest.approx(0.25 * a[1] + 0.75 * b[1])
     assert z["d3"] == pytest.approx(0.25 * a[2] + 0.75 * b[2]), "what a run lacks gets the run's lowest score"
+    flat = {"q1": {"d1": 3.0, "d5": 3.0}}
+    z = fusion.interpolate([A, flat], weights=[0.25, 0.75], normalization="z_score")["q1"]
+    assert z["d1"] == pytest.approx(0.25 * a[0]) and z["d5"] == pytest.approx(0.25 * a[2]), "all are average"
+    shared = fusion.interpolate([A, B, flat])["q1"]
+    assert shared["d2"] == pytest.approx((0.5 + 0.875 + 1) / 3), "equal weights that add up to 1"
     raw = fusion.interpolate([A, B], weights=[1, 10], normalization="none")["q1"]
     assert raw["d2"] == pytest.approx(5 + 8) and raw["d4"] == pytest.approx(1 + 9)
 
@@ -88,6 +93,15 @@ def test_the_sweep_takes_the_best_alpha(runs, capsys):
     values = [line.split("|")[2].strip() for line in said.splitlines() if line.startswith("| ")][1:]
     assert values == ["0.7500", "0.7500", "1.0000", "1.0000"]
     assert read_run(out)["q1"] == pytest.approx({"d1": 10.0, "d2": 13.0, "d3": 1.5})
+
+
+def test_alpha_is_the_weight_of_the_second_run(runs):
+    fused = [f"--runs={runs}/a.trec,{runs}/b.trec", "--method=interpolate", f"--output={runs}/mixed.trec"]
+    assert fuse(*fused, "--alpha=0.25") == 0
+    both = [read_run(runs / name) for name in ("a.trec", "b.trec")]
+    expected = fusion.interpolate(both, weights=[0.75, 0.25])["q1"]
+    assert read_run(runs / "mixed.trec")["q1"] == pytest.approx(expected)
+    assert expected["d1"] > 0.75 > expected["d4"], "the first run's best stays ahead of the second's"
 
 
 def test_a_model_scores_every_candidate(tmp_path, toy, small_model):
