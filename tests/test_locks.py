@@ -67,7 +67,7 @@ def test_a_directory_that_its_holder_removes_while_it_is_taken_is_made_again(tmp
     monkeypatch.setattr(fcntl, "flock", flock)
     with locked(place, "no"):
         assert removed and place.is_dir()
-        with pytest.raises(UserError, match="^no$"), locked(place, "no"):
+        with pytest.raises(UserError, match=r"^no$"), locked(place, "no"):
             pass
     assert not place.exists()
 
