@@ -6,8 +6,10 @@ import json
 import jax
 import jax.numpy as jnp
 import pytest
+import tensorstore
 
 from jaxir.errors import UserError
+from jaxir.interop import stores
 from jaxir.training.checkpoints import Checkpoints
 from jaxir.training.state import TrainState
 
@@ -62,3 +64,18 @@ def test_a_state_with_one_number_that_is_not_finite_is_never_saved(tmp_path, ite
         with pytest.raises(UserError, match=r"^step 2: a parameter or a moment .* is not finite; .*/1$"):
             checkpoints.save(2, state(2)._replace(**{item: spoilt}), None)
         assert checkpoints.steps() == [1]
+
+
+@pytest.mark.parametrize("item", ["params", "opt_state"])
+def test_a_checkpoint_with_another_number_than_was_saved_is_set_aside(tmp_path, item, capsys):
+    """A number that was exchanged by a program that writes it as TensorStore does: no file is damaged."""
+    with opened(tmp_path / "run", None) as (checkpoints, _):
+        for step in (1, 2):
+            checkpoints.save(step, state(step), None)
+            checkpoints.settle()
+    where = str(tmp_path / "run" / "checkpoints" / "2" / item)
+    (spec,) = stores.orbax_specs(where, stores.read(where, stores.ORBAX_INDEX)).values()
+    tensorstore.open(spec, open=True).result()[1] = 7.0
+    with opened(tmp_path / "run", None) as (checkpoints, resumed):
+        assert resumed.step == 1 and checkpoints.steps() == [1]
+    assert "checkpoint 2 is broken (its checksums do not match its content)" in capsys.readouterr().err

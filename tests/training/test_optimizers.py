@@ -303,3 +303,6 @@ def test_moments_lie_like_their_parameters(optimizer):
         assert leaf.sharding == sharding
         found += leaf.shape == (64, 32) and not leaf.sharding.is_fully_replicated
     assert found == (3 if isinstance(optimizer, AdamW) else 1)
+    if isinstance(optimizer, Adafactor):  # of [vocab, embed] means without the longer and the shorter one
+        means = state.opt_state[0].v_row["table"], state.opt_state[0].v_col["table"]
+        assert [(x.shape, *x.sharding.spec) for x in means] == [((32,), "fsdp"), ((64,), "tensor")]
