@@ -126,6 +126,7 @@ def test_a_gathered_weight_is_whole_where_it_is_used_and_its_gradient_is_not():
     [
         ({"data": 1, "fsdp": 2, "tensor": 2}, (), 4),
         ({"data": 1, "fsdp": 2, "tensor": 2}, [("vocab", "fsdp"), ("embed", "tensor")], 4),
+        ({"data": 1, "fsdp": 2, "tensor": 2}, [("embed", ["tensor", "fsdp"])], 4),  # both split one dimension
         ({"data": 2, "fsdp": 2}, (), 4),  # "data" splits the rows and not the table
         ({"data": 2, "fsdp": 2}, (), 3),  # which four devices do not share
     ],
