@@ -1,5 +1,6 @@
 """One process at a time in a directory, on a disk and in a bucket."""
 
+import fcntl
 import json
 import os
 import subprocess
@@ -53,6 +54,22 @@ def test_a_directory_made_for_a_lock_goes_if_nothing_came_into_it(tmp_path):
     assert (tmp_path / "a" / "b" / "file").exists()
     with pytest.raises(UserError, match="file is not a directory"), locked(tmp_path / "a/b/file", "no"):
         pass
+
+
+def test_a_directory_that_its_holder_removes_while_it_is_taken_is_made_again(tmp_path, monkeypatch):
+    place, removed, real = tmp_path / "a", [], fcntl.flock
+
+    def flock(descriptor, how):
+        if not removed:
+            removed.append(place.rmdir())
+        real(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with locked(place, "no"):
+        assert removed and place.is_dir()
+        with pytest.raises(UserError, match=r"^no$"), locked(place, "no"):
+            pass
+    assert not place.exists()
 
 
 @pytest.fixture

@@ -121,11 +121,20 @@ def test_a_gathered_weight_is_whole_where_it_is_used_and_its_gradient_is_not():
     assert (gradient == 2 * x).all() and (used == x).all()
 
 
-@pytest.mark.parametrize("rules", [(), [("vocab", "fsdp"), ("embed", "tensor")]])
-def test_a_lookup_on_a_mesh_equals_that_on_one_device(rules):
-    partitioner = MeshConfig(data=1, fsdp=2, tensor=2, rules=rules).build()
+@pytest.mark.parametrize(
+    ("sizes", "rules", "rows"),
+    [
+        ({"data": 1, "fsdp": 2, "tensor": 2}, (), 4),
+        ({"data": 1, "fsdp": 2, "tensor": 2}, [("vocab", "fsdp"), ("embed", "tensor")], 4),
+        ({"data": 1, "fsdp": 2, "tensor": 2}, [("embed", ["tensor", "fsdp"])], 4),  # both split one dimension
+        ({"data": 2, "fsdp": 2}, (), 4),  # "data" splits the rows and not the table
+        ({"data": 2, "fsdp": 2}, (), 3),  # which four devices do not share
+    ],
+)
+def test_a_lookup_on_a_mesh_equals_that_on_one_device(sizes, rules, rows):
+    partitioner = MeshConfig(**sizes, rules=rules).build()
     table = jnp.sin(jnp.arange(48.0)).reshape(6, 8)
-    ids = jnp.array([[0, 5, 5], [1, 0, 5], [3, 3, 3], [2, 0, 1]])
+    ids = jnp.array([[0, 5, 5], [1, 0, 5], [3, 3, 3], [2, 0, 1]])[:rows]
 
     def loss(table):
         return (look_up(table, ids, ("vocab", "embed"), "float32") ** 3).sum()

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from jaxir.data.mixture import Mixture
+from jaxir.data.mixture import Mixture, MixtureDataset
 from jaxir.data.pair_sources import JsonlPairs
 from jaxir.data.sources import stable_keys
 from jaxir.errors import BadInputError, UserError
@@ -143,6 +143,13 @@ def test_the_fingerprint_covers_all_sources_and_how_they_are_mixed(minilm, sourc
     ]
     assert len(set(found)) == len(found)
     assert fingerprint(rates=[6, 2, 2]) == found[1]
+
+
+def test_the_order_of_a_mixture_depends_on_parts_where_that_of_a_source_does(minilm, sources):
+    plain, other = (source.build(minilm, **LENGTHS) for source in sources[:2])
+    other.order_depends_on_parts = True  # as that of a SeqIO task
+    assert not MixtureDataset({"a": plain}, rates=None).order_depends_on_parts
+    assert MixtureDataset({"a": plain, "b": other}, rates=None).order_depends_on_parts
 
 
 def test_faults_of_a_source_are_named(minilm, sources, tmp_path, capsys):

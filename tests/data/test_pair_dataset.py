@@ -130,6 +130,11 @@ def test_negatives_are_drawn_anew_each_epoch_without_repeats(minilm):
     uses = np.bincount([j for batch in drawn for row in batch for j in row])
     assert uses.min() > 0.9 * uses.mean()  # uniform: 1,200 expected of each, standard deviation 25
     assert any(len(set(batch)) > 1 for batch in drawn)  # rows draw independently
+    of_seeds = []
+    for batch in (next(dataset.batches(batch_size=8, seed=seed)) for seed in (0, 1)):
+        chosen = zip(numbers(batch), (row.tolist() for row in batch["negative_key"]), strict=True)
+        of_seeds.append({number: sorted(keys) for number, keys in chosen})
+    assert of_seeds[0].keys() == of_seeds[1].keys() and of_seeds[0] != of_seeds[1]
 
 
 def test_ordered_goes_through_once_in_order(dataset):
@@ -137,6 +142,19 @@ def test_ordered_goes_through_once_in_order(dataset):
     assert list(itertools.chain(*seen)) == list(range(100))
     halves = [list(dataset.ordered(10, process_index=i, process_count=2)) for i in (0, 1)]
     assert [numbers(a) + numbers(b) for a, b in zip(*halves, strict=True)] == seen
+
+
+def test_shortened_pairs_lose_padding_only(dataset, minilm):
+    roomy = PairDataset.from_examples(EXAMPLES, minilm, query_length=64, passage_length=200)
+    short = roomy.shortened()
+    whole, cut = (next(d.ordered(COUNT)) for d in (roomy, short))
+    longest = np.count_nonzero(whole["passage_ids"], axis=1).max()
+    assert (short.query_length, short.passage_length) == (16, 16 * -(-longest // 16)) and longest % 16
+    for name, length in (("query_ids", 16), ("passage_ids", short.passage_length)):
+        np.testing.assert_array_equal(cut[name], whole[name][:, :length])
+        assert not whole[name][:, length:].any()
+    assert (roomy.query_length, roomy.passage_length) == (64, 200)
+    assert (dataset.shortened().query_length, dataset.shortened().passage_length) == (12, 20)
 
 
 def test_saved_arrays_give_the_same_batches_without_tensorflow(dataset, minilm, minilm_folder, tmp_path):

@@ -19,14 +19,15 @@ WORDS = ["cat", "dog", "fish", "bird"]
 
 
 class CountsWords:
-    """Vectors of word counts: the inner product is how many words two texts share."""
+    """Vectors of word counts, times 10 by the query tower: the inner product is how many words are shared."""
 
     similarity = "dot"
 
-    def encode(self, texts):
+    def encode_passages(self, texts):
         return np.array([[text.lower().split().count(word) for word in WORDS] for text in texts], np.float32)
 
-    encode_queries = encode_passages = encode
+    def encode_queries(self, texts):
+        return 10 * self.encode_passages(texts)
 
 
 CORPUS = [
@@ -58,7 +59,7 @@ def test_titles_count_and_only_judged_queries_are_searched(folder):
     assert collection.documents == ["Cat cat and dog", "dog dog", "fish", "bird"]
     assert collection.query_ids == ["1", "b"]
     run = search_collection(CountsWords(), collection, depth=2)
-    assert run == {"1": {"1": 2.0, "4": 0.0}, "b": {"2": 2.0, "1": 1.0}}
+    assert run == {"1": {"1": 20.0, "4": 0.0}, "b": {"2": 20.0, "1": 10.0}}
 
 
 def test_values_by_hand(folder):
@@ -67,6 +68,8 @@ def test_values_by_hand(folder):
     assert kept.per_query == {"RR@10": {"1": 1.0, "b": 0.5}, "P@1": {"1": 1.0, "b": 0.0}}
     dropped = evaluate_collection(CountsWords(), collection, "RR@10", identical_ids="drop")
     assert dropped.per_query["RR@10"] == {"1": 0.0, "b": 0.5}
+    other = evaluate_collection(CountsWords(), collection, "RR@10", depth=1, identical_ids="drop")
+    assert other.unanswered == 0, "the answer that is dropped is not one of `depth`"
     shallow = evaluate_collection(CountsWords(), collection, "RR@10", depth=1)
     assert shallow.per_query["RR@10"] == {"1": 1.0, "b": 0.0}
 
@@ -92,7 +95,7 @@ def test_bad_collections_say_where_and_why(folder, name, content, where):
 
 
 def test_an_unknown_split_names_those_there_are(folder):
-    with pytest.raises(UserError, match="test"):
+    with pytest.raises(UserError, match=r"no split 'tset' \(has: test\); did you mean 'test'\?$"):
         read_collection(folder, "tset")
 
 

@@ -13,6 +13,7 @@ from scipy import stats
 from jaxir import cli
 from jaxir.errors import UserError
 from jaxir.evaluate import evaluate
+from jaxir.evaluation.judgements import read_judgements
 
 RUN = (
     "q1 Q0 d2 1 3.0 a\nq1 Q0 d1 2 2.0 a\nq2 Q0 d9 1 1.0 a\n"
@@ -47,6 +48,12 @@ def test_values_by_hand(files, capsys, qrels):
     printed = capsys.readouterr().out
     assert "3 judged queries" in printed and "own id kept (1 found)" in printed
     assert "| q3    | 0.5000 |" in printed and "0.4206" in printed
+
+
+@pytest.mark.parametrize("line", ["a query\td1\t2\n", "a\t0\td1\t2\n", "a 0  d1 2\n"])
+def test_judgements_of_either_format_need_no_header(files, line):
+    (files / "qrels").write_text(line)
+    assert read_judgements(files / "qrels") == {"a query" if "query" in line else "a": {"d1": 2}}
 
 
 def test_identical_ids_dropped_on_request(files, capsys):
@@ -121,6 +128,14 @@ def test_several_systems_and_seeds(files, capsys):
     expected = stats.ttest_rel(seeds, found["a"].astype(float)).pvalue
     assert first["comparison"]["t_test"] == pytest.approx(expected) and expected < 0.05
     assert first["t_test"] == pytest.approx(2 * expected), "Holm: the smaller of two"
+    flips = [p["comparison"]["randomisation"] for p in result["comparisons"]]
+    assert first["randomisation"] == pytest.approx(2 * flips[0]) and flips[0] < min(0.5, flips[1])
+    (row,) = [
+        line.split("|") for line in printed.splitlines() if line.startswith("| P@1") and "tuned" in line
+    ]
+    counts = [str(np.sum(sign * (seeds - found["a"]) > 0)) for sign in (1, -1)]
+    p_values = [f"{first[test]:.2g}" for test in ("t_test", "randomisation")]
+    assert [cell.strip() for cell in row[5:9]] == [*counts, *p_values], "the corrected ones are printed"
     assert "corrected for 2 comparisons by each metric (Holm)" in printed
     assert printed.count("own id kept (0 found)") == 1
     every = evaluate(**given)["comparisons"]

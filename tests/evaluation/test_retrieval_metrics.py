@@ -59,7 +59,7 @@ def test_capped_recall_by_hand():
     assert scores.per_query["R_cap@3"] == pytest.approx({"q1": 2 / 3, "q2": 0, "q3": 0})
     assert scores.values["CappedR@2"] == pytest.approx(1 / 6)
     assert scores.per_query["cappedr@100"] == pytest.approx({"q1": 2 / 3, "q2": 1, "q3": 0})
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match="there is no metric 'CappedR@0'"):
         parse_metrics("CappedR@0")
 
 
@@ -95,7 +95,7 @@ def test_scores_are_compared_in_float32():
 
 def test_identical_ids_policy():
     qrels = {"7": {"3": 1}, "3": {"4": 1}}
-    run = {"7": {"7": 2.0, "3": 1.0}, "3": {"4": 1.0}}
+    run = {"7": {"7": 2.0, "3": 1.0}, "3": {"4": 1.0}, "9": {"9": 1.0}}  # 9 is not judged
     kept = evaluate_run(run, qrels, "RR")
     dropped = evaluate_run(run, qrels, "RR", identical_ids="drop")
     assert kept.per_query["RR"] == {"7": 0.5, "3": 1.0}

@@ -60,9 +60,15 @@ def test_the_order_of_queries_does_not_matter():
     assert compare(a, dict(reversed(b.items()))) == compare(a, b)
 
 
-@pytest.mark.parametrize(("a", "b"), [({"x": 1.0, "y": 0.0}, {"x": 1.0, "z": 0.0}), ({"x": 1.0}, {"x": 0.0})])
-def test_incomparable_systems_are_refused(a, b):
-    with pytest.raises(UserError):
+@pytest.mark.parametrize(
+    ("a", "b", "sentence"),
+    [
+        ({"x": 1.0, "y": 0.0}, {"x": 1.0, "z": 0.0}, "only be compared on the same queries"),
+        ({"x": 1.0}, {"x": 0.0}, "needs at least two queries"),
+    ],
+)
+def test_incomparable_systems_are_refused(a, b, sentence):
+    with pytest.raises(UserError, match=sentence):
         compare(a, b)
 
 
@@ -82,7 +88,11 @@ def test_confidence_interval_is_that_of_the_normal_distribution_for_many_queries
     half = 1.96 * differences.std(ddof=1) / 20
     assert low == pytest.approx(differences.mean() - half, abs=0.1 * half)
     assert high == pytest.approx(differences.mean() + half, abs=0.1 * half)
-    assert confidence_interval(system, baseline) == (low, high)
+    assert (
+        confidence_interval(system, baseline) == (low, high) != confidence_interval(system, baseline, seed=1)
+    )
+    low, high = confidence_interval(system, baseline, level=0.5)
+    assert high - low == pytest.approx(2 * half * 0.6745 / 1.96, rel=0.1)
     with pytest.raises(UserError, match="the same queries"):
         confidence_interval(system, {"q0": 1.0})
 

@@ -10,14 +10,15 @@ HEADER = "score\tsentence1\tsentence2\n"
 
 
 class Angles:
-    """Encodes "30" as the unit vector at 30 degrees, at length 2: cosine must not depend on length."""
+    """Encodes "30" as a vector at 30 degrees, of length 4: cosine must not depend on lengths."""
 
     calls = 0
 
     def encode_queries(self, texts):
         self.calls += 1
         radians = np.deg2rad([float(t) for t in texts])
-        return (2 * np.stack([np.cos(radians), np.sin(radians)], axis=1)).astype(np.float32)
+        lengths = [[1 + float(t) / 10] for t in texts]
+        return (lengths * np.stack([np.cos(radians), np.sin(radians)], axis=1)).astype(np.float32)
 
 
 class Collapsed:

@@ -60,6 +60,7 @@ def resolve(words):
 def test_every_cell_of_a_shipped_grid_resolves_to_what_it_is_called(name, count, folder, tmp_path, capsys):
     cells = commands(name, folder, tmp_path / "grid", capsys)
     assert len(cells) == count
+    resolved = 0
     for *training, testing in cells:
         model = next(w for w in testing if w.startswith("--model=")).removeprefix("--model=")
         cell = Path(model).parent.name
@@ -85,6 +86,8 @@ def test_every_cell_of_a_shipped_grid_resolves_to_what_it_is_called(name, count,
         assert steps == (20_000 if name == "table1" else 400)
         assert source == model
         assert f"--dataset=beir:{folder}" in testing
+        resolved += 1
+    assert resolved == {"table1": 9, "minilm_grid": 6, "minilm_duplicates_grid": 16}[name]
     assert not (tmp_path / "grid").exists()
 
 

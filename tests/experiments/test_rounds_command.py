@@ -135,7 +135,9 @@ def test_rounds_over_a_whole_recipe_train_on_what_they_mine(tmp_path, folder):
         seed=5,
     )
     commands = [step.arguments for _, steps in room.steps_of(settings, tmp_path) for step in steps]
-    for number, words in enumerate(words for words in commands if "jaxir.train" in words):
+    training = [words for words in commands if "jaxir.train" in words]
+    assert len(training) == 2
+    for number, words in enumerate(training):
         files = [w.removeprefix("--gin_file=") for w in words if w.startswith("--gin_file=")]
         bindings = [w.removeprefix("--gin.") for w in words if w.startswith("--gin.")]
         gin_config.bind(train, files, bindings, {"seed": 5, "output_dir": "run"})

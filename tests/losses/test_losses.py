@@ -132,15 +132,15 @@ def test_finite_when_every_negative_is_masked(variant, batch, block_size):
 @pytest.mark.parametrize("block_size", [None, 2])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_extreme_logits_stay_finite(variant, block_size):
-    """At temperature 0.01 opposite unit vectors have logits of +-100; exp of the sum overflows float32."""
-    loss, _, settings = VARIANTS[variant]
-    query = jnp.asarray(np.eye(4, 8), jnp.float32)
-    passage = -query
-    negatives = jnp.stack([query, query], axis=1)
+    """At temperature 0.01 the logits are +-100: in float32 every sum's exp is inf, every positive's 0."""
+    loss, expected, settings = VARIANTS[variant]
+    query = np.outer([1, 1, -1, -1], np.eye(8)[0])
+    case = {"query": query, "passage": -query, "negatives": np.stack([query, query], axis=1)}
+    arrays = to_jax(case)
     value, gradients = jax.value_and_grad(
-        lambda q, p: loss(q, p, negatives, **settings, block_size=block_size)[0], argnums=(0, 1)
-    )(query, passage)
-    assert value > 50
+        lambda q, p: loss(q, p, arrays["negatives"], **settings, block_size=block_size)[0], argnums=(0, 1)
+    )(arrays["query"], arrays["passage"])
+    np.testing.assert_allclose(value, expected(case, temperature=0.01, **settings), rtol=1e-6)
     assert all(np.isfinite(g).all() and np.abs(g).max() > 0 for g in gradients)
 
 
@@ -189,6 +189,8 @@ def test_metrics_by_hand(block_size):
     loss, metrics = samtone(query, passage, negatives, same_tower="both", **settings)
     assert float(metrics["accuracy"]) == 0.5
     assert float(samtone(query, passage, **settings)[1]["accuracy"]) == 0.75
+    alike = jnp.full((4, 2), 0.5)  # a collapsed model: none of its ties is a right answer
+    assert float(in_batch_softmax(alike, alike, **settings)[1]["accuracy"]) == 0
     np.testing.assert_allclose(metrics["positive_similarity"], (1 + 1 - 0.6 + 0.6) / 4, rtol=1e-6)
     off_query = (0 + 0.8 - 1 + 0.6 + 0 - 0.8) / 6
     off_passage = (0 + 0 - 0.6 - 1 + 0.8 - 0.8) / 6

@@ -76,6 +76,12 @@ def test_the_embedding_is_float32_and_of_length_one_in_bfloat16_too():
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1.0, atol=1e-6)
 
 
+def test_vectors_of_any_length_become_of_length_one():
+    lengths = np.float32([1e-6, 1e-2, 1.0, 1e6])
+    found = l2_normalize(jnp.asarray(np.outer(lengths, [0.6, -0.8]), jnp.float32))
+    np.testing.assert_allclose(found, [[0.6, -0.8]] * 4, rtol=1e-5)
+
+
 @pytest.mark.parametrize("backbone", [ONE, dataclasses.replace(T5, num_layers=1)], ids=["bert", "t5"])
 def test_a_row_of_padding_gives_zeros_and_finite_gradients(backbone):
     graphdef, state = nnx.split(DualEncoderModel(DualEncoderConfig(backbone=backbone), rngs=nnx.Rngs(0)))

@@ -141,7 +141,7 @@ def test_vectors_that_are_not_finite(small_model):
 
 
 def test_no_such_model(tmp_path):
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match="nothing: no such model directory"):
         DualEncoder.load(str(tmp_path / "nothing"))
 
 

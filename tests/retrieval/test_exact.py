@@ -215,6 +215,14 @@ def test_only_answers_travel():
     assert {re.sub(r"\{.*", "", size) for size, _ in found} <= {"f32[4,16,5]", "s32[4,16,5]"}
 
 
+def test_what_fills_a_block_up_is_no_answer():
+    """Five rows on four devices are filled up with zeros, which are nearer than any of them."""
+    vectors = -np.arange(1, 11, dtype=np.float32).reshape(5, 2)
+    index = ExactIndex.build(vectors, list("abcde"), similarity="dot").on(MeshConfig().build())
+    scores, found = index.search(np.ones((1, 2), np.float32), 5)
+    assert found == [list("abcde")] and scores.tolist() == [[-3, -7, -11, -15, -19]]
+
+
 @pytest.mark.parametrize("k", [3, 12, 100])
 @pytest.mark.parametrize("kind", ["ties", "rising", "random"])
 def test_groups_are_opened_as_needed(k, kind):
@@ -245,7 +253,7 @@ def test_groups_are_opened_as_needed(k, kind):
 def test_ranks_in_the_millions_break_ties():
     """They are compared as floats of the same bits, of which many share one float32 number."""
     ranks = np.array(
-        [[70_000_001, 5, 70_000_000, 8_388_609, 8_388_608, 2_000_000_001, 2_000_000_000]], np.int32
+        [[2_000_000_001, 70_000_001, 5, 70_000_000, 2_000_000_000, 8_388_609, 8_388_608]], np.int32
     )
     found = jax.jit(topk.best, static_argnums=2)(np.zeros((1, 7), np.float32), ranks, 5)[1]
     assert sorted(found[0].tolist()) == [5, 8_388_608, 8_388_609, 70_000_000, 70_000_001]

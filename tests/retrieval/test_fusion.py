@@ -6,7 +6,9 @@ import pytest
 from jaxir import cli
 from jaxir.errors import UserError
 from jaxir.retrieval import fusion
-from jaxir.retrieval.embeddings import open_embeddings
+from jaxir.retrieval.embeddings import EmbeddingsInfo, StoredEmbeddings, open_embeddings
+from jaxir.retrieval.exact import ExactIndex
+from jaxir.retrieval.rescoring import score_candidates
 from jaxir.retrieval.runs import read_run, write_run
 
 A = {"q1": {"d1": 9.0, "d2": 5.0, "d3": 1.0}, "q2": {"d1": 2.0}}
@@ -39,6 +41,11 @@ def test_interpolation_by_hand():
     a, b = (a - a.mean()) / a.std(), (b - b.mean()) / b.std()
     assert z["d2"] == pytest.approx(0.25 * a[1] + 0.75 * b[1])
     assert z["d3"] == pytest.approx(0.25 * a[2] + 0.75 * b[2]), "what a run lacks gets the run's lowest score"
+    flat = {"q1": {"d1": 3.0, "d5": 3.0}}
+    z = fusion.interpolate([A, flat], weights=[0.25, 0.75], normalization="z_score")["q1"]
+    assert z["d1"] == pytest.approx(0.25 * a[0]) and z["d5"] == pytest.approx(0.25 * a[2]), "all are average"
+    shared = fusion.interpolate([A, B, flat])["q1"]
+    assert shared["d2"] == pytest.approx((0.5 + 0.875 + 1) / 3), "equal weights that add up to 1"
     raw = fusion.interpolate([A, B], weights=[1, 10], normalization="none")["q1"]
     assert raw["d2"] == pytest.approx(5 + 8) and raw["d4"] == pytest.approx(1 + 9)
 
@@ -90,6 +97,15 @@ def test_the_sweep_takes_the_best_alpha(runs, capsys):
     assert read_run(out)["q1"] == pytest.approx({"d1": 10.0, "d2": 13.0, "d3": 1.5})
 
 
+def test_alpha_is_the_weight_of_the_second_run(runs):
+    fused = [f"--runs={runs}/a.trec,{runs}/b.trec", "--method=interpolate", f"--output={runs}/mixed.trec"]
+    assert fuse(*fused, "--alpha=0.25") == 0
+    both = [read_run(runs / name) for name in ("a.trec", "b.trec")]
+    expected = fusion.interpolate(both, weights=[0.75, 0.25])["q1"]
+    assert read_run(runs / "mixed.trec")["q1"] == pytest.approx(expected)
+    assert expected["d1"] > 0.75 > expected["d4"], "the first run's best stays ahead of the second's"
+
+
 def test_a_model_scores_every_candidate(tmp_path, toy, small_model):
     from jaxir import DualEncoder
 
@@ -112,6 +128,38 @@ def test_a_model_scores_every_candidate(tmp_path, toy, small_model):
         best = sorted(first[f"q{i}"], key=first[f"q{i}"].get, reverse=True)[:30]
         expected = {d: first[f"q{i}"][d] + 2.5 * float(vectors[int(d[1:])] @ asked[i]) for d in best}
         assert found[f"q{i}"] == pytest.approx(expected, abs=1e-5)
+
+
+class Doubles:
+    """A query tower whose vectors are twice those of the documents with the texts as numbers."""
+
+    fingerprint = "f" * 64
+
+    def __init__(self, vectors):
+        self.vectors = vectors
+
+    def encode_queries(self, texts):
+        return 2 * self.vectors[[int(text) for text in texts]]
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+def test_candidates_are_scored_as_by_exact_search(similarity):
+    vectors = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
+    vectors *= np.arange(1, 7, dtype=np.float32)[:, None]
+    ids = [f"d{i}" for i in range(6)]
+    info = EmbeddingsInfo(
+        complete=True, count=6, shard_size=4, tower="passage", fingerprint="f" * 64, model=None, dimension=4,
+        similarity=similarity, dtype="float32", max_length=8, prompt="", text="text", input_name="x",
+        input_bytes=0, input_sha256="0" * 64,
+    )  # fmt: skip
+    stored = StoredEmbeddings(info, ids, np.split(vectors, [4]))
+    candidates = {"q1": {"d5": 3.0, "d0": 2.0, "d3": 1.0, "d1": 0.5}, "q2": {"d4": 1.0}}
+    encoder, texts = Doubles(vectors), {"q1": "2", "q2": "0"}
+    found = score_candidates(candidates, queries=texts, embeddings=stored, encoder=encoder, depth=3)
+    scores, near = ExactIndex.build(vectors, ids, similarity=similarity).search(2 * vectors[[2, 0]], 6)
+    exact = [dict(zip(*row, strict=True)) for row in zip(near, scores.tolist(), strict=True)]
+    assert found["q1"] == pytest.approx({d: exact[0][d] for d in ("d5", "d0", "d3")}, rel=1e-5)
+    assert found["q2"] == pytest.approx({"d4": exact[1]["d4"]}, rel=1e-5)
 
 
 @pytest.mark.parametrize(

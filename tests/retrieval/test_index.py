@@ -256,14 +256,14 @@ def test_damaged_indexes_are_told(tmp_path, engine):
     big = max((p for p in (tmp_path / "index").rglob("*.npy")), key=lambda p: p.stat().st_size)
     content = big.read_bytes()
     big.write_bytes(content[: len(content) // 2])
-    with pytest.raises(UserError, match="damaged"):
+    with pytest.raises(UserError, match="/index is a damaged index: "):
         load_index(tmp_path / "index")
     big.write_bytes(content)
     (tmp_path / "index" / "ids.json").write_text('["a"]')
     with pytest.raises(UserError, match="1 ids of 100"):
         load_index(tmp_path / "index")
     (tmp_path / "index" / "index.json").write_text('{"format": 1, "engine"')
-    with pytest.raises(UserError, match="damaged"):
+    with pytest.raises(UserError, match="/index is a damaged index: "):
         load_index(tmp_path / "index")
 
 

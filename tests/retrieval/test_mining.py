@@ -16,7 +16,7 @@ from jaxir.retrieval.runs import read_run_by_query
 DOCUMENTS = {f"d{i}": f"text number {i}" for i in range(60)} | {"twin": "Text  NUMBER 0", "empty": " "}
 # q0: d0 and, in another split, d1 are right; q1: d2; q2: d3, which the run has not found.
 QRELS = {"train": {"q0": {"d0": 1, "d5": 0}, "q1": {"d2": 2}, "q2": {"d3": 1}, "q3": {"d4": 1}}}
-QRELS |= {"dev": {"q0": {"d1": 1}, "q9": {"d8": 1}}}
+QRELS |= {"dev": {"q0": {"d1": 1, "d10": 0}, "q9": {"d8": 1}}}
 RUN = {
     "q0": ["twin", "d5", "d0", "d1", "empty", *(f"d{i}" for i in range(10, 40))],
     "q1": ["d20", "d2", "d21", "d22"],
@@ -71,6 +71,8 @@ def test_the_window_counts_ranks_of_the_run(folder):
 
 
 def test_sampling_is_random_and_repeatable(folder):
+    orders = [MiningSettings().order(query, 30) for query in ("q0", "q1", "q0")]
+    assert orders[0] == orders[2] != orders[1], "each query has its own"
     one, again, other = mine(folder, "a"), mine(folder, "b"), mine(folder, "c", seed=1)
     assert one == again != other
     assert len(one["q0"]) == 7 and set(one["q0"]) < set(RUN["q0"]) and one["q0"] != RUN["q0"][5:12]

@@ -202,20 +202,20 @@ def test_feedback_needs_document_vectors(sidecar, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("kind", "name", "value"),
     [
-        lambda: Bm25(k1=-1),
-        lambda: Bm25(b=1.5),
-        lambda: Bm25(k1=math.nan),
-        lambda: Rm3(documents=0),
-        lambda: Rm3(original_weight=2),
-        lambda: Rocchio(terms=0),
-        lambda: Rocchio(beta=-1),
+        (Bm25, "k1", -1),
+        (Bm25, "b", 1.5),
+        (Bm25, "k1", math.nan),
+        (Rm3, "documents", 0),
+        (Rm3, "original_weight", 2),
+        (Rocchio, "terms", 0),
+        (Rocchio, "beta", -1),
     ],
 )
-def test_parameters_that_make_no_sense(make):
-    with pytest.raises(UserError):
-        make()
+def test_parameters_that_make_no_sense(kind, name, value):
+    with pytest.raises(UserError, match=rf"^{name} must be .*, not {value}$"):
+        kind(**{name: value})
 
 
 def test_impacts_are_inner_products(sidecar, tmp_path):

@@ -99,6 +99,7 @@ def test_what_is_known_to_be_damage():
         ValueError("PERMISSION_DENIED: Forbidden"),
         ValueError("RESOURCE_EXHAUSTED: Too many open files"),
         ValueError("Bad Request [http_response_code='400']"),
+        UnicodeError("NOT_FOUND: in words like TensorStore's, and not by it"),
     ):
         assert not is_damage(passing) and not is_damage(caused(passing)), passing
     for damage in (

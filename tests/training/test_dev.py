@@ -35,7 +35,7 @@ def evaluation(dev, *, distractors=0, batch_size=8, devices=4):
 
 @pytest.mark.parametrize("distractors", [0, 40])
 def test_retrieval_metrics_count_every_pair_and_every_distractor(distractors):
-    dev = pairs(21, seed=1)
+    dev = pairs(21, seed=25)
     model, scores = evaluation(dev, distractors=distractors)
     rows = [dict(b) for b, _ in zip(dev.ordered(1), range(21), strict=True)]
     extra = [b["passage_ids"] for b, _ in zip(pairs(40, seed=9).ordered(1), range(distractors), strict=False)]
@@ -44,18 +44,19 @@ def test_retrieval_metrics_count_every_pair_and_every_distractor(distractors):
     passage = np.asarray(model.encode(jax.numpy.concatenate(passages), tower="passage"))
     similarity = query @ passage.T
     ranks = 1 + (similarity > np.diag(similarity)[:, None]).sum(1)
-    assert ranks.mean() > 2 and (ranks > 10).any() and len(passage) == 21 + distractors
+    assert ranks.mean() > 2 and {10, 11} <= {*np.minimum(ranks, 11)} and len(passage) == 21 + distractors
     assert scores["RR@10"] == pytest.approx(np.where(ranks <= 10, 1 / ranks, 0).mean(), abs=1e-6)
     assert scores["nDCG@10"] == pytest.approx(
         np.where(ranks <= 10, 1 / np.log2(ranks + 1), 0).mean(), abs=1e-6
     )
 
 
-def test_loss_and_accuracy_are_means_over_full_batches_without_dropout():
-    dev = pairs(21, seed=1)
+@pytest.mark.parametrize("count", [16, 21])
+def test_loss_and_accuracy_are_means_over_full_batches_without_dropout(count):
+    dev = pairs(count, seed=1)
     model, scores = evaluation(dev)
     batches = dev.batches(batch_size=1, seed=0)
-    rows = [next(batches) for _ in range(21)]
+    rows = [next(batches) for _ in range(count)]
     found = []
     for at in (0, 8):
         batch = {k: jax.numpy.concatenate([r[k] for r in rows[at : at + 8]]) for k in rows[0]}

@@ -9,7 +9,14 @@ from jaxir.training.optimizers import Adafactor, AdamW
 
 @pytest.mark.parametrize(
     ("epochs", "pairs", "batch_size", "min_steps", "steps"),
-    [(1, 64, 32, 1, 2), (1, 65, 32, 1, 3), (0.1, 960, 32, 1, 3), (2.5, 64, 32, 1, 5), (1, 64, 32, 100, 100)],
+    [
+        (1, 64, 32, 1, 2),
+        (1, 65, 32, 1, 3),
+        (0.1, 960, 32, 1, 3),
+        (1.1, 100, 10, 1, 11),
+        (2.5, 64, 32, 1, 5),
+        (1, 64, 32, 100, 100),
+    ],
 )
 def test_epochs_in_steps(epochs, pairs, batch_size, min_steps, steps):
     assert steps_of(epochs, pairs=pairs, batch_size=batch_size, min_steps=min_steps) == steps

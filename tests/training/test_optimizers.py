@@ -49,6 +49,7 @@ def apply(optimizer, params, gradients):
 def test_the_rate_rises_to_its_peak_and_falls_to_zero_at_the_last_step():
     schedule = linear_schedule(2.0, warmup_steps=4, steps=12)
     rates = [float(schedule(jnp.int32(t))) for t in range(13)]
+    assert float(schedule(jnp.int32(13))) == 0.0, "never below"
     np.testing.assert_allclose(rates[:4], [0.5, 1.0, 1.5, 2.0])
     np.testing.assert_allclose(rates[4:], [2.0 * (12 - t) / 8 for t in range(4, 13)], rtol=1e-6)
     without = linear_schedule(1e-3, warmup_steps=0, steps=10)
@@ -259,6 +260,25 @@ def test_adafactor_is_t5x_s(shape):
     np.testing.assert_allclose(found["kernel"], expected, rtol=1e-4, atol=1e-7)
 
 
+def test_adafactor_clips_the_global_norm_where_it_is_asked_to():
+    """The second gradient, a thousand times as large as the first, is clipped to the length of that."""
+    rng = np.random.default_rng(2)
+    params, first, second = (
+        {"a": np.float32(rng.normal(size=5)), "b": np.float32(rng.normal(size=(3, 2)))} for _ in range(3)
+    )
+    norm, other = (float(optax.tree.norm(tree)) for tree in (first, second))
+    large, small = (
+        jax.tree.map(lambda g, k=k: g * np.float32(k / other), second) for k in (1000 * norm, norm)
+    )
+    clipped = apply(Adafactor(learning_rate=0.1, clip_norm=norm), params, [first, large])
+    expected, unclipped = (
+        apply(Adafactor(learning_rate=0.1), params, [first, gradient]) for gradient in (small, large)
+    )
+    for name, value in expected.items():
+        assert np.abs(unclipped[name] - value).max() > 1e-3
+        np.testing.assert_allclose(clipped[name], value, atol=1e-6)
+
+
 def test_weight_decay_spares_biases_and_norms_of_real_models_only():
     for scan in (False, True):
         model = nnx.eval_shape(functools.partial(bert, scan_layers=scan))
@@ -283,3 +303,6 @@ def test_moments_lie_like_their_parameters(optimizer):
         assert leaf.sharding == sharding
         found += leaf.shape == (64, 32) and not leaf.sharding.is_fully_replicated
     assert found == (3 if isinstance(optimizer, AdamW) else 1)
+    if isinstance(optimizer, Adafactor):  # of [vocab, embed] means without the longer and the shorter one
+        means = state.opt_state[0].v_row["table"], state.opt_state[0].v_col["table"]
+        assert [(x.shape, *x.sharding.spec) for x in means] == [((32,), "fsdp"), ((64,), "tensor")]

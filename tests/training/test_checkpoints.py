@@ -1,0 +1,81 @@
+"""Which checkpoints a run keeps, which of them is the best, and what is never saved."""
+
+import contextlib
+import json
+
+import jax
+import jax.numpy as jnp
+import pytest
+import tensorstore
+
+from jaxir.errors import UserError
+from jaxir.interop import stores
+from jaxir.training.checkpoints import Checkpoints
+from jaxir.training.state import TrainState
+
+
+def state(step: int) -> TrainState:
+    return TrainState(jnp.int32(step), {"w": jnp.full(3, float(step))}, {"m": jnp.full(3, 0.5)})
+
+
+@contextlib.contextmanager
+def opened(run_dir, metric):
+    checkpoints = Checkpoints(run_dir, {}, keep_last=2, metric=metric)
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state(0))
+    try:
+        yield checkpoints, checkpoints.open(like)
+    finally:
+        checkpoints.close()
+
+
+def best_in(run_dir) -> dict:
+    return json.loads((run_dir / "checkpoints" / "best.json").read_text())
+
+
+@pytest.mark.parametrize(("metric", "sign"), [("nDCG@10", 1), ("loss", -1)])
+def test_the_first_of_equally_good_checkpoints_is_the_best_and_is_kept(tmp_path, metric, sign):
+    values = {1: 0.2, 2: 0.5, 3: 0.5, 4: 0.3, 5: None, 6: 0.1}
+    with opened(tmp_path / "run", metric) as (checkpoints, resumed):
+        assert resumed is None and checkpoints.best() is None
+        for step, value in values.items():
+            value = value and sign * value
+            assert value is None or checkpoints.is_best(value) == (step <= 2), step
+            checkpoints.save(step, state(step), value)
+            assert checkpoints.settle() == step
+        assert checkpoints.steps() == [2, 5, 6]
+    assert best_in(tmp_path / "run") == {"step": 2, "metric": metric, "value": sign * 0.5}
+    with opened(tmp_path / "run", metric) as (checkpoints, resumed):  # another process remembers it
+        assert resumed.step == 6 and resumed.state.params["w"].tolist() == [6.0] * 3
+        assert checkpoints.best() == (2, sign * 0.5)
+        assert [checkpoints.is_best(sign * x) for x in (0.4, 0.5, 0.6)] == [False, False, True]
+        checkpoints.save(7, state(7), sign * 0.6)
+        checkpoints.settle()
+        assert checkpoints.steps() == [6, 7]
+    assert best_in(tmp_path / "run")["step"] == 7
+
+
+@pytest.mark.parametrize("item", ["params", "opt_state"])
+@pytest.mark.parametrize("number", [jnp.inf, jnp.nan])
+def test_a_state_with_one_number_that_is_not_finite_is_never_saved(tmp_path, item, number):
+    with opened(tmp_path / "run", None) as (checkpoints, _):
+        checkpoints.save(1, state(1), None)
+        checkpoints.settle()
+        spoilt = jax.tree.map(lambda x: x.at[1].set(number), getattr(state(2), item))
+        with pytest.raises(UserError, match=r"^step 2: a parameter or a moment .* is not finite; .*/1$"):
+            checkpoints.save(2, state(2)._replace(**{item: spoilt}), None)
+        assert checkpoints.steps() == [1]
+
+
+@pytest.mark.parametrize("item", ["params", "opt_state"])
+def test_a_checkpoint_with_another_number_than_was_saved_is_set_aside(tmp_path, item, capsys):
+    """A number that was exchanged by a program that writes it as TensorStore does: no file is damaged."""
+    with opened(tmp_path / "run", None) as (checkpoints, _):
+        for step in (1, 2):
+            checkpoints.save(step, state(step), None)
+            checkpoints.settle()
+    where = str(tmp_path / "run" / "checkpoints" / "2" / item)
+    (spec,) = stores.orbax_specs(where, stores.read(where, stores.ORBAX_INDEX)).values()
+    tensorstore.open(spec, open=True).result()[1] = 7.0
+    with opened(tmp_path / "run", None) as (checkpoints, resumed):
+        assert resumed.step == 1 and checkpoints.steps() == [1]
+    assert "checkpoint 2 is broken (its checksums do not match its content)" in capsys.readouterr().err

@@ -1,0 +1,77 @@
+"""How the loop ends: the records of its last step, numbers that are not finite, a second Ctrl-C."""
+
+import json
+import signal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from tiny_run import Bag, pairs, run
+
+from jaxir.errors import UserError
+from jaxir.objectives.contrastive import Contrastive
+from jaxir.training.loop import StopSignal
+from jaxir.training.optimizers import AdamW
+
+# The only step is the last one: of no interval, and yet it is logged, evaluated and saved.
+ONE_STEP = {"steps": 1, "log_every": 2, "eval_every": 2, "checkpoint_every": 2}
+ONE_STEP["optimizer"] = AdamW(learning_rate=1e-3, clip_norm=0.01)
+
+
+def steps_in(run_dir) -> list[str]:
+    return [p.name for p in (run_dir / "checkpoints").iterdir() if p.name.isdigit()]
+
+
+def test_the_last_step_is_logged_with_its_rate_and_its_gradient_before_clipping(tmp_path):
+    run(tmp_path / "run", model=Bag(dropout_rate=0.0), **ONE_STEP)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    (trained,) = [line for line in lines if "loss" in line]
+    (evaluated,) = [line for line in lines if "dev/loss" in line]
+    assert trained["step"] == evaluated["step"] == 1 and steps_in(tmp_path / "run") == ["1"]
+
+    graphdef, params = nnx.split(Bag(dropout_rate=0.0))
+    batch = jax.tree.map(jnp.asarray, next(pairs(64).batches(batch_size=8, seed=0)))
+    loss, gradients = jax.jit(
+        jax.value_and_grad(lambda params: Contrastive()(nnx.merge(graphdef, params), batch)[0])
+    )(params)
+    norm = np.sqrt(sum(float(jnp.sum(g**2)) for g in jax.tree.leaves(gradients)))
+    assert trained["loss"] == pytest.approx(float(loss), rel=1e-5)
+    assert trained["grad_norm"] == pytest.approx(norm, rel=1e-4) and norm > 1
+    assert trained["learning_rate"] == pytest.approx(1e-3)
+
+
+class Steep(Contrastive):
+    """A loss that is a number though its gradient is none."""
+
+    def __call__(self, model, batch, key=None):
+        loss, metrics = super().__call__(model, batch, key)
+        return loss + 0.0 * jnp.sqrt(0.0 * loss), metrics
+
+
+class BlindToDev(Contrastive):
+    """A loss that is no number without dropout, as dev evaluation has it."""
+
+    def __call__(self, model, batch, key=None):
+        loss, metrics = super().__call__(model, batch, key)
+        return loss if key is not None else loss * jnp.nan, metrics
+
+
+@pytest.mark.parametrize(("objective", "told"), [(Steep(), "grad_norm"), (BlindToDev(), "dev loss")])
+def test_what_is_not_finite_beside_the_loss_ends_the_run_unsaved(tmp_path, objective, told):
+    sentence = rf"^step 1: {told} is nan; training stopped, none was saved yet$"
+    with pytest.raises(UserError, match=sentence):
+        run(tmp_path / "run", objective=objective, **ONE_STEP)
+    assert not steps_in(tmp_path / "run")
+    assert not (tmp_path / "run" / "COMPLETE").exists()
+
+
+def test_a_second_interrupt_does_not_wait_for_the_step():
+    with StopSignal() as stop:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)  # sent twice by some queues
+        assert stop.received is signal.SIGTERM
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        assert stop.received is signal.SIGTERM
