@@ -107,9 +107,12 @@ def _drop_output() -> None:
 @contextlib.contextmanager
 def _unwinding_on_sigterm() -> Iterator[None]:
     """Has SIGTERM raise `Terminated` where it would end the process at once; a second one does that."""
+    owner = os.getpid()
 
     def stop(number: int, frame: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if os.getpid() != owner:  # a library's fork, which has nothing to put in order
+            os.kill(os.getpid(), signal.SIGTERM)
         raise Terminated
 
     if (
