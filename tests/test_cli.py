@@ -1,6 +1,7 @@
 """The command layer, run as real processes on a command made here."""
 
 import errno
+import os
 import re
 import socket
 import subprocess
@@ -309,6 +310,15 @@ def test_standard_streams_that_take_nothing(cook, tmp_path, streams, status, tol
     command = ["bash", "-c", f'set -o pipefail; "$@" {streams}', "bash", sys.executable, "-c", MAIN]
     done = subprocess.run([*command, "--model=m"], cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stdout, done.stderr) == (status, "", told)
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch, capsys):
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)  # nobody
+    assert cli.main("jaxir.fuse:fuse", ["--help"]) == 1
+    told = f"error: user {2**31 - 7} has no home directory here; set HOME or XDG_CACHE_HOME to a directory\n"
+    assert capsys.readouterr().err == told
 
 
 def test_no_file_gets_the_number_of_a_closed_stream(cook, tmp_path):
