@@ -12,6 +12,7 @@ from pathlib import Path
 from jaxir.errors import UserError
 
 _MADE: list[list[Path]] = []  # for locks that are held
+_DESCRIPTORS: list[int] = []  # of them
 
 
 @contextlib.contextmanager
@@ -32,12 +33,19 @@ def locked(directory: Path, refusal: str) -> Iterator[None]:
     made = [path for path in (directory, *directory.parents) if not path.exists()]
     descriptor = _lock(directory, refusal)
     _MADE.append(made)
+    _DESCRIPTORS.append(descriptor)
     try:
         yield
     finally:
         _MADE.remove(made)
+        _DESCRIPTORS.remove(descriptor)
         _remove_empty(made)
         os.close(descriptor)
+
+
+def descriptors() -> tuple[int, ...]:
+    """Returns what holds the locks of this process: a child that inherits it holds them with it."""
+    return tuple(_DESCRIPTORS)
 
 
 def leave_nothing_empty() -> None:

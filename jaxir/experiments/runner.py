@@ -20,6 +20,7 @@ from jaxir.errors import UserError
 from jaxir.experiments.plan import Cell
 from jaxir.experiments.table import read_scores
 from jaxir.files import atomic_file
+from jaxir.locks import descriptors
 from jaxir.progress import progress
 
 POLL_SECONDS = 0.2
@@ -148,11 +149,13 @@ def attended(arguments: Sequence[str], *, typed: str = "", **streams: Any) -> Ge
       Interrupted: SIGINT or SIGTERM came to this process, or the command was stopped from outside.
     """
     with signals() as received:
-        # Its own session: Ctrl-C reaches it through us, once.
+        # Its own session: Ctrl-C reaches it through us, once. If we are killed, it saves what it has and ends,
+        # and holds our directory until then.
         process = subprocess.Popen(
             [*_dying_with_parent(), sys.executable, *arguments],
             stdin=subprocess.PIPE,
             start_new_session=True,
+            pass_fds=descriptors(),
             **streams,
         )
         stopped = None
