@@ -149,8 +149,8 @@ def attended(arguments: Sequence[str], *, typed: str = "", **streams: Any) -> Ge
       Interrupted: SIGINT or SIGTERM came to this process, or the command was stopped from outside.
     """
     with signals() as received:
-        # Its own session: Ctrl-C reaches it through us, once. If we are killed, it saves what it has and ends,
-        # and holds our directory until then.
+        # Its own session: Ctrl-C reaches it through us, once. If we are killed, it saves what it has,
+        # ends, and holds our directory until then.
         process = subprocess.Popen(
             [*_dying_with_parent(), sys.executable, *arguments],
             stdin=subprocess.PIPE,
