@@ -9,21 +9,24 @@ the gin binding have the same names. A flag overrides what a gin file says; the 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import importlib
 import inspect
 import os
 import re
+import signal
 import sys
+import threading
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NoReturn
 
 import docstring_parser
 
 from jaxir import faults, simple_types
 from jaxir.compile_cache import keep_compiled_programs
-from jaxir.errors import BadValueError, UsageError, UserError, suggest
+from jaxir.errors import BadValueError, Terminated, UsageError, UserError, suggest
 from jaxir.simple_types import simple
 
 GIN_HELP = "gin file (may be repeated); --gin.NAME=VALUE binds one parameter or macro"
@@ -54,25 +57,75 @@ def main(name: str, argv: Sequence[str] | None = None, *, example: str = "") -> 
 
     The function is imported by name, never taken from `__main__`, so that gin files and the command speak
     of the same object. Whatever goes wrong costs one sentence on standard error (see `faults`): the status is
-    1 for what a user can mend, 2 for a command line that is none, 70 for a fault of ours, 130 for Ctrl-C.
+    1 for what a user can mend, 2 for a command line that is none, 70 for a fault of ours, 130 for Ctrl-C,
+    143 for SIGTERM.
     """
     module_name, function_name = name.split(":")
+    arguments = sys.argv[1:] if argv is None else argv
+    _open_streams()
     try:
-        keep_compiled_programs()
-        function = getattr(importlib.import_module(module_name), function_name)
-        return run(
-            function, sys.argv[1:] if argv is None else argv, prog=f"python -m {module_name}", example=example
-        )
+        with _unwinding_on_sigterm():
+            keep_compiled_programs()
+            function = getattr(importlib.import_module(module_name), function_name)
+            status = run(function, arguments, prog=f"python -m {module_name}", example=example)
+            sys.stdout.flush()
+            return status
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+    except Terminated:
+        print("stopped by SIGTERM", file=sys.stderr)
+        return 143
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 141
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in faults.OF_OUTPUTS:
+            _drop_output()  # it may be standard output: what is in its buffer would fail again at the end
         sentence, status = faults.explain(error)
         print(f"error: {sentence}", file=sys.stderr)
         return status
+
+
+def _open_streams() -> None:
+    """Opens the standard streams that are closed: a file would get their numbers, and what libraries say."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
+
+
+def _drop_output() -> None:
+    """Has what is still to be written to standard output go nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+@contextlib.contextmanager
+def _unwinding_on_sigterm() -> Iterator[None]:
+    """Has SIGTERM raise `Terminated` where it would end the process at once; a second one does that."""
+    owner = os.getpid()
+
+    def stop(number: int, frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if os.getpid() != owner:  # a library's fork, which has nothing to put in order
+            os.kill(os.getpid(), signal.SIGTERM)
+        raise Terminated
+
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL
+    ):
+        yield
+        return
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def run(function: Callable[..., Any], argv: Sequence[str], *, prog: str, example: str) -> int:

@@ -16,7 +16,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from jaxir import faults
-from jaxir.errors import BadValueError, UserError
+from jaxir.errors import BadValueError, Terminated, UserError
 from jaxir.locks import leave_nothing_empty
 from jaxir.partitioning import Partitioner
 from jaxir.simple_types import Count, Natural, parse
@@ -178,7 +178,8 @@ class _Company(threading.Thread):
             traceback.print_exception(error)
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             self._client.key_value_set(f"{self.FAILED}{jax.process_index()}", reason)
-        self._end(reason, 130 if isinstance(error, KeyboardInterrupt) else 1)
+        statuses = {KeyboardInterrupt: 130, Terminated: 143}
+        self._end(reason, statuses.get(type(error), 1))
 
     def _exit(self, what: str) -> None:
         if not self._ended.is_set():

@@ -7,6 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 
+class Terminated(BaseException):
+    """SIGTERM has come. Raised where Ctrl-C raises KeyboardInterrupt, so that all is left in good order."""
+
+
 class UserError(Exception):
     """Bad input, settings or environment. The message is one clear sentence that says what to do."""
 

@@ -16,7 +16,7 @@ from jaxir.installation import cache_directory
 
 INTERNAL = 70  # EX_SOFTWARE of sysexits.h
 KEPT = 20  # tracebacks
-_OF_OUTPUTS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # writing fails without saying where
+OF_OUTPUTS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # writing fails without saying where
 
 
 class Fault(NamedTuple):
@@ -51,7 +51,7 @@ def _of_system(error: OSError) -> str:
     why = why[:1].lower() + why[1:]
     if places:
         return f"{' -> '.join(map(_one_line, places))}: {why}"
-    if error.errno in _OF_OUTPUTS:
+    if error.errno in OF_OUTPUTS:
         return f"output: {why}"
     return f"{why} ({type(error).__name__}; {_kept(error)})"
 

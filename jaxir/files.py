@@ -14,7 +14,6 @@ import io
 import logging
 import os
 import re
-import secrets
 import shutil
 import stat
 import tempfile
@@ -22,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from jaxir import asides
 from jaxir.errors import UserError
 from jaxir.installation import how_to_install
 
@@ -131,6 +131,8 @@ def move_tree(source: Path, target: Path) -> None:
 def atomic_file(path: str | Path, mode: str = "w", **kwargs: Any) -> Iterator[IO[Any]]:
     """Opens a file beside `path` for writing; renames it to `path` on success, removes it on any error.
 
+    What a killed process has left beside `path` goes, too.
+
     In a bucket the content is kept in memory and sent at the end, as one object.
 
     Raises:
@@ -152,16 +154,16 @@ def atomic_file(path: str | Path, mode: str = "w", **kwargs: Any) -> Iterator[IO
     check_replaceable(path)
     path = Path(os.path.realpath(path))  # a link stays one
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = _aside(path)
-    try:
-        with os.fdopen(os.open(aside, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), mode, **kwargs) as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
+    with asides.held_file(path) as (aside, descriptor):
+        try:
+            with os.fdopen(descriptor, mode, **kwargs) as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            aside.replace(path)
+        except BaseException:
+            aside.unlink(missing_ok=True)
+            raise
 
 
 def check_replaceable(path: Path) -> None:
@@ -244,6 +246,8 @@ def check_room(path: Path) -> None:
 def atomic_directory(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
     """Yields an empty directory beside `path`; renames it to `path` on success, removes it on any error.
 
+    What a killed process has left beside `path` goes, too.
+
     Raises:
       UserError: `path` is not an empty directory, and `overwrite` is false, be it at the beginning or because
         another process has written it meanwhile; nothing can be written there; or it is in a bucket.
@@ -252,25 +256,25 @@ def atomic_directory(path: str | Path, *, overwrite: bool = False) -> Iterator[P
         check_new_directory(path)
     path = Path(os.path.realpath(local_path(path, "written to")))  # a link stays one
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = _aside(path)
-    aside.mkdir()
-    try:
-        yield aside
-        if not _renamed(aside, path):
-            if not overwrite:
-                raise UserError(
-                    f"{path} is there now, by another process, and stays as it is; what this one made is gone"
-                )
-            if _exchanged(aside, path):
-                shutil.rmtree(aside)
-            else:  # there is a moment without either
-                old = _aside(path)
-                path.rename(old)
-                aside.rename(path)
-                shutil.rmtree(old)
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
+    with asides.held_directory(path) as aside:
+        try:
+            yield aside
+            if not _renamed(aside, path):
+                if not overwrite:
+                    raise UserError(
+                        f"{path} is there now, by another process, and stays as it is; what this one made is"
+                        " gone"
+                    )
+                if _exchanged(aside, path):
+                    shutil.rmtree(aside, ignore_errors=True)
+                else:  # there is a moment without either: the old one's name is none that others remove
+                    old = aside.with_suffix(".old")
+                    path.rename(old)
+                    aside.rename(path)
+                    shutil.rmtree(old, ignore_errors=True)
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
 
 
 def local_path(place: str | Path, where: str = "read from") -> Path:
@@ -318,11 +322,6 @@ def inside(directory: str | Path, name: object, *, said_by: str | Path) -> str:
 
 def _words(error: OSError | ValueError) -> str:
     return (getattr(error, "strerror", None) or str(error)).lower()
-
-
-def _aside(path: Path) -> Path:
-    """Returns a hidden path beside another, of a name that nothing has."""
-    return path.with_name(f".{path.name[:48]}.{secrets.token_hex(6)}.part")
 
 
 def _renamed(source: Path, target: Path) -> bool:

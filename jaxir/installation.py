@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from jaxir import __version__
+from jaxir.errors import UserError
 
 PACKAGE = Path(__file__).resolve().parent
 # The recipes are in PACKAGE/gin, in a clone by way of a link, so that "gin/quickstart.gin" is found from any
@@ -29,8 +30,17 @@ def clone() -> Path | None:
 
 
 def cache_directory() -> Path:
-    """Returns the user's directory for what can be made anew: $XDG_CACHE_HOME/jaxir, else ~/.cache/jaxir."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxir"
+    """Returns the user's directory for what can be made anew: $XDG_CACHE_HOME/jaxir, else ~/.cache/jaxir.
+
+    Raises:
+      UserError: the user has no home, as in a container that gives him a number alone.
+    """
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxir"
+    except RuntimeError:
+        raise UserError(
+            f"user {os.getuid()} has no home directory here; set HOME or XDG_CACHE_HOME to a directory"
+        ) from None
 
 
 def pip_install(*arguments: str) -> str:

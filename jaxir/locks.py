@@ -8,14 +8,38 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from jaxir.errors import UserError
 
 _MADE: list[list[Path]] = []  # for locks that are held
+_DESCRIPTORS: list[int] = []  # of them
+
+
+class Lock(NamedTuple):
+    """A directory that is held."""
+
+    directory: Path
+    descriptor: int
+
+    def check(self) -> None:
+        """Checks that it is still there: what is written would come into another one, or into a new one.
+
+        Raises:
+          UserError: it has been removed or replaced.
+        """
+        try:
+            if os.path.samestat(os.fstat(self.descriptor), self.directory.stat()):
+                return
+        except FileNotFoundError:
+            pass
+        raise UserError(
+            f"{self.directory} was removed or replaced while this process worked in it; start anew"
+        )
 
 
 @contextlib.contextmanager
-def locked(directory: Path, refusal: str) -> Iterator[None]:
+def locked(directory: Path, refusal: str) -> Iterator[Lock]:
     """Holds a directory for this process while in force; the system lets go of it if the process is killed.
 
     It is made where it is missing, and removed again if nothing has come into it.
@@ -32,12 +56,19 @@ def locked(directory: Path, refusal: str) -> Iterator[None]:
     made = [path for path in (directory, *directory.parents) if not path.exists()]
     descriptor = _lock(directory, refusal)
     _MADE.append(made)
+    _DESCRIPTORS.append(descriptor)
     try:
-        yield
+        yield Lock(directory, descriptor)
     finally:
         _MADE.remove(made)
+        _DESCRIPTORS.remove(descriptor)
         _remove_empty(made)
         os.close(descriptor)
+
+
+def descriptors() -> tuple[int, ...]:
+    """Returns what holds the locks of this process: a child that inherits it holds them with it."""
+    return tuple(_DESCRIPTORS)
 
 
 def leave_nothing_empty() -> None:

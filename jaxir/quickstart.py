@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
 import sys
 import time
+from collections.abc import Generator
 from pathlib import Path
 
 from jaxir import cli
@@ -24,7 +24,7 @@ QUESTIONS = (
 
 
 @writes(output="work directory")
-def quickstart(*, output: str = "quickstart") -> None:
+def quickstart(*, output: str = "quickstart") -> int:
     """Fine-tunes MiniLM on the documentation installed with Python, then indexes, searches and compares.
 
     The documentation of some packages is never trained on: their summary lines are the queries, the rest of
@@ -34,7 +34,22 @@ def quickstart(*, output: str = "quickstart") -> None:
     Args:
       output: directory for everything that is made.
     """
+    from jaxir.experiments.runner import Interrupted
+    from jaxir.locks import locked
+
     out = Path(output)
+    try:
+        with locked(out, f"another process works in {out}"):
+            run_all(out)
+    except Interrupted as stop:
+        number = stop.args[0]
+        print(f"{out}: stopped by {number.name}; run the same command again to go on", file=sys.stderr)
+        return 128 + number
+    return 0
+
+
+def run_all(out: Path) -> None:
+    """Runs what is not done yet."""
     docs, before, tuned, after = out / "pydocs", out / "before", out / "model", out / "after"
     started = time.monotonic()
     title(1, "Collect the documentation of the installed Python packages")
@@ -80,7 +95,10 @@ def step(command: str, *, makes: Path | None, questions: tuple[str, ...] = (), *
 
     Raises:
       UserError: the command failed, having said why.
+      Interrupted: SIGINT or SIGTERM came, and the command has saved what it had.
     """
+    from jaxir.experiments.runner import attended
+
     arguments = [f"--{name}={value}" for name, value in flags.items()]
     if makes is not None and makes.exists():
         print(f"({command} is done: {makes})", flush=True)
@@ -88,11 +106,19 @@ def step(command: str, *, makes: Path | None, questions: tuple[str, ...] = (), *
     shown = " ".join(f'"{a}"' if " " in a else a for a in arguments)
     print(f"$ python -m jaxir.{command} {shown}", flush=True)
     started = time.monotonic()
-    typed = "".join(q + "\n" for q in questions) if questions else None
-    done = subprocess.run([sys.executable, "-m", f"jaxir.{command}", *arguments], input=typed, text=True)
-    if done.returncode:
+    typed = "".join(q + "\n" for q in questions)
+    if _code_of(attended(["-m", f"jaxir.{command}", *arguments], typed=typed)):
         raise UserError(f"the quickstart stopped at jaxir.{command}; run it again to continue from there")
     print(f"  ({time.monotonic() - started:.0f} s)", flush=True)
+
+
+def _code_of(command: Generator[None, None, int]) -> int:
+    """Waits for a command; returns its exit code."""
+    while True:
+        try:
+            next(command)
+        except StopIteration as end:
+            return end.value
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The command layer, run as real processes on a command made here."""
 
 import errno
+import os
 import re
 import socket
 import subprocess
@@ -294,3 +295,37 @@ def test_a_list_may_be_repeated_and_listed():
     for given in (["--names", "a", "--names=b,c"], ["--names=a"], ["--names=b"], []):
         assert cli.run(command, given, prog="p", example="") == 0
     assert found == [["a", "b", "c"], ["a"], ["b"], None]
+
+
+@pytest.mark.parametrize(
+    ("streams", "status", "told"),
+    [
+        (">/dev/full", 1, "error: output: no space left on device\n"),
+        (">&-", 0, ""),
+        ("<&- >&- 2>&-", 0, ""),
+        ("| head -c 0", 141, ""),
+    ],
+)
+def test_standard_streams_that_take_nothing(cook, tmp_path, streams, status, told):
+    command = ["bash", "-c", f'set -o pipefail; "$@" {streams}', "bash", sys.executable, "-c", MAIN]
+    done = subprocess.run([*command, "--model=m"], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout, done.stderr) == (status, "", told)
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch, capsys):
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)  # nobody
+    assert cli.main("jaxir.fuse:fuse", ["--help"]) == 1
+    told = f"error: user {2**31 - 7} has no home directory here; set HOME or XDG_CACHE_HOME to a directory\n"
+    assert capsys.readouterr().err == told
+
+
+def test_no_file_gets_the_number_of_a_closed_stream(cook, tmp_path):
+    """What a library writes to the second descriptor would come into an output."""
+    (tmp_path / "kitchen.py").write_text(
+        "import os\n\ndef cook() -> None:\n    with open('out', 'w') as file:\n"
+        "        os.write(2, b'a remark of a library')\n        file.write('result')\n"
+    )
+    subprocess.run(["bash", "-c", '"$@" 2>&-', "bash", sys.executable, "-c", MAIN], cwd=tmp_path, timeout=100)
+    assert (tmp_path / "out").read_text() == "result"

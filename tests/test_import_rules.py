@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent / "jaxir"
 LEAVES = {
+    "asides",
     "checksums",
     "compile_cache",
     "distributed",

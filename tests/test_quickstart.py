@@ -3,14 +3,16 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
 from jaxir.data import pydocs
 
-pytestmark = pytest.mark.slow
 SIZES = {"train": 300, "dev": 20, "test": 60}
 
 
@@ -26,6 +28,7 @@ def quickstart(output) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_from_documentation_to_answers(tmp_path, minilm_folder):
     output, entries = tmp_path / "quickstart", pydocs.collect()
@@ -54,3 +57,44 @@ def test_from_documentation_to_answers(tmp_path, minilm_folder):
     run = re.findall(r"^\$ python -m jaxir\.(\w+)", again, re.MULTILINE)
     assert run == ["train", "evaluate", "search"]
     assert "was already complete" in again
+
+
+def commands_in(output: Path) -> list[int]:
+    """Returns the processes that have a place in `output` among their arguments."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            arguments = path.read_bytes().decode(errors="replace").split("\0")
+        except OSError:  # it has ended
+            continue
+        if any(argument.startswith(f"--output={output}/") for argument in arguments):
+            found.append(int(path.parent.name))
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_one_works_in_a_directory_and_its_command_ends_with_it(tmp_path, number):
+    output = tmp_path / "quickstart"
+    command = [sys.executable, "-m", "jaxir.quickstart", f"--output={output}"]
+    first = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        while not commands_in(output):
+            assert first.poll() is None, first.communicate()
+            time.sleep(0.05)
+        if number == signal.SIGTERM:
+            second = subprocess.run(command, capture_output=True, text=True, timeout=100)
+            assert second.returncode == 1
+            assert second.stderr == f"error: another process works in {output}\n"
+        first.send_signal(number)
+        _, errors = first.communicate(timeout=100)
+    finally:
+        first.kill()
+        first.wait()
+    assert first.returncode == (-9 if number == signal.SIGKILL else 128 + number)
+    if number != signal.SIGKILL:
+        assert f"{output}: stopped by {number.name}; run the same command again to go on\n" in errors
+    deadline = time.monotonic() + 60
+    while commands_in(output):
+        assert time.monotonic() < deadline, "its command works on"
+        time.sleep(0.05)
+    assert not output.exists() or not list(output.iterdir())

@@ -12,13 +12,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from jaxir.errors import UserError
 from jaxir.experiments.plan import Cell
 from jaxir.experiments.table import read_scores
 from jaxir.files import atomic_file
+from jaxir.locks import descriptors
 from jaxir.progress import progress
 
 POLL_SECONDS = 0.2
@@ -125,19 +127,41 @@ def running(arguments: Sequence[str], log: Path) -> Iterator[None]:
       CommandFailed: it ended with an error.
       Interrupted: SIGINT or SIGTERM came to this process, or the command was stopped from outside.
     """
-    with log.open("ab") as file, signals() as received:
+    with log.open("ab") as file:
         file.write(f"\n$ {shlex.join(['python', *arguments])}\n".encode())
         file.flush()
-        # Its own session: Ctrl-C reaches it through us, once.
+        code = yield from attended(arguments, stdout=file, stderr=subprocess.STDOUT)
+    if code:
+        raise CommandFailed(f"killed by {signal.Signals(-code).name}" if code < 0 else last_words(log))
+
+
+def attended(arguments: Sequence[str], *, typed: str = "", **streams: Any) -> Generator[None, None, int]:
+    """Runs `python` with `arguments`, yields now and then meanwhile, and passes signals on to it.
+
+    Returns its exit code.
+
+    Args:
+      arguments: of the command.
+      typed: what it reads from standard input; short.
+      **streams: its stdout and stderr; by default ours.
+
+    Raises:
+      Interrupted: SIGINT or SIGTERM came to this process, or the command was stopped from outside.
+    """
+    with signals() as received:
+        # Its own session: Ctrl-C reaches it through us, once. If we are killed, it saves what it has,
+        # ends, and holds our directory until then.
         process = subprocess.Popen(
             [*_dying_with_parent(), sys.executable, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
+            stdin=subprocess.PIPE,
             start_new_session=True,
+            pass_fds=descriptors(),
+            **streams,
         )
         stopped = None
         try:
+            with contextlib.suppress(BrokenPipeError), process.stdin:
+                process.stdin.write(typed.encode())
             while process.poll() is None:
                 while received:
                     stopped = received.pop(0)
@@ -153,8 +177,7 @@ def running(arguments: Sequence[str], log: Path) -> Iterator[None]:
     killed = -code if code < 0 else code - 128
     if stopped or killed in (signal.SIGINT, signal.SIGTERM):
         raise Interrupted(stopped or signal.Signals(killed))
-    if code:
-        raise CommandFailed(f"killed by {signal.Signals(-code).name}" if code < 0 else last_words(log))
+    return code
 
 
 def _dying_with_parent() -> list[str]:

@@ -36,10 +36,13 @@ class UnderIdentityProjection(Overrides):
           UserError: there is no such model, it is damaged, a change does not fit it, or its towers, which
             are separate already, have no projection.
         """
-        found, _ = model_dir.read(self.source, tokenizer=self.tokenizer)
-        model = self._on_identity(found, seed)
-        fingerprint = stored.fingerprint(model)
-        return LoadedModel(stored.build(model, partitioner), model.tokenizer, model.settings, fingerprint)
+
+        def built(found: StoredModel, _: str | None) -> LoadedModel:
+            model = self._on_identity(found, seed)
+            fingerprint = stored.fingerprint(model)
+            return LoadedModel(stored.build(model, partitioner), model.tokenizer, model.settings, fingerprint)
+
+        return model_dir.read_with(built, self.source, tokenizer=self.tokenizer)
 
     def outline(self, read: Reader) -> tuple[DualEncoderConfig, EncoderSettings]:
         """Returns the configuration and the lengths with the changes made; see `interop.build.Source`."""

@@ -55,11 +55,15 @@ class Pretrained(Overrides):
         Raises:
           UserError: there is no such model, it is damaged, or a change does not fit it.
         """
-        found, fingerprint = model_dir.read(self.source, tokenizer=self.tokenizer)
-        model = self.apply(found, seed=seed, where=self.source)
-        if fingerprint is None or self.change_vectors():
-            fingerprint = stored.initial_fingerprint(model.config, model.tokenizer, seed, source=self.source)
-        return LoadedModel(stored.build(model, partitioner), model.tokenizer, model.settings, fingerprint)
+
+        def built(found: StoredModel, fingerprint: str | None) -> LoadedModel:
+            model = self.apply(found, seed=seed, where=self.source)
+            if fingerprint is None or self.change_vectors():
+                how = {"source": self.source}
+                fingerprint = stored.initial_fingerprint(model.config, model.tokenizer, seed, **how)
+            return LoadedModel(stored.build(model, partitioner), model.tokenizer, model.settings, fingerprint)
+
+        return model_dir.read_with(built, self.source, tokenizer=self.tokenizer)
 
     def outline(self, read: Reader) -> tuple[DualEncoderConfig, EncoderSettings]:
         """Returns the configuration and the lengths with the changes made; see `Source`."""

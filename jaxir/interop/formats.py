@@ -7,7 +7,8 @@ from typing import Literal, get_args
 from jaxir.checksums import write_all
 from jaxir.errors import UserError, suggest
 from jaxir.files import atomic_directory, check_new_directory, is_bucket
-from jaxir.interop import hf, model_dir, run_dir, sentence_transformers, t5x, t5x_optimizer
+from jaxir.interop import hf, model_dir, sentence_transformers, t5x, t5x_optimizer
+from jaxir.interop.stored import StoredModel
 
 Format = Literal["jaxir", "hf", "st", "t5x", "sentence_transformers"]  # the last is another name of st
 
@@ -48,16 +49,24 @@ def convert(
         model_dir.check_output(output)  # before a download of hours
     elif to != "t5x" or not is_bucket(output):
         check_new_directory(output)
-    model, _ = model_dir.read(source, tokenizer=tokenizer)
+    model_dir.read_with(
+        lambda model, _: _write(model, source, output, to, optimizer_state), source, tokenizer=tokenizer
+    )
+
+
+def _write(
+    model: StoredModel, source: str, output: str | Path, to: Literal["jaxir", "hf", "st", "t5x"], slots: bool
+) -> None:
+    """Writes a model; `slots`: with the state of its optimizer."""
     if to == "jaxir":
         model_dir.write(output, model)
         return
     if to == "t5x":
-        checkpoint = run_dir.checkpoint_of(source)
-        if optimizer_state and checkpoint is None:
+        checkpoint = model.checkpoint
+        if slots and checkpoint is None:
             raise UserError(f"{source} is not a training run, so it has no state of an optimizer")
-        slots = t5x_optimizer.read(checkpoint, model.params) if optimizer_state else None
-        t5x.write(output, model, step=int(checkpoint.name) if checkpoint else 0, slots=slots)
+        state = t5x_optimizer.read(checkpoint, model.params) if slots else None
+        t5x.write(output, model, step=int(checkpoint.name) if checkpoint else 0, slots=state)
         return
     if to == "hf" and model.config.projection is not None:
         raise UserError(f"{source} has a projection, which hf folders cannot hold; write st")

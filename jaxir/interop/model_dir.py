@@ -12,9 +12,9 @@ import dataclasses
 import math
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -44,7 +44,18 @@ from jaxir.models.t5 import T5Config
 from jaxir.partitioning import Partitioner
 from jaxir.simple_types import fits, hints_of
 
-__all__ = ["EncoderSettings", "LoadedModel", "load", "read", "save", "write", "write_description"]
+__all__ = [
+    "EncoderSettings",
+    "LoadedModel",
+    "load",
+    "read",
+    "read_with",
+    "save",
+    "write",
+    "write_description",
+]
+
+T = TypeVar("T")
 
 UNFINISHED = "UNFINISHED"  # in a bucket, beside a model that is being written
 FORMAT = 1
@@ -86,11 +97,31 @@ def load(spec: str, *, mesh: Partitioner | None = None, seed: int = 0, **overrid
       UserError: there is no such model, a file of it is missing or damaged, or an override does not fit it.
     """
     changes = Overrides(**overrides)
-    found, fingerprint = read(spec, tokenizer=changes.tokenizer)
-    model = changes.apply(found, seed=seed, where=spec)
-    if fingerprint is None or changes.change_vectors():
-        fingerprint = stored.fingerprint(model)
-    return LoadedModel(stored.build(model, mesh), model.tokenizer, model.settings, fingerprint)
+
+    def build(found: StoredModel, fingerprint: str | None) -> LoadedModel:
+        model = changes.apply(found, seed=seed, where=spec)
+        if fingerprint is None or changes.change_vectors():
+            fingerprint = stored.fingerprint(model)
+        return LoadedModel(stored.build(model, mesh), model.tokenizer, model.settings, fingerprint)
+
+    return read_with(build, spec, tokenizer=changes.tokenizer)
+
+
+def read_with(build: Callable[[StoredModel, str | None], T], spec: str, *, tokenizer: str | None = None) -> T:
+    """Returns `build` of what `read` returns, whose parameters it reads.
+
+    Where a trainer removes the checkpoint meanwhile, because the run has a later one, that one is read.
+
+    Raises:
+      UserError: as `read` and `build`.
+    """
+    while True:
+        found, fingerprint = read(spec, tokenizer=tokenizer)
+        try:
+            return build(found, fingerprint)
+        except UserError:
+            if found.checkpoint is None or found.checkpoint.exists():
+                raise
 
 
 def save(
@@ -302,21 +333,34 @@ def _read_jaxir(directory: Path) -> tuple[StoredModel, str | None]:
     config = _parse_config(require(content, "model", path), path)
     settings = _made(EncoderSettings, require(content, "settings", path), f"{path}: settings")
     stored.check_lengths(settings, config, str(path))
-    checkpoint = checkpoint_of(directory)
-    described = content if checkpoint is None else read_record(checkpoint).get("checksums") or {}
-    sums = described.get("checksums" if checkpoint is None else "params")
-    if not (sums is None or (isinstance(sums, dict) and all(isinstance(x, int) for x in sums.values()))):
-        raise UserError(f"{checkpoint or path}: its checksums are damaged")
-    params = _read_params((checkpoint or directory) / "params", sums)
+    while True:
+        checkpoint = checkpoint_of(directory)
+        try:
+            params = _params_of(directory, checkpoint, content)
+            break
+        except UserError:
+            if checkpoint is None or checkpoint.exists():
+                raise  # else its trainer has a later one
     tokenizer = Tokenizer.load(directory / "tokenizer")
     if content.get("tokenizer", tokenizer.fingerprint) != tokenizer.fingerprint:
         raise UserError(f"{directory / 'tokenizer'} is damaged: not what was written there")
-    model = StoredModel(config=config, params=params, tokenizer=tokenizer, settings=settings)
+    model = StoredModel(
+        config=config, params=params, tokenizer=tokenizer, settings=settings, checkpoint=checkpoint
+    )
     stored.check_params(params, stored.model_shapes(config), str(directory))
     fingerprint = content.get("fingerprint")
     if fingerprint is not None and not re.fullmatch("[0-9a-f]{64}", str(fingerprint)):
         raise UserError(f"{path}: the fingerprint is damaged")
     return model, fingerprint
+
+
+def _params_of(directory: Path, checkpoint: Path | None, content: Mapping[str, Any]) -> dict[str, Any]:
+    """Opens the parameters of a model directory, or of the checkpoint that a run's stands for."""
+    described = content if checkpoint is None else read_record(checkpoint).get("checksums") or {}
+    sums = described.get("checksums" if checkpoint is None else "params")
+    if not (sums is None or (isinstance(sums, dict) and all(isinstance(x, int) for x in sums.values()))):
+        raise UserError(f"{checkpoint or directory / CONFIG}: its checksums are damaged")
+    return _read_params((checkpoint or directory) / "params", sums)
 
 
 def _parse_config(content: Any, path: Path) -> DualEncoderConfig:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from jaxir.simple_types import fits
 
 CONFIG = "jaxir.json"
 COMMITTED = "commit_success.txt"
+ATTEMPTS = 5
 
 
 class Damaged(UserError):
@@ -34,14 +36,17 @@ def checkpoint_of(spec: str | Path) -> Path | None:
     checkpoints = directory / "checkpoints"
     if not checkpoints.is_dir():
         raise UserError(f"{directory}: neither params nor checkpoints in it")
-    steps = checkpoint_steps(checkpoints)
-    if not steps:
-        raise UserError(f"{checkpoints}: no checkpoint in it yet")
     best = checkpoints / "best.json"
-    step = require(read_json(best), "step", best) if best.is_file() else max(steps)
-    if step not in steps or isinstance(step, bool):
-        raise UserError(f"{best} names step {step!r:.40}, but there is no such checkpoint")
-    return checkpoints / str(step)
+    for left in reversed(range(ATTEMPTS)):
+        steps = checkpoint_steps(checkpoints)
+        if not steps:
+            raise UserError(f"{checkpoints}: no checkpoint in it yet")
+        step = require(read_json(best), "step", best) if best.is_file() else max(steps)
+        if step in steps and not isinstance(step, bool):
+            return checkpoints / str(step)
+        if left:  # a trainer may have named another one just now
+            time.sleep(0.02)
+    raise UserError(f"{best} names step {step!r:.40}, but there is no such checkpoint")
 
 
 def checkpoint_steps(directory: Path) -> list[int]:

@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 import jax
@@ -70,12 +71,14 @@ class StoredModel:
       params: float32 arrays by canonical name, on the host or at rest (see `lazy`).
       tokenizer: its tokenizer.
       settings: lengths and prompts.
+      checkpoint: of a run, which its trainer may remove while it is read; None of other models.
     """
 
     config: DualEncoderConfig
     params: Mapping[str, np.ndarray | LazyArray]
     tokenizer: Tokenizer
     settings: EncoderSettings
+    checkpoint: Path | None = None
 
 
 class AtRest(Protocol):

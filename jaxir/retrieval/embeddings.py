@@ -28,7 +28,7 @@ from jaxir.data.sources import read_corpus, read_queries
 from jaxir.errors import UserError
 from jaxir.files import atomic_file, local_path
 from jaxir.json_files import made, read_json
-from jaxir.locks import locked
+from jaxir.locks import Lock, locked
 from jaxir.progress import progress
 from jaxir.retrieval.batching import EncodingReport
 from jaxir.retrieval.dual_encoder import DualEncoder, Tower
@@ -144,7 +144,7 @@ def encode_corpus(
     check_free(output)
     report = EncodingReport()
     info = _describe(encoder, input, tower, shard_size, on_bad_input)
-    with _writing(output, info) as done:
+    with _writing(output, info) as (done, lock):
         if done is None:
             return report
         records = itertools.islice(_read(input, tower, OnBadInput(on_bad_input)), done * shard_size, None)
@@ -167,6 +167,7 @@ def encode_corpus(
                 on_batch=bar.update,
             )
             for number, vectors in enumerate(parts, start=done):
+                lock.check()
                 ids_name, vectors_name = _files(number)
                 ids = json.dumps(ids_of_shards.pop(0), ensure_ascii=False).encode()
                 sums[ids_name] = hashlib.sha256(ids).hexdigest()
@@ -178,6 +179,11 @@ def encode_corpus(
                     sums[vectors_name] = hashed.hexdigest()
                     checksums.append(output, {name: sums[name] for name in (ids_name, vectors_name)})
                 written |= {name: checksums.key(output / name) for name in (ids_name, vectors_name)}
+        lock.check()
+        if gone := next((name for name in sums if not (output / name).exists()), None):
+            raise UserError(
+                f"{output / gone} was removed meanwhile; run the same command again to make it anew"
+            )
         info = dataclasses.replace(info, complete=True)
         sums[MANIFEST] = hashlib.sha256(_described(info).encode()).hexdigest()
         checksums.write(output, sums)
@@ -265,10 +271,10 @@ def _read(input: Path, tower: Tower, on_bad_input: OnBadInput | Policy) -> Itera
 
 
 @contextlib.contextmanager
-def _writing(output: Path, info: EmbeddingsInfo) -> Iterator[int | None]:
-    """Locks `output` for this process; yields the number of shards that are there, None if all are."""
+def _writing(output: Path, info: EmbeddingsInfo) -> Iterator[tuple[int | None, Lock]]:
+    """Locks `output` for this process; yields how many shards are there (None: all), and the lock."""
     check_free(output)
-    with locked(output, f"another process is writing {output}"):
+    with locked(output, f"another process is writing {output}") as lock:
         if (output / MANIFEST).exists():
             stored = _read_manifest(output)
             for name, called in _SAME.items():
@@ -277,9 +283,12 @@ def _writing(output: Path, info: EmbeddingsInfo) -> Iterator[int | None]:
                         f"{output} was begun with another {called} ({getattr(stored, name)!r}, now "
                         f"{getattr(info, name)!r}): give the same, or another output"
                     )
-            if stored.complete:
-                yield None
+            shards = range(-(-info.count // info.shard_size))
+            if stored.complete and all((output / name).exists() for n in shards for name in _files(n)):
+                yield None, lock
                 return
+            if stored.complete:  # some have been removed since
+                _write_manifest(output, info)
         else:
             _write_manifest(output, info)
         for leftover in output.glob(".*.part"):
@@ -287,7 +296,7 @@ def _writing(output: Path, info: EmbeddingsInfo) -> Iterator[int | None]:
         done = 0
         while all((output / name).exists() for name in _files(done)):
             done += 1
-        yield done
+        yield done, lock
 
 
 def _write_manifest(directory: Path, info: EmbeddingsInfo) -> None:

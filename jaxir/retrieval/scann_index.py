@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from jaxir.asides import temporary_directory
 from jaxir.errors import UserError
 from jaxir.files import inside
 from jaxir.installation import how_to_install
@@ -159,9 +160,9 @@ class ScannIndex(VectorIndex):
             return self._waiting
         # Not from where it was loaded: another process may have put another index there.
         near = self._near if self._near and os.access(self._near, os.W_OK) else None
-        with tempfile.TemporaryDirectory(prefix=".scann.", suffix=".part", dir=near) as name:
-            self._save_engine(Path(name))
-            with stored_vectors(Path(name), self.info.settings["storage"]) as vectors:
+        with temporary_directory(near) as place:
+            self._save_engine(place)
+            with stored_vectors(place, self.info.settings["storage"]) as vectors:
                 return [vectors]  # a mapping outlives its file
 
     def _add(self, shards: list[np.ndarray], ids: list[str]) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -13,6 +11,7 @@ from jaxir.checksums import directory_with_checksums
 from jaxir.data.lines import Policy
 from jaxir.errors import UserError
 from jaxir.files import local_path
+from jaxir.locks import locked
 from jaxir.retrieval.documents import Documents
 from jaxir.retrieval.embeddings import StoredEmbeddings
 from jaxir.retrieval.ids import check_new, check_there
@@ -173,15 +172,7 @@ def _update_words(
 @contextlib.contextmanager
 def _alone(directory: Path) -> Iterator[None]:
     """Holds off other updates of a directory meanwhile."""
-    try:
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:
-        raise UserError(f"{directory} is not an index: it has no index.json") from None
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{directory} is being changed by another process") from None
+    if not directory.is_dir():
+        raise UserError(f"{directory} is not an index: it has no index.json")
+    with locked(directory, f"{directory} is being changed by another process"):
         yield
-    finally:
-        os.close(descriptor)

@@ -358,6 +358,7 @@ class Checkpoints:
         if jax.process_index() == 0 and not is_bucket(self.directory):  # there the next start does it
             for part in self.directory.glob(f"{step}.*tmp*"):
                 shutil.rmtree(part, ignore_errors=True)
+        self._hold.check()  # which tells the cause where the directory itself has gone
         raise UserError(f"checkpoint {step} could not be saved ({reason(error)}); {good}") from error
 
 

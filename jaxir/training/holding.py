@@ -24,7 +24,7 @@ class Hold(Protocol):
 
 
 class Undisputed:
-    """Held for good: the system itself keeps others out, or process 0 does."""
+    """Held by process 0."""
 
     def check(self) -> None:
         """Does nothing."""
@@ -54,7 +54,7 @@ def held(run_dir: str | Path) -> Iterator[Hold]:
             if is_bucket(place):
                 hold = closing.enter_context(Lease(place, "trains in"))
             else:
-                closing.enter_context(locked(place, f"another process trains in {run_dir}"))
+                hold = closing.enter_context(locked(place, f"another process trains in {run_dir}"))
         token = _HELD.set({**_HELD.get(), key: hold})
         try:
             yield hold

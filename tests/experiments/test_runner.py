@@ -12,6 +12,7 @@ import pytest
 from jaxir.errors import UserError
 from jaxir.experiments import runner
 from jaxir.experiments.plan import Cell, Commands, Row
+from jaxir.locks import locked
 
 # A run that trains: a line of its log per step, COMPLETE at the end, and 143 when told to stop.
 TRAIN = """
@@ -116,3 +117,55 @@ def test_a_killed_command_is_a_failure(tmp_path):
     )
     assert failure.reason == "killed by SIGKILL"
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL  # handlers are put back
+
+
+WORKS = """
+import sys
+from pathlib import Path
+from jaxir.experiments import runner
+from jaxir.locks import locked
+out = Path(sys.argv[1])
+with locked(out, "held"):
+    for _ in runner.attended(["-c", sys.argv[2], str(out)]):
+        pass
+"""
+SAVES = """
+import pathlib, signal, sys, time
+out = pathlib.Path(sys.argv[1])
+signal.signal(signal.SIGTERM, lambda *_: (out / "told").touch())
+(out / "begun").touch()
+while not (out / "saved").exists():
+    time.sleep(0.02)
+"""
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline, path
+        time.sleep(0.02)
+
+
+@pytest.mark.skipif(not runner._dying_with_parent(), reason="no setpriv here")
+def test_the_command_of_a_killed_grid_holds_its_directory_until_it_has_saved(tmp_path):
+    """Else the next grid would find its own cell taken, count it as failed and go on."""
+    out = tmp_path / "out"
+    grid = subprocess.Popen([sys.executable, "-c", WORKS, str(out), SAVES])
+    try:
+        wait_for(out / "begun")
+        grid.kill()
+        grid.wait()
+        wait_for(out / "told")
+        with pytest.raises(UserError, match="another works there"), locked(out, "another works there"):
+            pass
+    finally:
+        grid.kill()
+        (out / "saved").touch()
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            with locked(out, "another works there"):
+                break
+        except UserError:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -302,3 +303,29 @@ def test_of_two_builds_of_one_index_the_second_says_that_the_first_was_there(tmp
     assert "index is there now, by another process" in loser or "index already exists" in loser
     assert len(load_index(place).ids) == 200
     assert sorted(p.name for p in tmp_path.iterdir()) == ["corpus.jsonl", "embeddings", "index"]
+
+
+def test_a_directory_that_is_removed_meanwhile_is_never_called_complete(tmp_path, corpus, small_model):
+    output = tmp_path / "embeddings"
+
+    def remove() -> None:
+        while not (output / "embeddings-00001.npy").exists():
+            time.sleep(0.001)
+        output.rename(tmp_path / "trash")
+
+    thread = threading.Thread(target=remove)
+    thread.start()
+    with pytest.raises(UserError, match=f"^{output} was removed or replaced while this process worked in it"):
+        encode_corpus(DualEncoder.load(small_model), corpus, output, shard_size=SHARD)
+    thread.join()
+    assert not output.exists() or not (output / "embeddings.json").exists()
+
+
+def test_a_shard_that_was_removed_is_made_anew(tmp_path, toy, small_model):
+    few = toy.write_corpus(tmp_path / "corpus.jsonl", toy.random_texts(30))
+    encoder, output = DualEncoder.load(small_model), tmp_path / "embeddings"
+    encode_corpus(encoder, few, output, shard_size=SHARD)
+    whole = contents(output)
+    (output / "ids-00001.json").unlink()
+    assert encode_corpus(encoder, few, output, shard_size=SHARD).texts
+    assert contents(output) == whole and open_embeddings(output).info.complete

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import bucket_server
 import pytest
-from tiny_run import run
+from tiny_run import Hooked, pairs, run
 
 from jaxir.errors import UserError
 from jaxir.locks import locked
@@ -36,6 +36,24 @@ def test_the_hold_of_a_command_is_the_one_of_its_loop(tmp_path):
     with held(tmp_path / "run"), held(f"{tmp_path}/./run"), refused, locked(tmp_path / "run", "no"):
         pass
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_run_that_is_removed_meanwhile_ends_and_is_never_called_complete(tmp_path, replaced):
+    """What Orbax makes anew at its place would be no model: config, tokenizer and log are gone."""
+    place = tmp_path / "run"
+
+    def before(step: int) -> None:
+        while step == 11 and not (place / "checkpoints" / "7").exists():
+            time.sleep(0.02)
+        if step == 12:
+            place.rename(tmp_path / "trash")
+            if replaced:
+                place.mkdir()
+
+    with pytest.raises(UserError, match=f"^{place} was removed or replaced while this process worked in it"):
+        run(place, data=Hooked(pairs(64), before), dev=None)
+    assert not (place / "COMPLETE").exists() and not (place / "checkpoints").exists()
 
 
 @pytest.fixture

@@ -1,0 +1,123 @@
+"""Hidden files and directories beside an output, where it is written until it is whole.
+
+Each is locked by who writes it. What a killed process has left is unlocked, and goes when the next output is
+written into the same directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+# Of other machines (that of containers may be new each time), whose locks some file systems do not show.
+ABANDONED_AFTER = 86_400.0  # seconds without a change
+_NAME = re.compile(r"\..+?\.(?:([0-9a-f]{8})\.)?[0-9a-f]{12}\.part", re.DOTALL)
+
+
+@contextlib.contextmanager
+def held_directory(path: Path) -> Iterator[Path]:
+    """Yields a new directory beside `path`, locked meanwhile. Who asks for it renames or removes it."""
+    aside, descriptor = _made(path, directory=True)
+    try:
+        yield aside
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def held_file(path: Path) -> Iterator[tuple[Path, int]]:
+    """Yields a new file beside `path`, locked meanwhile, and a descriptor of it for the caller to close."""
+    aside, descriptor = _made(path, directory=False)
+    try:
+        yield aside, os.dup(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def temporary_directory(near: Path | None) -> Iterator[Path]:
+    """Yields an empty directory in `near` (None: where the system has them) and removes it afterwards."""
+    if near is None:
+        with tempfile.TemporaryDirectory() as name:
+            yield Path(name)
+        return
+    with held_directory(near / "temporary") as aside:
+        try:
+            yield aside
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+def _made(path: Path, *, directory: bool) -> tuple[Path, int]:
+    _remove_abandoned(path.parent)
+    while True:
+        aside = path.with_name(f".{path.name[:48]}.{_machine()}.{secrets.token_hex(6)}.part")
+        if directory:
+            aside.mkdir()
+            try:
+                descriptor = os.open(aside, os.O_RDONLY)
+            except FileNotFoundError:  # another process took it for abandoned before it was locked
+                continue
+        else:
+            descriptor = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        with contextlib.suppress(OSError):  # a file system without locks: nobody else gets one either
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if _is_at(descriptor, aside):
+            return aside, descriptor
+        os.close(descriptor)  # likewise
+
+
+def _remove_abandoned(directory: Path) -> None:
+    """Removes what killed processes have left in a directory, as far as it can."""
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            found = _NAME.fullmatch(entry.name)
+            if found and (found[1] == _machine() or _age(entry.path) > ABANDONED_AFTER):
+                with contextlib.suppress(OSError):
+                    _remove_unlocked(Path(entry.path), directory=entry.is_dir(follow_symlinks=False))
+
+
+def _remove_unlocked(path: Path, *, directory: bool) -> None:
+    kind = os.O_RDONLY | os.O_DIRECTORY if directory else os.O_RDWR  # NFS locks what may be written
+    descriptor = os.open(path, kind | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not _is_at(descriptor, path):  # it has its own name by now
+            return
+        if directory:
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()
+    finally:
+        os.close(descriptor)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
+    except FileNotFoundError:
+        return False
+
+
+def _age(path: str) -> float:
+    """Returns the seconds since a file, or anything below a directory, was changed."""
+    newest = os.lstat(path).st_mtime
+    for place, folders, files in os.walk(path):
+        for name in (*folders, *files):
+            with contextlib.suppress(OSError):
+                newest = max(newest, Path(place, name).lstat().st_mtime)
+    return time.time() - newest
+
+
+def _machine() -> str:
+    return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]

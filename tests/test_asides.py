@@ -1,0 +1,136 @@
+"""What is written beside an output until it is whole, and what becomes of it when a process is killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from jaxir.asides import ABANDONED_AFTER
+from jaxir.files import atomic_directory, atomic_file
+
+WRITER = """
+import sys, time
+from jaxir.files import atomic_directory, atomic_file
+with atomic_directory(sys.argv[1]) as aside, atomic_file(sys.argv[2]) as file:
+    (aside / "half").write_text("half")
+    file.write("half")
+    print("begun", flush=True)
+    time.sleep(100)
+"""
+
+
+def hidden(directory: Path) -> list[Path]:
+    return sorted(p for p in directory.iterdir() if p.name.endswith(".part"))
+
+
+@pytest.fixture
+def writer(tmp_path):
+    """Starts a process that writes a directory and a file in `tmp_path` and comes to no end."""
+    started = []
+
+    def start() -> subprocess.Popen:
+        places = [str(tmp_path / "index"), str(tmp_path / "run.trec")]
+        process = subprocess.Popen([sys.executable, "-c", WRITER, *places], stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout.readline() == "begun\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_what_a_killed_process_left_goes_and_what_another_is_writing_stays(tmp_path, writer):
+    killed = writer()
+    left = hidden(tmp_path)
+    assert len(left) == 2
+    killed.kill()
+    killed.wait()
+    writer()  # of the same names
+    live = hidden(tmp_path)
+    assert len(live) == 2 and not set(live) & set(left)
+    with atomic_directory(tmp_path / "other") as aside:
+        (aside / "a").touch()
+    with atomic_file(tmp_path / "file") as file:
+        file.write("whole")
+    assert hidden(tmp_path) == live
+
+
+def test_what_another_machine_left_goes_when_it_is_old(tmp_path):
+    there = [tmp_path / ".index.0123abcd.0123456789ab.part", tmp_path / ".index.0123456789ab.part"]
+    foreign = [tmp_path / ".somebody.else.part", tmp_path / ".zip.0123456789ab.partial"]
+    for place in there:
+        place.mkdir()
+        (place / "half").touch()
+    for place in foreign:
+        place.touch()
+    with atomic_file(tmp_path / "file"):
+        assert all(p.exists() for p in there)
+    past = time.time() - 2 * ABANDONED_AFTER
+    for place in (*there, *foreign, there[1] / "half"):
+        os.utime(place, (past, past))
+    with atomic_file(tmp_path / "file"):
+        assert [p.exists() for p in there] == [True, False], "something in the first is new"
+    assert all(p.exists() for p in foreign)
+
+
+def test_writers_in_one_directory_leave_each_other_alone(tmp_path):
+    faults = []
+
+    def write(name: str) -> None:
+        try:
+            for number in range(60):
+                with atomic_file(tmp_path / name) as file:
+                    file.write(f"{name} {number}")
+                with atomic_directory(tmp_path / f"{name}-{number}") as aside:
+                    (aside / "a").write_text(name)
+                assert (tmp_path / name).read_text() == f"{name} {number}"
+                assert (tmp_path / f"{name}-{number}" / "a").read_text() == name
+        except BaseException as error:
+            faults.append(error)
+
+    threads = [threading.Thread(target=write, args=[f"writer{n}"]) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not faults and not hidden(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "says"),
+    [
+        (signal.SIGTERM, 143, "stopped by SIGTERM\n"),
+        (signal.SIGINT, 130, "interrupted\n"),
+        (signal.SIGKILL, -9, ""),
+    ],
+)
+def test_a_command_that_is_stopped_leaves_nothing_for_good(tmp_path, number, status, says):
+    """It is stopped while it waits for the rest of its input, its output begun."""
+    out, pairs = tmp_path / "out", tmp_path / "pairs.jsonl"
+    out.mkdir()
+    os.mkfifo(pairs)
+    flags = [f"--dataset=nq:{pairs}", f"--output={out}/set"]
+    command = [sys.executable, "-m", "jaxir.prepare", *flags]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        with pairs.open("w"):
+            while not hidden(out):
+                assert process.poll() is None, process.communicate()[1]
+                time.sleep(0.01)
+            process.send_signal(number)
+            assert process.communicate(timeout=60)[1] == says
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == status
+    assert bool(hidden(out)) == (number == signal.SIGKILL)
+    with atomic_directory(out / "set"):
+        pass
+    assert [p.name for p in out.iterdir()] == ["set"]
