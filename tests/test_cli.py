@@ -17,6 +17,7 @@ from jaxir.errors import UsageError
 COMMAND = '''
 from typing import Literal
 import dataclasses
+import signal
 from jaxir.errors import BadInputError
 from jaxir.simple_types import Count
 
@@ -40,6 +41,8 @@ def cook(*, model: str, steps: Count = 3, tower: Literal["query", "passage"] = "
     if model == "full":
         with open("/dev/full", "w") as f:
             f.write("x")
+    if model.startswith("SIG"):
+        signal.raise_signal(signal.Signals[model])
     if model == "bug":
         raise RuntimeError("a bug")
     print(model, steps, tower, list(names), fast, objective)
@@ -198,6 +201,11 @@ def test_a_bug_costs_a_sentence_that_says_where_the_traceback_is(cook, monkeypat
     assert Path(sentence[1]).parent == tmp_path / "cache/jaxir/tracebacks"
     lines = Path(sentence[1]).read_text().splitlines()
     assert lines[0] == "Traceback (most recent call last):" and lines[-1] == "RuntimeError: a bug"
+
+
+@pytest.mark.parametrize(("number", "status", "said"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "")])
+def test_a_command_that_is_stopped_ends_as_shells_tell_it(cook, number, status, said):
+    assert cook(f"--model={number}") in ((status, "", said), (128 - status, "", said))
 
 
 def test_where_no_file_can_be_written_the_traceback_is_not_lost(cook, monkeypatch):

@@ -4,6 +4,7 @@ import ast
 import importlib.util
 import os
 import re
+import signal
 import subprocess
 import sys
 from functools import cache
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+
+from jaxir import faults
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -113,6 +116,15 @@ def test_the_reference_has_every_command_and_every_recipe():
     for path in (ROOT / "gin").rglob("*.gin"):
         assert f"## {name(path)}\n" in recipes
     assert "| `TEMPERATURE` | `0.05` | `gin/quickstart.gin` |" in recipes
+
+
+def test_the_exit_statuses_are_told_alike():
+    """Those of tests/test_cli.py, on both pages that list them."""
+    for page in ("reference/commands.md", "troubleshooting.md"):
+        text = " ".join((DOCS / page).read_text().split())
+        sentence = re.search(r"[^.]*\b130 after Ctrl-C[^.]*\.", text)[0]
+        told = {int(number) for number in re.findall(r"\b\d+\b", sentence)}
+        assert told == {0, 1, 2, faults.INTERNAL, 128 + signal.SIGINT, 128 + signal.SIGTERM}, page
 
 
 @cache

@@ -21,7 +21,7 @@ from jaxir import cli, gin_config
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {
-    str(path.relative_to(ROOT)): path for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    str(path.relative_to(ROOT)): path for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 }
 # `make test` puts a small model in MiniLM's place and leaves out what is slow; `make test-slow` runs all.
 MINILM, SMALL = "st:sentence-transformers/all-MiniLM-L6-v2", f"st:{ROOT / 'tests/golden/bert'}"
@@ -116,6 +116,8 @@ def commands(page: str) -> list[Command]:
         if block.mark.startswith("needs"):
             continue
         text = block.code.replace("\\\n", " " * 2)
+        for name, value in re.findall(r'^(\w+)="(.*)"$', text, re.MULTILINE):
+            text = text.replace(f"${name}", value)
         for number, line in enumerate(text.splitlines(), block.line):
             lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>()")
             lexer.whitespace_split, lexer.commenters = True, "#"
@@ -189,3 +191,18 @@ def test_commands_can_be_typed(command, tmp_path, monkeypatch, capsys):
     except SystemExit as error:  # argparse
         status = error.code
     assert status == 0 and (calls or "--help" in arguments), capsys.readouterr().err
+
+
+BENCHMARKS = sorted(path.name for path in (ROOT / "benchmarks").glob("*.py"))
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_benchmarks_have_the_flags_that_pages_give_them(name):
+    text = "".join(
+        path.read_text().replace("\\\n", "") for path in [*PAGES.values(), ROOT / "benchmarks/README.md"]
+    )
+    flags = {
+        flag for line in re.findall(rf"benchmarks/{name}(.*)", text) for flag in re.findall(r" (--\w+)", line)
+    }
+    known = re.findall(r'add_argument\(\s*"(--\w+)"', (ROOT / "benchmarks" / name).read_text())
+    assert flags <= set(known)
