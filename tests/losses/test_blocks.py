@@ -105,6 +105,22 @@ def test_a_ring_equals_one_device(variant, mesh, dense):
     assert_equal(compiled(*batch), dense(variant))
 
 
+@pytest.mark.parametrize("variant", ["samtone_both", "pair"])
+def test_rows_that_two_blocks_hold_count_once(variant):
+    """11 rows are three blocks of 4, of which the last two overlap; 12 rows never make such."""
+    batch = tuple(embeddings_and_keys(batch=11, negatives=1))
+    assert_equal(value_and_grad(variant, 4)(*batch), value_and_grad(variant, None)(*batch))
+
+
+def test_hard_negatives_without_keys_are_never_masked():
+    embeddings, keys = embeddings_and_keys()
+    del keys["negative_key"]
+    values = [in_batch_softmax(**embeddings, **keys, block_size=size)[0] for size in (None, 4)]
+    others = keys | {"negative_key": jnp.full((BATCH, NEGATIVES, 2), -1)}
+    expected = in_batch_softmax(**embeddings, **others)[0]
+    np.testing.assert_allclose(values, [expected] * 2, rtol=1e-5)
+
+
 def test_a_batch_that_devices_do_not_divide_is_whole_on_each():
     partitioner = MeshConfig().build(jax.devices()[:4])
     batch = tuple(embeddings_and_keys(batch=6))

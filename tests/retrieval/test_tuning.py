@@ -56,6 +56,21 @@ def test_a_wanted_recall_is_reached_with_less_work_the_lower_it_is(index, trial)
         tune(index, trial, target=95)
 
 
+class OnlyTheNearest:
+    """An index that finds the nearest document and no other."""
+
+    def __init__(self, index):
+        self.index = index
+
+    def search(self, queries, k):
+        return self.index.search(queries, 1)
+
+
+def test_a_passage_is_no_answer_to_itself(trial, vectors, ids):
+    nearest = OnlyTheNearest(ExactIndex.build(vectors, ids))
+    assert trial.recall(nearest, trial.tuning()[:20]) == 0
+
+
 def test_queries_of_ones_own(index, vectors, ids):
     queries = normalize(vectors[:300] + 0.1).astype(np.float32)
     trial = Trial(vectors, ids, similarity="cosine", queries=queries)
