@@ -25,6 +25,7 @@ LEAVES = {
     "outputs",
     "partitioning",
     "progress",
+    "reading",
     "simple_types",
     "__version__",
 }

@@ -35,7 +35,7 @@ from jaxir.files import (
 )
 from jaxir.interop import array_checksums, hf, hub, sentence_transformers, stored, stores, t5x
 from jaxir.interop.overrides import Overrides
-from jaxir.interop.run_dir import CONFIG, checkpoint_of, read_record
+from jaxir.interop.run_dir import CONFIG, check_seal, checkpoint_of, read_record, sealed
 from jaxir.interop.stored import EncoderSettings, StoredModel
 from jaxir.interop.weights import read_json, require, write_json
 from jaxir.models.bert import BertConfig
@@ -278,7 +278,7 @@ def write_description(
         "tokenizer": tokenizer.fingerprint,
         "checksums": sums,
     }
-    write_json(directory / CONFIG, content)
+    write_json(directory / CONFIG, sealed(content))
 
 
 def _read_hf(directory: Path) -> StoredModel:
@@ -316,6 +316,7 @@ def _read_jaxir(directory: Path) -> tuple[StoredModel, str | None]:
     fingerprint = content.get("fingerprint")
     if fingerprint is not None and not re.fullmatch("[0-9a-f]{64}", str(fingerprint)):
         raise UserError(f"{path}: the fingerprint is damaged")
+    check_seal(content, path)
     return model, fingerprint
 
 

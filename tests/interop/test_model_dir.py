@@ -271,6 +271,7 @@ def _edit_sums(name, value):
         content = json.loads(path.read_text())
         assert name in content["checksums"]
         content["checksums"] |= {name: value}
+        del content["sha256"]
         path.write_text(json.dumps(content))
 
     return edit
@@ -294,6 +295,11 @@ JAXIR_DAMAGES = {
         _edit_sums("encoder.layers.0.wi.bias", 1),
         "wi.bias is damaged: its numbers are not those",
     ),
+    "another prompt": (
+        _edit("jaxir.json", settings={"query_max_length": 9, "passage_max_length": 9, "query_prompt": "x"}),
+        r"jaxir\.json: not what was written there; if you changed it on purpose, remove its sha256",
+    ),
+    "another depth": (_edit_backbone(layer_norm_epsilon=0.5), r"jaxir\.json: not what was written there"),
     "no description": (_remove("jaxir.json"), r"no jaxir\.json in it, so no model of ours"),
     "no params": (lambda d: shutil.rmtree(d / "params"), "neither params nor checkpoints in it"),
     "half a params": (_truncate_params, "params: the parameters cannot be read"),
