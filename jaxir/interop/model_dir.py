@@ -42,7 +42,7 @@ from jaxir.models.bert import BertConfig
 from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel, Projection
 from jaxir.models.t5 import T5Config
 from jaxir.partitioning import Partitioner
-from jaxir.simple_types import fits, hints_of
+from jaxir.simple_types import fits, hints_of, simple
 
 __all__ = ["EncoderSettings", "LoadedModel", "load", "read", "save", "write", "write_description"]
 
@@ -346,13 +346,18 @@ def _made(kind: type[Any], fields: Any, where: str) -> Any:
             number = isinstance(value, int | float)
             if not fits(value, hints.get(name)) or (number and not 0 <= value < math.inf):
                 raise ValueError(f"{name} is {value!r:.40}")
-        return kind(**fields)
+        whole = {
+            n: float(v) for n, v in fields.items() if simple(hints.get(n, str)) is float
+        }  # as 0 stands for 0.0
+        return kind(**fields | whole)
     except (AttributeError, TypeError, ValueError, ZeroDivisionError) as error:
         raise UserError(f"{where}: {error}") from error
 
 
 def _read_params(directory: Path, sums: Mapping[str, int] | None) -> dict[str, Any]:
     """Opens what Orbax wrote, by TensorStore: on a damaged file Orbax's own threads print tracebacks."""
+    if not is_bucket(directory) and directory.is_dir():
+        stores.check_files(directory)
     index = stores.read(str(directory), stores.ORBAX_INDEX)
     if index is None:
         raise UserError(f"{directory / stores.ORBAX_INDEX}: no such file")
