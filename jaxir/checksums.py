@@ -21,6 +21,7 @@ from jaxir.errors import UserError
 from jaxir.files import atomic_directory, atomic_file, inside
 from jaxir.installation import cache_directory
 from jaxir.progress import progress
+from jaxir.reading import open_to_read, read_text
 
 NAME = "SHA256SUMS"
 MEND = f"copy it again, make it anew, or remove {NAME} if it was changed on purpose"
@@ -94,7 +95,7 @@ def read(directory: Path) -> dict[str, str] | None:
     """
     path = directory / NAME
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_text(path).splitlines()
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
@@ -217,7 +218,7 @@ def _digests(directory: Path, names: Collection[str]) -> dict[str, str]:
 
         def digest(name: str) -> str:
             found = hashlib.sha256()
-            with (directory / name).open("rb", buffering=0) as file:
+            with open_to_read(directory / name) as file:
                 while piece := file.read(1 << 20):
                     found.update(piece)
                     bar.update(len(piece))

@@ -162,6 +162,11 @@ def _unknown(argument: str, parser: argparse.ArgumentParser, prog: str) -> str:
 class _Parser(argparse.ArgumentParser):
     """argparse, with errors of one sentence."""
 
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        if "--" in arg_strings:  # which argparse would drop, and give the flag an empty list
+            raise argparse.ArgumentError(action, "cannot be '--'")
+        return super()._get_values(action, arg_strings)
+
     def error(self, message: str) -> NoReturn:
         message = re.sub(r"^argument (--[^/:]+)[^:]*: ", r"\1 ", message)
         message = re.sub(

@@ -87,7 +87,8 @@ def evaluate(
     if output is not None:
         from jaxir.files import atomic_file
 
-        with atomic_file(output) as file:
+        # A file's name need not be Unicode: what is not becomes JSON's own escape.
+        with atomic_file(output, errors="backslashreplace") as file:
             json.dump(result.values, file, indent=2, ensure_ascii=False)
             file.write("\n")
     print(result.text)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from jaxir.errors import BadValueError, UserError, suggest
+from jaxir.reading import read_text
 from jaxir.simple_types import check_value, hints_of
 
 Made = TypeVar("Made")
@@ -25,7 +26,7 @@ def read_json(path: Path, kind: Any = Any) -> Any:
       UserError: it is missing, cannot be read, is malformed, or holds something else.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_text(path))
     except FileNotFoundError as error:
         raise UserError(f"{path}: no such file") from error
     except OSError as error:

@@ -13,6 +13,7 @@ import functools
 import inspect
 import math
 import numbers
+import re
 import types
 import typing
 from collections.abc import Callable
@@ -175,12 +176,11 @@ def parse(text: str, hint: Any) -> Any:
     try:
         if kind is bool:
             value = _TRUTH[text.lower()]
-        elif kind in (int, float):
-            value = kind(text)
-        elif kind is number:
-            value = number(text)
+        elif kind in (int, float, number):
+            # Python would read 1_0 and the digits of any script too, which are slips here.
+            value = kind(text) if re.fullmatch(r"[\w.+-]+", text, re.ASCII) and "_" not in text else text
         elif kind == list[str]:
-            return [part for part in text.split(",") if part]
+            value = [part for part in text.split(",") if part] or text
         else:
             value = text
     except (ValueError, KeyError):

@@ -293,6 +293,31 @@ def test_a_number_is_whole_or_not_and_a_flag_may_have_two_spellings():
         cli.run(command, ["--every=often"], prog="p", example="")
 
 
+@pytest.mark.parametrize("text", ["1_0", "\u0661\u0662", " 3", "3 ", "", "\u00bd", "--"])
+def test_a_number_has_digits_alone(text):
+    def command(count: int = 1, share: float = 1.0, either: int | float = 1) -> int:
+        """Does it."""
+        raise AssertionError
+
+    for name in ("count", "share", "either"):
+        with pytest.raises(UsageError, match=rf"^--{name} (must be a (whole )?number, not|cannot be '--')"):
+            cli.run(command, [f"--{name}={text}"], prog="p", example="")
+
+
+@pytest.mark.parametrize("text", ["", ",", ",,", "--"])
+def test_a_list_of_nothing_is_refused(text):
+    def command(names: list[str] | None = None, place: str = "") -> int:
+        """Does it."""
+        raise AssertionError
+
+    said = r"^--names (must be a list, each text, not|cannot be '--')"
+    with pytest.raises(UsageError, match=said):
+        cli.run(command, [f"--names={text}"], prog="p", example="")
+    if text == "--":
+        with pytest.raises(UsageError, match=r"^--place cannot be '--'$"):
+            cli.run(command, [f"--place={text}"], prog="p", example="")
+
+
 def test_a_list_may_be_repeated_and_listed():
     def command(names: list[str] | None = None) -> int:
         """Does it."""

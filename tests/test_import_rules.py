@@ -26,6 +26,7 @@ LEAVES = {
     "outputs",
     "partitioning",
     "progress",
+    "reading",
     "simple_types",
     "__version__",
 }

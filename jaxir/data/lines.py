@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar
 
 from jaxir.errors import BadInputError, UserError
 from jaxir.files import local_path
+from jaxir.reading import open_to_read
 
 T = TypeVar("T")
 _BLANK = {"Zs", "Zl", "Zp", "Cc", "Cf"}
@@ -85,7 +86,7 @@ def raw_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
     """
     number = 0
     try:
-        with local_path(path).open("rb") as raw:
+        with open_to_read(local_path(path)) as raw:
             stream = gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == b"\x1f\x8b" else raw
             for number, line in enumerate(stream, 1):
                 yield number, line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line

@@ -35,14 +35,14 @@ from jaxir.files import (
 )
 from jaxir.interop import array_checksums, hf, hub, sentence_transformers, stored, stores, t5x
 from jaxir.interop.overrides import Overrides
-from jaxir.interop.run_dir import CONFIG, checkpoint_of, read_record
+from jaxir.interop.run_dir import CONFIG, check_seal, checkpoint_of, read_record, sealed
 from jaxir.interop.stored import EncoderSettings, StoredModel
 from jaxir.interop.weights import read_json, require, write_json
 from jaxir.models.bert import BertConfig
 from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel, Projection
 from jaxir.models.t5 import T5Config
 from jaxir.partitioning import Partitioner
-from jaxir.simple_types import fits, hints_of
+from jaxir.simple_types import fits, hints_of, simple
 
 __all__ = [
     "EncoderSettings",
@@ -309,7 +309,7 @@ def write_description(
         "tokenizer": tokenizer.fingerprint,
         "checksums": sums,
     }
-    write_json(directory / CONFIG, content)
+    write_json(directory / CONFIG, sealed(content))
 
 
 def _read_hf(directory: Path) -> StoredModel:
@@ -351,6 +351,7 @@ def _read_jaxir(directory: Path) -> tuple[StoredModel, str | None]:
     fingerprint = content.get("fingerprint")
     if fingerprint is not None and not re.fullmatch("[0-9a-f]{64}", str(fingerprint)):
         raise UserError(f"{path}: the fingerprint is damaged")
+    check_seal(content, path)
     return model, fingerprint
 
 
@@ -389,13 +390,18 @@ def _made(kind: type[Any], fields: Any, where: str) -> Any:
             number = isinstance(value, int | float)
             if not fits(value, hints.get(name)) or (number and not 0 <= value < math.inf):
                 raise ValueError(f"{name} is {value!r:.40}")
-        return kind(**fields)
+        whole = {
+            n: float(v) for n, v in fields.items() if simple(hints.get(n, str)) is float
+        }  # as 0 stands for 0.0
+        return kind(**fields | whole)
     except (AttributeError, TypeError, ValueError, ZeroDivisionError) as error:
         raise UserError(f"{where}: {error}") from error
 
 
 def _read_params(directory: Path, sums: Mapping[str, int] | None) -> dict[str, Any]:
     """Opens what Orbax wrote, by TensorStore: on a damaged file Orbax's own threads print tracebacks."""
+    if not is_bucket(directory) and directory.is_dir():
+        stores.check_files(directory)
     index = stores.read(str(directory), stores.ORBAX_INDEX)
     if index is None:
         raise UserError(f"{directory / stores.ORBAX_INDEX}: no such file")

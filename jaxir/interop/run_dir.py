@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import time
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from typing import Any
 from jaxir.errors import UserError
 from jaxir.files import is_bucket, path_of
 from jaxir.interop.weights import read_json, require
+from jaxir.reading import read_text
 from jaxir.simple_types import fits
 
 CONFIG = "jaxir.json"
@@ -41,12 +43,18 @@ def checkpoint_of(spec: str | Path) -> Path | None:
         steps = checkpoint_steps(checkpoints)
         if not steps:
             raise UserError(f"{checkpoints}: no checkpoint in it yet")
-        step = require(read_json(best), "step", best) if best.is_file() else max(steps)
+        if not (best.exists() or os.path.lexists(best)):
+            return checkpoints / str(max(steps))
+        told = read_json(best)
+        step = require(told, "step", best)
         if step in steps and not isinstance(step, bool):
-            return checkpoints / str(step)
-        if left:  # a trainer may have named another one just now
-            time.sleep(0.02)
-    raise UserError(f"{best} names step {step!r:.40}, but there is no such checkpoint")
+            break
+        if not left:
+            raise UserError(f"{best} names step {step!r:.40}, but there is no such checkpoint")
+        time.sleep(0.02)  # a trainer may have named another one just now
+    if told.get("value") != read_record(checkpoints / str(step)).get("dev_value"):
+        raise UserError(f"{best} is damaged: checkpoint {step} has another dev metric than it says")
+    return checkpoints / str(step)
 
 
 def checkpoint_steps(directory: Path) -> list[int]:
@@ -69,6 +77,16 @@ def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
     return {**record, "sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 
+def check_seal(record: Mapping[str, Any], path: Path) -> None:
+    """Checks that a record which has a hash of itself is what it was.
+
+    Raises:
+      Damaged: it is not. Records of older versions have no hash.
+    """
+    if "sha256" in record and record != sealed(record):
+        raise Damaged(f"{path}: not what was written there; if you changed it on purpose, remove its sha256")
+
+
 def read_record(checkpoint: Path) -> dict[str, Any]:
     """Returns what a checkpoint says of itself: step, settings, dev metric, checksums.
 
@@ -78,7 +96,7 @@ def read_record(checkpoint: Path) -> dict[str, Any]:
     """
     path = checkpoint / "run" / "metadata"  # where Orbax puts what is saved as JSON
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = json.loads(read_text(path))
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise Damaged(f"{path}: no such file") from error
     except ValueError as error:

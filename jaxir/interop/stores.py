@@ -5,6 +5,7 @@ find them; without any, public buckets can be read.
 """
 
 import json
+import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -92,6 +93,20 @@ def attempt(what: str, action: Callable[[], T]) -> T:
         # Without the code before the message and, in brackets after it, the whole specification.
         reason = re.sub(r"^[A-Z_]+: ", "", str(error)).partition(" [")[0]
         raise UserError(f"{what}: {reason:.400}") from error
+
+
+def check_files(directory: Path) -> None:
+    """Checks that a local directory holds files and directories only: TensorStore would wait for a pipe.
+
+    Raises:
+      UserError: there is something else in it.
+    """
+    with os.scandir(directory) as entries:  # which knows the kinds without asking for each
+        for entry in entries:
+            if entry.is_dir():
+                check_files(Path(entry.path))
+            elif not entry.is_file():
+                raise UserError(f"{entry.path} is no file")
 
 
 def zarr(directory: str) -> dict[str, Any]:

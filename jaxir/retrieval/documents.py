@@ -15,6 +15,7 @@ import numpy as np
 from jaxir.data.lines import OnBadInput
 from jaxir.data.sources import Document, read_corpus
 from jaxir.errors import DamagedError, UserError
+from jaxir.reading import open_to_read
 from jaxir.retrieval.npy import read_npy, write_npy
 from jaxir.simple_types import fits
 
@@ -37,7 +38,7 @@ class Documents:
           DamagedError: the file is not what it was.
         """
         offset = int(self._offsets[self._row_of[doc_id]])
-        with self._path.open("rb") as file:
+        with open_to_read(self._path) as file:
             return self._document(doc_id, self._line(file, offset, doc_id))
 
     @classmethod
@@ -54,7 +55,7 @@ class Documents:
     def lines(self, ids: Collection[str]) -> Iterator[tuple[str, bytes]]:
         """Yields ids and what is stored of them in JSON, as it lies on disk."""
         rows = sorted((int(self._offsets[self._row_of[doc_id]]), doc_id) for doc_id in ids)
-        with self._path.open("rb") as file:
+        with open_to_read(self._path) as file:
             for offset, doc_id in rows:
                 yield doc_id, self._line(file, offset, doc_id)
 

@@ -30,6 +30,7 @@ from jaxir.files import atomic_file, local_path
 from jaxir.json_files import made, read_json
 from jaxir.locks import Lock, locked
 from jaxir.progress import progress
+from jaxir.reading import open_to_read
 from jaxir.retrieval.batching import EncodingReport
 from jaxir.retrieval.dual_encoder import DualEncoder, Tower
 from jaxir.retrieval.npy import read_npy, write_npy
@@ -241,7 +242,7 @@ def _describe(
     count = 0
     for _ in _read(input, tower, on_bad_input):
         count += 1
-    with input.open("rb") as file:
+    with open_to_read(input) as file:
         while block := file.read(1 << 20):
             digest.update(block)
     prompt, max_length = encoder.text_settings(tower)

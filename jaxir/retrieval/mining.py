@@ -21,6 +21,7 @@ from jaxir.data.sources import BeirFolder, key_digest
 from jaxir.errors import UserError
 from jaxir.files import atomic_directory, check_new_directory
 from jaxir.progress import progress
+from jaxir.reading import open_to_read
 from jaxir.retrieval.judging import Drawn, Judge, RelevanceFilter, RelevanceSettings
 from jaxir.retrieval.known_positives import KnownPositives, read_documents
 from jaxir.retrieval.runs import rank, read_run_by_query
@@ -288,5 +289,5 @@ def _write_pairs(
 
 
 def _sha256(path: str | Path) -> str:
-    with Path(path).open("rb") as file:
+    with open_to_read(Path(path)) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

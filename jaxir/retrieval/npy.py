@@ -17,10 +17,10 @@ def read_npy(path: Path, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
     Raises:
       UserError: the file is missing, is damaged, or holds another array than one of this dtype and shape.
     """
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
     try:
         found = np.load(path, mmap_mode="r")
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
     except Exception as error:  # numpy's, or of Python's own parser, which reads the header
         raise UserError(f"{path} cannot be read: {error}") from None
     if not isinstance(found, np.ndarray):

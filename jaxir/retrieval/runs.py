@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import collections
 import functools
 import math
@@ -14,6 +15,7 @@ import numpy as np
 from jaxir.data.lines import as_number
 from jaxir.errors import BadInputError, UserError
 from jaxir.files import atomic_file, local_path
+from jaxir.reading import open_to_read
 
 Run = dict[str, dict[str, float]]
 TAG = "jaxir"
@@ -99,8 +101,10 @@ def _lines(path: str | Path) -> Iterator[tuple[int, str, str, float]]:
         raise UserError(f"{path}: no such run file")
     answers: collections.Counter[str] = collections.Counter()
     number, query_id, tag, tag_before, ended = 0, "", "", "", True
-    with path.open("rb") as file:
+    with open_to_read(path) as file:
         for number, raw in enumerate(file, start=1):
+            if number == 1:
+                raw = raw.removeprefix(codecs.BOM_UTF8)
             try:
                 fields = raw.decode("utf-8").split()
             except UnicodeDecodeError:

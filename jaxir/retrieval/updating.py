@@ -12,6 +12,7 @@ from jaxir.data.lines import Policy
 from jaxir.errors import UserError
 from jaxir.files import local_path
 from jaxir.locks import locked
+from jaxir.reading import read_text
 from jaxir.retrieval.documents import Documents
 from jaxir.retrieval.embeddings import StoredEmbeddings
 from jaxir.retrieval.ids import check_new, check_there
@@ -82,7 +83,7 @@ def read_ids(path: str | Path) -> list[str]:
       UserError: it is not text.
     """
     try:
-        lines = local_path(path).read_text(encoding="utf-8").split("\n")
+        lines = read_text(local_path(path)).split("\n")
     except UnicodeDecodeError:
         raise UserError(f"{path} is not a text file of ids") from None
     return [line.removesuffix("\r") for line in lines if line.strip()]

@@ -68,7 +68,7 @@ def build_app(service: Service, metrics: Metrics) -> FastAPI:
     @app.post("/search", response_model=SearchResponse, responses=UNFIT)
     async def search(request: search_request) -> JSONResponse:
         """Searches for queries. Queries of all clients that wait are encoded and searched together."""
-        systems = request.systems or service.systems
+        systems = service.systems if request.systems is None else request.systems
         for name in systems:
             _check_named(name, service.systems, "system")
         found = await service.search(request.queries, request.k, list(dict.fromkeys(systems)))

@@ -145,6 +145,8 @@ def request_models(known: list[str], limits: Limits) -> tuple[type[BaseModel], t
         StringConstraints(strip_whitespace=True, min_length=1, max_length=limits.query_characters),
         AfterValidator(_question),
     ]
+    # The bound on the length makes halves of surrogate pairs no strings either.
+    text = Annotated[str, StringConstraints(min_length=1), AfterValidator(_question)]
 
     class SearchRequest(BaseModel):
         """Queries, and what to show of what is found."""
@@ -157,7 +159,10 @@ def request_models(known: list[str], limits: Limits) -> tuple[type[BaseModel], t
         queries: list[query] = Field(min_length=1, max_length=limits.queries)
         k: int = Field(min(10, limits.k), ge=1, le=limits.k, description="documents of each query and system")
         systems: list[str] | None = Field(
-            None, max_length=len(known), description=f"some of {', '.join(known)}; all by default"
+            None,
+            min_length=1,
+            max_length=len(known),
+            description=f"some of {', '.join(known)}; all by default",
         )
         documents: bool = Field(True, description="whether titles and snippets come along, or ids only")
         full: bool = Field(False, description="whether whole documents come along, with their metadata")
@@ -170,7 +175,7 @@ def request_models(known: list[str], limits: Limits) -> tuple[type[BaseModel], t
             strict=True,
             json_schema_extra={"examples": [{"texts": ["how to join two arrays"]}]},
         )
-        texts: list[str] = Field(min_length=1, max_length=limits.queries)
+        texts: list[text] = Field(min_length=1, max_length=limits.queries)
         tower: Literal["query", "passage"] = "query"
         index: str | None = Field(None, description="whose model; the first that has one by default")
 

@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -281,3 +283,11 @@ def test_bad_files_cost_one_sentence(files, capsys, changed, content, message):
 def test_flags_that_do_not_go_together(given, message):
     with pytest.raises(UserError, match=message):
         evaluate(**given)
+
+
+def test_a_file_whose_name_is_not_unicode(files):
+    odd = os.fsdecode(os.fsencode(files) + b"/run-\xff.trec")
+    shutil.copy(files / "run.trec", odd)
+    evaluate(**arguments(files, run=odd, output=str(files / "out.json")))
+    (named,) = json.loads((files / "out.json").read_text(encoding="utf-8"))["runs"].values()
+    assert named == [odd] or named == odd

@@ -1,6 +1,7 @@
 """Model and run directories, names, overrides, and what a wrong directory costs: one clear sentence."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -255,6 +256,12 @@ def _truncate_params(directory):
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
+def _pipe(directory):
+    path = next((directory / "params" / "d").iterdir())
+    path.unlink()
+    os.mkfifo(path)
+
+
 def _edit_backbone(**changes):
     def edit(directory):
         path = directory / "jaxir.json"
@@ -271,6 +278,7 @@ def _edit_sums(name, value):
         content = json.loads(path.read_text())
         assert name in content["checksums"]
         content["checksums"] |= {name: value}
+        del content["sha256"]
         path.write_text(json.dumps(content))
 
     return edit
@@ -294,9 +302,15 @@ JAXIR_DAMAGES = {
         _edit_sums("encoder.layers.0.wi.bias", 1),
         "wi.bias is damaged: its numbers are not those",
     ),
+    "another prompt": (
+        _edit("jaxir.json", settings={"query_max_length": 9, "passage_max_length": 9, "query_prompt": "x"}),
+        r"jaxir\.json: not what was written there; if you changed it on purpose, remove its sha256",
+    ),
+    "another depth": (_edit_backbone(layer_norm_epsilon=0.5), r"jaxir\.json: not what was written there"),
     "no description": (_remove("jaxir.json"), r"no jaxir\.json in it, so no model of ours"),
     "no params": (lambda d: shutil.rmtree(d / "params"), "neither params nor checkpoints in it"),
     "half a params": (_truncate_params, "params: the parameters cannot be read"),
+    "a pipe": (_pipe, r"params/d/\w+ is no file"),
     "no manifest": (_remove("params/manifest.ocdbt"), "params: the parameters cannot be read"),
     "format": (_edit("jaxir.json", format=99), r"jaxir\.json: format 99 is not 1"),
     "no model": (_edit("jaxir.json", model=None), r"jaxir\.json: 'model' is missing"),
@@ -314,6 +328,16 @@ def test_a_wrong_model_directory_costs_one_sentence(damage, saved, tmp_path):
     with pytest.raises(UserError, match=message) as caught:
         model_dir.load(str(tmp_path / "m"))
     assert "\n" not in str(caught.value) and str(tmp_path) in str(caught.value)
+
+
+def test_a_number_may_be_written_whole(saved, tmp_path):
+    shutil.copytree(saved, tmp_path / "m")
+    content = json.loads((tmp_path / "m/jaxir.json").read_text())
+    content["model"]["backbone"] |= {"attention_dropout_rate": 0, "dropout_rate": 0}
+    del content["sha256"]
+    (tmp_path / "m/jaxir.json").write_text(json.dumps(content))
+    rate = model_dir.load(str(tmp_path / "m")).model.config.backbone.dropout_rate
+    assert (rate, type(rate)) == (0.0, float)
 
 
 @pytest.mark.parametrize(

@@ -126,3 +126,9 @@ def test_a_run_that_is_cut_off_anywhere_is_noticed(tmp_path, capsys, read, tag):
 def test_no_such_run(tmp_path):
     with pytest.raises(UserError, match="no such run file"):
         read_run(tmp_path / "run")
+
+
+@pytest.mark.parametrize("read", [read_run, by_query])
+def test_a_byte_order_mark_is_no_part_of_the_first_id(tmp_path, read):
+    (tmp_path / "run").write_bytes(b"\xef\xbb\xbfq Q0 a 1 0.5 t\n")
+    assert read(tmp_path / "run") == {"q": {"a": 0.5}}

@@ -74,7 +74,7 @@ def test_ids_only_and_one_system(served):
 
 
 def test_encode_gives_the_models_vectors(served, world):
-    texts = ["w1 w2", "", "w3 " * 500]
+    texts = ["w1 w2", "w3 " * 500]
     for tower, encode in [
         ("query", world.encoder.encode_queries),
         ("passage", world.encoder.encode_passages),
@@ -288,12 +288,28 @@ def test_documentation_needs_no_other_host(served):
         (b'{"queries": ["a"], "k": "7"}', 422, "k: Input should be a valid integer"),
         (b'{"queries": ["a"], "k": NaN}', 422, "k: Input should be a valid integer"),
         (b'{"queries": ["a"], "kk": 7}', 422, "kk: Extra inputs are not permitted"),
+        (b'{"queries": ["a"], "systems": []}', 422, "systems: List should have at least 1 item"),
         (b'{"queries": ["a"], "systems": ["dens"]}', 422, "there is no system 'dens'; there are"),
     ],
 )  # fmt: skip
 def test_malformed_requests_cost_one_sentence(served, body, status, sentence):
     got, _, content = served.request("POST", "/search", body, **{"content-type": "application/json"})
     assert (got, json.loads(content)["detail"][: len(sentence)]) == (status, sentence)
+
+
+@pytest.mark.parametrize("tower", ["query", "passage"])
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "texts.1: String should have at least 1 character"),
+        (" \n\u200b\0", "texts.1: there is no text in it"),
+        ("\ud800", "texts.1: Input should be a valid string"),
+    ],
+)
+def test_what_is_no_text_is_not_encoded(served, tower, text, sentence):
+    """Half of a surrogate pair would fail the texts of others that are encoded together with it."""
+    status, _, content = served.request("POST", "/encode", {"texts": ["a", text], "tower": tower})
+    assert (status, json.loads(content)["detail"][: len(sentence)]) == (422, sentence)
 
 
 def test_other_refusals(served):

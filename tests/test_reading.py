@@ -1,0 +1,76 @@
+"""What is read: devices that fail, pipes with and without a writer, and files that are none."""
+
+import os
+import threading
+import time
+
+import pytest
+
+from jaxir import cli
+from jaxir.data.lines import numbered_lines
+from jaxir.errors import BadInputError, UserError
+from jaxir.json_files import read_json
+from jaxir.reading import open_to_read
+
+# What cannot be read though it can be opened: the system says EIO.
+BROKEN = "/proc/self/mem"
+
+
+def test_what_the_system_says_names_the_file(tmp_path):
+    (tmp_path / "broken").symlink_to(BROKEN)
+    for read in (lambda f: f.read(), lambda f: f.read(7), lambda f: f.readline(), lambda f: next(iter(f))):
+        with open_to_read(tmp_path / "broken") as file, pytest.raises(OSError, match="broken") as raised:
+            read(file)
+        assert raised.value.filename == str(tmp_path / "broken")
+
+
+def test_a_pipe_that_nothing_fills_is_an_empty_file(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with open_to_read(tmp_path / "pipe") as file:
+        assert file.read() == b""
+    with pytest.raises(BadInputError, match="the file is empty"):
+        list(numbered_lines(tmp_path / "pipe"))
+    with pytest.raises(UserError, match="not valid JSON"):
+        read_json(tmp_path / "pipe")
+
+
+def test_a_pipe_that_something_fills_slowly_is_read_to_its_end(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+
+    def write():
+        with (tmp_path / "pipe").open("w") as file:
+            for number in range(3):
+                time.sleep(0.2)
+                print(number, file=file, flush=True)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    assert list(numbered_lines(tmp_path / "pipe")) == [(1, b"0"), (2, b"1"), (3, b"2")]
+    writer.join()
+
+
+@pytest.fixture
+def folder_and_run(folder):
+    answers = [f"q{n} Q0 d{n} 1 0.5 t\n" for n in range(40, 56)]
+    (folder / "run").write_text("".join(answers))
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["broken", "pipe", "loop", "directory"])
+@pytest.mark.parametrize("name", ["run", "qrels/test.tsv"])
+def test_a_command_says_which_file_it_cannot_read(folder_and_run, capsys, kind, name):
+    path = folder_and_run / name
+    flags = [f"--run={folder_and_run / 'run'}", f"--qrels={folder_and_run / 'qrels/test.tsv'}"]
+    assert cli.main("jaxir.evaluate:evaluate", flags) == 0
+    capsys.readouterr()
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    else:
+        path.symlink_to(BROKEN if kind == "broken" else path.name)
+    assert cli.main("jaxir.evaluate:evaluate", flags) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and said.count("\n") == 1
+    assert str(path) in said and "traceback" not in said
