@@ -113,13 +113,13 @@ def train(
         optimizer, partitioner = optimizer or AdamW(), (mesh or MeshConfig()).build()
 
         counts = {"batch_size": batch_size, "log_every": log_every, "keep_last": keep_last}
-        loop.check_settings(counts, partitioner)
+        loop.check_settings(counts, partitioner, objective)
 
         def settle(steps: int) -> None:
             for name, every in (("eval_every", eval_every), ("checkpoint_every", checkpoint_every)):
                 counts[name] = in_steps(name, every, steps)
             counts["steps"] = steps
-            loop.check_settings(counts, partitioner)
+            loop.check_settings(counts, partitioner, objective)
             optimizer.build(steps)
 
         if steps is not None:

@@ -8,6 +8,7 @@ import pytest
 
 from jaxir import cli
 from jaxir.data.lines import numbered_lines
+from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import BadInputError, UserError
 from jaxir.json_files import read_json
 from jaxir.reading import open_to_read
@@ -74,3 +75,9 @@ def test_a_command_says_which_file_it_cannot_read(folder_and_run, capsys, kind, 
     said = capsys.readouterr().err
     assert said.startswith("error: ") and said.count("\n") == 1
     assert str(path) in said and "traceback" not in said
+
+
+def test_a_tokenizer_that_cannot_be_read(tmp_path):
+    (tmp_path / "tokenizer.json").symlink_to(BROKEN)
+    with pytest.raises(OSError, match=r"tokenizer\.json"):
+        Tokenizer.load(tmp_path)

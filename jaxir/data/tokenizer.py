@@ -16,6 +16,7 @@ import tokenizers
 
 from jaxir.errors import UserError
 from jaxir.files import path_of
+from jaxir.reading import open_to_read
 from jaxir.simple_types import fits
 
 _JSON = "tokenizer.json"
@@ -90,7 +91,11 @@ class Tokenizer:
         if not directory.is_dir():
             raise UserError(f"{directory} is not a directory: no tokenizer to load")
         names = [*FILES, *sorted(p.name for p in directory.glob("*.model"))]
-        files = {name: (directory / name).read_bytes() for name in names if (directory / name).is_file()}
+        files = {}
+        for name in names:
+            if (directory / name).is_file():
+                with open_to_read(directory / name) as file:
+                    files[name] = file.read()
         config = _read_json(directory, files, "tokenizer_config.json")
         if _JSON in files:
             return cls(_read_tokenizer_json(directory, files, config), files)

@@ -77,7 +77,7 @@ def run(
     # A program compiled for a machine that is not there is of no use to a later process.
     jax.config.update("jax_enable_compilation_cache", False)
     partitioner = advice.build_mesh(mesh or MeshConfig(), found, target)
-    check_settings({"steps": steps, "batch_size": batch_size}, partitioner)
+    check_settings({"steps": steps, "batch_size": batch_size}, partitioner, objective)
     recipe = Recipe(
         config=config,
         settings=settings,

@@ -130,7 +130,7 @@ def train(
     partitioner = MeshConfig().build() if partitioner is None else partitioner
     counts = {"steps": steps, "batch_size": batch_size, "log_every": log_every, "eval_every": eval_every}
     counts |= {"checkpoint_every": checkpoint_every, "keep_last": keep_last}
-    check_settings(counts, partitioner)
+    check_settings(counts, partitioner, objective)
     check_metric(dev_metric)
     built = optimizer.build(steps)
 
@@ -297,12 +297,13 @@ def train(
         return result(start, done, stop.received if done < steps else None, checkpoints)
 
 
-def check_settings(counts: Mapping[str, int], partitioner: Partitioner) -> None:
+def check_settings(counts: Mapping[str, int], partitioner: Partitioner, objective: Any) -> None:
     """Raises a UserError for settings that no run can have.
 
     Args:
       counts: settings that must be positive whole numbers, among them `batch_size`.
       partitioner: the mesh.
+      objective: the training method; where it cuts a batch into `chunks`, these must divide it.
     """
     for name, count in counts.items():
         if count <= 0:
@@ -312,6 +313,9 @@ def check_settings(counts: Mapping[str, int], partitioner: Partitioner) -> None:
         raise UserError(
             f"batch_size must be a multiple of the {divisor} devices that share it, not {batch_size}"
         )
+    chunks = getattr(objective, "chunks", 1)
+    if isinstance(chunks, int) and batch_size % chunks:
+        raise UserError(f"a batch of {batch_size} examples cannot be embedded in {chunks} equal chunks")
 
 
 class StopSignal:
