@@ -134,7 +134,7 @@ def work_jaxir(flags: argparse.Namespace) -> dict:
     batch = {k: jax.device_put(x, rows) for k, x in batch.items()}
 
     def step_with(chunks: int):
-        return state.make_step(plan.graphdef, Contrastive(loss=in_batch_softmax, chunks=chunks), built, 0)
+        return state.make_step(plan, Contrastive(loss=in_batch_softmax, chunks=chunks), built, 0)
 
     train_state = state.initial_state(model, built.transform, plan)
     started = time.perf_counter()
@@ -212,8 +212,9 @@ def token_pairs(flags: argparse.Namespace, vocabulary: int):
     """Returns pairs of random tokens, enough that no batch repeats soon, as training data."""
     import numpy as np
 
-    from jaxir.data.pairs import PairDataset
+    from jaxir.data.array_dataset import ArrayDataset
     from jaxir.data.text_table import TextTable
+    from jaxir.features import TextFormat, pair_features
 
     count = flags.batch_size * 8
     keys = np.random.default_rng(1).integers(0, 2**31 - 1, [2, count, 2]).astype(np.int32)
@@ -221,15 +222,11 @@ def token_pairs(flags: argparse.Namespace, vocabulary: int):
         TextTable(ids.ravel().astype(np.uint16), np.arange(count + 1) * ids.shape[1], key)
         for ids, key in zip(random_ids(flags, vocabulary, count), keys, strict=True)
     ]
-    return PairDataset(
-        queries=tables[0],
-        passages=tables[1],
-        pairs=np.stack([np.arange(count)] * 2, axis=1).astype(np.int32),
-        negatives=np.zeros(0, np.int32),
-        negative_offsets=np.zeros(count + 1, np.int64),
-        query_length=flags.query_length,
-        passage_length=flags.passage_length,
-        num_negatives=0,
+    return ArrayDataset(
+        features=pair_features(TextFormat(flags.query_length, flags.passage_length)),
+        tables=dict(zip(("queries", "passages"), tables, strict=True)),
+        columns={name: np.arange(count, dtype=np.int32) for name in ("query", "passage")},
+        offsets=np.zeros(count + 1, np.int64),
         tokenizer_fingerprint="none",
     )
 

@@ -31,7 +31,7 @@ INTERFACE = (
     "jaxir.interop.model_dir:load",
     "jaxir.interop.build:Pretrained",
     "jaxir.interop.build:FromScratch",
-    "jaxir.data.text_pairs:TextPairs",
+    "jaxir.data.text_data:TextData",
     "jaxir.data.pair_sources:JsonlPairs",
     "jaxir.data.pair_sources:BeirPairs",
     "jaxir.data.mixture:Mixture",

@@ -24,6 +24,7 @@ def mine(
     cross_encoder: str | None = None,
     max_relevance: Rate | None = None,
     relevance_margin: Rate | None = None,
+    teacher: str | None = None,
     seed: Seed = 0,
 ) -> None:
     """Mines hard negatives for the queries of a split from what a retriever found for them.
@@ -48,6 +49,8 @@ def mine(
       max_relevance: drop candidates that it finds more relevant than this probability, such as 0.1.
       relevance_margin: drop candidates that it does not find at least this much less relevant, as a
         probability, than the query's least relevant positive.
+      teacher: hf: or st: and a directory or hub name of a cross-encoder whose score of each passage is
+        written beside it, to distil (gin/objectives/margin_mse.gin); may be the one that filters.
       seed: of random sampling.
 
     Raises:
@@ -63,19 +66,20 @@ def mine(
         negatives=negatives, first=first, last=last, sampling=sampling, margin=margin, seed=seed
     )
     relevance = RelevanceSettings.of_flags(cross_encoder, max_relevance, relevance_margin)
-    judge = None
-    if cross_encoder is not None:
+    models = {}
+    for spec in {cross_encoder, teacher} - {None}:
         from jaxir.retrieval.reranking import CrossEncoder
 
-        judge = CrossEncoder.load(cross_encoder)
+        models[spec] = CrossEncoder.load(spec)
     report = mining.mine(
         run,
         BeirFolder(directory),
         output,
         split=split,
         settings=settings,
-        judge=judge,
+        judge=models.get(cross_encoder),
         relevance=relevance,
+        teacher=models.get(teacher),
     )
     print(f"{output}: {mining.describe(report)}")
 

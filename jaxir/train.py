@@ -32,6 +32,7 @@ def train(
     optimizer: Any = None,
     mesh: Any = None,
     num_negatives: Natural = 0,
+    frozen: list[str] | None = None,
     seed: Seed = 0,
     log_every: Count = 10,
     eval_every: PositiveNumber = 100,
@@ -66,6 +67,7 @@ def train(
       optimizer: AdamW(...) or Adafactor(...) of jaxir.training.optimizers; AdamW() by default.
       mesh: MeshConfig(...) of jaxir.partitioning; by default all devices split the batch.
       num_negatives: hard negatives of each pair; the data must have them.
+      frozen: patterns of names of parameters that are not trained, such as "encoder.embedding.*".
       seed: of new parameters, the order of the data and dropout.
       log_every: steps between log lines.
       eval_every: steps between evaluations on the dev pairs; below 1, a share of all steps.
@@ -96,9 +98,11 @@ def train(
             steps=steps,
             batch_size=batch_size,
             num_negatives=num_negatives,
+            frozen=frozen or (),
             seed=seed,
         )
     from jaxir.distributed import maybe_initialize_distributed, say, together
+    from jaxir.features import pair_features
     from jaxir.interop import model_dir
     from jaxir.partitioning import MeshConfig
     from jaxir.training import loop
@@ -127,12 +131,13 @@ def train(
         check_run_dir(output_dir)
 
         loaded = model.build(seed=seed, partitioner=partitioner)
-        how = loaded.settings.for_pairs() | {"on_bad_input": on_bad_input}
-        pairs = data.build(loaded.tokenizer, num_negatives=num_negatives, **how)
+        features = objective.features(loaded.settings.text_format(num_negatives))
+        dev_features = pair_features(loaded.settings.text_format())
+        pairs = data.build(loaded.tokenizer, features, on_bad_input=on_bad_input)
         if steps is None:
             steps = steps_of(epochs, pairs=pairs.num_examples, batch_size=batch_size, min_steps=min_steps)
             settle(steps)
-        dev_pairs = dev and dev.build(loaded.tokenizer, num_negatives=0, **how)
+        dev_pairs = dev and dev.build(loaded.tokenizer, dev_features, on_bad_input=on_bad_input)
 
         def describe_run(run_dir: Path) -> None:
             model_dir.write_description(run_dir, loaded.model.config, loaded.tokenizer, loaded.settings)
@@ -148,6 +153,7 @@ def train(
             optimizer=optimizer,
             partitioner=partitioner,
             seed=seed,
+            frozen=frozen or (),
             dev_metric=dev_metric,
             dev_distractors=dev_distractors,
             on_start=describe_run,

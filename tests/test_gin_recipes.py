@@ -12,6 +12,7 @@ import pytest
 
 from jaxir import gin_config
 from jaxir.errors import UserError
+from jaxir.features import TextFormat, pair_features
 from jaxir.interop.build import Pretrained
 from jaxir.planning import program
 from jaxir.train import train
@@ -110,7 +111,7 @@ GOLDEN = {True: ROOT / "tests/golden/t5_1_1", False: ROOT / "tests/golden/bert"}
 # Every macro of every shipped piece of a kind: what a user may set whichever piece it is.
 COMMON = {
     "models": "MODEL TOKENIZER SHARING QUERY_LENGTH PASSAGE_LENGTH DROPOUT DTYPE SCAN REMAT",
-    "objectives": "TEMPERATURE CHUNKS BLOCK_SIZE",
+    "objectives": "TEMPERATURE CHUNKS",
     "runs": "DATA TRAIN_SPLIT DEV_SPLIT DEV_DISTRACTORS DEV_METRIC STEPS EPOCHS MIN_STEPS BATCH_SIZE"
     " LEARNING_RATE WARMUP_STEPS EVAL_EVERY CHECKPOINT_EVERY LOG_EVERY KEEP_LAST SEED"
     " SLICES MESH_DATA FSDP TENSOR",
@@ -161,7 +162,7 @@ def test_pieces_compose_in_any_order(model, folder):
             loaded = bound["model"].build(seed=0, partitioner=partitioner)
             backbone = loaded.model.config.backbone
             assert (backbone.dropout_rate, backbone.remat, backbone.dtype) == (0.25, True, "float32")
-            pairs = bound["data"].build(loaded.tokenizer, query_length=8, passage_length=12)
+            pairs = bound["data"].build(loaded.tokenizer, pair_features(TextFormat(8, 12)))
             assert (pairs.num_examples, bound["dev"].split) == (40, "dev")
         # Each objective and each optimizer with a BERT and a T5; other models differ by what is bound alone.
         if number % 4 == 0 if model in TRACED else number == 0:
@@ -178,6 +179,7 @@ def trace(bound: dict, loaded, partitioner) -> dict:
         partitioner=partitioner,
         steps=bound["steps"],
         batch_size=bound["batch_size"],
+        num_negatives=1,
     )
     step = program.make_step(recipe)
     with partitioner():

@@ -16,6 +16,7 @@ LEAVES = {
     "distributed",
     "errors",
     "faults",
+    "features",
     "files",
     "huge_pages",
     "installation",

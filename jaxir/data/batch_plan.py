@@ -1,4 +1,4 @@
-"""What a batch of pairs holds, which part of it is a process's, and which negatives go into it."""
+"""Which part of a batch is a process's, and which items of lists go into it."""
 
 from __future__ import annotations
 
@@ -6,17 +6,9 @@ import numpy as np
 
 from jaxir.data.text_table import TextTable
 from jaxir.errors import UserError
+from jaxir.features import Features, Key, Tokens
 
 Batch = dict[str, np.ndarray]
-
-
-def features_of(query_length: int, passage_length: int, num_negatives: int) -> dict[str, tuple[int, ...]]:
-    """Returns the features of a batch and the shape that one example has in each."""
-    shapes: dict[str, tuple[int, ...]] = {"query_ids": (query_length,), "passage_ids": (passage_length,)}
-    shapes |= {"query_key": (2,), "passage_key": (2,)}
-    if num_negatives:
-        shapes |= {"negative_ids": (num_negatives, passage_length), "negative_key": (num_negatives, 2)}
-    return shapes
 
 
 def share(batch_size: int, process_index: int, process_count: int) -> slice:
@@ -67,45 +59,51 @@ def uniforms(seed: int, positions: np.ndarray) -> np.ndarray:
     return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def negative_keys(negative_ids: np.ndarray, keys: np.ndarray, batch: Batch) -> np.ndarray:
-    """Returns the keys of hard negatives, with the passage's key for one that has the passage's very tokens.
+def keys_of_twins(batch: Batch, features: Features) -> Batch:
+    """Returns the batch with the key of the text that a text of a list should be unlike, where it is not.
 
     Losses leave out a negative with the key of its positive: once cut, two texts can be one to the model.
 
     Args:
-      negative_ids: [B, N, Lp].
-      keys: [B, N, 2], of the whole texts.
-      batch: has passage_ids [B, Lp] and passage_key [B, 2].
+      batch: arrays by feature.
+      features: what it holds.
     """
-    same = (negative_ids == batch["passage_ids"][:, None]).all(-1, keepdims=True)
-    return np.where(same, batch["passage_key"][:, None], keys)
+    tokens = {f.field: name for name, f in features.items() if isinstance(f, Tokens)}
+    keys = {f.field: name for name, f in features.items() if isinstance(f, Key)}
+    found = dict(batch)
+    for name, feature in features.items():
+        if isinstance(feature, Tokens) and feature.unlike is not None and feature.field in keys:
+            same = (batch[name] == batch[tokens[feature.unlike]][:, None]).all(-1, keepdims=True)
+            key = keys[feature.field]
+            found[key] = np.where(same, batch[keys[feature.unlike]][:, None], batch[key])
+    return found
 
 
-def without_positives(
-    passages: TextTable, positives: np.ndarray, negatives: np.ndarray, offsets: np.ndarray
+def without_twins(
+    texts: TextTable, own: np.ndarray, items: np.ndarray, offsets: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Leaves out each negative with the tokens of its pair's passage, unless all of the pair's are such.
+    """Leaves out each item with the tokens of its example's own text, unless all of the example's are such.
 
     Args:
-      passages: the texts.
-      positives: [P], the passage of each pair.
-      negatives: [K], as in `PairDataset`.
+      texts: the texts.
+      own: [P], the text of each example that its items should be unlike.
+      items: [K], as in `ArrayDataset`.
       offsets: [P + 1], likewise.
 
     Returns:
-      The negatives that are left, their offsets, and how many pairs have no negatives but such.
+      Which items to keep (bool [K]), the offsets of these, and how many examples have no items but such.
     """
-    pair = np.repeat(np.arange(len(positives)), np.diff(offsets))
-    starts, own_starts = passages.offsets[negatives], passages.offsets[positives[pair]]
-    sizes = passages.offsets[negatives + 1] - starts
-    same = sizes == passages.offsets[positives[pair] + 1] - own_starts
+    example = np.repeat(np.arange(len(own)), np.diff(offsets))
+    starts, own_starts = texts.offsets[items], texts.offsets[own[example]]
+    sizes = texts.offsets[items + 1] - starts
+    same = sizes == texts.offsets[own[example] + 1] - own_starts
     for at in (sizes // 2, sizes // 4):  # leaves few that must be compared whole
-        tokens = (passages.flat.take(begin + at, mode="clip") for begin in (starts, own_starts))
+        tokens = (texts.flat.take(begin + at, mode="clip") for begin in (starts, own_starts))
         same &= np.equal(*tokens)
     for i in np.flatnonzero(same):
-        text, own = (passages.flat[start : start + sizes[i]] for start in (starts[i], own_starts[i]))
-        same[i] = np.array_equal(text, own)
-    counts = np.bincount(pair[~same], minlength=len(positives))
-    keep = ~same | (counts[pair] == 0)
-    left = np.concatenate([[0], np.cumsum(np.bincount(pair[keep], minlength=len(positives)))])
-    return negatives[keep], left, int(np.sum((counts == 0) & (np.diff(offsets) > 0)))
+        text, its_own = (texts.flat[start : start + sizes[i]] for start in (starts[i], own_starts[i]))
+        same[i] = np.array_equal(text, its_own)
+    counts = np.bincount(example[~same], minlength=len(own))
+    keep = ~same | (counts[example] == 0)
+    left = np.concatenate([[0], np.cumsum(np.bincount(example[keep], minlength=len(own)))])
+    return keep, left, int(np.sum((counts == 0) & (np.diff(offsets) > 0)))

@@ -11,15 +11,16 @@ import numpy as np
 from jaxir.data import fingerprints
 from jaxir.data.batch_plan import Batch, share, uniforms
 from jaxir.data.lines import OnBadInput
-from jaxir.data.text_pairs import PairFormat, TextPairs
+from jaxir.data.text_data import TextData
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
+from jaxir.features import Features
 
 _DRAW_AT_ONCE = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Mixture(TextPairs):
+class Mixture(TextData):
     """Several sources of pairs as one.
 
     Each batch comes from one source, so that in-batch negatives are of the query's own task: a passage of
@@ -32,11 +33,11 @@ class Mixture(TextPairs):
         of two sources that have the same id count as one text there: at worst a negative is lost.
     """
 
-    sources: Sequence[TextPairs]
+    sources: Sequence[TextData]
     rates: Sequence[float] | None = None
     mix_within_batch: bool = False
 
-    def dataset(self, tokenizer: Tokenizer, form: PairFormat, on_bad_input: OnBadInput) -> MixtureDataset:
+    def dataset(self, tokenizer: Tokenizer, features: Features, on_bad_input: OnBadInput) -> MixtureDataset:
         """Builds every source.
 
         Raises:
@@ -44,7 +45,7 @@ class Mixture(TextPairs):
         """
         names = [f"source {number} of the mixture" for number in range(1, len(self.sources) + 1)]
         check_rates(names, self.rates)
-        built = [source.dataset(tokenizer, form, on_bad_input) for source in self.sources]
+        built = [source.dataset(tokenizer, features, on_bad_input) for source in self.sources]
         return MixtureDataset(
             dict(zip(names, built, strict=True)), rates=self.rates, mix_within_batch=self.mix_within_batch
         )
@@ -58,7 +59,7 @@ class MixtureDataset:
 
     Attributes:
       num_examples: of all datasets together.
-      features: the features of a batch and the shape that one example has in each.
+      features: what a batch holds.
       order_depends_on_parts: whether that of one of the datasets does.
     """
 
@@ -77,7 +78,7 @@ class MixtureDataset:
         self._mix_within_batch = mix_within_batch
         self.num_examples = int(self._sizes.sum())
         self.order_depends_on_parts = any(d.order_depends_on_parts for d in self._datasets)
-        self.features: dict[str, tuple[int, ...]] = self._datasets[0].features
+        self.features = self._datasets[0].features
 
     def __repr__(self) -> str:
         parts = (f"{name} {size:,}" for name, size in zip(self._names, self._sizes, strict=True))
@@ -102,7 +103,7 @@ class MixtureDataset:
     ) -> Iterator[Batch]:
         """Yields batches without end, from step `start_step` on: a pure function of (seed, step).
 
-        (Of process_count too where a dataset is a SeqIO task.) Args are those of `PairDataset.batches`.
+        (Of process_count too where a dataset is a SeqIO task.) Args are those of `ArrayDataset.batches`.
 
         Raises:
           UserError: as there; or, packed, a dataset whose part of a batch is less than one pair.

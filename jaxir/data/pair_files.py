@@ -5,6 +5,7 @@ An id stands for one text: a file in which it stands for two is malformed, since
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,8 @@ def read_tevatron(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") 
         {"query_id": "...", "query": "...", "positive_passages": [{"docid", "title", "text"}, ...],
          "negative_passages": [{"docid", "title", "text"}, ...]}
 
-    `title` and `negative_passages` may be absent. Each pair carries all negatives of its line.
+    `title` and `negative_passages` may be absent. Each pair carries all negatives of its line, and where all
+    passages have a `score` (`jaxir.mine --teacher` writes it) these, too.
     """
     ids = _Ids()
 
@@ -84,7 +86,11 @@ def read_tevatron(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") 
         )
         if not positives:
             raise MalformedRecord("no positive passage in 'positive_passages'")
-        return [PairExample(query_id, query, *positive, tuple(negatives)) for positive in positives]
+        texts, scores = tuple(text for text, _ in negatives), tuple(score for _, score in negatives)
+        found = [PairExample(query_id, query, *text, texts, score, scores) for text, score in positives]
+        if any(score is None for _, score in (*positives, *negatives)):
+            return [pair._replace(passage_score=None, negative_scores=None) for pair in found]
+        return found
 
     for examples in parsed_lines(path, parse, on_bad_input):
         yield from examples
@@ -110,9 +116,12 @@ def _passage(ids: _Ids, record: dict[str, Any], id_field: str, text: str) -> tup
     return ids.of("passage", string_field(record, id_field, None), text), text
 
 
-def _tevatron_passage(ids: _Ids, item: Any, field: str) -> tuple[str, str]:
+def _tevatron_passage(ids: _Ids, item: Any, field: str) -> tuple[tuple[str, str], float | None]:
     record = as_object(item, field)
+    score = record.get("score")
+    if score is not None and (not isinstance(score, int | float) or not math.isfinite(score)):
+        raise MalformedRecord(f"a passage of {field!r} has a score that is no number:", repr(score))
     text = joined(string_field(record, "title", ""), string_field(record, "text"))
     if not text:
         raise MalformedRecord(f"a passage of {field!r} has neither title nor text")
-    return ids.of("passage", string_field(record, "docid"), text), text
+    return (ids.of("passage", string_field(record, "docid"), text), text), score

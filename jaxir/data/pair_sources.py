@@ -11,24 +11,25 @@ import dataclasses
 from collections.abc import Iterator
 
 from jaxir.data import pair_files, pydocs
+from jaxir.data.array_dataset import ArrayDataset
 from jaxir.data.lines import OnBadInput
-from jaxir.data.pairs import PairDataset
 from jaxir.data.sources import BeirFolder, PairExample
-from jaxir.data.text_pairs import PairFormat, TextPairs
+from jaxir.data.text_data import RecordSource, TextData
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
+from jaxir.features import Features, Record
 
 
-class PairSource(TextPairs):
-    """What is common: examples -> token arrays. A new kind of source defines `examples`."""
+class PairSource(RecordSource):
+    """Pairs with optional negatives: the fields query, passage, negatives. A kind defines `examples`."""
 
     @abc.abstractmethod
     def examples(self, on_bad_input: OnBadInput) -> Iterator[PairExample]:
         """Yields the pairs."""
 
-    def dataset(self, tokenizer: Tokenizer, form: PairFormat, on_bad_input: OnBadInput) -> PairDataset:
-        """Reads everything and tokenises it."""
-        return PairDataset.from_examples(self.examples(on_bad_input), tokenizer, **dataclasses.asdict(form))
+    def records(self, on_bad_input: OnBadInput) -> Iterator[Record]:
+        """Yields the pairs by field."""
+        return (example.record() for example in self.examples(on_bad_input))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,23 +94,20 @@ class PydocsPairs(PairSource):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ArrayPairs(TextPairs):
-    """Pairs tokenised before, by `PairDataset.save`. None of them can be malformed."""
+class ArrayPairs(TextData):
+    """Examples tokenised before, by `ArrayDataset.save`. None of them can be malformed."""
 
     directory: str
 
-    def dataset(self, tokenizer: Tokenizer, form: PairFormat, on_bad_input: OnBadInput) -> PairDataset:
+    def dataset(self, tokenizer: Tokenizer, features: Features, on_bad_input: OnBadInput) -> ArrayDataset:
         """Opens the arrays; tokenizer, lengths and prompts must be those they were made with.
 
         Raises:
           UserError: no such arrays, or made with another tokenizer, other lengths or other prompts.
         """
-        dataset = PairDataset.load(self.directory, num_negatives=form.num_negatives)
+        dataset = ArrayDataset.load(self.directory, features)
         if dataset.tokenizer_fingerprint != tokenizer.fingerprint:
             raise UserError(
                 f"{self.directory} was made with another tokenizer than the model's; make it again"
             )
-        for name in ("query_length", "passage_length", "query_prompt", "passage_prompt"):
-            if (made := getattr(dataset, name)) != (wanted := getattr(form, name)):
-                raise UserError(f"{self.directory} was made with {name} {made!r}, not {wanted!r}")
         return dataset

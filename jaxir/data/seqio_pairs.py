@@ -1,4 +1,4 @@
-"""Batches by way of SeqIO: tasks and mixtures of text pairs -> the same features as `pairs.PairDataset`."""
+"""Batches by way of SeqIO: tasks and mixtures of texts -> the same features as `ArrayDataset`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from typing import Any
 import numpy as np
 
 from jaxir.data import fingerprints, seqio_tasks
-from jaxir.data.batch_plan import Batch, choose, features_of, negative_keys, share
+from jaxir.data.array_dataset import in_words
+from jaxir.data.batch_plan import Batch, choose, keys_of_twins, share
 from jaxir.data.lines import OnBadInput
 from jaxir.data.mixture import MixtureDataset
 from jaxir.data.sources import stable_keys, text_id
-from jaxir.data.text_pairs import PairFormat, TextPairs
+from jaxir.data.text_data import TextData
 from jaxir.data.tokenizer import Tokenizer, pad_batch
 from jaxir.errors import UserError, suggest
+from jaxir.features import Features, Key, Numbers, Tokens, fields_of, pair_format
 from jaxir.lean_tensorflow import import_tensorflow
 
 _TOKENISE_AT_ONCE = 256
@@ -36,7 +38,7 @@ def _close_unfinished() -> None:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SeqioPairs(TextPairs):
+class SeqioPairs(TextData):
     """A SeqIO task or mixture whose examples are texts: `query`, `passage`, and optionally ids and negatives.
 
     Each batch of a mixture comes from one of its tasks, drawn by SeqIO's rates, so that in-batch negatives
@@ -53,8 +55,8 @@ class SeqioPairs(TextPairs):
     mix_within_batch: bool = False
 
     def dataset(
-        self, tokenizer: Tokenizer, form: PairFormat, on_bad_input: OnBadInput
-    ) -> SeqioPairDataset | MixtureDataset:
+        self, tokenizer: Tokenizer, features: Features, on_bad_input: OnBadInput
+    ) -> SeqioDataset | MixtureDataset:
         """Reads the files of this project's tasks through once.
 
         Raises:
@@ -71,26 +73,26 @@ class SeqioPairs(TextPairs):
             raise UserError(f"{self.mixture} has no split {self.split!r} (has: {', '.join(provider.splits)})")
         seqio_tasks.check_sources(provider, self.split, on_bad_input)
         if self.mix_within_batch or not isinstance(provider, seqio.Mixture):
-            return SeqioPairDataset(provider, split=self.split, tokenizer=tokenizer, form=form)
+            return SeqioDataset(provider, split=self.split, tokenizer=tokenizer, features=features)
         tasks = [task for task in provider.tasks if self.split in task.splits]
         return MixtureDataset(
             {
-                task.name: SeqioPairDataset(task, split=self.split, tokenizer=tokenizer, form=form)
+                task.name: SeqioDataset(task, split=self.split, tokenizer=tokenizer, features=features)
                 for task in tasks
             },
             rates=[provider.get_rate(task) for task in tasks],
         )
 
 
-class SeqioPairDataset:
+class SeqioDataset:
     """What a trainer reads, from a SeqIO task or mixture. Made by `SeqioPairs.build`.
 
-    Unlike `PairDataset` it shuffles within a buffer of 65,536 examples, each process reads its own share of
-    the examples, and resuming at step s reads the texts before it again (without tokenising them).
+    Unlike an `ArrayDataset` it shuffles within a buffer of 65,536 examples, each process reads its own share
+    of the examples, and resuming at step s reads the texts before it again (without tokenising them).
 
     Attributes:
       num_examples: as the task or mixture counts them; one that does not is read through.
-      features: the features of a batch and the shape that one example has in each.
+      features: what a batch holds.
       order_depends_on_parts: each process reads its own share, so more of them make other batches.
     """
 
@@ -102,11 +104,11 @@ class SeqioPairDataset:
         *,
         split: str,
         tokenizer: Tokenizer,
-        form: PairFormat,
+        features: Features,
     ):
         self.num_examples = _count(provider, split)
-        self.features = features_of(form.query_length, form.passage_length, form.num_negatives)
-        self._provider, self._split, self._tokenizer, self._form = provider, split, tokenizer, form
+        self.features = dict(features)
+        self._provider, self._split, self._tokenizer = provider, split, tokenizer
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -115,12 +117,14 @@ class SeqioPairDataset:
         rates = [self._provider.get_rate(task) for task in tasks or ()]
         tasks = [task for task in tasks or [self._provider] if self._split in task.splits]
         content = [seqio_tasks.content_of(task, self._split) for task in tasks]
-        form = self._form
-        found = fingerprints.of_values(content, rates, self._tokenizer.fingerprint, dataclasses.astuple(form))
-        return (
-            f"{self.num_examples} pairs of {form.query_length} + {form.passage_length} tokens,"
-            f" hash {found[: fingerprints.DIGITS]}"
+        form = pair_format(self.features)  # as earlier jaxir told pairs
+        form = (
+            list(map(dataclasses.astuple, fields_of(self.features).values()))
+            if form is None
+            else dataclasses.astuple(form)
         )
+        found = fingerprints.of_values(content, rates, self._tokenizer.fingerprint, form)
+        return f"{in_words(self.features, self.num_examples)}, hash {found[: fingerprints.DIGITS]}"
 
     def batches(
         self,
@@ -133,7 +137,7 @@ class SeqioPairDataset:
     ) -> Iterator[Batch]:
         """Yields batches without end, from step `start_step` on: a function of (seed, step, process_count).
 
-        Args and errors are those of `PairDataset.batches`.
+        Args and errors are those of `ArrayDataset.batches`.
         """
         return self._read(batch_size, process_index, process_count, seed=seed, start_step=start_step)
 
@@ -164,20 +168,19 @@ class SeqioPairDataset:
             shard_info=seqio.ShardInfo(index, count),
             num_epochs=None if seed is not None else 1,
         ).skip(first)
-        form = self._form
+        missing = [name for name in fields_of(self.features) if name not in texts.element_spec]
+        if missing:
+            raise UserError(
+                f"the objective reads the field {missing[0]!r}, but SeqIO task {self._provider.name} has only"
+                f" {', '.join(texts.element_spec)}"
+            )
         converter = _converter_class()(
             self._tokenizer,
-            use_negatives=bool(form.num_negatives),
-            prompts={"query": form.query_prompt, "passage": form.passage_prompt},
+            self.features,
             seed=None if seed is None else (seed, index),
             first_example=first,
         )
-        lengths = {
-            "query": form.query_length,
-            "passage": form.passage_length,
-            "negatives": form.num_negatives,
-        }
-        lengths = {name: lengths.get(name, 0) for name in converter.TASK_FEATURES}
+        lengths = dict.fromkeys(converter.TASK_FEATURES, 0)
         ds = converter(texts, lengths).batch(size, drop_remainder=True).prefetch(2)
 
         def read() -> Generator[Batch, None, None]:
@@ -193,7 +196,7 @@ class SeqioPairDataset:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "DualEncoderFeatureConverter":
+    if name == "RecordFeatureConverter":
         return _converter_class()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
@@ -205,20 +208,18 @@ def _converter_class() -> type:
     import tensorflow as tf
 
     spec = seqio.FeatureConverter.FeatureSpec
-    text, texts, row = spec(tf.string, rank=0), spec(tf.string, rank=1), spec(tf.int32, rank=1)
 
-    class DualEncoderFeatureConverter(seqio.FeatureConverter):
-        """Text pairs -> query_ids, passage_ids, query_key, passage_key (and negative_ids, negative_key).
+    class RecordFeatureConverter(seqio.FeatureConverter):
+        """Text examples -> a batch's features.
 
-        Task features: query, passage (strings) and, with `use_negatives`, negatives (a list of strings); the
-        features query_id, passage_id and negative_ids are used where the task has them, else the id of a text
-        is its hash. Feature lengths: {"query": Lq, "passage": Lp, "negatives": N}.
+        Task features are the fields that the features name: strings or numbers, or lists of them. The id of
+        a text is taken from `FIELD_id` where the task has it (of `negatives` from `negative_ids`), else it is
+        the text's hash.
 
         Args:
           tokenizer: makes the ids.
-          use_negatives: whether batches have negatives.
-          prompts: what to put before a "query" and before a "passage"; nothing by default.
-          seed: of the choice of negatives where an example has more than N; None takes the first N.
+          features: what a batch holds.
+          seed: of the choice from lists that hold more than a batch takes; None takes the first.
           first_example: the number of the first example, counted on from one that a resumed run began with.
         """
 
@@ -227,99 +228,90 @@ def _converter_class() -> type:
         def __init__(
             self,
             tokenizer: Tokenizer,
+            features: Features,
             *,
-            use_negatives: bool = False,
-            prompts: Mapping[str, str] | None = None,
             seed: tuple[int, int] | None = None,
             first_example: int = 0,
         ):
-            self.TASK_FEATURES = {"query": text, "passage": text}
-            self.MODEL_FEATURES = dict.fromkeys(("query_ids", "passage_ids", "query_key", "passage_key"), row)
-            if use_negatives:
-                self.TASK_FEATURES["negatives"] = texts
-                matrix = spec(tf.int32, rank=2)
-                self.MODEL_FEATURES |= {"negative_ids": matrix, "negative_key": matrix}
+            self._fields, self._features = fields_of(features), features
+            self.TASK_FEATURES = {
+                name: spec(tf.string if isinstance(f, Tokens) else tf.float32, rank=int(f.count is not None))
+                for name, f in self._fields.items()
+            }
+            self.MODEL_FEATURES = {
+                name: spec(tf.as_dtype(f.dtype), rank=len(f.shape)) for name, f in features.items()
+            }
             super().__init__(pack=False, apply_length_check=False)
             self._tokenizer, self._seed, self._first = tokenizer, seed, first_example
-            self._prompts = prompts or {}
 
         def get_model_feature_lengths(self, task_feature_lengths: Mapping[str, int]) -> dict[str, int]:
-            return {name: shape[0] for name, shape in self._shapes(task_feature_lengths).items()}
-
-        def _shapes(self, lengths: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-            return features_of(lengths["query"], lengths["passage"], lengths.get("negatives", 0))
+            return {name: (f.shape or (1,))[0] for name, f in self._features.items()}
 
         def _convert_features(
             self, ds: tf.data.Dataset, task_feature_lengths: Mapping[str, int]
         ) -> tf.data.Dataset:
-            shapes = self._shapes(task_feature_lengths)
-            wanted = [f for f in seqio_tasks.FEATURES if f in ds.element_spec]
-            if "negatives" not in self.TASK_FEATURES:
-                wanted = [f for f in wanted if not f.startswith("negative")]
+            wanted = [f for name in self._fields for f in (name, id_field(name)) if f in ds.element_spec]
+            features = self._features
+            types = [tf.as_dtype(f.dtype) for f in features.values()]
 
-            def ids(*columns: np.ndarray) -> list[np.ndarray]:
+            def arrays(*columns: np.ndarray) -> list[np.ndarray]:
                 number, batch = columns[0], dict(zip(wanted, columns[1:], strict=True))
-                return list(self._batch(number, batch, task_feature_lengths).values())
+                return [self._batch(number, batch)[name] for name in features]
 
             def convert(number: tf.Tensor, example: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
                 rows = [number, *(_dense(example[f]) for f in wanted)]
-                arrays = tf.numpy_function(ids, rows, [tf.int32] * len(shapes))
-                for array, shape in zip(arrays, shapes.values(), strict=True):
-                    array.set_shape([None, *shape])
-                return dict(zip(shapes, arrays, strict=True))
+                found = tf.numpy_function(arrays, rows, types)
+                for array, feature in zip(found, features.values(), strict=True):
+                    array.set_shape([None, *feature.shape])
+                return dict(zip(features, found, strict=True))
 
             numbered = ds.enumerate(start=self._first)
             return numbered.ragged_batch(_TOKENISE_AT_ONCE).map(convert, num_parallel_calls=1).unbatch()
 
-        def _batch(
-            self, numbers: np.ndarray, columns: Mapping[str, np.ndarray], lengths: Mapping[str, int]
-        ) -> dict[str, np.ndarray]:
-            def encoded(
-                name: str, rows: list[str], ids: list[str] | None, length: int
-            ) -> dict[str, np.ndarray]:
-                prompt = self._prompts.get("query" if name == "query" else "passage", "")
-                tokens = self._tokenizer.encode_batch([prompt + r for r in rows], max_length=length)
-                keys = stable_keys([text_id(r) for r in rows] if ids is None else ids)
-                return {f"{name}_ids": pad_batch(tokens, length), f"{name}_key": keys}
-
-            found: dict[str, np.ndarray] = {}
-            for name in ("query", "passage"):
-                ids = columns.get(f"{name}_id")
-                found |= encoded(
-                    name, _strings(columns[name]), ids if ids is None else _strings(ids), lengths[name]
+        def _batch(self, numbers: np.ndarray, columns: Mapping[str, np.ndarray]) -> Batch:
+            ids: dict[str, np.ndarray] = {}
+            keys: dict[str, np.ndarray] = {}
+            values: dict[str, np.ndarray] = {}
+            for name, field in self._fields.items():
+                column, identifiers = columns[name], columns.get(id_field(name))
+                if field.count is not None:
+                    chosen = self._chosen(name, field.count, numbers, column)
+                    column, identifiers = (
+                        x if x is None else np.take_along_axis(x, chosen, axis=1)
+                        for x in (column, identifiers)
+                    )
+                if not isinstance(field, Tokens):
+                    values[name] = column.astype(np.float32)
+                    continue
+                texts = _strings(column.ravel())
+                tokens = self._tokenizer.encode_batch(
+                    [field.prompt + t for t in texts], max_length=field.length
                 )
-            if "negatives" in columns:
-                found |= self._negatives(numbers, columns, lengths, encoded)
-                found["negative_key"] = negative_keys(found["negative_ids"], found["negative_key"], found)
-            return {name: found[name] for name in self._shapes(lengths)}
+                named = [text_id(t) for t in texts] if identifiers is None else _strings(identifiers.ravel())
+                ids[name] = pad_batch(tokens, field.length).reshape(*column.shape, field.length)
+                keys[name] = stable_keys(named).reshape(*column.shape, 2)
+            kinds = {Tokens: ids, Key: keys, Numbers: values}
+            batch = {name: kinds[type(f)][f.field] for name, f in self._features.items()}
+            return keys_of_twins(batch, self._features)
 
-        def _negatives(
-            self,
-            numbers: np.ndarray,
-            columns: Mapping[str, np.ndarray],
-            lengths: Mapping[str, int],
-            encoded: Any,
-        ) -> dict[str, np.ndarray]:
-            filled = columns["negatives"] != b""
+        def _chosen(self, name: str, count: int, numbers: np.ndarray, column: np.ndarray) -> np.ndarray:
+            filled = column != b"" if column.dtype == object else ~np.isnan(column)
             counts = filled.sum(axis=1)
             if not counts.all():
-                raise UserError(
-                    f"num_negatives is {lengths['negatives']}, but a pair has no negative passage"
-                )
-            chosen = choose(lengths["negatives"], counts, numbers, self._seed)
-            ids = columns.get("negative_ids")
-            flat = encoded(
-                "negative",
-                _strings(np.take_along_axis(columns["negatives"], chosen, axis=1).ravel()),
-                None if ids is None else _strings(np.take_along_axis(ids, chosen, axis=1).ravel()),
-                lengths["passage"],
-            )
-            return {name: array.reshape(*chosen.shape, -1) for name, array in flat.items()}
+                raise UserError(f"a batch wants {count} {name} of each example, but an example has none")
+            return choose(count, counts, numbers, self._seed)
 
     def _dense(column: tf.Tensor | tf.RaggedTensor) -> tf.Tensor:
-        return column.to_tensor("") if isinstance(column, tf.RaggedTensor) else column
+        if not isinstance(column, tf.RaggedTensor):
+            return column
+        return column.to_tensor("" if column.dtype == tf.string else float("nan"))
 
-    return DualEncoderFeatureConverter
+    return RecordFeatureConverter
+
+
+def id_field(field: str) -> str:
+    """Returns the field with the id of a text, or the ids of texts: query_id, negative_ids."""
+    return f"{field.removesuffix('s')}_ids" if field.endswith("s") else f"{field}_id"
 
 
 def _count(provider: Any, split: str) -> int:

@@ -1,7 +1,7 @@
 """SeqIO tasks over this project's pair sources.
 
 A task yields text, not ids: query, passage, their ids and negatives, all strings. Which tokenizer makes ids
-of them is the model's affair, so `seqio_pairs.DualEncoderFeatureConverter` does it, and one task serves every
+of them is the model's affair, so `seqio_pairs.RecordFeatureConverter` does it, and one task serves every
 model.
 """
 
@@ -157,7 +157,7 @@ def _source_class() -> type:
                 self._policy = on_bad_input.policy
                 content = ValuesHash()
                 for example in self.sources[split].examples(on_bad_input):
-                    content.add(tuple(example))
+                    content.add(tuple(example[:5]))
                 self._read[split] = content.count, content.hex()
             return self._read[split]
 
@@ -197,6 +197,5 @@ def _source_class() -> type:
 
 
 def _record(example: PairExample) -> dict[str, Any]:
-    record = example._asdict()
-    negatives = record.pop("negatives")
-    return record | {"negative_ids": [i for i, _ in negatives], "negatives": [text for _, text in negatives]}
+    ids, texts = [i for i, _ in example.negatives], [text for _, text in example.negatives]
+    return dict(zip(FEATURES, (*example[:4], ids, texts), strict=True))

@@ -23,6 +23,7 @@ from jaxir.data.lines import (
     string_field,
 )
 from jaxir.errors import UserError, suggest
+from jaxir.features import Record
 from jaxir.files import local_path
 
 
@@ -56,13 +57,29 @@ class Qrel(NamedTuple):
 
 
 class PairExample(NamedTuple):
-    """A training example: a query, a relevant passage, and (id, text) of passages known to be irrelevant."""
+    """A training example: a query, a relevant passage, and (id, text) of passages known to be irrelevant.
+
+    A teacher's scores of the passage and of the negatives are there where it has judged them.
+    """
 
     query_id: str
     query: str
     passage_id: str
     passage: str
     negatives: tuple[tuple[str, str], ...] = ()
+    passage_score: float | None = None
+    negative_scores: tuple[float, ...] | None = None
+
+    def record(self) -> Record:
+        """Returns it by field, as `jaxir.features` names them."""
+        found = {
+            "query": (self.query_id, self.query),
+            "passage": (self.passage_id, self.passage),
+            "negatives": self.negatives,
+        }
+        if self.passage_score is not None and self.negative_scores is not None:
+            found |= {"passage_score": self.passage_score, "negative_scores": self.negative_scores}
+        return found
 
 
 def joined(title: str, text: str) -> str:

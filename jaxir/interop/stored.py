@@ -19,6 +19,7 @@ from flax import nnx
 
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
+from jaxir.features import TextFormat
 from jaxir.interop.lazy import LazyArray, place, stack
 from jaxir.models import layers
 from jaxir.models.bert import BertConfig
@@ -52,14 +53,15 @@ class EncoderSettings:
     query_prompt: str = ""
     passage_prompt: str = ""
 
-    def for_pairs(self) -> dict[str, Any]:
-        """Returns what `TextPairs.build` asks of a model."""
-        return {
-            "query_length": self.query_max_length,
-            "passage_length": self.passage_max_length,
-            "query_prompt": self.query_prompt,
-            "passage_prompt": self.passage_prompt,
-        }
+    def text_format(self, num_negatives: int = 0) -> TextFormat:
+        """Returns how texts become token arrays for this model."""
+        return TextFormat(
+            query_length=self.query_max_length,
+            passage_length=self.passage_max_length,
+            num_negatives=num_negatives,
+            query_prompt=self.query_prompt,
+            passage_prompt=self.passage_prompt,
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

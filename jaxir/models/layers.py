@@ -86,12 +86,15 @@ def param_axes(state: nnx.State) -> nnx.State:
 def param_shardings(state: nnx.State, partitioner: Partitioner) -> nnx.State:
     """Returns `state` with each parameter's value replaced by the sharding that `partitioner` gives it.
 
-    A dimension that its mesh axes do not divide (a vocabulary of 30,522 over 4 devices) is not split. The
-    result has the structure of `state`, as `out_shardings` and `jax.device_put` want it.
+    A dimension that its mesh axes do not divide (a vocabulary of 30,522 over 4 devices) is not split, nor is
+    a parameter whose dimensions have no names (as flax.nnx.Linear makes them). The result has the structure
+    of `state`, as `out_shardings` and `jax.device_put` want it.
     """
 
     def one(p: nnx.Variable) -> nnx.Variable:
-        return p.replace(partitioner.sharding(p.get_metadata()["logical_axes"], p.get_value().shape))
+        shape = p.get_value().shape
+        axes = p.get_metadata().get("logical_axes", (None,) * len(shape))
+        return p.replace(partitioner.sharding(axes, shape))
 
     return jax.tree.map(one, state, is_leaf=_is_variable)
 

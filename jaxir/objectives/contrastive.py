@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 
+from jaxir.features import Features, TextFormat, pair_features
 from jaxir.losses.samtone import samtone
 from jaxir.objectives.gradient_cache import embed_in_chunks
+from jaxir.objectives.objective import Batch, Metrics, Objective
 from jaxir.partitioning import constrain
 from jaxir.simple_types import Count, checked
 
-Metrics = dict[str, jax.Array]
 KEYS = ("query_key", "passage_key", "negative_key")
 
 
@@ -42,7 +43,7 @@ class Embeddings(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
-class Contrastive:
+class Contrastive(Objective):
     """In-batch contrastive training.
 
     Calling it gives (loss, metrics) in two steps, `embed` and `loss_of`; whatever scales contrastive training
@@ -62,16 +63,13 @@ class Contrastive:
 
     def __repr__(self) -> str:
         chunks = "" if self.chunks == 1 else f", chunks={self.chunks!r}"
-        return f"Contrastive({_call(self.loss)}{chunks})"
+        return f"Contrastive({call_of(self.loss)}{chunks})"
 
-    @property
-    def features(self) -> tuple[str, ...]:
-        """The features every batch must have; `negative_ids` and the keys are used where it has them."""
-        return ("query_ids", "passage_ids")
+    def features(self, form: TextFormat) -> Features:
+        """Returns what a batch holds: pairs, with their hard negatives where the format has some."""
+        return pair_features(form)
 
-    def embed(
-        self, model: Encoder, batch: Mapping[str, jax.Array], key: jax.Array | None = None
-    ) -> Embeddings:
+    def embed(self, model: Encoder, batch: Batch, key: jax.Array | None = None) -> Embeddings:
         """Encodes query_ids [B, Lq], passage_ids [B, Lp] and, where given, negative_ids [B, N, Lp].
 
         Args:
@@ -91,9 +89,7 @@ class Contrastive:
             lambda part, key: self._embed_at_once(model, part, key), ids, key, chunks=self.chunks
         )
 
-    def _embed_at_once(
-        self, model: Encoder, batch: Mapping[str, jax.Array], key: jax.Array | None
-    ) -> Embeddings:
+    def _embed_at_once(self, model: Encoder, batch: Batch, key: jax.Array | None) -> Embeddings:
         keys: Any = (None, None, None) if key is None else jax.random.split(key, 3)
         texts = [(batch["query_ids"], "query", keys[0]), (batch["passage_ids"], "passage", keys[1])]
         negatives = batch.get("negative_ids")
@@ -108,21 +104,27 @@ class Contrastive:
             negatives=negatives,
         )
 
-    def loss_of(self, embeddings: Embeddings, batch: Mapping[str, jax.Array]) -> tuple[jax.Array, Metrics]:
+    def loss_of(self, embeddings: Embeddings, batch: Batch) -> tuple[jax.Array, Metrics]:
         """Applies the loss to the embeddings of the whole batch, with the keys the batch has."""
         keys = {name: batch.get(name) for name in KEYS}
         return self.loss(embeddings.query, embeddings.passage, embeddings.negatives, **keys)
 
     def __call__(
-        self, model: Encoder, batch: Mapping[str, jax.Array], key: jax.Array | None = None
+        self,
+        model: Encoder,
+        batch: Batch,
+        key: jax.Array | None = None,
+        *,
+        auxiliary: None = None,
+        step: jax.Array | None = None,
     ) -> tuple[jax.Array, Metrics]:
         """Returns the loss of the batch and its metrics, float32 scalars."""
         return self.loss_of(self.embed(model, batch, key), batch)
 
 
-def _call(loss: Callable[..., Any]) -> str:
+def call_of(loss: Callable[..., Any]) -> str:
     """Returns e.g. samtone(temperature=0.05)."""
     if not isinstance(loss, functools.partial):
         return getattr(loss, "__name__", repr(loss))
     values = [*map(repr, loss.args), *(f"{name}={value!r}" for name, value in loss.keywords.items())]
-    return f"{_call(loss.func)}({', '.join(values)})"
+    return f"{call_of(loss.func)}({', '.join(values)})"

@@ -30,15 +30,15 @@ def kept(step: Step) -> Kept:
     An array with the batch in it is taken to be split as the batch is. Parameters that are kept are not
     counted again.
     """
-    batch_size = step.batch["query_ids"].shape[0]
+    batch_size = next(iter(step.batch.values())).shape[0]
     split = step.partitioner.batch_divisor()
-    shapes = {leaf.shape for leaf in jax.tree.leaves(step.state.params)}
+    shapes = {leaf.shape for leaf in jax.tree.leaves((step.state.params, step.state.auxiliary))}
 
-    def backward(params: Any, batch: Any) -> Any:
-        return jax.vjp(lambda p: step.forward(p, batch)[0], params)[1]
+    def backward(trained: Any, state: Any, batch: Any) -> Any:
+        return jax.vjp(lambda t: step.forward(t, state, batch)[0], trained)[1]
 
     with step.partitioner():
-        residuals = jax.tree.leaves(jax.eval_shape(backward, step.state.params, step.batch))
+        residuals = jax.tree.leaves(jax.eval_shape(backward, step.trained, step.state, step.batch))
     sizes = [0]
     for leaf in residuals:
         if leaf.shape in shapes:
@@ -48,6 +48,6 @@ def kept(step: Step) -> Kept:
         sizes.append(size // split if holds_batch else size)
     gradients = sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-        for leaf in jax.tree.leaves(step.state.params)
+        for leaf in jax.tree.leaves(step.trained)
     )
     return Kept(gradients, sum(sizes), max(sizes))

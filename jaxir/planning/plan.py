@@ -51,6 +51,7 @@ def run(
     steps: int,
     batch_size: int,
     num_negatives: int,
+    frozen: Sequence[str],
     seed: int,
 ) -> int:
     """Prints the plan of a run; returns 0 if it fits, else 1.
@@ -66,6 +67,7 @@ def run(
       steps: of the run.
       batch_size: pairs of a step.
       num_negatives: hard negatives of each pair.
+      frozen: patterns of names of what is not trained.
       seed: of dropout.
 
     Raises:
@@ -87,6 +89,7 @@ def run(
         steps=steps,
         batch_size=batch_size,
         num_negatives=num_negatives,
+        frozen=frozen,
         seed=seed,
     )
     plan = make(target, recipe)
@@ -126,10 +129,10 @@ def make(target: Target, recipe: Recipe) -> Plan:
     step, kept, compiled, done = tried
     program = compiled.program
     with partitioner():
-        forward = work.traced(step.forward, step.state.params, step.batch)
+        forward = work.traced(step.forward, step.trained, step.state, step.batch)
 
     memory = Memory(
-        parameters=bytes_of(step.state.params),
+        parameters=bytes_of((step.state.params, step.state.auxiliary, step.state.statistics)),
         optimizer=bytes_of(step.state.opt_state),
         batch=bytes_of(step.batch),
         gradients=kept.gradients,

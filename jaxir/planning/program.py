@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from jaxir.errors import UserError
@@ -36,6 +35,7 @@ class Recipe:
       steps: length of the run, which the schedule needs.
       batch_size: pairs over all devices.
       num_negatives: hard negatives of each pair.
+      frozen: patterns of names of what is not trained.
       seed: of dropout.
     """
 
@@ -47,6 +47,7 @@ class Recipe:
     steps: int
     batch_size: int
     num_negatives: int = 0
+    frozen: Sequence[str] = ()
     seed: int = 0
 
     def with_remat(self, remat: bool) -> Recipe:
@@ -61,13 +62,15 @@ class Step(NamedTuple):
     Attributes:
       function: (state, batch) -> (state, metrics), as training jits it.
       state: a TrainState of sharded shapes.
+      trained: the part of it that the optimizer changes.
       batch: sharded shapes by feature name.
-      forward: (parameters, batch) -> (loss, metrics).
+      forward: (trained, state, batch) -> (loss, ...).
       partitioner: the mesh.
     """
 
     function: Any
     state: state_lib.TrainState
+    trained: Any
     batch: Mapping[str, jax.ShapeDtypeStruct]
     forward: Any
     partitioner: Partitioner
@@ -105,28 +108,26 @@ def make_step(recipe: Recipe) -> Step:
     settings, batch_size, num_negatives = recipe.settings, recipe.batch_size, recipe.num_negatives
     objective, partitioner, seed = recipe.objective, recipe.partitioner, recipe.seed
     model = nnx.eval_shape(lambda: DualEncoderModel(recipe.config, rngs=nnx.Rngs(seed)))
+    auxiliary = nnx.eval_shape(lambda: objective.auxiliary(model, rngs=nnx.Rngs(seed)))
     built = recipe.optimizer.build(recipe.steps)
-    plan = state_lib.plan_state(model, built.transform, partitioner)
+    plan = state_lib.plan_state(
+        model, built.transform, partitioner, auxiliary=auxiliary, frozen=(*objective.frozen, *recipe.frozen)
+    )
     rows = partitioner.sharding(("batch",))
-    shapes = {
-        "query_ids": (batch_size, settings.query_max_length),
-        "passage_ids": (batch_size, settings.passage_max_length),
-        "query_key": (batch_size, 2),
-        "passage_key": (batch_size, 2),
+    batch = {
+        name: jax.ShapeDtypeStruct((batch_size, *feature.shape), feature.dtype, sharding=rows)
+        for name, feature in objective.features(settings.text_format(num_negatives)).items()
     }
-    if num_negatives:
-        shapes |= {
-            "negative_ids": (batch_size, num_negatives, settings.passage_max_length),
-            "negative_key": (batch_size, num_negatives, 2),
-        }
-    batch = {n: jax.ShapeDtypeStruct(s, jnp.int32, sharding=rows) for n, s in shapes.items()}
-    step = state_lib.make_step(plan.graphdef, objective, built, seed)
+    step = state_lib.make_step(plan, objective, built, seed)
     jitted = jax.jit(step, donate_argnums=0, out_shardings=(plan.shardings, None))
 
-    def forward(params: Any, batch: Any) -> Any:
-        return objective(nnx.merge(plan.graphdef, params), batch, jax.random.key(seed))
+    loss_of = state_lib.make_loss(plan, objective)
 
-    return Step(jitted, plan.abstract, batch, forward, partitioner)
+    def forward(trained: Any, state: state_lib.TrainState, batch: Any) -> Any:
+        return loss_of(trained, state, batch, jax.random.key(seed))
+
+    trained = plan.trained(plan.abstract.params, plan.abstract.auxiliary)
+    return Step(jitted, plan.abstract, trained, batch, forward, partitioner)
 
 
 def compile_step(step: Step) -> Compiled:

@@ -31,6 +31,15 @@ class Judge(Protocol):
     def relevance(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray: ...
 
 
+class Teacher(Protocol):
+    """What is asked of a cross-encoder to learn from: scores [N] of N pairs, and who it is."""
+
+    spec: str
+    fingerprint: str
+
+    def score(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray: ...
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class RelevanceSettings:

@@ -22,7 +22,7 @@ from jaxir.errors import UserError
 from jaxir.files import atomic_directory, check_new_directory
 from jaxir.progress import progress
 from jaxir.reading import open_to_read
-from jaxir.retrieval.judging import Drawn, Judge, RelevanceFilter, RelevanceSettings
+from jaxir.retrieval.judging import Drawn, Judge, RelevanceFilter, RelevanceSettings, Teacher
 from jaxir.retrieval.known_positives import KnownPositives, read_documents
 from jaxir.retrieval.runs import rank, read_run_by_query
 from jaxir.simple_types import Count, Seed, checked
@@ -116,6 +116,7 @@ def mine(
     settings: MiningSettings,
     judge: Judge | None = None,
     relevance: RelevanceSettings | None = None,
+    teacher: Teacher | None = None,
 ) -> MiningReport:
     """Writes OUTPUT/train.jsonl, pairs with negatives in Tevatron's format, and OUTPUT/mining.json.
 
@@ -130,6 +131,8 @@ def mine(
       settings: how they are chosen.
       judge: a cross-encoder that drops what it takes for relevant; None for none.
       relevance: what it drops; given with it.
+      teacher: a cross-encoder whose scores of all positives and negatives are written beside them; None for
+        none.
 
     Raises:
       BadInputError: a malformed line.
@@ -153,10 +156,11 @@ def mine(
         false_negatives=dict(check.dropped) if check else {},
     )
     with atomic_directory(output) as aside:
-        _write_pairs(aside / PAIRS, folder, chosen, known.asked)
+        _write_pairs(aside / PAIRS, folder, chosen, known.asked, teacher)
         content = {
             "settings": dataclasses.asdict(settings),
             "cross_encoder": check.description if check else None,
+            "teacher": teacher and {"name": teacher.spec, "fingerprint": teacher.fingerprint},
             "run": {"name": Path(run).name, "sha256": _sha256(run)},
             "split": split,
             "collection": str(folder.directory),
@@ -263,7 +267,11 @@ def _candidates(
 
 
 def _write_pairs(
-    path: Path, folder: BeirFolder, chosen: Mapping[str, Sequence[str]], asked: Mapping[str, Sequence[str]]
+    path: Path,
+    folder: BeirFolder,
+    chosen: Mapping[str, Sequence[str]],
+    asked: Mapping[str, Sequence[str]],
+    teacher: Teacher | None,
 ) -> None:
     wanted = {doc_id for query_id, found in chosen.items() for doc_id in (*found, *asked[query_id])}
     documents = {d.id: d for d in read_documents(folder, "reading negatives") if d.id in wanted}
@@ -273,17 +281,24 @@ def _write_pairs(
     if lacking := chosen.keys() - queries.keys():
         raise UserError(f"{folder.queries_path}: it lacks {min(lacking)!r}, which is judged")
 
-    def passages(doc_ids: Sequence[str]) -> list[dict[str, str]]:
+    pairs = [(q, d) for q, found in chosen.items() for d in (*asked[q], *found)]
+    scores: dict[tuple[str, str], float] = {}
+    if teacher is not None:
+        texts = [(queries[query_id], documents[doc_id].contents) for query_id, doc_id in pairs]
+        scores = dict(zip(pairs, teacher.score(texts).tolist(), strict=True))
+
+    def passages(query_id: str, doc_ids: Sequence[str]) -> list[dict[str, object]]:
         found = [documents[doc_id] for doc_id in doc_ids]
-        return [{"docid": d.id, "title": d.title, "text": d.text} for d in found]
+        score = (lambda d: {"score": scores[query_id, d.id]}) if scores else (lambda _: {})
+        return [{"docid": d.id, "title": d.title, "text": d.text} | score(d) for d in found]
 
     with path.open("w", encoding="utf-8") as file:
         for query_id, doc_ids in chosen.items():
             record = {
                 "query_id": query_id,
                 "query": queries[query_id],
-                "positive_passages": passages(asked[query_id]),
-                "negative_passages": passages(doc_ids),
+                "positive_passages": passages(query_id, asked[query_id]),
+                "negative_passages": passages(query_id, doc_ids),
             }
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
 

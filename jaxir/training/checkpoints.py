@@ -1,7 +1,8 @@
 """Checkpoints of a run over Orbax: asynchronous, atomic, the last few and the best by a dev metric.
 
-RUN/checkpoints/STEP holds `params`, `opt_state` and `run` (step, settings that must agree, dev metric,
-checksums); RUN/checkpoints/best.json names the best step; RUN/run.json marks the directory as a run of ours.
+RUN/checkpoints/STEP holds `params`, `opt_state`, `run` (step, settings that must agree, dev metric,
+checksums) and, where the objective has something beside the model, `auxiliary` and `statistics`;
+RUN/checkpoints/best.json names the best step; RUN/run.json marks the directory as a run of ours.
 A checkpoint appears by a rename once whole, and goes by one (in a bucket, which knows no rename, by the mark
 that Orbax puts into it), and is removed only when a later one is whole. One is set aside only if it is known
 to be damaged: what may pass (no memory, a bucket out of reach) ends the run and changes nothing.
@@ -12,7 +13,7 @@ import itertools
 import json
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -184,8 +185,7 @@ class Checkpoints:
             self._manager.save(
                 step,
                 args=ocp.args.Composite(
-                    params=ocp.args.StandardSave(state.params),
-                    opt_state=ocp.args.StandardSave(state.opt_state),
+                    **{name: ocp.args.StandardSave(tree) for name, tree in _items(state).items()},
                     run=ocp.args.JsonSave(sealed(record)),
                 ),
                 force=True,
@@ -256,12 +256,11 @@ class Checkpoints:
         try:
             record = read_record(self.directory / str(step))
             self._check_settings(record["settings"])
-            self._check_files(step)
+            self._check_files(step, _items(abstract))
             item = self._manager.restore(
                 step,
                 args=ocp.args.Composite(
-                    params=ocp.args.StandardRestore(abstract.params),
-                    opt_state=ocp.args.StandardRestore(abstract.opt_state),
+                    **{name: ocp.args.StandardRestore(tree) for name, tree in _items(abstract).items()}
                 ),
             )
         except Exception as error:
@@ -272,16 +271,16 @@ class Checkpoints:
                 raise failure or Damaged("another process finds it damaged")
             raise failure or UserError(f"another process could not read checkpoint {step}")
         count = jax.make_array_from_callback((), abstract.step.sharding, lambda _: np.int32(step))
-        state = TrainState(step=count, params=item["params"], opt_state=item["opt_state"])
+        state = abstract._replace(step=count, **{name: item[name] for name in _items(abstract)})
         finite, sums = jax.device_get(self._inspect(state))
         # Checkpoints had one checksum of all once; it is not compared any more.
         if not finite or record.get("checksums", sums) != _whole_numbers(sums):
             raise Damaged("its checksums do not match its content")
         return Resumed(state, step)
 
-    def _check_files(self, step: int) -> None:
+    def _check_files(self, step: int, items: Iterable[str]) -> None:
         """Raises a Damaged where Orbax would miss an index that is gone by way of what it finds instead."""
-        for item in ("params", "opt_state"):
+        for item in items:
             path = self.directory / str(step) / item / ORBAX_INDEX
             if not path.is_file():
                 raise Damaged(f"{path}: no such file")
@@ -384,6 +383,12 @@ def check_run_dir(run_dir: str | Path) -> None:
     saved = log.is_file() and b'"checkpoint"' in log.read_bytes()
     if saved and not checkpoint_steps(run_dir / "checkpoints"):
         raise UserError(f"the checkpoints of {run_dir} are gone; give another output_dir to start anew")
+
+
+def _items(state: TrainState) -> dict[str, Any]:
+    """Returns what of a state is saved as arrays, by its name in a checkpoint."""
+    items = {name: tree for name, tree in state._asdict().items() if name != "step"}
+    return {name: tree for name, tree in items.items() if jax.tree.leaves(tree) or name == "opt_state"}
 
 
 def _whole_numbers(sums: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:

@@ -12,9 +12,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxir.errors import UserError
 from jaxir.evaluation.retrieval import evaluate_run
 from jaxir.models.products import as_run_on
+from jaxir.objectives.objective import Objective
 from jaxir.partitioning import Partitioner
 from jaxir.retrieval.exact import ExactIndex
-from jaxir.training.state import Batch, Objective
+from jaxir.training.state import Batch, Plan, TrainState, make_loss
 
 RETRIEVAL_METRICS = ("RR@10", "nDCG@10")
 METRICS = (*RETRIEVAL_METRICS, "accuracy", "loss")
@@ -22,10 +23,15 @@ DEPTH = 10
 TOWERS = ("query", "passage")
 
 
-def check_metric(metric: str) -> None:
-    """Raises a UserError unless `metric` is one that tells the best checkpoint."""
+def check_metric(metric: str, objective: Objective) -> None:
+    """Raises a UserError unless `metric` is one that tells the best checkpoint under `objective`."""
     if metric not in METRICS:
         raise UserError(f"there is no dev metric {metric!r}; known are {', '.join(METRICS)}")
+    if metric not in RETRIEVAL_METRICS and not objective.evaluated_on_pairs:
+        raise UserError(
+            f"dev_metric={metric} cannot be had: dev pairs have not what {objective!r} reads; give one of"
+            f" {', '.join(RETRIEVAL_METRICS)}"
+        )
 
 
 class DevEvaluation:
@@ -37,9 +43,8 @@ class DevEvaluation:
     distinct passages of the dev pairs and the distractors, where texts with the same token ids are one.
 
     Args:
-      pairs: the dev pairs, a PairDataset.
-      graphdef: the model without its parameters.
-      params: its parameters as sharded shapes.
+      pairs: the dev pairs, an ArrayDataset.
+      plan: the model and what is beside it, as sharded shapes.
       objective: the objective of training.
       partitioner: the mesh.
       batch_size: rows of a batch; fewer where there are fewer dev pairs.
@@ -55,8 +60,7 @@ class DevEvaluation:
         self,
         pairs: Any,
         *,
-        graphdef: Any,
-        params: Any,
+        plan: Plan,
         objective: Objective,
         partitioner: Partitioner,
         batch_size: int,
@@ -95,32 +99,42 @@ class DevEvaluation:
         self._sharding = partitioner.sharding(("batch",))
         whole = NamedSharding(partitioner.mesh, PartitionSpec())
 
-        def metrics_of(params: Any, batch: Batch) -> dict[str, jax.Array]:
-            loss, metrics = objective(nnx.merge(graphdef, params), batch, None)
+        loss_of = make_loss(plan, objective)
+
+        def metrics_of(state: TrainState, batch: Batch) -> dict[str, jax.Array]:
+            trained = plan.trained(state.params, state.auxiliary)
+            loss, (metrics, _) = loss_of(trained, state, batch, None)
             return metrics | {"loss": loss}
 
         def encode(params: Any, ids: jax.Array, tower: str) -> jax.Array:
-            return nnx.merge(graphdef, params).encode(ids, tower=tower, key=None)
+            return nnx.merge(plan.graphdef, params).encode(ids, tower=tower, key=None)
 
         with partitioner(), as_run_on(partitioner.mesh):
             batch = {k: self._abstract(x) for k, x in self._rows.items()}
-            self._metrics_of = jax.jit(metrics_of, out_shardings=whole).lower(params, batch).compile()
+            evaluated = plan.abstract._replace(opt_state={})
+            self._metrics_of = None
+            if objective.evaluated_on_pairs:
+                self._metrics_of = jax.jit(metrics_of, out_shardings=whole).lower(evaluated, batch).compile()
             jitted = jax.jit(encode, static_argnames="tower", out_shardings=whole)
             self._encode = {
-                tower: jitted.lower(params, self._abstract(self._texts[tower]), tower=tower).compile()
+                tower: jitted.lower(
+                    plan.abstract.params, self._abstract(self._texts[tower]), tower=tower
+                ).compile()
                 for tower in TOWERS
             }
 
-    def __call__(self, params: Any) -> dict[str, float]:
+    def __call__(self, state: TrainState) -> dict[str, float]:
         """Returns metric -> value, for `METRICS` and whatever else the objective measures."""
-        size = self._batch_size
+        if self._metrics_of is None:
+            return self._retrieve(state.params)
+        size, state = self._batch_size, state._replace(opt_state={})
         full = [
-            self._metrics_of(params, {k: self._place(x[at : at + size]) for k, x in self._rows.items()})
+            self._metrics_of(state, {k: self._place(x[at : at + size]) for k, x in self._rows.items()})
             for at in range(0, len(self._rows["query_ids"]) - size + 1, size)
         ]
         read = jax.device_get(full)
         scores = {name: float(np.mean([m[name] for m in read], dtype=np.float64)) for name in read[0]}
-        return scores | self._retrieve(params)
+        return scores | self._retrieve(state.params)
 
     def _retrieve(self, params: Any) -> dict[str, float]:
         vectors = {tower: self._embed(params, tower) for tower in TOWERS}

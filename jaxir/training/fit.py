@@ -8,16 +8,18 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from jaxir.data.array_dataset import ArrayDataset
 from jaxir.data.own_pairs import Pairs
-from jaxir.data.pairs import PairDataset
-from jaxir.data.text_pairs import TextPairs
+from jaxir.data.text_data import TextData
 from jaxir.errors import UserError
+from jaxir.features import Features, pair_features
 from jaxir.interop import model_dir, stored
 from jaxir.interop.build import FromScratch, Pretrained
 from jaxir.interop.overrides import Overrides
 from jaxir.interop.stored import StoredModel
 from jaxir.losses.in_batch import in_batch_softmax
 from jaxir.objectives.contrastive import Contrastive
+from jaxir.objectives.objective import Objective
 from jaxir.partitioning import MeshConfig, Partitioner
 from jaxir.retrieval.dual_encoder import DualEncoder
 from jaxir.simple_types import Count, Natural, Positive, PositiveNumber, Seed, check_arguments
@@ -26,7 +28,6 @@ from jaxir.training.checkpoints import check_run_dir
 from jaxir.training.holding import held
 from jaxir.training.length import check_length, in_steps, steps_of
 from jaxir.training.optimizers import AdamW, Optimizer
-from jaxir.training.state import Objective
 
 # As in gin/pairs.gin, which tests hold them against.
 OBJECTIVE = Contrastive(loss=functools.partial(in_batch_softmax, temperature=0.05))
@@ -36,14 +37,14 @@ MIN_STEPS, DROPOUT = 100, 0.0
 
 def fit(
     model: str | DualEncoder | Pretrained | FromScratch,
-    pairs: TextPairs,
+    pairs: TextData,
     *,
     steps: Count | None = None,
     epochs: Positive | None = None,
     batch_size: Count = 32,
     objective: Objective | None = None,
     optimizer: Optimizer | None = None,
-    dev: TextPairs | None = None,
+    dev: TextData | None = None,
     eval_every: PositiveNumber = 0.2,
     num_negatives: Natural | None = None,
     output_dir: str | Path | None = None,
@@ -89,8 +90,10 @@ def fit(
         loaded = _start(model, seed, partitioner)
         if num_negatives is None:
             num_negatives = int(isinstance(pairs, Pairs) and all(pairs.negatives))
-        how = loaded.settings.for_pairs()
-        data = _built(pairs, loaded.tokenizer, num_negatives=num_negatives, **how)
+        objective = objective or OBJECTIVE
+        features = objective.features(loaded.settings.text_format(num_negatives))
+        dev_features = pair_features(loaded.settings.text_format())
+        data = _built(pairs, loaded.tokenizer, features)
         if steps is None:
             how_long = (1, MIN_STEPS) if epochs is None else (epochs, 1)
             steps = steps_of(
@@ -98,9 +101,9 @@ def fit(
             )
         loop.train(
             model=loaded.model,
-            objective=objective or OBJECTIVE,
+            objective=objective,
             data=data,
-            dev=dev and _built(dev, loaded.tokenizer, **how),
+            dev=dev and _built(dev, loaded.tokenizer, dev_features),
             output_dir=place,
             steps=steps,
             batch_size=batch_size,
@@ -122,10 +125,10 @@ def fit(
     return encoder
 
 
-def _built(pairs: TextPairs, tokenizer: Any, **how: Any) -> Any:
-    data = pairs.build(tokenizer, **how)
+def _built(pairs: TextData, tokenizer: Any, features: Features) -> Any:
+    data = pairs.build(tokenizer, features)
     # The encoder's lengths are what it can read; steps take no longer than the texts are.
-    return data.shortened() if isinstance(data, PairDataset) else data
+    return data.shortened() if isinstance(data, ArrayDataset) else data
 
 
 def _start(model: Any, seed: int, partitioner: Partitioner) -> model_dir.LoadedModel:

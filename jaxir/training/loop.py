@@ -5,7 +5,7 @@ import functools
 import itertools
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -18,6 +18,7 @@ from jaxir import distributed
 from jaxir.errors import UserError
 from jaxir.files import atomic_file, path_of
 from jaxir.models.products import as_run_on
+from jaxir.objectives.objective import Objective
 from jaxir.partitioning import MeshConfig, Partitioner
 from jaxir.training import state as state_lib
 from jaxir.training.checkpoints import Checkpoints
@@ -30,6 +31,7 @@ from jaxir.training.prefetch import prefetch
 from jaxir.training.settings import agreed_settings, describe
 
 COMPLETE = "COMPLETE"
+AUXILIARY = 0xA0  # folded into the seed: its parameters are not drawn as the model's
 NO_NEGATIVES = (
     "no pair of the {} has a negative, so the loss is 0 whatever the model does: no hard negatives but the"
     " passages themselves, and no other pairs with another query and another passage (told by their ids)"
@@ -37,7 +39,7 @@ NO_NEGATIVES = (
 
 
 class Data(Protocol):
-    """What the loop asks of training data; `jaxir.data.pairs.PairDataset` is one.
+    """What the loop asks of training data; `jaxir.data.array_dataset.ArrayDataset` is one.
 
     `fingerprint` tells it from any other data: a run is resumed on data of the same one only.
     """
@@ -74,7 +76,7 @@ class TrainResult(NamedTuple):
 def train(
     *,
     model: nnx.Module,
-    objective: state_lib.Objective,
+    objective: Objective,
     data: Data,
     output_dir: str | Path,
     steps: int,
@@ -89,6 +91,7 @@ def train(
     eval_every: int = 100,
     checkpoint_every: int = 500,
     keep_last: int = 2,
+    frozen: Sequence[str] = (),
     objective_description: str | None = None,
     on_start: Callable[[Path], None] | None = None,
 ) -> TrainResult:
@@ -100,7 +103,7 @@ def train(
 
     Args:
       model: its parameters are trained; they lie over the mesh afterwards.
-      objective: (model, batch, key) -> (loss, metrics).
+      objective: the training method; what it has beside the model is made, trained and saved here.
       data: where batches come from.
       output_dir: the run's directory, local or gs://BUCKET/PATH: checkpoints/, log.jsonl, tensorboard/ and,
         after the last step, COMPLETE.
@@ -116,6 +119,7 @@ def train(
       eval_every: steps between dev evaluations; there is one at the last step too.
       checkpoint_every: steps between checkpoints; the last step and each new best dev metric are saved too.
       keep_last: how many of the newest checkpoints to keep, besides the best.
+      frozen: patterns of names of what is not trained, such as "encoder.embedding.*" or "auxiliary.head.*".
       objective_description: what must be the same when the run is resumed; by default the names and values
         of the objective's fields.
       on_start: called with `output_dir` before the first step, once that is known to be usable; writes there
@@ -131,7 +135,7 @@ def train(
     counts = {"steps": steps, "batch_size": batch_size, "log_every": log_every, "eval_every": eval_every}
     counts |= {"checkpoint_every": checkpoint_every, "keep_last": keep_last}
     check_settings(counts, partitioner, objective)
-    check_metric(dev_metric)
+    check_metric(dev_metric, objective)
     built = optimizer.build(steps)
 
     part, parts = distributed.share_of_batch(partitioner)
@@ -144,10 +148,14 @@ def train(
     run_dir = path_of(output_dir)
     with contextlib.ExitStack() as closing:
         hold = closing.enter_context(held(run_dir))
+        auxiliary = objective.auxiliary(
+            model, rngs=nnx.Rngs(jax.random.fold_in(jax.random.key(seed), AUXILIARY))
+        )
         checkpoints = Checkpoints(
             run_dir,
             agreed_settings(
                 model,
+                auxiliary,
                 objective_description or describe(objective),
                 data,
                 optimizer,
@@ -157,6 +165,7 @@ def train(
                 steps=steps,
                 batch_size=batch_size,
                 seed=seed,
+                frozen=frozen,
                 parts=parts,
             ),
             keep_last=keep_last,
@@ -166,10 +175,12 @@ def train(
         closing.callback(checkpoints.close)
 
         # ------------------------------------------------------------ state: the newest checkpoint, or step 0
-        plan = state_lib.plan_state(model, built.transform, partitioner)
+        plan = state_lib.plan_state(
+            model, built.transform, partitioner, auxiliary=auxiliary, frozen=(*objective.frozen, *frozen)
+        )
         resumed = checkpoints.open(plan.abstract)
         start = resumed.step if resumed else 0
-        state = resumed.state if resumed else state_lib.initial_state(model, built.transform, plan)
+        state = resumed.state if resumed else state_lib.initial_state(model, built.transform, plan, auxiliary)
         closing.callback(lambda: state_lib.put_into(model, state.params))
         if start == steps:
             mark_complete(run_dir, steps)
@@ -185,8 +196,8 @@ def train(
         first = next(batches)
 
         # ------------------------------------------------------------ compilation, once
-        def compile_step(objective: state_lib.Objective) -> Any:
-            step_fn = state_lib.make_step(plan.graphdef, objective, built, seed)
+        def compile_step(objective: Objective) -> Any:
+            step_fn = state_lib.make_step(plan, objective, built, seed)
             jitted = jax.jit(step_fn, donate_argnums=0, out_shardings=(plan.shardings, None))
             with partitioner(), as_run_on(partitioner.mesh):
                 return jitted.lower(state, first).compile()
@@ -206,8 +217,7 @@ def train(
             with timed("compiling the evaluation"):
                 evaluate = DevEvaluation(
                     dev,
-                    graphdef=plan.graphdef,
-                    params=plan.abstract.params,
+                    plan=plan,
                     objective=objective,
                     partitioner=partitioner,
                     batch_size=batch_size,
@@ -276,7 +286,7 @@ def train(
                 unread, value = None, None
                 with narrator.paused(), jax.transfer_guard("allow"):
                     if evaluating:
-                        scores = distributed.as_first(evaluate(state.params))
+                        scores = distributed.as_first(evaluate(state))
                         check_finite(done, scores, "dev ")
                         check_negatives(done, scores, "dev batches")
                         value = scores[dev_metric]

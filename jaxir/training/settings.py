@@ -6,11 +6,13 @@ import hashlib
 import inspect
 import re
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 from flax import nnx
+
+from jaxir.interop import array_checksums
 
 HINT = "give the settings of that run to resume it, or another output_dir"
 _OF_FIRST_BATCH = re.compile(r"\b\d+ examples [0-9a-f]{16}\b")  # how data were told before `Data.fingerprint`
@@ -18,6 +20,7 @@ _OF_FIRST_BATCH = re.compile(r"\b\d+ examples [0-9a-f]{16}\b")  # how data were 
 
 def agreed_settings(
     model: nnx.Module,
+    auxiliary: nnx.Module | None,
     objective: str,
     data: Any,
     optimizer: Any,
@@ -28,6 +31,7 @@ def agreed_settings(
     steps: int,
     batch_size: int,
     seed: int,
+    frozen: Sequence[str],
     parts: int,
 ) -> dict[str, Any]:
     """Returns what decides the course of a run: two runs with the same settings end with the same parameters.
@@ -35,7 +39,10 @@ def agreed_settings(
     The mesh is not among them: a run may go on with other devices, to the same numbers up to rounding. Where
     the order of the data hangs on it, the number of parts that processes read a batch in is.
     """
-    return ({"data_parts": parts} if data.order_depends_on_parts else {}) | {
+    optional: dict[str, Any] = {"data_parts": parts} if data.order_depends_on_parts else {}
+    optional |= {} if auxiliary is None else {"auxiliary": auxiliary_fingerprint(auxiliary)}
+    optional |= {"frozen": sorted(frozen)} if frozen else {}
+    return optional | {
         "batch_size": batch_size,
         "data": data.fingerprint,
         "dev": dev and f"{dev_metric} on {dev.fingerprint}, {dev_distractors} distractors",
@@ -62,6 +69,17 @@ def disagreement(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str | None
             return f"was trained on other data: {was}, not {given}; {HINT}"
         return f"was trained with {name}={was}, not {given}; {HINT}"
     return None
+
+
+def auxiliary_fingerprint(auxiliary: nnx.Module) -> str:
+    """Returns the number of arrays and a hash of their names, shapes, types and first content."""
+    variables = nnx.to_pure_dict(nnx.state(auxiliary))
+    sums = jax.device_get(jax.jit(array_checksums.of_tree)(variables))
+    lines = [f"{name} {int(value)}" for name, value in sorted(sums.items())]
+    shapes = jax.tree_util.tree_leaves_with_path(variables)
+    lines += [f"{jax.tree_util.keystr(path)} {x.shape} {x.dtype}" for path, x in shapes]
+    digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    return f"{len(shapes)} arrays {digest[:16]}"
 
 
 def model_fingerprint(model: nnx.Module) -> str:

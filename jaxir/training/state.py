@@ -1,6 +1,6 @@
 """What a step changes: parameters and optimizer state, sharded by logical axes from the start on."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,12 +12,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxir.interop import array_checksums
 from jaxir.models.layers import param_shardings
+from jaxir.objectives.objective import Objective
 from jaxir.partitioning import Partitioner
 from jaxir.training.optimizers import BuiltOptimizer
+from jaxir.training.trained import apart, frozen_names, joined, select, united
 
 Batch = Mapping[str, Any]
 Metrics = dict[str, jax.Array]
-Objective = Callable[[Any, Batch, jax.Array | None], tuple[jax.Array, Metrics]]
 
 
 class TrainState(NamedTuple):
@@ -26,12 +27,16 @@ class TrainState(NamedTuple):
     Attributes:
       step: int32 [], the number of finished steps.
       params: the model's parameters, as the nested dict `nnx.to_pure_dict` gives.
-      opt_state: what optax keeps for them.
+      opt_state: what optax keeps for what is trained (`trained.joined`).
+      auxiliary: the parameters of what the objective has beside the model; empty where it has nothing.
+      statistics: its variables that are no parameters (BatchNorm's averages), likewise.
     """
 
     step: jax.Array
     params: Any
     opt_state: Any
+    auxiliary: Any = {}  # noqa: RUF012 (an empty tree; never changed)
+    statistics: Any = {}  # noqa: RUF012
 
 
 class Plan(NamedTuple):
@@ -39,6 +44,8 @@ class Plan(NamedTuple):
 
     Attributes:
       graphdef: the model without its parameters; static.
+      auxiliary: what the objective has beside it, likewise; None for nothing.
+      frozen: names of what is not trained.
       shardings: a TrainState of NamedShardings.
       abstract: a TrainState of sharded shapes and types, to restore a checkpoint into.
     """
@@ -46,29 +53,67 @@ class Plan(NamedTuple):
     graphdef: Any
     shardings: TrainState
     abstract: TrainState
+    auxiliary: Any = None
+    frozen: frozenset[str] = frozenset()
+
+    def trained(self, params: Any, auxiliary: Any) -> Any:
+        """Returns the tree of what the optimizer changes."""
+        tree = joined(params, auxiliary)
+        return select(tree, lambda name: name not in self.frozen) if self.frozen else tree
+
+    def untrained(self, params: Any, auxiliary: Any) -> Any:
+        """Returns the tree of what it leaves as it is."""
+        return select(joined(params, auxiliary), self.frozen.__contains__) if self.frozen else {}
+
+    def modules(self, params: Any, auxiliary: Any, statistics: Any) -> tuple[nnx.Module, nnx.Module | None]:
+        """Returns the model and its auxiliary with these arrays."""
+        model = nnx.merge(self.graphdef, params)
+        return model, None if self.auxiliary is None else nnx.merge(self.auxiliary, auxiliary, statistics)
 
 
-def plan_state(model: nnx.Module, transform: optax.GradientTransformation, partitioner: Partitioner) -> Plan:
+def plan_state(
+    model: nnx.Module,
+    transform: optax.GradientTransformation,
+    partitioner: Partitioner,
+    *,
+    auxiliary: nnx.Module | None = None,
+    frozen: Sequence[str] = (),
+) -> Plan:
     """Decides where the parameters of `model` and their optimizer state lie on the mesh; allocates nothing.
 
     A parameter lies as its logical axes say (on every device where it names none); a moment of a
     parameter's shape lies like the parameter, and Adafactor's row and column means like the dimensions of it
     that they keep; the rest (step counts) is on every device.
 
+    Args:
+      model: of arrays or of shapes.
+      transform: the optimizer's.
+      partitioner: the mesh.
+      auxiliary: what the objective has beside the model.
+      frozen: patterns of names that are not trained: no gradient is computed and no moment kept for them.
+
     Raises:
-      ValueError: the model holds state that is not a parameter, which no checkpoint would keep.
+      UserError: a pattern of `frozen` matches nothing, or they leave nothing to train.
+      ValueError: the model holds state that is not a parameter, which no export would have.
     """
     graphdef, variables, rest = nnx.split(model, nnx.Param, ...)
     if jax.tree.leaves(rest):
         raise ValueError(f"the trainer keeps only nnx.Param, but the model also holds {rest}")
-    params = jax.tree.map(_abstract, nnx.to_pure_dict(variables))
-    layout = nnx.to_pure_dict(param_shardings(variables, partitioner))
     whole = NamedSharding(partitioner.mesh, PartitionSpec())
-    opt_shapes = jax.eval_shape(transform.init, params)
+    params, layout = _laid_out(variables, partitioner)
+    aux_graphdef, aux_params, aux_layout, statistics = None, {}, {}, {}
+    if auxiliary is not None:
+        aux_graphdef, variables, rest = nnx.split(auxiliary, nnx.Param, ...)
+        aux_params, aux_layout = _laid_out(variables, partitioner)
+        statistics = jax.tree.map(_abstract, nnx.to_pure_dict(rest))
+    names = frozen_names(joined(params, aux_params), frozen)
+    plan = Plan(graphdef, None, None, aux_graphdef, names)
+    trained, trained_layout = plan.trained(params, aux_params), plan.trained(layout, aux_layout)
+    opt_shapes = jax.eval_shape(transform.init, trained)
     beside = dict(
         zip(
-            (path for path, _ in jax.tree_util.tree_leaves_with_path(params)),
-            zip(jax.tree.leaves(params), jax.tree.leaves(layout), strict=True),
+            (path for path, _ in jax.tree_util.tree_leaves_with_path(trained)),
+            zip(jax.tree.leaves(trained), jax.tree.leaves(trained_layout), strict=True),
             strict=True,
         )
     )
@@ -82,13 +127,23 @@ def plan_state(model: nnx.Module, transform: optax.GradientTransformation, parti
         return whole
 
     shardings = TrainState(
-        step=whole, params=layout, opt_state=jax.tree_util.tree_map_with_path(lies, opt_shapes)
+        step=whole,
+        params=layout,
+        opt_state=jax.tree_util.tree_map_with_path(lies, opt_shapes),
+        auxiliary=aux_layout,
+        statistics=jax.tree.map(lambda _: whole, statistics),
     )
-    shapes = TrainState(step=jax.ShapeDtypeStruct((), jnp.int32), params=params, opt_state=opt_shapes)
+    shapes = TrainState(jax.ShapeDtypeStruct((), jnp.int32), params, opt_shapes, aux_params, statistics)
     abstract = jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings
     )
-    return Plan(graphdef, shardings, abstract)
+    return plan._replace(shardings=shardings, abstract=abstract)
+
+
+def _laid_out(variables: nnx.State, partitioner: Partitioner) -> tuple[Any, Any]:
+    """Returns the shapes of parameters and where they lie, as nested dicts."""
+    shapes = jax.tree.map(_abstract, nnx.to_pure_dict(variables))
+    return shapes, nnx.to_pure_dict(param_shardings(variables, partitioner))
 
 
 def _abstract(x: Any) -> jax.ShapeDtypeStruct:
@@ -114,13 +169,28 @@ def _like_parameter(
     return NamedSharding(sharding.mesh, PartitionSpec(*np.delete(spec, left_out)))
 
 
-def initial_state(model: nnx.Module, transform: optax.GradientTransformation, plan: Plan) -> TrainState:
+def initial_state(
+    model: nnx.Module,
+    transform: optax.GradientTransformation,
+    plan: Plan,
+    auxiliary: nnx.Module | None = None,
+) -> TrainState:
     """Returns the state before the first step; its arrays may be the model's own, laid out anew if needed."""
     params = jax.device_put(nnx.to_pure_dict(nnx.state(model, nnx.Param)), plan.shardings.params)
+    aux_params, statistics = {}, {}
+    if auxiliary is not None:
+        _, *parts = nnx.split(auxiliary, nnx.Param, ...)
+        aux_params, statistics = (
+            jax.device_put(nnx.to_pure_dict(part), where)
+            for part, where in zip(parts, (plan.shardings.auxiliary, plan.shardings.statistics), strict=True)
+        )
+    init = jax.jit(transform.init, out_shardings=plan.shardings.opt_state)
     return TrainState(
         step=jax.make_array_from_callback((), plan.shardings.step, lambda _: np.int32(0)),
         params=params,
-        opt_state=jax.jit(transform.init, out_shardings=plan.shardings.opt_state)(params),
+        opt_state=init(plan.trained(params, aux_params)),
+        auxiliary=aux_params,
+        statistics=statistics,
     )
 
 
@@ -132,25 +202,27 @@ def put_into(model: nnx.Module, params: Any) -> None:
 
 
 def make_step(
-    graphdef: Any, objective: Objective, optimizer: BuiltOptimizer, seed: int
+    plan: Plan, objective: Objective, optimizer: BuiltOptimizer, seed: int
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """Returns the pure training step (state, batch) -> (next state, metrics), to be jitted.
 
-    Dropout's key is fold_in(key(seed), step): a function of the step alone, so that a resumed run draws
-    what an uninterrupted one would have drawn. Metrics hold the objective's own, `loss`, `grad_norm` (the
-    global norm before clipping) and `learning_rate`; float32 [].
+    Its key is fold_in(key(seed), step): a function of the step alone, so that a resumed run draws what an
+    uninterrupted one would have drawn. Metrics hold the objective's own, `loss`, `grad_norm` (the global norm
+    before clipping) and `learning_rate`; float32 [].
     """
+    loss_of = make_loss(plan, objective)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(jax.random.key(seed), state.step)
-
-        def loss_of(params: Any) -> tuple[jax.Array, Metrics]:
-            return objective(nnx.merge(graphdef, params), batch, key)
-
-        (loss, metrics), gradients = jax.value_and_grad(loss_of, has_aux=True)(state.params)
+        trained = plan.trained(state.params, state.auxiliary)
+        (loss, (metrics, statistics)), gradients = jax.value_and_grad(loss_of, has_aux=True)(
+            trained, state, batch, key
+        )
         with jax.numpy_dtype_promotion("standard"):  # optax mixes int32 counts with floats
-            updates, opt_state = optimizer.transform.update(gradients, state.opt_state, state.params)
-        following = TrainState(state.step + 1, optax.apply_updates(state.params, updates), opt_state)
+            updates, opt_state = optimizer.transform.update(gradients, state.opt_state, trained)
+        changed = united(optax.apply_updates(trained, updates), plan.untrained(state.params, state.auxiliary))
+        params, auxiliary = apart(changed)
+        following = TrainState(state.step + 1, params, opt_state, auxiliary, statistics)
         return following, metrics | {
             "loss": loss,
             "grad_norm": optax.tree.norm(gradients),
@@ -160,14 +232,35 @@ def make_step(
     return step
 
 
+def make_loss(plan: Plan, objective: Objective) -> Callable[..., tuple[jax.Array, tuple[Metrics, Any]]]:
+    """Returns (what is trained, state, batch, key) -> (loss, (metrics, statistics)).
+
+    With a key of None the state is evaluated: `step` is None and the statistics stay.
+    """
+
+    def loss_of(
+        trained: Any, state: TrainState, batch: Batch, key: jax.Array | None
+    ) -> tuple[jax.Array, tuple[Metrics, Any]]:
+        params, auxiliary = apart(united(trained, plan.untrained(state.params, state.auxiliary)))
+        model, beside = plan.modules(params, auxiliary, state.statistics)
+        step = None if key is None else state.step
+        loss, metrics = objective(model, batch, key, auxiliary=beside, step=step)
+        if beside is None or key is None:
+            return loss, (metrics, state.statistics)
+        return loss, (metrics, nnx.to_pure_dict(nnx.state(beside, nnx.Not(nnx.Param))))
+
+    return loss_of
+
+
 def inspect(state: TrainState) -> tuple[jax.Array, dict[str, dict[str, jax.Array]]]:
     """Returns whether every number of the state is finite (bool []) and its checksums (uint32 [] each).
 
-    There is one for each array, by its name in "params" and in "opt_state"; see `interop.array_checksums`.
+    There is one for each array, by its name in "params", "opt_state" and, where there is one, "auxiliary" and
+    "statistics"; see `interop.array_checksums`.
     """
     finite = jnp.bool_(True)
     for leaf in jax.tree.leaves(state):
         if jnp.issubdtype(leaf.dtype, jnp.floating):
             finite &= jnp.all(jnp.isfinite(leaf))
-    items = {"params": state.params, "opt_state": state.opt_state}
+    items = {name: tree for name, tree in state._asdict().items() if name != "step" and jax.tree.leaves(tree)}
     return finite, {name: array_checksums.of_tree(tree) for name, tree in items.items()}

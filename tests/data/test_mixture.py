@@ -9,6 +9,7 @@ from jaxir.data.mixture import Mixture, MixtureDataset
 from jaxir.data.pair_sources import JsonlPairs
 from jaxir.data.sources import stable_keys
 from jaxir.errors import BadInputError, UserError
+from jaxir.features import TextFormat, pair_features
 
 LENGTHS = {"query_length": 8, "passage_length": 8}
 SIZES = {"a": 40, "b": 24, "c": 9}
@@ -55,7 +56,7 @@ def assert_equal(a, b):
 
 @pytest.mark.parametrize("rates", [None, [3, 1, 1]])
 def test_each_batch_is_of_one_source(minilm, sources, rates):
-    dataset = Mixture(sources=sources, rates=rates).build(minilm, **LENGTHS)
+    dataset = Mixture(sources=sources, rates=rates).build(minilm, pair_features(TextFormat(**LENGTHS)))
     assert dataset.num_examples == sum(SIZES.values())
     batches = take(dataset.batches(batch_size=4, seed=3), 400)
     tasks = [{name[0] for name in names(batch)} for batch in batches]
@@ -77,7 +78,7 @@ def test_each_batch_is_of_one_source(minilm, sources, rates):
 @pytest.mark.parametrize("rates", [None, [3, 1, 1]])
 def test_batches_are_a_function_of_seed_and_step(minilm, sources, rates, packed):
     mixture = Mixture(sources=sources, rates=rates, mix_within_batch=packed)
-    first, second = (mixture.build(minilm, **LENGTHS) for _ in range(2))
+    first, second = (mixture.build(minilm, pair_features(TextFormat(**LENGTHS))) for _ in range(2))
     whole = take(first.batches(batch_size=8, seed=5), 60)
     for a, b in zip(whole, take(second.batches(batch_size=8, seed=5), 60), strict=True):
         assert_equal(a, b)
@@ -90,11 +91,15 @@ def test_batches_are_a_function_of_seed_and_step(minilm, sources, rates, packed)
 
 
 def test_packed_batches_hold_all_sources_in_proportion(minilm, sources):
-    packed = Mixture(sources=sources, rates=[2, 1, 1], mix_within_batch=True).build(minilm, **LENGTHS)
+    packed = Mixture(sources=sources, rates=[2, 1, 1], mix_within_batch=True).build(
+        minilm, pair_features(TextFormat(**LENGTHS))
+    )
     batches = take(packed.batches(batch_size=8, seed=0), 10)
     assert [sorted(n[0] for n in names(b)) for b in batches] == [list("aaaabbcc")] * 10
     assert {n for b in batches for n in names(b) if n[0] == "a"} == {f"a{i}" for i in range(40)}
-    by_size = Mixture(sources=sources, mix_within_batch=True).build(minilm, **LENGTHS)
+    by_size = Mixture(sources=sources, mix_within_batch=True).build(
+        minilm, pair_features(TextFormat(**LENGTHS))
+    )
     assert sorted(n[0] for n in names(next(by_size.batches(batch_size=7, seed=0)))) == list("aaaabbc")
     with pytest.raises(
         UserError, match=r"source 3 of the mixture: its share of a batch of 2 is 0.25 pairs, none"
@@ -105,7 +110,9 @@ def test_packed_batches_hold_all_sources_in_proportion(minilm, sources):
 def test_a_mixture_can_be_read_pair_by_pair_each_once(minilm, sources):
     """As dev evaluation and distractors read any data: batches of 1, as many as there are pairs."""
     for packed in (False, True):
-        dataset = Mixture(sources=sources, mix_within_batch=packed).build(minilm, **LENGTHS)
+        dataset = Mixture(sources=sources, mix_within_batch=packed).build(
+            minilm, pair_features(TextFormat(**LENGTHS))
+        )
         read = take(dataset.batches(batch_size=1, seed=0), dataset.num_examples)
         assert sorted(n for b in read for n in names(b)) == sorted(KNOWN.values())
     ordered = [n for b in dataset.ordered(3) for n in names(b)]
@@ -124,14 +131,14 @@ def test_a_mixture_can_be_read_pair_by_pair_each_once(minilm, sources):
 )
 def test_bad_rates_are_refused_before_anything_is_read(minilm, sources, rates, message):
     with pytest.raises(UserError, match=message):
-        Mixture(sources=sources, rates=rates).build(minilm, **LENGTHS)
+        Mixture(sources=sources, rates=rates).build(minilm, pair_features(TextFormat(**LENGTHS)))
     with pytest.raises(UserError, match="a mixture needs at least one source"):
-        Mixture(sources=[]).build(minilm, **LENGTHS)
+        Mixture(sources=[]).build(minilm, pair_features(TextFormat(**LENGTHS)))
 
 
 def test_the_fingerprint_covers_all_sources_and_how_they_are_mixed(minilm, sources, write_jsonl):
     def fingerprint(sources=sources, **how):
-        return Mixture(sources=sources, **how).build(minilm, **LENGTHS).fingerprint
+        return Mixture(sources=sources, **how).build(minilm, pair_features(TextFormat(**LENGTHS))).fingerprint
 
     changed = JsonlPairs(path=str(write_jsonl("other.jsonl", [{"query": "b", "passage": "b"}])))
     found = [
@@ -153,7 +160,7 @@ def test_the_order_of_a_mixture_depends_on_parts_where_that_of_a_source_does(min
 
 
 def test_faults_of_a_source_are_named(minilm, sources, tmp_path, capsys):
-    dataset = Mixture(sources=sources).build(minilm, **LENGTHS)
+    dataset = Mixture(sources=sources).build(minilm, pair_features(TextFormat(**LENGTHS)))
     with pytest.raises(
         UserError, match="source 3 of the mixture: batch_size is 16, but there are only 9 pairs"
     ):
@@ -162,8 +169,8 @@ def test_faults_of_a_source_are_named(minilm, sources, tmp_path, capsys):
     bad.write_text('{"query": "x"}\n{"query": "x", "passage": "y"}\n')
     mixture = Mixture(sources=[*sources, JsonlPairs(path=str(bad))])
     with pytest.raises(BadInputError, match=r"bad\.jsonl:1: no field 'passage'"):
-        mixture.build(minilm, **LENGTHS)
-    assert mixture.build(minilm, on_bad_input="skip", **LENGTHS).num_examples == 74
+        mixture.build(minilm, pair_features(TextFormat(**LENGTHS)))
+    assert mixture.build(minilm, pair_features(TextFormat(**LENGTHS)), on_bad_input="skip").num_examples == 74
     assert capsys.readouterr().err == f"skipped 1 records: no field 'passage' (first: {bad}:1)\n"
 
 

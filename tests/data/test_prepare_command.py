@@ -12,6 +12,7 @@ from jaxir.data.lines import OnBadInput
 from jaxir.data.msmarco import MsMarcoPairs
 from jaxir.data.multireqa import MultiReqaPairs
 from jaxir.data.pair_sources import BeirPairs
+from jaxir.data.sources import PairExample
 from jaxir.evaluation.collection import read_collection
 
 spec = importlib.util.spec_from_file_location("published", Path(__file__).parent / "published.py")
@@ -80,7 +81,7 @@ def test_beir_from_tfds(tmp_path):
         prepare("--dataset=tfds:beir/scidocs", f"--data_dir={tmp_path}", f"--output={tmp_path / 'out'}") == 0
     )
     (pair,) = examples(BeirPairs(directory=str(tmp_path / "out"), split="test"))
-    assert tuple(pair) == ("q1", "question", "d1", "Title text", ())
+    assert pair == PairExample("q1", "question", "d1", "Title text")
 
 
 @pytest.mark.parametrize(

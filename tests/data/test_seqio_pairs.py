@@ -11,6 +11,7 @@ from jaxir.data.pair_sources import BeirPairs, JsonlPairs
 from jaxir.data.seqio_pairs import SeqioPairs
 from jaxir.data.sources import stable_keys
 from jaxir.errors import BadInputError, UserError
+from jaxir.features import TextFormat, pair_features
 from jaxir.installation import how_to_install
 from jaxir.tasks.beir import beir
 from jaxir.tasks.local_files import jsonl_pairs, tevatron_pairs, tsv_pairs
@@ -54,8 +55,10 @@ def take(iterator, n):
 
 def test_seqio_and_arrays_hold_the_same(minilm, pairs_file):
     settings = {"num_negatives": 2, "query_prompt": "query: ", "passage_prompt": "passage: ", **LENGTHS}
-    arrays = JsonlPairs(path=str(pairs_file)).build(minilm, **settings)
-    seqio_pairs = SeqioPairs(mixture=jsonl_pairs(path=str(pairs_file))).build(minilm, **settings)
+    arrays = JsonlPairs(path=str(pairs_file)).build(minilm, pair_features(TextFormat(**settings)))
+    seqio_pairs = SeqioPairs(mixture=jsonl_pairs(path=str(pairs_file))).build(
+        minilm, pair_features(TextFormat(**settings))
+    )
     assert seqio_pairs.num_examples == arrays.num_examples == COUNT
     assert seqio_pairs.features == arrays.features
     masked = 0
@@ -73,7 +76,7 @@ def test_seqio_and_arrays_hold_the_same(minilm, pairs_file):
         )
 
     plain = [
-        d.build(minilm, **LENGTHS)
+        d.build(minilm, pair_features(TextFormat(**LENGTHS)))
         for d in (JsonlPairs(path=str(pairs_file)), SeqioPairs(mixture=jsonl_pairs(path=str(pairs_file))))
     ]
     # SeqIO's buffer holds several epochs of so small a file: compare what it yields to what there is.
@@ -82,7 +85,10 @@ def test_seqio_and_arrays_hold_the_same(minilm, pairs_file):
 
 def test_batches_are_repeatable_shuffled_and_resumable(minilm, pairs_file):
     name = jsonl_pairs(path=str(pairs_file))
-    first, second = (SeqioPairs(mixture=name).build(minilm, num_negatives=2, **LENGTHS) for _ in range(2))
+    first, second = (
+        SeqioPairs(mixture=name).build(minilm, pair_features(TextFormat(num_negatives=2, **LENGTHS)))
+        for _ in range(2)
+    )
     whole = take(first.batches(batch_size=8, seed=5), 12)
     for a, b in zip(whole, take(second.batches(batch_size=8, seed=5), 12), strict=True):
         assert_equal(a, b)
@@ -96,7 +102,9 @@ def test_batches_are_repeatable_shuffled_and_resumable(minilm, pairs_file):
 
 
 def test_shards_of_two_hosts_are_disjoint_and_complete(minilm, pairs_file):
-    dataset = SeqioPairs(mixture=jsonl_pairs(path=str(pairs_file))).build(minilm, **LENGTHS)
+    dataset = SeqioPairs(mixture=jsonl_pairs(path=str(pairs_file))).build(
+        minilm, pair_features(TextFormat(**LENGTHS))
+    )
     seen = [
         [n for b in dataset.ordered(2, process_index=i, process_count=2) for n in numbers(b)] for i in (0, 1)
     ]
@@ -124,7 +132,7 @@ def test_beir_and_other_files_are_tasks_too(minilm, tmp_path, write_jsonl):
     (tmp_path / "c/qrels/dev.tsv").write_text("q\td\t1\n")
     collection = str(tmp_path / "c")
     a, b, c = (
-        SeqioPairs(mixture=name, split=split).build(minilm, **LENGTHS)
+        SeqioPairs(mixture=name, split=split).build(minilm, pair_features(TextFormat(**LENGTHS)))
         for name, split in (
             (tsv_pairs(path=str(tmp_path / "pairs.tsv")), "train"),
             (tevatron_pairs(path=str(tevatron)), "train"),
@@ -132,7 +140,7 @@ def test_beir_and_other_files_are_tasks_too(minilm, tmp_path, write_jsonl):
         )
     )
     assert (a.num_examples, b.num_examples, c.num_examples) == (2, 1, 1)
-    arrays = BeirPairs(directory=collection, split="dev").build(minilm, **LENGTHS)
+    arrays = BeirPairs(directory=collection, split="dev").build(minilm, pair_features(TextFormat(**LENGTHS)))
     assert_equal(next(arrays.ordered(1)), next(c.ordered(1)))
 
 
@@ -152,7 +160,7 @@ def test_a_task_or_a_mixture_of_somebody_else(minilm):
     seqio.TaskRegistry.add("somebodys", source=source, preprocessors=[], output_features=features)
     seqio.MixtureRegistry.add("somebodys_mixture", ["somebodys"], default_rate=1)
     for name in ("somebodys", "somebodys_mixture"):
-        dataset = SeqioPairs(mixture=name).build(minilm, **LENGTHS)
+        dataset = SeqioPairs(mixture=name).build(minilm, pair_features(TextFormat(**LENGTHS)))
         assert dataset.num_examples == 2
         batch = next(dataset.ordered(2))
         assert batch["query_ids"][:, 1].tolist() == [2028, 2048]
@@ -160,7 +168,11 @@ def test_a_task_or_a_mixture_of_somebody_else(minilm):
 
 
 def fingerprint(name, tokenizer, **settings):
-    return SeqioPairs(mixture=name).build(tokenizer, **{**LENGTHS, **settings}).fingerprint
+    return (
+        SeqioPairs(mixture=name)
+        .build(tokenizer, pair_features(TextFormat(**{**LENGTHS, **settings})))
+        .fingerprint
+    )
 
 
 def test_the_fingerprint_covers_every_text_of_a_task(minilm, pairs_file, tmp_path):
@@ -229,14 +241,18 @@ def test_bad_input_stops_before_the_first_batch(minilm, tmp_path, capsys):
     path.write_text('{"query": "a", "passage": "b"}\n{"query": "a"}\n')
     name = jsonl_pairs(path=str(path))
     with pytest.raises(BadInputError, match=r"bad.jsonl:2: no field 'passage'"):
-        SeqioPairs(mixture=name).build(minilm, **LENGTHS)
-    dataset = SeqioPairs(mixture=name).build(minilm, on_bad_input="skip", **LENGTHS)
+        SeqioPairs(mixture=name).build(minilm, pair_features(TextFormat(**LENGTHS)))
+    dataset = SeqioPairs(mixture=name).build(
+        minilm, pair_features(TextFormat(**LENGTHS)), on_bad_input="skip"
+    )
     assert capsys.readouterr().err == f"skipped 1 records: no field 'passage' (first: {path}:2)\n"
     assert dataset.num_examples == 1 and len(list(dataset.ordered(1))) == 1
     with pytest.raises(UserError, match="batch_size is 2, but there are only 1 pairs"):
         dataset.batches(batch_size=2, seed=0)
-    wanting = SeqioPairs(mixture=name).build(minilm, num_negatives=1, on_bad_input="skip", **LENGTHS)
-    with pytest.raises(UserError, match="num_negatives is 1, but a pair has no negative passage"):
+    wanting = SeqioPairs(mixture=name).build(
+        minilm, pair_features(TextFormat(num_negatives=1, **LENGTHS)), on_bad_input="skip"
+    )
+    with pytest.raises(UserError, match="a batch wants 1 negatives of each example, but an example has none"):
         next(wanting.batches(batch_size=1, seed=0))
 
 
@@ -246,9 +262,9 @@ def test_unknown_names_are_suggested(minilm, pairs_file):
     with pytest.raises(UserError, match="another SeqIO task named 'my_pairs'"):
         jsonl_pairs(path="elsewhere.jsonl", name="my_pairs")
     with pytest.raises(UserError, match="named 'my_piars'; did you mean 'my_pairs'"):
-        SeqioPairs(mixture="my_piars").build(minilm, **LENGTHS)
+        SeqioPairs(mixture="my_piars").build(minilm, pair_features(TextFormat(**LENGTHS)))
     with pytest.raises(UserError, match=r"has no split 'dev' \(has: train\)"):
-        SeqioPairs(mixture=name, split="dev").build(minilm, **LENGTHS)
+        SeqioPairs(mixture=name, split="dev").build(minilm, pair_features(TextFormat(**LENGTHS)))
 
 
 def test_vocabulary_gives_the_models_ids(minilm, sentencepiece_folder):

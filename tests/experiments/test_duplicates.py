@@ -11,6 +11,7 @@ from jaxir.data.sources import PairExample
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import BadInputError, UserError
 from jaxir.experiments.duplicates import DuplicateRich, merge_passages
+from jaxir.features import TextFormat, pair_features
 
 REAL_DATA = Path(__file__).parents[3] / "shared" / "data" / "beir" / "debpkgs"
 
@@ -47,7 +48,7 @@ def test_what_cannot_be_done_is_said(unique, message):
 def test_keys_of_a_batch_tell_duplicates_only_where_masking_is_wanted(folder, model, mask):
     source = DuplicateRich(directory=str(folder), unique=0.34, mask_duplicates=mask)
     tokenizer = Tokenizer.load(Path(model.removeprefix("hf:")))
-    dataset = source.build(tokenizer, query_length=8, passage_length=12)
+    dataset = source.build(tokenizer, pair_features(TextFormat(query_length=8, passage_length=12)))
     batch = next(dataset.batches(batch_size=12, seed=0))  # groups of 5, 3, 2 and 2: 4 passages of 12 pairs
     assert dataset.num_examples == 12
     assert len(np.unique(batch["passage_ids"], axis=0)) == 4

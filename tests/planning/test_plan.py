@@ -65,7 +65,7 @@ def traced(function, step) -> work.Work:
 def test_the_products_of_a_step_are_those_of_pencil_and_paper():
     step = small_step()
     with step.partitioner():
-        forward = work.traced(step.forward, step.state.params, step.batch).flops
+        forward = work.traced(step.forward, step.trained, step.state, step.batch).flops
     expected = 0
     for length in (LENGTHS.query_max_length, LENGTHS.passage_max_length):
         dense = BATCH * length * (4 * E * HEADS * K + 3 * E * F)
@@ -93,7 +93,7 @@ def test_a_chip_does_its_share_of_the_products(compiled):
     assert done.short_by == 0
     # Backward is twice forward, but for the first layer's ids, which have no gradient.
     with step.partitioner():
-        forward = work.traced(step.forward, step.state.params, step.batch).flops
+        forward = work.traced(step.forward, step.trained, step.state, step.batch).flops
     assert whole == pytest.approx(3 * forward, rel=0.1)
 
 

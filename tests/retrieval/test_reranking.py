@@ -180,3 +180,20 @@ def test_nothing_that_passes_is_an_error(folder):
     with pytest.raises(UserError, match="10 without one that the cross-encoder lets pass"):
         mine(folder, CountedWords(0), max_relevance=0.5)
     assert not (folder / "out").exists()
+
+
+def test_mining_writes_a_teachers_scores(folder, judge):
+    """What is distilled: of each positive and negative what the cross-encoder says of it with its query."""
+    flags = [f"--run={folder / 'run.trec'}", f"--dataset=beir:{folder}", f"--output={folder / 'out'}"]
+    flags += ["--negatives=3", f"--teacher=hf:{GOLDEN / 'cross_bert'}"]
+    assert cli.main("jaxir.mine:mine", flags) == 0
+    pairs = list(read_tevatron(folder / "out" / "train.jsonl"))
+    assert len(pairs) == len(QRELS)
+    for pair in pairs:
+        texts = [(pair.query, text) for text in (pair.passage, *(text for _, text in pair.negatives))]
+        scores = [pair.passage_score, *pair.negative_scores]
+        assert len(scores) == 4
+        np.testing.assert_allclose(scores, judge.score(texts), atol=1e-5)
+    assert len({pair.passage_score for pair in pairs}) > 5
+    written = json.loads((folder / "out" / "mining.json").read_text())
+    assert written["teacher"]["fingerprint"] == judge.fingerprint

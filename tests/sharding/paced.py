@@ -18,6 +18,6 @@ class Paced:
 
     source: Any
 
-    def build(self, tokenizer, **how):
+    def build(self, tokenizer, features, **how):
         pace = float(os.environ.get("PACE", "0"))
-        return tiny_run.Hooked(self.source.build(tokenizer, **how), lambda step: time.sleep(pace))
+        return tiny_run.Hooked(self.source.build(tokenizer, features, **how), lambda step: time.sleep(pace))

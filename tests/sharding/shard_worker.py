@@ -93,7 +93,7 @@ class Bag(nnx.Module):
 class AnyLoss:
     """The contrastive objective with the loss that the batch names, so that one program serves for all."""
 
-    def __call__(self, model, batch, key):
+    def __call__(self, model, batch, key, *, auxiliary=None, step=None):
         def branch(loss):
             return lambda q, p, n, keys: loss(q, p, n, **keys, temperature=0.05)[0]
 
@@ -158,7 +158,7 @@ class Program:
             ),
             out_shardings=self.plan.shardings,
         )
-        step = state_lib.make_step(self.plan.graphdef, objective, built, seed=1)
+        step = state_lib.make_step(self.plan, objective, built, seed=1)
         jitted = jax.jit(step, out_shardings=(self.plan.shardings, None))
         with partitioner():
             self.compiled = jitted.lower(self.plan.abstract, self.place(batches()[0], 0)).compile()

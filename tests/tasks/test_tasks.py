@@ -19,6 +19,7 @@ from jaxir.data.sources import stable_keys
 from jaxir.data.tfds_beir import TfdsBeirPairs
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
+from jaxir.features import TextFormat, pair_features
 from jaxir.tasks import beir, msmarco, multireqa
 from jaxir.tasks import natural_questions as nq
 
@@ -58,8 +59,10 @@ def write_beir(folder: Path, splits: tuple[str, ...], rows: int = 3, query_id: s
 
 def assert_same_batches(tokenizer, name, split, source, **extra):
     """One batch of everything, in order, by way of SeqIO and without it."""
-    task = SeqioPairs(mixture=name, split=split).build(tokenizer, **LENGTHS, **extra)
-    plain = source.build(tokenizer, **LENGTHS, **extra)
+    task = SeqioPairs(mixture=name, split=split).build(
+        tokenizer, pair_features(TextFormat(**LENGTHS, **extra))
+    )
+    plain = source.build(tokenizer, pair_features(TextFormat(**LENGTHS, **extra)))
     assert task.num_examples == plain.num_examples > 0 and task.features == plain.features
     (a,), (b,) = task.ordered(task.num_examples), plain.ordered(plain.num_examples)
     assert a.keys() == b.keys() and a["query_ids"].shape == (plain.num_examples, 64)
@@ -169,7 +172,7 @@ def test_a_mixture_of_tasks_takes_each_batch_from_one_of_them(tokenizer, tmp_pat
     known = {key.tobytes(): kind for kind in names for key in stable_keys([f"{kind}{i}" for i in range(24)])}
 
     def kinds(data, count=60):
-        batches = data.build(tokenizer, **LENGTHS).batches(batch_size=4, seed=0)
+        batches = data.build(tokenizer, pair_features(TextFormat(**LENGTHS))).batches(batch_size=4, seed=0)
         return [{known[key.tobytes()] for key in next(batches)["query_key"]} for _ in range(count)]
 
     drawn = kinds(SeqioPairs(mixture="red_and_blue"))

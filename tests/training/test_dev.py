@@ -6,31 +6,32 @@ import threading
 import jax
 import numpy as np
 import pytest
-from flax import nnx
 from tiny_run import Bag, pairs
 
 from jaxir.errors import UserError
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.partitioning import MeshConfig
 from jaxir.training.dev import DevEvaluation
+from jaxir.training.optimizers import AdamW
 from jaxir.training.prefetch import prefetch
+from jaxir.training.state import initial_state, plan_state
 
 
 def evaluation(dev, *, distractors=0, batch_size=8, devices=4):
     model = Bag(dropout_rate=0.9)
-    graphdef, params = nnx.split(model, nnx.Param)
-    params = nnx.to_pure_dict(params)
+    partitioner = MeshConfig().build(jax.devices()[:devices])
+    transform = AdamW().build(1).transform
+    plan = plan_state(model, transform, partitioner)
     evaluate = DevEvaluation(
         dev,
-        graphdef=graphdef,
-        params=params,
+        plan=plan,
         objective=Contrastive(),
-        partitioner=MeshConfig().build(jax.devices()[:devices]),
+        partitioner=partitioner,
         batch_size=batch_size,
         training_pairs=pairs(40, seed=9),
         distractors=distractors,
     )
-    return model, evaluate(params)
+    return model, evaluate(initial_state(model, transform, plan))
 
 
 @pytest.mark.parametrize("distractors", [0, 40])
@@ -74,7 +75,8 @@ def test_fewer_pairs_than_a_batch_are_one_smaller_batch():
 
 def test_texts_that_are_all_one_to_the_model_are_refused():
     dev = pairs(21, seed=1)
-    dev._queries = dev._queries._replace(flat=np.ones_like(dev._queries.flat))
+    queries = dev._tables["queries"]
+    dev._tables["queries"] = queries._replace(flat=np.ones_like(queries.flat))
     with pytest.raises(UserError, match="all 21 texts of the dev pairs' query tower have the same tokens"):
         evaluation(dev)
 

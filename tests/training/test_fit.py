@@ -14,8 +14,9 @@ import pytest
 
 import jaxir
 from jaxir import Contrastive, DualEncoder, ExactIndex, Pairs, Pretrained, fit, gin_config, in_batch_softmax
-from jaxir.data.pairs import PairDataset
+from jaxir.data.array_dataset import ArrayDataset
 from jaxir.errors import UserError
+from jaxir.features import TextFormat, pair_features
 from jaxir.partitioning import MeshConfig
 from jaxir.train import train as train_command
 from jaxir.training import fit as fit_module
@@ -92,9 +93,9 @@ def test_defaults_suit_the_pairs(capsys):
     seen = []
 
     class Watched(Contrastive):
-        def __call__(self, model, batch, key=None):
+        def __call__(self, model, batch, key=None, **more):
             seen.append({name: x.shape for name, x in batch.items()})
-            return super().__call__(model, batch, key)
+            return super().__call__(model, batch, key, **more)
 
     start = Pretrained(source=BERT, dropout_rate=0.0)
     encoder = fit(
@@ -153,7 +154,7 @@ def test_pairs_that_are_none(arguments, message):
         ("st:/nowhere", {"output_dir": Path(__file__).parent}, "is not empty and is not a training run"),
         (BERT, {"steps": 3, "epochs": 1}, "steps is 3 and epochs is 1: keep one"),
         (BERT, {"steps": 3, "eval_every": 1.5}, "eval_every must be a whole number of steps"),
-        (BERT, {"steps": 3, "num_negatives": 2}, "60 of 60 pairs have no negative passage"),
+        (BERT, {"steps": 3, "num_negatives": 2}, "60 of 60 have none: set num_negatives to 0"),
     ],
 )
 def test_what_cannot_be_trained_is_said_before_anything_is_compiled(model, settings, message):
@@ -192,8 +193,8 @@ def test_pairs_from_a_file(tmp_path):
 
 
 def test_what_a_notebook_shows_is_one_line(start):
-    dataset = PAIRS.build(start.tokenizer, query_length=8, passage_length=12)
-    assert isinstance(dataset, PairDataset)
+    dataset = PAIRS.build(start.tokenizer, pair_features(TextFormat(query_length=8, passage_length=12)))
+    assert isinstance(dataset, ArrayDataset)
     index = ExactIndex.build(encode(start), [str(n) for n in range(9)], model=BERT)
     name = BERT.removeprefix("st:")
     what = "BERT, 2 layers x 32, cls pooling, 16 dimensions, dot"
@@ -202,7 +203,7 @@ def test_what_a_notebook_shows_is_one_line(start):
         f"DualEncoder('st:{name}': {what}, {size}, queries of 24 tokens, passages of 24)",
         f"DualEncoderModel({what}, {size})",
         f"ExactIndex(9 documents, 16 dimensions, cosine, of {BERT})",
-        "PairDataset(60 pairs of 60 queries of 8 tokens and 60 passages of 12)",
+        "ArrayDataset(60 examples: 60 queries of 8 tokens, 60 passages of 12 tokens)",
         "Pairs(60 pairs; the first query: 'aa aa')",
         f"Tokenizer({start.tokenizer.vocab_size} ids)",
     ]

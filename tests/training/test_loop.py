@@ -19,8 +19,8 @@ import tiny_run
 from flax import nnx
 from tiny_run import Bag, Hooked, pairs, run
 
+from jaxir.data.array_dataset import ArrayDataset
 from jaxir.data.mixture import MixtureDataset
-from jaxir.data.pairs import PairDataset
 from jaxir.errors import UserError
 from jaxir.models import layers, products
 from jaxir.models.dual_encoder import l2_normalize
@@ -61,8 +61,8 @@ def sent(number, at):
 class Poisoned(Contrastive):
     """A loss that is not a number for batches that hold the query with this key; dev has none of it."""
 
-    def __call__(self, model, batch, key=None):
-        loss, metrics = super().__call__(model, batch, key)
+    def __call__(self, model, batch, key=None, **more):
+        loss, metrics = super().__call__(model, batch, key, **more)
         hit = jnp.any(batch["query_key"][:, 0] == POISON)
         return jnp.where(hit, jnp.nan, loss), metrics
 
@@ -90,10 +90,11 @@ def test_a_loss_that_is_not_a_number_names_its_step_and_keeps_the_last_good_chec
         assert steps_in(tmp_path / "run") == [every]
 
 
-def of_one_passage(count: int, seed: int = 0) -> PairDataset:
+def of_one_passage(count: int, seed: int = 0) -> ArrayDataset:
     """Pairs whose passages have all one id."""
     found = pairs(count, seed)
-    found._passages = found._passages._replace(keys=np.zeros_like(found._passages.keys))
+    passages = found._tables["passages"]
+    found._tables["passages"] = passages._replace(keys=np.zeros_like(passages.keys))
     return found
 
 
@@ -179,12 +180,13 @@ def test_resuming_with_other_settings_is_refused(tmp_path, interrupted_run, chan
     assert steps_in(tmp_path / "run") == steps_in(interrupted_run)
 
 
-def with_other_passages(data: PairDataset, rows: np.ndarray) -> PairDataset:
+def with_other_passages(data: ArrayDataset, rows: np.ndarray) -> ArrayDataset:
     """The same pairs, with some of the passages replaced."""
     found = copy.copy(data)
-    flat = data._passages.flat.reshape(len(data._passages.keys), -1).copy()
+    passages = data._tables["passages"]
+    flat = passages.flat.reshape(len(passages.keys), -1).copy()
     flat[rows] += 1
-    found._passages = data._passages._replace(flat=flat.ravel())
+    found._tables = data._tables | {"passages": passages._replace(flat=flat.ravel())}
     return found
 
 
@@ -192,7 +194,7 @@ def test_resuming_on_other_data_is_refused_though_the_first_batch_is_the_same(tm
     shutil.copytree(interrupted_run, tmp_path / "run")
     data = pairs(64)
     first = {row.tobytes() for row in next(data.batches(batch_size=8, seed=0))["passage_key"]}
-    rows = [i for i, key in enumerate(data._passages.keys) if key.tobytes() not in first]
+    rows = [i for i, key in enumerate(data._tables["passages"].keys) if key.tobytes() not in first]
     for changed in (np.array(rows), np.array(rows[-1:])):  # all the others, and a single one
         other = with_other_passages(data, changed)
         for a, b in zip(

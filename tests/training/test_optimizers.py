@@ -197,7 +197,8 @@ def test_scanning_the_layers_of_a_model_does_not_change_its_training():
             scaled = {i: jax.tree.map(lambda x, i=i: x * sizes[i], layers[i]) for i in layers}
         params["encoder"]["layers"] = scaled
         built = optimizer.build(10)
-        step = jax.jit(state_lib.make_step(nnx.graphdef(model), Contrastive(), built, 0))
+        plan = state_lib.plan_state(model, built.transform, MeshConfig().build(jax.devices()[:1]))
+        step = jax.jit(state_lib.make_step(plan, Contrastive(), built, 0))
         state = state_lib.TrainState(jnp.int32(0), params, built.transform.init(params))
         for _ in range(3):
             state, _ = step(state, batch)

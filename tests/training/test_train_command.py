@@ -115,7 +115,7 @@ def test_mistakes_cost_one_sentence_and_write_nothing(tmp_path, recipe, capsys):
         (["--gin.AdamW.learning_rate=1e999"], "AdamW.learning_rate must be a number of at least 0, not inf"),
         (["--gin.TEMPERATURE=0"], "TEMPERATURE must be a number above 0, not 0"),
         (["--gin.AdamW.warmup_steps=6"], "warmup_steps must be at least 0 and less than the 6 steps"),
-        (["--num_negatives=1"], "num_negatives is 1, but 24 of 24 pairs have no negative"),
+        (["--num_negatives=1"], "a batch wants 1 negatives of each example, but 24 of 24 have none"),
     ):
         assert in_process(*flags, *extra) == 1
         captured = capsys.readouterr()

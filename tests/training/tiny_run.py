@@ -22,8 +22,9 @@ import numpy as np
 from flax import nnx
 
 from jaxir import cli, leases
-from jaxir.data.pairs import PairDataset
+from jaxir.data.array_dataset import ArrayDataset
 from jaxir.data.text_table import TextTable
+from jaxir.features import TextFormat, pair_features
 from jaxir.models import layers
 from jaxir.models.bert import BertConfig
 from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel, l2_normalize
@@ -35,22 +36,21 @@ from jaxir.training.optimizers import AdamW
 LENGTH, VOCABULARY, WIDTH = 12, 64, 32
 
 
-def pairs(count: int, seed: int = 0) -> PairDataset:
+def pairs(count: int, seed: int = 0) -> ArrayDataset:
     """Pairs of random token ids; a passage begins with half the tokens of its query."""
     rng = np.random.default_rng(seed)
     query, passage = rng.integers(2, VOCABULARY, [2, count, LENGTH])
     passage[:, : LENGTH // 2] = query[:, : LENGTH // 2]
     keys = rng.integers(0, 2**31 - 1, [2, count, 2]).astype(np.int32)
     offsets = np.arange(count + 1) * LENGTH
-    return PairDataset(
-        queries=TextTable(query.ravel().astype(np.uint16), offsets, keys[0]),
-        passages=TextTable(passage.ravel().astype(np.uint16), offsets, keys[1]),
-        pairs=np.stack([np.arange(count)] * 2, axis=1).astype(np.int32),
-        negatives=np.zeros(0, np.int32),
-        negative_offsets=np.zeros(count + 1, np.int64),
-        query_length=LENGTH,
-        passage_length=LENGTH,
-        num_negatives=0,
+    return ArrayDataset(
+        features=pair_features(TextFormat(LENGTH, LENGTH)),
+        tables={
+            "queries": TextTable(query.ravel().astype(np.uint16), offsets, keys[0]),
+            "passages": TextTable(passage.ravel().astype(np.uint16), offsets, keys[1]),
+        },
+        columns={name: np.arange(count, dtype=np.int32) for name in ("query", "passage")},
+        offsets=np.zeros(count + 1, np.int64),
         tokenizer_fingerprint="none",
     )
 

@@ -3,14 +3,17 @@ import itertools
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from jaxir.data.array_dataset import ArrayDataset
 from jaxir.data.pair_sources import ArrayPairs, BeirPairs, JsonlPairs, TevatronPairs, TsvPairs
-from jaxir.data.pairs import PairDataset
 from jaxir.data.sources import PairExample, stable_keys, text_id
+from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
+from jaxir.features import TextFormat, pair_features
 
 LENGTHS = {"query_length": 12, "passage_length": 20}
 COUNT = 103
@@ -23,12 +26,21 @@ def example(i: int) -> PairExample:
     )
 
 
+def from_examples(examples, tokenizer, **form):
+    records = [e.record() for e in examples]
+    return ArrayDataset.from_records(records, tokenizer, pair_features(TextFormat(**form)))
+
+
+def load(directory, **form):
+    return ArrayDataset.load(directory, pair_features(TextFormat(**LENGTHS, **form)))
+
+
 EXAMPLES = [example(i) for i in range(COUNT)]
 
 
 @pytest.fixture(scope="module")
 def dataset(minilm):
-    return PairDataset.from_examples(EXAMPLES, minilm, num_negatives=2, **LENGTHS)
+    return from_examples(EXAMPLES, minilm, num_negatives=2, **LENGTHS)
 
 
 def take(iterator, n):
@@ -54,7 +66,7 @@ def test_stable_keys_are_the_same_on_any_machine():
 
 def test_batch_holds_the_contracts_features(dataset, minilm):
     batch = next(dataset.ordered(4))
-    assert {k: v.shape[1:] for k, v in batch.items()} == dataset.features
+    assert {k: v.shape[1:] for k, v in batch.items()} == {k: f.shape for k, f in dataset.features.items()}
     assert {v.dtype for v in batch.values()} == {np.dtype(np.int32)}
     for row in range(4):
         query, passage = (
@@ -79,8 +91,8 @@ def test_texts_of_one_id_are_stored_once_and_share_a_key(minilm):
         shared,
         shared._replace(passage_id="p2", passage="another passage", negatives=(("p", "one passage"),)),
     ]
-    dataset = PairDataset.from_examples(pairs, minilm, num_negatives=1, **LENGTHS)
-    assert len(dataset._queries.keys) == 1 and len(dataset._passages.keys) == 2
+    dataset = from_examples(pairs, minilm, num_negatives=1, **LENGTHS)
+    assert [len(table.keys) for table in dataset._tables.values()] == [1, 2]
     batch = next(dataset.ordered(2))
     np.testing.assert_array_equal(batch["query_key"][0], batch["query_key"][1])
     np.testing.assert_array_equal(batch["passage_ids"], batch["negative_ids"][::-1, 0])
@@ -119,7 +131,7 @@ def test_shares_of_the_processes_make_the_batch(dataset):
 def test_negatives_are_drawn_anew_each_epoch_without_repeats(minilm):
     negatives = tuple((f"n{j}", f"wrong {j}") for j in range(6))
     pairs = [e._replace(negatives=negatives) for e in EXAMPLES[:8]]
-    dataset = PairDataset.from_examples(pairs, minilm, num_negatives=3, **LENGTHS)
+    dataset = from_examples(pairs, minilm, num_negatives=3, **LENGTHS)
     known = {k.tobytes(): j for j, k in enumerate(stable_keys([i for i, _ in negatives]))}
     drawn = [
         [frozenset(known[k.tobytes()] for k in row) for row in batch["negative_key"]]
@@ -144,28 +156,37 @@ def test_ordered_goes_through_once_in_order(dataset):
     assert [numbers(a) + numbers(b) for a, b in zip(*halves, strict=True)] == seen
 
 
+def lengths(dataset):
+    return tuple(dataset.features[name].length for name in ("query_ids", "passage_ids"))
+
+
 def test_shortened_pairs_lose_padding_only(dataset, minilm):
-    roomy = PairDataset.from_examples(EXAMPLES, minilm, query_length=64, passage_length=200)
+    roomy = from_examples(EXAMPLES, minilm, query_length=64, passage_length=200)
     short = roomy.shortened()
     whole, cut = (next(d.ordered(COUNT)) for d in (roomy, short))
     longest = np.count_nonzero(whole["passage_ids"], axis=1).max()
-    assert (short.query_length, short.passage_length) == (16, 16 * -(-longest // 16)) and longest % 16
-    for name, length in (("query_ids", 16), ("passage_ids", short.passage_length)):
+    assert lengths(short) == (16, 16 * -(-longest // 16)) and longest % 16
+    for name, length in zip(("query_ids", "passage_ids"), lengths(short), strict=True):
         np.testing.assert_array_equal(cut[name], whole[name][:, :length])
         assert not whole[name][:, length:].any()
-    assert (roomy.query_length, roomy.passage_length) == (64, 200)
-    assert (dataset.shortened().query_length, dataset.shortened().passage_length) == (12, 20)
+    assert lengths(roomy) == (64, 200)
+    assert lengths(dataset.shortened()) == (12, 20)
 
 
 def test_saved_arrays_give_the_same_batches_without_tensorflow(dataset, minilm, minilm_folder, tmp_path):
     dataset.save(tmp_path / "arrays")
-    loaded = ArrayPairs(directory=str(tmp_path / "arrays")).build(minilm, num_negatives=2, **LENGTHS)
+    loaded = ArrayPairs(directory=str(tmp_path / "arrays")).build(
+        minilm, pair_features(TextFormat(num_negatives=2, **LENGTHS))
+    )
     expected = take(dataset.batches(batch_size=8, seed=1), 14)
     got = take(loaded.batches(batch_size=8, seed=1), 14)
     assert all(equal(a, b) for a, b in zip(expected, got, strict=True))
     code = (
-        "import sys; from jaxir.data.pairs import PairDataset; from jaxir.data import pair_sources\n"
-        f"batch = next(PairDataset.load({str(tmp_path / 'arrays')!r}).batches(batch_size=8, seed=1))\n"
+        "import sys; from jaxir.data.array_dataset import ArrayDataset; from jaxir.data import pair_sources\n"
+        "from jaxir.features import TextFormat, pair_features\n"
+        "features = pair_features(TextFormat(query_length=12, passage_length=20))\n"
+        f"dataset = ArrayDataset.load({str(tmp_path / 'arrays')!r}, features)\n"
+        "batch = next(dataset.batches(batch_size=8, seed=1))\n"
         "print(batch['passage_ids'].sum(), {'tensorflow', 'seqio', 'transformers', 'jax'} & set(sys.modules))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
@@ -173,10 +194,7 @@ def test_saved_arrays_give_the_same_batches_without_tensorflow(dataset, minilm, 
 
 
 def test_the_fingerprint_covers_every_number_and_no_more(dataset, minilm, tmp_path):
-    assert (
-        PairDataset.from_examples(EXAMPLES, minilm, num_negatives=2, **LENGTHS).fingerprint
-        == dataset.fingerprint
-    )
+    assert from_examples(EXAMPLES, minilm, num_negatives=2, **LENGTHS).fingerprint == dataset.fingerprint
     seen = {dataset.fingerprint}
     for name, array in dataset._arrays().items():
         other = copy.copy(dataset)
@@ -185,67 +203,93 @@ def test_the_fingerprint_covers_every_number_and_no_more(dataset, minilm, tmp_pa
         array.flat[-1] += 1
         part, _, field = name.partition("_")
         if part in ("queries", "passages"):
-            setattr(other, f"_{part}", getattr(dataset, f"_{part}")._replace(**{field: array}))
+            other._tables = dataset._tables | {part: dataset._tables[part]._replace(**{field: array})}
+        elif name == "offsets":
+            other._offsets = array
         else:
-            setattr(other, f"_{name}", array)
+            other._columns = dataset._columns | {name: array}
         seen.add(other.fingerprint)
-    assert len(seen) == 1 + 9
+    assert len(seen) == 1 + 10
     for change in ({"num_negatives": 1}, {"query_length": 11}, {"passage_length": 64}):
-        seen.add(
-            PairDataset.from_examples(
-                EXAMPLES, minilm, **{"num_negatives": 2, **LENGTHS, **change}
-            ).fingerprint
-        )
-    seen.add(PairDataset.from_examples(EXAMPLES[::-1], minilm, num_negatives=2, **LENGTHS).fingerprint)
-    assert len(seen) == 1 + 9 + 3 + 1
+        seen.add(from_examples(EXAMPLES, minilm, **{"num_negatives": 2, **LENGTHS, **change}).fingerprint)
+    seen.add(from_examples(EXAMPLES[::-1], minilm, num_negatives=2, **LENGTHS).fingerprint)
+    assert len(seen) == 1 + 10 + 3 + 1
 
     dataset.save(tmp_path / "saved")
-    assert PairDataset.load(tmp_path / "saved", num_negatives=2).fingerprint == dataset.fingerprint
-    meta = json.loads((tmp_path / "saved/pairs.json").read_text())
-    del meta["hash"]  # as jaxir wrote it before
-    (tmp_path / "saved/pairs.json").write_text(json.dumps(meta))
-    (tmp_path / "saved/SHA256SUMS").unlink()
-    assert PairDataset.load(tmp_path / "saved", num_negatives=2).fingerprint == dataset.fingerprint
+    assert load(tmp_path / "saved", num_negatives=2).fingerprint == dataset.fingerprint
+    meta = json.loads((tmp_path / "saved/dataset.json").read_text())
+    assert load(tmp_path / "saved", num_negatives=2)._content == meta["hash"]
+
+
+def test_pairs_are_told_as_earlier_jaxir_told_them(minilm, tmp_path):
+    """So that its runs can be resumed; the words and hashes are what it printed for these pairs."""
+    tokenizer = Tokenizer.load(Path(__file__).parent.parent / "golden/bert")
+    pairs = [
+        PairExample(
+            f"q{i}", f"the cat number {i}", f"p{i}", f"a mat and {i} dogs", ((f"n{i}", f"other {i}"),)
+        )
+        for i in range(5)
+    ]
+    form = {"query_length": 8, "passage_length": 12}
+    plain = from_examples([e._replace(negatives=()) for e in pairs], tokenizer, **form)
+    assert plain.fingerprint == "5 pairs of 8 + 12 tokens, hash b35d7fdd045b29d2"
+    both = from_examples(pairs, tokenizer, num_negatives=1, **form)
+    assert both.fingerprint == "5 pairs of 8 + 12 tokens, negatives 1, hash 29a5a8feddbf5e5c"
+
+
+def test_arrays_that_earlier_jaxir_saved_are_opened(dataset, tmp_path):
+    arrays = dataset._arrays()
+    arrays["pairs"] = np.stack([arrays.pop("query"), arrays.pop("passage")], axis=1)
+    arrays["negative_offsets"] = arrays.pop("offsets")
+    for name, array in arrays.items():
+        np.save(tmp_path / f"{name}.npy", array)
+    meta = {"format": 1, "query_prompt": "", "passage_prompt": "", "num_examples": COUNT, **LENGTHS}
+    meta["tokenizer_fingerprint"] = dataset.tokenizer_fingerprint
+    (tmp_path / "pairs.json").write_text(json.dumps(meta))
+    for count in (0, 2):
+        opened = load(tmp_path, num_negatives=count)
+        batch = next(opened.ordered(8))
+        assert equal(batch, {name: x for name, x in next(dataset.ordered(8)).items() if name in batch})
+        assert ("negative_ids" in batch) == (count > 0)
+    assert opened.fingerprint == dataset.fingerprint
 
 
 def test_saved_arrays_that_do_not_fit_are_refused(dataset, minilm, sentencepiece_folder, tmp_path):
-    from jaxir.data.tokenizer import Tokenizer
-
     folder = tmp_path / "arrays"
     dataset.save(folder)
     source = ArrayPairs(directory=str(folder))
     with pytest.raises(UserError, match="already exists"):
         dataset.save(folder)
     with pytest.raises(UserError, match="another tokenizer"):
-        source.build(Tokenizer.load(sentencepiece_folder), **LENGTHS)
-    with pytest.raises(UserError, match="passage_length 20, not 64"):
-        source.build(minilm, query_length=12, passage_length=64)
-    with pytest.raises(UserError, match="query_prompt '', not 'query: '"):
-        source.build(minilm, query_prompt="query: ", **LENGTHS)
-    path = folder / "pairs.npy"
+        source.build(Tokenizer.load(sentencepiece_folder), pair_features(TextFormat(**LENGTHS)))
+    with pytest.raises(UserError, match="passage length 20, not 64"):
+        source.build(minilm, pair_features(TextFormat(query_length=12, passage_length=64)))
+    with pytest.raises(UserError, match="query prompt '', not 'query: '"):
+        source.build(minilm, pair_features(TextFormat(query_prompt="query: ", **LENGTHS)))
+    path = folder / "query.npy"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    with pytest.raises(UserError, match=r"arrays is damaged: pairs\.npy is not what was written"):
-        source.build(minilm, **LENGTHS)
+    with pytest.raises(UserError, match=r"arrays is damaged: query\.npy is not what was written"):
+        source.build(minilm, pair_features(TextFormat(**LENGTHS)))
     content[-1] ^= 1
     path.write_bytes(content)
-    source.build(minilm, **LENGTHS)
+    source.build(minilm, pair_features(TextFormat(**LENGTHS)))
     (folder / "SHA256SUMS").unlink()  # as jaxir once wrote them
     path = folder / "passages_flat.npy"
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(UserError, match="is damaged"):
-        source.build(minilm, **LENGTHS)
+        source.build(minilm, pair_features(TextFormat(**LENGTHS)))
     path.unlink()
     with pytest.raises(UserError, match="is damaged"):
-        source.build(minilm, **LENGTHS)
-    with pytest.raises(UserError, match="holds no saved pairs"):
-        PairDataset.load(tmp_path)
+        source.build(minilm, pair_features(TextFormat(**LENGTHS)))
+    with pytest.raises(UserError, match="holds no saved examples"):
+        load(tmp_path)
 
 
 def test_prompts_stand_before_every_text(minilm, tmp_path):
     prompts = {"query_prompt": "query: ", "passage_prompt": "passage: "}
-    dataset = PairDataset.from_examples(EXAMPLES, minilm, num_negatives=2, **prompts, **LENGTHS)
+    dataset = from_examples(EXAMPLES, minilm, num_negatives=2, **prompts, **LENGTHS)
     batch = next(dataset.ordered(8))
     for feature in ("query_ids", "passage_ids", "negative_ids"):
         prompt = "query: " if feature == "query_ids" else "passage: "
@@ -255,9 +299,9 @@ def test_prompts_stand_before_every_text(minilm, tmp_path):
         assert (rows[:, len(wanted) - 1] > 0).all(), "the text follows its prompt"
     dataset.save(tmp_path / "arrays")
     again = ArrayPairs(directory=str(tmp_path / "arrays")).build(
-        minilm, num_negatives=2, **prompts, **LENGTHS
+        minilm, pair_features(TextFormat(num_negatives=2, **prompts, **LENGTHS))
     )
-    assert (again.query_prompt, again.passage_prompt) == ("query: ", "passage: ")
+    assert again.features == dataset.features
 
 
 def test_settings_that_make_no_sense_cost_one_sentence(dataset, minilm):
@@ -267,12 +311,12 @@ def test_settings_that_make_no_sense_cost_one_sentence(dataset, minilm):
         dataset.batches(batch_size=8, seed=0, process_count=3)
     with pytest.raises(UserError, match="seed must be 0 or more"):
         dataset.batches(batch_size=8, seed=-1)
-    with pytest.raises(UserError, match="there are no training pairs"):
-        PairDataset.from_examples([], minilm, **LENGTHS)
+    with pytest.raises(UserError, match="there are no training examples"):
+        from_examples([], minilm, **LENGTHS)
     pairs = [EXAMPLES[0], EXAMPLES[1]._replace(negatives=())]
-    with pytest.raises(UserError, match="num_negatives is 1, but 1 of 2 pairs have no negative"):
-        PairDataset.from_examples(pairs, minilm, num_negatives=1, **LENGTHS)
-    assert "negative_ids" not in next(PairDataset.from_examples(pairs, minilm, **LENGTHS).ordered(2))
+    with pytest.raises(UserError, match="wants 1 negatives of each example, but 1 of 2 have none: set"):
+        from_examples(pairs, minilm, num_negatives=1, **LENGTHS)
+    assert "negative_ids" not in next(from_examples(pairs, minilm, **LENGTHS).ordered(2))
 
 
 def test_every_source_gives_the_same_pairs(minilm, tmp_path, write_jsonl):
@@ -293,7 +337,10 @@ def test_every_source_gives_the_same_pairs(minilm, tmp_path, write_jsonl):
         TsvPairs(path=str(tmp_path / "pairs.tsv")),
         TevatronPairs(path=str(write_jsonl("tevatron.jsonl", tevatron))),
     ]
-    first, *others = [next(s.build(minilm, num_negatives=1, **LENGTHS).ordered(2)) for s in sources]
+    first, *others = [
+        next(s.build(minilm, pair_features(TextFormat(num_negatives=1, **LENGTHS))).ordered(2))
+        for s in sources
+    ]
     assert all(equal(first, other) for other in others)
 
     write_jsonl("c/corpus.jsonl", [{"_id": text_id(p), "title": p[:1], "text": p[2:]} for _, p, _ in rows])
@@ -301,14 +348,23 @@ def test_every_source_gives_the_same_pairs(minilm, tmp_path, write_jsonl):
     qrels = "".join(f"{text_id(q)}\t{text_id(p)}\t1\n" for q, p, _ in rows)
     (tmp_path / "c/qrels").mkdir()
     (tmp_path / "c/qrels/train.tsv").write_text(qrels)
-    beir = next(BeirPairs(directory=str(tmp_path / "c")).build(minilm, **LENGTHS).ordered(2))
+    beir = next(
+        BeirPairs(directory=str(tmp_path / "c"))
+        .build(minilm, pair_features(TextFormat(**LENGTHS)))
+        .ordered(2)
+    )
     assert equal(beir, {k: first[k] for k in beir})
 
 
 def test_skipping_is_reported_when_built(minilm, tmp_path, capsys):
     path = tmp_path / "pairs.jsonl"
     path.write_text(json.dumps({"query": "q", "passage": "p"}) + "\nnonsense\n")
-    assert JsonlPairs(path=str(path)).build(minilm, on_bad_input="skip", **LENGTHS).num_examples == 1
+    assert (
+        JsonlPairs(path=str(path))
+        .build(minilm, pair_features(TextFormat(**LENGTHS)), on_bad_input="skip")
+        .num_examples
+        == 1
+    )
     assert f"skipped 1 records: not valid JSON (first: {path}:2)" in capsys.readouterr().err
 
 
@@ -322,7 +378,7 @@ def test_a_negative_that_is_its_positive_once_cut_is_left_out(minilm, capsys, tm
         e._replace(negatives=tuple((n, passages[n]) for n in names))
         for e, names in zip((long, short, long), lists, strict=True)
     ]
-    dataset = PairDataset.from_examples(pairs, minilm, num_negatives=2, **LENGTHS)
+    dataset = from_examples(pairs, minilm, num_negatives=2, **LENGTHS)
     (batch,) = dataset.ordered(3)
     names = dict(zip((k.tobytes() for k in stable_keys(list(passages))), passages, strict=True))
     drawn = [{names[key.tobytes()] for key in row} for row in batch["negative_key"]]
@@ -330,15 +386,16 @@ def test_a_negative_that_is_its_positive_once_cut_is_left_out(minilm, capsys, tm
     same = (batch["negative_ids"] == batch["passage_ids"][:, None]).all(-1)
     assert same.any(1).tolist() == [False, False, True]
     said = capsys.readouterr().err
-    assert "3 of 6 hard negatives left out: cut at" in said
-    # Arrays that were prepared without asking for negatives say it to whoever trains with some.
-    PairDataset.from_examples(pairs, minilm, **LENGTHS).save(tmp_path / "arrays")
-    PairDataset.load(tmp_path / "arrays")
+    assert "3 of 6 negatives left out: cut at" in said
+    # Prepared arrays say it to whoever trains with some, however many.
+    from_examples(pairs, minilm, num_negatives=1, **LENGTHS).save(tmp_path / "arrays")
+    capsys.readouterr()
+    load(tmp_path / "arrays")
     assert capsys.readouterr().err == ""
-    PairDataset.load(tmp_path / "arrays", num_negatives=2)
+    load(tmp_path / "arrays", num_negatives=2)
     assert capsys.readouterr().err == said
     # Read whole they are other texts, and none is left out.
-    PairDataset.from_examples(pairs, minilm, num_negatives=2, query_length=16, passage_length=200)
+    from_examples(pairs, minilm, num_negatives=2, query_length=16, passage_length=200)
     assert capsys.readouterr().err == ""
 
 
@@ -346,15 +403,12 @@ def test_hard_negatives_that_are_all_their_positives_are_told_or_refused(minilm,
     end = " river bank" * 40
     texts = [(f"{i}{end}", f"{i}{end} that ends well") for i in range(3)]
     alone = [PairExample(f"q{i}", f"q {i}", f"p{i}", p, ((f"n{i}", n),)) for i, (p, n) in enumerate(texts)]
-    message = "every hard negative, cut at 20 tokens, is the same as its positive: set num_negatives to 0"
+    message = "all negatives, cut at 20 tokens, are the same as the passage of their example: set num_"
     with pytest.raises(UserError, match=message):
-        PairDataset.from_examples(alone, minilm, num_negatives=1, **LENGTHS)
-    PairDataset.from_examples(alone, minilm, **LENGTHS).save(tmp_path / "alone")
-    with pytest.raises(UserError, match=message):
-        PairDataset.load(tmp_path / "alone", num_negatives=1)
+        from_examples(alone, minilm, num_negatives=1, **LENGTHS)
     capsys.readouterr()
-    PairDataset.from_examples([*alone, example(7)], minilm, num_negatives=1, **LENGTHS)
-    assert "warning: 3 of 4 pairs have no hard negative that, cut at 20 tokens," in capsys.readouterr().err
+    from_examples([*alone, example(7)], minilm, num_negatives=1, **LENGTHS)
+    assert "warning: 3 of 4 examples have no negatives that, cut at 20 tokens," in capsys.readouterr().err
 
 
 LETTERS = "ሀለሐመሠረሰሸቀበተቸኀነኘአከኸወዐዘዠየደጀገጠጨጰጸፀፈፐ"  # Ethiopic, of which MiniLM knows nothing
@@ -370,21 +424,21 @@ def test_a_tokenizer_to_which_texts_are_the_same_is_noticed(minilm, capsys):
     with pytest.raises(
         UserError, match="99 of 100 different queries have the same tokens as another one"
     ) as error:
-        PairDataset.from_examples(with_queries(UNKNOWN[:100]), minilm, **LENGTHS)
+        from_examples(with_queries(UNKNOWN[:100]), minilm, **LENGTHS)
     assert f"(the first: {UNKNOWN[0]!r} and {UNKNOWN[1]!r})" in str(error.value)
     capsys.readouterr()
-    PairDataset.from_examples(with_queries(UNKNOWN[:21] + known[:79]), minilm, **LENGTHS)
+    from_examples(with_queries(UNKNOWN[:21] + known[:79]), minilm, **LENGTHS)
     assert "warning: 20 of 100 different queries have the same tokens" in capsys.readouterr().err
-    PairDataset.from_examples(with_queries(UNKNOWN[:9] + known[:91]), minilm, **LENGTHS)
+    from_examples(with_queries(UNKNOWN[:9] + known[:91]), minilm, **LENGTHS)
     assert capsys.readouterr().err == ""
 
 
 def test_texts_that_differ_in_case_and_white_space_are_no_cause_for_alarm(minilm, capsys):
     spellings = [text for i in range(20) for text in (f"Text {i}", f"text {i}", f"TEXT  {i}", f" text {i}")]
-    assert PairDataset.from_examples(with_queries(spellings), minilm, **LENGTHS).num_examples == 80
+    assert from_examples(with_queries(spellings), minilm, **LENGTHS).num_examples == 80
     assert capsys.readouterr().err == ""
 
 
 def test_a_prompt_that_leaves_no_room_is_noticed(minilm):
     with pytest.raises(UserError, match="has the prompt left room in 12 tokens"):
-        PairDataset.from_examples(EXAMPLES, minilm, query_prompt="a b c d e f g h i j k ", **LENGTHS)
+        from_examples(EXAMPLES, minilm, query_prompt="a b c d e f g h i j k ", **LENGTHS)

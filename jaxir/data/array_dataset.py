@@ -1,0 +1,438 @@
+"""Training examples as arrays: tokenised once, compact, batched as a pure function of (seed, step)."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxir.checksums import check, directory_with_checksums
+from jaxir.data import fingerprints
+from jaxir.data.batch_plan import Batch, choose, keys_of_twins, share, without_twins
+from jaxir.data.text_table import TableBuilder, TextTable
+from jaxir.data.tokenizer import Tokenizer
+from jaxir.errors import UserError
+from jaxir.features import (
+    Features,
+    Key,
+    Numbers,
+    Record,
+    TextFormat,
+    Tokens,
+    check_record,
+    fields_of,
+    pair_features,
+    pair_format,
+)
+from jaxir.files import local_path
+from jaxir.progress import progress
+
+_FORMAT = 2
+_META, _META_OF_PAIRS = "dataset.json", "pairs.json"
+
+
+class ArrayDataset:
+    """Examples with the fields that an objective's features name; what a trainer reads.
+
+    A batch is a dict of arrays, one for each feature, of fixed shapes, so that a training step compiles once.
+    Needs no TensorFlow. Made by `from_records` or `load`.
+
+    Attributes:
+      num_examples: how many.
+      features: what a batch holds.
+      tokenizer_fingerprint: of the tokenizer that made the ids.
+      order_depends_on_parts: whether other batches come where more processes share them: never.
+    """
+
+    order_depends_on_parts = False
+
+    def __init__(
+        self,
+        *,
+        features: Features,
+        tables: Mapping[str, TextTable],
+        columns: Mapping[str, np.ndarray],
+        offsets: np.ndarray,
+        tokenizer_fingerprint: str,
+        left_out: int = 0,
+        without_others: int = 0,
+    ):
+        """Takes arrays as they are.
+
+        Args:
+          features: what a batch holds.
+          tables: distinct texts, by the name of `Tokens.table`.
+          columns: by field: of a text int32, rows of its table; of a number float32. [P], or [K] of a list.
+          offsets: int64 [P + 1]; example p has items offsets[p] to offsets[p + 1] of each list.
+          tokenizer_fingerprint: of the tokenizer that made the ids.
+          left_out: how many texts of lists were left out, being the same as the text they should be unlike
+            once cut; told where they are read.
+          without_others: how many examples have no items but such, which is told likewise.
+
+        Raises:
+          UserError: there is no example, or lists are read that are empty for some, or in which everything is
+            like what it should be unlike.
+        """
+        self.features, self.tokenizer_fingerprint = dict(features), tokenizer_fingerprint
+        self.num_examples = len(offsets) - 1
+        self._fields = fields_of(features)
+        self._tables, self._columns, self._offsets = dict(tables), dict(columns), offsets
+        self._left_out, self._without_others = left_out, without_others
+        self._content: str | None = None
+        if not self.num_examples:
+            raise UserError("there are no training examples")
+        for name, field in self._fields.items():
+            if field.count is not None:
+                self._check_list(name, field)
+
+    def _check_list(self, name: str, field: Tokens | Numbers) -> None:
+        empty, count = int(np.sum(np.diff(self._offsets) == 0)), self.num_examples
+        hint = ": set num_negatives to 0, or mine negatives for them" if name == "negatives" else ""
+        if empty:
+            raise UserError(
+                f"a batch wants {field.count} {name} of each example, but {empty:,} of {count:,} have none"
+                f"{hint}"
+            )
+        if not isinstance(field, Tokens) or field.unlike is None:
+            return
+        if self._without_others == count:
+            raise UserError(
+                f"all {name}, cut at {field.length} tokens, are the same as the {field.unlike} of their"
+                " example"
+                f"{hint.replace('for them', 'that are not')}"
+            )
+        kept, cut = len(self._columns[name]), f"cut at {field.length} tokens"
+        if self._left_out:
+            print(
+                f"{self._left_out:,} of {self._left_out + kept:,} {name} left out: {cut} they are the same as"
+                f" the {field.unlike} of their example",
+                file=sys.stderr,
+            )
+        if self._without_others:
+            print(
+                f"warning: {self._without_others:,} of {count:,} examples have no {name} that, {cut}, are not"
+                f" their {field.unlike}: they are trained without",
+                file=sys.stderr,
+            )
+
+    def __repr__(self) -> str:
+        parts = []
+        for name, field in self._fields.items():
+            if field.count is not None:
+                parts.append(f"{field.count} {name} each")
+            elif isinstance(field, Tokens):
+                parts.append(
+                    f"{len(self._tables[field.table].keys):,} {field.table} of {field.length} tokens"
+                )
+        return f"ArrayDataset({self.num_examples:,} examples: {', '.join(parts)})"
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells these examples from others, in words with a hash of every token, key and number in its order.
+
+        The first call reads all arrays once; of examples that were saved with their hash it reads none.
+        """
+        return f"{in_words(self.features, self.num_examples)}, hash {self._hash()[: fingerprints.DIGITS]}"
+
+    def _hash(self) -> str:
+        if self._content is None:
+            self._content = fingerprints.of_arrays(_as_pairs_were_named(self.features, self._arrays()))
+        return self._content
+
+    @classmethod
+    def from_records(
+        cls, records: Iterable[Record], tokenizer: Tokenizer, features: Features
+    ) -> ArrayDataset:
+        """Tokenises `records`, each distinct text once, under a progress bar.
+
+        Args:
+          records: the examples; texts are not kept.
+          tokenizer: makes the ids.
+          features: what a batch holds.
+
+        Raises:
+          UserError: there is no record, one lacks a field, has another kind of value in it, or lists that are
+            not equally long or empty where they are read.
+        """
+        fields = fields_of(features)
+        builders: dict[str, TableBuilder] = {}
+        for field in fields.values():
+            if isinstance(field, Tokens) and field.table not in builders:
+                builders[field.table] = TableBuilder(tokenizer, field.length, field.prompt, what=field.table)
+        columns: dict[str, list[Any]] = {name: [] for name in fields}
+        offsets = [0]
+        for number, record in enumerate(progress(records, what="tokenising pairs", unit="pairs")):
+            if not number:
+                check_record(record, features)
+            sizes = set()
+            for name, field in fields.items():
+                value = record[name]
+                items = [value] if field.count is None else value
+                if isinstance(field, Tokens):
+                    columns[name].extend(builders[field.table].row(*item) for item in items)
+                else:
+                    columns[name].extend(items)
+                if field.count is not None:
+                    sizes.add(len(items))
+            if len(sizes) > 1:
+                lists = ", ".join(f"{len(record[n])} {n}" for n, f in fields.items() if f.count is not None)
+                raise UserError(f"example {number}: its lists must be equally long, got {lists}")
+            offsets.append(offsets[-1] + (sizes.pop() if sizes else 0))
+        tables = {name: builder.table() for name, builder in builders.items()}
+        arrays = {
+            name: np.array(column, np.int32 if isinstance(fields[name], Tokens) else np.float32)
+            for name, column in columns.items()
+        }
+        starts, left_out, without = np.array(offsets, np.int64), 0, 0
+        for name, field in fields.items():
+            if isinstance(field, Tokens) and field.unlike is not None:
+                keep, starts, without = without_twins(
+                    tables[field.table], arrays[field.unlike], arrays[name], starts
+                )
+                left_out = len(keep) - int(keep.sum())
+                for other, of in fields.items():
+                    if of.count is not None:
+                        arrays[other] = arrays[other][keep]
+        return cls(
+            features=features,
+            tables=tables,
+            columns=arrays,
+            offsets=starts,
+            tokenizer_fingerprint=tokenizer.fingerprint,
+            left_out=left_out,
+            without_others=without,
+        )
+
+    def batches(
+        self,
+        *,
+        batch_size: int,
+        seed: int,
+        start_step: int = 0,
+        process_index: int = 0,
+        process_count: int = 1,
+    ) -> Iterator[Batch]:
+        """Yields batches without end, from step `start_step` on: a pure function of (seed, step).
+
+        Each epoch has its own order; the examples left over from its last whole batch are not used in it.
+        Where an example has more items in its lists than a batch holds, each epoch draws some; where fewer,
+        they are repeated.
+
+        Args:
+          batch_size: examples of a step over all processes.
+          seed: of the order and of the choice from lists; not negative.
+          start_step: where to begin, at no cost.
+          process_index: which share of each batch to yield: the shares of processes 0, 1, ... are its
+            consecutive parts.
+          process_count: number of processes.
+
+        Raises:
+          UserError: fewer examples than `batch_size`, or it does not divide by `process_count`.
+        """
+        if seed < 0:
+            raise UserError(f"seed must be 0 or more, got {seed}")
+        mine = share(batch_size, process_index, process_count)
+        steps_per_epoch = self._steps_per_epoch(batch_size)
+        return self._batches(batch_size, seed, start_step, mine, steps_per_epoch)
+
+    def _batches(
+        self, batch_size: int, seed: int, step: int, mine: slice, steps_per_epoch: int
+    ) -> Iterator[Batch]:
+        epoch, order = -1, np.empty(0, np.int64)
+        while True:
+            if step // steps_per_epoch != epoch:
+                epoch = step // steps_per_epoch
+                order = np.random.default_rng([seed, epoch]).permutation(self.num_examples)
+            start = step % steps_per_epoch * batch_size
+            yield self._batch(order[start : start + batch_size][mine], (seed, epoch))
+            step += 1
+
+    def _steps_per_epoch(self, batch_size: int) -> int:
+        if batch_size > self.num_examples:
+            raise UserError(
+                f"batch_size is {batch_size:,}, but there are only {self.num_examples:,} pairs:"
+                " give a smaller one"
+            )
+        return self.num_examples // batch_size
+
+    def _batch(self, examples: np.ndarray, seed_and_epoch: tuple[int, int] | None) -> Batch:
+        starts = self._offsets[examples]
+        counts = self._offsets[examples + 1] - starts
+
+        def values(field: str, count: int | None) -> np.ndarray:
+            at = examples
+            if count is not None:
+                at = starts[:, None] + choose(count, counts, examples, seed_and_epoch)
+            return self._columns[field][at]
+
+        batch: Batch = {}
+        for name, feature in self.features.items():
+            found = values(feature.field, feature.count)
+            if isinstance(feature, Key):
+                table = self._tables[self._fields[feature.field].table]
+                batch[name] = table.keys[found]
+            elif isinstance(feature, Tokens):
+                batch[name] = self._tables[feature.table].ids(found, feature.length)
+            else:
+                batch[name] = found
+        return keys_of_twins(batch, self.features)
+
+    def ordered(self, batch_size: int, *, process_index: int = 0, process_count: int = 1) -> Iterator[Batch]:
+        """Yields the examples once, in their own order, each with the first items of its lists.
+
+        Every batch is whole, as in training: examples left over from the last one are not used.
+
+        Raises:
+          UserError: fewer examples than `batch_size`, or it does not divide by `process_count`.
+        """
+        mine = share(batch_size, process_index, process_count)
+        order = np.arange(self.num_examples)
+        for step in range(self._steps_per_epoch(batch_size)):
+            yield self._batch(order[step * batch_size : (step + 1) * batch_size][mine], None)
+
+    def shortened(self) -> ArrayDataset:
+        """Returns the same examples with the smallest lengths, multiples of 16, that cut no text."""
+
+        def enough(table: TextTable, length: int) -> int:
+            return min(length, -(-int(np.max(np.diff(table.offsets), initial=1)) // 16) * 16)
+
+        found = copy.copy(self)
+        found.features = {
+            name: dataclasses.replace(f, length=enough(self._tables[f.table], f.length))
+            if isinstance(f, Tokens)
+            else f
+            for name, f in self.features.items()
+        }
+        found._fields = fields_of(found.features)
+        return found
+
+    def save(self, directory: str | Path) -> None:
+        """Writes the arrays (.npy) and their description into a new directory, all or nothing."""
+        meta = {
+            "format": _FORMAT,
+            "fields": {name: dataclasses.asdict(field) for name, field in self._fields.items()},
+            "tokenizer_fingerprint": self.tokenizer_fingerprint,
+            "num_examples": self.num_examples,
+            "left_out": self._left_out,
+            "without_others": self._without_others,
+            "hash": self._hash(),
+        }
+        with directory_with_checksums(directory) as aside:
+            for name, array in self._arrays().items():
+                np.save(aside / f"{name}.npy", array)
+            (aside / _META).write_text(json.dumps(meta, indent=2) + "\n")
+
+    @classmethod
+    def load(cls, directory: str | Path, features: Features) -> ArrayDataset:
+        """Opens what `save` wrote; the arrays stay on disk and are read as they are needed.
+
+        Args:
+          directory: where they are.
+          features: what a batch holds: fields of those that were saved, as they were. Of a list that was
+            saved any number can be asked for.
+
+        Raises:
+          UserError: no such dataset, a damaged one, or one that lacks a field or has it in another form.
+        """
+        directory = local_path(directory)
+        check(directory)
+        try:
+            meta, saved, arrays = _read(directory)
+            wanted = fields_of(features)
+            for name, field in wanted.items():
+                if name not in saved:
+                    raise UserError(
+                        f"the objective reads the field {name!r}, but {directory} has only"
+                        f" {', '.join(saved)}; make it again"
+                    )
+                _check_same(directory, name, saved[name], field)
+            tables = {
+                field.table: TextTable(*(arrays[f"{field.table}_{part}"] for part in TextTable._fields))
+                for field in wanted.values()
+                if isinstance(field, Tokens)
+            }
+            sizes = {False: meta["num_examples"], True: int(arrays["offsets"][-1])}
+            if len(arrays["offsets"]) != meta["num_examples"] + 1 or any(
+                len(arrays[name]) != sizes[field.count is not None] for name, field in wanted.items()
+            ):
+                raise UserError(f"{directory} is damaged: its arrays do not belong together")
+            found = cls(
+                features=features,
+                tables=tables,
+                columns={name: arrays[name] for name in wanted},
+                offsets=arrays["offsets"],
+                tokenizer_fingerprint=meta["tokenizer_fingerprint"],
+                left_out=meta["left_out"],
+                without_others=meta["without_others"],
+            )
+            found._content = meta.get("hash")
+            return found
+        except FileNotFoundError as error:
+            raise UserError(f"{directory} holds no saved examples: {_META} is missing") from error
+        except (ValueError, KeyError, TypeError, AttributeError, EOFError, IndexError) as error:
+            raise UserError(f"{directory} is damaged: {error}") from error
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        arrays = {"offsets": self._offsets} | self._columns
+        for name, table in self._tables.items():
+            arrays |= {f"{name}_{part}": array for part, array in table._asdict().items()}
+        return arrays
+
+
+def in_words(features: Features, num_examples: int) -> str:
+    """Returns e.g. 64 pairs of 16 + 24 tokens, negatives 2."""
+    fields = fields_of(features)
+    lengths = [str(f.length) for f in fields.values() if isinstance(f, Tokens) and f.count is None]
+    lists = "".join(f", {name} {f.count}" for name, f in fields.items() if f.count is not None)
+    noun = "pairs" if len(lengths) == 2 else "examples"
+    return f"{num_examples} {noun} of {' + '.join(lengths)} tokens{lists}"
+
+
+def _as_pairs_were_named(features: Features, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+    """Returns arrays of pairs under the names by which earlier jaxir hashed them, so that its runs go on."""
+    if pair_format(features) is None:
+        return arrays
+    found = dict(arrays)
+    found["pairs"] = np.stack([found.pop("query"), found.pop("passage")], axis=1)
+    found["negative_offsets"] = found.pop("offsets")
+    return {"negatives": np.zeros(0, np.int32)} | found
+
+
+def _read(
+    directory: Path,
+) -> tuple[dict[str, Any], dict[str, Tokens | Numbers], dict[str, np.ndarray]]:
+    """Returns the description, the fields and the arrays of what was saved, by earlier jaxir too."""
+    arrays = {p.stem: np.asarray(np.load(p, mmap_mode="r")) for p in directory.glob("*.npy")}
+    if (directory / _META_OF_PAIRS).exists():
+        meta = json.loads((directory / _META_OF_PAIRS).read_text())
+        form = {k: meta[k] for k in ("query_length", "passage_length", "query_prompt", "passage_prompt")}
+        features = pair_features(TextFormat(**form, num_negatives=int(len(arrays["negatives"]) > 0)))
+        arrays["query"], arrays["passage"] = arrays.pop("pairs").T
+        arrays["offsets"] = arrays.pop("negative_offsets")
+        meta["left_out"] = meta.get("negatives_left_out", 0)
+        meta["without_others"] = meta.get("pairs_without_negatives", 0)
+        return meta, fields_of(features), arrays
+    meta = json.loads((directory / _META).read_text())
+    if meta["format"] != _FORMAT:
+        raise UserError(f"{directory} is of another format; make it again")
+    saved = {
+        name: Tokens(**field) if "length" in field else Numbers(**field)
+        for name, field in meta["fields"].items()
+    }
+    return meta, saved, arrays
+
+
+def _check_same(directory: Path, name: str, saved: Tokens | Numbers, wanted: Tokens | Numbers) -> None:
+    """Raises a UserError where a field was saved in another form than is wanted; the count may differ."""
+    if (saved.count is None) != (wanted.count is None) or type(saved) is not type(wanted):
+        raise UserError(f"{directory} has another kind of value in the field {name!r}; make it again")
+    was, now = (dataclasses.asdict(field) for field in (saved, wanted))
+    for part in was:
+        if part != "count" and was[part] != now[part]:
+            raise UserError(f"{directory} was made with {name} {part} {was[part]!r}, not {now[part]!r}")

@@ -1,0 +1,55 @@
+"""What a training run gets as its data: settings that build a dataset for a model's tokenizer."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterator
+from typing import Any
+
+from jaxir.data.array_dataset import ArrayDataset
+from jaxir.data.lines import OnBadInput, Policy
+from jaxir.data.tokenizer import Tokenizer
+from jaxir.features import Features, Record
+
+
+class TextData(abc.ABC):
+    """What is common to all kinds of data: one `build`. A kind defines `dataset`."""
+
+    def build(
+        self, tokenizer: Tokenizer, features: Features, *, on_bad_input: OnBadInput | Policy = "stop"
+    ) -> Any:
+        """Reads the files through once, before the first batch, and reports what was skipped.
+
+        Args:
+          tokenizer: makes the ids.
+          features: what a batch holds; an objective's `features`.
+          on_bad_input: what to do with malformed records.
+
+        Returns:
+          What a trainer reads: `num_examples`, `features` and `batches(...)`, as in
+          `array_dataset.ArrayDataset`.
+
+        Raises:
+          BadInputError: a malformed record, unless they are skipped.
+          UserError: nothing to read, or fields that the data lack.
+        """
+        collector = on_bad_input if isinstance(on_bad_input, OnBadInput) else OnBadInput(on_bad_input)
+        dataset = self.dataset(tokenizer, features, collector)
+        collector.report()
+        return dataset
+
+    @abc.abstractmethod
+    def dataset(self, tokenizer: Tokenizer, features: Features, on_bad_input: OnBadInput) -> Any:
+        """Builds the dataset; malformed records go to `on_bad_input`, which the caller reports."""
+
+
+class RecordSource(TextData):
+    """What is common: records -> token arrays. A new kind of source defines `records`."""
+
+    @abc.abstractmethod
+    def records(self, on_bad_input: OnBadInput) -> Iterator[Record]:
+        """Yields the examples."""
+
+    def dataset(self, tokenizer: Tokenizer, features: Features, on_bad_input: OnBadInput) -> ArrayDataset:
+        """Reads everything and tokenises it."""
+        return ArrayDataset.from_records(self.records(on_bad_input), tokenizer, features)

@@ -1,0 +1,186 @@
+"""What a batch holds: which field of an example becomes which array.
+
+An objective says it, once, in its `features`; data sources, mixtures, prepared arrays, the stand-in batch of
+a plan and the dev data follow. An example is a record with named fields: a text is a pair (id, text), and
+there are numbers, and lists of either. All lists of a record run in parallel: item i of each belongs to item
+i of the others (a hard negative and its score, say), and one draw serves them all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxir.errors import UserError
+
+Record = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class TextFormat:
+    """How long texts may be and what stands before them, as a model wants it.
+
+    Attributes:
+      query_length: most tokens of a query.
+      passage_length: most tokens of a passage, a negative, or a text that is neither.
+      num_negatives: negatives of an example in a batch.
+      query_prompt: put before each query, as the encoder will.
+      passage_prompt: put before each passage and negative.
+    """
+
+    query_length: int
+    passage_length: int
+    num_negatives: int = 0
+    query_prompt: str = ""
+    passage_prompt: str = ""
+
+    def __post_init__(self):
+        if self.num_negatives < 0:
+            raise UserError(f"num_negatives must be 0 or more, got {self.num_negatives}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokens:
+    """Token ids of a text: int32 [length], or [count, length] of a list of texts; 0 is padding.
+
+    Attributes:
+      field: the field of the record.
+      length: most tokens of a text.
+      prompt: put before each text.
+      count: of a list, how many texts; None for a single text.
+      among: which texts are known together: of one id, only one is kept. By default those of the field.
+      unlike: another field: texts of the list that have the very tokens of that one's are left out while
+        there are others. One that must stay has that text's key.
+    """
+
+    field: str
+    length: int
+    prompt: str = ""
+    count: int | None = None
+    among: str = ""
+    unlike: str | None = None
+
+    @property
+    def table(self) -> str:
+        """The name of the texts that are known together."""
+        return self.among or self.field
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one example."""
+        return (self.length,) if self.count is None else (self.count, self.length)
+
+    dtype = np.dtype(np.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """What tells a text by its id: two int32, a hash; the losses compare them. [2], or [count, 2] of a list.
+
+    Attributes:
+      field: the field of the record, a text that is also read as `Tokens`.
+      count: of a list, as of its tokens; None for a single text.
+    """
+
+    field: str
+    count: int | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one example."""
+        return (2,) if self.count is None else (self.count, 2)
+
+    dtype = np.dtype(np.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Numbers:
+    """A number, or as many of a list: float32 [], or [count].
+
+    Attributes:
+      field: the field of the record.
+      count: of a list, how many; None for a single number.
+    """
+
+    field: str
+    count: int | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one example."""
+        return () if self.count is None else (self.count,)
+
+    dtype = np.dtype(np.float32)
+
+
+Feature = Tokens | Key | Numbers
+Features = Mapping[str, Feature]
+
+
+def pair_features(form: TextFormat) -> dict[str, Feature]:
+    """Returns the features of pairs: query_ids, passage_ids, negative_ids and the key of each.
+
+    Shapes are [Lq], [Lp], [N, Lp] and [2], [2], [N, 2]; without negatives there are the first two.
+    """
+    query = Tokens("query", form.query_length, form.query_prompt, among="queries")
+    passage = Tokens("passage", form.passage_length, form.passage_prompt, among="passages")
+    found: dict[str, Feature] = {"query_ids": query, "passage_ids": passage}
+    found |= {"query_key": Key("query"), "passage_key": Key("passage")}
+    if form.num_negatives:
+        count = form.num_negatives
+        negatives = dataclasses.replace(passage, field="negatives", count=count, unlike="passage")
+        found |= {"negative_ids": negatives, "negative_key": Key("negatives", count)}
+    return found
+
+
+def pair_format(features: Features) -> TextFormat | None:
+    """Returns the format of which `pair_features` makes these features; None where they are others."""
+    try:
+        query, passage = features["query_ids"], features["passage_ids"]
+        count = features["negative_ids"].count if "negative_ids" in features else 0
+        form = TextFormat(query.length, passage.length, count, query.prompt, passage.prompt)
+    except (KeyError, AttributeError):
+        return None
+    return form if pair_features(form) == dict(features) else None
+
+
+def fields_of(features: Features) -> dict[str, Tokens | Numbers]:
+    """Returns what is read of each field, in order: its tokens or its numbers.
+
+    Raises:
+      ValueError: two features want different things of one field, or a key has no tokens beside it.
+    """
+    found: dict[str, Tokens | Numbers] = {}
+    for feature in features.values():
+        if not isinstance(feature, Key) and found.setdefault(feature.field, feature) != feature:
+            raise ValueError(f"{feature} and {found[feature.field]} read one field")
+    for name, feature in features.items():
+        if isinstance(feature, Key):
+            tokens = found.get(feature.field)
+            if not isinstance(tokens, Tokens) or tokens.count != feature.count:
+                raise ValueError(f"feature {name!r}: {feature} has no tokens of the same texts beside it")
+    return found
+
+
+def check_record(record: Record, features: Features) -> None:
+    """Raises a UserError unless `record` has the fields of `features`, as texts, numbers or lists of them."""
+    for field, feature in fields_of(features).items():
+        if field not in record:
+            raise UserError(
+                f"the objective reads the field {field!r}, but the data have only {', '.join(record)}"
+            )
+        value, kind = record[field], "text" if isinstance(feature, Tokens) else "number"
+        many = feature.count is not None
+        is_many = isinstance(value, Sequence) and not isinstance(value, str) and not _is_text(value)
+        items = value if is_many else [value]
+        right = all(_is_text(x) if kind == "text" else isinstance(x, int | float) for x in items)
+        if many != is_many or not right:
+            wanted = f"a list of {kind}s" if many else f"a {kind}"
+            raise UserError(f"the objective reads {wanted} in the field {field!r}, but found {value!r:.60}")
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and all(isinstance(part, str) for part in value)

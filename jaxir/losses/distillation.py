@@ -1,0 +1,93 @@
+"""Losses that draw a model's scores to a teacher's, over each query's own passages."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from beartype import beartype
+from jaxtyping import Array, Float32, jaxtyped
+
+from jaxir.simple_types import PositiveNumber
+
+Metrics = dict[str, Float32[Array, ""]]
+
+
+@jaxtyped(typechecker=beartype)
+def margin_mse(
+    query: Float32[Array, "B D"],
+    passage: Float32[Array, "B D"],
+    negatives: Float32[Array, "B N D"],
+    *,
+    passage_score: Float32[Array, " B"],
+    negative_scores: Float32[Array, "B N"],
+    temperature: PositiveNumber = 1.0,
+) -> tuple[Float32[Array, ""], Metrics]:
+    """Margin-MSE (Hofstätter et al. 2020, arXiv:2010.02666, section 3.1).
+
+    The mean over rows i and hard negatives h of
+
+        ((s(q_i, p_i) - s(q_i, n_ih)) - (t(q_i, p_i) - t(q_i, n_ih)))^2,  s(a, b) = a . b / temperature
+
+    with the teacher's scores t. The paper's model scores by the inner product of vectors of any length; one
+    of vectors of length 1 reaches margins of at most 2 / temperature.
+
+    Args:
+      query: [B, D].
+      passage: [B, D], the positive of each row.
+      negatives: [B, N, D], the hard negatives of each row.
+      passage_score: [B], the teacher's of each positive.
+      negative_scores: [B, N], the teacher's of each negative.
+      temperature: divides the model's scores.
+
+    Returns:
+      The loss and metrics, float32 []: `margin` (mean of the model's), `teacher_margin`, `agreement` (the
+      share of negatives that both put on the same side of the positive).
+    """
+    positive, negative = _scores(query, passage, negatives, 1.0 / temperature)
+    margin, wanted = positive[:, None] - negative, passage_score[:, None] - negative_scores
+    loss = jnp.square(margin - wanted).mean()
+    agreement = ((margin > 0) == (wanted > 0)).astype(jnp.float32).mean()
+    return loss, {"margin": margin.mean(), "teacher_margin": wanted.mean(), "agreement": agreement}
+
+
+@jaxtyped(typechecker=beartype)
+def kl_distillation(
+    query: Float32[Array, "B D"],
+    passage: Float32[Array, "B D"],
+    negatives: Float32[Array, "B N D"],
+    *,
+    passage_score: Float32[Array, " B"],
+    negative_scores: Float32[Array, "B N"],
+    temperature: PositiveNumber = 0.05,
+    teacher_temperature: PositiveNumber = 1.0,
+) -> tuple[Float32[Array, ""], Metrics]:
+    """KL(teacher || model) over the list of each query's positive and hard negatives.
+
+    The mean over rows i of sum_c P_i(c) (log P_i(c) - log Q_i(c)), where c runs over p_i and n_i1 ... n_iN, P
+    is the softmax of t / teacher_temperature and Q that of (a . b) / temperature (as in Lin et al. 2021,
+    RepL4NLP, eq. 2, and Ren et al. 2021, RocketQAv2, arXiv:2110.07367, eq. 4).
+
+    Args and returns as `margin_mse`, but for
+      temperature: of the model's scores.
+      teacher_temperature: of the teacher's.
+
+    Returns:
+      The loss and metrics, float32 []: `teacher_entropy` (nats; the cross-entropy is the loss and this) and
+      `agreement` (the share of rows in which both put the same passage first).
+    """
+    positive, negative = _scores(query, passage, negatives, 1.0 / temperature)
+    ours = jax.nn.log_softmax(jnp.concatenate([positive[:, None], negative], axis=1))
+    scores = jnp.concatenate([passage_score[:, None], negative_scores], axis=1)
+    theirs = jax.nn.log_softmax(scores / teacher_temperature)
+    share = jnp.exp(theirs)
+    loss = (share * (theirs - ours)).sum(1).mean()
+    agreement = (ours.argmax(1) == scores.argmax(1)).astype(jnp.float32).mean()
+    return loss, {"teacher_entropy": -(share * theirs).sum(1).mean(), "agreement": agreement}
+
+
+def _scores(
+    query: jax.Array, passage: jax.Array, negatives: jax.Array, scale: float
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the scores of positives [B] and negatives [B, N]."""
+    positive = jnp.einsum("bd,bd->b", query, passage, precision="highest")
+    return scale * positive, scale * jnp.einsum("bd,bnd->bn", query, negatives, precision="highest")

@@ -1,0 +1,63 @@
+"""Training a dual encoder on a teacher's scores of each query's passages."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jaxir.errors import UserError
+from jaxir.features import Features, Numbers, TextFormat, pair_features
+from jaxir.losses.distillation import margin_mse
+from jaxir.objectives.contrastive import Contrastive, call_of
+from jaxir.objectives.objective import Batch, Metrics, Objective
+from jaxir.simple_types import Count, checked
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class Distillation(Objective):
+    """Draws the scores of a query's positive and hard negatives to a teacher's, which are in the data.
+
+    `jaxir.mine --teacher=SPEC` writes them. With labels too: `WeightedSum` of this and `Contrastive`.
+
+    Attributes:
+      loss: of `jaxir.losses.distillation`, with its settings bound.
+      chunks: as in `Contrastive`.
+    """
+
+    loss: Callable[..., tuple[jax.Array, Metrics]] = margin_mse
+    chunks: Count = 1
+    evaluated_on_pairs = False
+
+    def __repr__(self) -> str:
+        return f"Distillation({call_of(self.loss)}{'' if self.chunks == 1 else f', chunks={self.chunks}'})"
+
+    def features(self, form: TextFormat) -> Features:
+        """Returns what a batch holds: pairs with hard negatives, and the teacher's score of each passage.
+
+        Raises:
+          UserError: there are to be no hard negatives.
+        """
+        if not form.num_negatives:
+            raise UserError("distillation compares a passage with hard negatives: set num_negatives")
+        return pair_features(form) | {
+            "passage_score": Numbers("passage_score"),
+            "negative_scores": Numbers("negative_scores", form.num_negatives),
+        }
+
+    def __call__(
+        self,
+        model: Any,
+        batch: Batch,
+        key: jax.Array | None = None,
+        *,
+        auxiliary: None = None,
+        step: jax.Array | None = None,
+    ) -> tuple[jax.Array, Metrics]:
+        """Returns the loss of the batch and its metrics, float32 []."""
+        embeddings = Contrastive(chunks=self.chunks).embed(model, batch, key)
+        scores = {name: batch[name] for name in ("passage_score", "negative_scores")}
+        return self.loss(embeddings.query, embeddings.passage, embeddings.negatives, **scores)

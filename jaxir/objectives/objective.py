@@ -1,0 +1,64 @@
+"""What a training method is: what a batch holds, what is trained beside the model, and the loss."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from flax import nnx
+
+from jaxir.features import Features, TextFormat
+
+Batch = Mapping[str, jax.Array]
+Metrics = dict[str, jax.Array]
+
+
+class Objective(abc.ABC):
+    """A training method: one file, usually a frozen dataclass of its settings.
+
+    Attributes:
+      frozen: patterns of names (as `auxiliary.teacher.*`) of what it does not train.
+      evaluated_on_pairs: whether its loss can be had of plain pairs, as dev data are; without, the dev
+        evaluation has only retrieval's metrics.
+    """
+
+    frozen: tuple[str, ...] = ()
+    evaluated_on_pairs: bool = True
+
+    @abc.abstractmethod
+    def features(self, form: TextFormat) -> Features:
+        """Returns what a batch holds."""
+
+    def auxiliary(self, model: nnx.Module, *, rngs: nnx.Rngs) -> nnx.Module | None:
+        """Returns what is trained or used beside the model and never exported; None for nothing.
+
+        Its `nnx.Param`s are trained, unless `frozen`; other variables (`nnx.BatchStat`) are state, which the
+        objective changes in place. All are sharded, saved and resumed with the run.
+
+        Args:
+          model: which will be trained; may be of shapes alone, in a plan.
+          rngs: of the run's seed, not those of the model.
+        """
+        return None
+
+    @abc.abstractmethod
+    def __call__(
+        self,
+        model: Any,
+        batch: Batch,
+        key: jax.Array | None = None,
+        *,
+        auxiliary: Any = None,
+        step: jax.Array | None = None,
+    ) -> tuple[jax.Array, Metrics]:
+        """Returns the loss of the global batch and its metrics, float32 [].
+
+        Args:
+          model: the model.
+          batch: arrays by feature, [B, ...].
+          key: of all that is random in this step; None: nothing is, as in evaluation.
+          auxiliary: what `auxiliary` made.
+          step: int32 [], the number of finished steps; None in evaluation.
+        """

@@ -1,0 +1,133 @@
+"""Several objectives as one: multi-task training."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxir.errors import UserError
+from jaxir.features import Feature, Features, TextFormat, fields_of
+from jaxir.objectives.objective import Batch, Metrics, Objective
+from jaxir.simple_types import Count, Natural, checked
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class Ramp:
+    """A number that goes in a line from `start` to `end`, from step `first` on and for `steps` steps.
+
+    Attributes:
+      start: what it is before.
+      end: what it is after, and in evaluation.
+      steps: how many it takes.
+      first: the step at which it leaves `start`.
+    """
+
+    start: float
+    end: float
+    steps: Count
+    first: Natural = 0
+
+    def __call__(self, step: jax.Array | None) -> jax.Array:
+        """Returns the number at `step`, float32 []; None: in evaluation."""
+        if step is None:
+            return jnp.float32(self.end)
+        part = jnp.clip((step - self.first).astype(jnp.float32) / self.steps, 0.0, 1.0)
+        return self.start + (self.end - self.start) * part
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WeightedSum(Objective):
+    """The sum of weight * loss over several objectives.
+
+    Each part has an auxiliary and random numbers of its own; their features are united. Metrics are the
+    parts' own, `PART/metric` and `PART/loss`.
+
+    Attributes:
+      parts: objectives by name.
+      weights: by the same names: a number, or a `Ramp` over the steps; 1 where there is none.
+    """
+
+    parts: Mapping[str, Objective]
+    weights: Mapping[str, float | Ramp] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self):
+        if not self.parts:
+            raise UserError("a sum of objectives needs at least one")
+        for name in self.parts:
+            if not name.isidentifier():
+                raise UserError(f"the name of an objective in a sum must be a word, not {name!r}")
+            if getattr(self.parts[name], "chunks", 1) == "auto":
+                raise UserError(f'objective {name!r} of a sum cannot have chunks="auto": give a number')
+        for name in self.weights:
+            if name not in self.parts:
+                raise UserError(f"there is no objective {name!r} to weigh, only {', '.join(self.parts)}")
+
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        """What the parts do not train, each under its name."""
+        return tuple(
+            pattern.replace("auxiliary.", f"auxiliary.{name}.", 1)
+            for name, part in self.parts.items()
+            for pattern in part.frozen
+        )
+
+    @property
+    def evaluated_on_pairs(self) -> bool:
+        """Whether all parts are."""
+        return all(part.evaluated_on_pairs for part in self.parts.values())
+
+    def features(self, form: TextFormat) -> Features:
+        """Returns what the parts read together.
+
+        Raises:
+          UserError: two of them want different things under one name or of one field.
+        """
+        found: dict[str, Feature] = {}
+        for part in self.parts.values():
+            for name, feature in part.features(form).items():
+                if found.setdefault(name, feature) != feature:
+                    raise UserError(f"objectives of a sum disagree on {name}: {found[name]} and {feature}")
+        try:
+            fields_of(found)
+        except ValueError as error:
+            raise UserError(f"objectives of a sum disagree: {error}") from error
+        return found
+
+    def auxiliary(self, model: nnx.Module, *, rngs: nnx.Rngs) -> nnx.Module | None:
+        """Makes that of each part."""
+        made = {name: part.auxiliary(model, rngs=rngs) for name, part in self.parts.items()}
+        made = {name: module for name, module in made.items() if module is not None}
+        return _Parts(made) if made else None
+
+    def __call__(
+        self,
+        model: Any,
+        batch: Batch,
+        key: jax.Array | None = None,
+        *,
+        auxiliary: Any = None,
+        step: jax.Array | None = None,
+    ) -> tuple[jax.Array, Metrics]:
+        """Returns the weighted sum and the metrics of all parts."""
+        total, metrics = jnp.float32(0), {}
+        for number, (name, part) in enumerate(self.parts.items()):
+            own = None if key is None else jax.random.fold_in(key, number)
+            loss, found = part(model, batch, own, auxiliary=getattr(auxiliary, name, None), step=step)
+            weight = self.weights.get(name, 1.0)
+            total += loss * (weight(step) if callable(weight) else weight)
+            metrics |= {f"{name}/{metric}": value for metric, value in found.items()} | {f"{name}/loss": loss}
+        return total, metrics
+
+
+class _Parts(nnx.Module):
+    """The auxiliaries of the parts, as attributes."""
+
+    def __init__(self, parts: Mapping[str, nnx.Module]):
+        for name, module in parts.items():
+            setattr(self, name, module)

@@ -1,0 +1,171 @@
+"""What an objective has beside the model: learnt, frozen and averaged; saved, resumed, told apart."""
+
+import dataclasses
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_run
+from flax import nnx
+from tiny_run import Bag, Hooked, pairs, run
+
+from jaxir.errors import UserError
+from jaxir.models import layers
+from jaxir.objectives.contrastive import Contrastive
+from jaxir.objectives.objective import Objective
+from jaxir.objectives.weighted_sum import Ramp, WeightedSum
+from jaxir.training import state as state_lib
+
+
+class ScaleAndBias(nnx.Module):
+    def __init__(self, scale: float, width: int, rngs: nnx.Rngs):
+        self.scale, self.bias = layers.param(jnp.float32(scale)), layers.param(jnp.float32(-1))
+        self.head = nnx.Linear(width, width, rngs=rngs)  # whose dimensions have no names
+        self.norm = nnx.BatchNorm(width, rngs=rngs, momentum=0.5)
+        self.teacher = layers.Linear(
+            width,
+            width,
+            axes=("embed", "mlp"),
+            use_bias=False,
+            dtype="float32",
+            init=layers.normal(0.5),
+            rngs=rngs,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sigmoid(Objective):
+    """SigLIP's loss with a learnt scale and bias, over a normalised head; drawn to a teacher."""
+
+    scale: float = 2.0
+    frozen = ("auxiliary.teacher.*",)
+
+    def features(self, form):
+        return Contrastive().features(form)
+
+    def auxiliary(self, model, *, rngs):
+        return ScaleAndBias(self.scale, tiny_run.WIDTH, rngs)
+
+    def __call__(self, model, batch, key=None, *, auxiliary, step=None):
+        query, passage, _ = Contrastive().embed(model, batch, key)
+        x = auxiliary.norm(auxiliary.head(query), use_running_average=key is None)
+        taught = jnp.square(x - auxiliary.teacher(query)).mean()
+        logits = x @ passage.T * jnp.exp(auxiliary.scale[...]) + auxiliary.bias[...]
+        sign = 2 * jnp.eye(len(query), dtype=jnp.float32) - 1
+        return -jax.nn.log_sigmoid(sign * logits).mean() + taught, {"scale": auxiliary.scale[...]}
+
+
+def arrays(run_dir, step):
+    """The arrays of a checkpoint by item and name, read by Orbax alone."""
+    import orbax.checkpoint as ocp
+
+    found = {}
+    for item in ("params", "opt_state", "auxiliary", "statistics"):
+        tree = ocp.StandardCheckpointer().restore((run_dir / "checkpoints" / str(step) / item).absolute())
+        for path, x in jax.tree_util.tree_leaves_with_path(tree):
+            found[item + jax.tree_util.keystr(path)] = np.asarray(x)
+    return found
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    place = tmp_path_factory.mktemp("whole") / "run"
+    run(place, objective=Sigmoid(), steps=30, checkpoint_every=15)
+    return place
+
+
+def test_it_is_trained_averaged_or_frozen(whole):
+    before, after = arrays(whole, 15), arrays(whole, 30)
+    assert before.keys() == after.keys()
+    same = {name for name in before if np.array_equal(before[name], after[name])}
+    assert same == {"auxiliary['teacher']['kernel']"}
+    assert "statistics['norm']['mean']" in before
+    # The optimizer keeps nothing of what is frozen, and something of all the rest.
+    kept = [name for name in before if name.startswith("opt_state") and "auxiliary" in name]
+    assert kept and not any("teacher" in name for name in kept)
+    assert sum("scale" in name for name in kept) == 4  # two moments each of scale and of the norm's scale
+
+
+def test_an_interrupted_run_ends_with_the_same_bits(whole, tmp_path):
+    class Stopped(Exception):
+        pass
+
+    def stop(step):
+        if step == 21:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        run(
+            tmp_path / "run", objective=Sigmoid(), steps=30, checkpoint_every=15, data=Hooked(pairs(64), stop)
+        )
+    assert run(tmp_path / "run", objective=Sigmoid(), steps=30, checkpoint_every=15).started_at == 15
+    expected, found = arrays(whole, 30), arrays(tmp_path / "run", 30)
+    assert expected.keys() == found.keys()
+    assert all(expected[name].tobytes() == found[name].tobytes() for name in expected)
+
+
+def test_another_auxiliary_is_not_resumed(whole, tmp_path):
+    shutil.copytree(whole, tmp_path / "run")
+    for change in (
+        {"objective": Sigmoid(scale=3.0)},
+        {"frozen": ["auxiliary.head.*"]},
+        {"objective": Contrastive()},
+    ):
+        with pytest.raises(UserError, match="was trained with "):
+            run(tmp_path / "run", **{"objective": Sigmoid(), "steps": 30, "checkpoint_every": 15} | change)
+
+
+def test_what_is_frozen_is_not_trained(tmp_path):
+    model = Bag()
+    before = jax.device_get(nnx.to_pure_dict(nnx.state(model, nnx.Param)))
+    run(tmp_path / "run", model=model, frozen=["table"], steps=5)
+    after = jax.device_get(nnx.to_pure_dict(nnx.state(model, nnx.Param)))
+    assert {name for name in before if not np.array_equal(before[name], after[name])} == {"kernel", "bias"}
+    with pytest.raises(UserError, match="no parameter is called 'tabel'"):
+        run(tmp_path / "other", frozen=["tabel"])
+    with pytest.raises(UserError, match="all parameters are frozen"):
+        run(tmp_path / "other", frozen=["*"])
+
+
+def test_a_sum_adds_weighs_and_keeps_parts_apart(tmp_path):
+    parts = {"softmax": Contrastive(), "sigmoid": Sigmoid()}
+    ramp = Ramp(start=0.0, end=0.5, steps=10, first=2)
+    objective = WeightedSum(parts=parts, weights={"sigmoid": ramp})
+    run(tmp_path / "run", objective=objective, steps=12)
+    lines = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
+    steps = {line["step"]: line for line in lines if "loss" in line}
+    for done, line in steps.items():
+        weight = 0.5 * min(max((done - 1 - 2) / 10, 0), 1)  # the step that makes `done` begins at done - 1
+        expected = line["softmax/loss"] + weight * line["sigmoid/loss"]
+        assert line["loss"] == pytest.approx(expected, rel=1e-5)
+    assert len(steps) == 12 and steps[12]["sigmoid/scale"] != steps[4]["sigmoid/scale"]
+    names = arrays(tmp_path / "run", 12)
+    assert "auxiliary['sigmoid']['scale']" in names
+    dev = [line for line in lines if "dev/loss" in line]
+    assert dev[-1]["dev/loss"] == pytest.approx(
+        dev[-1]["dev/softmax/loss"] + 0.5 * dev[-1]["dev/sigmoid/loss"], rel=1e-5
+    )
+
+
+def test_sums_that_make_no_sense():
+    with pytest.raises(UserError, match="needs at least one"):
+        WeightedSum(parts={})
+    with pytest.raises(UserError, match="no objective 'b' to weigh, only a"):
+        WeightedSum(parts={"a": Contrastive()}, weights={"b": 1.0})
+    with pytest.raises(UserError, match="give a number"):
+        WeightedSum(parts={"a": Contrastive(chunks="auto")})
+
+
+def test_a_model_with_other_state_is_refused():
+    class Averaging(nnx.Module):
+        def __init__(self):
+            self.kernel, self.mean = layers.param(jnp.ones(2), None), nnx.BatchStat(jnp.zeros(2))
+
+    from jaxir.partitioning import MeshConfig
+    from jaxir.training.optimizers import AdamW
+
+    with pytest.raises(ValueError, match=r"keeps only nnx\.Param"):
+        state_lib.plan_state(Averaging(), AdamW().build(1).transform, MeshConfig().build())

@@ -1,0 +1,135 @@
+"""A dual encoder learns a teacher's scores, which come with the data."""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxir import fit
+from jaxir.data.own_pairs import Pairs
+from jaxir.data.pair_sources import TevatronPairs
+from jaxir.data.tokenizer import Tokenizer
+from jaxir.errors import BadInputError, UserError
+from jaxir.features import TextFormat
+from jaxir.losses.distillation import kl_distillation, margin_mse
+from jaxir.objectives.contrastive import Contrastive
+from jaxir.objectives.distillation import Distillation
+from jaxir.objectives.weighted_sum import WeightedSum
+from jaxir.training.optimizers import AdamW
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden/bert"
+BERT = f"st:{GOLDEN}"
+SYLLABLES = [f"{a}{b}" for a in "dhlmnrst" for b in "aeio"]
+pytestmark = pytest.mark.usefixtures("few_optimizations")
+
+
+def write(path, count=32, scored=True):
+    """Each query with a positive and four negatives; the teacher counts the syllables they share."""
+    rng = np.random.default_rng(0)
+    with path.open("w") as file:
+        for i in range(count):
+            words = rng.choice(SYLLABLES, 4, replace=False)
+            passages = []
+            for shared in (4, 3, 2, 1, 0):
+                others = rng.choice([s for s in SYLLABLES if s not in words], 4 - shared, replace=False)
+                text = " ".join(rng.permutation([*words[:shared], *others]))
+                score = {"score": float(shared)} if scored else {}
+                passages.append({"docid": f"d{i}-{shared}", "title": "", "text": text} | score)
+            record = {"query_id": f"q{i}", "query": " ".join(words)}
+            record |= {"positive_passages": passages[:1], "negative_passages": passages[1:]}
+            file.write(json.dumps(record) + "\n")
+    return TevatronPairs(path=str(path))
+
+
+def of_batches(source, objective, tokenizer, count):
+    data = source.build(tokenizer, objective.features(TextFormat(16, 24, num_negatives=count)))
+    return next(data.batches(batch_size=8, seed=0))
+
+
+def test_a_batch_has_the_score_of_each_passage_that_was_drawn(tmp_path):
+    tokenizer = Tokenizer.load(GOLDEN)
+    batch = of_batches(write(tmp_path / "mined.jsonl"), Distillation(), tokenizer, 3)
+    assert batch["passage_score"].tolist() == [4.0] * 8 and batch["passage_score"].dtype == np.float32
+    assert batch["negative_scores"].shape == (8, 3)
+    texts = {
+        tuple(tokenizer.encode_batch([p["text"]], max_length=24)[0].tolist()): p["score"]
+        for line in (tmp_path / "mined.jsonl").read_text().splitlines()
+        for p in json.loads(line)["negative_passages"]
+    }
+    drawn = np.array([[texts[tuple(x[x != 0].tolist())] for x in row] for row in batch["negative_ids"]])
+    np.testing.assert_array_equal(batch["negative_scores"], drawn)
+    assert len({tuple(row) for row in drawn.tolist()}) > 2  # rows draw differently
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        partial(margin_mse, temperature=0.25),
+        pytest.param(partial(kl_distillation, temperature=0.25), marks=pytest.mark.slow),
+    ],
+)
+def test_it_learns_what_the_teacher_knows(tmp_path, loss, capsys):
+    source, losses = write(tmp_path / "mined.jsonl"), []
+    for steps in (1, 60):
+        fit(
+            BERT,
+            source,
+            steps=steps,
+            batch_size=16,
+            num_negatives=4,
+            objective=Distillation(loss=loss),
+            optimizer=AdamW(learning_rate=2e-3),
+            output_dir=tmp_path / str(steps),
+            log_every=1,
+        )
+        lines = map(json.loads, (tmp_path / str(steps) / "log.jsonl").read_text().splitlines())
+        losses.append([line for line in lines if "loss" in line][-1])
+    assert losses[1]["loss"] < 0.5 * losses[0]["loss"]
+    assert losses[1]["agreement"] > 0.9 > losses[0]["agreement"]
+
+
+def test_it_adds_to_another_objective(tmp_path):
+    objective = WeightedSum(
+        parts={"labels": Contrastive(), "teacher": Distillation()}, weights={"teacher": 0.1}
+    )
+    dev = Pairs(["da de di", "ha he hi", "la le li", "ma me mi"], ["da de", "ha he", "la le", "ma me"])
+    out = tmp_path / "run"
+    fit(
+        BERT,
+        write(tmp_path / "m.jsonl"),
+        dev=dev,
+        steps=2,
+        batch_size=8,
+        num_negatives=2,
+        objective=objective,
+        output_dir=out,
+    )
+    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    assert any("teacher/margin" in line and "labels/accuracy" in line for line in lines)
+    dev_lines = [line for line in lines if "dev/nDCG@10" in line]
+    assert dev_lines and not any("dev/loss" in line for line in dev_lines)  # dev pairs have no scores
+
+
+def test_what_cannot_be_costs_a_sentence(tmp_path):
+    tokenizer = Tokenizer.load(GOLDEN)
+    plain = write(tmp_path / "plain.jsonl", scored=False)
+    with pytest.raises(UserError, match="reads the field 'passage_score', but the data have only query, "):
+        of_batches(plain, Distillation(), tokenizer, 2)
+    with pytest.raises(UserError, match="compares a passage with hard negatives: set num_negatives"):
+        of_batches(plain, Distillation(), tokenizer, 0)
+    with pytest.raises(UserError, match=r"dev_metric=loss cannot be had: dev pairs have not what Dist"):
+        fit(
+            BERT,
+            write(tmp_path / "m.jsonl"),
+            steps=2,
+            batch_size=8,
+            num_negatives=2,
+            objective=Distillation(),
+            dev_metric="loss",
+        )
+    text = (tmp_path / "m.jsonl").read_text().replace('"score": 3.0', '"score": "high"', 1)
+    (tmp_path / "bad.jsonl").write_text(text)
+    with pytest.raises(BadInputError, match=r"bad\.jsonl:1: a passage of .* has a score that is no number"):
+        of_batches(TevatronPairs(path=str(tmp_path / "bad.jsonl")), Distillation(), tokenizer, 2)
