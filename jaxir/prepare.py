@@ -75,7 +75,8 @@ def prepare(
         validation of TFDS; a data set that is one file has one split, which gets this name.
       with_context: whether a passage of MultiReQA is the sentence followed by its context, or the sentence.
       data_dir: where TFDS keeps its data sets; its default if not given.
-      on_bad_input: stop at the first malformed record, or skip and count them.
+      on_bad_input: stop at the first malformed record, or skip and count them; pairs that lack a query or a
+        passage are left out and counted in any case.
 
     Raises:
       UserError: no such data set or split, columns that cannot be told, or the folder exists.

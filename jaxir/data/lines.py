@@ -211,7 +211,10 @@ def decode_line(raw: bytes) -> str:
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise MalformedRecord("not UTF-8", f"(byte 0x{raw[error.start]:02x} at {error.start + 1})") from error
+        raise MalformedRecord(
+            "not UTF-8",
+            f"(byte 0x{raw[error.start]:02x} at {error.start + 1}); iconv -f ENCODING -t utf8 converts it",
+        ) from error
 
 
 def _json_type(value: Any) -> str:

@@ -171,11 +171,13 @@ def _find_columns(table: Table, named: Mapping[str, str]) -> dict[str, str]:
     """Returns the column of each field that has one."""
     listed = ", ".join(f"{c:.40}" for c in table.columns[:20]) or "none"
     plain = " (a file without a header line: --query=1 --passage=2)" if table.kind in ("tsv", "csv") else ""
+    if len(table.columns) == 1 and ";" in table.columns[0]:
+        plain = ". Its fields seem to be parted by semicolons: a .csv has commas, a .tsv tabs"
     for name, column in named.items():
         if column not in table.columns:
             raise UserError(
                 f"{table.path} has no column {column!r}, which --{name} names; it has: {listed}"
-                f"{suggest(column, table.columns)}"
+                f"{suggest(column, table.columns) or plain}"
             )
     free = {c.casefold(): c for c in table.columns if c not in named.values()}
     found = dict(named)

@@ -285,7 +285,9 @@ class BeirFolder:
         self.directory = local_path(str(directory).removeprefix("beir:"))  # as commands name it
         self.on_bad_input = on_bad_input
         if not self.directory.is_dir():
-            raise UserError(f"{directory} is not a directory: a BEIR folder is needed")
+            how = f"; jaxir.prepare --dataset=pairs:{directory} --output=DIR makes one"
+            how = how if self.directory.is_file() else ""
+            raise UserError(f"{directory} is not a directory: a BEIR folder is needed{how}")
         self.corpus_path = self._find("corpus.jsonl")
         self.queries_path = self._find("queries.jsonl")
 

@@ -116,7 +116,9 @@ class Table:
                 yield number, row
             elif len(row) != width:
                 kind = f"expected {width} columns ({', '.join(self.columns)})"
-                yield number, MalformedRecord(kind, f"but found {len(row)}")
+                quoted = self.kind == "tsv" and any(field.startswith('"') for field in row)
+                hint = "; a .tsv knows no quotes: text with line ends needs a .csv" if quoted else ""
+                yield number, MalformedRecord(kind, f"but found {len(row)}{hint}")
             else:
                 yield number, dict(zip(self.columns, row, strict=True))
 

@@ -158,7 +158,7 @@ def save(
     params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
     sums = jax.device_get(jax.jit(array_checksums.of_tree)(params))
     with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save((aside / "params").absolute(), params, force=True)
+        checkpointer.save((aside / "params").resolve(), params, force=True)
     if first:
         sums = {name: int(value) for name, value in sums.items()}
         _describe_written(aside, model.config, tokenizer, settings, sums)

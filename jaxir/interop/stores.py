@@ -48,7 +48,7 @@ def spec(directory: str) -> dict[str, Any]:
     if is_bucket(directory):
         bucket, _, path = directory.removeprefix("gs://").partition("/")
         return {"driver": "gcs", "bucket": bucket, "path": f"{path}/" if path else ""}
-    return {"driver": "file", "path": f"{Path(directory).absolute()}/"}
+    return {"driver": "file", "path": f"{Path(directory).resolve()}/"}  # which refuses ".."
 
 
 def read(directory: str, name: str) -> bytes | None:
@@ -179,7 +179,7 @@ def orbax_places(directory: str) -> Callable[[str], dict[str, Any]]:
     """Returns what gives the specification of the array of a name that Orbax wrote into a directory."""
     if read(directory, _ORBAX_MANIFEST) is None:
         return lambda name: zarr(inside(directory, name, said_by=f"{directory}'s index"))
-    base = f"{directory}/" if is_bucket(directory) else f"file://{Path(directory).absolute()}/"
+    base = f"{directory}/" if is_bucket(directory) else f"file://{Path(directory).resolve()}/"
     return lambda name: zarr(directory) | {"kvstore": {"driver": "ocdbt", "base": base, "path": f"{name}/"}}
 
 

@@ -42,7 +42,7 @@ def write_params(directory: Path, tree: Mapping[str, Any]) -> dict[str, int]:
         (np.ndarray, handler),
         (jax.Array, ocp.type_handlers.ArrayHandler()),  # of which there is none; Orbax warns without
     )
-    place = directory if is_bucket(directory) else directory.absolute()
+    place = directory if is_bucket(directory) else directory.resolve()
     chunks = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES), tree)
     with (
         quiet_orbax(),

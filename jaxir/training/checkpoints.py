@@ -107,7 +107,7 @@ class Checkpoints:
             self._tidy()
         wait_for_all("the directory of checkpoints is there")
         self._manager = ocp.CheckpointManager(
-            self.directory if is_bucket(self.directory) else self.directory.absolute(),
+            self.directory if is_bucket(self.directory) else self.directory.resolve(),
             options=ocp.CheckpointManagerOptions(
                 create=False,
                 cleanup_tmp_directories=True,

@@ -141,7 +141,8 @@ class Narrator:
         elif step == self._start + 2:
             seconds, left = now - self._first_done, self._steps - step
             if left:
-                self.say(f"{seconds:.2g} s a step: about {clock(seconds * left)} for the other {left:,}")
+                told = f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.2g}"
+                self.say(f"{told} s a step: about {clock(seconds * left)} for the other {left:,}")
 
     def lap(self, step: int) -> float:
         """Returns examples per second since the last lap, time spent in `paused` left out."""

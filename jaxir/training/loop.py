@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import itertools
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -360,6 +361,8 @@ class StopSignal:
         if self.received is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.received = self.received or signal.Signals(number)
+        # Not print: a signal may come in the midst of one.
+        os.write(2, f"\n{self.received.name}: ends after this step, and saves it\n".encode())
 
 
 def mark_complete(run_dir: Path, steps: int) -> None:

@@ -430,3 +430,12 @@ def test_from_scratch_is_the_same_on_any_mesh_and_is_created_sharded():
     small = DualEncoderConfig(backbone=BertConfig(vocab_size=50))
     with pytest.raises(UserError, match="the model only 50"):
         FromScratch(**{**vars(start), "config": small}).build(seed=0)
+
+
+def test_a_place_may_be_told_by_way_of_its_parent(tmp_path, monkeypatch):
+    model = model_dir.load(ROBERTA)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    model_dir.save("../model", model.model, model.tokenizer, model.settings)
+    for place in ("../model", "./../model", f"{tmp_path}/here/../model"):
+        assert model_dir.load(place).fingerprint == model_dir.load(str(tmp_path / "model")).fingerprint
