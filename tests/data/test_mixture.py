@@ -153,7 +153,7 @@ def test_the_fingerprint_covers_all_sources_and_how_they_are_mixed(minilm, sourc
 
 
 def test_the_order_of_a_mixture_depends_on_parts_where_that_of_a_source_does(minilm, sources):
-    plain, other = (source.build(minilm, **LENGTHS) for source in sources[:2])
+    plain, other = (s.build(minilm, pair_features(TextFormat(**LENGTHS))) for s in sources[:2])
     other.order_depends_on_parts = True  # as that of a SeqIO task
     assert not MixtureDataset({"a": plain}, rates=None).order_depends_on_parts
     assert MixtureDataset({"a": plain, "b": other}, rates=None).order_depends_on_parts

@@ -184,7 +184,7 @@ def test_gin_binds_a_loss_and_its_settings(tmp_path, monkeypatch, model, batch):
 
 @pytest.mark.usefixtures("clean_gin")
 def test_a_new_loss_is_one_file_and_one_gin_piece(tmp_path, monkeypatch, model, batch):
-    (tmp_path / "my_losses.py").write_text(
+    (tmp_path / "losses_of_a_test.py").write_text(
         textwrap.dedent(
             '''
             import jax.numpy as jnp
@@ -202,13 +202,13 @@ def test_a_new_loss_is_one_file_and_one_gin_piece(tmp_path, monkeypatch, model, 
     call = bind(
         tmp_path,
         f"""
-        import my_losses
+        import losses_of_a_test
         from jaxir.objectives import contrastive
         import {__name__} as job
 
         job.training_step.objective = @contrastive.Contrastive()
-        contrastive.Contrastive.loss = @my_losses.hinge
-        my_losses.hinge.margin = 2.0
+        contrastive.Contrastive.loss = @losses_of_a_test.hinge
+        losses_of_a_test.hinge.margin = 2.0
         """,
     )
     objective, _ = call()
