@@ -64,11 +64,16 @@ def test_run_directory_means_its_best_else_its_latest_checkpoint(scan, tmp_path)
         ('{"step": 3}', r"best\.json names step 3"),
         ('{"step": "9"}', r"best\.json names step '9'"),
         ("[9]", r"best\.json: 'step' is missing"),
+        ('{"step": 9, "value": 0.5}', r"best\.json is damaged: checkpoint 9 has another dev metric"),
         ("", r"best\.json: not valid JSON"),
     ):
         (tmp_path / "run" / "checkpoints" / "best.json").write_text(best)
         with pytest.raises(UserError, match=message):
             model_dir.load(str(tmp_path / "run"))
+    (tmp_path / "run" / "checkpoints" / "best.json").unlink()
+    (tmp_path / "run" / "checkpoints" / "best.json").symlink_to("nowhere")
+    with pytest.raises(UserError, match=r"best\.json: no such file"):
+        model_dir.load(str(tmp_path / "run"))
 
 
 def test_the_fingerprint_knows_weights_architecture_and_tokenizer_but_not_how_it_is_computed(tmp_path):
