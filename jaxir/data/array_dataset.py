@@ -15,26 +15,13 @@ import numpy as np
 from jaxir.checksums import check, directory_with_checksums
 from jaxir.data import fingerprints
 from jaxir.data.batch_plan import Batch, choose, keys_of_twins, share, without_twins
+from jaxir.data.saved_arrays import FORMAT, META, as_pairs_were_named, check_same, in_words, read
 from jaxir.data.text_table import TableBuilder, TextTable
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
-from jaxir.features import (
-    Features,
-    Key,
-    Numbers,
-    Record,
-    TextFormat,
-    Tokens,
-    check_record,
-    fields_of,
-    pair_features,
-    pair_format,
-)
+from jaxir.features import Features, Key, Numbers, Record, Tokens, check_record, fields_of
 from jaxir.files import local_path
 from jaxir.progress import progress
-
-_FORMAT = 2
-_META, _META_OF_PAIRS = "dataset.json", "pairs.json"
 
 
 class ArrayDataset:
@@ -142,7 +129,7 @@ class ArrayDataset:
 
     def _hash(self) -> str:
         if self._content is None:
-            self._content = fingerprints.of_arrays(_as_pairs_were_named(self.features, self._arrays()))
+            self._content = fingerprints.of_arrays(as_pairs_were_named(self.features, self._arrays()))
         return self._content
 
     @classmethod
@@ -315,7 +302,7 @@ class ArrayDataset:
     def save(self, directory: str | Path) -> None:
         """Writes the arrays (.npy) and their description into a new directory, all or nothing."""
         meta = {
-            "format": _FORMAT,
+            "format": FORMAT,
             "fields": {name: dataclasses.asdict(field) for name, field in self._fields.items()},
             "tokenizer_fingerprint": self.tokenizer_fingerprint,
             "num_examples": self.num_examples,
@@ -326,7 +313,7 @@ class ArrayDataset:
         with directory_with_checksums(directory) as aside:
             for name, array in self._arrays().items():
                 np.save(aside / f"{name}.npy", array)
-            (aside / _META).write_text(json.dumps(meta, indent=2) + "\n")
+            (aside / META).write_text(json.dumps(meta, indent=2) + "\n")
 
     @classmethod
     def load(cls, directory: str | Path, features: Features) -> ArrayDataset:
@@ -343,7 +330,7 @@ class ArrayDataset:
         directory = local_path(directory)
         check(directory)
         try:
-            meta, saved, arrays = _read(directory)
+            meta, saved, arrays = read(directory)
             wanted = fields_of(features)
             for name, field in wanted.items():
                 if name not in saved:
@@ -351,7 +338,7 @@ class ArrayDataset:
                         f"the objective reads the field {name!r}, but {directory} has only"
                         f" {', '.join(saved)}; make it again"
                     )
-                _check_same(directory, name, saved[name], field)
+                check_same(directory, name, saved[name], field)
             tables = {
                 field.table: TextTable(*(arrays[f"{field.table}_{part}"] for part in TextTable._fields))
                 for field in wanted.values()
@@ -374,7 +361,7 @@ class ArrayDataset:
             found._content = meta.get("hash")
             return found
         except FileNotFoundError as error:
-            raise UserError(f"{directory} holds no saved examples: {_META} is missing") from error
+            raise UserError(f"{directory} holds no saved examples: {META} is missing") from error
         except (ValueError, KeyError, TypeError, AttributeError, EOFError, IndexError) as error:
             raise UserError(f"{directory} is damaged: {error}") from error
 
@@ -383,56 +370,3 @@ class ArrayDataset:
         for name, table in self._tables.items():
             arrays |= {f"{name}_{part}": array for part, array in table._asdict().items()}
         return arrays
-
-
-def in_words(features: Features, num_examples: int) -> str:
-    """Returns e.g. 64 pairs of 16 + 24 tokens, negatives 2."""
-    fields = fields_of(features)
-    lengths = [str(f.length) for f in fields.values() if isinstance(f, Tokens) and f.count is None]
-    lists = "".join(f", {name} {f.count}" for name, f in fields.items() if f.count is not None)
-    noun = "pairs" if len(lengths) == 2 else "examples"
-    return f"{num_examples} {noun} of {' + '.join(lengths)} tokens{lists}"
-
-
-def _as_pairs_were_named(features: Features, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-    """Returns arrays of pairs under the names by which earlier jaxir hashed them, so that its runs go on."""
-    if pair_format(features) is None:
-        return arrays
-    found = dict(arrays)
-    found["pairs"] = np.stack([found.pop("query"), found.pop("passage")], axis=1)
-    found["negative_offsets"] = found.pop("offsets")
-    return {"negatives": np.zeros(0, np.int32)} | found
-
-
-def _read(
-    directory: Path,
-) -> tuple[dict[str, Any], dict[str, Tokens | Numbers], dict[str, np.ndarray]]:
-    """Returns the description, the fields and the arrays of what was saved, by earlier jaxir too."""
-    arrays = {p.stem: np.asarray(np.load(p, mmap_mode="r")) for p in directory.glob("*.npy")}
-    if (directory / _META_OF_PAIRS).exists():
-        meta = json.loads((directory / _META_OF_PAIRS).read_text())
-        form = {k: meta[k] for k in ("query_length", "passage_length", "query_prompt", "passage_prompt")}
-        features = pair_features(TextFormat(**form, num_negatives=int(len(arrays["negatives"]) > 0)))
-        arrays["query"], arrays["passage"] = arrays.pop("pairs").T
-        arrays["offsets"] = arrays.pop("negative_offsets")
-        meta["left_out"] = meta.get("negatives_left_out", 0)
-        meta["without_others"] = meta.get("pairs_without_negatives", 0)
-        return meta, fields_of(features), arrays
-    meta = json.loads((directory / _META).read_text())
-    if meta["format"] != _FORMAT:
-        raise UserError(f"{directory} is of another format; make it again")
-    saved = {
-        name: Tokens(**field) if "length" in field else Numbers(**field)
-        for name, field in meta["fields"].items()
-    }
-    return meta, saved, arrays
-
-
-def _check_same(directory: Path, name: str, saved: Tokens | Numbers, wanted: Tokens | Numbers) -> None:
-    """Raises a UserError where a field was saved in another form than is wanted; the count may differ."""
-    if (saved.count is None) != (wanted.count is None) or type(saved) is not type(wanted):
-        raise UserError(f"{directory} has another kind of value in the field {name!r}; make it again")
-    was, now = (dataclasses.asdict(field) for field in (saved, wanted))
-    for part in was:
-        if part != "count" and was[part] != now[part]:
-            raise UserError(f"{directory} was made with {name} {part} {was[part]!r}, not {now[part]!r}")

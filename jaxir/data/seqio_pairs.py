@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from jaxir.data import fingerprints, seqio_tasks
-from jaxir.data.array_dataset import in_words
 from jaxir.data.batch_plan import Batch, choose, keys_of_twins, share
 from jaxir.data.lines import OnBadInput
 from jaxir.data.mixture import MixtureDataset
+from jaxir.data.saved_arrays import in_words
 from jaxir.data.sources import stable_keys, text_id
 from jaxir.data.text_data import TextData
 from jaxir.data.tokenizer import Tokenizer, pad_batch

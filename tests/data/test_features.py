@@ -1,0 +1,137 @@
+"""Batches of other things than pairs: what an objective's features name is what a batch holds."""
+
+import numpy as np
+import pytest
+
+from jaxir.data.array_dataset import ArrayDataset
+from jaxir.data.mixture import Mixture
+from jaxir.data.seqio_pairs import SeqioPairs
+from jaxir.data.sources import stable_keys
+from jaxir.data.text_data import RecordSource
+from jaxir.errors import UserError
+from jaxir.features import Key, Numbers, Tokens, fields_of
+
+FEATURES = {
+    "ids": Tokens("text", 8, prompt="say "),
+    "key": Key("text"),
+    "weight": Numbers("weight"),
+    "other_ids": Tokens("others", 8, prompt="say ", count=2, among="text"),
+    "other_key": Key("others", 2),
+    "other_scores": Numbers("scores", 2),
+}
+
+
+def records(count=9):
+    for i in range(count):
+        others = [(f"o{i}-{j}", f"another {i} {j}") for j in range(2 + i % 3)]
+        yield {
+            "text": (f"t{i}", f"a text {i}"),
+            "weight": i / 4,
+            "others": others,
+            "scores": [10.0 * i + j for j in range(len(others))],
+            "unread": object(),
+        }
+
+
+class Records(RecordSource):
+    def records(self, on_bad_input):
+        return records()
+
+
+def test_any_records_become_batches(minilm):
+    data = Records().build(minilm, FEATURES)
+    batch = next(data.batches(batch_size=9, seed=3))
+    shapes = {name: (9, *feature.shape) for name, feature in FEATURES.items()}
+    assert {name: x.shape for name, x in batch.items()} == shapes
+    known = {k.tobytes(): i for i, k in enumerate(stable_keys([f"t{i}" for i in range(9)]))}
+    rows = [known[key.tobytes()] for key in batch["key"]]
+    np.testing.assert_array_equal(batch["weight"], np.float32([i / 4 for i in rows]))
+    for at, i in enumerate(rows):
+        for j in range(2):  # one draw serves all lists
+            chosen = round(float(batch["other_scores"][at, j])) - 10 * i
+            np.testing.assert_array_equal(batch["other_key"][at, j], stable_keys([f"o{i}-{chosen}"])[0])
+            (tokens,) = minilm.encode_batch([f"say another {i} {chosen}"], max_length=8)
+            np.testing.assert_array_equal(batch["other_ids"][at, j, : len(tokens)], tokens)
+    assert len({tuple(np.argsort(x)) for x in batch["other_scores"]}) == 2
+
+
+def test_saved_and_mixed_they_are_the_same(minilm, tmp_path):
+    data = Records().build(minilm, FEATURES)
+    data.save(tmp_path / "saved")
+    opened = ArrayDataset.load(tmp_path / "saved", FEATURES)
+    assert opened.fingerprint == data.fingerprint
+    fewer = FEATURES | {"other_ids": Tokens("others", 8, prompt="say ", count=1, among="text")}
+    fewer |= {"other_key": Key("others", 1), "other_scores": Numbers("scores", 1)}
+    one, two = (
+        next(ArrayDataset.load(tmp_path / "saved", f).batches(batch_size=4, seed=0))
+        for f in (fewer, FEATURES)
+    )
+    np.testing.assert_array_equal(one["other_scores"], two["other_scores"][:, :1])
+    mixed = Mixture(sources=[Records(), Records()]).build(minilm, FEATURES)
+    assert mixed.features == data.features and mixed.num_examples == 18
+    with pytest.raises(
+        UserError, match=r"reads the field 'title', but .*saved has only text, weight, others, sc"
+    ):
+        ArrayDataset.load(tmp_path / "saved", {"title_ids": Tokens("title", 8)})
+    with pytest.raises(UserError, match="was made with text length 8, not 9"):
+        ArrayDataset.load(tmp_path / "saved", {"ids": Tokens("text", 9, prompt="say ")})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weight": "heavy"}, "reads a number in the field 'weight', but found 'heavy'"),
+        ({"weight": [1.0]}, r"reads a number in the field 'weight', but found \[1.0\]"),
+        ({"text": "a text without an id"}, "reads a text in the field 'text', but found 'a text without"),
+        ({"others": ("o", "a single one")}, r"reads a list of texts in the field 'others', but found \('o'"),
+        ({"scores": [1.0]}, "example 0: its lists must be equally long, got 2 others, 1 scores"),
+    ],
+)
+def test_fields_of_another_kind_cost_a_sentence(minilm, change, message):
+    with pytest.raises(UserError, match=message):
+        ArrayDataset.from_records([record | change for record in records()], minilm, FEATURES)
+
+
+def test_features_that_contradict_each_other():
+    with pytest.raises(ValueError, match="read one field"):
+        fields_of({"a": Tokens("text", 8), "b": Tokens("text", 9)})
+    with pytest.raises(ValueError, match="has no tokens of the same texts"):
+        fields_of({"a": Tokens("text", 8), "b": Key("text", 2)})
+
+
+def test_numbers_come_by_way_of_seqio(minilm):
+    seqio = pytest.importorskip("seqio")
+    import tensorflow as tf
+
+    texts = seqio.PassThroughVocabulary(0)
+    kinds = {
+        "text": (tf.string, 0),
+        "weight": (tf.float32, 0),
+        "others": (tf.string, 1),
+        "scores": (tf.float32, 1),
+    }
+
+    def read(split, shuffle_files, seed=None):
+        def rows():
+            for r in records():
+                others = [text for _, text in r["others"]]
+                yield {"text": r["text"][1], "weight": r["weight"], "others": others, "scores": r["scores"]}
+
+        signature = {n: tf.TensorSpec([None] * rank, kind) for n, (kind, rank) in kinds.items()}
+        return tf.data.Dataset.from_generator(rows, output_signature=signature)
+
+    seqio.TaskRegistry.add(
+        "with_numbers",
+        source=seqio.FunctionDataSource(read, splits=["train"], num_input_examples={"train": 9}),
+        preprocessors=[],
+        output_features={
+            n: seqio.Feature(texts, False, dtype=kind, rank=rank) for n, (kind, rank) in kinds.items()
+        },
+    )
+    (batch,) = SeqioPairs(mixture="with_numbers").build(minilm, FEATURES).ordered(9)
+    (expected,) = Records().build(minilm, FEATURES).ordered(9)
+    for name in ("ids", "weight", "other_ids", "other_scores"):
+        np.testing.assert_array_equal(batch[name], expected[name])
+        assert batch[name].dtype == expected[name].dtype
+    with pytest.raises(UserError, match="reads the field 'title', but SeqIO task with_numbers has only"):
+        next(SeqioPairs(mixture="with_numbers").build(minilm, {"a": Tokens("title", 8)}).ordered(9))
