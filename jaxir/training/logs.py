@@ -125,7 +125,7 @@ class Narrator:
         self._mark = self._first_done = time.perf_counter()
         first = jax.process_index() == 0
         self._bar = (
-            progress(total=steps, what="train", unit="step", initial=start_step)
+            progress(total=steps, what="train", unit="step", initial=start_step, lines=False)
             if first
             else tqdm(total=steps, initial=start_step, disable=True)
         )

@@ -45,16 +45,16 @@ def test_the_last_step_is_logged_with_its_rate_and_its_gradient_before_clipping(
 class Steep(Contrastive):
     """A loss that is a number though its gradient is none."""
 
-    def __call__(self, model, batch, key=None):
-        loss, metrics = super().__call__(model, batch, key)
+    def __call__(self, model, batch, key=None, **more):
+        loss, metrics = super().__call__(model, batch, key, **more)
         return loss + 0.0 * jnp.sqrt(0.0 * loss), metrics
 
 
 class BlindToDev(Contrastive):
     """A loss that is no number without dropout, as dev evaluation has it."""
 
-    def __call__(self, model, batch, key=None):
-        loss, metrics = super().__call__(model, batch, key)
+    def __call__(self, model, batch, key=None, **more):
+        loss, metrics = super().__call__(model, batch, key, **more)
         return loss if key is not None else loss * jnp.nan, metrics
 
 

@@ -1,0 +1,60 @@
+"""What long work says of itself where nobody sees a bar move: in a log file."""
+
+import io
+import re
+import sys
+import time
+
+import pytest
+
+from jaxir import progress
+
+
+def run(count, seconds, **how):
+    for _ in progress.progress(range(count), what="encode", unit="texts", **how):
+        time.sleep(seconds)
+
+
+def test_a_log_gets_a_line_now_and_then(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "EVERY", 0.1)
+    run(40, 0.02)
+    lines = capsys.readouterr().err.splitlines()
+    assert 2 <= len(lines) <= 10
+    found = [
+        re.fullmatch(r"encode: (\d+) of 40 texts, [\d:]+ so far, about [\d:]+ left", line) for line in lines
+    ]
+    assert all(found)
+    counts = [int(match[1]) for match in found]
+    assert counts == sorted(counts) and counts[0] < 40 == counts[-1]
+
+
+def test_endless_work_says_how_far_it_is(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "EVERY", 0.05)
+    bar = progress.progress(what="reading", unit="lines")
+    for _ in range(10):
+        time.sleep(0.02)
+        bar.update(3)
+    bar.close()
+    assert re.match(r"reading: \d+ lines, 00:00 so far\n", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("how", [{"hidden": True}, {"lines": False}])
+def test_who_prints_lines_of_its_own_gets_none(monkeypatch, capsys, how):
+    monkeypatch.setattr(progress, "EVERY", 0.01)
+    run(5, 0.01, **how)
+    assert capsys.readouterr().err == ""
+
+
+def test_what_is_soon_done_says_nothing(capsys):
+    run(5, 0.0)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_terminal_gets_a_bar(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr("sys.stderr", Terminal())
+    run(5, 0.0)
+    assert "100%|" in sys.stderr.getvalue()
