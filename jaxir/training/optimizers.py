@@ -5,22 +5,25 @@ of each layer of a scanned stack.
 """
 
 import dataclasses
+import fnmatch
 import itertools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jaxir.errors import UserError
+from jaxir.errors import UserError, suggest
 from jaxir.simple_types import Count, NotNegative, Positive, Rate, Within, checked
 from jaxir.training.length import in_steps
+from jaxir.training.trained import name_of
 
 Schedule = Callable[[jax.typing.ArrayLike], jax.Array]
 NEVER_DECAYED = ("bias", "scale")
 LEAST_RATE = 1e-8  # of T5X's schedule
+Groups = Mapping[str, Mapping[str, Any]]
 
 
 class BuiltOptimizer(NamedTuple):
@@ -115,6 +118,9 @@ class AdamW:
       b2: decay of the second moment.
       eps: added to the root of the second moment.
       clip_norm: the global norm to which larger gradients are scaled down; None clips nothing.
+      groups: other values of these for parts of what is trained, by a pattern of names, such as
+        {"auxiliary.*": {"learning_rate": 1e-3}}; the first that matches counts, and the norm of each part is
+        clipped by itself.
     """
 
     learning_rate: NotNegative = 2e-5
@@ -124,6 +130,7 @@ class AdamW:
     b2: Rate = 0.999
     eps: NotNegative = 1e-8
     clip_norm: Positive | None = 1.0
+    groups: Groups = dataclasses.field(default_factory=dict)
 
     def build(self, steps: int) -> BuiltOptimizer:
         """Returns the optimizer of a run of `steps` steps.
@@ -131,6 +138,8 @@ class AdamW:
         Raises:
           UserError: settings out of range.
         """
+        if self.groups:
+            return _in_groups(self, steps)
         warmup_steps = _in_steps(self.warmup_steps, steps)
         schedule = linear_schedule(self.learning_rate, warmup_steps=warmup_steps, steps=steps)
         adamw = optax.adamw(
@@ -158,6 +167,7 @@ class Adafactor:
       min_dim_size_to_factor: second moments are kept as row and column means where both are at least this
         long.
       clip_norm: the global norm to which larger gradients are scaled down; None (as in T5X) clips nothing.
+      groups: as in `AdamW`.
     """
 
     learning_rate: NotNegative = 1e-3
@@ -167,6 +177,7 @@ class Adafactor:
     clipping_threshold: Positive = 1.0
     min_dim_size_to_factor: Count = 128
     clip_norm: Positive | None = None
+    groups: Groups = dataclasses.field(default_factory=dict)
 
     def build(self, steps: int) -> BuiltOptimizer:
         """Returns the optimizer of a run of `steps` steps.
@@ -174,6 +185,8 @@ class Adafactor:
         Raises:
           UserError: settings out of range.
         """
+        if self.groups:
+            return _in_groups(self, steps)
         schedule = t5x_schedule(
             self.learning_rate,
             warmup_steps=_in_steps(self.warmup_steps, steps),
@@ -195,6 +208,33 @@ class Adafactor:
 
 
 Optimizer = AdamW | Adafactor
+
+
+def _in_groups(optimizer: Optimizer, steps: int) -> BuiltOptimizer:
+    """Returns an optimizer that treats each of `optimizer.groups` by settings of its own."""
+    known = [f.name for f in dataclasses.fields(optimizer) if f.name != "groups"]
+    settings = {"": dataclasses.replace(optimizer, groups={})}
+    for pattern, changes in optimizer.groups.items():
+        for name in changes:
+            if name not in known:
+                raise UserError(f"group {pattern!r}: there is no setting {name!r}{suggest(name, known)}")
+        settings[pattern] = dataclasses.replace(settings[""], **changes)
+    built = {pattern: group.build(steps) for pattern, group in settings.items()}
+
+    def label(path: Sequence[Any], _: Any) -> str:
+        name = name_of([key.key for key in path])
+        return next((p for p in optimizer.groups if fnmatch.fnmatchcase(name, p)), "")
+
+    def labels(params: Any) -> Any:
+        found = jax.tree_util.tree_map_with_path(label, params)
+        for pattern in optimizer.groups:
+            if pattern not in jax.tree.leaves(found):
+                names = [name_of([key.key for key in path]) for path, _ in jax.tree.leaves_with_path(params)]
+                raise UserError(f"group {pattern!r}: no parameter is called so{suggest(pattern, names)}")
+        return found
+
+    transform = optax.partition({pattern: group.transform for pattern, group in built.items()}, labels)
+    return BuiltOptimizer(transform, built[""].schedule)
 
 
 def decayed(params: Any) -> Any:

@@ -18,6 +18,7 @@ from jaxir.objectives.contrastive import Contrastive
 from jaxir.objectives.objective import Objective
 from jaxir.objectives.weighted_sum import Ramp, WeightedSum
 from jaxir.training import state as state_lib
+from jaxir.training.optimizers import AdamW
 
 
 class ScaleAndBias(nnx.Module):
@@ -169,3 +170,40 @@ def test_a_model_with_other_state_is_refused():
 
     with pytest.raises(ValueError, match=r"keeps only nnx\.Param"):
         state_lib.plan_state(Averaging(), AdamW().build(1).transform, MeshConfig().build())
+
+
+def test_groups_have_rates_decay_and_norms_of_their_own(tmp_path):
+    """A rate of 0 keeps what it is of; two scalars with huge gradients do not scale down the model's."""
+
+    class Loud(Sigmoid):
+        def __call__(self, model, batch, key=None, *, auxiliary, step=None):
+            loss, metrics = super().__call__(model, batch, key, auxiliary=auxiliary, step=step)
+            return loss + 1e6 * jnp.square(auxiliary.bias[...]), metrics
+
+    def trained(name, **groups):
+        optimizer = AdamW(learning_rate=1e-3, weight_decay=0.0, eps=1e-3, groups=groups)
+        run(tmp_path / name, objective=Loud(), optimizer=optimizer, steps=5)
+        return arrays(tmp_path / name, 5)
+
+    start = jax.device_get(nnx.to_pure_dict(nnx.state(Bag(), nnx.Param)))
+    together = trained("together")
+    apart = trained("apart", **{"auxiliary.[bs]*": {"clip_norm": 1.0}, "bias": {"learning_rate": 0.0}})
+    moved = {
+        name: np.abs(x["params['table']"] - start["table"]).max()
+        for name, x in (("t", together), ("a", apart))
+    }
+    assert moved["a"] > 100 * moved["t"] > 0
+    np.testing.assert_array_equal(apart["params['bias']"], start["bias"])
+    assert not np.array_equal(together["params['bias']"], start["bias"])
+    assert apart["auxiliary['bias']"] != -1
+
+
+def test_groups_that_match_nothing_or_set_nothing_known(tmp_path):
+    for groups, message in (
+        ({"auxilary.*": {"learning_rate": 0.1}}, r"group 'auxilary\.\*': no parameter is called so"),
+        ({"table": {"learning_rat": 0.1}}, "group 'table': there is no setting 'learning_rat'; did you mean"),
+        ({"table": {"learning_rate": -1}}, "learning_rate"),
+    ):
+        with pytest.raises(UserError, match=message):
+            run(tmp_path / "run", objective=Sigmoid(), optimizer=AdamW(groups=groups), steps=5)
+    assert not (tmp_path / "run").exists()
