@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+import re
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,6 +48,9 @@ def writes(*, unless: str | None = None, **kinds: Kind) -> Callable[[Callable[..
                 for name, kind in kinds.items():
                     if (path := given.arguments.get(name)) is not None:
                         check_output(f"--{name}", path, kind)
+                        if kind == "file":
+                            others = {n: v for n, v in given.arguments.items() if n not in kinds}
+                            check_not_read(path, others)
             return function(*args, **kwargs)
 
         checked.__signature__ = signature  # gin asks for it
@@ -77,6 +82,27 @@ def check_output(what: str, path: str | Path, kind: Kind) -> None:
         check_room(place)
     else:
         check_work_directory(path)
+
+
+def check_not_read(path: str | Path, arguments: Mapping[str, Any]) -> None:
+    """Checks that a file that will be replaced is not one that the command reads.
+
+    Args:
+      path: the file.
+      arguments: the others of the command; those that are texts, or lists of them, may name files.
+
+    Raises:
+      UserError: it is.
+    """
+    place = path_of(path)
+    if is_bucket(place) or not place.is_file():
+        return
+    for name, value in arguments.items():
+        for item in value if isinstance(value, list | tuple) else [value]:
+            for text in re.split(r",|^\w+:|^\w+=", item) if isinstance(item, str) else ():
+                with contextlib.suppress(OSError, ValueError):
+                    if text and place.samefile(text):
+                        raise UserError(f"{path} is what --{name} reads: give another output")
 
 
 def check_file(path: str | Path) -> None:

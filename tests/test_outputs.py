@@ -125,3 +125,21 @@ def test_what_is_read_from_local_paths_only_says_so(command, flags, tmp_path, ca
     assert told.startswith("error: gs://b/x: this is "), told
     assert "local paths only" in told
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("command", "flags"),
+    [
+        ("fuse", ["--runs=a.trec,b.trec", "--method=rrf"]),
+        ("evaluate", ["--run=other=a.trec", "--qrels=b.trec"]),
+        ("search", ["--index=index", "--queries=a.trec", "--k=3"]),
+    ],
+)
+def test_what_a_command_reads_is_not_replaced(command, flags, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.trec", "b.trec"):
+        (tmp_path / name).write_text("q0 Q0 d0 1 0.5 t\n")
+    for output in ("a.trec", "./a.trec", str(tmp_path / "a.trec")):
+        assert cli.main(f"jaxir.{command}:{command}", [*flags, f"--output={output}"]) == 1
+        assert f"error: {output} is what --" in capsys.readouterr().err
+    assert (tmp_path / "a.trec").read_text() == "q0 Q0 d0 1 0.5 t\n"
