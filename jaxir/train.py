@@ -33,6 +33,7 @@ def train(
     mesh: Any = None,
     num_negatives: Natural = 0,
     frozen: list[str] | None = None,
+    auxiliary_from: str | None = None,
     seed: Seed = 0,
     log_every: Count = 10,
     eval_every: PositiveNumber = 100,
@@ -68,6 +69,8 @@ def train(
       mesh: MeshConfig(...) of jaxir.partitioning; by default all devices split the batch.
       num_negatives: hard negatives of each pair; the data must have them.
       frozen: patterns of names of parameters that are not trained, such as "encoder.embedding.*".
+      auxiliary_from: a run; what its objective learnt beside the model (heads, decoders, temperatures) is
+        what this run's starts from, as the model itself does with MODEL=RUN.
       seed: of new parameters, the order of the data and dropout.
       log_every: steps between log lines.
       eval_every: steps between evaluations on the dev pairs; below 1, a share of all steps.
@@ -154,6 +157,7 @@ def train(
             partitioner=partitioner,
             seed=seed,
             frozen=frozen or (),
+            auxiliary_from=auxiliary_from,
             dev_metric=dev_metric,
             dev_distractors=dev_distractors,
             on_start=describe_run,

@@ -21,6 +21,7 @@ from jaxir.files import atomic_file, path_of
 from jaxir.models.products import as_run_on
 from jaxir.objectives.objective import Objective
 from jaxir.partitioning import MeshConfig, Partitioner
+from jaxir.training import stages
 from jaxir.training import state as state_lib
 from jaxir.training.checkpoints import Checkpoints
 from jaxir.training.dev import METRICS, DevEvaluation, check_metric
@@ -93,6 +94,7 @@ def train(
     checkpoint_every: int = 500,
     keep_last: int = 2,
     frozen: Sequence[str] = (),
+    auxiliary_from: str | None = None,
     objective_description: str | None = None,
     on_start: Callable[[Path], None] | None = None,
 ) -> TrainResult:
@@ -121,6 +123,7 @@ def train(
       checkpoint_every: steps between checkpoints; the last step and each new best dev metric are saved too.
       keep_last: how many of the newest checkpoints to keep, besides the best.
       frozen: patterns of names of what is not trained, such as "encoder.embedding.*" or "auxiliary.head.*".
+      auxiliary_from: a run; what its objective had beside the model is what this one's starts from.
       objective_description: what must be the same when the run is resumed; by default the names and values
         of the objective's fields.
       on_start: called with `output_dir` before the first step, once that is known to be usable; writes there
@@ -168,7 +171,8 @@ def train(
                 seed=seed,
                 frozen=frozen,
                 parts=parts,
-            ),
+            )
+            | stages.describe(auxiliary_from),
             keep_last=keep_last,
             metric=dev_metric if dev else None,
             hold=hold,
@@ -182,6 +186,8 @@ def train(
         resumed = checkpoints.open(plan.abstract)
         start = resumed.step if resumed else 0
         state = resumed.state if resumed else state_lib.initial_state(model, built.transform, plan, auxiliary)
+        if auxiliary_from and not resumed:
+            state = stages.with_auxiliary_of(auxiliary_from, state, plan)
         closing.callback(lambda: state_lib.put_into(model, state.params))
         if start == steps:
             mark_complete(run_dir, steps)

@@ -75,6 +75,7 @@ def arrays(run_dir, step):
 def whole(tmp_path_factory):
     place = tmp_path_factory.mktemp("whole") / "run"
     run(place, objective=Sigmoid(), steps=30, checkpoint_every=15)
+    (place / "jaxir.json").touch()  # which the command writes: by it others know a run
     return place
 
 
@@ -207,3 +208,41 @@ def test_groups_that_match_nothing_or_set_nothing_known(tmp_path):
         with pytest.raises(UserError, match=message):
             run(tmp_path / "run", objective=Sigmoid(), optimizer=AdamW(groups=groups), steps=5)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_later_stage_starts_from_what_was_learnt(whole, tmp_path):
+    learnt = arrays(whole, json.loads((whole / "checkpoints/best.json").read_text())["step"])
+    kept = AdamW(learning_rate=0.0, weight_decay=0.0)
+    run(tmp_path / "later", objective=Sigmoid(), optimizer=kept, steps=1, auxiliary_from=str(whole))
+    later = arrays(tmp_path / "later", 1)
+    names = [name for name in learnt if name.startswith("auxiliary")]
+    assert len(names) == 7 and all(np.array_equal(later[name], learnt[name]) for name in names)
+    # The averages went on from there: at momentum 0.5 half of the earlier ones and half of the batch's.
+    mean = "statistics['norm']['mean']"
+    fresh = run_fresh(tmp_path, kept)[mean]
+    half = 0.5 * learnt[mean]  # (through another head, whose batch is a little another)
+    assert np.abs(later[mean] - half - fresh).max() < 0.05 * np.abs(half).max()
+    for change in ({}, {"auxiliary_from": str(tmp_path / "fresh")}):
+        with pytest.raises(UserError, match="was trained with auxiliary_from="):
+            run(tmp_path / "later", objective=Sigmoid(), optimizer=kept, steps=1, **change)
+
+
+def run_fresh(tmp_path, optimizer):
+    """The statistics after a step that begins without any: half of the batch's."""
+    run(tmp_path / "fresh", objective=Sigmoid(), optimizer=optimizer, steps=1)
+    (tmp_path / "fresh" / "jaxir.json").touch()
+    return arrays(tmp_path / "fresh", 1)
+
+
+def test_what_no_stage_can_start_from(whole, tmp_path):
+    run(tmp_path / "plain", steps=5)
+    (tmp_path / "plain" / "jaxir.json").touch()
+    (tmp_path / "empty").mkdir()
+    for start, objective, message in (
+        (tmp_path / "plain", Sigmoid(), "plain: its objective had no auxiliary"),
+        (whole, Contrastive(), "the objective has nothing beside the model"),
+        (whole, WeightedSum(parts={"a": Sigmoid()}), "its auxiliary is not the one of this objective"),
+        (tmp_path / "empty", Sigmoid(), "empty is no run"),
+    ):
+        with pytest.raises(UserError, match=message):
+            run(tmp_path / "run", objective=objective, steps=5, auxiliary_from=str(start))

@@ -1,0 +1,62 @@
+"""Starting a stage of training from what an earlier one has learnt beside the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+
+from jaxir.errors import UserError
+from jaxir.files import is_bucket
+from jaxir.interop import array_checksums
+from jaxir.interop.quiet import quiet_orbax
+from jaxir.interop.run_dir import checkpoint_of, read_record
+from jaxir.training.state import Plan, TrainState
+
+
+def with_auxiliary_of(run: str, state: TrainState, plan: Plan) -> TrainState:
+    """Returns `state` with auxiliary and statistics of a run's checkpoint (its best, else its latest).
+
+    Args:
+      run: the directory of a run whose objective had the same auxiliary.
+      state: before the first step.
+      plan: what the state is of.
+
+    Raises:
+      UserError: `run` is no run, its objective had nothing or something else beside the model, or it is
+        damaged.
+    """
+    checkpoint = checkpoint_of(run)
+    if checkpoint is None:
+        raise UserError(f"{run} is no run: it has no auxiliary to start from")
+    wanted = {name: getattr(plan.abstract, name) for name in ("auxiliary", "statistics")}
+    wanted = {name: tree for name, tree in wanted.items() if jax.tree.leaves(tree)}
+    if not wanted:
+        raise UserError("the objective has nothing beside the model that could start from another run")
+    sums, found = read_record(checkpoint).get("checksums") or {}, {}
+    for name, abstract in wanted.items():
+        path = checkpoint / name
+        if not path.is_dir():
+            raise UserError(f"{run}: its objective had no {name}")
+        try:
+            with quiet_orbax():
+                place = path if is_bucket(path) else path.resolve()
+                found[name] = ocp.StandardCheckpointer().restore(place, abstract)
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{run}: its {name} is not the one of this objective, or damaged") from error
+        told = {n: int(x) for n, x in jax.device_get(jax.jit(array_checksums.of_tree)(found[name])).items()}
+        if sums.get(name, told) != told:
+            raise UserError(f"{path} is damaged: its checksums do not match its content")
+    return state._replace(**found)
+
+
+def describe(run: str | None) -> dict[str, Any]:
+    """Returns what a resume checks of it: which checkpoint it was, by its checksums."""
+    if run is None:
+        return {}
+    checkpoint = checkpoint_of(run)
+    if checkpoint is None:
+        raise UserError(f"{run} is no run: it has no auxiliary to start from")
+    sums = read_record(checkpoint).get("checksums") or {}
+    return {"auxiliary_from": {name: sums[name] for name in ("auxiliary", "statistics") if name in sums}}
