@@ -226,7 +226,7 @@ def opened(directory: str, system: str, way: str) -> Opened:
             lambda queries, wide, again: index.with_settings(leaves_to_search=wide, reorder=again).search(
                 queries, K
             )[1],
-            index.info.settings["leaves"] // 3,
+            index.info.settings["leaves"],
             tuple(n for n in CANDIDATES if n >= 4 * K),  # it compares no fewer
         )
     if system == "ScaNN":
@@ -238,7 +238,7 @@ def opened(directory: str, system: str, way: str) -> Opened:
             lambda queries, wide, again: index.search_batched(
                 queries, final_num_neighbors=K, pre_reorder_num_neighbors=again, leaves_to_search=wide
             )[0].tolist(),
-            leaves // 3,
+            leaves,
             CANDIDATES,
         )
     if system == "hnswlib":
@@ -271,7 +271,7 @@ def opened(directory: str, system: str, way: str) -> Opened:
         return Opened(of_faiss)
     if system == "faiss HNSW":
         return Opened(of_faiss, 1000)
-    return Opened(of_faiss, int(way.split(",")[0].removeprefix("IVF")) // 3, FACTORS)
+    return Opened(of_faiss, int(way.split(",")[0].removeprefix("IVF")), FACTORS)
 
 
 def choose(directory: str, system: str, way: str) -> list[Found]:
