@@ -29,6 +29,7 @@ def quickstart(output) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_from_documentation_to_answers(tmp_path, minilm_folder):
     output, entries = tmp_path / "quickstart", pydocs.collect()

@@ -25,6 +25,7 @@ def flags(tmp_path, folder, tiny_gin) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_grid_from_end_to_end(tmp_path, flags):
     def run(*more):
         command = [sys.executable, "-m", "jaxir.grid", *flags, "--sharing=ade_spl", *more]
