@@ -307,7 +307,9 @@ def test_a_process_that_leaves_an_iterator_open_ends(minilm_folder, pairs_file):
         "from jaxir.tasks.local_files import jsonl_pairs\n"
         f"tokenizer = Tokenizer.load({str(minilm_folder)!r})\n"
         f"pairs = SeqioPairs(mixture=jsonl_pairs(path={str(pairs_file)!r}))\n"
-        "batches = pairs.build(tokenizer, query_length=8, passage_length=8).batches(batch_size=8, seed=0)\n"
+        "from jaxir.features import TextFormat, pair_features\n"
+        "data = pairs.build(tokenizer, pair_features(TextFormat(8, 8)))\n"
+        "batches = data.batches(batch_size=8, seed=0)\n"
         "print(next(batches)['query_ids'].shape)"
     )
     keep = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
