@@ -130,7 +130,7 @@ class AdamW:
     b2: Rate = 0.999
     eps: NotNegative = 1e-8
     clip_norm: Positive | None = 1.0
-    groups: Groups = dataclasses.field(default_factory=dict)
+    groups: Groups | None = None
 
     def build(self, steps: int) -> BuiltOptimizer:
         """Returns the optimizer of a run of `steps` steps.
@@ -177,7 +177,7 @@ class Adafactor:
     clipping_threshold: Positive = 1.0
     min_dim_size_to_factor: Count = 128
     clip_norm: Positive | None = None
-    groups: Groups = dataclasses.field(default_factory=dict)
+    groups: Groups | None = None
 
     def build(self, steps: int) -> BuiltOptimizer:
         """Returns the optimizer of a run of `steps` steps.
@@ -213,7 +213,7 @@ Optimizer = AdamW | Adafactor
 def _in_groups(optimizer: Optimizer, steps: int) -> BuiltOptimizer:
     """Returns an optimizer that treats each of `optimizer.groups` by settings of its own."""
     known = [f.name for f in dataclasses.fields(optimizer) if f.name != "groups"]
-    settings = {"": dataclasses.replace(optimizer, groups={})}
+    settings = {"": dataclasses.replace(optimizer, groups=None)}
     for pattern, changes in optimizer.groups.items():
         for name in changes:
             if name not in known:
