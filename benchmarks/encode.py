@@ -105,7 +105,7 @@ def run_worker(system: str, model: str, dtype: str, directory: Path, peer_python
 
 def local_model(model: str) -> str:
     """Returns the directory of a sentence-transformers model, for both systems to read."""
-    from jaxir.interop import hub
+    from jaxir.interop.huggingface import hub
 
     return str(Path(hub.resolve(model.removeprefix("st:"), default_owner="sentence-transformers")).resolve())
 
@@ -130,7 +130,7 @@ def work(system: str, model: str, dtype: str, directory: str) -> int:
 def jaxir_encoder(model: str, dtype: str, result: dict) -> Callable:
     """Loads jaxir; `result` is given token counts and what the batches were."""
     from jaxir import DualEncoder
-    from jaxir.retrieval.batching import EncodingReport
+    from jaxir.retrieval.encoding.batching import EncodingReport
 
     encoder = DualEncoder.load(f"st:{model}", dtype=dtype)
     prompt, max_length = encoder.text_settings("passage")

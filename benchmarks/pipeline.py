@@ -56,7 +56,7 @@ def main() -> int:
     if flags.corpus is None:
         parser.error("--corpus is needed")
 
-    from jaxir.interop import hub
+    from jaxir.interop.huggingface import hub
 
     cores = sorted(os.sched_getaffinity(0))[: flags.cores]
     os.sched_setaffinity(0, cores)  # of every process from here on
@@ -114,8 +114,8 @@ def jaxir(clock: Clock, model: str, directory: Path) -> dict[str, float]:
 
     from jaxir import DualEncoder, load_index
     from jaxir.data.sources import read_corpus
-    from jaxir.retrieval.embeddings import encode_corpus, open_embeddings
-    from jaxir.retrieval.index import build_index
+    from jaxir.retrieval.encoding.embeddings import encode_corpus, open_embeddings
+    from jaxir.retrieval.indexes.index import build_index
 
     compiling: list[float] = []
     jax.monitoring.register_event_duration_secs_listener(

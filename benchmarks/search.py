@@ -110,7 +110,7 @@ def main() -> int:
 
 def prepare(embeddings: str, queries: int, directory: Path) -> tuple[int, int]:
     """Splits the vectors into a corpus and queries and finds the true neighbours, by plain numpy."""
-    from jaxir.retrieval.embeddings import open_embeddings
+    from jaxir.retrieval.encoding.embeddings import open_embeddings
 
     vectors = np.concatenate(open_embeddings(embeddings).shards)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -154,8 +154,8 @@ def build(directory: str, system: str, way: str) -> dict:
     load_libraries(system)
     started = time.process_time()
     if system.startswith("jaxir"):
-        from jaxir.retrieval.exact import ExactIndex
-        from jaxir.retrieval.scann_index import ScannIndex
+        from jaxir.retrieval.indexes.exact import ExactIndex
+        from jaxir.retrieval.indexes.scann_index import ScannIndex
 
         ids, storage = list(map(str, range(len(corpus)))), system.split()[-1]
         exact = storage == "exact"
@@ -208,7 +208,7 @@ def build(directory: str, system: str, way: str) -> dict:
 
 def load_libraries(system: str) -> None:
     """Imports what a system needs, which is no part of its index."""
-    names = {"jaxir": ("jaxir.retrieval.exact", "scann"), "ScaNN": ("scann",)}.get(system.split()[0])
+    names = {"jaxir": ("jaxir.retrieval.indexes.exact", "scann"), "ScaNN": ("scann",)}.get(system.split()[0])
     for name in names or (system.split()[0],):
         importlib.import_module(name)
 
@@ -217,7 +217,7 @@ def opened(directory: str, system: str, way: str) -> Opened:
     """Loads an index that `build` wrote."""
     path = Path(directory, f"{system} {way}")
     if system.startswith("jaxir"):
-        from jaxir.retrieval.index import load_index
+        from jaxir.retrieval.indexes.index import load_index
 
         index = load_index(path)
         if "leaves" not in index.info.settings:

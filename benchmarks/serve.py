@@ -164,7 +164,7 @@ def prepare(directory: Path, model: str, corpus: str | None, documents: int) -> 
     from jaxir import DualEncoder, ExactIndex
     from jaxir.compile_cache import keep_compiled_programs
     from jaxir.data.sources import read_corpus
-    from jaxir.retrieval.lucene import build_lucene_index
+    from jaxir.retrieval.indexes.lucene import build_lucene_index
     from jaxir.sidecar import environment
 
     keep_compiled_programs()

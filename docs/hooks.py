@@ -40,8 +40,8 @@ INTERFACE = (
     "jaxir.training.optimizers:Adafactor",
     "jaxir.partitioning:MeshConfig",
     "jaxir.evaluation.retrieval:evaluate_run",
-    "jaxir.retrieval.fusion:reciprocal_rank_fusion",
-    "jaxir.retrieval.updating:update_index",
+    "jaxir.retrieval.ranking.fusion:reciprocal_rank_fusion",
+    "jaxir.retrieval.indexes.updating:update_index",
     "jaxir.serving.limits:Limits",
 )
 

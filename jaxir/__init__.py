@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from jaxir.losses.pair import pair
     from jaxir.losses.samtone import samtone
     from jaxir.objectives.contrastive import Contrastive
-    from jaxir.retrieval.dual_encoder import DualEncoder
-    from jaxir.retrieval.embeddings import encode_corpus
-    from jaxir.retrieval.exact import ExactIndex
-    from jaxir.retrieval.index import Index, load_index
-    from jaxir.retrieval.milvus_index import MilvusIndex
-    from jaxir.retrieval.runs import read_run, write_run
-    from jaxir.retrieval.scann_index import ScannIndex
+    from jaxir.retrieval.encoding.dual_encoder import DualEncoder
+    from jaxir.retrieval.encoding.embeddings import encode_corpus
+    from jaxir.retrieval.indexes.exact import ExactIndex
+    from jaxir.retrieval.indexes.index import Index, load_index
+    from jaxir.retrieval.indexes.milvus_index import MilvusIndex
+    from jaxir.retrieval.indexes.scann_index import ScannIndex
+    from jaxir.retrieval.ranking.runs import read_run, write_run
     from jaxir.training.fit import fit
     from jaxir.training.optimizers import Adafactor, AdamW
 
@@ -32,22 +32,22 @@ _HOME = {
     "Adafactor": "jaxir.training.optimizers",
     "AdamW": "jaxir.training.optimizers",
     "Contrastive": "jaxir.objectives.contrastive",
-    "DualEncoder": "jaxir.retrieval.dual_encoder",
-    "ExactIndex": "jaxir.retrieval.exact",
+    "DualEncoder": "jaxir.retrieval.encoding.dual_encoder",
+    "ExactIndex": "jaxir.retrieval.indexes.exact",
     "FromScratch": "jaxir.interop.build",
-    "Index": "jaxir.retrieval.index",
-    "MilvusIndex": "jaxir.retrieval.milvus_index",
+    "Index": "jaxir.retrieval.indexes.index",
+    "MilvusIndex": "jaxir.retrieval.indexes.milvus_index",
     "Pairs": "jaxir.data.own_pairs",
     "Pretrained": "jaxir.interop.build",
-    "ScannIndex": "jaxir.retrieval.scann_index",
-    "encode_corpus": "jaxir.retrieval.embeddings",
+    "ScannIndex": "jaxir.retrieval.indexes.scann_index",
+    "encode_corpus": "jaxir.retrieval.encoding.embeddings",
     "fit": "jaxir.training.fit",
     "in_batch_softmax": "jaxir.losses.in_batch",
-    "load_index": "jaxir.retrieval.index",
+    "load_index": "jaxir.retrieval.indexes.index",
     "pair": "jaxir.losses.pair",
-    "read_run": "jaxir.retrieval.runs",
+    "read_run": "jaxir.retrieval.ranking.runs",
     "samtone": "jaxir.losses.samtone",
-    "write_run": "jaxir.retrieval.runs",
+    "write_run": "jaxir.retrieval.ranking.runs",
 }
 
 __version__ = "0.1.0"

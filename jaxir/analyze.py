@@ -47,7 +47,7 @@ def analyze(
     from jaxir.evaluation import analysis
     from jaxir.evaluation.datasets import parse_dataset
     from jaxir.files import atomic_directory
-    from jaxir.retrieval.dual_encoder import DualEncoder
+    from jaxir.retrieval.encoding.dual_encoder import DualEncoder
 
     analysis.require_libraries()
     named = name_models(models)

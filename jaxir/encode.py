@@ -35,8 +35,8 @@ def encode(
       dtype: type of the matrix products; the vectors are float32 all the same.
       on_bad_input: stop at the first malformed line, or skip and count them.
     """
-    from jaxir.retrieval.dual_encoder import DualEncoder
-    from jaxir.retrieval.embeddings import check_free, encode_corpus
+    from jaxir.retrieval.encoding.dual_encoder import DualEncoder
+    from jaxir.retrieval.encoding.embeddings import check_free, encode_corpus
 
     check_free(output)
     encoder = DualEncoder.load(model, dtype=dtype, batch_tokens=batch_tokens)

@@ -66,9 +66,10 @@ def _saved_model(
     import jax
 
     jax.config.update("jax_platforms", "cpu")  # the programs are lowered, not run
-    from jaxir.interop import model_dir, saved_model
-    from jaxir.interop.exported import Source
-    from jaxir.retrieval import saved_search
+    from jaxir.interop import model_dir
+    from jaxir.interop.exports import saved_model
+    from jaxir.interop.exports.exported import Source
+    from jaxir.retrieval.indexes import saved_search
 
     loaded = model_dir.load(model, dtype=dtype)
     search = None
@@ -81,8 +82,9 @@ def _onnx(model: str, output: str) -> None:
     import jax
 
     jax.config.update("jax_platforms", "cpu")
-    from jaxir.interop import model_dir, onnx_model
-    from jaxir.interop.exported import Source
+    from jaxir.interop import model_dir
+    from jaxir.interop.exports import onnx_model
+    from jaxir.interop.exports.exported import Source
 
     loaded = model_dir.load(model, dtype="float32")
     onnx_model.write(output, Source(name=model, **loaded._asdict()))

@@ -12,7 +12,7 @@ from jaxir.data.lines import as_number
 from jaxir.errors import UserError
 from jaxir.outputs import writes
 from jaxir.progress import progress
-from jaxir.retrieval.runs import Run, read_run, write_run
+from jaxir.retrieval.ranking.runs import Run, read_run, write_run
 from jaxir.simple_types import Count, Natural
 
 
@@ -63,7 +63,7 @@ def fuse(
       UserError: flags that do not go together, unreadable, malformed or empty files, a run that has no query
         in common with the others, or a second run that does not score all documents to be rescored.
     """
-    from jaxir.retrieval import fusion
+    from jaxir.retrieval.ranking import fusion
 
     alphas = _alphas(method, alpha=alpha, sweep=sweep, weights=weights, qrels=qrels, runs=runs)
     if (embeddings is not None or queries is not None or model is not None) and method != "rescore":
@@ -134,9 +134,9 @@ def _numbers(flag: str, values: list[str] | None) -> list[float] | None:
 
 def _dense_run(first: Run, *, embeddings: str, queries: str, model: str | None, depth: int) -> Run:
     from jaxir.data.sources import read_queries
-    from jaxir.retrieval.dual_encoder import DualEncoder
-    from jaxir.retrieval.embeddings import open_embeddings
-    from jaxir.retrieval.rescoring import score_candidates
+    from jaxir.retrieval.encoding.dual_encoder import DualEncoder
+    from jaxir.retrieval.encoding.embeddings import open_embeddings
+    from jaxir.retrieval.ranking.rescoring import score_candidates
 
     stored = open_embeddings(embeddings)
     texts = {query.id: query.text for query in read_queries(queries)}

@@ -96,13 +96,13 @@ def index(
         raise UserError("--fields is for --backend=lucene")
     recall = None
     if backend == "lucene_impact":
-        from jaxir.retrieval.lucene import build_impact_index
+        from jaxir.retrieval.indexes.lucene import build_impact_index
 
         if embeddings is not None or model is not None:
             raise UserError("--backend=lucene_impact takes --vectors, not --embeddings or --model")
         built = build_impact_index(vectors, output, corpus=corpus, on_bad_input=on_bad_input)
     elif backend == "lucene":
-        from jaxir.retrieval.lucene import build_lucene_index
+        from jaxir.retrieval.indexes.lucene import build_lucene_index
 
         if embeddings is not None or model is not None:
             raise UserError("--backend=lucene indexes words: it takes --corpus, not --embeddings or --model")
@@ -110,14 +110,14 @@ def index(
             raise UserError("--backend=lucene needs --corpus")
         built = build_lucene_index(corpus, output, fields=fields or "flat", on_bad_input=on_bad_input)
     else:
-        from jaxir.retrieval.embeddings import open_embeddings
-        from jaxir.retrieval.index import build_index
+        from jaxir.retrieval.encoding.embeddings import open_embeddings
+        from jaxir.retrieval.indexes.index import build_index
 
         if embeddings is None:
             raise UserError(f"--backend={backend} needs --embeddings")
         stored = open_embeddings(embeddings)
         if storage is not None or target_recall is not None:
-            from jaxir.retrieval.tuning import build_tuned
+            from jaxir.retrieval.indexes.tuning import build_tuned
 
             built, recall = build_tuned(
                 stored,
@@ -140,12 +140,12 @@ def _update(
     delete: str | None,
     on_bad_input: Literal["stop", "skip"],
 ) -> None:
-    from jaxir.retrieval.updating import read_ids, update_index
+    from jaxir.retrieval.indexes.updating import read_ids, update_index
 
     if embeddings is None and corpus is None and delete is None:
         raise UserError("--update needs --embeddings, --corpus or --delete")
     if embeddings is not None:
-        from jaxir.retrieval.embeddings import open_embeddings
+        from jaxir.retrieval.encoding.embeddings import open_embeddings
 
         stored = open_embeddings(embeddings)
     else:

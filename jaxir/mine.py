@@ -58,20 +58,20 @@ def mine(
     """
     from jaxir.data.sources import BeirFolder
     from jaxir.evaluation.datasets import parse_dataset
-    from jaxir.retrieval import mining
-    from jaxir.retrieval.judging import RelevanceSettings
+    from jaxir.retrieval.mining import hard_negatives
+    from jaxir.retrieval.mining.judging import RelevanceSettings
 
     _, directory = parse_dataset(dataset, "beir")
-    settings = mining.MiningSettings(
+    settings = hard_negatives.MiningSettings(
         negatives=negatives, first=first, last=last, sampling=sampling, margin=margin, seed=seed
     )
     relevance = RelevanceSettings.of_flags(cross_encoder, max_relevance, relevance_margin)
     models = {}
     for spec in {cross_encoder, teacher} - {None}:
-        from jaxir.retrieval.reranking import CrossEncoder
+        from jaxir.retrieval.ranking.reranking import CrossEncoder
 
         models[spec] = CrossEncoder.load(spec)
-    report = mining.mine(
+    report = hard_negatives.mine(
         run,
         BeirFolder(directory),
         output,
@@ -81,7 +81,7 @@ def mine(
         relevance=relevance,
         teacher=models.get(teacher),
     )
-    print(f"{output}: {mining.describe(report)}")
+    print(f"{output}: {hard_negatives.describe(report)}")
 
 
 if __name__ == "__main__":

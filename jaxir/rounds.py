@@ -66,8 +66,8 @@ def rounds(
     from jaxir.evaluation.retrieval import parse_metrics
     from jaxir.experiments import rounds as room
     from jaxir.experiments import runner, table
-    from jaxir.retrieval.judging import RelevanceSettings
-    from jaxir.retrieval.mining import MiningSettings
+    from jaxir.retrieval.mining.hard_negatives import MiningSettings
+    from jaxir.retrieval.mining.judging import RelevanceSettings
 
     parse_metrics(metrics)
     _, directory = parse_dataset(dataset, "beir")

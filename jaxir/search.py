@@ -10,7 +10,7 @@ from jaxir.outputs import writes
 from jaxir.simple_types import Count, NotNegative, Share
 
 if TYPE_CHECKING:
-    from jaxir.retrieval.index import Index
+    from jaxir.retrieval.indexes.index import Index
     from jaxir.retrieval.searcher import Searcher, WeightsSearcher
 
 
@@ -55,7 +55,7 @@ def search(
     from jaxir.data.lines import has_text
     from jaxir.partitioning import MeshConfig
     from jaxir.retrieval.console import answer, converse
-    from jaxir.retrieval.index import load_index
+    from jaxir.retrieval.indexes.index import load_index
 
     if (queries is None) != (output is None):
         raise UserError("--queries and --output go together: a file of queries gives a run file")
@@ -116,7 +116,7 @@ def _search_file(
     """Searches for a file of queries; of several processes only one writes the run."""
     from jaxir.data.sources import read_queries
     from jaxir.data.sparse_vectors import read_sparse_vectors
-    from jaxir.retrieval.runs import write_run
+    from jaxir.retrieval.ranking.runs import write_run
     from jaxir.retrieval.searcher import WeightsSearcher
 
     searcher = _searcher(index, **opening)
@@ -136,7 +136,7 @@ def _ranked(
     index: Index, k1: float | None, b: float | None, feedback: Literal["rm3", "rocchio"] | None
 ) -> Index:
     """Returns a lucene index as these flags want it searched."""
-    from jaxir.retrieval.lucene import LuceneIndex
+    from jaxir.retrieval.indexes.lucene import LuceneIndex
     from jaxir.sidecar.settings import Bm25, Rm3, Rocchio
 
     if not isinstance(index, LuceneIndex):

@@ -46,6 +46,16 @@ MAY_IMPORT = {
     "serving": {"models", "data", "interop", "retrieval"},
     "tasks": {"data"},  # the folder at the top of the repository
 }
+# Rooms within rooms, and which of their neighbours these may import.
+INNER = {
+    "retrieval/encoding": set(),
+    "retrieval/indexes": {"encoding"},
+    "retrieval/ranking": {"encoding", "indexes"},
+    "retrieval/mining": {"encoding", "indexes", "ranking"},
+    "interop/huggingface": set(),
+    "interop/t5x": set(),
+    "interop/exports": set(),
+}
 RECIPES = {"gin"}  # no code
 LAZY = (
     *("tensorflow", "seqio", "tensorflow_datasets", "scann", "matplotlib", "sklearn", "gcsfs", "jnius"),
@@ -54,8 +64,9 @@ LAZY = (
 )
 
 
-def project_imports(path: Path) -> set[str]:
-    """Returns the rooms and leaves of jaxir that a file imports, wherever in the file."""
+def project_imports(path: Path, room: str = "") -> set[str]:
+    """Returns what a file imports, wherever in the file, of jaxir or of a room of it: names below that."""
+    prefix = "jaxir." + (f"{room}." if room else "")
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -64,7 +75,7 @@ def project_imports(path: Path) -> set[str]:
             names = [f"{node.module}.{a.name}" for a in node.names]
         else:
             continue
-        found |= {n.split(".")[1] for n in names if n.startswith("jaxir.")}
+        found |= {n.removeprefix(prefix).split(".")[0] for n in names if n.startswith(prefix)}
     return found
 
 
@@ -75,6 +86,22 @@ def test_rooms_import_one_way(room):
     for path in files:
         wrong = project_imports(path) - MAY_IMPORT[room] - LEAVES - {room}
         assert not wrong, f"{path.relative_to(ROOT)} must not import {sorted(wrong)}"
+
+
+@pytest.mark.parametrize("inner", INNER)
+def test_inner_rooms_import_one_way(inner):
+    room, name = inner.split("/")
+    files = list((ROOT / inner).glob("*.py"))
+    assert len(files) > 1
+    neighbours = {p.name for p in (ROOT / room).iterdir() if p.is_dir() and p.name != "__pycache__"}
+    for path in files:
+        wrong = project_imports(path, room) & neighbours - INNER[inner] - {name}
+        assert not wrong, f"{path.relative_to(ROOT)} must not import {sorted(wrong)}"
+
+
+def test_every_inner_room_is_ruled():
+    inner = {p.parent for p in ROOT.glob("*/*/*.py")} - {ROOT / "sidecar/server", ROOT / "tasks"}
+    assert {str(p.relative_to(ROOT)) for p in inner} == set(INNER)
 
 
 def test_leaves_import_only_leaves():
@@ -111,7 +138,7 @@ def test_no_tensorflow_until_it_is_used():
 @pytest.mark.slow
 def test_scann_brings_tensorflow_but_not_keras_which_stays_to_be_had():
     code = (
-        "import sys\nfrom jaxir.retrieval import scann_index\nscann_index._scann()\n"
+        "import sys\nfrom jaxir.retrieval.indexes import scann_index\nscann_index._scann()\n"
         "print(*(m in sys.modules for m in ('tensorflow', 'keras', 'pandas', 'matplotlib')))\n"
         "import tensorflow as tf\nprint(tf.keras.layers.Dense.__module__)"
     )

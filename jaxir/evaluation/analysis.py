@@ -16,8 +16,8 @@ from jaxir.evaluation.collection import Collection, TextEncoder, read_collection
 from jaxir.evaluation.embedding_space import Separability, Spread
 from jaxir.evaluation.tables import format_table
 from jaxir.installation import how_to_install
-from jaxir.retrieval.exact import ExactIndex
-from jaxir.retrieval.index import normalize
+from jaxir.retrieval.indexes.exact import ExactIndex
+from jaxir.retrieval.indexes.index import normalize
 
 PROJECTED = 1000  # pairs in Figure 1
 

@@ -12,7 +12,7 @@ from jaxir.data.lines import MalformedRecord, json_object, parsed_lines, string_
 from jaxir.data.sources import Document, read_corpus
 from jaxir.errors import UserError
 from jaxir.progress import progress
-from jaxir.retrieval.runs import Run, rank
+from jaxir.retrieval.ranking.runs import Run, rank
 
 # Runs of letters, digits and marks, and every other visible character by itself.
 _TOKEN = regex.compile(r"[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]")

@@ -18,7 +18,7 @@ from jaxir.evaluation.retrieval import (
     evaluate_run,
     parse_metrics,
 )
-from jaxir.retrieval.exact import ExactIndex
+from jaxir.retrieval.indexes.exact import ExactIndex
 
 
 class TextEncoder(Protocol):

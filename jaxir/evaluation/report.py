@@ -14,10 +14,10 @@ from jaxir.evaluation.judgements import read_judgements
 from jaxir.evaluation.retrieval import IdenticalIds, Qrels, evaluate_run, parse_metrics
 from jaxir.evaluation.systems import Pair, System, compare_systems
 from jaxir.evaluation.tables import Style, format_table
-from jaxir.retrieval.runs import read_run
+from jaxir.retrieval.ranking.runs import read_run
 
 if TYPE_CHECKING:
-    from jaxir.retrieval.dual_encoder import DualEncoder
+    from jaxir.retrieval.encoding.dual_encoder import DualEncoder
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -179,7 +179,7 @@ def score_model(
     """Scores a model on a BEIR folder by exact search, and the run that is its baseline."""
     # Scoring a run file loads no jax.
     from jaxir.evaluation.collection import evaluate_collection, read_collection
-    from jaxir.retrieval.dual_encoder import DualEncoder
+    from jaxir.retrieval.encoding.dual_encoder import DualEncoder
 
     parse_metrics(metrics)
     collection = read_collection(directory, split)
@@ -332,7 +332,7 @@ def _difference(pair: Pair) -> list[object]:
 def sts(model: str, directory: Path) -> Report:
     """Evaluates a model on a folder of sentence pairs."""
     from jaxir.evaluation.sts import evaluate_sts, read_sts
-    from jaxir.retrieval.dual_encoder import DualEncoder
+    from jaxir.retrieval.encoding.dual_encoder import DualEncoder
 
     sets = read_sts(directory)
     encoder = DualEncoder.load(model)

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 import ir_measures
 
 from jaxir.errors import UserError, suggest
-from jaxir.retrieval.runs import rank
+from jaxir.retrieval.ranking.runs import rank
 
 Run = Mapping[str, Mapping[str, float]]
 Qrels = Mapping[str, Mapping[str, int]]

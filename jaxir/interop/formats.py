@@ -7,8 +7,10 @@ from typing import Literal, get_args
 from jaxir.checksums import write_all
 from jaxir.errors import UserError, suggest
 from jaxir.files import atomic_directory, check_new_directory, is_bucket
-from jaxir.interop import hf, model_dir, sentence_transformers, t5x, t5x_optimizer
+from jaxir.interop import model_dir, t5x
+from jaxir.interop.huggingface import hf, sentence_transformers
 from jaxir.interop.stored import StoredModel
+from jaxir.interop.t5x import optimizer as t5x_optimizer
 
 Format = Literal["jaxir", "hf", "st", "t5x", "sentence_transformers"]  # the last is another name of st
 

@@ -33,11 +33,12 @@ from jaxir.files import (
     path_of,
     remove_tree,
 )
-from jaxir.interop import array_checksums, hf, hub, sentence_transformers, stored, stores, t5x
+from jaxir.interop import array_checksums, stored, stores, t5x
+from jaxir.interop.huggingface import hf, hub, sentence_transformers
+from jaxir.interop.huggingface.weights import read_json, require, write_json
 from jaxir.interop.overrides import Overrides
 from jaxir.interop.run_dir import CONFIG, check_seal, checkpoint_of, read_record, sealed
 from jaxir.interop.stored import EncoderSettings, StoredModel
-from jaxir.interop.weights import read_json, require, write_json
 from jaxir.models.bert import BertConfig
 from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel, Projection
 from jaxir.models.t5 import T5Config

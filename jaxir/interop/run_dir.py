@@ -13,7 +13,7 @@ from typing import Any
 
 from jaxir.errors import UserError
 from jaxir.files import is_bucket, path_of
-from jaxir.interop.weights import read_json, require
+from jaxir.interop.huggingface.weights import read_json, require
 from jaxir.reading import read_text
 from jaxir.simple_types import fits
 

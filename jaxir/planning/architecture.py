@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from jaxir.errors import UserError
-from jaxir.interop import hf_config, hub, hub_errors, model_dir, stored, t5x
+from jaxir.interop import model_dir, stored, t5x
 from jaxir.interop.build import Source
+from jaxir.interop.huggingface import hf_config, hub, hub_errors
+from jaxir.interop.huggingface.weights import read_json
 from jaxir.interop.stored import EncoderSettings, StoredModel
-from jaxir.interop.weights import read_json
 from jaxir.models import t5 as t5_lib
 from jaxir.models.bert import BertConfig
 from jaxir.models.dual_encoder import DualEncoderConfig

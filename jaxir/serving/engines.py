@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxir.retrieval.index import Index
+from jaxir.retrieval.indexes.index import Index
 from jaxir.retrieval.searcher import Searcher
 from jaxir.serving.few_shapes import FewShapes, Tower
 

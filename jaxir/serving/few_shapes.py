@@ -20,7 +20,7 @@ from jaxir.errors import UserError
 from jaxir.models.layers import param_shardings
 from jaxir.models.products import as_run_on
 from jaxir.partitioning import MeshConfig
-from jaxir.retrieval.dual_encoder import DualEncoder
+from jaxir.retrieval.encoding.dual_encoder import DualEncoder
 
 Tower = Literal["query", "passage"]
 

@@ -16,8 +16,8 @@ import numpy as np
 
 from jaxir.data.sources import Document
 from jaxir.errors import UserError
-from jaxir.retrieval.fusion import reciprocal_rank_fusion
-from jaxir.retrieval.index import Index, load_index
+from jaxir.retrieval.indexes.index import Index, load_index
+from jaxir.retrieval.ranking.fusion import reciprocal_rank_fusion
 from jaxir.retrieval.searcher import Searcher
 from jaxir.serving.batcher import Batcher
 from jaxir.serving.engines import Answer, DenseEngine, Found, Question, SparseEngine

@@ -14,7 +14,7 @@ from jaxir.evaluation.retrieval import evaluate_run
 from jaxir.models.products import as_run_on
 from jaxir.objectives.objective import Objective
 from jaxir.partitioning import Partitioner
-from jaxir.retrieval.exact import ExactIndex
+from jaxir.retrieval.indexes.exact import ExactIndex
 from jaxir.training.state import Batch, Plan, TrainState, make_loss
 
 RETRIEVAL_METRICS = ("RR@10", "nDCG@10")

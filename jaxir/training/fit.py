@@ -21,7 +21,7 @@ from jaxir.losses.in_batch import in_batch_softmax
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.objectives.objective import Objective
 from jaxir.partitioning import MeshConfig, Partitioner
-from jaxir.retrieval.dual_encoder import DualEncoder
+from jaxir.retrieval.encoding.dual_encoder import DualEncoder
 from jaxir.simple_types import Count, Natural, Positive, PositiveNumber, Seed, check_arguments
 from jaxir.training import loop
 from jaxir.training.checkpoints import check_run_dir

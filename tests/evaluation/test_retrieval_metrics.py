@@ -7,7 +7,7 @@ import pytest
 
 from jaxir.errors import UserError
 from jaxir.evaluation.retrieval import evaluate_run, parse_metrics
-from jaxir.retrieval.runs import rank
+from jaxir.retrieval.ranking.runs import rank
 
 # q1: graded; its run has an unjudged document between relevant ones and misses one relevant document.
 # q2: relevant document only at rank 11. q3: judged, no answers. q4: not judged.

@@ -11,7 +11,7 @@ from jaxir import cli, gin_config
 from jaxir.experiments import rounds as room
 from jaxir.experiments import runner
 from jaxir.locks import locked
-from jaxir.retrieval.runs import read_run
+from jaxir.retrieval.ranking.runs import read_run
 from jaxir.train import train
 
 

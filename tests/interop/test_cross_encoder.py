@@ -14,7 +14,8 @@ from flax import nnx
 from jaxir.data.pair_tokenizer import PairTokenizer
 from jaxir.data.tokenizer import Tokenizer, pad_batch
 from jaxir.errors import UserError
-from jaxir.interop import cross_encoder, model_dir, stored
+from jaxir.interop import model_dir, stored
+from jaxir.interop.huggingface import cross_encoder
 from jaxir.models.bert import Bert, BertConfig
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"

@@ -13,7 +13,8 @@ from flax import nnx
 
 from jaxir.data.tokenizer import pad_batch
 from jaxir.errors import UserError
-from jaxir.interop import hf, model_dir, stored
+from jaxir.interop import model_dir, stored
+from jaxir.interop.huggingface import hf
 from jaxir.models.dual_encoder import DualEncoderConfig
 
 pytestmark = [pytest.mark.compiled, pytest.mark.usefixtures("few_optimizations")]

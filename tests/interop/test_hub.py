@@ -14,7 +14,8 @@ import pytest
 import safetensors.numpy
 
 from jaxir.errors import UserError
-from jaxir.interop import hf, hub_files, model_dir
+from jaxir.interop import model_dir
+from jaxir.interop.huggingface import hf, hub_files
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 T5 = "google/t5-tiny"
@@ -35,7 +36,7 @@ RESOLVE = """
 import json, sys
 from jaxir.distributed import maybe_initialize_distributed
 from jaxir.errors import UserError
-from jaxir.interop import hub, hub_download
+from jaxir.interop.huggingface import hub, hub_download
 hub_download.PAUSE_SECONDS = 0.01
 hub.LARGE_BYTES = 100_000
 maybe_initialize_distributed()
@@ -47,7 +48,7 @@ for spec in sys.argv[1:]:
         elif kind == "hf":
             found = hub.resolve(name)
         elif kind == "checked":
-            from jaxir.interop import hf
+            from jaxir.interop.huggingface import hf
             found = hub.resolve(name, check=hf.check)
         else:
             found = hub.configuration(name)

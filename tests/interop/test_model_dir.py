@@ -15,8 +15,9 @@ from flax import nnx
 
 from jaxir import cli
 from jaxir.errors import UserError
-from jaxir.interop import hub, model_dir, stored
+from jaxir.interop import model_dir, stored
 from jaxir.interop.build import FromScratch, Pretrained
+from jaxir.interop.huggingface import hub
 from jaxir.models.bert import BertConfig
 from jaxir.models.dual_encoder import DualEncoderConfig, Projection
 from jaxir.partitioning import MeshConfig

@@ -17,7 +17,8 @@ from flax import nnx
 
 from jaxir import cli
 from jaxir.data.tokenizer import pad_batch
-from jaxir.interop import hf, model_dir
+from jaxir.interop import model_dir
+from jaxir.interop.huggingface import hf
 
 pytestmark = pytest.mark.usefixtures("few_optimizations")
 
@@ -190,7 +191,8 @@ READ = """
 import sys
 from pathlib import Path
 import numpy as np
-from jaxir.interop import hf, model_dir
+from jaxir.interop.huggingface import hf
+from jaxir.interop import model_dir
 for folder in sys.argv[1:-1]:
     model_dir.load(f"st:{folder}").model
 assert any(np.asarray(x).any() for x in hf.read_tensors(Path(sys.argv[-1])).values())

@@ -14,14 +14,14 @@ from tokenizers import normalizers, processors
 from jaxir import DualEncoder, cli
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
-from jaxir.interop.graph_wordpiece import check
+from jaxir.interop.exports.graph_wordpiece import check
 from jaxir.models.bert import BertConfig
 from jaxir.models.dual_encoder import Projection
 from jaxir.models.t5 import T5Config
-from jaxir.retrieval.exact import ExactIndex
-from jaxir.retrieval.index import load_index, normalize
-from jaxir.retrieval.saved_search import SavedSearch
-from jaxir.retrieval.scann_index import ScannIndex
+from jaxir.retrieval.indexes.exact import ExactIndex
+from jaxir.retrieval.indexes.index import load_index, normalize
+from jaxir.retrieval.indexes.saved_search import SavedSearch
+from jaxir.retrieval.indexes.scann_index import ScannIndex
 
 tf = pytest.importorskip("tensorflow")
 pytest.importorskip("tensorflow_text")
@@ -81,7 +81,7 @@ def varied_texts(vocabulary: list[str], count: int) -> list[str]:
 
 
 def assert_same_ids(tokenizer: Tokenizer, texts: list[str], max_length: int) -> None:
-    from jaxir.interop.graph_tokenizer import GraphTokenizer
+    from jaxir.interop.exports.graph_tokenizer import GraphTokenizer
 
     graph = GraphTokenizer(tokenizer)
     function = tf.function(

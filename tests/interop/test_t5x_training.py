@@ -13,7 +13,8 @@ from flax import nnx, serialization
 
 from jaxir import cli
 from jaxir.errors import UserError
-from jaxir.interop import formats, model_dir, t5x, t5x_optimizer
+from jaxir.interop import formats, model_dir, t5x
+from jaxir.interop.t5x import optimizer as t5x_optimizer
 from jaxir.training.optimizers import Adafactor, AdamW
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"

@@ -14,8 +14,9 @@ from flax import nnx, serialization
 from jaxir import cli
 from jaxir.data.tokenizer import Tokenizer, pad_batch
 from jaxir.errors import UserError
-from jaxir.interop import formats, model_dir, stored, t5x, t5x_files
+from jaxir.interop import formats, model_dir, stored, t5x
 from jaxir.interop.stored import EncoderSettings
+from jaxir.interop.t5x import files as t5x_files
 from jaxir.models.dual_encoder import DualEncoderConfig, Projection
 from jaxir.models.t5 import T5Config
 

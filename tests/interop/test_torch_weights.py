@@ -14,8 +14,9 @@ import safetensors.numpy
 from flax import nnx, serialization
 
 from jaxir.errors import UserError
-from jaxir.interop import cross_encoder, flax_msgpack, hf, model_dir, stored, torch_zip
-from jaxir.interop.weights import read_tensors
+from jaxir.interop import model_dir, stored
+from jaxir.interop.huggingface import cross_encoder, flax_msgpack, hf, torch_zip
+from jaxir.interop.huggingface.weights import read_tensors
 from jaxir.models.dual_encoder import DualEncoderConfig
 
 pytestmark = pytest.mark.usefixtures("few_optimizations")

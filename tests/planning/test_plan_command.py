@@ -14,9 +14,9 @@ from flax import serialization, traverse_util
 from jaxir import gin_config
 from jaxir.errors import UserError
 from jaxir.experiments.towers import UnderIdentityProjection
-from jaxir.interop import hf_config
 from jaxir.interop.build import FromScratch, Pretrained
-from jaxir.interop.weights import write_json
+from jaxir.interop.huggingface import hf_config
+from jaxir.interop.huggingface.weights import write_json
 from jaxir.models import t5
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.planning import architecture, devices

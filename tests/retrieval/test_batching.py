@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from jaxir.retrieval.batching import Batch, choose_lengths, fill, plan_batches
+from jaxir.retrieval.encoding.batching import Batch, choose_lengths, fill, plan_batches
 
 
 def real_lengths(count: int, seed: int = 0) -> np.ndarray:

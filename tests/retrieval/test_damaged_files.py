@@ -9,9 +9,9 @@ import pytest
 
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import DamagedError, UserError
-from jaxir.retrieval.embeddings import encode_corpus, open_embeddings
-from jaxir.retrieval.exact import ExactIndex
-from jaxir.retrieval.index import load_index
+from jaxir.retrieval.encoding.embeddings import encode_corpus, open_embeddings
+from jaxir.retrieval.indexes.exact import ExactIndex
+from jaxir.retrieval.indexes.index import load_index
 
 # No field of ours may be this.
 WRONG = [[1]]

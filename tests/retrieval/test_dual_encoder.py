@@ -14,9 +14,9 @@ from jaxir.data.tokenizer import pad_batch
 from jaxir.errors import UserError
 from jaxir.interop import model_dir
 from jaxir.models.products import has_quick_bfloat16
-from jaxir.retrieval import dual_encoder
-from jaxir.retrieval.batching import EncodingReport
-from jaxir.retrieval.dual_encoder import DualEncoder
+from jaxir.retrieval.encoding import dual_encoder
+from jaxir.retrieval.encoding.batching import EncodingReport
+from jaxir.retrieval.encoding.dual_encoder import DualEncoder
 
 pytestmark = pytest.mark.usefixtures("few_optimizations")
 

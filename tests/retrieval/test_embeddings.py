@@ -18,8 +18,8 @@ import pytest
 from jaxir import DualEncoder, cli
 from jaxir.errors import BadInputError, UserError
 from jaxir.retrieval import npy
-from jaxir.retrieval.embeddings import encode_corpus, open_embeddings
-from jaxir.retrieval.index import load_index
+from jaxir.retrieval.encoding.embeddings import encode_corpus, open_embeddings
+from jaxir.retrieval.indexes.index import load_index
 
 SHARD = 8
 

@@ -13,12 +13,12 @@ from jaxir import cli
 from jaxir.errors import UserError
 from jaxir.models.products import has_quick_bfloat16
 from jaxir.partitioning import MeshConfig
-from jaxir.retrieval import exact, rounding, topk
-from jaxir.retrieval.exact import ExactIndex
-from jaxir.retrieval.exact_rows import Rows
-from jaxir.retrieval.index import load_index, normalize
-from jaxir.retrieval.topk import NO_RANK, block_program, merge_program
-from jaxir.retrieval.tuning import Trial
+from jaxir.retrieval.indexes import exact, rounding, topk
+from jaxir.retrieval.indexes.exact import ExactIndex
+from jaxir.retrieval.indexes.exact_rows import Rows
+from jaxir.retrieval.indexes.index import load_index, normalize
+from jaxir.retrieval.indexes.topk import NO_RANK, block_program, merge_program
+from jaxir.retrieval.indexes.tuning import Trial
 
 pytestmark = pytest.mark.usefixtures("few_optimizations")
 COUNT, DIMENSION = 3000, 24

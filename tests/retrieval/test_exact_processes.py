@@ -8,8 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from jaxir.retrieval.exact import ExactIndex
-from jaxir.retrieval.runs import read_run
+from jaxir.retrieval.indexes.exact import ExactIndex
+from jaxir.retrieval.ranking.runs import read_run
 
 pytestmark = pytest.mark.slow
 

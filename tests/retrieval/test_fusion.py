@@ -5,11 +5,11 @@ import pytest
 
 from jaxir import cli
 from jaxir.errors import UserError
-from jaxir.retrieval import fusion
-from jaxir.retrieval.embeddings import EmbeddingsInfo, StoredEmbeddings, open_embeddings
-from jaxir.retrieval.exact import ExactIndex
-from jaxir.retrieval.rescoring import score_candidates
-from jaxir.retrieval.runs import read_run, write_run
+from jaxir.retrieval.encoding.embeddings import EmbeddingsInfo, StoredEmbeddings, open_embeddings
+from jaxir.retrieval.indexes.exact import ExactIndex
+from jaxir.retrieval.ranking import fusion
+from jaxir.retrieval.ranking.rescoring import score_candidates
+from jaxir.retrieval.ranking.runs import read_run, write_run
 
 A = {"q1": {"d1": 9.0, "d2": 5.0, "d3": 1.0}, "q2": {"d1": 2.0}}
 B = {"q1": {"d4": 0.9, "d2": 0.8, "d1": 0.1}, "q3": {"d9": 0.5}}

@@ -9,12 +9,12 @@ import pytest
 
 from jaxir.errors import UserError
 from jaxir.installation import how_to_install
-from jaxir.retrieval import exact
-from jaxir.retrieval.documents import Documents
-from jaxir.retrieval.exact import ExactIndex
-from jaxir.retrieval.index import load_index, normalize
-from jaxir.retrieval.milvus_index import MilvusIndex
-from jaxir.retrieval.scann_index import BRUTE_FORCE_UP_TO, ScannIndex
+from jaxir.retrieval.indexes import exact
+from jaxir.retrieval.indexes.documents import Documents
+from jaxir.retrieval.indexes.exact import ExactIndex
+from jaxir.retrieval.indexes.index import load_index, normalize
+from jaxir.retrieval.indexes.milvus_index import MilvusIndex
+from jaxir.retrieval.indexes.scann_index import BRUTE_FORCE_UP_TO, ScannIndex
 
 pytestmark = pytest.mark.usefixtures("few_optimizations")
 

@@ -20,11 +20,11 @@ import pytest
 from jaxir import cli
 from jaxir.errors import UserError
 from jaxir.installation import how_to_install
-from jaxir.retrieval import milvus_collection
-from jaxir.retrieval.index import load_index
-from jaxir.retrieval.milvus_collection import MilvusCollection
-from jaxir.retrieval.milvus_index import INSIDE, MilvusIndex
-from jaxir.retrieval.runs import read_run
+from jaxir.retrieval.indexes import milvus_collection
+from jaxir.retrieval.indexes.index import load_index
+from jaxir.retrieval.indexes.milvus_collection import MilvusCollection
+from jaxir.retrieval.indexes.milvus_index import INSIDE, MilvusIndex
+from jaxir.retrieval.ranking.runs import read_run
 
 pytestmark = pytest.mark.usefixtures("few_optimizations")
 COUNT, DIMENSION = 3000, 16
@@ -33,7 +33,7 @@ USER = """
 import logging, sys, threading
 import numpy as np
 from jaxir import load_index
-import jaxir.retrieval.milvus_index
+import jaxir.retrieval.indexes.milvus_index
 assert not {"pymilvus", "milvus_lite", "faiss", "pandas"} & set(sys.modules)
 log = logging.FileHandler(sys.argv[2])
 logging.getLogger().addHandler(log)
@@ -368,7 +368,7 @@ def test_a_server_by_commands(tmp_path, toy, small_model, encoder, server, capsy
 def test_milvus_that_is_not_installed(tmp_path):
     (tmp_path / "pymilvus.py").write_text("raise ImportError('No module named pymilvus')")
     code = (
-        "import numpy as np\nfrom jaxir.retrieval.milvus_index import MilvusIndex\n"
+        "import numpy as np\nfrom jaxir.retrieval.indexes.milvus_index import MilvusIndex\n"
         "from jaxir.errors import UserError\n"
         "try:\n    MilvusIndex.build(np.ones([3, 4], np.float32), ['a', 'b', 'c']).save('x')\n"
         "except UserError as error:\n    print(error)"

@@ -9,9 +9,9 @@ from jaxir import cli
 from jaxir.data.pair_files import read_tevatron
 from jaxir.data.sources import BeirFolder
 from jaxir.errors import UserError
-from jaxir.retrieval.mining import MiningSettings
-from jaxir.retrieval.mining import mine as mine_run
-from jaxir.retrieval.runs import read_run_by_query
+from jaxir.retrieval.mining.hard_negatives import MiningSettings
+from jaxir.retrieval.mining.hard_negatives import mine as mine_run
+from jaxir.retrieval.ranking.runs import read_run_by_query
 
 DOCUMENTS = {f"d{i}": f"text number {i}" for i in range(60)} | {"twin": "Text  NUMBER 0", "empty": " "}
 # q0: d0 and, in another split, d1 are right; q1: d2; q2: d3, which the run has not found.

@@ -12,10 +12,10 @@ from jaxir import cli
 from jaxir.data.pair_files import read_tevatron
 from jaxir.data.sources import BeirFolder
 from jaxir.errors import UserError
-from jaxir.interop import cross_encoder
-from jaxir.retrieval import mining
-from jaxir.retrieval.judging import RelevanceSettings
-from jaxir.retrieval.reranking import CrossEncoder
+from jaxir.interop.huggingface import cross_encoder
+from jaxir.retrieval.mining import hard_negatives
+from jaxir.retrieval.mining.judging import RelevanceSettings
+from jaxir.retrieval.ranking.reranking import CrossEncoder
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 WORDS = ["cat", "dog", "mat", "mice", "cheese", "table", "night", "sat", "chase", "eat"]
@@ -59,12 +59,12 @@ def candidates(query: str) -> list[str]:
 
 
 def mine(folder, judge, name="out", *, max_relevance=None, relevance_margin=None, **settings):
-    report = mining.mine(
+    report = hard_negatives.mine(
         folder / "run.trec",
         BeirFolder(folder),
         folder / name,
         split="train",
-        settings=mining.MiningSettings(**settings),
+        settings=hard_negatives.MiningSettings(**settings),
         judge=judge,
         relevance=RelevanceSettings(max_relevance=max_relevance, relevance_margin=relevance_margin),
     )

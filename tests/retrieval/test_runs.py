@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxir.errors import BadInputError, UserError
-from jaxir.retrieval.runs import read_run, read_run_by_query, write_run
+from jaxir.retrieval.ranking.runs import read_run, read_run_by_query, write_run
 
 
 def test_round_trip_keeps_scores_and_order(tmp_path):

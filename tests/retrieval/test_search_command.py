@@ -19,7 +19,7 @@ import pytest
 
 from jaxir import cli
 from jaxir.errors import UserError
-from jaxir.retrieval.runs import read_run
+from jaxir.retrieval.ranking.runs import read_run
 
 pytestmark = pytest.mark.usefixtures("few_optimizations")
 
@@ -230,7 +230,7 @@ def test_flags_that_make_no_sense(index, flags, message, capsys):
 
 
 def test_indexing_what_is_unfinished(tmp_path, toy, encoder, capsys):
-    from jaxir.retrieval.embeddings import encode_corpus
+    from jaxir.retrieval.encoding.embeddings import encode_corpus
 
     corpus = toy.write_corpus(tmp_path / "corpus.jsonl", toy.random_texts(5))
     encode_corpus(encoder, corpus, tmp_path / "emb")

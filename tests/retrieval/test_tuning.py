@@ -5,10 +5,10 @@ import pytest
 
 from jaxir import cli
 from jaxir.errors import UserError
-from jaxir.retrieval.exact import ExactIndex
-from jaxir.retrieval.index import load_index, normalize
-from jaxir.retrieval.scann_index import BRUTE_FORCE_UP_TO, ScannIndex
-from jaxir.retrieval.tuning import STEP, Trial, tune
+from jaxir.retrieval.indexes.exact import ExactIndex
+from jaxir.retrieval.indexes.index import load_index, normalize
+from jaxir.retrieval.indexes.scann_index import BRUTE_FORCE_UP_TO, ScannIndex
+from jaxir.retrieval.indexes.tuning import STEP, Trial, tune
 
 pytestmark = pytest.mark.usefixtures("few_optimizations")
 

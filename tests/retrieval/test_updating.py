@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 from jaxir import cli
-from jaxir.retrieval.embeddings import open_embeddings
-from jaxir.retrieval.index import build_index, load_index, normalize
-from jaxir.retrieval.scann_index import BRUTE_FORCE_UP_TO, ScannIndex, stored_vectors
-from jaxir.retrieval.updating import update_index
+from jaxir.retrieval.encoding.embeddings import open_embeddings
+from jaxir.retrieval.indexes.index import build_index, load_index, normalize
+from jaxir.retrieval.indexes.scann_index import BRUTE_FORCE_UP_TO, ScannIndex, stored_vectors
+from jaxir.retrieval.indexes.updating import update_index
 from jaxir.sidecar import environment
 
 pytestmark = pytest.mark.usefixtures("few_optimizations")

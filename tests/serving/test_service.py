@@ -11,7 +11,7 @@ from jaxir import DualEncoder
 from jaxir.data.sources import Document
 from jaxir.errors import UserError
 from jaxir.models import products
-from jaxir.retrieval.fusion import reciprocal_rank_fusion
+from jaxir.retrieval.ranking.fusion import reciprocal_rank_fusion
 from jaxir.serving.account import AccessLog
 from jaxir.serving.app import build_app
 from jaxir.serving.examples import phrase_of

@@ -13,7 +13,8 @@ from flax import nnx
 
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.distributed import maybe_initialize_distributed, together, wait_for_all
-from jaxir.interop import hf, model_dir, stored
+from jaxir.interop import model_dir, stored
+from jaxir.interop.huggingface import hf
 from jaxir.interop.lazy import LazyArray
 from jaxir.interop.stored import EncoderSettings, StoredModel
 from jaxir.models.dual_encoder import DualEncoderConfig

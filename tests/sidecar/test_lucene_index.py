@@ -11,8 +11,8 @@ import pytest
 
 from jaxir import cli, load_index
 from jaxir.errors import UserError
-from jaxir.retrieval.lucene import build_impact_index, build_lucene_index
-from jaxir.retrieval.runs import read_run
+from jaxir.retrieval.indexes.lucene import build_impact_index, build_lucene_index
+from jaxir.retrieval.ranking.runs import read_run
 from jaxir.retrieval.searcher import Searcher
 from jaxir.sidecar.client import Sidecar
 from jaxir.sidecar.settings import Bm25, Rm3

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxir.retrieval.lucene import build_lucene_index
-from jaxir.retrieval.runs import rank
+from jaxir.retrieval.indexes.lucene import build_lucene_index
+from jaxir.retrieval.ranking.runs import rank
 from jaxir.sidecar import environment
 from jaxir.sidecar.settings import Rm3, Rocchio
 

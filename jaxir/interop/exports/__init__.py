@@ -1,0 +1,1 @@
+"""Models for others to serve: SavedModel and ONNX."""

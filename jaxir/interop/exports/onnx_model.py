@@ -1,0 +1,189 @@
+"""Models as ONNX graphs, which need neither jaxir nor JAX: what a tokenizer gives in, vectors out."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import jaxpr_as_fun
+
+from jaxir.errors import UserError
+from jaxir.files import atomic_directory
+from jaxir.installation import how_to_install
+from jaxir.interop.exports import onnx_readme
+from jaxir.interop.exports.exported import TOWERS, Source
+from jaxir.models.dual_encoder import DualEncoderModel
+
+if TYPE_CHECKING:
+    import onnx_ir
+
+INPUTS, OUTPUT = ("input_ids", "attention_mask"), "sentence_embedding"
+WEIGHTS = "weights.bin"
+_PAGE = 4096  # a tensor begins at a page, so that it can be mapped into memory
+_TOLERANCE = 1e-4  # of the largest number, between ONNX Runtime and JAX
+
+
+def write(output: str | Path, source: Source) -> None:
+    """Writes query.onnx and passage.onnx, the weights that both read, the tokenizer and a README.md.
+
+    Each graph takes `input_ids` and `attention_mask`, int64 [B, L] with any B and L, as tokenizers give them
+    (padding is where the mask is 0, on the right), and gives `sentence_embedding`, float32 [B, D]. Before
+    the directory appears, ONNX Runtime's vectors are compared with the model's.
+
+    Args:
+      output: a directory that does not exist or is empty.
+      source: the model, in float32.
+
+    Raises:
+      UserError: jax2onnx or onnxruntime is not installed, the model computes in bfloat16, JAX runs on an
+        accelerator, ONNX Runtime gives other vectors, or `output` is not empty.
+    """
+    if source.model.config.backbone.dtype != "float32":
+        raise UserError("ONNX graphs are written in float32 only; bfloat16 is for --format=saved_model")
+    if jax.default_backend() != "cpu":
+        raise UserError(
+            f"ONNX graphs are written by JAX on the CPU, not on {jax.default_backend()}, whose own kernels"
+            " ONNX lacks: set JAX_PLATFORMS=cpu"
+        )
+    with _quiet(), atomic_directory(output) as aside:
+        ir = _libraries()
+        with (aside / WEIGHTS).open("wb") as file:
+            weights = _Weights(file)
+            for tower in TOWERS:
+                if tower == TOWERS[0] or source.model.config.sharing != "sde":
+                    graph = _graph(source, tower)
+                    weights.take(graph)
+                ir.save(graph, aside / f"{tower}.onnx")
+        _compare(aside, source)
+        source.tokenizer.save(aside)
+        versions = {p: metadata.version(p) for p in ("jax2onnx", "onnxruntime", "jax")}
+        opset = graph.opset_imports[""]
+        onnx_readme.write(aside, source, opset=opset, versions=versions)
+
+
+def _graph(source: Source, tower: str) -> onnx_ir.Model:
+    """Returns a tower as an ONNX graph."""
+    from jax2onnx import to_onnx
+
+    longest = getattr(source.model.config.backbone, "max_positions", None)
+    constraints = [] if longest is None else [f"L <= {longest}"]
+    shape = jax.export.symbolic_shape("B, L", constraints=constraints)
+    given = [jax.ShapeDtypeStruct(shape, jnp.int32)] * len(INPUTS)
+    # jax2onnx traces with replacements of jax.numpy, which neither shape checks nor all of our shapes pass.
+    # What is traced already has none of them, only primitives.
+    swap = source.tokenizer.pad_swap
+    traced = jaxpr_as_fun(jax.make_jaxpr(lambda *inputs: _encode(source.model, swap, tower, *inputs))(*given))
+    model = to_onnx(
+        lambda *inputs: traced(*inputs)[0],
+        given,
+        model_name=tower,
+        return_mode="ir",
+        input_names=INPUTS,
+        output_names=[OUTPUT],
+    )
+    _take_int64(model.graph)
+    return model
+
+
+def _encode(
+    model: DualEncoderModel, pad_swap: int | None, tower: str, input_ids: jax.Array, attention_mask: jax.Array
+) -> jax.Array:
+    """Returns the vectors [B, D] of what the model's own tokenizer gives, both int32 [B, L]."""
+    ids = input_ids
+    if pad_swap is not None:
+        ids = jnp.where(ids == pad_swap, 0, jnp.where(ids == 0, pad_swap, ids))
+    return model.encode(jnp.where(attention_mask != 0, ids, 0), tower=tower)
+
+
+def _take_int64(graph: onnx_ir.Graph) -> None:
+    """Has a graph of int32 take int64, which is what tokenizers give everywhere."""
+    import onnx_ir as ir
+
+    for at, old in enumerate(list(graph.inputs)):
+        new = ir.Value(name=old.name, type=ir.TensorType(ir.DataType.INT64), shape=old.shape)
+        old.name = f"{old.name}_int32"
+        cast = ir.node("Cast", [new], {"to": ir.DataType.INT32}, name=f"narrow_{new.name}")
+        old.replace_all_uses_with(cast.outputs[0])
+        cast.outputs[0].name = old.name
+        graph.inputs[at] = new
+        graph.insert_before(graph[0], cast)
+
+
+class _Weights:
+    """One file for the tensors of several graphs: each tensor is in it once."""
+
+    def __init__(self, file: Any):
+        self._file = file
+        self._at: dict[bytes, int] = {}
+
+    def take(self, model: onnx_ir.Model) -> None:
+        """Moves what is larger than a page out of a graph."""
+        import onnx_ir as ir
+
+        for value in model.graph.initializers.values():
+            tensor = value.const_value
+            if tensor.nbytes <= _PAGE:
+                continue
+            content = tensor.tobytes()
+            digest = hashlib.sha256(content).digest()
+            if digest not in self._at:
+                self._file.write(bytes(-self._file.tell() % _PAGE))
+                self._at[digest] = self._file.tell()
+                self._file.write(content)
+            value.const_value = ir.ExternalTensor(
+                WEIGHTS, self._at[digest], len(content), tensor.dtype, shape=tensor.shape, name=value.name
+            )
+
+
+def _compare(directory: Path, source: Source) -> None:
+    """Checks that ONNX Runtime computes what the model does, on rows of several lengths."""
+    mask = (np.arange(17) < np.array([17, 1, 9])[:, None]).astype(np.int64)
+    ids = np.random.default_rng(0).integers(1, source.model.config.backbone.vocab_size, mask.shape)
+    given = [jnp.asarray(x, jnp.int32) for x in (ids, mask)]
+    for tower in TOWERS:
+        found = _run(directory / f"{tower}.onnx", dict(zip(INPUTS, (ids, mask), strict=True)))
+        expected = np.asarray(_encode(source.model, source.tokenizer.pad_swap, tower, *given))
+        error = np.abs(found - expected).max()
+        if not error <= _TOLERANCE * np.abs(expected).max():
+            raise UserError(
+                f"ONNX Runtime's vectors of the {tower} tower differ by {error:.1g} from the model's:"
+                " jax2onnx did not translate it rightly, and nothing was written"
+            )
+
+
+def _run(path: Path, inputs: dict[str, np.ndarray]) -> np.ndarray:
+    """Returns a graph's vectors; what ONNX Runtime has loaded for it is free again afterwards."""
+    from onnxruntime import InferenceSession
+
+    return InferenceSession(str(path)).run([OUTPUT], inputs)[0]
+
+
+def _libraries() -> Any:
+    try:
+        import jax2onnx  # noqa: F401
+        import onnx_ir
+        import onnxruntime  # noqa: F401
+    except ImportError as error:
+        raise UserError(f"an ONNX export needs jax2onnx ({error}): {how_to_install('onnx')}") from error
+    return onnx_ir
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Leaves out what the converter warns of: plugins of its own that do not load, values without a type."""
+    loggers = {logging.getLogger(name): logging.getLogger(name).level for name in ("jax2onnx", "onnx_ir")}
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in loggers.items():
+            logger.setLevel(level)

@@ -1,0 +1,1 @@
+"""Every kind of index, and what is done to them: opening, tuning, updating."""

@@ -1,0 +1,322 @@
+"""Exact search: every query against every vector, block by block, on whatever devices there are."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxir.errors import UserError
+from jaxir.models.products import has_quick_bfloat16
+from jaxir.partitioning import MeshConfig, Partitioner
+from jaxir.retrieval.indexes import rounding
+from jaxir.retrieval.indexes.documents import Documents
+from jaxir.retrieval.indexes.exact_rows import DTYPES, Rows, Storage
+from jaxir.retrieval.indexes.index import (
+    Embeddings,
+    IndexInfo,
+    Similarity,
+    VectorIndex,
+    checked,
+    descending_ranks,
+)
+from jaxir.retrieval.indexes.topk import NO_RANK, block_program, merge_program
+from jaxir.simple_types import Share
+
+BLOCK = 16_384  # vectors that a device compares at a time
+QUERY_BLOCK = 1024  # queries compared at a time: at most [1024, 16384] scores are in a device's memory
+# On a CPU 8 MB of scores: they are still in its cache when the best are looked for, and their memory is used
+# again, while the system takes back and clears what is larger. The more answers, the fewer blocks.
+CPU_SCORES = 1 << 21
+CPU_BLOCK, CPU_BLOCK_PER_ANSWER = 4096, 64
+RESCORED = 1 << 18  # numbers of vectors that are compared again at a time, for the same reason
+# Parts of the rows begin at multiples of this, for JAX reads aligned memory in place and copies other.
+ALIGNMENT = 64
+# What devices send each other must be begun on all of them in one order, whichever threads search.
+_MERGING = threading.Lock()
+
+
+class Block(NamedTuple):
+    """M vectors of each of n devices, as `topk.block_program` takes them; padding has the rank NO_RANK."""
+
+    vectors: jax.Array
+    multipliers: jax.Array
+    ranks: jax.Array
+
+
+class ExactIndex(VectorIndex):
+    """All inner products: the answers are exact and so are their ties.
+
+    The rows are split over devices: those of this process, or those of a mesh that `on` names. Vectors stay
+    where they are (in memory, or in memory-mapped files) and are read block by block; on accelerators that
+    have room for them they stay after the first search.
+    """
+
+    engine = "exact"
+    # Older indexes do not tell the storage.
+    settings_hints: ClassVar[Mapping[str, Any]] = {"storage": Storage | None, "target_recall": Share | None}
+
+    def __init__(self, info: IndexInfo, ids: list[str], documents: Documents | None, rows: Rows):
+        super().__init__(info, ids, documents)
+        self._partitioner: Partitioner | None = None
+        self._hold(ids, rows)
+
+    def _hold(self, ids: list[str], rows: Rows) -> None:
+        self.ids, self._rows = ids, rows
+        self._ranks = descending_ranks(ids)
+        self._rows_by_rank = np.argsort(self._ranks)
+        self._on_devices: list[Block] = []
+        self._lengths: np.ndarray | None = None
+        self._rounds_badly = False
+
+    @classmethod
+    def build(
+        cls,
+        embeddings: Embeddings,
+        ids: Sequence[str],
+        *,
+        similarity: Similarity = "cosine",
+        fingerprint: str | None = None,
+        model: str | None = None,
+        storage: Storage = "float32",
+        target_recall: float | None = None,
+    ) -> ExactIndex:
+        """As `VectorIndex.build`.
+
+        Args:
+          embeddings: as there.
+          ids: as there.
+          similarity: as there.
+          fingerprint: as there.
+          model: as there.
+          storage: the type in which vectors are kept and compared. bfloat16 and int8 cost some recall.
+          target_recall: what share of the true answers `jax.lax.approx_max_k` shall find, on TPUs; elsewhere
+            all are found. None: all.
+
+        Raises:
+          UserError: as there, or an unknown storage, or a recall that is not between 0 and 1.
+        """
+        shards, ids = checked(embeddings, ids, similarity)
+        if storage not in DTYPES:
+            raise UserError(f"storage must be one of {', '.join(DTYPES)}, not {storage!r}")
+        if target_recall is not None and not 0 < target_recall < 1:
+            raise UserError(f"target_recall must be between 0 and 1, not {target_recall}")
+        settings = {"storage": storage}
+        if target_recall is not None:
+            settings["target_recall"] = target_recall
+        info = IndexInfo(
+            engine=cls.engine,
+            similarity=similarity,
+            dimension=shards[0].shape[1],
+            count=len(ids),
+            fingerprint=fingerprint,
+            model=model,
+            settings=settings,
+        )
+        return cls(info, ids, None, Rows(shards, storage, cosine=similarity == "cosine"))
+
+    def on(self, partitioner: Partitioner) -> ExactIndex:
+        """Returns an index of the same vectors whose rows are split over all devices of a mesh.
+
+        Where these are of several processes, each of them makes the index, reads only the rows of its own
+        devices, and calls `search` with the same queries; all have the same answers.
+        """
+        other = copy.copy(self)
+        other._partitioner, other._on_devices = partitioner, []
+        return other
+
+    def _search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, list[list[str]]]:
+        if not len(queries):
+            return np.empty([0, k], np.float32), []
+        if self._partitioner is None:
+            self._partitioner = MeshConfig().build(jax.local_devices())
+        quick = (
+            self._partitioner.mesh.devices.flat[0].platform == "cpu"
+            and len(queries) >= rounding.LEAST_QUERIES
+            and has_quick_bfloat16()
+        )
+        if quick and self._may_round(k):
+            scores, ranks = self._best_by_rounding(queries, k)
+        else:
+            # Vectors of smaller types are compared with bfloat16 queries anyway.
+            scores, ranks = self._best(queries, k, columns=quick and self._rows.storage != "float32")
+        rows = self._rows_by_rank[ranks].tolist()
+        return scores, [[self.ids[row] for row in answers] for answers in rows]
+
+    def _may_round(self, k: int) -> bool:
+        """Says whether rounded products may spare work: never where rows are not all at hand."""
+        own = all(d.process_index == jax.process_index() for d in self._partitioner.mesh.devices.flat)
+        few = k <= rounding.MOST_ANSWERS and rounding.with_more(k) < self.info.count
+        return self._rows.storage == "float32" and own and few and not self._rounds_badly
+
+    def _best_by_rounding(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """As `_best`, by bfloat16 products and float32 ones of what they find; see `rounding`."""
+        rough, ranks = self._best(queries, rounding.with_more(k), columns=True)
+        scores = np.empty(rough.shape, np.float32)
+        step = max(1, RESCORED // (rough.shape[1] * self.info.dimension))
+        for at in range(0, len(queries), step):
+            vectors, multipliers = self._rows.at(self._rows_by_rank[ranks[at : at + step]])
+            # Not by a matrix product, whose sums for equal vectors at different places may differ.
+            products = np.einsum("qd,qkd->qk", queries[at : at + step], vectors)
+            scores[at : at + step] = products * multipliers + 0.0
+        order = np.lexsort((ranks, -scores))[:, :k]
+        scores, ranks = (np.take_along_axis(x, order, axis=1) for x in (scores, ranks))
+        errors = rounding.greatest_errors(queries, *self._lengths)
+        unknown = np.flatnonzero(~(scores[:, -1] > rough[:, -1] + errors))
+        self._rounds_badly = len(unknown) > rounding.TOO_MANY * len(queries)
+        if len(unknown):
+            scores[unknown], ranks[unknown] = self._best(queries[unknown], k)
+        return scores, ranks
+
+    def _best(self, queries: np.ndarray, k: int, *, columns: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """Compares queries [Q, D] with all vectors, if `columns` in bfloat16 as `rounding` does.
+
+        Returns:
+          (scores [Q, K], ranks [Q, K]).
+        """
+        mesh = self._partitioner.mesh
+        recall = self.info.settings.get("target_recall")
+        # Exact programs are the same for indexes of any size.
+        total = self.info.count if recall is not None else 0
+        take = block_program(mesh, recall, total, columns=columns)
+        size, step = self._block_sizes(mesh, k)
+        parts = [queries[at : at + step] for at in range(0, len(queries), step)]
+        # A last part of its own size would have its own program: one of few sizes serves all. It is filled
+        # with a query that is there: to zeros all vectors would be as near, and selecting among ties is slow.
+        padded = [np.pad(p, [(0, _padded(len(p)) - len(p)), (0, 0)], mode="edge") for p in parts]
+        placed = [_place(part, mesh) for part in padded]
+        before = best = [_nothing(mesh, len(part), k) for part in padded]
+        # A CPU does not spread the selection of the best over its cores: so each has a part of the queries.
+        cpu = mesh.devices.flat[0].platform == "cpu"
+        with ThreadPoolExecutor(min(len(parts), os.cpu_count() or 1)) as pool:
+
+            def compare(block, part, so_far):
+                found = take(part, *block, *so_far)
+                return jax.block_until_ready(found) if cpu else found
+
+            for block in self._columns(mesh, size) if columns else self._blocks(mesh, size):
+                jax.block_until_ready(before)  # so that no more than two blocks are under way
+                before = best
+                in_turn = pool.map if cpu else map
+                best = list(in_turn(functools.partial(compare, block), placed, best))
+        found = []
+        for part, so_far in zip(parts, best, strict=True):
+            with _MERGING:
+                merged = jax.block_until_ready(merge_program(mesh)(*so_far))
+            found.append([np.asarray(x.addressable_data(0))[: len(part)] for x in merged])
+        scores, ranks = (np.concatenate(x) for x in zip(*found, strict=True))
+        return scores, ranks
+
+    def _block_sizes(self, mesh: Mesh, k: int) -> tuple[int, int]:
+        """Returns how many vectors of a device, and how many queries, are compared at a time."""
+        most = min(BLOCK, _padded(self._rows_of_a_device(mesh)))
+        if mesh.devices.flat[0].platform != "cpu":
+            return most, QUERY_BLOCK
+        size = min(most, max(CPU_BLOCK, _padded(CPU_BLOCK_PER_ANSWER * k)))
+        return size, min(QUERY_BLOCK, CPU_SCORES // size)
+
+    def _rows_of_a_device(self, mesh: Mesh) -> int:
+        return -(-self.info.count // mesh.size // ALIGNMENT) * ALIGNMENT
+
+    def _blocks(self, mesh: Mesh, size: int) -> Iterator[Block]:
+        """Yields all rows, `size` of each device at a time."""
+        if self._on_devices:
+            yield from self._on_devices
+            return
+        own = [(n, d) for n, d in enumerate(mesh.devices.flat) if d.process_index == jax.process_index()]
+        # A device has one range of rows; a process reads those of its own devices.
+        rows = self._rows_of_a_device(mesh)
+        needed = rows * self._rows.dimension * DTYPES[self._rows.storage][0].itemsize
+        keep = needed < _memory([device for _, device in own]) / 2
+        kept = []
+        for at in range(0, rows, size):
+            pieces = [
+                jax.device_put(self._piece(n * rows + at, n * rows + min(at + size, rows), size), device)
+                for n, device in own
+            ]
+            block = Block(*(_join(mesh, arrays) for arrays in zip(*pieces, strict=True)))
+            if keep:
+                kept.append(block)
+            yield block
+        self._on_devices = kept
+
+    def _columns(self, mesh: Mesh, size: int) -> Iterator[Block]:
+        """As `_blocks`, the vectors as `rounding.columns_program` makes them; sees to `self._lengths`."""
+        lengths = []
+        for block in self._blocks(mesh, size):
+            if self._lengths is None and self._rows.storage == "float32":
+                lengths.append(rounding.lengths_program(mesh)(block.vectors, block.multipliers))
+            yield block._replace(vectors=rounding.columns_program(mesh)(block.vectors))
+        if lengths:
+            self._lengths = np.max([np.max(x, axis=0) for x in lengths], axis=0)
+
+    def _piece(self, start: int, stop: int, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns vectors [size, D], multipliers and ranks [size] of the rows from `start` to `stop`."""
+        start, stop = min(start, self.info.count), min(stop, self.info.count)
+        vectors, multipliers = self._rows.read(start, stop)
+        ranks, missing = self._ranks[start:stop], size - (stop - start)
+        if missing:
+            vectors = np.pad(vectors, [(0, missing), (0, 0)])
+            multipliers = np.pad(multipliers, (0, missing))
+            ranks = np.pad(ranks, (0, missing), constant_values=NO_RANK)
+        return vectors, multipliers, ranks
+
+    def _add(self, shards: list[np.ndarray], ids: list[str]) -> None:
+        self._hold(self.ids + ids, self._rows.with_added(shards))
+
+    def _delete(self, ids: set[str]) -> None:
+        gone = np.flatnonzero([doc_id in ids for doc_id in self.ids])
+        self._hold([doc_id for doc_id in self.ids if doc_id not in ids], self._rows.without(gone))
+
+    def _save_engine(self, directory: Path) -> None:
+        self._rows.save(directory)
+
+    @classmethod
+    def _load_engine(
+        cls, directory: Path, info: IndexInfo, ids: list[str], documents: Documents | None
+    ) -> ExactIndex:
+        rows = Rows.load(
+            directory,
+            info.settings.get("storage", "float32"),  # which older indexes do not tell
+            shape=(info.count, info.dimension),
+            cosine=info.similarity == "cosine",
+        )
+        return cls(info, ids, documents, rows)
+
+
+def _memory(devices: Sequence[jax.Device]) -> int:
+    """Returns the bytes that each of the devices has; 0 where that is not known, or not memory of its own."""
+    return min((device.memory_stats() or {}).get("bytes_limit", 0) for device in devices)
+
+
+def _place(x: np.ndarray, mesh: Mesh) -> jax.Array:
+    """Gives every device of a mesh all of an array."""
+    return jax.make_array_from_callback(x.shape, NamedSharding(mesh, PartitionSpec()), lambda _: x)
+
+
+def _nothing(mesh: Mesh, queries: int, k: int) -> tuple[jax.Array, jax.Array]:
+    """Returns no answers: scores and ranks [n, Q, K], each device's its own."""
+    sharding, shape = NamedSharding(mesh, PartitionSpec(mesh.axis_names)), (mesh.size, queries, k)
+    none = np.full((1, queries, k), -np.inf, np.float32), np.full((1, queries, k), NO_RANK, np.int32)
+    return tuple(jax.make_array_from_callback(shape, sharding, lambda _, x=x: x) for x in none)
+
+
+def _join(mesh: Mesh, arrays: Sequence[jax.Array]) -> jax.Array:
+    """Returns the arrays [M, ...] of this process's devices as their part of [n M, ...]."""
+    size, *rest = arrays[0].shape
+    sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+    return jax.make_array_from_single_device_arrays((mesh.size * size, *rest), sharding, list(arrays))
+
+
+def _padded(count: int) -> int:
+    """The next power of two, 8 or more."""
+    return max(8, 1 << (count - 1).bit_length())

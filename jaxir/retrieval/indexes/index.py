@@ -1,0 +1,385 @@
+"""What every index can do, and the directory it is saved in.
+
+Some engines search vectors (`VectorIndex`), some the words of a question; `Index.query_kind` says which, and
+`retrieval.searcher.Searcher` asks either with texts. An index directory holds `index.json` (engine,
+similarity, dimension, count, the model and its fingerprint), `ids.json` (ids, in the order of the rows), the
+engine's own files and, where a corpus was given, the documents for display.
+"""
+
+import abc
+import dataclasses
+import importlib
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+from beartype import beartype
+from jaxtyping import Float, jaxtyped
+
+from jaxir.checksums import check, directory_with_checksums
+from jaxir.errors import UserError
+from jaxir.files import local_path
+from jaxir.json_files import made, read_json
+from jaxir.retrieval.indexes.documents import Documents
+from jaxir.retrieval.indexes.ids import check_new, check_there
+from jaxir.simple_types import Count, Natural, check_value, checked
+
+if TYPE_CHECKING:
+    from jaxir.retrieval.encoding.embeddings import StoredEmbeddings
+
+Similarity = Literal["cosine", "dot"]
+# What a query is: a row of a matrix [Q, D], a text, or a dict of a learned sparse model's token weights.
+QueryKind = Literal["vectors", "texts", "weights"]
+# A matrix [N, D], or several that follow each other, for example the memory-mapped shards of an EMB_DIR.
+Embeddings = np.ndarray | Sequence[np.ndarray]
+
+ENGINES = {
+    "exact": "jaxir.retrieval.indexes.exact:ExactIndex",
+    "scann": "jaxir.retrieval.indexes.scann_index:ScannIndex",
+    "milvus": "jaxir.retrieval.indexes.milvus_index:MilvusIndex",
+    "lucene": "jaxir.retrieval.indexes.lucene:LuceneIndex",
+    "lucene_impact": "jaxir.retrieval.indexes.lucene:LuceneImpactIndex",
+}
+FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class IndexInfo:
+    """What index.json says.
+
+    Attributes:
+      engine: a key of `ENGINES`.
+      similarity: "cosine" or "dot" of vectors; "bm25" or "impact" of terms.
+      dimension: D; 0 where there are no vectors.
+      count: N.
+      fingerprint: of the model that made the vectors; None where they came from elsewhere.
+      model: the model as it was named to `encode`; None likewise.
+      settings: the engine's own.
+    """
+
+    engine: str
+    similarity: Literal["cosine", "dot", "bm25", "impact"]
+    dimension: Natural
+    count: Count
+    fingerprint: str | None = None
+    model: str | None = None
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+class Index(abc.ABC):
+    """N documents under string ids, searched for the nearest of each query. Read one with `load_index`.
+
+    Attributes:
+      engine: its name, a key of `ENGINES`.
+      query_kind: what `search` takes.
+      changing: files in its directory that the engine changes when it is opened, which have no checksum.
+      similarities: a hint of what `info.similarity` may be.
+      settings_hints: of what index.json must say of the engine's own settings; None is for none.
+      info: what index.json says.
+      ids: the N ids, in the order of the rows.
+      documents: titles and texts by id, or None.
+    """
+
+    engine: ClassVar[str]
+    query_kind: ClassVar[QueryKind]
+    changing: ClassVar[tuple[str, ...]] = ()
+    similarities: ClassVar[Any]
+    settings_hints: ClassVar[Mapping[str, Any]] = {}
+
+    def __init__(self, info: IndexInfo, ids: list[str], documents: Documents | None = None):
+        self.info, self.ids, self.documents = info, ids, documents
+
+    def __repr__(self) -> str:
+        info = self.info
+        kind = f"{info.dimension} dimensions, {info.similarity}" if info.dimension else info.similarity
+        model = f", of {info.model}" if info.model else ""
+        return f"{type(self).__name__}({info.count:,} documents, {kind}{model})"
+
+    @abc.abstractmethod
+    def search(self, queries: Any, k: int) -> tuple[np.ndarray, list[list[str]]]:
+        """Returns the nearest documents of each query, best first.
+
+        Args:
+          queries: Q of what `query_kind` says: an array [Q, D], a list of texts, or a list of dicts.
+          k: how many.
+
+        Returns:
+          (float32 scores [Q, K], for each query at most K ids), K = min(k, N). An engine that finds fewer
+          for a query gives fewer ids and fills up its scores with -inf.
+
+        Raises:
+          UserError: k < 1, or the queries do not fit the index.
+        """
+
+    @abc.abstractmethod
+    def _save_engine(self, directory: Path) -> None:
+        """Writes the engine's files into `directory`."""
+
+    @classmethod
+    @abc.abstractmethod
+    def _load_engine(
+        cls, directory: Path, info: IndexInfo, ids: list[str], documents: Documents | None
+    ) -> "Index":
+        """Reads what `_save_engine` wrote."""
+
+    def require_model(self, fingerprint: str, name: str | None = None) -> None:
+        """Checks that queries encoded by a model may be searched here.
+
+        Raises:
+          UserError: the index was made by another model.
+        """
+        if self.info.fingerprint is not None and fingerprint != self.info.fingerprint:
+            raise UserError(
+                f"the index was made with {self.info.model or 'another model'} (fingerprint "
+                f"{self.info.fingerprint[:12]}) and cannot be searched with {name or 'this model'} "
+                f"(fingerprint {fingerprint[:12]}): give the one it was made with, or encode the corpus anew"
+            )
+
+    def save(self, directory: str | Path, *, corpus: str | Path | None = None) -> None:
+        """Writes the index to a new directory, which appears only when whole.
+
+        Args:
+          directory: where to.
+          corpus: a corpus file whose titles and texts are stored beside the vectors, for display.
+
+        Raises:
+          UserError: the directory exists, or the corpus lacks a document of the index.
+        """
+        with directory_with_checksums(directory, without=self.changing) as aside:
+            if corpus is not None:
+                Documents.write(aside, corpus, self.ids)
+            self.write_into(aside)
+
+    def write_into(self, directory: Path) -> None:
+        """Writes all but the documents for display into a directory."""
+        self._save_engine(directory)
+        describe(directory, self.info, self.ids)
+
+    def close(self) -> None:  # noqa: B027  (most engines hold nothing)
+        """Lets go of what the index holds outside this process's memory; it may still be searched."""
+
+
+class VectorIndex(Index):
+    """N vectors [N, D], searched by inner product or cosine.
+
+    Build one with `ExactIndex.build` or `ScannIndex.build`.
+    """
+
+    query_kind = "vectors"
+    similarities = Similarity
+
+    @classmethod
+    @abc.abstractmethod
+    def build(
+        cls,
+        embeddings: Embeddings,
+        ids: Sequence[str],
+        *,
+        similarity: Similarity = "cosine",
+        fingerprint: str | None = None,
+        model: str | None = None,
+    ) -> "VectorIndex":
+        """Makes an index of vectors [N, D] (one array, or shards of it) under N distinct ids.
+
+        Raises:
+          UserError: no vectors, ids that are not distinct or not N, or vectors that are not finite.
+        """
+
+    @abc.abstractmethod
+    def _search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, list[list[str]]]:
+        """`search` with k <= N and queries as they are compared (normalised for cosine)."""
+
+    @jaxtyped(typechecker=beartype)
+    def search(
+        self, queries: Float[np.ndarray, "Q D"], k: int
+    ) -> tuple[Float[np.ndarray, "Q K"], list[list[str]]]:
+        """Returns the nearest documents of each query, best first.
+
+        Documents of equal score stand in descending order of id, as trec_eval ranks them.
+
+        Args:
+          queries: vectors [Q, D] from the query tower of the model that made the index.
+          k: how many.
+
+        Returns:
+          (float32 scores [Q, K], for each query K ids), K = min(k, N). An approximate engine that finds
+          fewer for a query gives fewer ids and fills up its scores with -inf.
+
+        Raises:
+          UserError: the vectors have another dimension than the index, or k < 1.
+        """
+        check_k(k)
+        if queries.shape[1] != self.info.dimension:
+            raise UserError(
+                f"the queries have {queries.shape[1]} dimensions and the index {self.info.dimension}:"
+                " they come from different models"
+            )
+        if self.info.similarity == "cosine":
+            queries = normalize(queries)
+        return self._search(np.ascontiguousarray(queries, np.float32), min(k, self.info.count))
+
+    def add(self, embeddings: Embeddings, ids: Sequence[str]) -> None:
+        """Adds vectors [M, D] (one array, or shards of it) under new ids.
+
+        What lies on disk stays as it is until `save` (in a Milvus that others use too: it changes at once).
+        Documents for display, which the new ones lack, are let go; `updating.update_index` keeps them.
+
+        Raises:
+          UserError: as `build`, vectors of another dimension, or ids that are there already.
+        """
+        shards, new = checked(embeddings, ids, self.info.similarity)
+        if shards[0].shape[1] != self.info.dimension:
+            raise UserError(
+                f"the new vectors have {shards[0].shape[1]} dimensions and the index {self.info.dimension}"
+            )
+        check_new(new, self.ids)
+        self.documents = None
+        try:
+            self._add(shards, new)
+        finally:
+            self.info = dataclasses.replace(self.info, count=len(self.ids))
+
+    def delete(self, ids: Sequence[str]) -> None:
+        """Removes documents. What lies on disk stays as it is, as with `add`.
+
+        Raises:
+          UserError: ids that are not there, or no document would be left.
+        """
+        check_there(ids, self.ids)
+        gone = set(ids)
+        if len(gone) == len(self.ids):
+            raise UserError("no document would be left")
+        try:
+            self._delete(gone)
+        finally:
+            self.info = dataclasses.replace(self.info, count=len(self.ids))
+
+    @abc.abstractmethod
+    def _add(self, shards: list[np.ndarray], ids: list[str]) -> None:
+        """`add` of what is known to fit; it sees to `self.ids`."""
+
+    @abc.abstractmethod
+    def _delete(self, ids: set[str]) -> None:
+        """`delete` of ids that are there; it sees to `self.ids`."""
+
+
+def check_k(k: int) -> None:
+    """Raises a UserError where `k` documents cannot be asked for."""
+    if k < 1:
+        raise UserError(f"k must be at least 1, not {k}")
+
+
+def describe(directory: Path, info: IndexInfo, ids: Sequence[str]) -> None:
+    """Writes what `load_index` reads beside the engine's own files."""
+    (directory / "ids.json").write_text(json.dumps(ids, ensure_ascii=False), encoding="utf-8")
+    content = {"format": FORMAT, **dataclasses.asdict(info)}
+    (directory / "index.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def load_index(directory: str | Path) -> Index:
+    """Reads an index saved by `Index.save`. Its files are read whole, once, to compare their checksums.
+
+    Raises:
+      UserError: the directory is not an index, is damaged, or its engine is not installed.
+    """
+    directory = local_path(directory)
+    path = directory / "index.json"
+    if not path.is_file():
+        raise UserError(f"{directory} is not an index: it has no index.json")
+    try:
+        content = read_json(path, dict[str, Any])
+        if content.pop("format", FORMAT) != FORMAT or content.get("engine") not in list(ENGINES):
+            known = f"format {FORMAT} and the engines {', '.join(ENGINES)}"
+            raise UserError(f"index.json is of another version than this jaxir, which knows {known}")
+        info = made(IndexInfo, content, path)
+        index_class = engine(info.engine)
+        for name, kind in index_class.settings_hints.items():
+            check_value(f"{path}: the setting {name}", info.settings.get(name), kind)
+        check_value(f"{path}: similarity", info.similarity, index_class.similarities)
+        check(directory, without=index_class.changing)
+        ids = read_json(directory / "ids.json", list[str])
+    except UserError as error:
+        raise UserError(f"{directory} is a damaged index: {error}") from None
+    if len(ids) != info.count:
+        raise UserError(f"{directory} is a damaged index: it has {len(ids)} ids of {info.count}")
+    return index_class._load_engine(directory, info, ids, Documents.open(directory, ids))
+
+
+def build_index(
+    stored: "StoredEmbeddings", *, backend: str, model: str | None = None, **options: Any
+) -> VectorIndex:
+    """Builds an index of what `encode` wrote.
+
+    Args:
+      stored: from `open_embeddings`.
+      backend: a key of `ENGINES` whose index takes vectors.
+      model: the model for queries, where it is not the one that encoded the passages.
+      **options: what else the engine's `build` takes.
+
+    Raises:
+      UserError: there is no such backend, or it is not installed.
+    """
+    index_class = engine(backend)
+    if not issubclass(index_class, VectorIndex):
+        raise UserError(f"the {backend} engine takes a corpus, not embeddings")
+    return index_class.build(
+        stored.shards,
+        stored.ids,
+        similarity=stored.info.similarity,
+        fingerprint=stored.info.fingerprint,
+        model=model or stored.info.model,
+        **options,
+    )
+
+
+def engine(name: str) -> type[Index]:
+    """Returns the class of an engine.
+
+    Raises:
+      UserError: there is no engine of that name.
+    """
+    if name not in ENGINES:
+        raise UserError(f"there is no index engine {name!r}; there are {', '.join(ENGINES)}")
+    module, cls = ENGINES[name].split(":")
+    return getattr(importlib.import_module(module), cls)
+
+
+def checked(
+    embeddings: Embeddings, ids: Sequence[str], similarity: Similarity
+) -> tuple[list[np.ndarray], list[str]]:
+    """Returns the embeddings as shards and the ids as a list, once they are known to fit each other."""
+    shards = [embeddings] if isinstance(embeddings, np.ndarray) else list(embeddings)
+    ids = list(ids)
+    if similarity not in ("cosine", "dot"):
+        raise UserError(f"similarity must be cosine or dot, not {similarity!r}")
+    if any(s.ndim != 2 or s.dtype != np.float32 for s in shards) or len({s.shape[1] for s in shards}) > 1:
+        raise UserError("embeddings must be float32 arrays [N, D] of one D")
+    count = sum(len(s) for s in shards)
+    if not count:
+        raise UserError("there are no embeddings to index")
+    if count != len(ids):
+        raise UserError(f"{count} embeddings and {len(ids)} ids: there must be one id for each")
+    if len(set(ids)) != len(ids):
+        twice = next(i for i, other in itertools.pairwise(sorted(ids)) if i == other)
+        raise UserError(f"the id {twice!r} comes twice")
+    step = 16_384  # so that no mask of a whole memory-mapped shard is made
+    if not all(np.isfinite(s[at : at + step]).all() for s in shards for at in range(0, len(s), step)):
+        raise UserError("some embeddings are not finite")
+    return shards, ids
+
+
+def normalize(vectors: np.ndarray) -> np.ndarray:
+    """Returns vectors [N, D] of length 1; a zero vector stays zero."""
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors / np.where(norms == 0, 1, norms)
+
+
+def descending_ranks(ids: Sequence[str]) -> np.ndarray:
+    """Returns [N] int32: the place of each id in descending order, which is how ties are broken."""
+    ranks = np.empty(len(ids), np.int32)
+    ranks[sorted(range(len(ids)), key=ids.__getitem__, reverse=True)] = np.arange(len(ids), dtype=np.int32)
+    return ranks

@@ -1,0 +1,329 @@
+"""BM25 and impact search with Lucene, in the Pyserini sidecar, behind the interface of every index."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from jaxir.checksums import directory_with_checksums
+from jaxir.data.lines import MalformedRecord, OnBadInput, Policy
+from jaxir.data.sources import Document, read_corpus
+from jaxir.data.sparse_vectors import SparseVector, read_sparse_vectors, weights_of
+from jaxir.errors import UserError
+from jaxir.progress import progress
+from jaxir.retrieval.indexes.documents import Documents
+from jaxir.retrieval.indexes.ids import check_new
+from jaxir.retrieval.indexes.index import Index, IndexInfo, check_k, describe
+from jaxir.sidecar.client import Hits, Sidecar, shared
+from jaxir.sidecar.settings import PYSERINI_BM25, Bm25, LuceneDocument, Rm3, Rocchio
+
+Fields = Literal["flat", "multifield"]
+FILES = "lucene"
+FEW = 100
+# Java's String.trim takes these for nothing, and Anserini leaves out a document that is nothing else.
+BLANK = "".join(map(chr, range(33)))
+# Anserini also leaves out a document without contents whatever its other fields hold; of this word, which is
+# a stop word, Lucene indexes nothing.
+NOTHING = "the"
+
+
+class _LuceneIndex(Index):
+    """What the two Lucene engines have in common: files that Lucene searches where they lie."""
+
+    def __init__(
+        self,
+        info: IndexInfo,
+        ids: list[str],
+        documents: Documents | None,
+        directory: Path,
+        sidecar: Sidecar | None = None,
+    ):
+        super().__init__(info, ids, documents)
+        self._directory, self.sidecar = directory, sidecar or shared()
+
+    def _save_engine(self, directory: Path) -> None:
+        shutil.copytree(self._directory, directory / FILES)
+
+    @classmethod
+    def _load_engine(
+        cls, directory: Path, info: IndexInfo, ids: list[str], documents: Documents | None
+    ) -> _LuceneIndex:
+        if not any((directory / FILES).glob("segments_*")):
+            raise UserError(f"{directory} is a damaged index: it has no Lucene files")
+        return cls(info, ids, documents, directory / FILES)
+
+
+class LuceneIndex(_LuceneIndex):
+    """BM25 over a corpus, as Pyserini does it: Porter stemming, Lucene's 33 English stop words.
+
+    "flat" indexes title and text as one field, "multifield" as two whose scores are added with equal weights
+    (the two BM25 baselines of BEIR). Scores are those of Pyserini's `LuceneSearcher`: rounded to 1e-4, ties
+    apart by 1e-6 in ascending order of document id. Above 16 float32 cannot tell that of all ties; what stays
+    equal stands in descending order of id, as trec_eval ranks it. (Pyserini's run files, of six decimals,
+    make ties of a few more.)
+
+    Build one with `build_lucene_index`.
+    """
+
+    engine = "lucene"
+    query_kind = "texts"
+    similarities = Literal["bm25"]
+    settings_hints: ClassVar[Mapping[str, Any]] = {"fields": Fields}
+    _bm25: Bm25 = PYSERINI_BM25
+    _feedback: Rm3 | Rocchio | None = None
+
+    def ranked_by(self, bm25: Bm25 = PYSERINI_BM25, feedback: Rm3 | Rocchio | None = None) -> LuceneIndex:
+        """Returns this index as searched with other parameters than BM25's default ones.
+
+        Raises:
+          UserError: feedback on a multifield index.
+        """
+        if feedback is not None and self.info.settings["fields"] != "flat":
+            raise UserError("feedback expands queries of a flat index; this one is multifield")
+        other = LuceneIndex(self.info, self.ids, self.documents, self._directory, self.sidecar)
+        other._bm25, other._feedback = bm25, feedback
+        return other
+
+    def search(self, queries: Sequence[str], k: int) -> tuple[np.ndarray, list[list[str]]]:
+        """Returns the documents that share a word with each query, best first.
+
+        Args:
+          queries: Q texts, taken as bags of words.
+          k: how many documents for each.
+
+        Returns:
+          (float32 scores [Q, K], for each query at most K ids), K = min(k, N). Missing
+          documents of a query have scores of -inf.
+        """
+        check_k(k)
+        k = min(k, self.info.count)
+        fields = {"contents": 1.0, "title": 1.0} if self.info.settings["fields"] == "multifield" else None
+        few = len(queries) <= FEW  # a server asks for so many at a time, over and over
+        with progress(total=len(queries), what="searching", unit="queries", hidden=few) as bar:
+            hits = self.sidecar.search(
+                self._directory,
+                queries,
+                k,
+                bm25=self._bm25,
+                feedback=self._feedback,
+                fields=fields,
+                on_progress=lambda count: bar.update(count - bar.n),
+            )
+        return _as_arrays(hits, k)
+
+
+class LuceneImpactIndex(_LuceneIndex):
+    """Inner products of learned sparse vectors (DeepImpact, uniCOIL, SPLADE) with whole-number weights.
+
+    Build one with `build_impact_index`.
+    """
+
+    engine = "lucene_impact"
+    query_kind = "weights"
+    similarities = Literal["impact"]
+
+    def search(self, queries: Sequence[Mapping[str, int]], k: int) -> tuple[np.ndarray, list[list[str]]]:
+        """Returns the documents of the greatest inner product with each query's {token: weight}.
+
+        Returns:
+          As `LuceneIndex.search`.
+
+        Raises:
+          UserError: a weight is not a whole number.
+        """
+        check_k(k)
+        checked = [_checked(f"query {number}", query) for number, query in enumerate(queries)]
+        k = min(k, self.info.count)
+        asked = [number for number, query in enumerate(checked) if query]
+        hits: list[Hits] = [[] for _ in checked]
+        found = self.sidecar.search_impact(self._directory, [checked[n] for n in asked], k) if asked else []
+        for number, of_query in zip(asked, found, strict=True):
+            hits[number] = of_query
+        return _as_arrays(hits, k)
+
+
+def build_lucene_index(
+    corpus: str | Path,
+    output: str | Path,
+    *,
+    fields: Fields = "flat",
+    on_bad_input: Policy = "stop",
+    sidecar: Sidecar | None = None,
+) -> LuceneIndex:
+    """Indexes a corpus.jsonl[.gz] in a new directory, with its documents for display.
+
+    Documents with neither title nor text are left out, as Pyserini does.
+
+    Args:
+      corpus: the corpus file.
+      output: the index directory; it appears only when whole.
+      fields: "flat" (title, a space and text in one field) or "multifield".
+      on_bad_input: stop at the first malformed line, or skip and count them.
+      sidecar: the sidecar that does it; None takes the one of this process.
+
+    Raises:
+      UserError: the output exists, the corpus is malformed or empty, or the sidecar cannot be used.
+    """
+    collector = OnBadInput(on_bad_input)
+    sidecar = sidecar or shared()
+    with directory_with_checksums(output) as aside:
+        info, ids = _index(aside, lambda: read_corpus(corpus, collector), fields, sidecar)
+        collector.report()
+        Documents.write(aside, corpus, ids)
+        describe(aside, info, ids)
+    return LuceneIndex(info, ids, Documents.open(Path(output), ids), Path(output) / FILES, sidecar)
+
+
+def update_lucene_index(
+    index: LuceneIndex,
+    directory: Path,
+    *,
+    delete: Collection[str] = (),
+    corpus: str | Path | None = None,
+    on_bad_input: Policy = "stop",
+) -> int:
+    """Writes an index anew in its place, from the documents it has stored and those of a corpus.
+
+    Lucene would go on counting the words of deleted documents; a new index does not.
+
+    Args:
+      index: a BM25 index.
+      directory: where it lies.
+      delete: ids that are left out.
+      corpus: documents to add.
+      on_bad_input: as `build_lucene_index`.
+
+    Returns:
+      How many documents it has now.
+
+    Raises:
+      UserError: ids of the corpus are there already, or as `build_lucene_index`.
+    """
+    stored, collector = index.documents, OnBadInput(on_bad_input)
+    if stored is None:
+        raise UserError(f"{directory} is a damaged index: it has no documents")
+    gone = set(delete)
+    kept = [doc_id for doc_id in index.ids if doc_id not in gone]
+    new = [] if corpus is None else [d.id for d in read_corpus(corpus, collector)]
+    collector.report()
+    check_new(new, kept)
+
+    def documents() -> Iterator[Document]:
+        for doc_id, _ in stored.lines(kept):
+            yield stored[doc_id]
+        if corpus is not None:
+            yield from read_corpus(corpus, OnBadInput("skip"))
+
+    with directory_with_checksums(directory, overwrite=True) as aside:
+        info, ids = _index(aside, documents, index.info.settings["fields"], index.sidecar)
+        Documents.write(aside, corpus, ids, kept=stored, new=set(new).intersection(ids))
+        describe(aside, info, ids)
+    return info.count
+
+
+def _index(
+    directory: Path, documents: Callable[[], Iterator[Document]], fields: Fields, sidecar: Sidecar
+) -> tuple[IndexInfo, list[str]]:
+    """Writes Lucene's files of documents into an index directory; returns what describes them."""
+    ids: list[str] = []
+
+    def of_lucene() -> Iterator[LuceneDocument]:
+        ids.clear()
+        for document in documents():
+            if not document.contents.strip(BLANK):
+                continue
+            ids.append(document.id)
+            if fields == "flat":
+                yield LuceneDocument(document.id, document.contents)
+            else:
+                contents = document.text if document.text.strip(BLANK) else NOTHING
+                yield LuceneDocument(document.id, contents, {"title": document.title})
+
+    extra = ("title",) if fields == "multifield" else ()
+    with progress(what="indexing", unit="documents") as bar:
+        sidecar.index(
+            directory / FILES, of_lucene, fields=extra, on_progress=lambda count: bar.update(count - bar.n)
+        )
+    return _info(LuceneIndex, "bm25", ids, {"fields": fields}), ids
+
+
+def build_impact_index(
+    vectors: Mapping[str, Mapping[str, int]] | str | Path,
+    output: str | Path,
+    *,
+    corpus: str | Path | None = None,
+    on_bad_input: Policy = "stop",
+    sidecar: Sidecar | None = None,
+) -> LuceneImpactIndex:
+    """Indexes learned sparse vectors in a new directory. Documents without any weight are left out.
+
+    Args:
+      vectors: for each id {token: weight}, weights whole numbers (quantised), tokens without white space; or
+        a file of them (see `read_sparse_vectors`), which is not held in memory.
+      output: the index directory; it appears only when whole.
+      corpus: corpus.jsonl[.gz] with the documents, stored for display.
+      on_bad_input: stop at the first malformed line of a file of vectors, or skip and count them.
+      sidecar: the sidecar that does it; None takes the one of this process.
+
+    Raises:
+      UserError: the output exists, a vector is malformed, there is none, a document of one is not in the
+        corpus, or the sidecar cannot be used.
+    """
+    collector, ids = OnBadInput(on_bad_input), []
+    if isinstance(vectors, Mapping):  # all are checked before Java starts
+        checked = [SparseVector(i, _checked(f"document {i!r}", v)) for i, v in vectors.items()]
+
+    def of_lucene() -> Iterator[tuple[str, Mapping[str, int]]]:
+        ids.clear()
+        for vector in checked if isinstance(vectors, Mapping) else read_sparse_vectors(vectors, collector):
+            if vector.weights:
+                ids.append(vector.id)
+                yield vector
+
+    sidecar = sidecar or shared()
+    with directory_with_checksums(output) as aside:
+        with progress(what="indexing", unit="documents") as bar:
+            sidecar.index_impact(
+                aside / FILES, of_lucene, on_progress=lambda count: bar.update(count - bar.n)
+            )
+        collector.report()
+        info = _info(LuceneImpactIndex, "impact", ids, {})
+        if corpus is not None:
+            Documents.write(aside, corpus, ids)
+        describe(aside, info, ids)
+    return LuceneImpactIndex(info, ids, Documents.open(Path(output), ids), Path(output) / FILES, sidecar)
+
+
+def _info(
+    engine: type[_LuceneIndex],
+    similarity: Literal["bm25", "impact"],
+    ids: list[str],
+    settings: dict[str, str],
+) -> IndexInfo:
+    if not ids:
+        raise UserError("there are no documents to index")
+    return IndexInfo(
+        engine=engine.engine, similarity=similarity, dimension=0, count=len(ids), settings=settings
+    )
+
+
+def _checked(name: str, vector: Mapping[str, int]) -> dict[str, int]:
+    try:
+        return weights_of(vector)
+    except MalformedRecord as fault:
+        raise UserError(f"{name}: {fault.kind} {fault.detail}") from None
+
+
+def _as_arrays(hits: list[Hits], k: int) -> tuple[np.ndarray, list[list[str]]]:
+    scores, ids = np.full([len(hits), k], -math.inf, np.float32), []
+    for row, found in enumerate(hits):
+        found.sort(key=lambda hit: hit[0], reverse=True)
+        found.sort(key=lambda hit: -hit[1])
+        scores[row, : len(found)] = [score for _, score in found]
+        ids.append([doc_id for doc_id, _ in found])
+    return scores, ids

@@ -1,0 +1,267 @@
+"""Search by Milvus: embedded in this process (milvus-lite), or a server for more than one machine holds."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from jaxir.errors import UserError
+from jaxir.retrieval.indexes.documents import Documents
+from jaxir.retrieval.indexes.index import (
+    Embeddings,
+    IndexInfo,
+    Similarity,
+    VectorIndex,
+    checked,
+    descending_ranks,
+)
+from jaxir.retrieval.indexes.milvus_collection import PLACE, TOKEN, IndexType, MilvusCollection, is_named
+from jaxir.retrieval.npy import read_npy, write_npy
+from jaxir.simple_types import Natural
+
+INSIDE = "milvus.db"  # an embedded Milvus that lies in the index directory, as its `uri` in index.json
+ROWS = "rows.npy"
+COLLECTION = "passages"
+
+
+class MilvusIndex(VectorIndex):
+    """Vectors in a collection of a Milvus, compared by inner product (of vectors of length 1 for cosine).
+
+    Without `uri` the collection is in files of the index directory (of a temporary one, until it is saved).
+    With one it is where that says; `add` and `delete` then change it at once, for all who use it. Such an
+    index is loaded only where the variable MILVUS_URI names that place: a directory may come from others.
+
+    Ties stand in descending order of id, among the k that Milvus returns: which of the documents that tie
+    for the last place are among them, Milvus decides.
+    """
+
+    engine = "milvus"
+    changing = (INSIDE,)
+    settings_hints: ClassVar[Mapping[str, Any]] = {
+        "uri": str,
+        "collection": str,
+        "index_type": IndexType,
+        "next_row": Natural,
+    }
+
+    def __init__(
+        self,
+        info: IndexInfo,
+        ids: list[str],
+        documents: Documents | None,
+        rows: np.ndarray,
+        *,
+        directory: Path | None = None,
+        shards: list[np.ndarray] | None = None,
+    ):
+        super().__init__(info, ids, documents)
+        self._rows, self._ranks = rows, descending_ranks(ids)
+        self._directory = directory  # of the collection, where it is inside
+        self._own = False  # whether that is a temporary one of this object's
+        self._shards = shards  # what is not in any collection yet
+        self._collection: MilvusCollection | None = None
+        self._counted = False
+
+    @classmethod
+    def build(
+        cls,
+        embeddings: Embeddings,
+        ids: Sequence[str],
+        *,
+        similarity: Similarity = "cosine",
+        fingerprint: str | None = None,
+        model: str | None = None,
+        uri: str | Path | None = None,
+        collection: str = COLLECTION,
+        index_type: IndexType = "FLAT",
+    ) -> MilvusIndex:
+        """As `VectorIndex.build`. Vectors are sent to Milvus when the index is saved, or first searched.
+
+        Args:
+          embeddings: as there.
+          ids: as there.
+          similarity: as there.
+          fingerprint: as there.
+          model: as there.
+          uri: of a server (https://host:19530; a token is taken from the variable MILVUS_TOKEN), or the file
+            of an embedded Milvus; None makes one in the index directory.
+          collection: the name of the collection to make.
+          index_type: FLAT compares all vectors and is exact; HNSW and Milvus's own choice (AUTOINDEX) do not.
+
+        Raises:
+          UserError: as there, Milvus cannot be reached, there is a collection of that name, MILVUS_URI names
+            another place, or the token would go over a network in clear text (unless MILVUS_CLEARTEXT=1).
+        """
+        shards, ids = checked(embeddings, ids, similarity)
+        place = INSIDE if uri is None else str(uri)
+        if uri is not None and "://" not in place:
+            if re.fullmatch(r"[\w.-]+:\d+", place):
+                raise UserError(f"a Milvus server is written http://{place} or https://{place}")
+            place = str(Path(place).absolute())
+        elif "@" in place:
+            raise UserError("a Milvus URI holds no password here, for it is written down: set MILVUS_TOKEN")
+        if uri is not None and is_named(place) is False:
+            raise UserError(
+                f"{PLACE} is {os.environ[PLACE]}, the place that {TOKEN} is for, and this index's is to be"
+                f" {place}: name one"
+            )
+        info = IndexInfo(
+            engine=cls.engine,
+            similarity=similarity,
+            dimension=shards[0].shape[1],
+            count=len(ids),
+            fingerprint=fingerprint,
+            model=model,
+            settings={
+                "uri": place,
+                "collection": collection,
+                "index_type": index_type,
+                "next_row": len(ids),
+            },
+        )
+        index = cls(info, ids, None, np.arange(len(ids)), shards=shards)
+        if not index._inside:
+            with index._new(index._where()) as existing:
+                existing.require_new()
+        return index
+
+    def close(self) -> None:
+        if self._collection is not None:
+            self._collection.close()
+            self._collection = None
+
+    def save(self, directory: str | Path, *, corpus: str | Path | None = None) -> None:
+        waiting = self._shards
+        try:
+            super().save(directory, corpus=corpus)
+        except BaseException:
+            if waiting is not None and self._shards is None and not self._inside:
+                self._opened().drop()
+                self.close()
+                self._shards = waiting
+            raise
+
+    @property
+    def _inside(self) -> bool:
+        return self.info.settings["uri"] == INSIDE
+
+    def _where(self) -> str | Path:
+        uri = self.info.settings["uri"]
+        if self._inside:
+            return self._directory / INSIDE
+        return uri if "://" in uri else Path(uri)
+
+    def _new(self, where: str | Path) -> contextlib.closing[MilvusCollection]:
+        """Returns the collection that is to be made."""
+        return contextlib.closing(MilvusCollection(where, self.info.settings["collection"], new=True))
+
+    def _opened(self) -> MilvusCollection:
+        """Returns the collection, filled and open."""
+        if self._collection is None:
+            if self._shards is not None:
+                if self._inside:
+                    self._make_temporary()
+                self._fill(self._where())
+                self._shards = None
+            collection = MilvusCollection(self._where(), self.info.settings["collection"])
+            collection.open(self.info.dimension)
+            self._collection = collection
+        return self._collection
+
+    def _fill(self, where: str | Path) -> None:
+        """Makes the collection of the vectors that wait for it."""
+        settings, cosine = self.info.settings, self.info.similarity == "cosine"
+        with self._new(where) as collection:
+            collection.create(self._shards, settings["index_type"], cosine=cosine)
+
+    def _make_temporary(self) -> None:
+        self._directory, self._own = Path(tempfile.mkdtemp(prefix="jaxir-milvus-")), True
+        weakref.finalize(self, shutil.rmtree, self._directory, ignore_errors=True)
+
+    def _search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, list[list[str]]]:
+        scores = np.full([len(queries), k], -np.inf, np.float32)
+        ids: list[list[str]] = []
+        if not len(queries):
+            return scores, ids
+        collection = self._opened()
+        if not self._counted:  # not when it is opened: an interrupted update must be able to go on
+            collection.require_count(self.info.count)
+            self._counted = True
+        found = collection.search(queries, k, self.info.settings["index_type"])
+        for row, (rows, values) in enumerate(found):
+            at = np.minimum(np.searchsorted(self._rows, rows), len(self._rows) - 1)
+            known = self._rows[at] == rows
+            at, values = at[known], values[known]
+            order = np.lexsort((self._ranks[at], -values))
+            scores[row, : len(order)] = values[order]
+            ids.append([self.ids[i] for i in at[order]])
+        return scores, ids
+
+    def _add(self, shards: list[np.ndarray], ids: list[str]) -> None:
+        collection, first = self._changeable(), self.info.settings["next_row"]
+        collection.delete_from(first)  # what an interrupted `add` left
+        collection.insert(shards, first, cosine=self.info.similarity == "cosine")
+        collection.require_count(len(self.ids) + len(ids))
+        rows = np.concatenate([self._rows, np.arange(first, first + len(ids))])
+        self._become(rows, self.ids + ids, first + len(ids))
+
+    def _delete(self, ids: set[str]) -> None:
+        gone = np.array([doc_id in ids for doc_id in self.ids])
+        collection = self._changeable()
+        collection.delete_from(self.info.settings["next_row"])
+        collection.delete(self._rows[gone].tolist())
+        collection.require_count(len(self.ids) - len(ids))
+        kept = [doc_id for doc_id in self.ids if doc_id not in ids]
+        self._become(self._rows[~gone], kept, self.info.settings["next_row"])
+
+    def _become(self, rows: np.ndarray, ids: list[str], next_row: int) -> None:
+        self.ids, self._rows, self._ranks = ids, rows, descending_ranks(ids)
+        settings = self.info.settings | {"next_row": next_row}
+        self.info = dataclasses.replace(self.info, settings=settings)
+
+    def _changeable(self) -> MilvusCollection:
+        """Returns the collection, copied where it belongs to a directory that does not change with it."""
+        if self._inside and self._shards is None and not self._own:
+            self.close()
+            source = self._where()
+            self._make_temporary()
+            shutil.copytree(source, self._where())
+        return self._opened()
+
+    def _save_engine(self, directory: Path) -> None:
+        if not self._inside:
+            self._opened()
+        elif self._shards is not None:
+            self._fill(directory / INSIDE)
+        else:
+            self.close()
+            shutil.copytree(self._where(), directory / INSIDE)
+        with (directory / ROWS).open("wb") as file:
+            write_npy(file, [self._rows])
+
+    @classmethod
+    def _load_engine(
+        cls, directory: Path, info: IndexInfo, ids: list[str], documents: Documents | None
+    ) -> MilvusIndex:
+        try:
+            rows = read_npy(directory / ROWS, np.int64, (info.count,))
+        except UserError as error:
+            raise UserError(f"{directory} is a damaged index: {error}") from None
+        index = cls(info, ids, documents, rows, directory=directory)
+        if not index._inside and not is_named(uri := info.settings["uri"]):
+            raise UserError(
+                f"the vectors of {directory} are in {uri}, which is opened only where you name it: set"
+                f" {PLACE}={uri} if you trust it"
+            )
+        index._opened()
+        return index

@@ -1,0 +1,139 @@
+"""A ScaNN index as a part of a TensorFlow graph, for `interop.saved_model`."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxir.errors import UserError
+from jaxir.retrieval.indexes.index import descending_ranks, load_index
+from jaxir.retrieval.indexes.scann_index import ASSETS, ScannIndex
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+K = 10
+MOST = 0.999  # recall that an index in one leaf is tuned for
+
+
+class SavedSearch:
+    """What `jaxir.search` answers, by ScaNN's TensorFlow operations; a `interop.saved_model.GraphSearch`.
+
+    Args:
+      directory: an index of the scann engine.
+      k: documents for each query; K = min(k, N) are found.
+      fingerprint: of the model that encodes queries.
+      name: of that model, for messages.
+
+    Raises:
+      UserError: it is no such index, or another model's.
+    """
+
+    packages = ("scann",)
+
+    def __init__(self, directory: str | Path, *, k: int, fingerprint: str, name: str):
+        import tensorflow as tf
+
+        if k < 1:
+            raise UserError(f"k must be at least 1, not {k}")
+        index = load_index(directory)
+        if not isinstance(index, ScannIndex):
+            raise UserError(
+                f"{directory} is an index of engine {index.info.engine}: a SavedModel can only search one"
+                " of engine scann"
+            )
+        index.require_model(fingerprint, name)
+        self.k = min(k, index.info.count)
+        self.about = (
+            f"`search` looks through {index.info.count:,} documents. Where ScaNN finds fewer than {self.k},"
+            " an id is empty and its score -inf."
+        )
+        self._cosine = index.info.similarity == "cosine"
+        self.state = tf.Module()
+        if "soar" in index.info.settings:
+            index = _in_one_leaf(index)
+            with tempfile.TemporaryDirectory() as name:
+                index.write_into(Path(name))
+                self.state.scann = _state(Path(name) / ASSETS)
+        else:
+            self.state.scann = _state(Path(directory) / ASSETS)
+        self._candidates = index.candidates(self.k)
+        self.state.ids = tf.Variable(np.array(index.ids, object), dtype=tf.string, trainable=False)
+        self.state.ranks = tf.Variable(descending_ranks(index.ids), trainable=False)
+
+    def __call__(self, vectors: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns (document ids, string [B, K], scores, float32 [B, K]) of vectors [B, D], best first."""
+        import tensorflow as tf
+        from scann.scann_ops.py import scann_ops
+
+        if self._cosine:
+            vectors = tf.math.divide_no_nan(vectors, tf.norm(vectors, axis=1, keepdims=True))
+        searcher = scann_ops.searcher_from_module(self.state.scann)
+        at, scores = searcher.search_batched_parallel(vectors, final_num_neighbors=self.k, **self._candidates)
+        at, scores = tf.cast(at, tf.int32), tf.reshape(scores, [-1, self.k])
+        at = tf.reshape(at, [-1, self.k])
+        count = tf.size(self.state.ids)
+        real = tf.math.is_finite(scores) & (at >= 0) & (at < count)
+        at, scores = tf.where(real, at, 0), tf.where(real, scores, -np.inf)
+        ids = tf.where(real, tf.gather(self.state.ids, at), "")
+        # Documents of equal score stand in descending order of id.
+        by_id = tf.argsort(tf.gather(self.state.ranks, at), stable=True)
+        ids, scores = (tf.gather(x, by_id, batch_dims=1) for x in (ids, scores))
+        by_score = tf.argsort(scores, direction="DESCENDING", stable=True)
+        return tuple(tf.gather(x, by_score, batch_dims=1) for x in (ids, scores))
+
+
+def _in_one_leaf(index: ScannIndex) -> ScannIndex:
+    """Returns an index that ScaNN's TensorFlow operations can search: they know no vector in two leaves.
+
+    It has the same vectors, and looks as far as it must for the same recall where that was tuned.
+    """
+    plain = index.without_soar()
+    if not index.tuned:
+        return plain
+    from jaxir.retrieval.indexes.tuning import Trial, tune  # imports JAX
+
+    trial = Trial(index.vectors(), index.ids, similarity=index.info.similarity)
+    return tune(plain, trial, target=min(trial.recall(index, trial.tuning()), MOST))[0]
+
+
+def _state(directory: Path) -> Any:
+    """Reads the files of a ScaNN index into the module that its TensorFlow operations keep it in.
+
+    They know no vectors in bfloat16, which become the same numbers in float32.
+    """
+    from scann.proto.scann_pb2 import ScannConfig
+    from scann.scann_ops.py import scann_ops
+
+    def message(name: str) -> Any:
+        path = directory / name
+        return [path.read_bytes()] if path.is_file() else b""
+
+    def array(name: str, dtype: Any) -> np.ndarray:
+        path = directory / name
+        return np.load(path) if path.is_file() else np.zeros((), dtype)
+
+    config = ScannConfig.FromString((directory / "scann_config.pb").read_bytes())
+    vectors = array("dataset.npy", np.float32)
+    halves = directory / "bfloat16_dataset.npy"
+    if halves.is_file():
+        vectors = (np.load(halves).view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+        for part in ("exact_reordering", "brute_force"):
+            if config.HasField(part):
+                getattr(config, part).ClearField("bfloat16")
+    return scann_ops.ScannState(
+        [
+            [config.SerializeToString()],
+            message("serialized_partitioner.pb"),
+            array("datapoint_to_token.npy", np.int32),
+            message("ah_codebook.pb"),
+            array("hashed_dataset.npy", np.uint8),
+            array("int8_dataset.npy", np.int8),
+            array("int8_multipliers.npy", np.float32),
+            array("dp_norms.npy", np.float32),
+            vectors,
+        ]
+    )

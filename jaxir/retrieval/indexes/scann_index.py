@@ -1,0 +1,402 @@
+"""Approximate search with ScaNN: a partition tree, anisotropic hashing, and reordering of the best.
+
+Guo et al., "Accelerating large-scale inference with anisotropic vector quantization", 2020;
+Sun et al., "SOAR: improved indexing for approximate nearest neighbor search", 2023.
+"""
+
+import contextlib
+import copy
+import dataclasses
+import importlib.util
+import itertools
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from jaxir.asides import temporary_directory
+from jaxir.errors import UserError
+from jaxir.files import inside
+from jaxir.installation import how_to_install
+from jaxir.lean_tensorflow import import_tensorflow
+from jaxir.retrieval.indexes.documents import Documents
+from jaxir.retrieval.indexes.index import (
+    Embeddings,
+    IndexInfo,
+    Similarity,
+    VectorIndex,
+    checked,
+    descending_ranks,
+    normalize,
+)
+from jaxir.simple_types import Count
+
+Storage = Literal["float32", "bfloat16", "int8"]
+ASSETS = "scann"
+# Below this a brute-force pass is as fast as the tree, and exact.
+BRUTE_FORCE_UP_TO = 20_000
+TRAINING_SAMPLE = 250_000
+# SOAR (Sun et al. 2023): a vector is in a second leaf too, whose residual is far from parallel to the first
+# one's, and so is found with fewer leaves.
+SOAR_LAMBDA, SOAR_OVERRETRIEVE = 1.5, 2.0
+BLOCK = 16_384  # vectors normalised at a time
+# Documents in the leaves searched, for each that is asked for: below this even a perfect tree misses some.
+LEAF_DOCUMENTS_PER_ANSWER = 40
+
+
+class ScannIndex(VectorIndex):
+    """A ScaNN searcher that can be saved and loaded in another process, and changed.
+
+    Each vector is in two of 2 sqrt(N) leaves; a query looks into the nearest of them, scores their
+    vectors by 4-bit codes of two dimensions each, and compares the best of these again by the stored vectors.
+    Up to 20,000 vectors there is no tree: all are compared. How many leaves and how many candidates, is 1/8
+    and 200 unless `tuning.tune` finds less to be enough.
+
+    ScaNN cannot change an index whose vectors are in two leaves: what is added or deleted waits for the next
+    search or `save`, which builds the tree anew.
+    """
+
+    engine = "scann"
+    settings_hints: ClassVar[Mapping[str, Any]] = {
+        "storage": Storage,
+        "leaves": Count | None,
+        "leaves_to_search": Count | None,
+        "reorder": Count | None,
+        "soar": float | None,
+    }
+
+    def __init__(self, info: IndexInfo, ids: list[str], documents: Documents | None, searcher: Any):
+        super().__init__(info, ids, documents)
+        self._built = searcher
+        self._waiting: list[np.ndarray] | None = None
+        self._near: Path | None = None  # a directory with room for vectors; None: the system's
+        self._hold(ids)
+
+    def _hold(self, ids: list[str]) -> None:
+        self.ids = ids
+        self._ranks, self._names = descending_ranks(ids), np.array(ids, object)
+
+    @classmethod
+    def build(
+        cls,
+        embeddings: Embeddings,
+        ids: Sequence[str],
+        *,
+        similarity: Similarity = "cosine",
+        fingerprint: str | None = None,
+        model: str | None = None,
+        storage: Storage = "float32",
+    ) -> "ScannIndex":
+        """As `VectorIndex.build`.
+
+        Of memory-mapped shards no copy is made in memory but ScaNN's own, of 4, 2 or 1 bytes a number.
+
+        Args:
+          embeddings: as there.
+          ids: as there.
+          similarity: as there.
+          fingerprint: as there.
+          model: as there.
+          storage: of the vectors that decide the order of the answers. bfloat16 and int8 cost some recall.
+        """
+        shards, ids = checked(embeddings, ids, similarity)
+        settings = cls.settings_for(len(ids))
+        if settings:
+            settings["soar"] = SOAR_LAMBDA
+        settings["storage"] = storage
+        searcher = _build(shards, similarity, settings)
+        info = IndexInfo(
+            engine=cls.engine,
+            similarity=similarity,
+            dimension=shards[0].shape[1],
+            count=len(ids),
+            fingerprint=fingerprint,
+            model=model,
+            settings=settings,
+        )
+        return cls(info, ids, None, searcher)
+
+    @staticmethod
+    def settings_for(count: int) -> dict[str, Any]:
+        """Returns leaves, leaves searched and candidates reordered for `count` vectors; {}: brute force."""
+        if count <= BRUTE_FORCE_UP_TO:
+            return {}
+        leaves = round(2 * count**0.5)
+        leaves_to_search, reorder = _width(leaves)
+        return {"leaves": leaves, "leaves_to_search": leaves_to_search, "reorder": reorder}
+
+    @property
+    def tuned(self) -> bool:
+        """Whether it searches more or less widely than `settings_for` says."""
+        settings = self.info.settings
+        if "leaves" not in settings:
+            return False
+        return (settings["leaves_to_search"], settings["reorder"]) != _width(settings["leaves"])
+
+    def with_settings(self, **changes: Any) -> "ScannIndex":
+        """Returns an index over the same searcher that searches with other settings (see `settings_for`)."""
+        other = copy.copy(self)
+        other.info = dataclasses.replace(self.info, settings=self.info.settings | changes)
+        return other
+
+    @property
+    def _searcher(self) -> Any:
+        """ScaNN's, with all changes."""
+        if self._waiting is not None:
+            self._built = _build(self._waiting, self.info.similarity, self.info.settings)
+            self._waiting = None
+        return self._built
+
+    def vectors(self) -> list[np.ndarray]:
+        """Returns the vectors [N, D] in the order of the ids, in parts, memory-mapped."""
+        if self._waiting is not None:
+            return self._waiting
+        # Not from where it was loaded: another process may have put another index there.
+        near = self._near if self._near and os.access(self._near, os.W_OK) else None
+        with temporary_directory(near) as place:
+            self._save_engine(place)
+            with stored_vectors(place, self.info.settings["storage"]) as vectors:
+                return [vectors]  # a mapping outlives its file
+
+    def _add(self, shards: list[np.ndarray], ids: list[str]) -> None:
+        if "soar" in self.info.settings:
+            # Copies of what the caller may still write to; memory-mapped shards stay on disk.
+            own = [shard.copy() if shard.flags.writeable else shard for shard in shards]
+            self._waiting = [*self.vectors(), *own]
+            self._hold(self.ids + ids)
+            return
+        new = list(ids)
+        with self._changing():
+            for shard in shards:
+                for at in range(0, len(shard), BLOCK):
+                    vectors = np.array(shard[at : at + BLOCK])
+                    if self.info.similarity == "cosine":
+                        vectors = normalize(vectors)
+                    self._searcher.upsert(new[: len(vectors)], vectors)
+                    new = new[len(vectors) :]
+
+    def _delete(self, ids: set[str]) -> None:
+        if "soar" in self.info.settings:
+            gone = np.array([doc_id in ids for doc_id in self.ids])
+            self._waiting = _without(self.vectors(), np.flatnonzero(gone))
+            self._hold([doc_id for doc_id in self.ids if doc_id not in ids])
+            return
+        with self._changing():
+            self._searcher.delete(sorted(ids))
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Gives ScaNN's wrapper the ids, which it keeps in the order of its rows while it changes them.
+
+        It has them no longer than that: it would pickle them, and translate every answer.
+        """
+        self._searcher.docids = list(self.ids)
+        self._searcher.docid_to_id = {doc_id: row for row, doc_id in enumerate(self.ids)}
+        try:
+            yield
+        finally:
+            changed, self._searcher.docids = self._searcher.docids, None
+            self._hold(changed)
+
+    def without_soar(self) -> "ScannIndex":
+        """Returns an index of the same vectors and settings, each in one leaf: it must look into more."""
+        settings = {name: value for name, value in self.info.settings.items() if name != "soar"}
+        other = copy.copy(self)
+        other.info = dataclasses.replace(self.info, settings=settings)
+        other._built, other._waiting = _build(self.vectors(), self.info.similarity, settings), None
+        return other
+
+    def candidates(self, k: int) -> dict[str, int]:
+        """Returns how widely k documents are searched for, as ScaNN's arguments; {} is for brute force."""
+        settings = self.info.settings
+        if "leaves" not in settings:
+            return {}
+        least = -(-LEAF_DOCUMENTS_PER_ANSWER * k * settings["leaves"] // self.info.count)
+        return {
+            "pre_reorder_num_neighbors": max(settings["reorder"], 4 * k),
+            "leaves_to_search": min(settings["leaves"], max(settings["leaves_to_search"], least)),
+        }
+
+    def _search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, list[list[str]]]:
+        if not len(queries):
+            return np.empty([0, k], np.float32), []
+        # One query is answered in the calling thread: to wake others costs more than they save.
+        one = len(queries) == 1
+        search = self._searcher.search_batched if one else self._searcher.search_batched_parallel
+        found, values = search(queries, final_num_neighbors=k, **self.candidates(k))
+        # All queries at once: row by row this took a quarter of a batch's time.
+        real = np.isfinite(values) & (found < self.info.count)
+        rows = np.where(real, found, 0).astype(np.int64)
+        values = np.where(real, values, -np.inf).astype(np.float32)
+        order = np.lexsort((self._ranks[rows], -values))
+        scores = np.full([len(queries), k], -np.inf, np.float32)
+        scores[:, : order.shape[1]] = np.take_along_axis(values, order, axis=1)
+        ids = self._names[np.take_along_axis(rows, order, axis=1)].tolist()
+        if not real.all():
+            ids = [names[:count] for names, count in zip(ids, real.sum(axis=1).tolist(), strict=True)]
+        return scores, ids
+
+    def _save_engine(self, directory: Path) -> None:
+        (directory / ASSETS).mkdir()
+        try:
+            self._searcher.serialize(str(directory / ASSETS), relative_path=True)
+        except RuntimeError as error:  # it tells neither a file nor a reason
+            free = shutil.disk_usage(directory).free
+            raise UserError(
+                f"ScaNN could not write its index ({error}); the disk has {free / 1e6:,.1f} MB free"
+            ) from error
+
+    @classmethod
+    def _load_engine(
+        cls, directory: Path, info: IndexInfo, ids: list[str], documents: Documents | None
+    ) -> "ScannIndex":
+        scann = _scann()
+        wide = [info.settings.get(name) is None for name in ("leaves", "leaves_to_search", "reorder")]
+        if any(wide) and not all(wide):
+            raise UserError(f"{directory} is a damaged index: its settings do not say how far to search")
+        if list((directory / ASSETS).glob("*.pkl")):
+            raise UserError(
+                f"{directory} is not an index of ours: it holds a pickle, which could run anything"
+            )
+        _check_assets(directory / ASSETS)
+        try:
+            with _quiet():
+                searcher = scann.load_searcher(str((directory / ASSETS).resolve()))
+        except (ValueError, RuntimeError, OSError) as error:
+            raise UserError(f"{directory} is a damaged index: {error}") from None
+        index = cls(info, ids, documents, searcher)
+        index._near = directory.resolve().parent
+        return index
+
+
+def _check_assets(directory: Path) -> None:
+    """Raises a UserError where ScaNN's list of its files names one elsewhere, or is not what ScaNN writes."""
+    path = directory / "scann_assets.pbtxt"
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    if not re.fullmatch(r'(assets \{\s*asset_type: \w+\s*asset_path: "[\w./-]*"\s*\}\s*)*', text):
+        raise UserError(f"{path} is not the list of files that ScaNN writes")
+    for name in re.findall(r'asset_path: "(.*)"', text):
+        inside(directory, name, said_by=path)
+
+
+@contextlib.contextmanager
+def stored_vectors(directory: Path, storage: Storage) -> Iterator[np.ndarray]:
+    """Yields the vectors [N, D] of a saved index in the order of its ids, float32 and memory-mapped."""
+    if storage == "float32":
+        yield np.load(directory / ASSETS / "dataset.npy", mmap_mode="r")
+        return
+    stored = np.load(directory / ASSETS / f"{storage}_dataset.npy", mmap_mode="r")
+    multipliers = np.load(directory / ASSETS / "int8_multipliers.npy") if storage == "int8" else None
+    with tempfile.TemporaryFile(dir=directory if os.access(directory, os.W_OK) else None) as file:
+        for at in range(0, len(stored), BLOCK):
+            part = stored[at : at + BLOCK]
+            if multipliers is not None:
+                vectors = part / multipliers
+            else:  # the upper half of a float32
+                vectors = (part.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+            file.write(np.ascontiguousarray(vectors, np.float32).data)
+        file.flush()
+        yield np.memmap(file, np.float32, "r", shape=stored.shape)
+
+
+def _build(shards: Sequence[np.ndarray], similarity: Similarity, settings: Mapping[str, Any]) -> Any:
+    """Returns ScaNN's searcher of the vectors [N, D] that `shards` are."""
+    scann, reorder = _scann(), _reorder_type(settings["storage"])
+    with _quiet(), _contiguous(shards, similarity) as vectors:
+        builder = scann.builder(vectors, 10, "dot_product")
+        if "leaves" not in settings:
+            return builder.score_brute_force(reorder).build()
+        builder = builder.tree(
+            num_leaves=settings["leaves"],
+            num_leaves_to_search=settings["leaves_to_search"],
+            training_sample_size=min(len(vectors), TRAINING_SAMPLE),
+            soar_lambda=settings.get("soar"),
+            overretrieve_factor=SOAR_OVERRETRIEVE if "soar" in settings else None,
+        )
+        builder = builder.score_ah(2, anisotropic_quantization_threshold=0.2)
+        return builder.reorder(settings["reorder"], reorder).build()
+
+
+def _without(shards: Sequence[np.ndarray], gone: np.ndarray) -> list[np.ndarray]:
+    """Returns what is left of the rows of `shards`, of which `gone` are the sorted ones to leave out."""
+    parts, start = [], 0
+    for shard in shards:
+        inside = gone[(gone >= start) & (gone < start + len(shard))] - start
+        edges = [-1, *inside.tolist(), len(shard)]
+        parts += [shard[a + 1 : b] for a, b in itertools.pairwise(edges) if b > a + 1]
+        start += len(shard)
+    return parts
+
+
+def _width(leaves: int) -> tuple[int, int]:
+    """Returns how many leaves to search and how many candidates to reorder, untuned."""
+    return max(100, leaves // 8), 200
+
+
+@contextlib.contextmanager
+def _contiguous(shards: Sequence[np.ndarray], similarity: Similarity) -> Iterator[np.ndarray]:
+    """Yields the vectors [N, D] as one array, of length 1 for cosine, in memory only where they were.
+
+    One shard that is ready is taken as it is; else they go through a file that nobody else sees.
+    """
+    ready = similarity == "dot" or all(
+        np.abs(np.linalg.norm(shard[at : at + BLOCK], axis=1) - 1).max() < 1e-5
+        for shard in shards
+        for at in range(0, len(shard), BLOCK)
+    )
+    if ready and len(shards) == 1:
+        yield shards[0]
+        return
+    # Beside the shards there is room for such a file, while the system's own directory may be in memory.
+    mapped = getattr(shards[0], "filename", None)
+    near = Path(mapped).parent if mapped and os.access(Path(mapped).parent, os.W_OK) else None
+    with tempfile.TemporaryFile(dir=near) as file:
+        for shard in shards:
+            for at in range(0, len(shard), BLOCK):  # written, not mapped: a full disk is then told
+                part = shard[at : at + BLOCK]
+                file.write(np.ascontiguousarray(part if ready else normalize(part), np.float32).data)
+        file.flush()
+        shape = (sum(map(len, shards)), shards[0].shape[1])
+        yield np.memmap(file, np.float32, "r", shape=shape)
+
+
+def _reorder_type(storage: Storage) -> Any:
+    from scann.scann_ops.py.scann_builder import ReorderType
+
+    return ReorderType[storage.upper()]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Drops what C++ libraries print to standard error meanwhile; ScaNN's log has no level to set."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with open(os.devnull, "wb") as nothing:  # noqa: PTH123  (a device, not a file)
+        os.dup2(nothing.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def _scann() -> ModuleType:
+    """Imports ScaNN, which imports TensorFlow (some seconds)."""
+    try:
+        with _quiet():
+            if importlib.util.find_spec("scann"):
+                import_tensorflow()
+            from scann.scann_ops.py import scann_ops_pybind
+    except ImportError as error:
+        raise UserError(
+            f"the scann backend needs ScaNN ({error}; Linux only): {how_to_install('scann')};"
+            " or use --backend=exact"
+        ) from None
+    return scann_ops_pybind

@@ -1,0 +1,199 @@
+"""How far an approximate index must look for a wanted recall, found by trying, and what an index reaches."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from jaxir.data.sources import read_queries
+from jaxir.errors import UserError
+from jaxir.retrieval.encoding.embeddings import StoredEmbeddings
+from jaxir.retrieval.indexes.exact import ExactIndex
+from jaxir.retrieval.indexes.exact_rows import Storage
+from jaxir.retrieval.indexes.index import Embeddings, VectorIndex, build_index
+from jaxir.retrieval.indexes.scann_index import ScannIndex
+from jaxir.retrieval.npy import gather
+
+K = 10
+SAMPLE = 1000  # queries, half of them to tune on and half to report on
+REORDER = (40, 60, 100, 200, 400, 800, 1600)
+STEP = 1.25  # between the numbers of leaves that are tried
+REPEATS = 3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recall:
+    """What share of the ten nearest documents an index finds.
+
+    Attributes:
+      value: recall@10 against exact search, from 0 to 1, on queries that nothing was tuned on.
+      queries: their number.
+      of_passages: whether they are passages of the index (each left out of its own answers), for want of
+        queries.
+    """
+
+    value: float
+    queries: int
+    of_passages: bool
+
+    def __str__(self) -> str:
+        what = "passages taken for queries" if self.of_passages else "held-out queries"
+        return f"recall@{K} {self.value:.4f} against exact search on {self.queries} {what}"
+
+
+class Trial:
+    """Queries and their true neighbours, for one index.
+
+    Args:
+      embeddings: the vectors [N, D] of the index, or shards of them.
+      ids: their ids.
+      similarity: of the index.
+      queries: vectors [Q, D]; None takes passages.
+      seed: of the choice of queries.
+
+    Raises:
+      UserError: there are fewer than two queries.
+    """
+
+    def __init__(
+        self,
+        embeddings: Embeddings,
+        ids: Sequence[str],
+        *,
+        similarity: str,
+        queries: np.ndarray | None = None,
+        seed: int = 0,
+    ):
+        shards = [embeddings] if isinstance(embeddings, np.ndarray) else list(embeddings)
+        rng = np.random.default_rng(seed)
+        count = len(ids) if queries is None else len(queries)
+        if count < 2:
+            raise UserError("an index cannot be tuned on fewer than two queries")
+        rows = np.sort(rng.choice(count, min(SAMPLE, count), replace=False))
+        self.of_passages = queries is None
+        self._own = [ids[row] if self.of_passages else None for row in rows]
+        self.queries = gather(shards, rows) if queries is None else queries[rows]
+        exact = ExactIndex.build(shards, ids, similarity=similarity)
+        _, found = exact.search(self.queries, K + 1)
+        self._true = [set(self._without_own(i, answers)) for i, answers in enumerate(found)]
+
+    def tuning(self) -> np.ndarray:
+        """The queries to tune on, every other one."""
+        return np.arange(0, len(self.queries), 2)
+
+    def recall(self, index: VectorIndex, which: np.ndarray) -> float:
+        """Returns an index's recall@10 on some of the queries."""
+        _, found = index.search(self.queries[which], K + 1)
+        hits = [
+            len(self._true[i].intersection(self._without_own(i, answers))) / len(self._true[i])
+            for i, answers in zip(which, found, strict=True)
+        ]
+        return statistics.fmean(hits)
+
+    def measure(self, index: VectorIndex) -> Recall:
+        """Returns an index's recall@10 on the queries that are not tuned on."""
+        which = np.arange(1, len(self.queries), 2)
+        return Recall(value=self.recall(index, which), queries=len(which), of_passages=self.of_passages)
+
+    def _without_own(self, i: int, answers: Sequence[str]) -> list[str]:
+        return [doc_id for doc_id in answers if doc_id != self._own[i]][:K]
+
+
+def tune(index: ScannIndex, trial: Trial, *, target: float) -> tuple[ScannIndex, Recall]:
+    """Returns an index that looks no further than `target` needs, and the recall it has on other queries.
+
+    For each number of candidates to compare again, the fewest leaves are found that reach the target; of
+    these settings the fastest is taken. An index that searches by brute force is returned as it is. Where no
+    setting reaches the target, the furthest-looking one is taken.
+
+    Raises:
+      UserError: `target` is not between 0 and 1.
+    """
+    check_target(target)
+    if "leaves" not in index.info.settings:
+        return index, trial.measure(index)
+    which, leaves = trial.tuning(), index.info.settings["leaves"]
+    grid = sorted({min(leaves, round(STEP**n)) for n in range(64)})
+    reaching: list[ScannIndex] = []
+    for reorder in REORDER:
+        low, high = 0, len(grid) - 1
+
+        def trying(place: int, reorder: int = reorder) -> ScannIndex:
+            return index.with_settings(leaves_to_search=grid[place], reorder=reorder)
+
+        if trial.recall(trying(high), which) < target:
+            continue
+        while low < high:
+            middle = (low + high) // 2
+            if trial.recall(trying(middle), which) >= target:
+                high = middle
+            else:
+                low = middle + 1
+        reaching.append(trying(high))
+    if reaching:
+        best = min(reaching, key=lambda candidate: _seconds(candidate, trial.queries[which]))
+    else:
+        best = index.with_settings(leaves_to_search=leaves, reorder=REORDER[-1])
+    return best, trial.measure(best)
+
+
+def build_tuned(
+    stored: StoredEmbeddings,
+    *,
+    backend: Literal["scann", "exact"] = "scann",
+    storage: Storage,
+    target: float | None,
+    queries: str | None,
+    model: str | None,
+) -> tuple[VectorIndex, Recall]:
+    """Builds an index of what `encode` wrote and measures its recall against exact search in float32.
+
+    Args:
+      stored: from `open_embeddings`.
+      backend: the engine.
+      storage: see the engine's `build`.
+      target: the recall that ScaNN is tuned for, and that an exact index has on TPUs; None only measures.
+      queries: queries.jsonl[.gz]; None takes passages.
+      model: encodes queries, where it is not the one that encoded the passages.
+
+    Raises:
+      UserError: a target out of range, or queries that cannot be read or encoded.
+    """
+    if target is not None:
+        check_target(target)
+    info, vectors, model = stored.info, None, model or stored.info.model
+    if queries is not None:
+        from jaxir.retrieval.encoding.dual_encoder import DualEncoder
+
+        if model is None:
+            raise UserError("the embeddings do not say which model made them: give --model")
+        texts = [query.text for query in read_queries(queries)]
+        vectors = DualEncoder.load(model).encode_queries(texts)
+    trial = Trial(stored.shards, stored.ids, similarity=info.similarity, queries=vectors)
+    options = {"storage": storage}
+    if backend == "exact":
+        options["target_recall"] = target
+    index = build_index(stored, backend=backend, model=model, **options)
+    if backend == "scann" and target is not None:
+        return tune(index, trial, target=target)
+    return index, trial.measure(index)
+
+
+def check_target(target: float) -> None:
+    """Raises a UserError where `target` is no recall to tune for."""
+    if not 0 < target < 1:
+        raise UserError(f"target_recall must be between 0 and 1, not {target}")
+
+
+def _seconds(index: VectorIndex, queries: np.ndarray) -> float:
+    taken = []
+    for _ in range(REPEATS):
+        started = time.perf_counter()
+        index.search(queries, K)
+        taken.append(time.perf_counter() - started)
+    return min(taken)

@@ -1,0 +1,179 @@
+"""Documents added to an index directory, or taken out of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from jaxir.checksums import directory_with_checksums
+from jaxir.data.lines import Policy
+from jaxir.errors import UserError
+from jaxir.files import local_path
+from jaxir.locks import locked
+from jaxir.reading import read_text
+from jaxir.retrieval.encoding.embeddings import StoredEmbeddings
+from jaxir.retrieval.indexes.documents import Documents
+from jaxir.retrieval.indexes.ids import check_new, check_there
+from jaxir.retrieval.indexes.index import Index, VectorIndex, checked, load_index
+from jaxir.retrieval.indexes.lucene import LuceneIndex, update_lucene_index
+from jaxir.retrieval.indexes.scann_index import ScannIndex, stored_vectors
+
+if TYPE_CHECKING:
+    from jaxir.retrieval.indexes.tuning import Recall
+
+
+class Change(NamedTuple):
+    """What an update made of an index."""
+
+    engine: str
+    count: int
+    added: int
+    deleted: int
+    recall: Recall | None
+
+    def __str__(self) -> str:
+        told = f"{self.engine} index of {self.count:,} passages"
+        told += f" ({self.added:,} added, {self.deleted:,} deleted)"
+        return f"{told}; {self.recall} of the stored vectors" if self.recall is not None else told
+
+
+def update_index(
+    directory: str | Path,
+    *,
+    embeddings: StoredEmbeddings | None = None,
+    delete: Sequence[str] = (),
+    corpus: str | Path | None = None,
+    on_bad_input: Policy = "stop",
+) -> Change:
+    """Writes an index anew with documents deleted and added; it takes the old one's place when whole.
+
+    Deleting comes first, so that a document is replaced by naming it in both. A Milvus that does not lie in
+    the directory is changed in place; what interrupts that leaves an index that the same call completes.
+
+    Args:
+      directory: the index.
+      embeddings: the vectors to add, from `open_embeddings`; for BM25 `corpus` says what is added.
+      delete: ids of the documents to delete.
+      corpus: where titles and texts of the new documents are; needed where the index stores documents.
+      on_bad_input: for BM25, stop at the first malformed line of the corpus, or skip and count them.
+
+    Returns:
+      What was done, with the recall of a ScaNN index that was tuned, measured anew.
+
+    Raises:
+      UserError: it is no index, it belongs to another model, ids are there already or are not, documents for
+        display would be missing, nothing would be left, or another process is changing it.
+    """
+    directory = local_path(directory)
+    with _alone(directory), contextlib.closing(load_index(directory)) as index:
+        before, deleted = index.info.count, len(set(delete))
+        if isinstance(index, VectorIndex):
+            after = _update_vectors(directory, index, embeddings, delete, corpus)
+        else:
+            after = _update_words(directory, index, embeddings, delete, corpus, on_bad_input)
+        return Change(index.engine, after, after - before + deleted, deleted, _recall(directory, index))
+
+
+def read_ids(path: str | Path) -> list[str]:
+    """Returns the ids of a file that has one on each line.
+
+    Raises:
+      UserError: it is not text.
+    """
+    try:
+        lines = read_text(local_path(path)).split("\n")
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not a text file of ids") from None
+    return [line.removesuffix("\r") for line in lines if line.strip()]
+
+
+def _update_vectors(
+    directory: Path,
+    index: VectorIndex,
+    embeddings: StoredEmbeddings | None,
+    delete: Sequence[str],
+    corpus: str | Path | None,
+) -> int:
+    new = _checked(directory, index, embeddings, delete, corpus)
+    kept, gone = index.documents, set(delete)
+    ids = [i for i in index.ids if i not in gone] + new
+    with directory_with_checksums(directory, overwrite=True, without=index.changing) as aside:
+        # What can be wrong with the corpus is found before a Milvus elsewhere is changed.
+        if kept is not None:
+            Documents.write(aside, corpus, ids, kept=kept, new=new)
+        if gone:
+            index.delete(list(delete))
+        if embeddings is not None:
+            index.add(embeddings.shards, new)
+        index.write_into(aside)
+        if kept is not None and index.ids != ids:
+            Documents.reorder(aside, ids, index.ids)
+    return index.info.count
+
+
+def _checked(
+    directory: Path,
+    index: VectorIndex,
+    embeddings: StoredEmbeddings | None,
+    delete: Sequence[str],
+    corpus: str | Path | None,
+) -> list[str]:
+    """Returns the ids to add, once it is known that they and those to delete can be."""
+    check_there(delete, index.ids)
+    if embeddings is None:
+        if corpus is not None:
+            raise UserError("a corpus is of documents to add: give their embeddings too")
+        return []
+    info = embeddings.info
+    if info.fingerprint != index.info.fingerprint or info.similarity != index.info.similarity:
+        raise UserError(
+            f"the embeddings were made with {info.model or 'another model'} (fingerprint"
+            f" {info.fingerprint[:12]}), the index with {index.info.model or 'another'} (fingerprint"
+            f" {(index.info.fingerprint or 'unknown')[:12]}): they cannot be searched together"
+        )
+    checked(embeddings.shards, embeddings.ids, info.similarity)
+    check_new(embeddings.ids, set(index.ids).difference(delete))
+    if (corpus is None) != (index.documents is None):
+        raise UserError(
+            f"{directory} stores its documents for display: give the corpus of the new ones"
+            if corpus is None
+            else f"{directory} stores no documents for display: leave out the corpus"
+        )
+    return embeddings.ids
+
+
+def _recall(directory: Path, index: Index) -> Recall | None:
+    """Returns what an index that was tuned reaches now: its leaves are those of the documents it had."""
+    if not isinstance(index, ScannIndex) or not index.tuned:
+        return None
+    from jaxir.retrieval.indexes.tuning import Trial  # imports JAX
+
+    with stored_vectors(directory, index.info.settings["storage"]) as vectors:
+        return Trial(vectors, index.ids, similarity=index.info.similarity).measure(index)
+
+
+def _update_words(
+    directory: Path,
+    index: Index,
+    embeddings: StoredEmbeddings | None,
+    delete: Sequence[str],
+    corpus: str | Path | None,
+    on_bad_input: Policy,
+) -> int:
+    if not isinstance(index, LuceneIndex):
+        raise UserError(f"an index of engine {index.info.engine} cannot be changed: build it anew")
+    if embeddings is not None:
+        raise UserError(f"{directory} is an index of words: it takes a corpus, not embeddings")
+    check_there(delete, index.ids)
+    return update_lucene_index(index, directory, delete=delete, corpus=corpus, on_bad_input=on_bad_input)
+
+
+@contextlib.contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """Holds off other updates of a directory meanwhile."""
+    if not directory.is_dir():
+        raise UserError(f"{directory} is not an index: it has no index.json")
+    with locked(directory, f"{directory} is being changed by another process"):
+        yield

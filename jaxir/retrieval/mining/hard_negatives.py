@@ -1,0 +1,308 @@
+"""Hard negatives from a run: what a retriever finds for training queries and should not.
+
+Files are streamed. What is held in memory grows with the judgements and with what is written, not with the
+corpus or the depth of the run.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from jaxir.data.sources import BeirFolder, key_digest
+from jaxir.errors import UserError
+from jaxir.files import atomic_directory, check_new_directory
+from jaxir.progress import progress
+from jaxir.reading import open_to_read
+from jaxir.retrieval.mining.judging import Drawn, Judge, RelevanceFilter, RelevanceSettings, Teacher
+from jaxir.retrieval.mining.known_positives import KnownPositives, read_documents
+from jaxir.retrieval.ranking.runs import rank, read_run_by_query
+from jaxir.simple_types import Count, Seed, checked
+
+PAIRS, SETTINGS = "train.jsonl", "mining.json"
+# Why a query has no negatives.
+MISSED, UNANSWERED, FEW, RELEVANT = "missed", "unanswered", "few", "relevant"
+LEFT_OUT = {
+    UNANSWERED: "not in the run",
+    MISSED: "without a positive in the run, so without a margin",
+    FEW: "without a candidate",
+    RELEVANT: "without one that the cross-encoder lets pass",
+}
+# Why an answer in the window of ranks is no candidate.
+POSITIVE, TWIN, EMPTY, NEAR = "positive", "duplicate", "empty", "margin"
+DROPPED = {
+    POSITIVE: "known positives",
+    TWIN: "duplicates of one",
+    EMPTY: "without text",
+    NEAR: "within the margin",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class MiningSettings:
+    """How negatives are chosen.
+
+    Attributes:
+      negatives: of a query, at most.
+      first: rank of a run's answers from which on they are candidates, 1 for the best.
+      last: the last such rank.
+      sampling: `random` candidates, or the `top` ones.
+      margin: how much less than its query's lowest-scored positive a negative must score; None asks nothing.
+      seed: of random sampling.
+    """
+
+    negatives: Count = 7
+    first: Count = 1
+    last: Count = 200
+    sampling: Literal["random", "top"] = "random"
+    margin: float | None = None
+    seed: Seed = 0
+
+    def __post_init__(self) -> None:
+        if self.first > self.last:
+            raise UserError(f"first must be at most last: no ranks lie from {self.first} to {self.last}")
+
+    def order(self, query_id: str, count: int) -> Sequence[int]:
+        """Returns the order in which a query's `count` candidates, best first, are taken.
+
+        It depends on nothing but these arguments.
+        """
+        if self.sampling == "top":
+            return range(count)
+        return np.random.default_rng([self.seed, *key_digest(query_id)]).permutation(count).tolist()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MiningReport:
+    """What was mined.
+
+    Attributes:
+      queries: with their negatives written.
+      negatives: of them all.
+      duplicates: documents that are kept out because they have the text of a positive.
+      left_out: queries without negatives, by reason: `unanswered` (they are not in the run), `missed` (no
+        positive among the answers, so that no margin can be told), `few` (no candidate is left), `relevant`
+        (the cross-encoder takes every candidate for relevant).
+      dropped: answers within the window of ranks that are no candidates, by reason: known `positive`, a
+        `duplicate` of one, `empty`, too near to a positive (`margin`).
+      judged: candidates that the cross-encoder read; each query's are drawn until it has enough.
+      false_negatives: those of them that it dropped, by reason: `max_relevance`, `relevance_margin`.
+    """
+
+    queries: int
+    negatives: int
+    duplicates: int
+    left_out: dict[str, int]
+    dropped: dict[str, int]
+    judged: int
+    false_negatives: dict[str, int]
+
+
+def mine(
+    run: str | Path,
+    folder: BeirFolder,
+    output: str | Path,
+    *,
+    split: str,
+    settings: MiningSettings,
+    judge: Judge | None = None,
+    relevance: RelevanceSettings | None = None,
+    teacher: Teacher | None = None,
+) -> MiningReport:
+    """Writes OUTPUT/train.jsonl, pairs with negatives in Tevatron's format, and OUTPUT/mining.json.
+
+    A document is no negative of a query if any split judges it relevant to it, or if it has the same text as
+    one that is (white space and case apart).
+
+    Args:
+      run: what a retriever found for the queries of `split`; a query's lines must stand together.
+      folder: queries, judgements and documents.
+      output: a new directory, which appears only when whole.
+      split: whose queries get negatives.
+      settings: how they are chosen.
+      judge: a cross-encoder that drops what it takes for relevant; None for none.
+      relevance: what it drops; given with it.
+      teacher: a cross-encoder whose scores of all positives and negatives are written beside them; None for
+        none.
+
+    Raises:
+      BadInputError: a malformed line.
+      UserError: no such split, a document of the run that the corpus lacks, or no negative at all.
+    """
+    check_new_directory(output)
+    known = KnownPositives.read(folder, split)
+    check = None
+    if judge is not None:
+        check = RelevanceFilter(judge, relevance, folder, known.asked)
+    chosen, left_out, dropped = _choose(run, known, settings, check)
+    if not chosen:
+        raise UserError(f"{run}: no negative for any query of split {split!r} ({_say(left_out, LEFT_OUT)})")
+    report = MiningReport(
+        queries=len(chosen),
+        negatives=sum(map(len, chosen.values())),
+        duplicates=len(set().union(*known.twins.values()) - set().union(*known.every.values())),
+        left_out={reason: count for reason, count in left_out.items() if count},
+        dropped=dict(dropped),
+        judged=check.judged if check else 0,
+        false_negatives=dict(check.dropped) if check else {},
+    )
+    with atomic_directory(output) as aside:
+        _write_pairs(aside / PAIRS, folder, chosen, known.asked, teacher)
+        content = {
+            "settings": dataclasses.asdict(settings),
+            "cross_encoder": check.description if check else None,
+            "teacher": teacher and {"name": teacher.spec, "fingerprint": teacher.fingerprint},
+            "run": {"name": Path(run).name, "sha256": _sha256(run)},
+            "split": split,
+            "collection": str(folder.directory),
+            **dataclasses.asdict(report),
+        }
+        (aside / SETTINGS).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    return report
+
+
+def describe(report: MiningReport) -> str:
+    """Says in one line what was mined, and what each filter dropped."""
+    text = f"{report.queries:,} queries, {report.negatives / report.queries:.1f} negatives each"
+    if report.left_out:
+        text += f"; left out: {_say(report.left_out, LEFT_OUT)}"
+    text += f"; {report.duplicates:,} documents have the text of a positive"
+    if report.dropped:
+        text += f"; dropped: {_say(report.dropped, DROPPED)}"
+    if report.judged:
+        found = sum(report.false_negatives.values())
+        text += f"; of {report.judged:,} candidates the cross-encoder took {found:,} for relevant"
+        if found:
+            reasons = {
+                RelevanceFilter.ABOVE: "above the maximum",
+                RelevanceFilter.NEAR: "too near to a positive",
+            }
+            text += f" ({_say(report.false_negatives, reasons)})"
+    return text
+
+
+def _say(counts: Mapping[str, int], reasons: Mapping[str, str]) -> str:
+    return ", ".join(f"{counts[reason]:,} {text}" for reason, text in reasons.items() if counts.get(reason))
+
+
+def _choose(
+    run: str | Path, known: KnownPositives, settings: MiningSettings, check: RelevanceFilter | None
+) -> tuple[dict[str, list[str]], collections.Counter[str], collections.Counter[str]]:
+    """Returns each query's negatives, why queries have none, and why answers are none.
+
+    With a cross-encoder candidates are drawn, judged and drawn again where too few have passed, and the run
+    is read anew each time: no more are held at once than may be written.
+    """
+    left_out: collections.Counter[str] = collections.Counter({UNANSWERED: len(known.asked)})
+    dropped: collections.Counter[str] = collections.Counter()
+    taken: dict[str, Drawn] = {}
+    # How many candidates were drawn of each query that wants more, and how many are drawn next.
+    wanting, size = dict.fromkeys(known.asked, 0), settings.negatives
+    while wanting:
+        counts = (collections.Counter(), collections.Counter()) if taken else (left_out, dropped)
+        drawn: dict[str, Drawn] = {}
+        for query_id, found in _candidates(run, wanting, known, settings, *counts):
+            order = settings.order(query_id, len(found))
+            drawn[query_id] = [(i, found[i]) for i in order[wanting[query_id] :][:size]]
+        passed = drawn if check is None else check.keep(drawn)
+        for query_id, some in passed.items():
+            taken.setdefault(query_id, []).extend(some)
+        wanting = {
+            query_id: wanting[query_id] + size
+            for query_id, some in drawn.items()
+            if check is not None and len(some) == size and len(taken[query_id]) < settings.negatives
+        }
+        size = min(2 * size, settings.negatives * len(known.asked) // max(1, len(wanting)))
+    chosen = {q: [doc_id for _, doc_id in sorted(some[: settings.negatives])] for q, some in taken.items()}
+    left_out[RELEVANT] = sum(not some for some in chosen.values())
+    return {query_id: found for query_id, found in chosen.items() if found}, left_out, dropped
+
+
+def _candidates(
+    run: str | Path,
+    wanting: Mapping[str, int],
+    known: KnownPositives,
+    settings: MiningSettings,
+    left_out: collections.Counter[str],
+    dropped: collections.Counter[str],
+) -> Iterator[tuple[str, list[str]]]:
+    """Yields the candidates, best first, of each query of `wanting` that has some; counts the others."""
+    for query_id, answers in progress(read_run_by_query(run), what="choosing", unit="queries"):
+        if query_id not in wanting:
+            continue
+        left_out[UNANSWERED] -= 1
+        positives = known.every[query_id]
+        there, ceiling = positives & answers.keys(), math.inf
+        if settings.margin is not None:
+            if not there:
+                left_out[MISSED] += 1
+                continue
+            ceiling = min(answers[doc_id] for doc_id in there) - settings.margin
+        twins = set().union(*(known.twins.get(doc_id, ()) for doc_id in positives))
+        found = []
+        for doc_id in rank(answers)[settings.first - 1 : settings.last]:
+            reasons = (
+                (POSITIVE, doc_id in positives),
+                (TWIN, doc_id in twins),
+                (EMPTY, doc_id in known.empty),
+                (NEAR, answers[doc_id] > ceiling),
+            )
+            if reason := next((reason for reason, applies in reasons if applies), None):
+                dropped[reason] += 1
+            else:
+                found.append(doc_id)
+        if found:
+            yield query_id, found
+        else:
+            left_out[FEW] += 1
+
+
+def _write_pairs(
+    path: Path,
+    folder: BeirFolder,
+    chosen: Mapping[str, Sequence[str]],
+    asked: Mapping[str, Sequence[str]],
+    teacher: Teacher | None,
+) -> None:
+    wanted = {doc_id for query_id, found in chosen.items() for doc_id in (*found, *asked[query_id])}
+    documents = {d.id: d for d in read_documents(folder, "reading negatives") if d.id in wanted}
+    if lacking := wanted - documents.keys():
+        raise UserError(f"{folder.corpus_path}: it lacks {min(lacking)!r}, which the run has found")
+    queries = {query.id: query.text for query in folder.queries() if query.id in chosen}
+    if lacking := chosen.keys() - queries.keys():
+        raise UserError(f"{folder.queries_path}: it lacks {min(lacking)!r}, which is judged")
+
+    pairs = [(q, d) for q, found in chosen.items() for d in (*asked[q], *found)]
+    scores: dict[tuple[str, str], float] = {}
+    if teacher is not None:
+        texts = [(queries[query_id], documents[doc_id].contents) for query_id, doc_id in pairs]
+        scores = dict(zip(pairs, teacher.score(texts).tolist(), strict=True))
+
+    def passages(query_id: str, doc_ids: Sequence[str]) -> list[dict[str, object]]:
+        found = [documents[doc_id] for doc_id in doc_ids]
+        score = (lambda d: {"score": scores[query_id, d.id]}) if scores else (lambda _: {})
+        return [{"docid": d.id, "title": d.title, "text": d.text} | score(d) for d in found]
+
+    with path.open("w", encoding="utf-8") as file:
+        for query_id, doc_ids in chosen.items():
+            record = {
+                "query_id": query_id,
+                "query": queries[query_id],
+                "positive_passages": passages(query_id, asked[query_id]),
+                "negative_passages": passages(query_id, doc_ids),
+            }
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
+def _sha256(path: str | Path) -> str:
+    with open_to_read(Path(path)) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,148 @@
+"""False negatives among candidates, found by a cross-encoder.
+
+A retriever's best answers that nobody has judged are often relevant. RocketQA (Qu et al. 2021, section 4.2)
+calls it denoising: a cross-encoder reads each with its query, and those that it finds relevant are dropped.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from jaxir.data.sources import BeirFolder
+from jaxir.errors import UserError
+from jaxir.retrieval.mining.known_positives import read_documents
+from jaxir.simple_types import Rate, checked
+
+# A query's candidates that were drawn: (place among all its candidates, document id).
+Drawn = list[tuple[int, str]]
+
+
+class Judge(Protocol):
+    """What is asked of a cross-encoder: probabilities [N] of N (query, passage) pairs, and who it is."""
+
+    spec: str
+    fingerprint: str
+
+    def relevance(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray: ...
+
+
+class Teacher(Protocol):
+    """What is asked of a cross-encoder to learn from: scores [N] of N pairs, and who it is."""
+
+    spec: str
+    fingerprint: str
+
+    def score(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray: ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class RelevanceSettings:
+    """Which candidates a cross-encoder drops. Relevance is a probability, the sigmoid of its logit.
+
+    Attributes:
+      max_relevance: those that are more relevant than this; None asks nothing.
+      relevance_margin: those that are not at least this much less relevant than the query's least relevant
+        positive; None asks nothing.
+    """
+
+    max_relevance: Rate | None = None
+    relevance_margin: Rate | None = None
+
+    @classmethod
+    def of_flags(
+        cls, cross_encoder: str | None, max_relevance: float | None, relevance_margin: float | None
+    ) -> RelevanceSettings | None:
+        """Returns what the flags of a command ask for, None where they ask for no cross-encoder.
+
+        Raises:
+          UserError: flags that do not go together.
+        """
+        if cross_encoder is not None:
+            return cls(max_relevance=max_relevance, relevance_margin=relevance_margin)
+        if (max_relevance, relevance_margin) != (None, None):
+            raise UserError(
+                "--max_relevance and --relevance_margin are of what a --cross_encoder says: give one"
+            )
+        return None
+
+    def __post_init__(self) -> None:
+        if self.max_relevance is None and self.relevance_margin is None:
+            raise UserError("a cross-encoder needs max_relevance, relevance_margin or both to filter by")
+
+
+class RelevanceFilter:
+    """Drops candidates that a cross-encoder takes for relevant.
+
+    Args:
+      judge: the cross-encoder.
+      settings: what it drops.
+      folder: queries and documents.
+      asked: each query's positives.
+
+    Attributes:
+      judged: candidates read so far.
+      dropped: those dropped, by reason; one that is above the maximum is not counted as near a positive.
+
+    Raises:
+      UserError: `folder` lacks a query.
+    """
+
+    ABOVE, NEAR = "max_relevance", "relevance_margin"
+
+    def __init__(
+        self, judge: Judge, settings: RelevanceSettings, folder: BeirFolder, asked: Mapping[str, list[str]]
+    ):
+        self.judged, self.dropped = 0, collections.Counter()
+        self._judge, self._settings, self._folder, self._asked = judge, settings, folder, asked
+        self._queries = {query.id: query.text for query in folder.queries() if query.id in asked}
+        if lacking := asked.keys() - self._queries.keys():
+            raise UserError(f"{folder.queries_path}: it lacks {min(lacking)!r}, which is judged")
+        self._ceilings: dict[str, float] = {}
+
+    @property
+    def description(self) -> dict[str, object]:
+        """What to record of it."""
+        named = {"name": self._judge.spec, "fingerprint": self._judge.fingerprint}
+        return named | dataclasses.asdict(self._settings)
+
+    def keep(self, drawn: Mapping[str, Drawn]) -> dict[str, Drawn]:
+        """Returns the candidates that are not dropped. Their texts are held, and those of new positives.
+
+        Raises:
+          UserError: the corpus lacks one.
+        """
+        margin, ceiling = self._settings.relevance_margin, self._settings.max_relevance
+        new = [q for q in drawn if q not in self._ceilings] if margin is not None else []
+        positives = [(query_id, doc_id) for query_id in new for doc_id in self._asked[query_id]]
+        candidates = [(query_id, doc_id) for query_id, some in drawn.items() for _, doc_id in some]
+        relevance = self._relevance(positives + candidates)
+        for (query_id, _), value in zip(positives, relevance, strict=False):
+            self._ceilings[query_id] = min(self._ceilings.get(query_id, 1.0), value - margin)
+        self.judged += len(candidates)
+        kept: dict[str, Drawn] = {}
+        values = iter(relevance[len(positives) :])
+        for query_id, some in drawn.items():
+            kept[query_id] = []
+            for place, doc_id in some:
+                value = next(values)
+                if ceiling is not None and value > ceiling:
+                    self.dropped[self.ABOVE] += 1
+                elif margin is not None and value > self._ceilings[query_id]:
+                    self.dropped[self.NEAR] += 1
+                else:
+                    kept[query_id].append((place, doc_id))
+        return kept
+
+    def _relevance(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
+        wanted = {doc_id for _, doc_id in pairs}
+        documents = read_documents(self._folder, "reading candidates")
+        texts = {d.id: d.contents for d in documents if d.id in wanted}
+        if lacking := wanted - texts.keys():
+            raise UserError(f"{self._folder.corpus_path}: it lacks {min(lacking)!r}, which the run has found")
+        return self._judge.relevance([(self._queries[q], texts[d]) for q, d in pairs]).tolist()

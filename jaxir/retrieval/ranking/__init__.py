@@ -1,0 +1,1 @@
+"""Ranked lists: run files, fusion, rescoring and reranking."""

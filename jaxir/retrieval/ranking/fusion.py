@@ -1,0 +1,187 @@
+"""Several runs into one: reciprocal ranks, interpolated scores, rescoring, round-robin.
+
+A run is {query id: {document id: score}}; so are all results. A query that only some runs answer is fused
+from those. Ranks are as trec_eval has them: by score in float32, then by document id, both descending.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+
+from jaxir.errors import UserError
+from jaxir.retrieval.ranking.runs import Run, rank
+
+Normalization = Literal["min_max", "z_score", "none"]
+Answers = Mapping[str, float]
+
+
+def reciprocal_rank_fusion(runs: Sequence[Run], *, constant: int = 60, depth: int = 1000) -> Run:
+    """Scores a document by the sum of 1 / (constant + rank) over the runs that have it (Cormack et al. 2009).
+
+    Args:
+      runs: two or more.
+      constant: how little the first ranks stand out.
+      depth: answers of a query to keep.
+
+    Raises:
+      UserError: fewer than two runs, or one that has no query in common with the others.
+    """
+
+    def fuse(lists: Sequence[Answers]) -> dict[str, float]:
+        scores: dict[str, float] = {}
+        for answers in lists:
+            for place, doc_id in enumerate(rank(answers), start=1):
+                scores[doc_id] = scores.get(doc_id, 0.0) + 1 / (constant + place)
+        return scores
+
+    return _per_query(runs, fuse, depth)
+
+
+def interpolate(
+    runs: Sequence[Run],
+    *,
+    weights: Sequence[float] | None = None,
+    normalization: Normalization = "min_max",
+    depth: int = 1000,
+) -> Run:
+    """Scores a document by the weighted sum of its normalised scores.
+
+    Scores are normalised within a query and a run: `min_max` onto [0, 1], `z_score` to mean 0 and deviation
+    1. A document that a run lacks gets the lowest normalised score that the run gave for the query.
+
+    Args:
+      runs: two or more.
+      weights: one for each run; equal ones that add up to 1 by default.
+      normalization: `none` takes the scores as they are.
+      depth: answers of a query to keep.
+
+    Raises:
+      UserError: fewer than two runs, one that has no query in common with the others, or not as many weights.
+    """
+    weights = [1 / len(runs)] * len(runs) if weights is None else weights
+    if len(weights) != len(runs):
+        raise UserError(f"there are {len(runs)} runs and {len(weights)} weights: give one for each run")
+    normalize = _NORMALIZATIONS[normalization]
+
+    def fuse(lists: Sequence[Answers]) -> dict[str, float]:
+        scores = dict.fromkeys(itertools.chain.from_iterable(lists), 0.0)
+        for weight, answers in zip(weights, lists, strict=True):
+            if not answers:
+                continue
+            values = normalize(np.fromiter(answers.values(), np.float64))
+            found, lowest = dict(zip(answers, values.tolist(), strict=True)), float(values.min())
+            for doc_id in scores:
+                scores[doc_id] += weight * found.get(doc_id, lowest)
+        return scores
+
+    return _per_query(runs, fuse, depth)
+
+
+def rescore(first: Run, second: Run, *, alpha: float, depth: int = 1000) -> Run:
+    """Scores the `depth` best documents of the first run by `first + alpha * second` (Wang 2022, eq. 5.1).
+
+    Args:
+      first: gives the documents; BM25's run in the source.
+      second: must score every one of them; dense scores in the source (see `rescoring.score_candidates`).
+      alpha: weight of the second; 0 leaves the first as it is.
+      depth: documents of a query that are rescored and kept.
+
+    Raises:
+      UserError: the second run lacks a document of the first.
+    """
+    scored: Run = {}
+    for query_id, answers in first.items():
+        other = second.get(query_id, {})
+        kept = rank(answers)[:depth]
+        lacking = [doc_id for doc_id in kept if doc_id not in other]
+        if lacking:
+            raise UserError(
+                f"query {query_id!r}: {len(lacking)} of {len(kept)} documents to rescore have no score in the"
+                f" second run ({lacking[0]!r} is one)"
+            )
+        scored[query_id] = {doc_id: answers[doc_id] + alpha * other[doc_id] for doc_id in kept}
+    return scored
+
+
+def round_robin(runs: Sequence[Run], *, depth: int = 1000) -> Run:
+    """Takes the runs' best documents in turns, skipping those that are there already (Chuang 2024, B.3).
+
+    Args:
+      runs: two or more, the one whose first answer comes first in front.
+      depth: answers of a query to keep.
+
+    Returns:
+      Scores are reciprocals of the new ranks: they say the order and nothing else.
+
+    Raises:
+      UserError: fewer than two runs, or one that has no query in common with the others.
+    """
+
+    def fuse(lists: Sequence[Answers]) -> dict[str, float]:
+        turns = itertools.zip_longest(*map(rank, lists))
+        order = dict.fromkeys(d for turn in turns for d in turn if d is not None)
+        return {doc_id: 1 / place for place, doc_id in enumerate(order, start=1)}
+
+    return _per_query(runs, fuse, depth)
+
+
+def oddities(runs: Mapping[str, Run]) -> list[str]:
+    """Returns what is odd about runs that are to be fused, in sentences that call them by these names.
+
+    Raises:
+      UserError: a run has no query in common with the others.
+    """
+    _check_queries(runs)
+    odd = []
+    for name, run in runs.items():
+        others = [other for called, other in runs.items() if called != name]
+        lacking = [q for q in dict.fromkeys(itertools.chain.from_iterable(others)) if q not in run]
+        if lacking:
+            odd.append(
+                f"{name} has no answers to {len(lacking):,} of {len(lacking) + len(run):,} queries"
+                f" ({lacking[0]!r} is one): is it whole?"
+            )
+        if others and all(run[q].keys().isdisjoint(other.get(q, ())) for q in run for other in others):
+            odd.append(f"{name} has no document in common with the others: are the runs of one corpus?")
+    return odd
+
+
+def _check_queries(runs: Mapping[str, Run]) -> None:
+    for name, run in runs.items():
+        others = [other for called, other in runs.items() if called != name]
+        if others and all(run.keys().isdisjoint(other) for other in others):
+            raise UserError(f"{name} has no query in common with the other run{'s' * (len(others) > 1)}")
+
+
+def _per_query(runs: Sequence[Run], fuse: Callable[[Sequence[Answers]], dict[str, float]], depth: int) -> Run:
+    if len(runs) < 2:
+        raise UserError("there must be two runs or more to fuse")
+    _check_queries({f"run {i}": run for i, run in enumerate(runs, start=1)})
+    queries = dict.fromkeys(itertools.chain.from_iterable(runs))
+    fused = {query_id: fuse([run.get(query_id, {}) for run in runs]) for query_id in queries}
+    return {
+        query_id: {doc_id: scores[doc_id] for doc_id in rank(scores)[:depth]}
+        for query_id, scores in fused.items()
+    }
+
+
+def _min_max(scores: np.ndarray) -> np.ndarray:
+    span = np.ptp(scores)
+    # Where all are equal none is better than another, but all were found.
+    return (scores - scores.min()) / span if span else np.ones_like(scores)
+
+
+def _z_score(scores: np.ndarray) -> np.ndarray:
+    deviation = scores.std()
+    return (scores - scores.mean()) / deviation if deviation else np.zeros_like(scores)
+
+
+_NORMALIZATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "min_max": _min_max,
+    "z_score": _z_score,
+    "none": lambda scores: scores,
+}

@@ -1,0 +1,78 @@
+"""Exact dense scores of the documents that another run found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+
+from jaxir.errors import UserError
+from jaxir.progress import progress
+from jaxir.retrieval.encoding.embeddings import StoredEmbeddings
+from jaxir.retrieval.indexes.index import normalize
+from jaxir.retrieval.npy import gather
+from jaxir.retrieval.ranking.runs import Run, rank
+
+QUERY_BLOCK = 1024  # queries encoded at a time
+
+
+class QueryEncoder(Protocol):
+    """What is asked of a model: query texts to float32 vectors [N, D], and who it is."""
+
+    fingerprint: str
+
+    def encode_queries(self, texts: list[str]) -> np.ndarray: ...
+
+
+def score_candidates(
+    candidates: Run,
+    *,
+    queries: Mapping[str, str],
+    embeddings: StoredEmbeddings,
+    encoder: QueryEncoder,
+    depth: int,
+) -> Run:
+    """Returns a run over the `depth` best documents of each query of `candidates`, scored by a dual encoder.
+
+    Unlike a dense run cut at some depth it has a score for every candidate. Only their vectors are read.
+
+    Args:
+      candidates: the run that found the documents.
+      queries: query id to text.
+      embeddings: of the corpus.
+      encoder: the model that made them.
+      depth: documents of a query.
+
+    Raises:
+      UserError: the embeddings are another model's, or lack a document or `queries` a query of the run.
+    """
+    info = embeddings.info
+    if encoder.fingerprint != info.fingerprint:
+        raise UserError(
+            f"the embeddings were made with {info.model or 'another model'} (fingerprint"
+            f" {info.fingerprint[:12]}), not with this model ({encoder.fingerprint[:12]})"
+        )
+    if lacking := [query_id for query_id in candidates if query_id not in queries]:
+        raise UserError(f"query {lacking[0]!r} of the run is not among the queries ({len(lacking)} are not)")
+    wanted = {query_id: rank(answers)[:depth] for query_id, answers in candidates.items()}
+    rows = {doc_id: row for row, doc_id in enumerate(embeddings.ids)}
+    for query_id, doc_ids in wanted.items():
+        if unknown := [doc_id for doc_id in doc_ids if doc_id not in rows]:
+            raise UserError(f"document {unknown[0]!r}, an answer of query {query_id!r}, has no embedding")
+    names, scored = list(wanted), {}
+    with progress(total=len(names), what="rescoring", unit="queries") as bar:
+        for start in range(0, len(names), QUERY_BLOCK):
+            block = names[start : start + QUERY_BLOCK]
+            vectors = encoder.encode_queries([queries[query_id] for query_id in block])
+            for query_id, vector in zip(block, _comparable(vectors, info.similarity), strict=True):
+                doc_ids = wanted[query_id]
+                found = gather(embeddings.shards, np.array([rows[d] for d in doc_ids], np.int64))
+                scores = _comparable(found, info.similarity) @ vector
+                scored[query_id] = dict(zip(doc_ids, scores.tolist(), strict=True))
+                bar.update()
+    return scored
+
+
+def _comparable(vectors: np.ndarray, similarity: str) -> np.ndarray:
+    return normalize(vectors) if similarity == "cosine" else vectors
