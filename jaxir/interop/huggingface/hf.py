@@ -4,10 +4,12 @@ Only the encoder is taken: poolers, pretraining heads and decoders are dropped, 
 holds none. Every tensor that is taken comes out again bit for bit.
 """
 
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from jaxir.data.tokenizer import Tokenizer
@@ -69,6 +71,8 @@ _T5 = {
     "norm": "encoder.final_layer_norm",
 }
 _DEFAULT_LENGTH = 512
+# Of the model's ids; tables of embeddings are rounded up a little.
+_LEAST_SHARE = 0.8
 # What a checkpoint may hold beside the encoder: heads, decoders and buffers.
 _DROPPED = (
     "pooler.",
@@ -143,6 +147,12 @@ def read_tokenizer(directory: Path, encoder: Encoder) -> Tokenizer:
         raise UserError(
             f"{directory}: the tokenizer has {tokenizer.vocab_size} ids,"
             f" the model only {encoder.config.vocab_size}"
+        )
+    if tokenizer.vocab_size < _LEAST_SHARE * encoder.config.vocab_size and jax.process_index() == 0:
+        print(
+            f"warning: {directory}: the tokenizer has {tokenizer.vocab_size:,} ids, the model"
+            f" {encoder.config.vocab_size:,}: are its files whole?",
+            file=sys.stderr,
         )
     return tokenizer
 
