@@ -285,9 +285,9 @@ def flip_in_list(path: Path) -> None:
 
 def flip_in_numbers(path: Path) -> None:
     with zipfile.ZipFile(path) as archive:
-        largest = max(archive.infolist(), key=lambda member: member.file_size)
+        numbers = next(member for member in archive.infolist() if member.filename.endswith("/data/3"))
     content = bytearray(path.read_bytes())
-    content[largest.header_offset + 200] ^= 64
+    content[numbers.header_offset + 30 + len(numbers.filename) + len(numbers.extra) + 64] ^= 64
     path.write_bytes(content)
 
 
@@ -318,7 +318,7 @@ SPOILT = {
         repack(lambda m: m.update({"data/3": m["data/3"][:-4]})),
         "numbers where",
     ),
-    "damaged numbers": ("t5/torch", flip_in_numbers, "is damaged (its check sum is another)"),
+    "damaged numbers": ("t5/torch", flip_in_numbers, "its part data/3 is damaged (its check sum is another)"),
     "damaged list": ("t5/torch", flip_in_list, "its list of tensors is damaged (its check sum is another)"),
 }
 
