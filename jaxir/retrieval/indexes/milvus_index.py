@@ -46,7 +46,9 @@ class MilvusIndex(VectorIndex):
     """
 
     engine = "milvus"
-    changing = (INSIDE,)
+    # Searches change nothing else; what a killed one leaves, and indexes of before, may have more files.
+    changing = (f"{INSIDE}/LOCK",)
+    growing = (INSIDE,)
     settings_hints: ClassVar[Mapping[str, Any]] = {
         "uri": str,
         "collection": str,
