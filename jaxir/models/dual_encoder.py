@@ -76,6 +76,10 @@ class DualEncoderConfig:
             f" {self.dimension} dimensions, {self.similarity}"
         )
 
+    def make(self, *, rngs: nnx.Rngs) -> "DualEncoderModel":
+        """Makes the model."""
+        return DualEncoderModel(self, rngs=rngs)
+
 
 def make_encoder(config: BertConfig | T5Config, *, rngs: nnx.Rngs) -> Bert | T5Encoder:
     """Makes the encoder that `config` describes."""

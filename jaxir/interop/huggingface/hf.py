@@ -164,8 +164,14 @@ def write_encoder(
       UserError: Hugging Face has no architecture of this shape.
     """
     write_json(directory / "config.json", hf_config.describe(config, pad_id))
-    weights = _weights(config, pad_id)
-    write_tensors(directory / SINGLE, {w.name: w.write(params[name]) for name, w in weights.items()})
+    write_tensors(directory / SINGLE, tensors_of(config, params, pad_id=pad_id))
+
+
+def tensors_of(
+    config: BertConfig | T5Config, params: Mapping[str, np.ndarray], *, pad_id: int
+) -> dict[str, np.ndarray]:
+    """Returns the tensors of an encoder as Hugging Face names and lays them out."""
+    return {w.name: w.write(params[name]) for name, w in _weights(config, pad_id).items()}
 
 
 def write_tower(directory: Path, model: StoredModel, *, tower: str) -> None:
