@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import tempfile
 from pathlib import Path
@@ -12,7 +13,6 @@ from jaxir.data.array_dataset import ArrayDataset
 from jaxir.data.own_pairs import Pairs
 from jaxir.data.text_data import TextData
 from jaxir.errors import UserError
-from jaxir.features import Features, pair_features
 from jaxir.interop import model_dir, stored
 from jaxir.interop.build import FromScratch, Pretrained, PretrainedCrossEncoder
 from jaxir.interop.overrides import Overrides
@@ -94,8 +94,7 @@ def fit(
             num_negatives = int(isinstance(pairs, Pairs) and all(pairs.negatives))
         objective = objective or OBJECTIVE
         features = objective.features(loaded.settings.text_format(num_negatives))
-        dev_features = pair_features(loaded.settings.text_format())
-        data = _built(pairs, loaded.tokenizer, features)
+        data = Shortened(pairs).build(loaded.tokenizer, features)
         if steps is None:
             how_long = (1, MIN_STEPS) if epochs is None else (epochs, 1)
             steps = steps_of(
@@ -105,7 +104,9 @@ def fit(
             model=loaded.model,
             objective=objective,
             data=data,
-            dev=dev and _built(dev, loaded.tokenizer, dev_features),
+            dev=dev and Shortened(dev),
+            tokenizer=loaded.tokenizer,
+            form=loaded.settings.text_format(num_negatives),
             output_dir=place,
             steps=steps,
             batch_size=batch_size,
@@ -128,10 +129,16 @@ def fit(
     return encoder
 
 
-def _built(pairs: TextData, tokenizer: Any, features: Features) -> Any:
-    data = pairs.build(tokenizer, features)
-    # The encoder's lengths are what it can read; steps take no longer than the texts are.
-    return data.shortened() if isinstance(data, ArrayDataset) else data
+@dataclasses.dataclass(frozen=True)
+class Shortened:
+    """Data whose texts are as long as the longest: a model can read more, but steps need take no longer."""
+
+    data: TextData
+
+    def build(self, *args: Any, **kwargs: Any) -> Any:
+        """Builds the data; see `TextData`."""
+        found = self.data.build(*args, **kwargs)
+        return found.shortened() if isinstance(found, ArrayDataset) else found
 
 
 def _start(model: Any, seed: int, partitioner: Partitioner) -> model_dir.LoadedModel:
