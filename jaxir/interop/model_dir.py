@@ -39,9 +39,8 @@ from jaxir.interop.huggingface.weights import read_json, require, write_json
 from jaxir.interop.overrides import Overrides
 from jaxir.interop.run_dir import CONFIG, check_seal, checkpoint_of, read_record, sealed
 from jaxir.interop.stored import EncoderSettings, StoredModel
-from jaxir.models.bert import BertConfig
+from jaxir.models import backbones
 from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel, Projection
-from jaxir.models.t5 import T5Config
 from jaxir.partitioning import Partitioner
 from jaxir.simple_types import fits, hints_of, simple
 
@@ -315,7 +314,7 @@ def write_description(
 
 def _read_hf(directory: Path) -> StoredModel:
     encoder = hf.read_encoder(directory)
-    length = min(_DEFAULT_LENGTH, getattr(encoder.config, "max_positions", _DEFAULT_LENGTH))
+    length = min(_DEFAULT_LENGTH, encoder.config.max_positions or _DEFAULT_LENGTH)
     return StoredModel(
         config=DualEncoderConfig(backbone=encoder.config),
         params={f"encoder.{name}": value for name, value in encoder.params.items()},
@@ -369,7 +368,7 @@ def _parse_config(content: Any, path: Path) -> DualEncoderConfig:
     where = f"{path}: does not describe a model"
     try:
         backbone, projection = dict(content["backbone"]), content["projection"]
-        kind = {"bert": BertConfig, "t5": T5Config}[backbone.pop("kind")]
+        kind = backbones.of_kind(str(backbone.pop("kind")), module=backbone.pop("module", None), where=path)
         parts = {
             "backbone": _made(kind, backbone, where),
             "projection": None if projection is None else _made(Projection, projection, where),

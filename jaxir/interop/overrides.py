@@ -10,7 +10,7 @@ from jaxir.errors import UserError
 from jaxir.interop import stored
 from jaxir.interop.stored import StoredModel
 from jaxir.models import layers
-from jaxir.models.dual_encoder import DualEncoderConfig, Projection, Sharing
+from jaxir.models.dual_encoder import DualEncoderConfig, Pooling, Projection, Sharing
 from jaxir.simple_types import Count, Rate, checked
 
 
@@ -39,7 +39,7 @@ class Overrides:
     scan_layers: bool | None = None
     dropout_rate: Rate | None = None
     sharing: Sharing | None = None
-    pooling: Literal["mean", "cls"] | None = None
+    pooling: Pooling | None = None
     projection: Count | None = None
     similarity: Literal["cosine", "dot"] | None = None
     query_max_length: Count | None = None
@@ -73,8 +73,8 @@ class Overrides:
         return dataclasses.replace(model, config=config, settings=settings)
 
     def _backbone_changes(self, config: DualEncoderConfig) -> dict[str, Any]:
-        rates = ("dropout_rate", "attention_dropout_rate")
-        changes = {name: self.dropout_rate for name in rates if hasattr(config.backbone, name)}
+        fields = (field.name for field in dataclasses.fields(config.backbone))
+        changes = {name: self.dropout_rate for name in fields if name.endswith(stored.DROPOUT)}
         return _given(dtype=self.dtype, remat=self.remat, scan_layers=self.scan_layers, **changes)
 
 

@@ -9,7 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, jaxtyped
 
 from jaxir.models import layers
-from jaxir.models.bert import Bert, BertConfig
+from jaxir.models.backbones import BackboneConfig
 from jaxir.partitioning import constrain
 
 
@@ -24,7 +24,7 @@ class CrossEncoderConfig:
         (DistilBERT).
     """
 
-    backbone: BertConfig
+    backbone: BackboneConfig
     activation: Literal["tanh", "relu"] = "tanh"
 
 
@@ -49,7 +49,7 @@ class CrossEncoderModel(nnx.Module):
             )
 
         self.config = config
-        self.encoder = Bert(config.backbone, rngs=rngs)
+        self.encoder = config.backbone.make(rngs=rngs)
         self.pooler = dense(config.backbone.embed_dim, "affinity")
         self.classifier = dense(1, None)
 
@@ -70,8 +70,8 @@ class CrossEncoderModel(nnx.Module):
         Returns:
           float32 [B] logits: the greater, the more relevant.
         """
-        types = token_types if self.config.backbone.num_token_types > 1 else None
-        hidden = self.encoder(ids, token_types=types)
+        types = {"token_types": token_types} if self.config.backbone.num_token_types > 1 else {}
+        hidden = self.encoder(ids, **types)
         first = constrain(hidden[:, 0].astype(jnp.float32), ("batch", "activation_embed"))
         activation = {"tanh": jnp.tanh, "relu": nnx.relu}[self.config.activation]
         return constrain(self.classifier(activation(self.pooler(first)))[:, 0], ("batch",))

@@ -14,7 +14,6 @@ from jaxir.errors import UserError
 from jaxir.interop import stored
 from jaxir.interop.huggingface import hf, hub
 from jaxir.interop.huggingface.weights import read_json, read_optional_json, read_tensors
-from jaxir.models.bert import BertConfig
 from jaxir.models.cross_encoder import CrossEncoderConfig, CrossEncoderModel
 
 
@@ -90,7 +89,7 @@ def read(directory: Path) -> StoredCrossEncoder:
     """
     encoder = hf.read_encoder(directory)
     content = read_json(directory / "config.json")
-    if not isinstance(encoder.config, BertConfig):
+    if content["model_type"] not in _HEADS:
         kinds = ", ".join(_HEADS)
         raise UserError(f"{directory}: model_type {content['model_type']!r} is no cross-encoder: {kinds} are")
     head = _HEADS[content["model_type"]]
