@@ -225,25 +225,25 @@ def _written_out(query, key, value, mask, near, bias, scale, dropout_rate, dropo
     # promotion forbids, and on a CPU this is up to twice as fast: heads before positions make plain matrix
     # products, and the softmax is divided by its sum after it has met the values, not before.
     query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))
-    # Queries that share a head of keys are more rows of its product.
-    rows = (*key.shape[:2], -1, query.shape[3])
-    heads = (*query.shape[:3], -1)
-    grouped = query.shape[1] != key.shape[1]
-    logits = jnp.einsum(
-        "BHTK,BHSK->BHTS", query.reshape(rows) if grouped else query, key, preferred_element_type=jnp.float32
-    )
-    logits = (logits.reshape(heads) if grouped else logits) * scale
+    (rows, heads, length, _), groups = query.shape, key.shape[1]
+
+    def joined(x: jax.Array) -> jax.Array:
+        """[B, H, T, X] to [B, G, H / G T, X]: queries that share keys are more rows of their product."""
+        return x if heads == groups else x.reshape(rows, groups, heads // groups * length, x.shape[3])
+
+    def apart(x: jax.Array) -> jax.Array:
+        return x if heads == groups else x.reshape(rows, heads, length, x.shape[3])
+
+    logits = jnp.einsum("BHTK,BHSK->BHTS", joined(query), key, preferred_element_type=jnp.float32)
+    logits = apart(logits) * scale
     if bias is not None:
         logits += bias
     logits = jnp.where(_visible(mask, near), logits, -0.7 * jnp.finfo(jnp.float32).max)
     weights = jnp.exp(logits - jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True)))
     total = weights.sum(axis=-1, keepdims=True)
-    weights = dropped = layers.dropout(weights, dropout_rate, dropout_key).astype(value.dtype)
-    if grouped:
-        dropped = weights.reshape(*rows[:3], -1)
-    mixed = jnp.einsum("BHTS,BHSK->BHTK", dropped, value, preferred_element_type=jnp.float32)
-    mixed = mixed.reshape(heads) if grouped else mixed
-    return (mixed / total).astype(value.dtype).swapaxes(1, 2)
+    weights = layers.dropout(weights, dropout_rate, dropout_key).astype(value.dtype)
+    mixed = jnp.einsum("BHTS,BHSK->BHTK", joined(weights), value, preferred_element_type=jnp.float32)
+    return (apart(mixed) / total).astype(value.dtype).swapaxes(1, 2)
 
 
 def rope_frequencies(head_dim: int, base: float) -> np.ndarray:

@@ -15,6 +15,7 @@ from jaxir.interop import stored
 from jaxir.models import layers, products, t5
 from jaxir.models.attention import attention
 from jaxir.models.bert import Bert, BertConfig
+from jaxir.models.modernbert import ModernBertConfig
 from jaxir.models.t5 import T5Config
 from jaxir.partitioning import MeshConfig
 
@@ -22,7 +23,18 @@ pytestmark = pytest.mark.usefixtures("few_optimizations")
 
 BERT = BertConfig(vocab_size=50, embed_dim=32, num_layers=2, num_heads=4, mlp_dim=48, max_positions=16)
 T5 = T5Config(vocab_size=50, embed_dim=32, num_layers=2, num_heads=4, head_dim=12, mlp_dim=48)
-BACKBONES = {"bert": BERT, "t5": T5}
+RATES = {"embedding_dropout_rate": 0.1, "attention_dropout_rate": 0.1, "mlp_dropout_rate": 0.1}
+MODERNBERT = ModernBertConfig(
+    vocab_size=50,
+    embed_dim=32,
+    num_layers=4,
+    num_heads=4,
+    mlp_dim=48,
+    max_positions=16,
+    local_attention=4,
+    **RATES,
+)
+BACKBONES = {"bert": BERT, "modernbert": MODERNBERT, "t5": T5}
 IDS = jnp.array([[4, 5, 6, 7, 8, 9, 10, 11], [12, 13, 14, 0, 0, 0, 0, 0]], jnp.int32)
 # Random weights for a sum of outputs: a plain sum would be blind to what LayerNorm takes away.
 WEIGHTS = jnp.asarray(np.random.default_rng(0).normal(size=(*IDS.shape, 32)), jnp.float32)
@@ -70,21 +82,29 @@ def test_scan_and_remat_change_no_number(plain, scan, remat):
 
 
 def test_dropout_is_on_with_a_key_off_without_and_follows_the_key():
-    for config in (BERT, T5):
+    for config in BACKBONES.values():
         model = config.make(rngs=nnx.Rngs(0))
         off = np.asarray(run(model, IDS))
         one, again, two = (np.asarray(run(model, IDS, jax.random.key(seed))) for seed in (1, 1, 2))
         np.testing.assert_array_equal(one, again)
         assert np.abs(one - two).max() > 0.1 and np.abs(one - off).max() > 0.1
-        rates = {name: 0.0 for name in ("dropout_rate", "attention_dropout_rate") if hasattr(config, name)}
+        names = (field.name for field in dataclasses.fields(config))
+        rates = {name: 0.0 for name in names if name.endswith("dropout_rate")}
         without = dataclasses.replace(config, **rates).make(rngs=nnx.Rngs(0))
         np.testing.assert_allclose(run(without, IDS, jax.random.key(1)), off, atol=1e-5)
 
 
-@pytest.mark.parametrize("rate", ["dropout_rate", "attention_dropout_rate"])
-def test_each_of_berts_dropouts_acts_alone(rate):
-    rates = {"dropout_rate": 0.0, "attention_dropout_rate": 0.0} | {rate: 0.5}
-    model = dataclasses.replace(BERT, **rates).make(rngs=nnx.Rngs(0))
+@pytest.mark.parametrize(
+    ("config", "rate"),
+    [
+        *((BERT, rate) for rate in ("dropout_rate", "attention_dropout_rate")),
+        *((MODERNBERT, rate) for rate in RATES),
+    ],
+)
+def test_each_dropout_acts_alone(config, rate):
+    names = (field.name for field in dataclasses.fields(config))
+    rates = {name: 0.0 for name in names if name.endswith("dropout_rate")} | {rate: 0.5}
+    model = dataclasses.replace(config, **rates).make(rngs=nnx.Rngs(0))
     assert np.abs(run(model, IDS, jax.random.key(0)) - run(model, IDS)).max() > 1e-3
 
 
@@ -153,7 +173,7 @@ def test_each_layer_has_its_own_key(scan, remat):
     assert np.abs(first - second).max() > 0.1
 
 
-@pytest.mark.parametrize("config", [BERT, T5], ids=["bert", "t5"])
+@pytest.mark.parametrize("config", BACKBONES.values(), ids=BACKBONES)
 def test_bfloat16_computes_otherwise_but_nearly_the_same(config):
     low = dataclasses.replace(config, dtype="bfloat16")
     models = [c.make(rngs=nnx.Rngs(0)) for c in (config, low)]
@@ -198,7 +218,7 @@ def test_compiled_size_does_not_grow_with_depth_when_scanned():
     assert size(False, 8) > 1.7 * size(False, 4)
 
 
-@pytest.mark.parametrize("config", [BERT, T5], ids=["bert", "t5"])
+@pytest.mark.parametrize("config", BACKBONES.values(), ids=BACKBONES)
 def test_padding_changes_nothing(config):
     model = config.make(rngs=nnx.Rngs(0))
     padded = jnp.pad(IDS[1:, :3], ((0, 0), (0, 7)))
@@ -284,7 +304,7 @@ def test_a_misspelt_preset_suggests_the_name():
         t5.preset("1.1-lareg")
 
 
-@pytest.mark.parametrize("config", [BERT, T5], ids=["bert", "t5"])
+@pytest.mark.parametrize("config", BACKBONES.values(), ids=BACKBONES)
 def test_every_parameter_names_its_axes(config):
     for scan in (False, True):
         changed = dataclasses.replace(config, scan_layers=scan)
