@@ -178,6 +178,15 @@ class ModernBertConfig(BackboneConfig):
         return ModernBert(self, rngs=rngs)
 
 
+# Models on the hub, so that what is planned with them needs no network.
+PUBLISHED = {
+    "answerdotai/ModernBERT-base": ModernBertConfig(),
+    "answerdotai/ModernBERT-large": ModernBertConfig(
+        embed_dim=1024, num_layers=28, num_heads=16, mlp_dim=2624
+    ),
+}
+
+
 class ModernBert(Encoder):
     """A ModernBERT encoder.
 

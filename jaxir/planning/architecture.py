@@ -12,6 +12,7 @@ from jaxir.interop.build import Source
 from jaxir.interop.huggingface import hf_config, hub, hub_errors
 from jaxir.interop.huggingface.weights import read_json
 from jaxir.interop.stored import EncoderSettings, StoredModel
+from jaxir.models import modernbert
 from jaxir.models import t5 as t5_lib
 from jaxir.models.backbones import BackboneConfig
 from jaxir.models.dual_encoder import DualEncoderConfig
@@ -56,8 +57,9 @@ def _describe_source(source: str, tokenizer: str | None) -> tuple[DualEncoderCon
 
 
 def _describe_hf(name: str) -> BackboneConfig:
-    published = hub_errors.PUBLISHED_T5.get(name.partition("@")[0])
-    if published is not None and not Path(name).is_dir():
-        return t5_lib.preset(published)  # so that planning with it needs no network
+    published = {name: t5_lib.preset(preset) for name, preset in hub_errors.PUBLISHED_T5.items()}
+    found = (published | modernbert.PUBLISHED).get(name.partition("@")[0])
+    if found is not None and not Path(name).is_dir():
+        return found  # so that planning with it needs no network
     path = hub.configuration(name)
     return hf_config.parse(read_json(path), path)[0]
