@@ -60,16 +60,17 @@ class PairTokenizer:
         Raises:
           UserError: pairs are made otherwise of their texts.
         """
-        one, pair = (self._exchange(self._backend.encode(*text).ids) for text in (("a",), ("a", "a")))
+        given = (("a",), ("b",), ("a", "a"))
+        one, other, pair = (self._exchange(self._backend.encode(*texts).ids) for texts in given)
         second, rest = pair[len(one) :], one[1:]
-        if np.array_equal(pair[: len(one)], one):
+        if one[0] == other[0] and np.array_equal(pair[: len(one)], one):
             if np.array_equal(second, rest):
                 return None
             if np.array_equal(second[1:], rest):
                 return int(second[0])
         raise UserError(
-            f"a tokenizer that joins {one.tolist()} with itself to {pair.tolist()}: only separators between"
-            " two texts are known"
+            f"a tokenizer that joins {one.tolist()} with itself to {pair.tolist()} is not one for pairs: each"
+            " text begins with a special token, of which the second may have another or none"
         )
 
     def encode(self, pairs: Sequence[tuple[str, str]], *, max_length: int) -> list[TokenPair]:

@@ -16,7 +16,6 @@ from jaxir.interop.model_dir import LoadedModel
 from jaxir.interop.overrides import CommonOverrides, Overrides
 from jaxir.interop.stored import EncoderSettings, ModelConfig, StoredModel
 from jaxir.models import layers
-from jaxir.models.bert import BertConfig
 from jaxir.models.cross_encoder import CrossEncoderConfig
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.partitioning import Partitioner
@@ -115,8 +114,10 @@ class PretrainedCrossEncoder(CommonOverrides):
         if model_json.kind_of(found.config) != "cross_encoder":
             found = _with_new_head(found, seed=seed, where=self.source)
         settings = self.cut(found.settings)
-        # A plan has no tokenizer; one token is nothing to it.
-        separator = found.tokenizer and PairTokenizer(found.tokenizer).separator
+        try:  # a plan has no tokenizer; one token is nothing to it
+            separator = found.tokenizer and PairTokenizer(found.tokenizer).separator
+        except UserError as error:
+            raise UserError(f"{self.source}: {error}") from error
         config = dataclasses.replace(self.executed(found.config), separator=separator)
         stored.check_lengths(settings, config, self.source)
         return dataclasses.replace(found, config=config, settings=settings)
@@ -177,13 +178,11 @@ def _with_new_head(found: StoredModel, *, seed: int, where: str) -> StoredModel:
     """Returns a cross-encoder with the encoder of a dual encoder and a head drawn from N(0, 0.02^2).
 
     Raises:
-      UserError: it has two encoders, or one that no cross-encoder here has.
+      UserError: it has two encoders.
     """
     config = found.config
-    if config.sharing != "sde" or not isinstance(config.backbone, BertConfig):
-        raise UserError(
-            f"{where}: a cross-encoder starts from one encoder of the BERT family, not from {config.summary}"
-        )
+    if config.sharing != "sde":
+        raise UserError(f"{where}: a cross-encoder starts from one encoder, not from {config.summary}")
     width, keys = config.backbone.embed_dim, jax.random.split(jax.random.key(seed), 2)
     init = layers.normal(0.02)
     params = {n: v for n, v in found.params.items() if n.startswith("encoder.")}
@@ -193,7 +192,7 @@ def _with_new_head(found: StoredModel, *, seed: int, where: str) -> StoredModel:
     return StoredModel(
         config=CrossEncoderConfig(
             backbone=config.backbone,
-            activation="tanh" if config.backbone.num_token_types else "relu",
+            activation="relu" if config.backbone.model_type == "distilbert" else "tanh",
         ),
         params=params,
         tokenizer=found.tokenizer,

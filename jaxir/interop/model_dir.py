@@ -358,7 +358,7 @@ def _read_others(form: str, name: str, kind: str | None) -> StoredModel:
 
 def _read_hf(directory: Path) -> StoredModel:
     encoder = hf.read_encoder(directory)
-    length = min(_DEFAULT_LENGTH, getattr(encoder.config, "max_positions", _DEFAULT_LENGTH))
+    length = min(_DEFAULT_LENGTH, encoder.config.max_positions or _DEFAULT_LENGTH)
     return StoredModel(
         config=DualEncoderConfig(backbone=encoder.config),
         params={f"encoder.{name}": value for name, value in encoder.params.items()},

@@ -10,15 +10,13 @@ from jaxir.errors import UserError
 from jaxir.interop import stored
 from jaxir.interop.huggingface.weights import require
 from jaxir.interop.stored import EncoderSettings, ModelConfig
-from jaxir.models.bert import BertConfig
+from jaxir.models import backbones
 from jaxir.models.cross_encoder import CrossEncoderConfig
 from jaxir.models.dual_encoder import DualEncoderConfig, Projection
-from jaxir.models.t5 import T5Config
 from jaxir.simple_types import fits, hints_of, simple
 
 KINDS = {"dual_encoder": DualEncoderConfig, "cross_encoder": CrossEncoderConfig}
 _FIRST = "dual_encoder"  # what files say nothing of the kind are of
-_BACKBONES = {"bert": BertConfig, "t5": T5Config}
 
 
 def kind_of(config: ModelConfig) -> str:
@@ -48,7 +46,8 @@ def parse(content: Mapping[str, Any], path: Path) -> tuple[ModelConfig, EncoderS
     try:
         fields = dict(require(content, "model", path))
         backbone = dict(fields["backbone"])
-        fields["backbone"] = _made(_BACKBONES[backbone.pop("kind")], backbone, where)
+        family = backbones.of_kind(str(backbone.pop("kind")), module=backbone.pop("module", None), where=path)
+        fields["backbone"] = _made(family, backbone, where)
         if kind is DualEncoderConfig and fields["projection"] is not None:
             fields["projection"] = _made(Projection, fields["projection"], where)
         config = _made(kind, fields, where)

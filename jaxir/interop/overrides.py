@@ -10,7 +10,7 @@ from jaxir.errors import UserError
 from jaxir.interop import stored
 from jaxir.interop.stored import EncoderSettings, ModelConfig, StoredModel
 from jaxir.models import layers
-from jaxir.models.dual_encoder import Projection, Sharing
+from jaxir.models.dual_encoder import Pooling, Projection, Sharing
 from jaxir.simple_types import Count, Rate, checked
 
 
@@ -42,8 +42,8 @@ class CommonOverrides:
 
     def executed(self, config: ModelConfig) -> ModelConfig:
         """Returns `config` with the changes."""
-        rates = ("dropout_rate", "attention_dropout_rate")
-        changes = {name: self.dropout_rate for name in rates if hasattr(config.backbone, name)}
+        fields = (field.name for field in dataclasses.fields(config.backbone))
+        changes = {name: self.dropout_rate for name in fields if name.endswith(stored.DROPOUT)}
         given = _given(dtype=self.dtype, remat=self.remat, scan_layers=self.scan_layers, **changes)
         return stored.replace_backbone(config, **given)
 
@@ -63,7 +63,7 @@ class Overrides(CommonOverrides):
     """
 
     sharing: Sharing | None = None
-    pooling: Literal["mean", "cls"] | None = None
+    pooling: Pooling | None = None
     projection: Count | None = None
     similarity: Literal["cosine", "dot"] | None = None
     tokenizer: str | None = None

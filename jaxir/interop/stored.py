@@ -22,16 +22,15 @@ from jaxir.errors import UserError
 from jaxir.features import TextFormat
 from jaxir.interop.lazy import LazyArray, place, stack
 from jaxir.models import layers
-from jaxir.models.bert import BertConfig
+from jaxir.models.backbones import BackboneConfig
 from jaxir.models.cross_encoder import CrossEncoderConfig
-from jaxir.models.dual_encoder import DualEncoderConfig, make_encoder
-from jaxir.models.t5 import T5Config
+from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.partitioning import Partitioner
 from jaxir.simple_types import Count, checked
 
 # Fields of a backbone that say how it is computed, not what: they are no part of a model's identity.
-EXECUTION = ("dtype", "remat", "scan_layers", "dropout_rate", "attention_dropout_rate")
-
+EXECUTION = ("dtype", "remat", "scan_layers")
+DROPOUT = "dropout_rate"  # the end of the names of others
 
 _HASHED_AT_ONCE = 1 << 24  # numbers
 _QUERY_OF_A_PAIR = 64  # tokens of a pair that are for the query, where nobody says it
@@ -139,10 +138,10 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def encoder_shapes(config: BertConfig | T5Config) -> dict[str, tuple[int, ...]]:
+def encoder_shapes(config: BackboneConfig) -> dict[str, tuple[int, ...]]:
     """Returns the shape of each parameter of an encoder by canonical name."""
     unscanned = dataclasses.replace(config, scan_layers=False)
-    return _shapes(nnx.eval_shape(lambda: make_encoder(unscanned, rngs=nnx.Rngs(0))))
+    return _shapes(nnx.eval_shape(lambda: unscanned.make(rngs=nnx.Rngs(0))))
 
 
 def model_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -183,7 +182,7 @@ def check_lengths(settings: EncoderSettings, config: ModelConfig, where: str) ->
     Raises:
       UserError: one is more than the model has positions. The sentence begins with `where`.
     """
-    limit = getattr(config.backbone, "max_positions", None)
+    limit = config.backbone.max_positions
     lengths = {
         "query_max_length": settings.query_max_length,
         "passage_max_length": settings.passage_max_length,
@@ -246,10 +245,12 @@ def initialize(config: ModelConfig, *, seed: int, partitioner: Partitioner | Non
 
 
 def describe_config(config: ModelConfig) -> dict[str, Any]:
-    """Returns `config` as JSON values; `parse_config` reads it back."""
-    kind = "bert" if isinstance(config.backbone, BertConfig) else "t5"
-    described = dataclasses.asdict(config)
-    return described | {"backbone": {"kind": kind} | described["backbone"]}
+    """Returns `config` as JSON values; `model_json` reads it back."""
+    described, kind = dataclasses.asdict(config), {"kind": config.backbone.kind}
+    module = type(config.backbone).__module__
+    if not module.startswith("jaxir."):
+        kind["module"] = module  # which who reads it must have imported
+    return described | {"backbone": kind | described["backbone"]}
 
 
 def fingerprint(stored: StoredModel) -> str:
@@ -280,8 +281,9 @@ def initial_fingerprint(
 def _identity(config: ModelConfig, tokenizer: Tokenizer) -> Any:
     architecture = describe_config(config)
     architecture.pop("separator", None)  # as the tokenizer has it
-    for field in EXECUTION:
-        architecture["backbone"].pop(field, None)
+    for field in list(architecture["backbone"]):
+        if field in (*EXECUTION, "module") or field.endswith(DROPOUT):
+            del architecture["backbone"][field]
     digest = hashlib.sha256(json.dumps(architecture, sort_keys=True).encode())
     digest.update(tokenizer.fingerprint.encode())
     return digest

@@ -10,7 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Key, jaxtyped
 
 from jaxir.models import layers
-from jaxir.models.bert import Bert, BertConfig
+from jaxir.models.backbones import BackboneConfig
 from jaxir.partitioning import constrain
 from jaxir.simple_types import Natural, checked
 
@@ -30,7 +30,7 @@ class CrossEncoderConfig:
         nobody has asked the tokenizer.
     """
 
-    backbone: BertConfig
+    backbone: BackboneConfig
     activation: Literal["tanh", "relu"] = "tanh"
     separator: Natural | Literal["unknown"] | None = "unknown"
 
@@ -65,7 +65,7 @@ class CrossEncoderModel(nnx.Module):
             )
 
         self.config = config
-        self.encoder = Bert(config.backbone, rngs=rngs)
+        self.encoder = config.backbone.make(rngs=rngs)
         self.pooler = dense(config.backbone.embed_dim, "affinity")
         self.classifier = dense(1, None)
 
@@ -89,12 +89,13 @@ class CrossEncoderModel(nnx.Module):
         Returns:
           float32 [B] logits: the greater, the more relevant.
         """
-        types = token_types if self.config.backbone.num_token_types > 1 else None
+        types = {"token_types": token_types} if self.config.backbone.num_token_types > 1 else {}
         inside, after = layers.split_key(key, 2)
-        hidden = self.encoder(ids, token_types=types, key=inside)
+        hidden = self.encoder(ids, **types, key=inside)
         first = constrain(hidden[:, 0].astype(jnp.float32), ("batch", "activation_embed"))
         activation = {"tanh": jnp.tanh, "relu": nnx.relu}[self.config.activation]
-        pooled = layers.dropout(activation(self.pooler(first)), self.config.backbone.dropout_rate, after)
+        rate = getattr(self.config.backbone, "dropout_rate", 0.0)
+        pooled = layers.dropout(activation(self.pooler(first)), rate, after)
         return constrain(self.classifier(pooled)[:, 0], ("batch",))
 
     @jaxtyped(typechecker=beartype)

@@ -228,7 +228,7 @@ def test_what_cannot_be_costs_a_sentence(folder, trained, capsys, tmp_path):
         ("rerank", [f"--model=st:{GOLDEN / 'bert'}", *run], "no classifier.weight among its weights"),
         ("rerank", [f"--model={tmp_path}", *run], "no jaxir.json in it"),
         ("rerank", [f"--model={trained}", f"--run={lacking}", *run[1:]], "lacks 'nowhere', which the run"),
-        ("train", [], "a cross-encoder starts from one encoder of the BERT family, not from T5"),
+        ("train", [], "t5_1_1: a tokenizer that joins"),
     ):  # fmt: skip
         if command == "train":
             status = train(folder, tmp_path / "t5", "--steps=2", f"--gin.MODEL=hf:{GOLDEN / 't5_1_1'}")
