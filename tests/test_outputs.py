@@ -2,12 +2,13 @@
 
 import importlib
 import inspect
+import typing
 
 import pytest
 
 from jaxir import cli
 from jaxir.__main__ import COMMANDS
-from jaxir.outputs import FILES
+from jaxir.outputs import FILES, Kind
 
 COMMAND_NAMES = [name for names in COMMANDS.values() for name in names]
 # They write nothing that a user names, but for serve's access log, which is opened before anything is read.
@@ -33,6 +34,7 @@ def test_no_command_forgets_an_output(command):
     named = {name for name in inspect.signature(function).parameters if name.startswith("output")}
     named |= {"update"} & set(inspect.signature(function).parameters)
     assert set(getattr(function, "outputs", {})) == named - {"optimizer_state"}
+    assert set(getattr(function, "outputs", {}).values()) <= {*typing.get_args(Kind)}
     assert bool(named) != (command in WRITE_NOTHING)
 
 
