@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import tempfile
 from pathlib import Path
 from typing import Any
 
+from jaxir.asides import temporary_directory
 from jaxir.data.array_dataset import ArrayDataset
 from jaxir.data.own_pairs import Pairs
 from jaxir.data.text_data import TextData
@@ -86,7 +86,7 @@ def fit(
         check_length(steps, epochs, min_steps=1)
     partitioner = partitioner or MeshConfig().build()
     with contextlib.ExitStack() as closing:
-        place = output_dir or closing.enter_context(tempfile.TemporaryDirectory(prefix="jaxir-fit-"))
+        place = output_dir or closing.enter_context(temporary_directory())
         closing.enter_context(held(place))
         check_run_dir(place)
         loaded = _start(model, seed, partitioner)
