@@ -101,12 +101,12 @@ def _has_tpu() -> bool:
 def together() -> Iterator[None]:
     """While in force, the processes of a run end together: none waits for one that is gone.
 
-    A process that ends with an error says so, exits with the status of `faults` and tells the others, which
-    name it and exit with status 1 within seconds; one that is killed or cut off is missed after half of the
-    heartbeat timeout. The process then exits at once, without unwinding: every farewell would wait for the others. One that has nothing left
-    to do waits for the slowest, and they part here: JAX would let them meet when their interpreters end, for
-    `FAREWELL_SECONDS` only, and then abort them all, though everything is saved. Alone, a process is left
-    alone.
+    A process that ends with an error says so, exits with the status of `faults` and tells the others,
+    which name it and exit with status 1 within seconds; one that is killed or cut off is missed after
+    half of the heartbeat timeout. The process then exits at once, without unwinding: every farewell would
+    wait for the others. One that has nothing left to do waits for the slowest, and they part here: JAX
+    would let them meet when their interpreters end, for `FAREWELL_SECONDS` only, and then abort them all,
+    though everything is saved. Alone, a process is left alone.
     """
     if jax.process_count() == 1:
         yield
