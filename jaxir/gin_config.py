@@ -14,7 +14,7 @@ import pkgutil
 import re
 import sys
 import tokenize
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -72,7 +72,12 @@ class _Key(NamedTuple):
 
 
 def bind(
-    function: Callable[..., Any], files: Sequence[str], bindings: Sequence[str], flags: dict[str, Any]
+    function: Callable[..., Any],
+    files: Sequence[str],
+    bindings: Sequence[str],
+    flags: dict[str, Any],
+    *,
+    only: Collection[str] | None = None,
 ) -> tuple[Callable[..., Any], set[str]]:
     """Parses gin files, then `NAME=VALUE` bindings, then flags; returns the bound function and what is set.
 
@@ -89,6 +94,7 @@ def bind(
       files: gin files, later ones override earlier ones.
       bindings: `NAME=VALUE`, applied after them; NAME is a macro or `function.parameter`.
       flags: the flags that were given.
+      only: the parameters that will be read, where not all are: what others hang on need not be set.
 
     Raises:
       UserError: a file that does not exist, a misspelt binding or macro (with the name that was meant), a
@@ -98,28 +104,41 @@ def bind(
     typed = [_key_of(binding) for binding in bindings]
     used_by_files = set(_referred_macros())
     _set_flags(function, flags, typed)
+    if only is not None:
+        _fill_unread([_parameter(function, name) for name in only])
     _check_macros({key.scope for key in typed if key.selector == MACRO}, used_by_files, defaults)
+    if only is not None:
+        parameters = gin_internals._CONFIG.get(_parameter(function, "")[:2], {})
+        for name in set(parameters) - set(only):
+            del parameters[name]
     _check_values()
     bound = set(gin.get_bindings(function, resolve_references=False))
     gin.finalize()
     return gin.get_configurable(function), bound | flags.keys()
 
 
-def open_macros(function: Callable[..., Any], files: Sequence[str], flags: Collection[str]) -> list[str]:
-    """Returns the macros that gin files leave to be set (`NAME = %gin.REQUIRED`); [] for unreadable files.
+def arguments(
+    function: Callable[..., Any],
+    files: Sequence[str],
+    bindings: Sequence[str],
+    flags: Mapping[str, Any],
+    only: Collection[str],
+) -> dict[str, Any]:
+    """Returns what `bind` would give to some parameters of a function; nothing else need be set.
 
     Args:
-      function: the command's entry point.
-      files: gin files.
-      flags: names of the flags that are given; what these set is not open.
+      function: whose parameters files and bindings speak of.
+      files: as for `bind`.
+      bindings: as for `bind`.
+      flags: those that are given; of others than `function`'s parameters it makes nothing.
+      only: which parameters.
+
+    Raises:
+      UserError: as `bind`.
     """
-    try:
-        _parse(files, function, [])
-    except UserError:  # `bind` will say it
-        return []
-    given = {key.scope for flag in flags for key in _chain(_parameter(function, flag))}
-    wanted = dict.fromkeys(name for name in _referred_macros() if _is_required(_Key.of_macro(name).value))
-    return [name for name in wanted if name not in given]
+    own = inspect.signature(function).parameters
+    bind(function, files, bindings, {n: value for n, value in flags.items() if n in own}, only=only)
+    return gin.get_bindings(function)
 
 
 def operative_config() -> str | None:
@@ -216,6 +235,22 @@ def _set_flags(function: Callable[..., Any], flags: dict[str, Any], typed: Seque
         alone = linked and _referred_macros().count(linked[0].scope) == 1
         if own.value is not None:
             gin.bind_parameter(linked[0] if alone else own, None)
+
+
+def _fill_unread(read: Sequence[_Key]) -> None:
+    """Sets macros that are required, but that nothing which will be read hangs on."""
+    config, needed, values = gin_internals._CONFIG, set(), [key.value for key in read]
+    while values:
+        for reference in gin_internals.iterate_references(values.pop()):
+            macro = _macro_of(reference)
+            found = [_Key.of_macro(macro)[:2]] if macro else []
+            found += [key for key in config if not macro and key[1] == reference.configurable.selector]
+            values += [value for key in found if key not in needed for value in config.get(key, {}).values()]
+            needed.update(found)
+    for key, parameters in config.items():
+        for name, value in parameters.items():
+            if key not in needed and key[1] == MACRO and _is_required(value):
+                parameters[name] = UNKNOWN
 
 
 def _referred_macros() -> list[str]:

@@ -170,7 +170,7 @@ def test_commands_can_be_typed(command, tmp_path, monkeypatch, capsys):
     def instead(**settings):
         calls.append(settings)
 
-    arguments = getattr(module, "_arguments", list)(command.arguments)
+    arguments = command.arguments
     if any(argument.startswith("--gin") for argument in arguments):
         bind = gin_config.bind
 
