@@ -22,7 +22,8 @@ import gin
 from gin import config as gin_internals
 
 from jaxir.errors import UserError, suggest
-from jaxir.installation import RECIPES, find_recipe
+from jaxir.gin_files import check_includes, unclosed
+from jaxir.installation import RECIPES
 from jaxir.simple_types import check_value, hints_of
 
 MACRO = "gin.macro"
@@ -160,7 +161,7 @@ def _parse(files: Sequence[str], function: Callable[..., Any], bindings: Sequenc
     """Makes the configuration of files and bindings; returns the macros that have but their default."""
     gin.clear_config()
     for file in files:
-        _check_includes(Path(file), ())
+        check_includes(Path(file))
     gin.add_config_file_search_path(str(RECIPES))
     gin.external_configurable(function, module=function.__module__)
     logging.disable(logging.ERROR)  # gin logs a missing file besides raising
@@ -178,20 +179,6 @@ def _parse(files: Sequence[str], function: Callable[..., Any], bindings: Sequenc
                 config[name, selector] = default
                 defaults.add(name)
     return defaults
-
-
-def _check_includes(file: Path, within: tuple[Path, ...]) -> None:
-    """Raises a UserError where a gin file includes itself, be it by way of others."""
-    path = find_recipe(file)
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace") if path else ""
-    except OSError:  # gin says so, as of one that is not there
-        return
-    chain = (*within, path)
-    if path and path.resolve() in [other.resolve() for other in within]:
-        raise UserError(f"{within[-1]} includes {path}: gin files that include themselves have no end")
-    for name in re.findall(r"""^include\s+['"](.+?)['"]""", text, re.M):
-        _check_includes(Path(name), chain)
 
 
 def _key_of(binding: str) -> _Key:
@@ -349,7 +336,7 @@ def _explain(error: BaseException, files: Sequence[str]) -> str:
     """Rewrites gin's message as one sentence with file and line, and suggests the name that was meant."""
     if isinstance(error, tokenize.TokenError):
         return next(
-            (found for f in files if (found := _unclosed(f))),
+            (found for f in files if (found := unclosed(f))),
             "a --gin value or an included file: a bracket is not closed",
         )
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -375,28 +362,6 @@ def _explain(error: BaseException, files: Sequence[str]) -> str:
         token = re.search(r"Failed to parse token '(.*)'", str(error))
         message = f"{token[1]} is no value: text wants quotes, a macro %, an object @" if token else error.msg
     return where + message
-
-
-def _unclosed(file: str) -> str | None:
-    """Returns where a bracket of a gin file is opened that nothing closes, in a sentence; None if none is."""
-    opened = []
-    path = find_recipe(file)
-    if path is None:
-        return None
-    try:
-        with path.open("rb") as content:
-            for token in tokenize.tokenize(content.readline):
-                if token.type == tokenize.OP and token.string in "([{":
-                    opened.append(token)
-                elif token.type == tokenize.OP and token.string in ")]}" and opened:
-                    opened.pop()
-    except tokenize.TokenError:
-        return (
-            f"{path}:{opened[-1].start[0]}: {opened[-1].string} is not closed"
-            if opened
-            else f"{path}: text is not closed"
-        )
-    return None
 
 
 def _parameters_of(selector: str) -> list[str]:

@@ -6,23 +6,137 @@ Devlin et al. 2019, Wang et al. 2020 (MiniLM), Sanh et al. 2019 (DistilBERT: no 
 """
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from beartype import beartype
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key, jaxtyped
 
 from jaxir.models import layers
+from jaxir.models.attention import Attention
+from jaxir.models.backbones import BackboneConfig, Encoder, register
+from jaxir.models.codec import ACTIVATIONS, Changed, Entry, HuggingFace, Weights
 from jaxir.partitioning import constrain
 from jaxir.simple_types import Count, Natural, Positive, Rate, checked
 
+_EMBEDDINGS = {
+    "embeddings.token": "embeddings.word_embeddings",
+    "embeddings.position": "embeddings.position_embeddings",
+    "embeddings.norm": "embeddings.LayerNorm",
+}
+_BERT = _EMBEDDINGS | {
+    "embeddings.token_type": "embeddings.token_type_embeddings",
+    "layers.*.attention.query": "encoder.layer.*.attention.self.query",
+    "layers.*.attention.key": "encoder.layer.*.attention.self.key",
+    "layers.*.attention.value": "encoder.layer.*.attention.self.value",
+    "layers.*.attention.out": "encoder.layer.*.attention.output.dense",
+    "layers.*.attention_norm": "encoder.layer.*.attention.output.LayerNorm",
+    "layers.*.wi": "encoder.layer.*.intermediate.dense",
+    "layers.*.wo": "encoder.layer.*.output.dense",
+    "layers.*.mlp_norm": "encoder.layer.*.output.LayerNorm",
+}
+_DISTILBERT = _EMBEDDINGS | {
+    "layers.*.attention.query": "transformer.layer.*.attention.q_lin",
+    "layers.*.attention.key": "transformer.layer.*.attention.k_lin",
+    "layers.*.attention.value": "transformer.layer.*.attention.v_lin",
+    "layers.*.attention.out": "transformer.layer.*.attention.out_lin",
+    "layers.*.attention_norm": "transformer.layer.*.sa_layer_norm",
+    "layers.*.wi": "transformer.layer.*.ffn.lin1",
+    "layers.*.wo": "transformer.layer.*.ffn.lin2",
+    "layers.*.mlp_norm": "transformer.layer.*.output_layer_norm",
+}
+_ENTRIES = {
+    "vocab_size": "vocab_size",
+    "embed_dim": "hidden_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "mlp_dim": "intermediate_size",
+    "num_token_types": Entry("type_vocab_size", 2),
+    "layer_norm_epsilon": Entry("layer_norm_eps", 1e-12),
+    "activation": Entry("hidden_act", "gelu", ACTIVATIONS),
+    "dropout_rate": Entry("hidden_dropout_prob", 0.1),
+    "attention_dropout_rate": Entry("attention_probs_dropout_prob", 0.1),
+}
+_POSITIONS = "max_position_embeddings"
+_LEFT_OUT = ("pooler.", "cls.", "classifier.", "embeddings.position_ids", "embeddings.token_type_ids")
 
+
+def _roberta_weights(config: "BertConfig") -> Weights:
+    shift = config.reserved_positions
+
+    def to_the_end(table: np.ndarray) -> np.ndarray:
+        return np.roll(table, -shift, axis=0)
+
+    def to_the_front(table: np.ndarray) -> np.ndarray:
+        return np.roll(table, shift, axis=0)
+
+    position = Changed(_BERT["embeddings.position"], to_the_end, to_the_front)
+    return _BERT | {"embeddings.position": position}
+
+
+def _read_reserved(content: Mapping[str, Any], pad_id: int) -> dict[str, Any]:
+    return {"reserved_positions": pad_id + 1, "max_positions": content[_POSITIONS] - pad_id - 1}
+
+
+def _write_reserved(config: "BertConfig", pad_id: int) -> dict[str, Any]:
+    reserved = config.reserved_positions
+    if reserved != pad_id + 1:
+        raise ValueError(f"RoBERTa reserves padding id + 1 = {pad_id + 1} positions, not {reserved}")
+    return {_POSITIONS: config.max_positions + reserved}
+
+
+_ABSOLUTE = {"position_embedding_type": "absolute"}
+_FOLDERS = (
+    HuggingFace(
+        model_type="bert",
+        architecture="BertModel",
+        entries=_ENTRIES | {"max_positions": _POSITIONS},
+        weights=lambda config: _BERT,
+        implied={"reserved_positions": 0},
+        fixed=_ABSOLUTE,
+        left_out=_LEFT_OUT,
+    ),
+    HuggingFace(
+        model_type="roberta",
+        architecture="RobertaModel",
+        entries=_ENTRIES,
+        weights=_roberta_weights,
+        fixed=_ABSOLUTE,
+        read_more=_read_reserved,
+        write_more=_write_reserved,
+        pad_id=1,
+        left_out=(*_LEFT_OUT, "lm_head"),
+    ),
+    HuggingFace(
+        model_type="distilbert",
+        architecture="DistilBertModel",
+        entries={
+            "vocab_size": "vocab_size",
+            "embed_dim": "dim",
+            "num_layers": "n_layers",
+            "num_heads": "n_heads",
+            "mlp_dim": "hidden_dim",
+            "max_positions": _POSITIONS,
+            "activation": Entry("activation", "gelu", ACTIVATIONS),
+            "dropout_rate": Entry("dropout", 0.1),
+            "attention_dropout_rate": Entry("attention_dropout", 0.1),
+        },
+        weights=lambda config: _DISTILBERT,
+        implied={"num_token_types": 0, "layer_norm_epsilon": 1e-12, "reserved_positions": 0},
+        written={"sinusoidal_pos_embds": False},
+        left_out=(*_LEFT_OUT, "pre_classifier.", "vocab_", "qa_outputs."),
+    ),
+)
+
+
+@register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
-class BertConfig:
+class BertConfig(BackboneConfig):
     """The shape of a BERT encoder and how it is computed. The defaults are BERT base, uncased.
 
     Attributes:
@@ -46,6 +160,9 @@ class BertConfig:
       scan_layers: stack the blocks' parameters and scan over them: compile time does not grow with depth.
     """
 
+    kind: ClassVar[str] = "bert"
+    token_table: ClassVar[str] = "embeddings.token"
+    hugging_face: ClassVar[tuple[HuggingFace, ...]] = _FOLDERS
     vocab_size: Count = 30522
     embed_dim: Count = 768
     num_layers: Count = 12
@@ -71,8 +188,17 @@ class BertConfig:
         """What it is, in a few words."""
         return f"BERT, {self.num_layers} layers x {self.embed_dim}"
 
+    @property
+    def model_type(self) -> str:
+        """The `model_type` of the Hugging Face folder that this one becomes."""
+        return "distilbert" if not self.num_token_types else "roberta" if self.reserved_positions else "bert"
 
-class Bert(nnx.Module):
+    def make(self, *, rngs: nnx.Rngs) -> "Bert":
+        """Makes the encoder, with random parameters."""
+        return Bert(self, rngs=rngs)
+
+
+class Bert(Encoder):
     """A BERT encoder.
 
     Args:
@@ -86,11 +212,6 @@ class Bert(nnx.Module):
         self.layers = layers.make_stack(
             lambda rngs: _Block(config, rngs=rngs), config.num_layers, scan=config.scan_layers, rngs=rngs
         )
-
-    def __repr__(self) -> str:
-        return f"Bert({self.config.summary}, {layers.size_of(self)})"
-
-    __str__ = __repr__  # nnx's own shows every array
 
     @jaxtyped(typechecker=beartype)
     def __call__(
@@ -159,42 +280,6 @@ class _Embeddings(nnx.Module):
         return layers.constrain_activation(x)
 
 
-class _Attention(nnx.Module):
-    def __init__(self, config: BertConfig, *, rngs: nnx.Rngs):
-        def dense(*axes: str) -> layers.Linear:
-            return layers.Linear(
-                config.embed_dim,
-                config.embed_dim,
-                axes=axes,
-                use_bias=True,
-                dtype=config.dtype,
-                init=layers.normal(0.02),
-                rngs=rngs,
-            )
-
-        self.config = config
-        self.query, self.key, self.value = (dense("embed", "joined_kv") for _ in range(3))
-        self.out = dense("joined_kv", "embed")
-
-    def __call__(self, x: jax.Array, mask: jax.Array, *, key: jax.Array | None) -> jax.Array:
-        heads = (self.config.num_heads, self.config.embed_dim // self.config.num_heads)
-
-        def split(y: jax.Array) -> jax.Array:
-            return constrain(y.reshape(*y.shape[:2], *heads), ("batch", "length", "heads", "kv"))
-
-        y = layers.attention(
-            split(self.query(x)),
-            split(self.key(x)),
-            split(self.value(x)),
-            mask=mask,
-            bias=None,
-            scale=heads[1] ** -0.5,
-            dropout_rate=self.config.attention_dropout_rate,
-            dropout_key=key,
-        )
-        return self.out(y.reshape(x.shape))
-
-
 class _Block(nnx.Module):
     """Attention, then a feed-forward layer; each is dropped out, added to its input and normalised."""
 
@@ -214,7 +299,16 @@ class _Block(nnx.Module):
             )
 
         self.config = config
-        self.attention = _Attention(config, rngs=rngs)
+        self.attention = Attention(
+            config.embed_dim,
+            num_heads=config.num_heads,
+            head_dim=config.embed_dim // config.num_heads,
+            use_bias=True,
+            stddevs=(0.02,) * 4,
+            dropout_rate=config.attention_dropout_rate,
+            dtype=config.dtype,
+            rngs=rngs,
+        )
         self.attention_norm = norm()
         self.wi = dense(config.embed_dim, config.mlp_dim, "embed", "mlp")
         self.wo = dense(config.mlp_dim, config.embed_dim, "mlp", "embed")

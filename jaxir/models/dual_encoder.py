@@ -14,13 +14,13 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key, jaxtyped
 
 from jaxir.models import layers
-from jaxir.models.bert import Bert, BertConfig
-from jaxir.models.t5 import T5Config, T5Encoder
+from jaxir.models.backbones import BackboneConfig
 from jaxir.partitioning import constrain
 from jaxir.simple_types import Count, checked
 
 Tower = Literal["query", "passage"]
 Sharing = Literal["sde", "ade", "ade_spl"]
+Pooling = Literal["mean", "cls", "lasttoken"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,14 +47,14 @@ class DualEncoderConfig:
     Attributes:
       backbone: the encoder of each tower.
       sharing: "sde" (one tower), "ade" (two) or "ade_spl" (two encoders, one projection).
-      pooling: "mean" over real tokens or "cls", the first token.
+      pooling: "mean" over real tokens, "cls", the first token, or "lasttoken", the last real one.
       projection: the map after pooling, or None for none.
       similarity: "cosine" (embeddings have length 1) or "dot".
     """
 
-    backbone: BertConfig | T5Config
+    backbone: BackboneConfig
     sharing: Sharing = "sde"
-    pooling: Literal["mean", "cls"] = "mean"
+    pooling: Pooling = "mean"
     projection: Projection | None = None
     similarity: Literal["cosine", "dot"] = "cosine"
 
@@ -76,10 +76,9 @@ class DualEncoderConfig:
             f" {self.dimension} dimensions, {self.similarity}"
         )
 
-
-def make_encoder(config: BertConfig | T5Config, *, rngs: nnx.Rngs) -> Bert | T5Encoder:
-    """Makes the encoder that `config` describes."""
-    return Bert(config, rngs=rngs) if isinstance(config, BertConfig) else T5Encoder(config, rngs=rngs)
+    def make(self, *, rngs: nnx.Rngs) -> "DualEncoderModel":
+        """Makes the model."""
+        return DualEncoderModel(self, rngs=rngs)
 
 
 class DualEncoderModel(nnx.Module):
@@ -93,10 +92,10 @@ class DualEncoderModel(nnx.Module):
     def __init__(self, config: DualEncoderConfig, *, rngs: nnx.Rngs):
         self.config = config
         if config.sharing == "sde":
-            self.encoder = make_encoder(config.backbone, rngs=rngs)
+            self.encoder = config.backbone.make(rngs=rngs)
         else:
-            self.query_encoder = make_encoder(config.backbone, rngs=rngs)
-            self.passage_encoder = make_encoder(config.backbone, rngs=rngs)
+            self.query_encoder = config.backbone.make(rngs=rngs)
+            self.passage_encoder = config.backbone.make(rngs=rngs)
         if config.projection is not None and config.sharing == "ade":
             self.query_projection = _make_projection(config, rngs=rngs)
             self.passage_projection = _make_projection(config, rngs=rngs)
@@ -115,7 +114,7 @@ class DualEncoderModel(nnx.Module):
         """Embeds token ids.
 
         Args:
-          ids: [B, L], 0 is padding, on the right. With mean pooling a row of padding alone gives zeros.
+          ids: [B, L], 0 is padding, on the right. But with cls pooling a row of padding alone gives zeros.
           tower: which tower reads them.
           key: key of dropout; None turns it off.
 
@@ -163,12 +162,13 @@ def _make_projection(config: DualEncoderConfig, *, rngs: nnx.Rngs) -> layers.Lin
 
 
 @jaxtyped(typechecker=beartype)
-def pool(
-    hidden: Float[Array, "B L E"], mask: Bool[Array, "B L"], *, how: Literal["mean", "cls"]
-) -> Float[Array, "B E"]:
+def pool(hidden: Float[Array, "B L E"], mask: Bool[Array, "B L"], *, how: Pooling) -> Float[Array, "B E"]:
     """Makes one float32 vector [B, E] of each row of `hidden` [B, L, E]; masked positions count as zero."""
     if how == "cls":
         return hidden[:, 0].astype(jnp.float32)
+    if how == "lasttoken":
+        # A sum of one term, not a lookup: rows stay on their devices.
+        mask = mask & ~jnp.pad(mask[:, 1:], ((0, 0), (0, 1)))
     kept = jnp.where(mask[..., None], hidden.astype(jnp.float32), 0.0)
     return kept.sum(1) / jnp.maximum(mask.sum(1, dtype=jnp.float32), 1.0)[:, None]
 

@@ -1,4 +1,4 @@
-"""The layers that the encoders are made of: dense, norms, attention, dropout and the stack of blocks.
+"""The layers that the encoders are made of: dense, norms, dropout and the stack of blocks.
 
 Parameters are float32 and carry their logical axis names; computing happens in `dtype`, norms and softmaxes
 in float32. Nothing here draws random numbers by itself: dropout takes a key, and without one it is off.
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from beartype import beartype
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int, Key, jaxtyped
+from jaxtyping import Array, Float, Int, jaxtyped
 
 from jaxir.models.products import affine
 from jaxir.partitioning import Partitioner, constrain, gather_weight, look_up
@@ -142,11 +142,11 @@ class Linear(nnx.Module):
 
 
 class LayerNorm(nnx.Module):
-    """Layer normalisation with scale and bias (Ba et al. 2016), computed in float32."""
+    """Layer normalisation with scale and maybe bias (Ba et al. 2016), computed in float32."""
 
-    def __init__(self, features: int, *, epsilon: float, dtype: str):
+    def __init__(self, features: int, *, epsilon: float, dtype: str, use_bias: bool = True):
         self.scale = param(jnp.ones((features,), jnp.float32), "embed")
-        self.bias = param(jnp.zeros((features,), jnp.float32), "embed")
+        self.bias = param(jnp.zeros((features,), jnp.float32), "embed") if use_bias else None
         self.epsilon, self.dtype = epsilon, dtype
 
     @jaxtyped(typechecker=beartype)
@@ -156,7 +156,8 @@ class LayerNorm(nnx.Module):
         centred = x - x.mean(-1, keepdims=True)
         variance = jnp.square(centred).mean(-1, keepdims=True)
         y = centred * jax.lax.rsqrt(variance + self.epsilon)
-        return (y * weight(self.scale)[None, None] + weight(self.bias)[None, None]).astype(self.dtype)
+        y *= weight(self.scale)[None, None]
+        return (y if self.bias is None else y + weight(self.bias)[None, None]).astype(self.dtype)
 
 
 class RMSNorm(nnx.Module):
@@ -233,82 +234,6 @@ def split_key(key: jax.Array | None, num: int) -> Sequence[Any]:
     return [None] * num if key is None else jax.random.split(key, num)
 
 
-@jaxtyped(typechecker=beartype)
-def attention(
-    query: Float[Array, "B L H K"],
-    key: Float[Array, "B L H K"],
-    value: Float[Array, "B L H K"],
-    *,
-    mask: Bool[Array, "B L"],
-    bias: Float[Array, "1 H L L"] | None,
-    scale: float,
-    dropout_rate: float = 0.0,
-    dropout_key: Key[Array, ""] | None = None,
-) -> Float[Array, "B L H K"]:
-    """Attends from every position to the unmasked ones: softmax(scale q k^T + bias) v, softmax in float32.
-
-    Args:
-      query: [B, L, H, K] for H heads of K dimensions.
-      key: likewise.
-      value: likewise.
-      mask: [B, L], true at real tokens. Padding is on the right.
-      bias: [1, H, L, L] added to the logits, or None.
-      scale: factor of the logits; 1.0 for T5.
-      dropout_rate: probability with which an attention weight is dropped, each by itself.
-      dropout_key: key of that dropout, or None for none. Fused kernels are used without only.
-
-    Returns:
-      [B, L, H, K] in the type of `query`.
-    """
-    dropped = dropout_key is not None and dropout_rate > 0.0
-    if not dropped and _cudnn_allows(query, bias):
-        # A row of padding alone attends to its first position, lest a softmax over nothing give NaN.
-        lengths = jnp.maximum(mask.sum(-1, dtype=jnp.int32), 1)
-        return jax.nn.dot_product_attention(
-            query,
-            key,
-            value,
-            bias=None if bias is None else bias.astype(query.dtype),
-            scale=scale,
-            query_seq_lengths=lengths,
-            key_value_seq_lengths=lengths,
-            implementation="cudnn",
-        )
-    if not dropped and query.dtype == jnp.float32 and jax.default_backend() != "cpu":
-        return jax.nn.dot_product_attention(
-            query, key, value, bias=bias, mask=mask[:, None, None, :], scale=scale, implementation="xla"
-        )
-    return _written_out(query, key, value, mask, bias, scale, dropout_rate, dropout_key)
-
-
-def _cudnn_allows(query: jax.Array, bias: jax.Array | None) -> bool:
-    """Whether cuDNN's flash attention takes these inputs, forward and backward, on every supported GPU."""
-    _, length, _, head_dim = query.shape
-    return (
-        jax.default_backend() == "gpu"
-        and query.dtype in (jnp.bfloat16, jnp.float16)
-        and head_dim % 8 == 0
-        and head_dim <= 128
-        and (bias is None or length % 2 == 0)
-    )
-
-
-def _written_out(query, key, value, mask, bias, scale, dropout_rate, dropout_key):
-    # The library cannot drop weights, the gradient of its bfloat16 path mixes types, which strict type
-    # promotion forbids, and on a CPU this is up to twice as fast: heads before positions make plain matrix
-    # products, and the softmax is divided by its sum after it has met the values, not before.
-    query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))
-    logits = jnp.einsum("BHTK,BHSK->BHTS", query, key, preferred_element_type=jnp.float32) * scale
-    if bias is not None:
-        logits += bias
-    logits = jnp.where(mask[:, None, None, :], logits, -0.7 * jnp.finfo(jnp.float32).max)
-    weights = jnp.exp(logits - jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True)))
-    total = weights.sum(axis=-1, keepdims=True)
-    weights = dropout(weights, dropout_rate, dropout_key).astype(value.dtype)
-    mixed = jnp.einsum("BHTS,BHSK->BHTK", weights, value, preferred_element_type=jnp.float32)
-    return (mixed / total).astype(value.dtype).swapaxes(1, 2)
-
-
 def make_stack(make_block: Callable[[nnx.Rngs], nnx.Module], num: int, *, scan: bool, rngs: nnx.Rngs) -> Any:
     """Makes `num` equal blocks: a list, or with `scan` one block of parameters with a leading "layers" axis.
 
@@ -331,8 +256,11 @@ def run_stack(
     *,
     remat: bool,
     keys: Sequence[jax.Array | None],
+    per_layer: Sequence[Any] = (),
 ) -> list[Float[Array, "B L E"]]:
-    """Runs batches x [B, L, E] through the blocks that `make_stack` made: x = block(x, *args, key=own key).
+    """Runs batches x [B, L, E] through the blocks that `make_stack` made.
+
+    Each is called as x = block(x, *args, *(a[layer] for a in per_layer), key=own key).
 
     They go side by side, block by block, so that a block's weights are gathered once for all of them.
 
@@ -343,30 +271,32 @@ def run_stack(
       args: of each batch, given to each block as they are.
       remat: keep only the blocks' inputs for the backward pass and compute the rest anew (jax.checkpoint).
       keys: of each batch, split into one key for each block; None turns dropout off.
+      per_layer: arrays [layers, ...] of what differs from block to block and is not learnt: a window, say.
     """
     scan = not isinstance(blocks, nnx.List)
     num = len(jax.tree.leaves(nnx.state(blocks))[0]) if scan else len(blocks)
     split = tuple(None if key is None else jax.random.split(key, num) for key in keys)
 
-    def apply(graphdef, state, xs, keys):
+    def apply(graphdef, state, xs, keys, own):
         block = nnx.merge(graphdef, state)
         with gather_once():
-            return tuple(block(x, *a, key=key) for x, a, key in zip(xs, args, keys, strict=True))
+            return tuple(block(x, *a, *own, key=key) for x, a, key in zip(xs, args, keys, strict=True))
 
     if remat:
         apply = jax.checkpoint(apply, static_argnums=0, prevent_cse=not scan)
-    xs = tuple(xs)
+    xs, per_layer = tuple(xs), tuple(map(jnp.asarray, per_layer))
     if scan:
         graphdef, stacked = nnx.split(blocks)
 
         def step(xs, layer):
-            state, keys = layer
-            return apply(graphdef, state, xs, keys), None
+            state, keys, own = layer
+            return apply(graphdef, state, xs, keys, own), None
 
-        return list(jax.lax.scan(step, xs, (stacked, split))[0])
+        return list(jax.lax.scan(step, xs, (stacked, split, per_layer))[0])
     for i, block in enumerate(blocks):
         graphdef, state = nnx.split(block)
-        xs = apply(graphdef, state, xs, tuple(None if k is None else k[i] for k in split))
+        own_keys = tuple(None if k is None else k[i] for k in split)
+        xs = apply(graphdef, state, xs, own_keys, tuple(a[i] for a in per_layer))
     return list(xs)
 
 

@@ -10,24 +10,92 @@ instead of one for each element, which by the TPU compiler's account would be th
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from beartype import beartype
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key, jaxtyped
 
 from jaxir.errors import UserError, suggest
 from jaxir.models import layers
+from jaxir.models.attention import Attention
+from jaxir.models.backbones import BackboneConfig, Encoder, register
+from jaxir.models.codec import ACTIVATIONS, Changed, Entry, HuggingFace, Weights
 from jaxir.partitioning import constrain
 from jaxir.simple_types import Count, Positive, Rate, checked
 
+_BIAS = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias"
+_WEIGHTS = {
+    "token": "shared",
+    "relative_bias": Changed(_BIAS, np.transpose, np.transpose),
+    "layers.*.attention_norm": "encoder.block.*.layer.0.layer_norm",
+    "layers.*.attention.query": "encoder.block.*.layer.0.SelfAttention.q",
+    "layers.*.attention.key": "encoder.block.*.layer.0.SelfAttention.k",
+    "layers.*.attention.value": "encoder.block.*.layer.0.SelfAttention.v",
+    "layers.*.attention.out": "encoder.block.*.layer.0.SelfAttention.o",
+    "layers.*.mlp_norm": "encoder.block.*.layer.1.layer_norm",
+    "layers.*.mlp.wi_0": "encoder.block.*.layer.1.DenseReluDense.wi_0",
+    "layers.*.mlp.wi_1": "encoder.block.*.layer.1.DenseReluDense.wi_1",
+    "layers.*.mlp.wo": "encoder.block.*.layer.1.DenseReluDense.wo",
+    "norm": "encoder.final_layer_norm",
+}
+_UNGATED = {"layers.*.mlp.wi_0": "encoder.block.*.layer.1.DenseReluDense.wi"}
 
+
+def _weights(config: "T5Config") -> Weights:
+    return _WEIGHTS if config.gated else _WEIGHTS | _UNGATED
+
+
+def _read_feed_forward(content: Mapping[str, Any], pad_id: int) -> dict[str, Any]:
+    default = "gated-gelu" if content["model_type"] == "mt5" else "relu"
+    said = content.get("feed_forward_proj", default)
+    gated, name = said.startswith("gated-"), said.removeprefix("gated-")
+    if name not in ACTIVATIONS:
+        raise ValueError(f"activation {name!r} is not supported; there are {', '.join(ACTIVATIONS)}")
+    # "gated-gelu" has always meant the tanh approximation, "gelu" alone never did.
+    return {"gated": gated, "activation": "gelu_tanh" if gated and name == "gelu" else ACTIVATIONS[name]}
+
+
+def _write_feed_forward(config: "T5Config", pad_id: int) -> dict[str, Any]:
+    name = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.activation)
+    if config.gated and name == "gelu":
+        raise ValueError("T5 has no gated exact gelu: its 'gated-gelu' is the tanh approximation")
+    return {"feed_forward_proj": f"gated-{name.removesuffix('_new')}" if config.gated else name}
+
+
+_T5 = HuggingFace(
+    model_type="t5",
+    architecture="T5EncoderModel",
+    entries={
+        "vocab_size": "vocab_size",
+        "embed_dim": "d_model",
+        "num_layers": "num_layers",
+        "num_heads": "num_heads",
+        "head_dim": "d_kv",
+        "mlp_dim": "d_ff",
+        "relative_buckets": Entry("relative_attention_num_buckets", 32),
+        "relative_max_distance": Entry("relative_attention_max_distance", 128),
+        "layer_norm_epsilon": Entry("layer_norm_epsilon", 1e-6),
+        "dropout_rate": Entry("dropout_rate", 0.1),
+    },
+    weights=_weights,
+    written={"is_encoder_decoder": False, "use_cache": False, "eos_token_id": 1},
+    read_more=_read_feed_forward,
+    write_more=_write_feed_forward,
+    # One table under several names. (In T5 1.1 lm_head's is another.)
+    aliases={"shared.weight": ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")},
+    left_out=("decoder.", "encoder.embed_tokens.", "lm_head", "classifier."),
+)
+
+
+@register
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
-class T5Config:
+class T5Config(BackboneConfig):
     """The shape of a T5 encoder and how it is computed. The defaults are T5 1.1 base.
 
     Attributes:
@@ -49,6 +117,9 @@ class T5Config:
       scan_layers: stack the blocks' parameters and scan over them: compile time does not grow with depth.
     """
 
+    kind: ClassVar[str] = "t5"
+    token_table: ClassVar[str] = "token"
+    hugging_face: ClassVar[tuple[HuggingFace, ...]] = (_T5, dataclasses.replace(_T5, model_type="mt5"))
     vocab_size: Count = 32128
     embed_dim: Count = 768
     num_layers: Count = 12
@@ -69,6 +140,10 @@ class T5Config:
     def summary(self) -> str:
         """What it is, in a few words."""
         return f"T5 encoder, {self.num_layers} layers x {self.embed_dim}"
+
+    def make(self, *, rngs: nnx.Rngs) -> "T5Encoder":
+        """Makes the encoder, with random parameters."""
+        return T5Encoder(self, rngs=rngs)
 
 
 # name: (E, heads, dimensions of a head, feed-forward units, layers)
@@ -125,7 +200,7 @@ def preset(
     )
 
 
-class T5Encoder(nnx.Module):
+class T5Encoder(Encoder):
     """A T5 encoder.
 
     Args:
@@ -148,24 +223,6 @@ class T5Encoder(nnx.Module):
             lambda rngs: _Block(config, rngs=rngs), config.num_layers, scan=config.scan_layers, rngs=rngs
         )
         self.norm = _norm(config)
-
-    def __repr__(self) -> str:
-        return f"T5Encoder({self.config.summary}, {layers.size_of(self)})"
-
-    __str__ = __repr__  # nnx's own shows every array
-
-    @jaxtyped(typechecker=beartype)
-    def __call__(self, ids: Int[Array, "B L"], *, key: Key[Array, ""] | None = None) -> Float[Array, "B L E"]:
-        """Encodes token ids.
-
-        Args:
-          ids: [B, L], 0 is padding, on the right.
-          key: key of dropout; None turns it off.
-
-        Returns:
-          [B, L, E] in the config's dtype. What stands at padded positions has no meaning.
-        """
-        return self.together([ids], [key])[0]
 
     def together(self, ids: Sequence[jax.Array], keys: Sequence[jax.Array | None]) -> list[jax.Array]:
         """Encodes batches of token ids [B, L], each of a length of its own, as calls for each would.
@@ -247,33 +304,6 @@ def _dense(
     )
 
 
-class _Attention(nnx.Module):
-    def __init__(self, config: T5Config, *, rngs: nnx.Rngs):
-        joined = config.num_heads * config.head_dim
-        width = config.embed_dim
-
-        def dense_in(stddev: float) -> layers.Linear:
-            return _dense(config, width, joined, "embed", "joined_kv", stddev=stddev, rngs=rngs)
-
-        self.config = config
-        self.query = dense_in((width * config.head_dim) ** -0.5)
-        self.key = dense_in(width**-0.5)
-        self.value = dense_in(width**-0.5)
-        self.out = _dense(config, joined, width, "joined_kv", "embed", stddev=joined**-0.5, rngs=rngs)
-
-    def __call__(self, x: jax.Array, mask: jax.Array, bias: jax.Array, *, key: jax.Array | None) -> jax.Array:
-        heads = (self.config.num_heads, self.config.head_dim)
-
-        def split(y: jax.Array) -> jax.Array:
-            return constrain(y.reshape(*y.shape[:2], *heads), ("batch", "length", "heads", "kv"))
-
-        # A weight that is dropped for all queries is a value that is dropped: [B, L, H, 1] random numbers,
-        # and nothing that fused kernels would have to know of.
-        value = layers.dropout(split(self.value(x)), self.config.dropout_rate, key, same_along=-1)
-        y = layers.attention(split(self.query(x)), split(self.key(x)), value, mask=mask, bias=bias, scale=1.0)
-        return self.out(y.reshape(*x.shape[:2], heads[0] * heads[1]))
-
-
 class _Mlp(nnx.Module):
     def __init__(self, config: T5Config, *, rngs: nnx.Rngs):
         def dense_in() -> layers.Linear:
@@ -308,7 +338,19 @@ class _Block(nnx.Module):
     def __init__(self, config: T5Config, *, rngs: nnx.Rngs):
         self.config = config
         self.attention_norm, self.mlp_norm = _norm(config), _norm(config)
-        self.attention = _Attention(config, rngs=rngs)
+        width, head_dim = config.embed_dim, config.head_dim
+        out = (config.num_heads * head_dim) ** -0.5
+        self.attention = Attention(
+            width,
+            num_heads=config.num_heads,
+            head_dim=head_dim,
+            scale=1.0,
+            stddevs=((width * head_dim) ** -0.5, width**-0.5, width**-0.5, out),
+            dropout_rate=config.dropout_rate,
+            drop_for_all=True,
+            dtype=config.dtype,
+            rngs=rngs,
+        )
         self.mlp = _Mlp(config, rngs=rngs)
 
     @jaxtyped(typechecker=beartype)
@@ -322,7 +364,7 @@ class _Block(nnx.Module):
     ) -> Float[Array, "B L E"]:
         rate = self.config.dropout_rate
         weights_key, attention_key, units_key, mlp_key = layers.split_key(key, 4)
-        y = self.attention(self.attention_norm(x), mask, bias, key=weights_key)
+        y = self.attention(self.attention_norm(x), mask, bias=bias, key=weights_key)
         x = layers.constrain_activation(x + _dropout(y, rate, attention_key))
         y = self.mlp(self.mlp_norm(x), key=units_key)
         return layers.constrain_activation(x + _dropout(y, rate, mlp_key))

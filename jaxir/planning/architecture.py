@@ -12,8 +12,9 @@ from jaxir.interop.build import Source
 from jaxir.interop.huggingface import hf_config, hub, hub_errors
 from jaxir.interop.huggingface.weights import read_json
 from jaxir.interop.stored import EncoderSettings, StoredModel
+from jaxir.models import modernbert
 from jaxir.models import t5 as t5_lib
-from jaxir.models.bert import BertConfig
+from jaxir.models.backbones import BackboneConfig
 from jaxir.models.dual_encoder import DualEncoderConfig
 
 _DEFAULT_LENGTH = 512
@@ -45,7 +46,7 @@ def _describe_source(source: str, tokenizer: str | None) -> tuple[DualEncoderCon
     kind, separator, name = str(source).partition(":")
     if separator and kind == "hf":
         backbone = _describe_hf(name)
-        length = min(_DEFAULT_LENGTH, getattr(backbone, "max_positions", _DEFAULT_LENGTH))
+        length = min(_DEFAULT_LENGTH, backbone.max_positions or _DEFAULT_LENGTH)
         return DualEncoderConfig(backbone=backbone), EncoderSettings(
             query_max_length=length, passage_max_length=length
         )
@@ -55,9 +56,10 @@ def _describe_source(source: str, tokenizer: str | None) -> tuple[DualEncoderCon
     return found.config, found.settings
 
 
-def _describe_hf(name: str) -> BertConfig | t5_lib.T5Config:
-    published = hub_errors.PUBLISHED_T5.get(name.partition("@")[0])
-    if published is not None and not Path(name).is_dir():
-        return t5_lib.preset(published)  # so that planning with it needs no network
+def _describe_hf(name: str) -> BackboneConfig:
+    published = {name: t5_lib.preset(preset) for name, preset in hub_errors.PUBLISHED_T5.items()}
+    found = (published | modernbert.PUBLISHED).get(name.partition("@")[0])
+    if found is not None and not Path(name).is_dir():
+        return found  # so that planning with it needs no network
     path = hub.configuration(name)
     return hf_config.parse(read_json(path), path)[0]

@@ -13,7 +13,7 @@ from flax import nnx
 
 from jaxir.errors import UserError
 from jaxir.interop.stored import EncoderSettings
-from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel
+from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.partitioning import Partitioner
 from jaxir.planning.hlo import Program, parse
 from jaxir.training import state as state_lib
@@ -106,7 +106,7 @@ def make_step(planned: Planned) -> Step:
     """Makes the step that `jaxir.training.loop.train` runs, from shapes: no weight exists."""
     recipe, partitioner = planned.recipe, planned.partitioner
     objective, seed = recipe.objective, recipe.seed
-    model = nnx.eval_shape(lambda: DualEncoderModel(planned.config, rngs=nnx.Rngs(seed)))
+    model = nnx.eval_shape(lambda: planned.config.make(rngs=nnx.Rngs(seed)))
     auxiliary = nnx.eval_shape(lambda: objective.auxiliary(model, rngs=nnx.Rngs(seed)))
     built = recipe.optimizer.build(recipe.steps)
     frozen = (*objective.frozen, *(recipe.frozen or ()))

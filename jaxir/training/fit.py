@@ -14,13 +14,14 @@ from jaxir.data.own_pairs import Pairs
 from jaxir.data.text_data import TextData
 from jaxir.errors import UserError
 from jaxir.interop import model_dir, stored
-from jaxir.interop.build import FromScratch, Pretrained
+from jaxir.interop.build import FromScratch, Pretrained, PretrainedCrossEncoder
 from jaxir.interop.overrides import Overrides
 from jaxir.interop.stored import StoredModel
 from jaxir.losses.in_batch import in_batch_softmax
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.objectives.objective import Objective
 from jaxir.partitioning import Partitioner
+from jaxir.retrieval.encoding.cross_encoder import CrossEncoder
 from jaxir.retrieval.encoding.dual_encoder import DualEncoder
 from jaxir.simple_types import Count, Natural, Positive, PositiveNumber, Seed
 from jaxir.training import loop
@@ -34,7 +35,7 @@ MIN_STEPS, DROPOUT = 100, 0.0
 
 
 def fit(
-    model: str | DualEncoder | Pretrained | FromScratch,
+    model: str | DualEncoder | Pretrained | PretrainedCrossEncoder | FromScratch,
     pairs: TextData,
     *,
     steps: Count | None = None,
@@ -49,11 +50,11 @@ def fit(
     partitioner: Partitioner | None = None,
     seed: Seed = 0,
     **settings: Any,
-) -> DualEncoder:
-    """Trains a dual encoder on pairs of texts. What is given as `model` stays as it is.
+) -> DualEncoder | CrossEncoder:
+    """Trains a dual encoder on pairs of texts, or with `PretrainedCrossEncoder` a cross-encoder.
 
-    Defaults are what gin/pairs.gin sets. Ctrl-C ends training after the step at hand; the encoder has then
-    been trained that far.
+    What is given as `model` stays as it is. Defaults are what gin/pairs.gin sets. Ctrl-C ends training after
+    the step at hand; the encoder has then been trained that far.
 
     Args:
       model: what to start from: a name (`st:NAME`, `hf:NAME`, a directory of ours) or an encoder, either
@@ -98,7 +99,8 @@ def fit(
     with contextlib.ExitStack() as closing:
         place = output_dir or closing.enter_context(tempfile.TemporaryDirectory(prefix="jaxir-fit-"))
         loop.train(recipe, place)
-        encoder = DualEncoder.load(str(place))
+        kind = CrossEncoder if isinstance(model, PretrainedCrossEncoder) else DualEncoder
+        encoder = kind.load(str(place))
     if output_dir is None:
         encoder.spec = None
     return encoder

@@ -20,7 +20,7 @@ from jaxir.models.dual_encoder import DualEncoderConfig
 pytestmark = [pytest.mark.compiled, pytest.mark.usefixtures("few_optimizations")]
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
-ARCHITECTURES = ["bert", "distilbert", "minilm", "roberta", "t5_1_0", "t5_1_1"]
+ARCHITECTURES = ["bert", "distilbert", "minilm", "modernbert", "roberta", "t5_1_0", "t5_1_1"]
 
 
 def make(encoder: hf.Encoder, **changes):
@@ -70,7 +70,7 @@ def test_mt5_is_t5_1_1_under_another_name(tmp_path):
         hf.read_encoder(folder)
 
 
-@pytest.mark.parametrize("name", ["bert", "roberta", "t5_1_1"])
+@pytest.mark.parametrize("name", ["bert", "modernbert", "roberta", "t5_1_1"])
 @pytest.mark.parametrize("tower", ["query", "passage"])
 def test_sentence_transformer_vectors_match(name, tower):
     loaded = model_dir.load(f"st:{GOLDEN / name}")

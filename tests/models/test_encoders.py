@@ -13,8 +13,9 @@ from flax import nnx
 from jaxir.errors import UserError
 from jaxir.interop import stored
 from jaxir.models import layers, products, t5
+from jaxir.models.attention import attention
 from jaxir.models.bert import Bert, BertConfig
-from jaxir.models.dual_encoder import make_encoder
+from jaxir.models.modernbert import ModernBertConfig
 from jaxir.models.t5 import T5Config
 from jaxir.partitioning import MeshConfig
 
@@ -22,7 +23,18 @@ pytestmark = pytest.mark.usefixtures("few_optimizations")
 
 BERT = BertConfig(vocab_size=50, embed_dim=32, num_layers=2, num_heads=4, mlp_dim=48, max_positions=16)
 T5 = T5Config(vocab_size=50, embed_dim=32, num_layers=2, num_heads=4, head_dim=12, mlp_dim=48)
-BACKBONES = {"bert": BERT, "t5": T5}
+RATES = {"embedding_dropout_rate": 0.1, "attention_dropout_rate": 0.1, "mlp_dropout_rate": 0.1}
+MODERNBERT = ModernBertConfig(
+    vocab_size=50,
+    embed_dim=32,
+    num_layers=4,
+    num_heads=4,
+    mlp_dim=48,
+    max_positions=16,
+    local_attention=4,
+    **RATES,
+)
+BACKBONES = {"bert": BERT, "modernbert": MODERNBERT, "t5": T5}
 IDS = jnp.array([[4, 5, 6, 7, 8, 9, 10, 11], [12, 13, 14, 0, 0, 0, 0, 0]], jnp.int32)
 # Random weights for a sum of outputs: a plain sum would be blind to what LayerNorm takes away.
 WEIGHTS = jnp.asarray(np.random.default_rng(0).normal(size=(*IDS.shape, 32)), jnp.float32)
@@ -33,7 +45,7 @@ run = nnx.jit(lambda model, ids, key=None: model(ids, key=key))
 
 def loss_and_gradients(config, key):
     """The weighted sum of real tokens' outputs, and its gradients by canonical name."""
-    graphdef, state = nnx.split(make_encoder(config, rngs=nnx.Rngs(0)))
+    graphdef, state = nnx.split(config.make(rngs=nnx.Rngs(0)))
 
     def loss(state, key):
         output = nnx.merge(graphdef, state)(IDS, key=key).astype(jnp.float32)
@@ -70,27 +82,35 @@ def test_scan_and_remat_change_no_number(plain, scan, remat):
 
 
 def test_dropout_is_on_with_a_key_off_without_and_follows_the_key():
-    for config in (BERT, T5):
-        model = make_encoder(config, rngs=nnx.Rngs(0))
+    for config in BACKBONES.values():
+        model = config.make(rngs=nnx.Rngs(0))
         off = np.asarray(run(model, IDS))
         one, again, two = (np.asarray(run(model, IDS, jax.random.key(seed))) for seed in (1, 1, 2))
         np.testing.assert_array_equal(one, again)
         assert np.abs(one - two).max() > 0.1 and np.abs(one - off).max() > 0.1
-        rates = {name: 0.0 for name in ("dropout_rate", "attention_dropout_rate") if hasattr(config, name)}
-        without = make_encoder(dataclasses.replace(config, **rates), rngs=nnx.Rngs(0))
+        names = (field.name for field in dataclasses.fields(config))
+        rates = {name: 0.0 for name in names if name.endswith("dropout_rate")}
+        without = dataclasses.replace(config, **rates).make(rngs=nnx.Rngs(0))
         np.testing.assert_allclose(run(without, IDS, jax.random.key(1)), off, atol=1e-5)
 
 
-@pytest.mark.parametrize("rate", ["dropout_rate", "attention_dropout_rate"])
-def test_each_of_berts_dropouts_acts_alone(rate):
-    rates = {"dropout_rate": 0.0, "attention_dropout_rate": 0.0} | {rate: 0.5}
-    model = make_encoder(dataclasses.replace(BERT, **rates), rngs=nnx.Rngs(0))
+@pytest.mark.parametrize(
+    ("config", "rate"),
+    [
+        *((BERT, rate) for rate in ("dropout_rate", "attention_dropout_rate")),
+        *((MODERNBERT, rate) for rate in RATES),
+    ],
+)
+def test_each_dropout_acts_alone(config, rate):
+    names = (field.name for field in dataclasses.fields(config))
+    rates = {name: 0.0 for name in names if name.endswith("dropout_rate")} | {rate: 0.5}
+    model = dataclasses.replace(config, **rates).make(rngs=nnx.Rngs(0))
     assert np.abs(run(model, IDS, jax.random.key(0)) - run(model, IDS)).max() > 1e-3
 
 
 def test_t5_drops_features_from_all_positions_of_a_text():
     config = dataclasses.replace(T5, dropout_rate=0.5)
-    out = np.asarray(run(make_encoder(config, rngs=nnx.Rngs(0)), IDS, jax.random.key(0)))
+    out = np.asarray(run(config.make(rngs=nnx.Rngs(0)), IDS, jax.random.key(0)))
     dropped = out == 0.0  # by the last dropout, that of the result
     np.testing.assert_array_equal(dropped, np.broadcast_to(dropped[:, :1], dropped.shape))
     assert 0.3 < dropped[:, 0].mean() < 0.7
@@ -98,7 +118,7 @@ def test_t5_drops_features_from_all_positions_of_a_text():
 
 
 def test_t5_draws_a_number_for_a_feature_not_for_an_element():
-    graphdef, state = nnx.split(make_encoder(T5, rngs=nnx.Rngs(0)))
+    graphdef, state = nnx.split(T5.make(rngs=nnx.Rngs(0)))
     program = jax.make_jaxpr(lambda s, key: nnx.merge(graphdef, s)(IDS, key=key))(state, jax.random.key(0))
     (rows, length), width = IDS.shape, T5.embed_dim
     drawn = sorted({shape for shape in _random_shapes(program.jaxpr) if len(shape) > 1})
@@ -123,7 +143,7 @@ def test_dropping_values_drops_attention_weights_for_all_queries():
     query, key, value = (jnp.asarray(rng.normal(size=(2, 6, 4, 8)), jnp.float32) for _ in range(3))
     real, rate = jnp.array([[True] * 6, [True] * 5 + [False]]), 0.4
     dropped = layers.dropout(value, rate, jax.random.key(3), same_along=-1)
-    ours = layers.attention(query, key, dropped, mask=real, bias=None, scale=1.0)
+    ours = attention(query, key, dropped, mask=real, bias=None, scale=1.0)
     logits = jnp.einsum("BTHK,BSHK->BHTS", query, key)
     weights = jax.nn.softmax(jnp.where(real[:, None, None, :], logits, -1e10), axis=-1)
     kept = np.asarray(dropped != 0.0).all(-1).transpose(0, 2, 1)[:, :, None].astype(np.float32)
@@ -153,10 +173,10 @@ def test_each_layer_has_its_own_key(scan, remat):
     assert np.abs(first - second).max() > 0.1
 
 
-@pytest.mark.parametrize("config", [BERT, T5], ids=["bert", "t5"])
+@pytest.mark.parametrize("config", BACKBONES.values(), ids=BACKBONES)
 def test_bfloat16_computes_otherwise_but_nearly_the_same(config):
     low = dataclasses.replace(config, dtype="bfloat16")
-    models = [make_encoder(c, rngs=nnx.Rngs(0)) for c in (config, low)]
+    models = [c.make(rngs=nnx.Rngs(0)) for c in (config, low)]
     assert {p.dtype for p in jax.tree.leaves(nnx.state(models[1]))} == {jnp.dtype("float32")}
     exact, rough = (run(m, IDS) for m in models)
     assert (exact.dtype, rough.dtype) == (jnp.float32, jnp.bfloat16)
@@ -198,9 +218,9 @@ def test_compiled_size_does_not_grow_with_depth_when_scanned():
     assert size(False, 8) > 1.7 * size(False, 4)
 
 
-@pytest.mark.parametrize("config", [BERT, T5], ids=["bert", "t5"])
+@pytest.mark.parametrize("config", BACKBONES.values(), ids=BACKBONES)
 def test_padding_changes_nothing(config):
-    model = make_encoder(config, rngs=nnx.Rngs(0))
+    model = config.make(rngs=nnx.Rngs(0))
     padded = jnp.pad(IDS[1:, :3], ((0, 0), (0, 7)))
     np.testing.assert_allclose(run(model, padded)[:, :3], run(model, IDS[1:, :3]), atol=1e-5)
 
@@ -211,8 +231,8 @@ def test_attention_written_out_equals_the_library():
     bias = jnp.asarray(rng.normal(size=(1, 4, 6, 6)), jnp.float32)
     mask = jnp.array([[True] * 6, [True] * 2 + [False] * 4])
     shared = {"mask": mask, "bias": bias, "scale": 0.7, "dropout_rate": 1e-9}
-    library = layers.attention(query, key, value, **shared, dropout_key=None)
-    written_out = layers.attention(query, key, value, **shared, dropout_key=jax.random.key(0))
+    library = attention(query, key, value, **shared, dropout_key=None)
+    written_out = attention(query, key, value, **shared, dropout_key=jax.random.key(0))
     np.testing.assert_allclose(written_out, library, atol=1e-6)
 
 
@@ -223,8 +243,8 @@ def test_wrong_ranks_and_lengths_raise():
     with pytest.raises(jaxtyping.TypeCheckError):
         model(IDS.astype(jnp.float32))
     with pytest.raises(jaxtyping.TypeCheckError):
-        layers.attention(*[jnp.zeros((1, 4, 2, 8))] * 2, jnp.zeros((1, 5, 2, 8)), mask=jnp.ones((1, 4), bool),
-                         bias=None, scale=1.0, dropout_rate=0.0, dropout_key=None)  # fmt: skip
+        attention(*[jnp.zeros((1, 4, 2, 8))] * 2, jnp.zeros((1, 5, 2, 8)), mask=jnp.ones((1, 4), bool),
+                  bias=None, scale=1.0, dropout_rate=0.0, dropout_key=None)  # fmt: skip
     with pytest.raises(ValueError, match="17 tokens is longer than the model's 16 positions"):
         model(jnp.ones((1, 17), jnp.int32))
     with pytest.raises(ValueError, match="not a multiple of num_heads"):
@@ -273,7 +293,7 @@ def test_relative_buckets_equal_the_formula():
 )
 def test_presets_have_the_published_sizes(name, millions):
     config = t5.preset(name, scan_layers=True)
-    state = nnx.state(nnx.eval_shape(lambda: make_encoder(config, rngs=nnx.Rngs(0))))
+    state = nnx.state(nnx.eval_shape(lambda: config.make(rngs=nnx.Rngs(0))))
     count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(state))
     digits = 1 if millions < 1000 else 0
     assert round(count / 1e6, digits) == millions
@@ -284,11 +304,11 @@ def test_a_misspelt_preset_suggests_the_name():
         t5.preset("1.1-lareg")
 
 
-@pytest.mark.parametrize("config", [BERT, T5], ids=["bert", "t5"])
+@pytest.mark.parametrize("config", BACKBONES.values(), ids=BACKBONES)
 def test_every_parameter_names_its_axes(config):
     for scan in (False, True):
         changed = dataclasses.replace(config, scan_layers=scan)
-        state = nnx.state(nnx.eval_shape(lambda c=changed: make_encoder(c, rngs=nnx.Rngs(0))), nnx.Param)
+        state = nnx.state(nnx.eval_shape(lambda c=changed: c.make(rngs=nnx.Rngs(0))), nnx.Param)
         named = layers.param_axes(state)
         is_axes = lambda x: isinstance(x, tuple)  # noqa: E731
         axes = jax.tree.leaves(named, is_leaf=is_axes)

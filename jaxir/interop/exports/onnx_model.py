@@ -73,7 +73,7 @@ def _graph(source: Source, tower: str) -> onnx_ir.Model:
     """Returns a tower as an ONNX graph."""
     from jax2onnx import to_onnx
 
-    longest = getattr(source.model.config.backbone, "max_positions", None)
+    longest = source.model.config.backbone.max_positions
     constraints = [] if longest is None else [f"L <= {longest}"]
     shape = jax.export.symbolic_shape("B, L", constraints=constraints)
     given = [jax.ShapeDtypeStruct(shape, jnp.int32)] * len(INPUTS)

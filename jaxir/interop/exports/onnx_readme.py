@@ -63,7 +63,7 @@ def write(directory: Path, source: Source, *, opset: int, versions: Mapping[str,
     ):
         max_length, prompt = source.of_tower(tower)
         calls.append(f'{tower}_vectors = encode(["{text}"], "{tower}", {max_length}, {prompt!r})')
-    longest = getattr(config.backbone, "max_positions", None)
+    longest = config.backbone.max_positions
     lines = [
         *exported.describe(source, "an ONNX model"),
         "",

@@ -155,7 +155,7 @@ def _encoders(module: tf.Module, model: DualEncoderModel) -> dict[str, Callable[
     graph, state = nnx.split(_narrowed(model))
     leaves, tree = jax.tree.flatten(state)
     module.parameters = [tf.Variable(np.asarray(leaf), trainable=False) for leaf in leaves]
-    limit = getattr(model.config.backbone, "max_positions", LENGTHS[-1])
+    limit = model.config.backbone.max_positions or LENGTHS[-1]
 
     def encoder(tower: str) -> Callable[[tf.Tensor], tf.Tensor]:
         def encode(parameters: list[jax.Array], ids: jax.Array) -> jax.Array:

@@ -1,12 +1,13 @@
-"""Hugging Face folders to encoders and back: BERT, MiniLM, DistilBERT, RoBERTa, T5.
+"""Hugging Face folders to encoders and back, by the tables that each backbone brings (`models.codec`).
 
 Only the encoder is taken: poolers, pretraining heads and decoders are dropped, and a folder that is written
 holds none. Every tensor that is taken comes out again bit for bit.
 """
 
-from collections.abc import Callable, Mapping
+import collections
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,74 +24,30 @@ from jaxir.interop.huggingface.weights import (
     write_tensors,
 )
 from jaxir.interop.stored import StoredModel
-from jaxir.models.bert import BertConfig
-from jaxir.models.t5 import T5Config
+from jaxir.models.backbones import BackboneConfig
+from jaxir.models.codec import Changed
 
-# Module by module: our name, theirs. Kernels are transposed, all else is taken as it is (but see `_weights`).
-_BERT = {
-    "embeddings.token": "embeddings.word_embeddings",
-    "embeddings.position": "embeddings.position_embeddings",
-    "embeddings.token_type": "embeddings.token_type_embeddings",
-    "embeddings.norm": "embeddings.LayerNorm",
-    "layers.*.attention.query": "encoder.layer.*.attention.self.query",
-    "layers.*.attention.key": "encoder.layer.*.attention.self.key",
-    "layers.*.attention.value": "encoder.layer.*.attention.self.value",
-    "layers.*.attention.out": "encoder.layer.*.attention.output.dense",
-    "layers.*.attention_norm": "encoder.layer.*.attention.output.LayerNorm",
-    "layers.*.wi": "encoder.layer.*.intermediate.dense",
-    "layers.*.wo": "encoder.layer.*.output.dense",
-    "layers.*.mlp_norm": "encoder.layer.*.output.LayerNorm",
-}
-_DISTILBERT = {
-    "embeddings.token": "embeddings.word_embeddings",
-    "embeddings.position": "embeddings.position_embeddings",
-    "embeddings.norm": "embeddings.LayerNorm",
-    "layers.*.attention.query": "transformer.layer.*.attention.q_lin",
-    "layers.*.attention.key": "transformer.layer.*.attention.k_lin",
-    "layers.*.attention.value": "transformer.layer.*.attention.v_lin",
-    "layers.*.attention.out": "transformer.layer.*.attention.out_lin",
-    "layers.*.attention_norm": "transformer.layer.*.sa_layer_norm",
-    "layers.*.wi": "transformer.layer.*.ffn.lin1",
-    "layers.*.wo": "transformer.layer.*.ffn.lin2",
-    "layers.*.mlp_norm": "transformer.layer.*.output_layer_norm",
-}
-_T5 = {
-    "token": "shared",
-    "relative_bias": "encoder.block.0.layer.0.SelfAttention.relative_attention_bias",
-    "layers.*.attention_norm": "encoder.block.*.layer.0.layer_norm",
-    "layers.*.attention.query": "encoder.block.*.layer.0.SelfAttention.q",
-    "layers.*.attention.key": "encoder.block.*.layer.0.SelfAttention.k",
-    "layers.*.attention.value": "encoder.block.*.layer.0.SelfAttention.v",
-    "layers.*.attention.out": "encoder.block.*.layer.0.SelfAttention.o",
-    "layers.*.mlp_norm": "encoder.block.*.layer.1.layer_norm",
-    "layers.*.mlp.wi_0": "encoder.block.*.layer.1.DenseReluDense.wi_0",
-    "layers.*.mlp.wi_1": "encoder.block.*.layer.1.DenseReluDense.wi_1",
-    "layers.*.mlp.wo": "encoder.block.*.layer.1.DenseReluDense.wo",
-    "norm": "encoder.final_layer_norm",
-}
 _DEFAULT_LENGTH = 512
-# What a checkpoint may hold beside the encoder: heads, decoders and buffers.
-_DROPPED = (
-    "pooler.",
-    "cls.",
-    "lm_head",
-    "classifier.",
-    "pre_classifier.",
-    "vocab_",
-    "qa_outputs.",
-    "decoder.",
-    "embeddings.position_ids",
-    "embeddings.token_type_ids",
-    "encoder.embed_tokens.",
-)
+_Change = Callable[[np.ndarray], np.ndarray]
 
 
-class _Weight(NamedTuple):
-    """One tensor: its name there, and how its value changes on the way in and out."""
+class _Tensor(NamedTuple):
+    """One tensor there: the parameters here that it holds, one after the other along their last axis."""
 
     name: str
+    ours: tuple[str, ...]
     read: Callable[[np.ndarray], np.ndarray]
     write: Callable[[np.ndarray], np.ndarray]
+
+    def take_apart(self, value: np.ndarray, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+        ends = np.cumsum([shapes[name][-1] for name in self.ours])[:-1]
+        value = self.read(value)
+        parts = np.split(value, ends, axis=-1) if len(ends) else [value]
+        return dict(zip(self.ours, parts, strict=True))
+
+    def put_together(self, params: Mapping[str, Any]) -> np.ndarray:
+        parts = [params[name] for name in self.ours]
+        return self.write(np.concatenate([np.asarray(p) for p in parts], axis=-1) if parts[1:] else parts[0])
 
 
 class Encoder(NamedTuple):
@@ -102,7 +59,7 @@ class Encoder(NamedTuple):
       pad_id: the folder's own padding id, which is exchanged with 0 here.
     """
 
-    config: BertConfig | T5Config
+    config: BackboneConfig
     params: dict[str, np.ndarray]
     pad_id: int
 
@@ -152,11 +109,11 @@ def max_length(directory: Path, encoder: Encoder) -> int:
     limit = read_optional_json(directory / "tokenizer_config.json").get("model_max_length")
     # transformers writes 1e30 for "no limit".
     limit = _DEFAULT_LENGTH if limit is None or limit > 1_000_000 else int(limit)
-    return min(limit, getattr(encoder.config, "max_positions", limit))
+    return min(limit, encoder.config.max_positions or limit)
 
 
 def write_encoder(
-    directory: Path, config: BertConfig | T5Config, params: Mapping[str, np.ndarray], *, pad_id: int
+    directory: Path, config: BackboneConfig, params: Mapping[str, np.ndarray], *, pad_id: int
 ) -> None:
     """Writes config.json and model.safetensors into `directory`; the inverse of `read_encoder`.
 
@@ -164,8 +121,15 @@ def write_encoder(
       UserError: Hugging Face has no architecture of this shape.
     """
     write_json(directory / "config.json", hf_config.describe(config, pad_id))
-    weights = _weights(config, pad_id)
-    write_tensors(directory / SINGLE, {w.name: w.write(params[name]) for name, w in weights.items()})
+    write_tensors(directory / SINGLE, tensors_of(config, params, pad_id=pad_id))
+
+
+def tensors_of(
+    config: BackboneConfig, params: Mapping[str, np.ndarray], *, pad_id: int
+) -> dict[str, np.ndarray]:
+    """Returns the tensors of an encoder as Hugging Face names and lays them out."""
+    tensors = _tensors(config, stored.encoder_shapes(config), pad_id)
+    return {tensor.name: tensor.put_together(params) for tensor in tensors}
 
 
 def write_tower(directory: Path, model: StoredModel, *, tower: str) -> None:
@@ -181,22 +145,23 @@ def write_tower(directory: Path, model: StoredModel, *, tower: str) -> None:
 
 
 def _to_params(
-    config: BertConfig | T5Config, tensors: dict[str, np.ndarray], pad_id: int, directory: Path
+    config: BackboneConfig, found: dict[str, np.ndarray], pad_id: int, directory: Path
 ) -> dict[str, np.ndarray]:
-    weights = _weights(config, pad_id)
-    tensors = _strip_prefix({_modern(name): value for name, value in tensors.items()}, config)
-    if isinstance(config, T5Config):
-        # One table under several names, of which a file may hold any. (In T5 1.1 lm_head's is another.)
-        for alias in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"):
-            if alias in tensors:
-                tensors.setdefault("shared.weight", tensors[alias])
-    expected = {
-        weights[name].name: weights[name].write(np.empty(shape, np.bool_)).shape
-        for name, shape in stored.encoder_shapes(config).items()
-    }
-    tensors = {n: v for n, v in tensors.items() if n in expected or not n.startswith(_DROPPED)}
-    stored.check_params(tensors, expected, str(directory))
-    return {name: w.read(tensors[w.name].astype(np.float32)) for name, w in weights.items()}
+    codec, shapes = hf_config.codec_of(config), stored.encoder_shapes(config)
+    tensors = _tensors(config, shapes, pad_id)
+    empty = {name: np.broadcast_to(np.False_, shape) for name, shape in shapes.items()}
+    expected = {tensor.name: tensor.put_together(empty).shape for tensor in tensors}
+    found = _strip_prefix({_modern(name): value for name, value in found.items()}, expected)
+    for name, aliases in codec.aliases.items():
+        for alias in aliases:  # of which a file may hold any
+            if alias in found:
+                found.setdefault(name, found[alias])
+    found = {n: v for n, v in found.items() if n in expected or not n.startswith(codec.left_out)}
+    stored.check_params(found, expected, str(directory))
+    params: dict[str, np.ndarray] = {}
+    for tensor in tensors:
+        params |= tensor.take_apart(found[tensor.name].astype(np.float32), shapes)
+    return params
 
 
 def _modern(name: str) -> str:
@@ -204,43 +169,52 @@ def _modern(name: str) -> str:
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 
-def _strip_prefix(tensors: dict[str, np.ndarray], config: BertConfig | T5Config) -> dict[str, np.ndarray]:
+def _strip_prefix(tensors: dict[str, np.ndarray], expected: Collection[str]) -> dict[str, np.ndarray]:
     """Removes what a checkpoint with heads puts before the encoder's names ("bert.", "roberta.")."""
-    bert, t5 = "embeddings.LayerNorm.weight", "encoder.final_layer_norm.weight"
-    anchor = t5 if isinstance(config, T5Config) else bert
-    prefixes = [name.removesuffix(anchor) for name in tensors if name.endswith(anchor)]
-    prefix = min(prefixes, key=len, default="")
-    if not prefix:
-        return tensors
+    found: collections.Counter[str] = collections.Counter()
+    for name in tensors:
+        parts = name.split(".")
+        for i in range(len(parts)):
+            found[".".join([*parts[:i], ""])] += ".".join(parts[i:]) in expected
+    # A file of which some are missing is of the form that has most of them.
+    prefix = max(found, key=lambda prefix: (found[prefix], -len(prefix)), default="")
     return {name.removeprefix(prefix): v for name, v in tensors.items() if name.startswith(prefix)}
 
 
-def _weights(config: BertConfig | T5Config, pad_id: int) -> dict[str, _Weight]:
-    """Returns each parameter's tensor, by canonical name."""
-    modules = _T5 if isinstance(config, T5Config) else _BERT if config.num_token_types else _DISTILBERT
-    if isinstance(config, T5Config) and not config.gated:
-        modules = modules | {"layers.*.mlp.wi_0": "encoder.block.*.layer.1.DenseReluDense.wi"}
-    weights = {}
-    for name in stored.encoder_shapes(config):
+def _tensors(config: BackboneConfig, shapes: Mapping[str, tuple[int, ...]], pad_id: int) -> list[_Tensor]:
+    """Returns the tensors that hold an encoder's parameters."""
+    codec, found = hf_config.codec_of(config), {}
+    table = {}
+    for ours, theirs in codec.weights(config).items():
+        modules = (ours,) if isinstance(ours, str) else ours
+        theirs = theirs if isinstance(theirs, Changed) else Changed(theirs, _same, _same)
+        table |= dict.fromkeys(modules, (modules, theirs))
+    for name in shapes:
         module, _, leaf = name.rpartition(".")
         layer = module.split(".")[1] if module.startswith("layers.") else ""
-        pattern = module.replace(f"layers.{layer}.", "layers.*.", 1) if layer else module
-        theirs = modules[pattern].replace("*", layer) + (".bias" if leaf == "bias" else ".weight")
-        weights[name] = _Weight(theirs, *_transforms(config, pattern, leaf, pad_id))
-    return weights
+        modules, theirs = table[module.replace(f"layers.{layer}.", "layers.*.", 1) if layer else module]
+        ours = tuple(f"{m.replace('*', layer)}.{leaf}" for m in modules)
+        number = str(int(layer) + codec.first_layer) if layer else ""
+        tensor = theirs.name.replace("*", number) + (".bias" if leaf == "bias" else ".weight")
+        read, write = theirs.read, theirs.write
+        if leaf == "kernel":
+            read, write = _then(np.transpose, read), _then(write, np.transpose)
+        if name == f"{config.token_table}.embedding" and pad_id:
+            read, write = _then(read, _swap(pad_id)), _then(_swap(pad_id), write)
+        found[tensor] = _Tensor(tensor, ours, read, write)
+    return list(found.values())
 
 
-def _transforms(
-    config: BertConfig | T5Config, module: str, leaf: str, pad_id: int
-) -> tuple[Callable[[np.ndarray], np.ndarray], Callable[[np.ndarray], np.ndarray]]:
-    if leaf == "kernel" or module == "relative_bias":
-        return np.transpose, np.transpose
-    if module in ("embeddings.token", "token") and pad_id:
-        return (lambda x: _swap_rows(x, pad_id),) * 2
-    if module == "embeddings.position" and config.reserved_positions:
-        shift = config.reserved_positions
-        return lambda x: np.roll(x, -shift, axis=0), lambda x: np.roll(x, shift, axis=0)
-    return (lambda x: x,) * 2
+def _same(x: np.ndarray) -> np.ndarray:
+    return x
+
+
+def _then(first: _Change, second: _Change) -> _Change:
+    return lambda x: second(first(x))
+
+
+def _swap(pad_id: int) -> _Change:
+    return lambda table: _swap_rows(table, pad_id)
 
 
 def _swap_rows(table: np.ndarray, pad_id: int) -> np.ndarray:

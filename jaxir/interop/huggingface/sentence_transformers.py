@@ -1,7 +1,7 @@
 """sentence-transformers folders (modules.json and what it names) to models and back."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from jaxir.interop.huggingface.weights import (
     write_tensors,
 )
 from jaxir.interop.stored import EncoderSettings, StoredModel
-from jaxir.models.dual_encoder import DualEncoderConfig, Projection
+from jaxir.models.dual_encoder import DualEncoderConfig, Pooling, Projection
 
 _ORDER = ("Transformer", "Pooling", "Dense", "Normalize")
 _POOLING_FLAGS = {
@@ -177,8 +177,9 @@ def _read_pooling(path: Path, has_prompts: bool) -> str:
     if mode is None:
         mode = [name for flag, name in _POOLING_FLAGS.items() if content.get(flag)] or ["mean"]
     modes = [mode] if isinstance(mode, str) else list(mode)
-    if len(modes) != 1 or modes[0] not in ("mean", "cls"):
-        raise UserError(f"{path}: pooling {' + '.join(modes)} is not supported, only mean and cls")
+    if len(modes) != 1 or modes[0] not in get_args(Pooling):
+        known = ", ".join(get_args(Pooling))
+        raise UserError(f"{path}: pooling {' + '.join(modes)} is not supported, only {known}")
     if has_prompts and not content.get("include_prompt", True):
         raise UserError(f"{path}: leaving the prompt out of the pooling is not supported")
     return modes[0]

@@ -149,8 +149,7 @@ def write(
 def _check(model: StoredModel) -> None:
     """Raises a UserError where T5X would compute something else with these parameters."""
     config, backbone = model.config, model.config.backbone
-    if not isinstance(backbone, T5Config):
-        raise UserError("T5X holds T5 encoders only, and this model's is a BERT")
+    t5x_names.check_kind(config)
     fixed = T5Config(activation="gelu_tanh" if backbone.gated else "relu")
     for field in ("activation", "relative_max_distance", "layer_norm_epsilon"):
         theirs, ours = getattr(fixed, field), getattr(backbone, field)

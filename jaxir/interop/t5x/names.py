@@ -47,10 +47,15 @@ def paths_of(config: DualEncoderConfig) -> dict[str, str]:
     Raises:
       UserError: T5X has no dual encoder of this kind.
     """
-    if not isinstance(config.backbone, T5Config):
-        raise UserError("T5X holds T5 encoders only, and this model's is a BERT")
+    check_kind(config)
     gated = config.backbone.gated
     return {name: _path(name, gated) for name in stored.model_shapes(config)}
+
+
+def check_kind(config: DualEncoderConfig) -> None:
+    """Raises a UserError where the towers are no T5 encoders."""
+    if config.backbone.kind != T5Config.kind:
+        raise UserError(f"T5X holds T5 encoders only, and this model's is {config.backbone.summary}")
 
 
 def copies_of(config: DualEncoderConfig) -> dict[str, str]:

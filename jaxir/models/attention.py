@@ -1,0 +1,271 @@
+"""Attention: of a text to itself or to a memory, to all of it or near by, with T5's bias, RoPE or neither.
+
+One function, `attention`, chooses the kernel; one module, `Attention`, has the projections around it. Callers
+make no masks: padding, causality and windows are named, so that a kernel is handed what it can do.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from beartype import beartype
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int, Key, jaxtyped
+
+from jaxir.models import layers
+from jaxir.partitioning import constrain
+
+# Every key is this near, so that layers with a window and without can be one scanned block.
+NO_WINDOW = 2**30
+
+
+class Attention(nnx.Module):
+    """Attention with its four projections.
+
+    Args:
+      width: E, of what attends and of the result.
+      num_heads: heads of queries.
+      head_dim: dimensions of each.
+      num_kv_heads: heads of keys and values, each for as many of the queries' (Ainslie et al. 2023); None: as
+        many as of queries.
+      memory_width: width of what is attended to; None: E.
+      use_bias: of the projections.
+      scale: factor of the logits; None: head_dim^-1/2.
+      stddevs: of the initial kernels of query, key, value and output.
+      dropout_rate: of attention weights.
+      drop_for_all: drop a weight for all queries of a text or for none, as T5X does.
+      dtype: the type of matrix products.
+      rngs: source of the `params` key.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        num_heads: int,
+        head_dim: int,
+        num_kv_heads: int | None = None,
+        memory_width: int | None = None,
+        use_bias: bool = False,
+        scale: float | None = None,
+        stddevs: tuple[float, float, float, float],
+        dropout_rate: float = 0.0,
+        drop_for_all: bool = False,
+        dtype: str,
+        rngs: nnx.Rngs,
+    ):
+        kv_heads = num_kv_heads or num_heads
+        if num_heads % kv_heads:
+            raise ValueError(f"num_heads {num_heads} is not a multiple of num_kv_heads {kv_heads}")
+
+        def dense(inputs: int, outputs: int, *axes: str, stddev: float) -> layers.Linear:
+            return layers.Linear(
+                inputs,
+                outputs,
+                axes=axes,
+                use_bias=use_bias,
+                dtype=dtype,
+                init=layers.normal(stddev),
+                rngs=rngs,
+            )
+
+        joined, memory = ("embed", "joined_kv"), memory_width or width
+        self.query = dense(width, num_heads * head_dim, *joined, stddev=stddevs[0])
+        self.key = dense(memory, kv_heads * head_dim, *joined, stddev=stddevs[1])
+        self.value = dense(memory, kv_heads * head_dim, *joined, stddev=stddevs[2])
+        self.out = dense(num_heads * head_dim, width, "joined_kv", "embed", stddev=stddevs[3])
+        self.head_dim, self.scale = head_dim, head_dim**-0.5 if scale is None else scale
+        self.dropout_rate, self.drop_for_all = dropout_rate, drop_for_all
+
+    def __call__(
+        self,
+        x: Float[Array, "B T E"],
+        mask: Bool[Array, "B S"],
+        *,
+        memory: Float[Array, "B S M"] | None = None,
+        bias: Float[Array, "1 H T S"] | None = None,
+        causal: bool = False,
+        window: int | Int[Array, ""] | None = None,
+        frequencies: Float[Array, " F"] | None = None,
+        key: Key[Array, ""] | None,
+    ) -> Float[Array, "B T E"]:
+        """Attends from x to itself, or to `memory`.
+
+        Args:
+          x: [B, T, E].
+          mask: [B, S], true at real tokens of what is attended to.
+          memory: [B, S, M]; None: x.
+          bias: see `attention`, as are `causal` and `window`.
+          causal: nothing after a position.
+          window: nothing farther than this.
+          frequencies: [head_dim / 2] of RoPE (see `rotate`); None for none. Not with a memory.
+          key: of dropout; None turns it off.
+
+        Returns:
+          [B, T, E].
+        """
+
+        def split(y: jax.Array) -> jax.Array:
+            y = y.reshape(*y.shape[:2], -1, self.head_dim)
+            return constrain(y, ("batch", "length", "heads", "kv"))
+
+        seen = x if memory is None else memory
+        weights_key = key
+        if self.drop_for_all:
+            # A weight that is dropped for all queries is a value that is dropped: [B, S, G, 1] random
+            # numbers, and nothing that fused kernels would have to know of.
+            value = layers.dropout(split(self.value(seen)), self.dropout_rate, key, same_along=-1)
+            query, keys, weights_key = split(self.query(x)), split(self.key(seen)), None
+        else:
+            query, keys, value = split(self.query(x)), split(self.key(seen)), split(self.value(seen))
+        if frequencies is not None:
+            query, keys = rotate(query, frequencies), rotate(keys, frequencies)
+        y = attention(
+            query,
+            keys,
+            value,
+            mask=mask,
+            bias=bias,
+            scale=self.scale,
+            causal=causal,
+            window=window,
+            dropout_rate=self.dropout_rate,
+            dropout_key=weights_key,
+        )
+        return self.out(y.reshape(*x.shape[:2], -1))
+
+
+@jaxtyped(typechecker=beartype)
+def attention(
+    query: Float[Array, "B T H K"],
+    key: Float[Array, "B S G K"],
+    value: Float[Array, "B S G K"],
+    *,
+    mask: Bool[Array, "B S"],
+    bias: Float[Array, "1 H T S"] | None,
+    scale: float,
+    causal: bool = False,
+    window: int | Int[Array, ""] | None = None,
+    dropout_rate: float = 0.0,
+    dropout_key: Key[Array, ""] | None = None,
+) -> Float[Array, "B T H K"]:
+    """Attends from every position to the visible ones: softmax(scale q k^T + bias) v, softmax in float32.
+
+    Args:
+      query: [B, T, H, K] for H heads of K dimensions.
+      key: [B, S, G, K]: head h of the queries reads head h // (H / G).
+      value: likewise.
+      mask: [B, S], true at real tokens. Padding is on the right.
+      bias: [1, H, T, S] added to the logits, or None.
+      scale: factor of the logits; 1.0 for T5.
+      causal: whether a position sees none after it; T = S then, as with a window.
+      window: a position sees those at a distance of at most this; None for all.
+      dropout_rate: probability with which an attention weight is dropped, each by itself.
+      dropout_key: key of that dropout, or None for none. Fused kernels are used without only.
+
+    Returns:
+      [B, T, H, K] in the type of `query`. What stands at positions that see nothing has no meaning.
+    """
+    dropped = dropout_key is not None and dropout_rate > 0.0
+    near = _near(query, key, causal=causal, window=window)
+    if not dropped and near is None and _cudnn_allows(query, key, bias):
+        # A row of padding alone attends to its first position, lest a softmax over nothing give NaN.
+        lengths = jnp.maximum(mask.sum(-1, dtype=jnp.int32), 1)
+        return jax.nn.dot_product_attention(
+            query,
+            key,
+            value,
+            bias=None if bias is None else bias.astype(query.dtype),
+            scale=scale,
+            query_seq_lengths=lengths,
+            key_value_seq_lengths=lengths,
+            implementation="cudnn",
+        )
+    if not dropped and query.dtype == jnp.float32 and jax.default_backend() != "cpu":
+        return jax.nn.dot_product_attention(
+            query, key, value, bias=bias, mask=_visible(mask, near), scale=scale, implementation="xla"
+        )
+    return _written_out(query, key, value, mask, near, bias, scale, dropout_rate, dropout_key)
+
+
+def _near(query: jax.Array, key: jax.Array, *, causal: bool, window: Any) -> jax.Array | None:
+    """Returns [T, S], true where a query may see a key for what lies between them; None: everywhere."""
+    if not causal and window is None:
+        return None
+    if query.shape[1] != key.shape[1]:
+        raise ValueError(f"{query.shape[1]} queries and {key.shape[1]} keys have no common positions")
+    positions = jnp.arange(query.shape[1])
+    distance = positions[:, None] - positions[None, :]
+    near = jnp.ones_like(distance, bool) if window is None else jnp.abs(distance) <= window
+    return near & (distance >= 0) if causal else near
+
+
+def _visible(mask: jax.Array, near: jax.Array | None) -> jax.Array:
+    """Returns what a query may see, [B, 1, 1 or T, S]."""
+    mask = mask[:, None, None, :]
+    return mask if near is None else mask & near[None, None]
+
+
+def _cudnn_allows(query: jax.Array, key: jax.Array, bias: jax.Array | None) -> bool:
+    """Whether cuDNN's flash attention takes these inputs, forward and backward, on every supported GPU."""
+    _, length, _, head_dim = query.shape
+    return (
+        jax.default_backend() == "gpu"
+        and query.dtype in (jnp.bfloat16, jnp.float16)
+        and key.shape == query.shape
+        and head_dim % 8 == 0
+        and head_dim <= 128
+        and (bias is None or length % 2 == 0)
+    )
+
+
+def _written_out(query, key, value, mask, near, bias, scale, dropout_rate, dropout_key):
+    # The library cannot drop weights, the gradient of its bfloat16 path mixes types, which strict type
+    # promotion forbids, and on a CPU this is up to twice as fast: heads before positions make plain matrix
+    # products, and the softmax is divided by its sum after it has met the values, not before.
+    query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))
+    (rows, heads, length, _), groups = query.shape, key.shape[1]
+
+    def joined(x: jax.Array) -> jax.Array:
+        """[B, H, T, X] to [B, G, H / G T, X]: queries that share keys are more rows of their product."""
+        return x if heads == groups else x.reshape(rows, groups, heads // groups * length, x.shape[3])
+
+    def apart(x: jax.Array) -> jax.Array:
+        return x if heads == groups else x.reshape(rows, heads, length, x.shape[3])
+
+    logits = jnp.einsum("BHTK,BHSK->BHTS", joined(query), key, preferred_element_type=jnp.float32)
+    logits = apart(logits) * scale
+    if bias is not None:
+        logits += bias
+    logits = jnp.where(_visible(mask, near), logits, -0.7 * jnp.finfo(jnp.float32).max)
+    weights = jnp.exp(logits - jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True)))
+    total = weights.sum(axis=-1, keepdims=True)
+    weights = layers.dropout(weights, dropout_rate, dropout_key).astype(value.dtype)
+    mixed = jnp.einsum("BHTS,BHSK->BHTK", joined(weights), value, preferred_element_type=jnp.float32)
+    return (apart(mixed) / total).astype(value.dtype).swapaxes(1, 2)
+
+
+def rope_frequencies(head_dim: int, base: float) -> np.ndarray:
+    """Returns float32 [head_dim / 2]: base^(-2i / head_dim), RoPE's angles from one position to the next."""
+    return (1.0 / base ** (np.arange(0, head_dim, 2) / head_dim)).astype(np.float32)
+
+
+@jaxtyped(typechecker=beartype)
+def rotate(
+    x: Float[Array, "B L H K"], frequencies: Float[Array, " F"] | Float[np.ndarray, " F"]
+) -> Float[Array, "B L H K"]:
+    """Turns queries or keys by their positions (RoPE, Su et al. 2021), in float32.
+
+    Dimensions i and i + K/2 make a pair, as in Hugging Face's models (the paper pairs 2i with 2i + 1), turned
+    by the angle position * frequencies[i].
+
+    Args:
+      x: [B, L, H, K].
+      frequencies: [K / 2].
+    """
+    angles = jnp.arange(x.shape[1], dtype=jnp.float32)[:, None] * frequencies[None, :]
+    cos, sin = (f(angles)[None, :, None, :] for f in (jnp.cos, jnp.sin))
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return turned.astype(x.dtype)

@@ -1,0 +1,162 @@
+"""Backbones: what every encoder and its configuration offer, and the registry that finds them by name.
+
+A backbone is one file: a configuration (a frozen dataclass), a module, and the tables by which its weights go
+to Hugging Face's folders and back. `register` makes it known. One that lies outside jaxir is known once its
+module is imported, by Python or by a gin file: docs/adding_a_backbone.md.
+"""
+
+import operator
+from collections.abc import Sequence
+from typing import ClassVar, TypeVar
+
+import jax
+from beartype import beartype
+from flax import nnx
+from jaxtyping import Array, Float, Int, Key, jaxtyped
+
+from jaxir.errors import UserError
+from jaxir.models import layers
+from jaxir.models.codec import HuggingFace
+
+C = TypeVar("C", bound="type[BackboneConfig]")
+
+
+class BackboneConfig:
+    """The shape of an encoder and how it is computed: the base of a frozen dataclass of numbers and names.
+
+    Fields that say how a model is computed, not what it is, are no part of its fingerprint: `dtype`, `remat`,
+    `scan_layers`, and those whose names end in "dropout_rate", all of which loading with `dropout_rate` sets.
+
+    Attributes:
+      kind: the name of the backbone in `jaxir.json`.
+      token_table: path, in the module, of the `layers.Embedding` from ids to vectors.
+      hugging_face: the folders that hold it.
+      vocab_size: rows of the token table.
+      embed_dim: E, the width.
+      num_layers: number of blocks.
+      max_positions: the longest input, in tokens; None where there is no limit.
+      num_token_types: rows of the token type table; 0 for none. With more than one the encoder's `__call__`
+        takes `token_types` [B, L].
+      dtype: the type of matrix products and activations; parameters are float32.
+      remat: recompute each block in the backward pass.
+      scan_layers: stack the blocks' parameters.
+    """
+
+    kind: ClassVar[str]
+    token_table: ClassVar[str]
+    hugging_face: ClassVar[tuple[HuggingFace, ...]] = ()
+    vocab_size: int
+    embed_dim: int
+    num_layers: int
+    max_positions: int | None = None
+    num_token_types: int = 0
+    dtype: str
+    remat: bool
+    scan_layers: bool
+
+    @property
+    def summary(self) -> str:
+        """What it is, in a few words."""
+        return f"{self.kind}, {self.num_layers} layers x {self.embed_dim}"
+
+    @property
+    def model_type(self) -> str | None:
+        """The `model_type` of the Hugging Face folder that this one becomes; None where there is none."""
+        return self.hugging_face[0].model_type if self.hugging_face else None
+
+    def make(self, *, rngs: nnx.Rngs) -> "Encoder":
+        """Makes the encoder, with random parameters."""
+        raise NotImplementedError
+
+
+class Encoder(nnx.Module):
+    """Token ids to vectors: the base of a backbone's module, which has `__call__` or `together`.
+
+    Its attribute `config` says what it is; blocks that can be scanned are its `layers` (`layers.make_stack`).
+    """
+
+    config: BackboneConfig
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.config.summary}, {layers.size_of(self)})"
+
+    __str__ = __repr__  # nnx's own shows every array
+
+    @property
+    def token_table(self) -> layers.Embedding:
+        """What maps ids to vectors."""
+        return operator.attrgetter(self.config.token_table)(self)
+
+    @jaxtyped(typechecker=beartype)
+    def __call__(self, ids: Int[Array, "B L"], *, key: Key[Array, ""] | None = None) -> Float[Array, "B L E"]:
+        """Encodes token ids.
+
+        Args:
+          ids: [B, L], 0 is padding, on the right.
+          key: key of dropout; None turns it off.
+
+        Returns:
+          [B, L, E] in the config's dtype. What stands at padded positions has no meaning.
+        """
+        return self.together([ids], [key])[0]
+
+    def together(self, ids: Sequence[jax.Array], keys: Sequence[jax.Array | None]) -> list[jax.Array]:
+        """Encodes batches of token ids [B, L], each of a length of its own, as calls for each would."""
+        return [self(batch, key=key) for batch, key in zip(ids, keys, strict=True)]
+
+
+_KINDS: dict[str, type[BackboneConfig]] = {}
+
+
+def register(config: C) -> C:
+    """Makes a configuration's class known by its `kind` and its Hugging Face model types; a decorator.
+
+    Raises:
+      ValueError: another class has such a name already.
+    """
+    types = {codec.model_type for codec in config.hugging_face}
+    for other in _KINDS.values():
+        taken = types & {codec.model_type for codec in other.hugging_face}
+        if other is not config and (other.kind == config.kind or taken):
+            name = taken.pop() if taken else config.kind
+            raise ValueError(
+                f"{config.__qualname__}: {name!r} is {other.__module__}.{other.__qualname__} already"
+            )
+    _KINDS[config.kind] = config
+    return config
+
+
+def of_kind(kind: str, *, module: str | None, where: object) -> type[BackboneConfig]:
+    """Returns the class of the configurations of a kind.
+
+    Args:
+      kind: its name.
+      module: the one that registers it, where the file says so.
+      where: the file that has the name.
+
+    Raises:
+      UserError: none is registered by this name.
+    """
+    if kind not in _KINDS:
+        named = f"import {module}" if module else "import the module that registers it"
+        raise UserError(
+            f"{where}: no backbone {kind!r} is known, only {', '.join(_KINDS)}: {named} first, in Python or"
+            " in a gin file (--gin_file)"
+        )
+    return _KINDS[kind]
+
+
+def of_model_type(model_type: str, *, where: object) -> tuple[type[BackboneConfig], HuggingFace]:
+    """Returns the class of the configurations that a Hugging Face `model_type` becomes, and how.
+
+    Args:
+      model_type: it.
+      where: the file that has it.
+
+    Raises:
+      UserError: none is registered by this name.
+    """
+    known = {codec.model_type: (kind, codec) for kind in _KINDS.values() for codec in kind.hugging_face}
+    if model_type not in known:
+        raise UserError(f"{where}: model_type {model_type!r} is not supported; there are {', '.join(known)}")
+    return known[model_type]

@@ -1,0 +1,317 @@
+"""ModernBERT encoders (Warner et al. 2024, arXiv:2412.13663).
+
+Pre-norm blocks without biases, RoPE, gated feed-forward layers. Every third block attends to all of a text,
+the others to what is near. The first block's attention reads the embeddings as they are, for these are
+normalised: it lacks a parameter that the others have, so it stands before the stack.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import jax
+import numpy as np
+from beartype import beartype
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int, Key, jaxtyped
+
+from jaxir.models import layers
+from jaxir.models.attention import NO_WINDOW, Attention, rope_frequencies
+from jaxir.models.backbones import BackboneConfig, Encoder, register
+from jaxir.models.codec import ACTIVATIONS, Entry, HuggingFace
+from jaxir.partitioning import constrain
+from jaxir.simple_types import Count, Positive, Rate, checked
+
+
+def _block(ours: str, theirs: str) -> dict[str | tuple[str, ...], str]:
+    """Returns the table of a block's weights but the norm that the first one lacks."""
+    return {
+        tuple(f"{ours}.attention.{name}" for name in ("query", "key", "value")): f"{theirs}.attn.Wqkv",
+        f"{ours}.attention.out": f"{theirs}.attn.Wo",
+        f"{ours}.mlp_norm": f"{theirs}.mlp_norm",
+        (f"{ours}.mlp.wi_0", f"{ours}.mlp.wi_1"): f"{theirs}.mlp.Wi",
+        f"{ours}.mlp.wo": f"{theirs}.mlp.Wo",
+    }
+
+
+_WEIGHTS = {
+    "token": "embeddings.tok_embeddings",
+    "token_norm": "embeddings.norm",
+    **_block("first", "layers.0"),
+    **_block("layers.*", "layers.*"),
+    "layers.*.attention_norm": "layers.*.attn_norm",
+    "norm": "final_norm",
+}
+_GLOBAL, _LOCAL = "full_attention", "sliding_attention"
+_EVERY = "global_attn_every_n_layers"
+_BASES = {_GLOBAL: ("global_rope_theta", 160_000.0), _LOCAL: ("local_rope_theta", 10_000.0)}
+
+
+def _layer_types(num_layers: int, every: int) -> list[str]:
+    return [_LOCAL if i % every else _GLOBAL for i in range(num_layers)]
+
+
+def _read_layers(content: Mapping[str, Any], pad_id: int) -> dict[str, Any]:
+    """Reads which layers are local and RoPE's bases, as transformers 5 or 4 says them."""
+    every, num = content.get(_EVERY, 3), content["num_hidden_layers"]
+    types = content.get("layer_types")
+    if types is not None:
+        every = next((i for i, kind in enumerate(types) if i and kind == _GLOBAL), num)
+        if types != _layer_types(num, every):
+            raise ValueError(f"layer_types are not {_GLOBAL} every {every} layers, from the first on")
+    bases = {}
+    for kind, (name, default) in _BASES.items():
+        rope = (content.get("rope_parameters") or {}).get(kind) or {}
+        if rope.get("rope_type", "default") != "default" or content.get("rope_scaling"):
+            raise ValueError("RoPE is supported without scaling only")
+        bases[kind] = float(rope.get("rope_theta", content.get(name, default)))
+    return {"global_every": every, "global_rope_base": bases[_GLOBAL], "local_rope_base": bases[_LOCAL]}
+
+
+def _write_layers(config: "ModernBertConfig", pad_id: int) -> dict[str, Any]:
+    bases = {_GLOBAL: config.global_rope_base, _LOCAL: config.local_rope_base}
+    return {
+        "layer_types": _layer_types(config.num_layers, config.global_every),
+        "rope_parameters": {kind: {"rope_type": "default", "rope_theta": b} for kind, b in bases.items()},
+        _EVERY: config.global_every,
+        **{_BASES[kind][0]: base for kind, base in bases.items()},
+    }
+
+
+_FOLDER = HuggingFace(
+    model_type="modernbert",
+    architecture="ModernBertModel",
+    entries={
+        "vocab_size": "vocab_size",
+        "embed_dim": "hidden_size",
+        "num_layers": "num_hidden_layers",
+        "num_heads": "num_attention_heads",
+        "mlp_dim": "intermediate_size",
+        "max_positions": "max_position_embeddings",
+        "local_attention": Entry("local_attention", 128),
+        "layer_norm_epsilon": Entry("norm_eps", 1e-5),
+        "activation": Entry("hidden_activation", "gelu", ACTIVATIONS),
+        "embedding_dropout_rate": Entry("embedding_dropout", 0.0),
+        "attention_dropout_rate": Entry("attention_dropout", 0.0),
+        "mlp_dropout_rate": Entry("mlp_dropout", 0.0),
+    },
+    weights=lambda config: _WEIGHTS,
+    fixed={"norm_bias": False, "attention_bias": False, "mlp_bias": False},
+    read_more=_read_layers,
+    write_more=_write_layers,
+    pad_id=50283,
+    first_layer=1,
+    left_out=("head.", "decoder.", "classifier."),
+)
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class ModernBertConfig(BackboneConfig):
+    """The shape of a ModernBERT encoder and how it is computed. The defaults are ModernBERT base.
+
+    Attributes:
+      vocab_size: rows of the token table.
+      embed_dim: E, the width.
+      num_layers: number of blocks.
+      num_heads: heads of attention, each of E / num_heads dimensions.
+      mlp_dim: units of the feed-forward layer.
+      max_positions: the longest input, in tokens.
+      global_every: of so many blocks the first attends to the whole text.
+      local_attention: the width of the window of the others, in tokens: half of it on each side.
+      global_rope_base: base of RoPE's angles where attention is global.
+      local_rope_base: where it is local.
+      layer_norm_epsilon: epsilon of every norm.
+      activation: of the feed-forward layer; a second linear map multiplies it.
+      embedding_dropout_rate: dropout of embeddings.
+      attention_dropout_rate: dropout of attention weights and of what attention adds.
+      mlp_dropout_rate: dropout of feed-forward units.
+      dtype: the type of matrix products and activations; parameters are float32.
+      remat: recompute each block in the backward pass instead of keeping its activations.
+      scan_layers: stack the blocks' parameters, but the first one's, and scan over them.
+    """
+
+    kind: ClassVar[str] = "modernbert"
+    token_table: ClassVar[str] = "token"
+    hugging_face: ClassVar[tuple[HuggingFace, ...]] = (_FOLDER,)
+    vocab_size: Count = 50368
+    embed_dim: Count = 768
+    num_layers: Count = 22
+    num_heads: Count = 12
+    mlp_dim: Count = 1152
+    max_positions: Count = 8192
+    global_every: Count = 3
+    local_attention: Count = 128
+    global_rope_base: Positive = 160_000.0
+    local_rope_base: Positive = 10_000.0
+    layer_norm_epsilon: Positive = 1e-5
+    activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
+    embedding_dropout_rate: Rate = 0.0
+    attention_dropout_rate: Rate = 0.0
+    mlp_dropout_rate: Rate = 0.0
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    remat: bool = False
+    scan_layers: bool = False
+
+    def __post_init__(self):
+        if self.embed_dim % (2 * self.num_heads):
+            raise ValueError(
+                f"embed_dim {self.embed_dim} is not a multiple of 2 x num_heads {self.num_heads}: RoPE turns"
+                " pairs of dimensions"
+            )
+        if self.num_layers < 2:
+            raise ValueError("num_layers is 1: the first block stands before the stack, which would be empty")
+
+    @property
+    def summary(self) -> str:
+        """What it is, in a few words."""
+        return f"ModernBERT, {self.num_layers} layers x {self.embed_dim}"
+
+    @property
+    def head_dim(self) -> int:
+        """Dimensions of a head."""
+        return self.embed_dim // self.num_heads
+
+    def make(self, *, rngs: nnx.Rngs) -> "ModernBert":
+        """Makes the encoder, with random parameters."""
+        return ModernBert(self, rngs=rngs)
+
+
+# Models on the hub, so that what is planned with them needs no network.
+PUBLISHED = {
+    "answerdotai/ModernBERT-base": ModernBertConfig(),
+    "answerdotai/ModernBERT-large": ModernBertConfig(
+        embed_dim=1024, num_layers=28, num_heads=16, mlp_dim=2624
+    ),
+}
+
+
+class ModernBert(Encoder):
+    """A ModernBERT encoder.
+
+    Args:
+      config: its shape.
+      rngs: source of the `params` key; weights start from N(0, 0.02^2), those whose results are added to the
+        residual stream from a deviation sqrt(2 num_layers) times smaller.
+    """
+
+    def __init__(self, config: ModernBertConfig, *, rngs: nnx.Rngs):
+        self.config = config
+        self.token = layers.Embedding(
+            config.vocab_size,
+            config.embed_dim,
+            axis="vocab",
+            dtype=config.dtype,
+            init=layers.normal(0.02),
+            rngs=rngs,
+        )
+        self.token_norm, self.norm = _norm(config), _norm(config)
+        self.first = _Block(config, first=True, rngs=rngs)
+        self.layers = layers.make_stack(
+            lambda rngs: _Block(config, first=False, rngs=rngs),
+            config.num_layers - 1,
+            scan=config.scan_layers,
+            rngs=rngs,
+        )
+
+    def together(self, ids: Sequence[jax.Array], keys: Sequence[jax.Array | None]) -> list[jax.Array]:
+        """Encodes batches of token ids [B, L], each of a length of its own, as calls for each would.
+
+        What a device does not hold of a weight it gathers once for all of them.
+        """
+        config = self.config
+        longest = max(batch.shape[1] for batch in ids)
+        if longest > config.max_positions:
+            raise ValueError(
+                f"input of {longest} tokens is longer than the model's {config.max_positions} positions"
+            )
+        split = [layers.split_key(key, 3) for key in keys]
+        xs = [
+            layers.constrain_activation(
+                layers.dropout(self.token_norm(x), config.embedding_dropout_rate, key)
+            )
+            for x, (key, _, _) in zip(self.token.together(ids), split, strict=True)
+        ]
+        everywhere = np.arange(config.num_layers) % config.global_every == 0
+        windows = np.where(everywhere, NO_WINDOW, config.local_attention // 2).astype(np.int32)
+        bases = [
+            rope_frequencies(config.head_dim, base)
+            for base in (config.global_rope_base, config.local_rope_base)
+        ]
+        frequencies = np.where(everywhere[:, None], *bases)
+        args = [(batch != 0,) for batch in ids]
+        for at, stack, chosen in ((1, nnx.List([self.first]), slice(1)), (2, self.layers, slice(1, None))):
+            xs = layers.run_stack(
+                stack,
+                xs,
+                args,
+                remat=config.remat,
+                keys=[each[at] for each in split],
+                per_layer=(windows[chosen], frequencies[chosen]),
+            )
+        return [layers.constrain_activation(self.norm(x)) for x in xs]
+
+
+def _norm(config: ModernBertConfig) -> layers.LayerNorm:
+    return layers.LayerNorm(
+        config.embed_dim, epsilon=config.layer_norm_epsilon, dtype=config.dtype, use_bias=False
+    )
+
+
+class _Mlp(nnx.Module):
+    def __init__(self, config: ModernBertConfig, *, rngs: nnx.Rngs):
+        def dense(inputs: int, outputs: int, *axes: str, stddev: float) -> layers.Linear:
+            init = layers.normal(stddev)
+            return layers.Linear(
+                inputs, outputs, axes=axes, use_bias=False, dtype=config.dtype, init=init, rngs=rngs
+            )
+
+        width, units = config.embed_dim, config.mlp_dim
+        self.config = config
+        self.wi_0, self.wi_1 = (dense(width, units, "embed", "mlp", stddev=0.02) for _ in range(2))
+        self.wo = dense(units, width, "mlp", "embed", stddev=_out_stddev(config))
+
+    def __call__(self, x: jax.Array, *, key: jax.Array | None) -> jax.Array:
+        hidden = layers.ACTIVATIONS[self.config.activation](self.wi_0(x)) * self.wi_1(x)
+        hidden = layers.dropout(hidden, self.config.mlp_dropout_rate, key)
+        return self.wo(constrain(hidden, ("batch", "length", "mlp")))
+
+
+def _out_stddev(config: ModernBertConfig) -> float:
+    return 0.02 * (2 * config.num_layers) ** -0.5
+
+
+class _Block(nnx.Module):
+    """Attention, then a feed-forward layer; each reads its normalised input and adds to it."""
+
+    def __init__(self, config: ModernBertConfig, *, first: bool, rngs: nnx.Rngs):
+        self.config = config
+        self.attention_norm = None if first else _norm(config)
+        self.attention = Attention(
+            config.embed_dim,
+            num_heads=config.num_heads,
+            head_dim=config.head_dim,
+            stddevs=(0.02, 0.02, 0.02, _out_stddev(config)),
+            dropout_rate=config.attention_dropout_rate,
+            dtype=config.dtype,
+            rngs=rngs,
+        )
+        self.mlp_norm, self.mlp = _norm(config), _Mlp(config, rngs=rngs)
+
+    @jaxtyped(typechecker=beartype)
+    def __call__(
+        self,
+        x: Float[Array, "B L E"],
+        mask: Bool[Array, "B L"],
+        window: Int[Array, ""],
+        frequencies: Float[Array, " F"],
+        *,
+        key: Key[Array, ""] | None,
+    ) -> Float[Array, "B L E"]:
+        weights_key, attention_key, mlp_key = layers.split_key(key, 3)
+        y = x if self.attention_norm is None else self.attention_norm(x)
+        y = self.attention(y, mask, window=window, frequencies=frequencies, key=weights_key)
+        y = layers.dropout(y, self.config.attention_dropout_rate, attention_key)
+        x = layers.constrain_activation(x + y)
+        return layers.constrain_activation(x + self.mlp(self.mlp_norm(x), key=mlp_key))

@@ -1,0 +1,185 @@
+"""Attention against loops over numbers: every feature, and each with the others."""
+
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxir.models import layers
+from jaxir.models.attention import NO_WINDOW, Attention, attention, rope_frequencies, rotate
+
+pytestmark = pytest.mark.usefixtures("few_optimizations")
+
+RNG = np.random.default_rng(0)
+
+
+def normal(*shape: int) -> np.ndarray:
+    return RNG.normal(size=shape).astype(np.float32)
+
+
+def slow(query, key, value, *, mask, bias, scale, causal=False, window=None):
+    """The definition, number by number, in float64."""
+    (rows, targets, heads, _), (_, sources, groups, _) = query.shape, key.shape
+    out = np.zeros(query.shape)
+    for b, t, h in itertools.product(range(rows), range(targets), range(heads)):
+        g = h // (heads // groups)
+        logits = {}
+        for s in range(sources):
+            far = window is not None and abs(t - s) > window
+            if not mask[b, s] or far or (causal and s > t):
+                continue
+            logits[s] = scale * sum(
+                float(q) * float(k) for q, k in zip(query[b, t, h], key[b, s, g], strict=True)
+            )
+            logits[s] += 0.0 if bias is None else float(bias[0, h, t, s])
+        total = sum(math.exp(x) for x in logits.values())
+        for s, x in logits.items():
+            out[b, t, h] += math.exp(x) / total * value[b, s, g]
+    return out
+
+
+@pytest.mark.parametrize("has_bias", [False, True], ids=["", "bias"])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("window", [None, 0, 2])
+@pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])
+def test_attention_is_its_definition(causal, window, groups, has_bias):
+    query, (key, value) = normal(2, 7, 4, 3), (normal(2, 7, groups, 3) for _ in range(2))
+    bias = normal(1, 4, 7, 7) if has_bias else None
+    mask = np.arange(7)[None] < np.array([[7], [5]])
+    kinds = {"mask": mask, "bias": bias, "scale": 0.6, "causal": causal, "window": window}
+    expected = slow(query, key, value, **kinds)
+    found = attention(*map(jnp.asarray, (query, key, value)), **jax.tree.map(_array, kinds))
+    real = mask[:, :, None, None]  # a padded query may see nothing
+    np.testing.assert_allclose(np.where(real, found, 0), np.where(real, expected, 0), atol=2e-6)
+    assert np.isfinite(found).all()
+    # What drops nothing, and what a GPU or TPU takes for float32, says the same.
+    dropping = {"dropout_rate": 1e-9, "dropout_key": jax.random.key(0)}
+    again = attention(*map(jnp.asarray, (query, key, value)), **jax.tree.map(_array, kinds), **dropping)
+    np.testing.assert_allclose(again, found, atol=2e-6)
+
+
+def _array(x):
+    return jnp.asarray(x) if isinstance(x, np.ndarray) else x
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_the_librarys_path_is_the_definition_too(groups, monkeypatch):
+    """The one that float32 takes on TPUs."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    query, (key, value), bias = (
+        normal(2, 6, 4, 3),
+        (normal(2, 6, groups, 3) for _ in range(2)),
+        normal(1, 4, 6, 6),
+    )
+    mask = np.arange(6)[None] < np.array([[6], [4]])
+    kinds = {"mask": mask, "bias": bias, "scale": 0.6, "causal": True, "window": 2}
+    found = attention(*map(jnp.asarray, (query, key, value)), **jax.tree.map(_array, kinds))
+    real = mask[:, :, None, None]
+    expected = slow(query, key, value, **kinds)
+    np.testing.assert_allclose(np.where(real, found, 0), np.where(real, expected, 0), atol=2e-6)
+
+
+@pytest.mark.parametrize("has_bias", [False, True], ids=["", "bias"])
+@pytest.mark.parametrize(("targets", "sources"), [(5, 1), (3, 8)])
+def test_cross_attention_is_its_definition(targets, sources, has_bias):
+    query, (key, value) = normal(2, targets, 4, 3), (normal(2, sources, 2, 3) for _ in range(2))
+    bias = normal(1, 4, targets, sources) if has_bias else None
+    mask = np.arange(sources)[None] < np.array([[sources], [max(1, sources - 3)]])
+    kinds = {"mask": mask, "bias": bias, "scale": 1.0}
+    found = attention(*map(jnp.asarray, (query, key, value)), **jax.tree.map(_array, kinds))
+    np.testing.assert_allclose(found, slow(query, key, value, **kinds), atol=2e-6)
+    if targets != sources:
+        with pytest.raises(ValueError, match="no common positions"):
+            attention(*map(jnp.asarray, (query, key, value)), **jax.tree.map(_array, kinds), causal=True)
+
+
+def test_a_decoder_that_sees_a_sentence_vector_alone():
+    """TSDAE's: a memory of one vector, of another width, that every position reads whole."""
+    module = Attention(
+        16,
+        num_heads=4,
+        head_dim=4,
+        memory_width=6,
+        stddevs=(0.3,) * 4,
+        use_bias=True,
+        dtype="float32",
+        rngs=nnx.Rngs(0),
+    )
+    x, memory = jnp.asarray(normal(2, 5, 16)), jnp.asarray(normal(2, 1, 6))
+    graph, state = nnx.split(module)
+
+    def total(state, x, memory):
+        y = nnx.merge(graph, state)(x, jnp.ones((2, 1), bool), memory=memory, key=None)
+        return (y * jnp.arange(16.0)[None, None]).sum(), y
+
+    gradient = jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2), has_aux=True))
+    (_, y), gradients = gradient(state, x, memory)
+    expected = module.out(module.value(memory))
+    np.testing.assert_allclose(y, np.broadcast_to(expected, y.shape), atol=1e-6)
+    of_x, of_memory = gradients[1:]
+    assert np.abs(of_x).max() < 1e-6  # one key gets all the weight, whatever the query
+    assert np.abs(of_memory).max() > 0.1
+
+
+def test_rope_turns_pairs_by_the_angle_of_their_position():
+    x, frequencies = normal(1, 6, 2, 8), rope_frequencies(8, 100.0)
+    np.testing.assert_allclose(frequencies, [100.0 ** (-2 * i / 8) for i in range(4)], rtol=1e-6)
+    found = np.asarray(rotate(jnp.asarray(x), frequencies))
+    for position, head, i in itertools.product(range(6), range(2), range(4)):
+        turn = np.exp(1j * position * 100.0 ** (-2 * i / 8))
+        expected = complex(x[0, position, head, i], x[0, position, head, i + 4]) * turn
+        pair = found[0, position, head, i] + 1j * found[0, position, head, i + 4]
+        np.testing.assert_allclose(pair, expected, atol=1e-5)
+    shifted = np.asarray(rotate(jnp.asarray(np.roll(x, 2, axis=1)), frequencies))
+    dot = lambda y, s, t: (y[0, s] * y[0, t]).sum()  # noqa: E731
+    np.testing.assert_allclose(dot(found, 1, 3), dot(shifted, 3, 5), atol=1e-4)  # only distances count
+
+
+class _Block(nnx.Module):
+    """Attention whose window and angles are a layer's own."""
+
+    def __init__(self, rngs):
+        self.attention = Attention(
+            16, num_heads=4, head_dim=4, num_kv_heads=2, stddevs=(0.4,) * 4, dtype="float32", rngs=rngs
+        )
+
+    def __call__(self, x, mask, bias, window, frequencies, *, key):
+        return x + self.attention(x, mask, bias=bias, window=window, frequencies=frequencies, key=key)
+
+
+def test_layers_with_arguments_of_their_own_are_the_same_scanned():
+    windows = np.array([NO_WINDOW, 1, 2], np.int32)
+    frequencies = np.stack([rope_frequencies(4, base) for base in (1e4, 10.0, 100.0)])
+    mask, x, bias = (
+        jnp.arange(6)[None] < jnp.array([[6], [4]]),
+        normal(2, 6, 16),
+        jnp.asarray(normal(1, 4, 6, 6)),
+    )
+    results = []
+    for scan, remat in itertools.product((False, True), repeat=2):
+        graph, state = nnx.split(layers.make_stack(_Block, 3, scan=scan, rngs=nnx.Rngs(0)))
+
+        def run(state, x, per_layer, graph=graph, remat=remat):
+            args = [(mask, bias)]
+            blocks = nnx.merge(graph, state)
+            (y,) = layers.run_stack(blocks, [x], args, remat=remat, keys=[None], per_layer=per_layer)
+            return jnp.where(mask[..., None], jnp.sin(y), 0.0).sum()
+
+        run = jax.jit(jax.value_and_grad(run, argnums=1))
+        results.append(run(state, jnp.asarray(x), (windows, frequencies)))
+        other, _ = run(state, jnp.asarray(x), (windows[::-1], frequencies[::-1]))
+        assert abs(results[-1][0] - other) > 1e-2  # each layer has its own
+    for value, gradient in results[1:]:
+        np.testing.assert_allclose(value, results[0][0], rtol=1e-5)
+        np.testing.assert_allclose(gradient, results[0][1], atol=1e-5)
+
+
+def test_heads_that_cannot_be_shared_out_evenly():
+    with pytest.raises(ValueError, match="num_heads 4 is not a multiple of num_kv_heads 3"):
+        Attention(
+            8, num_heads=4, head_dim=2, num_kv_heads=3, stddevs=(1.0,) * 4, dtype="float32", rngs=nnx.Rngs(0)
+        )

@@ -1,0 +1,72 @@
+"""ModernBERT on a mesh of eight devices: transformers' outputs, and the gradients of one device."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "modernbert"
+WORKER = """
+import json, sys
+import jax, jax.numpy as jnp, numpy as np
+from flax import nnx
+from jaxir.interop import model_dir
+from jaxir.partitioning import MeshConfig
+
+golden = np.load(sys.argv[1] + "/golden.npz")
+found = {}
+for scan in (False, True):
+    results = []
+    for mesh in (MeshConfig(data=2, fsdp=2, tensor=2), None):
+        partitioner = (mesh or MeshConfig()).build(jax.devices() if mesh else jax.devices()[:1])
+        loaded = model_dir.load("hf:" + sys.argv[1], mesh=partitioner, scan_layers=scan, remat=scan)
+        graph, state = nnx.split(loaded.model.encoder)
+        ids = np.tile(golden["padded_ids"][:, :48], (4, 1))[:8]
+        ids = np.where(ids == 1, 0, np.where(ids == 0, 1, ids))
+        weights = np.random.default_rng(0).normal(size=(*ids.shape, 32)).astype(np.float32)
+
+        def total(state, ids):
+            hidden = nnx.merge(graph, state)(ids)
+            return jnp.where((ids != 0)[..., None], hidden * weights, 0.0).sum(), hidden
+
+        with partitioner():
+            gradient = jax.jit(jax.value_and_grad(total, has_aux=True))
+            (_, hidden), gradients = gradient(state, jnp.asarray(ids))
+        results.append((np.asarray(hidden), jax.tree.map(np.asarray, nnx.to_pure_dict(gradients))))
+        split = {str(x.sharding.spec) for x in jax.tree.leaves(state)} if mesh else split
+    (hidden, gradients), (alone, own) = results
+    real = (ids != 0)[..., None]
+    error = lambda a, b: float(np.abs(a - b).max() / np.abs(b).max())
+    found[f"scan {scan}"] = {
+        "devices": len(jax.devices()),
+        "split": sorted(split),
+        "outputs": error(np.where(real, hidden, 0), np.where(real, alone, 0)),
+        "gradients": max(map(error, jax.tree.leaves(gradients), jax.tree.leaves(own))),
+    }
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+def test_a_mesh_of_eight_computes_what_one_device_does():
+    environment = os.environ | {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        "JAX_PLATFORMS": "cpu",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", WORKER, str(GOLDEN)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found.keys() == {"scan False", "scan True"}
+    for case, result in found.items():
+        assert result["devices"] == 8
+        assert any("fsdp" in spec and "tensor" in spec for spec in result["split"]), result["split"]
+        assert result["outputs"] < 1e-5 and result["gradients"] < 1e-4, (case, result)
