@@ -18,6 +18,7 @@ from jaxir.planning import program
 from jaxir.train import train
 from jaxir.training.length import check_length
 from jaxir.training.optimizers import Adafactor, AdamW
+from jaxir.training.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPES = sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / "gin").glob("*.gin"))
@@ -67,8 +68,13 @@ def test_a_head_says_how_to_run_it(recipe):
 def test_a_head_names_what_must_be_set_and_only_macros_that_there_are(file):
     lines = (ROOT / file).read_text().splitlines()
     head = "\n".join(itertools.takewhile(lambda line: line.startswith("#"), lines))
-    opened = gin_config.open_macros(train, [file], [])
-    assert set(re.findall(r"Must be set: ([A-Z_]+)", head)) == set(opened)
+    gin_config._parse([file], train, [])
+    opened = {
+        name
+        for name in gin_config._referred_macros()
+        if gin_config._is_required(gin_config._Key.of_macro(name).value)
+    }
+    assert set(re.findall(r"Must be set: ([A-Z_]+)", head)) == opened
     known = {scope for scope, selector in gin_config.gin_internals._CONFIG if selector == "gin.macro"}
     listed = f"{head}\n".partition("Commonly overridden: ")[2].partition(".\n")[0]
     named = set(re.findall(r"(?<![\w-])[A-Z][A-Z_]{3,}(?![\w-])", re.sub(r'"[^"]*"', "", listed)))
@@ -181,17 +187,11 @@ def test_pieces_compose_in_any_order(model, folder):
 
 def trace(bound: dict, loaded, partitioner) -> dict:
     """Traces the step that `loop.train` compiles, and returns its metrics as shapes."""
-    recipe = program.Recipe(
-        config=loaded.model.config,
-        settings=loaded.settings,
-        objective=bound["objective"],
-        optimizer=bound["optimizer"],
-        partitioner=partitioner,
-        steps=bound["steps"],
-        batch_size=bound["batch_size"],
-        num_negatives=1,
+    recipe = Recipe(**bound | {"num_negatives": 1})
+    planned = program.Planned(
+        recipe=recipe, config=loaded.model.config, settings=loaded.settings, partitioner=partitioner
     )
-    step = program.make_step(recipe)
+    step = program.make_step(planned)
     with partitioner():
         state, metrics = jax.eval_shape(step.function, step.state, step.batch)
     assert jax.tree.map(lambda x: x.shape, state) == jax.tree.map(lambda x: x.shape, step.state)

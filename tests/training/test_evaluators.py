@@ -19,11 +19,11 @@ from jaxir.evaluators.sts import STS
 from jaxir.features import TextFormat
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.partitioning import MeshConfig
-from jaxir.training.loop import of_dev
 from jaxir.training.optimizers import AdamW
+from jaxir.training.recipe import Recipe
 from jaxir.training.settings import disagreement
 from jaxir.training.state import initial_state, plan_state
-from jaxir.training.suite import Suite
+from jaxir.training.suite import Suite, evaluators_of
 
 
 def evaluation(dev, *, distractors=0, batch_size=8, devices=4):
@@ -36,8 +36,11 @@ def evaluation(dev, *, distractors=0, batch_size=8, devices=4):
         batch_size=batch_size,
         partitioner=MeshConfig().build(jax.devices()[:devices]),
     )
-    evaluators = of_dev(dev, distractors, Contrastive())
-    suite = Suite(evaluators, bench, best_by="loss", eval_every=1, steps=1)
+    settings = {"dev": dev, "dev_distractors": distractors, "dev_metric": "loss"}
+    recipe = Recipe(
+        model=None, objective=Contrastive(), data=None, steps=1, batch_size=batch_size, **settings
+    )
+    suite = Suite(evaluators_of(recipe), bench, best_by="loss", eval_every=1, steps=1)
     transform = AdamW().build(1).transform
     plan = plan_state(model, transform, bench.partitioner)
     suite.compile(plan)
