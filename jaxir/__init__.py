@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxir.data.own_pairs import Pairs
-    from jaxir.interop.build import FromScratch, Pretrained
+    from jaxir.interop.build import FromScratch, Pretrained, PretrainedCrossEncoder
     from jaxir.losses.in_batch import in_batch_softmax
     from jaxir.losses.pair import pair
     from jaxir.losses.samtone import samtone
     from jaxir.objectives.contrastive import Contrastive
+    from jaxir.retrieval.encoding.cross_encoder import CrossEncoder
     from jaxir.retrieval.encoding.dual_encoder import DualEncoder
     from jaxir.retrieval.encoding.embeddings import encode_corpus
     from jaxir.retrieval.indexes.exact import ExactIndex
@@ -32,6 +33,7 @@ _HOME = {
     "Adafactor": "jaxir.training.optimizers",
     "AdamW": "jaxir.training.optimizers",
     "Contrastive": "jaxir.objectives.contrastive",
+    "CrossEncoder": "jaxir.retrieval.encoding.cross_encoder",
     "DualEncoder": "jaxir.retrieval.encoding.dual_encoder",
     "ExactIndex": "jaxir.retrieval.indexes.exact",
     "FromScratch": "jaxir.interop.build",
@@ -39,6 +41,7 @@ _HOME = {
     "MilvusIndex": "jaxir.retrieval.indexes.milvus_index",
     "Pairs": "jaxir.data.own_pairs",
     "Pretrained": "jaxir.interop.build",
+    "PretrainedCrossEncoder": "jaxir.interop.build",
     "ScannIndex": "jaxir.retrieval.indexes.scann_index",
     "encode_corpus": "jaxir.retrieval.encoding.embeddings",
     "fit": "jaxir.training.fit",
@@ -55,6 +58,7 @@ __all__ = [
     "Adafactor",
     "AdamW",
     "Contrastive",
+    "CrossEncoder",
     "DualEncoder",
     "ExactIndex",
     "FromScratch",
@@ -62,6 +66,7 @@ __all__ = [
     "MilvusIndex",
     "Pairs",
     "Pretrained",
+    "PretrainedCrossEncoder",
     "ScannIndex",
     "__version__",
     "encode_corpus",

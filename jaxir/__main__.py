@@ -22,7 +22,7 @@ COMMANDS = {
     "To begin with": ("quickstart",),
     "Data": ("prepare", "sample", "pydocs"),
     "Training": ("train", "mine", "rounds", "grid"),
-    "Search": ("encode", "index", "search", "fuse", "serve", "sidecar"),
+    "Search": ("encode", "index", "search", "rerank", "fuse", "serve", "sidecar"),
     "Evaluation": ("evaluate", "analyze"),
     "Models in and out": ("convert", "export"),
 }

@@ -68,7 +68,7 @@ def mine(
     relevance = RelevanceSettings.of_flags(cross_encoder, max_relevance, relevance_margin)
     models = {}
     for spec in {cross_encoder, teacher} - {None}:
-        from jaxir.retrieval.ranking.reranking import CrossEncoder
+        from jaxir.retrieval.encoding.cross_encoder import CrossEncoder
 
         models[spec] = CrossEncoder.load(spec)
     report = hard_negatives.mine(

@@ -29,6 +29,7 @@ def train(
     min_steps: Count = 1,
     batch_size: Count,
     dev: Any = None,
+    evaluators: Any = None,
     optimizer: Any = None,
     mesh: Any = None,
     num_negatives: Natural = 0,
@@ -39,7 +40,7 @@ def train(
     eval_every: PositiveNumber = 100,
     checkpoint_every: PositiveNumber = 500,
     keep_last: Count = 2,
-    dev_metric: Literal["nDCG@10", "RR@10", "accuracy", "loss"] = "nDCG@10",
+    dev_metric: str = "nDCG@10",
     dev_distractors: Natural = 0,
     on_bad_input: Literal["stop", "skip"] = "stop",
     plan: str | None = None,
@@ -64,7 +65,8 @@ def train(
       epochs: how often to go through the training pairs.
       min_steps: the fewest steps of a run that is told in epochs.
       batch_size: pairs in one step, over all devices.
-      dev: pairs to evaluate on while training; none by default.
+      dev: pairs to evaluate on while training (nDCG@10, RR@10, accuracy, loss); none by default.
+      evaluators: what else is evaluated, a list such as [STS(...)] of jaxir.evaluators.
       optimizer: AdamW(...) or Adafactor(...) of jaxir.training.optimizers; AdamW() by default.
       mesh: MeshConfig(...) of jaxir.partitioning; by default all devices split the batch.
       num_negatives: hard negatives of each pair; the data must have them.
@@ -76,7 +78,7 @@ def train(
       eval_every: steps between evaluations on the dev pairs; below 1, a share of all steps.
       checkpoint_every: steps between checkpoints; below 1, a share of all steps.
       keep_last: newest checkpoints to keep, besides the best.
-      dev_metric: what tells the best checkpoint.
+      dev_metric: what tells the best checkpoint, of all metrics of the evaluators.
       dev_distractors: training passages that join the dev passages in the corpus that is searched.
       on_bad_input: stop at the first malformed record, or skip and count them.
       plan: train nothing, but compile the step for these chips (v5p:4x4x4, or gpu:8xh100 by arithmetic),
@@ -105,7 +107,6 @@ def train(
             seed=seed,
         )
     from jaxir.distributed import maybe_initialize_distributed, say, together
-    from jaxir.features import pair_features
     from jaxir.interop import model_dir
     from jaxir.partitioning import MeshConfig
     from jaxir.training import loop
@@ -135,12 +136,10 @@ def train(
 
         loaded = model.build(seed=seed, partitioner=partitioner)
         features = objective.features(loaded.settings.text_format(num_negatives))
-        dev_features = pair_features(loaded.settings.text_format())
         pairs = data.build(loaded.tokenizer, features, on_bad_input=on_bad_input)
         if steps is None:
             steps = steps_of(epochs, pairs=pairs.num_examples, batch_size=batch_size, min_steps=min_steps)
             settle(steps)
-        dev_pairs = dev and dev.build(loaded.tokenizer, dev_features, on_bad_input=on_bad_input)
 
         def describe_run(run_dir: Path) -> None:
             model_dir.write_description(run_dir, loaded.model.config, loaded.tokenizer, loaded.settings)
@@ -151,7 +150,11 @@ def train(
             objective=objective,
             objective_description=describe(objective, _gin_bindings),
             data=pairs,
-            dev=dev_pairs,
+            dev=dev,
+            evaluators=evaluators or (),
+            tokenizer=loaded.tokenizer,
+            form=loaded.settings.text_format(num_negatives),
+            on_bad_input=on_bad_input,
             output_dir=output_dir,
             optimizer=optimizer,
             partitioner=partitioner,

@@ -1,4 +1,4 @@
-"""docs/adding_a_backbone.md as a stranger follows it: its files, outside jaxir, train, are saved and loaded."""
+"""docs/adding_a_backbone.md, as a stranger follows it: its files, outside jaxir, train and are loaded."""
 
 import importlib
 import json

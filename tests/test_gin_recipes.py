@@ -13,7 +13,7 @@ import pytest
 from jaxir import gin_config
 from jaxir.errors import UserError
 from jaxir.features import TextFormat, pair_features
-from jaxir.interop.build import Pretrained
+from jaxir.interop.build import Pretrained, PretrainedCrossEncoder
 from jaxir.planning import program
 from jaxir.train import train
 from jaxir.training.length import check_length
@@ -22,7 +22,7 @@ from jaxir.training.optimizers import Adafactor, AdamW
 ROOT = Path(__file__).resolve().parent.parent
 RECIPES = sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / "gin").glob("*.gin"))
 PAPER = [r for r in RECIPES if "samtone" in r]
-OPEN = [*PAPER, "gin/pairs.gin"]
+OPEN = [*PAPER, "gin/pairs.gin", "gin/reranker.gin"]
 INCLUDED = ("encoder", "settings")  # the common parts of others
 FILES = [f.relative_to(ROOT).as_posix() for f in (ROOT / "gin").rglob("*.gin") if f.stem not in INCLUDED]
 PIECES = {
@@ -39,6 +39,7 @@ def forget_gin():
 
 def resolve(recipe: str, *bindings: str) -> dict:
     needed = ["DATA=somewhere"] if recipe in OPEN else []
+    needed += ["MINED=some.jsonl"] if "reranker" in recipe else []
     gin_config.bind(train, [recipe], [*needed, *bindings], {"output_dir": "run"})
     return gin.get_bindings(train)
 
@@ -46,7 +47,7 @@ def resolve(recipe: str, *bindings: str) -> dict:
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_resolves(recipe):
     bound = resolve(recipe)
-    assert isinstance(bound["model"], Pretrained)
+    assert isinstance(bound["model"], PretrainedCrossEncoder if "reranker" in recipe else Pretrained)
     assert callable(bound["objective"])
     assert callable(bound["data"].build)
     check_length(bound["steps"], bound["epochs"], bound["min_steps"])
@@ -105,6 +106,7 @@ def test_the_quickstart_trains_only_on_training_packages():
     assert isinstance(bound["optimizer"], AdamW)
 
 
+CROSS = {kind: f"gin/{kind}/cross_encoder.gin" for kind in ("models", "objectives")}
 MODELS = [*PIECES["models"], "gin/experiments/minilm.gin"]
 TRACED = ("gin/models/minilm.gin", "gin/models/t5_1_1/base.gin")
 GOLDEN = {True: ROOT / "tests/golden/t5_1_1", False: ROOT / "tests/golden/bert"}
@@ -116,11 +118,13 @@ COMMON = {
     " LEARNING_RATE WARMUP_STEPS EVAL_EVERY CHECKPOINT_EVERY LOG_EVERY KEEP_LAST SEED"
     " SLICES MESH_DATA FSDP TENSOR",
 }
+CROSS_ENCODERS_LACK = {CROSS["models"]: {"TOKENIZER", "SHARING"}}
 
 
 def small(model: str, folder: Path) -> list[str]:
     """Bindings with which a model piece has a golden model's weights, and trains on `folder` in no time."""
-    sizes = ["QUERY_LENGTH=8", "PASSAGE_LENGTH=12", "BATCH_SIZE=8", "DTYPE=float32", "SHARING=sde"]
+    sizes = ["QUERY_LENGTH=8", "PASSAGE_LENGTH=12", "BATCH_SIZE=8", "DTYPE=float32"]
+    sizes += [] if model == CROSS["models"] else ["SHARING=sde"]
     return [*sizes, f"MODEL=hf:{GOLDEN['t5' in model]}", f"DATA={folder}", "STEPS=20"]
 
 
@@ -134,7 +138,7 @@ def test_pieces_of_a_kind_know_the_same_macros(kind):
     for piece in MODELS if kind == "models" else PIECES[kind]:
         gin_config.bind(train, [piece], ["DATA=x"] if kind == "runs" else [], {})
         known = {scope for scope, selector in gin_config.gin_internals._CONFIG if selector == "gin.macro"}
-        assert set(COMMON[kind].split()) <= known, piece
+        assert set(COMMON[kind].split()) - CROSS_ENCODERS_LACK.get(piece, set()) <= known, piece
         for others in set(COMMON) - {kind}:
             assert not known & set(COMMON[others].split()), f"{piece} sets what belongs to {others}"
 
@@ -142,8 +146,9 @@ def test_pieces_of_a_kind_know_the_same_macros(kind):
 @pytest.mark.parametrize("model", MODELS)
 def test_pieces_compose_in_any_order(model, folder):
     """Every objective and every run: weights and data are read, and steps traced to their last array."""
-    loaded = None
-    for number, (objective, run) in enumerate(itertools.product(PIECES["objectives"], PIECES["runs"])):
+    loaded, cross = None, model == CROSS["models"]
+    objectives = [o for o in PIECES["objectives"] if (o == CROSS["objectives"]) == cross]
+    for number, (objective, run) in enumerate(itertools.product(objectives, PIECES["runs"])):
         bindings = [*small(model, folder), "DROPOUT=0.25", "REMAT=True", "CHUNKS=2", "TEMPERATURE=0.07"]
         bindings += ["FSDP=2", "LEARNING_RATE=0.5", "WARMUP_STEPS=3", "SEED=4"]
         recorded = set()
@@ -155,7 +160,8 @@ def test_pieces_compose_in_any_order(model, folder):
         bound = gin.get_bindings(train)
         assert (bound["steps"], bound["batch_size"], bound["seed"]) == (20, 8, 4)
         assert (bound["optimizer"].learning_rate, bound["optimizer"].warmup_steps) == (0.5, 3)
-        assert bound["objective"].chunks == 2 and Path(objective).stem == bound["objective"].loss.__name__
+        loss = "list_softmax" if cross else Path(objective).stem
+        assert bound["objective"].chunks == 2 and loss == bound["objective"].loss.__name__
         partitioner = bound["mesh"].build()
         assert partitioner.mesh.shape["fsdp"] == 2
         if loaded is None:

@@ -40,7 +40,17 @@ MAY_IMPORT = {
     "sidecar": {"cli"},  # its own command
     "retrieval": {"models", "data", "interop", "sidecar"},
     "evaluation": {"models", "data", "interop", "retrieval"},
-    "training": {"losses", "models", "data", "objectives", "interop", "retrieval", "evaluation"},
+    "evaluators": {"models", "data", "objectives", "interop", "retrieval", "evaluation"},
+    "training": {
+        "losses",
+        "models",
+        "data",
+        "objectives",
+        "interop",
+        "retrieval",
+        "evaluation",
+        "evaluators",
+    },
     "planning": {"models", "interop", "training"},
     "experiments": {"models", "data", "interop", "retrieval", "evaluation"},
     "serving": {"models", "data", "interop", "retrieval"},

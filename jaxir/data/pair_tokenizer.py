@@ -53,6 +53,26 @@ class PairTokenizer:
         self._pad_swap = tokenizer.pad_swap
         self._lock = threading.Lock()
 
+    @property
+    def separator(self) -> int | None:
+        """What begins the second text of a pair in place of that text's own first token; None: nothing.
+
+        Raises:
+          UserError: pairs are made otherwise of their texts.
+        """
+        given = (("a",), ("b",), ("a", "a"))
+        one, other, pair = (self._exchange(self._backend.encode(*texts).ids) for texts in given)
+        second, rest = pair[len(one) :], one[1:]
+        if one[0] == other[0] and np.array_equal(pair[: len(one)], one):
+            if np.array_equal(second, rest):
+                return None
+            if np.array_equal(second[1:], rest):
+                return int(second[0])
+        raise UserError(
+            f"a tokenizer that joins {one.tolist()} with itself to {pair.tolist()} is not one for pairs: each"
+            " text begins with a special token, of which the second may have another or none"
+        )
+
     def encode(self, pairs: Sequence[tuple[str, str]], *, max_length: int) -> list[TokenPair]:
         """Returns the tokens of each pair, at most `max_length`.
 

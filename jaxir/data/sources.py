@@ -25,6 +25,7 @@ from jaxir.data.lines import (
 from jaxir.errors import UserError, suggest
 from jaxir.features import Record
 from jaxir.files import local_path
+from jaxir.progress import progress
 
 
 class Document(NamedTuple):
@@ -313,6 +314,11 @@ class BeirFolder:
     def corpus(self) -> Iterator[Document]:
         """Yields the documents."""
         return read_corpus(self.corpus_path, self.on_bad_input)
+
+    def documents_again(self, what: str) -> Iterator[Document]:
+        """Yields the documents once more, under a progress bar named `what`; ids are not compared."""
+        documents = read_corpus(self.corpus_path, OnBadInput("stop"), unique=False)
+        return iter(progress(documents, what=what, unit="documents"))
 
     def queries(self) -> Iterator[Query]:
         """Yields the queries of all splits."""

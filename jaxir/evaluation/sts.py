@@ -51,11 +51,17 @@ def evaluate_sts(encoder: QueryEncoder, sets: Mapping[str, Sequence[SentencePair
       encoder: the model.
       sets: name to pairs, as `read_sts` gives them.
     """
-    sentences = sorted(
-        {text for pairs in sets.values() for p in pairs for text in (p.sentence1, p.sentence2)}
-    )
-    row = {text: i for i, text in enumerate(sentences)}
-    vectors = encoder.encode_queries(sentences)
+    return scores_of(sets, encoder.encode_queries(sentences_of(sets)))
+
+
+def sentences_of(sets: Mapping[str, Sequence[SentencePair]]) -> list[str]:
+    """Returns the distinct sentences of all pairs, in order."""
+    return sorted({text for pairs in sets.values() for p in pairs for text in (p.sentence1, p.sentence2)})
+
+
+def scores_of(sets: Mapping[str, Sequence[SentencePair]], vectors: np.ndarray) -> STSScores:
+    """Scores the vectors float32 [N, D] of `sentences_of(sets)`, of any length."""
+    row = {text: i for i, text in enumerate(sentences_of(sets))}
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     vectors = vectors / np.where(lengths > 0, lengths, 1)
     together = {**sets, "all": [pair for pairs in sets.values() for pair in pairs]}
@@ -67,27 +73,28 @@ def evaluate_sts(encoder: QueryEncoder, sets: Mapping[str, Sequence[SentencePair
     return STSScores(spearman=spearman, pairs={name: len(pairs) for name, pairs in together.items()})
 
 
-def read_sts(directory: str | Path) -> dict[str, list[SentencePair]]:
-    """Reads every .tsv file of a folder, in the order of their names.
+def read_sts(path: str | Path) -> dict[str, list[SentencePair]]:
+    """Reads a .tsv file, or every one of a folder in the order of their names.
 
     Args:
-      directory: holds files of `score<TAB>sentence1<TAB>sentence2` under a header line.
+      path: a file of `score<TAB>sentence1<TAB>sentence2` under a header line, or a folder of such.
 
     Returns:
       The pairs of each file, by its name without .tsv.
 
     Raises:
       BadInputError: a file without header or with fewer than two different scores, or a malformed line.
-      UserError: no such folder, no .tsv files in it, or one called all.tsv.
+      UserError: no such file or folder, no .tsv files in it, or one called all.tsv.
     """
-    directory = local_path(directory)
-    if not directory.is_dir():
-        raise UserError(f"{directory} is not a folder")
-    files = sorted(directory.glob("*.tsv"))
+    path = local_path(path)
+    if not path.is_dir() and not path.is_file():
+        raise UserError(f"{path} is not a folder of .tsv files, nor one of them")
+    files = [path] if path.is_file() else sorted(path.glob("*.tsv"))
     if not files:
-        raise UserError(f"{directory} has no .tsv files (score, sentence1, sentence2)")
-    if any(file.stem == "all" for file in files):
-        raise UserError(f"{directory}/all.tsv: 'all' names the pairs of all files together; rename the file")
+        raise UserError(f"{path} has no .tsv files (score, sentence1, sentence2)")
+    for file in files:
+        if file.stem == "all":
+            raise UserError(f"{file}: 'all' names the pairs of all files together; rename the file")
     return {file.stem: _read_file(file) for file in files}
 
 

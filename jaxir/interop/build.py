@@ -1,16 +1,22 @@
-"""What a training run starts from: a pretrained model or a random one. gin binds these two."""
+"""What a training run starts from: a pretrained model or a random one. gin binds these."""
 
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+import jax
+import numpy as np
+
+from jaxir.data.pair_tokenizer import PairTokenizer
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
-from jaxir.interop import model_dir, stored
+from jaxir.interop import model_dir, model_json, stored
 from jaxir.interop.model_dir import LoadedModel
-from jaxir.interop.overrides import Overrides
-from jaxir.interop.stored import EncoderSettings, StoredModel
+from jaxir.interop.overrides import CommonOverrides, Overrides
+from jaxir.interop.stored import EncoderSettings, ModelConfig, StoredModel
+from jaxir.models import layers
+from jaxir.models.cross_encoder import CrossEncoderConfig
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.partitioning import Partitioner
 from jaxir.simple_types import Count, checked
@@ -25,7 +31,7 @@ class Source(Protocol):
     def build(self, *, seed: int, partitioner: Partitioner | None = None) -> LoadedModel:
         """Makes the model on the mesh of `partitioner`, with random parameters from `seed`."""
 
-    def outline(self, read: Reader) -> tuple[DualEncoderConfig, EncoderSettings]:
+    def outline(self, read: Reader) -> tuple[ModelConfig, EncoderSettings]:
         """Returns what `build` would build and its lengths.
 
         Args:
@@ -69,6 +75,52 @@ class Pretrained(Overrides):
         """Returns the configuration and the lengths with the changes made; see `Source`."""
         model = self.apply(read(self.source, self.tokenizer), seed=0, where=self.source)
         return model.config, model.settings
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class PretrainedCrossEncoder(CommonOverrides):
+    """A cross-encoder to load, or to make of an encoder with a new head.
+
+    Attributes:
+      source: a cross-encoder as `model_dir.load_cross_encoder` takes it, or a dual encoder of one encoder, of
+        the BERT family, as `model_dir.load` does.
+    """
+
+    source: str
+
+    def build(self, *, seed: int, partitioner: Partitioner | None = None) -> LoadedModel:
+        """Loads the model onto the mesh of `partitioner`; a new head is drawn from `seed`.
+
+        Raises:
+          UserError: there is no such model, it is damaged, or a change does not fit it.
+        """
+
+        def built(found: StoredModel, fingerprint: str | None) -> LoadedModel:
+            model = self._apply(found, seed=seed)
+            if fingerprint is None or model_json.kind_of(found.config) != "cross_encoder":
+                how = {"source": self.source}
+                fingerprint = stored.initial_fingerprint(model.config, model.tokenizer, seed, **how)
+            return LoadedModel(stored.build(model, partitioner), model.tokenizer, model.settings, fingerprint)
+
+        return model_dir.read_with(built, self.source, kind=None)
+
+    def outline(self, read: Reader) -> tuple[CrossEncoderConfig, EncoderSettings]:
+        """Returns the configuration and the lengths with the changes made; see `Source`."""
+        model = self._apply(read(self.source, None), seed=0)
+        return model.config, model.settings
+
+    def _apply(self, found: StoredModel, *, seed: int) -> StoredModel:
+        if model_json.kind_of(found.config) != "cross_encoder":
+            found = _with_new_head(found, seed=seed, where=self.source)
+        settings = self.cut(found.settings)
+        try:  # a plan has no tokenizer; one token is nothing to it
+            separator = found.tokenizer and PairTokenizer(found.tokenizer).separator
+        except UserError as error:
+            raise UserError(f"{self.source}: {error}") from error
+        config = dataclasses.replace(self.executed(found.config), separator=separator)
+        stored.check_lengths(settings, config, self.source)
+        return dataclasses.replace(found, config=config, settings=settings)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -120,3 +172,30 @@ class FromScratch:
         )
         stored.check_lengths(settings, self.config, "the new model")
         return self.config, settings
+
+
+def _with_new_head(found: StoredModel, *, seed: int, where: str) -> StoredModel:
+    """Returns a cross-encoder with the encoder of a dual encoder and a head drawn from N(0, 0.02^2).
+
+    Raises:
+      UserError: it has two encoders.
+    """
+    config = found.config
+    if config.sharing != "sde":
+        raise UserError(f"{where}: a cross-encoder starts from one encoder, not from {config.summary}")
+    width, keys = config.backbone.embed_dim, jax.random.split(jax.random.key(seed), 2)
+    init = layers.normal(0.02)
+    params = {n: v for n, v in found.params.items() if n.startswith("encoder.")}
+    for name, rows, key in (("pooler", width, keys[0]), ("classifier", 1, keys[1])):
+        params[f"{name}.kernel"] = np.asarray(init(key, (width, rows)))
+        params[f"{name}.bias"] = np.zeros(rows, np.float32)
+    return StoredModel(
+        config=CrossEncoderConfig(
+            backbone=config.backbone,
+            activation="relu" if config.backbone.model_type == "distilbert" else "tanh",
+        ),
+        params=params,
+        tokenizer=found.tokenizer,
+        settings=EncoderSettings.of_pairs(found.settings.passage_max_length),
+        checkpoint=found.checkpoint,
+    )

@@ -7,8 +7,8 @@ from typing import Literal, get_args
 from jaxir.checksums import write_all
 from jaxir.errors import UserError, suggest
 from jaxir.files import atomic_directory, check_new_directory, is_bucket
-from jaxir.interop import model_dir, t5x
-from jaxir.interop.huggingface import hf, sentence_transformers
+from jaxir.interop import model_dir, model_json, t5x
+from jaxir.interop.huggingface import cross_encoder, hf, sentence_transformers
 from jaxir.interop.stored import StoredModel
 from jaxir.interop.t5x import optimizer as t5x_optimizer
 
@@ -52,7 +52,10 @@ def convert(
     elif to != "t5x" or not is_bucket(output):
         check_new_directory(output)
     model_dir.read_with(
-        lambda model, _: _write(model, source, output, to, optimizer_state), source, tokenizer=tokenizer
+        lambda model, _: _write(model, source, output, to, optimizer_state),
+        source,
+        tokenizer=tokenizer,
+        kind=None,
     )
 
 
@@ -62,6 +65,13 @@ def _write(
     """Writes a model; `slots`: with the state of its optimizer."""
     if to == "jaxir":
         model_dir.write(output, model)
+        return
+    if model_json.kind_of(model.config) == "cross_encoder":
+        if to == "t5x":
+            raise UserError(f"{source} is a cross-encoder: t5x checkpoints are of T5 encoders")
+        with atomic_directory(output) as aside:
+            cross_encoder.write(aside, model)
+            write_all(aside)
         return
     if to == "t5x":
         checkpoint = model.checkpoint

@@ -8,8 +8,6 @@ checksums, but for those of which a process reads only its own part.
 """
 
 import contextlib
-import dataclasses
-import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -33,21 +31,20 @@ from jaxir.files import (
     path_of,
     remove_tree,
 )
-from jaxir.interop import array_checksums, stored, stores, t5x
-from jaxir.interop.huggingface import hf, hub, sentence_transformers
+from jaxir.interop import array_checksums, model_json, stored, stores, t5x
+from jaxir.interop.huggingface import cross_encoder, hf, hub, sentence_transformers
 from jaxir.interop.huggingface.weights import read_json, require, write_json
 from jaxir.interop.overrides import Overrides
 from jaxir.interop.run_dir import CONFIG, check_seal, checkpoint_of, read_record, sealed
-from jaxir.interop.stored import EncoderSettings, StoredModel
-from jaxir.models import backbones
-from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel, Projection
+from jaxir.interop.stored import EncoderSettings, ModelConfig, StoredModel
+from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.partitioning import Partitioner
-from jaxir.simple_types import fits, hints_of, simple
 
 __all__ = [
     "EncoderSettings",
     "LoadedModel",
     "load",
+    "load_cross_encoder",
     "read",
     "read_with",
     "save",
@@ -66,13 +63,13 @@ class LoadedModel(NamedTuple):
     """A model ready for use.
 
     Attributes:
-      model: the dual encoder.
+      model: a dual encoder, or a cross-encoder.
       tokenizer: its tokenizer.
-      settings: lengths and prompts of the towers.
+      settings: lengths and prompts.
       fingerprint: SHA-256 (hex) of parameters, architecture and tokenizer.
     """
 
-    model: DualEncoderModel
+    model: Any
     tokenizer: Tokenizer
     settings: EncoderSettings
     fingerprint: str
@@ -107,7 +104,31 @@ def load(spec: str, *, mesh: Partitioner | None = None, seed: int = 0, **overrid
     return read_with(build, spec, tokenizer=changes.tokenizer)
 
 
-def read_with(build: Callable[[StoredModel, str | None], T], spec: str, *, tokenizer: str | None = None) -> T:
+def load_cross_encoder(spec: str) -> LoadedModel:
+    """Loads a cross-encoder.
+
+    Args:
+      spec: a jaxir model directory or run directory; `hf:` or `st:` and a local directory or hub name (of the
+        owner cross-encoder, where `st:` is followed by a name without one).
+
+    Raises:
+      UserError: there is no such model, a file is missing or damaged, or it is no cross-encoder.
+    """
+
+    def build(found: StoredModel, fingerprint: str | None) -> LoadedModel:
+        fingerprint = fingerprint or stored.fingerprint(found)
+        return LoadedModel(stored.build(found), found.tokenizer, found.settings, fingerprint)
+
+    return read_with(build, spec, kind="cross_encoder")
+
+
+def read_with(
+    build: Callable[[StoredModel, str | None], T],
+    spec: str,
+    *,
+    tokenizer: str | None = None,
+    kind: str | None = "dual_encoder",
+) -> T:
     """Returns `build` of what `read` returns, whose parameters it reads.
 
     Where a trainer removes the checkpoint meanwhile, because the run has a later one, that one is read.
@@ -116,7 +137,7 @@ def read_with(build: Callable[[StoredModel, str | None], T], spec: str, *, token
       UserError: as `read` and `build`.
     """
     while True:
-        found, fingerprint = read(spec, tokenizer=tokenizer)
+        found, fingerprint = read(spec, tokenizer=tokenizer, kind=kind)
         try:
             return build(found, fingerprint)
         except UserError:
@@ -124,9 +145,7 @@ def read_with(build: Callable[[StoredModel, str | None], T], spec: str, *, token
                 raise
 
 
-def save(
-    directory: str | Path, model: DualEncoderModel, tokenizer: Tokenizer, settings: EncoderSettings
-) -> None:
+def save(directory: str | Path, model: nnx.Module, tokenizer: Tokenizer, settings: EncoderSettings) -> None:
     """Writes a model directory, which appears only when whole.
 
     Where the model lies over the devices of several processes, all of them call this, each writes its own
@@ -166,7 +185,7 @@ def save(
     multihost_utils.sync_global_devices("the model is written")
 
 
-def fingerprint_of(model: DualEncoderModel, tokenizer: Tokenizer, settings: EncoderSettings) -> str:
+def fingerprint_of(model: nnx.Module, tokenizer: Tokenizer, settings: EncoderSettings) -> str:
     """Returns the fingerprint that `load` gives a model once it is saved."""
     params = stored.params_of(model)
     return stored.fingerprint(
@@ -174,28 +193,40 @@ def fingerprint_of(model: DualEncoderModel, tokenizer: Tokenizer, settings: Enco
     )
 
 
-def read(spec: str, *, tokenizer: str | None = None) -> tuple[StoredModel, str | None]:
+def read(
+    spec: str, *, tokenizer: str | None = None, kind: str | None = "dual_encoder"
+) -> tuple[StoredModel, str | None]:
     """Opens a model; the second value is its fingerprint, where the files say it.
 
     Args:
       spec: as `load` takes it.
       tokenizer: of a model that has none of its own (see `t5x.read`).
+      kind: which kind of model it must be, one of `model_json.KINDS`; None: what the files say it is.
 
     Raises:
-      UserError: there is no such model, one of its files is missing or damaged, or it has a tokenizer.
+      UserError: there is no such model, one of its files is missing or damaged, it has a tokenizer, or is of
+        another kind.
     """
-    kind, separator, name = str(spec).partition(":")
-    if separator and kind == "t5x":
+    found, fingerprint = _read(spec, tokenizer, kind)
+    if kind not in (None, model_json.kind_of(found.config)):
+        raise UserError(f"{spec} is {_KINDS[model_json.kind_of(found.config)]}; {_KINDS[kind]} is wanted")
+    return found, fingerprint
+
+
+_KINDS = {
+    "dual_encoder": "a dual encoder, which makes vectors of texts",
+    "cross_encoder": "a cross-encoder, which scores pairs of texts (jaxir.rerank)",
+}
+
+
+def _read(spec: str, tokenizer: str | None, kind: str | None) -> tuple[StoredModel, str | None]:
+    form, separator, name = str(spec).partition(":")
+    if separator and form == "t5x":
         return t5x.read(name, tokenizer=tokenizer), None
     if tokenizer is not None:
         raise UserError(f"{spec} has a tokenizer of its own: another one is for t5x: checkpoints only")
-    if separator and kind == "st":
-        directory = hub.resolve(
-            name, default_owner="sentence-transformers", modules=True, check=sentence_transformers.check
-        )
-        return sentence_transformers.read(directory), None
-    if separator and kind == "hf":
-        return _read_hf(hub.resolve(name, check=hf.check)), None
+    if separator and form in ("st", "hf"):
+        return _read_others(form, name, kind), None
     directory = path_of(spec)
     check_bucket(directory)
     if not directory.is_dir():
@@ -273,7 +304,7 @@ def _half_written(place: Path) -> bool:
 
 def _describe_written(
     directory: Path,
-    config: DualEncoderConfig,
+    config: ModelConfig,
     tokenizer: Tokenizer,
     settings: EncoderSettings,
     sums: Mapping[str, int],
@@ -287,7 +318,7 @@ def _describe_written(
 
 def write_description(
     directory: str | Path,
-    config: DualEncoderConfig,
+    config: ModelConfig,
     tokenizer: Tokenizer,
     settings: EncoderSettings,
     *,
@@ -303,13 +334,26 @@ def write_description(
     tokenizer.save(directory / "tokenizer")
     content = {
         "format": FORMAT,
-        "model": stored.describe_config(config),
-        "settings": dataclasses.asdict(settings),
+        **model_json.describe(config, settings),
         "fingerprint": fingerprint,
         "tokenizer": tokenizer.fingerprint,
         "checksums": sums,
     }
     write_json(directory / CONFIG, sealed(content))
+
+
+def _read_others(form: str, name: str, kind: str | None) -> StoredModel:
+    """Reads a folder of Hugging Face ("hf") or sentence-transformers ("st")."""
+    if kind is None:
+        kind = "cross_encoder" if cross_encoder.is_one(Path(name)) else "dual_encoder"
+    if kind == "cross_encoder":
+        owner = "cross-encoder" if form == "st" else None
+        return cross_encoder.read(hub.resolve(name, default_owner=owner, check=hf.check))
+    if form == "hf":
+        return _read_hf(hub.resolve(name, check=hf.check))
+    check = sentence_transformers.check
+    directory = hub.resolve(name, default_owner="sentence-transformers", modules=True, check=check)
+    return sentence_transformers.read(directory)
 
 
 def _read_hf(directory: Path) -> StoredModel:
@@ -330,9 +374,7 @@ def _read_jaxir(directory: Path) -> tuple[StoredModel, str | None]:
         raise UserError(
             f"{path}: format {content['format']} is not {FORMAT}: it was written by another version"
         )
-    config = _parse_config(require(content, "model", path), path)
-    settings = _made(EncoderSettings, require(content, "settings", path), f"{path}: settings")
-    stored.check_lengths(settings, config, str(path))
+    config, settings = model_json.parse(content, path)
     while True:
         checkpoint = checkpoint_of(directory)
         try:
@@ -362,40 +404,6 @@ def _params_of(directory: Path, checkpoint: Path | None, content: Mapping[str, A
     if not (sums is None or (isinstance(sums, dict) and all(isinstance(x, int) for x in sums.values()))):
         raise UserError(f"{checkpoint or directory / CONFIG}: its checksums are damaged")
     return _read_params((checkpoint or directory) / "params", sums)
-
-
-def _parse_config(content: Any, path: Path) -> DualEncoderConfig:
-    where = f"{path}: does not describe a model"
-    try:
-        backbone, projection = dict(content["backbone"]), content["projection"]
-        kind = backbones.of_kind(str(backbone.pop("kind")), module=backbone.pop("module", None), where=path)
-        parts = {
-            "backbone": _made(kind, backbone, where),
-            "projection": None if projection is None else _made(Projection, projection, where),
-        }
-        return _made(DualEncoderConfig, content | parts, where)
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{where}: {error!r}") from error
-
-
-def _made(kind: type[Any], fields: Any, where: str) -> Any:
-    """Makes a dataclass of values that a file gives.
-
-    Raises:
-      UserError: one is missing, unknown, or of a type or size that it cannot have.
-    """
-    try:
-        hints = hints_of(kind)
-        for name, value in fields.items():
-            number = isinstance(value, int | float)
-            if not fits(value, hints.get(name)) or (number and not 0 <= value < math.inf):
-                raise ValueError(f"{name} is {value!r:.40}")
-        whole = {
-            n: float(v) for n, v in fields.items() if simple(hints.get(n, str)) is float
-        }  # as 0 stands for 0.0
-        return kind(**fields | whole)
-    except (AttributeError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise UserError(f"{where}: {error}") from error
 
 
 def _read_params(directory: Path, sums: Mapping[str, int] | None) -> dict[str, Any]:

@@ -8,42 +8,64 @@ import numpy as np
 
 from jaxir.errors import UserError
 from jaxir.interop import stored
-from jaxir.interop.stored import StoredModel
+from jaxir.interop.stored import EncoderSettings, ModelConfig, StoredModel
 from jaxir.models import layers
-from jaxir.models.dual_encoder import DualEncoderConfig, Pooling, Projection, Sharing
+from jaxir.models.dual_encoder import Pooling, Projection, Sharing
 from jaxir.simple_types import Count, Rate, checked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
-class Overrides:
-    """Changes to a model; None leaves as it is.
+class CommonOverrides:
+    """Changes to a model of any kind; None leaves as it is.
 
     Attributes:
       dtype: type of matrix products.
       remat: whether to recompute blocks in the backward pass.
       scan_layers: whether to scan over the blocks.
       dropout_rate: of every dropout.
-      sharing: of the towers. An SDE can become any other; its tower is copied into both.
-      pooling: how tokens become one vector.
-      projection: dimension of a linear map to add.
-      similarity: how vectors are compared.
       query_max_length: tokens kept of a query.
       passage_max_length: tokens kept of a passage.
-      tokenizer: a directory with a tokenizer, or a SentencePiece model: for a `t5x:` checkpoint, which has
-        none.
     """
 
     dtype: Literal["float32", "bfloat16"] | None = None
     remat: bool | None = None
     scan_layers: bool | None = None
     dropout_rate: Rate | None = None
+    query_max_length: Count | None = None
+    passage_max_length: Count | None = None
+
+    def cut(self, settings: EncoderSettings) -> EncoderSettings:
+        """Returns `settings` with the changes."""
+        given = _given(query_max_length=self.query_max_length, passage_max_length=self.passage_max_length)
+        return dataclasses.replace(settings, **given)
+
+    def executed(self, config: ModelConfig) -> ModelConfig:
+        """Returns `config` with the changes."""
+        fields = (field.name for field in dataclasses.fields(config.backbone))
+        changes = {name: self.dropout_rate for name in fields if name.endswith(stored.DROPOUT)}
+        given = _given(dtype=self.dtype, remat=self.remat, scan_layers=self.scan_layers, **changes)
+        return stored.replace_backbone(config, **given)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class Overrides(CommonOverrides):
+    """Changes to a dual encoder, those of `CommonOverrides` too; None leaves as it is.
+
+    Attributes:
+      sharing: of the towers. An SDE can become any other; its tower is copied into both.
+      pooling: how tokens become one vector.
+      projection: dimension of a linear map to add.
+      similarity: how vectors are compared.
+      tokenizer: a directory with a tokenizer, or a SentencePiece model: for a `t5x:` checkpoint, which has
+        none.
+    """
+
     sharing: Sharing | None = None
     pooling: Pooling | None = None
     projection: Count | None = None
     similarity: Literal["cosine", "dot"] | None = None
-    query_max_length: Count | None = None
-    passage_max_length: Count | None = None
     tokenizer: str | None = None
 
     def change_vectors(self) -> bool:
@@ -66,16 +88,10 @@ class Overrides:
         if self.sharing is not None and self.sharing != model.config.sharing:
             model = _share(model, self.sharing, where=where)
         config = dataclasses.replace(model.config, **_given(pooling=self.pooling, similarity=self.similarity))
-        config = stored.replace_backbone(config, **self._backbone_changes(config))
-        lengths = _given(query_max_length=self.query_max_length, passage_max_length=self.passage_max_length)
-        settings = dataclasses.replace(model.settings, **lengths)
+        config = self.executed(config)
+        settings = self.cut(model.settings)
         stored.check_lengths(settings, config, where)
         return dataclasses.replace(model, config=config, settings=settings)
-
-    def _backbone_changes(self, config: DualEncoderConfig) -> dict[str, Any]:
-        fields = (field.name for field in dataclasses.fields(config.backbone))
-        changes = {name: self.dropout_rate for name in fields if name.endswith(stored.DROPOUT)}
-        return _given(dtype=self.dtype, remat=self.remat, scan_layers=self.scan_layers, **changes)
 
 
 def _given(**changes: Any) -> dict[str, Any]:

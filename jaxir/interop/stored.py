@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ from jaxir.interop.lazy import LazyArray, place, stack
 from jaxir.models import layers
 from jaxir.models.backbones import BackboneConfig
 from jaxir.models.cross_encoder import CrossEncoderConfig
-from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel
+from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.partitioning import Partitioner
 from jaxir.simple_types import Count, checked
 
@@ -33,12 +33,13 @@ EXECUTION = ("dtype", "remat", "scan_layers")
 DROPOUT = "dropout_rate"  # the end of the names of others
 
 _HASHED_AT_ONCE = 1 << 24  # numbers
+_QUERY_OF_A_PAIR = 64  # tokens of a pair that are for the query, where nobody says it
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class EncoderSettings:
-    """How texts become a tower's inputs.
+    """How texts become a model's inputs.
 
     Attributes:
       query_max_length: tokens, special ones included, that are kept of a query.
@@ -52,6 +53,17 @@ class EncoderSettings:
     query_prompt: str = ""
     passage_prompt: str = ""
 
+    @classmethod
+    def of_pairs(cls, max_length: int) -> "EncoderSettings":
+        """Returns the settings of a cross-encoder of which only `max_length` is known."""
+        query = min(_QUERY_OF_A_PAIR, max_length // 2)
+        return cls(query_max_length=query, passage_max_length=max_length - query)
+
+    @property
+    def pair_max_length(self) -> int:
+        """Tokens of a pair, as a cross-encoder reads it."""
+        return self.query_max_length + self.passage_max_length
+
     def text_format(self, num_negatives: int = 0) -> TextFormat:
         """Returns how texts become token arrays for this model."""
         return TextFormat(
@@ -61,6 +73,9 @@ class EncoderSettings:
             query_prompt=self.query_prompt,
             passage_prompt=self.passage_prompt,
         )
+
+
+ModelConfig = DualEncoderConfig | CrossEncoderConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,22 +90,11 @@ class StoredModel:
       checkpoint: of a run, which its trainer may remove while it is read; None of other models.
     """
 
-    config: DualEncoderConfig
+    config: ModelConfig
     params: Mapping[str, np.ndarray | LazyArray]
     tokenizer: Tokenizer
     settings: EncoderSettings
     checkpoint: Path | None = None
-
-
-class AtRest(Protocol):
-    """What decides the outputs of a model at rest: a dual encoder's or a cross-encoder's."""
-
-    @property
-    def config(self) -> DualEncoderConfig | CrossEncoderConfig: ...
-    @property
-    def params(self) -> Mapping[str, np.ndarray | LazyArray]: ...
-    @property
-    def tokenizer(self) -> Tokenizer: ...
 
 
 def canonical(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,10 +144,10 @@ def encoder_shapes(config: BackboneConfig) -> dict[str, tuple[int, ...]]:
     return _shapes(nnx.eval_shape(lambda: unscanned.make(rngs=nnx.Rngs(0))))
 
 
-def model_shapes(config: DualEncoderConfig) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of each parameter of a dual encoder by canonical name."""
+def model_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Returns the shape of each parameter of a model by canonical name."""
     unscanned = replace_backbone(config, scan_layers=False)
-    return _shapes(nnx.eval_shape(lambda: DualEncoderModel(unscanned, rngs=nnx.Rngs(0))))
+    return _shapes(nnx.eval_shape(lambda: unscanned.make(rngs=nnx.Rngs(0))))
 
 
 def _shapes(model: nnx.Module) -> dict[str, tuple[int, ...]]:
@@ -172,31 +176,36 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def check_lengths(settings: EncoderSettings, config: DualEncoderConfig, where: str) -> None:
+def check_lengths(settings: EncoderSettings, config: ModelConfig, where: str) -> None:
     """Checks that the model can read inputs of the lengths in `settings`.
 
     Raises:
       UserError: one is more than the model has positions. The sentence begins with `where`.
     """
     limit = config.backbone.max_positions
-    for name in ("query_max_length", "passage_max_length"):
-        length = getattr(settings, name)
+    lengths = {
+        "query_max_length": settings.query_max_length,
+        "passage_max_length": settings.passage_max_length,
+    }
+    if isinstance(config, CrossEncoderConfig):
+        lengths = {"query_max_length + passage_max_length": settings.pair_max_length}
+    for name, length in lengths.items():
         if limit is not None and length > limit:
             raise UserError(f"{where}: {name} is {length}, but the model has only {limit} positions")
 
 
-def replace_backbone(config: DualEncoderConfig, **changes: Any) -> DualEncoderConfig:
+def replace_backbone(config: ModelConfig, **changes: Any) -> ModelConfig:
     """Returns `config` with fields of its backbone changed."""
     return dataclasses.replace(config, backbone=dataclasses.replace(config.backbone, **changes))
 
 
-def build(stored: StoredModel, partitioner: Partitioner | None = None) -> DualEncoderModel:
+def build(stored: StoredModel, partitioner: Partitioner | None = None) -> nnx.Module:
     """Makes the model that `stored` describes.
 
     With a partitioner each parameter goes straight to the devices that hold its parts, and is never whole on
     one of them; without, all go to the default device.
     """
-    model = nnx.eval_shape(lambda: DualEncoderModel(stored.config, rngs=nnx.Rngs(0)))
+    model = nnx.eval_shape(lambda: stored.config.make(rngs=nnx.Rngs(0)))
     graphdef, state = nnx.split(model)
     scan = stored.config.backbone.scan_layers
 
@@ -221,24 +230,22 @@ def _stacked(params: Mapping[str, Any], names: list[str], scan: bool) -> Any:
     return stack([params[f"{head}.{i}.{tail}"] for i in range(count)])
 
 
-def initialize(
-    config: DualEncoderConfig, *, seed: int, partitioner: Partitioner | None = None
-) -> DualEncoderModel:
+def initialize(config: ModelConfig, *, seed: int, partitioner: Partitioner | None = None) -> nnx.Module:
     """Makes a model with random parameters, the same for the same seed whatever the mesh.
 
     With a partitioner the parameters are computed where they live: none is ever whole on one device.
     """
 
     def make() -> nnx.State:
-        return nnx.split(DualEncoderModel(config, rngs=nnx.Rngs(seed)))[1]
+        return nnx.split(config.make(rngs=nnx.Rngs(seed)))[1]
 
-    graphdef, abstract = nnx.split(nnx.eval_shape(lambda: DualEncoderModel(config, rngs=nnx.Rngs(seed))))
+    graphdef, abstract = nnx.split(nnx.eval_shape(lambda: config.make(rngs=nnx.Rngs(seed))))
     shardings = None if partitioner is None else layers.param_shardings(abstract, partitioner)
     return nnx.merge(graphdef, jax.jit(make, out_shardings=shardings)())
 
 
-def describe_config(config: DualEncoderConfig | CrossEncoderConfig) -> dict[str, Any]:
-    """Returns `config` as JSON values; `model_dir` reads it back."""
+def describe_config(config: ModelConfig) -> dict[str, Any]:
+    """Returns `config` as JSON values; `model_json` reads it back."""
     described, kind = dataclasses.asdict(config), {"kind": config.backbone.kind}
     module = type(config.backbone).__module__
     if not module.startswith("jaxir."):
@@ -246,7 +253,7 @@ def describe_config(config: DualEncoderConfig | CrossEncoderConfig) -> dict[str,
     return described | {"backbone": kind | described["backbone"]}
 
 
-def fingerprint(stored: AtRest) -> str:
+def fingerprint(stored: StoredModel) -> str:
     """Returns the SHA-256 (hex) of what decides the outputs: parameters, architecture and tokenizer.
 
     How the model is computed (types, rematerialisation, scanning, dropout) and the settings are left out.
@@ -263,7 +270,7 @@ def fingerprint(stored: AtRest) -> str:
 
 
 def initial_fingerprint(
-    config: DualEncoderConfig, tokenizer: Tokenizer, seed: int, *, source: str = "initialised"
+    config: ModelConfig, tokenizer: Tokenizer, seed: int, *, source: str = "initialised"
 ) -> str:
     """Returns a fingerprint of the model that a run starts from, without reading its parameters."""
     digest = _identity(config, tokenizer)
@@ -271,8 +278,9 @@ def initial_fingerprint(
     return digest.hexdigest()
 
 
-def _identity(config: DualEncoderConfig | CrossEncoderConfig, tokenizer: Tokenizer) -> Any:
+def _identity(config: ModelConfig, tokenizer: Tokenizer) -> Any:
     architecture = describe_config(config)
+    architecture.pop("separator", None)  # as the tokenizer has it
     for field in list(architecture["backbone"]):
         if field in (*EXECUTION, "module") or field.endswith(DROPOUT):
             del architecture["backbone"][field]

@@ -3,17 +3,20 @@
 import dataclasses
 from typing import Literal
 
+import jax
 import jax.numpy as jnp
 from beartype import beartype
 from flax import nnx
-from jaxtyping import Array, Float, Int, jaxtyped
+from jaxtyping import Array, Float, Int, Key, jaxtyped
 
 from jaxir.models import layers
 from jaxir.models.backbones import BackboneConfig
 from jaxir.partitioning import constrain
+from jaxir.simple_types import Natural, checked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class CrossEncoderConfig:
     """What a cross-encoder is made of.
 
@@ -22,10 +25,23 @@ class CrossEncoderConfig:
         passage's (1); others (RoBERTa, DistilBERT) have only the separators between them.
       activation: what follows the layer over the first token's vector: "tanh" (BERT, RoBERTa) or "relu"
         (DistilBERT).
+      separator: of `score_texts`: the token that begins a passage behind a query, where one does (RoBERTa:
+        </s>). The first token of the passage by itself ([CLS], <s>) is left out in any case. "unknown" where
+        nobody has asked the tokenizer.
     """
 
     backbone: BackboneConfig
     activation: Literal["tanh", "relu"] = "tanh"
+    separator: Natural | Literal["unknown"] | None = "unknown"
+
+    @property
+    def summary(self) -> str:
+        """What it is, in a few words."""
+        return f"{self.backbone.summary}, scores pairs"
+
+    def make(self, *, rngs: nnx.Rngs) -> "CrossEncoderModel":
+        """Makes the model."""
+        return CrossEncoderModel(self, rngs=rngs)
 
 
 class CrossEncoderModel(nnx.Module):
@@ -54,24 +70,82 @@ class CrossEncoderModel(nnx.Module):
         self.classifier = dense(1, None)
 
     def __repr__(self) -> str:
-        return f"CrossEncoderModel({self.config.backbone.summary}, {layers.size_of(self)})"
+        return f"CrossEncoderModel({self.config.summary}, {layers.size_of(self)})"
 
     __str__ = __repr__  # nnx's own shows every array
 
     @jaxtyped(typechecker=beartype)
-    def score(self, ids: Int[Array, "B L"], token_types: Int[Array, "B L"]) -> Float[Array, " B"]:
+    def score(
+        self, ids: Int[Array, "B L"], token_types: Int[Array, "B L"], *, key: Key[Array, ""] | None = None
+    ) -> Float[Array, " B"]:
         """Scores pairs.
 
         Args:
           ids: [B, L] tokens of query and passage, [CLS] first; 0 is padding, on the right.
           token_types: [B, L] 0 for a query's tokens, 1 for a passage's; not read by an encoder that has fewer
             than two types.
+          key: key of dropout; None turns it off.
 
         Returns:
           float32 [B] logits: the greater, the more relevant.
         """
         types = {"token_types": token_types} if self.config.backbone.num_token_types > 1 else {}
-        hidden = self.encoder(ids, **types)
+        inside, after = layers.split_key(key, 2)
+        hidden = self.encoder(ids, **types, key=inside)
         first = constrain(hidden[:, 0].astype(jnp.float32), ("batch", "activation_embed"))
         activation = {"tanh": jnp.tanh, "relu": nnx.relu}[self.config.activation]
-        return constrain(self.classifier(activation(self.pooler(first)))[:, 0], ("batch",))
+        rate = getattr(self.config.backbone, "dropout_rate", 0.0)
+        pooled = layers.dropout(activation(self.pooler(first)), rate, after)
+        return constrain(self.classifier(pooled)[:, 0], ("batch",))
+
+    @jaxtyped(typechecker=beartype)
+    def score_texts(
+        self,
+        query_ids: Int[Array, "B Lq"],
+        passage_ids: Int[Array, "B Lp"],
+        *,
+        key: Key[Array, ""] | None = None,
+    ) -> Float[Array, " B"]:
+        """Scores pairs of texts that were tokenised each by itself: [B, Lq] and [B, Lp] as `score` wants it.
+
+        The sequences are those that the tokenizer makes of pairs that need not be cut.
+
+        Raises:
+          ValueError: the configuration's separator is unknown.
+        """
+        if self.config.separator == "unknown":
+            raise ValueError("how two texts are joined is not known: set the configuration's separator")
+        ids, types = join(query_ids, passage_ids, separator=self.config.separator)
+        return self.score(ids, types, key=key)
+
+
+@jaxtyped(typechecker=beartype)
+def join(
+    query_ids: Int[Array, "B Lq"], passage_ids: Int[Array, "B Lp"], *, separator: int | None
+) -> tuple[Int[Array, "B L"], Int[Array, "B L"]]:
+    """Puts each passage behind its query, without gap, in place of its padding.
+
+    Args:
+      query_ids: [B, Lq] tokens with [CLS] and [SEP]; 0 is padding, on the right.
+      passage_ids: [B, Lp], likewise.
+      separator: what stands in place of a passage's first token; None: nothing.
+
+    Returns:
+      ids and token types [B, L], where L is Lq + Lp, and without a separator one less.
+    """
+    length = query_ids.shape[1] + passage_ids.shape[1] - (separator is None)
+    passage_ids = passage_ids[:, 1:] if separator is None else passage_ids.at[:, 0].set(separator)
+    ends = (query_ids != 0).sum(1, dtype=jnp.int32)[:, None]
+    places = jnp.arange(length, dtype=jnp.int32)[None]
+    behind = places >= ends
+
+    def at(ids: jax.Array, places: jax.Array) -> jax.Array:
+        # Places outside of a text are read as padding.
+        padded = jnp.pad(ids, ((0, 0), (0, 1)))
+        inside = (places >= 0) & (places < ids.shape[1])
+        return jnp.take_along_axis(padded, jnp.where(inside, places, ids.shape[1]), axis=1)
+
+    ids = jnp.where(
+        behind, at(passage_ids, places - ends), at(query_ids, jnp.broadcast_to(places, behind.shape))
+    )
+    return ids, jnp.where(behind & (ids != 0), 1, 0)

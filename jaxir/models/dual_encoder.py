@@ -76,6 +76,10 @@ class DualEncoderConfig:
             f" {self.dimension} dimensions, {self.similarity}"
         )
 
+    def make(self, *, rngs: nnx.Rngs) -> "DualEncoderModel":
+        """Makes the model."""
+        return DualEncoderModel(self, rngs=rngs)
+
 
 class DualEncoderModel(nnx.Module):
     """A dual encoder.

@@ -13,7 +13,7 @@ from flax import nnx
 
 from jaxir.errors import UserError
 from jaxir.interop.stored import EncoderSettings
-from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel
+from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.partitioning import Partitioner
 from jaxir.planning.hlo import Program, parse
 from jaxir.training import state as state_lib
@@ -107,7 +107,7 @@ def make_step(recipe: Recipe) -> Step:
     """Makes the step that `jaxir.training.loop.train` runs, from shapes: no weight exists."""
     settings, batch_size, num_negatives = recipe.settings, recipe.batch_size, recipe.num_negatives
     objective, partitioner, seed = recipe.objective, recipe.partitioner, recipe.seed
-    model = nnx.eval_shape(lambda: DualEncoderModel(recipe.config, rngs=nnx.Rngs(seed)))
+    model = nnx.eval_shape(lambda: recipe.config.make(rngs=nnx.Rngs(seed)))
     auxiliary = nnx.eval_shape(lambda: objective.auxiliary(model, rngs=nnx.Rngs(seed)))
     built = recipe.optimizer.build(recipe.steps)
     plan = state_lib.plan_state(

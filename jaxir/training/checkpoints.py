@@ -58,8 +58,8 @@ class Checkpoints:
       settings: what must agree between the parts of a run (batch size, seed, data fingerprint, ...); JSON
         values.
       keep_last: how many of the newest checkpoints to keep; the best one is kept besides.
-      metric: the dev metric that tells the best checkpoint; a `loss` is best when lowest, else the highest
-        wins.
+      metric: the dev metric that tells the best checkpoint; None for none.
+      greater_is_better: whether its greatest value is the best, or its smallest.
       hold: on the directory; see `holding.held`.
 
     Raises:
@@ -73,12 +73,13 @@ class Checkpoints:
         *,
         keep_last: int,
         metric: str | None,
+        greater_is_better: bool = True,
         hold: Hold = Undisputed(),  # noqa: B008 (has no state)
     ):
         self.run_dir, self.settings = path_of(run_dir), dict(settings)
         self.directory = self.run_dir / "checkpoints"
         self._keep_last, self._metric, self._hold = keep_last, metric, hold
-        self._sign = -1.0 if metric is not None and metric.endswith("loss") else 1.0
+        self._sign = 1.0 if greater_is_better else -1.0
         self._inspect: Callable[[TrainState], tuple[jax.Array, jax.Array]]
         self._saving: int | None = None
         self._values: dict[int, float] = {}
@@ -147,9 +148,9 @@ class Checkpoints:
         """Returns the steps of the checkpoints there are, oldest first."""
         return checkpoint_steps(self.directory)
 
-    def is_best(self, value: float) -> bool:
-        """Returns whether `value` of the dev metric beats those of all checkpoints kept."""
-        return all(self._sign * value > self._sign * v for v in self._values.values())
+    def is_best(self, value: float | None) -> bool:
+        """Returns whether a value of the dev metric, if there is one, beats those of all checkpoints kept."""
+        return value is not None and all(self._sign * value > self._sign * v for v in self._values.values())
 
     def best(self) -> tuple[int, float] | None:
         """Returns the best checkpoint's step and its dev metric, or None where nothing was evaluated."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import tempfile
 from pathlib import Path
@@ -12,15 +13,16 @@ from jaxir.data.array_dataset import ArrayDataset
 from jaxir.data.own_pairs import Pairs
 from jaxir.data.text_data import TextData
 from jaxir.errors import UserError
-from jaxir.features import Features, pair_features
 from jaxir.interop import model_dir, stored
-from jaxir.interop.build import FromScratch, Pretrained
+from jaxir.interop.build import FromScratch, Pretrained, PretrainedCrossEncoder
 from jaxir.interop.overrides import Overrides
 from jaxir.interop.stored import StoredModel
 from jaxir.losses.in_batch import in_batch_softmax
+from jaxir.models.cross_encoder import CrossEncoderModel
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.objectives.objective import Objective
 from jaxir.partitioning import MeshConfig, Partitioner
+from jaxir.retrieval.encoding.cross_encoder import CrossEncoder
 from jaxir.retrieval.encoding.dual_encoder import DualEncoder
 from jaxir.simple_types import Count, Natural, Positive, PositiveNumber, Seed, check_arguments
 from jaxir.training import loop
@@ -36,7 +38,7 @@ MIN_STEPS, DROPOUT = 100, 0.0
 
 
 def fit(
-    model: str | DualEncoder | Pretrained | FromScratch,
+    model: str | DualEncoder | Pretrained | PretrainedCrossEncoder | FromScratch,
     pairs: TextData,
     *,
     steps: Count | None = None,
@@ -51,11 +53,11 @@ def fit(
     partitioner: Partitioner | None = None,
     seed: Seed = 0,
     **settings: Any,
-) -> DualEncoder:
-    """Trains a dual encoder on pairs of texts. What is given as `model` stays as it is.
+) -> DualEncoder | CrossEncoder:
+    """Trains a dual encoder on pairs of texts, or with `PretrainedCrossEncoder` a cross-encoder.
 
-    Defaults are what gin/pairs.gin sets. Ctrl-C ends training after the step at hand; the encoder has then
-    been trained that far.
+    What is given as `model` stays as it is. Defaults are what gin/pairs.gin sets. Ctrl-C ends training after
+    the step at hand; the encoder has then been trained that far.
 
     Args:
       model: what to start from: a name (`st:NAME`, `hf:NAME`, a directory of ours) or an encoder, either
@@ -92,8 +94,7 @@ def fit(
             num_negatives = int(isinstance(pairs, Pairs) and all(pairs.negatives))
         objective = objective or OBJECTIVE
         features = objective.features(loaded.settings.text_format(num_negatives))
-        dev_features = pair_features(loaded.settings.text_format())
-        data = _built(pairs, loaded.tokenizer, features)
+        data = Shortened(pairs).build(loaded.tokenizer, features)
         if steps is None:
             how_long = (1, MIN_STEPS) if epochs is None else (epochs, 1)
             steps = steps_of(
@@ -103,7 +104,9 @@ def fit(
             model=loaded.model,
             objective=objective,
             data=data,
-            dev=dev and _built(dev, loaded.tokenizer, dev_features),
+            dev=dev and Shortened(dev),
+            tokenizer=loaded.tokenizer,
+            form=loaded.settings.text_format(num_negatives),
             output_dir=place,
             steps=steps,
             batch_size=batch_size,
@@ -119,16 +122,23 @@ def fit(
             ),
             **settings,
         )
-        encoder = DualEncoder.load(str(place))
+        kind = CrossEncoder if isinstance(loaded.model, CrossEncoderModel) else DualEncoder
+        encoder = kind.load(str(place))
     if output_dir is None:
         encoder.spec = None
     return encoder
 
 
-def _built(pairs: TextData, tokenizer: Any, features: Features) -> Any:
-    data = pairs.build(tokenizer, features)
-    # The encoder's lengths are what it can read; steps take no longer than the texts are.
-    return data.shortened() if isinstance(data, ArrayDataset) else data
+@dataclasses.dataclass(frozen=True)
+class Shortened:
+    """Data whose texts are as long as the longest: a model can read more, but steps need take no longer."""
+
+    data: TextData
+
+    def build(self, *args: Any, **kwargs: Any) -> Any:
+        """Builds the data; see `TextData`."""
+        found = self.data.build(*args, **kwargs)
+        return found.shortened() if isinstance(found, ArrayDataset) else found
 
 
 def _start(model: Any, seed: int, partitioner: Partitioner) -> model_dir.LoadedModel:

@@ -16,7 +16,13 @@ from flax import nnx
 from jax.experimental import multihost_utils
 
 from jaxir import distributed
+from jaxir.data.lines import Policy
 from jaxir.errors import UserError
+from jaxir.evaluators.bench import Bench
+from jaxir.evaluators.evaluator import Evaluator, check_evaluators
+from jaxir.evaluators.loss import Loss
+from jaxir.evaluators.retrieval import Retrieval
+from jaxir.features import TextFormat
 from jaxir.files import atomic_file, path_of
 from jaxir.models.products import as_run_on
 from jaxir.objectives.objective import Objective
@@ -24,13 +30,13 @@ from jaxir.partitioning import MeshConfig, Partitioner
 from jaxir.training import stages
 from jaxir.training import state as state_lib
 from jaxir.training.checkpoints import Checkpoints
-from jaxir.training.dev import METRICS, DevEvaluation, check_metric
 from jaxir.training.holding import held
 from jaxir.training.logs import Narrator, RunLog, timed
 from jaxir.training.memory import device_memory, fit_chunks
 from jaxir.training.optimizers import AdamW, Optimizer
 from jaxir.training.prefetch import prefetch
 from jaxir.training.settings import agreed_settings, describe
+from jaxir.training.suite import Suite
 
 COMPLETE = "COMPLETE"
 AUXILIARY = 0xA0  # folded into the seed: its parameters are not drawn as the model's
@@ -83,7 +89,11 @@ def train(
     output_dir: str | Path,
     steps: int,
     batch_size: int,
-    dev: Data | None = None,
+    dev: Any = None,
+    evaluators: Sequence[Evaluator] = (),
+    tokenizer: Any = None,
+    form: TextFormat = TextFormat(1, 1),  # noqa: B008 (frozen)
+    on_bad_input: Policy = "stop",
     dev_metric: str = "nDCG@10",
     dev_distractors: int = 0,
     optimizer: Optimizer = AdamW(),  # noqa: B008 (frozen)
@@ -112,8 +122,12 @@ def train(
         after the last step, COMPLETE.
       steps: optimizer steps in all.
       batch_size: examples of one step over all devices.
-      dev: pairs to evaluate on in the loop; None for nothing.
-      dev_metric: what tells the best checkpoint: nDCG@10, RR@10, accuracy (highest) or loss (lowest).
+      dev: pairs to evaluate on in the loop, by `Retrieval` and `Loss`; None for nothing.
+      evaluators: what else is evaluated.
+      tokenizer: the model's, for what evaluators read.
+      form: lengths and prompts of its texts.
+      on_bad_input: what to do with malformed records of theirs.
+      dev_metric: what tells the best checkpoint, of all metrics of the evaluators.
       dev_distractors: how many training passages join the dev passages in the corpus that is searched.
       optimizer: AdamW(...) or Adafactor(...).
       partitioner: the mesh; by default all devices split the batch.
@@ -139,7 +153,8 @@ def train(
     counts = {"steps": steps, "batch_size": batch_size, "log_every": log_every, "eval_every": eval_every}
     counts |= {"checkpoint_every": checkpoint_every, "keep_last": keep_last}
     check_settings(counts, partitioner, objective)
-    check_metric(dev_metric, objective)
+    evaluators = [*of_dev(dev, dev_distractors, objective), *evaluators]
+    check_evaluators(evaluators, dev_metric)
     built = optimizer.build(steps)
 
     part, parts = distributed.share_of_batch(partitioner)
@@ -147,6 +162,16 @@ def train(
         data.batches, batch_size=batch_size, seed=seed, process_index=part, process_count=parts
     )
     batches_from(start_step=0)  # what cannot be is refused before anything is made
+    bench = Bench(
+        tokenizer=tokenizer,
+        form=form,
+        objective=objective,
+        training_data=data,
+        batch_size=batch_size,
+        partitioner=partitioner,
+        on_bad_input=on_bad_input,
+    )
+    suite = Suite(evaluators, bench, best_by=dev_metric, eval_every=eval_every, steps=steps)
 
     # ---------------------------------------------------------------- the run's directory
     run_dir = path_of(output_dir)
@@ -163,9 +188,7 @@ def train(
                 objective_description or describe(objective),
                 data,
                 optimizer,
-                dev=dev,
-                dev_metric=dev_metric,
-                dev_distractors=dev_distractors,
+                dev=suite.told,
                 steps=steps,
                 batch_size=batch_size,
                 seed=seed,
@@ -174,7 +197,8 @@ def train(
             )
             | stages.describe(auxiliary_from),
             keep_last=keep_last,
-            metric=dev_metric if dev else None,
+            metric=suite.best_by,
+            greater_is_better=suite.greater_is_better,
             hold=hold,
         )
         closing.callback(checkpoints.close)
@@ -209,7 +233,7 @@ def train(
             with partitioner(), as_run_on(partitioner.mesh):
                 return jitted.lower(state, first).compile()
 
-        chunks_note, evaluate = None, None
+        chunks_note = None
         with timed("compiling the step"):
             if getattr(objective, "chunks", 1) == "auto":
                 objective, compiled, chunks_note = fit_chunks(
@@ -220,17 +244,9 @@ def train(
                 )
             else:
                 compiled = compile_step(objective)
-        if dev:
+        if evaluators:
             with timed("compiling the evaluation"):
-                evaluate = DevEvaluation(
-                    dev,
-                    plan=plan,
-                    objective=objective,
-                    partitioner=partitioner,
-                    batch_size=batch_size,
-                    training_pairs=data,
-                    distractors=dev_distractors,
-                )
+                suite.compile(plan)
 
         if on_start and jax.process_index() == 0:
             on_start(run_dir)
@@ -246,14 +262,20 @@ def train(
         if start:
             narrator.say(f"resuming {run_dir} at step {start}")
 
-        def check_finite(done: int, values: Mapping[str, float], prefix: str = "") -> None:
+        def stopped(why: str) -> UserError:
+            log.checkpoint(checkpoints.settle())
+            return UserError(f"{why}; training stopped, {checkpoints.last_good()}")
+
+        def check_finite(done: int, values: Mapping[str, float]) -> None:
             for name in ("loss", "grad_norm"):
-                if not np.isfinite(values.get(name, 0.0)):
-                    log.checkpoint(checkpoints.settle())
-                    raise UserError(
-                        f"step {done}: {prefix}{name} is {values[name]}; training stopped, "
-                        f"{checkpoints.last_good()}"
-                    )
+                if not np.isfinite(values[name]):
+                    raise stopped(f"step {done}: {name} is {values[name]}")
+
+        def evaluated(done: int, state: state_lib.TrainState) -> dict[str, float]:
+            try:
+                return suite.measure(done, state)
+            except UserError as error:
+                raise stopped(str(error)) from error
 
         warned: set[str] = set()
 
@@ -286,19 +308,18 @@ def train(
             done, unread = done + 1, (done + 1, metrics)
 
             stopping = stop.requested(done)
-            evaluating = evaluate is not None and (done % eval_every == 0 or done == steps)
+            evaluating = suite.due(done)
             saving = done % checkpoint_every == 0 or done == steps or stopping
             if evaluating or saving:
                 settle_metrics(*unread)
                 unread, value = None, None
                 with narrator.paused(), jax.transfer_guard("allow"):
                     if evaluating:
-                        scores = distributed.as_first(evaluate(state))
-                        check_finite(done, scores, "dev ")
+                        scores = evaluated(done, state)
                         check_negatives(done, scores, "dev batches")
-                        value = scores[dev_metric]
+                        value = scores.get(dev_metric)
                         log.write(done, {f"dev/{k}": v for k, v in scores.items()})
-                        narrator.tell_dev(done, {k: scores[k] for k in METRICS if k in scores})
+                        narrator.tell_dev(done, {k: scores[k] for k in suite.directions if k in scores})
                     if saving or checkpoints.is_best(value):
                         log.checkpoint(checkpoints.settle())
                         checkpoints.save(done, state, value)
@@ -312,6 +333,14 @@ def train(
         if done == steps:
             mark_complete(run_dir, steps)
         return result(start, done, stop.received if done < steps else None, checkpoints)
+
+
+def of_dev(dev: Any, distractors: int, objective: Objective) -> list[Evaluator]:
+    """Returns the evaluators of dev pairs: retrieval and, where plain pairs have what it reads, the loss."""
+    if dev is None:
+        return []
+    of_loss = [Loss(data=dev)] if objective.evaluated_on_pairs else []
+    return [Retrieval(data=dev, distractors=distractors), *of_loss]
 
 
 def check_settings(counts: Mapping[str, int], partitioner: Partitioner, objective: Any) -> None:

@@ -15,6 +15,7 @@ from flax import nnx
 from jaxir.interop import array_checksums
 
 HINT = "give the settings of that run to resume it, or another output_dir"
+_OF_LOSS = ("loss on ", "accuracy on ")
 _OF_FIRST_BATCH = re.compile(r"\b\d+ examples [0-9a-f]{16}\b")  # how data were told before `Data.fingerprint`
 
 
@@ -25,9 +26,7 @@ def agreed_settings(
     data: Any,
     optimizer: Any,
     *,
-    dev: Any,
-    dev_metric: str,
-    dev_distractors: int,
+    dev: str | None,
     steps: int,
     batch_size: int,
     seed: int,
@@ -45,7 +44,7 @@ def agreed_settings(
     return optional | {
         "batch_size": batch_size,
         "data": data.fingerprint,
-        "dev": dev and f"{dev_metric} on {dev.fingerprint}, {dev_distractors} distractors",
+        "dev": dev,
         "model": model_fingerprint(model),
         "objective": objective,
         "optimizer": describe(optimizer),
@@ -58,6 +57,8 @@ def disagreement(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str | None
     """Says in which way a run, saved with some settings, cannot go on with others; None where it can."""
     for name in sorted({*saved, *now}):
         was, given = saved.get(name), now.get(name)
+        if name == "dev" and str(was).startswith(_OF_LOSS):  # earlier, distractors were told with losses too
+            was = was.partition(" distractors")[0].rpartition(", ")[0] if "distractors" in was else was
         if was == given:
             continue
         if name in ("data", "dev") and _OF_FIRST_BATCH.search(str(was)):

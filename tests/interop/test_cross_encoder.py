@@ -15,7 +15,6 @@ from jaxir.data.pair_tokenizer import PairTokenizer
 from jaxir.data.tokenizer import Tokenizer, pad_batch
 from jaxir.errors import UserError
 from jaxir.interop import model_dir, stored
-from jaxir.interop.huggingface import cross_encoder
 from jaxir.models.bert import Bert, BertConfig
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
@@ -25,7 +24,7 @@ pytestmark = [pytest.mark.compiled, pytest.mark.usefixtures("few_optimizations")
 
 @pytest.fixture(scope="module")
 def loaded():
-    return {name: cross_encoder.load(f"hf:{GOLDEN / f'cross_{name}'}") for name in NAMES}
+    return {name: model_dir.load_cross_encoder(f"hf:{GOLDEN / f'cross_{name}'}") for name in NAMES}
 
 
 @pytest.fixture
@@ -61,8 +60,8 @@ def test_logits_match_transformers(loaded, name):
 def test_tokens_and_scores_of_pairs_match(loaded, name):
     arrays, model = golden(name), loaded[name]
     pairs = [tuple(pair) for pair in arrays["pairs"].tolist()]
-    assert model.max_length == 40
-    tokens = model.tokenizer.encode(pairs, max_length=model.max_length)
+    assert model.settings.pair_max_length == 40
+    tokens = PairTokenizer(model.tokenizer).encode(pairs, max_length=40)
     ends = np.cumsum(arrays["pair_lengths"])[:-1]
     back = Tokenizer.load(GOLDEN / f"cross_{name}").pad_swap
     for row, ids in zip(tokens, np.split(arrays["pair_ids"], ends), strict=True):
@@ -135,7 +134,7 @@ def test_what_is_no_cross_encoder_costs_one_sentence(folder, how):
     spoil, sentence = SPOILT[how]
     spoil(folder)
     with pytest.raises(UserError) as caught:
-        cross_encoder.load(f"hf:{folder}")
+        model_dir.load_cross_encoder(f"hf:{folder}")
     assert sentence in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -150,20 +149,22 @@ def test_what_is_no_cross_encoder_costs_one_sentence(folder, how):
 )
 def test_other_models_cost_one_sentence(spec, sentence):
     with pytest.raises(UserError, match=sentence):
-        cross_encoder.load(spec)
+        model_dir.load_cross_encoder(spec)
 
 
 def test_fingerprints_tell_models_apart(loaded, folder):
     with_labels(folder, 1)
-    found = {cross_encoder.load(f"st:{folder}").fingerprint} | {m.fingerprint for m in loaded.values()}
+    found = {model_dir.load_cross_encoder(f"st:{folder}").fingerprint} | {
+        m.fingerprint for m in loaded.values()
+    }
     assert len(found) == 4
 
 
 def test_lengths_that_leave_no_room(loaded):
     with pytest.raises(UserError, match="max_length is 4, but this tokenizer adds 3 special tokens"):
-        loaded["bert"].tokenizer.encode([("a", "b")], max_length=4)
+        PairTokenizer(loaded["bert"].tokenizer).encode([("a", "b")], max_length=4)
     with pytest.raises(UserError, match="not a valid Unicode string"):
-        loaded["bert"].tokenizer.encode([("a", "\ud800")], max_length=10)
+        PairTokenizer(loaded["bert"].tokenizer).encode([("a", "\ud800")], max_length=10)
 
 
 def test_a_lone_sentencepiece_model_has_no_pairs(tmp_path):

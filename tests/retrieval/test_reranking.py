@@ -12,10 +12,10 @@ from jaxir import cli
 from jaxir.data.pair_files import read_tevatron
 from jaxir.data.sources import BeirFolder
 from jaxir.errors import UserError
-from jaxir.interop.huggingface import cross_encoder
+from jaxir.interop import model_dir
+from jaxir.retrieval.encoding.cross_encoder import CrossEncoder
 from jaxir.retrieval.mining import hard_negatives
 from jaxir.retrieval.mining.judging import RelevanceSettings
-from jaxir.retrieval.ranking.reranking import CrossEncoder
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 WORDS = ["cat", "dog", "mat", "mice", "cheese", "table", "night", "sat", "chase", "eat"]
@@ -78,9 +78,9 @@ def test_scores_do_not_hang_on_the_batch(judge):
     assert scores.dtype == np.float32 and np.ptp(scores) > 0.1
     np.testing.assert_array_equal(judge.score(pairs), scores)
     np.testing.assert_allclose(judge.score(pairs[::-1])[::-1], scores, atol=1e-5)
-    loaded = cross_encoder.load(judge.spec)
+    loaded = model_dir.load_cross_encoder(judge.spec)
     one = nnx.jit(lambda m, x, t: m.score(x, t))
-    for row in loaded.tokenizer.encode(pairs[::40], max_length=loaded.max_length):
+    for row in judge.tokenizer.encode(pairs[::40], max_length=judge.max_length):
         alone = one(loaded.model, *(jnp.asarray(np.pad(x, (0, 40 - len(x))))[None] for x in row))
         assert np.abs(alone - scores[::40]).min() < 1e-5
     assert judge.score([]).shape == (0,)

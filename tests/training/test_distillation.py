@@ -119,7 +119,7 @@ def test_what_cannot_be_costs_a_sentence(tmp_path):
         of_batches(plain, Distillation(), tokenizer, 2)
     with pytest.raises(UserError, match="compares a passage with hard negatives: set num_negatives"):
         of_batches(plain, Distillation(), tokenizer, 0)
-    with pytest.raises(UserError, match=r"dev_metric=loss cannot be had: dev pairs have not what Dist"):
+    with pytest.raises(UserError, match=r"there is no dev metric 'loss', only nDCG@10, RR@10$"):
         fit(
             BERT,
             write(tmp_path / "m.jsonl"),
@@ -127,6 +127,7 @@ def test_what_cannot_be_costs_a_sentence(tmp_path):
             batch_size=8,
             num_negatives=2,
             objective=Distillation(),
+            dev=Pairs(["da de"], ["ha he"]),
             dev_metric="loss",
         )
     text = (tmp_path / "m.jsonl").read_text().replace('"score": 3.0', '"score": "high"', 1)

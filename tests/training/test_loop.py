@@ -324,7 +324,7 @@ def test_a_full_disk_costs_one_sentence_and_no_checkpoint(tmp_path):
         ({"log_every": 0}, "log_every must be at least 1, not 0"),
         (
             {"dev_metric": "ndcg@10"},
-            "there is no dev metric 'ndcg@10'; known are RR@10, nDCG@10, accuracy, loss",
+            "there is no dev metric 'ndcg@10', only nDCG@10, RR@10, loss, accuracy",
         ),
         ({"dev": pairs(1)}, "there are only 1 dev pairs, fewer than the 2 devices of a batch"),
     ],

@@ -58,7 +58,9 @@ class BlindToDev(Contrastive):
         return loss if key is not None else loss * jnp.nan, metrics
 
 
-@pytest.mark.parametrize(("objective", "told"), [(Steep(), "grad_norm"), (BlindToDev(), "dev loss")])
+@pytest.mark.parametrize(
+    ("objective", "told"), [(Steep(), "grad_norm"), (BlindToDev(), "evaluator Loss: loss")]
+)
 def test_what_is_not_finite_beside_the_loss_ends_the_run_unsaved(tmp_path, objective, told):
     sentence = rf"^step 1: {told} is nan; training stopped, none was saved yet$"
     with pytest.raises(UserError, match=sentence):

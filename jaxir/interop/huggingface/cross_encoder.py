@@ -3,18 +3,21 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
-from jaxir.data.pair_tokenizer import PairTokenizer
-from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
 from jaxir.interop import stored
-from jaxir.interop.huggingface import hf, hub
-from jaxir.interop.huggingface.weights import read_json, read_optional_json, read_tensors
-from jaxir.models.cross_encoder import CrossEncoderConfig, CrossEncoderModel
+from jaxir.interop.huggingface import hf, hf_config
+from jaxir.interop.huggingface.weights import (
+    SINGLE,
+    read_json,
+    read_optional_json,
+    read_tensors,
+    write_json,
+    write_tensors,
+)
+from jaxir.interop.stored import EncoderSettings, StoredModel
+from jaxir.models.cross_encoder import CrossEncoderConfig
 
 
 class _Head(NamedTuple):
@@ -34,55 +37,20 @@ _HEADS = {
 _OUTPUTS = ("Identity", "Sigmoid")
 
 
-class StoredCrossEncoder(NamedTuple):
-    """A cross-encoder at rest.
-
-    Attributes:
-      config: what it is made of.
-      params: float32 arrays by canonical name.
-      tokenizer: its tokenizer.
-      max_length: tokens of a pair that it reads, special ones included.
-    """
-
-    config: CrossEncoderConfig
-    params: dict[str, np.ndarray]
-    tokenizer: Tokenizer
-    max_length: int
+def is_one(directory: Path) -> bool:
+    """Whether a folder holds a model for sequence classification with one label, and no dual encoder."""
+    path = directory / "config.json"
+    if (directory / "modules.json").exists() or not path.is_file():
+        return False
+    content = read_json(path)
+    architectures = content.get("architectures") or [""]
+    return str(architectures[0]).endswith("ForSequenceClassification") and (
+        len(content.get("id2label") or {"0": ""}) == 1
+    )
 
 
-class LoadedCrossEncoder(NamedTuple):
-    """A cross-encoder ready for use.
-
-    Attributes:
-      model: it.
-      tokenizer: of pairs.
-      max_length: tokens of a pair that it reads, special ones included.
-      fingerprint: SHA-256 (hex) of parameters, architecture and tokenizer.
-    """
-
-    model: CrossEncoderModel
-    tokenizer: PairTokenizer
-    max_length: int
-    fingerprint: str
-
-
-def load(spec: str) -> LoadedCrossEncoder:
-    """Loads a cross-encoder: BERT, RoBERTa or DistilBERT with a head of one label.
-
-    Args:
-      spec: `hf:` or `st:` and a local directory or hub name (of the owner cross-encoder, where `st:` is
-        followed by a name without one).
-
-    Raises:
-      UserError: there is no such model, a file is missing or damaged, or it is no cross-encoder.
-    """
-    found = read(_directory(spec))
-    fingerprint = stored.fingerprint(found)
-    return LoadedCrossEncoder(_build(found), PairTokenizer(found.tokenizer), found.max_length, fingerprint)
-
-
-def read(directory: Path) -> StoredCrossEncoder:
-    """Reads a folder with config.json, weights and a tokenizer.
+def read(directory: Path) -> StoredModel:
+    """Reads a folder with config.json, weights and a tokenizer: BERT, RoBERTa or DistilBERT with one label.
 
     Raises:
       UserError: a file is missing or damaged, or the model has not one label or another architecture.
@@ -94,22 +62,46 @@ def read(directory: Path) -> StoredCrossEncoder:
         raise UserError(f"{directory}: model_type {content['model_type']!r} is no cross-encoder: {kinds} are")
     head = _HEADS[content["model_type"]]
     _check_output(directory, content)
-    config = CrossEncoderConfig(backbone=encoder.config, activation=head.activation)
-    params = {f"encoder.{name}": value for name, value in encoder.params.items()}
     tokenizer = hf.read_tokenizer(directory, encoder)
-    return StoredCrossEncoder(
-        config=config,
-        params=params | _read_head(directory, head, config.backbone.embed_dim),
+    params = {f"encoder.{name}": value for name, value in encoder.params.items()}
+    return StoredModel(
+        config=CrossEncoderConfig(backbone=encoder.config, activation=head.activation),
+        params=params | _read_head(directory, head, encoder.config.embed_dim),
         tokenizer=tokenizer,
-        max_length=hf.max_length(directory, encoder),
+        settings=EncoderSettings.of_pairs(hf.max_length(directory, encoder)),
     )
 
 
-def _directory(spec: str) -> Path:
-    kind, separator, name = spec.partition(":")
-    if not separator or kind not in ("hf", "st"):
-        raise UserError(f"{spec}: a cross-encoder is a Hugging Face folder or hub name: write hf:{spec}")
-    return hub.resolve(name, default_owner="cross-encoder" if kind == "st" else None, check=hf.check)
+def write(directory: Path, model: StoredModel) -> None:
+    """Writes a folder that transformers and sentence-transformers' CrossEncoder read; the inverse of `read`.
+
+    Raises:
+      UserError: Hugging Face has no architecture of this shape.
+    """
+    config, pad_id = model.config, model.tokenizer.pad_swap or 0
+    content = hf_config.describe(config.backbone, pad_id)
+    kind = content["model_type"]
+    head = _HEADS.get(kind)
+    if head is None or head.activation != config.activation:
+        raise UserError(
+            f"Hugging Face's {kind} has no head for one score with activation {config.activation!r}"
+        )
+    encoder = {n.removeprefix("encoder."): v for n, v in model.params.items() if n.startswith("encoder.")}
+    tensors = hf.tensors_of(config.backbone, encoder, pad_id=pad_id)
+    tensors = {f"{kind}.{name}": value for name, value in tensors.items()}
+    for ours, theirs in (("pooler", head.pooler), ("classifier", head.classifier)):
+        where = "bert." if (ours, kind) == ("pooler", "bert") else ""
+        tensors[f"{where}{theirs}.weight"] = np.asarray(model.params[f"{ours}.kernel"]).T
+        tensors[f"{where}{theirs}.bias"] = np.asarray(model.params[f"{ours}.bias"])
+    architecture = content["architectures"][0].replace("Model", "ForSequenceClassification")
+    label = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+    # The scores are logits, as they are here.
+    score = {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}
+    write_json(directory / "config.json", content | {"architectures": [architecture]} | label | score)
+    write_tensors(directory / SINGLE, tensors)
+    model.tokenizer.save(directory)
+    path = directory / "tokenizer_config.json"
+    write_json(path, read_optional_json(path) | {"model_max_length": model.settings.pair_max_length})
 
 
 def _read_head(directory: Path, head: _Head, width: int) -> dict[str, np.ndarray]:
@@ -147,15 +139,3 @@ def _check_output(directory: Path, content: dict[str, Any]) -> None:
         raise UserError(
             f"{directory}: its scores are made by {name}, only {' and '.join(_OUTPUTS)} are known"
         )
-
-
-def _build(found: StoredCrossEncoder) -> CrossEncoderModel:
-    abstract = nnx.eval_shape(lambda: CrossEncoderModel(found.config, rngs=nnx.Rngs(0)))
-    graphdef, state = nnx.split(abstract)
-
-    def put(path: tuple[Any, ...], leaf: nnx.Variable) -> nnx.Variable:
-        value = found.params[".".join(str(key.key) for key in path)]
-        return leaf.replace(jnp.asarray(np.asarray(value, np.float32)))
-
-    placed = jax.tree_util.tree_map_with_path(put, state, is_leaf=lambda x: isinstance(x, nnx.Variable))
-    return nnx.merge(graphdef, placed)

@@ -121,8 +121,15 @@ def write_encoder(
       UserError: Hugging Face has no architecture of this shape.
     """
     write_json(directory / "config.json", hf_config.describe(config, pad_id))
+    write_tensors(directory / SINGLE, tensors_of(config, params, pad_id=pad_id))
+
+
+def tensors_of(
+    config: BackboneConfig, params: Mapping[str, np.ndarray], *, pad_id: int
+) -> dict[str, np.ndarray]:
+    """Returns the tensors of an encoder as Hugging Face names and lays them out."""
     tensors = _tensors(config, stored.encoder_shapes(config), pad_id)
-    write_tensors(directory / SINGLE, {tensor.name: tensor.put_together(params) for tensor in tensors})
+    return {tensor.name: tensor.put_together(params) for tensor in tensors}
 
 
 def write_tower(directory: Path, model: StoredModel, *, tower: str) -> None:

@@ -23,7 +23,7 @@ from jaxir.files import atomic_directory, check_new_directory
 from jaxir.progress import progress
 from jaxir.reading import open_to_read
 from jaxir.retrieval.mining.judging import Drawn, Judge, RelevanceFilter, RelevanceSettings, Teacher
-from jaxir.retrieval.mining.known_positives import KnownPositives, read_documents
+from jaxir.retrieval.mining.known_positives import KnownPositives
 from jaxir.retrieval.ranking.runs import rank, read_run_by_query
 from jaxir.simple_types import Count, Seed, checked
 
@@ -274,7 +274,7 @@ def _write_pairs(
     teacher: Teacher | None,
 ) -> None:
     wanted = {doc_id for query_id, found in chosen.items() for doc_id in (*found, *asked[query_id])}
-    documents = {d.id: d for d in read_documents(folder, "reading negatives") if d.id in wanted}
+    documents = {d.id: d for d in folder.documents_again("reading negatives") if d.id in wanted}
     if lacking := wanted - documents.keys():
         raise UserError(f"{folder.corpus_path}: it lacks {min(lacking)!r}, which the run has found")
     queries = {query.id: query.text for query in folder.queries() if query.id in chosen}

@@ -15,7 +15,6 @@ import numpy as np
 
 from jaxir.data.sources import BeirFolder
 from jaxir.errors import UserError
-from jaxir.retrieval.mining.known_positives import read_documents
 from jaxir.simple_types import Rate, checked
 
 # A query's candidates that were drawn: (place among all its candidates, document id).
@@ -141,7 +140,7 @@ class RelevanceFilter:
 
     def _relevance(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
         wanted = {doc_id for _, doc_id in pairs}
-        documents = read_documents(self._folder, "reading candidates")
+        documents = self._folder.documents_again("reading candidates")
         texts = {d.id: d.contents for d in documents if d.id in wanted}
         if lacking := wanted - texts.keys():
             raise UserError(f"{self._folder.corpus_path}: it lacks {min(lacking)!r}, which the run has found")

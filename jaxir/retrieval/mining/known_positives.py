@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from jaxir.data.lines import OnBadInput
-from jaxir.data.sources import BeirFolder, Document, read_corpus
+from jaxir.data.sources import BeirFolder, Document
 from jaxir.errors import UserError
-from jaxir.progress import progress
 
 
 class KnownPositives(NamedTuple):
@@ -38,13 +36,6 @@ class KnownPositives(NamedTuple):
         return cls(asked, every, *_read_twins(folder, every))
 
 
-def read_documents(folder: BeirFolder, what: str) -> Iterator[Document]:
-    """Yields the corpus under a progress bar named `what`; ids are not compared."""
-    # A collector of one's own, whose report is not asked for: the corpus is read several times.
-    documents = read_corpus(folder.corpus_path, OnBadInput("stop"), unique=False)
-    return iter(progress(documents, what=what, unit="documents"))
-
-
 def _read_positives(folder: BeirFolder, split: str) -> tuple[dict[str, list[str]], dict[str, set[str]]]:
     """Returns the positives that `split` judges, and those of the same queries in any split."""
     asked: dict[str, list[str]] = {}
@@ -66,14 +57,14 @@ def _read_twins(
 ) -> tuple[dict[str, list[str]], set[str]]:
     """Returns the documents that have the text of a positive, by its id, and those that have no text."""
     wanted = set().union(*positives.values())
-    texts = {d.id: _digest(d) for d in read_documents(folder, "reading positives") if d.id in wanted}
+    texts = {d.id: _digest(d) for d in folder.documents_again("reading positives") if d.id in wanted}
     if lacking := wanted - texts.keys():
         raise UserError(f"{folder.corpus_path}: it lacks {min(lacking)!r}, which is judged relevant")
     nothing = _digest(Document("", "", ""))
     if textless := [doc_id for doc_id, digest in texts.items() if digest == nothing]:
         raise UserError(f"{folder.corpus_path}: {textless[0]!r} is judged relevant and has no text")
     of_text: dict[bytes, list[str]] = {digest: [] for digest in (*texts.values(), nothing)}
-    for document in read_documents(folder, "looking for duplicates"):
+    for document in folder.documents_again("looking for duplicates"):
         if (digest := _digest(document)) in of_text:
             of_text[digest].append(document.id)
     twins = {doc_id: of_text[digest] for doc_id, digest in texts.items() if len(of_text[digest]) > 1}

@@ -1,0 +1,180 @@
+"""What an evaluator measures with: data as the model reads them, programs compiled before the first step."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxir.data.lines import Policy
+from jaxir.data.tokenizer import Tokenizer
+from jaxir.features import Features, TextFormat
+from jaxir.models.products import as_run_on
+from jaxir.objectives.objective import Objective
+from jaxir.partitioning import Partitioner
+
+Rows = Mapping[str, np.ndarray]  # arrays [N, ...] by name
+
+
+class State(Protocol):
+    """What is evaluated: arrays of the model, of what the objective has beside it, of that one's state."""
+
+    params: Any
+    auxiliary: Any
+    statistics: Any
+
+
+class Examples(NamedTuple):
+    """Data that were read: rows of token ids and such, and what tells them from any other."""
+
+    rows: list[Mapping[str, np.ndarray]]
+    fingerprint: str
+
+
+class Program:
+    """A function of (model, auxiliary, batch) that is compiled once and run on the mesh, batch after batch.
+
+    Args:
+      function: (model, auxiliary, {name: [B, ...]}) -> arrays; without dropout, so of no key.
+      rows: what it is run on: the same whenever it is run.
+      batch_size: rows of a batch, at most.
+      partitioner: the mesh.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], rows: Rows, *, batch_size: int, partitioner: Partitioner
+    ):
+        self._function, self._rows, self._partitioner = function, rows, partitioner
+        self._sharding = partitioner.sharding(("batch",))
+        self.count = len(next(iter(rows.values())))
+        divisor = partitioner.batch_divisor()
+        self.size = min(batch_size, -(-self.count // divisor) * divisor)
+
+    def compile(self, plan: Any) -> None:
+        """Compiles it for a `training.state.Plan`."""
+
+        def run(params: Any, auxiliary: Any, statistics: Any, batch: Any) -> Any:
+            model, beside = plan.modules(params, auxiliary, statistics)
+            return self._function(model, beside, batch)
+
+        def shape(x: np.ndarray) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((self.size, *x.shape[1:]), x.dtype, sharding=self._sharding)
+
+        mesh, like = self._partitioner.mesh, plan.abstract
+        jitted = jax.jit(run, out_shardings=NamedSharding(mesh, PartitionSpec()))
+        batch = {name: shape(x) for name, x in self._rows.items()}
+        with self._partitioner(), as_run_on(mesh):
+            lowered = jitted.lower(like.params, like.auxiliary, like.statistics, batch)
+            self._compiled = lowered.compile()
+
+    def of_rows(self, state: State) -> Any:
+        """Returns what the function makes of each row, as host arrays [N, ...]."""
+        parts = jax.device_get(list(self._run(state, range(0, self.count, self.size))))
+        return jax.tree.map(lambda *x: np.concatenate(x)[: self.count], *parts)
+
+    def of_batches(self, state: State) -> list[Any]:
+        """Returns what it makes of each full batch, on the host.
+
+        Rows that are left after the last one do not count: a filled-up batch would be another one.
+        """
+        return jax.device_get(list(self._run(state, range(0, self.count - self.size + 1, self.size))))
+
+    def _run(self, state: State, starts: range) -> Iterator[Any]:
+        for at in starts:
+            batch = {name: self._place(x[at : at + self.size]) for name, x in self._rows.items()}
+            yield self._compiled(state.params, state.auxiliary, state.statistics, batch)
+
+    def _place(self, rows: np.ndarray) -> jax.Array:
+        """Puts rows that every process holds whole onto the mesh, filled up to a batch."""
+        rows = np.pad(rows, [(0, self.size - len(rows)), *[(0, 0)] * (rows.ndim - 1)])
+        return jax.make_array_from_callback(rows.shape, self._sharding, lambda index: rows[index])
+
+
+class Bench:
+    """What evaluators find when they prepare.
+
+    Args:
+      tokenizer: the model's.
+      form: lengths and prompts of its texts; `num_negatives` is that of training.
+      objective: of training.
+      training_data: the dataset that is trained on.
+      batch_size: of training, over all devices.
+      partitioner: the mesh.
+      on_bad_input: what to do with malformed records.
+    """
+
+    def __init__(
+        self,
+        *,
+        tokenizer: Tokenizer,
+        form: TextFormat,
+        objective: Objective,
+        training_data: Any,
+        batch_size: int,
+        partitioner: Partitioner,
+        on_bad_input: Policy = "stop",
+    ):
+        self.tokenizer, self.form, self.objective = tokenizer, form, objective
+        self.training_data, self.batch_size = training_data, batch_size
+        self.partitioner, self.on_bad_input = partitioner, on_bad_input
+        self._programs: list[Program] = []
+        self._read: list[tuple[Any, Features, Examples]] = []
+
+    def examples(self, data: Any, features: Features) -> Examples:
+        """Reads data; evaluators of the same data read them once.
+
+        Args:
+          data: a `data.text_data.TextData`, or a dataset that was built of one.
+          features: what is read of each example.
+        """
+        for source, wanted, found in self._read:
+            if source is data and wanted == features:
+                return found
+        built = data
+        if hasattr(data, "build"):
+            built = data.build(self.tokenizer, features, on_bad_input=self.on_bad_input)
+        found = Examples(read_rows(built, built.num_examples), built.fingerprint)
+        self._read.append((data, features, found))
+        return found
+
+    def program(self, function: Callable[..., Any], rows: Rows) -> Program:
+        """Returns a program of (model, auxiliary, batch) on `rows`; it is compiled before the first step.
+
+        The function is traced once and may say what is constant: `lambda model, _, batch: ...`.
+        """
+        made = Program(function, rows, batch_size=self.batch_size, partitioner=self.partitioner)
+        self._programs.append(made)
+        return made
+
+    def vectors(self, ids: np.ndarray, tower: str) -> Callable[[State], np.ndarray]:
+        """Returns state -> the vectors float32 [N, D] of texts [N, L] by a tower of a dual encoder."""
+        encode = self.program(lambda model, _, batch: model.encode(batch["ids"], tower=tower), {"ids": ids})
+        return encode.of_rows
+
+    def compile(self, plan: Any) -> None:
+        """Compiles all programs for a `training.state.Plan`."""
+        for program in self._programs:
+            program.compile(plan)
+
+
+def read_rows(data: Any, count: int) -> list[Mapping[str, np.ndarray]]:
+    """Returns the first `count` examples of the dataset's first epoch, in the order of seed 0."""
+    batches: Iterator[Mapping[str, np.ndarray]] = (
+        data.batches(batch_size=1, seed=0, start_step=0, process_index=0, process_count=1)
+        if count
+        else iter(())
+    )
+    return [{k: x[0] for k, x in batch.items()} for batch in itertools.islice(batches, count)]
+
+
+def stack(rows: list[np.ndarray]) -> np.ndarray:
+    """Stacks arrays of one rank; shorter ones are filled with 0, which is padding."""
+    shape = np.max([row.shape for row in rows], axis=0)
+    out = np.zeros((len(rows), *shape), rows[0].dtype)
+    for place, row in zip(out, rows, strict=True):
+        place[tuple(slice(n) for n in row.shape)] = row
+    return out

@@ -1,0 +1,56 @@
+"""The objective's loss over dev data."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from jaxir.errors import UserError
+from jaxir.evaluators.bench import Bench, State, stack
+from jaxir.evaluators.evaluator import Evaluator, Prepared
+from jaxir.simple_types import Natural, checked
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class Loss(Evaluator):
+    """The loss of training and the objective's own metrics, without dropout.
+
+    They are means over the full batches of a fixed order; the rows left after the last full one do not count,
+    for a smaller or filled-up batch would have other in-batch negatives. With fewer data than a batch of
+    training that is one smaller batch.
+
+    Attributes:
+      data: has the fields that the objective reads: a `data.text_data.TextData`.
+      num_negatives: hard negatives of each pair.
+    """
+
+    metrics = {"loss": "smaller", "accuracy": "greater"}  # noqa: RUF012
+
+    data: Any
+    num_negatives: Natural = 0
+
+    def prepare(self, bench: Bench) -> Prepared:
+        """Reads the data; see `Evaluator`."""
+        form = dataclasses.replace(bench.form, num_negatives=self.num_negatives)
+        examples = bench.examples(self.data, bench.objective.features(form))
+        count, divisor = len(examples.rows), bench.partitioner.batch_divisor()
+        if count < divisor:
+            raise UserError(f"there are only {count} dev pairs, fewer than the {divisor} devices of a batch")
+        # Of fewer rows than a batch, as many as the devices share.
+        kept = examples.rows if count >= bench.batch_size else examples.rows[: count // divisor * divisor]
+        rows = {name: stack([row[name] for row in examples.rows])[: len(kept)] for name in kept[0]}
+
+        def metrics_of(model: Any, auxiliary: Any, batch: Any) -> dict[str, Any]:
+            loss, metrics = bench.objective(model, batch, None, auxiliary=auxiliary, step=None)
+            return metrics | {"loss": loss}
+
+        program = bench.program(metrics_of, rows)
+
+        def measure(state: State) -> dict[str, float]:
+            found = program.of_batches(state)
+            return {name: float(np.mean([m[name] for m in found], dtype=np.float64)) for name in found[0]}
+
+        return Prepared(measure, examples.fingerprint)

@@ -1,0 +1,89 @@
+"""Retrieval over a small corpus: the passages of dev pairs among distractors."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxir.errors import UserError
+from jaxir.evaluation.retrieval import evaluate_run
+from jaxir.evaluators.bench import Bench, State, read_rows, stack
+from jaxir.evaluators.evaluator import Evaluator, Prepared
+from jaxir.features import pair_features
+from jaxir.retrieval.indexes.exact import ExactIndex
+from jaxir.simple_types import Natural, checked
+
+DEPTH = 10
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class Retrieval(Evaluator):
+    """nDCG@10 and RR@10 of every dev pair.
+
+    Each distinct query is searched among the distinct passages of the dev pairs and the distractors, where
+    texts with the same token ids are one.
+
+    Attributes:
+      data: pairs: a `data.text_data.TextData`.
+      distractors: how many training passages join the passages of the pairs.
+    """
+
+    metrics = {"nDCG@10": "greater", "RR@10": "greater"}  # noqa: RUF012
+
+    data: Any
+    distractors: Natural = 0
+
+    def prepare(self, bench: Bench) -> Prepared:
+        """Reads the data; see `Evaluator`.
+
+        Raises:
+          UserError: all queries or passages have the same tokens.
+        """
+        form = dataclasses.replace(bench.form, num_negatives=0)
+        rows, fingerprint = bench.examples(self.data, pair_features(form))
+        training = bench.training_data
+        extra = read_rows(training, min(self.distractors, training.num_examples))
+        queries, query_ids = _distinct(rows, [], "query")
+        passages, passage_ids = _distinct(rows, extra, "passage")
+        judgements: dict[str, dict[str, int]] = {}
+        for query, passage in zip(queries, passages, strict=False):
+            judgements.setdefault(query, {})[passage] = 1
+        of_queries = bench.vectors(stack(list(query_ids.values())), "query")
+        of_passages = bench.vectors(stack(list(passage_ids.values())), "passage")
+
+        def measure(state: State) -> Mapping[str, float]:
+            # Vectors are as the model's similarity wants them, so the inner product is it.
+            index = ExactIndex.build([of_passages(state)], list(passage_ids), similarity="dot")
+            scores, ids = index.search(of_queries(state), min(DEPTH, len(passage_ids)))
+            run = {
+                query: dict(zip(found, map(float, row), strict=True))
+                for query, found, row in zip(query_ids, ids, scores, strict=True)
+            }
+            return evaluate_run(run, judgements, list(self.metrics)).values
+
+        return Prepared(measure, f"{fingerprint}, {self.distractors} distractors")
+
+
+def _distinct(
+    rows: Sequence[Mapping[str, np.ndarray]], extra: Sequence[Mapping[str, np.ndarray]], tower: str
+) -> tuple[list[str], dict[str, np.ndarray]]:
+    """Returns a name of each text of a tower, of the same tokens the same, and the ids of each name."""
+    tokens = [row[f"{tower}_ids"] for row in (*rows, *extra)]
+    names = [_trim(x).tobytes().hex() for x in tokens]
+    distinct = dict(zip(names, tokens, strict=True))
+    ids = {row[f"{tower}_key"].tobytes() for row in rows if f"{tower}_key" in row}
+    if len(distinct) == 1 < len(ids):
+        raise UserError(
+            f"all {len(ids):,} texts of the dev pairs' {tower} tower have the same tokens, so that any answer"
+            " would be right: does the tokenizer know their words?"
+        )
+    return names, distinct
+
+
+def _trim(ids: np.ndarray) -> np.ndarray:
+    """Returns ids [L] without the padding on the right."""
+    return ids[: int(np.max(np.nonzero(ids)[0], initial=-1)) + 1]

@@ -1,0 +1,47 @@
+"""Command: reranks a run with a cross-encoder."""
+
+from __future__ import annotations
+
+from jaxir import cli
+from jaxir.outputs import writes
+from jaxir.simple_types import Count
+
+
+@cli.also_called(depth="k")
+@writes(output="file")
+def rerank(*, model: str, run: str, dataset: str, output: str, depth: Count = 100) -> None:
+    """Reranks the best documents of each query of a run with a cross-encoder.
+
+    Writes a run with the cross-encoder's scores (logits). Documents that the run ranks below --depth are left
+    out.
+
+    Args:
+      model: the cross-encoder: a run or a model directory of ours, hf: or st: and a directory or hub name.
+      run: TREC run file, of any retriever.
+      dataset: beir:DIR, where queries and documents are.
+      output: the run file to write.
+      depth: documents of a query that are read.
+
+    Raises:
+      UserError: no such model, files that do not go together, or a query or document that the dataset lacks.
+    """
+    from jaxir.data.sources import BeirFolder
+    from jaxir.evaluation.datasets import parse_dataset
+    from jaxir.retrieval.encoding.cross_encoder import CrossEncoder
+    from jaxir.retrieval.ranking import reranking
+    from jaxir.retrieval.ranking.runs import read_run, write_run
+
+    _, directory = parse_dataset(dataset, "beir")
+    folder, candidates = BeirFolder(directory), read_run(run)
+    scored = reranking.rerank(candidates, folder, CrossEncoder.load(model), depth=depth)
+    write_run(output, scored)
+    print(f"{output}: {len(scored):,} queries, {sum(map(len, scored.values())):,} answers, by {model}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(
+        cli.main(
+            "jaxir.rerank:rerank",
+            example="python -m jaxir.rerank --model=MODEL --run=a.trec --dataset=beir:DIR --output=b.trec",
+        )
+    )

@@ -1,0 +1,98 @@
+"""The evaluators of a run: when each is due, what it measures, and what tells the best checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from jaxir.distributed import as_first
+from jaxir.errors import UserError
+from jaxir.evaluators.bench import Bench
+from jaxir.evaluators.evaluator import Evaluator
+from jaxir.training.length import in_steps
+from jaxir.training.state import Plan, TrainState
+
+
+class Suite:
+    """Evaluators with their data read; those that are due measure the state after a step.
+
+    Args:
+      evaluators: which; `evaluator.check_evaluators` has looked at them.
+      bench: what they measure with.
+      best_by: the metric that tells the best checkpoint.
+      eval_every: steps between evaluations, of evaluators that say nothing else.
+      steps: of the run; after the last one all are due.
+
+    Raises:
+      UserError: an evaluator's data cannot be had.
+    """
+
+    def __init__(
+        self, evaluators: Sequence[Evaluator], bench: Bench, *, best_by: str, eval_every: int, steps: int
+    ):
+        self._bench, self._steps = bench, steps
+        self._parts = []
+        for evaluator in evaluators:
+            every = eval_every if evaluator.every is None else evaluator.every
+            every = in_steps(f"{evaluator}: every", every, steps)
+            self._parts.append((evaluator, evaluator.prepare(bench), every))
+        self.directions = {k: v for evaluator in evaluators for k, v in evaluator.directions.items()}
+        self.best_by = best_by if evaluators else None
+
+    @property
+    def told(self) -> str | None:
+        """What the best checkpoint goes by, and on which data; None where nothing is evaluated."""
+        for evaluator, prepared, _ in self._parts:
+            if self.best_by in evaluator.directions:
+                return f"{self.best_by} on {prepared.data}"
+        return None
+
+    @property
+    def greater_is_better(self) -> bool:
+        """Of the metric that tells the best checkpoint."""
+        return self.directions.get(self.best_by) == "greater"
+
+    def compile(self, plan: Plan) -> None:
+        """Compiles all that will be run."""
+        self._bench.compile(plan)
+
+    def due(self, step: int) -> bool:
+        """Returns whether any evaluator measures after `step`."""
+        return any(self._due(every, step) for _, _, every in self._parts)
+
+    def measure(self, step: int, state: TrainState) -> dict[str, float]:
+        """Returns what the evaluators that are due measure; in every process what the first one has.
+
+        Raises:
+          UserError: an evaluator
+        """
+        found: dict[str, float] = {}
+        for evaluator, prepared, every in self._parts:
+            if not self._due(every, step):
+                continue
+            where = f"step {step}: evaluator {evaluator}"
+            try:
+                scores = prepared.measure(state)
+            except UserError as error:
+                raise UserError(f"{where}: {error}") from error
+            except Exception as error:
+                raise RuntimeError(f"{where}: {type(error).__name__}: {error}") from error
+            scores = as_first({evaluator.full_name(name): float(x) for name, x in scores.items()})
+            self._check(where, evaluator, scores, found)
+            found |= scores
+        return found
+
+    def _due(self, every: int, step: int) -> bool:
+        return step % every == 0 or step == self._steps
+
+    def _check(
+        self, where: str, evaluator: Evaluator, scores: Mapping[str, float], before: Mapping[str, float]
+    ) -> None:
+        if self.best_by in evaluator.directions and self.best_by not in scores:
+            raise UserError(f"{where} has measured no {self.best_by}, only {', '.join(scores)}")
+        for name in evaluator.directions:
+            if not np.isfinite(scores.get(name, 0.0)):
+                raise UserError(f"{where}: {name} is {scores[name]}")
+        if both := sorted(scores.keys() & before.keys()):
+            raise UserError(f"{where} measures {both[0]}, as another one does: give it a name")

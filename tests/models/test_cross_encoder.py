@@ -1,0 +1,73 @@
+"""Cross-encoders: pairs joined on the device are those of the tokenizers; dropout."""
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxir.data.pair_tokenizer import PairTokenizer
+from jaxir.data.tokenizer import Tokenizer, pad_batch
+from jaxir.errors import UserError
+from jaxir.interop import model_dir
+from jaxir.interop.build import PretrainedCrossEncoder
+from jaxir.models.cross_encoder import join
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+PAIRS = [("da de", "ha he hi"), ("", "la"), ("ma me mi mo", ""), ("sa", "ta te ti to ra re"), ("", "")]
+pytestmark = pytest.mark.usefixtures("few_optimizations")
+
+
+def apart(name: str, lengths=(12, 14)) -> list[jax.Array]:
+    tokenizer = Tokenizer.load(GOLDEN / f"cross_{name}")
+    texts = zip(*PAIRS, strict=True)
+    rows = [tokenizer.encode_batch(side, max_length=n) for side, n in zip(texts, lengths, strict=True)]
+    return [jnp.asarray(pad_batch(side, n)) for side, n in zip(rows, lengths, strict=True)]
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert"])
+def test_joined_texts_are_the_tokenizers_pairs(name):
+    pairs = PairTokenizer(Tokenizer.load(GOLDEN / f"cross_{name}"))
+    assert (pairs.separator is None) == (name != "roberta")
+    ids, types = jax.jit(lambda q, p: join(q, p, separator=pairs.separator))(*apart(name))
+    expected = pairs.encode(PAIRS, max_length=40)
+    assert ids.shape == types.shape == (5, 25 if pairs.separator is None else 26)
+    for row, kinds, pair in zip(np.asarray(ids), np.asarray(types), expected, strict=True):
+        assert row[: len(pair.ids)].tolist() == pair.ids.tolist() and not row[len(pair.ids) :].any()
+        if name == "bert":
+            assert kinds[: len(pair.ids)].tolist() == pair.types.tolist() and kinds[: len(pair.ids)].any()
+
+
+def test_scores_of_texts_are_the_scores_of_their_pairs_and_dropout_is_on_with_a_key():
+    loaded = PretrainedCrossEncoder(source=f"hf:{GOLDEN / 'cross_bert'}").build(seed=0)
+    texts = apart("bert")
+    tokens = PairTokenizer(loaded.tokenizer).encode(PAIRS, max_length=40)
+    ids, types = (jnp.asarray(pad_batch(rows, 40)) for rows in zip(*tokens, strict=True))
+    by_pair = nnx.jit(lambda m, x, t: m.score(x, t))(loaded.model, ids, types)
+    scored = nnx.jit(lambda m, q, p, key: m.score_texts(q, p, key=key))
+    found = scored(loaded.model, *texts, None)
+    np.testing.assert_allclose(found, by_pair, atol=1e-5)
+    assert np.ptp(found) > 0.01
+    dropped = [scored(loaded.model, *texts, jax.random.key(seed)) for seed in (0, 0, 1)]
+    np.testing.assert_array_equal(dropped[0], dropped[1])
+    assert np.abs(dropped[0] - found).min() > 1e-4 and np.abs(dropped[0] - dropped[2]).min() > 1e-4
+
+
+def test_who_has_not_asked_the_tokenizer_joins_nothing():
+    loaded = model_dir.load_cross_encoder(f"hf:{GOLDEN / 'cross_bert'}")
+    with pytest.raises(ValueError, match="how two texts are joined is not known"):
+        loaded.model.score_texts(*apart("bert"))
+
+
+def test_a_tokenizer_that_joins_otherwise_is_refused(tmp_path):
+    tokenizer = Tokenizer.load(GOLDEN / "cross_bert")
+    tokenizer.save(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["post_processor"]["pair"].reverse()
+    path.write_text(json.dumps(content))
+    with pytest.raises(UserError, match="is not one for pairs"):
+        _ = PairTokenizer(Tokenizer.load(tmp_path)).separator

@@ -1,0 +1,239 @@
+"""Evaluators: against the same numbers computed plainly, and what the loop makes of a list of them."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from tiny_run import LENGTH, Bag, pairs, run
+
+from jaxir import Pairs, fit
+from jaxir.errors import UserError
+from jaxir.evaluation.sts import evaluate_sts, read_sts
+from jaxir.evaluators.bench import Bench
+from jaxir.evaluators.evaluator import Evaluator, Prepared
+from jaxir.evaluators.retrieval import Retrieval
+from jaxir.evaluators.sts import STS
+from jaxir.features import TextFormat
+from jaxir.objectives.contrastive import Contrastive
+from jaxir.partitioning import MeshConfig
+from jaxir.training.loop import of_dev
+from jaxir.training.optimizers import AdamW
+from jaxir.training.settings import disagreement
+from jaxir.training.state import initial_state, plan_state
+from jaxir.training.suite import Suite
+
+
+def evaluation(dev, *, distractors=0, batch_size=8, devices=4):
+    model = Bag(dropout_rate=0.9)
+    bench = Bench(
+        tokenizer=None,
+        form=TextFormat(LENGTH, LENGTH),
+        objective=Contrastive(),
+        training_data=pairs(40, seed=9),
+        batch_size=batch_size,
+        partitioner=MeshConfig().build(jax.devices()[:devices]),
+    )
+    evaluators = of_dev(dev, distractors, Contrastive())
+    suite = Suite(evaluators, bench, best_by="loss", eval_every=1, steps=1)
+    transform = AdamW().build(1).transform
+    plan = plan_state(model, transform, bench.partitioner)
+    suite.compile(plan)
+    return model, suite.measure(1, initial_state(model, transform, plan))
+
+
+@pytest.mark.parametrize("distractors", [0, 40])
+def test_retrieval_metrics_count_every_pair_and_every_distractor(distractors):
+    dev = pairs(21, seed=25)
+    model, scores = evaluation(dev, distractors=distractors)
+    rows = [dict(b) for b, _ in zip(dev.ordered(1), range(21), strict=True)]
+    extra = [b["passage_ids"] for b, _ in zip(pairs(40, seed=9).ordered(1), range(distractors), strict=False)]
+    query = np.asarray(model.encode(jax.numpy.concatenate([r["query_ids"] for r in rows]), tower="query"))
+    passages = [r["passage_ids"] for r in rows] + extra
+    passage = np.asarray(model.encode(jax.numpy.concatenate(passages), tower="passage"))
+    similarity = query @ passage.T
+    ranks = 1 + (similarity > np.diag(similarity)[:, None]).sum(1)
+    assert ranks.mean() > 2 and {10, 11} <= {*np.minimum(ranks, 11)} and len(passage) == 21 + distractors
+    assert scores["RR@10"] == pytest.approx(np.where(ranks <= 10, 1 / ranks, 0).mean(), abs=1e-6)
+    assert scores["nDCG@10"] == pytest.approx(
+        np.where(ranks <= 10, 1 / np.log2(ranks + 1), 0).mean(), abs=1e-6
+    )
+
+
+@pytest.mark.parametrize("count", [16, 21])
+def test_loss_and_accuracy_are_means_over_full_batches_without_dropout(count):
+    dev = pairs(count, seed=1)
+    model, scores = evaluation(dev)
+    batches = dev.batches(batch_size=1, seed=0)
+    rows = [next(batches) for _ in range(count)]
+    found = []
+    for at in (0, 8):
+        batch = {k: jax.numpy.concatenate([r[k] for r in rows[at : at + 8]]) for k in rows[0]}
+        loss, metrics = Contrastive()(model, batch, None)
+        found.append((float(loss), float(metrics["accuracy"])))
+    assert (scores["loss"], scores["accuracy"]) == pytest.approx(np.mean(found, axis=0), rel=1e-5)
+    assert found[0] != found[1]
+
+
+def test_fewer_pairs_than_a_batch_are_one_smaller_batch():
+    _, scores = evaluation(pairs(7, seed=1), batch_size=512)
+    _, one_device = evaluation(pairs(7, seed=1), batch_size=4, devices=1)
+    assert scores["loss"] == pytest.approx(one_device["loss"], rel=1e-5)
+
+
+def test_texts_that_are_all_one_to_the_model_are_refused():
+    dev = pairs(21, seed=1)
+    queries = dev._tables["queries"]
+    dev._tables["queries"] = queries._replace(flat=np.ones_like(queries.flat))
+    with pytest.raises(UserError, match="all 21 texts of the dev pairs' query tower have the same tokens"):
+        evaluation(dev)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Norm(Evaluator):
+    """The length of the bias; what `values` has for a step it returns instead, or raises."""
+
+    metrics = {"norm": "smaller"}  # noqa: RUF012
+
+    values: dict = dataclasses.field(default_factory=dict)
+    seen: list = dataclasses.field(default_factory=list)
+
+    def prepare(self, bench):
+        rows = {"one": np.ones([2, 1], np.float32)}
+        program = bench.program(lambda model, _, batch: batch["one"] * model.bias[...][None], rows)
+
+        def measure(state):
+            step = int(state.step)
+            self.seen.append(step)
+            value = self.values.get(step, float(np.linalg.norm(program.of_rows(state)[0])))
+            if isinstance(value, Exception):
+                raise value
+            return value if isinstance(value, dict) else {"norm": value}
+
+        return Prepared(measure, "the model's own bias")
+
+
+def best_of(run_dir):
+    return json.loads((run_dir / "checkpoints" / "best.json").read_text())
+
+
+def logged(run_dir, name):
+    lines = [json.loads(line) for line in (run_dir / "log.jsonl").read_text().splitlines()]
+    return {line["step"]: line[name] for line in lines if name in line}
+
+
+def test_the_best_checkpoint_goes_by_any_metric_in_its_direction(tmp_path):
+    """The bias starts at 0 and grows: the smaller the better, the first evaluation is the best."""
+    norm = Norm(every=5)
+    result = run(tmp_path / "run", evaluators=[norm], dev_metric="norm", checkpoint_every=30)
+    assert norm.seen == [5, 10, 15, 20, 25, 30]
+    values = logged(tmp_path / "run", "dev/norm")
+    assert list(values) == norm.seen and len(set(values.values())) == 6 and min(values.values()) == values[5]
+    assert best_of(tmp_path / "run") == {"step": 5, "metric": "norm", "value": values[5]}
+    assert (result.best_step, result.best_value) == (5, values[5])
+    assert sorted(logged(tmp_path / "run", "dev/nDCG@10")) == [10, 20, 30]  # by eval_every
+
+
+def test_evaluators_have_a_schedule_of_their_own_as_a_share_too(tmp_path):
+    first, second = Norm(name="a", every=0.5), Norm(name="b", every=7)
+    run(tmp_path / "run", dev=None, evaluators=[first, second], dev_metric="b/norm", checkpoint_every=100)
+    assert (first.seen, second.seen) == ([15, 30], [7, 14, 21, 28, 30])
+    assert best_of(tmp_path / "run")["step"] == 7
+    with pytest.raises(UserError, match=r"Norm 'a': every must be a whole number of steps, or a share"):
+        run(tmp_path / "other", evaluators=[Norm(name="a", every=1.5)])
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (
+            {"evaluators": [Norm()], "dev_metric": "norms"},
+            "there is no dev metric 'norms', only nDCG@10, RR@10, loss, accuracy, norm; did you mean 'norm'?",
+        ),
+        ({"evaluators": [Norm(), Norm()]}, "evaluators Norm and Norm both measure norm: give one a name"),
+        (
+            {"evaluators": [Retrieval(data=None)]},
+            "evaluators Retrieval and Retrieval both measure nDCG@10: give one a name",
+        ),
+        ({"evaluators": [Norm]}, "evaluators must be objects such as Retrieval(...), not <class"),
+        (
+            {"evaluators": [Norm(name="late", values={10: UserError("no more")})]},
+            "step 10: evaluator Norm 'late': no more; training stopped, ",
+        ),
+        (
+            {"evaluators": [Norm(values={20: np.nan})]},
+            "step 20: evaluator Norm: norm is nan; training stopped",
+        ),
+        (
+            {"evaluators": [Norm(values={10: {"loss": 1.0}})]},
+            "step 10: evaluator Norm measures loss, as another one does: give it a name; training stopped",
+        ),
+        (
+            {"evaluators": [Norm(values={10: {"n": 1.0}})], "dev_metric": "norm"},
+            "step 10: evaluator Norm has measured no norm, only n; training stopped",
+        ),
+    ],
+)
+def test_evaluators_that_cannot_be_cost_a_sentence(tmp_path, settings, sentence):
+    with pytest.raises(UserError) as error:
+        run(tmp_path / "run", **settings)
+    assert str(error.value).startswith(sentence)
+    assert (tmp_path / "run").exists() == sentence.startswith("step")
+
+
+def test_a_fault_of_an_evaluator_names_it_and_the_step(tmp_path):
+    with pytest.raises(RuntimeError, match="step 10: evaluator Norm: KeyError: 'x'") as error:
+        run(tmp_path / "run", evaluators=[Norm(values={10: KeyError("x")})])
+    assert isinstance(error.value.__cause__, KeyError)
+
+
+def test_only_what_the_best_goes_by_must_agree_on_resuming(tmp_path):
+    run(tmp_path / "run", evaluators=[Norm()], steps=10)
+    more = Norm(name="more")
+    assert run(tmp_path / "run", evaluators=[more], steps=10).step == 10
+    with pytest.raises(
+        UserError, match=r"was trained with dev=nDCG@10 on 21 pairs .* not norm on the model's"
+    ):
+        run(tmp_path / "run", evaluators=[Norm()], steps=10, dev_metric="norm")
+
+
+def test_runs_whose_loss_was_told_with_distractors_are_resumed(tmp_path):
+    run(tmp_path / "run", dev_metric="loss", steps=10)
+    record = json.loads((tmp_path / "run" / "run.json").read_text())["settings"]
+    earlier = record | {"dev": record["dev"] + ", 40 distractors"}
+    assert disagreement(earlier, record) is None
+    assert "dev=" in disagreement(earlier | {"dev": "loss on other pairs, 40 distractors"}, record)
+
+
+def test_sts_in_the_loop_is_sts_of_the_encoder(tmp_path):
+    lines = [
+        "5\tda de\tda de di",
+        "3\tha he\tha ha he he",
+        "4\tla\tla le",
+        "1\tma me\tda",
+        "0.5\tra\tla me",
+        "2\tsa\tse",
+    ]
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.tsv").write_text(
+            "\n".join(["score\tsentence1\tsentence2", *lines[: 6 if name == "a" else 4]])
+        )
+    words = ["da de di", "ha he hi", "la le li", "ma me mi"]
+    encoder = fit(
+        f"st:{Path(__file__).parent.parent / 'golden/bert'}",
+        Pairs(words, words),
+        steps=2,
+        batch_size=4,
+        evaluators=[STS(path=str(tmp_path)), STS(path=str(tmp_path / "b.tsv"), name="one")],
+        dev_metric="spearman",
+        output_dir=tmp_path / "run",
+    )
+    best = best_of(tmp_path / "run")
+    found = evaluate_sts(encoder, read_sts(tmp_path)).spearman
+    names = {"all": "spearman", "a": "spearman/a", "b": "spearman/b"}
+    told = {name: logged(tmp_path / "run", f"dev/{log}")[best["step"]] for name, log in names.items()}
+    assert told == pytest.approx(found, abs=1e-6) and len(set(told.values())) == 3
+    assert logged(tmp_path / "run", "dev/one/spearman")[best["step"]] == told["b"]
+    assert (best["metric"], best["value"]) == ("spearman", told["all"])

@@ -1,0 +1,239 @@
+"""A cross-encoder trained on mined negatives, as users do it; reranking; formats."""
+
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+from flax import nnx
+
+from jaxir import cli, fit
+from jaxir.data.pair_sources import TevatronPairs
+from jaxir.errors import UserError
+from jaxir.features import TextFormat
+from jaxir.interop import model_dir
+from jaxir.interop.build import PretrainedCrossEncoder
+from jaxir.models import layers
+from jaxir.objectives.reranking import Reranking
+from jaxir.partitioning import MeshConfig
+from jaxir.retrieval.encoding.cross_encoder import CrossEncoder
+from jaxir.retrieval.ranking.runs import rank, read_run
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+KINDS = [[f"{a}{b}" for b in "aeio"] for a in "dhlm"]
+pytestmark = pytest.mark.usefixtures("few_optimizations")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Queries of a syllable and its kin; relevant is the passage of the same, the others are of others."""
+    rng, place = np.random.default_rng(0), tmp_path_factory.mktemp("data")
+    documents, queries, records, qrels, run = {}, {}, [], [], []
+    for i in range(48):
+        kind = i % len(KINDS)
+        queries[f"q{i}"] = " ".join(rng.permutation(KINDS[kind]))
+        others = rng.permutation([n for n in range(len(KINDS)) if n != kind])
+        ids = [f"d{i}-{n}" for n in range(1 + len(others))]
+        texts = [" ".join(rng.permutation([*KINDS[n], *KINDS[n]])) for n in (kind, *others)]
+        documents |= dict(zip(ids, texts, strict=True))
+        # The run has the relevant document last.
+        run += [f"q{i} Q0 {d} 0 {len(ids) - n} t\n" for n, d in enumerate([*ids[1:], ids[0]])]
+        qrels.append(f"q{i}\t{ids[0]}\t1\n")
+        passages = [{"docid": d, "title": "", "text": documents[d]} for d in ids]
+        record = {"query_id": f"q{i}", "query": queries[f"q{i}"], "positive_passages": passages[:1]}
+        records.append(json.dumps(record | {"negative_passages": passages[1:]}) + "\n")
+    for name, texts in (("corpus", documents), ("queries", queries)):
+        lines = [json.dumps({"_id": i, "text": text}) + "\n" for i, text in texts.items()]
+        (place / f"{name}.jsonl").write_text("".join(lines))
+    (place / "qrels").mkdir()
+    (place / "qrels/train.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(qrels))
+    (place / "mined.jsonl").write_text("".join(records))
+    (place / "run.trec").write_text("".join(run))
+    return place
+
+
+def train(folder, output, *more: str) -> int:
+    flags = ["--gin_file=gin/reranker.gin", f"--gin.DATA={folder}", f"--gin.MINED={folder}/mined.jsonl"]
+    flags += [f"--gin.MODEL=st:{GOLDEN / 'bert'}", "--gin.QUERY_LENGTH=16", "--gin.PASSAGE_LENGTH=24"]
+    flags += ["--gin.NEGATIVES=3", "--gin.LEARNING_RATE=2e-3", "--gin.CHECKPOINT_EVERY=20"]
+    return cli.main("jaxir.train:train", [*flags, f"--output_dir={output}", *more])
+
+
+@pytest.fixture(scope="module")
+def trained(folder, tmp_path_factory):
+    run = tmp_path_factory.mktemp("runs") / "run"
+    assert train(folder, run, "--steps=6", "--gin.CHECKPOINT_EVERY=3", "--keep_last=2") == 0
+    return run
+
+
+@pytest.mark.slow
+def test_it_learns_to_put_the_relevant_first(folder, tmp_path):
+    run = tmp_path / "run"
+    assert train(folder, run, "--steps=150") == 0
+    lines = [x for x in map(json.loads, (run / "log.jsonl").read_text().splitlines()) if "loss" in x]
+    assert lines[-1]["loss"] < 0.3 * lines[0]["loss"] and lines[-1]["accuracy"] > 0.9 > lines[0]["accuracy"]
+    found, before = rerank(folder, run, tmp_path / "new.trec"), read_run(folder / "run.trec")
+    first = [rank(answers)[0] == f"d{query[1:]}-0" for query, answers in found.items()]
+    assert np.mean(first) > 0.9 and not any(rank(a)[0].endswith("-0") for a in before.values())
+
+
+def rerank(folder, model, output, *more):
+    flags = [f"--model={model}", f"--run={folder}/run.trec", f"--dataset=beir:{folder}"]
+    assert cli.main("jaxir.rerank:rerank", [*flags, f"--output={output}", *more]) == 0
+    return read_run(output)
+
+
+def test_a_reranked_run_has_the_models_scores_of_the_texts(folder, trained, tmp_path, capsys):
+    found, before = rerank(folder, trained, tmp_path / "new.trec"), read_run(folder / "run.trec")
+    assert f"48 queries, 192 answers, by {trained}" in capsys.readouterr().out
+    assert {q: set(some) for q, some in found.items()} == {q: set(some) for q, some in before.items()}
+    queries, documents = (
+        {r["_id"]: r["text"] for r in map(json.loads, (folder / f"{name}.jsonl").read_text().splitlines())}
+        for name in ("queries", "corpus")
+    )
+    pairs = [(q, d) for q in ("q3", "q40") for d in found[q]]
+    scores = CrossEncoder.load(str(trained)).score([(queries[q], documents[d]) for q, d in pairs])
+    np.testing.assert_allclose([found[q][d] for q, d in pairs], scores, atol=1e-5)
+    two = rerank(folder, trained, tmp_path / "two.trec", "--depth=2")
+    assert all(set(two[q]) == set(rank(before[q])[:2]) for q in before)
+
+
+def test_a_resumed_run_ends_with_the_same_bits(folder, trained, tmp_path, capsys):
+    shutil.copytree(trained, tmp_path / "cut")
+    shutil.rmtree(tmp_path / "cut/checkpoints/6")
+    settings = ("--steps=6", "--gin.CHECKPOINT_EVERY=3", "--keep_last=2")
+    assert train(folder, tmp_path / "cut", *settings) == 0
+    assert "resum" in capsys.readouterr().err
+    whole, again = (model_dir.load_cross_encoder(str(p)) for p in (trained, tmp_path / "cut"))
+    assert again.fingerprint == whole.fingerprint and again.settings == whole.settings
+    assert train(folder, tmp_path / "cut", *settings, "--gin.QUERY_LENGTH=12") == 1
+    assert "was trained" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("to", ["hf", "st", "jaxir"])
+def test_it_is_written_and_read(trained, tmp_path, to):
+    out = tmp_path / "out"
+    flags = [f"--source={trained}", f"--output={out}", f"--format={to}"]
+    assert cli.main("jaxir.convert:convert", flags) == 0
+    spec = str(out) if to == "jaxir" else f"{to}:{out}"
+    found, expected = (model_dir.load_cross_encoder(str(s)) for s in (spec, trained))
+    assert found.fingerprint == expected.fingerprint
+    assert found.settings.pair_max_length == expected.settings.pair_max_length == 40
+    if to == "jaxir":
+        return
+    golden = safetensors.numpy.load_file(GOLDEN / "cross_bert/model.safetensors")
+    tensors = safetensors.numpy.load_file(out / "model.safetensors")
+    assert {n: x.shape for n, x in tensors.items()} == {n: x.shape for n, x in golden.items()}
+    told, theirs = (json.loads((d / "config.json").read_text()) for d in (out, GOLDEN / "cross_bert"))
+    assert told["architectures"] == theirs["architectures"] and told["id2label"] == theirs["id2label"]
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert"])
+def test_folders_come_out_as_they_went_in(name, tmp_path):
+    source = GOLDEN / f"cross_{name}"
+    flags = [f"--source=hf:{source}", f"--output={tmp_path}/out", "--format=hf"]
+    assert cli.main("jaxir.convert:convert", flags) == 0
+    before, after = (safetensors.numpy.load_file(d / "model.safetensors") for d in (source, tmp_path / "out"))
+    assert before.keys() == after.keys() and all((before[n] == after[n]).all() for n in before)
+    told, was = (json.loads((d / "config.json").read_text()) for d in (tmp_path / "out", source))
+    known = {n: v for n, v in was.items() if n in told and n not in ("sentence_transformers", "bos_token_id")}
+    assert {n: told[n] for n in known} == known and told["model_type"] == name
+
+
+class Scored(nnx.Module):
+    """The least that the objective asks of a model: what the tokens of both texts have in common."""
+
+    def __init__(self, dropout: float = 0.0):
+        self.table = layers.param(layers.normal(1.0)(jax.random.key(0), (50, 16)), "vocab", "embed")
+        self.dropout = dropout
+
+    def score_texts(self, query_ids, passage_ids, *, key=None):
+        one, two = (self.table[...][x].sum(1) for x in (query_ids, passage_ids))
+        return layers.dropout(jnp.tanh(one * two), self.dropout, key).sum(1)
+
+
+def batch_of(rows: int = 16) -> dict:
+    rng = np.random.default_rng(0)
+    ids = {"query_ids": (rows, 4), "passage_ids": (rows, 6), "negative_ids": (rows, 3, 6)}
+    keys = {"query_key": (rows, 2), "passage_key": (rows, 2), "negative_key": (rows, 3, 2)}
+    batch = {k: rng.integers(1, 50, shape).astype(np.int32) for k, shape in (ids | keys).items()}
+    batch["negative_key"][2, 1] = batch["passage_key"][2]
+    return batch
+
+
+def value_and_grad(objective, model, batch, key=None):
+    graph, state = nnx.split(model)
+    loss_of = lambda state, batch: objective(nnx.merge(graph, state), batch, key)  # noqa: E731
+    (loss, _), gradient = jax.jit(jax.value_and_grad(loss_of, has_aux=True))(state, batch)
+    (gradient,) = jax.tree.leaves(gradient)
+    assert float(jnp.abs(gradient).max()) > 0.01
+    return loss, gradient
+
+
+def test_chunks_and_devices_give_the_same_numbers():
+    model, batch = Scored(), {k: jnp.asarray(v) for k, v in batch_of().items()}
+    direct = value_and_grad(Reranking(), model, batch)
+    for found in (
+        value_and_grad(Reranking(chunks=4), model, batch),
+        value_and_grad(Reranking(chunks=2), Scored(), on_mesh(batch)),
+    ):
+        np.testing.assert_allclose(found[0], direct[0], rtol=1e-5)
+        np.testing.assert_allclose(found[1], direct[1], atol=1e-5)
+    dropped = value_and_grad(Reranking(chunks=2), Scored(0.5), batch, jax.random.key(0))
+    assert abs(dropped[0] - direct[0]) > 1e-3
+
+
+def on_mesh(batch):
+    partitioner = MeshConfig().build()
+    assert partitioner.mesh.size > 1
+    return {
+        k: jax.device_put(x, partitioner.sharding(("batch", *[None] * (x.ndim - 1)), x.shape))
+        for k, x in batch.items()
+    }
+
+
+def test_a_negative_that_is_the_positive_does_not_count():
+    model, batch = Scored(), batch_of()
+    before = value_and_grad(Reranking(), model, {k: jnp.asarray(v) for k, v in batch.items()})[0]
+    batch["negative_ids"][2, 1] = 7
+    after = value_and_grad(Reranking(), model, {k: jnp.asarray(v) for k, v in batch.items()})[0]
+    assert before == after
+    batch["negative_ids"][2, 0] = 7
+    assert value_and_grad(Reranking(), model, {k: jnp.asarray(v) for k, v in batch.items()})[0] != after
+
+
+def test_in_python(folder):
+    model = PretrainedCrossEncoder(
+        source=f"hf:{GOLDEN / 'cross_bert'}", query_max_length=16, passage_max_length=24
+    )
+    pairs = TevatronPairs(path=str(folder / "mined.jsonl"))
+    found = fit(model, pairs, steps=2, batch_size=8, num_negatives=2, objective=Reranking())
+    assert isinstance(found, CrossEncoder) and found.max_length == 40
+    assert found.score([("da de", "da de"), ("da de", "la")]).shape == (2,)
+
+
+def test_what_cannot_be_costs_a_sentence(folder, trained, capsys, tmp_path):
+    with pytest.raises(UserError, match="learns from hard negatives: set num_negatives"):
+        Reranking().features(TextFormat(8, 8))
+    run = [f"--run={folder}/run.trec", f"--dataset=beir:{folder}", f"--output={tmp_path}/x.trec"]
+    lacking = tmp_path / "lacking.trec"
+    lacking.write_text("q0 Q0 nowhere 1 1.0 t\n")
+    for command, flags, sentence in (
+        ("encode", [f"--model={trained}", f"--input={folder}/corpus.jsonl", f"--output={tmp_path}/e"],
+         "is a cross-encoder, which scores pairs of texts"),
+        ("rerank", [f"--model=st:{GOLDEN / 'bert'}", *run], "no classifier.weight among its weights"),
+        ("rerank", [f"--model={tmp_path}", *run], "no jaxir.json in it"),
+        ("rerank", [f"--model={trained}", f"--run={lacking}", *run[1:]], "lacks 'nowhere', which the run"),
+        ("train", [], "t5_1_1: a tokenizer that joins"),
+    ):  # fmt: skip
+        if command == "train":
+            status = train(folder, tmp_path / "t5", "--steps=2", f"--gin.MODEL=hf:{GOLDEN / 't5_1_1'}")
+        else:
+            status = cli.main(f"jaxir.{command}:{command}", flags)
+        error = capsys.readouterr().err
+        assert status == 1 and sentence in error.splitlines()[-1], error
+    assert not (tmp_path / "x.trec").exists() and not (tmp_path / "e").exists()
