@@ -1,4 +1,4 @@
-"""ModernBERT beyond what all backbones are tested for: gradients, forms of config.json, folders with heads."""
+"""ModernBERT beyond what all backbones are tested for: gradients, forms of config.json, other heads."""
 
 import json
 import shutil
