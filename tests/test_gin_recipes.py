@@ -67,7 +67,7 @@ def test_a_head_names_what_must_be_set_and_only_macros_that_there_are(file):
     lines = (ROOT / file).read_text().splitlines()
     head = "\n".join(itertools.takewhile(lambda line: line.startswith("#"), lines))
     opened = gin_config.open_macros(train, [file], [])
-    assert set(re.findall(r"Must be set: ([A-Z]+)", head)) == set(opened)
+    assert set(re.findall(r"Must be set: ([A-Z_]+)", head)) == set(opened)
     known = {scope for scope, selector in gin_config.gin_internals._CONFIG if selector == "gin.macro"}
     listed = f"{head}\n".partition("Commonly overridden: ")[2].partition(".\n")[0]
     named = set(re.findall(r"(?<![\w-])[A-Z][A-Z_]{3,}(?![\w-])", re.sub(r'"[^"]*"', "", listed)))
