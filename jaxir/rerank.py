@@ -32,8 +32,8 @@ def rerank(*, model: str, run: str, dataset: str, output: str, depth: Count = 10
     from jaxir.retrieval.ranking.runs import read_run, write_run
 
     _, directory = parse_dataset(dataset, "beir")
-    folder, candidates = BeirFolder(directory), read_run(run)
-    scored = reranking.rerank(candidates, folder, CrossEncoder.load(model), depth=depth)
+    candidates = reranking.read_candidates(read_run(run), BeirFolder(directory), depth=depth)
+    scored = reranking.rerank(candidates, CrossEncoder.load(model))
     write_run(output, scored)
     print(f"{output}: {len(scored):,} queries, {sum(map(len, scored.values())):,} answers, by {model}")
 

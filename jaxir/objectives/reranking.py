@@ -85,8 +85,15 @@ class Reranking(Objective):
 
 def _score(model: Scorer, ids: Mapping[str, jax.Array], key: jax.Array | None) -> jax.Array:
     passages = jnp.concatenate([ids["passage_ids"][:, None], ids["negative_ids"]], axis=1)
-    rows, count = passages.shape[:2]
-    queries = jnp.broadcast_to(ids["query_ids"][:, None], (rows, count, ids["query_ids"].shape[1]))
-    # [B, 1 + N, L] is [B (1 + N), L]: rows stay on their devices.
-    flat = (constrain(x.reshape(rows * count, -1), ("batch", None)) for x in (queries, passages))
+    return score_lists(model, ids["query_ids"], passages, key)
+
+
+def score_lists(
+    model: Scorer, query_ids: jax.Array, passage_ids: jax.Array, key: jax.Array | None = None
+) -> jax.Array:
+    """Returns the scores [B, C] of each query [B, Lq] with its own passages [B, C, Lp]."""
+    rows, count = passage_ids.shape[:2]
+    queries = jnp.broadcast_to(query_ids[:, None], (rows, count, query_ids.shape[1]))
+    # [B, C, L] is [B C, L]: rows stay on their devices.
+    flat = (constrain(x.reshape(rows * count, -1), ("batch", None)) for x in (queries, passage_ids))
     return constrain(model.score_texts(*flat, key=key).reshape(rows, count), ("batch", None))

@@ -84,7 +84,7 @@ class Suite:
         """Returns what the evaluators that are due measure; in every process what the first one has.
 
         Raises:
-          UserError: an evaluator
+          UserError: an evaluator does, or has not measured what it names.
         """
         found: dict[str, float] = {}
         for evaluator, prepared, every in self._parts:

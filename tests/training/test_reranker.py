@@ -14,6 +14,8 @@ from flax import nnx
 from jaxir import cli, fit
 from jaxir.data.pair_sources import TevatronPairs
 from jaxir.errors import UserError
+from jaxir.evaluation.judgements import read_judgements
+from jaxir.evaluation.retrieval import evaluate_run
 from jaxir.features import TextFormat
 from jaxir.interop import model_dir
 from jaxir.interop.build import PretrainedCrossEncoder
@@ -112,6 +114,22 @@ def test_a_resumed_run_ends_with_the_same_bits(folder, trained, tmp_path, capsys
     assert again.fingerprint == whole.fingerprint and again.settings == whole.settings
     assert train(folder, tmp_path / "cut", *settings, "--gin.QUERY_LENGTH=12") == 1
     assert "was trained" in capsys.readouterr().err
+
+
+def test_the_best_checkpoint_is_the_one_that_reranks_best(folder, tmp_path, capsys):
+    run = tmp_path / "run"
+    flags = ["--gin_file=gin/evaluators/reranking.gin", f"--gin.DEV_RUN={folder}/run.trec"]
+    flags += ["--gin.DEV_RUN_SPLIT=train", "--gin.DEV_RUN_DEPTH=4", "--gin.EVAL_EVERY=2", "--steps=6"]
+    assert train(folder, run, *flags, "--gin.CHECKPOINT_EVERY=2", "--gin.LEARNING_RATE=5e-2") == 0
+    lines = map(json.loads, (run / "log.jsonl").read_text().splitlines())
+    found = {line["step"]: line["dev/nDCG@10"] for line in lines if "dev/nDCG@10" in line}
+    assert found.keys() == {2, 4, 6} and len(set(found.values())) > 1
+    best = json.loads((run / "checkpoints/best.json").read_text())
+    assert found[best["step"]] == max(found.values()) == best["value"]
+    # The command says the same of the run's best checkpoint.
+    reranked = rerank(folder, run, tmp_path / "new.trec", "--depth=4")
+    scores = evaluate_run(reranked, read_judgements(folder / "qrels/train.tsv"), ["nDCG@10"])
+    assert scores.values["nDCG@10"] == pytest.approx(best["value"], abs=1e-9)
 
 
 @pytest.mark.parametrize("to", ["hf", "st", "jaxir"])

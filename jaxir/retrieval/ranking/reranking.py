@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -18,28 +18,40 @@ class Scorer(Protocol):
     def score(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray: ...
 
 
-def rerank(candidates: Run, folder: BeirFolder, scorer: Scorer, *, depth: int) -> Run:
-    """Returns a run over the `depth` best documents of each query of `candidates`, scored by a cross-encoder.
+class Candidates(NamedTuple):
+    """What is to be reranked.
 
-    The texts of these documents are held, not the corpus.
+    Attributes:
+      found: of each query, the ids of its documents, best first.
+      queries: texts of the queries by id.
+      documents: texts of these documents by id.
+    """
 
-    Args:
-      candidates: the run that found the documents.
-      folder: queries and documents.
-      scorer: the cross-encoder.
-      depth: documents of a query.
+    found: dict[str, list[str]]
+    queries: dict[str, str]
+    documents: dict[str, str]
+
+
+def read_candidates(run: Run, folder: BeirFolder, *, depth: int) -> Candidates:
+    """Reads the texts of the `depth` best documents of each query of a run; the corpus is not held.
 
     Raises:
       UserError: `folder` lacks a query or a document of the run.
     """
-    queries = {query.id: query.text for query in folder.queries() if query.id in candidates}
-    if lacking := candidates.keys() - queries.keys():
+    queries = {query.id: query.text for query in folder.queries() if query.id in run}
+    if lacking := run.keys() - queries.keys():
         raise UserError(f"{folder.queries_path}: it lacks {min(lacking)!r}, a query of the run")
-    wanted = {query_id: rank(answers)[:depth] for query_id, answers in candidates.items()}
-    named = set().union(*wanted.values())
+    found = {query_id: rank(answers)[:depth] for query_id, answers in run.items()}
+    named = set().union(*found.values())
     texts = {d.id: d.contents for d in folder.documents_again("reading candidates") if d.id in named}
     if lacking := named - texts.keys():
         raise UserError(f"{folder.corpus_path}: it lacks {min(lacking)!r}, which the run has found")
-    pairs = [(queries[query_id], texts[d]) for query_id, found in wanted.items() for d in found]
+    return Candidates(found, queries, texts)
+
+
+def rerank(candidates: Candidates, scorer: Scorer) -> Run:
+    """Returns a run over the candidates, scored by a cross-encoder."""
+    found, queries, documents = candidates
+    pairs = [(queries[query_id], documents[d]) for query_id, some in found.items() for d in some]
     scores = iter(scorer.score(pairs))
-    return {query_id: {d: next(scores) for d in found} for query_id, found in wanted.items()}
+    return {query_id: {d: next(scores) for d in some} for query_id, some in found.items()}
