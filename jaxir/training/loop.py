@@ -211,6 +211,7 @@ def train(
             else:
                 compiled = compile_step(objective)
         if evaluators:
+            bench.objective = objective  # with the chunks that were found
             with timed("compiling the evaluation"):
                 suite.compile(plan)
 
