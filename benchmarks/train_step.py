@@ -108,6 +108,8 @@ def work_jaxir(flags: argparse.Namespace) -> dict:
     import optax
     from flax import nnx
 
+    from jaxir.interop.model_dir import LoadedModel
+    from jaxir.interop.stored import EncoderSettings
     from jaxir.losses.in_batch import in_batch_softmax
     from jaxir.models.dual_encoder import DualEncoderModel
     from jaxir.models.products import as_run_on
@@ -117,6 +119,7 @@ def work_jaxir(flags: argparse.Namespace) -> dict:
     from jaxir.training import loop, state
     from jaxir.training.memory import memory_of
     from jaxir.training.optimizers import AdamW
+    from jaxir.training.recipe import Recipe
 
     chunks = 1 if flags.worker == "jaxir" else flags.chunks
     config = jaxir_config(flags)
@@ -165,18 +168,18 @@ def work_jaxir(flags: argparse.Namespace) -> dict:
     state.put_into(model, train_state.params)  # its own arrays were donated
     del train_state, compiled
     with tempfile.TemporaryDirectory() as directory:
-        loop.train(
-            model=model,
+        recipe = Recipe(
+            model=LoadedModel(model, None, EncoderSettings(query_max_length=1, passage_max_length=1), ""),
             objective=Contrastive(loss=in_batch_softmax, chunks=chunks),
             data=data,
-            output_dir=Path(directory) / "run",
             steps=steps + flags.steps,
             batch_size=flags.batch_size,
             optimizer=optimizer,
-            partitioner=partitioner,
+            mesh=partitioner,
             log_every=flags.steps,
             checkpoint_every=10**6,
         )
+        loop.train(recipe, Path(directory) / "run")
         lines = [json.loads(x) for x in (Path(directory) / "run" / "log.jsonl").read_text().splitlines()]
     # The first lap holds what comes before the loop is in its stride.
     laps = [x["examples_per_second"] for x in lines if "examples_per_second" in x][1:]

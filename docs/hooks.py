@@ -35,6 +35,7 @@ INTERFACE = (
     "jaxir.data.pair_sources:JsonlPairs",
     "jaxir.data.pair_sources:BeirPairs",
     "jaxir.data.mixture:Mixture",
+    "jaxir.training.recipe:Recipe",
     "jaxir.training.loop:train",
     "jaxir.training.optimizers:AdamW",
     "jaxir.training.optimizers:Adafactor",

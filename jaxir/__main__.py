@@ -1,7 +1,7 @@
 """`jaxir`, or `python -m jaxir`: lists the commands, or becomes one of them.
 
 `jaxir train ...` is `python -m jaxir.train ...`, the same process from then on: what a command does when it
-is started (huge pages, a plan's defaults, the working directory on Python's path) stands in its own file.
+is started (huge pages, the working directory on Python's path) stands in its own file.
 Nothing heavy is imported to answer, so the descriptions are read from the sources.
 """
 
@@ -21,7 +21,7 @@ from jaxir.installation import PACKAGE
 COMMANDS = {
     "To begin with": ("quickstart",),
     "Data": ("prepare", "sample", "pydocs"),
-    "Training": ("train", "mine", "rounds", "grid"),
+    "Training": ("train", "plan", "mine", "rounds", "grid"),
     "Search": ("encode", "index", "search", "rerank", "fuse", "serve", "sidecar"),
     "Evaluation": ("evaluate", "analyze"),
     "Models in and out": ("convert", "export"),

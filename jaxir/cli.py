@@ -19,7 +19,7 @@ import signal
 import sys
 import threading
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Literal, NoReturn
 
 import docstring_parser
@@ -52,6 +52,73 @@ def also_called(**names: str) -> Callable[[Callable[..., Any]], Callable[..., An
     return note
 
 
+def hands_over(**commands: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Notes flags with which another command ("package.module:function") is what is asked for.
+
+    The flag's value is that of the command's own first parameter; of the other flags it has those it knows.
+    """
+
+    def note(function: Callable[..., Any]) -> Callable[..., Any]:
+        function.hands_over = commands
+        return function
+
+    return note
+
+
+def bound_as(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Notes that gin files speak of another command's parameters ("package.module:function")."""
+
+    def note(function: Callable[..., Any]) -> Callable[..., Any]:
+        function.bound_as = name
+        return function
+
+    return note
+
+
+def takes(
+    settings: type, *, only: Collection[str] | None = None, **fixed: Any
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Has a command take the fields of a dataclass as parameters, and gives it an object of them.
+
+    Args:
+      settings: the dataclass; its `Attributes:` become those of the command's documentation.
+      only: which fields; None for all.
+      **fixed: values of others that have no default.
+    """
+    doc, fields = inspect.cleandoc(settings.__doc__), inspect.signature(settings).parameters
+    chosen = {name: p for name, p in fields.items() if only is None or name in only}
+    hints = simple_types.hints_of(settings)
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        _, *own = inspect.signature(function).parameters.values()
+
+        def command(**given: Any) -> Any:
+            of_settings = {name: given.pop(name) for name in list(given) if name in chosen}
+            return function(settings(**fixed, **of_settings), **given)
+
+        functools.update_wrapper(command, function)
+        del command.__wrapped__  # whose parameters are others
+        attributes = doc.partition("Attributes:\n")[2].splitlines()
+        if only is not None:
+            attributes = _of_names(attributes, only)
+        command.__doc__ = "\n".join([inspect.cleandoc(function.__doc__), *attributes])
+        command.__signature__ = inspect.Signature([*own, *chosen.values()])
+        known = typing.get_type_hints(function, include_extras=True)
+        command.__annotations__ = {p.name: known[p.name] for p in own} | {n: hints[n] for n in chosen}
+        return command
+
+    return decorate
+
+
+def _of_names(lines: Sequence[str], names: Collection[str]) -> list[str]:
+    """Returns those lines of an `Attributes:` section that are about these names."""
+    kept, about = [], ""
+    for line in lines:
+        about = match[1] if (match := re.match(r"  (\w+): ", line)) else about
+        kept += [line] if about in names else []
+    return kept
+
+
 def main(name: str, argv: Sequence[str] | None = None, *, example: str = "") -> int:
     """Runs the command `name` ("package.module:function") and returns the exit status.
 
@@ -60,13 +127,13 @@ def main(name: str, argv: Sequence[str] | None = None, *, example: str = "") -> 
     1 for what a user can mend, 2 for a command line that is none, 70 for a fault of ours, 130 for Ctrl-C,
     141 for a reader of the output that has gone, 143 for SIGTERM.
     """
-    module_name, function_name = name.split(":")
+    module_name = name.partition(":")[0]
     arguments = sys.argv[1:] if argv is None else argv
     _open_streams()
     try:
         with _unwinding_on_sigterm():
             keep_compiled_programs()
-            function = getattr(importlib.import_module(module_name), function_name)
+            function = _load(name)
             status = run(function, arguments, prog=f"python -m {module_name}", example=example)
             sys.stdout.flush()
             return status
@@ -85,6 +152,11 @@ def main(name: str, argv: Sequence[str] | None = None, *, example: str = "") -> 
         sentence, status = faults.explain(error)
         print(f"error: {sentence}", file=sys.stderr)
         return status
+
+
+def _load(name: str) -> Callable[..., Any]:
+    module_name, function_name = name.split(":")
+    return getattr(importlib.import_module(module_name), function_name)
 
 
 def _open_streams() -> None:
@@ -140,11 +212,20 @@ def run(function: Callable[..., Any], argv: Sequence[str], *, prog: str, example
         raise UsageError(_unknown(unknown[0], parser, prog))
     flags = vars(parsed)
     gin_files = flags.pop("gin_file", [])
+    for flag, name in getattr(function, "hands_over", {}).items():
+        if flag in flags:
+            function, prog = _load(name), f"{prog} --{flag}"
+            first, *others = _parameters(function)
+            flags = {first: flags[flag]} | {n: value for n, value in flags.items() if n in others}
     call, bound = function, set()
     if gin_files or bindings:
         from jaxir import gin_config
 
-        call, bound = gin_config.bind(function, gin_files, bindings, flags)
+        if hasattr(function, "bound_as"):
+            known = _parameters(function)
+            flags |= gin_config.arguments(_load(function.bound_as), gin_files, bindings, flags, known)
+        else:
+            call, bound = gin_config.bind(function, gin_files, bindings, flags)
     check_required(function, bound | flags.keys(), prog)
     result = call(**flags)
     return result if isinstance(result, int) else 0
@@ -223,6 +304,11 @@ def build_parser(function: Callable[..., Any], *, prog: str, example: str) -> ar
             options["metavar"] = kind.__name__.upper()
         spellings = [name, *([other] if (other := others.get(name)) else [])]
         parser.add_argument(*(f"--{spelling}" for spelling in spellings), dest=name, **options)
+    for flag, name in getattr(function, "hands_over", {}).items():
+        other = _load(name)
+        summary = docstring_parser.parse(other.__doc__).short_description
+        help_text = f"as `python -m {name.partition(':')[0]} --{next(iter(_parameters(other)))}`: {summary}"
+        parser.add_argument(f"--{flag}", default=argparse.SUPPRESS, metavar="STR", help=help_text)
     parser.add_argument(
         "--gin_file", action="append", default=argparse.SUPPRESS, metavar="FILE", help=GIN_HELP
     )

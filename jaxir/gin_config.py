@@ -14,7 +14,7 @@ import pkgutil
 import re
 import sys
 import tokenize
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -22,7 +22,8 @@ import gin
 from gin import config as gin_internals
 
 from jaxir.errors import UserError, suggest
-from jaxir.installation import RECIPES, find_recipe
+from jaxir.gin_files import check_includes, unclosed
+from jaxir.installation import RECIPES
 from jaxir.simple_types import check_value, hints_of
 
 MACRO = "gin.macro"
@@ -72,7 +73,12 @@ class _Key(NamedTuple):
 
 
 def bind(
-    function: Callable[..., Any], files: Sequence[str], bindings: Sequence[str], flags: dict[str, Any]
+    function: Callable[..., Any],
+    files: Sequence[str],
+    bindings: Sequence[str],
+    flags: dict[str, Any],
+    *,
+    only: Collection[str] | None = None,
 ) -> tuple[Callable[..., Any], set[str]]:
     """Parses gin files, then `NAME=VALUE` bindings, then flags; returns the bound function and what is set.
 
@@ -89,6 +95,7 @@ def bind(
       files: gin files, later ones override earlier ones.
       bindings: `NAME=VALUE`, applied after them; NAME is a macro or `function.parameter`.
       flags: the flags that were given.
+      only: the parameters that will be read, where not all are: what others hang on need not be set.
 
     Raises:
       UserError: a file that does not exist, a misspelt binding or macro (with the name that was meant), a
@@ -98,28 +105,41 @@ def bind(
     typed = [_key_of(binding) for binding in bindings]
     used_by_files = set(_referred_macros())
     _set_flags(function, flags, typed)
+    if only is not None:
+        _fill_unread([_parameter(function, name) for name in only])
     _check_macros({key.scope for key in typed if key.selector == MACRO}, used_by_files, defaults)
+    if only is not None:
+        parameters = gin_internals._CONFIG.get(_parameter(function, "")[:2], {})
+        for name in set(parameters) - set(only):
+            del parameters[name]
     _check_values()
     bound = set(gin.get_bindings(function, resolve_references=False))
     gin.finalize()
     return gin.get_configurable(function), bound | flags.keys()
 
 
-def open_macros(function: Callable[..., Any], files: Sequence[str], flags: Collection[str]) -> list[str]:
-    """Returns the macros that gin files leave to be set (`NAME = %gin.REQUIRED`); [] for unreadable files.
+def arguments(
+    function: Callable[..., Any],
+    files: Sequence[str],
+    bindings: Sequence[str],
+    flags: Mapping[str, Any],
+    only: Collection[str],
+) -> dict[str, Any]:
+    """Returns what `bind` would give to some parameters of a function; nothing else need be set.
 
     Args:
-      function: the command's entry point.
-      files: gin files.
-      flags: names of the flags that are given; what these set is not open.
+      function: whose parameters files and bindings speak of.
+      files: as for `bind`.
+      bindings: as for `bind`.
+      flags: those that are given; of others than `function`'s parameters it makes nothing.
+      only: which parameters.
+
+    Raises:
+      UserError: as `bind`.
     """
-    try:
-        _parse(files, function, [])
-    except UserError:  # `bind` will say it
-        return []
-    given = {key.scope for flag in flags for key in _chain(_parameter(function, flag))}
-    wanted = dict.fromkeys(name for name in _referred_macros() if _is_required(_Key.of_macro(name).value))
-    return [name for name in wanted if name not in given]
+    own = inspect.signature(function).parameters
+    bind(function, files, bindings, {n: value for n, value in flags.items() if n in own}, only=only)
+    return gin.get_bindings(function)
 
 
 def operative_config() -> str | None:
@@ -141,7 +161,7 @@ def _parse(files: Sequence[str], function: Callable[..., Any], bindings: Sequenc
     """Makes the configuration of files and bindings; returns the macros that have but their default."""
     gin.clear_config()
     for file in files:
-        _check_includes(Path(file), ())
+        check_includes(Path(file))
     gin.add_config_file_search_path(str(RECIPES))
     gin.external_configurable(function, module=function.__module__)
     logging.disable(logging.ERROR)  # gin logs a missing file besides raising
@@ -159,20 +179,6 @@ def _parse(files: Sequence[str], function: Callable[..., Any], bindings: Sequenc
                 config[name, selector] = default
                 defaults.add(name)
     return defaults
-
-
-def _check_includes(file: Path, within: tuple[Path, ...]) -> None:
-    """Raises a UserError where a gin file includes itself, be it by way of others."""
-    path = find_recipe(file)
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace") if path else ""
-    except OSError:  # gin says so, as of one that is not there
-        return
-    chain = (*within, path)
-    if path and path.resolve() in [other.resolve() for other in within]:
-        raise UserError(f"{within[-1]} includes {path}: gin files that include themselves have no end")
-    for name in re.findall(r"""^include\s+['"](.+?)['"]""", text, re.M):
-        _check_includes(Path(name), chain)
 
 
 def _key_of(binding: str) -> _Key:
@@ -216,6 +222,22 @@ def _set_flags(function: Callable[..., Any], flags: dict[str, Any], typed: Seque
         alone = linked and _referred_macros().count(linked[0].scope) == 1
         if own.value is not None:
             gin.bind_parameter(linked[0] if alone else own, None)
+
+
+def _fill_unread(read: Sequence[_Key]) -> None:
+    """Sets macros that are required, but that nothing which will be read hangs on."""
+    config, needed, values = gin_internals._CONFIG, set(), [key.value for key in read]
+    while values:
+        for reference in gin_internals.iterate_references(values.pop()):
+            macro = _macro_of(reference)
+            found = [_Key.of_macro(macro)[:2]] if macro else []
+            found += [key for key in config if not macro and key[1] == reference.configurable.selector]
+            values += [value for key in found if key not in needed for value in config.get(key, {}).values()]
+            needed.update(found)
+    for key, parameters in config.items():
+        for name, value in parameters.items():
+            if key not in needed and key[1] == MACRO and _is_required(value):
+                parameters[name] = UNKNOWN
 
 
 def _referred_macros() -> list[str]:
@@ -314,7 +336,7 @@ def _explain(error: BaseException, files: Sequence[str]) -> str:
     """Rewrites gin's message as one sentence with file and line, and suggests the name that was meant."""
     if isinstance(error, tokenize.TokenError):
         return next(
-            (found for f in files if (found := _unclosed(f))),
+            (found for f in files if (found := unclosed(f))),
             "a --gin value or an included file: a bracket is not closed",
         )
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -340,28 +362,6 @@ def _explain(error: BaseException, files: Sequence[str]) -> str:
         token = re.search(r"Failed to parse token '(.*)'", str(error))
         message = f"{token[1]} is no value: text wants quotes, a macro %, an object @" if token else error.msg
     return where + message
-
-
-def _unclosed(file: str) -> str | None:
-    """Returns where a bracket of a gin file is opened that nothing closes, in a sentence; None if none is."""
-    opened = []
-    path = find_recipe(file)
-    if path is None:
-        return None
-    try:
-        with path.open("rb") as content:
-            for token in tokenize.tokenize(content.readline):
-                if token.type == tokenize.OP and token.string in "([{":
-                    opened.append(token)
-                elif token.type == tokenize.OP and token.string in ")]}" and opened:
-                    opened.pop()
-    except tokenize.TokenError:
-        return (
-            f"{path}:{opened[-1].start[0]}: {opened[-1].string} is not closed"
-            if opened
-            else f"{path}: text is not closed"
-        )
-    return None
 
 
 def _parameters_of(selector: str) -> list[str]:

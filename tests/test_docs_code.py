@@ -170,17 +170,16 @@ def test_commands_can_be_typed(command, tmp_path, monkeypatch, capsys):
     def instead(**settings):
         calls.append(settings)
 
-    arguments = getattr(module, "_arguments", list)(command.arguments)
-    if any(argument.startswith("--gin") for argument in arguments):
-        bind = gin_config.bind
+    arguments, bind = command.arguments, gin_config.bind
+    by_gin = any(argument.startswith("--gin") for argument in arguments)
 
-        def bind_only(*args):
-            _, bound = bind(*args)
-            gin.get_bindings(function)  # makes the objects that they name
-            return instead, bound
+    def bind_only(configured, *args, **only):
+        _, bound = bind(configured, *args, **only)
+        gin.get_bindings(configured)  # makes the objects that they name
+        return instead, bound
 
-        monkeypatch.setattr(gin_config, "bind", bind_only)
-    else:
+    monkeypatch.setattr(gin_config, "bind", bind_only)
+    if not by_gin or hasattr(function, "bound_as"):
         monkeypatch.setattr(module, function_name, instead)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

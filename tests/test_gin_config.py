@@ -195,13 +195,21 @@ def test_a_value_of_the_wrong_type_is_told_by_the_name_that_was_typed(bind, bind
     assert str(raised.value) == sentence
 
 
-def test_what_a_flag_sets_is_not_open(tmp_path):
+def test_what_only_others_hang_on_need_not_be_set(tmp_path):
     recipe = tmp_path / "open.gin"
-    lines = [f"{name} = %gin.REQUIRED" for name in ("default/DATA", "STEPS", "NEVER")]
-    recipe.write_text("\n".join([*lines, "job.steps = %STEPS", "job.names = [%DATA]"]))
-    assert sorted(gin_config.open_macros(job, [str(recipe)], [])) == ["DATA", "STEPS"]
-    assert gin_config.open_macros(job, [str(recipe)], ["steps"]) == ["DATA"]
-    assert gin_config.open_macros(job, ["nowhere.gin"], []) == []
+    lines = [f"{name} = %gin.REQUIRED" for name in ("default/DATA", "STEPS")]
+    recipe.write_text("\n".join([*lines, "job.steps = %STEPS", "job.names = [%DATA]", "job.rate = 2.0"]))
+
+    def arguments(only, flags=None, *typed):
+        return gin_config.arguments(job, [str(recipe)], typed, flags or {}, only)
+
+    assert arguments(["rate"]) == {"rate": 2.0}
+    assert arguments(["steps", "rate"], {"steps": 3, "elsewhere": 7}) == {"rate": 2.0, "steps": 3}
+    assert arguments(["names"], None, "DATA=here") == {"names": ["here"]}
+    assert arguments(["rate"], None, "DATA=typed in vain, but right") == {"rate": 2.0}
+    for only, name in ((["steps"], "STEPS"), (["names", "rate"], "DATA")):
+        with pytest.raises(UserError, match=f"^{name} must be set: --gin.{name}=...$"):
+            arguments(only)
 
 
 def test_what_a_piece_offers_may_go_unused_in_silence(bind, capsys):

@@ -12,7 +12,7 @@ from jaxir.outputs import FILES, Kind
 
 COMMAND_NAMES = [name for names in COMMANDS.values() for name in names]
 # They write nothing that a user names, but for serve's access log, which is opened before anything is read.
-WRITE_NOTHING = {"serve", "sidecar"}
+WRITE_NOTHING = {"plan", "serve", "sidecar"}
 
 
 def function_of(command):

@@ -149,8 +149,8 @@ def test_what_the_command_says_of_itself(jaxir, wheel, tmp_path):
 
 @pytest.mark.slow
 def test_plan_train_encode_index_search(jaxir, tmp_path):
-    plan = ["--gin_file=gin/quickstart.gin", f"--gin.MODEL=hf:{MODEL}", "--plan=gpu:1xh100"]
-    assert "fits: " in run(jaxir, "train", *plan, cwd=tmp_path)
+    plan = ["--gin_file=gin/quickstart.gin", f"--gin.MODEL=hf:{MODEL}", "--topology=gpu:1xh100"]
+    assert "fits: " in run(jaxir, "plan", *plan, cwd=tmp_path)
     assert not list(tmp_path.iterdir())
     train(jaxir, tmp_path, "pair_sources.JsonlPairs")
 

@@ -11,12 +11,13 @@ import numpy as np
 from jaxir.errors import UserError
 from jaxir.evaluation.retrieval import evaluate_run
 from jaxir.evaluators.bench import Bench, State, read_rows, stack
-from jaxir.evaluators.evaluator import Evaluator, Prepared
+from jaxir.evaluators.evaluator import Direction, Evaluator, Prepared
 from jaxir.features import pair_features
 from jaxir.retrieval.indexes.exact import ExactIndex
-from jaxir.simple_types import Natural, checked
+from jaxir.simple_types import Count, Natural, checked
 
 DEPTH = 10
+METRICS = ("nDCG@10", "RR@10")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,12 +31,22 @@ class Retrieval(Evaluator):
     Attributes:
       data: pairs: a `data.text_data.TextData`.
       distractors: how many training passages join the passages of the pairs.
+      dimensions: of each number D the metrics of the first D dimensions, with length 1 again, are measured
+        besides, as `nDCG@10/D` and `RR@10/D` (see `losses.matryoshka`).
     """
-
-    metrics = {"nDCG@10": "greater", "RR@10": "greater"}  # noqa: RUF012
 
     data: Any
     distractors: Natural = 0
+    dimensions: list[Count] = dataclasses.field(default_factory=list)
+
+    @property
+    def metrics(self) -> dict[str, Direction]:
+        """Those of all dimensions first."""
+        return {f"{metric}{end}": "greater" for end in self._cuts() for metric in METRICS}
+
+    def _cuts(self) -> dict[str, int | None]:
+        """Returns the number of dimensions by the end of its metrics' names; None for all."""
+        return {"": None} | {f"/{dimension}": dimension for dimension in self.dimensions}
 
     def prepare(self, bench: Bench) -> Prepared:
         """Reads the data; see `Evaluator`.
@@ -55,17 +66,35 @@ class Retrieval(Evaluator):
         of_queries = bench.vectors(stack(list(query_ids.values())), "query")
         of_passages = bench.vectors(stack(list(passage_ids.values())), "passage")
 
-        def measure(state: State) -> Mapping[str, float]:
+        def search(queries: np.ndarray, passages: np.ndarray) -> Mapping[str, float]:
             # Vectors are as the model's similarity wants them, so the inner product is it.
-            index = ExactIndex.build([of_passages(state)], list(passage_ids), similarity="dot")
-            scores, ids = index.search(of_queries(state), min(DEPTH, len(passage_ids)))
+            index = ExactIndex.build([passages], list(passage_ids), similarity="dot")
+            scores, ids = index.search(queries, min(DEPTH, len(passage_ids)))
             run = {
                 query: dict(zip(found, map(float, row), strict=True))
                 for query, found, row in zip(query_ids, ids, scores, strict=True)
             }
-            return evaluate_run(run, judgements, list(self.metrics)).values
+            return evaluate_run(run, judgements, METRICS).values
+
+        def measure(state: State) -> Mapping[str, float]:
+            vectors = of_queries(state), of_passages(state)
+            found: dict[str, float] = {}
+            for end, dimension in self._cuts().items():
+                values = search(*(_first(x, dimension) for x in vectors))
+                found |= {f"{metric}{end}": value for metric, value in values.items()}
+            return found
 
         return Prepared(measure, f"{fingerprint}, {self.distractors} distractors")
+
+
+def _first(vectors: np.ndarray, dimension: int | None) -> np.ndarray:
+    """Returns the first dimensions of vectors [N, D], with length 1; None: all, as they are."""
+    if dimension is None:
+        return vectors
+    if dimension > vectors.shape[1]:
+        raise UserError(f"the vectors have {vectors.shape[1]} dimensions, not {dimension}")
+    cut = vectors[:, :dimension]
+    return cut / np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), 1e-12)
 
 
 def _distinct(

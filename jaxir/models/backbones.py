@@ -116,12 +116,11 @@ def register(config: C) -> C:
     """
     types = {codec.model_type for codec in config.hugging_face}
     for other in _KINDS.values():
-        taken = types & {codec.model_type for codec in other.hugging_face}
-        if other is not config and (other.kind == config.kind or taken):
-            name = taken.pop() if taken else config.kind
-            raise ValueError(
-                f"{config.__qualname__}: {name!r} is {other.__module__}.{other.__qualname__} already"
-            )
+        names = {other.kind, *(codec.model_type for codec in other.hugging_face)} & {config.kind, *types}
+        # A notebook's cell that is run again defines its class anew.
+        again = other.__qualname__ == config.__qualname__ and not other.__module__.startswith("jaxir.")
+        if names and not again:
+            raise ValueError(f"{min(names)!r} is {other.__module__}.{other.__qualname__} already")
     _KINDS[config.kind] = config
     return config
 

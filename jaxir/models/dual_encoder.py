@@ -14,7 +14,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key, jaxtyped
 
 from jaxir.models import layers
-from jaxir.models.backbones import BackboneConfig
+from jaxir.models.backbones import BackboneConfig, Encoder
 from jaxir.partitioning import constrain
 from jaxir.simple_types import Count, checked
 
@@ -122,6 +122,10 @@ class DualEncoderModel(nnx.Module):
           float32 [B, D], of length 1 where the similarity is cosine.
         """
         return self.encode_together([(ids, tower, key)])[0]
+
+    def encoder_of(self, tower: Tower) -> Encoder:
+        """Returns the encoder of a tower."""
+        return self.encoder if self.config.sharing == "sde" else getattr(self, f"{tower}_encoder")
 
     def encode_together(self, texts: Sequence[tuple[jax.Array, Tower, jax.Array | None]]) -> list[jax.Array]:
         """Embeds several batches (token ids [B, L], tower, key of dropout), as `encode` would each of them.

@@ -93,7 +93,7 @@ def suggest(
         if wanted <= _ROOM * limit and (setting.batch_size // setting.chunks) % (divisor * times) == 0:
             what = "a slice of " if larger.chip.kind == "tpu" else ""
             lines.append(
-                f"{what}{larger.count} chips, --plan={larger.name}, with fsdp={setting.fsdp * times}"
+                f"{what}{larger.count} chips, --topology={larger.name}, with fsdp={setting.fsdp * times}"
                 f" (about {wanted / GIB:.1f} GiB on each chip)"
             )
             break

@@ -1,4 +1,4 @@
-"""`python -m jaxir.train --plan=...`: what a run needs and how long it takes, before anything is paid."""
+"""`python -m jaxir.plan`: what a run needs and how long it takes, before anything is paid."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxir.interop.build import Source
+from jaxir.errors import UserError
 from jaxir.interop.stored import EncoderSettings
-from jaxir.partitioning import MeshConfig
 from jaxir.planning import (
     activations,
     advice,
@@ -27,7 +26,7 @@ from jaxir.planning.collectives import Collective
 from jaxir.planning.hlo import Program
 from jaxir.planning.program import (
     Compiled,
-    Recipe,
+    Planned,
     Step,
     bytes_of,
     compile_step,
@@ -36,63 +35,33 @@ from jaxir.planning.program import (
 )
 from jaxir.planning.report import Memory, Plan, render
 from jaxir.planning.targets import Target
-from jaxir.training.loop import check_settings
 from jaxir.training.memory import fit_chunks
-from jaxir.training.optimizers import AdamW, Optimizer
+from jaxir.training.recipe import Recipe
 
 
-def run(
-    text: str,
-    *,
-    model: Source,
-    objective: Any,
-    optimizer: Optimizer | None,
-    mesh: MeshConfig | None,
-    steps: int,
-    batch_size: int,
-    num_negatives: int,
-    frozen: Sequence[str],
-    seed: int,
-) -> int:
+def run(text: str, recipe: Recipe) -> int:
     """Prints the plan of a run; returns 0 if it fits, else 1.
 
     Reads neither data nor weights, and needs no network. It must be the first to use JAX in its process.
 
     Args:
       text: the machine, such as "v5p:4x4x4" or "gpu:8xh100".
-      model: what training would build, such as Pretrained(...).
-      objective: the training method.
-      optimizer: as for training.
-      mesh: as for training.
-      steps: of the run.
-      batch_size: pairs of a step.
-      num_negatives: hard negatives of each pair.
-      frozen: patterns of names of what is not trained.
-      seed: of dropout.
+      recipe: what would be trained.
 
     Raises:
       UserError: no such machine, settings that fit neither it nor each other, or no TPU compiler.
     """
+    if recipe.steps is None:
+        raise UserError(f"a plan reads no data: how many steps are {recipe.epochs} epochs? give --steps")
     target = targets.parse(text)
     found = devices.get(target)
-    config, settings = architecture.describe(model)
+    recipe = recipe.settled()
+    config, settings = architecture.describe(recipe.model)
     # A program compiled for a machine that is not there is of no use to a later process.
     jax.config.update("jax_enable_compilation_cache", False)
-    partitioner = advice.build_mesh(mesh or MeshConfig(), found, target)
-    check_settings({"steps": steps, "batch_size": batch_size}, partitioner, objective)
-    recipe = Recipe(
-        config=config,
-        settings=settings,
-        objective=objective,
-        optimizer=optimizer or AdamW(),
-        partitioner=partitioner,
-        steps=steps,
-        batch_size=batch_size,
-        num_negatives=num_negatives,
-        frozen=frozen,
-        seed=seed,
-    )
-    plan = make(target, recipe)
+    partitioner = advice.build_mesh(recipe.mesh, found, target)
+    recipe.check_batch(partitioner)
+    plan = make(target, Planned(recipe=recipe, config=config, settings=settings, partitioner=partitioner))
     print(render(plan))
     return 0 if plan.fits else 1
 
@@ -106,25 +75,26 @@ class _Tried(NamedTuple):
     done: work.Work | None
 
 
-def make(target: Target, recipe: Recipe) -> Plan:
-    """Makes the plan of a run on `target`, whose chips are those of the recipe's partitioner.
+def make(target: Target, planned: Planned) -> Plan:
+    """Makes the plan of a run on `target`, whose chips are those of the partitioner.
 
     Raises:
       UserError: chunks="auto", and no number of chunks fits.
     """
-    config, settings, partitioner = recipe.config, recipe.settings, recipe.partitioner
+    config, settings, partitioner = planned.config, planned.settings, planned.partitioner
     start = time.monotonic()
-    if getattr(recipe.objective, "chunks", 1) == "auto":
+    if planned.chunks == "auto":
         objective, tried, _ = fit_chunks(
-            recipe.objective,
-            lambda chosen: _try(target, dataclasses.replace(recipe, objective=chosen)),
-            rows=recipe.batch_size // partitioner.batch_divisor(),
+            planned.recipe.objective,
+            lambda chosen: _try(target, planned.with_chunks(chosen)),
+            rows=planned.recipe.batch_size // partitioner.batch_divisor(),
             limit=int(target.chip.memory),
             size_of=lambda tried: tried.compiled.size,
         )
-        recipe = dataclasses.replace(recipe, objective=objective)
+        planned = planned.with_chunks(objective)
     else:
-        tried = _try(target, recipe)
+        tried = _try(target, planned)
+    batch_size = planned.recipe.batch_size
     seconds = time.monotonic() - start
     step, kept, compiled, done = tried
     program = compiled.program
@@ -147,30 +117,30 @@ def make(target: Target, recipe: Recipe) -> Plan:
     setting = advice.Setting(
         partitioner.mesh.shape["fsdp"],
         config.backbone.remat,
-        getattr(recipe.objective, "chunks", 1),
-        recipe.batch_size,
+        planned.chunks,
+        batch_size,
     )
     return Plan(
         target=target,
         compiled=target.chip.kind == "tpu",
         mesh=dict(partitioner.mesh.shape),
-        model=_describe(recipe, step),
+        model=_describe(planned, step),
         num_parameters=sum(leaf.size for leaf in jax.tree.leaves(step.state.params)),
-        batch=_describe_batch(recipe),
+        batch=_describe_batch(planned),
         memory=memory,
         limit=limit,
         short_by=short_by,
-        steps=recipe.steps,
+        steps=planned.recipe.steps,
         useful_flops=3 * forward.flops,
         work=done,
         collectives=None if done is None else found,
         roofline=None if done is None else roofline.estimate(done, found, target, in_order),
         warnings=[
-            *warn(found, recipe.batch_size, settings),
+            *warn(found, batch_size, settings),
             *warn_of_whole_gradients(found, step.state.params),
             *_uncounted(program),
         ],
-        advice=_advise(setting, memory, kept, limit, target, recipe) if short_by else [],
+        advice=_advise(setting, memory, kept, limit, target, planned) if short_by else [],
         seconds=seconds,
         settings=compiler_settings(),
     )
@@ -228,19 +198,19 @@ def _uncounted(program: Program | None) -> list[str]:
     ]
 
 
-def _try(target: Target, recipe: Recipe) -> _Tried:
-    step = make_step(recipe)
-    kept = _kept(recipe, step)
+def _try(target: Target, planned: Planned) -> _Tried:
+    step = make_step(planned)
+    kept = _kept(planned, step)
     if target.chip.kind == "tpu":
         compiled = compile_step(step)
         program = compiled.program
         return _Tried(step, kept, compiled, None if program is None else work.compiled(program))
     guess = arithmetic.estimate(
-        recipe.config,
+        planned.config,
         step,
         kept,
-        _kept(recipe.with_remat(False)),
-        chunks=getattr(recipe.objective, "chunks", 1),
+        _kept(planned.with_remat(False)),
+        chunks=planned.chunks,
     )
     program = arithmetic.partition(step)
     if program is None:
@@ -253,14 +223,13 @@ def _try(target: Target, recipe: Recipe) -> _Tried:
     return _Tried(step, kept, compiled, done._replace(bytes=float(guess.traffic)))
 
 
-def _kept(recipe: Recipe, step: Step | None = None) -> activations.Kept:
+def _kept(planned: Planned, step: Step | None = None) -> activations.Kept:
     """Returns what a step keeps; with gradient caching that is the embeddings and what one chunk keeps."""
-    kept = activations.kept(make_step(recipe) if step is None else step)
-    chunks = getattr(recipe.objective, "chunks", 1)
-    if chunks == 1:
+    kept = activations.kept(make_step(planned) if step is None else step)
+    if planned.chunks == 1:
         return kept
-    objective = dataclasses.replace(recipe.objective, chunks=1)
-    one = dataclasses.replace(recipe, objective=objective, batch_size=recipe.batch_size // chunks)
+    objective = dataclasses.replace(planned.recipe.objective, chunks=1)
+    one = planned.with_chunks(objective, planned.recipe.batch_size // planned.chunks)
     part = activations.kept(make_step(one))
     return kept._replace(
         activations=kept.activations + part.activations, largest=max(kept.largest, part.largest)
@@ -273,10 +242,10 @@ def _advise(
     kept: activations.Kept,
     limit: int,
     target: Target,
-    recipe: Recipe,
+    planned: Planned,
 ) -> list[str]:
-    partitioner = recipe.partitioner
-    kept_remat = _kept(recipe.with_remat(True))
+    partitioner = planned.partitioner
+    kept_remat = _kept(planned.with_remat(True))
     # What the compiler keeps of the activations may be less than what JAX wrote down.
     known = max(memory.temporaries - kept.gradients, 0)
     activation = min(kept.activations, known)
@@ -298,8 +267,8 @@ def _advise(
     )
 
 
-def _describe(recipe: Recipe, step: Step) -> str:
-    config = recipe.config
+def _describe(planned: Planned, step: Step) -> str:
+    config = planned.config
     backbone = config.backbone
     count = sum(leaf.size for leaf in jax.tree.leaves(step.state.params))
     how = [backbone.dtype, "remat" if backbone.remat else "no remat"]
@@ -311,12 +280,11 @@ def _describe(recipe: Recipe, step: Step) -> str:
     )
 
 
-def _describe_batch(recipe: Recipe) -> str:
-    settings, num_negatives = recipe.settings, recipe.num_negatives
+def _describe_batch(planned: Planned) -> str:
+    settings, num_negatives = planned.settings, planned.recipe.num_negatives
     tokens = settings.query_max_length + settings.passage_max_length * (1 + num_negatives)
     negatives = f" x (1 + {num_negatives} negatives)" if num_negatives else ""
-    chunks = getattr(recipe.objective, "chunks", 1)
-    parts = f", embedded in {chunks} chunks" if chunks > 1 else ""
+    parts = f", embedded in {planned.chunks} chunks" if planned.chunks > 1 else ""
     lengths = f"{settings.query_max_length} + {settings.passage_max_length}{negatives}"
-    size = recipe.batch_size
+    size = planned.recipe.batch_size
     return f"{size} pairs of {lengths} tokens, {size * tokens:,} in all{parts}"

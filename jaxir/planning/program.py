@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -17,41 +17,40 @@ from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.partitioning import Partitioner
 from jaxir.planning.hlo import Program, parse
 from jaxir.training import state as state_lib
-from jaxir.training.optimizers import Optimizer
+from jaxir.training.recipe import Recipe
 
 GIB = 2**30
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """What decides a training step.
+class Planned:
+    """A recipe with all that decides its step.
 
     Attributes:
+      recipe: the run's, settled: it says its number of steps.
       config: the model.
       settings: its lengths, which are those of the batch.
-      objective: the training method.
-      optimizer: AdamW(...) or Adafactor(...).
       partitioner: the mesh.
-      steps: length of the run, which the schedule needs.
-      batch_size: pairs over all devices.
-      num_negatives: hard negatives of each pair.
-      frozen: patterns of names of what is not trained.
-      seed: of dropout.
     """
 
+    recipe: Recipe
     config: DualEncoderConfig
     settings: EncoderSettings
-    objective: Any
-    optimizer: Optimizer
     partitioner: Partitioner
-    steps: int
-    batch_size: int
-    num_negatives: int = 0
-    frozen: Sequence[str] = ()
-    seed: int = 0
 
-    def with_remat(self, remat: bool) -> Recipe:
-        """Returns the recipe with blocks recomputed in the backward pass, or with nothing recomputed."""
+    @property
+    def chunks(self) -> Any:
+        """Into how many parts the objective cuts a batch: a number, or "auto"."""
+        return getattr(self.recipe.objective, "chunks", 1)
+
+    def with_chunks(self, objective: Any, batch_size: int | None = None) -> Planned:
+        """Returns the same with an objective that cuts otherwise, for a batch of its own size or another."""
+        size = self.recipe.batch_size if batch_size is None else batch_size
+        recipe = dataclasses.replace(self.recipe, objective=objective, batch_size=size)
+        return dataclasses.replace(self, recipe=recipe)
+
+    def with_remat(self, remat: bool) -> Planned:
+        """Returns the same with blocks recomputed in the backward pass, or with nothing recomputed."""
         backbone = dataclasses.replace(self.config.backbone, remat=remat)
         return dataclasses.replace(self, config=dataclasses.replace(self.config, backbone=backbone))
 
@@ -103,20 +102,20 @@ class Compiled(NamedTuple):
         return self.held + self.padding + self.temporaries + self.code
 
 
-def make_step(recipe: Recipe) -> Step:
+def make_step(planned: Planned) -> Step:
     """Makes the step that `jaxir.training.loop.train` runs, from shapes: no weight exists."""
-    settings, batch_size, num_negatives = recipe.settings, recipe.batch_size, recipe.num_negatives
-    objective, partitioner, seed = recipe.objective, recipe.partitioner, recipe.seed
-    model = nnx.eval_shape(lambda: recipe.config.make(rngs=nnx.Rngs(seed)))
+    recipe, partitioner = planned.recipe, planned.partitioner
+    objective, seed = recipe.objective, recipe.seed
+    model = nnx.eval_shape(lambda: planned.config.make(rngs=nnx.Rngs(seed)))
     auxiliary = nnx.eval_shape(lambda: objective.auxiliary(model, rngs=nnx.Rngs(seed)))
     built = recipe.optimizer.build(recipe.steps)
-    plan = state_lib.plan_state(
-        model, built.transform, partitioner, auxiliary=auxiliary, frozen=(*objective.frozen, *recipe.frozen)
-    )
+    frozen = (*objective.frozen, *(recipe.frozen or ()))
+    plan = state_lib.plan_state(model, built.transform, partitioner, auxiliary=auxiliary, frozen=frozen)
     rows = partitioner.sharding(("batch",))
+    features = objective.features(planned.settings.text_format(recipe.num_negatives))
     batch = {
-        name: jax.ShapeDtypeStruct((batch_size, *feature.shape), feature.dtype, sharding=rows)
-        for name, feature in objective.features(settings.text_format(num_negatives)).items()
+        name: jax.ShapeDtypeStruct((recipe.batch_size, *feature.shape), feature.dtype, sharding=rows)
+        for name, feature in features.items()
     }
     step = state_lib.make_step(plan, objective, built, seed)
     jitted = jax.jit(step, donate_argnums=0, out_shardings=(plan.shardings, None))

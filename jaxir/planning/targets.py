@@ -53,20 +53,21 @@ def parse(text: str) -> Target:
         if match is None or match[2] not in gpus:
             near = suggest(match[2], gpus) if match else ""
             raise UserError(
-                f"--plan={text}: GPUs are written gpu:NUMBERxCHIP, with CHIP one of {', '.join(gpus)}{near}"
+                f"--topology={text}: GPUs are written gpu:NUMBERxCHIP, with CHIP one of {', '.join(gpus)}"
+                f"{near}"
             )
         chip, count = CHIPS[match[2]], int(match[1])
         if count > chip.node and count % chip.node:
-            raise UserError(f"--plan={text}: {count} GPUs do not fill nodes of {chip.node}")
+            raise UserError(f"--topology={text}: {count} GPUs do not fill nodes of {chip.node}")
         return Target(name=f"gpu:{rest}", chip=chip, shape=(count,), slices=-(-count // chip.node))
     if kind not in tpus:
         raise UserError(
-            f"--plan={text}: no chip {kind!r}{suggest(kind, [*tpus, 'gpu'])}; write CHIP:SHAPE with"
+            f"--topology={text}: no chip {kind!r}{suggest(kind, [*tpus, 'gpu'])}; write CHIP:SHAPE with"
             f" {', '.join(tpus)}, such as v5p:4x4x4, or gpu:8xh100"
         )
     match = re.fullmatch(r"(\d+(?:x\d+){1,2})(?:\*([1-9]\d*))?", rest)
     known = SLICES[kind]
     if match is None or match[1] not in known:
-        raise UserError(f"--plan={text}: no such slice of {kind}; there are {', '.join(known)}")
+        raise UserError(f"--topology={text}: no such slice of {kind}; there are {', '.join(known)}")
     shape = tuple(int(part) for part in match[1].split("x"))
     return Target(name=f"{kind}:{rest}", chip=CHIPS[kind], shape=shape, slices=int(match[2] or 1))

@@ -18,18 +18,15 @@ from jaxir.interop.build import FromScratch, Pretrained, PretrainedCrossEncoder
 from jaxir.interop.overrides import Overrides
 from jaxir.interop.stored import StoredModel
 from jaxir.losses.in_batch import in_batch_softmax
-from jaxir.models.cross_encoder import CrossEncoderModel
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.objectives.objective import Objective
-from jaxir.partitioning import MeshConfig, Partitioner
+from jaxir.partitioning import Partitioner
 from jaxir.retrieval.encoding.cross_encoder import CrossEncoder
 from jaxir.retrieval.encoding.dual_encoder import DualEncoder
-from jaxir.simple_types import Count, Natural, Positive, PositiveNumber, Seed, check_arguments
+from jaxir.simple_types import Count, Natural, Positive, PositiveNumber, Seed
 from jaxir.training import loop
-from jaxir.training.checkpoints import check_run_dir
-from jaxir.training.holding import held
-from jaxir.training.length import check_length, in_steps, steps_of
 from jaxir.training.optimizers import AdamW, Optimizer
+from jaxir.training.recipe import Recipe
 
 # As in gin/pairs.gin, which tests hold them against.
 OBJECTIVE = Contrastive(loss=functools.partial(in_batch_softmax, temperature=0.05))
@@ -75,54 +72,34 @@ def fit(
         nothing of the run is kept.
       partitioner: the mesh; by default all devices split the batch.
       seed: of the order of the data, of dropout and of new parameters.
-      **settings: what else `jaxir.training.loop.train` takes: log_every, checkpoint_every, dev_metric, ...
+      **settings: what else a `jaxir.training.recipe.Recipe` has: log_every, checkpoint_every, evaluators, ...
 
     Raises:
       UserError: no such model, pairs or settings that make no sense, or an `output_dir` that cannot be used.
     """
-    numbers = {"steps": steps, "epochs": epochs, "batch_size": batch_size, "eval_every": eval_every}
-    check_arguments(fit, **numbers, num_negatives=num_negatives, seed=seed)
-    if steps is not None or epochs is not None:
-        check_length(steps, epochs, min_steps=1)
-    partitioner = partitioner or MeshConfig().build()
+    if num_negatives is None:
+        num_negatives = int(isinstance(pairs, Pairs) and all(pairs.negatives))
+    if steps is None and epochs is None:
+        epochs, settings = 1, {"min_steps": MIN_STEPS} | settings
+    recipe = Recipe(
+        model=_start(model),
+        objective=objective or OBJECTIVE,
+        data=Shortened(pairs),
+        dev=dev and Shortened(dev),
+        steps=steps,
+        epochs=epochs,
+        batch_size=batch_size,
+        optimizer=optimizer or OPTIMIZER,
+        mesh=partitioner,
+        num_negatives=num_negatives,
+        seed=seed,
+        eval_every=eval_every,
+        **settings,
+    )
     with contextlib.ExitStack() as closing:
-        place = output_dir or closing.enter_context(temporary_directory())
-        closing.enter_context(held(place))
-        check_run_dir(place)
-        loaded = _start(model, seed, partitioner)
-        if num_negatives is None:
-            num_negatives = int(isinstance(pairs, Pairs) and all(pairs.negatives))
-        objective = objective or OBJECTIVE
-        features = objective.features(loaded.settings.text_format(num_negatives))
-        data = Shortened(pairs).build(loaded.tokenizer, features)
-        if steps is None:
-            how_long = (1, MIN_STEPS) if epochs is None else (epochs, 1)
-            steps = steps_of(
-                how_long[0], pairs=data.num_examples, batch_size=batch_size, min_steps=how_long[1]
-            )
-        loop.train(
-            model=loaded.model,
-            objective=objective,
-            data=data,
-            dev=dev and Shortened(dev),
-            tokenizer=loaded.tokenizer,
-            form=loaded.settings.text_format(num_negatives),
-            output_dir=place,
-            steps=steps,
-            batch_size=batch_size,
-            optimizer=optimizer or OPTIMIZER,
-            partitioner=partitioner,
-            seed=seed,
-            eval_every=in_steps("eval_every", eval_every, steps),
-            on_start=functools.partial(
-                model_dir.write_description,
-                config=loaded.model.config,
-                tokenizer=loaded.tokenizer,
-                settings=loaded.settings,
-            ),
-            **settings,
-        )
-        kind = CrossEncoder if isinstance(loaded.model, CrossEncoderModel) else DualEncoder
+        place = output_dir or closing.enter_context(temporary_directory()) / "run"
+        loop.train(recipe, place)
+        kind = CrossEncoder if isinstance(model, PretrainedCrossEncoder) else DualEncoder
         encoder = kind.load(str(place))
     if output_dir is None:
         encoder.spec = None
@@ -141,18 +118,32 @@ class Shortened:
         return found.shortened() if isinstance(found, ArrayDataset) else found
 
 
-def _start(model: Any, seed: int, partitioner: Partitioner) -> model_dir.LoadedModel:
-    if isinstance(model, str | Path):
-        model = Pretrained(source=str(model), dropout_rate=DROPOUT)
-    if isinstance(model, DualEncoder):
+@dataclasses.dataclass(frozen=True)
+class Copied:
+    """A model to start from that stays as it is: training is given a copy, without dropout."""
+
+    encoder: DualEncoder
+
+    def build(self, *, seed: int, partitioner: Partitioner | None = None) -> model_dir.LoadedModel:
+        """Makes the copy; see `interop.build.Source`."""
         # By way of the host, for the steps of training take the memory of the parameters that they are given.
-        params = stored.params_of(model.model)
+        encoder, model = self.encoder, self.encoder.model
         found = StoredModel(
-            config=model.model.config, params=params, tokenizer=model.tokenizer, settings=model.settings
+            config=model.config,
+            params=stored.params_of(model),
+            tokenizer=encoder.tokenizer,
+            settings=encoder.settings,
         )
-        found = Overrides(dropout_rate=DROPOUT).apply(found, seed=seed, where=repr(model))
+        found = Overrides(dropout_rate=DROPOUT).apply(found, seed=seed, where=repr(encoder))
         built = stored.build(found, partitioner)
-        return model_dir.LoadedModel(built, model.tokenizer, model.settings, model.fingerprint)
+        return model_dir.LoadedModel(built, encoder.tokenizer, encoder.settings, encoder.fingerprint)
+
+
+def _start(model: Any) -> Any:
+    if isinstance(model, str | Path):
+        return Pretrained(source=str(model), dropout_rate=DROPOUT)
+    if isinstance(model, DualEncoder):
+        return Copied(model)
     if not hasattr(model, "build"):
         raise UserError(f"the model must be a name, a DualEncoder or a Pretrained(...), not {model!r:.60}")
-    return model.build(seed=seed, partitioner=partitioner)
+    return model

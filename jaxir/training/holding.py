@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -30,24 +28,14 @@ class Undisputed:
         """Does nothing."""
 
 
-_HELD: contextvars.ContextVar[Mapping[str, Hold]] = contextvars.ContextVar("held", default={})  # noqa: B039
-
-
 @contextlib.contextmanager
 def held(run_dir: str | Path) -> Iterator[Hold]:
     """Holds the directory of a run; of several processes of one run the first one does.
-
-    Within itself, in the same thread, it does nothing: a command holds the directory before it reads
-    anything, and the loop holds it in any case.
 
     Raises:
       UserError: another process trains there.
     """
     place = path_of(run_dir)
-    key = str(place) if is_bucket(place) else os.path.realpath(place)
-    if key in _HELD.get():
-        yield _HELD.get()[key]
-        return
     with contextlib.ExitStack() as closing:
         hold: Hold = Undisputed()
         if jax.process_index() == 0:
@@ -55,8 +43,4 @@ def held(run_dir: str | Path) -> Iterator[Hold]:
                 hold = closing.enter_context(Lease(place, "trains in"))
             else:
                 hold = closing.enter_context(locked(place, f"another process trains in {run_dir}"))
-        token = _HELD.set({**_HELD.get(), key: hold})
-        try:
-            yield hold
-        finally:
-            _HELD.reset(token)
+        yield hold

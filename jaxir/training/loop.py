@@ -6,7 +6,7 @@ import itertools
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -16,27 +16,24 @@ from flax import nnx
 from jax.experimental import multihost_utils
 
 from jaxir import distributed
-from jaxir.data.lines import Policy
 from jaxir.errors import UserError
 from jaxir.evaluators.bench import Bench
-from jaxir.evaluators.evaluator import Evaluator, check_evaluators
-from jaxir.evaluators.loss import Loss
-from jaxir.evaluators.retrieval import Retrieval
-from jaxir.features import TextFormat
 from jaxir.files import atomic_file, path_of
+from jaxir.interop import model_dir
+from jaxir.interop.model_dir import LoadedModel
 from jaxir.models.products import as_run_on
 from jaxir.objectives.objective import Objective
 from jaxir.partitioning import MeshConfig, Partitioner
 from jaxir.training import stages
 from jaxir.training import state as state_lib
-from jaxir.training.checkpoints import Checkpoints
+from jaxir.training.checkpoints import Checkpoints, check_run_dir
 from jaxir.training.holding import held
 from jaxir.training.logs import Narrator, RunLog, timed
 from jaxir.training.memory import device_memory, fit_chunks
-from jaxir.training.optimizers import AdamW, Optimizer
 from jaxir.training.prefetch import prefetch
+from jaxir.training.recipe import Recipe
 from jaxir.training.settings import agreed_settings, describe
-from jaxir.training.suite import Suite
+from jaxir.training.suite import Suite, evaluators_of
 
 COMPLETE = "COMPLETE"
 AUXILIARY = 0xA0  # folded into the seed: its parameters are not drawn as the model's
@@ -67,6 +64,7 @@ class TrainResult(NamedTuple):
     """How a run ended.
 
     Attributes:
+      steps: those of the whole run.
       started_at: the step it began with: 0, or that of the checkpoint it resumed from.
       step: the number of finished steps; if it is `started_at`, the run was complete already.
       stopped_by: the signal that stopped it before its last step, or None.
@@ -74,6 +72,7 @@ class TrainResult(NamedTuple):
       best_value: its dev metric.
     """
 
+    steps: int
     started_at: int
     step: int
     stopped_by: signal.Signals | None
@@ -82,66 +81,26 @@ class TrainResult(NamedTuple):
 
 
 def train(
-    *,
-    model: nnx.Module,
-    objective: Objective,
-    data: Data,
+    recipe: Recipe,
     output_dir: str | Path,
-    steps: int,
-    batch_size: int,
-    dev: Any = None,
-    evaluators: Sequence[Evaluator] = (),
-    tokenizer: Any = None,
-    form: TextFormat = TextFormat(1, 1),  # noqa: B008 (frozen)
-    on_bad_input: Policy = "stop",
-    dev_metric: str = "nDCG@10",
-    dev_distractors: int = 0,
-    optimizer: Optimizer = AdamW(),  # noqa: B008 (frozen)
-    partitioner: Partitioner | None = None,
-    seed: int = 0,
-    log_every: int = 10,
-    eval_every: int = 100,
-    checkpoint_every: int = 500,
-    keep_last: int = 2,
-    frozen: Sequence[str] = (),
-    auxiliary_from: str | None = None,
-    objective_description: str | None = None,
-    on_start: Callable[[Path], None] | None = None,
+    *,
+    bindings: Callable[[Any], Mapping[str, Any]] = lambda _: {},
+    on_start: Callable[[Path], None] = lambda _: None,
 ) -> TrainResult:
-    """Trains `model` in place, or resumes the run in `output_dir` where it stopped.
+    """Trains a recipe's model, or resumes the run in `output_dir` where it stopped.
 
     A resumed run sees the same batches and random numbers as one that was never interrupted, and on CPU
     ends with the same parameters bit for bit. SIGTERM or SIGINT ends the step at hand, saves a checkpoint
     and returns; a second one interrupts at once.
 
     Args:
-      model: its parameters are trained; they lie over the mesh afterwards.
-      objective: the training method; what it has beside the model is made, trained and saved here.
-      data: where batches come from.
+      recipe: what to train; its `model` may be a `LoadedModel`, which is trained in place, its `data` a
+        dataset that was built, its `mesh` a Partitioner.
       output_dir: the run's directory, local or gs://BUCKET/PATH: checkpoints/, log.jsonl, tensorboard/ and,
         after the last step, COMPLETE.
-      steps: optimizer steps in all.
-      batch_size: examples of one step over all devices.
-      dev: pairs to evaluate on in the loop, by `Retrieval` and `Loss`; None for nothing.
-      evaluators: what else is evaluated.
-      tokenizer: the model's, for what evaluators read.
-      form: lengths and prompts of its texts.
-      on_bad_input: what to do with malformed records of theirs.
-      dev_metric: what tells the best checkpoint, of all metrics of the evaluators.
-      dev_distractors: how many training passages join the dev passages in the corpus that is searched.
-      optimizer: AdamW(...) or Adafactor(...).
-      partitioner: the mesh; by default all devices split the batch.
-      seed: of the data order and of dropout.
-      log_every: steps between log lines.
-      eval_every: steps between dev evaluations; there is one at the last step too.
-      checkpoint_every: steps between checkpoints; the last step and each new best dev metric are saved too.
-      keep_last: how many of the newest checkpoints to keep, besides the best.
-      frozen: patterns of names of what is not trained, such as "encoder.embedding.*" or "auxiliary.head.*".
-      auxiliary_from: a run; what its objective had beside the model is what this one's starts from.
-      objective_description: what must be the same when the run is resumed; by default the names and values
-        of the objective's fields.
-      on_start: called with `output_dir` before the first step, once that is known to be usable; writes there
-        what is needed to load the run's checkpoints as models.
+      bindings: the arguments of a function that are bound elsewhere (by gin, say); as the objective's own
+        fields they must be the same when the run is resumed.
+      on_start: called with `output_dir` before the first step, once that is known to be usable.
 
     Raises:
       UserError: settings that make no sense, a directory that cannot be resumed or in which another process
@@ -149,54 +108,62 @@ def train(
         is written after it).
     """
     # ---------------------------------------------------------------- settings
-    partitioner = MeshConfig().build() if partitioner is None else partitioner
-    counts = {"steps": steps, "batch_size": batch_size, "log_every": log_every, "eval_every": eval_every}
-    counts |= {"checkpoint_every": checkpoint_every, "keep_last": keep_last}
-    check_settings(counts, partitioner, objective)
-    evaluators = [*of_dev(dev, dev_distractors, objective), *evaluators]
-    check_evaluators(evaluators, dev_metric)
-    built = optimizer.build(steps)
-
-    part, parts = distributed.share_of_batch(partitioner)
-    batches_from = functools.partial(
-        data.batches, batch_size=batch_size, seed=seed, process_index=part, process_count=parts
-    )
-    batches_from(start_step=0)  # what cannot be is refused before anything is made
-    bench = Bench(
-        tokenizer=tokenizer,
-        form=form,
-        objective=objective,
-        training_data=data,
-        batch_size=batch_size,
-        partitioner=partitioner,
-        on_bad_input=on_bad_input,
-    )
-    suite = Suite(evaluators, bench, best_by=dev_metric, eval_every=eval_every, steps=steps)
-
-    # ---------------------------------------------------------------- the run's directory
-    run_dir = path_of(output_dir)
+    if recipe.steps is not None:
+        recipe = recipe.settled()
+    mesh = recipe.mesh or MeshConfig()
+    partitioner = mesh if isinstance(mesh, Partitioner) else mesh.build()
+    recipe.check_batch(partitioner)
+    evaluators = evaluators_of(recipe)
+    run_dir, objective = path_of(output_dir), recipe.objective
     with contextlib.ExitStack() as closing:
         hold = closing.enter_context(held(run_dir))
+        check_run_dir(run_dir)
+
+        # ------------------------------------------------------------ the model and the data
+        loaded = recipe.model
+        if not isinstance(loaded, LoadedModel):
+            loaded = loaded.build(seed=recipe.seed, partitioner=partitioner)
+        model, form = loaded.model, loaded.settings.text_format(recipe.num_negatives)
+        data = recipe.data
+        if hasattr(data, "build"):
+            features = objective.features(form)
+            data = data.build(loaded.tokenizer, features, on_bad_input=recipe.on_bad_input)
+        recipe = recipe.settled(data.num_examples)
+        steps, batch_size, seed = recipe.steps, recipe.batch_size, recipe.seed
+        built = recipe.optimizer.build(steps)
+        part, parts = distributed.share_of_batch(partitioner)
+        batches_from = functools.partial(
+            data.batches, batch_size=batch_size, seed=seed, process_index=part, process_count=parts
+        )
+        batches_from(start_step=0)  # what cannot be is refused before anything is made
+        bench = Bench(
+            tokenizer=loaded.tokenizer,
+            form=form,
+            objective=objective,
+            training_data=data,
+            batch_size=batch_size,
+            partitioner=partitioner,
+            on_bad_input=recipe.on_bad_input,
+        )
+        suite = Suite(evaluators, bench, best_by=recipe.dev_metric, eval_every=recipe.eval_every, steps=steps)
+
+        # ------------------------------------------------------------ the run's directory
         auxiliary = objective.auxiliary(
             model, rngs=nnx.Rngs(jax.random.fold_in(jax.random.key(seed), AUXILIARY))
         )
+        agreed = agreed_settings(
+            recipe,
+            model,
+            auxiliary,
+            data,
+            objective=describe(objective, bindings),
+            dev=suite.told,
+            parts=parts,
+        )
         checkpoints = Checkpoints(
             run_dir,
-            agreed_settings(
-                model,
-                auxiliary,
-                objective_description or describe(objective),
-                data,
-                optimizer,
-                dev=suite.told,
-                steps=steps,
-                batch_size=batch_size,
-                seed=seed,
-                frozen=frozen,
-                parts=parts,
-            )
-            | stages.describe(auxiliary_from),
-            keep_last=keep_last,
+            agreed | stages.describe(recipe.auxiliary_from),
+            keep_last=recipe.keep_last,
             metric=suite.best_by,
             greater_is_better=suite.greater_is_better,
             hold=hold,
@@ -204,20 +171,19 @@ def train(
         closing.callback(checkpoints.close)
 
         # ------------------------------------------------------------ state: the newest checkpoint, or step 0
-        plan = state_lib.plan_state(
-            model, built.transform, partitioner, auxiliary=auxiliary, frozen=(*objective.frozen, *frozen)
-        )
+        frozen = (*objective.frozen, *(recipe.frozen or ()))
+        plan = state_lib.plan_state(model, built.transform, partitioner, auxiliary=auxiliary, frozen=frozen)
         resumed = checkpoints.open(plan.abstract)
         start = resumed.step if resumed else 0
         state = resumed.state if resumed else state_lib.initial_state(model, built.transform, plan, auxiliary)
-        if auxiliary_from and not resumed:
-            state = stages.with_auxiliary_of(auxiliary_from, state, plan)
+        if recipe.auxiliary_from and not resumed:
+            state = stages.with_auxiliary_of(recipe.auxiliary_from, state, plan)
         closing.callback(lambda: state_lib.put_into(model, state.params))
         if start == steps:
             if on_start and jax.process_index() == 0:
                 on_start(run_dir)  # what was damaged or removed since is there again
             mark_complete(run_dir, steps)
-            return result(start, start, None, checkpoints)
+            return result(steps, start, start, None, checkpoints)
 
         # ------------------------------------------------------------ batches, made ahead on a thread
         batches = closing.enter_context(
@@ -247,10 +213,13 @@ def train(
             else:
                 compiled = compile_step(objective)
         if evaluators:
+            bench.objective = objective  # with the chunks that were found
             with timed("compiling the evaluation"):
                 suite.compile(plan)
 
-        if on_start and jax.process_index() == 0:
+        if jax.process_index() == 0:
+            if loaded.tokenizer is not None:  # else its checkpoints are no models
+                model_dir.write_description(run_dir, model.config, loaded.tokenizer, loaded.settings)
             on_start(run_dir)
 
         # ------------------------------------------------------------ the loop
@@ -296,7 +265,7 @@ def train(
             check_finite(done, values)
             check_negatives(done, values)
             narrator.step(done, values["loss"])
-            if done % log_every == 0 or done == steps:
+            if done % recipe.log_every == 0 or done == steps:
                 values["examples_per_second"] = narrator.lap(done)
                 log.write(done, values)
                 narrator.tell(done, values)
@@ -311,7 +280,7 @@ def train(
 
             stopping = stop.requested(done)
             evaluating = suite.due(done)
-            saving = done % checkpoint_every == 0 or done == steps or stopping
+            saving = done % recipe.checkpoint_every == 0 or done == steps or stopping
             if evaluating or saving:
                 settle_metrics(*unread)
                 unread, value = None, None
@@ -319,7 +288,7 @@ def train(
                     if evaluating:
                         scores = evaluated(done, state)
                         check_negatives(done, scores, "dev batches")
-                        value = scores.get(dev_metric)
+                        value = scores.get(recipe.dev_metric)
                         log.write(done, {f"dev/{k}": v for k, v in scores.items()})
                         narrator.tell_dev(done, {k: scores[k] for k in suite.directions if k in scores})
                     if saving or checkpoints.is_best(value):
@@ -334,36 +303,7 @@ def train(
         log.checkpoint(checkpoints.settle())
         if done == steps:
             mark_complete(run_dir, steps)
-        return result(start, done, stop.received if done < steps else None, checkpoints)
-
-
-def of_dev(dev: Any, distractors: int, objective: Objective) -> list[Evaluator]:
-    """Returns the evaluators of dev pairs: retrieval and, where plain pairs have what it reads, the loss."""
-    if dev is None:
-        return []
-    of_loss = [Loss(data=dev)] if objective.evaluated_on_pairs else []
-    return [Retrieval(data=dev, distractors=distractors), *of_loss]
-
-
-def check_settings(counts: Mapping[str, int], partitioner: Partitioner, objective: Any) -> None:
-    """Raises a UserError for settings that no run can have.
-
-    Args:
-      counts: settings that must be positive whole numbers, among them `batch_size`.
-      partitioner: the mesh.
-      objective: the training method; where it cuts a batch into `chunks`, these must divide it.
-    """
-    for name, count in counts.items():
-        if count <= 0:
-            raise UserError(f"{name} must be at least 1, not {count}")
-    batch_size, divisor = counts["batch_size"], partitioner.batch_divisor()
-    if batch_size % divisor:
-        raise UserError(
-            f"batch_size must be a multiple of the {divisor} devices that share it, not {batch_size}"
-        )
-    chunks = getattr(objective, "chunks", 1)
-    if isinstance(chunks, int) and batch_size % chunks:
-        raise UserError(f"a batch of {batch_size} examples cannot be embedded in {chunks} equal chunks")
+        return result(steps, start, done, stop.received if done < steps else None, checkpoints)
 
 
 class StopSignal:
@@ -411,8 +351,8 @@ def mark_complete(run_dir: Path, steps: int) -> None:
 
 
 def result(
-    started_at: int, step: int, stopped_by: signal.Signals | None, checkpoints: Checkpoints
+    steps: int, started_at: int, step: int, stopped_by: signal.Signals | None, checkpoints: Checkpoints
 ) -> TrainResult:
     """Makes the result of a run that is at `step`."""
     best_step, best_value = checkpoints.best() or (None, None)
-    return TrainResult(started_at, step, stopped_by, best_step, best_value)
+    return TrainResult(steps, started_at, step, stopped_by, best_step, best_value)

@@ -6,13 +6,14 @@ import hashlib
 import inspect
 import re
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 from flax import nnx
 
 from jaxir.interop import array_checksums
+from jaxir.training.recipe import Recipe
 
 HINT = "give the settings of that run to resume it, or another output_dir"
 _OF_LOSS = ("loss on ", "accuracy on ")
@@ -20,17 +21,13 @@ _OF_FIRST_BATCH = re.compile(r"\b\d+ examples [0-9a-f]{16}\b")  # how data were 
 
 
 def agreed_settings(
+    recipe: Recipe,
     model: nnx.Module,
     auxiliary: nnx.Module | None,
-    objective: str,
     data: Any,
-    optimizer: Any,
     *,
+    objective: str,
     dev: str | None,
-    steps: int,
-    batch_size: int,
-    seed: int,
-    frozen: Sequence[str],
     parts: int,
 ) -> dict[str, Any]:
     """Returns what decides the course of a run: two runs with the same settings end with the same parameters.
@@ -40,16 +37,16 @@ def agreed_settings(
     """
     optional: dict[str, Any] = {"data_parts": parts} if data.order_depends_on_parts else {}
     optional |= {} if auxiliary is None else {"auxiliary": auxiliary_fingerprint(auxiliary)}
-    optional |= {"frozen": sorted(frozen)} if frozen else {}
+    optional |= {"frozen": sorted(recipe.frozen)} if recipe.frozen else {}
     return optional | {
-        "batch_size": batch_size,
+        "batch_size": recipe.batch_size,
         "data": data.fingerprint,
         "dev": dev,
         "model": model_fingerprint(model),
         "objective": objective,
-        "optimizer": describe(optimizer),
-        "seed": seed,
-        "steps": steps,
+        "optimizer": describe(recipe.optimizer),
+        "seed": recipe.seed,
+        "steps": recipe.steps,
     }
 
 

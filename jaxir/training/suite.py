@@ -9,16 +9,35 @@ import numpy as np
 from jaxir.distributed import as_first
 from jaxir.errors import UserError
 from jaxir.evaluators.bench import Bench
-from jaxir.evaluators.evaluator import Evaluator
+from jaxir.evaluators.evaluator import Evaluator, check_evaluators
+from jaxir.evaluators.loss import Loss
+from jaxir.evaluators.retrieval import Retrieval
 from jaxir.training.length import in_steps
+from jaxir.training.recipe import Recipe
 from jaxir.training.state import Plan, TrainState
+
+
+def evaluators_of(recipe: Recipe) -> list[Evaluator]:
+    """Returns the evaluators of a recipe: of its dev pairs, then the others that it has.
+
+    Dev pairs are evaluated by retrieval and, where plain pairs have what the objective reads, by its loss.
+
+    Raises:
+      UserError: see `check_evaluators`.
+    """
+    found = [] if recipe.dev is None else [Retrieval(data=recipe.dev, distractors=recipe.dev_distractors)]
+    if found and recipe.objective.evaluated_on_pairs:
+        found.append(Loss(data=recipe.dev))
+    found.extend(recipe.evaluators or ())
+    check_evaluators(found, recipe.dev_metric)
+    return found
 
 
 class Suite:
     """Evaluators with their data read; those that are due measure the state after a step.
 
     Args:
-      evaluators: which; `evaluator.check_evaluators` has looked at them.
+      evaluators: which; as `evaluators_of` gives them.
       bench: what they measure with.
       best_by: the metric that tells the best checkpoint.
       eval_every: steps between evaluations, of evaluators that say nothing else.

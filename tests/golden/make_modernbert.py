@@ -10,12 +10,14 @@ import numpy as np
 import tokenizers
 import torch
 import transformers
-from make_golden import HERE, POSITIONS, SENTENCES, TEXTS, VOCAB, WIDTH, save_encoder
+from make_golden import HERE, POSITIONS, SENTENCES, TEXTS, VOCAB, WIDTH, make_ids, save_encoder
 from sentence_transformers import SentenceTransformer
 from sentence_transformers import models as st_modules
 from tokenizers import decoders, normalizers, pre_tokenizers, processors, trainers
 
 NAME = "modernbert"
+# Of a global layer and of local ones.
+WITH_GRADIENTS = ("embeddings.tok_embeddings", "layers.0.attn.Wqkv", "layers.4.mlp.Wi", "layers.5.attn.Wqkv")
 
 
 def config() -> transformers.ModernBertConfig:
@@ -53,9 +55,23 @@ def save_tokenizer() -> None:
     (HERE / NAME / "tokenizer_config.json").write_text(json.dumps(settings | {"model_max_length": POSITIONS}))
 
 
+def save_gradients() -> None:
+    """Saves the gradients of a weighted sum of real tokens' outputs."""
+    model = transformers.AutoModel.from_pretrained(HERE / NAME)
+    draw = np.random.default_rng(0)
+    ids = make_ids(draw, 1, [30, 11])
+    weights = draw.normal(size=(*ids.shape, WIDTH)).astype(np.float32) * (ids != 1)[..., None]
+    mask = torch.tensor(ids != 1).long()
+    output = model(input_ids=torch.tensor(ids), attention_mask=mask).last_hidden_state
+    (output * torch.tensor(weights)).sum().backward()
+    found = {name: model.get_submodule(name).weight.grad.numpy() for name in WITH_GRADIENTS}
+    np.savez_compressed(HERE / NAME / "gradients.npz", ids=ids, weights=weights, **found)
+
+
 def main() -> None:
     torch.manual_seed(0)
     save_encoder(NAME, config())
+    save_gradients()
     save_tokenizer()
     transformer = st_modules.Transformer(str(HERE / NAME), max_seq_length=24)
     modules = [transformer, st_modules.Pooling(WIDTH, pooling_mode="lasttoken"), st_modules.Normalize()]

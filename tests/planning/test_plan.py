@@ -20,6 +20,7 @@ from jaxir.planning import activations, advice, hlo, plan, program, roofline, ta
 from jaxir.planning.collectives import Collective
 from jaxir.training.memory import HEADROOM
 from jaxir.training.optimizers import Adafactor, AdamW
+from jaxir.training.recipe import Recipe
 
 pytestmark = pytest.mark.usefixtures("few_optimizations")
 
@@ -42,19 +43,20 @@ def config(**changes) -> DualEncoderConfig:
     return DualEncoderConfig(backbone=backbone, projection=Projection(dimension=D))
 
 
-def recipe(model=None, *, optimizer=None, mesh=None, devices=4, objective=None, **how) -> program.Recipe:
-    return program.Recipe(
-        config=model or config(),
-        settings=LENGTHS,
+def planned(model=None, *, optimizer=None, mesh=None, devices=4, objective=None, **how) -> program.Planned:
+    recipe = Recipe(
+        model=None,
         objective=objective or Contrastive(),
+        data=None,
         optimizer=optimizer or Adafactor(),
-        partitioner=MeshConfig(**(mesh or {"fsdp": 2})).build(jax.devices()[:devices]),
         **({"steps": 1000, "batch_size": BATCH} | how),
     )
+    partitioner = MeshConfig(**(mesh or {"fsdp": 2})).build(jax.devices()[:devices])
+    return program.Planned(recipe=recipe, config=model or config(), settings=LENGTHS, partitioner=partitioner)
 
 
 def small_step(model=None, **how) -> program.Step:
-    return program.make_step(recipe(model, **how))
+    return program.make_step(planned(model, **how))
 
 
 def traced(function, step) -> work.Work:
@@ -121,7 +123,7 @@ def test_state_and_batch_are_the_compiled_programs_arguments():
 
 
 def make(text="gpu:4xl4", model=None, **how) -> plan.Plan:
-    return plan.make(targets.parse(text), recipe(model, **how))
+    return plan.make(targets.parse(text), planned(model, **how))
 
 
 def test_a_plan_by_arithmetic_holds_together():
@@ -192,7 +194,7 @@ def test_what_does_not_fit_says_so_and_what_to_do():
     assert "does not fit" in text
     assert made.advice
     assert "does not fit: " in text
-    assert any("--plan=gpu:" in line and "fsdp=" in line for line in made.advice)
+    assert any("--topology=gpu:" in line and "fsdp=" in line for line in made.advice)
 
 
 def test_a_step_too_large_for_one_chip_is_told_without_a_compiler():
@@ -211,7 +213,7 @@ def test_chunks_are_chosen_for_the_planned_chips_memory():
     sizes = {n: make(objective=Contrastive(chunks=n)).memory.total for n in (1, 3)}
     assert sizes[3] < sizes[1]
     roomy, tight = (dataclasses.replace(targets.parse("gpu:4xl4"), chip=chip(sizes[n])) for n in (1, 3))
-    auto = recipe(objective=Contrastive(chunks="auto"))
+    auto = planned(objective=Contrastive(chunks="auto"))
     assert "chunks" not in plan.make(roomy, auto).batch
     chosen = plan.make(tight, auto)
     assert chosen.batch.endswith("embedded in 3 chunks")
@@ -267,7 +269,7 @@ def test_advice_names_the_smallest_changes_that_are_enough():
     assert costs.of(setting, setting) == 38 * gib
     assert lines(32)[0] == "fsdp=2 (about 28.0 GiB on each chip)"
     assert lines(32)[1] == "remat=True (about 26.0 GiB on each chip)"
-    assert lines(32)[-1].startswith("a slice of 8 chips, --plan=v6e:2x4, with fsdp=2 (about")
+    assert lines(32)[-1].startswith("a slice of 8 chips, --topology=v6e:2x4, with fsdp=2 (about")
     # Little memory: only several changes at once, each line no superset of another.
     tight = lines(9)
     assert tight[0].startswith("fsdp=4, chunks=")

@@ -1,4 +1,4 @@
-"""`python -m jaxir.train --plan=...` in its own process, as users run it: no data, no weights, no network."""
+"""`python -m jaxir.plan` in its own process, as users run it: no data, no weights, no network."""
 
 import dataclasses
 import importlib.util
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flax import serialization, traverse_util
 
-from jaxir import gin_config
+from jaxir import cli
 from jaxir.errors import UserError
 from jaxir.experiments.towers import UnderIdentityProjection
 from jaxir.interop.build import FromScratch, Pretrained
@@ -20,7 +20,7 @@ from jaxir.interop.huggingface.weights import write_json
 from jaxir.models import t5
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.planning import architecture, devices
-from jaxir.train import train
+from jaxir.planning import plan as planning
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SMALL = t5.T5Config(
@@ -37,10 +37,12 @@ def model(tmp_path) -> Path:
     return tmp_path / "model"
 
 
-def plan(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess:
+def plan(
+    *arguments: str, cwd: Path, command: str = "plan", **environment: str
+) -> subprocess.CompletedProcess:
     env = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")} | environment
-    command = [sys.executable, "-m", "jaxir.train", *arguments]
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=280)
+    line = [sys.executable, "-m", f"jaxir.{command}", *arguments]
+    return subprocess.run(line, cwd=cwd, env=env, capture_output=True, text=True, timeout=280)
 
 
 def libtpu() -> str | None:
@@ -55,7 +57,7 @@ def test_gpus_by_arithmetic_with_nothing_but_a_recipe(model, tmp_path):
     typed = (*MACROS, f"MODEL=hf:{model}", "SHARING=ade_spl")
     macros = [f"--gin.{m}" for m in typed if not m.startswith(("BATCH_SIZE", "STEPS"))]
     flags = ["--batch_size=16", "--steps=1000"]  # of which the recipe says others
-    done = plan("--gin_file=gin/samtone_base.gin", "--plan=gpu:4xh100", *flags, *macros, cwd=tmp_path)
+    done = plan("--gin_file=gin/samtone_base.gin", "--topology=gpu:4xh100", *flags, *macros, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "plan for gpu:4xh100: 4 h100 chips" in done.stdout
     assert "ADE-SPL of T5 2 x 32" in done.stdout
@@ -69,7 +71,7 @@ def test_gpus_by_arithmetic_with_nothing_but_a_recipe(model, tmp_path):
 
 @pytest.mark.slow
 def test_what_does_not_fit_exits_with_one_and_advice(tmp_path):
-    done = plan("--gin_file", "gin/samtone_xxl.gin", "--gin.FSDP=1", "--plan", "gpu:1xl4", cwd=tmp_path)
+    done = plan("--gin_file", "gin/samtone_xxl.gin", "--gin.FSDP=1", "--topology", "gpu:1xl4", cwd=tmp_path)
     assert done.returncode == 1
     assert "SDE of T5 24 x 4096, 4,7" in done.stdout  # the recipe's model, its hub never asked
     assert "does not fit: " in done.stdout
@@ -80,23 +82,23 @@ def test_what_does_not_fit_exits_with_one_and_advice(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        pytest.param(("--plan=v5z:4x4",), "no chip 'v5z'; did you mean 'v5", marks=pytest.mark.slow),
+        pytest.param(("--topology=v5z:4x4",), "no chip 'v5z'; did you mean 'v5", marks=pytest.mark.slow),
         pytest.param(
-            ("--plan=gpu:4xh100", "--gin.BATCH_SIZE=510"),
+            ("--topology=gpu:4xh100", "--gin.BATCH_SIZE=510"),
             "batch_size must be a multiple of the 4 devices",
             marks=pytest.mark.slow,
         ),
         (
-            ("--plan=gpu:4xh100", "--gin.FSDP=8"),
+            ("--topology=gpu:4xh100", "--gin.FSDP=8"),
             "does not cover 4 devices exactly: for gpu:4xh100 set --gin.FSDP=4",
         ),
         pytest.param(
-            ("--plan=gpu:4xh100", "--epochs=2"),
+            ("--topology=gpu:4xh100", "--epochs=2"),
             "a plan reads no data: how many steps are 2.0 epochs? give --steps",
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            ("--plan=gpu:1xl4", "--gin.MODEL=hf:./nowhere"),
+            ("--topology=gpu:1xl4", "--gin.MODEL=hf:./nowhere"),
             "./nowhere: no such directory",
             marks=pytest.mark.slow,
         ),
@@ -112,15 +114,46 @@ def test_a_users_error_costs_one_sentence(arguments, message, tmp_path):
 
 
 def test_training_still_needs_data(tmp_path):
-    done = plan("--gin_file=gin/samtone_base.gin", "--output_dir=run", cwd=tmp_path)
+    done = plan("--gin_file=gin/samtone_base.gin", "--output_dir=run", cwd=tmp_path, command="train")
     assert done.stderr.strip() == "error: DATA must be set: --gin.DATA=..."
 
 
-def test_macros_left_open_are_found_through_includes():
-    """What `--plan` fills in, for it needs no data."""
-    assert gin_config.open_macros(train, ["gin/samtone_xxl.gin"], []) == ["DATA"]
-    assert gin_config.open_macros(train, ["gin/quickstart.gin"], []) == []
-    assert gin_config.open_macros(train, ["gin/nowhere.gin"], []) == []
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [
+        ("plan", ("--topology=gpu:2xh100",)),
+        ("train", ("--plan=gpu:2xh100",)),
+        ("train", ("--plan", "gpu:2xh100", "--output=run", "--eval_every=3", "--gin.DATA=nowhere")),
+    ],
+)
+def test_training_hands_plans_over(command, arguments, monkeypatch):
+    """What only training has a use for may be typed, and need not be."""
+    planned = []
+    monkeypatch.setattr(planning, "run", lambda *given: planned.append(given) or 1)
+    flags = ["--gin_file=gin/samtone_base.gin", *arguments, "--steps=7", "--gin.EPOCHS=None", "--seed=3"]
+    assert cli.main(f"jaxir.{command}:{command}", flags) == 1
+    ((topology, recipe),) = planned
+    assert topology == "gpu:2xh100"
+    assert (recipe.steps, recipe.seed, recipe.batch_size, recipe.data) == (7, 3, 512, None)
+    assert recipe.model.source == "hf:google/t5-v1_1-base"
+    assert recipe.objective.loss.__name__ == "samtone"
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ((), "--topology must be given (see python -m jaxir.plan --help)"),
+        (("--topology=gpu:1xl4", "--gin.BATCH=3"), "macro BATCH is set but nothing uses it"),
+        (("--topology=gpu:1xl4", "--output=run"), "there is no flag --output"),
+        (
+            ("--topology=gpu:1xl4", "--gin.BATCH_SIZE=%gin.REQUIRED"),
+            "BATCH_SIZE must be set: --gin.BATCH_SIZE",
+        ),
+    ],
+)
+def test_a_command_line_that_is_none(flags, sentence, capsys):
+    assert cli.main("jaxir.plan:plan", ["--gin_file=gin/samtone_base.gin", *flags]) in (1, 2)
+    assert capsys.readouterr().err.startswith(f"error: {sentence}")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is not None, reason="libtpu is installed, as on a TPU")
@@ -231,7 +264,7 @@ def test_any_class_that_says_what_it_would_build_can_be_planned(model):
 def test_a_tpu_slice_with_its_own_compiler(machine, model, tmp_path):
     macros = [f"--gin.{m}" for m in (*MACROS, f"MODEL=hf:{model}")]
     quick = {"JAX_EXEC_TIME_OPTIMIZATION_EFFORT": "-1.0", "JAX_OPTIMIZATION_LEVEL": "O1"}
-    done = plan("--gin_file=gin/samtone_base.gin", f"--plan={machine}", *macros, cwd=tmp_path, **quick)
+    done = plan("--gin_file=gin/samtone_base.gin", f"--topology={machine}", *macros, cwd=tmp_path, **quick)
     assert done.returncode == 0, done.stderr
     assert not done.stderr
     assert "compiled by the TPU's compiler" in done.stdout

@@ -40,7 +40,7 @@ def test_an_unknown_machine_costs_one_sentence(text, message):
     with pytest.raises(UserError) as error:
         targets.parse(text)
     assert message in str(error.value)
-    assert f"--plan={text}" in str(error.value)
+    assert f"--topology={text}" in str(error.value)
 
 
 def test_every_tpu_has_slices_and_every_slice_parses():

@@ -20,7 +20,8 @@ def state(step: int) -> TrainState:
 
 @contextlib.contextmanager
 def opened(run_dir, metric):
-    checkpoints = Checkpoints(run_dir, {}, keep_last=2, metric=metric)
+    greater = metric != "loss"
+    checkpoints = Checkpoints(run_dir, {}, keep_last=2, metric=metric, greater_is_better=greater)
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state(0))
     try:
         yield checkpoints, checkpoints.open(like)

@@ -1,7 +1,6 @@
 """Damaged checkpoints and models: nothing of them is used without a word, and nothing whole is set aside."""
 
 import errno
-import functools
 import json
 import os
 import shutil
@@ -148,13 +147,8 @@ def model(request, tmp_path_factory) -> tuple[Path, Path]:
         model_dir.save(directory, bert, tokenizer, settings)
         return directory, Path("params")
     about = {"config": bert.config, "tokenizer": tokenizer, "settings": settings}
-    run(
-        directory,
-        model=bert,
-        steps=4,
-        dev=None,
-        on_start=functools.partial(model_dir.write_description, **about),
-    )
+    run(directory, model=bert, steps=4, dev=None)
+    model_dir.write_description(directory, **about)
     return directory, Path("checkpoints/4/params")
 
 

@@ -19,11 +19,18 @@ from jaxir.evaluators.sts import STS
 from jaxir.features import TextFormat
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.partitioning import MeshConfig
-from jaxir.training.loop import of_dev
 from jaxir.training.optimizers import AdamW
+from jaxir.training.recipe import Recipe
 from jaxir.training.settings import disagreement
 from jaxir.training.state import initial_state, plan_state
-from jaxir.training.suite import Suite
+from jaxir.training.suite import Suite, evaluators_of
+
+
+def rr_of_first(count, query, passage):
+    query, passage = (x[:, :count] / np.linalg.norm(x[:, :count], axis=1)[:, None] for x in (query, passage))
+    similarity = query @ passage.T
+    ranks = 1 + (similarity > np.diag(similarity)[:, None]).sum(1)
+    return np.where(ranks <= 10, 1 / ranks, 0).mean()
 
 
 def evaluation(dev, *, distractors=0, batch_size=8, devices=4):
@@ -36,7 +43,12 @@ def evaluation(dev, *, distractors=0, batch_size=8, devices=4):
         batch_size=batch_size,
         partitioner=MeshConfig().build(jax.devices()[:devices]),
     )
-    evaluators = of_dev(dev, distractors, Contrastive())
+    settings = {"dev": dev, "dev_distractors": distractors, "dev_metric": "loss"}
+    recipe = Recipe(
+        model=None, objective=Contrastive(), data=None, steps=1, batch_size=batch_size, **settings
+    )
+    retrieval, loss = evaluators_of(recipe)
+    evaluators = [dataclasses.replace(retrieval, dimensions=[5]), loss]
     suite = Suite(evaluators, bench, best_by="loss", eval_every=1, steps=1)
     transform = AdamW().build(1).transform
     plan = plan_state(model, transform, bench.partitioner)
@@ -57,6 +69,7 @@ def test_retrieval_metrics_count_every_pair_and_every_distractor(distractors):
     ranks = 1 + (similarity > np.diag(similarity)[:, None]).sum(1)
     assert ranks.mean() > 2 and {10, 11} <= {*np.minimum(ranks, 11)} and len(passage) == 21 + distractors
     assert scores["RR@10"] == pytest.approx(np.where(ranks <= 10, 1 / ranks, 0).mean(), abs=1e-6)
+    assert scores["RR@10/5"] == pytest.approx(rr_of_first(5, query, passage), abs=1e-6) != scores["RR@10"]
     assert scores["nDCG@10"] == pytest.approx(
         np.where(ranks <= 10, 1 / np.log2(ranks + 1), 0).mean(), abs=1e-6
     )

@@ -180,7 +180,8 @@ def test_defaults_are_those_of_the_recipe(start, request):
     assert [defaults[name] for name in ("batch_size", "eval_every", "seed")] == [
         recipe[name] for name in ("batch_size", "eval_every", "seed")
     ]
-    trained = fit_module._start(start, 0, MeshConfig().build(jax.devices()[:1])).model.config.backbone
+    partitioner = MeshConfig().build(jax.devices()[:1])
+    trained = fit_module._start(start).build(seed=0, partitioner=partitioner).model.config.backbone
     assert trained.dropout_rate == 0 and start.model.config.backbone.dropout_rate > 0
 
 

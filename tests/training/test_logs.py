@@ -99,9 +99,9 @@ def test_on_a_terminal_the_losses_stay_above_the_bar(monkeypatch, tmp_path):
         "N s a step: about Ns for the other N",
         step,
         step,
-        "step N/N  dev  RR@N N  nDCG@N N  accuracy N  loss N",
+        "step N/N  dev  nDCG@N N  RR@N N  loss N  accuracy N",
         step,
-        "step N/N  dev  RR@N N  nDCG@N N  accuracy N  loss N",
+        "step N/N  dev  nDCG@N N  RR@N N  loss N  accuracy N",
     ]
     assert [line.split()[1] for line in shown if "lr" in line] == ["2/6", "4/6", "6/6"]
 

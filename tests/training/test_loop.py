@@ -317,11 +317,11 @@ def test_a_full_disk_costs_one_sentence_and_no_checkpoint(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"steps": 0}, "steps must be at least 1, not 0"),
-        ({"batch_size": -8}, "batch_size must be at least 1, not -8"),
+        ({"steps": 0}, "steps must be a whole number of at least 1 or None, not 0"),
+        ({"batch_size": -8}, "batch_size must be a whole number of at least 1, not -8"),
         ({"batch_size": 9}, "batch_size must be a multiple of the 2 devices that share it, not 9"),
         ({"batch_size": 80}, "batch_size is 80, but there are only 64 pairs: give a smaller one"),
-        ({"log_every": 0}, "log_every must be at least 1, not 0"),
+        ({"log_every": 0}, "log_every must be a whole number of at least 1, not 0"),
         (
             {"dev_metric": "ndcg@10"},
             "there is no dev metric 'ndcg@10', only nDCG@10, RR@10, loss, accuracy",

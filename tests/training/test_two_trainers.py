@@ -13,7 +13,6 @@ from tiny_run import Hooked, pairs, run
 
 from jaxir.errors import UserError
 from jaxir.locks import locked
-from jaxir.training.holding import held
 
 SCRIPT = Path(__file__).parent / "tiny_run.py"
 STEPS = '--settings={"steps": 40}'
@@ -29,13 +28,6 @@ def test_a_directory_that_is_held_is_neither_read_nor_written(tmp_path):
         run(tmp_path / "run")
     with pytest.raises(UserError, match="is not a training run"):
         run(tmp_path / "run")
-
-
-def test_the_hold_of_a_command_is_the_one_of_its_loop(tmp_path):
-    refused = pytest.raises(UserError, match="no")
-    with held(tmp_path / "run"), held(f"{tmp_path}/./run"), refused, locked(tmp_path / "run", "no"):
-        pass
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("replaced", [False, True])

@@ -25,6 +25,8 @@ from jaxir import cli, leases
 from jaxir.data.array_dataset import ArrayDataset
 from jaxir.data.text_table import TextTable
 from jaxir.features import TextFormat, pair_features
+from jaxir.interop.model_dir import LoadedModel
+from jaxir.interop.stored import EncoderSettings
 from jaxir.models import layers
 from jaxir.models.bert import BertConfig
 from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel, l2_normalize
@@ -32,6 +34,7 @@ from jaxir.objectives.contrastive import Contrastive
 from jaxir.partitioning import MeshConfig
 from jaxir.training import loop
 from jaxir.training.optimizers import AdamW
+from jaxir.training.recipe import Recipe
 
 LENGTH, VOCABULARY, WIDTH = 12, 64, 32
 
@@ -109,17 +112,18 @@ def run(
 ) -> loop.TrainResult:
     """Trains on 2 devices that share rows and parameters."""
     mesh = mesh or {"data": 1, "fsdp": 2}
-    return loop.train(
-        model=model or Bag(),
+    lengths = EncoderSettings(query_max_length=LENGTH, passage_max_length=LENGTH)
+    recipe = Recipe(
+        model=LoadedModel(model or Bag(), None, lengths, ""),
         objective=objective or Contrastive(),
         data=data or pairs(64),
-        output_dir=run_dir,
         steps=steps,
         batch_size=batch_size,
         optimizer=settings.pop("optimizer", AdamW(learning_rate=learning_rate, warmup_steps=3)),
-        partitioner=MeshConfig(**mesh).build(jax.devices()[: int(np.prod(list(mesh.values())))]),
+        mesh=MeshConfig(**mesh).build(jax.devices()[: int(np.prod(list(mesh.values())))]),
         **{"dev": pairs(21, seed=1), "log_every": 1, "eval_every": 10, "checkpoint_every": 7} | settings,
     )
+    return loop.train(recipe, run_dir)
 
 
 def main(*, run_dir: str, settings: str = "{}") -> int:

@@ -1,0 +1,46 @@
+"""gin files as texts: what gin itself does not say of them in a sentence."""
+
+from __future__ import annotations
+
+import re
+import tokenize
+from pathlib import Path
+
+from jaxir.errors import UserError
+from jaxir.installation import find_recipe
+
+
+def check_includes(file: Path, within: tuple[Path, ...] = ()) -> None:
+    """Raises a UserError where a gin file includes itself, be it by way of others."""
+    path = find_recipe(file)
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace") if path else ""
+    except OSError:  # gin says so, as of one that is not there
+        return
+    chain = (*within, path)
+    if path and path.resolve() in [other.resolve() for other in within]:
+        raise UserError(f"{within[-1]} includes {path}: gin files that include themselves have no end")
+    for name in re.findall(r"""^include\s+['"](.+?)['"]""", text, re.M):
+        check_includes(Path(name), chain)
+
+
+def unclosed(file: str) -> str | None:
+    """Returns where a bracket of a gin file is opened that nothing closes, in a sentence; None if none is."""
+    opened = []
+    path = find_recipe(file)
+    if path is None:
+        return None
+    try:
+        with path.open("rb") as content:
+            for token in tokenize.tokenize(content.readline):
+                if token.type == tokenize.OP and token.string in "([{":
+                    opened.append(token)
+                elif token.type == tokenize.OP and token.string in ")]}" and opened:
+                    opened.pop()
+    except tokenize.TokenError:
+        return (
+            f"{path}:{opened[-1].start[0]}: {opened[-1].string} is not closed"
+            if opened
+            else f"{path}: text is not closed"
+        )
+    return None

@@ -1,0 +1,86 @@
+"""Matryoshka representation learning: vectors whose first dimensions are vectors of their own."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from beartype import beartype
+from jaxtyping import Array, Float32, jaxtyped
+
+from jaxir.errors import UserError
+from jaxir.losses.in_batch import in_batch_softmax
+from jaxir.simple_types import NotNegative
+
+SMALLEST = 8  # as in the paper
+Metrics = dict[str, Float32[Array, ""]]
+
+
+@jaxtyped(typechecker=beartype)
+def matryoshka(
+    query: Float32[Array, "B D"],
+    passage: Float32[Array, "B D"],
+    negatives: Float32[Array, "B N D"] | None = None,
+    *,
+    loss: Callable[..., tuple[Float32[Array, ""], Metrics]] = in_batch_softmax,
+    dimensions: Sequence[int] | None = None,
+    weights: Sequence[NotNegative] | None = None,
+    normalize: bool = True,
+    **others: Any,
+) -> tuple[Float32[Array, ""], Metrics]:
+    """A weighted sum of a loss over the first d dimensions (Kusupati et al. 2022, arXiv:2205.13147, eq. 1).
+
+        sum_d c_d loss(q[:d] / |q[:d]|, p[:d] / |p[:d]|)
+
+    Args:
+      query: [B, D], row i pairs with row i of `passage`.
+      passage: [B, D].
+      negatives: [B, N, D], or None; what `loss` makes of them.
+      loss: any loss of this package, with its settings bound.
+      dimensions: the d; None for D, D / 2, D / 4, ... down to 8, as the paper halves.
+      weights: c_d of each of the dimensions; None for 1, as in the paper.
+      normalize: whether what is cut is given length 1 again, as cosine wants it; False for inner products.
+        Whole vectors are left as they are.
+      **others: what else the loss takes: keys of texts, a teacher's scores.
+
+    Returns:
+      The sum, and the loss's metrics for the most dimensions under their own names, `loss_at_d` and, where
+      the loss has one, `accuracy_at_d`; float32 [].
+
+    Raises:
+      UserError: a dimension that is not from 1 to D or is there twice, or other weights than dimensions.
+    """
+    width = query.shape[-1]
+    if dimensions is None:
+        dimensions = [width >> n for n in range(width.bit_length()) if not n or width >> n >= SMALLEST]
+    _check(dimensions, width, weights)
+    total, metrics = jnp.float32(0), {}
+    for number, dimension in enumerate(dimensions):
+        cut = [x if x is None else _first(x, dimension, normalize) for x in (query, passage, negatives)]
+        value, found = loss(*cut, **others)
+        total += value * (1.0 if weights is None else weights[number])
+        metrics |= found if dimension == max(dimensions) else {}
+        metrics[f"loss_at_{dimension}"] = value
+        if "accuracy" in found:
+            metrics[f"accuracy_at_{dimension}"] = found["accuracy"]
+    return total, metrics
+
+
+def _first(x: Float32[Array, "*B D"], dimension: int, normalize: bool) -> Float32[Array, "*B d"]:
+    if dimension == x.shape[-1]:
+        return x
+    x = x[..., :dimension]
+    if not normalize:
+        return x
+    # A row of zeros stays one, and has a finite gradient.
+    return x * jax.lax.rsqrt(jnp.maximum(jnp.square(x).sum(-1, keepdims=True), 1e-24))
+
+
+def _check(dimensions: Sequence[int], width: int, weights: Sequence[float] | None) -> None:
+    for dimension in dimensions:
+        if not 1 <= dimension <= width:
+            raise UserError(f"the vectors have {width} dimensions, of which {dimension} cannot be the first")
+    if not dimensions or len(set(dimensions)) < len(dimensions):
+        raise UserError(f"dimensions must be different numbers, at least one, not {list(dimensions)}")
+    if weights is not None and len(weights) != len(dimensions):
+        raise UserError(f"there are {len(dimensions)} dimensions and {len(weights)} weights")

@@ -1,0 +1,138 @@
+"""Decoders that see a text's vector: what autoencoders put beside an encoder.
+
+Attention to a single vector has one place to look at, so whatever is asked, it gives the vector's value: its
+queries and keys would have no gradient, and are left out here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from beartype import beartype
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Key, jaxtyped
+
+from jaxir.models import layers
+from jaxir.models.attention import Attention, rope_frequencies
+from jaxir.partitioning import constrain
+from jaxir.simple_types import Count, Rate, checked
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class DecoderConfig:
+    """The shape of a decoder.
+
+    Attributes:
+      embed_dim: E, the width, that of the token vectors it is given.
+      vector_dim: D, the length of the vector that it sees.
+      num_layers: number of blocks.
+      head_dim: dimensions of a head; it divides E, and is even.
+      mlp_dim: units of the feed-forward layer.
+      causal: whether a position sees those before it alone.
+      dropout_rate: dropout of what each sublayer adds.
+      dtype: the type of matrix products and activations; parameters are float32.
+    """
+
+    embed_dim: Count
+    vector_dim: Count
+    num_layers: Count = 2
+    head_dim: Count = 64
+    mlp_dim: Count
+    causal: bool = True
+    dropout_rate: Rate = 0.1
+    dtype: str = "float32"
+
+    def __post_init__(self):
+        if self.embed_dim % self.head_dim or self.head_dim % 2:
+            raise ValueError(f"head_dim {self.head_dim} must be even and divide embed_dim {self.embed_dim}")
+
+
+class VectorDecoder(nnx.Module):
+    """Blocks of self-attention, attention to one vector, and a feed-forward layer; pre-norm, with RoPE.
+
+    Args:
+      config: its shape.
+      rngs: source of the `params` key; weights start from N(0, 0.02^2).
+    """
+
+    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
+        self.config = config
+        self.layers = layers.make_stack(
+            lambda rngs: _Block(config, rngs=rngs), config.num_layers, scan=False, rngs=rngs
+        )
+        self.norm = _norm(config)
+
+    @jaxtyped(typechecker=beartype)
+    def __call__(
+        self,
+        x: Float[Array, "B T E"],
+        mask: Bool[Array, "B T"],
+        vector: Float[Array, "B D"],
+        *,
+        key: Key[Array, ""] | None = None,
+    ) -> Float[Array, "B T E"]:
+        """Decodes.
+
+        Args:
+          x: [B, T, E] vectors of the tokens read so far.
+          mask: [B, T], true at real tokens; padding is on the right.
+          vector: [B, D], all that is known of the text.
+          key: key of dropout; None turns it off.
+
+        Returns:
+          [B, T, E] in the config's dtype: what each position makes of the tokens up to it and of the vector.
+        """
+        keys = layers.split_key(key, self.config.num_layers)
+        for block, block_key in zip(self.layers, keys, strict=True):
+            x = block(x, mask, vector, key=block_key)
+        return self.norm(x)
+
+
+class _Block(nnx.Module):
+    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
+        def dense(inputs: int, outputs: int, *axes: str) -> layers.Linear:
+            return layers.Linear(
+                inputs,
+                outputs,
+                axes=axes,
+                use_bias=True,
+                dtype=config.dtype,
+                init=layers.normal(0.02),
+                rngs=rngs,
+            )
+
+        self.config = config
+        self.attention = Attention(
+            config.embed_dim,
+            num_heads=config.embed_dim // config.head_dim,
+            head_dim=config.head_dim,
+            stddevs=(0.02,) * 4,
+            dtype=config.dtype,
+            rngs=rngs,
+        )
+        self.value = dense(config.vector_dim, config.embed_dim, "embed", "joined_kv")
+        self.out = dense(config.embed_dim, config.embed_dim, "joined_kv", "embed")
+        self.wi = dense(config.embed_dim, config.mlp_dim, "embed", "mlp")
+        self.wo = dense(config.mlp_dim, config.embed_dim, "mlp", "embed")
+        self.attention_norm, self.mlp_norm = _norm(config), _norm(config)
+
+    def __call__(
+        self, x: jax.Array, mask: jax.Array, vector: jax.Array, *, key: jax.Array | None
+    ) -> jax.Array:
+        config, keys = self.config, layers.split_key(key, 3)
+
+        def added(x: jax.Array, y: jax.Array, key: jax.Array | None) -> jax.Array:
+            return layers.constrain_activation(x + layers.dropout(y, config.dropout_rate, key))
+
+        seen = {"causal": config.causal, "frequencies": jnp.asarray(rope_frequencies(config.head_dim, 1e4))}
+        x = added(x, self.attention(self.attention_norm(x), mask, **seen, key=None), keys[0])
+        x = added(x, self.out(self.value(vector))[:, None], keys[1])
+        hidden = jax.nn.gelu(self.wi(self.mlp_norm(x)), approximate=True)
+        return added(x, self.wo(constrain(hidden, ("batch", "length", "mlp"))), keys[2])
+
+
+def _norm(config: DecoderConfig) -> layers.LayerNorm:
+    return layers.LayerNorm(config.embed_dim, epsilon=1e-6, dtype=config.dtype)

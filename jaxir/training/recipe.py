@@ -1,0 +1,113 @@
+"""A run of training as one object: what `train` runs and `plan` plans. Settings are spelled out here."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Literal
+
+from jaxir.errors import UserError
+from jaxir.simple_types import Count, Natural, Positive, PositiveNumber, Seed, checked
+from jaxir.training.length import check_length, in_steps, steps_of
+
+if TYPE_CHECKING:  # which imports JAX
+    from jaxir.partitioning import Partitioner
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class Recipe:
+    """All that decides a run of training but where it lies; `python -m jaxir.train` has them as flags.
+
+    Attributes:
+      model: Pretrained(...) or FromScratch(...) of jaxir.interop.build.
+      objective: the training method, such as Contrastive(loss=...) of jaxir.objectives.contrastive.
+      data: training pairs, such as BeirPairs(...) of jaxir.data.pair_sources.
+      steps: optimizer steps in all; or else
+      epochs: how often to go through the training pairs.
+      min_steps: the fewest steps of a run that is told in epochs.
+      batch_size: pairs in one step, over all devices.
+      dev: pairs to evaluate on while training (nDCG@10, RR@10, accuracy, loss); none by default.
+      evaluators: what else is evaluated, a list such as [STS(...)] of jaxir.evaluators.
+      optimizer: AdamW(...) or Adafactor(...) of jaxir.training.optimizers; AdamW() by default.
+      mesh: MeshConfig(...) of jaxir.partitioning; by default all devices split the batch.
+      num_negatives: hard negatives of each pair; the data must have them.
+      frozen: patterns of names of parameters that are not trained, such as "encoder.embedding.*".
+      auxiliary_from: a run; what its objective learnt beside the model (heads, decoders, temperatures) is
+        what this run's starts from, as the model itself does with MODEL=RUN.
+      seed: of new parameters, the order of the data and dropout.
+      log_every: steps between log lines.
+      eval_every: steps between evaluations, of evaluators that say nothing else; below 1, a share of all
+        steps.
+      checkpoint_every: steps between checkpoints; below 1, a share of all steps.
+      keep_last: newest checkpoints to keep, besides the best.
+      dev_metric: what tells the best checkpoint, of all metrics of the evaluators.
+      dev_distractors: training passages that join the dev passages in the corpus that is searched.
+      on_bad_input: stop at the first malformed record, or skip and count them.
+    """
+
+    model: Any
+    objective: Any
+    data: Any
+    steps: Count | None = None
+    epochs: Positive | None = None
+    min_steps: Count = 1
+    batch_size: Count
+    dev: Any = None
+    evaluators: Any = None
+    optimizer: Any = None
+    mesh: Any = None
+    num_negatives: Natural = 0
+    frozen: list[str] | None = None
+    auxiliary_from: str | None = None
+    seed: Seed = 0
+    log_every: Count = 10
+    eval_every: PositiveNumber = 100
+    checkpoint_every: PositiveNumber = 500
+    keep_last: Count = 2
+    dev_metric: str = "nDCG@10"
+    dev_distractors: Natural = 0
+    on_bad_input: Literal["stop", "skip"] = "stop"
+
+    def __post_init__(self):
+        check_length(self.steps, self.epochs, self.min_steps)
+
+    def settled(self, num_examples: int | None = None) -> Recipe:
+        """Returns the recipe with defaults filled in and all that is told as a share, in steps.
+
+        Args:
+          num_examples: of the training data; needed, and only then known, where the run is told in epochs.
+
+        Raises:
+          UserError: a number of steps above 1 that is not whole, or an optimizer that such a run cannot have.
+        """
+        from jaxir.partitioning import MeshConfig
+        from jaxir.training.optimizers import AdamW
+
+        steps = self.steps
+        if steps is None:
+            steps = steps_of(
+                self.epochs, pairs=num_examples, batch_size=self.batch_size, min_steps=self.min_steps
+            )
+        optimizer = self.optimizer or AdamW()
+        optimizer.build(steps)
+        return dataclasses.replace(
+            self,
+            steps=steps,
+            epochs=None,
+            optimizer=optimizer,
+            mesh=self.mesh or MeshConfig(),
+            eval_every=in_steps("eval_every", self.eval_every, steps),
+            checkpoint_every=in_steps("checkpoint_every", self.checkpoint_every, steps),
+        )
+
+    def check_batch(self, partitioner: Partitioner) -> None:
+        """Raises a UserError unless the devices, and the objective's chunks if any, divide the batch."""
+        divisor, chunks = partitioner.batch_divisor(), getattr(self.objective, "chunks", 1)
+        if self.batch_size % divisor:
+            raise UserError(
+                f"batch_size must be a multiple of the {divisor} devices that share it, not {self.batch_size}"
+            )
+        if isinstance(chunks, int) and self.batch_size % chunks:
+            raise UserError(
+                f"a batch of {self.batch_size} examples cannot be embedded in {chunks} equal chunks"
+            )

@@ -1,0 +1,137 @@
+"""Matryoshka against loops over the paper's equation, in chunks, in blocks and on a mesh."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from loss_cases import EMBEDDINGS, in_batch_loops, make_case, slope_along, to_jax
+
+from jaxir.errors import UserError
+from jaxir.losses.distillation import margin_mse
+from jaxir.losses.in_batch import in_batch_softmax
+from jaxir.losses.matryoshka import matryoshka
+from jaxir.losses.samtone import samtone
+from jaxir.objectives.contrastive import Contrastive
+from jaxir.partitioning import MeshConfig
+
+pytestmark = [pytest.mark.compiled, pytest.mark.usefixtures("few_optimizations")]
+INNER = functools.partial(in_batch_softmax, temperature=0.3)
+
+
+def loops(case, *, dimensions, weights, normalize=True):
+    """Kusupati et al. 2022, eq. 1, with the in-batch softmax for the loss."""
+    total = 0.0
+    for dimension, weight in zip(dimensions, weights, strict=True):
+        cut = {name: case[name][..., :dimension] for name in EMBEDDINGS if case.get(name) is not None}
+        if normalize:
+            cut = {name: x / np.linalg.norm(x, axis=-1, keepdims=True) for name, x in cut.items()}
+        keys = {name: x for name, x in case.items() if name not in EMBEDDINGS}
+        total += weight * in_batch_loops(cut | keys, temperature=0.3, bidirectional=True)
+    return total
+
+
+@pytest.mark.parametrize("negatives", [0, 2])
+@pytest.mark.parametrize("normalize", [True, False])
+def test_equals_the_papers_equation(negatives, normalize):
+    case = make_case(width=8, negatives=negatives)
+    width = case["query"].shape[1]
+    settings = {"dimensions": [width, 5, 2], "weights": [1.0, 0.5, 0.25], "normalize": normalize}
+    loss, metrics = matryoshka(**to_jax(case), loss=INNER, **settings)
+    np.testing.assert_allclose(loss, loops(case, **settings), rtol=2e-5)
+    whole, inner = INNER(**to_jax(case))
+    assert metrics["loss_at_5"] != metrics["loss_at_2"] != whole
+    assert metrics[f"loss_at_{width}"] == whole and metrics["accuracy"] == inner["accuracy"]
+    parts = float(whole + metrics["loss_at_5"] / 2 + metrics["loss_at_2"] / 4)
+    assert float(loss) == pytest.approx(parts, rel=1e-6)
+    assert {f"accuracy_at_{d}" for d in settings["dimensions"]} <= metrics.keys()
+
+
+@pytest.mark.parametrize("name", EMBEDDINGS)
+def test_its_gradient_is_the_slope_of_the_equation(name):
+    case, settings = make_case(width=8, negatives=2), {"dimensions": [6, 3], "weights": [1.0, 2.0]}
+    direction = np.random.default_rng(1).normal(size=case[name].shape)
+    arrays = to_jax(case)
+    gradient = jax.grad(lambda x: matryoshka(**arrays | {name: x}, loss=INNER, **settings)[0])(arrays[name])
+    expected = slope_along(lambda c: loops(c, **settings), case, name, direction)
+    assert abs(expected) > 1e-2
+    np.testing.assert_allclose(np.sum(np.asarray(gradient) * direction), expected, rtol=1e-3)
+
+
+def test_by_itself_it_halves_down_to_eight():
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(4, 40)), jnp.float32)
+    _, metrics = matryoshka(x, x, loss=INNER)
+    assert [name for name in metrics if name.startswith("loss_at")] == [f"loss_at_{d}" for d in (40, 20, 10)]
+    assert "loss_at_4" in matryoshka(x[:, :4], x[:, :4], loss=INNER)[1]  # and of few takes all
+
+
+def test_a_row_of_zeros_has_a_finite_gradient():
+    case = to_jax(make_case(negatives=0))
+    query = case["query"].at[0, :3].set(0.0)
+    gradient = jax.grad(lambda q: matryoshka(q, case["passage"], loss=INNER, dimensions=[3])[0])(query)
+    assert np.isfinite(gradient).all() and np.abs(gradient[1]).max() > 0
+
+
+def test_a_teachers_scores_pass_through():
+    case = to_jax(make_case(negatives=2))
+    of = {name: case[name] for name in EMBEDDINGS}
+    scores = {"passage_score": jnp.ones(len(case["query"])), "negative_scores": case["negatives"][..., 0]}
+    loss, metrics = matryoshka(**of, **scores, loss=margin_mse, dimensions=[4, 2])
+    assert float(loss) == pytest.approx(float(metrics["loss_at_4"] + metrics["loss_at_2"]))
+    assert "margin" in metrics and "accuracy_at_4" not in metrics
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"dimensions": [4, 0]}, r"the vectors have \d+ dimensions, of which 0 cannot be the first"),
+        ({"dimensions": [999]}, r"the vectors have \d+ dimensions, of which 999 cannot be the first"),
+        ({"dimensions": [4, 4]}, r"dimensions must be different numbers, at least one, not \[4, 4\]"),
+        ({"dimensions": []}, "dimensions must be different numbers, at least one, not"),
+        ({"dimensions": [4, 2], "weights": [1.0]}, "there are 2 dimensions and 1 weights"),
+    ],
+)
+def test_what_cannot_be_costs_a_sentence(settings, sentence):
+    case = to_jax(make_case(negatives=0))
+    with pytest.raises(UserError, match=sentence):
+        matryoshka(case["query"], case["passage"], **settings)
+
+
+class Linear:
+    """Token ids to vectors of length 1 by a table; a tower each."""
+
+    def __init__(self, table):
+        self.table = table
+
+    def encode_together(self, texts):
+        found = [self.table[int(tower == "query")][ids].sum(1) for ids, tower, _ in texts]
+        return [x / jnp.linalg.norm(x, axis=-1, keepdims=True) for x in found]
+
+
+def value_and_grad(table, batch, *, chunks=1, block_size=None):
+    inner = functools.partial(samtone, temperature=0.1, same_tower="both", block_size=block_size)
+    loss = functools.partial(matryoshka, loss=inner, dimensions=[16, 8, 4], weights=[1.0, 0.5, 2.0])
+    objective = Contrastive(loss=loss, chunks=chunks)
+    return jax.jit(jax.value_and_grad(lambda t: objective(Linear(t), batch)[0]))(table)
+
+
+def test_chunks_blocks_and_devices_give_the_same_numbers():
+    rng = np.random.default_rng(0)
+    table = jnp.asarray(rng.normal(size=(2, 50, 16)), jnp.float32)
+    shapes = {"query_ids": (16, 4), "passage_ids": (16, 6), "negative_ids": (16, 2, 6)}
+    batch = {name: jnp.asarray(rng.integers(0, 50, shape), jnp.int32) for name, shape in shapes.items()}
+    loss, gradient = value_and_grad(table, batch)
+    assert np.abs(gradient).max() > 1e-2
+    partitioner = MeshConfig().build()
+    assert partitioner.mesh.size > 1
+    split = {name: jax.device_put(x, partitioner.sharding(("batch",))) for name, x in batch.items()}
+    with partitioner():
+        on_mesh = [value_and_grad(table, split), value_and_grad(table, split, chunks=2, block_size=4)]
+    for found in (
+        value_and_grad(table, batch, chunks=4),
+        value_and_grad(table, batch, block_size=4),
+        *on_mesh,
+    ):
+        np.testing.assert_allclose(found[0], loss, rtol=1e-5)
+        np.testing.assert_allclose(found[1], gradient, atol=1e-5)

@@ -1,0 +1,220 @@
+"""TSDAE: what is deleted, what the decoder sees, that it learns; and its run, from text file to encoder."""
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxir import DualEncoder, cli
+from jaxir.data.texts import Texts
+from jaxir.data.tokenizer import Tokenizer
+from jaxir.errors import BadInputError, UserError
+from jaxir.features import TextFormat
+from jaxir.losses.tokens import token_cross_entropy
+from jaxir.models.bert import BertConfig
+from jaxir.models.decoder import DecoderConfig, VectorDecoder
+from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel
+from jaxir.objectives.tsdae import TSDAE, delete_tokens
+from jaxir.partitioning import MeshConfig
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+BACKBONE = BertConfig(
+    vocab_size=40,
+    embed_dim=32,
+    num_layers=1,
+    num_heads=2,
+    mlp_dim=32,
+    max_positions=16,
+    dropout_rate=0.1,
+    attention_dropout_rate=0.0,
+)
+pytestmark = pytest.mark.usefixtures("few_optimizations")
+
+
+def texts(rows: int = 8, length: int = 12) -> jax.Array:
+    """[CLS] 2, words from 4 on, [SEP] 3, padding 0; lengths differ."""
+    rng = np.random.default_rng(0)
+    ids = rng.integers(4, 40, (rows, length)).astype(np.int32)
+    ids[:, 0] = 2
+    for row, count in enumerate(rng.integers(3, length + 1, rows)):
+        ids[row, count - 1], ids[row, count:] = 3, 0
+    return jnp.asarray(ids)
+
+
+def test_what_is_deleted():
+    ids = np.tile(np.asarray(texts()), (200, 1))
+    ids[:, 1:-1] = np.where(ids[:, 1:-1] > 3, np.arange(4, 14), ids[:, 1:-1])  # words in ascending order
+    found = np.asarray(
+        jax.jit(lambda x, k: delete_tokens(x, k, share=0.6))(jnp.asarray(ids), jax.random.key(0))
+    )
+    left, words = (found > 3).sum(1), (ids > 3).sum(1)
+    assert (left >= 1).all() and (left <= words).all()
+    for before, after in zip(ids, found, strict=True):
+        count = (after != 0).sum()
+        assert after[0] == 2 and after[count - 1] == 3 and not after[count:].any()
+        some = after[1 : count - 1]
+        assert (np.diff(some) > 0).all() and set(some) <= set(before[before > 3])
+    # Those with many words lose the share that they should; no two rows the same ones.
+    many = words == words.max()
+    assert abs(left[many].mean() / words.max() - 0.4) < 0.05
+    assert len({tuple(row) for row in found[many]}) > 50
+    np.testing.assert_array_equal(delete_tokens(jnp.asarray(ids), jax.random.key(0), share=0.0), ids)
+    one = jnp.asarray([[2, 9, 3, 0], [2, 3, 0, 0]], jnp.int32)
+    np.testing.assert_array_equal(delete_tokens(one, jax.random.key(1), share=0.99), one)
+
+
+def test_the_decoder_sees_the_vector_and_what_came_before_alone():
+    config = DecoderConfig(embed_dim=16, vector_dim=8, head_dim=8, mlp_dim=32)
+    decoder = VectorDecoder(config, rngs=nnx.Rngs(0))
+    rng = np.random.default_rng(0)
+    x, vector = (jnp.asarray(rng.normal(size=s).astype(np.float32)) for s in ((2, 6, 16), (2, 8)))
+    mask = jnp.ones((2, 6), bool).at[1, 4:].set(False)
+    run = nnx.jit(lambda m, x, v, mask: m(x, mask, v))
+    found = run(decoder, x, vector, mask)
+    later = run(decoder, x.at[:, 3].multiply(-1.0), vector, mask)
+    np.testing.assert_array_equal(later[:, :3], found[:, :3])
+    assert (np.abs(later - found)[:, 3:].max(-1) > 1e-4).all()
+    other = run(decoder, x, vector.at[0].add(1.0), mask)
+    assert (np.abs(other - found)[0].max(-1) > 1e-4).all(), "every position sees the vector"
+    np.testing.assert_array_equal(other[1], found[1])
+    dropped = [decoder(x, mask, vector, key=jax.random.key(seed)) for seed in (0, 0, 1)]
+    np.testing.assert_array_equal(dropped[0], dropped[1])
+    assert np.abs(dropped[0] - dropped[2]).max() > 1e-3
+
+
+def test_the_loss_of_tokens():
+    rng = np.random.default_rng(0)
+    hidden, table = (rng.normal(size=s).astype(np.float32) for s in ((2, 3, 4), (5, 4)))
+    targets, kept = rng.integers(0, 5, (2, 3)).astype(np.int32), np.array([[1, 1, 0], [1, 0, 0]], bool)
+    logits = hidden.astype(np.float64) @ table.T
+    shares = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    expected = -np.log(np.take_along_axis(shares, targets[..., None], -1))[..., 0][kept].mean()
+    arrays = [jnp.asarray(x) for x in (hidden, table, targets, kept)]
+    loss, metrics = token_cross_entropy(*arrays)
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    assert metrics["token_accuracy"] == pytest.approx((logits.argmax(-1) == targets)[kept].mean())
+    gradient = jax.grad(lambda h: token_cross_entropy(h, *arrays[1:])[0])(arrays[0])
+    assert not np.asarray(gradient)[~kept].any() and (np.abs(np.asarray(gradient)[kept]).max(-1) > 1e-3).all()
+
+
+def value_and_grad(model, auxiliary, ids, key=None):
+    graphs, states = zip(*(nnx.split(m) for m in (model, auxiliary)), strict=True)
+
+    def loss_of(states, ids):
+        model, auxiliary = (nnx.merge(g, s) for g, s in zip(graphs, states, strict=True))
+        return TSDAE()(model, {"text_ids": ids}, key, auxiliary=auxiliary)
+
+    (loss, metrics), gradients = jax.jit(jax.value_and_grad(loss_of, has_aux=True))(states, ids)
+    return loss, metrics, [jax.tree.map(np.asarray, nnx.to_pure_dict(g)) for g in gradients]
+
+
+@pytest.mark.parametrize("sharing", ["sde", "ade"])
+def test_gradients_reach_encoder_and_decoder_and_devices_change_nothing(sharing):
+    model = DualEncoderModel(DualEncoderConfig(backbone=BACKBONE, sharing=sharing), rngs=nnx.Rngs(0))
+    auxiliary = TSDAE().auxiliary(model, rngs=nnx.Rngs(1))
+    loss, metrics, gradients = value_and_grad(model, auxiliary, texts())
+    assert 0 < loss < 5 and 0 <= metrics["token_accuracy"] <= 1
+    reached = {".".join(map(str, p)): np.abs(g).max() > 0 for p, g in flat(gradients[0])}
+    reading = {n: r for n, r in reached.items() if sharing == "sde" or n.startswith("passage_encoder")}
+    still = {n for n, r in reading.items() if not r}
+    assert reading and all("attention" in n or "position" in n for n in still), still
+    assert not any(reached[n] for n in reached.keys() - reading.keys())
+    moved = {".".join(map(str, p)): np.abs(g).max() > 0 for p, g in flat(gradients[1])}
+    assert moved and all(moved.values())
+    partitioner = MeshConfig().build()
+    assert partitioner.mesh.size > 1
+    spread = jax.device_put(texts(), partitioner.sharding(("batch", None), (8, 12)))
+    with partitioner():
+        again = value_and_grad(model, auxiliary, spread)
+    np.testing.assert_allclose(again[0], loss, rtol=1e-5)
+    for one, other in zip(jax.tree.leaves(again[2]), jax.tree.leaves(gradients), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+    noisy = value_and_grad(model, auxiliary, texts(), jax.random.key(0))
+    assert noisy[1]["tokens_left"] < metrics["tokens_left"] - 1
+
+
+def flat(tree):
+    return [(tuple(k.key for k in path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
+
+
+def test_texts_are_lines_documents_or_a_folder(tmp_path):
+    (tmp_path / "lines.txt").write_text("da de\n\nhe ha\n")
+    documents = [
+        {"_id": "1", "title": "da", "text": "de"},
+        {"_id": "2", "text": ""},
+        {"_id": "3", "text": "ha"},
+    ]
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(d) + "\n" for d in documents))
+    (tmp_path / "queries.jsonl").write_text('{"_id": "q", "text": "da"}\n')
+    tokenizer = Tokenizer.load(GOLDEN / "bert")
+    features = TSDAE().features(TextFormat(8, 10))
+    sizes = []
+    for path in ("lines.txt", "corpus.jsonl", "."):
+        data = Texts(path=str(tmp_path / path)).build(tokenizer, features)
+        batch = next(data.batches(batch_size=2, seed=0))
+        assert batch["text_ids"].shape == (2, 10) and batch.keys() == {"text_ids"}
+        sizes.append(data.num_examples)
+    assert sizes == [2, 2, 2]
+    (tmp_path / "bad.txt").write_bytes(b"da de\n\xff\n")
+    with pytest.raises(BadInputError, match=r"bad\.txt:2"):
+        Texts(path=str(tmp_path / "bad.txt")).build(tokenizer, features)
+    with pytest.raises(UserError, match=r"nowhere\.txt"):
+        Texts(path=str(tmp_path / "nowhere.txt")).build(tokenizer, features)
+
+
+def test_a_run_on_texts_is_an_encoder_judged_by_sts(tmp_path):
+    rng, words = np.random.default_rng(0), [f"{a}{b}" for a in "dhlm" for b in "aeio"]
+    lines = [" ".join(rng.choice(words, 6)) for _ in range(40)]
+    (tmp_path / "texts.txt").write_text("\n".join(lines) + "\n")
+    scores = "".join(f"{n % 5}\t{lines[n]}\t{lines[n + 1]}\n" for n in range(20))
+    (tmp_path / "dev.tsv").write_text("score\tsentence1\tsentence2\n" + scores)
+    flags = ["--gin_file=gin/unsupervised.gin", "--gin_file=gin/evaluators/sts.gin", "--steps=4"]
+    flags += [
+        f"--gin.TEXT={tmp_path}/texts.txt",
+        f"--gin.STS={tmp_path}/dev.tsv",
+        "--gin.DEV_METRIC=spearman",
+    ]
+    flags += [f"--gin.MODEL=st:{GOLDEN / 'bert'}", "--gin.PASSAGE_LENGTH=16", "--gin.QUERY_LENGTH=16"]
+    flags += ["--gin.BATCH_SIZE=8", "--gin.EVAL_EVERY=2", "--gin.CHECKPOINT_EVERY=2", "--log_every=1"]
+    run = tmp_path / "run"
+    assert cli.main("jaxir.train:train", [*flags, f"--output_dir={run}"]) == 0
+    logged = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    assert all(0 < x["tokens_left"] < 12 for x in logged if "tokens_left" in x)
+    assert {x["step"] for x in logged if "dev/spearman" in x} == {2, 4}
+    best = json.loads((run / "checkpoints/best.json").read_text())
+    assert (run / f"checkpoints/{best['step']}/auxiliary").is_dir()
+    vectors = DualEncoder.load(str(run)).encode_queries(lines[:2])
+    assert vectors.shape == (2, 16) and np.isfinite(vectors).all()
+
+
+@pytest.mark.slow
+def test_it_learns_to_write_texts_from_their_vectors():
+    model = DualEncoderModel(DualEncoderConfig(backbone=BACKBONE, similarity="dot"), rngs=nnx.Rngs(0))
+    auxiliary = TSDAE(decoder_head_dim=16).auxiliary(model, rngs=nnx.Rngs(1))
+    import optax
+
+    graphs, states = zip(*(nnx.split(m) for m in (model, auxiliary)), strict=True)
+    optimizer, ids = optax.adam(3e-3), texts(16, 8)
+    opt_state = optimizer.init(states)
+
+    @jax.jit
+    def step(states, opt_state, n):
+        def loss_of(states):
+            model, auxiliary = (nnx.merge(g, s) for g, s in zip(graphs, states, strict=True))
+            key = jax.random.fold_in(jax.random.key(0), n)
+            return TSDAE(deletion=0.1)(model, {"text_ids": ids}, key, auxiliary=auxiliary)
+
+        (loss, metrics), gradients = jax.value_and_grad(loss_of, has_aux=True)(states)
+        with jax.numpy_dtype_promotion("standard"):
+            updates, opt_state = optimizer.update(gradients, opt_state)
+        return optax.apply_updates(states, updates), opt_state, loss, metrics["token_accuracy"]
+
+    losses = []
+    for n in range(300):
+        states, opt_state, loss, accuracy = step(states, opt_state, n)
+        losses.append(float(loss))
+    assert losses[-1] < 0.3 * losses[0] and accuracy > 0.8

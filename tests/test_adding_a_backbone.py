@@ -1,0 +1,144 @@
+"""docs/adding_a_backbone.md, as a stranger follows it: its files, outside jaxir, train and are loaded."""
+
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+from flax import nnx
+
+from jaxir.interop import stored
+from jaxir.interop.huggingface import hf
+from jaxir.models import backbones
+from jaxir.models.bert import BertConfig
+from jaxir.models.dual_encoder import DualEncoderConfig
+
+ROOT = Path(__file__).resolve().parent.parent
+GOLDEN = ROOT / "tests" / "golden" / "llama"
+PAGE = (ROOT / "docs" / "adding_a_backbone.md").read_text()
+SMALL = {
+    "vocab_size": 100,
+    "embed_dim": 32,
+    "num_layers": 2,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "mlp_dim": 48,
+    "scan_layers": True,
+}
+
+
+def run(folder: Path, module: str, *arguments: str) -> subprocess.CompletedProcess:
+    environment = os.environ | {"PYTHONPATH": f"{folder}:{ROOT}", "JAX_PLATFORMS": "cpu"}
+    return subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+
+
+def write_data(folder: Path) -> None:
+    words = ("cat", "dog", "mouse", "cheese", "table", "night", "mat", "sat", "chase", "eat")
+    draw = np.random.default_rng(0)
+    texts = [" ".join(draw.choice(words, 6)) for _ in range(16)]
+    (folder / "qrels").mkdir(parents=True)
+    for name, prefix in (("corpus", "d"), ("queries", "q")):
+        records = [{"_id": f"{prefix}{i}", "title": "", "text": text} for i, text in enumerate(texts)]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    lines = "".join(f"q{i}\td{i}\t1\n" for i in range(16))
+    for split in ("train", "dev", "test"):
+        (folder / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + lines)
+
+
+@pytest.mark.slow
+def test_the_pages_backbone_trains_saves_and_loads_from_a_users_own_file(tmp_path):
+    code, recipe = (re.search(rf"```{kind}\n(.*?)^```", PAGE, re.M | re.S)[1] for kind in ("python", "gin"))
+    (tmp_path / "llama.py").write_text(code)
+    sizes = "".join(f"llama.LlamaConfig.{name} = {value}\n" for name, value in SMALL.items())
+    (tmp_path / "llama.gin").write_text(recipe + sizes)
+    (tmp_path / "only_import.gin").write_text("from __gin__ import dynamic_registration\nimport llama\n")
+    write_data(tmp_path / "data")
+    done = run(
+        tmp_path,
+        "jaxir.train",
+        "--gin_file=llama.gin",
+        *(f"--gin_file=gin/{piece}.gin" for piece in ("objectives/samtone", "runs/few_steps")),
+        f"--gin.TOKENIZER={ROOT / 'tests/golden/bert'}",
+        *("--gin.DATA=data", "--gin.STEPS=4", "--gin.BATCH_SIZE=8", "--gin.EVAL_EVERY=2", "--output_dir=run"),
+    )
+    assert done.returncode == 0, done.stderr
+    described = json.loads((tmp_path / "run" / "jaxir.json").read_text())["model"]
+    assert described["pooling"] == "lasttoken"
+    assert described["backbone"].items() >= {"kind": "llama", "module": "llama", "num_kv_heads": 2}.items()
+
+    # Who has not imported it is told what to import.
+    done = run(tmp_path, "jaxir.convert", "--model=run", "--output=lost", "--to=jaxir")
+    assert done.returncode == 1
+    assert "no backbone 'llama' is known, only bert, modernbert, t5: import llama first" in done.stderr
+    assert len(done.stderr.splitlines()) == 1 and not (tmp_path / "lost").exists()
+
+    imported = "--gin_file=only_import.gin"
+    done = run(tmp_path, "jaxir.convert", imported, "--model=run", "--output=model", "--to=jaxir")
+    assert done.returncode == 0, done.stderr
+    done = run(tmp_path, "jaxir.convert", imported, "--model=model", "--output=folder", "--to=hf")
+    assert done.returncode == 0, done.stderr
+    content = json.loads((tmp_path / "folder" / "config.json").read_text())
+    assert (content["model_type"], content["num_key_value_heads"]) == ("llama", 2)
+    compare = (
+        "import llama, numpy as np\nfrom jaxir.interop import model_dir\n"
+        "(one, _), (two, _) = (model_dir.read(name) for name in ('model', 'hf:folder'))\n"
+        "same = one.params.keys() == two.params.keys() and all(\n"
+        "    np.array_equal(np.asarray(x), two.params[n]) for n, x in one.params.items())\n"
+        "print(len(one.params), same, model_dir.load('model', pooling='mean').model)\n"
+    )
+    (tmp_path / "compare.py").write_text(compare)
+    done = run(tmp_path, "compare")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("20 True DualEncoderModel(llama, 2 layers x 32, mean pooling"), done.stdout
+
+
+def test_the_pages_backbone_computes_what_transformers_does(tmp_path, monkeypatch):
+    """Grouped heads, a causal mask and RoPE, of weights that its table read and that it writes again."""
+    (tmp_path / "llama.py").write_text(re.search(r"```python\n(.*?)^```", PAGE, re.M | re.S)[1])
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(backbones, "_KINDS", dict(backbones._KINDS))
+    monkeypatch.delitem(sys.modules, "llama", raising=False)
+    importlib.import_module("llama")
+    monkeypatch.delitem(sys.modules, "llama")
+    encoder = hf.read_encoder(GOLDEN)
+    golden = np.load(GOLDEN / "golden.npz")
+    params = {f"encoder.{name}": value for name, value in encoder.params.items()}
+    config = DualEncoderConfig(backbone=encoder.config)
+    model = stored.build(stored.StoredModel(config=config, params=params, tokenizer=None, settings=None))
+    ids = jnp.asarray(golden["ids"])
+    output = nnx.jit(lambda encoder, ids: encoder(ids))(model.encoder, ids)
+    real = golden["ids"][..., None] != 0
+    np.testing.assert_allclose(np.where(real, output, 0), np.where(real, golden["output"], 0), atol=1e-5)
+    hf.write_encoder(tmp_path, encoder.config, encoder.params, pad_id=encoder.pad_id)
+    before, after = (safetensors.numpy.load_file(place / "model.safetensors") for place in (GOLDEN, tmp_path))
+    assert before.keys() == after.keys()
+    for name, value in before.items():
+        np.testing.assert_array_equal(value, after[name], err_msg=name)
+
+
+def test_a_name_is_given_once():
+    known = dict(backbones._KINDS)
+
+    class Other(backbones.BackboneConfig):
+        kind = "bert"
+
+    with pytest.raises(ValueError, match=r"'bert' is jaxir\.models\.bert\.BertConfig already"):
+        backbones.register(Other)
+    Other.kind, Other.hugging_face = "other", BertConfig.hugging_face
+    with pytest.raises(ValueError, match="'bert' is jaxir"):
+        backbones.register(Other)
+    assert known == backbones._KINDS
