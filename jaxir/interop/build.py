@@ -12,6 +12,7 @@ from jaxir.data.pair_tokenizer import PairTokenizer
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
 from jaxir.interop import model_dir, model_json, stored
+from jaxir.interop.huggingface import cross_encoder
 from jaxir.interop.model_dir import LoadedModel
 from jaxir.interop.overrides import CommonOverrides, Overrides
 from jaxir.interop.stored import EncoderSettings, ModelConfig, StoredModel
@@ -183,17 +184,17 @@ def _with_new_head(found: StoredModel, *, seed: int, where: str) -> StoredModel:
     config = found.config
     if config.sharing != "sde":
         raise UserError(f"{where}: a cross-encoder starts from one encoder, not from {config.summary}")
-    width, keys = config.backbone.embed_dim, jax.random.split(jax.random.key(seed), 2)
-    init = layers.normal(0.02)
+    made = CrossEncoderConfig(backbone=config.backbone, **cross_encoder.head_of(config.backbone.model_type))
     params = {n: v for n, v in found.params.items() if n.startswith("encoder.")}
-    for name, rows, key in (("pooler", width, keys[0]), ("classifier", 1, keys[1])):
-        params[f"{name}.kernel"] = np.asarray(init(key, (width, rows)))
-        params[f"{name}.bias"] = np.zeros(rows, np.float32)
+    width, init = config.backbone.embed_dim, layers.normal(0.02)
+    shapes = {"pooler": (width, width), "classifier": (width, 1)}
+    for (name, shape), key in zip(shapes.items(), jax.random.split(jax.random.key(seed), 2), strict=True):
+        params[f"{name}.kernel"] = np.asarray(init(key, shape))
+        params[f"{name}.bias"] = np.zeros(shape[1], np.float32)
+    if made.normed:
+        params["norm.scale"] = np.ones_like(params.pop("pooler.bias"))
     return StoredModel(
-        config=CrossEncoderConfig(
-            backbone=config.backbone,
-            activation="relu" if config.backbone.model_type == "distilbert" else "tanh",
-        ),
+        config=made,
         params=params,
         tokenizer=found.tokenizer,
         settings=EncoderSettings.of_pairs(found.settings.passage_max_length),

@@ -280,7 +280,11 @@ def initial_fingerprint(
 
 def _identity(config: ModelConfig, tokenizer: Tokenizer) -> Any:
     architecture = describe_config(config)
-    architecture.pop("separator", None)  # as the tokenizer has it
+    if isinstance(config, CrossEncoderConfig):
+        del architecture["separator"]  # as the tokenizer has it
+        for name, first in (("pooling", "cls"), ("normed", False)):  # which once were all there was
+            if architecture[name] == first:
+                del architecture[name]
     for field in list(architecture["backbone"]):
         if field in (*EXECUTION, "module") or field.endswith(DROPOUT):
             del architecture["backbone"][field]

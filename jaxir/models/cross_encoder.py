@@ -11,8 +11,12 @@ from jaxtyping import Array, Float, Int, Key, jaxtyped
 
 from jaxir.models import layers
 from jaxir.models.backbones import BackboneConfig
+from jaxir.models.dual_encoder import pool
 from jaxir.partitioning import constrain
 from jaxir.simple_types import Natural, checked
+
+_ACTIVATIONS = {"tanh": jnp.tanh, "relu": nnx.relu, "gelu": layers.ACTIVATIONS["gelu"]}
+_EPSILON = 1e-5  # of ModernBERT's norms
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,15 +27,18 @@ class CrossEncoderConfig:
     Attributes:
       backbone: the encoder. One with two token types is told which tokens are the query's (0) and which the
         passage's (1); others (RoBERTa, DistilBERT) have only the separators between them.
-      activation: what follows the layer over the first token's vector: "tanh" (BERT, RoBERTa) or "relu"
-        (DistilBERT).
+      pooling: what the layer after the encoder reads: "cls", the first token, or "mean" of the real ones.
+      activation: what follows that layer: "tanh" (BERT, RoBERTa), "relu" (DistilBERT) or "gelu" (ModernBERT).
+      normed: whether that layer has no bias and a norm after its activation (ModernBERT).
       separator: of `score_texts`: the token that begins a passage behind a query, where one does (RoBERTa:
         </s>). The first token of the passage by itself ([CLS], <s>) is left out in any case. "unknown" where
         nobody has asked the tokenizer.
     """
 
     backbone: BackboneConfig
-    activation: Literal["tanh", "relu"] = "tanh"
+    pooling: Literal["cls", "mean"] = "cls"
+    activation: Literal["tanh", "relu", "gelu"] = "tanh"
+    normed: bool = False
     separator: Natural | Literal["unknown"] | None = "unknown"
 
     @property
@@ -45,7 +52,9 @@ class CrossEncoderConfig:
 
 
 class CrossEncoderModel(nnx.Module):
-    """An encoder, a layer over its first token, and a linear map to one logit; the last two in float32.
+    """An encoder, a layer over its first token or their mean, and a linear map to one logit.
+
+    The last two are computed in float32.
 
     Args:
       config: what it is made of.
@@ -53,12 +62,12 @@ class CrossEncoderModel(nnx.Module):
     """
 
     def __init__(self, config: CrossEncoderConfig, *, rngs: nnx.Rngs):
-        def dense(outputs: int, axis: str | None) -> layers.Linear:
+        def dense(outputs: int, axis: str | None, *, use_bias: bool = True) -> layers.Linear:
             return layers.Linear(
                 config.backbone.embed_dim,
                 outputs,
                 axes=("embed", axis),
-                use_bias=True,
+                use_bias=use_bias,
                 dtype="float32",
                 init=layers.normal(0.02),
                 rngs=rngs,
@@ -66,7 +75,10 @@ class CrossEncoderModel(nnx.Module):
 
         self.config = config
         self.encoder = config.backbone.make(rngs=rngs)
-        self.pooler = dense(config.backbone.embed_dim, "affinity")
+        width = config.backbone.embed_dim
+        self.pooler = dense(width, "affinity", use_bias=not config.normed)
+        norm = layers.LayerNorm(width, epsilon=_EPSILON, dtype="float32", use_bias=False)
+        self.norm = norm if config.normed else None
         self.classifier = dense(1, None)
 
     def __repr__(self) -> str:
@@ -92,10 +104,12 @@ class CrossEncoderModel(nnx.Module):
         types = {"token_types": token_types} if self.config.backbone.num_token_types > 1 else {}
         inside, after = layers.split_key(key, 2)
         hidden = self.encoder(ids, **types, key=inside)
-        first = constrain(hidden[:, 0].astype(jnp.float32), ("batch", "activation_embed"))
-        activation = {"tanh": jnp.tanh, "relu": nnx.relu}[self.config.activation]
+        first = constrain(pool(hidden, ids != 0, how=self.config.pooling), ("batch", "activation_embed"))
+        activated = _ACTIVATIONS[self.config.activation](self.pooler(first))
+        if self.norm is not None:
+            activated = self.norm(activated[:, None])[:, 0]
         rate = getattr(self.config.backbone, "dropout_rate", 0.0)
-        pooled = layers.dropout(activation(self.pooler(first)), rate, after)
+        pooled = layers.dropout(activated, rate, after)
         return constrain(self.classifier(pooled)[:, 0], ("batch",))
 
     @jaxtyped(typechecker=beartype)

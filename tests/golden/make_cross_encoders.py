@@ -7,6 +7,7 @@ It needs torch, transformers and sentence-transformers, and the tokenizers that 
 
 import json
 
+import make_modernbert
 import numpy as np
 import tokenizers
 import torch
@@ -31,11 +32,14 @@ OUTPUTS = {
     "bert": {"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"},
     "roberta": {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"}},
     "distilbert": {},
+    "modernbert": {},
 }
 
 
 def config(name: str) -> transformers.PretrainedConfig:
     shared = {"vocab_size": VOCAB, "num_labels": 1}
+    if name == "modernbert":
+        return make_modernbert.config(num_labels=1, classifier_pooling="mean")
     bert = {"hidden_size": WIDTH, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
     if name == "bert":
         return transformers.BertConfig(**shared, **bert, max_position_embeddings=POSITIONS)
@@ -48,7 +52,7 @@ def config(name: str) -> transformers.PretrainedConfig:
 
 def save_tokenizer(name: str) -> None:
     directory = HERE / f"cross_{name}"
-    source = HERE / ("roberta" if name == "roberta" else "bert")
+    source = HERE / (name if name in ("roberta", "modernbert") else "bert")
     tokenizer = tokenizers.Tokenizer.from_file(str(source / "tokenizer.json"))
     # A folder may hold settings of truncation and padding: they are not the reader's.
     tokenizer.enable_truncation(16)

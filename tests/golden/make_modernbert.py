@@ -20,9 +20,10 @@ NAME = "modernbert"
 WITH_GRADIENTS = ("embeddings.tok_embeddings", "layers.0.attn.Wqkv", "layers.4.mlp.Wi", "layers.5.attn.Wqkv")
 
 
-def config() -> transformers.ModernBertConfig:
+def config(**more: object) -> transformers.ModernBertConfig:
     """Two global layers after the first, windows that are narrower than the texts."""
     return transformers.ModernBertConfig(
+        **more,
         vocab_size=VOCAB,
         hidden_size=WIDTH,
         intermediate_size=48,

@@ -18,7 +18,7 @@ from jaxir.interop import model_dir, stored
 from jaxir.models.bert import Bert, BertConfig
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
-NAMES = ["bert", "roberta", "distilbert"]
+NAMES = ["bert", "roberta", "distilbert", "modernbert"]
 pytestmark = [pytest.mark.compiled, pytest.mark.usefixtures("few_optimizations")]
 
 
@@ -42,7 +42,7 @@ score = nnx.jit(lambda model, ids, types: model.score(ids, types))
 
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_match_transformers(loaded, name):
-    arrays, pad = golden(name), 1 if name == "roberta" else 0
+    arrays, pad = golden(name), 1 if name in ("roberta", "modernbert") else 0
     for case in ("padded", "unpadded"):
         ids = arrays[f"{case}_ids"]
         ids = np.where(ids == pad, 0, np.where(ids == 0, pad, ids)).astype(np.int32)
@@ -142,7 +142,10 @@ def test_what_is_no_cross_encoder_costs_one_sentence(folder, how):
     ("spec", "sentence"),
     [
         (f"hf:{GOLDEN / 'bert'}", "no classifier.weight among its weights, so it is no cross-encoder"),
-        (f"hf:{GOLDEN / 't5_1_1'}", "model_type 't5' is no cross-encoder: bert, roberta, distilbert are"),
+        (
+            f"hf:{GOLDEN / 't5_1_1'}",
+            "model_type 't5' is no cross-encoder: bert, roberta, distilbert, modernbert are",
+        ),
         (f"{GOLDEN / 'cross_bert'}", "write hf:"),
         ("hf:./nowhere", "no such directory"),
     ],
@@ -157,7 +160,7 @@ def test_fingerprints_tell_models_apart(loaded, folder):
     found = {model_dir.load_cross_encoder(f"st:{folder}").fingerprint} | {
         m.fingerprint for m in loaded.values()
     }
-    assert len(found) == 4
+    assert len(found) == 5
 
 
 def test_lengths_that_leave_no_room(loaded):

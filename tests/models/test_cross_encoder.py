@@ -21,20 +21,20 @@ PAIRS = [("da de", "ha he hi"), ("", "la"), ("ma me mi mo", ""), ("sa", "ta te t
 pytestmark = pytest.mark.usefixtures("few_optimizations")
 
 
-def apart(name: str, lengths=(12, 14)) -> list[jax.Array]:
+def apart(name: str, lengths=(16, 24)) -> list[jax.Array]:
     tokenizer = Tokenizer.load(GOLDEN / f"cross_{name}")
     texts = zip(*PAIRS, strict=True)
     rows = [tokenizer.encode_batch(side, max_length=n) for side, n in zip(texts, lengths, strict=True)]
     return [jnp.asarray(pad_batch(side, n)) for side, n in zip(rows, lengths, strict=True)]
 
 
-@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert"])
+@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "modernbert"])
 def test_joined_texts_are_the_tokenizers_pairs(name):
     pairs = PairTokenizer(Tokenizer.load(GOLDEN / f"cross_{name}"))
     assert (pairs.separator is None) == (name != "roberta")
     ids, types = jax.jit(lambda q, p: join(q, p, separator=pairs.separator))(*apart(name))
     expected = pairs.encode(PAIRS, max_length=40)
-    assert ids.shape == types.shape == (5, 25 if pairs.separator is None else 26)
+    assert ids.shape == types.shape == (5, 39 if pairs.separator is None else 40)
     for row, kinds, pair in zip(np.asarray(ids), np.asarray(types), expected, strict=True):
         assert row[: len(pair.ids)].tolist() == pair.ids.tolist() and not row[len(pair.ids) :].any()
         if name == "bert":

@@ -150,7 +150,7 @@ def test_it_is_written_and_read(trained, tmp_path, to):
     assert told["architectures"] == theirs["architectures"] and told["id2label"] == theirs["id2label"]
 
 
-@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert"])
+@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "modernbert"])
 def test_folders_come_out_as_they_went_in(name, tmp_path):
     source = GOLDEN / f"cross_{name}"
     flags = [f"--source=hf:{source}", f"--output={tmp_path}/out", "--format=hf"]
@@ -224,14 +224,21 @@ def test_a_negative_that_is_the_positive_does_not_count():
     assert value_and_grad(Reranking(), model, {k: jnp.asarray(v) for k, v in batch.items()})[0] != after
 
 
-def test_in_python(folder):
-    model = PretrainedCrossEncoder(
-        source=f"hf:{GOLDEN / 'cross_bert'}", query_max_length=16, passage_max_length=24
-    )
+@pytest.mark.parametrize("encoder", ["cross_bert", pytest.param("modernbert", marks=pytest.mark.slow)])
+def test_in_python(folder, encoder, tmp_path):
+    source = f"hf:{shutil.copytree(GOLDEN / encoder, tmp_path / 'start')}"
+    if encoder == "modernbert":  # whose tokenizer is of single texts
+        shutil.copy(GOLDEN / "cross_modernbert/tokenizer.json", tmp_path / "start")
+    model = PretrainedCrossEncoder(source=source, query_max_length=16, passage_max_length=24)
     pairs = TevatronPairs(path=str(folder / "mined.jsonl"))
     found = fit(model, pairs, steps=2, batch_size=8, num_negatives=2, objective=Reranking())
     assert isinstance(found, CrossEncoder) and found.max_length == 40
     assert found.score([("da de", "da de"), ("da de", "la")]).shape == (2,)
+    run = tmp_path / "run"
+    fit(model, pairs, steps=1, batch_size=8, num_negatives=2, objective=Reranking(), output_dir=run)
+    assert cli.main("jaxir.convert:convert", [f"--source={run}", f"--output={run}.hf", "--format=hf"]) == 0
+    again, trained = (model_dir.load_cross_encoder(s) for s in (f"hf:{run}.hf", str(run)))
+    assert again.fingerprint == trained.fingerprint
 
 
 def test_what_cannot_be_costs_a_sentence(folder, trained, capsys, tmp_path):

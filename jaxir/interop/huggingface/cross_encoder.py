@@ -26,15 +26,31 @@ class _Head(NamedTuple):
     pooler: str
     classifier: str
     activation: str
+    norm: str | None = None
+
+    def tensors(self) -> dict[str, str]:
+        """Returns the end of each tensor's name by our name of the parameter."""
+        found = {"pooler.kernel": f"{self.pooler}.weight", "classifier.kernel": f"{self.classifier}.weight"}
+        found["classifier.bias"] = f"{self.classifier}.bias"
+        if self.norm is None:
+            return found | {"pooler.bias": f"{self.pooler}.bias"}
+        return found | {"norm.scale": f"{self.norm}.weight"}
 
 
 _HEADS = {
     "bert": _Head("pooler.dense", "classifier", "tanh"),
     "roberta": _Head("classifier.dense", "classifier.out_proj", "tanh"),
     "distilbert": _Head("pre_classifier", "classifier", "relu"),
+    "modernbert": _Head("head.dense", "classifier", "gelu", norm="head.norm"),
 }
 # Scores of any other function of the logit would mean something else than they do here.
 _OUTPUTS = ("Identity", "Sigmoid")
+
+
+def head_of(model_type: str | None) -> dict[str, Any]:
+    """Returns the fields of a `CrossEncoderConfig` that say what a new head over such an encoder is."""
+    head = _HEADS.get(model_type or "", _HEADS["bert"])
+    return {"activation": head.activation, "normed": head.norm is not None}
 
 
 def is_one(directory: Path) -> bool:
@@ -50,7 +66,7 @@ def is_one(directory: Path) -> bool:
 
 
 def read(directory: Path) -> StoredModel:
-    """Reads a folder with config.json, weights and a tokenizer: BERT, RoBERTa or DistilBERT with one label.
+    """Reads a folder with config.json, weights and a tokenizer: a model of `_HEADS` with one label.
 
     Raises:
       UserError: a file is missing or damaged, or the model has not one label or another architecture.
@@ -64,9 +80,15 @@ def read(directory: Path) -> StoredModel:
     _check_output(directory, content)
     tokenizer = hf.read_tokenizer(directory, encoder)
     params = {f"encoder.{name}": value for name, value in encoder.params.items()}
+    config = CrossEncoderConfig(
+        backbone=encoder.config,
+        pooling=_pooling(content, directory),
+        activation=head.activation,
+        normed=head.norm is not None,
+    )
     return StoredModel(
-        config=CrossEncoderConfig(backbone=encoder.config, activation=head.activation),
-        params=params | _read_head(directory, head, encoder.config.embed_dim),
+        config=config,
+        params=params | _read_head(directory, head, config),
         tokenizer=tokenizer,
         settings=EncoderSettings.of_pairs(hf.max_length(directory, encoder)),
     )
@@ -82,17 +104,22 @@ def write(directory: Path, model: StoredModel) -> None:
     content = hf_config.describe(config.backbone, pad_id)
     kind = content["model_type"]
     head = _HEADS.get(kind)
-    if head is None or head.activation != config.activation:
+    has = (config.activation, config.normed)
+    if head is None or (head.activation, head.norm is not None) != has or not _may_pool(kind, config.pooling):
         raise UserError(
-            f"Hugging Face's {kind} has no head for one score with activation {config.activation!r}"
+            f"Hugging Face's {kind} has no head for one score with activation {config.activation!r} and"
+            f" {config.pooling} pooling"
         )
     encoder = {n.removeprefix("encoder."): v for n, v in model.params.items() if n.startswith("encoder.")}
     tensors = hf.tensors_of(config.backbone, encoder, pad_id=pad_id)
-    tensors = {f"{kind}.{name}": value for name, value in tensors.items()}
-    for ours, theirs in (("pooler", head.pooler), ("classifier", head.classifier)):
-        where = "bert." if (ours, kind) == ("pooler", "bert") else ""
-        tensors[f"{where}{theirs}.weight"] = np.asarray(model.params[f"{ours}.kernel"]).T
-        tensors[f"{where}{theirs}.bias"] = np.asarray(model.params[f"{ours}.bias"])
+    inner = "model" if kind == "modernbert" else kind
+    tensors = {f"{inner}.{name}": value for name, value in tensors.items()}
+    for ours, theirs in head.tensors().items():
+        within = "bert." if kind == "bert" and ours.startswith("pooler") else ""
+        tensors[f"{within}{theirs}"] = np.asarray(model.params[ours]).T
+    if kind == "modernbert":
+        settings = {"pooling": config.pooling, "activation": config.activation, "bias": False, "dropout": 0.0}
+        content |= {f"classifier_{name}": value for name, value in settings.items()}
     architecture = content["architectures"][0].replace("Model", "ForSequenceClassification")
     label = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
     # The scores are logits, as they are here.
@@ -104,26 +131,41 @@ def write(directory: Path, model: StoredModel) -> None:
     write_json(path, read_optional_json(path) | {"model_max_length": model.settings.pair_max_length})
 
 
-def _read_head(directory: Path, head: _Head, width: int) -> dict[str, np.ndarray]:
+def _read_head(directory: Path, head: _Head, config: CrossEncoderConfig) -> dict[str, np.ndarray]:
     tensors, params = read_tensors(directory), {}
-    for ours, theirs in (("pooler", head.pooler), ("classifier", head.classifier)):
-        for leaf, suffix in (("kernel", "weight"), ("bias", "bias")):
-            # "classifier" is the end of "pre_classifier" too: names end after a dot.
-            end = f"{theirs}.{suffix}"
-            name = next((n for n in tensors if n == end or n.endswith(f".{end}")), None)
-            if name is None:
-                raise UserError(
-                    f"{directory}: no {end} among its weights, so it is no cross-encoder (a model for"
-                    " sequence classification with one label)"
-                )
-            value = np.asarray(tensors[name].astype(np.float32))
-            if ours == "classifier" and value.shape[0] != 1:
-                raise UserError(f"{directory}: it has {value.shape[0]} labels, where a cross-encoder has one")
-            params[f"{ours}.{leaf}"] = value.T
-    rows = {"pooler": width, "classifier": 1}
-    shapes = {f"{n}.kernel": (width, rows[n]) for n in rows} | {f"{n}.bias": (rows[n],) for n in rows}
+    for ours, end in head.tensors().items():
+        # "classifier" is the end of "pre_classifier" too: names end after a dot.
+        name = next((n for n in tensors if n == end or n.endswith(f".{end}")), None)
+        if name is None:
+            raise UserError(
+                f"{directory}: no {end} among its weights, so it is no cross-encoder (a model for"
+                " sequence classification with one label)"
+            )
+        value = np.asarray(tensors[name].astype(np.float32))
+        if ours.startswith("classifier") and value.shape[0] != 1:
+            raise UserError(f"{directory}: it has {value.shape[0]} labels, where a cross-encoder has one")
+        params[ours] = value.T
+    shapes = {name: shape for name, shape in stored.model_shapes(config).items() if name in params}
     stored.check_params(params, shapes, str(directory))
     return params
+
+
+def _pooling(content: dict[str, Any], directory: Path) -> Any:
+    """Returns what the head reads, where the architecture leaves it open."""
+    if content["model_type"] != "modernbert":
+        return "cls"
+    pooling = content.get("classifier_pooling", "cls")
+    others = content.get("classifier_activation", "gelu"), bool(content.get("classifier_bias"))
+    if not _may_pool("modernbert", pooling) or others != ("gelu", False):
+        raise UserError(
+            f"{directory}: a head with {pooling} pooling, activation and bias {others} is not supported, only"
+            " cls or mean, gelu, and none"
+        )
+    return pooling
+
+
+def _may_pool(model_type: str, pooling: str) -> bool:
+    return pooling == "cls" or (model_type == "modernbert" and pooling == "mean")
 
 
 def _check_output(directory: Path, content: dict[str, Any]) -> None:
