@@ -45,25 +45,26 @@ def held_file(path: Path) -> Iterator[tuple[Path, int]]:
 
 
 @contextlib.contextmanager
-def temporary_directory(near: Path | None) -> Iterator[Path]:
-    """Yields an empty directory in `near` (None: where the system has them) and removes it afterwards."""
-    if near is None:
-        with tempfile.TemporaryDirectory() as name:
-            yield Path(name)
-        return
-    with held_directory(near / "temporary") as aside:
-        try:
-            yield aside
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
+def temporary_directory(near: Path | None = None) -> Iterator[Path]:
+    """Yields an empty directory, this user's own, in `near` (None: where the system has such).
+
+    It is removed afterwards; that of a killed process goes when the next is made there.
+    """
+    place = Path(tempfile.gettempdir()) if near is None else near
+    aside, descriptor = _made(place / "jaxir", directory=True, mode=0o700)
+    try:
+        yield aside
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+        os.close(descriptor)
 
 
-def _made(path: Path, *, directory: bool) -> tuple[Path, int]:
+def _made(path: Path, *, directory: bool, mode: int = 0o777) -> tuple[Path, int]:
     _remove_abandoned(path.parent)
     while True:
         aside = path.with_name(f".{path.name[:48]}.{_machine()}.{secrets.token_hex(6)}.part")
         if directory:
-            aside.mkdir()
+            aside.mkdir(mode)
             try:
                 descriptor = os.open(aside, os.O_RDONLY)
             except FileNotFoundError:  # another process took it for abandoned before it was locked

@@ -2,7 +2,8 @@
 
 A directory that is written whole and memory-mapped later has one, in the format of coreutils, so that
 `sha256sum -c SHA256SUMS` checks it too. Who opens such a directory checks all its files, once: a stamp in the
-user's cache tells their sizes and times, and while these stay the same they are not read again.
+user's cache tells their sizes and times, and while these stay the same they are not read again. Files of
+others that tell their own hashes (the hub's, torch's) are looked at in the same way.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -157,14 +158,39 @@ def stamp(directory: str | Path, keys: Mapping[str, Any]) -> None:
       keys: what `key` gave of each before it was read, or once it was written, by name.
     """
     directory = Path(directory)
-    newest = max((max(found[1:3]) for found in keys.values()), default=0)
-    time.sleep(min(max(newest + TICK_NS - time.time_ns(), 0), TICK_NS) / 1e9)
-    if newest + TICK_NS > time.time_ns():  # by another machine's clock
-        return
-    if keys != {name: key(directory / name) for name in keys}:
-        return
-    with contextlib.suppress(OSError, UserError), atomic_file(_stamp_path(directory)) as file:
-        file.write(_state(directory, keys))
+    if _settled(keys, lambda name: key(directory / name)):
+        with contextlib.suppress(OSError, UserError), atomic_file(_stamp_path(directory)) as file:
+            file.write(_state(directory, keys))
+
+
+def is_intact(path: Path, expected: str, digest: Callable[[Path], str]) -> bool:
+    """Returns whether a file whose hash is known has it. As in `check`, an unchanged file is read once.
+
+    Args:
+      path: the file.
+      expected: its hash, of whatever kind.
+      digest: reads the file and returns that hash.
+    """
+    found = key(path)
+    if _stamped(path) == f"{expected} {found}\n":
+        return True
+    if digest(path) != expected:
+        return False
+    stamp_file(path, expected, found)
+    return True
+
+
+def stamp_file(path: Path, expected: str, found: tuple[int, int, int, int] | None) -> None:
+    """Notes for `is_intact` that a file has a hash.
+
+    Args:
+      path: the file.
+      expected: its hash.
+      found: what `key` gave of it before it was read, or once it was written.
+    """
+    if found is not None and _settled({path: found}, key):
+        with contextlib.suppress(OSError, UserError), atomic_file(_stamp_path(path)) as file:
+            file.write(f"{expected} {found}\n")
 
 
 def key(path: Path) -> tuple[int, int, int, int] | None:
@@ -189,6 +215,15 @@ class Hashed:
     def hexdigest(self) -> str:
         """Returns the SHA-256 of all that was written, as text."""
         return self._digest.hexdigest()
+
+
+def _settled(keys: Mapping[Any, Any], look: Callable[[Any], Any]) -> bool:
+    """Waits until files will show by their times that they change; returns whether none has done so yet."""
+    newest = max((max(found[1:3]) for found in keys.values()), default=0)
+    time.sleep(min(max(newest + TICK_NS - time.time_ns(), 0), TICK_NS) / 1e9)
+    if newest + TICK_NS > time.time_ns():  # by another machine's clock
+        return False
+    return keys == {name: look(name) for name in keys}
 
 
 def _lines(sums: Mapping[str, str]) -> list[str]:
@@ -232,12 +267,12 @@ def _state(directory: Path, keys: Mapping[str, Any]) -> str:
     return hashlib.sha256("\n".join(told).encode()).hexdigest() + "\n"
 
 
-def _stamped(directory: Path) -> str | None:
+def _stamped(path: Path) -> str | None:
     with contextlib.suppress(OSError, UnicodeDecodeError):
-        return _stamp_path(directory).read_text(encoding="ascii")
+        return _stamp_path(path).read_text(encoding="ascii")
     return None
 
 
-def _stamp_path(directory: Path) -> Path:
-    place = os.path.realpath(directory)
+def _stamp_path(path: Path) -> Path:
+    place = os.path.realpath(path)
     return cache_directory() / "checked" / hashlib.sha256(os.fsencode(place)).hexdigest()[:32]

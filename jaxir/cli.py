@@ -125,7 +125,7 @@ def main(name: str, argv: Sequence[str] | None = None, *, example: str = "") -> 
     The function is imported by name, never taken from `__main__`, so that gin files and the command speak
     of the same object. Whatever goes wrong costs one sentence on standard error (see `faults`): the status is
     1 for what a user can mend, 2 for a command line that is none, 70 for a fault of ours, 130 for Ctrl-C,
-    143 for SIGTERM.
+    141 for a reader of the output that has gone, 143 for SIGTERM.
     """
     module_name = name.partition(":")[0]
     arguments = sys.argv[1:] if argv is None else argv

@@ -101,12 +101,12 @@ def _has_tpu() -> bool:
 def together() -> Iterator[None]:
     """While in force, the processes of a run end together: none waits for one that is gone.
 
-    A process that ends with an error says so and tells the others, which name it and exit with status 1
-    within seconds; one that is killed or cut off is missed after half of the heartbeat timeout. The process
-    then exits at once, without unwinding: every farewell would wait for the others. One that has nothing left
-    to do waits for the slowest, and they part here: JAX would let them meet when their interpreters end, for
-    `FAREWELL_SECONDS` only, and then abort them all, though everything is saved. Alone, a process is left
-    alone.
+    A process that ends with an error says so, exits with the status of `faults` and tells the others,
+    which name it and exit with status 1 within seconds; one that is killed or cut off is missed after
+    half of the heartbeat timeout. The process then exits at once, without unwinding: every farewell would
+    wait for the others. One that has nothing left to do waits for the slowest, and they part here: JAX
+    would let them meet when their interpreters end, for `FAREWELL_SECONDS` only, and then abort them all,
+    though everything is saved. Alone, a process is left alone.
     """
     if jax.process_count() == 1:
         yield
@@ -167,19 +167,22 @@ class _Company(threading.Thread):
     def leave(self, error: BaseException) -> None:
         """Tells everyone why this process ends, and ends it."""
         self._ended.set()
-        first_line = str(error).partition("\n")[0]
-        if isinstance(error, UserError | OSError):
+        first_line, status = str(error).partition("\n")[0], 1
+        if isinstance(error, KeyboardInterrupt | Terminated):
+            reason, status = (
+                ("interrupted", 130) if isinstance(error, KeyboardInterrupt) else ("SIGTERM", 143)
+            )
+        elif isinstance(error, UserError | OSError):
             reason = faults.explain(error).sentence
         elif isinstance(error, jax.errors.JaxRuntimeError) and any(word in str(error) for word in LOST):
             reason = f"another process is gone ({first_line:.160}); run the same command again to resume"
         else:
-            reason = f"{type(error).__name__}: {first_line:.160}"
+            reason, status = f"internal: {type(error).__name__}: {first_line:.160}", faults.INTERNAL
             # Not into a file: on a machine of a pod that may be gone with the process.
             traceback.print_exception(error)
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             self._client.key_value_set(f"{self.FAILED}{jax.process_index()}", reason)
-        statuses = {KeyboardInterrupt: 130, Terminated: 143}
-        self._end(reason, statuses.get(type(error), 1))
+        self._end(reason, status)
 
     def _exit(self, what: str) -> None:
         if not self._ended.is_set():

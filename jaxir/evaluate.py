@@ -15,7 +15,7 @@ from jaxir.simple_types import Count
 
 
 @cli.also_called(run="runs", depth="k")
-@writes(output="file")
+@writes(output="report")
 def evaluate(
     *,
     run: list[str] | str | None = None,

@@ -35,6 +35,8 @@ def explain(error: BaseException) -> Fault:
         return Fault(str(error), 2 if isinstance(error, UsageError) else 1)
     if isinstance(error, OSError):
         return Fault(_of_system(error), 1)
+    if isinstance(error, ValueError) and str(error) == "embedded null byte":  # so Python says of a path
+        return Fault("a path has a zero byte in it, which no file's name can have", 1)
     if isinstance(error, MemoryError):
         return Fault(f"there is not enough memory{_reason(error)}; {_kept(error)}", 1)
     text = " ".join(str(error).split())

@@ -17,7 +17,7 @@ from jaxir.simple_types import Count, Natural
 
 
 @cli.also_called(runs="run", depth="k")
-@writes(output="file")
+@writes(output="run file")
 def fuse(
     *,
     runs: list[str],

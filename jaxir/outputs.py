@@ -23,10 +23,14 @@ from jaxir.files import (
     path_of,
     status_of,
 )
+from jaxir.json_files import read_json
+from jaxir.reading import open_to_read
 
-# A file is replaced; a directory must be new, unless it is one to work in or to be changed. Models and runs
-# may be in a bucket too, which those that write them look at.
-Kind = Literal["file", "directory", "work directory", "changed directory", "model", "run"]
+# A file of ranked answers or a report replaces one of its kind; a directory must be new, unless it is one to
+# work in or to be changed. Models and training runs may be in a bucket too; who writes them looks at that.
+Kind = Literal["run file", "report", "directory", "work directory", "changed directory", "model", "run"]
+FILES = ("run file", "report")
+_OF_REPORTS = {"per_query", "systems", "spearman"}  # keys, one of which each has
 
 
 def writes(*, unless: str | None = None, **kinds: Kind) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -48,9 +52,10 @@ def writes(*, unless: str | None = None, **kinds: Kind) -> Callable[[Callable[..
                 for name, kind in kinds.items():
                     if (path := given.arguments.get(name)) is not None:
                         check_output(f"--{name}", path, kind)
-                        if kind == "file":
+                        if kind in FILES:
                             others = {n: v for n, v in given.arguments.items() if n not in kinds}
                             check_not_read(path, others)
+                            check_not_foreign(path, kind)
             return function(*args, **kwargs)
 
         checked.__signature__ = signature  # gin asks for it
@@ -68,7 +73,7 @@ def check_output(what: str, path: str | Path, kind: Kind) -> None:
     """
     if not str(path):
         raise UserError(f"{what} is empty")
-    if kind == "file":
+    if kind in FILES:
         check_file(path)
     elif kind == "directory":
         check_new_directory(path)
@@ -103,6 +108,34 @@ def check_not_read(path: str | Path, arguments: Mapping[str, Any]) -> None:
                 with contextlib.suppress(OSError, ValueError):
                     if text and place.samefile(text):
                         raise UserError(f"{path} is what --{name} reads: give another output")
+
+
+def check_not_foreign(path: str | Path, kind: Kind) -> None:
+    """Checks that a file that will be replaced is empty or of the kind that takes its place.
+
+    Raises:
+      UserError: it is something else, which may be dear to someone.
+    """
+    place = path_of(path)
+    if is_bucket(place) or not place.is_file() or not place.stat().st_size:
+        return
+    if not (_is_run_file(place) if kind == "run file" else _is_report(place)):
+        raise UserError(f"{path} is there already and is no {kind}: give another output, or remove it first")
+
+
+def _is_run_file(path: Path) -> bool:
+    with open_to_read(path) as file:
+        fields = file.readline(10_000).split()
+    with contextlib.suppress(ValueError):
+        return len(fields) == 6 and float(fields[4]) is not None
+    return False
+
+
+def _is_report(path: Path) -> bool:
+    with contextlib.suppress(UserError):
+        content = read_json(path)
+        return isinstance(content, dict) and bool(_OF_REPORTS & content.keys())
+    return False
 
 
 def check_file(path: str | Path) -> None:

@@ -8,7 +8,7 @@ from jaxir.simple_types import Count
 
 
 @cli.also_called(depth="k")
-@writes(output="file")
+@writes(output="run file")
 def rerank(*, model: str, run: str, dataset: str, output: str, depth: Count = 100) -> None:
     """Reranks the best documents of each query of a run with a cross-encoder.
 

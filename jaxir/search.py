@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from jaxir.retrieval.searcher import Searcher, WeightsSearcher
 
 
-@writes(output="file")
+@writes(output="run file")
 def search(
     index: str,
     model: str | None = None,

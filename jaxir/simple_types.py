@@ -54,6 +54,7 @@ Share = Annotated[float, Within(0, 1)]
 Rate = Annotated[float, Within(0, 1, without="high")]
 
 WORDS = {int: "a whole number", float: "a number", str: "text", bool: "True or False", type(None): "None"}
+_MOST = 2**63 - 1
 _LISTS = (list, tuple, collections.abc.Sequence)
 _DICTS = (dict, collections.abc.Mapping)
 
@@ -84,11 +85,11 @@ def fits(value: Any, hint: Any) -> bool:
         return any(fits(value, arm) for arm in arms)
     if kind is Literal:
         return any(value == arm and type(value) is type(arm) for arm in arms)
-    if kind is int:
-        return isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if kind is float:
-        whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-        return whole or (isinstance(value, numbers.Real) and math.isfinite(value))
+    if kind in (int, float):
+        # No count, size or number of a device has more than 64 bits.
+        if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+            return -_MOST - 1 <= value <= _MOST
+        return kind is float and isinstance(value, numbers.Real) and math.isfinite(value)
     if kind in _LISTS:
         each = Any if not arms or (kind is tuple and arms[-1] is not ...) else arms[0]
         listed = isinstance(value, collections.abc.Sequence) and not isinstance(value, str | bytes)

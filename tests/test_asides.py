@@ -62,6 +62,36 @@ def test_what_a_killed_process_left_goes_and_what_another_is_writing_stays(tmp_p
     assert hidden(tmp_path) == live
 
 
+TEMPORARY = """
+import time
+from jaxir.asides import temporary_directory
+with temporary_directory() as place:
+    (place / "log").write_text("half")
+    print(place, flush=True)
+    time.sleep(100)
+"""
+
+
+def test_the_temporary_directory_of_a_killed_process_goes_with_the_next(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    command = [sys.executable, "-c", TEMPORARY]
+    killed, living = (subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2))
+    left, held = (Path(p.stdout.readline().strip()) for p in (killed, living))
+    assert left.parent == held.parent == tmp_path and left.stat().st_mode & 0o777 == 0o700
+    killed.kill()
+    killed.communicate()
+    assert left.is_dir()
+    again = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    new = Path(again.stdout.readline().strip())
+    assert hidden(tmp_path) == sorted([held, new]) and (held / "log").is_file()
+    for process in (living, again):
+        process.terminate()  # Python ends without unwinding
+        process.communicate()
+    assert len(hidden(tmp_path)) == 2
+    subprocess.run([sys.executable, "-c", TEMPORARY.replace("100", "0")], check=True)
+    assert hidden(tmp_path) == []
+
+
 def test_what_another_machine_left_goes_when_it_is_old(tmp_path):
     there = [tmp_path / ".index.0123abcd.0123456789ab.part", tmp_path / ".index.0123456789ab.part"]
     foreign = [tmp_path / ".somebody.else.part", tmp_path / ".zip.0123456789ab.partial"]

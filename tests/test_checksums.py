@@ -185,3 +185,20 @@ def test_a_list_that_grows_goes_on_after_a_torn_line(tmp_path):
     sums = checksums.take_up(tmp_path, ["a", "b"])
     assert sums == digests == checksums.read(tmp_path)
     check(tmp_path)
+
+
+def test_a_file_whose_hash_is_known_is_read_once(tmp_path):
+    path, read = tmp_path / "weights", []
+    path.write_bytes(b"weights")
+
+    def digest(path):
+        read.append(path)
+        return path.read_text()
+
+    assert checksums.is_intact(path, "weights", digest) and checksums.is_intact(path, "weights", digest)
+    assert read == [path]
+    assert not checksums.is_intact(path, "others", digest)
+    flip(path)
+    assert not any(checksums.is_intact(path, "weights", digest) for _ in range(2))
+    flip(path)
+    assert checksums.is_intact(path, "weights", digest)

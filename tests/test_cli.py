@@ -16,6 +16,7 @@ import pytest
 from jaxir import cli, faults
 from jaxir.errors import UsageError
 from jaxir.plan import plan
+from jaxir.simple_types import Count
 from jaxir.train import train
 from jaxir.training.recipe import Recipe
 
@@ -283,6 +284,20 @@ def test_every_error_of_the_system_costs_a_sentence_with_its_path(
     assert said.count("\n") == 1 and "In call to configurable" not in said
     where = f"error: {path}" if len(path) <= 200 else f"error: '{path[:200]}'"
     assert reason in said and said.startswith(where if what != "connect" else "error: ")
+
+
+def test_no_name_has_a_zero_byte_and_no_count_more_than_64_bits(capsys):
+    assert cli.main(f"{__name__}:touch", ["--path=a\0b", "--what=read"]) == 1
+    assert capsys.readouterr().err == "error: a path has a zero byte in it, which no file's name can have\n"
+
+    def command(count: Count = 1) -> int:
+        """Does it."""
+        return 0
+
+    assert cli.run(command, [f"--count={2**63 - 1}"], prog="p", example="") == 0
+    for given in ([f"--count={2**63}"], [f"--count={'9' * 400}"], [f"--count=-{'9' * 30}"]):
+        with pytest.raises(UsageError, match=r"^--count must be a whole number of at least 1, not -?9"):
+            cli.run(command, given, prog="p", example="")
 
 
 def test_a_number_is_whole_or_not_and_a_flag_may_have_two_spellings():

@@ -2,11 +2,13 @@
 
 import importlib
 import inspect
+import typing
 
 import pytest
 
 from jaxir import cli
 from jaxir.__main__ import COMMANDS
+from jaxir.outputs import FILES, Kind
 
 COMMAND_NAMES = [name for names in COMMANDS.values() for name in names]
 # They write nothing that a user names, but for serve's access log, which is opened before anything is read.
@@ -32,6 +34,7 @@ def test_no_command_forgets_an_output(command):
     named = {name for name in inspect.signature(function).parameters if name.startswith("output")}
     named |= {"update"} & set(inspect.signature(function).parameters)
     assert set(getattr(function, "outputs", {})) == named - {"optimizer_state"}
+    assert set(getattr(function, "outputs", {}).values()) <= {*typing.get_args(Kind)}
     assert bool(named) != (command in WRITE_NOTHING)
 
 
@@ -45,12 +48,12 @@ def bad_places(folder, kind):
     yield folder / ("n" * 300), "file name too long"
     yield folder / "new" / ("n" * 300) / "below", "file name too long"
     yield "/proc/nothing/below", "cannot be written"
-    yield "s3://bucket/place", "only local paths" if kind in ("file", "model") else "local paths"
+    yield "s3://bucket/place", "only local paths" if kind in (*FILES, "model") else "local paths"
     yield "", "is empty"
     if kind == "changed directory":
         return
     yield folder / "loop", "too many levels of symbolic links"
-    if kind == "file":
+    if kind in FILES:
         yield folder / "full", "is a directory"
         yield "/dev/null", "is no file"
     else:
@@ -58,7 +61,7 @@ def bad_places(folder, kind):
         yield "/proc", "mounted|already exists|cannot be written"
     if kind in ("directory", "model"):
         yield folder / "full", "already exists"
-    if kind not in ("file", "model", "run"):
+    if kind not in (*FILES, "model", "run"):
         yield "gs://bucket/place", "local paths only"
 
 
@@ -143,3 +146,38 @@ def test_what_a_command_reads_is_not_replaced(command, flags, tmp_path, monkeypa
         assert cli.main(f"jaxir.{command}:{command}", [*flags, f"--output={output}"]) == 1
         assert f"error: {output} is what --" in capsys.readouterr().err
     assert (tmp_path / "a.trec").read_text() == "q0 Q0 d0 1 0.5 t\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "flags", "kind"),
+    [
+        ("fuse", ["--runs=a.trec,b.trec", "--method=rrf"], "run file"),
+        ("search", ["--index=absent", "--queries=absent"], "run file"),
+        ("evaluate", ["--run=a.trec", "--qrels=qrels.tsv"], "report"),
+    ],
+)
+def test_what_is_no_earlier_output_is_not_replaced(command, flags, kind, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.trec", "b.trec"):
+        (tmp_path / name).write_text("q0 Q0 d0 1 0.5 t\n")
+    (tmp_path / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq0\td0\t1\n")
+    mine = {
+        "thesis.txt": b"six words are in this line\n",
+        "corpus.jsonl": b'{"_id": "d0", "text": "a text"}\n',
+        "config.json": b'{"hidden_size": 4}',
+        "judged.tsv": b"query-id\tcorpus-id\tscore\nq0\td0\t1\n",
+        "archive.gz": b"\x1f\x8b\x00\xff" * 9000,
+    }
+    for name, content in mine.items():
+        (tmp_path / name).write_bytes(content)
+        assert cli.main(f"jaxir.{command}:{command}", [*flags, f"--output={name}"]) == 1
+        said = f"error: {name} is there already and is no {kind}: give another output, or remove it first\n"
+        assert capsys.readouterr().err == said
+        assert (tmp_path / name).read_bytes() == content
+    if command == "search":
+        return
+    (tmp_path / "empty").touch()
+    for _ in range(2):  # the second time its own output is there
+        for name in ("new", "empty"):
+            assert cli.main(f"jaxir.{command}:{command}", [*flags, f"--output={name}"]) == 0
+            assert (tmp_path / name).stat().st_size

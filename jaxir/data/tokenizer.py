@@ -105,6 +105,9 @@ class Tokenizer:
         if models and not plain and is_t5:
             return cls(_SentencePieceBackend(files[models[0]], directory / models[0]), files)
         if plain or models:
+            for name in plain:
+                if b"\0" in files[name]:
+                    raise UserError(f"{directory / name} is damaged: there are zero bytes in it")
             files[_JSON] = _convert(directory)
             return cls(_read_tokenizer_json(directory, files, config), files)
         raise UserError(f"{directory} holds no tokenizer: none of {_JSON}, vocab.txt, vocab.json or *.model")

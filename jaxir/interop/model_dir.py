@@ -32,12 +32,11 @@ from jaxir.files import (
     remove_tree,
 )
 from jaxir.interop import array_checksums, model_json, stored, stores, t5x
-from jaxir.interop.huggingface import cross_encoder, hf, hub, sentence_transformers
+from jaxir.interop.huggingface import named
 from jaxir.interop.huggingface.weights import read_json, require, write_json
 from jaxir.interop.overrides import Overrides
 from jaxir.interop.run_dir import CONFIG, check_seal, checkpoint_of, read_record, sealed
 from jaxir.interop.stored import EncoderSettings, ModelConfig, StoredModel
-from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.partitioning import Partitioner
 
 __all__ = [
@@ -56,7 +55,6 @@ T = TypeVar("T")
 
 UNFINISHED = "UNFINISHED"  # in a bucket, beside a model that is being written
 FORMAT = 1
-_DEFAULT_LENGTH = 512
 
 
 class LoadedModel(NamedTuple):
@@ -226,7 +224,7 @@ def _read(spec: str, tokenizer: str | None, kind: str | None) -> tuple[StoredMod
     if tokenizer is not None:
         raise UserError(f"{spec} has a tokenizer of its own: another one is for t5x: checkpoints only")
     if separator and form in ("st", "hf"):
-        return _read_others(form, name, kind), None
+        return named.read(form, name, kind), None
     directory = path_of(spec)
     check_bucket(directory)
     if not directory.is_dir():
@@ -340,31 +338,6 @@ def write_description(
         "checksums": sums,
     }
     write_json(directory / CONFIG, sealed(content))
-
-
-def _read_others(form: str, name: str, kind: str | None) -> StoredModel:
-    """Reads a folder of Hugging Face ("hf") or sentence-transformers ("st")."""
-    if kind is None:
-        kind = "cross_encoder" if cross_encoder.is_one(Path(name)) else "dual_encoder"
-    if kind == "cross_encoder":
-        owner = "cross-encoder" if form == "st" else None
-        return cross_encoder.read(hub.resolve(name, default_owner=owner, check=hf.check))
-    if form == "hf":
-        return _read_hf(hub.resolve(name, check=hf.check))
-    check = sentence_transformers.check
-    directory = hub.resolve(name, default_owner="sentence-transformers", modules=True, check=check)
-    return sentence_transformers.read(directory)
-
-
-def _read_hf(directory: Path) -> StoredModel:
-    encoder = hf.read_encoder(directory)
-    length = min(_DEFAULT_LENGTH, encoder.config.max_positions or _DEFAULT_LENGTH)
-    return StoredModel(
-        config=DualEncoderConfig(backbone=encoder.config),
-        params={f"encoder.{name}": value for name, value in encoder.params.items()},
-        tokenizer=hf.read_tokenizer(directory, encoder),
-        settings=EncoderSettings(query_max_length=length, passage_max_length=length),
-    )
 
 
 def _read_jaxir(directory: Path) -> tuple[StoredModel, str | None]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
 import re
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,7 +46,14 @@ def checkpoint_of(spec: str | Path) -> Path | None:
         if not steps:
             raise UserError(f"{checkpoints}: no checkpoint in it yet")
         if not (best.exists() or os.path.lexists(best)):
-            return checkpoints / str(max(steps))
+            *older, newest = (checkpoints / str(step) for step in steps)
+            # Of the newest alone a trainer may not have written it yet.
+            if any(map(_was_evaluated, older)):
+                _say_once(
+                    f"warning: {best} is missing: {newest}, the newest checkpoint, is taken, be it the best"
+                    " by the dev metric or not"
+                )
+            return newest
         told = read_json(best)
         step = require(told, "step", best)
         if step in steps and not isinstance(step, bool):
@@ -55,6 +64,18 @@ def checkpoint_of(spec: str | Path) -> Path | None:
     if told.get("value") != read_record(checkpoints / str(step)).get("dev_value"):
         raise UserError(f"{best} is damaged: checkpoint {step} has another dev metric than it says")
     return checkpoints / str(step)
+
+
+def _was_evaluated(checkpoint: Path) -> bool:
+    try:
+        return read_record(checkpoint)["dev_value"] is not None
+    except (UserError, OSError, KeyError):  # its trainer has removed it
+        return False
+
+
+@functools.cache
+def _say_once(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 def checkpoint_steps(directory: Path) -> list[int]:

@@ -78,11 +78,6 @@ def gather_once() -> Iterator[None]:
         _GATHERED.reset(token)
 
 
-def param_axes(state: nnx.State) -> nnx.State:
-    """Returns `state` with each parameter replaced by the tuple of its logical axis names."""
-    return jax.tree.map(lambda p: p.get_metadata()["logical_axes"], state, is_leaf=_is_variable)
-
-
 def param_shardings(state: nnx.State, partitioner: Partitioner) -> nnx.State:
     """Returns `state` with each parameter's value replaced by the sharding that `partitioner` gives it.
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import tempfile
 from pathlib import Path
 from typing import Any
 
+from jaxir.asides import temporary_directory
 from jaxir.data.array_dataset import ArrayDataset
 from jaxir.data.own_pairs import Pairs
 from jaxir.data.text_data import TextData
@@ -97,7 +97,7 @@ def fit(
         **settings,
     )
     with contextlib.ExitStack() as closing:
-        place = output_dir or closing.enter_context(tempfile.TemporaryDirectory(prefix="jaxir-fit-"))
+        place = output_dir or closing.enter_context(temporary_directory()) / "run"
         loop.train(recipe, place)
         kind = CrossEncoder if isinstance(model, PretrainedCrossEncoder) else DualEncoder
         encoder = kind.load(str(place))

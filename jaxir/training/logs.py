@@ -7,9 +7,7 @@ that are done again.
 
 import contextlib
 import json
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any
 import jax
 from tqdm import tqdm
 
+from jaxir.asides import temporary_directory
 from jaxir.errors import UserError
 from jaxir.files import atomic_file, is_bucket, path_of
 from jaxir.progress import progress
@@ -39,13 +38,14 @@ class RunLog:
 
     def __init__(self, run_dir: Path, *, start_step: int, hold: Hold = Undisputed()):  # noqa: B008 (no state)
         self._file, self._board, self._hold = None, None, hold
+        self._closing = contextlib.ExitStack()
         if jax.process_index() != 0:
             return
         from tensorboardX import SummaryWriter  # imports Google's storage client, where that is installed
 
         self._run_dir = self._place = path_of(run_dir)
         if is_bucket(run_dir):
-            self._place = Path(tempfile.mkdtemp(prefix="jaxir-log-"))
+            self._place = self._closing.enter_context(temporary_directory())
             if (self._run_dir / LOG).exists():
                 (self._place / LOG).write_bytes((self._run_dir / LOG).read_bytes())
         drop_beyond(self._place / LOG, start_step)
@@ -76,8 +76,7 @@ class RunLog:
             self._file.close()
             self._board.close()
             self._copy()
-            if self._place != self._run_dir:
-                shutil.rmtree(self._place, ignore_errors=True)
+            self._closing.close()
 
     def _copy(self) -> None:
         """Copies the logs to the bucket of the run, if it is in one. They are not worth ending it for."""

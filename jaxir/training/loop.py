@@ -180,6 +180,8 @@ def train(
             state = stages.with_auxiliary_of(recipe.auxiliary_from, state, plan)
         closing.callback(lambda: state_lib.put_into(model, state.params))
         if start == steps:
+            if on_start and jax.process_index() == 0:
+                on_start(run_dir)  # what was damaged or removed since is there again
             mark_complete(run_dir, steps)
             return result(steps, start, start, None, checkpoints)
 

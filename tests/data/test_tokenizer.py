@@ -187,6 +187,7 @@ def test_threads_with_different_lengths_do_not_disturb_each_other(minilm):
         ({"tokenizer.json": "{}"}, "tokenizer.json is not a tokenizer"),
         ({"tokenizer.json": "[1]"}, "does not hold a JSON object"),
         ({"spiece.model": "nonsense"}, "is not a SentencePiece model"),
+        ({"vocab.txt": "[PAD]\n[UNK]\n\0\0\0\0"}, "vocab.txt is damaged: there are zero bytes in it"),
         ({"vocab.txt": "a\nb\n"}, "transformers cannot read this tokenizer"),
     ],
 )

@@ -119,6 +119,30 @@ def test_a_command_fetches_what_is_read_and_nothing_else_and_needs_no_network_ag
     assert (said, hub.asked) == ("", []) and Path(offline).is_dir()
 
 
+@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json"])
+def test_a_damaged_file_of_the_cache_is_told_and_fetched_again_once_it_is_removed(hub, resolve, file):
+    hub.add(T5, files_of("t5_1_1"))
+    (directory,), _ = resolve(f"st:{T5}")
+    blob = (Path(directory) / file).resolve()
+    content = blob.read_bytes()
+    damaged = bytearray(content)
+    damaged[len(damaged) // 2] ^= 1
+    blob.write_bytes(damaged)
+    hub.asked.clear()
+    for environment in ({}, {"HF_HUB_OFFLINE": "1"}):
+        (said,), _ = resolve(f"st:{T5}", **environment)
+        assert said == (
+            f"{directory}/{file} is damaged: it is not what came from the hub; remove {blob}, and the same"
+            " command fetches it again"
+        )
+    assert fetched(hub) == []
+    blob.unlink()
+    assert resolve(f"st:{T5}")[0] == [directory]
+    assert blob.read_bytes() == content and [name for name, _ in fetched(hub)] == [file]
+    hub.asked.clear()
+    assert resolve(f"st:{T5}", HF_HUB_OFFLINE="1")[0] == [directory]
+
+
 def fetched(hub) -> list[tuple[str, int | None]]:
     """The names of the files that were asked for, and from which byte on."""
     return [

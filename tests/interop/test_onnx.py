@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxir import DualEncoder, cli
+from jaxir import DualEncoder, checksums, cli
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.installation import how_to_install
 from jaxir.models.bert import BertConfig
@@ -70,6 +70,8 @@ def test_the_readme_gives_the_vectors_of_the_model(tmp_path, save_model):
     )
     out = tmp_path / "out"
     assert export(model, out) == f"wrote {out}\n"
+    sums = checksums.read(out)
+    assert sums.keys() == {p.name for p in out.iterdir()} - {checksums.NAME} >= {"weights.bin"}
     # Rows of every kind: one token, padded, an id that there is not, more tokens than positions.
     ids, mask = np.full([4, 41], 7), np.ones([4, 41], np.int64)
     mask[0, 1:] = mask[1, 20:] = mask[2, 40:] = 0

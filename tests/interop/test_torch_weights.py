@@ -179,6 +179,8 @@ def test_a_file_of_many_gigabytes_is_read_by_slices(tmp_path):
             raw.write(struct.pack("<2f", 1.5, -2.0))
             member._file_size = member._compress_size = size
         archive.writestr("pytorch_model/version", "3\n")
+        archive.writestr("pytorch_model/byteorder", "little")  # as torch where it is told to write no sums
+        archive.getinfo("pytorch_model/byteorder").CRC ^= 1
     assert (tmp_path / BIN).stat().st_size > size > (tmp_path / BIN).stat().st_blocks * 512
     with zipfile.ZipFile(tmp_path / BIN) as archive:
         assert archive.getinfo("pytorch_model/data/0").file_size == size
@@ -281,6 +283,14 @@ def flip_in_list(path: Path) -> None:
     path.write_bytes(content.replace(b"shared.weight", b"sharee.weight"))
 
 
+def flip_in_numbers(path: Path) -> None:
+    with zipfile.ZipFile(path) as archive:
+        numbers = next(member for member in archive.infolist() if member.filename.endswith("/data/3"))
+    content = bytearray(path.read_bytes())
+    content[numbers.header_offset + 30 + len(numbers.filename) + len(numbers.extra) + 64] ^= 64
+    path.write_bytes(content)
+
+
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 990345061\n"
 SPOILT = {
     "torch before 1.6": ("t5/legacy", None, "torch's format of before 1.6, which is not read here: in torch"),
@@ -308,6 +318,7 @@ SPOILT = {
         repack(lambda m: m.update({"data/3": m["data/3"][:-4]})),
         "numbers where",
     ),
+    "damaged numbers": ("t5/torch", flip_in_numbers, "its part data/3 is damaged (its check sum is another)"),
     "damaged list": ("t5/torch", flip_in_list, "its list of tensors is damaged (its check sum is another)"),
 }
 

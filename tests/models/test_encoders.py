@@ -309,8 +309,7 @@ def test_every_parameter_names_its_axes(config):
     for scan in (False, True):
         changed = dataclasses.replace(config, scan_layers=scan)
         state = nnx.state(nnx.eval_shape(lambda c=changed: c.make(rngs=nnx.Rngs(0))), nnx.Param)
-        named = layers.param_axes(state)
-        is_axes = lambda x: isinstance(x, tuple)  # noqa: E731
-        axes = jax.tree.leaves(named, is_leaf=is_axes)
+        params = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, nnx.Param))
+        axes = [p.get_metadata()["logical_axes"] for p in params]
         assert [len(a) for a in axes] == [leaf.ndim for leaf in jax.tree.leaves(state)]
         assert any(a[0] == "layers" for a in axes) == scan

@@ -201,6 +201,31 @@ def test_what_one_process_lacks_ends_all_with_one_sentence(tmp_path, launch, fin
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("error", "status", "reason"),
+    [
+        ("RuntimeError('a bug')", 70, "internal: RuntimeError: a bug"),
+        ("KeyboardInterrupt()", 130, "interrupted"),
+    ],
+)
+def test_what_ends_one_process_is_its_status_and_ends_the_other_soon(error, status, reason, launch, finish):
+    code = f"""
+import jax, time
+from jaxir.distributed import maybe_initialize_distributed, together
+maybe_initialize_distributed()
+with together():
+    if jax.process_index() == 1:
+        raise {error}
+    time.sleep(300)
+"""
+    (other, told), (own, said) = finish(launch("-c", code, processes=2, devices=1))
+    assert (own, other) == (status, 1)
+    assert said.splitlines()[-1] == f"error: {reason}"
+    assert ("Traceback" in said) == (status == 70)
+    assert told.startswith(f"error: process 1 stopped ({reason}), so process 0 ends too")
+
+
 def test_who_waits_for_others_says_so(launch):
     code = (
         "import jaxir.distributed as d; d.WAITING_TOLD_AFTER_SECONDS = 0.5; d.maybe_initialize_distributed()"

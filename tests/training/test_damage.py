@@ -19,6 +19,7 @@ from jaxir import cli
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
 from jaxir.interop import array_checksums, model_dir, stores
+from jaxir.interop.run_dir import checkpoint_of
 from jaxir.interop.stored import EncoderSettings
 from jaxir.training import checkpoints
 from jaxir.training.damage import is_damage
@@ -265,3 +266,23 @@ def test_parts_add_up_however_an_array_is_cut():
     known = array_checksums.of_part(square, (0, 0), (8, 8))
     for changed in (square.T, -square, square[::-1], np.roll(square, 1), square + 1):
         assert array_checksums.of_part(np.ascontiguousarray(changed), (0, 0), (8, 8)) != known
+
+
+def test_a_run_without_best_json_is_told_to_be_taken_as_it_is_by_its_newest(tmp_path, stopped, capfd):
+    run_dir = Path(shutil.copytree(stopped, tmp_path / "run"))
+    (run_dir / "jaxir.json").write_text("{}")  # which `train` writes, and the loop does not
+    best = run_dir / "checkpoints" / "best.json"
+    assert checkpoint_of(run_dir).name == str(json.loads(best.read_text())["step"])
+    best.unlink()
+    *older, newest = steps_in(run_dir)
+    for _ in range(2):
+        assert checkpoint_of(run_dir).name == str(newest)
+    (said,) = capfd.readouterr().err.splitlines()
+    assert said.startswith(
+        f"warning: {best} is missing: {run_dir}/checkpoints/{newest}, the newest checkpoint"
+    )
+    for step in older:
+        shutil.rmtree(run_dir / "checkpoints" / str(step))
+    assert checkpoint_of(run_dir).name == str(newest)
+    run(run_dir, **SETTINGS)
+    assert best.exists() and "warning" not in capfd.readouterr().err

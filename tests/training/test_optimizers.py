@@ -15,7 +15,6 @@ from tiny_run import Bag, bert
 from jaxir.errors import UserError
 from jaxir.interop import stored
 from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel
-from jaxir.models.layers import param_axes
 from jaxir.models.t5 import T5Config
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.partitioning import MeshConfig
@@ -222,10 +221,9 @@ def test_a_stack_is_what_its_logical_axes_say():
     for model in (bert, t5):
         for scan in (False, True):
             variables = nnx.state(nnx.eval_shape(functools.partial(model, scan_layers=scan)), nnx.Param)
-            axes = nnx.to_pure_dict(param_axes(variables))
-            named = jax.tree_util.tree_leaves_with_path(axes, is_leaf=lambda x: isinstance(x, tuple))
-            found = [in_stack(path) for path, _ in named]
-            assert found == [names[0] == "layers" for _, names in named]
+            named = nnx.to_flat_state(variables)
+            found = [in_stack(tuple(map(jax.tree_util.DictKey, path))) for path, _ in named]
+            assert found == [p.get_metadata()["logical_axes"][0] == "layers" for _, p in named]
             assert any(found) == scan and not all(found)
 
 

@@ -98,6 +98,12 @@ def test_a_run_is_a_model_and_can_be_repeated_from_its_own_config(tmp_path, reci
     assert in_process(*flags) == 0
     assert "was already complete: 6 steps" in capfd.readouterr().out
 
+    # What says that it is a model is written anew.
+    (tmp_path / "run/jaxir.json").write_text("{")
+    (tmp_path / "run/tokenizer/tokenizer.json").unlink()
+    assert in_process(*flags) == 0
+    assert model_dir.load(str(tmp_path / "run")).fingerprint == loaded.fingerprint
+
 
 def test_mistakes_cost_one_sentence_and_write_nothing(tmp_path, recipe, capsys):
     output = tmp_path / "run"

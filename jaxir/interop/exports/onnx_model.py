@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
+from jaxir.checksums import directory_with_checksums
 from jaxir.errors import UserError
-from jaxir.files import atomic_directory
 from jaxir.installation import how_to_install
 from jaxir.interop.exports import onnx_readme
 from jaxir.interop.exports.exported import TOWERS, Source
@@ -53,7 +53,7 @@ def write(output: str | Path, source: Source) -> None:
             f"ONNX graphs are written by JAX on the CPU, not on {jax.default_backend()}, whose own kernels"
             " ONNX lacks: set JAX_PLATFORMS=cpu"
         )
-    with _quiet(), atomic_directory(output) as aside:
+    with _quiet(), directory_with_checksums(output) as aside:
         ir = _libraries()
         with (aside / WEIGHTS).open("wb") as file:
             weights = _Weights(file)

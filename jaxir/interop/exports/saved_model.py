@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jaxir.checksums import directory_with_checksums
 from jaxir.errors import UserError
-from jaxir.files import atomic_directory
 from jaxir.installation import how_to_install
 from jaxir.interop.exports import saved_model_readme
 from jaxir.interop.exports.exported import TOWERS, Source
@@ -83,7 +83,7 @@ def write(
             " other platforms lack: set JAX_PLATFORMS=cpu"
         )
     tf = _tensorflow()
-    with atomic_directory(output) as aside:
+    with directory_with_checksums(output) as aside:
         tokenizer = GraphTokenizer(source.tokenizer) if signatures == "text" else None
         index = search() if search is not None else None
         module = tf.Module()

@@ -5,10 +5,12 @@ holds none. Every tensor that is taken comes out again bit for bit.
 """
 
 import collections
+import sys
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from jaxir.data.tokenizer import Tokenizer
@@ -28,6 +30,8 @@ from jaxir.models.backbones import BackboneConfig
 from jaxir.models.codec import Changed
 
 _DEFAULT_LENGTH = 512
+# Of the model's ids; tables of embeddings are rounded up a little.
+_LEAST_SHARE = 0.8
 _Change = Callable[[np.ndarray], np.ndarray]
 
 
@@ -100,6 +104,12 @@ def read_tokenizer(directory: Path, encoder: Encoder) -> Tokenizer:
         raise UserError(
             f"{directory}: the tokenizer has {tokenizer.vocab_size} ids,"
             f" the model only {encoder.config.vocab_size}"
+        )
+    if tokenizer.vocab_size < _LEAST_SHARE * encoder.config.vocab_size and jax.process_index() == 0:
+        print(
+            f"warning: {directory}: the tokenizer has {tokenizer.vocab_size:,} ids, the model"
+            f" {encoder.config.vocab_size:,}: are its files whole?",
+            file=sys.stderr,
         )
     return tokenizer
 

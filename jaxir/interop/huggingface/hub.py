@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.util
+import itertools
 import re
 import sys
 from collections.abc import Callable
@@ -49,8 +50,8 @@ def resolve(
         where they would be of no use.
 
     Raises:
-      UserError: there is neither, the hub cannot be reached or does not give it, the disk is full, or the
-        packaged weights are not those published.
+      UserError: there is neither, the hub cannot be reached or does not give it, the disk is full, a file of
+        the cache is damaged, or the packaged weights are not those published.
     """
     found = _local(name)
     if found is not None:
@@ -61,6 +62,7 @@ def resolve(
         return packaged
     there = _ask(wish, lambda directory: _is_whole(wish, directory))
     if isinstance(there, Path):
+        hub_download.check(there, itertools.chain(*_in_cache(wish, there)))
         return there
     with hub_errors.in_a_sentence(wish):
         return _fetch(wish, there, check)
@@ -79,6 +81,7 @@ def configuration(name: str) -> Path:
     wish = _parse(name, None, modules=False)
     there = _ask(wish, lambda directory: (directory / file).is_file())
     if isinstance(there, Path):
+        hub_download.check(there, [file])
         return there / file
     with hub_errors.in_a_sentence(wish):
         if file in there.files:
@@ -117,12 +120,17 @@ def _ask(wish: Wish, is_enough: Callable[[Path], bool]) -> Repository | Path:
 
 def _is_whole(wish: Wish, directory: Path) -> bool:
     """Whether a copy in the cache has all that is read; the hub's list of files is not at hand."""
-    names = {p.relative_to(directory).as_posix() for p in directory.rglob("*") if p.is_file()}
     try:
-        hub_files.wanted(names, lambda file: read_json(directory / file), wish.name, modules=wish.modules)
+        _in_cache(wish, directory)
     except UserError:
         return False
     return True
+
+
+def _in_cache(wish: Wish, directory: Path) -> hub_files.Wanted:
+    """Returns what is read of a copy in the cache; raises a UserError where it lacks something."""
+    names = {p.relative_to(directory).as_posix() for p in directory.rglob("*") if p.is_file()}
+    return hub_files.wanted(names, lambda file: read_json(directory / file), wish.name, modules=wish.modules)
 
 
 def _fetch(wish: Wish, there: Repository, check: Callable[[Path], None]) -> Path:
@@ -152,6 +160,7 @@ def _fetch(wish: Wish, there: Repository, check: Callable[[Path], None]) -> Path
         with progress(total=size, initial=here, what=wish.name, unit="B", hidden=not alone) as bar:
             for file in chosen.weights:
                 there.fetch(file, bar.update)
+    hub_download.check(there.directory, itertools.chain(*chosen))
     there.remember(wish.revision)
     return there.directory
 

@@ -10,12 +10,15 @@ import hashlib
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
+from jaxir import checksums
 from jaxir.errors import UserError
 from jaxir.files import atomic_file
+from jaxir.progress import progress
+from jaxir.reading import open_to_read
 
 T = TypeVar("T")
 
@@ -76,6 +79,7 @@ class Repository:
         import huggingface_hub
 
         if self.cached(file):
+            check(self.directory, [file])
             return self.directory / file
         url = huggingface_hub.hf_hub_url(self.name, file, revision=self.commit)
         about = _patiently(lambda: huggingface_hub.get_hf_file_metadata(url))
@@ -121,6 +125,24 @@ def snapshot(name: str, revision: str) -> Path | None:
     commit = ref.read_text().strip() if ref.is_file() else revision
     directory = folder / "snapshots" / commit
     return directory if re.fullmatch("[0-9a-f]{40}", commit) and directory.is_dir() else None
+
+
+def check(directory: Path, files: Iterable[str]) -> None:
+    """Checks that files of a commit in the cache are what the hub gave; each is read once on a machine.
+
+    Their hashes name them there. Where the cache holds copies instead of links, nothing is known of them.
+
+    Raises:
+      UserError: one is not.
+    """
+    for file in files:
+        blob = (directory / file).resolve()
+        known = blob.parent.name == "blobs" and re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", blob.name)
+        if known and blob.is_file() and not checksums.is_intact(blob, blob.name, _hash_of):
+            raise UserError(
+                f"{directory / file} is damaged: it is not what came from the hub; remove {blob}, and the"
+                " same command fetches it again"
+            )
 
 
 def check_room(size: int, what: str) -> None:
@@ -187,7 +209,7 @@ class _Part:
 
     Args:
       file: what is here of it, opened for reading and appending.
-      etag: the hash of the whole: SHA-256 of a large file, git's SHA-1 of another.
+      etag: the hash of the whole.
       size: of the whole.
       told: told of every byte.
     """
@@ -204,7 +226,7 @@ class _Part:
             self._restart()
 
     def _new_digest(self) -> Any:
-        return hashlib.sha256() if len(self._etag) == 64 else hashlib.sha1(f"blob {self.whole}\0".encode())
+        return _digest_like(self._etag, self.whole)
 
     def _restart(self) -> None:
         self._file.truncate(0)
@@ -243,6 +265,28 @@ class _Part:
         return self.size == self.whole and (not known or self._digest.hexdigest() == self._etag)
 
 
+def _digest_like(etag: str, size: int) -> Any:
+    """Returns a new digest of the kind of a file's hash: SHA-256 of a large one, git's SHA-1 of another."""
+    return hashlib.sha256() if len(etag) == 64 else hashlib.sha1(f"blob {size}\0".encode())
+
+
+def _hash_of(blob: Path) -> str:
+    size = blob.stat().st_size
+    digests, hidden = [_digest_like(blob.name, size)], size < checksums.TOLD_FROM
+    if len(blob.name) == 40:
+        digests.append(hashlib.sha1())  # some mirrors of the hub send that of the content alone
+    with (
+        progress(total=size, what=f"checking {blob}", unit="B", hidden=hidden) as bar,
+        open_to_read(blob) as file,
+    ):
+        while piece := file.read(_PIECE):
+            for digest in digests:
+                digest.update(piece)
+            bar.update(len(piece))
+    found = [digest.hexdigest() for digest in digests]
+    return blob.name if blob.name in found else found[0]
+
+
 def _download(url: str, blob: Path, size: int, told: _Told, what: str) -> None:
     aside = _aside(blob)
     with aside.open("a+b") as file:
@@ -263,6 +307,7 @@ def _download(url: str, blob: Path, size: int, told: _Told, what: str) -> None:
         aside.unlink()
         raise UserError(f"{what}: what came is not the file that the hub announced; try again")
     aside.replace(blob)
+    checksums.stamp_file(blob, blob.name, checksums.key(blob))
 
 
 def _patiently(action: Callable[[], T], progress: Callable[[], int] = lambda: 0) -> T:

@@ -1,7 +1,7 @@
 """The files that torch.save writes since torch 1.6: a zip archive of a pickle and of plain numbers.
 
 `NAME/data.pkl` is the pickle, `NAME/data/KEY` a storage: numbers one after another, never compressed, so that
-a tensor is read where it lies in the file, by slices.
+a tensor is read where it lies in the file, by slices. All are read once before, to compare their check sums.
 """
 
 import contextlib
@@ -10,10 +10,11 @@ import os
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from jaxir import checksums
 from jaxir.errors import UserError
 from jaxir.interop import lazy
 from jaxir.interop.huggingface import torch_pickle
@@ -23,6 +24,7 @@ _ZIP, _LEGACY = b"PK\x03\x04", b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 _PICKLE, _ORDER = "data.pkl", "byteorder"
 # Far above what a model of ten thousand tensors takes; a damaged file may ask for anything.
 _MAX_PICKLE, _MAX_DIRECTORY = 1 << 22, 1 << 26
+_PIECE = 1 << 20
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 
 
@@ -45,12 +47,16 @@ def open_file(path: Path) -> dict[str, LazyArray]:
         archive = _Archive(path, file)
         order, content = archive.read(_ORDER, 16, b"little"), archive.read(_PICKLE, _MAX_PICKLE)
         # torch can be told to write no check sums; then that of the byte order is wrong too.
-        if archive.is_intact(_ORDER, order) and not archive.is_intact(_PICKLE, content):
+        has_sums = archive.is_intact(_ORDER, order)
+        if has_sums and not archive.is_intact(_PICKLE, content):
             raise UserError(f"{path}: its list of tensors is damaged (its check sum is another)")
         if order != b"little":
             raise UserError(f"{path}: written on a big-endian machine, which is not read here")
         found = torch_pickle.parse(content, path)
-        return {name: _lazy(archive, name, tensor) for name, tensor in found.items()}
+        arrays = {name: _lazy(archive, name, tensor) for name, tensor in found.items()}
+        if has_sums:
+            archive.check_numbers(sorted({f"data/{tensor.storage.key}" for tensor in found.values()}))
+        return arrays
 
 
 def _check_kind(path: Path, head: bytes) -> None:
@@ -104,6 +110,27 @@ class _Archive:
         """Returns whether `content` has the check sum of a member, or there is none."""
         member = self._members.get(f"{self._root}{name}")
         return member is None or zlib.crc32(content) == member.CRC
+
+    def check_numbers(self, names: Sequence[str]) -> None:
+        """Compares members with their check sums; those of an unchanged file once on a machine.
+
+        Raises:
+          UserError: one has another.
+        """
+
+        def sums(path: Path) -> str:
+            for name in names:
+                (offset, size), sum_ = self.find(name), 0
+                for at in range(offset, offset + size, _PIECE):
+                    piece = os.pread(self._file.fileno(), min(_PIECE, offset + size - at), at)
+                    sum_ = zlib.crc32(piece, sum_)
+                if sum_ != self._members[f"{self._root}{name}"].CRC:
+                    raise UserError(f"{path}: its part {name:.100} is damaged (its check sum is another)")
+            return expected
+
+        expected = " ".join(f"{self._members[f'{self._root}{name}'].CRC:08x}" for name in names)
+        expected = f"{zlib.crc32(expected.encode()):08x}"
+        checksums.is_intact(self.path, expected, sums)
 
     def find(self, name: str) -> _Member:
         """Returns where the bytes of a member lie."""

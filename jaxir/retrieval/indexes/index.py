@@ -77,6 +77,7 @@ class Index(abc.ABC):
       engine: its name, a key of `ENGINES`.
       query_kind: what `search` takes.
       changing: files in its directory that the engine changes when it is opened, which have no checksum.
+      growing: directories in it in which there may be more files than have a checksum.
       similarities: a hint of what `info.similarity` may be.
       settings_hints: of what index.json must say of the engine's own settings; None is for none.
       info: what index.json says.
@@ -87,6 +88,7 @@ class Index(abc.ABC):
     engine: ClassVar[str]
     query_kind: ClassVar[QueryKind]
     changing: ClassVar[tuple[str, ...]] = ()
+    growing: ClassVar[tuple[str, ...]] = ()
     similarities: ClassVar[Any]
     settings_hints: ClassVar[Mapping[str, Any]] = {}
 
@@ -300,7 +302,7 @@ def load_index(directory: str | Path) -> Index:
         for name, kind in index_class.settings_hints.items():
             check_value(f"{path}: the setting {name}", info.settings.get(name), kind)
         check_value(f"{path}: similarity", info.similarity, index_class.similarities)
-        check(directory, without=index_class.changing)
+        check(directory, without=(*index_class.changing, *index_class.growing))
         ids = read_json(directory / "ids.json", list[str])
     except UserError as error:
         raise UserError(f"{directory} is a damaged index: {error}") from None

@@ -16,8 +16,6 @@ import ipaddress
 import logging.config
 import os
 import re
-import shutil
-import tempfile
 import threading
 import urllib.parse
 import weakref
@@ -29,6 +27,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from jaxir.asides import temporary_directory
 from jaxir.errors import UserError
 from jaxir.installation import how_to_install
 from jaxir.progress import progress
@@ -285,10 +284,11 @@ class _Embedded:
             raise UserError(f"{path} cannot be opened: {(error.strerror or str(error)).lower()}") from None
         except Exception as error:  # of milvus_lite, json, pyarrow
             raise UserError(f"{path} is damaged: {error}") from None
-        sockets = Path(tempfile.mkdtemp(prefix="jaxir-milvus-"))
+        closing = contextlib.ExitStack()
+        sockets = closing.enter_context(temporary_directory())
         if len(os.fsencode(sockets)) > 90:  # a socket's path may not be longer than 100 bytes
-            sockets.rmdir()
-            sockets = Path(tempfile.mkdtemp(prefix="jaxir-milvus-", dir="/tmp"))
+            closing.close()
+            sockets = closing.enter_context(temporary_directory(Path("/tmp")))
         self.uri = f"unix:{sockets}/socket"
         # milvus-lite's own server listens on TCP, where everybody on the machine could speak to it.
         pool = ThreadPoolExecutor(THREADS, thread_name_prefix="milvus")
@@ -297,7 +297,7 @@ class _Embedded:
         add_MilvusServiceServicer_to_server(MilvusServicer(database), server)
         server.add_insecure_port(self.uri)
         server.start()
-        weakref.finalize(self, _stop, server, pool, database, sockets)
+        weakref.finalize(self, _stop, server, pool, database, closing)
 
 
 _running: weakref.WeakValueDictionary[tuple[int, int], _Embedded] = weakref.WeakValueDictionary()
@@ -315,11 +315,11 @@ def _embedded(path: Path) -> _Embedded:
         return running
 
 
-def _stop(server: Any, pool: ThreadPoolExecutor, database: Any, sockets: Path) -> None:
+def _stop(server: Any, pool: ThreadPoolExecutor, database: Any, closing: contextlib.ExitStack) -> None:
     server.stop(grace=None).wait()
     pool.shutdown()
     database.close()
-    shutil.rmtree(sockets, ignore_errors=True)
+    closing.close()
 
 
 @functools.cache

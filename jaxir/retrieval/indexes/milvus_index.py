@@ -7,7 +7,6 @@ import dataclasses
 import os
 import re
 import shutil
-import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from jaxir.asides import temporary_directory
 from jaxir.errors import UserError
 from jaxir.retrieval.indexes.documents import Documents
 from jaxir.retrieval.indexes.index import (
@@ -46,7 +46,9 @@ class MilvusIndex(VectorIndex):
     """
 
     engine = "milvus"
-    changing = (INSIDE,)
+    # Searches change nothing else; what a killed one leaves, and indexes of before, may have more files.
+    changing = (f"{INSIDE}/LOCK",)
+    growing = (INSIDE,)
     settings_hints: ClassVar[Mapping[str, Any]] = {
         "uri": str,
         "collection": str,
@@ -185,8 +187,9 @@ class MilvusIndex(VectorIndex):
             collection.create(self._shards, settings["index_type"], cosine=cosine)
 
     def _make_temporary(self) -> None:
-        self._directory, self._own = Path(tempfile.mkdtemp(prefix="jaxir-milvus-")), True
-        weakref.finalize(self, shutil.rmtree, self._directory, ignore_errors=True)
+        closing = contextlib.ExitStack()
+        self._directory, self._own = closing.enter_context(temporary_directory()), True
+        weakref.finalize(self, closing.close)
 
     def _search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, list[list[str]]]:
         scores = np.full([len(queries), k], -np.inf, np.float32)

@@ -1,0 +1,43 @@
+"""Models by `hf:NAME` and `st:NAME`: which folder a name means, and which kind of model is in it."""
+
+from pathlib import Path
+
+from jaxir.interop.huggingface import cross_encoder, hf, hub, sentence_transformers
+from jaxir.interop.stored import EncoderSettings, StoredModel
+from jaxir.models.dual_encoder import DualEncoderConfig
+
+_DEFAULT_LENGTH = 512
+
+
+def read(form: str, name: str, kind: str | None) -> StoredModel:
+    """Reads a model of Hugging Face or sentence-transformers.
+
+    Args:
+      form: "hf" or "st".
+      name: a local directory, or a name on the hub; as `hub.resolve` takes it.
+      kind: "dual_encoder" or "cross_encoder"; None: what a local directory says it is, else a dual encoder.
+
+    Raises:
+      UserError: there is no such model, it is damaged, or of an architecture that is not known here.
+    """
+    if kind is None:
+        kind = "cross_encoder" if cross_encoder.is_one(Path(name)) else "dual_encoder"
+    if kind == "cross_encoder":
+        owner = "cross-encoder" if form == "st" else None
+        return cross_encoder.read(hub.resolve(name, default_owner=owner, check=hf.check))
+    if form == "hf":
+        return _encoder(hub.resolve(name, check=hf.check))
+    check = sentence_transformers.check
+    directory = hub.resolve(name, default_owner="sentence-transformers", modules=True, check=check)
+    return sentence_transformers.read(directory)
+
+
+def _encoder(directory: Path) -> StoredModel:
+    encoder = hf.read_encoder(directory)
+    length = min(_DEFAULT_LENGTH, encoder.config.max_positions or _DEFAULT_LENGTH)
+    return StoredModel(
+        config=DualEncoderConfig(backbone=encoder.config),
+        params={f"encoder.{name}": value for name, value in encoder.params.items()},
+        tokenizer=hf.read_tokenizer(directory, encoder),
+        settings=EncoderSettings(query_max_length=length, passage_max_length=length),
+    )
