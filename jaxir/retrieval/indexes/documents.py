@@ -6,16 +6,16 @@ A line is [title, text], or [title, text, metadata] where the corpus has metadat
 from __future__ import annotations
 
 import json
+import os
+import weakref
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
 from jaxir.data.lines import OnBadInput
 from jaxir.data.sources import Document, read_corpus
 from jaxir.errors import DamagedError, UserError
-from jaxir.reading import open_to_read
 from jaxir.retrieval.npy import read_npy, write_npy
 from jaxir.simple_types import fits
 
@@ -24,11 +24,16 @@ _OFFSETS = "documents-offsets.npy"
 
 
 class Documents:
-    """The documents of an index by id. Use `Documents.open`."""
+    """The documents of an index by id. Use `Documents.open`.
+
+    The file is held open: where an update puts another one in its place, the offsets stay those of this one.
+    """
 
     def __init__(self, path: Path, offsets: np.ndarray, ids: Sequence[str]):
         self._path, self._offsets = path, offsets
         self._row_of = {doc_id: row for row, doc_id in enumerate(ids)}
+        self._descriptor = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._descriptor)
 
     def __getitem__(self, doc_id: str) -> Document:
         """Returns a document, read from disk.
@@ -37,9 +42,7 @@ class Documents:
           KeyError: there is none of that id.
           DamagedError: the file is not what it was.
         """
-        offset = int(self._offsets[self._row_of[doc_id]])
-        with open_to_read(self._path) as file:
-            return self._document(doc_id, self._line(file, offset, doc_id))
+        return self._document(doc_id, self._line(int(self._offsets[self._row_of[doc_id]]), doc_id))
 
     @classmethod
     def open(cls, directory: Path, ids: Sequence[str]) -> Documents | None:
@@ -55,15 +58,19 @@ class Documents:
     def lines(self, ids: Collection[str]) -> Iterator[tuple[str, bytes]]:
         """Yields ids and what is stored of them in JSON, as it lies on disk."""
         rows = sorted((int(self._offsets[self._row_of[doc_id]]), doc_id) for doc_id in ids)
-        with open_to_read(self._path) as file:
-            for offset, doc_id in rows:
-                yield doc_id, self._line(file, offset, doc_id)
+        for offset, doc_id in rows:
+            yield doc_id, self._line(offset, doc_id)
 
-    def _line(self, file: BinaryIO, offset: int, doc_id: str) -> bytes:
-        line = b""
-        if offset >= 0:
-            file.seek(offset)
-            line = file.readline()
+    def _line(self, offset: int, doc_id: str) -> bytes:
+        line, size = b"", 1 << 12
+        try:
+            while offset >= 0 and b"\n" not in line:
+                if not (piece := os.pread(self._descriptor, size, offset + len(line))):
+                    break
+                line, size = line + piece, 2 * size
+        except OSError as error:  # which does not say of what file
+            raise OSError(error.errno, error.strerror, str(self._path)) from None
+        line = line[: line.find(b"\n") + 1]
         if not (line.startswith(b"[") and line.endswith(b"]\n")):
             raise self._damaged(doc_id)
         return line

@@ -19,7 +19,7 @@ import numpy as np
 from beartype import beartype
 from jaxtyping import Float, jaxtyped
 
-from jaxir.checksums import check, directory_with_checksums
+from jaxir.checksums import check, directory_with_checksums, key
 from jaxir.errors import UserError
 from jaxir.files import local_path
 from jaxir.json_files import made, read_json
@@ -289,8 +289,20 @@ def load_index(directory: str | Path) -> Index:
       UserError: the directory is not an index, is damaged, or its engine is not installed.
     """
     directory = local_path(directory)
-    path = directory / "index.json"
-    if not path.is_file():
+    while True:
+        before = key(directory)
+        try:
+            index = _load_index(directory)
+            if key(directory) == before:
+                return index
+            index.close()  # an update has put another there: nothing of two is mixed
+        except UserError:
+            if key(directory) == before:
+                raise
+
+
+def _load_index(directory: Path) -> Index:
+    if not (path := directory / "index.json").is_file():
         raise UserError(f"{directory} is not an index: it has no index.json")
     try:
         content = read_json(path, dict[str, Any])
