@@ -1,6 +1,8 @@
 """The command layer, run as real processes on a command made here."""
 
+import dataclasses
 import errno
+import inspect
 import os
 import re
 import socket
@@ -13,7 +15,10 @@ import pytest
 
 from jaxir import cli, faults
 from jaxir.errors import UsageError
+from jaxir.plan import plan
 from jaxir.simple_types import Count
+from jaxir.train import train
+from jaxir.training.recipe import Recipe
 
 COMMAND = '''
 from typing import Literal
@@ -379,3 +384,60 @@ def test_no_file_gets_the_number_of_a_closed_stream(cook, tmp_path):
     )
     subprocess.run(["bash", "-c", '"$@" 2>&-', "bash", sys.executable, "-c", MAIN], cwd=tmp_path, timeout=100)
     assert (tmp_path / "out").read_text() == "result"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Of a job.
+
+    Attributes:
+      made: what only gin gives.
+      steps: how many, on
+        two lines.
+      rate: how fast.
+    """
+
+    made: object
+    steps: int
+    rate: float = 0.5
+
+
+@cli.takes(Settings)
+def whole(settings: Settings, *, output: str) -> int:
+    """Does it.
+
+    Args:
+      output: where.
+    """
+    print(settings, output)
+
+
+@cli.takes(Settings, only=("steps",), made=None)
+def part(settings: Settings, *, place: str) -> int:
+    """Does some.
+
+    Args:
+      place: where to.
+    """
+
+
+def test_a_command_takes_the_fields_of_settings(capsys):
+    whole(output="here", steps=3, made=7)
+    assert capsys.readouterr().out == "Settings(made=7, steps=3, rate=0.5) here\n"
+    assert list(inspect.signature(whole).parameters) == ["output", "made", "steps", "rate"]
+    text = cli.build_parser(whole, prog="x", example="").format_help()
+    assert re.search(
+        r"--output STR +where\..*--steps INT +how many, on two lines\..*--rate FLOAT", text, re.S
+    )
+    assert "--made" not in text
+    text = cli.build_parser(part, prog="x", example="").format_help()
+    assert re.search(r"--place STR +where to\..*--steps INT +how many, on two lines\.", text, re.S)
+    assert "rate" not in text and "what only gin gives" not in part.__doc__
+    with pytest.raises(TypeError, match="speed"):
+        whole(output="here", steps=3, made=7, speed=1)
+
+
+def test_training_has_the_settings_of_a_recipe_and_no_others():
+    named = {f.name for f in dataclasses.fields(Recipe)}
+    assert set(inspect.signature(train).parameters) == named | {"output_dir"}
+    assert set(inspect.signature(plan).parameters) < named | {"topology"}

@@ -175,6 +175,6 @@ def stack(rows: list[np.ndarray]) -> np.ndarray:
     """Stacks arrays of one rank; shorter ones are filled with 0, which is padding."""
     shape = np.max([row.shape for row in rows], axis=0)
     out = np.zeros((len(rows), *shape), rows[0].dtype)
-    for place, row in zip(out, rows, strict=True):
-        place[tuple(slice(n) for n in row.shape)] = row
+    for number, row in enumerate(rows):
+        out[(number, *(slice(n) for n in row.shape))] = row
     return out

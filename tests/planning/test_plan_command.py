@@ -75,7 +75,7 @@ def test_what_does_not_fit_exits_with_one_and_advice(tmp_path):
     assert done.returncode == 1
     assert "SDE of T5 24 x 4096, 4,7" in done.stdout  # the recipe's model, its hub never asked
     assert "does not fit: " in done.stdout
-    assert "chips, --plan=gpu:" in done.stdout.split("try")[-1]
+    assert "chips, --topology=gpu:" in done.stdout.split("try")[-1]
     assert not done.stderr
 
 

@@ -12,6 +12,7 @@ from jaxir.data.own_pairs import Pairs
 from jaxir.data.pair_sources import TevatronPairs
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import BadInputError, UserError
+from jaxir.evaluators.loss import Loss
 from jaxir.features import TextFormat
 from jaxir.losses.distillation import kl_distillation, margin_mse
 from jaxir.objectives.contrastive import Contrastive
@@ -110,6 +111,17 @@ def test_it_adds_to_another_objective(tmp_path):
     assert any("teacher/margin" in line and "labels/accuracy" in line for line in lines)
     dev_lines = [line for line in lines if "dev/nDCG@10" in line]
     assert dev_lines and not any("dev/loss" in line for line in dev_lines)  # dev pairs have no scores
+
+
+def test_its_loss_is_measured_on_dev_data_that_have_scores(tmp_path):
+    data = write(tmp_path / "m.jsonl")
+    dev = Loss(data=data, num_negatives=2, every=1)
+    settings = {"steps": 2, "batch_size": 8, "num_negatives": 2, "objective": Distillation()}
+    fit(BERT, data, **settings, evaluators=[dev], dev_metric="loss", output_dir=tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    found = [line for line in lines if "dev/loss" in line]
+    assert [line["step"] for line in found] == [1, 2] and all("dev/teacher_margin" in x for x in found)
+    assert found[0]["dev/loss"] != found[1]["dev/loss"]
 
 
 def test_what_cannot_be_costs_a_sentence(tmp_path):
