@@ -172,7 +172,7 @@ def pool(hidden: Float[Array, "B L E"], mask: Bool[Array, "B L"], *, how: Poolin
         return hidden[:, 0].astype(jnp.float32)
     if how == "lasttoken":
         # A sum of one term, not a lookup: rows stay on their devices.
-        mask = mask & ~jnp.pad(mask[:, 1:], ((0, 0), (0, 1)))
+        mask = jnp.arange(mask.shape[1])[None] == mask.sum(1, dtype=jnp.int32)[:, None] - 1
     kept = jnp.where(mask[..., None], hidden.astype(jnp.float32), 0.0)
     return kept.sum(1) / jnp.maximum(mask.sum(1, dtype=jnp.float32), 1.0)[:, None]
 

@@ -220,9 +220,10 @@ def make_step(
         )
         with jax.numpy_dtype_promotion("standard"):  # optax mixes int32 counts with floats
             updates, opt_state = optimizer.transform.update(gradients, state.opt_state, trained)
+        done = state.step + 1
         changed = united(optax.apply_updates(trained, updates), plan.untrained(state.params, state.auxiliary))
         params, auxiliary = apart(changed)
-        following = TrainState(state.step + 1, params, opt_state, auxiliary, statistics)
+        following = TrainState(done, params, opt_state, auxiliary, statistics)
         return following, metrics | {
             "loss": loss,
             "grad_norm": optax.tree.norm(gradients),

@@ -84,6 +84,19 @@ def test_sentence_transformer_vectors_match(name, tower):
     np.testing.assert_allclose(vectors, golden[tower], atol=2e-6)
 
 
+@pytest.mark.parametrize(
+    ("name", "fingerprint"),
+    [
+        ("bert", "f9a3faa42067d8183d2ed940bee84e27e0e4d43181cfcbfb0a067508209bcf62"),
+        ("roberta", "f1d28afa739094043b5909fb17538bee3fcde4e077236459b68857fa4e05813a"),
+        ("t5_1_1", "83f5350becb980ec42e3de7ee30b1730004d628bbffbb0702f19ba6cc3a04d01"),
+    ],
+)
+def test_a_model_is_the_one_it_was_before_there_was_a_registry(name, fingerprint):
+    """Indexes keep a model's fingerprint: these are what commit 3ad297d said."""
+    assert model_dir.load(f"st:{GOLDEN / name}").fingerprint == fingerprint
+
+
 def test_what_the_folders_say_is_read():
     bert = model_dir.load(f"st:{GOLDEN / 'bert'}")
     assert (bert.settings.query_prompt, bert.settings.passage_prompt) == ("a dog ", "the cat ")

@@ -49,7 +49,7 @@ def test_sharing_decides_which_parameters_there_are():
         DualEncoderConfig(backbone=BERT, sharing="ade_spl")
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken"])
 @pytest.mark.parametrize("activation", ["identity", "tanh"])
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
 def test_heads_equal_a_plain_transcription(pooling, activation, similarity):
@@ -58,9 +58,8 @@ def test_heads_equal_a_plain_transcription(pooling, activation, similarity):
     model = DualEncoderModel(config, rngs=nnx.Rngs(0))
     model.projection.bias[...] = jnp.linspace(-1, 1, 8)
     hidden = np.asarray(nnx.jit(lambda encoder: encoder(IDS))(model.encoder))
-    pooled = np.stack(
-        [row[: 1 if pooling == "cls" else n].mean(0) for row, n in zip(hidden, (4, 2), strict=True)]
-    )
+    kept = {"cls": lambda n: slice(1), "lasttoken": lambda n: slice(n - 1, n), "mean": slice}[pooling]
+    pooled = np.stack([row[kept(n)].mean(0) for row, n in zip(hidden, (4, 2), strict=True)])
     expected = pooled @ np.asarray(model.projection.kernel) + np.linspace(-1, 1, 8, dtype=np.float32)
     expected = np.tanh(expected) if activation == "tanh" else expected
     if similarity == "cosine":
