@@ -10,7 +10,7 @@ from jaxir import cli
 from jaxir.errors import UserError
 from jaxir.installation import how_to_install
 from jaxir.serving.limits import Limits
-from jaxir.simple_types import Within
+from jaxir.simple_types import Count, Within
 
 
 def serve(
@@ -20,6 +20,8 @@ def serve(
     model: str | None = None,
     dtype: Literal["float32", "bfloat16"] = "float32",
     limits: Limits | None = None,
+    reranker: str | None = None,
+    rerank_depth: Count = 50,
     access_log: str | None = None,
 ) -> None:
     """Serves indexes over HTTP: a page to search them, and an interface for programs that /docs describes.
@@ -34,6 +36,9 @@ def serve(
       model: the model that encodes queries (default: the one recorded in each index).
       dtype: type of the model's matrix products.
       limits: what a client may ask (`jaxir.serving.limits.Limits`).
+      reranker: a cross-encoder (a run or directory of ours, hf: or st:) that reads again what the hybrid, or
+        the one index, has found; its order is the system "reranked".
+      rerank_depth: documents of a question that it reads.
       access_log: a file that a line is added to for each request (default: standard error): time, client,
         method, path, status, milliseconds. Questions are not written.
     """
@@ -48,7 +53,14 @@ def serve(
         contextlib.closing(account.AccessLog(access_log)) as log,
     ):
         print(f"loading {', '.join(index)}", file=sys.stderr, flush=True)
-        service = Service.open(index, model=model, dtype=dtype, limits=limits)
+        service = Service.open(
+            index,
+            model=model,
+            dtype=dtype,
+            limits=limits,
+            reranker=reranker,
+            rerank_depth=rerank_depth,
+        )
 
         def say() -> None:
             print(f"serving on {server.url_of(listener)}", flush=True)

@@ -220,7 +220,9 @@ def _health(service: Service) -> dict[str, Any]:
         name: getattr(service.limits, name)
         for name in ("body_bytes", "queries", "query_characters", "k", "answer_seconds")
     }
-    return {"status": "ok", "indexes": indexes, "systems": service.systems, "limits": limits}
+    reranker = Path(service.reranker.encoder.spec).name if service.reranker is not None else None
+    served = {"indexes": indexes, "systems": service.systems, "reranker": reranker}
+    return {"status": "ok", **served, "limits": limits}
 
 
 def _html(text: str) -> HTMLResponse:

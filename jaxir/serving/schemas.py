@@ -40,7 +40,7 @@ class Hit(BaseModel):
 
     rank: int = Field(description="from 1")
     id: str
-    score: float = Field(description="cosine or inner product, BM25, or the sum of reciprocal ranks")
+    score: float = Field(description="cosine or inner product, BM25, the sum of reciprocal ranks, or a logit")
     title: Shown | None = Field(None, description="where documents are asked for; its text may be empty")
     snippet: Shown | None = Field(None, description="the part of the text with most words of the question")
     document: Document | None = Field(
@@ -54,7 +54,7 @@ class SystemResults(BaseModel):
     system: str
     hits: list[Hit]
     ms: dict[str, float] = Field(
-        description="milliseconds: encode, search and fuse of the query's batch; total, with waiting"
+        description="milliseconds: encode, search and fuse of the query's batch; rerank; total, with waiting"
     )
 
 
@@ -101,6 +101,7 @@ class Health(BaseModel):
     status: Literal["ok"]
     indexes: list[IndexFacts]
     systems: list[str] = Field(description="what can be searched")
+    reranker: str | None = Field(description="the model of the system `reranked`")
     limits: dict[str, float]
 
 

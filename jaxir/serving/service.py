@@ -24,8 +24,9 @@ from jaxir.serving.engines import Answer, DenseEngine, Found, Question, SparseEn
 from jaxir.serving.examples import examples
 from jaxir.serving.few_shapes import FewShapes, Tower
 from jaxir.serving.limits import Limits
+from jaxir.serving.reranker import Reranker
 
-HYBRID = "hybrid"
+HYBRID, RERANKED = "hybrid", "reranked"
 TOWERS: tuple[Tower, ...] = ("query", "passage")
 MAX_BATCH = 64
 
@@ -33,8 +34,8 @@ MAX_BATCH = 64
 class Ranking(NamedTuple):
     """The documents that a system found, best first, and the milliseconds that it took.
 
-    `ms` names the parts "encode", "search" and "fuse" (of the batch that a query was in), and "total", which
-    also has the time that the query waited.
+    `ms` names the parts "encode", "search" and "fuse" (of the batch that a query was in), "rerank" (of the
+    request), and "total", which also has the time that the query waited.
     """
 
     ids: list[str]
@@ -69,14 +70,19 @@ class Service:
     Attributes:
       opened: the indexes, in the order that they were named.
       engines: what answers, by the name of the index.
-      systems: what can be searched: their names and, where there are two or more, "hybrid".
+      systems: what can be searched: their names, "hybrid" where there are two or more, "reranked" where there
+        is a reranker.
+      reranker: what reads the best documents of the hybrid, or of the one index, again; None for nothing.
       limits: as given; this class itself holds only those on what waits and on depth.
     """
 
-    def __init__(self, opened: Sequence[Opened], limits: Limits):
-        self.opened, self.limits = list(opened), limits
+    def __init__(self, opened: Sequence[Opened], limits: Limits, reranker: Reranker | None = None):
+        self.opened, self.limits, self.reranker = list(opened), limits, reranker
         names = [o.name for o in self.opened]
         self.systems = [*names, HYBRID] if len(names) > 1 else names
+        self._reranked_system = self.systems[-1]
+        if reranker is not None:
+            self.systems = [*self.systems, RERANKED]
         self.engines: dict[str, DenseEngine | SparseEngine] = {}
         for group in _by_model(self.opened):
             encoder = group[0].searcher.encoder
@@ -96,6 +102,8 @@ class Service:
         model: str | None = None,
         dtype: Literal["float32", "bfloat16"] = "float32",
         limits: Limits | None = None,
+        reranker: str | None = None,
+        rerank_depth: int = 50,
     ) -> Service:
         """Reads indexes and models, and compiles and starts what answers.
 
@@ -104,17 +112,22 @@ class Service:
           model: the model that encodes queries; None takes the one recorded in each index.
           dtype: type of the models' matrix products.
           limits: None takes the defaults.
+          reranker: a cross-encoder, as `CrossEncoder.load` takes it; None for none.
+          rerank_depth: documents of a query that it reads.
 
         Raises:
-          UserError: there is none, two have one name or no document in common, or one cannot be searched.
+          UserError: there is none, two have one name or no document in common, or one cannot be searched; or
+            the reranker cannot be loaded, or has nothing to read.
         """
         limits = limits or Limits()
         if not indexes:
             raise UserError("give at least one index: --index=DIR")
+        if reranker is not None and rerank_depth > limits.k:
+            raise UserError(f"--rerank_depth is {rerank_depth}, but searches find {limits.k} documents")
         opened: list[Opened] = []
         for spec in indexes:
             name, directory = _named(spec)
-            if name in [HYBRID, *(o.name for o in opened)]:
+            if name in [HYBRID, RERANKED, *(o.name for o in opened)]:
                 raise UserError(
                     f"the name {name!r} is taken: give {directory} another one, --index=NAME={directory}"
                 )
@@ -125,9 +138,16 @@ class Service:
                     f"the indexes {first.name} and {other.name} have no document in common:"
                     " they cannot be searched side by side"
                 )
-        service = cls(opened, limits)
+        stage = None
+        if reranker is not None:
+            if not any(o.index.documents is not None for o in opened):
+                raise UserError(f"{RERANKED}: no index has texts to read; build one with --corpus")
+            stage = Reranker(reranker, depth=rerank_depth)
+        service = cls(opened, limits, stage)
         for engine in service._engines():
             engine.warm_up(MAX_BATCH)
+        if stage is not None:
+            stage.warm_up()
         return service
 
     async def __aenter__(self) -> Service:
@@ -140,6 +160,8 @@ class Service:
                     name=f"engine-{number}-{tower}",
                 )
                 self._batchers[id(engine), tower] = await self._stack.enter_async_context(batcher)
+        if self.reranker is not None:
+            await self._stack.enter_async_context(self.reranker.new_batcher(self.limits.waiting))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -159,6 +181,8 @@ class Service:
           Busy: too many queries wait.
           UserError: an engine cannot answer.
         """
+        if RERANKED in systems:
+            return await self._reranked(queries, k, systems)
         started = time.perf_counter()
         wanted = [o.name for o in self.opened if HYBRID in systems or o.name in systems]
         engines = list(dict.fromkeys(self.engines[name] for name in wanted))
@@ -180,6 +204,28 @@ class Service:
             return rankings
 
         return await asyncio.to_thread(rank)
+
+    async def _reranked(
+        self, queries: Sequence[str], k: int, systems: Sequence[str]
+    ) -> list[dict[str, Ranking]]:
+        """Searches with all systems but the reranker, and has that read what the last of them found."""
+        before = self._reranked_system
+        others = list(dict.fromkeys([*(s for s in systems if s != RERANKED), before]))
+        found = await self.search(queries, max(k, self.reranker.depth), others)
+        ids = [rankings[before].ids for rankings in found]
+        scored, rerank_ms = await self.reranker.rerank(queries, ids, self._text_of)
+        answers = []
+        for rankings, scores in zip(found, scored, strict=True):
+            ms = rankings[before].ms
+            ms = ms | {"rerank": rerank_ms, "total": ms["total"] + rerank_ms}
+            last = Ranking(list(scores)[:k], list(scores.values())[:k], ms)
+            cut = {name: r._replace(ids=r.ids[:k], scores=r.scores[:k]) for name, r in rankings.items()}
+            answers.append({s: last if s == RERANKED else cut[s] for s in systems})
+        return answers
+
+    def _text_of(self, doc_id: str) -> str:
+        found = self.document(doc_id)
+        return "" if found is None else found[1].contents
 
     async def encode(
         self, texts: Sequence[str], tower: Tower, index: str | None
@@ -224,18 +270,24 @@ class Service:
                 return [phrase[: self.limits.query_characters] for phrase in found]
         return []
 
-    def batchers(self) -> dict[tuple[str, Tower], Batcher[Question, Answer]]:
-        """Returns what does the work, by the names of its indexes and by tower; empty before it is begun."""
-        return {
+    def batchers(self) -> dict[tuple[str, str], Batcher]:
+        """Returns what does the work, by the names of its indexes and by tower; empty before it is begun.
+
+        The reranker's is that of ("reranked", "pair").
+        """
+        of_pairs = {(RERANKED, "pair"): self.reranker.batcher} if self.reranker and self._batchers else {}
+        return of_pairs | {
             (self._names(engine), tower): self._batchers[id(engine), tower]
             for engine, tower in itertools.product(self._engines(), TOWERS)
             if (id(engine), tower) in self._batchers
         }
 
-    def compiled_shapes(self) -> dict[tuple[str, Tower], int]:
+    def compiled_shapes(self) -> dict[tuple[str, str], int]:
         """Returns the number of compiled programs by the names of their indexes and by tower."""
+        of_pairs = {(RERANKED, "pair"): len(self.reranker.compiled)} if self.reranker else {}
         dense = [engine for engine in self._engines() if isinstance(engine, DenseEngine)]
-        return {(self._names(e), tower): e.compiled_shapes(tower) for e in dense for tower in TOWERS}
+        of_texts = {(self._names(e), t): e.compiled_shapes(t) for e in dense for t in TOWERS}
+        return of_texts | of_pairs
 
     def _engines(self) -> list[DenseEngine | SparseEngine]:
         return list(dict.fromkeys(self.engines.values()))

@@ -9,7 +9,7 @@ import scipy.special
 from flax import nnx
 from jaxtyping import Float
 
-from jaxir.data.pair_tokenizer import PairTokenizer
+from jaxir.data.pair_tokenizer import PairTokenizer, TokenPair
 from jaxir.errors import UserError
 from jaxir.interop import model_dir
 from jaxir.interop.model_dir import LoadedModel
@@ -37,17 +37,26 @@ class CrossEncoder:
       loaded: the model, from `jaxir.interop.model_dir.load_cross_encoder`.
       spec: what it is called.
       batch_tokens: tokens of a batch on one device; None suits the platform.
+      devices: that share each batch; None: all of this process.
 
     Attributes:
       fingerprint: identifies weights and tokenizer.
       spec: what was loaded.
+      max_length: tokens of a pair, at most.
     """
 
-    def __init__(self, loaded: LoadedModel, *, spec: str, batch_tokens: int | None = None):
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        *,
+        spec: str,
+        batch_tokens: int | None = None,
+        devices: Sequence[jax.Device] | None = None,
+    ):
         self.fingerprint, self.spec = loaded.fingerprint, spec
         self.tokenizer, self.settings = PairTokenizer(loaded.tokenizer), loaded.settings
         self.max_length = loaded.settings.pair_max_length
-        self.partitioner = MeshConfig().build(jax.local_devices())
+        self.partitioner = MeshConfig().build(devices or jax.local_devices())
         platform = jax.default_backend()
         self.batch_tokens = batch_tokens or BATCH_TOKENS.get(platform, ACCELERATOR_BATCH_TOKENS)
         self._shape_cost = int(SHAPE_COST.get(platform, ACCELERATOR_SHAPE_COST) * self.batch_tokens)
@@ -61,17 +70,21 @@ class CrossEncoder:
         return f"CrossEncoder({self.spec!r}, pairs of {self.max_length} tokens)"
 
     @classmethod
-    def load(cls, spec: str, *, batch_tokens: int | None = None) -> "CrossEncoder":
+    def load(
+        cls, spec: str, *, batch_tokens: int | None = None, devices: Sequence[jax.Device] | None = None
+    ) -> "CrossEncoder":
         """Loads a cross-encoder.
 
         Args:
           spec: a jaxir model directory or run; `hf:` or `st:` and a local directory or hub name.
           batch_tokens: tokens of a batch on one device; None suits the platform.
+          devices: that share each batch; None: all of this process.
 
         Raises:
           UserError: there is no such model, it is damaged, or it is no cross-encoder.
         """
-        return cls(model_dir.load_cross_encoder(spec), spec=spec, batch_tokens=batch_tokens)
+        loaded = model_dir.load_cross_encoder(spec)
+        return cls(loaded, spec=spec, batch_tokens=batch_tokens, devices=devices)
 
     def score(self, pairs: Sequence[tuple[str, str]]) -> Float[np.ndarray, " N"]:
         """Scores pairs, under a progress bar.
@@ -90,18 +103,30 @@ class CrossEncoder:
             for start in range(0, len(pairs), WINDOW):
                 part = pairs[start : start + WINDOW]
                 scores[start : start + len(part)] = self._score_window(part, bar)
+        return self.checked(scores)
+
+    def checked(self, scores: np.ndarray) -> np.ndarray:
+        """Returns scores; raises a UserError where one is not finite."""
         if not np.isfinite(scores).all():
             raise UserError(f"model {self.spec} gives scores that are not finite")
         return scores
+
+    def tokens(self, pairs: Sequence[tuple[str, str]]) -> list[TokenPair]:
+        """Returns the tokens of pairs, with the prompts and cut as the model wants them."""
+        before = self.settings
+        texts = [(before.query_prompt + query, before.passage_prompt + passage) for query, passage in pairs]
+        return self.tokenizer.encode(texts, max_length=self.max_length)
+
+    def run(self, ids: np.ndarray, types: np.ndarray) -> jax.Array:
+        """Returns the logits [B] of a batch of pairs [B, L], B a multiple of the devices that share it."""
+        return self._program(self._parameters, ids, types)
 
     def relevance(self, pairs: Sequence[tuple[str, str]]) -> Float[np.ndarray, " N"]:
         """Returns the probabilities [N] of being relevant that the logits of N pairs stand for."""
         return scipy.special.expit(self.score(pairs))
 
     def _score_window(self, pairs: Sequence[tuple[str, str]], bar: Any) -> np.ndarray:
-        before = self.settings
-        texts = [(before.query_prompt + query, before.passage_prompt + passage) for query, passage in pairs]
-        tokens = self.tokenizer.encode(texts, max_length=self.max_length)
+        tokens = self.tokens(pairs)
         ids, types = [pair.ids for pair in tokens], [pair.types for pair in tokens]
         scores = np.empty([len(pairs)], np.float32)
         plan = plan_batches(
@@ -118,7 +143,7 @@ class CrossEncoder:
         # JAX computes one batch while the next is filled.
         waiting: list[tuple[Batch, jax.Array]] = []
         for batch in plan:
-            output = self._program(self._parameters, fill(ids, batch), fill(types, batch))
+            output = self.run(fill(ids, batch), fill(types, batch))
             waiting.append((batch, output))
             if len(waiting) > 1:
                 fetch(*waiting.pop(0))

@@ -1,0 +1,154 @@
+"""A cross-encoder behind the service: order and scores are jaxir.rerank's, and no client waits for XLA."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxir import CrossEncoder, cli
+from jaxir.errors import UserError
+from jaxir.retrieval.ranking.runs import rank, read_run, write_run
+from jaxir.serving.batcher import Busy
+from jaxir.serving.limits import Limits
+from jaxir.serving.metrics import Metrics
+from jaxir.serving.reranker import Reranker
+from jaxir.serving.service import Service
+
+MODEL = f"hf:{Path(__file__).resolve().parent.parent / 'golden/cross_bert'}"
+QUERIES = ["w1 w2 w3", "joined arrays", "w5"]
+DEPTH = 6
+pytestmark = pytest.mark.usefixtures("few_optimizations")
+
+
+@pytest.fixture(scope="module")
+def service(world, few_optimizations) -> Service:
+    indexes = [f"{world.root}/dense", f"second={world.root}/second"]
+    return Service.open(indexes, limits=Limits(k=20), reranker=MODEL, rerank_depth=DEPTH)
+
+
+def asked(service: Service, coroutine_of):
+    async def inside():
+        async with service as running:
+            return await coroutine_of(running)
+
+    return asyncio.run(inside())
+
+
+def test_the_reranked_are_the_hybrids_best_in_the_order_of_jaxir_rerank(service, world, tmp_path):
+    assert service.systems == ["dense", "second", "hybrid", "reranked"]
+    found = asked(service, lambda running: running.search(QUERIES, 10, ["reranked", "hybrid"]))
+    run = {
+        f"q{n}": dict(zip(r["hybrid"].ids[:DEPTH], r["hybrid"].scores, strict=False))
+        for n, r in enumerate(found)
+    }
+    write_run(tmp_path / "hybrid.trec", run)
+    (tmp_path / "queries.jsonl").write_text(
+        "".join(json.dumps({"_id": f"q{n}", "text": q}) + "\n" for n, q in enumerate(QUERIES))
+    )
+    (tmp_path / "corpus.jsonl").write_text((world.root / "corpus.jsonl").read_text())
+    flags = [f"--model={MODEL}", f"--run={tmp_path}/hybrid.trec", f"--dataset=beir:{tmp_path}"]
+    assert cli.main("jaxir.rerank:rerank", [*flags, f"--output={tmp_path}/new.trec"]) == 0
+    expected = read_run(tmp_path / "new.trec")
+    moved = 0
+    for n, rankings in enumerate(found):
+        assert list(rankings) == ["reranked", "hybrid"] and len(rankings["hybrid"].ids) == 10
+        reranked = rankings["reranked"]
+        assert len(reranked.ids) == DEPTH and {"rerank", "fuse", "total"} <= reranked.ms.keys()
+        assert reranked.ms["total"] > rankings["hybrid"].ms["total"]
+        wanted = [expected[f"q{n}"][d] for d in reranked.ids]
+        np.testing.assert_allclose(reranked.scores, wanted, atol=1e-5)
+        assert reranked.scores == sorted(reranked.scores, reverse=True)
+        if len({round(score, 4) for score in wanted}) == DEPTH:  # to rounding there are no ties
+            assert reranked.ids == rank(expected[f"q{n}"])
+        moved += reranked.ids != rankings["hybrid"].ids[:DEPTH]
+    assert moved
+
+
+def test_alone_and_cut_and_with_one_index(service, world):
+    found = asked(service, lambda running: running.search(QUERIES, 2, ["reranked"]))
+    whole = asked(service, lambda running: running.search(QUERIES, 10, ["reranked"]))
+    for few, many in zip(found, whole, strict=True):
+        assert list(few) == ["reranked"] and few["reranked"].ids == many["reranked"].ids[:2]
+    one = Service.open([f"{world.root}/dense"], limits=Limits(k=20), reranker=MODEL, rerank_depth=DEPTH)
+    assert one.systems == ["dense", "reranked"]
+    (answer,) = asked(one, lambda running: running.search(QUERIES[:1], 3, one.systems))
+    (dense,) = asked(one, lambda running: running.search(QUERIES[:1], DEPTH, ["dense"]))
+    assert len(answer["dense"].ids) == 3 and set(answer["reranked"].ids) <= set(dense["dense"].ids)
+
+
+def test_nothing_compiles_after_the_start_and_texts_of_any_length_are_read(service):
+    reranker, program = service.reranker, service.reranker.encoder._program
+    before = program._cache_size()
+    assert before == len(reranker.compiled) > 5
+    pairs = [("w1 " * n, "w2 w3 " * m) for n in (1, 7, 60) for m in (0, 1, 9, 200)]
+    scores = reranker.score(pairs)
+    np.testing.assert_allclose(scores, CrossEncoder.load(MODEL).score(pairs), atol=1e-5)
+    for count in (1, 2, 5):
+        np.testing.assert_allclose(reranker.score(pairs[:count]), scores[:count], atol=1e-5)
+    assert program._cache_size() == before
+
+
+def test_clients_share_batches_and_are_counted(service):
+    async def many(running):
+        await asyncio.gather(*(running.search([q], 3, ["reranked"]) for q in QUERIES * 4))
+        text, _ = Metrics(running).text("")
+        return running.reranker.batcher.sizes, text.decode()
+
+    sizes, text = asked(service, many)
+    assert sum(size * n for size, n in sizes.items()) == DEPTH * 12 and max(sizes) > DEPTH
+    assert 'jaxir_queue_length{indexes="reranked",tower="pair"} 0.0' in text
+    assert 'jaxir_compiled_shapes{indexes="reranked",tower="pair"}' in text
+
+
+def test_too_many_are_refused(world):
+    limits = Limits(k=20, waiting=1)
+    service = Service.open([f"{world.root}/dense"], limits=limits, reranker=MODEL, rerank_depth=DEPTH)
+
+    async def two(running):
+        with pytest.raises(Busy):
+            await running.reranker.rerank(["a", "b"], [world.ids[:DEPTH]] * 2, lambda doc_id: "text")
+
+    asked(service, two)
+
+
+@pytest.mark.parametrize(
+    ("indexes", "flags", "sentence"),
+    [
+        (["dense"], {"reranker": "hf:./nowhere"}, "no such directory"),
+        (["dense"], {"reranker": "{model}"}, "is a dual encoder, which makes vectors"),
+        (["dense"], {"reranker": MODEL, "rerank_depth": 21}, "--rerank_depth is 21, but searches find 20"),
+        (["without_texts"], {"reranker": MODEL}, "no index has texts to read; build one with --corpus"),
+        (["reranked=dense"], {}, "the name 'reranked' is taken"),
+    ],
+)
+def test_what_cannot_be_served_costs_a_sentence(world, indexes, flags, sentence):
+    names = [f"{world.root}/{i}" if "=" not in i else i.replace("=", f"={world.root}/") for i in indexes]
+    given = {k: v.format(model=world.model) if isinstance(v, str) else v for k, v in flags.items()}
+    with pytest.raises(UserError, match=sentence):
+        Service.open(names, limits=Limits(k=20), **{"rerank_depth": DEPTH} | given)
+
+
+@pytest.mark.slow
+def test_over_http(world, start_over, tmp_path):
+    flags = [f"--index={world.root}/dense", f"--reranker={MODEL}", f"--rerank_depth={DEPTH}"]
+    with start_over(tmp_path, *flags) as server:
+        answer = server.ask("/search", queries=QUERIES[:1], k=4)["results"][0]["systems"]
+        assert [system["system"] for system in answer] == ["dense", "reranked"]
+        hits = answer[1]["hits"]
+        assert [hit["rank"] for hit in hits] == [1, 2, 3, 4] and answer[1]["ms"]["rerank"] > 0
+        texts = [world.documents[hit["id"]] for hit in hits]
+        pairs = [(QUERIES[0], f"{d['title']} {d['text']}".strip()) for d in texts]
+        scores = CrossEncoder.load(MODEL).score(pairs)
+        np.testing.assert_allclose([hit["score"] for hit in hits], scores, atol=1e-5)
+        health = json.loads(server.request("GET", "/healthz")[2])
+        assert health["systems"] == ["dense", "reranked"] and health["reranker"] == "cross_bert"
+        page = server.request("GET", "/")[2].decode()
+        assert "a cross-encoder" in page
+    assert "judging" not in server.log.read_text()  # no bar of progress
+
+
+def test_the_reranker_takes_any_cross_encoder(tmp_path):
+    reranker = Reranker(MODEL.replace("bert", "roberta"), depth=2)
+    assert len(reranker.score([("a", "b"), ("c", "")])) == 2
