@@ -179,9 +179,15 @@ def train(
         if recipe.auxiliary_from and not resumed:
             state = stages.with_auxiliary_of(recipe.auxiliary_from, state, plan)
         closing.callback(lambda: state_lib.put_into(model, state.params))
+
+        def say_what_it_is() -> None:
+            if jax.process_index() == 0:
+                if loaded.tokenizer is not None:  # else its checkpoints are no models
+                    model_dir.write_description(run_dir, model.config, loaded.tokenizer, loaded.settings)
+                on_start(run_dir)
+
         if start == steps:
-            if on_start and jax.process_index() == 0:
-                on_start(run_dir)  # what was damaged or removed since is there again
+            say_what_it_is()  # what was damaged or removed since is there again
             mark_complete(run_dir, steps)
             return result(steps, start, start, None, checkpoints)
 
@@ -217,10 +223,7 @@ def train(
             with timed("compiling the evaluation"):
                 suite.compile(plan)
 
-        if jax.process_index() == 0:
-            if loaded.tokenizer is not None:  # else its checkpoints are no models
-                model_dir.write_description(run_dir, model.config, loaded.tokenizer, loaded.settings)
-            on_start(run_dir)
+        say_what_it_is()
 
         # ------------------------------------------------------------ the loop
         log = RunLog(run_dir, start_step=start, hold=hold)
