@@ -365,10 +365,14 @@ class Checkpoints:
 def check_run_dir(run_dir: str | Path) -> None:
     """Checks that a run can start or go on in `run_dir`; changes nothing.
 
+    Of several processes the first one looks: it changes the directory, and another might look meanwhile.
+
     Raises:
       UserError: `run_dir` holds something else than a run, or a run whose checkpoints are gone, or is in a
         bucket that cannot be written to.
     """
+    if jax.process_index() != 0:
+        return
     run_dir = path_of(run_dir)
     check_bucket(run_dir, writing=True)
     if run_dir.is_dir():
