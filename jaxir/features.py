@@ -29,6 +29,7 @@ class TextFormat:
       num_negatives: negatives of an example in a batch.
       query_prompt: put before each query, as the encoder will.
       passage_prompt: put before each passage and negative.
+      mask_id: the id of the tokenizer's mask token; None where it has none.
     """
 
     query_length: int
@@ -36,10 +37,17 @@ class TextFormat:
     num_negatives: int = 0
     query_prompt: str = ""
     passage_prompt: str = ""
+    mask_id: int | None = None
 
     def __post_init__(self):
         if self.num_negatives < 0:
             raise UserError(f"num_negatives must be 0 or more, got {self.num_negatives}")
+
+    def need_mask(self) -> int:
+        """Returns the id of the mask token; raises a UserError where there is none."""
+        if self.mask_id is None:
+            raise UserError("this objective masks tokens, but the model's tokenizer has no mask token")
+        return self.mask_id
 
 
 @dataclasses.dataclass(frozen=True)

@@ -125,8 +125,10 @@ COMMON = {
     " LEARNING_RATE WARMUP_STEPS EVAL_EVERY CHECKPOINT_EVERY LOG_EVERY KEEP_LAST SEED"
     " SLICES MESH_DATA FSDP TENSOR",
 }
-OF_TEXTS = {"gin/objectives/tsdae.gin"}  # which do not train on pairs
-LACKING = {CROSS["models"]: {"TOKENIZER", "SHARING"}, **{o: {"TEMPERATURE", "CHUNKS"} for o in OF_TEXTS}}
+AUTOENCODERS = [f"gin/objectives/{name}.gin" for name in ("tsdae", "clm_autoencoder", "mlm_autoencoder")]
+OF_TEXTS = [*AUTOENCODERS, *(f"gin/objectives/{name}.gin" for name in ("simcse", "consert", "multi_task"))]
+LACKING = {CROSS["models"]: {"TOKENIZER", "SHARING"}, **{o: {"TEMPERATURE", "CHUNKS"} for o in AUTOENCODERS}}
+LACKING |= {f"gin/objectives/{name}.gin": {"TEMPERATURE"} for name in ("triplet", "margin")}
 
 
 def small(model: str, folder: Path) -> list[str]:
@@ -159,7 +161,8 @@ def test_pieces_compose_in_any_order(model, folder):
         o for o in PIECES["objectives"] if (o == CROSS["objectives"]) == cross and o not in OF_TEXTS
     ]
     for number, (objective, run) in enumerate(itertools.product(objectives, PIECES["runs"])):
-        bindings = [*small(model, folder), "DROPOUT=0.25", "REMAT=True", "CHUNKS=2", "TEMPERATURE=0.07"]
+        bindings = [*small(model, folder), "DROPOUT=0.25", "REMAT=True", "CHUNKS=2"]
+        bindings += [] if "TEMPERATURE" in LACKING.get(objective, ()) else ["TEMPERATURE=0.07"]
         bindings += ["FSDP=2", "LEARNING_RATE=0.5", "WARMUP_STEPS=3", "SEED=4"]
         recorded = set()
         pieces = [model, objective, run]
@@ -185,9 +188,59 @@ def test_pieces_compose_in_any_order(model, folder):
             assert "loss" in trace(bound, loaded, partitioner)
 
 
-def trace(bound: dict, loaded, partitioner) -> dict:
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("texts") / "texts.txt"
+    path.write_text("".join(f"a tool for letter {letter} and more\n" for letter in "abcdefghijklmnop"))
+    return path
+
+
+MULTI_TASK = [
+    f"{part} = {value}"
+    for part, values in {
+        "CONTRASTIVE": ("@simcse.SimCSE()", "@consert.ConSERT()"),
+        "AUTOENCODER": (
+            "@clm_autoencoder.CLMAutoencoder()",
+            "@mlm_autoencoder.MLMAutoencoder()",
+            "@masked_lm.MaskedLM()",
+        ),
+    }.items()
+    for value in values
+]
+LOSSES = ["in_batch.in_batch_softmax", "nt_xent.nt_xent", "bce.bce", "hinges.triplet", "hinges.margin"]
+
+
+@pytest.mark.parametrize(
+    ("objective", "binding"),
+    [
+        *((objective, "SEED=4") for objective in OF_TEXTS),
+        *(("gin/objectives/multi_task.gin", binding) for binding in MULTI_TASK),
+        *(
+            (f"gin/objectives/{name}.gin", f"CONTRASTIVE_LOSS = @{loss}")
+            for name in ("simcse", "consert")
+            for loss in LOSSES
+        ),
+        ("gin/objectives/consert.gin", 'SECOND_VIEW = ["embedding_dropout", "token_cutoff"]'),
+        ("gin/objectives/mlm_autoencoder.gin", 'VECTOR = "attention"'),
+    ],
+)
+def test_objectives_of_texts_are_traced_with_all_that_they_name(objective, binding, texts):
+    sizes = ["PASSAGE_LENGTH=12", "BATCH_SIZE=8", "DTYPE=float32", f"MODEL=hf:{GOLDEN[False]}", "STEPS=20"]
+    sizes += [f"TEXT={texts}", binding]
+    gin_config.bind(train, ["gin/unsupervised.gin", objective], sizes, {"output_dir": "run"})
+    bound = gin.get_bindings(train)
+    partitioner = bound["mesh"].build()
+    loaded = bound["model"].build(seed=0, partitioner=partitioner)
+    features = bound["objective"].features(loaded.settings.text_format(0))
+    assert bound["data"].build(loaded.tokenizer, features).num_examples == 16
+    metrics = trace(bound, loaded, partitioner, num_negatives=0)
+    assert metrics["loss"].shape == ()
+    assert gin.query_parameter("DROPOUT/gin.macro.value") == 0.1
+
+
+def trace(bound: dict, loaded, partitioner, num_negatives: int = 1) -> dict:
     """Traces the step that `loop.train` compiles, and returns its metrics as shapes."""
-    recipe = Recipe(**bound | {"num_negatives": 1})
+    recipe = Recipe(**bound | {"num_negatives": num_negatives})
     planned = program.Planned(
         recipe=recipe, config=loaded.model.config, settings=loaded.settings, partitioner=partitioner
     )

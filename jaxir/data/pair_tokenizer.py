@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import tokenizers
 
+from jaxir.asides import temporary_directory
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
 
@@ -41,9 +40,9 @@ class PairTokenizer:
     """
 
     def __init__(self, tokenizer: Tokenizer):
-        with tempfile.TemporaryDirectory() as name:
-            tokenizer.save(name)
-            path = Path(name) / "tokenizer.json"
+        with temporary_directory() as directory:
+            tokenizer.save(directory)
+            path = directory / "tokenizer.json"
             if not path.is_file():
                 raise UserError(
                     "a cross-encoder needs a tokenizer.json: this tokenizer has no form for pairs"

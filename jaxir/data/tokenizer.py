@@ -34,6 +34,7 @@ _SIDE_FILES = (
 )
 FILES = (_JSON, *_SIDE_FILES)  # all that `Tokenizer.load` reads, but for SentencePiece models (*.model)
 _CONVERTIBLE = ("vocab.txt", "vocab.json", "sentencepiece.bpe.model", "tokenizer.model", "spiece.model")
+_MASK_NAMES = ("[MASK]", "<mask>")
 _PAD_NAMES = ("[PAD]", "<pad>", "<|pad|>", "<PAD>")
 # One call into a tokenizer library holds all its intermediate results: keep that to some tens of megabytes.
 _BLOCK_TEXTS, _BLOCK_CHARACTERS = 1024, 1_000_000
@@ -65,6 +66,7 @@ class Tokenizer:
 
     Attributes:
       vocab_size: number of ids, added tokens included.
+      mask_id: the id of its mask token, None where it has none.
       pad_swap: the tokenizer's own padding id where it was exchanged with id 0, else None.
       fingerprint: SHA-256 (hex) of what determines the ids.
     """
@@ -74,6 +76,8 @@ class Tokenizer:
         self._files = files
         self.vocab_size = backend.vocab_size
         self.pad_swap = backend.pad_id or None
+        swap = {self.pad_swap: 0, 0: self.pad_swap} if self.pad_swap is not None else {}
+        self.mask_id = swap.get(backend.mask_id, backend.mask_id)
         content = backend.content + b"\0" + str(backend.pad_id).encode()
         self.fingerprint = hashlib.sha256(content).hexdigest()
 
@@ -203,6 +207,7 @@ class _Backend:
     content: bytes
     pad_id: int
     vocab_size: int
+    mask_id: int | None = None
     num_special: int
     words_are_independent: bool
     encode: Callable[[list[str], int], list[list[int]]]
@@ -210,13 +215,13 @@ class _Backend:
 
 
 class _HuggingFaceBackend(_Backend):
-    def __init__(self, tokenizer: tokenizers.Tokenizer, content: bytes, pad_id: int):
+    def __init__(self, tokenizer: tokenizers.Tokenizer, content: bytes, pad_id: int, mask_id: int | None):
         tokenizer.no_padding()
         tokenizer.no_truncation()
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
         self.content = content
-        self.pad_id = pad_id
+        self.pad_id, self.mask_id = pad_id, mask_id
         self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
         self.num_special = tokenizer.num_special_tokens_to_add(False)
         self.words_are_independent = _words_are_independent(json.loads(tokenizer.to_str()))
@@ -271,16 +276,20 @@ def _read_tokenizer_json(
     except Exception as error:  # the library raises bare Exception and ValueError
         raise UserError(f"{directory / _JSON} is not a tokenizer: {error}") from error
     special = _read_json(directory, files, "special_tokens_map.json")
-    named = [config.get("pad_token"), special.get("pad_token"), (spec.get("padding") or {}).get("pad_token")]
-    names = [n.get("content") if isinstance(n, dict) else n for n in named if n] + list(_PAD_NAMES)
-    if not fits(names, list[str]):
-        raise UserError(f"{directory}: the tokenizer's pad_token is no text")
-    pad_id = next((i for i in map(tokenizer.token_to_id, names) if i is not None), None)
+
+    def id_of(token: str, *more: Any) -> int | None:
+        named = [config.get(token), special.get(token), *more]
+        names = [n.get("content") if isinstance(n, dict) else n for n in named if n]
+        if not fits(names, list[str]):
+            raise UserError(f"{directory}: the tokenizer's {token} is no text")
+        return next((i for i in map(tokenizer.token_to_id, names) if i is not None), None)
+
+    pad_id = id_of("pad_token", (spec.get("padding") or {}).get("pad_token"), *_PAD_NAMES)
     if pad_id is None:
         raise UserError(
             f"{directory}: the tokenizer has no padding token; set pad_token in tokenizer_config.json"
         )
-    return _HuggingFaceBackend(tokenizer, files[_JSON], pad_id)
+    return _HuggingFaceBackend(tokenizer, files[_JSON], pad_id, id_of("mask_token", *_MASK_NAMES))
 
 
 def _convert(directory: Path) -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 from beartype import beartype
@@ -14,8 +16,11 @@ def token_cross_entropy(
     table: Float[Array, "V E"],
     targets: Int32[Array, "B T"],
     kept: Bool[Array, "B T"],
+    *,
+    mean_over: Literal["tokens", "texts"] = "tokens",
+    bias: Float[Array, " V"] | None = None,
 ) -> tuple[Float32[Array, ""], dict[str, Float32[Array, ""]]]:
-    """The mean of -log softmax(h W^T)[target] over the tokens that are kept, in float32.
+    """The mean of -log softmax(h W^T + b)[target] over the tokens that are kept, in float32.
 
     The logits [B, T, V] are computed anew in the backward pass, not kept for it.
 
@@ -24,18 +29,23 @@ def token_cross_entropy(
       table: [V, E], W, a vector for each token.
       targets: [B, T], the token that is right at each place.
       kept: [B, T], false where nothing is predicted.
+      mean_over: "texts" adds up each text's tokens and takes the mean over the B texts.
+      bias: [V], added to the logits; None: nothing is.
 
     Returns:
       The loss and `token_accuracy`, the share of tokens that are right; float32 [].
     """
 
     @jax.checkpoint
-    def of_tokens(hidden: jax.Array, table: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def of_tokens(hidden: jax.Array, table: jax.Array, bias: jax.Array | None) -> tuple[jax.Array, jax.Array]:
         logits = jnp.einsum("BTE,VE->BTV", hidden, table, preferred_element_type=jnp.float32)
+        if bias is not None:
+            logits += bias.astype(jnp.float32)[None, None]
         right = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
         return jax.nn.logsumexp(logits, axis=-1) - right, logits.argmax(-1) == targets
 
-    losses, hits = of_tokens(hidden, table)
+    losses, hits = of_tokens(hidden, table, bias)
     count = jnp.maximum(kept.sum(dtype=jnp.float32), 1.0)
     accuracy = (hits & kept).sum(dtype=jnp.float32) / count
-    return jnp.where(kept, losses, 0.0).sum() / count, {"token_accuracy": accuracy}
+    over = count if mean_over == "tokens" else jnp.float32(len(targets))
+    return jnp.where(kept, losses, 0.0).sum() / over, {"token_accuracy": accuracy}

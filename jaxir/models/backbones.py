@@ -5,8 +5,9 @@ to Hugging Face's folders and back. `register` makes it known. One that lies out
 module is imported, by Python or by a gin file: docs/adding_a_backbone.md.
 """
 
+import inspect
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, TypeVar
 
 import jax
@@ -19,6 +20,8 @@ from jaxir.models import layers
 from jaxir.models.codec import HuggingFace
 
 C = TypeVar("C", bound="type[BackboneConfig]")
+# What changes the token vectors [B, L, E] of a batch before the first block reads them.
+Edit = Callable[[jax.Array], jax.Array]
 
 
 class BackboneConfig:
@@ -88,21 +91,52 @@ class Encoder(nnx.Module):
         return operator.attrgetter(self.config.token_table)(self)
 
     @jaxtyped(typechecker=beartype)
-    def __call__(self, ids: Int[Array, "B L"], *, key: Key[Array, ""] | None = None) -> Float[Array, "B L E"]:
+    def __call__(
+        self,
+        ids: Int[Array, "B L"],
+        *,
+        key: Key[Array, ""] | None = None,
+        edit: Edit | None = None,
+    ) -> Float[Array, "B L E"]:
         """Encodes token ids.
 
         Args:
           ids: [B, L], 0 is padding, on the right.
           key: key of dropout; None turns it off.
+          edit: changes what the first block reads; None: nothing does.
 
         Returns:
           [B, L, E] in the config's dtype. What stands at padded positions has no meaning.
         """
-        return self.together([ids], [key])[0]
+        return self.together([ids], [key], *([[edit]] if edit else []))[0]
 
-    def together(self, ids: Sequence[jax.Array], keys: Sequence[jax.Array | None]) -> list[jax.Array]:
+    def together(
+        self,
+        ids: Sequence[jax.Array],
+        keys: Sequence[jax.Array | None],
+        edits: Sequence[Edit | None] | None = None,
+    ) -> list[jax.Array]:
         """Encodes batches of token ids [B, L], each of a length of its own, as calls for each would."""
-        return [self(batch, key=key) for batch, key in zip(ids, keys, strict=True)]
+        more = [{"edit": edit} if edit else {} for edit in edits or [None] * len(ids)]
+        return [self(batch, key=key, **m) for batch, key, m in zip(ids, keys, more, strict=True)]
+
+
+def check_editable(encoder: Encoder) -> None:
+    """Raises a UserError unless an encoder takes edits: one in a user's file need not."""
+    own = type(encoder).together is not Encoder.together
+    method, name = (encoder.together, "edits") if own else (type(encoder).__call__, "edit")
+    if name not in inspect.signature(method).parameters:
+        raise UserError(
+            f"the objective changes token vectors, but {type(encoder).__name__}.{method.__name__} takes no"
+            f" {name!r} (docs/adding_a_backbone.md)"
+        )
+
+
+def edited(xs: Sequence[jax.Array], edits: Sequence[Edit | None] | None) -> list[jax.Array]:
+    """Returns token vectors [B, L, E] of several batches, each changed by its edit."""
+    if edits is None:
+        return list(xs)
+    return [x if edit is None else edit(x) for x, edit in zip(xs, edits, strict=True)]
 
 
 _KINDS: dict[str, type[BackboneConfig]] = {}

@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, jaxtyped
 
 from jaxir.models import layers
 from jaxir.models.attention import Attention
-from jaxir.models.backbones import BackboneConfig, Encoder, register
+from jaxir.models.backbones import BackboneConfig, Edit, Encoder, edited, register
 from jaxir.models.codec import ACTIVATIONS, Changed, Entry, HuggingFace, Weights
 from jaxir.partitioning import constrain
 from jaxir.simple_types import Count, Natural, Positive, Rate, checked
@@ -220,6 +220,7 @@ class Bert(Encoder):
         *,
         token_types: Int[Array, "B L"] | None = None,
         key: Key[Array, ""] | None = None,
+        edit: Edit | None = None,
     ) -> Float[Array, "B L E"]:
         """Encodes token ids.
 
@@ -227,6 +228,7 @@ class Bert(Encoder):
           ids: [B, L], 0 is padding, on the right.
           token_types: [B, L] which part of the input each token belongs to; None: all to the first.
           key: key of dropout; None turns it off.
+          edit: changes what the first block reads, token vectors after their norm; None: nothing does.
 
         Returns:
           [B, L, E] in the config's dtype. What stands at padded positions has no meaning.
@@ -234,12 +236,14 @@ class Bert(Encoder):
         Raises:
           ValueError: L exceeds max_positions, or there are token types and no table of them.
         """
-        return self.together([ids], [key], [token_types])[0]
+        return self.together([ids], [key], [edit], token_types=[token_types])[0]
 
     def together(
         self,
         ids: Sequence[jax.Array],
         keys: Sequence[jax.Array | None],
+        edits: Sequence[Edit | None] | None = None,
+        *,
         token_types: Sequence[jax.Array | None] | None = None,
     ) -> list[jax.Array]:
         """Encodes batches of token ids [B, L], each of a length of its own, as calls for each would.
@@ -249,6 +253,7 @@ class Bert(Encoder):
         types = [None] * len(ids) if token_types is None else token_types
         split = [layers.split_key(key, 2) for key in keys]
         xs = [self.embeddings(b, t, key=k) for b, t, (k, _) in zip(ids, types, split, strict=True)]
+        xs = edited(xs, edits)
         args = [(batch != 0,) for batch in ids]
         stack_keys = [key for _, key in split]
         return layers.run_stack(self.layers, xs, args, remat=self.config.remat, keys=stack_keys)

@@ -14,8 +14,10 @@ from beartype import beartype
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Key, jaxtyped
 
+from jaxir.errors import UserError
 from jaxir.models import layers
 from jaxir.models.attention import Attention, rope_frequencies
+from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.partitioning import constrain
 from jaxir.simple_types import Count, Rate, checked
 
@@ -27,7 +29,7 @@ class DecoderConfig:
 
     Attributes:
       embed_dim: E, the width, that of the token vectors it is given.
-      vector_dim: D, the length of the vector that it sees.
+      vector_dim: D, the length of the vector that it attends to; None where it attends to none.
       num_layers: number of blocks.
       head_dim: dimensions of a head; it divides E, and is even.
       mlp_dim: units of the feed-forward layer.
@@ -37,7 +39,7 @@ class DecoderConfig:
     """
 
     embed_dim: Count
-    vector_dim: Count
+    vector_dim: Count | None
     num_layers: Count = 2
     head_dim: Count = 64
     mlp_dim: Count
@@ -113,8 +115,9 @@ class _Block(nnx.Module):
             dtype=config.dtype,
             rngs=rngs,
         )
-        self.value = dense(config.vector_dim, config.embed_dim, "embed", "joined_kv")
-        self.out = dense(config.embed_dim, config.embed_dim, "joined_kv", "embed")
+        seen = config.vector_dim
+        self.value = None if seen is None else dense(seen, config.embed_dim, "embed", "joined_kv")
+        self.out = None if seen is None else dense(config.embed_dim, config.embed_dim, "joined_kv", "embed")
         self.wi = dense(config.embed_dim, config.mlp_dim, "embed", "mlp")
         self.wo = dense(config.mlp_dim, config.embed_dim, "mlp", "embed")
         self.attention_norm, self.mlp_norm = _norm(config), _norm(config)
@@ -129,9 +132,51 @@ class _Block(nnx.Module):
 
         seen = {"causal": config.causal, "frequencies": jnp.asarray(rope_frequencies(config.head_dim, 1e4))}
         x = added(x, self.attention(self.attention_norm(x), mask, **seen, key=None), keys[0])
-        x = added(x, self.out(self.value(vector))[:, None], keys[1])
+        if self.out is not None:
+            x = added(x, self.out(self.value(vector))[:, None], keys[1])
         hidden = jax.nn.gelu(self.wi(self.mlp_norm(x)), approximate=True)
         return added(x, self.wo(constrain(hidden, ("batch", "length", "mlp"))), keys[2])
+
+
+def decoder_for(
+    model: DualEncoderConfig,
+    *,
+    num_layers: int,
+    head_dim: int,
+    dropout_rate: float,
+    causal: bool = True,
+    attends: bool = True,
+    rngs: nnx.Rngs,
+) -> VectorDecoder:
+    """Makes a decoder of a model's vectors, over its token vectors.
+
+    Args:
+      model: the dual encoder's configuration.
+      num_layers: blocks.
+      head_dim: dimensions of a head of its attention.
+      dropout_rate: its dropout.
+      causal: whether a position sees those before it alone.
+      attends: whether it attends to the vector.
+      rngs: of its parameters.
+
+    Raises:
+      UserError: heads of this size do not divide the encoder's width.
+    """
+    width = model.backbone.embed_dim
+    try:
+        config = DecoderConfig(
+            embed_dim=width,
+            vector_dim=model.dimension if attends else None,
+            num_layers=num_layers,
+            head_dim=head_dim,
+            mlp_dim=4 * width,
+            causal=causal,
+            dropout_rate=dropout_rate,
+            dtype=model.backbone.dtype,
+        )
+    except ValueError as error:
+        raise UserError(f"the objective's decoder: {error}") from error
+    return VectorDecoder(config, rngs=rngs)
 
 
 def _norm(config: DecoderConfig) -> layers.LayerNorm:

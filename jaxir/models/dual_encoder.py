@@ -14,7 +14,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key, jaxtyped
 
 from jaxir.models import layers
-from jaxir.models.backbones import BackboneConfig, Encoder
+from jaxir.models.backbones import BackboneConfig, Edit, Encoder, check_editable
 from jaxir.partitioning import constrain
 from jaxir.simple_types import Count, checked
 
@@ -109,7 +109,12 @@ class DualEncoderModel(nnx.Module):
 
     @jaxtyped(typechecker=beartype)
     def encode(
-        self, ids: Int[Array, "B L"], *, tower: Tower, key: Key[Array, ""] | None = None
+        self,
+        ids: Int[Array, "B L"],
+        *,
+        tower: Tower,
+        key: Key[Array, ""] | None = None,
+        edit: Edit | None = None,
     ) -> Float[Array, "B D"]:
         """Embeds token ids.
 
@@ -117,17 +122,22 @@ class DualEncoderModel(nnx.Module):
           ids: [B, L], 0 is padding, on the right. But with cls pooling a row of padding alone gives zeros.
           tower: which tower reads them.
           key: key of dropout; None turns it off.
+          edit: changes the token vectors [B, L, E] that the first block reads; None: nothing does.
 
         Returns:
           float32 [B, D], of length 1 where the similarity is cosine.
         """
-        return self.encode_together([(ids, tower, key)])[0]
+        return self.encode_together([(ids, tower, key)], [edit])[0]
 
     def encoder_of(self, tower: Tower) -> Encoder:
         """Returns the encoder of a tower."""
         return self.encoder if self.config.sharing == "sde" else getattr(self, f"{tower}_encoder")
 
-    def encode_together(self, texts: Sequence[tuple[jax.Array, Tower, jax.Array | None]]) -> list[jax.Array]:
+    def encode_together(
+        self,
+        texts: Sequence[tuple[jax.Array, Tower, jax.Array | None]],
+        edits: Sequence[Edit | None] | None = None,
+    ) -> list[jax.Array]:
         """Embeds several batches (token ids [B, L], tower, key of dropout), as `encode` would each of them.
 
         Batches that go through the same encoder go side by side: with FSDP its weights travel once for all.
@@ -137,7 +147,11 @@ class DualEncoderModel(nnx.Module):
         for prefix in dict.fromkeys(prefixes):
             at = [i for i, p in enumerate(prefixes) if p == prefix]
             encoder = getattr(self, f"{prefix}encoder")
-            hidden = encoder.together([texts[i][0] for i in at], [texts[i][2] for i in at])
+            more = []
+            if edits and any(edits[i] for i in at):
+                check_editable(encoder)
+                more = [[edits[i] for i in at]]
+            hidden = encoder.together([texts[i][0] for i in at], [texts[i][2] for i in at], *more)
             found |= dict(zip(at, hidden, strict=True))
         return [self._embedding(found[i], ids, tower) for i, (ids, tower, _) in enumerate(texts)]
 

@@ -16,8 +16,8 @@ from beartype import beartype
 from flax import nnx
 from jaxtyping import Array, Float, Int, jaxtyped
 
-from jaxir.models.products import affine
-from jaxir.partitioning import Partitioner, constrain, gather_weight, look_up
+from jaxir import cpu
+from jaxir.partitioning import Partitioner, constrain, gather_weight, in_force, look_up
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
@@ -96,6 +96,15 @@ def param_shardings(state: nnx.State, partitioner: Partitioner) -> nnx.State:
 
 def _is_variable(x: Any) -> bool:
     return isinstance(x, nnx.Variable)
+
+
+def affine(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
+    """Returns x W + b [N, O] in the type of x [N, I] and W [I, O]; b is [O] or None."""
+    partitioner = in_force()
+    if x.dtype == jnp.bfloat16 and partitioner and partitioner.on_cpu and cpu.has_quick_bfloat16():
+        return cpu.bfloat16_affine(partitioner.mesh.size)(x, kernel, bias)
+    y = jnp.dot(x, kernel)
+    return y if bias is None else y + bias[None, :]
 
 
 class Linear(nnx.Module):

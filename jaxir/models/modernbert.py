@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, jaxtyped
 
 from jaxir.models import layers
 from jaxir.models.attention import NO_WINDOW, Attention, rope_frequencies
-from jaxir.models.backbones import BackboneConfig, Encoder, register
+from jaxir.models.backbones import BackboneConfig, Edit, Encoder, edited, register
 from jaxir.models.codec import ACTIVATIONS, Entry, HuggingFace
 from jaxir.partitioning import constrain
 from jaxir.simple_types import Count, Positive, Rate, checked
@@ -215,7 +215,12 @@ class ModernBert(Encoder):
             rngs=rngs,
         )
 
-    def together(self, ids: Sequence[jax.Array], keys: Sequence[jax.Array | None]) -> list[jax.Array]:
+    def together(
+        self,
+        ids: Sequence[jax.Array],
+        keys: Sequence[jax.Array | None],
+        edits: Sequence[Edit | None] | None = None,
+    ) -> list[jax.Array]:
         """Encodes batches of token ids [B, L], each of a length of its own, as calls for each would.
 
         What a device does not hold of a weight it gathers once for all of them.
@@ -233,6 +238,7 @@ class ModernBert(Encoder):
             )
             for x, (key, _, _) in zip(self.token.together(ids), split, strict=True)
         ]
+        xs = edited(xs, edits)
         everywhere = np.arange(config.num_layers) % config.global_every == 0
         windows = np.where(everywhere, NO_WINDOW, config.local_attention // 2).astype(np.int32)
         bases = [

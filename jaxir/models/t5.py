@@ -23,7 +23,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, jaxtyped
 from jaxir.errors import UserError, suggest
 from jaxir.models import layers
 from jaxir.models.attention import Attention
-from jaxir.models.backbones import BackboneConfig, Encoder, register
+from jaxir.models.backbones import BackboneConfig, Edit, Encoder, edited, register
 from jaxir.models.codec import ACTIVATIONS, Changed, Entry, HuggingFace, Weights
 from jaxir.partitioning import constrain
 from jaxir.simple_types import Count, Positive, Rate, checked
@@ -224,7 +224,12 @@ class T5Encoder(Encoder):
         )
         self.norm = _norm(config)
 
-    def together(self, ids: Sequence[jax.Array], keys: Sequence[jax.Array | None]) -> list[jax.Array]:
+    def together(
+        self,
+        ids: Sequence[jax.Array],
+        keys: Sequence[jax.Array | None],
+        edits: Sequence[Edit | None] | None = None,
+    ) -> list[jax.Array]:
         """Encodes batches of token ids [B, L], each of a length of its own, as calls for each would.
 
         What a device does not hold of a weight it gathers once for all of them.
@@ -235,6 +240,7 @@ class T5Encoder(Encoder):
             layers.constrain_activation(_dropout(x, rate, key))
             for x, (key, _, _) in zip(self.token.together(ids), split, strict=True)
         ]
+        xs = edited(xs, edits)
         args = [(batch != 0, self.relative_bias(batch.shape[1])) for batch in ids]
         xs = layers.run_stack(self.layers, xs, args, remat=remat, keys=[key for _, key, _ in split])
         return [

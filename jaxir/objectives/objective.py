@@ -31,7 +31,7 @@ class Objective(abc.ABC):
     def features(self, form: TextFormat) -> Features:
         """Returns what a batch holds."""
 
-    def auxiliary(self, model: nnx.Module, *, rngs: nnx.Rngs) -> nnx.Module | None:
+    def auxiliary(self, model: nnx.Module, *, form: TextFormat, rngs: nnx.Rngs) -> nnx.Module | None:
         """Returns what is trained or used beside the model and never exported; None for nothing.
 
         Its `nnx.Param`s are trained, unless `frozen`; other variables (`nnx.BatchStat`) are state, which the
@@ -39,6 +39,7 @@ class Objective(abc.ABC):
 
         Args:
           model: which will be trained; may be of shapes alone, in a plan.
+          form: lengths, prompts and the mask token of the texts.
           rngs: of the run's seed, not those of the model.
         """
         return None

@@ -99,9 +99,9 @@ class WeightedSum(Objective):
             raise UserError(f"objectives of a sum disagree: {error}") from error
         return found
 
-    def auxiliary(self, model: nnx.Module, *, rngs: nnx.Rngs) -> nnx.Module | None:
+    def auxiliary(self, model: nnx.Module, *, form: TextFormat, rngs: nnx.Rngs) -> nnx.Module | None:
         """Makes that of each part."""
-        made = {name: part.auxiliary(model, rngs=rngs) for name, part in self.parts.items()}
+        made = {name: part.auxiliary(model, form=form, rngs=rngs) for name, part in self.parts.items()}
         made = {name: module for name, module in made.items() if module is not None}
         return _Parts(made) if made else None
 

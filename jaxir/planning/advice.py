@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -107,7 +108,7 @@ def build_mesh(mesh: MeshConfig, devices: Sequence[jax.Device], target: Target) 
       UserError: the mesh does not fit them; where other sizes do, the sentence names the macros to change.
     """
     try:
-        return mesh.build(devices)
+        return dataclasses.replace(mesh.build(devices), stand_in=True)
     except UserError as error:
         changes = _mesh_changes(mesh, target)
         if not changes:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
 from typing import NamedTuple
 
 import jax
 
+from jaxir.asides import temporary_directory
 from jaxir.errors import UserError
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.planning.activations import Kept
@@ -63,12 +62,12 @@ def partition(step: Step) -> Program | None:
     """
     if step.partitioner.mesh.size == 1:
         return None
-    with tempfile.TemporaryDirectory() as directory:
-        options = {"xla_dump_to": directory, "xla_dump_hlo_pass_re": "spmd-partitioning"} | _OPTIONS
+    with temporary_directory() as directory:
+        options = {"xla_dump_to": str(directory), "xla_dump_hlo_pass_re": "spmd-partitioning"} | _OPTIONS
         with step.partitioner():
             lowered = step.function.lower(step.state, step.batch)
         lowered.compile(compiler_options=options)
-        written = sorted(Path(directory).glob("*.after_spmd-partitioning.*.txt"))
+        written = sorted(directory.glob("*.after_spmd-partitioning.*.txt"))
         if not written:
             raise UserError("XLA did not write down the partitioned program; is XLA_FLAGS set?")
         return parse(written[-1].read_text())

@@ -107,12 +107,14 @@ def make_step(planned: Planned) -> Step:
     recipe, partitioner = planned.recipe, planned.partitioner
     objective, seed = recipe.objective, recipe.seed
     model = nnx.eval_shape(lambda: planned.config.make(rngs=nnx.Rngs(seed)))
-    auxiliary = nnx.eval_shape(lambda: objective.auxiliary(model, rngs=nnx.Rngs(seed)))
+    # No tokenizer is at hand; which id masks makes no difference.
+    form = planned.settings.text_format(recipe.num_negatives, mask_id=1)
+    auxiliary = nnx.eval_shape(lambda: objective.auxiliary(model, form=form, rngs=nnx.Rngs(seed)))
     built = recipe.optimizer.build(recipe.steps)
     frozen = (*objective.frozen, *(recipe.frozen or ()))
     plan = state_lib.plan_state(model, built.transform, partitioner, auxiliary=auxiliary, frozen=frozen)
     rows = partitioner.sharding(("batch",))
-    features = objective.features(planned.settings.text_format(recipe.num_negatives))
+    features = objective.features(form)
     batch = {
         name: jax.ShapeDtypeStruct((recipe.batch_size, *feature.shape), feature.dtype, sharding=rows)
         for name, feature in features.items()

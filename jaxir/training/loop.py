@@ -21,14 +21,14 @@ from jaxir.evaluators.bench import Bench
 from jaxir.files import atomic_file, path_of
 from jaxir.interop import model_dir
 from jaxir.interop.model_dir import LoadedModel
-from jaxir.models.products import as_run_on
 from jaxir.objectives.objective import Objective
 from jaxir.partitioning import MeshConfig, Partitioner
 from jaxir.training import stages
 from jaxir.training import state as state_lib
-from jaxir.training.checkpoints import Checkpoints, check_run_dir
+from jaxir.training.checkpoints import Checkpoints
 from jaxir.training.holding import held
 from jaxir.training.logs import Narrator, RunLog, timed
+from jaxir.training.marker import check_run_dir
 from jaxir.training.memory import device_memory, fit_chunks
 from jaxir.training.prefetch import prefetch
 from jaxir.training.recipe import Recipe
@@ -123,7 +123,8 @@ def train(
         loaded = recipe.model
         if not isinstance(loaded, LoadedModel):
             loaded = loaded.build(seed=recipe.seed, partitioner=partitioner)
-        model, form = loaded.model, loaded.settings.text_format(recipe.num_negatives)
+        model, mask_id = loaded.model, getattr(loaded.tokenizer, "mask_id", None)
+        form = loaded.settings.text_format(recipe.num_negatives, mask_id=mask_id)
         data = recipe.data
         if hasattr(data, "build"):
             features = objective.features(form)
@@ -148,9 +149,8 @@ def train(
         suite = Suite(evaluators, bench, best_by=recipe.dev_metric, eval_every=recipe.eval_every, steps=steps)
 
         # ------------------------------------------------------------ the run's directory
-        auxiliary = objective.auxiliary(
-            model, rngs=nnx.Rngs(jax.random.fold_in(jax.random.key(seed), AUXILIARY))
-        )
+        rngs = nnx.Rngs(jax.random.fold_in(jax.random.key(seed), AUXILIARY))
+        auxiliary = objective.auxiliary(model, form=form, rngs=rngs)
         agreed = agreed_settings(
             recipe,
             model,
@@ -204,7 +204,7 @@ def train(
         def compile_step(objective: Objective) -> Any:
             step_fn = state_lib.make_step(plan, objective, built, seed)
             jitted = jax.jit(step_fn, donate_argnums=0, out_shardings=(plan.shardings, None))
-            with partitioner(), as_run_on(partitioner.mesh):
+            with partitioner():
                 return jitted.lower(state, first).compile()
 
         chunks_note = None
@@ -226,7 +226,7 @@ def train(
         say_what_it_is()
 
         # ------------------------------------------------------------ the loop
-        log = RunLog(run_dir, start_step=start, hold=hold)
+        log = RunLog(run_dir, start_step=start, run=checkpoints.run, hold=hold)
         closing.callback(log.close)
         narrator = Narrator(steps=steps, start_step=start, batch_size=batch_size)
         closing.callback(narrator.close)

@@ -63,7 +63,7 @@ def roberta_like(tmp_path_factory):
     tokenizer = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
         vocab_size=400, special_tokens=special, initial_alphabet=alphabet, show_progress=False
@@ -218,3 +218,12 @@ def test_pad_batch():
     assert padded.dtype == np.int32 and pad_batch([], 4).shape == (0, 4)
     with pytest.raises(ValueError, match="a row of 3 ids does not fit in 2"):
         pad_batch(rows, 2)
+
+
+def test_the_mask_token_is_found_under_the_ids_that_are_returned(minilm, sentencepiece_folder, roberta_like):
+    assert minilm.mask_id == 103
+    assert minilm.encode_batch(["a [MASK]"], max_length=8)[0].tolist() == [101, 1037, 103, 102]
+    assert Tokenizer.load(sentencepiece_folder).mask_id is None
+    tokenizer = Tokenizer.load(roberta_like)
+    (ids,) = tokenizer.encode_batch(["<mask>"], max_length=8)
+    assert tokenizer.mask_id in ids.tolist()

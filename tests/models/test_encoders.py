@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jaxir import cpu
 from jaxir.errors import UserError
 from jaxir.interop import stored
-from jaxir.models import layers, products, t5
+from jaxir.models import layers, t5
 from jaxir.models.attention import attention
 from jaxir.models.bert import Bert, BertConfig
+from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel
 from jaxir.models.modernbert import ModernBertConfig
 from jaxir.models.t5 import T5Config
 from jaxir.partitioning import MeshConfig
@@ -189,13 +191,13 @@ def test_bfloat16_computes_otherwise_but_nearly_the_same(config):
 @pytest.mark.parametrize("scan", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("config", [BERT, pytest.param(T5, marks=pytest.mark.slow)], ids=["bert", "t5"])
 def test_quick_products_of_a_cpu_give_gradients_as_near_to_float32s_as_plain_ones(config, scan, monkeypatch):
-    made, product = [], products._product
-    monkeypatch.setattr(products, "has_quick_bfloat16", lambda: True)
-    monkeypatch.setattr(products, "_product", lambda *args: made.append(args) or product(*args))
+    made, product = [], cpu._product
+    monkeypatch.setattr(cpu, "has_quick_bfloat16", lambda: True)
+    monkeypatch.setattr(cpu, "_product", lambda *args: made.append(args) or product(*args))
     low = dataclasses.replace(config, dtype="bfloat16", scan_layers=scan, remat=scan)
     exact, plain = (gradient_vector(dataclasses.replace(low, dtype=d)) for d in ("float32", "bfloat16"))
     assert not made
-    with products.as_run_on(MeshConfig(data=1).build(jax.devices()[:1]).mesh):
+    with MeshConfig(data=1).build(jax.devices()[:1])():
         quick = gradient_vector(low)
     assert made
     errors = [np.linalg.norm(g - exact) / np.linalg.norm(exact) for g in (plain, quick)]
@@ -313,3 +315,40 @@ def test_every_parameter_names_its_axes(config):
         axes = [p.get_metadata()["logical_axes"] for p in params]
         assert [len(a) for a in axes] == [leaf.ndim for leaf in jax.tree.leaves(state)]
         assert any(a[0] == "layers" for a in axes) == scan
+
+
+@pytest.mark.parametrize("config", BACKBONES.values(), ids=BACKBONES)
+def test_an_edit_changes_what_the_first_block_reads_and_no_other_batch(config):
+    model = config.make(rngs=nnx.Rngs(0))
+
+    def read(edit):
+        seen = []
+
+        def edit_and_note(x):
+            seen.append(x.shape)
+            return edit(x)
+
+        pair = nnx.jit(lambda model: model.together([IDS, IDS[:, :4]], [None, None], [edit_and_note, None]))
+        one = nnx.jit(lambda model: model(IDS, edit=edit_and_note))(model)
+        both = pair(model)
+        assert set(seen) == {(2, 8, 32)}
+        np.testing.assert_allclose(np.where((IDS != 0)[..., None], one - both[0], 0), 0, atol=1e-5)
+        return both
+
+    plain = [run(model, ids) for ids in (IDS, IDS[:, :4])]
+    same, cut = read(lambda x: x), read(lambda x: x.at[:, 1].set(0.0))
+    np.testing.assert_allclose(same[0], plain[0], atol=1e-5)
+    np.testing.assert_allclose(cut[1], plain[1], atol=1e-5)
+    assert np.abs(cut[0] - plain[0]).max() > 0.1
+
+
+def test_an_encoder_that_takes_no_edits_is_told():
+    class Own(Bert):
+        def together(self, ids, keys):
+            return super().together(ids, keys)
+
+    model = DualEncoderModel(DualEncoderConfig(backbone=BERT), rngs=nnx.Rngs(0))
+    model.encoder = Own(BERT, rngs=nnx.Rngs(0))
+    assert model.encode(IDS, tower="query").shape == (2, 32)
+    with pytest.raises(UserError, match=r"Own.together takes no 'edits' \(docs/adding_a_backbone.md\)"):
+        model.encode(IDS, tower="query", edit=lambda x: x)

@@ -4,6 +4,7 @@ Compiled with all optimizations, for they decide which products XLA for CPUs can
 """
 
 import contextlib
+import dataclasses
 import re
 
 import jax
@@ -12,7 +13,8 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxir.models import products
+from jaxir import cpu
+from jaxir.models import layers
 from jaxir.partitioning import MeshConfig
 
 BF16 = jnp.bfloat16
@@ -23,11 +25,11 @@ ROUNDING = 2.0**-8
 @pytest.fixture(autouse=True)
 def any_cpu(monkeypatch):
     """The form is right on every CPU, and quick on some."""
-    monkeypatch.setattr(products, "has_quick_bfloat16", lambda: True)
+    monkeypatch.setattr(cpu, "has_quick_bfloat16", lambda: True)
 
 
 def mesh(devices: int):
-    return MeshConfig(data=devices).build(jax.devices()[:devices]).mesh
+    return MeshConfig(data=devices).build(jax.devices()[:devices])
 
 
 def traced(context, function, *args):
@@ -44,7 +46,7 @@ def types_of_products(text: str) -> list[tuple[str, str]]:
 
 def with_gradients(x, kernel, bias, slope):
     """affine(x, kernel, bias) and the gradients that the slope of it gives."""
-    output, back = jax.vjp(products.affine, x, kernel, bias)
+    output, back = jax.vjp(layers.affine, x, kernel, bias)
     return output, back(slope)
 
 
@@ -58,7 +60,7 @@ def test_output_and_gradients_are_those_of_float32_rounded_once(inside, outside,
         jnp.asarray(rng.normal(size=s), BF16) for s in ((56, inside), (inside, outside), (56, outside))
     )
     b = jnp.asarray(rng.normal(size=outside), BF16) if bias else None
-    lowered = traced(products.as_run_on(mesh(1)), with_gradients, x, kernel, b, slope)
+    lowered = traced(mesh(1)(), with_gradients, x, kernel, b, slope)
     assert types_of_products(lowered.as_text()) == [("bf16", "f32")] * 3
     output, gradients = lowered.compile()(x, kernel, b, slope)
     exact = [np.asarray(a, np.float64) for a in (x, kernel, slope)]
@@ -77,13 +79,15 @@ def test_other_types_and_other_places_have_the_plain_form():
     x, kernel = jnp.ones((4, 8), BF16), jnp.ones((8, 4), BF16)
 
     def types(context, dtype=BF16):
-        text = traced(context, products.affine, x.astype(dtype), kernel.astype(dtype), None).as_text()
+        text = traced(context, layers.affine, x.astype(dtype), kernel.astype(dtype), None).as_text()
         return types_of_products(text)
 
     assert types(contextlib.nullcontext()) == [("bf16", "bf16")]
-    assert types(products.as_run_on(mesh(1))) == [("bf16", "f32")]
-    assert types(products.as_run_on(mesh(1)), jnp.float32) == [("f32", "f32")]
+    assert types(mesh(1)()) == [("bf16", "f32")]
+    assert types(mesh(1)(), jnp.float32) == [("f32", "f32")]
     assert types(contextlib.nullcontext()) == [("bf16", "bf16")], "only while in force"
+    stand_in = dataclasses.replace(mesh(1), stand_in=True)
+    assert types(stand_in()) == [("bf16", "bf16")], "a plan's devices are others"
 
 
 @pytest.mark.parametrize(("inside", "outside"), [(24, 40), (40, 24)])
@@ -92,11 +96,11 @@ def test_over_several_devices_no_activation_travels(inside, outside):
     specs = PartitionSpec("data"), PartitionSpec(), PartitionSpec(), PartitionSpec("data")
     shapes = (64, inside), (inside, outside), (outside,), (64, outside)
     values = [jnp.asarray(rng.normal(size=shape), BF16) for shape in shapes]
-    spread = [jax.device_put(v, NamedSharding(devices, s)) for v, s in zip(values, specs, strict=True)]
-    compiled = traced(products.as_run_on(devices), with_gradients, *spread).compile()
+    spread = [jax.device_put(v, NamedSharding(devices.mesh, s)) for v, s in zip(values, specs, strict=True)]
+    compiled = traced(devices(), with_gradients, *spread).compile()
     kinds = set(re.findall(r" (all-\w+|collective-\w+|reduce-scatter)\(", compiled.as_text()))
     assert kinds == {"all-reduce"}, kinds
-    one = traced(products.as_run_on(mesh(1)), with_gradients, *values).compile()(*values)
+    one = traced(mesh(1)(), with_gradients, *values).compile()(*values)
     for found, expected in zip(jax.tree.leaves(compiled(*spread)), jax.tree.leaves(one), strict=True):
         found, expected = (np.asarray(a, np.float64) for a in (found, expected))
         np.testing.assert_allclose(found, expected, rtol=2 * ROUNDING, atol=1e-4)

@@ -18,10 +18,12 @@ from jaxir.losses.tokens import token_cross_entropy
 from jaxir.models.bert import BertConfig
 from jaxir.models.decoder import DecoderConfig, VectorDecoder
 from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel
-from jaxir.objectives.tsdae import TSDAE, delete_tokens
+from jaxir.objectives.clm_autoencoder import delete_tokens
+from jaxir.objectives.tsdae import TSDAE
 from jaxir.partitioning import MeshConfig
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+FORM = TextFormat(8, 12, mask_id=3)
 BACKBONE = BertConfig(
     vocab_size=40,
     embed_dim=32,
@@ -115,7 +117,7 @@ def value_and_grad(model, auxiliary, ids, key=None):
 @pytest.mark.parametrize("sharing", ["sde", "ade"])
 def test_gradients_reach_encoder_and_decoder_and_devices_change_nothing(sharing):
     model = DualEncoderModel(DualEncoderConfig(backbone=BACKBONE, sharing=sharing), rngs=nnx.Rngs(0))
-    auxiliary = TSDAE().auxiliary(model, rngs=nnx.Rngs(1))
+    auxiliary = TSDAE().auxiliary(model, form=FORM, rngs=nnx.Rngs(1))
     loss, metrics, gradients = value_and_grad(model, auxiliary, texts())
     assert 0 < loss < 5 and 0 <= metrics["token_accuracy"] <= 1
     reached = {".".join(map(str, p)): np.abs(g).max() > 0 for p, g in flat(gradients[0])}
@@ -194,7 +196,7 @@ def test_a_run_on_texts_is_an_encoder_judged_by_sts(tmp_path):
 @pytest.mark.slow
 def test_it_learns_to_write_texts_from_their_vectors():
     model = DualEncoderModel(DualEncoderConfig(backbone=BACKBONE, similarity="dot"), rngs=nnx.Rngs(0))
-    auxiliary = TSDAE(decoder_head_dim=16).auxiliary(model, rngs=nnx.Rngs(1))
+    auxiliary = TSDAE(decoder_head_dim=16).auxiliary(model, form=FORM, rngs=nnx.Rngs(1))
     import optax
 
     graphs, states = zip(*(nnx.split(m) for m in (model, auxiliary)), strict=True)

@@ -47,7 +47,7 @@ class Sigmoid(Objective):
     def features(self, form):
         return Contrastive().features(form)
 
-    def auxiliary(self, model, *, rngs):
+    def auxiliary(self, model, *, form, rngs):
         return ScaleAndBias(self.scale, tiny_run.WIDTH, rngs)
 
     def __call__(self, model, batch, key=None, *, auxiliary, step=None):

@@ -1,0 +1,111 @@
+"""The CLM autoencoder: a text is written again, token by token, from its vector (Wang 2022)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from beartype import beartype
+from flax import nnx
+from jaxtyping import Array, Int32, Key, jaxtyped
+
+from jaxir.features import Features, TextFormat, Tokens
+from jaxir.losses.tokens import token_cross_entropy
+from jaxir.models import layers
+from jaxir.models.decoder import VectorDecoder, decoder_for
+from jaxir.objectives.masking import choose_tokens
+from jaxir.objectives.objective import Batch, Metrics, Objective
+from jaxir.simple_types import Count, Rate, checked
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class CLMAutoencoder(Objective):
+    """A causal language model that sees the text's vector (Wang 2022, section 3.2.1).
+
+    The passage tower makes the vector; a decoder whose cross-attention sees it alone, and the tokens before
+    each, predicts the text (eq. 3.4). Its token vectors, in and out, are the encoder's.
+
+        loss = -1 / B sum_i sum_t log P(token t of x_i | its tokens before t, f(x_i))
+
+    Attributes:
+      decoder_layers: blocks of the decoder.
+      decoder_head_dim: dimensions of a head of its attention.
+      decoder_dropout: its dropout.
+      deletion: share of the tokens that the encoder is not shown (TSDAE), each by itself.
+      mean_over: "texts" is the equation's sum over the tokens of a text; "tokens" their mean.
+    """
+
+    decoder_layers: Count = 2
+    decoder_head_dim: Count = 32
+    decoder_dropout: Rate = 0.1
+    deletion: Rate = 0.0
+    mean_over: Literal["texts", "tokens"] = "texts"
+    evaluated_on_pairs = False
+
+    def features(self, form: TextFormat) -> Features:
+        """Returns what a batch holds: text_ids [L]."""
+        return {"text_ids": Tokens("text", form.passage_length, form.passage_prompt)}
+
+    def auxiliary(self, model: Any, *, form: TextFormat, rngs: nnx.Rngs) -> VectorDecoder:
+        """Returns the decoder."""
+        return decoder_for(
+            model.config,
+            num_layers=self.decoder_layers,
+            head_dim=self.decoder_head_dim,
+            dropout_rate=self.decoder_dropout,
+            rngs=rngs,
+        )
+
+    def __call__(
+        self,
+        model: Any,
+        batch: Batch,
+        key: jax.Array | None = None,
+        *,
+        auxiliary: VectorDecoder,
+        step: jax.Array | None = None,
+    ) -> tuple[jax.Array, Metrics]:
+        """Returns the loss of the batch and its metrics, float32 []. Without a key nothing is deleted."""
+        ids = batch["text_ids"]
+        deleting, encoding, decoding = layers.split_key(key, 3)
+        left, more = ids, {}
+        if self.deletion:
+            left = ids if deleting is None else delete_tokens(ids, deleting, share=self.deletion)
+            more = {"tokens_left": (left != 0).sum(1, dtype=jnp.float32).mean()}
+        vector = model.encode(left, tower="passage", key=encoding)
+        table = model.encoder_of("passage").token_table
+        read, targets = ids[:, :-1], ids[:, 1:]
+        hidden = auxiliary(table(read), read != 0, vector, key=decoding)
+        loss, metrics = token_cross_entropy(
+            hidden,
+            layers.weight(table.embedding, hidden.dtype),
+            targets,
+            targets != 0,
+            mean_over=self.mean_over,
+        )
+        return loss, metrics | more
+
+
+@jaxtyped(typechecker=beartype)
+def delete_tokens(
+    ids: Int32[Array, "B L"], key: Key[Array, ""], *, share: float | int
+) -> Int32[Array, "B L"]:
+    """Deletes tokens, each with probability `share`, and closes the gaps.
+
+    The first token and the last one, which are special, stay, and at least one other.
+
+    Args:
+      ids: [B, L]; 0 is padding, on the right.
+      key: of the choice.
+      share: of the tokens that are deleted.
+    """
+    places = jnp.arange(ids.shape[1], dtype=jnp.int32)[None]
+    last = (ids != 0).sum(1, dtype=jnp.int32)[:, None] - 1
+    inside = (places > 0) & (places < last)
+    kept = (ids != 0) & (~inside | choose_tokens(ids, key, share=1 - share))
+    # What stays comes first, in its order.
+    order = jnp.argsort(jnp.where(kept, places, places + ids.shape[1]), axis=1)
+    return jnp.take_along_axis(jnp.where(kept, ids, 0), order, axis=1)

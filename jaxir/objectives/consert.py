@@ -1,0 +1,126 @@
+"""ConSERT: a text and the same text with shuffled, cut or dropped token vectors (Yan et al. 2021)."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from beartype import beartype
+from jaxtyping import Array, Bool, Float, Int32, Key, jaxtyped
+
+from jaxir.losses.nt_xent import nt_xent
+from jaxir.objectives.objective import Metrics
+from jaxir.objectives.two_views import TwoViews, View
+from jaxir.simple_types import Rate, checked
+
+Augmentation = Literal["token_shuffling", "token_cutoff", "feature_cutoff", "embedding_dropout"]
+
+
+SYMMETRIC = functools.partial(nt_xent, temperature=0.05)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class ConSERT(TwoViews):
+    """ConSERT (arXiv:2105.11741; Wang 2022, section 3.1.2): NT-Xent over two augmented views.
+
+    The encoder's own dropout is off. Each view has augmentations of its own, or none. Wang's ConSERT_1 is
+    token shuffling in one view and feature cutoff in the other, ConSERT_2 token shuffling and embedding
+    dropout.
+
+    Attributes:
+      loss: any contrastive loss.
+      first: augmentations of the first view, one after the other.
+      second: those of the second view.
+      token_cutoff: share of the tokens whose vectors become zero.
+      feature_cutoff: share of the features that become zero in all tokens of a text.
+      embedding_dropout: probability with which each number becomes zero.
+    """
+
+    loss: Callable[..., tuple[jax.Array, Metrics]] = SYMMETRIC
+    first: Sequence[Augmentation] = ("token_shuffling",)
+    second: Sequence[Augmentation] = ("feature_cutoff",)
+    token_cutoff: Rate = 0.15
+    feature_cutoff: Rate = 0.2
+    embedding_dropout: Rate = 0.2
+
+    def views(self, ids: jax.Array, key: jax.Array) -> tuple[View, View]:
+        """Returns the texts under the augmentations of the two views."""
+        one, two = jax.random.split(key)
+        return self._view(ids, self.first, one), self._view(ids, self.second, two)
+
+    def _view(self, ids: jax.Array, augmentations: Sequence[Augmentation], key: jax.Array) -> View:
+        edits = []
+        for name, own in zip(augmentations, jax.random.split(key, max(len(augmentations), 1)), strict=False):
+            if name == "token_shuffling":
+                ids = shuffle_tokens(ids, own)
+            elif name == "token_cutoff":
+                edits.append(functools.partial(cut_tokens, key=own, share=self.token_cutoff))
+            elif name == "feature_cutoff":
+                edits.append(functools.partial(cut_features, key=own, share=self.feature_cutoff))
+            else:
+                edits.append(functools.partial(drop_numbers, key=own, rate=self.embedding_dropout))
+        mask = ids != 0
+        return View(
+            ids, edit=functools.partial(_one_after_the_other, edits=edits, mask=mask) if edits else None
+        )
+
+
+def _one_after_the_other(x: jax.Array, *, edits: Sequence[Callable], mask: jax.Array) -> jax.Array:
+    for edit in edits:
+        x = edit(x, mask)
+    return x
+
+
+@jaxtyped(typechecker=beartype)
+def shuffle_tokens(ids: Int32[Array, "B L"], key: Key[Array, ""]) -> Int32[Array, "B L"]:
+    """Shuffles the tokens of each text; the first and the last one, which are special, stay.
+
+    To an encoder this is what shuffled position ids are: a token has another position, and the order in which
+    the tokens are given means nothing.
+
+    Args:
+      ids: [B, L]; 0 is padding, on the right.
+      key: of the order.
+    """
+    places = jnp.arange(ids.shape[1], dtype=jnp.int32)[None]
+    last = (ids != 0).sum(1, dtype=jnp.int32)[:, None] - 1
+    inside = (places > 0) & (places < last)
+    # Those inside get numbers between their neighbours' places, in a random order.
+    draws = jnp.where(inside, jax.random.uniform(key, ids.shape), places.astype(jnp.float32))
+    draws = jnp.where(places >= last, places.astype(jnp.float32) + 1.0, draws)
+    draws = jnp.where(places == 0, -1.0, draws)
+    return jnp.take_along_axis(ids, jnp.argsort(draws, axis=1), axis=1)
+
+
+@jaxtyped(typechecker=beartype)
+def cut_tokens(
+    x: Float[Array, "B L E"], mask: Bool[Array, "B L"], *, key: Key[Array, ""], share: float | int
+) -> Float[Array, "B L E"]:
+    """Makes the vectors of a share of each text's tokens zero: round(share * n) of n tokens."""
+    draws = jnp.where(mask, jax.random.uniform(key, mask.shape), 2.0)
+    rank = jnp.argsort(jnp.argsort(draws, axis=1), axis=1)
+    count = jnp.round(share * mask.sum(1, dtype=jnp.float32)).astype(jnp.int32)
+    return jnp.where((rank < count[:, None])[..., None], 0.0, x).astype(x.dtype)
+
+
+@jaxtyped(typechecker=beartype)
+def cut_features(
+    x: Float[Array, "B L E"], mask: Bool[Array, "B L"], *, key: Key[Array, ""], share: float | int
+) -> Float[Array, "B L E"]:
+    """Makes a share of the features zero in all tokens of a text: round(share * E), others in each text."""
+    draws = jax.random.uniform(key, (x.shape[0], x.shape[2]))
+    rank = jnp.argsort(jnp.argsort(draws, axis=1), axis=1)
+    return jnp.where((rank < round(share * x.shape[2]))[:, None], 0.0, x).astype(x.dtype)
+
+
+@jaxtyped(typechecker=beartype)
+def drop_numbers(
+    x: Float[Array, "B L E"], mask: Bool[Array, "B L"], *, key: Key[Array, ""], rate: float | int
+) -> Float[Array, "B L E"]:
+    """Makes each number zero with probability `rate`; the others stay as they are."""
+    return jnp.where(jax.random.bernoulli(key, rate, x.shape), 0.0, x).astype(x.dtype)

@@ -1,0 +1,46 @@
+"""Which tokens of a text are masked, and what stands there instead."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from beartype import beartype
+from jaxtyping import Array, Bool, Int32, Key, jaxtyped
+
+
+@jaxtyped(typechecker=beartype)
+def choose_tokens(ids: Int32[Array, "B L"], key: Key[Array, ""], *, share: float | int) -> Bool[Array, "B L"]:
+    """Chooses tokens of each text, each with probability `share`, and at least one.
+
+    The first token and the last one, which are special, are never chosen; a text without others has none.
+
+    Args:
+      ids: [B, L]; 0 is padding, on the right.
+      key: of the choice.
+      share: of the tokens.
+    """
+    places = jnp.arange(ids.shape[1], dtype=jnp.int32)[None]
+    last = (ids != 0).sum(1, dtype=jnp.int32)[:, None] - 1
+    inside = (places > 0) & (places < last)
+    draws = jnp.where(inside, jax.random.uniform(key, ids.shape), 2.0)
+    return inside & ((draws < share) | (draws == draws.min(1, keepdims=True)))
+
+
+@jaxtyped(typechecker=beartype)
+def mask_as_bert(
+    ids: Int32[Array, "B L"],
+    chosen: Bool[Array, "B L"],
+    key: Key[Array, ""],
+    *,
+    mask_id: int,
+    vocab_size: int,
+) -> Int32[Array, "B L"]:
+    """Replaces chosen tokens as BERT was trained (Devlin et al. 2019, section 3.1).
+
+    Of these 80 % become the mask token, 10 % a random token, and 10 % stay.
+    """
+    of_what, of_which = jax.random.split(key)
+    draws = jax.random.uniform(of_what, ids.shape)
+    random = jax.random.randint(of_which, ids.shape, 1, vocab_size, dtype=jnp.int32)
+    replaced = jnp.where(draws < 0.8, mask_id, jnp.where(draws < 0.9, random, ids))
+    return jnp.where(chosen, replaced, ids)

@@ -1,0 +1,124 @@
+"""The MLM autoencoder: most tokens of a text are masked, and guessed from its vector and the rest."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxir.features import Features, TextFormat, Tokens
+from jaxir.losses.tokens import token_cross_entropy
+from jaxir.models import layers
+from jaxir.models.decoder import VectorDecoder, decoder_for
+from jaxir.objectives.masking import choose_tokens
+from jaxir.objectives.objective import Batch, Metrics, Objective
+from jaxir.simple_types import Count, Rate, checked
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class MLMAutoencoder(Objective):
+    """A masked language model that sees the text's vector (Wang 2022, section 3.2.2).
+
+    The passage tower makes the vector of the whole text. A decoder reads the text with most of its tokens
+    masked, and predicts these (eq. 3.5, M_i being the masked places):
+
+        loss = -1 / B sum_i sum over m in M_i of log P(token m of x_i | f(x_i), the tokens outside M_i)
+
+    Without a key, in evaluation, the same share is masked, always in the same places.
+
+    Attributes:
+      masking: share of the tokens that are masked.
+      vector: where the decoder sees it: "first", in place of the first token ([CLS]), or "attention", by
+        cross-attention as in the CLM autoencoder, which the thesis proposes as future work.
+      decoder_layers: blocks of the decoder.
+      decoder_head_dim: dimensions of a head of its attention.
+      decoder_dropout: its dropout.
+      mean_over: "texts" is the equation's sum over the masked tokens of a text; "tokens" their mean.
+    """
+
+    masking: Rate = 0.8
+    vector: Literal["first", "attention"] = "first"
+    decoder_layers: Count = 2
+    decoder_head_dim: Count = 32
+    decoder_dropout: Rate = 0.1
+    mean_over: Literal["texts", "tokens"] = "texts"
+    evaluated_on_pairs = False
+
+    def features(self, form: TextFormat) -> Features:
+        """Returns what a batch holds: text_ids [L]."""
+        return {"text_ids": Tokens("text", form.passage_length, form.passage_prompt)}
+
+    def auxiliary(self, model: Any, *, form: TextFormat, rngs: nnx.Rngs) -> MaskedDecoder:
+        """Returns the decoder.
+
+        Raises:
+          UserError: the tokenizer has no mask token.
+        """
+        decoder = decoder_for(
+            model.config,
+            causal=False,
+            attends=self.vector == "attention",
+            num_layers=self.decoder_layers,
+            head_dim=self.decoder_head_dim,
+            dropout_rate=self.decoder_dropout,
+            rngs=rngs,
+        )
+        widths = (model.config.dimension, model.config.backbone.embed_dim)
+        return MaskedDecoder(decoder, form.need_mask(), *widths, first=self.vector == "first", rngs=rngs)
+
+    def __call__(
+        self,
+        model: Any,
+        batch: Batch,
+        key: jax.Array | None = None,
+        *,
+        auxiliary: MaskedDecoder,
+        step: jax.Array | None = None,
+    ) -> tuple[jax.Array, Metrics]:
+        """Returns the loss of the batch and its metrics, float32 []."""
+        ids = batch["text_ids"]
+        masking, encoding, decoding = layers.split_key(key, 3)
+        chosen = choose_tokens(ids, jax.random.key(0) if masking is None else masking, share=self.masking)
+        vector = model.encode(ids, tower="passage", key=encoding)
+        table = model.encoder_of("passage").token_table
+        x = table(jnp.where(chosen, auxiliary.mask_id, ids))
+        hidden = auxiliary(x, ids != 0, vector, key=decoding)
+        loss, metrics = token_cross_entropy(
+            hidden, layers.weight(table.embedding, hidden.dtype), ids, chosen, mean_over=self.mean_over
+        )
+        return loss, metrics | {"tokens_masked": chosen.sum(1, dtype=jnp.float32).mean()}
+
+
+class MaskedDecoder(nnx.Module):
+    """A decoder, how a vector becomes the token vector that stands first, and the mask token."""
+
+    def __init__(
+        self,
+        decoder: VectorDecoder,
+        mask_id: int,
+        vector_dim: int,
+        embed_dim: int,
+        *,
+        first: bool,
+        rngs: nnx.Rngs,
+    ):
+        self.decoder, self.mask_id = decoder, mask_id
+        # Vectors have the encoder's width, but for those that were projected.
+        init = layers.normal(vector_dim**-0.5)
+        how = {"axes": ("embed", None), "use_bias": False, "dtype": "float32", "init": init, "rngs": rngs}
+        projected = first and vector_dim != embed_dim
+        self.project = layers.Linear(vector_dim, embed_dim, **how) if projected else None
+        self.first = first
+
+    def __call__(
+        self, x: jax.Array, mask: jax.Array, vector: jax.Array, *, key: jax.Array | None
+    ) -> jax.Array:
+        """Decodes token vectors [B, L, E] with the text's vector [B, D]; returns [B, L, E]."""
+        if self.first:
+            own = vector if self.project is None else self.project(vector)
+            x = jnp.concatenate([own.astype(x.dtype)[:, None], x[:, 1:]], axis=1)
+        return self.decoder(x, mask, vector, key=key)

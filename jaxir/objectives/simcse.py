@@ -1,0 +1,54 @@
+"""SimCSE: a text is read twice, with other dropout each time (Gao et al. 2021)."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from flax import nnx
+
+from jaxir.errors import UserError
+from jaxir.features import TextFormat
+from jaxir.losses.in_batch import in_batch_softmax
+from jaxir.objectives.objective import Metrics
+from jaxir.objectives.two_views import TwoViews, View
+from jaxir.simple_types import checked
+
+ONE_WAY = functools.partial(in_batch_softmax, temperature=0.05, bidirectional=False)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class SimCSE(TwoViews):
+    """Unsupervised SimCSE (arXiv:2104.08821; Wang 2022, section 3.1.1).
+
+    With two dropout masks z and z', and s the similarity over the temperature (eq. 3.1):
+
+        loss = -1 / B sum_i log( exp s(f(x_i, z), f(x_i, z')) / sum_j exp s(f(x_i, z), f(x_j, z')) )
+
+    Attributes:
+      loss: any contrastive loss; by default the equation's, the in-batch softmax in one direction.
+    """
+
+    loss: Callable[..., tuple[jax.Array, Metrics]] = ONE_WAY
+
+    def auxiliary(self, model: Any, *, form: TextFormat, rngs: nnx.Rngs) -> None:
+        """Returns nothing.
+
+        Raises:
+          UserError: the model has no dropout: both views of a text would be the same.
+        """
+        backbone = model.config.backbone
+        rates = {f.name for f in dataclasses.fields(backbone) if f.name.endswith("dropout_rate")}
+        if not any(getattr(backbone, rate) for rate in rates):
+            raise UserError(
+                "SimCSE's two views of a text differ by dropout, of which the model has none: set DROPOUT=0.1"
+            )
+
+    def views(self, ids: jax.Array, key: jax.Array) -> tuple[View, View]:
+        """Returns the texts under two dropout masks."""
+        first, second = jax.random.split(key)
+        return View(ids, first), View(ids, second)

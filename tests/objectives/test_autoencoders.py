@@ -1,0 +1,186 @@
+"""Autoencoders and the masked language model: what is masked, what the decoder sees, what is learnt."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from unlabelled import CLS, FORM, MASK, SEP, WORDS, batch_of, make_model, make_texts, overfit, value_and_grad
+
+from jaxir.errors import UserError
+from jaxir.features import TextFormat
+from jaxir.objectives.clm_autoencoder import CLMAutoencoder
+from jaxir.objectives.masked_lm import MaskedLM
+from jaxir.objectives.masking import choose_tokens, mask_as_bert
+from jaxir.objectives.mlm_autoencoder import MLMAutoencoder
+from jaxir.objectives.simcse import SimCSE
+from jaxir.objectives.tsdae import TSDAE
+from jaxir.objectives.weighted_sum import WeightedSum
+from jaxir.partitioning import MeshConfig
+
+pytestmark = pytest.mark.usefixtures("few_optimizations")
+SMALL = {"decoder_head_dim": 16, "decoder_layers": 1}
+OBJECTIVES = {
+    "clm": CLMAutoencoder(**SMALL),
+    "mlm": MLMAutoencoder(**SMALL),
+    "mlm with attention": MLMAutoencoder(vector="attention", **SMALL),
+    "masked lm": MaskedLM(),
+}
+
+
+def made(objective, model, seed=1):
+    return objective.auxiliary(model, form=FORM, rngs=nnx.Rngs(seed))
+
+
+def test_chosen_tokens_are_words_as_many_as_asked_and_at_least_one():
+    ids = jnp.tile(make_texts(rows=40), (50, 1))
+    words = (np.asarray(ids) > SEP).sum(1)
+    for share in (0.5, 0.8):
+        chosen = np.asarray(
+            jax.jit(lambda i, k, s=share: choose_tokens(i, k, share=s))(ids, jax.random.key(0))
+        )
+        assert not chosen[np.asarray(ids) <= SEP].any() and (chosen.sum(1) >= 1).all()
+        long = words >= 8
+        assert chosen[long].sum() / words[long].sum() == pytest.approx(share, abs=0.02)
+    nothing = jnp.asarray([[CLS, SEP, 0, 0]], jnp.int32)
+    assert not choose_tokens(nothing, jax.random.key(0), share=0.8).any()
+
+
+def test_masked_as_bert_was_trained():
+    ids = jnp.full((200, 50), 7, jnp.int32)
+    chosen = jnp.arange(50)[None] < jnp.full((200, 1), 40)
+    found = np.asarray(mask_as_bert(ids, chosen, jax.random.key(0), mask_id=MASK, vocab_size=WORDS))
+    assert (found[:, 40:] == 7).all()
+    part = found[:, :40]
+    assert (part == MASK).mean() == pytest.approx(0.8 + 0.1 / (WORDS - 1), abs=0.02)
+    assert (part == 7).mean() == pytest.approx(0.1 + 0.1 / (WORDS - 1), abs=0.02)
+    assert part.min() == 1 and len(np.unique(part)) == WORDS - 1
+
+
+def test_the_clm_autoencoders_loss_is_equation_3_4():
+    model, ids = make_model(dropout=0.0), make_texts()
+    objective = CLMAutoencoder(**SMALL)
+    auxiliary = made(objective, model)
+    loss, metrics = objective(model, batch_of(ids), auxiliary=auxiliary)
+    vector = model.encode(ids, tower="passage")
+    table = model.encoder.token_table
+    total = 0.0
+    for i, row in enumerate(np.asarray(ids)):
+        count = (row != 0).sum()
+        for t in range(1, count):  # each token from those before it and the vector, nothing else
+            hidden = auxiliary(table(ids[i : i + 1, :t]), jnp.ones((1, t), bool), vector[i : i + 1])[0, -1]
+            logits = np.asarray(table.embedding[...] @ hidden, np.float64)
+            total -= logits[row[t]] - np.log(np.exp(logits).sum())
+    np.testing.assert_allclose(loss, total / len(ids), rtol=1e-4)
+    assert set(metrics) == {"token_accuracy"}
+    by_token = CLMAutoencoder(mean_over="tokens", **SMALL)(model, batch_of(ids), auxiliary=auxiliary)[0]
+    targets = float((np.asarray(ids)[:, 1:] != 0).sum())
+    np.testing.assert_allclose(by_token, loss * len(ids) / targets, rtol=1e-5)
+
+
+@pytest.mark.parametrize("vector", ["first", "attention"])
+def test_the_mlm_autoencoders_loss_is_equation_3_5(vector):
+    model, ids, key = make_model(dropout=0.0), make_texts(), jax.random.key(4)
+    objective = MLMAutoencoder(vector=vector, decoder_dropout=0.0, **SMALL)
+    auxiliary = made(objective, model)
+    loss, metrics = objective(model, batch_of(ids), key, auxiliary=auxiliary)
+    chosen = np.asarray(choose_tokens(ids, jax.random.split(key, 3)[0], share=0.8))
+    assert metrics["tokens_masked"] == pytest.approx(chosen.sum(1).mean())
+    vectors, table = model.encode(ids, tower="passage"), model.encoder.token_table
+    total = 0.0
+    for i, row in enumerate(np.asarray(ids)):
+        count = (row != 0).sum()
+        shown = np.where(chosen[i], MASK, row)[None, :count]
+        x = np.array(table(jnp.asarray(shown)))
+        if vector == "first":
+            x[0, 0] = vectors[i]
+        hidden = auxiliary.decoder(jnp.asarray(x), jnp.ones((1, count), bool), vectors[i : i + 1])[0]
+        logits = np.asarray(hidden @ table.embedding[...].T, np.float64)
+        for m in np.flatnonzero(chosen[i]):
+            total -= logits[m, row[m]] - np.log(np.exp(logits[m]).sum())
+    np.testing.assert_allclose(loss, total / len(ids), rtol=1e-4)
+    has_attention = any(
+        "value" in str(path) and "attention" not in str(path)
+        for path, _ in nnx.to_flat_state(nnx.state(auxiliary))
+    )
+    assert has_attention == (vector == "attention")
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_gradients_reach_encoder_and_decoder_and_devices_change_nothing(name):
+    objective, model = OBJECTIVES[name], make_model()
+    auxiliary, batch, key = made(objective, model), batch_of(make_texts()), jax.random.key(2)
+    one = value_and_grad(objective, model, auxiliary, batch, key)
+    partitioner = MeshConfig(data=4).build()
+
+    def on_mesh(model, batch, key, *, auxiliary):
+        with partitioner():
+            return objective(model, batch, key, auxiliary=auxiliary)
+
+    four = value_and_grad(on_mesh, model, auxiliary, batch, key)
+    np.testing.assert_allclose(four[0], one[0], rtol=1e-5)
+    for before, after in zip(one[2:], four[2:], strict=True):
+        assert before
+        for path, gradient in before.items():
+            if "attention.key.bias" not in path:
+                assert np.abs(gradient).max() > 1e-7, path
+            np.testing.assert_allclose(after[path], gradient, atol=2e-4, err_msg=path)
+
+
+def test_the_decoders_width_and_the_vectors_may_differ():
+    from jaxir.models.dual_encoder import Projection
+
+    model = make_model(projection=Projection(dimension=8))
+    for objective in (CLMAutoencoder(**SMALL), MLMAutoencoder(**SMALL)):
+        auxiliary = made(objective, model)
+        loss, _, _, gradients = value_and_grad(
+            objective, model, auxiliary, batch_of(make_texts()), jax.random.key(0)
+        )
+        assert np.isfinite(loss) and all(np.abs(g).max() > 0 for n, g in gradients.items() if "project" in n)
+
+
+def test_evaluation_is_the_same_each_time():
+    model = make_model()
+    for objective in OBJECTIVES.values():
+        auxiliary = made(objective, model)
+        first, second = (objective(model, batch_of(make_texts()), auxiliary=auxiliary)[0] for _ in range(2))
+        assert first == second > 0
+
+
+@pytest.mark.parametrize("objective", [MLMAutoencoder(), MaskedLM()])
+def test_a_tokenizer_without_a_mask_token_is_refused(objective):
+    with pytest.raises(UserError, match="the model's tokenizer has no mask token"):
+        objective.auxiliary(make_model(), form=TextFormat(12, 12), rngs=nnx.Rngs(0))
+
+
+def test_heads_that_do_not_divide_the_width_are_refused():
+    with pytest.raises(UserError, match="the objective's decoder: head_dim 20 must be even and divide"):
+        CLMAutoencoder(decoder_head_dim=20).auxiliary(make_model(), form=FORM, rngs=nnx.Rngs(0))
+
+
+def test_multi_task_is_the_weighted_sum_of_equation_3_6():
+    model, batch, key = make_model(), batch_of(make_texts()), jax.random.key(7)
+    parts = {"contrastive": SimCSE(), "autoencoder": CLMAutoencoder(**SMALL)}
+    objective = WeightedSum(parts=parts, weights={"autoencoder": 0.01})
+    auxiliary = made(objective, model)
+    total, metrics = objective(model, batch, key, auxiliary=auxiliary)
+    np.testing.assert_allclose(
+        total, metrics["contrastive/loss"] + 0.01 * metrics["autoencoder/loss"], rtol=1e-6
+    )
+    assert metrics["contrastive/loss"] > 0.01 and metrics["autoencoder/loss"] > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_it_learns_to_write_texts(name):
+    objective, model = OBJECTIVES[name], make_model(similarity="dot")
+    losses = overfit(objective, model, made(objective, model), make_texts(), steps=300)
+    assert np.mean(losses[-10:]) < (0.75 if name == "masked lm" else 0.5) * losses[0], losses[::10]
+
+
+def test_tsdae_is_the_clm_autoencoder_with_deletion():
+    assert TSDAE().deletion == 0.6 and TSDAE().mean_over == "tokens" and CLMAutoencoder().deletion == 0.0
+    model, batch = make_model(dropout=0.0), batch_of(make_texts())
+    auxiliary = made(CLMAutoencoder(**SMALL), model)
+    same = TSDAE(deletion=0.0, mean_over="texts", **SMALL)(model, batch, auxiliary=auxiliary)[0]
+    assert same == CLMAutoencoder(**SMALL)(model, batch, auxiliary=auxiliary)[0]

@@ -1,0 +1,175 @@
+"""SimCSE and ConSERT: the two views, the losses over them, and that they learn."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from unlabelled import CLS, FORM, SEP, batch_of, make_model, make_texts, overfit, value_and_grad
+
+from jaxir.errors import UserError
+from jaxir.features import Key, Tokens
+from jaxir.losses.bce import bce
+from jaxir.losses.hinges import margin, triplet
+from jaxir.losses.nt_xent import nt_xent
+from jaxir.objectives.consert import ConSERT, cut_features, cut_tokens, drop_numbers, shuffle_tokens
+from jaxir.objectives.simcse import SimCSE
+from jaxir.partitioning import MeshConfig
+
+pytestmark = pytest.mark.usefixtures("few_optimizations")
+AUGMENTATIONS = ("token_shuffling", "token_cutoff", "feature_cutoff", "embedding_dropout")
+
+
+def test_simcse_is_equation_3_1_over_two_dropout_masks():
+    model, ids, key = make_model(), make_texts(), jax.random.key(3)
+    loss, metrics, gradients, _ = value_and_grad(SimCSE(), model, None, batch_of(ids), key)
+    first, second = jax.random.split(key)
+    x, y = (np.asarray(model.encode(ids, tower="passage", key=k), np.float64) for k in (first, second))
+    assert np.abs(x - y).max() > 0.05
+    s = x @ y.T / 0.05
+    expected = -np.mean([s[i, i] - np.log(np.exp(s[i]).sum()) for i in range(len(x))])
+    np.testing.assert_allclose(loss, expected, rtol=1e-4)
+    assert set(metrics) >= {"accuracy", "positive_similarity"} and metrics["positive_similarity"] < 0.999
+    moved = {name for name, g in gradients.items() if np.abs(g).max() > 1e-6}
+    assert {n for n in gradients if n not in moved} <= {n for n in gradients if "attention.key.bias" in n}
+
+
+def test_without_a_key_both_views_are_the_text():
+    model, ids = make_model(), make_texts()
+    for objective in (SimCSE(), ConSERT()):
+        one, again = (objective(model, batch_of(ids))[1] for _ in range(2))
+        assert one["positive_similarity"] == pytest.approx(1.0, abs=1e-5)
+        assert one == again
+
+
+def test_simcse_without_dropout_is_refused():
+    with pytest.raises(UserError, match=r"of which the model has none: set DROPOUT=0\.1"):
+        SimCSE().auxiliary(make_model(dropout=0.0), form=FORM, rngs=None)
+    assert SimCSE().auxiliary(make_model(), form=FORM, rngs=None) is None
+
+
+def test_what_a_batch_holds():
+    assert SimCSE().features(FORM) == {"text_ids": Tokens("text", 12), "text_key": Key("text")}
+
+
+def test_a_text_that_comes_twice_is_no_negative_of_itself():
+    model, ids, key = make_model(), make_texts(), jax.random.key(3)
+    twice = batch_of(ids.at[1].set(ids[0]))
+    masked = twice | {"text_key": twice["text_key"].at[1].set(twice["text_key"][0])}
+    loss, apart = (SimCSE()(model, batch, key)[0] for batch in (masked, twice))
+    assert loss < apart - 0.01
+
+
+@pytest.mark.parametrize("chunks", [2, 4])
+def test_in_chunks_and_on_devices_the_numbers_stay(chunks):
+    """ConSERT without augmentations is not random, so chunks change nothing; nor do devices."""
+    model, batch, key = make_model(), batch_of(make_texts()), jax.random.key(0)
+    plain = ConSERT(first=(), second=(), loss=functools.partial(nt_xent, temperature=0.05))
+    expected = value_and_grad(plain, model, None, batch, key)
+    cached = ConSERT(first=(), second=(), chunks=chunks)
+    partitioner = MeshConfig(data=4).build()
+
+    def on_mesh(model, batch, key, *, auxiliary):
+        with partitioner():
+            return cached(model, batch, key, auxiliary=auxiliary)
+
+    for objective in (cached, on_mesh):
+        loss, _, gradients, _ = value_and_grad(objective, model, None, batch, key)
+        np.testing.assert_allclose(loss, expected[0], rtol=1e-5)
+        for name, gradient in gradients.items():
+            np.testing.assert_allclose(gradient, expected[2][name], atol=1e-4, err_msg=name)
+
+
+def test_on_devices_the_same_random_numbers():
+    model, batch, key = make_model(), batch_of(make_texts()), jax.random.key(5)
+    partitioner = MeshConfig(data=4).build()
+    for objective in (SimCSE(), ConSERT(first=AUGMENTATIONS[:2], second=AUGMENTATIONS[2:])):
+
+        def on_mesh(model, batch, key, *, auxiliary, objective=objective):
+            with partitioner():
+                return objective(model, batch, key)
+
+        one, four = (value_and_grad(f, model, None, batch, key) for f in (objective, on_mesh))
+        np.testing.assert_allclose(four[0], one[0], rtol=1e-5)
+        for name, gradient in one[2].items():
+            np.testing.assert_allclose(four[2][name], gradient, atol=1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+def test_each_augmentation_acts_alone_and_the_encoders_dropout_is_off(name):
+    model, ids = make_model(dropout=0.5), make_texts()
+    plain = model.encode(ids, tower="passage")
+    keys = jax.random.split(jax.random.key(1), 20)
+
+    def view(key):
+        seen = ConSERT(first=(name,), second=()).views(ids, key)
+        return [model.encode(v.ids, tower="passage", key=v.key, edit=v.edit) for v in seen]
+
+    firsts, seconds = (np.asarray(x) for x in jax.jit(jax.vmap(view))(keys))
+    np.testing.assert_allclose(seconds, np.broadcast_to(plain, seconds.shape), atol=1e-5)
+    assert np.abs(firsts - np.asarray(plain)).max(axis=(1, 2)).min() > 0.01
+    assert np.abs(firsts[0] - firsts[1]).max() > 0.01
+
+
+def test_shuffled_texts_have_their_tokens_in_another_order():
+    ids = make_texts(rows=50)
+    found = np.asarray(jax.jit(shuffle_tokens)(ids, jax.random.key(0)))
+    for before, after in zip(np.asarray(ids), found, strict=True):
+        last = (before != 0).sum() - 1
+        assert after[0] == CLS and after[last] == SEP and not after[last + 1 :].any()
+        assert sorted(before) == sorted(after)
+    assert (found != np.asarray(ids)).any(1).mean() > 0.8
+    # Each order is as likely as another: of three words, each of six.
+    three = jnp.tile(jnp.asarray([[CLS, 7, 8, 9, SEP, 0]], jnp.int32), (6000, 1))
+    orders = np.asarray(jax.jit(shuffle_tokens)(three, jax.random.key(1)))[:, 1:4]
+    _, counts = np.unique(orders, axis=0, return_counts=True)
+    assert len(counts) == 6 and np.abs(counts - 1000).max() < 120
+
+
+def test_shuffled_tokens_are_shuffled_positions():
+    """What Wang 2022 says, position ids in another order, gives the same vector."""
+    model = make_model(dropout=0.0)
+    ids = make_texts(rows=1)
+    shuffled = shuffle_tokens(ids, jax.random.key(2))
+    table = model.encoder.embeddings.position.embedding
+    order = [int(np.flatnonzero(np.asarray(shuffled[0]) == t)[0]) for t in np.asarray(ids[0]) if t]
+    assert order != sorted(order) and len(set(order)) == len(order)
+    # Token i of the text, in its place, has the position that it has in the shuffled text.
+    own = table[...]
+    moved = np.arange(16)
+    moved[: len(order)] = order
+    by_tokens = model.encode(shuffled, tower="passage")
+    table[...] = own[moved]
+    np.testing.assert_allclose(model.encode(ids, tower="passage"), by_tokens, atol=1e-5)
+
+
+def test_how_much_is_cut():
+    mask = jnp.arange(20)[None] < jnp.asarray([20, 10, 3])[:, None]
+    x = jnp.ones((3, 20, 30), jnp.float32)
+    zero = np.asarray(cut_tokens(x, mask, key=jax.random.key(0), share=0.15)) == 0
+    assert (zero.all(2) == zero.any(2)).all()
+    assert (zero.all(2) & np.asarray(mask)).sum(1).tolist() == [3, 2, 0]  # round(.15 n), halves to even
+    zero = np.asarray(cut_features(x, mask, key=jax.random.key(0), share=0.2)) == 0
+    assert (zero.all(1) == zero.any(1)).all() and zero.all(1).sum(1).tolist() == [6, 6, 6]
+    assert (zero[0] != zero[1]).any()
+    full = jnp.full((50, 20, 30), 2.0, jnp.float32)
+    dropped = np.asarray(drop_numbers(full, jnp.ones((50, 20), bool), key=jax.random.key(0), rate=0.2))
+    assert set(np.unique(dropped)) == {0.0, 2.0} and (dropped == 0).mean() == pytest.approx(0.2, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        SimCSE(),
+        ConSERT(),
+        SimCSE(loss=functools.partial(bce, temperature=0.05)),
+        SimCSE(loss=triplet),
+        SimCSE(loss=functools.partial(margin, beta=0.9)),
+        SimCSE(loss=nt_xent),
+    ],
+    ids=["simcse", "consert", "bce", "triplet", "margin", "nt_xent"],
+)
+def test_it_learns_to_tell_texts_apart(objective):
+    losses = overfit(objective, make_model(), None, make_texts(), steps=40)
+    assert np.mean(losses[-5:]) < 0.5 * losses[0], losses

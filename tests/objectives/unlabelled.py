@@ -1,0 +1,85 @@
+"""A tiny encoder and texts for objectives that learn without labels."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxir.features import TextFormat
+from jaxir.models.bert import BertConfig
+from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel
+
+CLS, SEP, MASK, FIRST_WORD, WORDS = 2, 3, 1, 4, 40
+FORM = TextFormat(12, 12, mask_id=MASK)
+
+
+def make_model(*, dropout: float = 0.1, **settings) -> DualEncoderModel:
+    backbone = BertConfig(
+        vocab_size=WORDS,
+        embed_dim=32,
+        num_layers=1,
+        num_heads=2,
+        mlp_dim=32,
+        max_positions=16,
+        dropout_rate=dropout,
+        attention_dropout_rate=0.0,
+    )
+    return DualEncoderModel(DualEncoderConfig(backbone=backbone, **settings), rngs=nnx.Rngs(0))
+
+
+def make_texts(rows: int = 8, length: int = 12, seed: int = 0) -> jax.Array:
+    """[CLS] 2, words from 4 on, [SEP] 3, padding 0; lengths differ."""
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(FIRST_WORD, WORDS, (rows, length)).astype(np.int32)
+    ids[:, 0] = CLS
+    for row, count in enumerate(rng.integers(4, length + 1, rows)):
+        ids[row, count - 1], ids[row, count:] = SEP, 0
+    return jnp.asarray(ids)
+
+
+def batch_of(ids: jax.Array) -> dict[str, jax.Array]:
+    """A batch whose texts are all different."""
+    rows = jnp.arange(len(ids), dtype=jnp.int32)
+    return {"text_ids": ids, "text_key": jnp.stack([rows, rows], axis=1)}
+
+
+def value_and_grad(objective, model, auxiliary, batch, key):
+    """Loss, metrics, and the gradients {name: array} of model and auxiliary."""
+    graphs, states = zip(*(nnx.split(m) for m in (model, auxiliary)), strict=True)
+
+    def loss_of(states, batch, key):
+        model, auxiliary = (nnx.merge(g, s) for g, s in zip(graphs, states, strict=True))
+        return objective(model, batch, key, auxiliary=auxiliary)
+
+    (loss, metrics), gradients = jax.jit(jax.value_and_grad(loss_of, has_aux=True))(states, batch, key)
+    named = [
+        {".".join(map(str, path)): np.asarray(g[...]) for path, g in nnx.to_flat_state(tree)}
+        for tree in gradients
+    ]
+    return loss, metrics, *named
+
+
+def overfit(objective, model, auxiliary, ids, *, steps: int, rate: float = 1e-2) -> list[float]:
+    """Trains on one batch, with other random numbers at each step; returns the losses."""
+    import optax
+
+    graphs, states = zip(*(nnx.split(m) for m in (model, auxiliary)), strict=True)
+    transform, batch = optax.adam(rate), batch_of(ids)
+    kept = transform.init(states)
+
+    @jax.jit
+    def step(states, kept, key):
+        def loss_of(states):
+            model, auxiliary = (nnx.merge(g, s) for g, s in zip(graphs, states, strict=True))
+            return objective(model, batch, key, auxiliary=auxiliary)[0]
+
+        loss, slope = jax.value_and_grad(loss_of)(states)
+        with jax.numpy_dtype_promotion("standard"):
+            updates, kept = transform.update(slope, kept)
+        return optax.apply_updates(states, updates), kept, loss
+
+    losses = []
+    for number in range(steps):
+        states, kept, loss = step(states, kept, jax.random.key(number))
+        losses.append(float(loss))
+    return losses

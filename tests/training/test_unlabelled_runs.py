@@ -1,0 +1,90 @@
+"""Runs on texts alone, from the command line: each objective trains, resumes and leaves an encoder."""
+
+import itertools
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxir import cli
+from jaxir.interop import model_dir
+from jaxir.retrieval.encoding.dual_encoder import DualEncoder
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+OBJECTIVES = ("simcse", "consert", "clm_autoencoder", "mlm_autoencoder", "multi_task")
+
+
+@pytest.fixture
+def train(tmp_path):
+    rng, words = np.random.default_rng(0), [f"{a}{b}" for a in "dhlm" for b in "aeio"]
+    lines = [" ".join(rng.choice(words, 6)) for _ in range(60)]
+    (tmp_path / "texts.txt").write_text("\n".join(lines[:40]) + "\n")
+    (tmp_path / "held_out.txt").write_text("\n".join(lines[40:]) + "\n")
+    pairs = "".join(f"{n % 5}\t{lines[n]}\t{lines[n + 1]}\n" for n in range(20))
+    (tmp_path / "dev.tsv").write_text("score\tsentence1\tsentence2\n" + pairs)
+
+    def run(name: str, *flags: str) -> Path:
+        start = [f"--gin.TEXT={tmp_path}/texts.txt", f"--gin.MODEL=st:{GOLDEN / 'bert'}"]
+        sizes = ["--gin.PASSAGE_LENGTH=16", "--gin.QUERY_LENGTH=16", "--gin.BATCH_SIZE=8", "--log_every=1"]
+        files = ["--gin_file=gin/unsupervised.gin", *(f for f in flags if f.startswith("--gin_file"))]
+        others = [f for f in flags if not f.startswith("--gin_file")]
+        run_dir = tmp_path / name
+        command = [*files, *start, *sizes, *others, f"--output_dir={run_dir}"]
+        assert cli.main("jaxir.train:train", command) == 0
+        return run_dir
+
+    return run
+
+
+def logged(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+
+
+def test_a_run_as_wang_trains_keeps_the_least_loss_on_held_out_texts(train, tmp_path):
+    run = train(
+        "run",
+        "--gin_file=gin/objectives/simcse.gin",
+        "--gin_file=gin/experiments/wang2022.gin",
+        f"--gin.DEV_TEXT={tmp_path}/held_out.txt",
+        "--gin.EVAL_EVERY=2",
+        "--gin.CHECKPOINT_EVERY=2",
+        "--gin.WARMUP_STEPS=1",
+        "--gin.LEARNING_RATE=0.01",
+        "--steps=6",
+    )
+    told = {x["step"]: x["dev/loss"] for x in logged(run) if "dev/loss" in x}
+    assert set(told) == {2, 4, 6} and len(set(told.values())) == 3
+    best = json.loads((run / "checkpoints" / "best.json").read_text())["step"]
+    assert told[best] == min(told.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_each_objective_trains_resumes_and_leaves_an_encoder(name, train, tmp_path):
+    piece = f"--gin_file=gin/objectives/{name}.gin"
+    judges = ["--gin_file=gin/evaluators/sts.gin", "--gin_file=gin/evaluators/loss.gin"]
+    flags = [piece, *judges, f"--gin.STS={tmp_path}/dev.tsv", f"--gin.DEV_TEXT={tmp_path}/held_out.txt"]
+    flags += ["--gin.train.train.evaluators=[@loss.Loss(), @sts.STS()]", "--gin.DEV_METRIC=spearman"]
+    flags += ["--gin.EVAL_EVERY=2", "--gin.CHECKPOINT_EVERY=2", "--gin.KEEP_LAST=3"]
+    if name not in ("simcse", "consert"):
+        flags += ["--gin.DECODER_LAYERS=1"]
+    whole = train("whole", *flags, "--steps=6")
+    lines = logged(whole)
+    assert {x["step"] for x in lines if "dev/spearman" in x and "dev/loss" in x} == {2, 4, 6}
+    losses = [x["loss"] for x in lines if "loss" in x]
+    assert len(losses) == 6 and np.isfinite(losses).all() and len(set(losses)) == 6
+
+    # What follows a checkpoint is lost, and trained again: the same.
+    resumed = train("resumed", *flags, "--steps=6")
+    shutil.rmtree(resumed / "checkpoints" / "6")
+    (resumed / "COMPLETE").unlink()
+    train("resumed", *flags, "--steps=6")
+    one, other = (model_dir.read(str(run))[0].params for run in (whole, resumed))
+    assert one.keys() == other.keys()
+    assert all(np.array_equal(one[n], other[n]) for n in one)
+
+    vectors = DualEncoder.load(str(whole)).encode_passages(["da de", "ha lo", "mi ma"])
+    assert vectors.shape == (3, 16) and np.isfinite(vectors).all()
+    assert all(np.abs(a - b).max() > 1e-3 for a, b in itertools.combinations(vectors, 2))
