@@ -112,7 +112,6 @@ def work_jaxir(flags: argparse.Namespace) -> dict:
     from jaxir.interop.stored import EncoderSettings
     from jaxir.losses.in_batch import in_batch_softmax
     from jaxir.models.dual_encoder import DualEncoderModel
-    from jaxir.models.products import as_run_on
     from jaxir.objectives.contrastive import Contrastive
     from jaxir.partitioning import MeshConfig
     from jaxir.planning import work as planned
@@ -141,7 +140,7 @@ def work_jaxir(flags: argparse.Namespace) -> dict:
 
     train_state = state.initial_state(model, built.transform, plan)
     started = time.perf_counter()
-    with partitioner(), as_run_on(partitioner.mesh):
+    with partitioner():
         flops = planned.traced(step_with(1), train_state, batch).flops
         jitted = jax.jit(step_with(chunks), donate_argnums=0, out_shardings=(plan.shardings, None))
         compiled = jitted.lower(train_state, batch).compile()

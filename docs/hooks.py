@@ -124,7 +124,8 @@ def _found_commands() -> dict[str, str]:
         for node in nodes:
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "cli.main":
                 given = {k.arg: texts.get(ast.unparse(k.value), k.value) for k in node.keywords}
-                found[ast.literal_eval(node.args[0])] = ast.literal_eval(given["example"])
+                if "example" in given:  # else it is no command of its own
+                    found[ast.literal_eval(node.args[0])] = ast.literal_eval(given["example"])
     return found
 
 

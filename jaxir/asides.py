@@ -1,12 +1,13 @@
 """Hidden files and directories beside an output, where it is written until it is whole.
 
-Each is locked by who writes it. What a killed process has left is unlocked, and goes when the next output is
-written into the same directory.
+Each is locked by who writes it, and so is a file that holds the output's name for a command that works long.
+What a killed process has left is unlocked, and goes when the next output is written into the same directory.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -22,6 +23,8 @@ from pathlib import Path
 # Of other machines (that of containers may be new each time), whose locks some file systems do not show.
 ABANDONED_AFTER = 86_400.0  # seconds without a change
 _NAME = re.compile(r"\..+?\.(?:([0-9a-f]{8})\.)?[0-9a-f]{12}\.part", re.DOTALL)
+_HELD_NAME = re.compile(r"\..+?\.[0-9a-f]{16}\.held", re.DOTALL)
+ATTEMPTS = 20  # who removes what was abandoned holds it for a moment
 
 
 @contextlib.contextmanager
@@ -59,6 +62,44 @@ def temporary_directory(near: Path | None = None) -> Iterator[Path]:
         os.close(descriptor)
 
 
+@contextlib.contextmanager
+def held_name(path: Path) -> Iterator[None]:
+    """Holds the name of an output that is not there yet against other processes that ask for it likewise.
+
+    Raises:
+      BlockingIOError: another process holds it.
+    """
+    _remove_abandoned(path.parent)
+    digest = hashlib.sha256(os.fsencode(path.name)).hexdigest()[:16]
+    holder = path.with_name(f".{path.name[:48]}.{digest}.held")
+    descriptor = _locked(holder)
+    try:
+        yield
+    finally:
+        holder.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _locked(path: Path) -> int:
+    """Returns a descriptor of a file, made where it is missing, that this process has locked."""
+    for attempt in range(1, ATTEMPTS + 1):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            if attempt == ATTEMPTS:
+                raise
+            time.sleep(0.01)
+            continue
+        except OSError:  # a file system without locks: nobody else gets one either
+            return descriptor
+        if _is_at(descriptor, path):
+            return descriptor
+        os.close(descriptor)  # whoever held it before has removed it
+    raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), str(path))
+
+
 def _made(path: Path, *, directory: bool, mode: int = 0o777) -> tuple[Path, int]:
     _remove_abandoned(path.parent)
     while True:
@@ -83,7 +124,8 @@ def _remove_abandoned(directory: Path) -> None:
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
             found = _NAME.fullmatch(entry.name)
-            if found and (found[1] == _machine() or _age(entry.path) > ABANDONED_AFTER):
+            here = (found and found[1] == _machine()) or _HELD_NAME.fullmatch(entry.name)
+            if here or (found and _age(entry.path) > ABANDONED_AFTER):
                 with contextlib.suppress(OSError):
                     _remove_unlocked(Path(entry.path), directory=entry.is_dir(follow_symlinks=False))
 

@@ -29,6 +29,7 @@ from jaxir.compile_cache import keep_compiled_programs
 from jaxir.errors import BadValueError, Terminated, UsageError, UserError, suggest
 from jaxir.simple_types import simple
 
+AGAIN_SECONDS = 0.05
 GIN_HELP = "gin file (may be repeated); --gin.NAME=VALUE binds one parameter or macro"
 
 
@@ -178,14 +179,30 @@ def _drop_output() -> None:
 
 @contextlib.contextmanager
 def _unwinding_on_sigterm() -> Iterator[None]:
-    """Has SIGTERM raise `Terminated` where it would end the process at once; a second one does that."""
-    owner = os.getpid()
+    """Has SIGTERM raise `Terminated` where it would end the process at once; a second one does that.
+
+    What is raised within a callback of the garbage collector, or while an object is finalized, Python drops:
+    there this signal, or Ctrl-C, comes again a moment later.
+    """
+    owner, usual = os.getpid(), sys.unraisablehook
 
     def stop(number: int, frame: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if os.getpid() != owner:  # a library's fork, which has nothing to put in order
             os.kill(os.getpid(), signal.SIGTERM)
         raise Terminated
+
+    def come_again(dropped: Any) -> None:
+        if not isinstance(dropped.exc_value, Terminated | KeyboardInterrupt):
+            usual(dropped)
+            return
+        number = signal.SIGINT
+        if isinstance(dropped.exc_value, Terminated):
+            number = signal.SIGTERM
+            signal.signal(number, stop)
+        timer = threading.Timer(AGAIN_SECONDS, os.kill, [owner, number])
+        timer.daemon = True
+        timer.start()
 
     if (
         threading.current_thread() is not threading.main_thread()
@@ -194,9 +211,11 @@ def _unwinding_on_sigterm() -> Iterator[None]:
         yield
         return
     signal.signal(signal.SIGTERM, stop)
+    sys.unraisablehook = come_again
     try:
         yield
     finally:
+        sys.unraisablehook = usual
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 

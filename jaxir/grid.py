@@ -65,6 +65,7 @@ def grid(
     from jaxir.experiments import plan, runner, table
     from jaxir.files import atomic_file
     from jaxir.locks import locked
+    from jaxir.rehearsal import rehearse
 
     parse_metrics(metrics)
     seeds = ["0"] if seeds is None else [str(seed) for seed in seeds]
@@ -91,6 +92,11 @@ def grid(
     if dry_run:
         print("\n\n".join("\n".join(cell.commands.lines()) for cell in cells))
         return 0
+
+    rehearse(
+        (arguments for cell in cells if not cell.result.exists() for _, arguments in cell.commands.training),
+        out,
+    )
 
     def write_tables(*, finished: bool = False) -> str:
         results = table.collect(cells)

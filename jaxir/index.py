@@ -6,7 +6,9 @@ from typing import Literal
 
 from jaxir import cli
 from jaxir.errors import UserError
+from jaxir.files import local_path
 from jaxir.outputs import writes
+from jaxir.reading import check_readable
 from jaxir.simple_types import Share
 
 
@@ -116,6 +118,10 @@ def index(
         if embeddings is None:
             raise UserError(f"--backend={backend} needs --embeddings")
         stored = open_embeddings(embeddings)
+        if corpus is not None:  # it is read when all else is done
+            check_readable(local_path(corpus))
+        if model is not None:
+            _check_model(model, stored.info.fingerprint)
         if storage is not None or target_recall is not None:
             from jaxir.retrieval.indexes.tuning import build_tuned
 
@@ -131,6 +137,15 @@ def index(
             built = build_index(stored, backend=backend, model=model, **milvus)
         built.save(output, corpus=corpus)
     print(f"{output}: {backend} index of {built.info.count:,} passages" + (f"; {recall}" if recall else ""))
+
+
+def _check_model(model: str, fingerprint: str) -> None:
+    """Checks that queries can be encoded with a model; jaxir.search would find out otherwise."""
+    from jaxir.interop import model_dir, stored
+
+    found, known = model_dir.read(model)
+    if (known or stored.fingerprint(found)) != fingerprint:
+        raise UserError(f"--model={model} is not the model that encoded the passages: its vectors are others")
 
 
 def _update(

@@ -1,4 +1,7 @@
-"""Directories that one process works in at a time, on a disk. In a bucket there are leases (`leases`)."""
+"""Directories that one process works in at a time, and outputs that one writes, on a disk.
+
+In a bucket there are leases (`leases`).
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from jaxir import asides
 from jaxir.errors import UserError
 
 _MADE: list[list[Path]] = []  # for locks that are held
 _DESCRIPTORS: list[int] = []  # of them
+_WRITTEN: set[Path] = set()  # outputs that are held
 
 
 class Lock(NamedTuple):
@@ -64,6 +69,39 @@ def locked(directory: Path, refusal: str) -> Iterator[Lock]:
         _DESCRIPTORS.remove(descriptor)
         _remove_empty(made)
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def writing(output: Path) -> Iterator[None]:
+    """Holds an output that appears only when whole for this process while in force, wherever it is asked.
+
+    Missing directories above it are made, and removed again if nothing has come into them.
+
+    Args:
+      output: a local path.
+
+    Raises:
+      UserError: another process is writing it.
+    """
+    place = Path(os.path.realpath(output))
+    if place in _WRITTEN:
+        yield
+        return
+    made = [path for path in place.parents if not path.exists()]
+    place.parent.mkdir(parents=True, exist_ok=True)
+    _MADE.append(made)
+    try:
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(asides.held_name(place))
+            except BlockingIOError:
+                raise UserError(f"another process is writing {output}") from None
+            _WRITTEN.add(place)
+            held.callback(_WRITTEN.discard, place)
+            yield
+    finally:
+        _MADE.remove(made)
+        _remove_empty(made)
 
 
 def descriptors() -> tuple[int, ...]:

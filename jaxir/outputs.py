@@ -24,17 +24,25 @@ from jaxir.files import (
     status_of,
 )
 from jaxir.json_files import read_json
+from jaxir.locks import writing
 from jaxir.reading import open_to_read
 
 # A file of ranked answers or a report replaces one of its kind; a directory must be new, unless it is one to
 # work in or to be changed. Models and training runs may be in a bucket too; who writes them looks at that.
-Kind = Literal["run file", "report", "directory", "work directory", "changed directory", "model", "run"]
-FILES = ("run file", "report")
+# Several processes together may write a shared run file: the one that does holds it.
+Kind = Literal[
+    *("run file", "shared run file", "report"),
+    *("directory", "work directory", "changed directory", "model", "run"),
+]
+FILES = ("run file", "shared run file", "report")
+WHOLE = ("run file", "report", "directory", "model")  # held meanwhile; who works in the others holds them
 _OF_REPORTS = {"per_query", "systems", "spearman"}  # keys, one of which each has
 
 
 def writes(*, unless: str | None = None, **kinds: Kind) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Has a command look at all its outputs before it works, whether flags, gin or Python name them.
+
+    What appears when whole is held against other processes meanwhile.
 
     Args:
       unless: a parameter with which nothing is written.
@@ -48,21 +56,34 @@ def writes(*, unless: str | None = None, **kinds: Kind) -> Callable[[Callable[..
         def checked(*args: Any, **kwargs: Any) -> Any:
             given = signature.bind_partial(*args, **kwargs)  # what is missing, the function says
             given.apply_defaults()
-            if unless is None or not given.arguments[unless]:
-                for name, kind in kinds.items():
-                    if (path := given.arguments.get(name)) is not None:
-                        check_output(f"--{name}", path, kind)
-                        if kind in FILES:
-                            others = {n: v for n, v in given.arguments.items() if n not in kinds}
-                            check_not_read(path, others)
-                            check_not_foreign(path, kind)
-            return function(*args, **kwargs)
+            with contextlib.ExitStack() as held:
+                if unless is None or not given.arguments[unless]:
+                    for name, kind in kinds.items():
+                        if (path := given.arguments.get(name)) is not None:
+                            check_output(f"--{name}", path, kind)
+                            if kind in FILES:
+                                others = {n: v for n, v in given.arguments.items() if n not in kinds}
+                                check_not_read(path, others)
+                                check_not_foreign(path, kind)
+                            if kind in WHOLE:
+                                held.enter_context(alone(path))
+                                check_output(f"--{name}", path, kind)  # who held it has written it
+                return function(*args, **kwargs)
 
         checked.__signature__ = signature  # gin asks for it
         checked.outputs = kinds
         return checked
 
     return decorate
+
+
+def alone(path: str | Path) -> contextlib.AbstractContextManager[None]:
+    """Holds an output against other processes until it is written; nothing in a bucket.
+
+    Raises:
+      UserError: another process is writing it.
+    """
+    return contextlib.nullcontext() if is_bucket(path) else writing(path_of(path))
 
 
 def check_output(what: str, path: str | Path, kind: Kind) -> None:
@@ -119,8 +140,10 @@ def check_not_foreign(path: str | Path, kind: Kind) -> None:
     place = path_of(path)
     if is_bucket(place) or not place.is_file() or not place.stat().st_size:
         return
-    if not (_is_run_file(place) if kind == "run file" else _is_report(place)):
-        raise UserError(f"{path} is there already and is no {kind}: give another output, or remove it first")
+    report = kind == "report"
+    if not (_is_report(place) if report else _is_run_file(place)):
+        what = "report" if report else "run file"
+        raise UserError(f"{path} is there already and is no {what}: give another output, or remove it first")
 
 
 def _is_run_file(path: Path) -> bool:

@@ -115,10 +115,22 @@ def _lay_out(devices: Sequence[jax.Device], sizes: Sequence[int]) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Partitioner:
-    """A mesh with its rules."""
+    """A mesh with its rules.
+
+    Attributes:
+      mesh: the devices.
+      rules: which mesh axes split a logical axis.
+      stand_in: whether the devices only stand for others, as in a plan.
+    """
 
     mesh: Mesh
     rules: Rules = DEFAULT_RULES
+    stand_in: bool = False
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether programs will run on this machine's CPU."""
+        return not self.stand_in and self.mesh.devices.flat[0].platform == "cpu"
 
     def spec(self, axes: Sequence[str | None], shape: Sequence[int] | None = None) -> PartitionSpec:
         """Returns the PartitionSpec of an array whose dimensions are named `axes`.

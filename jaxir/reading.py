@@ -43,6 +43,16 @@ def read_text(path: Path, errors: str = "strict") -> str:
         return file.read().decode("utf-8", errors)
 
 
+def check_readable(path: Path) -> None:
+    """Checks that a local file can be opened later; of a pipe, only that it is there.
+
+    Raises:
+      OSError: it cannot.
+    """
+    if not stat.S_ISFIFO(path.stat().st_mode):
+        open_to_read(path).close()
+
+
 class _File(io.FileIO):
     def readinto(self, buffer: Any) -> int | None:
         return self._told(super().readinto, buffer)

@@ -66,8 +66,11 @@ def rounds(
     from jaxir.evaluation.retrieval import parse_metrics
     from jaxir.experiments import rounds as room
     from jaxir.experiments import runner, table
+    from jaxir.interop import model_dir
+    from jaxir.rehearsal import rehearse
     from jaxir.retrieval.mining.hard_negatives import MiningSettings
     from jaxir.retrieval.mining.judging import RelevanceSettings
+    from jaxir.retrieval.ranking.runs import read_run
 
     parse_metrics(metrics)
     _, directory = parse_dataset(dataset, "beir")
@@ -100,6 +103,14 @@ def rounds(
         seed=seed,
     )
     out = Path(output_dir)
+    if left := [
+        step for _, steps in room.steps_of(settings, out) for step in steps if not step.done.exists()
+    ]:
+        if first_run is not None:
+            read_run(first_run)
+        if cross_encoder is not None:
+            model_dir.read(cross_encoder, kind="cross_encoder")
+        rehearse((step.arguments for step in left if step.arguments[1] == "jaxir.train"), out)
     try:
         results = room.run_rounds(settings, out, say=lambda text: print(text, file=sys.stderr, flush=True))
     except runner.Interrupted as stop:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, Literal
 
 from jaxir import cli
 from jaxir.errors import UserError
-from jaxir.outputs import writes
+from jaxir.outputs import alone, writes
 from jaxir.simple_types import Count, NotNegative, Share
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from jaxir.retrieval.searcher import Searcher, WeightsSearcher
 
 
-@writes(output="run file")
+@writes(output="shared run file")
 def search(
     index: str,
     model: str | None = None,
@@ -72,10 +73,12 @@ def search(
         with distributed.together():
             if queries is None:
                 raise UserError("several processes search a file of queries: give --queries and --output")
-            everywhere, writes = loaded.on(MeshConfig().build()), processes[0] == 0
-            _search_file(everywhere, queries, on_bad_input, k, output, writes=writes, **opening)
+            first, everywhere = processes[0] == 0, loaded.on(MeshConfig().build())
+            with alone(output) if first else contextlib.nullcontext():
+                _search_file(everywhere, queries, on_bad_input, k, output, writes=first, **opening)
     elif queries is not None:
-        _search_file(loaded, queries, on_bad_input, k, output, **opening)
+        with alone(output):
+            _search_file(loaded, queries, on_bad_input, k, output, **opening)
     elif query is not None:
         print(answer(_searcher(loaded, **opening), query, k))
     else:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxir import cli
-from jaxir.huge_pages import restart_with_huge_pages
+from jaxir.cpu import restart_with_huge_pages
 from jaxir.outputs import writes
 from jaxir.training.recipe import Recipe
 

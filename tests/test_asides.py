@@ -62,6 +62,7 @@ def test_what_a_killed_process_left_goes_and_what_another_is_writing_stays(tmp_p
     assert hidden(tmp_path) == live
 
 
+MADE = ("TemporaryDirectory(", "mkdtemp(", "mkstemp(", "NamedTemporaryFile(")
 TEMPORARY = """
 import time
 from jaxir.asides import temporary_directory
@@ -164,3 +165,10 @@ def test_a_command_that_is_stopped_leaves_nothing_for_good(tmp_path, number, sta
     with atomic_directory(out / "set"):
         pass
     assert [p.name for p in out.iterdir()] == ["set"]
+
+
+def test_every_temporary_directory_is_one_that_the_next_process_clears():
+    """Python's own stay for good when the process is killed."""
+    jaxir = Path(__file__).parent.parent / "jaxir"
+    found = {str(p.relative_to(jaxir)) for p in jaxir.rglob("*.py") for word in MADE if word in p.read_text()}
+    assert found == {"faults.py"}, "which keeps tracebacks"

@@ -5,6 +5,7 @@ import errno
 import inspect
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -214,6 +215,33 @@ def test_a_bug_costs_a_sentence_that_says_where_the_traceback_is(cook, monkeypat
 )
 def test_a_command_that_is_stopped_ends_as_shells_tell_it(cook, number, status, said):
     assert cook(f"--model={number}") == (status, "", said)
+
+
+STOPPED_WITHIN = """
+import gc, os, time
+
+def wait(*, number: int) -> None:
+    \"\"\"Waits.\"\"\"
+
+    def callback(phase, info):  # as JAX has one; what is raised in there, Python drops
+        gc.callbacks.remove(callback)
+        os.kill(os.getpid(), number)
+        time.sleep(0)
+
+    gc.callbacks.append(callback)
+    gc.collect()
+    time.sleep(50)
+"""
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_that_comes_while_garbage_is_collected_is_not_lost(tmp_path, number, status):
+    (tmp_path / "waiting.py").write_text(STOPPED_WITHIN)
+    code = "from jaxir import cli; raise SystemExit(cli.main('waiting:wait'))"
+    command = ["env", "--default-signal=INT", sys.executable, "-c", code, f"--number={int(number)}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=30)
+    said = "stopped by SIGTERM\n" if number == signal.SIGTERM else "interrupted\n"
+    assert (done.returncode, done.stderr) == (status, said)
 
 
 def test_where_no_file_can_be_written_the_traceback_is_not_lost(cook, monkeypatch):

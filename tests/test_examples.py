@@ -12,13 +12,13 @@ ROOT = Path(__file__).resolve().parent.parent / "jaxir"
 
 
 def examples() -> dict[str, str]:
-    """Returns what each `cli.main("jaxir.NAME:function", example=...)` of the commands says."""
+    """Returns what each `cli.main("jaxir.NAME:function", example=...)` of the commands says: other calls have no example."""
     found = {}
     for path in sorted(ROOT.glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "cli.main":
-                (given,) = (word.value for word in node.keywords if word.arg == "example")
-                found[ast.literal_eval(node.args[0])] = ast.literal_eval(given)
+                for given in (word.value for word in node.keywords if word.arg == "example"):
+                    found[ast.literal_eval(node.args[0])] = ast.literal_eval(given)
     return found
 
 

@@ -21,6 +21,7 @@ from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
 from jaxir.features import Features, Key, Numbers, Record, Tokens, check_record, fields_of
 from jaxir.files import local_path
+from jaxir.mapped import check_unchanged
 from jaxir.progress import progress
 
 
@@ -249,6 +250,7 @@ class ArrayDataset:
         return self.num_examples // batch_size
 
     def _batch(self, examples: np.ndarray, seed_and_epoch: tuple[int, int] | None) -> Batch:
+        check_unchanged(self._arrays().values())
         starts = self._offsets[examples]
         counts = self._offsets[examples + 1] - starts
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxir.errors import UserError
 from jaxir.features import Features, Numbers, TextFormat, Tokens, fields_of, pair_features, pair_format
+from jaxir.mapped import open_mapped
 
 FORMAT = 2
 META, META_OF_PAIRS = "dataset.json", "pairs.json"
@@ -40,7 +41,7 @@ def read(
     directory: Path,
 ) -> tuple[dict[str, Any], dict[str, Tokens | Numbers], dict[str, np.ndarray]]:
     """Returns the description, the fields and the arrays of what was saved, by earlier jaxir too."""
-    arrays = {p.stem: np.asarray(np.load(p, mmap_mode="r")) for p in directory.glob("*.npy")}
+    arrays = {p.stem: np.asarray(open_mapped(p)) for p in directory.glob("*.npy")}
     if (directory / META_OF_PAIRS).exists():
         meta = json.loads((directory / META_OF_PAIRS).read_text())
         form = {k: meta[k] for k in ("query_length", "passage_length", "query_prompt", "passage_prompt")}

@@ -13,7 +13,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxir.data.lines import Policy
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.features import Features, TextFormat
-from jaxir.models.products import as_run_on
 from jaxir.objectives.objective import Objective
 from jaxir.partitioning import Partitioner
 
@@ -64,10 +63,10 @@ class Program:
         def shape(x: np.ndarray) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct((self.size, *x.shape[1:]), x.dtype, sharding=self._sharding)
 
-        mesh, like = self._partitioner.mesh, plan.abstract
-        jitted = jax.jit(run, out_shardings=NamedSharding(mesh, PartitionSpec()))
+        like, everywhere = plan.abstract, NamedSharding(self._partitioner.mesh, PartitionSpec())
+        jitted = jax.jit(run, out_shardings=everywhere)
         batch = {name: shape(x) for name, x in self._rows.items()}
-        with self._partitioner(), as_run_on(mesh):
+        with self._partitioner():
             lowered = jitted.lower(like.params, like.auxiliary, like.statistics, batch)
             self._compiled = lowered.compile()
 

@@ -9,10 +9,11 @@ from typing import IO, Any
 import numpy as np
 
 from jaxir.errors import UserError
+from jaxir.mapped import check_unchanged, open_mapped
 
 
 def read_npy(path: Path, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """Opens an array that was written here, memory-mapped.
+    """Opens an array that was written here, memory-mapped; see `mapped.check_unchanged`.
 
     Raises:
       UserError: the file is missing, is damaged, or holds another array than one of this dtype and shape.
@@ -20,7 +21,7 @@ def read_npy(path: Path, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
     if not path.is_file():
         raise UserError(f"{path}: no such file")
     try:
-        found = np.load(path, mmap_mode="r")
+        found = open_mapped(path)
     except Exception as error:  # numpy's, or of Python's own parser, which reads the header
         raise UserError(f"{path} cannot be read: {error}") from None
     if not isinstance(found, np.ndarray):
@@ -53,6 +54,7 @@ def gather(shards: Sequence[np.ndarray], rows: np.ndarray) -> np.ndarray:
     starts = np.cumsum([0, *map(len, shards)])
     of_shard = np.searchsorted(starts, rows, side="right") - 1
     found = np.empty((len(rows), shards[0].shape[1]), np.float32)
+    check_unchanged(shards)
     for shard in np.unique(of_shard):
         there = of_shard == shard
         found[there] = shards[shard][rows[there] - starts[shard]]

@@ -17,7 +17,7 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from starlette.exceptions import HTTPException
 
 from jaxir import __version__
-from jaxir.errors import DamagedError, UserError, suggest
+from jaxir.errors import ChangedError, DamagedError, UserError, suggest
 from jaxir.serving.batcher import Busy
 from jaxir.serving.marks import Marker
 from jaxir.serving.metrics import Metrics
@@ -60,6 +60,7 @@ def build_app(service: Service, metrics: Metrics) -> FastAPI:
     )
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_problem)
+    app.add_exception_handler(ChangedError, _changed)
     app.add_exception_handler(DamagedError, _damaged)
     app.add_exception_handler(UserError, _failed)
     app.add_exception_handler(Busy, _failed)
@@ -255,6 +256,11 @@ async def _http_problem(_: Request, error: HTTPException) -> JSONResponse:
 
 async def _failed(_: Request, error: Exception) -> JSONResponse:
     return JSONResponse({"detail": str(error)}, 503, headers={"retry-after": "1"})
+
+
+async def _changed(_: Request, error: ChangedError) -> JSONResponse:
+    print(f"error: {error}", file=sys.stderr, flush=True)
+    return JSONResponse({"detail": "the index was changed on disk; the service must be started again"}, 503)
 
 
 async def _damaged(_: Request, error: DamagedError) -> JSONResponse:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, TypeVar
 
-from jaxir.errors import UserError
+from jaxir.errors import ChangedError, UserError
 
 J = TypeVar("J")
 R = TypeVar("R")
@@ -116,9 +116,9 @@ class Batcher(Generic[J, R]):
         """Returns results; where the batch failed for reasons of one job, only that job's is an exception."""
         try:
             return self._work(jobs)
-        except UserError as error:  # the machine's or the settings' fault: it will fail all
-            return [error] * len(jobs)
         except Exception as error:
             if len(jobs) == 1:
                 return [error]
+            if isinstance(error, UserError) and not isinstance(error, ChangedError):
+                return [error] * len(jobs)  # the machine's or the settings' fault: it will fail all
             return [self._attempt([job])[0] for job in jobs]

@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxir.retrieval.encoding.dual_encoder import EMBED, DualEncoder, Tower
 from jaxir.retrieval.indexes.index import Index
 from jaxir.retrieval.searcher import Searcher
-from jaxir.serving.few_shapes import FewShapes, Tower
+from jaxir.serving.few_shapes import FewShapes
 
 
 class Question(NamedTuple):
@@ -41,19 +42,21 @@ class DenseEngine:
     """A model and the indexes of its vectors: every distinct text is encoded once.
 
     Args:
-      shapes: the model.
+      encoder: the model.
       indexes: by name.
       k: the depth of every search.
     """
 
-    def __init__(self, shapes: FewShapes, indexes: Mapping[str, Index], *, k: int):
-        self._shapes, self._indexes, self._k = shapes, indexes, k
+    def __init__(self, encoder: DualEncoder, indexes: Mapping[str, Index], *, k: int):
+        self._encoder, self._indexes, self._k = encoder, indexes, k
+        self._shapes = FewShapes(encoder.model)
 
     def warm_up(self, max_batch: int) -> None:
         """Compiles all that a batch of at most `max_batch` queries may need."""
-        self._shapes.compile("query")
+        _, max_length = self._encoder.text_settings("query")
+        self._shapes.compile(EMBED["query"], max_length)
         for index in self._indexes.values():
-            vectors = np.eye(1, self._shapes.encoder.dimension, dtype=np.float32)
+            vectors = np.eye(1, self._encoder.dimension, dtype=np.float32)
             rows = 1
             while rows < 2 * max_batch:
                 index.search(np.repeat(vectors, rows, axis=0), self._k)
@@ -61,13 +64,24 @@ class DenseEngine:
 
     def compiled_shapes(self, tower: Tower) -> int:
         """Returns how many programs there are for texts of a tower."""
-        return sum(of_tower == tower for of_tower, _, _ in tuple(self._shapes.compiled))
+        return sum(function is EMBED[tower] for function, _, _ in tuple(self._shapes.compiled))
+
+    def encode(self, texts: list[str], tower: Tower) -> np.ndarray:
+        """Returns float32 vectors [N, D] of N texts, to rounding the ones that `DualEncoder.encode` gives.
+
+        Raises:
+          UserError: the model gives vectors that are not finite.
+        """
+        encoder = self._encoder
+        tokens, (_, max_length) = encoder.tokens(texts, tower), encoder.text_settings(tower)
+        vectors = self._shapes.run(EMBED[tower], tokens, max_length=max_length, of=(encoder.dimension,))
+        return encoder.checked(vectors)
 
     def answer(self, questions: list[Question]) -> list[Answer]:
         """Answers questions of one tower."""
         texts = {text: row for row, text in enumerate(dict.fromkeys(q.text for q in questions))}
         started = time.perf_counter()
-        vectors = self._shapes.encode(list(texts), questions[0].tower)
+        vectors = self.encode(list(texts), questions[0].tower)
         encode_ms = _ms(started)
         answers = [Answer(vectors[texts[q.text]], {}) for q in questions]
         for name, index in self._indexes.items():

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import jax
-import numpy as np
 
-from jaxir.retrieval.encoding.cross_encoder import CrossEncoder
+from jaxir.retrieval.encoding.cross_encoder import CrossEncoder, score_pairs
 from jaxir.retrieval.ranking.runs import rank
 from jaxir.serving.batcher import Batcher
-from jaxir.serving.few_shapes import (
-    ACCELERATOR_BATCH_TOKENS,
-    ACCELERATOR_CALL_TOKENS,
-    BATCH_TOKENS,
-    CALL_TOKENS,
-    ROWS,
-    lay_out,
-    lengths_up_to,
-)
+from jaxir.serving.few_shapes import FewShapes
 
 MAX_BATCH = 256  # pairs
 Pair = tuple[str, str]
@@ -35,29 +24,17 @@ class Reranker:
       depth: documents of a question that are read.
 
     Attributes:
-      compiled: the programs that there are: (rows, length).
+      shapes: its programs.
       batcher: pairs to scores; `new_batcher` makes it.
     """
 
     def __init__(self, spec: str, *, depth: int):
         self.encoder, self.depth = CrossEncoder.load(spec, devices=jax.local_devices()[:1]), depth
-        self.compiled: set[tuple[int, int]] = set()
-        platform = jax.default_backend()
-        self._batch_tokens = BATCH_TOKENS.get(platform, ACCELERATOR_BATCH_TOKENS)
-        self._call_tokens = CALL_TOKENS.get(platform, ACCELERATOR_CALL_TOKENS)
-        self._lengths = lengths_up_to(self.encoder.max_length)
+        self.shapes = FewShapes(self.encoder.model)
 
     def warm_up(self) -> None:
-        """Compiles all shapes, two at a time."""
-        shapes = itertools.product(ROWS, self._lengths)
-        with ThreadPoolExecutor(2, thread_name_prefix="compiler") as pool:
-            runs = [
-                pool.submit(self._run, np.ones(shape, np.int32), np.zeros(shape, np.int32))
-                for shape in shapes
-                if shape[0] == 1 or shape[0] * shape[1] <= self._batch_tokens
-            ]
-            for run in runs:
-                run.result()
+        """Compiles all shapes."""
+        self.shapes.compile(score_pairs, self.encoder.max_length, columns=2)
 
     def score(self, pairs: Sequence[Pair]) -> list[float]:
         """Returns the logits of pairs, to rounding those of `CrossEncoder.score`.
@@ -66,26 +43,9 @@ class Reranker:
           UserError: the model gives scores that are not finite.
         """
         tokens = self.encoder.tokens(pairs)
-        scores = np.empty([len(pairs)], np.float32)
-        plan = lay_out(
-            [len(pair.ids) for pair in tokens],
-            lengths=self._lengths,
-            batch_tokens=self._batch_tokens,
-            call_tokens=self._call_tokens,
-        )
-        for rows, length, chosen in plan:
-            ids, types = np.zeros([rows, length], np.int32), np.zeros([rows, length], np.int32)
-            ids[len(chosen) :, 0] = 1
-            for row, number in enumerate(chosen):
-                pair = tokens[number]
-                ids[row, : len(pair.ids)], types[row, : len(pair.ids)] = pair.ids, pair.types
-            scores[chosen] = self._run(ids, types)[: len(chosen)]
+        columns = [pair.ids for pair in tokens], [pair.types for pair in tokens]
+        scores = self.shapes.run(score_pairs, *columns, max_length=self.encoder.max_length)
         return self.encoder.checked(scores).tolist()
-
-    def _run(self, ids: np.ndarray, types: np.ndarray) -> np.ndarray:
-        scores = np.asarray(self.encoder.run(ids, types))
-        self.compiled.add(ids.shape)
-        return scores
 
     def new_batcher(self, max_waiting: int) -> Batcher[Pair, float]:
         """Returns the batcher of all clients' pairs, to be used as an async context.

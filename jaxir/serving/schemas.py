@@ -127,7 +127,7 @@ PROBLEMS = _problems(
     _408="the request came too slowly",
     _413="the request is too large",
     _500="a fault of the service; its standard error says more",
-    _503="too busy, or an engine fails; try again later",
+    _503="too busy, or an engine fails: try again later; or the index was changed on disk",
 )
 UNFIT = _problems(_422="the request asks for what cannot be had")
 UNKNOWN = _problems(_404="there is no such document, or its text is not stored")

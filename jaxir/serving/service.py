@@ -16,13 +16,13 @@ import numpy as np
 
 from jaxir.data.sources import Document
 from jaxir.errors import UserError
+from jaxir.retrieval.encoding.dual_encoder import Tower
 from jaxir.retrieval.indexes.index import Index, load_index
 from jaxir.retrieval.ranking.fusion import reciprocal_rank_fusion
 from jaxir.retrieval.searcher import Searcher
 from jaxir.serving.batcher import Batcher
 from jaxir.serving.engines import Answer, DenseEngine, Found, Question, SparseEngine
 from jaxir.serving.examples import examples
-from jaxir.serving.few_shapes import FewShapes, Tower
 from jaxir.serving.limits import Limits
 from jaxir.serving.reranker import Reranker
 
@@ -89,7 +89,7 @@ class Service:
             if encoder is None:
                 engine = SparseEngine(group[0].name, group[0].searcher, k=limits.k)
             else:
-                engine = DenseEngine(FewShapes(encoder), {o.name: o.index for o in group}, k=limits.k)
+                engine = DenseEngine(encoder, {o.name: o.index for o in group}, k=limits.k)
             self.engines |= {o.name: engine for o in group}
         self._batchers: dict[tuple[int, Tower], Batcher[Question, Answer]] = {}
         self._stack = contextlib.AsyncExitStack()
@@ -284,7 +284,7 @@ class Service:
 
     def compiled_shapes(self) -> dict[tuple[str, str], int]:
         """Returns the number of compiled programs by the names of their indexes and by tower."""
-        of_pairs = {(RERANKED, "pair"): len(self.reranker.compiled)} if self.reranker else {}
+        of_pairs = {(RERANKED, "pair"): len(self.reranker.shapes.compiled)} if self.reranker else {}
         dense = [engine for engine in self._engines() if isinstance(engine, DenseEngine)]
         of_texts = {(self._names(e), t): e.compiled_shapes(t) for e in dense for t in TOWERS}
         return of_texts | of_pairs

@@ -6,12 +6,11 @@ import contextlib
 import json
 import os
 import secrets
-import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+from jaxir.asides import temporary_directory
 from jaxir.errors import UserError
 from jaxir.sidecar import environment
 
@@ -21,11 +20,12 @@ FOREIGN = ("JAVA_HOME", "JVM_PATH", "CLASSPATH", "JDK_JAVA_OPTIONS", "_JAVA_OPTI
 
 
 class Process(NamedTuple):
-    """A sidecar process, the directory of its socket and log, and its token."""
+    """A sidecar process, the directory of its socket and log, its token, and what removes the directory."""
 
     popen: subprocess.Popen
     directory: Path
     token: str
+    closing: contextlib.ExitStack
 
 
 def start(python: Path) -> Process:
@@ -34,23 +34,24 @@ def start(python: Path) -> Process:
     Raises:
       UserError: it does not start.
     """
-    directory = Path(tempfile.mkdtemp(prefix="jaxir-sidecar-"))
-    if len(os.fsencode(directory / "socket")) > 100:  # a socket's path may not be longer (104 on macOS)
-        directory.rmdir()
-        directory = Path(tempfile.mkdtemp(prefix="jaxir-sidecar-", dir="/tmp"))
-    token = secrets.token_hex(16)
-    variables = {k: v for k, v in os.environ.items() if k not in FOREIGN and not k.startswith("ANSERINI")}
-    with (directory / "log").open("wb") as log:
-        popen = subprocess.Popen(
-            [str(python), "-I", "-c", SERVER, str(Path(__file__).parent)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            cwd=directory,
-            env=variables,
-            start_new_session=True,  # Ctrl-C at a terminal is meant for its user
-        )
-    process = Process(popen, directory, token)
+    with contextlib.ExitStack() as closing:
+        directory = closing.enter_context(temporary_directory())
+        if len(os.fsencode(directory / "socket")) > 100:  # a socket's path may not be longer (104 on macOS)
+            closing.close()
+            directory = closing.enter_context(temporary_directory(Path("/tmp")))
+        token = secrets.token_hex(16)
+        variables = {k: v for k, v in os.environ.items() if k not in FOREIGN and not k.startswith("ANSERINI")}
+        with (directory / "log").open("wb") as log:
+            popen = subprocess.Popen(
+                [str(python), "-I", "-c", SERVER, str(Path(__file__).parent)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                cwd=directory,
+                env=variables,
+                start_new_session=True,  # Ctrl-C at a terminal is meant for its user
+            )
+        process = Process(popen, directory, token, closing.pop_all())
     hello = {"token": token, "directory": str(directory), "parent": os.getpid()}
     try:
         popen.stdin.write(json.dumps(hello).encode() + b"\n")
@@ -77,7 +78,7 @@ def end(process: Process) -> str:
         status = process.popen.wait()
     process.popen.stdout.close()
     words = _last_words(process.directory / "log")
-    shutil.rmtree(process.directory, ignore_errors=True)
+    process.closing.close()
     return f"{words}; status {status}" if words else f"status {status}"
 
 

@@ -1,15 +1,14 @@
 """Checkpoints of a run over Orbax: asynchronous, atomic, the last few and the best by a dev metric.
 
 RUN/checkpoints/STEP holds `params`, `opt_state`, `run` (step, settings that must agree, dev metric,
-checksums) and, where the objective has something beside the model, `auxiliary` and `statistics`;
-RUN/checkpoints/best.json names the best step; RUN/run.json marks the directory as a run of ours.
+name of the run, checksums) and, where the objective has something beside the model, `auxiliary` and
+`statistics`; RUN/checkpoints/best.json names the best step; RUN/run.json marks the directory (`marker`).
 A checkpoint appears by a rename once whole, and goes by one (in a bucket, which knows no rename, by the mark
 that Orbax puts into it), and is removed only when a later one is whole. One is set aside only if it is known
 to be damaged: what may pass (no memory, a bucket out of reach) ends the run and changes nothing.
 """
 
 import contextlib
-import itertools
 import json
 import shutil
 import sys
@@ -23,18 +22,16 @@ import orbax.checkpoint as ocp
 
 from jaxir.distributed import all_agree, wait_for_all
 from jaxir.errors import UserError
-from jaxir.files import atomic_file, check_bucket, is_bucket, move_tree, path_of, remove_tree
+from jaxir.files import atomic_file, is_bucket, move_tree, path_of, remove_tree
 from jaxir.interop.quiet import quiet_orbax
 from jaxir.interop.run_dir import COMMITTED, Damaged, checkpoint_steps, read_record, sealed
 from jaxir.interop.stores import ORBAX_INDEX
-from jaxir.leases import LEASE
-from jaxir.training.damage import is_damage, reason
+from jaxir.training.damage import is_damage, place_for_broken, reason
 from jaxir.training.holding import Hold, Undisputed
-from jaxir.training.logs import LOG
+from jaxir.training.marker import begin, check_run_dir, go_on
 from jaxir.training.settings import disagreement
 from jaxir.training.state import TrainState, inspect
 
-MARKER = "run.json"
 REMOVED = ".removed"
 
 
@@ -44,14 +41,19 @@ class Resumed(NamedTuple):
     Attributes:
       state: the state, laid out as asked.
       step: its number of finished steps.
+      run: the name of the run; None of runs of earlier versions.
     """
 
     state: TrainState
     step: int
+    run: str | None
 
 
 class Checkpoints:
     """The checkpoints of one run.
+
+    Attributes:
+      run: the name of the run, once it is open.
 
     Args:
       run_dir: the run's directory; new, empty, or a run to resume.
@@ -83,6 +85,7 @@ class Checkpoints:
         self._inspect: Callable[[TrainState], tuple[jax.Array, jax.Array]]
         self._saving: int | None = None
         self._values: dict[int, float] = {}
+        self.run = ""
         self._manager: ocp.CheckpointManager | None = None
         self._quiet = contextlib.ExitStack()
         check_run_dir(self.run_dir)
@@ -138,10 +141,12 @@ class Checkpoints:
             self._set_aside(step, why, needed=step > resumed.step)
         wait_for_all("broken checkpoints are set aside")
         self._manager.reload()
-        if resumed is None:
-            self._write_marker()
-        else:
-            self._write_best()
+        if jax.process_index() == 0:
+            if resumed is None:
+                self.run = begin(self.run_dir, self.settings)
+            else:
+                self.run = go_on(self.run_dir, resumed.run, self.settings)
+                self._write_best()
         return resumed
 
     def steps(self) -> list[int]:
@@ -178,6 +183,7 @@ class Checkpoints:
             "step": step,
             "dev_metric": self._metric,
             "dev_value": dev_value,
+            "run": self.run,
             "checksums": _whole_numbers(sums),
             "settings": self.settings,
         }
@@ -277,7 +283,7 @@ class Checkpoints:
         # Checkpoints had one checksum of all once; it is not compared any more.
         if not finite or record.get("checksums", sums) != _whole_numbers(sums):
             raise Damaged("its checksums do not match its content")
-        return Resumed(state, step)
+        return Resumed(state, step, record.get("run"))
 
     def _check_files(self, step: int, items: Iterable[str]) -> None:
         """Raises a Damaged where Orbax would miss an index that is gone by way of what it finds instead."""
@@ -300,11 +306,6 @@ class Checkpoints:
         if wrong := disagreement(saved, self.settings):
             raise UserError(f"{self.run_dir} {wrong}")
 
-    def _write_marker(self) -> None:
-        if jax.process_index() == 0:
-            with atomic_file(self.run_dir / MARKER) as file:
-                json.dump({"settings": self.settings}, file, indent=2)
-
     def _write_best(self) -> None:
         best, path = self.best(), self.directory / "best.json"
         if jax.process_index() != 0:
@@ -313,7 +314,7 @@ class Checkpoints:
             path.unlink(missing_ok=True)
             return
         text = json.dumps({"step": best[0], "metric": self._metric, "value": best[1]})
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
+        if not path.exists() or path.read_bytes() != text.encode():
             with atomic_file(path) as file:
                 file.write(text)
 
@@ -340,11 +341,7 @@ class Checkpoints:
             remove_tree(path)
 
     def _set_aside(self, step: int, why: str, *, needed: bool) -> None:
-        target = self.run_dir / "broken" / str(step)
-        for number in itertools.count(2):
-            if not target.exists():
-                break
-            target = target.with_name(f"{step}-{number}")
+        target = place_for_broken(self.run_dir, str(step))
         if jax.process_index() == 0:
             then = ", an earlier one is used" if needed else ""
             print(f"warning: checkpoint {step} is broken ({why}); moved to {target}{then}", file=sys.stderr)
@@ -360,34 +357,6 @@ class Checkpoints:
                 shutil.rmtree(part, ignore_errors=True)
         self._hold.check()  # which tells the cause where the directory itself has gone
         raise UserError(f"checkpoint {step} could not be saved ({reason(error)}); {good}") from error
-
-
-def check_run_dir(run_dir: str | Path) -> None:
-    """Checks that a run can start or go on in `run_dir`; changes nothing.
-
-    Of several processes the first one looks: it changes the directory, and another might look meanwhile.
-
-    Raises:
-      UserError: `run_dir` holds something else than a run, or a run whose checkpoints are gone, or is in a
-        bucket that cannot be written to.
-    """
-    if jax.process_index() != 0:
-        return
-    run_dir = path_of(run_dir)
-    check_bucket(run_dir, writing=True)
-    if run_dir.is_dir():
-        if all(path.name == LEASE for path in run_dir.iterdir()):
-            return
-    elif not run_dir.exists():
-        return
-    if not (run_dir / MARKER).is_file():
-        raise UserError(
-            f"{run_dir} is not empty and is not a training run (it has no {MARKER}); give another output_dir"
-        )
-    log = run_dir / LOG
-    saved = log.is_file() and b'"checkpoint"' in log.read_bytes()
-    if saved and not checkpoint_steps(run_dir / "checkpoints"):
-        raise UserError(f"the checkpoints of {run_dir} are gone; give another output_dir to start anew")
 
 
 def _items(state: TrainState) -> dict[str, Any]:

@@ -1,10 +1,16 @@
-"""Which errors tell that a checkpoint is damaged, and which only that it could not be read this time."""
+"""Which errors tell that a checkpoint is damaged, and which only that it could not be read this time.
 
+And RUN/broken, where what is damaged is kept.
+"""
+
+import itertools
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from jaxir.errors import UserError
+from jaxir.files import atomic_file
 from jaxir.interop.run_dir import Damaged
 
 _GONE = (Damaged, FileNotFoundError, NotADirectoryError, IsADirectoryError)
@@ -38,6 +44,24 @@ def reason(error: BaseException) -> str:
     if isinstance(root, OSError) and root.strerror:
         return root.strerror.lower()
     return text if len(text) <= 160 else f"{text[:160]}..."
+
+
+def place_for_broken(run_dir: Path, name: str) -> Path:
+    """Returns where a broken part of a run is to be kept: RUN/broken/NAME, or with a number that is free."""
+    target, number = run_dir / "broken" / name, itertools.count(2)
+    while target.exists():
+        target = target.with_name(f"{Path(name).stem}-{next(number)}{Path(name).suffix}")
+    return target
+
+
+def keep_aside(run_dir: Path, name: str) -> Path | None:
+    """Copies a file of a run, as it is, to RUN/broken; returns where to, None where there is no such file."""
+    if not (run_dir / name).is_file():
+        return None
+    target = place_for_broken(run_dir, name)
+    with atomic_file(target, "wb") as file:
+        file.write((run_dir / name).read_bytes())
+    return target
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

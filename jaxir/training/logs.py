@@ -21,6 +21,7 @@ from jaxir.errors import UserError
 from jaxir.files import atomic_file, is_bucket, path_of
 from jaxir.progress import progress
 from jaxir.simple_types import fits
+from jaxir.training.damage import keep_aside
 from jaxir.training.holding import Hold, Undisputed
 
 LOG, BOARD = "log.jsonl", "tensorboard"
@@ -33,11 +34,21 @@ class RunLog:
       run_dir: the run's directory.
       start_step: the step the run resumes from; what was logged beyond it is dropped, so no step appears
         twice.
+      run: the name of the run, which the first line of each process has; a log that has another one, or is
+        damaged, is kept in RUN/broken.
       hold: on the directory; see `holding.held`.
     """
 
-    def __init__(self, run_dir: Path, *, start_step: int, hold: Hold = Undisputed()):  # noqa: B008 (no state)
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        start_step: int,
+        run: str,
+        hold: Hold = Undisputed(),  # noqa: B008 (has no state)
+    ):
         self._file, self._board, self._hold = None, None, hold
+        self._name: dict[str, str] = {"run": run}
         self._closing = contextlib.ExitStack()
         if jax.process_index() != 0:
             return
@@ -48,7 +59,13 @@ class RunLog:
             self._place = self._closing.enter_context(temporary_directory())
             if (self._run_dir / LOG).exists():
                 (self._place / LOG).write_bytes((self._run_dir / LOG).read_bytes())
-        drop_beyond(self._place / LOG, start_step)
+        if (self._place / LOG).exists():
+            kept, wrong = own_lines((self._place / LOG).read_bytes(), start_step, run)
+            if wrong:
+                told = f"{self._run_dir / LOG} {wrong}; as it was it is kept as"
+                print(f"warning: {told} {keep_aside(self._run_dir, LOG)}", file=sys.stderr)
+            with atomic_file(self._place / LOG) as file:
+                file.writelines(kept)
         self._file = (self._place / LOG).open("a", encoding="utf-8")
         self._board = SummaryWriter(
             str(self._place / BOARD), purge_step=start_step + 1, filename_suffix=f".{start_step}"
@@ -91,22 +108,49 @@ class RunLog:
             print(f"warning: {error}", file=sys.stderr)
 
     def _write_line(self, line: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(line) + "\n")
+        self._file.write(json.dumps({**line, **self._name}) + "\n")
         self._file.flush()
+        self._name = {}
 
 
-def drop_beyond(path: Path, step: int) -> None:
-    """Removes the lines of `path` about later steps than `step`, and those that were cut off or damaged."""
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        with contextlib.suppress(ValueError, RecursionError):
-            told = json.loads(line)
-            if fits(told, dict[str, Any]) and fits(told.get("step"), int) and told["step"] <= step:
-                kept.append(line + "\n")
-    with atomic_file(path) as file:
-        file.writelines(kept)
+def own_lines(log: bytes, step: int, run: str) -> tuple[list[str], str]:
+    """Returns the lines of a log that belong to a run which goes on at `step`, and what is wrong with others.
+
+    Left out are those about later steps, which will be done again, and one at the end that was cut off as its
+    process was killed: nothing is wrong with these, unless a checkpoint is told of that is not there.
+
+    Args:
+      log: what the file holds.
+      step: from which the run goes on.
+      run: its name. Lines belong to the run that was named last; of earlier versions none is named.
+    """
+    kept, damaged, foreign, later = [], 0, 0, 0
+    lines, ours = log.splitlines(keepends=True), True
+    for number, line in enumerate(lines, start=1):
+        told = _told(line)
+        if told is None:
+            damaged += number < len(lines) or line.endswith(b"\n")
+            continue
+        ours = told.get("run", run if ours else None) == run
+        if not ours:
+            foreign += 1
+        elif told["step"] <= step:
+            kept.append(line.decode().rstrip() + "\n")
+        elif told.get("checkpoint") is True:
+            later = max(later, told["step"])
+    wrong = [f"has lines of another run ({foreign:,})"] if foreign else []
+    wrong += [f"has lines that cannot be read ({damaged:,})"] if damaged else []
+    wrong += [f"tells of checkpoint {later:,}, which is not there"] if later else []
+    return kept, " and ".join(wrong)
+
+
+def _told(line: bytes) -> dict[str, Any] | None:
+    """Returns what a line of a log says, None where it is none."""
+    with contextlib.suppress(ValueError, RecursionError):
+        told = json.loads(line.decode())
+        if fits(told, dict[str, Any]) and fits(told.get("step"), int):
+            return told
+    return None
 
 
 class Narrator:

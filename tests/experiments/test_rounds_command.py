@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import gin
 import pytest
@@ -13,6 +14,8 @@ from jaxir.experiments import runner
 from jaxir.locks import locked
 from jaxir.retrieval.ranking.runs import read_run
 from jaxir.train import train
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 
 
 @pytest.fixture
@@ -78,13 +81,14 @@ def test_a_command_that_fails_is_named_and_finished_ones_are_left_alone(tmp_path
     (out / "round0" / "model").mkdir(parents=True)
     (out / "round0" / "model" / "COMPLETE").touch()
     (out / "round0" / "test.json").touch()
-    reader = ["--cross_encoder=hf:reader", "--max_relevance=0.1"]
+    name = f"hf:{GOLDEN / 'cross_bert'}"
+    reader = [f"--cross_encoder={name}", "--max_relevance=0.1"]
     assert cli.main("jaxir.rounds:rounds", [*flags, *reader]) == 1
     error = capsys.readouterr().err
     assert error.splitlines()[0] == "round1: jaxir.encode", "round 0 is there, or so it seems"
     assert "error: round1: jaxir.encode failed:" in error and f"(see {out}/round1/log.txt)" in error
     mining = next(line for line in (out / runner.COMMANDS).read_text().splitlines() if "jaxir.mine" in line)
-    assert "--cross_encoder=hf:reader --max_relevance=0.1" in mining
+    assert f"--cross_encoder={name} --max_relevance=0.1" in mining
     assert f"--model={out}/round0/model" in (out / "round1" / "log.txt").read_text()
     commands = (out / runner.COMMANDS).read_text().splitlines()
     assert [line.split()[2] for line in commands[2:]] == [
@@ -109,11 +113,19 @@ def test_two_at_once_in_one_directory_are_refused(tmp_path, flags, capsys):
         ("--negatives=0", "--negatives must be a whole number of at least 1, not 0"),
         ("--max_relevance=0.1", "give one"),
         ("--cross_encoder=hf:reader", "needs max_relevance, relevance_margin or both"),
+        ("--bindings=TEMPERATURE=0", "TEMPERATURE must be a number above 0, not 0"),
+        ("--bindings=BATCHSIZE=8", "macro BATCHSIZE is set but nothing uses it; did you mean 'BATCH_SIZE'?"),
+        ("--bindings=DEV_METRIC=nope", "nope"),
+        ("--bindings=MODEL=absent", "refused: absent: no such model directory"),
+        ("--first_run=absent", "absent: no such run file"),
+        ("--cross_encoder=absent --max_relevance=0.1", "absent: no such model directory"),
     ],
 )
 def test_mistakes_cost_one_sentence_and_write_nothing(tmp_path, flags, capsys, flag, sentence):
     kept = [f for f in flags if f.split("=")[0] != flag.split("=")[0]]
-    assert cli.main("jaxir.rounds:rounds", [*kept, flag]) == (2 if "must be a whole" in sentence else 1)
+    assert cli.main("jaxir.rounds:rounds", [*kept, *flag.split()]) == (
+        2 if "must be a whole" in sentence else 1
+    )
     error = capsys.readouterr().err
     assert sentence in error and error.count("\n") == 1
     assert not (tmp_path / "out").exists()

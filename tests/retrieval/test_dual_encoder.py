@@ -10,13 +10,13 @@ import pytest
 from flax import nnx
 
 import jaxir
+from jaxir.cpu import has_quick_bfloat16
 from jaxir.data.tokenizer import pad_batch
 from jaxir.errors import UserError
 from jaxir.interop import model_dir
-from jaxir.models.products import has_quick_bfloat16
 from jaxir.retrieval.encoding import dual_encoder
 from jaxir.retrieval.encoding.batching import EncodingReport
-from jaxir.retrieval.encoding.dual_encoder import DualEncoder
+from jaxir.retrieval.encoding.dual_encoder import EMBED, DualEncoder
 
 pytestmark = pytest.mark.usefixtures("few_optimizations")
 
@@ -73,9 +73,9 @@ def test_each_shape_is_compiled_once(small_model, toy, texts):
 @pytest.mark.skipif(not has_quick_bfloat16(), reason="a CPU that multiplies bfloat16 numbers is needed")
 def test_products_of_bfloat16_numbers_are_the_quick_ones_of_a_cpu(small_model):
     encoder = DualEncoder.load(small_model, dtype="bfloat16")
-    program = dual_encoder._program(*encoder._structure, encoder._shardings, encoder.partitioner, "passage")
+    program = encoder.runner.program(EMBED["passage"])
     ids = jax.ShapeDtypeStruct((8, 16), np.int32)
-    text = program._jitted.lower(encoder._parameters, ids).as_text()
+    text = program.jitted.lower(encoder.runner.parameters, (ids,)).as_text()
     products = re.findall(r"dot_general.*: \(tensor<\S*x(\w+)>, tensor<\S*x\w+>\) -> tensor<\S*x(\w+)>", text)
     assert products.count(("bf16", "f32")) >= 6 and ("bf16", "bf16") not in products, products
 
@@ -97,13 +97,13 @@ def count_compilations(function) -> int:
 
 def test_batches_are_split_over_all_devices(encoder, texts):
     assert jax.device_count() == 4
-    assert encoder.partitioner.mesh.size == 4
+    assert encoder.runner.partitioner.mesh.size == 4
     report = EncodingReport()
     encoder.encode(texts, tower="passage", report=report)
     assert all(rows % 4 == 0 for rows, _ in report.shapes)
-    program = dual_encoder._program(*encoder._structure, encoder._shardings, encoder.partitioner, "passage")
+    program = encoder.runner.program(EMBED["passage"])
     shape = max(report.shapes)
-    (sharding,) = [program.executables[shape].result().input_shardings[0][1]]
+    (sharding,) = [program.executables[shape].result().input_shardings[0][1][0]]
     assert sharding.shard_shape(shape) == (shape[0] // 4, shape[1])
 
 
@@ -135,7 +135,7 @@ def test_what_is_no_list_of_texts(encoder, wrong):
 
 def test_vectors_that_are_not_finite(small_model):
     encoder = DualEncoder.load(small_model)
-    encoder._parameters = [p * np.float32(np.nan) for p in encoder._parameters]
+    encoder.runner.parameters = [p * np.float32(np.nan) for p in encoder.runner.parameters]
     with pytest.raises(UserError, match="not finite"):
         encoder.encode_queries(["w1"])
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from jaxir import cli
+from jaxir.cpu import has_quick_bfloat16
 from jaxir.errors import UserError
-from jaxir.models.products import has_quick_bfloat16
 from jaxir.partitioning import MeshConfig
 from jaxir.retrieval.indexes import exact, rounding, topk
 from jaxir.retrieval.indexes.exact import ExactIndex

@@ -14,6 +14,7 @@ import termios
 import time
 import unicodedata
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -43,6 +44,26 @@ def index(tmp_path_factory, toy, small_model, texts) -> str:
     flags = [f"--embeddings={root}/emb", f"--corpus={corpus}", "--backend=exact", f"--output={root}/index"]
     assert command("index", *flags) == 0
     return f"{root}/index"
+
+
+@pytest.mark.parametrize(
+    ("flag", "says"),
+    [
+        ("--model=absent", "absent: no such model directory"),
+        ("--model={root}", "no jaxir.json in it"),
+        ("--model=hf:{golden}", "is not the model that encoded the passages"),
+        ("--corpus=absent", "absent: no such file"),
+        ("--corpus={root}", "is a directory"),
+    ],
+)
+def test_an_index_is_not_built_for_a_model_or_a_corpus_that_is_none(flag, says, index, tmp_path, capsys):
+    root = Path(index).parent
+    flag = flag.format(root=root, golden=Path(__file__).parent.parent / "golden" / "bert")
+    flags = [f"--embeddings={root}/emb", "--backend=exact", f"--output={tmp_path}/new/index", flag]
+    assert command("index", *flags) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("error: ") and says in told and told.count("\n") == 1
+    assert not list(tmp_path.iterdir())
 
 
 @contextlib.contextmanager

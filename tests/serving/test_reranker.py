@@ -9,6 +9,7 @@ import pytest
 
 from jaxir import CrossEncoder, cli
 from jaxir.errors import UserError
+from jaxir.retrieval.encoding.cross_encoder import score_pairs
 from jaxir.retrieval.ranking.runs import rank, read_run, write_run
 from jaxir.serving.batcher import Busy
 from jaxir.serving.limits import Limits
@@ -79,15 +80,16 @@ def test_alone_and_cut_and_with_one_index(service, world):
 
 
 def test_nothing_compiles_after_the_start_and_texts_of_any_length_are_read(service):
-    reranker, program = service.reranker, service.reranker.encoder._program
-    before = program._cache_size()
-    assert before == len(reranker.compiled) > 5
+    reranker = service.reranker
+    programs = reranker.shapes._runner.program(score_pairs).executables
+    before = dict(programs)
+    assert len(before) == len(reranker.shapes.compiled) > 5
     pairs = [("w1 " * n, "w2 w3 " * m) for n in (1, 7, 60) for m in (0, 1, 9, 200)]
     scores = reranker.score(pairs)
     np.testing.assert_allclose(scores, CrossEncoder.load(MODEL).score(pairs), atol=1e-5)
     for count in (1, 2, 5):
         np.testing.assert_allclose(reranker.score(pairs[:count]), scores[:count], atol=1e-5)
-    assert program._cache_size() == before
+    assert programs == before
 
 
 def test_clients_share_batches_and_are_counted(service):

@@ -4,18 +4,20 @@ import asyncio
 import json
 import re
 
+import jax
 import numpy as np
 import pytest
 
-from jaxir import DualEncoder
+from jaxir import DualEncoder, cpu
 from jaxir.data.sources import Document
 from jaxir.errors import UserError
-from jaxir.models import products
+from jaxir.retrieval.encoding.dual_encoder import EMBED
 from jaxir.retrieval.ranking.fusion import reciprocal_rank_fusion
 from jaxir.serving.account import AccessLog
 from jaxir.serving.app import build_app
+from jaxir.serving.engines import DenseEngine
 from jaxir.serving.examples import phrase_of
-from jaxir.serving.few_shapes import ROWS, FewShapes, lay_out, lengths_up_to
+from jaxir.serving.few_shapes import ROWS, lay_out, lengths_up_to
 from jaxir.serving.limits import Limits
 from jaxir.serving.metrics import Metrics
 from jaxir.serving.service import Service
@@ -63,28 +65,30 @@ def test_where_calls_cost_most_a_batch_is_filled_up():
 
 
 def test_vectors_are_the_models_and_nothing_compiles_after_the_start(world, toy):
-    shapes = FewShapes(world.encoder)
-    shapes.compile("query")
-    programs = shapes._program._cache_size()
-    assert programs == len(shapes.shapes("query")) > 3
+    engine, length = DenseEngine(world.encoder, {}, k=1), world.encoder.settings.query_max_length
+    engine.warm_up(1)
+    programs = engine._shapes._runner.program(EMBED["query"]).executables
+    assert set(programs) == set(engine._shapes.shapes(length)) and len(programs) > 3
+    before = dict(programs)
     texts = ["", *toy.random_texts(37, seed=9)]
     expected = world.encoder.encode_queries(texts)
     for count in (1, 2, 3, 13, len(texts)):
-        np.testing.assert_allclose(shapes.encode(texts[:count], "query"), expected[:count], atol=2e-6)
-    assert shapes._program._cache_size() == programs
+        np.testing.assert_allclose(engine.encode(texts[:count], "query"), expected[:count], atol=2e-6)
+    assert programs == before
 
 
 def test_a_cpu_multiplies_bfloat16_numbers_here_as_in_every_other_command(world, monkeypatch):
-    monkeypatch.setattr(products, "has_quick_bfloat16", lambda: True)  # the form is right on every CPU
+    monkeypatch.setattr(cpu, "has_quick_bfloat16", lambda: True)  # the form is right on every CPU
     encoder = DualEncoder.load(world.model, dtype="bfloat16")
     # Under the partitioner parameters are used through its constraints, and products leave float32 numbers.
-    shapes = FewShapes(encoder)
-    lowered = shapes._program.lower(shapes._state, np.ones([2, 16], np.int32), "query").as_text()
+    engine = DenseEngine(encoder, {}, k=1)
+    runner, ids = engine._shapes._runner, jax.ShapeDtypeStruct((2, 16), np.int32)
+    lowered = runner.program(EMBED["query"]).jitted.lower(runner.parameters, (ids,)).as_text()
     found = re.findall(r"dot_general.*: \(tensor<\S*xbf16>, tensor<\S*xbf16>\) -> tensor<\S*x(\w+)>", lowered)
     assert found.count("f32") >= 6 * encoder.model.config.backbone.num_layers
     assert "sdy.sharding_constraint" in lowered
     alone = DualEncoder.load(world.model, dtype="bfloat16")
-    np.testing.assert_allclose(shapes.encode(QUERIES, "query"), alone.encode_queries(QUERIES), atol=1e-2)
+    np.testing.assert_allclose(engine.encode(QUERIES, "query"), alone.encode_queries(QUERIES), atol=1e-2)
 
 
 def test_rankings_are_those_of_the_indexes_and_their_fusion(service):

@@ -125,8 +125,10 @@ def assert_same_run(ours: Path, theirs: Path, step: int) -> None:
     for name, value in expected.items():
         assert np.array_equal(found[name], value), name
     assert logged(ours) == logged(theirs)
-    for name in ("COMPLETE", "run.json", "checkpoints/best.json"):
+    for name in ("COMPLETE", "checkpoints/best.json"):
         assert (ours / name).read_text() == (theirs / name).read_text()
+    one, other = (json.loads((run / "run.json").read_text()) for run in (ours, theirs))
+    assert one["settings"] == other["settings"] and one["run"] != other["run"]
     assert list((ours / "tensorboard").glob("events.*"))
 
 

@@ -13,7 +13,7 @@ import threading
 import pytest
 import tiny_run
 
-from jaxir.training.logs import Narrator, RunLog, clock, drop_beyond, timed
+from jaxir.training.logs import Narrator, RunLog, clock, own_lines, timed
 
 
 def lines(run_dir):
@@ -21,7 +21,7 @@ def lines(run_dir):
 
 
 def test_a_resumed_log_has_every_step_once(tmp_path):
-    log = RunLog(tmp_path, start_step=0)
+    log = RunLog(tmp_path, start_step=0, run="a")
     for step in (5, 10, 15):
         log.write(step, {"loss": step / 10, "dev/loss": 1.0})
     log.checkpoint(10)
@@ -29,7 +29,7 @@ def test_a_resumed_log_has_every_step_once(tmp_path):
     log.close()
     with (tmp_path / "log.jsonl").open("a") as file:
         file.write('{"step": 20, "lo')  # killed while writing
-    log = RunLog(tmp_path, start_step=10)
+    log = RunLog(tmp_path, start_step=10, run="a")
     log.write(15, {"loss": 7.0})
     log.close()
     assert [(x["step"], x.get("loss")) for x in lines(tmp_path)] == [
@@ -130,7 +130,7 @@ def test_clock(seconds, text):
     assert clock(seconds) == text
 
 
-def test_damaged_lines_of_a_log_cost_no_run(tmp_path):
+def test_damaged_lines_of_a_log_cost_no_run_and_are_kept_elsewhere(tmp_path, capsys):
     path = tmp_path / "log.jsonl"
     damaged = [
         "null",
@@ -146,5 +146,31 @@ def test_damaged_lines_of_a_log_cost_no_run(tmp_path):
     path.write_text("\n".join(['{"step": 1}', *damaged, '{"step": 2}', '{"step": 3}', ""]))
     with path.open("ab") as file:
         file.write(b'\xff{"step": 2}')
-    drop_beyond(path, 2)
+    whole = path.read_bytes()
+    RunLog(tmp_path, start_step=2, run="a").close()
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
+    kept = tmp_path / "broken" / "log.jsonl"
+    told = f"warning: {path} has lines that cannot be read (9); as it was it is kept as {kept}\n"
+    assert capsys.readouterr().err == told and kept.read_bytes() == whole
+
+
+def test_what_a_killed_process_leaves_in_its_log_is_nothing_to_tell():
+    own = b'{"step": 1, "run": "a"}\n{"step": 2, "checkpoint": true}\n{"step": 3}\n'
+    for end in (b"", b'{"step": 4', b'{"step": 4, "run": "a"}'):
+        assert own_lines(own + end, 2, "a") == ([line + "\n" for line in own.decode().split("\n")[:2]], "")
+    assert own_lines(b'{"step": 1}\r\n', 1, "a") == (['{"step": 1}\n'], "")  # of an earlier version
+
+
+def test_lines_of_another_run_and_of_checkpoints_that_are_gone_are_told():
+    lines = [
+        '{"step": 1}',
+        '{"step": 2, "run": "b"}',
+        '{"step": 9}',
+        '{"step": 3, "run": "a"}',
+        '{"step": 4}',
+        '{"step": 30, "checkpoint": true}',
+        '{"step": 40, "run": ["a"]}',
+    ]
+    kept, wrong = own_lines("\n".join(lines).encode(), 8, "a")
+    assert kept == [f"{lines[i]}\n" for i in (0, 3, 4)]
+    assert wrong == "has lines of another run (3) and tells of checkpoint 30, which is not there"

@@ -19,10 +19,11 @@ import tiny_run
 from flax import nnx
 from tiny_run import Bag, Hooked, pairs, run
 
+from jaxir import cpu
 from jaxir.data.array_dataset import ArrayDataset
 from jaxir.data.mixture import MixtureDataset
 from jaxir.errors import UserError
-from jaxir.models import layers, products
+from jaxir.models import layers
 from jaxir.models.dual_encoder import l2_normalize
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.training.optimizers import Adafactor, AdamW
@@ -377,9 +378,9 @@ def test_on_a_cpu_products_of_bfloat16_numbers_have_the_quick_form(tmp_path, mon
         made.append((left_axis, right_axis))
         return real(left, right, left_axis, right_axis)
 
-    real = products._product
-    monkeypatch.setattr(products, "has_quick_bfloat16", lambda: True)
-    monkeypatch.setattr(products, "_product", product)
+    real = cpu._product
+    monkeypatch.setattr(cpu, "has_quick_bfloat16", lambda: True)
+    monkeypatch.setattr(cpu, "_product", product)
     model = Line()
     before = params_of(model)
     run(tmp_path / "run", model=model, mesh={"data": 1}, steps=5, eval_every=5)

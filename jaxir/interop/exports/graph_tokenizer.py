@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
+from jaxir.asides import temporary_directory
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
 from jaxir.installation import how_to_install
@@ -40,15 +39,15 @@ class GraphTokenizer:
     def __init__(self, tokenizer: Tokenizer):
         require_tensorflow_text()
         self._pad = tokenizer.pad_swap
-        with tempfile.TemporaryDirectory() as name:
-            tokenizer.save(name)
-            path = Path(name) / "tokenizer.json"
+        with temporary_directory() as directory:
+            tokenizer.save(directory)
+            path = directory / "tokenizer.json"
             if path.is_file():
                 text = path.read_text(encoding="utf-8")
                 self._pieces: Any = WordPiece(json.loads(text))
                 self._before, self._after = _special_ids(text)
             else:
-                (model,) = Path(name).glob("*.model")
+                (model,) = directory.glob("*.model")
                 self._pieces = _SentencePiece(model.read_bytes())
                 self._before, self._after = [], tokenizer.encode_batch([""], max_length=2)[0].tolist()
         self.state = self._pieces.state

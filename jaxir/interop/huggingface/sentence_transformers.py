@@ -5,6 +5,7 @@ from typing import Any, get_args
 
 import numpy as np
 
+from jaxir.asides import temporary_directory
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
 from jaxir.files import inside
@@ -234,10 +235,7 @@ def _write_dense(
 
 def _lower_cased(tokenizer: Tokenizer, root: Path) -> Tokenizer:
     """Returns `tokenizer` with lower-casing put before what it does to a text."""
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
+    with temporary_directory() as directory:
         tokenizer.save(directory)
         if not (directory / "tokenizer.json").is_file():
             raise UserError(f"{root}: do_lower_case needs a tokenizer.json")

@@ -7,12 +7,12 @@ what shapes say (see `t5x_names.interpret`).
 import dataclasses
 import re
 import sys
-import tempfile
 from pathlib import Path
 
 import jax
 import numpy as np
 
+from jaxir.asides import temporary_directory
 from jaxir.checksums import write_all
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
@@ -193,8 +193,8 @@ def _load_tokenizer(path: str) -> Tokenizer:
     content = stores.read(directory or ".", name)
     if content is None:
         raise UserError(f"{path}: no such tokenizer: neither a SentencePiece model nor a directory")
-    with tempfile.TemporaryDirectory() as copy:
-        (Path(copy) / "spiece.model").write_bytes(content)
+    with temporary_directory() as copy:
+        (copy / "spiece.model").write_bytes(content)
         try:
             return Tokenizer.load(copy)
         except UserError as error:

@@ -1,10 +1,6 @@
 """`DualEncoder`: a trained model as its users see it, texts in and vectors out."""
 
-import collections
 import contextlib
-import functools
-import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,33 +9,30 @@ from typing import Any, Literal, TypeVar
 
 import jax
 import numpy as np
-from flax import nnx
 from jaxtyping import Float
 
 from jaxir.errors import UserError
 from jaxir.interop import model_dir
-from jaxir.models.layers import param_shardings, size_of
-from jaxir.models.products import as_run_on
+from jaxir.models.dual_encoder import DualEncoderModel
+from jaxir.models.layers import size_of
 from jaxir.partitioning import MeshConfig, Partitioner
 from jaxir.progress import progress
-from jaxir.retrieval.encoding.batching import Batch, EncodingReport, fill, plan_batches
+from jaxir.retrieval.encoding.batching import EncodingReport
+from jaxir.retrieval.encoding.runner import WINDOW, Runner
 
 Tower = Literal["query", "passage"]
 T = TypeVar("T")
 
-# Texts that are tokenised, sorted and batched together: enough for full batches, little enough to hold in
-# memory.
-WINDOW = 16_384
-# Threads that each run a batch: while one fills a batch or fetches vectors the other computes, and on a CPU
-# the parts of a program that use one core overlap.
-RUNNERS = 2
-# Tokens of a batch on one device, and how many such batches one more shape must save. On a CPU the first is
-# measured; a shape costs as much CPU time to compile as 3 batches of MiniLM to compute, but commands compile
-# it only once (`jaxir.compile_cache`), so the many later passes count for more than the first.
-BATCH_TOKENS = {"cpu": 1024}
-ACCELERATOR_BATCH_TOKENS = 32_768
-SHAPE_COST = {"cpu": 0.5}
-ACCELERATOR_SHAPE_COST = 8
+
+def _embed_query(model: DualEncoderModel, ids: jax.Array) -> jax.Array:
+    return model.encode(ids, tower="query")
+
+
+def _embed_passage(model: DualEncoderModel, ids: jax.Array) -> jax.Array:
+    return model.encode(ids, tower="passage")
+
+
+EMBED = {"query": _embed_query, "passage": _embed_passage}
 
 
 class DualEncoder:
@@ -71,21 +64,13 @@ class DualEncoder:
         batch_tokens: int | None = None,
         partitioner: Partitioner | None = None,
     ):
-        if batch_tokens is not None and batch_tokens < 1:
-            raise UserError(f"batch_tokens must be at least 1, not {batch_tokens}")
         self.model, self.tokenizer, self.settings, self.spec = model, tokenizer, settings, spec
         self.fingerprint: str = fingerprint or model_dir.fingerprint_of(model, tokenizer, settings)
         self.similarity: str = model.config.similarity
         # Of several processes each encodes for itself: they have no batch in common.
-        self.partitioner = partitioner or MeshConfig().build(jax.local_devices())
-        platform = jax.default_backend()
-        self.batch_tokens = batch_tokens or BATCH_TOKENS.get(platform, ACCELERATOR_BATCH_TOKENS)
-        self._shape_cost = int(SHAPE_COST.get(platform, ACCELERATOR_SHAPE_COST) * self.batch_tokens)
-        graph, state = nnx.split(model)
-        leaves, tree = jax.tree.flatten(state)
-        self._shardings = tuple(jax.tree.leaves(param_shardings(state, self.partitioner)))
-        self._structure = (graph, tree)
-        self._parameters = jax.device_put(leaves, list(self._shardings))
+        # Of several processes each encodes for itself: they have no batch in common.
+        partitioner = partitioner or MeshConfig().build(jax.local_devices())
+        self.runner = Runner(model, partitioner, batch_tokens=batch_tokens)
         self.dimension: int = model.config.dimension
 
     @classmethod
@@ -211,18 +196,25 @@ class DualEncoder:
         Yields:
           For each list of n texts its float32 vectors [n, D].
         """
-        prompt, max_length = self.text_settings(tower)
-
-        def tokenized() -> Iterator[list[np.ndarray]]:
-            for texts in windows:
-                yield self.tokenizer.encode_batch([prompt + text for text in texts], max_length=max_length)
-
         report = EncodingReport() if report is None else report
-        for tokens in _one_ahead(tokenized()):
+        for tokens in _one_ahead(self.tokens(texts, tower) for texts in windows):
             started = time.perf_counter()
-            vectors = self._encode_tokens(tokens, tower, self._shape_cost // num_windows, report, on_batch)
+            vectors = self.runner.run(
+                EMBED[tower],
+                tokens,
+                of=(self.dimension,),
+                num_windows=num_windows,
+                report=report,
+                on_batch=on_batch,
+            )
+            self.checked(vectors)
             report.seconds += time.perf_counter() - started
             yield vectors
+
+    def tokens(self, texts: Sequence[str], tower: Tower) -> list[np.ndarray]:
+        """Returns the token ids of texts, with the tower's prompt and cut at its maximum length."""
+        prompt, max_length = self.text_settings(tower)
+        return self.tokenizer.encode_batch([prompt + text for text in texts], max_length=max_length)
 
     def text_settings(self, tower: Tower) -> tuple[str, int]:
         """Returns (prompt, maximum length in tokens) of a tower."""
@@ -231,51 +223,8 @@ class DualEncoder:
             return settings.query_prompt, settings.query_max_length
         return settings.passage_prompt, settings.passage_max_length
 
-    def _encode_tokens(
-        self,
-        tokens: list[np.ndarray],
-        tower: Tower,
-        shape_cost: int,
-        report: EncodingReport,
-        on_batch: Callable[[int], Any] | None,
-    ) -> np.ndarray:
-        counts = np.array([len(t) for t in tokens], np.int64)
-        vectors = np.empty([len(tokens), self.dimension], np.float32)
-        program = _program(*self._structure, self._shardings, self.partitioner, tower)
-        in_flight: collections.deque[tuple[Batch, Future[np.ndarray]]] = collections.deque()
-
-        # Programs that speak to other devices must reach all devices in one order, or they wait forever.
-        dispatching = threading.Lock() if self.partitioner.mesh.size > 1 else contextlib.nullcontext()
-
-        def run(batch: Batch) -> np.ndarray:
-            ids = fill(tokens, batch)
-            with dispatching:
-                output = program(self._parameters, ids)
-            return np.asarray(output)
-
-        def fetch() -> None:
-            batch, output = in_flight.popleft()
-            vectors[batch.texts] = output.result()[: len(batch.texts)]
-            if on_batch is not None:
-                on_batch(len(batch.texts))
-
-        plan = plan_batches(
-            counts,
-            batch_tokens=self.batch_tokens,
-            shape_cost=shape_cost,
-            row_multiple=self.partitioner.mesh.size,
-        )
-        with (
-            program.compiling(self._parameters, [batch.shape for batch in plan]),
-            ThreadPoolExecutor(RUNNERS, thread_name_prefix="runner") as runners,
-        ):
-            for batch in plan:
-                in_flight.append((batch, runners.submit(run, batch)))
-                report.add(batch, counts)
-                if len(in_flight) > RUNNERS:
-                    fetch()
-            while in_flight:
-                fetch()
+    def checked(self, vectors: np.ndarray) -> np.ndarray:
+        """Returns vectors; raises a UserError where one is not finite."""
         if not np.isfinite(vectors).all():
             raise UserError(f"model {self.spec or self.fingerprint} gives vectors that are not finite")
         return vectors
@@ -285,55 +234,6 @@ def _lasting(spec: str) -> str:
     """Returns `spec` with a local directory made absolute, so that it can be loaded from anywhere."""
     kind, colon, place = spec.rpartition(":")
     return f"{kind}{colon}{Path(place).resolve()}" if Path(place).exists() else spec
-
-
-class _Program:
-    """(parameters, ids [B, L]) -> vectors [B, D], with one executable for each shape of ids.
-
-    Attributes:
-      executables: by shape; a future where it is still being compiled.
-    """
-
-    def __init__(self, jitted: Any):
-        self._jitted = jitted
-        self.executables: dict[tuple[int, int], Future[Any]] = {}
-
-    @contextlib.contextmanager
-    def compiling(self, parameters: list[jax.Array], shapes: Iterable[tuple[int, int]]) -> Iterator[None]:
-        """Compiles what is missing in threads, in the order of `shapes`, while the first ones already run."""
-        missing = [shape for shape in dict.fromkeys(shapes) if shape not in self.executables]
-        pool = ThreadPoolExecutor(max(1, os.cpu_count() or 1), thread_name_prefix="compiler")
-        try:
-            for shape in missing:
-                self.executables[shape] = pool.submit(self._compile, parameters, shape)
-            yield
-        except BaseException:
-            for shape in missing:
-                self.executables.pop(shape).cancel()
-            raise
-        finally:
-            pool.shutdown()
-
-    def __call__(self, parameters: list[jax.Array], ids: np.ndarray) -> jax.Array:
-        return self.executables[ids.shape].result()(parameters, ids)
-
-    def _compile(self, parameters: list[jax.Array], shape: tuple[int, int]) -> Any:
-        return self._jitted.lower(parameters, jax.ShapeDtypeStruct(shape, np.int32)).compile()
-
-
-@functools.lru_cache(maxsize=16)
-def _program(
-    graph: Any, tree: Any, shardings: tuple[Any, ...], partitioner: Partitioner, tower: Tower
-) -> _Program:
-    """Returns the program of a tower; models of one architecture share it and all that is compiled."""
-
-    def encode(parameters: list[jax.Array], ids: jax.Array) -> jax.Array:
-        with partitioner(), as_run_on(partitioner.mesh):
-            model = nnx.merge(graph, jax.tree.unflatten(tree, parameters))
-            return model.encode(ids, tower=tower)
-
-    batch = partitioner.sharding(("batch", "length"))
-    return _Program(jax.jit(encode, in_shardings=(list(shardings), batch), out_shardings=batch))
 
 
 def _one_ahead(items: Iterator[T]) -> Iterator[T]:

@@ -50,7 +50,7 @@ class Documents:
         if not (directory / _TEXTS).is_file():
             return None
         try:
-            offsets = read_npy(directory / _OFFSETS, np.int64, (len(ids),))
+            offsets = np.array(read_npy(directory / _OFFSETS, np.int64, (len(ids),)))
         except UserError as error:
             raise UserError(f"{directory} is a damaged index: {error}") from None
         return cls(directory / _TEXTS, offsets, ids)

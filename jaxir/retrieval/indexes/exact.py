@@ -15,8 +15,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxir.cpu import has_quick_bfloat16
 from jaxir.errors import UserError
-from jaxir.models.products import has_quick_bfloat16
 from jaxir.partitioning import MeshConfig, Partitioner
 from jaxir.retrieval.indexes import rounding
 from jaxir.retrieval.indexes.documents import Documents
@@ -139,16 +139,14 @@ class ExactIndex(VectorIndex):
             return np.empty([0, k], np.float32), []
         if self._partitioner is None:
             self._partitioner = MeshConfig().build(jax.local_devices())
-        quick = (
-            self._partitioner.mesh.devices.flat[0].platform == "cpu"
-            and len(queries) >= rounding.LEAST_QUERIES
-            and has_quick_bfloat16()
-        )
+        quick = self._partitioner.on_cpu and len(queries) >= rounding.LEAST_QUERIES and has_quick_bfloat16()
         if quick and self._may_round(k):
             scores, ranks = self._best_by_rounding(queries, k)
         else:
             # Vectors of smaller types are compared with bfloat16 queries anyway.
             scores, ranks = self._best(queries, k, columns=quick and self._rows.storage != "float32")
+        if not self._on_devices:
+            self._rows.check_unchanged()  # meanwhile
         rows = self._rows_by_rank[ranks].tolist()
         return scores, [[self.ids[row] for row in answers] for answers in rows]
 
@@ -196,7 +194,7 @@ class ExactIndex(VectorIndex):
         placed = [_place(part, mesh) for part in padded]
         before = best = [_nothing(mesh, len(part), k) for part in padded]
         # A CPU does not spread the selection of the best over its cores: so each has a part of the queries.
-        cpu = mesh.devices.flat[0].platform == "cpu"
+        cpu = self._partitioner.on_cpu
         with ThreadPoolExecutor(min(len(parts), os.cpu_count() or 1)) as pool:
 
             def compare(block, part, so_far):
@@ -219,7 +217,7 @@ class ExactIndex(VectorIndex):
     def _block_sizes(self, mesh: Mesh, k: int) -> tuple[int, int]:
         """Returns how many vectors of a device, and how many queries, are compared at a time."""
         most = min(BLOCK, _padded(self._rows_of_a_device(mesh)))
-        if mesh.devices.flat[0].platform != "cpu":
+        if not self._partitioner.on_cpu:
             return most, QUERY_BLOCK
         size = min(most, max(CPU_BLOCK, _padded(CPU_BLOCK_PER_ANSWER * k)))
         return size, min(QUERY_BLOCK, CPU_SCORES // size)

@@ -23,6 +23,7 @@ from jaxir.checksums import check, directory_with_checksums, key
 from jaxir.errors import UserError
 from jaxir.files import local_path
 from jaxir.json_files import made, read_json
+from jaxir.mapped import pieces
 from jaxir.retrieval.indexes.documents import Documents
 from jaxir.retrieval.indexes.ids import check_new, check_there
 from jaxir.simple_types import Count, Natural, check_value, checked
@@ -380,8 +381,7 @@ def checked(
     if len(set(ids)) != len(ids):
         twice = next(i for i, other in itertools.pairwise(sorted(ids)) if i == other)
         raise UserError(f"the id {twice!r} comes twice")
-    step = 16_384  # so that no mask of a whole memory-mapped shard is made
-    if not all(np.isfinite(s[at : at + step]).all() for s in shards for at in range(0, len(s), step)):
+    if not all(np.isfinite(piece).all() for piece in pieces(shards, 16_384)):  # no mask of a whole shard
         raise UserError("some embeddings are not finite")
     return shards, ids
 

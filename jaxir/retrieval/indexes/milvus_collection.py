@@ -30,6 +30,7 @@ import numpy as np
 from jaxir.asides import temporary_directory
 from jaxir.errors import UserError
 from jaxir.installation import how_to_install
+from jaxir.mapped import pieces
 from jaxir.progress import progress
 
 IndexType = Literal["FLAT", "HNSW", "AUTOINDEX"]
@@ -142,17 +143,16 @@ class MilvusCollection:
         step = max(1, REQUEST_BYTES // (4 * vectors[0].shape[1]))
         row = first_row
         with progress(total=sum(map(len, vectors)), what="inserting", unit="passages") as bar:
-            for shard in vectors:
-                for at in range(0, len(shard), step):
-                    part = np.asarray(shard[at : at + step], np.float32)
-                    if cosine:
-                        norms = np.linalg.norm(part, axis=1, keepdims=True)
-                        part = part / np.where(norms == 0, np.float32(1), norms)
-                    rows = [{ROW: row + i, VECTOR: vector} for i, vector in enumerate(part)]
-                    with self._telling():
-                        self._client.insert(self.name, rows, timeout=ANSWER_SECONDS)
-                    row += len(rows)
-                    bar.update(len(rows))
+            for piece in pieces(vectors, step):
+                part = np.asarray(piece, np.float32)
+                if cosine:
+                    norms = np.linalg.norm(part, axis=1, keepdims=True)
+                    part = part / np.where(norms == 0, np.float32(1), norms)
+                rows = [{ROW: row + i, VECTOR: vector} for i, vector in enumerate(part)]
+                with self._telling():
+                    self._client.insert(self.name, rows, timeout=ANSWER_SECONDS)
+                row += len(rows)
+                bar.update(len(rows))
         with self._telling():
             self._client.flush(self.name)
 

@@ -257,7 +257,7 @@ class MilvusIndex(VectorIndex):
         cls, directory: Path, info: IndexInfo, ids: list[str], documents: Documents | None
     ) -> MilvusIndex:
         try:
-            rows = read_npy(directory / ROWS, np.int64, (info.count,))
+            rows = np.array(read_npy(directory / ROWS, np.int64, (info.count,)))
         except UserError as error:
             raise UserError(f"{directory} is a damaged index: {error}") from None
         index = cls(info, ids, documents, rows, directory=directory)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jaxir.asides import temporary_directory
 from jaxir.errors import UserError
 from jaxir.retrieval.indexes.index import descending_ranks, load_index
 from jaxir.retrieval.indexes.scann_index import ASSETS, ScannIndex
@@ -55,9 +55,9 @@ class SavedSearch:
         self.state = tf.Module()
         if "soar" in index.info.settings:
             index = _in_one_leaf(index)
-            with tempfile.TemporaryDirectory() as name:
-                index.write_into(Path(name))
-                self.state.scann = _state(Path(name) / ASSETS)
+            with temporary_directory() as place:
+                index.write_into(place)
+                self.state.scann = _state(place / ASSETS)
         else:
             self.state.scann = _state(Path(directory) / ASSETS)
         self._candidates = index.candidates(self.k)

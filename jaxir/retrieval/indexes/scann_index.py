@@ -26,6 +26,7 @@ from jaxir.errors import UserError
 from jaxir.files import inside
 from jaxir.installation import how_to_install
 from jaxir.lean_tensorflow import import_tensorflow
+from jaxir.mapped import check_unchanged, open_mapped, pieces
 from jaxir.retrieval.indexes.documents import Documents
 from jaxir.retrieval.indexes.index import (
     Embeddings,
@@ -174,13 +175,12 @@ class ScannIndex(VectorIndex):
             return
         new = list(ids)
         with self._changing():
-            for shard in shards:
-                for at in range(0, len(shard), BLOCK):
-                    vectors = np.array(shard[at : at + BLOCK])
-                    if self.info.similarity == "cosine":
-                        vectors = normalize(vectors)
-                    self._searcher.upsert(new[: len(vectors)], vectors)
-                    new = new[len(vectors) :]
+            for piece in pieces(shards, BLOCK):
+                vectors = np.array(piece)
+                if self.info.similarity == "cosine":
+                    vectors = normalize(vectors)
+                self._searcher.upsert(new[: len(vectors)], vectors)
+                new = new[len(vectors) :]
 
     def _delete(self, ids: set[str]) -> None:
         if "soar" in self.info.settings:
@@ -290,13 +290,12 @@ def _check_assets(directory: Path) -> None:
 def stored_vectors(directory: Path, storage: Storage) -> Iterator[np.ndarray]:
     """Yields the vectors [N, D] of a saved index in the order of its ids, float32 and memory-mapped."""
     if storage == "float32":
-        yield np.load(directory / ASSETS / "dataset.npy", mmap_mode="r")
+        yield open_mapped(directory / ASSETS / "dataset.npy")
         return
-    stored = np.load(directory / ASSETS / f"{storage}_dataset.npy", mmap_mode="r")
+    stored = open_mapped(directory / ASSETS / f"{storage}_dataset.npy")
     multipliers = np.load(directory / ASSETS / "int8_multipliers.npy") if storage == "int8" else None
     with tempfile.TemporaryFile(dir=directory if os.access(directory, os.W_OK) else None) as file:
-        for at in range(0, len(stored), BLOCK):
-            part = stored[at : at + BLOCK]
+        for part in pieces([stored], BLOCK):
             if multipliers is not None:
                 vectors = part / multipliers
             else:  # the upper half of a float32
@@ -347,21 +346,18 @@ def _contiguous(shards: Sequence[np.ndarray], similarity: Similarity) -> Iterato
     One shard that is ready is taken as it is; else they go through a file that nobody else sees.
     """
     ready = similarity == "dot" or all(
-        np.abs(np.linalg.norm(shard[at : at + BLOCK], axis=1) - 1).max() < 1e-5
-        for shard in shards
-        for at in range(0, len(shard), BLOCK)
+        np.abs(np.linalg.norm(piece, axis=1) - 1).max() < 1e-5 for piece in pieces(shards, BLOCK)
     )
     if ready and len(shards) == 1:
+        check_unchanged(shards)
         yield shards[0]
         return
     # Beside the shards there is room for such a file, while the system's own directory may be in memory.
     mapped = getattr(shards[0], "filename", None)
     near = Path(mapped).parent if mapped and os.access(Path(mapped).parent, os.W_OK) else None
     with tempfile.TemporaryFile(dir=near) as file:
-        for shard in shards:
-            for at in range(0, len(shard), BLOCK):  # written, not mapped: a full disk is then told
-                part = shard[at : at + BLOCK]
-                file.write(np.ascontiguousarray(part if ready else normalize(part), np.float32).data)
+        for part in pieces(shards, BLOCK):  # written, not mapped: a full disk is then told
+            file.write(np.ascontiguousarray(part if ready else normalize(part), np.float32).data)
         file.flush()
         shape = (sum(map(len, shards)), shards[0].shape[1])
         yield np.memmap(file, np.float32, "r", shape=shape)

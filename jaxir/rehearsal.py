@@ -1,0 +1,72 @@
+"""What training runs of an experiment would refuse at their beginning, found before any directory is made.
+
+In a process of its own: to read a recipe is to import what it names, which may take a TPU that the runs need.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from jaxir import cli
+from jaxir.errors import UserError
+from jaxir.training.recipe import Recipe
+
+_CHILD = "from jaxir.rehearsal import run_typed; raise SystemExit(run_typed())"
+
+
+def rehearse(commands: Iterable[Sequence[str]], output_dir: Path) -> None:
+    """Checks runs of `python -m jaxir.train` as `training` does.
+
+    Args:
+      commands: what follows `python` in each, of which those that differ by seed or place are checked once.
+      output_dir: where the experiment lies.
+
+    Raises:
+      UserError: what the first one that is wrong would say.
+    """
+    own = [tuple(a for a in c[2:] if not a.startswith(("--seed=", "--output_dir="))) for c in commands]
+    runs = [[*arguments, f"--output_dir={output_dir}"] for arguments in dict.fromkeys(own)]
+    if not runs:
+        return
+    done = subprocess.run(
+        [sys.executable, "-c", _CHILD], input=json.dumps(runs), capture_output=True, text=True
+    )
+    if done.returncode:
+        said = done.stderr.strip().rpartition("\n")[2]
+        raise UserError(f"training would be refused: {said.removeprefix('error: ')}")
+
+
+def run_typed() -> int:
+    """Checks the runs that are typed on standard input and returns the exit status."""
+    for arguments in json.load(sys.stdin):
+        if status := cli.main("jaxir.rehearsal:training", arguments):
+            return status
+    return 0
+
+
+@cli.one_of("steps", "epochs")
+@cli.bound_as("jaxir.train:train")
+@cli.takes(Recipe)
+def training(recipe: Recipe, *, output_dir: str) -> None:
+    """Checks all of a training run that can be known within seconds: settings, devices, and the model.
+
+    Args:
+      output_dir: where the experiment lies; a model in there is still to be made.
+    """
+    from jaxir.interop import model_dir
+    from jaxir.interop.build import PretrainedCrossEncoder
+    from jaxir.partitioning import MeshConfig
+    from jaxir.training.suite import evaluators_of
+
+    if recipe.steps is not None:
+        recipe = recipe.settled()
+    recipe.check_batch((recipe.mesh or MeshConfig()).build())
+    evaluators_of(recipe)
+    source = getattr(recipe.model, "source", None)
+    if source is None or not Path(source).is_relative_to(output_dir):
+        kind = {"kind": None} if isinstance(recipe.model, PretrainedCrossEncoder) else {}
+        recipe.model.outline(lambda spec, tokenizer: model_dir.read(spec, tokenizer=tokenizer, **kind)[0])
