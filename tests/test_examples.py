@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent / "jaxir"
 
 
 def examples() -> dict[str, str]:
-    """Returns what each `cli.main("jaxir.NAME:function", example=...)` of the commands says: other calls have no example."""
+    """Returns what each `cli.main("jaxir.NAME:function", example=...)` says; other calls are no commands."""
     found = {}
     for path in sorted(ROOT.glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
