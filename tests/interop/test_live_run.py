@@ -9,6 +9,7 @@ from test_model_dir import ROBERTA, write_run
 
 from jaxir.errors import UserError
 from jaxir.interop import model_dir, run_dir
+from jaxir.interop.stores import check_files
 
 pytestmark = pytest.mark.usefixtures("few_optimizations")
 
@@ -52,6 +53,11 @@ def test_a_run_is_read_while_it_is_trained(tmp_path, loaded, pause):
     assert count and trainer.returncode == 0
     model, _ = model_dir.read(str(tmp_path / "run"))
     assert model.checkpoint == run_dir.checkpoint_of(tmp_path / "run") == tmp_path / "run/checkpoints/59"
+
+
+def test_a_directory_that_a_trainer_removed_meanwhile_is_missing(tmp_path):
+    with pytest.raises(UserError, match=r"params: no such directory$"):
+        check_files(tmp_path / "params")
 
 
 def test_what_is_missing_for_good_is_told(tmp_path, loaded):

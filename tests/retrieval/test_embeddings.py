@@ -19,7 +19,6 @@ from jaxir import DualEncoder, cli
 from jaxir.errors import BadInputError, UserError
 from jaxir.retrieval import npy
 from jaxir.retrieval.encoding.embeddings import encode_corpus, open_embeddings
-from jaxir.retrieval.indexes.index import load_index
 
 SHARD = 8
 
@@ -288,21 +287,6 @@ def test_interrupted_in_process_releases_the_directory(tmp_path, toy, encoder):
     for name, content in contents(tmp_path / "again").items():
         if name != "embeddings.json":
             assert contents(tmp_path / "out")[name] == content
-
-
-@pytest.mark.slow
-def test_of_two_builds_of_one_index_the_second_says_that_the_first_was_there(tmp_path, toy, encoder):
-    corpus, place = toy.write_corpus(tmp_path / "corpus.jsonl", toy.random_texts(200)), tmp_path / "index"
-    encode_corpus(encoder, corpus, tmp_path / "embeddings")
-    command = [sys.executable, "-m", "jaxir.index", f"--embeddings={tmp_path / 'embeddings'}"]
-    command += ["--backend=exact", f"--corpus={corpus}", f"--output={place}"]
-    both = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    told = [process.communicate(timeout=300)[1] for process in both]
-    assert sorted(process.returncode for process in both) == [0, 1], told
-    loser = told[[process.returncode for process in both].index(1)]
-    assert "index is there now, by another process" in loser or "index already exists" in loser
-    assert len(load_index(place).ids) == 200
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["corpus.jsonl", "embeddings", "index"]
 
 
 def test_a_directory_that_is_removed_meanwhile_is_never_called_complete(tmp_path, corpus, small_model):
