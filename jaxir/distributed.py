@@ -177,7 +177,8 @@ class _Company(threading.Thread):
         elif isinstance(error, jax.errors.JaxRuntimeError) and any(word in str(error) for word in LOST):
             reason = f"another process is gone ({first_line:.160}); run the same command again to resume"
         else:
-            reason, status = f"internal: {type(error).__name__}: {first_line:.160}", faults.INTERNAL
+            whose, status = faults.blame(error)
+            reason = f"{whose}: {type(error).__name__}: {first_line:.160}"
             # Not into a file: on a machine of a pod that may be gone with the process.
             traceback.print_exception(error)
         with contextlib.suppress(jax.errors.JaxRuntimeError):

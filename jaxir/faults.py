@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import site
+import sysconfig
 import tempfile
 import time
 import traceback
@@ -16,6 +18,12 @@ from jaxir.installation import cache_directory
 
 INTERNAL = 70  # EX_SOFTWARE of sysexits.h
 KEPT = 20  # tracebacks
+# Where code lies that is not the user's: ours, the standard library and what is installed.
+_NOT_USERS = {
+    Path(__file__).parent,
+    *map(Path, sysconfig.get_paths().values()),
+    *map(Path, site.getsitepackages()),
+}
 OF_OUTPUTS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # writing fails without saying where
 
 
@@ -41,7 +49,30 @@ def explain(error: BaseException) -> Fault:
         return Fault(f"there is not enough memory{_reason(error)}; {_kept(error)}", 1)
     text = " ".join(str(error).split())
     text = text if len(text) <= 300 else f"{text[:300]}..."
-    return Fault(f"internal: {type(error).__name__}: {text}; {_kept(error)}", INTERNAL)
+    whose, status = blame(error)
+    return Fault(f"{whose}: {type(error).__name__}: {text}; {_kept(error)}", status)
+
+
+def blame(error: BaseException) -> tuple[str, int]:
+    """Returns whose fault an error seems to be, and the exit status.
+
+    That is the innermost line of code that is neither jaxir's nor installed: of an objective, say, that a gin
+    file names. Without one the fault is "internal".
+    """
+    lines: list[str] = []
+    while error is not None:  # what was raised first is seen last
+        lines += [
+            f"{frame.f_code.co_filename}:{line}, in {frame.f_code.co_name}"
+            for frame, line in traceback.walk_tb(error.__traceback__)
+            if _is_users(frame.f_code.co_filename)
+        ]
+        error = error.__cause__
+    return (lines[-1], 1) if lines else ("internal", INTERNAL)
+
+
+def _is_users(filename: str) -> bool:
+    path = Path(filename)
+    return path.is_absolute() and not any(path.is_relative_to(place) for place in _NOT_USERS)
 
 
 def _of_system(error: OSError) -> str:

@@ -12,6 +12,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from jaxir import cli, faults
@@ -203,11 +204,43 @@ def test_what_only_gin_can_give_is_named(tmp_path):
 def test_a_bug_costs_a_sentence_that_says_where_the_traceback_is(cook, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     code, _, err = cook("--model=bug")
-    sentence = re.fullmatch(r"error: internal: RuntimeError: a bug; the traceback is in (\S+)", err)
-    assert code == 70 and sentence
+    line = COMMAND.splitlines().index('        raise RuntimeError("a bug")') + 1
+    told = rf"error: \S+/kitchen\.py:{line}, in cook: RuntimeError: a bug; the traceback is in (\S+)"
+    sentence = re.fullmatch(told, err)
+    assert code == 1 and sentence, err
     assert Path(sentence[1]).parent == tmp_path / "cache/jaxir/tracebacks"
     lines = Path(sentence[1]).read_text().splitlines()
     assert lines[0] == "Traceback (most recent call last):" and lines[-1] == "RuntimeError: a bug"
+
+
+def test_a_fault_is_blamed_on_the_innermost_line_of_the_users():
+    def raised(filename, call=None):
+        scope = {"call": call}
+        exec(compile("def f():\n    if call: call()\n    raise KeyError('x')", filename, "exec"), scope)
+        return scope["f"]
+
+    def blame(function):
+        with pytest.raises(KeyError) as caught:
+            function()
+        return faults.blame(caught.value.with_traceback(caught.value.__traceback__.tb_next))  # without us
+
+    ours = raised(faults.__file__)
+    assert blame(ours) == ("internal", 70)
+    assert blame(raised("<string>")) == ("internal", 70)
+    assert blame(raised(np.__file__)) == ("internal", 70)
+    assert blame(raised("/home/me/objective.py")) == ("/home/me/objective.py:3, in f", 1)
+    assert blame(raised("/home/me/objective.py", ours)) == ("/home/me/objective.py:2, in f", 1)
+
+
+def test_a_fault_that_was_told_on_is_blamed_on_where_it_was_raised():
+    scope = {}
+    exec(compile("def f():\n    raise KeyError('x')", "/home/me/evaluator.py", "exec"), scope)
+    with pytest.raises(RuntimeError) as caught:
+        try:
+            scope["f"]()
+        except KeyError as error:
+            raise RuntimeError("evaluator f") from error
+    assert faults.blame(caught.value) == ("/home/me/evaluator.py:2, in f", 1)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from jaxir.interop import array_checksums
 from jaxir.training.recipe import Recipe
 
 HINT = "give the settings of that run to resume it, or another output_dir"
+_HASHED = ("auxiliary", "model")  # told last: they follow from others, such as the objective's and the seed
 _OF_LOSS = ("loss on ", "accuracy on ")
 _OF_FIRST_BATCH = re.compile(r"\b\d+ examples [0-9a-f]{16}\b")  # how data were told before `Data.fingerprint`
 
@@ -52,7 +53,7 @@ def agreed_settings(
 
 def disagreement(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     """Says in which way a run, saved with some settings, cannot go on with others; None where it can."""
-    for name in sorted({*saved, *now}):
+    for name in sorted({*saved, *now}, key=lambda name: (name in _HASHED, name)):
         was, given = saved.get(name), now.get(name)
         if name == "dev" and str(was).startswith(_OF_LOSS):  # earlier, distractors were told with losses too
             was = was.partition(" distractors")[0].rpartition(", ")[0] if "distractors" in was else was

@@ -44,11 +44,33 @@ def with_auxiliary_of(run: str, state: TrainState, plan: Plan) -> TrainState:
                 place = path if is_bucket(path) else path.resolve()
                 found[name] = ocp.StandardCheckpointer().restore(place, abstract)
         except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{run}: its {name} is not the one of this objective, or damaged") from error
+            told = _difference(_shapes(ocp.StandardCheckpointer().metadata(place)), _shapes(abstract))
+            raise UserError(f"{run}: its {name} {told}") from error
         told = {n: int(x) for n, x in jax.device_get(jax.jit(array_checksums.of_tree)(found[name])).items()}
         if sums.get(name, told) != told:
             raise UserError(f"{path} is damaged: its checksums do not match its content")
     return state._replace(**found)
+
+
+def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of a tree's, or a checkpoint's metadata's, arrays by their dotted names."""
+    tree = getattr(tree, "item_metadata", tree)
+    tree = getattr(tree, "tree", tree)
+    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: hasattr(x, "shape"))
+    return {jax.tree_util.keystr(path, simple=True, separator="."): tuple(x.shape) for path, x in leaves}
+
+
+def _difference(saved: dict[str, tuple[int, ...]], wanted: dict[str, tuple[int, ...]]) -> str:
+    """Says by one array of each why what was saved is not what is wanted."""
+    if shaped := sorted(name for name in saved.keys() & wanted.keys() if saved[name] != wanted[name]):
+        return f"has {shaped[0]} {list(saved[shaped[0]])}, the objective needs {list(wanted[shaped[0]])}"
+    lacking, further = sorted(wanted.keys() - saved.keys()), sorted(saved.keys() - wanted.keys())
+    if not lacking and not further:
+        return "is damaged"
+    return " and ".join(
+        [f"has no {name}, which the objective needs" for name in lacking[:1]]
+        + [f"has {name}, which the objective has not" for name in further[:1]]
+    )
 
 
 def describe(run: str | None) -> dict[str, Any]:

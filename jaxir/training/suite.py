@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -33,6 +34,17 @@ def evaluators_of(recipe: Recipe) -> list[Evaluator]:
     return found
 
 
+@contextlib.contextmanager
+def _naming(where: str) -> Iterator[None]:
+    """Has errors say where they were raised."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
+    except Exception as error:
+        raise RuntimeError(f"{where}: {type(error).__name__}: {error}") from error
+
+
 class Suite:
     """Evaluators with their data read; those that are due measure the state after a step.
 
@@ -55,7 +67,8 @@ class Suite:
         for evaluator in evaluators:
             every = eval_every if evaluator.every is None else evaluator.every
             every = in_steps(f"{evaluator}: every", every, steps)
-            self._parts.append((evaluator, evaluator.prepare(bench), every))
+            with _naming(f"evaluator {evaluator}"):
+                self._parts.append((evaluator, evaluator.prepare(bench), every))
         self.directions = {k: v for evaluator in evaluators for k, v in evaluator.directions.items()}
         self.best_by = best_by if evaluators else None
 
@@ -91,12 +104,8 @@ class Suite:
             if not self._due(every, step):
                 continue
             where = f"step {step}: evaluator {evaluator}"
-            try:
+            with _naming(where):
                 scores = prepared.measure(state)
-            except UserError as error:
-                raise UserError(f"{where}: {error}") from error
-            except Exception as error:
-                raise RuntimeError(f"{where}: {type(error).__name__}: {error}") from error
             scores = as_first({evaluator.full_name(name): float(x) for name, x in scores.items()})
             self._check(where, evaluator, scores, found)
             found |= scores

@@ -241,7 +241,7 @@ def test_what_no_stage_can_start_from(whole, tmp_path):
     for start, objective, message in (
         (tmp_path / "plain", Sigmoid(), "plain: its objective had no auxiliary"),
         (whole, Contrastive(), "the objective has nothing beside the model"),
-        (whole, WeightedSum(parts={"a": Sigmoid()}), "its auxiliary is not the one of this objective"),
+        (whole, WeightedSum(parts={"a": Sigmoid()}), "its auxiliary has"),
         (tmp_path / "empty", Sigmoid(), "empty is no run"),
     ):
         with pytest.raises(UserError, match=message):

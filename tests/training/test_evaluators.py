@@ -202,6 +202,16 @@ def test_a_fault_of_an_evaluator_names_it_and_the_step(tmp_path):
     assert isinstance(error.value.__cause__, KeyError)
 
 
+def test_a_fault_of_an_evaluator_that_is_being_prepared_names_it(tmp_path):
+    class Unprepared(Norm):
+        def prepare(self, bench):
+            raise KeyError("x")
+
+    with pytest.raises(RuntimeError, match=r"^evaluator Unprepared: KeyError: 'x'"):
+        run(tmp_path / "run", evaluators=[Unprepared()])
+    assert not (tmp_path / "run").exists()
+
+
 def test_only_what_the_best_goes_by_must_agree_on_resuming(tmp_path):
     run(tmp_path / "run", evaluators=[Norm()], steps=10)
     more = Norm(name="more")
@@ -210,6 +220,16 @@ def test_only_what_the_best_goes_by_must_agree_on_resuming(tmp_path):
         UserError, match=r"was trained with dev=nDCG@10 on 21 pairs .* not norm on the model's"
     ):
         run(tmp_path / "run", evaluators=[Norm()], steps=10, dev_metric="norm")
+
+
+def test_what_was_chosen_is_named_before_what_follows_from_it():
+    saved = {"auxiliary": "2 arrays a", "model": "9 parameters a", "objective": "TSDAE()", "seed": 0}
+    now = {"auxiliary": "2 arrays b", "model": "9 parameters b", "objective": "TSDAE()", "seed": 1}
+    assert disagreement(saved, now).startswith("was trained with seed=0, not 1;")
+    now = now | {"seed": 0, "objective": "Contrastive()"}
+    assert disagreement(saved, now).startswith("was trained with objective=TSDAE(), not Contrastive();")
+    now = now | {"objective": "TSDAE()"}
+    assert disagreement(saved, now).startswith("was trained with auxiliary=2 arrays a, not 2 arrays b;")
 
 
 def test_runs_whose_loss_was_told_with_distractors_are_resumed(tmp_path):
