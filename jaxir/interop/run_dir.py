@@ -57,11 +57,16 @@ def checkpoint_of(spec: str | Path) -> Path | None:
         told = read_json(best)
         step = require(told, "step", best)
         if step in steps and not isinstance(step, bool):
-            break
-        if not left:
+            try:
+                record = read_record(checkpoints / str(step))
+                break
+            except Damaged:
+                if not left:
+                    raise
+        elif not left:
             raise UserError(f"{best} names step {step!r:.40}, but there is no such checkpoint")
-        time.sleep(0.02)  # a trainer may have named another one just now
-    if told.get("value") != read_record(checkpoints / str(step)).get("dev_value"):
+        time.sleep(0.02)  # a trainer may have named another one, and removed this one, just now
+    if told.get("value") != record.get("dev_value"):
         raise UserError(f"{best} is damaged: checkpoint {step} has another dev metric than it says")
     return checkpoints / str(step)
 

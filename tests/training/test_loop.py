@@ -327,7 +327,10 @@ def test_a_full_disk_costs_one_sentence_and_no_checkpoint(tmp_path):
             {"dev_metric": "ndcg@10"},
             "there is no dev metric 'ndcg@10', only nDCG@10, RR@10, loss, accuracy",
         ),
-        ({"dev": pairs(1)}, "there are only 1 dev pairs, fewer than the 2 devices of a batch"),
+        (
+            {"dev": pairs(1)},
+            "evaluator Loss: there are only 1 dev pairs, fewer than the 2 devices of a batch",
+        ),
     ],
 )
 def test_settings_that_make_no_sense_cost_a_sentence(tmp_path, settings, sentence):
