@@ -153,9 +153,13 @@ class DualEncoderModel(nnx.Module):
                 more = [[edits[i] for i in at]]
             hidden = encoder.together([texts[i][0] for i in at], [texts[i][2] for i in at], *more)
             found |= dict(zip(at, hidden, strict=True))
-        return [self._embedding(found[i], ids, tower) for i, (ids, tower, _) in enumerate(texts)]
+        return [self.embedding_of(found[i], ids, tower) for i, (ids, tower, _) in enumerate(texts)]
 
-    def _embedding(self, hidden: jax.Array, ids: jax.Array, tower: Tower) -> jax.Array:
+    def embedding_of(self, hidden: jax.Array, ids: jax.Array, tower: Tower) -> jax.Array:
+        """Returns the embeddings [B, D] of texts [B, L] whose token vectors [B, L, E] are known.
+
+        `encoder_of(tower)` makes these: for objectives that want both of one pass.
+        """
         config = self.config
         x = constrain(pool(hidden, ids != 0, how=config.pooling), ("batch", "activation_embed"))
         if config.projection is not None:

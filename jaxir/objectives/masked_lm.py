@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ from flax import nnx
 from jaxir.features import Features, TextFormat, Tokens
 from jaxir.losses.tokens import token_cross_entropy
 from jaxir.models import layers
+from jaxir.models.backbones import Encoder
 from jaxir.objectives.masking import choose_tokens, mask_as_bert
 from jaxir.objectives.objective import Batch, Metrics, Objective
 from jaxir.simple_types import Rate, checked
@@ -44,10 +46,7 @@ class MaskedLM(Objective):
         Raises:
           UserError: the tokenizer has no mask token.
         """
-        backbone = model.config.backbone
-        return MaskedLMHead(
-            backbone.embed_dim, backbone.vocab_size, form.need_mask(), dtype=backbone.dtype, rngs=rngs
-        )
+        return head_for(model, form, rngs=rngs)
 
     def __call__(
         self,
@@ -60,27 +59,22 @@ class MaskedLM(Objective):
     ) -> tuple[jax.Array, Metrics]:
         """Returns the loss of the batch and its metrics, float32 []."""
         ids = batch["text_ids"]
-        choosing, replacing, encoding = layers.split_key(key, 3)
-        fixed = jax.random.key(0)
-        chosen = choose_tokens(ids, fixed if choosing is None else choosing, share=self.masking)
-        masked = mask_as_bert(
-            ids,
-            chosen,
-            fixed if replacing is None else replacing,
-            mask_id=auxiliary.mask_id,
-            vocab_size=model.config.backbone.vocab_size,
-        )
+        *masking, encoding = layers.split_key(key, 3)
+        masked, chosen = auxiliary.mask(ids, masking, share=self.masking)
         encoder = model.encoder_of("passage")
-        table = encoder.token_table
-        hidden = auxiliary(encoder(masked, key=encoding))
-        loss, metrics = token_cross_entropy(
-            hidden,
-            layers.weight(table.embedding, hidden.dtype),
-            ids,
-            chosen,
-            bias=layers.weight(auxiliary.bias),
-        )
-        return loss, metrics
+        hidden = encoder(masked, key=encoding)
+        return auxiliary.loss(encoder, hidden, ids, chosen)
+
+
+def head_for(model: Any, form: TextFormat, *, rngs: nnx.Rngs) -> MaskedLMHead:
+    """Makes the head for a dual encoder.
+
+    Raises:
+      UserError: the tokenizer has no mask token.
+    """
+    backbone = model.config.backbone
+    sizes = (backbone.embed_dim, backbone.vocab_size, form.need_mask())
+    return MaskedLMHead(*sizes, dtype=backbone.dtype, rngs=rngs)
 
 
 class MaskedLMHead(nnx.Module):
@@ -108,3 +102,38 @@ class MaskedLMHead(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Returns what [B, L, E] are multiplied with the token vectors as: [B, L, E]."""
         return self.norm(jax.nn.gelu(self.dense(x), approximate=False))
+
+    def mask(
+        self, ids: jax.Array, keys: Sequence[jax.Array | None], *, share: float, fixed: int = 0
+    ) -> tuple[jax.Array, jax.Array]:
+        """Masks texts [B, L] as BERT does.
+
+        Args:
+          ids: [B, L]; 0 is padding.
+          keys: of which tokens and of what stands there; None for always the same.
+          share: of the tokens that are predicted.
+          fixed: which one is always the same.
+
+        Returns:
+          The masked texts, and where their tokens are to be predicted, both [B, L].
+        """
+        choosing, replacing = (jax.random.key(fixed) if key is None else key for key in keys)
+        chosen = choose_tokens(ids, choosing, share=share)
+        vocab_size = len(self.bias[...])
+        return mask_as_bert(ids, chosen, replacing, mask_id=self.mask_id, vocab_size=vocab_size), chosen
+
+    def loss(
+        self, encoder: Encoder, hidden: jax.Array, ids: jax.Array, chosen: jax.Array
+    ) -> tuple[jax.Array, Metrics]:
+        """Returns the mean of -log P(token) over the chosen places, and `token_accuracy`; float32 [].
+
+        Args:
+          encoder: whose token vectors are those of the logits.
+          hidden: [B, L, E], what it made of the masked texts.
+          ids: [B, L], the texts.
+          chosen: [B, L].
+        """
+        x, bias = self(hidden), layers.weight(self.bias)
+        return token_cross_entropy(
+            x, layers.weight(encoder.token_table.embedding, x.dtype), ids, chosen, bias=bias
+        )
