@@ -179,5 +179,27 @@ def decoder_for(
     return VectorDecoder(config, rngs=rngs)
 
 
+class WordDecoder(nnx.Module):
+    """From a text's vector to a number for each word of the vocabulary: a layer, GELU, a norm and a layer.
+
+    Args:
+      vector_dim: D.
+      vocab_size: V.
+      rngs: source of the `params` key; weights start from N(0, 0.02^2).
+    """
+
+    def __init__(self, vector_dim: int, vocab_size: int, *, rngs: nnx.Rngs):
+        how = {"use_bias": True, "dtype": "float32", "init": layers.normal(0.02), "rngs": rngs}
+        self.dense = layers.Linear(vector_dim, vector_dim, axes=("embed", None), **how)
+        self.norm = layers.LayerNorm(vector_dim, epsilon=1e-12, dtype="float32")
+        self.out = layers.Linear(vector_dim, vocab_size, axes=("embed", "vocab"), **how)
+
+    @jaxtyped(typechecker=beartype)
+    def __call__(self, vector: Float[Array, "B D"]) -> Float[Array, "B V"]:
+        """Returns logits [B, V] in float32 of vectors [B, D]."""
+        hidden = self.norm(jax.nn.gelu(self.dense(vector), approximate=False)[:, None])[:, 0]
+        return constrain(self.out(hidden), ("batch", "vocab"))
+
+
 def _norm(config: DecoderConfig) -> layers.LayerNorm:
     return layers.LayerNorm(config.embed_dim, epsilon=1e-6, dtype=config.dtype)
