@@ -126,9 +126,13 @@ COMMON = {
     " SLICES MESH_DATA FSDP TENSOR",
 }
 AUTOENCODERS = [f"gin/objectives/{name}.gin" for name in ("tsdae", "clm_autoencoder", "mlm_autoencoder")]
-OF_TEXTS = [*AUTOENCODERS, *(f"gin/objectives/{name}.gin" for name in ("simcse", "consert", "multi_task"))]
+CPDAE = "gin/objectives/cpdae.gin"
+OF_TEXTS = [*AUTOENCODERS, CPDAE]
+OF_TEXTS += [f"gin/objectives/{name}.gin" for name in ("simcse", "consert", "multi_task")]
 LACKING = {CROSS["models"]: {"TOKENIZER", "SHARING"}, **{o: {"TEMPERATURE", "CHUNKS"} for o in AUTOENCODERS}}
-LACKING |= {f"gin/objectives/{name}.gin": {"TEMPERATURE"} for name in ("triplet", "margin")}
+LACKING |= {CPDAE: {"CHUNKS"}} | {
+    f"gin/objectives/{name}.gin": {"TEMPERATURE"} for name in ("triplet", "margin")
+}
 
 
 def small(model: str, folder: Path) -> list[str]:
@@ -222,6 +226,7 @@ LOSSES = ["in_batch.in_batch_softmax", "nt_xent.nt_xent", "bce.bce", "hinges.tri
         ),
         ("gin/objectives/consert.gin", 'SECOND_VIEW = ["embedding_dropout", "token_cutoff"]'),
         ("gin/objectives/mlm_autoencoder.gin", 'VECTOR = "attention"'),
+        *((CPDAE, binding) for binding in ('CONTRAST = "vectors"', "CONTRAST = None", "IDF = True")),
     ],
 )
 def test_objectives_of_texts_are_traced_with_all_that_they_name(objective, binding, texts):

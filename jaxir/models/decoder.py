@@ -34,6 +34,7 @@ class DecoderConfig:
       head_dim: dimensions of a head; it divides E, and is even.
       mlp_dim: units of the feed-forward layer.
       causal: whether a position sees those before it alone.
+      span: how many tokens a position's attention sees, its own and those next to it; None for all.
       dropout_rate: dropout of what each sublayer adds.
       dtype: the type of matrix products and activations; parameters are float32.
     """
@@ -44,6 +45,7 @@ class DecoderConfig:
     head_dim: Count = 64
     mlp_dim: Count
     causal: bool = True
+    span: Count | None = None
     dropout_rate: Rate = 0.1
     dtype: str = "float32"
 
@@ -131,6 +133,7 @@ class _Block(nnx.Module):
             return layers.constrain_activation(x + layers.dropout(y, config.dropout_rate, key))
 
         seen = {"causal": config.causal, "frequencies": jnp.asarray(rope_frequencies(config.head_dim, 1e4))}
+        seen |= {"window": None if config.span is None else config.span - 1}
         x = added(x, self.attention(self.attention_norm(x), mask, **seen, key=None), keys[0])
         if self.out is not None:
             x = added(x, self.out(self.value(vector))[:, None], keys[1])
@@ -145,6 +148,7 @@ def decoder_for(
     head_dim: int,
     dropout_rate: float,
     causal: bool = True,
+    span: int | None = None,
     attends: bool = True,
     rngs: nnx.Rngs,
 ) -> VectorDecoder:
@@ -156,6 +160,7 @@ def decoder_for(
       head_dim: dimensions of a head of its attention.
       dropout_rate: its dropout.
       causal: whether a position sees those before it alone.
+      span: how many tokens a position sees; None for all.
       attends: whether it attends to the vector.
       rngs: of its parameters.
 
@@ -171,6 +176,7 @@ def decoder_for(
             head_dim=head_dim,
             mlp_dim=4 * width,
             causal=causal,
+            span=span,
             dropout_rate=dropout_rate,
             dtype=model.backbone.dtype,
         )
