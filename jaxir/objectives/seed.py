@@ -1,4 +1,4 @@
-"""SEED: a text is written again from its vector by a decoder that sees next to nothing else (Lu et al. 2021)."""
+"""SEED: a decoder that sees next to nothing else writes a text again from its vector (Lu et al. 2021)."""
 
 from __future__ import annotations
 

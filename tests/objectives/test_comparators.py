@@ -1,0 +1,1 @@
+"""SEED: what its decoder sees, its loss, and that it learns."""
