@@ -24,7 +24,7 @@ COMMANDS = {
     "Training": ("train", "plan", "mine", "rounds", "grid"),
     "Search": ("encode", "index", "search", "rerank", "fuse", "serve", "sidecar"),
     "Evaluation": ("evaluate", "analyze"),
-    "Models in and out": ("convert", "export"),
+    "Models in and out": ("convert", "whiten", "export"),
 }
 
 

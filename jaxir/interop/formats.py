@@ -9,8 +9,10 @@ from jaxir.errors import UserError, suggest
 from jaxir.files import atomic_directory, check_new_directory, is_bucket
 from jaxir.interop import model_dir, model_json, t5x
 from jaxir.interop.huggingface import cross_encoder, hf, sentence_transformers
+from jaxir.interop.overrides import Overrides
 from jaxir.interop.stored import StoredModel
 from jaxir.interop.t5x import optimizer as t5x_optimizer
+from jaxir.models.dual_encoder import Pooling
 
 Format = Literal["jaxir", "hf", "st", "t5x", "sentence_transformers"]  # the last is another name of st
 
@@ -21,6 +23,7 @@ def convert(
     to: Format,
     *,
     tokenizer: str | None = None,
+    pooling: Pooling | None = None,
     optimizer_state: bool = False,
 ) -> None:
     """Reads the model `source` part by part and writes it to the directory `output`.
@@ -35,6 +38,7 @@ def convert(
       to: "jaxir", "sentence_transformers", "t5x", or "hf": the encoder alone, without pooling or
         normalisation.
       tokenizer: of a `t5x:` source, which has none of its own (see `t5x.read`).
+      pooling: of a dual encoder, instead of its own.
       optimizer_state: write Adafactor's state too, from a run's directory to "t5x".
 
     Raises:
@@ -51,12 +55,14 @@ def convert(
         model_dir.check_output(output)  # before a download of hours
     elif to != "t5x" or not is_bucket(output):
         check_new_directory(output)
-    model_dir.read_with(
-        lambda model, _: _write(model, source, output, to, optimizer_state),
-        source,
-        tokenizer=tokenizer,
-        kind=None,
-    )
+
+    def write(model: StoredModel, _: str | None) -> None:
+        if pooling is not None:
+            model = Overrides(pooling=pooling).apply(model, seed=0, where=source)
+        _write(model, source, output, to, optimizer_state)
+
+    kind = None if pooling is None else "dual_encoder"
+    model_dir.read_with(write, source, tokenizer=tokenizer, kind=kind)
 
 
 def _write(

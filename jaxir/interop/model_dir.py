@@ -1,4 +1,4 @@
-"""Models by name: jaxir directories, training runs, `hf:` and `st:` folders, `t5x:` checkpoints.
+"""Models by name: jaxir directories, training runs, `hf:`, `st:`, `t5x:`, and `w2v:` for word vectors.
 
 A model directory is `jaxir.json` (architecture, lengths, prompts, fingerprint, checksums), `tokenizer/` and
 `params/` (Orbax). In a bucket, where nothing can be renamed, `jaxir.json` is written last: without it there
@@ -31,7 +31,7 @@ from jaxir.files import (
     path_of,
     remove_tree,
 )
-from jaxir.interop import array_checksums, model_json, stored, stores, t5x
+from jaxir.interop import array_checksums, model_json, stored, stores, t5x, word_vectors
 from jaxir.interop.huggingface import named
 from jaxir.interop.huggingface.weights import read_json, require, write_json
 from jaxir.interop.overrides import Overrides
@@ -81,9 +81,9 @@ def load(spec: str, *, mesh: Partitioner | None = None, seed: int = 0, **overrid
 
     Args:
       spec: a jaxir model directory or run directory, local or gs://; `hf:` or `st:` and a local directory
-        or a name on the hub, maybe with @ and a revision; `t5x:` and a T5X checkpoint or run, local or gs://.
-        A model from `hf:` or `t5x:` has mean pooling, cosine similarity and at most 512 tokens unless told
-        otherwise.
+        or a name on the hub, maybe with @ and a revision; `t5x:` and a T5X checkpoint or run, local or gs://;
+        `w2v:` and a file of word vectors. A model from `hf:`, `t5x:` or `w2v:` has mean pooling, cosine
+        similarity and at most 512 tokens unless told otherwise.
       mesh: where the parameters go; None for the default device.
       seed: of the weights of a projection that is added.
       **overrides: changes to the model, any field of `overrides.Overrides`.
@@ -223,6 +223,8 @@ def _read(spec: str, tokenizer: str | None, kind: str | None) -> tuple[StoredMod
         return t5x.read(name, tokenizer=tokenizer), None
     if tokenizer is not None:
         raise UserError(f"{spec} has a tokenizer of its own: another one is for t5x: checkpoints only")
+    if separator and form == "w2v":
+        return word_vectors.read(name), None
     if separator and form in ("st", "hf"):
         return named.read(form, name, kind), None
     directory = path_of(spec)
@@ -230,7 +232,7 @@ def _read(spec: str, tokenizer: str | None, kind: str | None) -> tuple[StoredMod
     if not directory.is_dir():
         raise UserError(
             f"{spec}: no such model directory; models of Hugging Face and sentence-transformers are written"
-            " hf:NAME and st:NAME, T5X checkpoints t5x:DIR"
+            " hf:NAME and st:NAME, T5X checkpoints t5x:DIR, files of word vectors w2v:FILE"
         )
     if _half_written(directory):
         raise UserError(

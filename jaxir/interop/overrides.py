@@ -87,7 +87,11 @@ class Overrides(CommonOverrides):
             model = _add_projection(model, self.projection, seed=seed, where=where)
         if self.sharing is not None and self.sharing != model.config.sharing:
             model = _share(model, self.sharing, where=where)
-        config = dataclasses.replace(model.config, **_given(pooling=self.pooling, similarity=self.similarity))
+        given = _given(pooling=self.pooling, similarity=self.similarity)
+        try:
+            config = dataclasses.replace(model.config, **given)
+        except ValueError as error:
+            raise UserError(f"{where}: {error}") from error
         config = self.executed(config)
         settings = self.cut(model.settings)
         stored.check_lengths(settings, config, where)

@@ -5,7 +5,7 @@ SDE shares everything between the towers, ADE nothing, ADE-SPL the projection on
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,9 @@ from jaxir.simple_types import Count, checked
 
 Tower = Literal["query", "passage"]
 Sharing = Literal["sde", "ade", "ade_spl"]
-Pooling = Literal["mean", "cls", "lasttoken"]
+Pooling = Literal["mean", "cls", "lasttoken", "first_last", "embeddings_last"]
+# Poolings that average an earlier layer and the last, and which layer: 0 is what the first block reads.
+EARLY_LAYERS = {"first_last": 1, "embeddings_last": 0}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,7 +49,9 @@ class DualEncoderConfig:
     Attributes:
       backbone: the encoder of each tower.
       sharing: "sde" (one tower), "ade" (two) or "ade_spl" (two encoders, one projection).
-      pooling: "mean" over real tokens, "cls", the first token, or "lasttoken", the last real one.
+      pooling: "mean" over real tokens, "cls", the first token, or "lasttoken", the last real one; of the
+        BERT family also "first_last", the mean of both the first block's output and the last's, and
+        "embeddings_last", that of what the first block reads and the last's output.
       projection: the map after pooling, or None for none.
       similarity: "cosine" (embeddings have length 1) or "dot".
     """
@@ -61,6 +65,11 @@ class DualEncoderConfig:
     def __post_init__(self):
         if self.sharing == "ade_spl" and self.projection is None:
             raise ValueError("sharing='ade_spl' shares the projection, so it needs one: set projection")
+        if self.pooling in EARLY_LAYERS and not self.backbone.shows_layers:
+            raise ValueError(
+                f"pooling={self.pooling!r} reads two layers, which {self.backbone.kind} does not show; BERT"
+                " does"
+            )
 
     @property
     def dimension(self) -> int:
@@ -151,9 +160,15 @@ class DualEncoderModel(nnx.Module):
             if edits and any(edits[i] for i in at):
                 check_editable(encoder)
                 more = [[edits[i] for i in at]]
-            hidden = encoder.together([texts[i][0] for i in at], [texts[i][2] for i in at], *more)
+            hidden = self._hidden(encoder, [texts[i][0] for i in at], [texts[i][2] for i in at], *more)
             found |= dict(zip(at, hidden, strict=True))
         return [self._embedding(found[i], ids, tower) for i, (ids, tower, _) in enumerate(texts)]
+
+    def _hidden(self, encoder: Encoder, *args: Any) -> list[jax.Array]:
+        if self.config.pooling not in EARLY_LAYERS:
+            return encoder.together(*args)
+        pairs = encoder.layer_and_last(*args, layer=EARLY_LAYERS[self.config.pooling])
+        return [(early.astype(jnp.float32) + last.astype(jnp.float32)) / 2 for early, last in pairs]
 
     def _embedding(self, hidden: jax.Array, ids: jax.Array, tower: Tower) -> jax.Array:
         config = self.config

@@ -261,6 +261,7 @@ def run_stack(
     remat: bool,
     keys: Sequence[jax.Array | None],
     per_layer: Sequence[Any] = (),
+    span: slice = slice(None),
 ) -> list[Float[Array, "B L E"]]:
     """Runs batches x [B, L, E] through the blocks that `make_stack` made.
 
@@ -276,6 +277,7 @@ def run_stack(
       remat: keep only the blocks' inputs for the backward pass and compute the rest anew (jax.checkpoint).
       keys: of each batch, split into one key for each block; None turns dropout off.
       per_layer: arrays [layers, ...] of what differs from block to block and is not learnt: a window, say.
+      span: which of the blocks; each has the key that it has among all of them.
     """
     scan = not isinstance(blocks, nnx.List)
     num = len(jax.tree.leaves(nnx.state(blocks))[0]) if scan else len(blocks)
@@ -291,13 +293,14 @@ def run_stack(
     xs, per_layer = tuple(xs), tuple(map(jnp.asarray, per_layer))
     if scan:
         graphdef, stacked = nnx.split(blocks)
+        layers = jax.tree.map(lambda a: a[span], (stacked, split, per_layer))
 
         def step(xs, layer):
             state, keys, own = layer
             return apply(graphdef, state, xs, keys, own), None
 
-        return list(jax.lax.scan(step, xs, (stacked, split, per_layer))[0])
-    for i, block in enumerate(blocks):
+        return list(jax.lax.scan(step, xs, layers)[0])
+    for i, block in list(enumerate(blocks))[span]:
         graphdef, state = nnx.split(block)
         own_keys = tuple(None if k is None else k[i] for k in split)
         xs = apply(graphdef, state, xs, own_keys, tuple(a[i] for a in per_layer))
