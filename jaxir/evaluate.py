@@ -47,9 +47,11 @@ def evaluate(
         one is relevant, and Success@k is the top-k accuracy of open-domain question answering.
       corpus: corpus.jsonl[.gz] with the texts of the documents, for --answers.
       model: model to evaluate: a jaxir model or run directory, or st: or hf: and a directory or hub name.
-      dataset: beir:DIR (corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv; exact search) or sts:DIR (.tsv files of
-        score, sentence1, sentence2; Spearman's correlation x 100).
-      split: which of the dataset's judgements, the name of a file under qrels/.
+      dataset: beir:DIR (corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv; exact search) or sts:DIR (rated pairs:
+        .tsv files of score, sentence1, sentence2, a year of STS, STS-B, SICK, or a folder of such folders;
+        Spearman's correlation x 100).
+      split: which of the dataset's judgements, the name of a file under qrels/; which part of STS-B and SICK
+        in a folder of several tasks.
       metrics: separated by spaces, as ir_measures spells them.
       baseline: what to compare with: the name of one of the systems, or [NAME=]FILE[+FILE...], which may be
         among the runs.
@@ -66,7 +68,7 @@ def evaluate(
     Raises:
       UserError: flags that do not go together, unreadable or malformed files, an unknown metric.
     """
-    from jaxir.evaluation import report
+    from jaxir.evaluation import report, sentence_reports
 
     kind, path = _check_flags(
         run=run, qrels=qrels, answers=answers, corpus=corpus, model=model, dataset=dataset
@@ -74,7 +76,7 @@ def evaluate(
     if kind == "sts":
         if baseline is not None:
             raise UserError("--baseline compares retrieval runs; an sts: dataset has none")
-        result = report.sts(model, path)
+        result = sentence_reports.sts(model, path, split, table)
     else:
         if kind == "run":
             runs = [run] if isinstance(run, str) else run

@@ -210,7 +210,7 @@ def score_model(
         qrels=collection.qrels,
         facts=facts,
         note=f"{directory}, split {split}: {count} documents, a document's text is title + ' ' + text; "
-        f"{_lengths(encoder)}; {encoder.similarity} similarity, exact search, {depth} answers a query",
+        f"{lengths_of(encoder)}; {encoder.similarity} similarity, exact search, {depth} answers a query",
         baseline=None if baseline is None else systems[-1],
     )
 
@@ -329,32 +329,7 @@ def _difference(pair: Pair) -> list[object]:
     return [c.difference, c.wins, c.losses, f"{pair.t_test:.2g}", f"{pair.randomisation:.2g}"]
 
 
-def sts(model: str, directory: Path) -> Report:
-    """Evaluates a model on a folder of sentence pairs."""
-    from jaxir.evaluation.sts import evaluate_sts, read_sts
-    from jaxir.retrieval.encoding.dual_encoder import DualEncoder
-
-    sets = read_sts(directory)
-    encoder = DualEncoder.load(model)
-    scores = evaluate_sts(encoder, sets)
-    note = (
-        f"{directory}: Spearman's correlation x 100 of cosine and people's scores, both sentences through "
-        f"the query tower; {_lengths(encoder)}\nmodel: {model}"
-    )
-    rows = [[name, scores.pairs[name], value] for name, value in scores.spearman.items()]
-    return Report(
-        text=note + "\n\n" + format_table(["set", "pairs", "Spearman"], rows, digits=2),
-        values={
-            "model": model,
-            "fingerprint": encoder.fingerprint,
-            "dataset": f"sts:{directory}",
-            **dataclasses.asdict(encoder.settings),
-            "spearman": scores.spearman,
-            "pairs": scores.pairs,
-        },
-    )
-
-
-def _lengths(encoder: DualEncoder) -> str:
+def lengths_of(encoder: DualEncoder) -> str:
+    """Says where texts are cut."""
     settings = encoder.settings
     return f"queries cut at {settings.query_max_length} tokens, passages at {settings.passage_max_length}"
