@@ -168,6 +168,7 @@ def _equal(file: Path, other: Path) -> bool:
 
 def score_model(
     model: str,
+    kind: str,
     directory: Path,
     split: str,
     metrics: str,
@@ -176,13 +177,15 @@ def score_model(
     *,
     baseline: str | None = None,
 ) -> Scored:
-    """Scores a model on a BEIR folder by exact search, and the run that is its baseline."""
+    """Scores a model on a beir:, quora: or eproduct: collection by exact search, and its baseline's run."""
     # Scoring a run file loads no jax.
     from jaxir.evaluation.collection import evaluate_collection, read_collection
+    from jaxir.evaluation.question_sets import read_eproduct, read_quora
     from jaxir.retrieval.encoding.dual_encoder import DualEncoder
 
     parse_metrics(metrics)
-    collection = read_collection(directory, split)
+    read_kind = {"beir": read_collection, "quora": read_quora, "eproduct": read_eproduct}[kind]
+    collection = read_kind(directory, split)
     name, files = ("", []) if baseline is None else parse_system(baseline)
     read = [read_run(file) for file in files]  # malformed ones cost no encoding
     encoder = DualEncoder.load(model)
@@ -195,7 +198,7 @@ def score_model(
     facts = {
         "model": model,
         "fingerprint": encoder.fingerprint,
-        "dataset": f"beir:{directory}",
+        "dataset": f"{kind}:{directory}",
         "split": split,
         "documents": count,
         "document_text": "(title + ' ' + text).strip()",

@@ -13,10 +13,13 @@ from jaxir.evaluation.report import Report, lengths_of
 from jaxir.evaluation.sts import STSScores, scores_of, sentences_of
 from jaxir.evaluation.sts_files import SETTINGS, read_sts, read_sts_tasks
 from jaxir.evaluation.tables import Style, format_table
+from jaxir.installation import require
 
 if TYPE_CHECKING:
     from jaxir.retrieval.encoding.dual_encoder import DualEncoder
 
+SENTEVAL_NOTE = """Logistic regression on the query tower's vectors, as SentEval does with kfold 10 and nhid 0
+accuracy in % of the test set, of MR, CR, SUBJ and MPQA over ten folds; dev: that by which C was chosen"""
 STS_NOTE = """Spearman's correlation x 100 of cosine and people's scores; the query tower reads both sentences
 of several sets: 'all' of all pairs together, 'mean' of the sets' values, 'wmean' weighted by numbers of pairs
 alignment: of pairs rated above 4; uniformity: of all sentences (both: less is better)
@@ -63,6 +66,33 @@ def sts(model: str, directory: Path, split: str, style: Style = "markdown") -> R
     values = {"split": split, "tasks": {n: _values(s) for n, s in of_tasks.items()}, "average": average}
     note = f"{STS_NOTE}\nof tasks with train, dev and test: {split}"
     return _report(encoder, model, f"sts:{directory}", note, table, values)
+
+
+def senteval(model: str, directory: Path, style: Style = "markdown") -> Report:
+    """Evaluates a model on the transfer tasks that a folder has.
+
+    Raises:
+      UserError: no or malformed data, no such model, or scikit-learn is not installed.
+    """
+    from jaxir.evaluation.senteval import evaluate_senteval
+    from jaxir.evaluation.senteval_files import TASKS, WHERE, read_senteval
+    from jaxir.retrieval.encoding.dual_encoder import DualEncoder
+
+    require("analyze", "sklearn")
+    tasks = read_senteval(directory)
+    missing = {name: list(layout.files) for name, layout in TASKS.items() if name not in tasks}
+    encoder = DualEncoder.load(model)
+    scores = evaluate_senteval(encoder, tasks)
+    average = {key: float(np.mean([getattr(s, key) for s in scores.values()])) for key in ("accuracy", "dev")}
+    rows = [[name, s.train, s.test, s.accuracy, s.f1, s.dev] for name, s in scores.items()]
+    rows.append([f"average of {len(rows)}", None, None, average["accuracy"], None, average["dev"]])
+    table = format_table(["task", "train", "test", "accuracy", "F1", "dev"], rows, digits=2, style=style)
+    note = SENTEVAL_NOTE + "".join(
+        f"\n{name} is not there: {', '.join(files)} ({WHERE})" for name, files in missing.items()
+    )
+    found = {name: dataclasses.asdict(s) for name, s in scores.items()}
+    values = {"tasks": found, "average": average, "missing": missing}
+    return _report(encoder, model, f"senteval:{directory}", note, table, values)
 
 
 def _set_table(scores: STSScores, style: Style) -> str:
