@@ -47,9 +47,10 @@ def analyze(
     from jaxir.evaluation import analysis
     from jaxir.evaluation.datasets import parse_dataset
     from jaxir.files import atomic_directory
+    from jaxir.installation import require
     from jaxir.retrieval.encoding.dual_encoder import DualEncoder
 
-    analysis.require_libraries()
+    require("analyze", "matplotlib", "sklearn")
     named = name_models(models)
     sample = analysis.draw_sample(
         parse_dataset(dataset, "beir")[1], split, queries=queries, documents=documents, seed=seed

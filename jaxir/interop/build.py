@@ -49,9 +49,11 @@ class Pretrained(Overrides):
 
     Attributes:
       source: as `model_dir.load` takes it.
+      from_scratch: have its architecture and tokenizer, and random parameters in place of its own.
     """
 
     source: str
+    from_scratch: bool = False
 
     def build(self, *, seed: int, partitioner: Partitioner | None = None) -> LoadedModel:
         """Loads the model onto the mesh of `partitioner`; each process reads the parts that its devices hold.
@@ -65,6 +67,10 @@ class Pretrained(Overrides):
 
         def built(found: StoredModel, fingerprint: str | None) -> LoadedModel:
             model = self.apply(found, seed=seed, where=self.source)
+            if self.from_scratch:
+                fingerprint = stored.initial_fingerprint(model.config, model.tokenizer, seed)
+                drawn = stored.initialize(model.config, seed=seed, partitioner=partitioner)
+                return LoadedModel(drawn, model.tokenizer, model.settings, fingerprint)
             if fingerprint is None or self.change_vectors():
                 how = {"source": self.source}
                 fingerprint = stored.initial_fingerprint(model.config, model.tokenizer, seed, **how)

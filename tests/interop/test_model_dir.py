@@ -453,6 +453,20 @@ def test_from_scratch_is_the_same_on_any_mesh_and_is_created_sharded():
         FromScratch(**{**vars(start), "config": small}).build(seed=0)
 
 
+def test_a_model_from_scratch_has_anothers_architecture_and_parameters_of_its_own():
+    found, read = Pretrained(source=ROBERTA).build(seed=1), Pretrained(source=ROBERTA, from_scratch=True)
+    drawn, again, other = (read.build(seed=seed) for seed in (1, 1, 2))
+    assert drawn.model.config == found.model.config and drawn.settings == found.settings
+    assert drawn.tokenizer.fingerprint == found.tokenizer.fingerprint
+    assert drawn.fingerprint == again.fingerprint != other.fingerprint != found.fingerprint
+    params = [stored.params_of(m.model) for m in (drawn, again, other, found)]
+    for name in ("encoder.layers.0.wi.kernel", "encoder.embeddings.token.embedding"):
+        first, same, *different = (p[name] for p in params)
+        np.testing.assert_array_equal(first, same)
+        assert 0.015 < first.std() < 0.025
+        assert all(np.abs(first - x).max() > 0.01 for x in different)
+
+
 def test_a_place_may_be_told_by_way_of_its_parent(tmp_path, monkeypatch):
     model = model_dir.load(ROBERTA)
     (tmp_path / "here").mkdir()
