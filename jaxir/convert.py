@@ -13,6 +13,7 @@ def convert(
     output: str,
     to: Literal["jaxir", "hf", "st", "t5x", "sentence_transformers"] = "jaxir",
     tokenizer: str | None = None,
+    kind: Literal["dual_encoder", "cross_encoder", "seq2seq"] | None = None,
 ) -> None:
     """Converts a model from one format to another.
 
@@ -30,10 +31,12 @@ def convert(
       to: the format to write; hf holds the encoder alone, without pooling and normalisation.
       tokenizer: the SentencePiece model of a T5X checkpoint (a file, local or gs://), or a directory with a
         tokenizer; by default what lies beside the checkpoint or what the run's config.gin names.
+      kind: the kind of model to read (default: as the folder says; T5's hold a generator, seq2seq, and the
+        encoder of a dual encoder, which is the default there).
     """
     from jaxir.interop import formats
 
-    formats.convert(source, output, to, tokenizer=tokenizer)
+    formats.convert(source, output, to, tokenizer=tokenizer, kind=kind)
     print(f"wrote {output}")
 
 

@@ -8,7 +8,7 @@ from jaxir.checksums import write_all
 from jaxir.errors import UserError, suggest
 from jaxir.files import atomic_directory, check_new_directory, is_bucket
 from jaxir.interop import model_dir, model_json, t5x
-from jaxir.interop.huggingface import cross_encoder, hf, sentence_transformers
+from jaxir.interop.huggingface import cross_encoder, hf, sentence_transformers, seq2seq
 from jaxir.interop.stored import StoredModel
 from jaxir.interop.t5x import optimizer as t5x_optimizer
 
@@ -21,6 +21,7 @@ def convert(
     to: Format,
     *,
     tokenizer: str | None = None,
+    kind: str | None = None,
     optimizer_state: bool = False,
 ) -> None:
     """Reads the model `source` part by part and writes it to the directory `output`.
@@ -35,6 +36,7 @@ def convert(
       to: "jaxir", "sentence_transformers", "t5x", or "hf": the encoder alone, without pooling or
         normalisation.
       tokenizer: of a `t5x:` source, which has none of its own (see `t5x.read`).
+      kind: what to read of a folder that holds several kinds of models, as T5's do; see `model_json.KINDS`.
       optimizer_state: write Adafactor's state too, from a run's directory to "t5x".
 
     Raises:
@@ -55,7 +57,7 @@ def convert(
         lambda model, _: _write(model, source, output, to, optimizer_state),
         source,
         tokenizer=tokenizer,
-        kind=None,
+        kind=kind,
     )
 
 
@@ -66,11 +68,12 @@ def _write(
     if to == "jaxir":
         model_dir.write(output, model)
         return
-    if model_json.kind_of(model.config) == "cross_encoder":
-        if to == "t5x":
-            raise UserError(f"{source} is a cross-encoder: t5x checkpoints are of T5 encoders")
+    kind = model_json.kind_of(model.config)
+    if write_whole := {"cross_encoder": cross_encoder.write, "seq2seq": seq2seq.write}.get(kind):
+        if to == "t5x" or (to == "st" and kind == "seq2seq"):
+            raise UserError(f"{source} is a {kind.replace('_', '-')}: {to} holds encoders")
         with atomic_directory(output) as aside:
-            cross_encoder.write(aside, model)
+            write_whole(aside, model)
             write_all(aside)
         return
     if to == "t5x":
