@@ -253,6 +253,15 @@ def make_stack(make_block: Callable[[nnx.Rngs], nnx.Module], num: int, *, scan: 
     return nnx.merge(graphdef, stacked)
 
 
+def unstacked(blocks: Any) -> list[nnx.Module]:
+    """Returns the blocks that `make_stack` made one by one, those of a scanned stack too."""
+    if isinstance(blocks, nnx.List):
+        return list(blocks)
+    graphdef, stacked = nnx.split(blocks)
+    num = len(jax.tree.leaves(stacked)[0])
+    return [nnx.merge(graphdef, jax.tree.map(lambda x, i=i: x[i], stacked)) for i in range(num)]
+
+
 def run_stack(
     blocks: Any,
     xs: Sequence[Float[Array, "B L E"]],
