@@ -37,7 +37,7 @@ def convert(
         last's, or of what the first block reads and the last's output.
       kind: the kind of model to read (default: as the folder says; T5's hold a generator, seq2seq, and the
         encoder of a dual encoder, which is the default there).
-
+    """
     from jaxir.interop import formats
 
     formats.convert(source, output, to, tokenizer=tokenizer, pooling=pooling, kind=kind)

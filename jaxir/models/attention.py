@@ -140,6 +140,7 @@ class Attention(nnx.Module):
             scale=self.scale,
             causal=causal,
             window=window,
+            crossed=memory is not None,
             dropout_rate=self.dropout_rate,
             dropout_key=weights_key,
         )
@@ -212,7 +213,7 @@ class Attention(nnx.Module):
     ) -> Float[Array, "B T E"]:
         """Attends from x to the memory of which `remember` made the cache, as a call with `memory` would."""
         query = self._heads(self.query(x))
-        y = attention(query, cache.key, cache.value, mask=mask, bias=None, scale=self.scale)
+        y = attention(query, cache.key, cache.value, mask=mask, bias=None, scale=self.scale, crossed=True)
         return self.out(y.reshape(*x.shape[:2], -1))
 
 
@@ -228,6 +229,7 @@ def attention(
     causal: bool = False,
     window: int | Int[Array, ""] | None = None,
     start: Int[Array, ""] | None = None,
+    crossed: bool = False,
     dropout_rate: float = 0.0,
     dropout_key: Key[Array, ""] | None = None,
 ) -> Float[Array, "B T H K"]:
@@ -243,6 +245,7 @@ def attention(
       causal: whether a position sees none after it.
       window: a position sees those at a distance of at most this; None for all.
       start: the position, among the keys', of the first query; None: 0, and T = S where positions count.
+      crossed: whether the keys are of other texts, so that `mask` says nothing of the queries.
       dropout_rate: probability with which an attention weight is dropped, each by itself.
       dropout_key: key of that dropout, or None for none. Fused kernels are used without only.
 
@@ -251,7 +254,7 @@ def attention(
     """
     dropped = dropout_key is not None and dropout_rate > 0.0
     near = _near(query, key, causal=causal, window=window, start=start)
-    if not dropped and near is None and _cudnn_allows(query, key, bias):
+    if not dropped and not crossed and near is None and _cudnn_allows(query, key, bias):
         # A row of padding alone attends to its first position, lest a softmax over nothing give NaN.
         lengths = jnp.maximum(mask.sum(-1, dtype=jnp.int32), 1)
         return jax.nn.dot_product_attention(

@@ -255,3 +255,16 @@ def test_the_keys_and_values_of_a_memory_are_computed_once():
         np.testing.assert_allclose(
             module.recall(x[:, t : t + 1], cache, mask), whole[:, t : t + 1], atol=2e-6
         )
+
+
+def test_no_kernel_takes_a_memorys_padding_for_that_of_the_queries(monkeypatch):
+    """cuDNN's is told one length for both: what is as long as its memory must not go there."""
+    module = Attention(16, num_heads=2, head_dim=8, stddevs=(0.5,) * 4, dtype="bfloat16", rngs=nnx.Rngs(0))
+    x, memory = (jnp.asarray(normal(2, 4, 16), jnp.bfloat16) for _ in range(2))
+    mask = jnp.arange(4)[None] < jnp.array([[4], [2]])
+    expected = module(x, mask, memory=memory, key=None)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # where there is none: cuDNN's kernel fails
+    np.testing.assert_array_equal(module(x, mask, memory=memory, key=None), expected)
+    np.testing.assert_array_equal(module.recall(x, module.remember(memory), mask), expected)
+    with pytest.raises(Exception, match=r"(?i)cudnn"):
+        module(x, mask, key=None)
