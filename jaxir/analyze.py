@@ -132,7 +132,7 @@ def name_models(models: list[str]) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    raise SystemExit(
+    cli.end(
         cli.main(
             "jaxir.analyze:analyze",
             example="python -m jaxir.analyze --models=Standard=RUN_A,SamToNe=RUN_B --dataset=beir:DIR"

@@ -45,7 +45,7 @@ def convert(
 
 
 if __name__ == "__main__":
-    raise SystemExit(
+    cli.end(
         cli.main(
             "jaxir.convert:convert",
             example="python -m jaxir.convert --source=st:all-MiniLM-L6-v2 --output=models/minilm",

@@ -65,6 +65,7 @@ def weight(p: nnx.Param, dtype: Any = jnp.float32) -> jax.Array:
 
 
 # Weights that are whole already, by parameter and type; with the parameter, that its id be not used again.
+# XLA does not join the gathers of two towers by itself: without this a step gathers nearly twice as much.
 _GATHERED: contextvars.ContextVar[dict | None] = contextvars.ContextVar("gathered", default=None)
 
 
