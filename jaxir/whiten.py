@@ -53,7 +53,7 @@ def whiten(
 
 
 if __name__ == "__main__":
-    raise SystemExit(
+    cli.end(
         cli.main(
             "jaxir.whiten:whiten",
             example="python -m jaxir.whiten --model=hf:google-bert/bert-base-uncased --input=corpus.jsonl "
