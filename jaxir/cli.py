@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import gc
 import importlib
 import inspect
 import os
@@ -30,6 +31,7 @@ from jaxir.errors import BadValueError, Terminated, UsageError, UserError, sugge
 from jaxir.simple_types import simple
 
 AGAIN_SECONDS = 0.05
+STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 GIN_HELP = "gin file (may be repeated); --gin.NAME=VALUE binds one parameter or macro"
 
 
@@ -153,6 +155,21 @@ def main(name: str, argv: Sequence[str] | None = None, *, example: str = "") -> 
         sentence, status = faults.explain(error)
         print(f"error: {sentence}", file=sys.stderr)
         return status
+
+
+def end(status: int) -> NoReturn:
+    """Ends the process of a command with the status that `main` returned.
+
+    A command that was stopped leaves without the interpreter's farewell. JAX compiles on a thread of its own,
+    which no signal reaches: the process would wait for it, and die of a segmentation fault, for JAX's client
+    goes first. What the command held is closed by then: its stack was unwound.
+    """
+    if status in STOPPED:
+        gc.collect()  # what closes itself when it goes, and is part of a cycle
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    raise SystemExit(status)
 
 
 def _load(name: str) -> Callable[..., Any]:

@@ -47,7 +47,7 @@ def encode(
 
 
 if __name__ == "__main__":
-    raise SystemExit(
+    cli.end(
         cli.main(
             "jaxir.encode:encode",
             example="python -m jaxir.encode --model=st:sentence-transformers/all-MiniLM-L6-v2 "

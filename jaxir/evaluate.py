@@ -129,7 +129,7 @@ def _check_flags(**given: Any) -> tuple[str, Path]:
 
 
 if __name__ == "__main__":
-    raise SystemExit(
+    cli.end(
         cli.main(
             "jaxir.evaluate:evaluate",
             example="python -m jaxir.evaluate --run=hybrid.trec --qrels=qrels/test.tsv --baseline=bm25.trec\n"

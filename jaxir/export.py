@@ -91,7 +91,7 @@ def _onnx(model: str, output: str) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(
+    cli.end(
         cli.main(
             "jaxir.export:export",
             example="python -m jaxir.export --model=runs/mine --format=st --output=out",

@@ -170,7 +170,7 @@ def _best(fused: Callable[[float], Run], alphas: list[float], qrels: str, metric
 
 
 if __name__ == "__main__":
-    raise SystemExit(
+    cli.end(
         cli.main(
             "jaxir.fuse:fuse",
             example="python -m jaxir.fuse --runs=bm25.trec,dense.trec --method=rrf --output=hybrid.trec",

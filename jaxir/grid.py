@@ -136,7 +136,7 @@ def grid(
 
 
 if __name__ == "__main__":
-    raise SystemExit(
+    cli.end(
         cli.main(
             "jaxir.grid:grid",
             example="python -m jaxir.grid --gin_file=gin/experiments/table1.gin --datasets=msmarco=DIR"

@@ -194,7 +194,7 @@ def _read(
 
 
 if __name__ == "__main__":
-    raise SystemExit(
+    cli.end(
         cli.main(
             "jaxir.prepare:prepare",
             example="python -m jaxir.prepare --dataset=pairs:faq.csv --output=faq\n"

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from jaxir import cli, faults
-from jaxir.errors import UsageError
+from jaxir.errors import UsageError, suggest
 from jaxir.plan import plan
 from jaxir.simple_types import Count
 from jaxir.train import train
@@ -250,6 +250,13 @@ def test_a_command_that_is_stopped_ends_as_shells_tell_it(cook, number, status, 
     assert cook(f"--model={number}") == (status, "", said)
 
 
+def test_a_name_in_another_case_is_suggested():
+    assert suggest("BERTCONFIG", ["T5Config", "BertConfig"]) == "; did you mean 'BertConfig'?"
+    assert suggest("step", ["STEP", "Steps"]) == "; did you mean 'STEP'?"
+    assert suggest("stepS", ["STEPS", "Steps"]) == "; did you mean 'Steps'?"
+    assert suggest("length", ["STEPS"]) == ""
+
+
 STOPPED_WITHIN = """
 import gc, os, time
 
@@ -270,11 +277,42 @@ def wait(*, number: int) -> None:
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_that_comes_while_garbage_is_collected_is_not_lost(tmp_path, number, status):
     (tmp_path / "waiting.py").write_text(STOPPED_WITHIN)
-    code = "from jaxir import cli; raise SystemExit(cli.main('waiting:wait'))"
+    code = "from jaxir import cli; cli.end(cli.main('waiting:wait'))"
     command = ["env", "--default-signal=INT", sys.executable, "-c", code, f"--number={int(number)}"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=30)
     said = "stopped by SIGTERM\n" if number == signal.SIGTERM else "interrupted\n"
     assert (done.returncode, done.stderr) == (status, said)
+
+
+STOPPED_COMPILING = """
+import os, threading
+import jax
+import jax.numpy as jnp
+
+def wait(*, number: int) -> None:
+    \"\"\"Compiles for some seconds.\"\"\"
+
+    def f(x):
+        for i in range(100):
+            x = jnp.sort(x * i, axis=0) @ x
+        return x.sum()
+
+    lowered = jax.jit(jax.grad(f)).lower(jnp.ones((8, 8)))
+    threading.Timer(0.5, os.kill, [os.getpid(), number]).start()
+    lowered.compile()
+    print("it has compiled before it was stopped")
+"""
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_command_that_is_stopped_while_it_compiles_ends_in_good_order(tmp_path, number, status):
+    (tmp_path / "waiting.py").write_text(STOPPED_COMPILING)
+    code = "from jaxir import cli; cli.end(cli.main('waiting:wait'))"
+    command = ["env", "--default-signal=INT", sys.executable, "-c", code, f"--number={int(number)}"]
+    environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": ""}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    said = "stopped by SIGTERM\n" if number == signal.SIGTERM else "interrupted\n"
+    assert (done.returncode, done.stdout, done.stderr) == (status, "", said)
 
 
 def test_where_no_file_can_be_written_the_traceback_is_not_lost(cook, monkeypatch):

@@ -13,7 +13,7 @@ import pytest
 from jaxir import gin_config
 from jaxir.errors import UserError
 from jaxir.features import TextFormat, pair_features
-from jaxir.interop.build import Pretrained, PretrainedCrossEncoder
+from jaxir.interop.build import Pretrained, PretrainedCrossEncoder, PretrainedSeq2Seq
 from jaxir.planning import program
 from jaxir.train import train
 from jaxir.training.length import check_length
@@ -23,7 +23,7 @@ from jaxir.training.recipe import Recipe
 ROOT = Path(__file__).resolve().parent.parent
 RECIPES = sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / "gin").glob("*.gin"))
 PAPER = [r for r in RECIPES if "samtone" in r]
-OPEN = [*PAPER, "gin/pairs.gin", "gin/reranker.gin"]
+OPEN = [*PAPER, "gin/pairs.gin", "gin/reranker.gin", "gin/generator.gin"]
 INCLUDED = ("encoder", "settings")  # the common parts of others
 FILES = [f.relative_to(ROOT).as_posix() for f in (ROOT / "gin").rglob("*.gin") if f.stem not in INCLUDED]
 PIECES = {
@@ -49,7 +49,8 @@ def resolve(recipe: str, *bindings: str) -> dict:
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_resolves(recipe):
     bound = resolve(recipe)
-    assert isinstance(bound["model"], PretrainedCrossEncoder if "reranker" in recipe else Pretrained)
+    kinds = {"gin/reranker.gin": PretrainedCrossEncoder, "gin/generator.gin": PretrainedSeq2Seq}
+    assert isinstance(bound["model"], kinds.get(recipe, Pretrained))
     assert callable(bound["objective"])
     assert callable(bound["data"].build)
     check_length(bound["steps"], bound["epochs"], bound["min_steps"])
@@ -113,6 +114,7 @@ def test_the_quickstart_trains_only_on_training_packages():
     assert isinstance(bound["optimizer"], AdamW)
 
 
+SEQ2SEQ = {kind: f"gin/{kind}/seq2seq.gin" for kind in ("models", "objectives")}
 CROSS = {kind: f"gin/{kind}/cross_encoder.gin" for kind in ("models", "objectives")}
 MODELS = [*PIECES["models"], "gin/experiments/minilm.gin"]
 TRACED = ("gin/models/minilm.gin", "gin/models/t5_1_1/base.gin")
@@ -127,7 +129,10 @@ COMMON = {
 }
 AUTOENCODERS = [f"gin/objectives/{name}.gin" for name in ("tsdae", "clm_autoencoder", "mlm_autoencoder")]
 OF_TEXTS = [*AUTOENCODERS, *(f"gin/objectives/{name}.gin" for name in ("simcse", "consert", "multi_task"))]
-LACKING = {CROSS["models"]: {"TOKENIZER", "SHARING"}, **{o: {"TEMPERATURE", "CHUNKS"} for o in AUTOENCODERS}}
+LACKING = {kind["models"]: {"TOKENIZER", "SHARING"} for kind in (CROSS, SEQ2SEQ)} | {
+    SEQ2SEQ["objectives"]: {"TEMPERATURE", "CHUNKS"},
+    **{o: {"TEMPERATURE", "CHUNKS"} for o in AUTOENCODERS},
+}
 LACKING |= {f"gin/objectives/{name}.gin": {"TEMPERATURE"} for name in ("triplet", "margin")}
 
 
@@ -153,12 +158,14 @@ def test_pieces_of_a_kind_know_the_same_macros(kind):
             assert not known & set(COMMON[others].split()), f"{piece} sets what belongs to {others}"
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", [model for model in MODELS if model != SEQ2SEQ["models"]])
 def test_pieces_compose_in_any_order(model, folder):
     """Every objective and every run: weights and data are read, and steps traced to their last array."""
     loaded, cross = None, model == CROSS["models"]
     objectives = [
-        o for o in PIECES["objectives"] if (o == CROSS["objectives"]) == cross and o not in OF_TEXTS
+        o
+        for o in PIECES["objectives"]
+        if (o == CROSS["objectives"]) == cross and o not in (*OF_TEXTS, SEQ2SEQ["objectives"])
     ]
     for number, (objective, run) in enumerate(itertools.product(objectives, PIECES["runs"])):
         bindings = [*small(model, folder), "DROPOUT=0.25", "REMAT=True", "CHUNKS=2"]
@@ -236,6 +243,22 @@ def test_objectives_of_texts_are_traced_with_all_that_they_name(objective, bindi
     metrics = trace(bound, loaded, partitioner, num_negatives=0)
     assert metrics["loss"].shape == ()
     assert gin.query_parameter("DROPOUT/gin.macro.value") == 0.1
+
+
+@pytest.mark.parametrize("more", ["", "gin/experiments/targets.gin"])
+def test_generators_are_traced(more, folder, tmp_path):
+    targets = tmp_path / "targets.jsonl"
+    targets.write_text('{"source": "a tool", "target": "a word"}\n' * 16)
+    sizes = ["QUERY_LENGTH=8", "PASSAGE_LENGTH=12", "BATCH_SIZE=8", "DTYPE=float32", "STEPS=20", "FSDP=2"]
+    sizes += [f"MODEL=hf:{ROOT / 'tests/golden/seq2seq_1_1'}"]
+    sizes += [f"TARGETS={targets}"] if more else [f"DATA={folder}"]
+    gin_config.bind(train, ["gin/generator.gin", *([more] if more else [])], sizes, {"output_dir": "run"})
+    bound = gin.get_bindings(train)
+    partitioner = bound["mesh"].build()
+    loaded = bound["model"].build(seed=0, partitioner=partitioner)
+    features = bound["objective"].features(loaded.settings.text_format(0))
+    assert bound["data"].build(loaded.tokenizer, features).num_examples == (16 if more else 40)
+    assert trace(bound, loaded, partitioner, num_negatives=0).keys() >= {"loss", "token_accuracy"}
 
 
 def trace(bound: dict, loaded, partitioner, num_negatives: int = 1) -> dict:

@@ -1,4 +1,4 @@
-"""Texts by themselves, without labels: what is trained on where there are no pairs."""
+"""Texts by themselves, without labels, and texts to be written for texts: where there are no pairs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
-from jaxir.data.lines import OnBadInput, parsed_lines
+from jaxir.data.lines import OnBadInput, json_object, needed_text, parsed_lines
 from jaxir.data.sources import BeirFolder, read_corpus
 from jaxir.data.text_data import RecordSource
 from jaxir.features import Record
@@ -34,3 +34,23 @@ class Texts(RecordSource):
             return ({"text": (d.id, d.contents)} for d in documents if d.contents)
         lines = parsed_lines(place, lambda line, number: (str(number), line), on_bad_input)
         return ({"text": line} for line in lines)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SourcesAndTargets(RecordSource):
+    """What a generator learns to write for what: the fields `source` and `target`.
+
+    Attributes:
+      path: a .jsonl[.gz] of {"source", "target"}.
+    """
+
+    path: str
+
+    def records(self, on_bad_input: OnBadInput) -> Iterator[Record]:
+        """Yields the examples."""
+
+        def parse(line: str, number: int) -> Record:
+            record = json_object(line)
+            return {name: (str(number), needed_text(record, name)) for name in ("source", "target")}
+
+        return parsed_lines(local_path(self.path), parse, on_bad_input)

@@ -19,6 +19,7 @@ from jaxir.interop.stored import EncoderSettings, ModelConfig, StoredModel
 from jaxir.models import layers
 from jaxir.models.cross_encoder import CrossEncoderConfig
 from jaxir.models.dual_encoder import DualEncoderConfig
+from jaxir.models.seq2seq import Seq2SeqConfig
 from jaxir.partitioning import Partitioner
 from jaxir.simple_types import Count, checked
 
@@ -127,6 +128,49 @@ class PretrainedCrossEncoder(CommonOverrides):
             raise UserError(f"{self.source}: {error}") from error
         config = dataclasses.replace(self.executed(found.config), separator=separator)
         stored.check_lengths(settings, config, self.source)
+        return dataclasses.replace(found, config=config, settings=settings)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class PretrainedSeq2Seq(CommonOverrides):
+    """A generator to load, with changes; `passage_max_length` is of sources, `query_max_length` of targets.
+
+    Attributes:
+      source: as `model_dir.load_seq2seq` takes it.
+    """
+
+    source: str
+
+    def build(self, *, seed: int, partitioner: Partitioner | None = None) -> LoadedModel:
+        """Loads the model onto the mesh of `partitioner`.
+
+        Raises:
+          UserError: there is no such model, it is damaged, or it is no generator.
+        """
+
+        def built(found: StoredModel, fingerprint: str | None) -> LoadedModel:
+            model = self._apply(found)
+            if fingerprint is None:
+                how = {"source": self.source}
+                fingerprint = stored.initial_fingerprint(model.config, model.tokenizer, seed, **how)
+            return LoadedModel(stored.build(model, partitioner), model.tokenizer, model.settings, fingerprint)
+
+        return model_dir.read_with(built, self.source, kind="seq2seq")
+
+    def outline(self, read: Reader) -> tuple[Seq2SeqConfig, EncoderSettings]:
+        """Returns the configuration and the lengths with the changes made; see `Source`."""
+        found = read(self.source, None)
+        if model_json.kind_of(found.config) != "seq2seq":
+            raise UserError(
+                f"{self.source}: a plan reads generators of ours: python -m jaxir.convert --kind=seq2seq"
+                " makes one of it"
+            )
+        model = self._apply(found)
+        return model.config, model.settings
+
+    def _apply(self, found: StoredModel) -> StoredModel:
+        config, settings = self.executed(found.config), self.cut(found.settings)
         return dataclasses.replace(found, config=config, settings=settings)
 
 

@@ -8,7 +8,7 @@ from jaxir.checksums import write_all
 from jaxir.errors import UserError, suggest
 from jaxir.files import atomic_directory, check_new_directory, is_bucket
 from jaxir.interop import model_dir, model_json, t5x
-from jaxir.interop.huggingface import cross_encoder, hf, sentence_transformers
+from jaxir.interop.huggingface import cross_encoder, hf, sentence_transformers, seq2seq
 from jaxir.interop.overrides import Overrides
 from jaxir.interop.stored import StoredModel
 from jaxir.interop.t5x import optimizer as t5x_optimizer
@@ -24,6 +24,7 @@ def convert(
     *,
     tokenizer: str | None = None,
     pooling: Pooling | None = None,
+    kind: str | None = None,
     optimizer_state: bool = False,
 ) -> None:
     """Reads the model `source` part by part and writes it to the directory `output`.
@@ -39,6 +40,7 @@ def convert(
         normalisation.
       tokenizer: of a `t5x:` source, which has none of its own (see `t5x.read`).
       pooling: of a dual encoder, instead of its own.
+      kind: what to read of a folder that holds several kinds of models, as T5's do; see `model_json.KINDS`.
       optimizer_state: write Adafactor's state too, from a run's directory to "t5x".
 
     Raises:
@@ -61,7 +63,9 @@ def convert(
             model = Overrides(pooling=pooling).apply(model, seed=0, where=source)
         _write(model, source, output, to, optimizer_state)
 
-    kind = None if pooling is None else "dual_encoder"
+    if pooling is not None and kind not in (None, "dual_encoder"):
+        raise UserError(f"a {kind} has no pooling: leave out --pooling")
+    kind = kind if pooling is None else "dual_encoder"
     model_dir.read_with(write, source, tokenizer=tokenizer, kind=kind)
 
 
@@ -72,11 +76,12 @@ def _write(
     if to == "jaxir":
         model_dir.write(output, model)
         return
-    if model_json.kind_of(model.config) == "cross_encoder":
-        if to == "t5x":
-            raise UserError(f"{source} is a cross-encoder: t5x checkpoints are of T5 encoders")
+    kind = model_json.kind_of(model.config)
+    if write_whole := {"cross_encoder": cross_encoder.write, "seq2seq": seq2seq.write}.get(kind):
+        if to == "t5x" or (to == "st" and kind == "seq2seq"):
+            raise UserError(f"{source} is a {kind.replace('_', '-')}: {to} holds encoders")
         with atomic_directory(output) as aside:
-            cross_encoder.write(aside, model)
+            write_whole(aside, model)
             write_all(aside)
         return
     if to == "t5x":

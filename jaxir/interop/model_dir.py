@@ -8,11 +8,12 @@ checksums, but for those of which a process reads only its own part.
 """
 
 import contextlib
+import dataclasses
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
 import jax
 import numpy as np
@@ -34,9 +35,9 @@ from jaxir.files import (
 from jaxir.interop import array_checksums, model_json, stored, stores, t5x, word_vectors
 from jaxir.interop.huggingface import named
 from jaxir.interop.huggingface.weights import read_json, require, write_json
-from jaxir.interop.overrides import Overrides
+from jaxir.interop.overrides import CommonOverrides, Overrides
 from jaxir.interop.run_dir import CONFIG, check_seal, checkpoint_of, read_record, sealed
-from jaxir.interop.stored import EncoderSettings, ModelConfig, StoredModel
+from jaxir.interop.stored import EncoderSettings, LoadedModel, ModelConfig, StoredModel
 from jaxir.partitioning import Partitioner
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "LoadedModel",
     "load",
     "load_cross_encoder",
+    "load_seq2seq",
     "read",
     "read_with",
     "save",
@@ -55,25 +57,6 @@ T = TypeVar("T")
 
 UNFINISHED = "UNFINISHED"  # in a bucket, beside a model that is being written
 FORMAT = 1
-
-
-class LoadedModel(NamedTuple):
-    """A model ready for use.
-
-    Attributes:
-      model: a dual encoder, or a cross-encoder.
-      tokenizer: its tokenizer.
-      settings: lengths and prompts.
-      fingerprint: SHA-256 (hex) of parameters, architecture and tokenizer.
-    """
-
-    model: Any
-    tokenizer: Tokenizer
-    settings: EncoderSettings
-    fingerprint: str
-
-    def __repr__(self) -> str:
-        return f"LoadedModel({self.model!r}, {self.settings}, {self.fingerprint[:12]})"
 
 
 def load(spec: str, *, mesh: Partitioner | None = None, seed: int = 0, **overrides: Any) -> LoadedModel:
@@ -113,11 +96,29 @@ def load_cross_encoder(spec: str) -> LoadedModel:
       UserError: there is no such model, a file is missing or damaged, or it is no cross-encoder.
     """
 
-    def build(found: StoredModel, fingerprint: str | None) -> LoadedModel:
-        fingerprint = fingerprint or stored.fingerprint(found)
-        return LoadedModel(stored.build(found), found.tokenizer, found.settings, fingerprint)
+    return _load(spec, "cross_encoder")
 
-    return read_with(build, spec, kind="cross_encoder")
+
+def load_seq2seq(spec: str, *, dtype: Literal["float32", "bfloat16"] | None = None) -> LoadedModel:
+    """Loads a generator of text.
+
+    Args:
+      spec: a jaxir model directory or run directory; `hf:` and a local directory or hub name.
+      dtype: type of matrix products; None leaves it.
+
+    Raises:
+      UserError: there is no such model, a file is missing or damaged, or it is no generator.
+    """
+    return _load(spec, "seq2seq", dtype=dtype)
+
+
+def _load(spec: str, kind: str, **overrides: Any) -> LoadedModel:
+    def build(found: StoredModel, fingerprint: str | None) -> LoadedModel:
+        model = dataclasses.replace(found, config=CommonOverrides(**overrides).executed(found.config))
+        fingerprint = fingerprint or stored.fingerprint(found)
+        return LoadedModel(stored.build(model), found.tokenizer, found.settings, fingerprint)
+
+    return read_with(build, spec, kind=kind)
 
 
 def read_with(
@@ -207,14 +208,9 @@ def read(
     """
     found, fingerprint = _read(spec, tokenizer, kind)
     if kind not in (None, model_json.kind_of(found.config)):
-        raise UserError(f"{spec} is {_KINDS[model_json.kind_of(found.config)]}; {_KINDS[kind]} is wanted")
+        is_, wanted = (model_json.DESCRIBED[name] for name in (model_json.kind_of(found.config), kind))
+        raise UserError(f"{spec} is {is_}; {wanted} is wanted")
     return found, fingerprint
-
-
-_KINDS = {
-    "dual_encoder": "a dual encoder, which makes vectors of texts",
-    "cross_encoder": "a cross-encoder, which scores pairs of texts (jaxir.rerank)",
-}
 
 
 def _read(spec: str, tokenizer: str | None, kind: str | None) -> tuple[StoredModel, str | None]:

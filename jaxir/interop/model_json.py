@@ -13,9 +13,15 @@ from jaxir.interop.stored import EncoderSettings, ModelConfig
 from jaxir.models import backbones
 from jaxir.models.cross_encoder import CrossEncoderConfig
 from jaxir.models.dual_encoder import DualEncoderConfig, Projection
+from jaxir.models.seq2seq import Seq2SeqConfig
 from jaxir.simple_types import fits, hints_of, simple
 
-KINDS = {"dual_encoder": DualEncoderConfig, "cross_encoder": CrossEncoderConfig}
+KINDS = {"dual_encoder": DualEncoderConfig, "cross_encoder": CrossEncoderConfig, "seq2seq": Seq2SeqConfig}
+DESCRIBED = {
+    "dual_encoder": "a dual encoder, which makes vectors of texts",
+    "cross_encoder": "a cross-encoder, which scores pairs of texts (jaxir.rerank)",
+    "seq2seq": "a generator, which writes texts (jaxir.expand)",
+}
 _FIRST = "dual_encoder"  # what files say nothing of the kind are of
 
 

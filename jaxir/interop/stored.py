@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ from jaxir.models import layers
 from jaxir.models.backbones import BackboneConfig
 from jaxir.models.cross_encoder import CrossEncoderConfig
 from jaxir.models.dual_encoder import DualEncoderConfig
+from jaxir.models.seq2seq import Seq2SeqConfig
 from jaxir.partitioning import Partitioner
 from jaxir.simple_types import Count, checked
 
@@ -40,6 +41,8 @@ _QUERY_OF_A_PAIR = 64  # tokens of a pair that are for the query, where nobody s
 @checked
 class EncoderSettings:
     """How texts become a model's inputs.
+
+    What a generator reads, its source, is a passage to it, and what it learns to write, its target, a query.
 
     Attributes:
       query_max_length: tokens, special ones included, that are kept of a query.
@@ -76,7 +79,7 @@ class EncoderSettings:
         )
 
 
-ModelConfig = DualEncoderConfig | CrossEncoderConfig
+ModelConfig = DualEncoderConfig | CrossEncoderConfig | Seq2SeqConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,6 +99,25 @@ class StoredModel:
     tokenizer: Tokenizer
     settings: EncoderSettings
     checkpoint: Path | None = None
+
+
+class LoadedModel(NamedTuple):
+    """A model ready for use.
+
+    Attributes:
+      model: a dual encoder, a cross-encoder, or a generator.
+      tokenizer: its tokenizer.
+      settings: lengths and prompts.
+      fingerprint: SHA-256 (hex) of parameters, architecture and tokenizer.
+    """
+
+    model: Any
+    tokenizer: Tokenizer
+    settings: EncoderSettings
+    fingerprint: str
+
+    def __repr__(self) -> str:
+        return f"LoadedModel({self.model!r}, {self.settings}, {self.fingerprint[:12]})"
 
 
 def canonical(params: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,13 +26,14 @@ from jaxir.partitioning import MeshConfig, Partitioner
 from jaxir.training import stages
 from jaxir.training import state as state_lib
 from jaxir.training.checkpoints import Checkpoints
+from jaxir.training.described import describe
 from jaxir.training.holding import held
 from jaxir.training.logs import Narrator, RunLog, timed
 from jaxir.training.marker import check_run_dir
 from jaxir.training.memory import device_memory, fit_chunks
 from jaxir.training.prefetch import prefetch
 from jaxir.training.recipe import Recipe
-from jaxir.training.settings import agreed_settings, describe
+from jaxir.training.settings import agreed_settings
 from jaxir.training.suite import Suite, evaluators_of
 
 COMPLETE = "COMPLETE"

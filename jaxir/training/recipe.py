@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from jaxir.errors import UserError
@@ -102,12 +103,24 @@ class Recipe:
 
     def check_batch(self, partitioner: Partitioner) -> None:
         """Raises a UserError unless the devices, and the objective's chunks if any, divide the batch."""
-        divisor, chunks = partitioner.batch_divisor(), getattr(self.objective, "chunks", 1)
+        divisor = partitioner.batch_divisor()
         if self.batch_size % divisor:
             raise UserError(
                 f"batch_size must be a multiple of the {divisor} devices that share it, not {self.batch_size}"
             )
-        if isinstance(chunks, int) and self.batch_size % chunks:
-            raise UserError(
-                f"a batch of {self.batch_size} examples cannot be embedded in {chunks} equal chunks"
-            )
+        for chunks in _chunks(self.objective):
+            if self.batch_size % chunks:
+                raise UserError(
+                    f"a batch of {self.batch_size} examples cannot be embedded in {chunks} equal chunks"
+                )
+
+
+def _chunks(objective: Any) -> Iterator[int]:
+    """Yields the chunks of an objective and of those that it holds in its fields, where they are numbers."""
+    if isinstance(chunks := getattr(objective, "chunks", None), int):
+        yield chunks
+    fields = dataclasses.fields(objective) if dataclasses.is_dataclass(objective) else ()
+    for value in (getattr(objective, field.name) for field in fields):
+        for part in value.values() if isinstance(value, Mapping) else (value,):
+            if dataclasses.is_dataclass(part):
+                yield from _chunks(part)
