@@ -7,7 +7,7 @@ from typing import Literal, get_args
 from jaxir.checksums import write_all
 from jaxir.errors import UserError, suggest
 from jaxir.files import atomic_directory, check_new_directory, is_bucket
-from jaxir.interop import model_dir, model_json, t5x
+from jaxir.interop import kinds, model_dir, t5x
 from jaxir.interop.huggingface import cross_encoder, hf, sentence_transformers
 from jaxir.interop.stored import StoredModel
 from jaxir.interop.t5x import optimizer as t5x_optimizer
@@ -66,32 +66,35 @@ def _write(
     if to == "jaxir":
         model_dir.write(output, model)
         return
-    if model_json.kind_of(model.config) == "cross_encoder":
-        if to == "t5x":
-            raise UserError(f"{source} is a cross-encoder: t5x checkpoints are of T5 encoders")
-        with atomic_directory(output) as aside:
-            cross_encoder.write(aside, model)
-            write_all(aside)
-        return
     if to == "t5x":
+        if kinds.name_of(model.config) != "dual_encoder":
+            raise UserError(f"{source} is {kinds.of(model.config).what}: t5x checkpoints are of T5 encoders")
         checkpoint = model.checkpoint
         if slots and checkpoint is None:
             raise UserError(f"{source} is not a training run, so it has no state of an optimizer")
         state = t5x_optimizer.read(checkpoint, model.params) if slots else None
         t5x.write(output, model, step=int(checkpoint.name) if checkpoint else 0, slots=state)
         return
+    with atomic_directory(output) as aside:
+        if kinds.name_of(model.config) == "cross_encoder":  # one folder is both formats
+            cross_encoder.write(aside, model)
+            write_all(aside)
+        else:
+            _write_towers(aside, model, source, to)
+
+
+def _write_towers(directory: Path, model: StoredModel, source: str, to: Literal["hf", "st"]) -> None:
     if to == "hf" and model.config.projection is not None:
         raise UserError(f"{source} has a projection, which hf folders cannot hold; write st")
     write_tower = hf.write_tower if to == "hf" else sentence_transformers.write
-    with atomic_directory(output) as aside:
-        if model.config.sharing == "sde":
-            write_tower(aside, model, tower="query")
-            write_all(aside)
-        else:
-            for tower in ("query", "passage"):
-                (aside / tower).mkdir()
-                write_tower(aside / tower, model, tower=tower)
-                write_all(aside / tower)
+    if model.config.sharing == "sde":
+        write_tower(directory, model, tower="query")
+        write_all(directory)
+    else:
+        for tower in ("query", "passage"):
+            (directory / tower).mkdir()
+            write_tower(directory / tower, model, tower=tower)
+            write_all(directory / tower)
     lengths = {model.settings.query_max_length, model.settings.passage_max_length}
     if to == "st" and model.config.sharing == "sde" and len(lengths) > 1:
         print(

@@ -15,18 +15,18 @@ def read(form: str, name: str, kind: str | None) -> StoredModel:
     Args:
       form: "hf" or "st".
       name: a local directory, or a name on the hub; as `hub.resolve` takes it.
-      kind: "dual_encoder" or "cross_encoder"; None: what a local directory says it is, else a dual encoder.
+      kind: "dual_encoder" or "cross_encoder"; None: what the files say it is (of "st",
+        those of a local directory; a name there is a dual encoder's).
 
     Raises:
       UserError: there is no such model, it is damaged, or of an architecture that is not known here.
     """
-    if kind is None:
-        kind = "cross_encoder" if cross_encoder.is_one(Path(name)) else "dual_encoder"
-    if kind == "cross_encoder":
-        owner = "cross-encoder" if form == "st" else None
-        return cross_encoder.read(hub.resolve(name, default_owner=owner, check=hf.check))
     if form == "hf":
-        return _encoder(hub.resolve(name, check=hf.check))
+        directory = hub.resolve(name, check=hf.check)
+        pairs = kind == "cross_encoder" or (kind is None and cross_encoder.is_one(directory))
+        return cross_encoder.read(directory) if pairs else _encoder(directory)
+    if kind == "cross_encoder" or (kind is None and cross_encoder.is_one(Path(name))):
+        return cross_encoder.read(hub.resolve(name, default_owner="cross-encoder", check=hf.check))
     check = sentence_transformers.check
     directory = hub.resolve(name, default_owner="sentence-transformers", modules=True, check=check)
     return sentence_transformers.read(directory)
