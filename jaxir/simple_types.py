@@ -1,8 +1,8 @@
 """Values of simple types, as flags, gin files and JSON give them: what a type hint allows, and it in words.
 
 A hint says what makes sense: `Annotated[int, Within(1)]`, which is called `Count` here, is a whole number of
-at least 1. So one mechanism checks flags (`cli`), gin files (`gin_config`), what is made or called in Python
-(`checked`, `check_arguments`) and what JSON files hold (`json_files`).
+at least 1. So one mechanism checks flags (`cli`), gin files (`gin_config`), what is made in Python
+(`checked`) and what JSON files hold (`json_files`).
 """
 
 from __future__ import annotations
@@ -149,18 +149,6 @@ def checked(cls: type) -> type:
 
     cls.__post_init__ = __post_init__
     return cls
-
-
-def check_arguments(function: Callable[..., Any], **given: Any) -> None:
-    """Checks arguments by the hints of a function's parameters; a default may be what its hint is not.
-
-    Raises:
-      BadValueError: one does not fit.
-    """
-    hints, parameters = hints_of(function), inspect.signature(function).parameters
-    for name, value in given.items():
-        if value is not parameters[name].default:
-            check_value(name, value, hints.get(name, Any))
 
 
 def parse(text: str, hint: Any) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jaxir.data.lines import OnBadInput, json_object, needed_text, parsed_lines
-from jaxir.data.sources import BeirFolder, read_corpus
+from jaxir.data.sources import BeirFolder, read_corpus, read_lines
 from jaxir.data.text_data import RecordSource
 from jaxir.features import Record
 from jaxir.files import local_path
@@ -32,8 +32,7 @@ class Texts(RecordSource):
         if ".jsonl" in Path(place).suffixes:
             documents = read_corpus(place, on_bad_input)
             return ({"text": (d.id, d.contents)} for d in documents if d.contents)
-        lines = parsed_lines(place, lambda line, number: (str(number), line), on_bad_input)
-        return ({"text": line} for line in lines)
+        return ({"text": tuple(line)} for line in read_lines(place, on_bad_input))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 from jaxir.checksums import write_all
 from jaxir.errors import UserError, suggest
 from jaxir.files import atomic_directory, check_new_directory, is_bucket
-from jaxir.interop import model_dir, model_json, t5x
+from jaxir.interop import kinds, model_dir, t5x
 from jaxir.interop.huggingface import cross_encoder, hf, sentence_transformers, seq2seq
 from jaxir.interop.overrides import Overrides
 from jaxir.interop.stored import StoredModel
@@ -40,7 +40,7 @@ def convert(
         normalisation.
       tokenizer: of a `t5x:` source, which has none of its own (see `t5x.read`).
       pooling: of a dual encoder, instead of its own.
-      kind: what to read of a folder that holds several kinds of models, as T5's do; see `model_json.KINDS`.
+      kind: what to read of a folder that holds several kinds of models, as T5's do; see `kinds.KINDS`.
       optimizer_state: write Adafactor's state too, from a run's directory to "t5x".
 
     Raises:
@@ -76,33 +76,38 @@ def _write(
     if to == "jaxir":
         model_dir.write(output, model)
         return
-    kind = model_json.kind_of(model.config)
-    if write_whole := {"cross_encoder": cross_encoder.write, "seq2seq": seq2seq.write}.get(kind):
-        if to == "t5x" or (to == "st" and kind == "seq2seq"):
-            raise UserError(f"{source} is a {kind.replace('_', '-')}: {to} holds encoders")
-        with atomic_directory(output) as aside:
-            write_whole(aside, model)
-            write_all(aside)
-        return
     if to == "t5x":
+        if kinds.name_of(model.config) != "dual_encoder":
+            raise UserError(f"{source} is {kinds.of(model.config).what}: t5x checkpoints are of T5 encoders")
         checkpoint = model.checkpoint
         if slots and checkpoint is None:
             raise UserError(f"{source} is not a training run, so it has no state of an optimizer")
         state = t5x_optimizer.read(checkpoint, model.params) if slots else None
         t5x.write(output, model, step=int(checkpoint.name) if checkpoint else 0, slots=state)
         return
+    kind = kinds.name_of(model.config)
+    if kind == "seq2seq" and to == "st":
+        raise UserError(f"{source} is {kinds.KINDS[kind].what}: st folders hold encoders and cross-encoders")
+    with atomic_directory(output) as aside:
+        if whole := {"cross_encoder": cross_encoder.write, "seq2seq": seq2seq.write}.get(kind):
+            whole(aside, model)
+            write_all(aside)
+        else:
+            _write_towers(aside, model, source, to)
+
+
+def _write_towers(directory: Path, model: StoredModel, source: str, to: Literal["hf", "st"]) -> None:
     if to == "hf" and model.config.projection is not None:
         raise UserError(f"{source} has a projection, which hf folders cannot hold; write st")
     write_tower = hf.write_tower if to == "hf" else sentence_transformers.write
-    with atomic_directory(output) as aside:
-        if model.config.sharing == "sde":
-            write_tower(aside, model, tower="query")
-            write_all(aside)
-        else:
-            for tower in ("query", "passage"):
-                (aside / tower).mkdir()
-                write_tower(aside / tower, model, tower=tower)
-                write_all(aside / tower)
+    if model.config.sharing == "sde":
+        write_tower(directory, model, tower="query")
+        write_all(directory)
+    else:
+        for tower in ("query", "passage"):
+            (directory / tower).mkdir()
+            write_tower(directory / tower, model, tower=tower)
+            write_all(directory / tower)
     lengths = {model.settings.query_max_length, model.settings.passage_max_length}
     if to == "st" and model.config.sharing == "sde" and len(lengths) > 1:
         print(

@@ -8,12 +8,11 @@ checksums, but for those of which a process reads only its own part.
 """
 
 import contextlib
-import dataclasses
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -32,7 +31,7 @@ from jaxir.files import (
     path_of,
     remove_tree,
 )
-from jaxir.interop import array_checksums, model_json, stored, stores, t5x, word_vectors
+from jaxir.interop import array_checksums, kinds, model_json, stored, stores, t5x, word_vectors
 from jaxir.interop.huggingface import named
 from jaxir.interop.huggingface.weights import read_json, require, write_json
 from jaxir.interop.overrides import CommonOverrides, Overrides
@@ -44,8 +43,6 @@ __all__ = [
     "EncoderSettings",
     "LoadedModel",
     "load",
-    "load_cross_encoder",
-    "load_seq2seq",
     "read",
     "read_with",
     "save",
@@ -59,66 +56,40 @@ UNFINISHED = "UNFINISHED"  # in a bucket, beside a model that is being written
 FORMAT = 1
 
 
-def load(spec: str, *, mesh: Partitioner | None = None, seed: int = 0, **overrides: Any) -> LoadedModel:
+def load(
+    spec: str,
+    *,
+    kind: str | None = "dual_encoder",
+    mesh: Partitioner | None = None,
+    seed: int = 0,
+    **overrides: Any,
+) -> LoadedModel:
     """Loads a model.
 
     Args:
       spec: a jaxir model directory or run directory, local or gs://; `hf:` or `st:` and a local directory
         or a name on the hub, maybe with @ and a revision; `t5x:` and a T5X checkpoint or run, local or gs://;
-        `w2v:` and a file of word vectors. A model from `hf:`, `t5x:` or `w2v:` has mean pooling, cosine
-        similarity and at most 512 tokens unless told otherwise.
+        `w2v:` and a file of word vectors. A dual encoder from `hf:`, `t5x:` or `w2v:` has mean pooling,
+        cosine similarity and at most 512 tokens unless told otherwise.
+      kind: as `read` takes it.
       mesh: where the parameters go; None for the default device.
       seed: of the weights of a projection that is added.
-      **overrides: changes to the model, any field of `overrides.Overrides`.
+      **overrides: changes to the model, any field of `overrides.Overrides` where `kind` is dual encoder, else
+        of `overrides.CommonOverrides`.
 
     Raises:
-      UserError: there is no such model, a file of it is missing or damaged, or an override does not fit it.
+      UserError: there is no such model, a file of it is missing or damaged, it is of another kind, or an
+        override does not fit it.
     """
-    changes = Overrides(**overrides)
+    changes = Overrides(**overrides) if kind == "dual_encoder" else CommonOverrides(**overrides)
 
     def build(found: StoredModel, fingerprint: str | None) -> LoadedModel:
         model = changes.apply(found, seed=seed, where=spec)
-        if fingerprint is None or changes.change_vectors():
+        if fingerprint is None or changes.change_outputs():
             fingerprint = stored.fingerprint(model)
         return LoadedModel(stored.build(model, mesh), model.tokenizer, model.settings, fingerprint)
 
-    return read_with(build, spec, tokenizer=changes.tokenizer)
-
-
-def load_cross_encoder(spec: str) -> LoadedModel:
-    """Loads a cross-encoder.
-
-    Args:
-      spec: a jaxir model directory or run directory; `hf:` or `st:` and a local directory or hub name (of the
-        owner cross-encoder, where `st:` is followed by a name without one).
-
-    Raises:
-      UserError: there is no such model, a file is missing or damaged, or it is no cross-encoder.
-    """
-
-    return _load(spec, "cross_encoder")
-
-
-def load_seq2seq(spec: str, *, dtype: Literal["float32", "bfloat16"] | None = None) -> LoadedModel:
-    """Loads a generator of text.
-
-    Args:
-      spec: a jaxir model directory or run directory; `hf:` and a local directory or hub name.
-      dtype: type of matrix products; None leaves it.
-
-    Raises:
-      UserError: there is no such model, a file is missing or damaged, or it is no generator.
-    """
-    return _load(spec, "seq2seq", dtype=dtype)
-
-
-def _load(spec: str, kind: str, **overrides: Any) -> LoadedModel:
-    def build(found: StoredModel, fingerprint: str | None) -> LoadedModel:
-        model = dataclasses.replace(found, config=CommonOverrides(**overrides).executed(found.config))
-        fingerprint = fingerprint or stored.fingerprint(found)
-        return LoadedModel(stored.build(model), found.tokenizer, found.settings, fingerprint)
-
-    return read_with(build, spec, kind=kind)
+    return read_with(build, spec, tokenizer=overrides.get("tokenizer"), kind=kind)
 
 
 def read_with(
@@ -200,16 +171,15 @@ def read(
     Args:
       spec: as `load` takes it.
       tokenizer: of a model that has none of its own (see `t5x.read`).
-      kind: which kind of model it must be, one of `model_json.KINDS`; None: what the files say it is.
+      kind: which kind of model it must be, one of `kinds.KINDS`; None: what the files say it is.
 
     Raises:
       UserError: there is no such model, one of its files is missing or damaged, it has a tokenizer, or is of
         another kind.
     """
     found, fingerprint = _read(spec, tokenizer, kind)
-    if kind not in (None, model_json.kind_of(found.config)):
-        is_, wanted = (model_json.DESCRIBED[name] for name in (model_json.kind_of(found.config), kind))
-        raise UserError(f"{spec} is {is_}; {wanted} is wanted")
+    if kind not in (None, kinds.name_of(found.config)):
+        raise UserError(f"{spec} is {kinds.of(found.config).what}; {kinds.KINDS[kind].what} is wanted")
     return found, fingerprint
 
 

@@ -20,12 +20,11 @@ from flax import nnx
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
 from jaxir.features import TextFormat
+from jaxir.interop import kinds
+from jaxir.interop.kinds import ModelConfig
 from jaxir.interop.lazy import LazyArray, place, stack
 from jaxir.models import layers
 from jaxir.models.backbones import BackboneConfig
-from jaxir.models.cross_encoder import CrossEncoderConfig
-from jaxir.models.dual_encoder import DualEncoderConfig
-from jaxir.models.seq2seq import Seq2SeqConfig
 from jaxir.partitioning import Partitioner
 from jaxir.simple_types import Count, checked
 
@@ -77,9 +76,6 @@ class EncoderSettings:
             passage_prompt=self.passage_prompt,
             mask_id=mask_id,
         )
-
-
-ModelConfig = DualEncoderConfig | CrossEncoderConfig | Seq2SeqConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -206,13 +202,7 @@ def check_lengths(settings: EncoderSettings, config: ModelConfig, where: str) ->
       UserError: one is more than the model has positions. The sentence begins with `where`.
     """
     limit = config.backbone.max_positions
-    lengths = {
-        "query_max_length": settings.query_max_length,
-        "passage_max_length": settings.passage_max_length,
-    }
-    if isinstance(config, CrossEncoderConfig):
-        lengths = {"query_max_length + passage_max_length": settings.pair_max_length}
-    for name, length in lengths.items():
+    for name, length in kinds.of(config).lengths(settings).items():
         if limit is not None and length > limit:
             raise UserError(f"{where}: {name} is {length}, but the model has only {limit} positions")
 
@@ -302,12 +292,10 @@ def initial_fingerprint(
 
 
 def _identity(config: ModelConfig, tokenizer: Tokenizer) -> Any:
-    architecture = describe_config(config)
-    if isinstance(config, CrossEncoderConfig):
-        del architecture["separator"]  # as the tokenizer has it
-        for name, first in (("pooling", "cls"), ("normed", False)):  # which once were all there was
-            if architecture[name] == first:
-                del architecture[name]
+    architecture, kind = describe_config(config), kinds.of(config)
+    before = [name for name, value in kind.since.items() if architecture[name] == value]
+    for name in (*kind.of_tokenizer, *before):
+        del architecture[name]
     for field in list(architecture["backbone"]):
         if field in (*EXECUTION, "module") or field.endswith(DROPOUT):
             del architecture["backbone"][field]

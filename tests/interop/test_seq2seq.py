@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.compiled, pytest.mark.usefixtures("few_optimizations")
 
 @pytest.fixture(scope="module")
 def loaded():
-    return {name: model_dir.load_seq2seq(f"hf:{GOLDEN / name}") for name in NAMES}
+    return {name: model_dir.load(f"hf:{GOLDEN / name}", kind="seq2seq") for name in NAMES}
 
 
 @pytest.fixture
@@ -70,8 +70,12 @@ def test_folders_come_out_as_they_went_in(name, tmp_path):
     )
     assert {k: theirs[k] for k in config if k in theirs} == {k: v for k, v in config.items() if k in theirs}
     assert config["tie_word_embeddings"] == (name == "seq2seq_1_0")
-    ours, again = model_dir.load_seq2seq(str(tmp_path / "ours")), seq2seq.read(tmp_path / "theirs")
-    assert ours.fingerprint == stored.fingerprint(again) == model_dir.load_seq2seq(f"hf:{GOLDEN / name}")[3]
+    ours, again = model_dir.load(str(tmp_path / "ours"), kind="seq2seq"), seq2seq.read(tmp_path / "theirs")
+    assert (
+        ours.fingerprint
+        == stored.fingerprint(again)
+        == model_dir.load(f"hf:{GOLDEN / name}", kind="seq2seq")[3]
+    )
     assert ours.settings == again.settings
     for to in ("st", "t5x"):
         with pytest.raises(UserError, match=f"is a seq2seq: {to} holds encoders"):
@@ -80,7 +84,7 @@ def test_folders_come_out_as_they_went_in(name, tmp_path):
         model_dir.load(str(tmp_path / "ours"))
     with pytest.raises(UserError, match=r"is a dual encoder, .*; a generator"):
         formats.convert(f"hf:{GOLDEN / name}", tmp_path / "encoder", "jaxir")
-        model_dir.load_seq2seq(str(tmp_path / "encoder"))
+        model_dir.load(str(tmp_path / "encoder"), kind="seq2seq")
 
 
 def test_what_torch_wrote_is_read(tmp_path):
@@ -101,7 +105,7 @@ def test_what_torch_wrote_is_read(tmp_path):
 
 def test_tables_that_are_one_in_the_file_are_one_here(folder):
     without(folder, "lm_head")
-    model = model_dir.load_seq2seq(f"hf:{folder}").model
+    model = model_dir.load(f"hf:{folder}", kind="seq2seq").model
     assert model.head is None and model.config.tied and not model.config.scaled
 
 
@@ -122,10 +126,10 @@ def test_what_is_no_generator_costs_one_sentence(folder, how):
     spoil, sentence = SPOILT[how]
     spoil(folder)
     with pytest.raises(UserError, match=sentence) as caught:
-        model_dir.load_seq2seq(f"hf:{folder}")
+        model_dir.load(f"hf:{folder}", kind="seq2seq")
     assert str(folder) in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_other_models_cost_one_sentence():
     with pytest.raises(UserError, match="model_type 'bert' is no generator of text"):
-        model_dir.load_seq2seq(f"hf:{GOLDEN / 'bert'}")
+        model_dir.load(f"hf:{GOLDEN / 'bert'}", kind="seq2seq")

@@ -27,7 +27,9 @@ pytestmark = [pytest.mark.compiled, pytest.mark.usefixtures("few_optimizations")
 
 @functools.cache
 def model_and_golden(name: str):
-    return model_dir.load_seq2seq(f"hf:{GOLDEN / name}").model, dict(np.load(GOLDEN / name / "golden.npz"))
+    return model_dir.load(f"hf:{GOLDEN / name}", kind="seq2seq").model, dict(
+        np.load(GOLDEN / name / "golden.npz")
+    )
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3))

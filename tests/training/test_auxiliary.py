@@ -125,6 +125,7 @@ def test_a_sum_adds_weighs_and_keeps_parts_apart(tmp_path):
         weight = 0.5 * min(max((done - 1 - 2) / 10, 0), 1)  # the step that makes `done` begins at done - 1
         expected = line["softmax/loss"] + weight * line["sigmoid/loss"]
         assert line["loss"] == pytest.approx(expected, rel=1e-5)
+        assert line["sigmoid/weight"] == pytest.approx(weight, abs=1e-6) and "softmax/weight" not in line
     assert len(steps) == 12 and steps[12]["sigmoid/scale"] != steps[4]["sigmoid/scale"]
     names = arrays(tmp_path / "run", 12)
     assert "auxiliary['sigmoid']['scale']" in names

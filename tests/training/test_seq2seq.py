@@ -94,10 +94,10 @@ def test_a_resumed_run_ends_with_the_same_bits(data, tmp_path, capsys):
     shutil.rmtree(tmp_path / "cut/checkpoints/6")
     assert train(data, tmp_path / "cut", *settings) == 0
     assert "resum" in capsys.readouterr().err
-    whole, again = (model_dir.load_seq2seq(str(tmp_path / name)) for name in ("whole", "cut"))
+    whole, again = (model_dir.load(str(tmp_path / name), kind="seq2seq") for name in ("whole", "cut"))
     assert again.fingerprint == whole.fingerprint and again.settings == whole.settings
     assert whole.settings.passage_max_length == 32 and whole.settings.query_max_length == 16
-    assert whole.fingerprint != model_dir.load_seq2seq(f"hf:{GOLDEN / 'seq2seq_1_1'}").fingerprint
+    assert whole.fingerprint != model_dir.load(f"hf:{GOLDEN / 'seq2seq_1_1'}", kind="seq2seq").fingerprint
     assert train(data, tmp_path / "cut", *settings, "--gin.TARGET=source", "--gin.SOURCE=target") == 1
     assert "was trained" in capsys.readouterr().err
     assert train(data, tmp_path / "new", *settings, "--gin.TARGET=source") == 1

@@ -36,7 +36,7 @@ class Generator:
     batches are split over all devices of this process.
 
     Args:
-      loaded: the model, from `jaxir.interop.model_dir.load_seq2seq`.
+      loaded: the model, from `jaxir.interop.model_dir.load`.
       spec: what it is called.
       batch_tokens: tokens of the texts of a batch on one device; None suits the platform.
       devices: that share each batch; None: all of this process.
@@ -83,7 +83,7 @@ class Generator:
         Raises:
           UserError: there is no such model, it is damaged, or it is no generator.
         """
-        loaded = model_dir.load_seq2seq(spec, dtype=dtype)
+        loaded = model_dir.load(spec, kind="seq2seq", dtype=dtype)
         return cls(loaded, spec=spec, batch_tokens=batch_tokens, devices=devices)
 
     def generate(
