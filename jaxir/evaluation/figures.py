@@ -82,7 +82,7 @@ def ratios(values: Mapping[str, np.ndarray], path: Path) -> None:
 def ratings(cosines: Mapping[str, Mapping[str, np.ndarray]], path: Path) -> None:
     """Draws figure 2-2 of Chuang 2024: distributions of cosines by rating, a panel for each model.
 
-    Each group has a line of its own, the lowest rating at the bottom; all have the same scale.
+    Each group has a line of its own, the lowest rating at the bottom; those of a model have one scale.
 
     Args:
       cosines: model to group of ratings to cosine similarities [N].
@@ -96,9 +96,9 @@ def ratings(cosines: Mapping[str, Mapping[str, np.ndarray]], path: Path) -> None
         for model, groups in cosines.items()
         for group, x in groups.items()
     }
-    height = max(float(share.max()) for share in shares.values()) / 0.9
     with _sheet(path, panels=len(cosines)) as (_, panels):
         for axes, (model, groups) in zip(panels, cosines.items(), strict=True):
+            height = max(float(shares[model, group].max()) for group in groups) / 0.9
             for group, values in groups.items():
                 at = names.index(group)
                 colour = LINES[at % len(LINES)]
