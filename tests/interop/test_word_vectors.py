@@ -102,7 +102,7 @@ def test_they_leave_by_onnx(files, tmp_path):
     """The export compares ONNX Runtime's vectors with the model's, so that it says when they differ."""
     flags = [f"--model=w2v:{files['text']}", "--format=onnx", f"--output={tmp_path / 'onnx'}"]
     assert cli.main("jaxir.export:export", flags) == 0
-    assert (tmp_path / "onnx" / "passage.onnx").exists() or (tmp_path / "onnx" / "query.onnx").exists()
+    assert (tmp_path / "onnx" / "query.onnx").is_file()
 
 
 @pytest.mark.parametrize(
