@@ -11,7 +11,7 @@ from jaxir.errors import UserError
 from jaxir.evaluation.datasets import parse_dataset
 from jaxir.evaluation.retrieval import DEFAULT_METRICS
 from jaxir.outputs import writes
-from jaxir.simple_types import Count
+from jaxir.simple_types import Count, check_idle
 
 
 @cli.also_called(run="runs", depth="k")
@@ -71,6 +71,17 @@ def evaluate(
     kind, path = _check_flags(
         run=run, qrels=qrels, answers=answers, corpus=corpus, model=model, dataset=dataset
     )
+    if kind != "beir":
+        check_idle(evaluate, "a beir: dataset", split=split, depth=depth)
+    if kind == "sts":
+        check_idle(
+            evaluate,
+            "retrieval",
+            metrics=metrics,
+            identical_ids=identical_ids,
+            per_query=per_query,
+            table=table,
+        )
     if kind == "sts":
         if baseline is not None:
             raise UserError("--baseline compares retrieval runs; an sts: dataset has none")
@@ -97,6 +108,8 @@ def evaluate(
 
 def _check_flags(**given: Any) -> tuple[Literal["run", "beir", "sts"], Path]:
     """Returns what is to be evaluated and the dataset's directory."""
+    if given["run"] in ([], ()):
+        raise UserError("--run has no run file")
     names = {name for name, value in given.items() if value is not None}
     if names in ({"run", "qrels"}, {"run", "answers", "corpus"}):
         return "run", Path()
