@@ -73,7 +73,8 @@ def test_a_kill_while_the_output_is_written(command, folder, tmp_path):
     with start(tmp_path / "whole") as process:
         assert process.wait(300) == 0
     expected = files(tmp_path / "whole")
-    assert expected and not list(temporary.iterdir())
+    before = set(temporary.iterdir())  # ONNX Runtime keeps a file of its own there, always the same
+    assert expected and not [p for p in before if p.name != ".ses"]
     for number in (signal.SIGKILL, signal.SIGTERM):
         out = place / number.name
         assert killed(out, number) == (-number if number == signal.SIGKILL else 128 + number)
@@ -82,4 +83,4 @@ def test_a_kill_while_the_output_is_written(command, folder, tmp_path):
             with start(out) as process:
                 assert process.wait(300) == 0
         assert files(out) == expected
-        assert not list(place.glob(".*")) and not list(temporary.iterdir())
+        assert not list(place.glob(".*")) and set(temporary.iterdir()) == before
