@@ -125,6 +125,8 @@ def name_models(models: list[str]) -> dict[str, str]:
         name, equals, spec = text.partition("=")
         if name in named:
             raise UserError(f"models has {name!r} twice; write NAME=MODEL")
+        if equals and not spec:
+            raise UserError(f"{text!r} lacks a model; write NAME=MODEL")
         named[name] = spec if equals else text
     if not named:
         raise UserError("models must have at least one model")

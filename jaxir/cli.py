@@ -247,6 +247,8 @@ def run(function: Callable[..., Any], argv: Sequence[str], *, prog: str, example
     if unknown:
         raise UsageError(_unknown(unknown[0], parser, prog))
     flags = vars(parsed)
+    for flag, value in flags.items():
+        simple_types.check_not_empty(f"--{flag}", value)
     gin_files = flags.pop("gin_file", [])
     for flag, name in getattr(function, "hands_over", {}).items():
         if flag in flags:

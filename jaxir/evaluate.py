@@ -11,7 +11,7 @@ from jaxir.errors import UserError
 from jaxir.evaluation.datasets import parse_dataset
 from jaxir.evaluation.retrieval import DEFAULT_METRICS, QUESTION_METRICS, TITLE_METRICS
 from jaxir.outputs import writes
-from jaxir.simple_types import Count
+from jaxir.simple_types import Count, check_idle
 
 KINDS = ("beir", "sts", "senteval", "quora", "cqadupstack", "eproduct")
 METRICS = {"quora": QUESTION_METRICS, "cqadupstack": QUESTION_METRICS, "eproduct": TITLE_METRICS}
@@ -78,9 +78,17 @@ def evaluate(
     kind, path = _check_flags(
         run=run, qrels=qrels, answers=answers, corpus=corpus, model=model, dataset=dataset
     )
-    metrics = metrics or METRICS.get(kind, DEFAULT_METRICS)
     if kind in ("sts", "senteval", "cqadupstack") and baseline is not None:
         raise UserError(f"--baseline compares runs over one collection; {kind}: has none")
+    if kind in ("sts", "senteval"):
+        check_idle(evaluate, "retrieval", metrics=metrics, identical_ids=identical_ids, depth=depth)
+    if kind in ("sts", "senteval", "cqadupstack"):
+        check_idle(evaluate, "retrieval from one collection", per_query=per_query)
+    if kind == "senteval":
+        check_idle(evaluate, "data that have splits", split=split)
+    if kind == "run":
+        check_idle(evaluate, "a --dataset", split=split, depth=depth)
+    metrics = metrics or METRICS.get(kind, DEFAULT_METRICS)
     if kind == "sts":
         from jaxir.evaluation import sentence_reports
 
@@ -117,6 +125,8 @@ def evaluate(
 
 def _check_flags(**given: Any) -> tuple[str, Path]:
     """Returns what is to be evaluated, "run" or the dataset's kind, and the dataset's directory."""
+    if given["run"] in ([], ()):
+        raise UserError("--run has no run file")
     names = {name for name, value in given.items() if value is not None}
     if names in ({"run", "qrels"}, {"run", "answers", "corpus"}):
         return "run", Path()

@@ -101,6 +101,10 @@ def check_output(what: str, path: str | Path, kind: Kind) -> None:
     """
     if not str(path):
         raise UserError(f"{what} is empty")
+    if str(path).startswith("~"):
+        raise UserError(
+            f"{path}: shells leave ~ as it is behind an =, and so would make a directory of that name"
+        )
     if kind in FILES:
         check_file(path)
     elif kind == "directory":

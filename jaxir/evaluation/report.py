@@ -53,13 +53,19 @@ class Scored:
 
 
 def parse_system(text: str) -> tuple[str, list[str]]:
-    """Returns name and run files of `[NAME=]FILE[+FILE...]`, where several files are several seeds."""
+    """Returns name and run files of `[NAME=]FILE[+FILE...]`, where several files are several seeds.
+
+    Raises:
+      UserError: a file is missing.
+    """
     if Path(text).is_file():  # whatever signs its name has
         return Path(text).stem, [text]
     name, equals, files = text.partition("=")
     if not equals:
         name, files = Path(text.split("+")[0]).stem, text
-    return name, files.split("+")
+    if not all(found := files.split("+")):
+        raise UserError(f"{text!r} lacks a run file: a system is written [NAME=]FILE[+FILE...]")
+    return name, found
 
 
 def score_runs(

@@ -351,6 +351,8 @@ def parse_folder(text: str) -> tuple[str, str]:
     """Returns name and directory of a value of the axis of data sets: [NAME=][beir:]DIR."""
     name, equals, directory = text.partition("=")
     name, directory = (name, directory) if equals else (Path(text).resolve().name, text)
+    if not directory.removeprefix("beir:"):
+        raise UserError(f"{text!r} lacks a directory: a data set is written [NAME=]DIR")
     return name, directory.removeprefix("beir:")
 
 
@@ -371,6 +373,8 @@ def parse_judge(text: str) -> tuple[str, Path]:
 
 def check_axes(axes: Axes) -> None:
     """Raises a UserError for an axis that is empty or has a value twice, and for values that cannot be."""
+    if not isinstance(axes.variants, list | tuple) or not all(isinstance(v, Variant) for v in axes.variants):
+        raise UserError(f"variants must be a list, each @Variant(), not {axes.variants!r:.80}")
     named: Mapping[str, list[str]] = {
         "models": [Path(model).stem for model in axes.models],
         "sharing": list(axes.sharing),

@@ -50,11 +50,11 @@ class Pretrained(Overrides):
 
     Attributes:
       source: as `model_dir.load` takes it.
-      from_scratch: have its architecture and tokenizer, and random parameters in place of its own.
+      from_scratch: have its architecture and tokenizer, and random parameters in place of its own; None or False: not.
     """
 
     source: str
-    from_scratch: bool = False
+    from_scratch: bool | None = None
 
     def build(self, *, seed: int, partitioner: Partitioner | None = None) -> LoadedModel:
         """Loads the model onto the mesh of `partitioner`; each process reads the parts that its devices hold.

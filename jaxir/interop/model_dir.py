@@ -185,6 +185,10 @@ def read(
 
 def _read(spec: str, tokenizer: str | None, kind: str | None) -> tuple[StoredModel, str | None]:
     form, separator, name = str(spec).partition(":")
+    if separator and form in ("t5x", "st", "hf") and not name:
+        raise UserError(
+            f"{spec} names no model: write {form}:DIR{'' if form == 't5x' else f' or {form}:NAME'}"
+        )
     if separator and form == "t5x":
         return t5x.read(name, tokenizer=tokenizer), None
     if tokenizer is not None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from jaxir.errors import UserError
-from jaxir.simple_types import Count, Natural, Positive, PositiveNumber, Seed, checked
+from jaxir.simple_types import Count, Natural, Object, Positive, PositiveNumber, Seed, checked
 from jaxir.training.length import check_length, in_steps, steps_of
 
 if TYPE_CHECKING:  # which imports JAX
@@ -46,17 +46,17 @@ class Recipe:
       on_bad_input: stop at the first malformed record, or skip and count them.
     """
 
-    model: Any
-    objective: Any
-    data: Any
+    model: Object
+    objective: Object
+    data: Object | None  # None in plans, which read none
     steps: Count | None = None
     epochs: Positive | None = None
     min_steps: Count = 1
     batch_size: Count
-    dev: Any = None
-    evaluators: Any = None
-    optimizer: Any = None
-    mesh: Any = None
+    dev: Object | None = None
+    evaluators: Sequence[Object] | None = None
+    optimizer: Object | None = None
+    mesh: Object | None = None
     num_negatives: Natural = 0
     frozen: list[str] | None = None
     auxiliary_from: str | None = None
