@@ -58,7 +58,11 @@ def arrays(run_dir, step):
 
     found = {}
     for item in ("params", "opt_state", "auxiliary", "statistics"):
-        tree = ocp.StandardCheckpointer().restore((run_dir / "checkpoints" / str(step) / item).absolute())
-        for path, x in jax.tree_util.tree_leaves_with_path(tree):
-            found[item + jax.tree_util.keystr(path)] = np.asarray(x)
+        directory = (run_dir / "checkpoints" / str(step) / item).absolute()
+        with ocp.PyTreeCheckpointer() as checkpointer:  # whatever devices have saved it
+            tree = checkpointer.metadata(directory).item_metadata.tree
+            as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+            restored = checkpointer.restore(directory, restore_args=as_numpy)
+        for path, x in jax.tree_util.tree_leaves_with_path(restored):
+            found[item + jax.tree_util.keystr(path)] = x
     return found
