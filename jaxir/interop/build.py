@@ -50,7 +50,7 @@ class Pretrained(Overrides):
 
     Attributes:
       source: as `model_dir.load` takes it.
-      from_scratch: have its architecture and tokenizer, and random parameters in place of its own; None or False: not.
+      from_scratch: have its architecture and tokenizer, and random parameters in place of its own; None: not.
     """
 
     source: str
