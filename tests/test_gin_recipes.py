@@ -207,6 +207,7 @@ MULTI_TASK = [
     }.items()
     for value in values
 ]
+OWN_HEAD = f"build.PretrainedMaskedLM.source = 'hf:{ROOT}/tests/golden/mlm_bert'"
 LOSSES = ["in_batch.in_batch_softmax", "nt_xent.nt_xent", "bce.bce", "hinges.triplet", "hinges.margin"]
 
 
@@ -215,6 +216,10 @@ LOSSES = ["in_batch.in_batch_softmax", "nt_xent.nt_xent", "bce.bce", "hinges.tri
     [
         *((objective, "SEED=4") for objective in OF_TEXTS),
         *(("gin/objectives/multi_task.gin", binding) for binding in MULTI_TASK),
+        (
+            "gin/objectives/multi_task.gin",
+            ("AUTOENCODER = @masked_lm.MaskedLM()", "MLM_HEAD = @build.PretrainedMaskedLM()", OWN_HEAD),
+        ),
         *(
             (f"gin/objectives/{name}.gin", f"CONTRASTIVE_LOSS = @{loss}")
             for name in ("simcse", "consert")
@@ -226,7 +231,7 @@ LOSSES = ["in_batch.in_batch_softmax", "nt_xent.nt_xent", "bce.bce", "hinges.tri
 )
 def test_objectives_of_texts_are_traced_with_all_that_they_name(objective, binding, texts):
     sizes = ["PASSAGE_LENGTH=12", "BATCH_SIZE=8", "DTYPE=float32", f"MODEL=hf:{GOLDEN[False]}", "STEPS=20"]
-    sizes += [f"TEXT={texts}", binding]
+    sizes += [f"TEXT={texts}", *([binding] if isinstance(binding, str) else binding)]
     gin_config.bind(train, ["gin/unsupervised.gin", objective], sizes, {"output_dir": "run"})
     bound = gin.get_bindings(train)
     partitioner = bound["mesh"].build()

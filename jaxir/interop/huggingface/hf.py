@@ -161,7 +161,7 @@ def _to_params(
     tensors = _tensors(config, shapes, pad_id)
     empty = {name: np.broadcast_to(np.False_, shape) for name, shape in shapes.items()}
     expected = {tensor.name: tensor.put_together(empty).shape for tensor in tensors}
-    found = _strip_prefix({_modern(name): value for name, value in found.items()}, expected)
+    found = _strip_prefix({modern(name): value for name, value in found.items()}, expected)
     for name, aliases in codec.aliases.items():
         for alias in aliases:  # of which a file may hold any
             if alias in found:
@@ -174,8 +174,8 @@ def _to_params(
     return params
 
 
-def _modern(name: str) -> str:
-    # BERT's first checkpoints have TensorFlow's names for these two.
+def modern(name: str) -> str:
+    """Returns a tensor's name of today: BERT's first checkpoints have TensorFlow's for those of a norm."""
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 
