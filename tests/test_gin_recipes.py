@@ -126,7 +126,11 @@ COMMON = {
     " SLICES MESH_DATA FSDP TENSOR",
 }
 AUTOENCODERS = [f"gin/objectives/{name}.gin" for name in ("tsdae", "clm_autoencoder", "mlm_autoencoder")]
-OF_TEXTS = [*AUTOENCODERS, *(f"gin/objectives/{name}.gin" for name in ("simcse", "consert", "multi_task"))]
+OF_TEXTS = [
+    *AUTOENCODERS,
+    *(f"gin/objectives/{name}.gin" for name in ("simcse", "consert", "multi_task", "diffcse")),
+]
+DPR_DIFFCSE = "gin/objectives/dpr_diffcse.gin"
 LACKING = {CROSS["models"]: {"TOKENIZER", "SHARING"}, **{o: {"TEMPERATURE", "CHUNKS"} for o in AUTOENCODERS}}
 LACKING |= {f"gin/objectives/{name}.gin": {"TEMPERATURE"} for name in ("triplet", "margin")}
 
@@ -158,7 +162,9 @@ def test_pieces_compose_in_any_order(model, folder):
     """Every objective and every run: weights and data are read, and steps traced to their last array."""
     loaded, cross = None, model == CROSS["models"]
     objectives = [
-        o for o in PIECES["objectives"] if (o == CROSS["objectives"]) == cross and o not in OF_TEXTS
+        o
+        for o in PIECES["objectives"]
+        if (o == CROSS["objectives"]) == cross and o not in (*OF_TEXTS, DPR_DIFFCSE)
     ]
     for number, (objective, run) in enumerate(itertools.product(objectives, PIECES["runs"])):
         bindings = [*small(model, folder), "DROPOUT=0.25", "REMAT=True", "CHUNKS=2"]
@@ -207,7 +213,16 @@ MULTI_TASK = [
     }.items()
     for value in values
 ]
-OWN_HEAD = f"build.PretrainedMaskedLM.source = 'hf:{ROOT}/tests/golden/mlm_bert'"
+MASKED_LM = f"hf:{ROOT}/tests/golden/mlm_bert"
+OWN_HEAD = f"build.PretrainedMaskedLM.source = '{MASKED_LM}'"
+DIFFCSE = [
+    ("SENTENCES = True", 'CHANGED_TEXT = "both"'),
+    ('CHANGE = "all"', 'PROJECTOR = "tanh"'),
+    ('TASK = "mlm"', "HEAD = @build.PretrainedMaskedLM()", OWN_HEAD),
+    ('TASK = "corrective"', "DIFFCSE_OF = @consert.ConSERT()"),
+    ('USE = "negative"', 'FOLLOW = "code"', "CHUNKS = 2"),
+    ("LAMBDA = 0", "CONTRASTIVE_WEIGHT = 0.5"),
+]
 LOSSES = ["in_batch.in_batch_softmax", "nt_xent.nt_xent", "bce.bce", "hinges.triplet", "hinges.margin"]
 
 
@@ -227,10 +242,12 @@ LOSSES = ["in_batch.in_batch_softmax", "nt_xent.nt_xent", "bce.bce", "hinges.tri
         ),
         ("gin/objectives/consert.gin", 'SECOND_VIEW = ["embedding_dropout", "token_cutoff"]'),
         ("gin/objectives/mlm_autoencoder.gin", 'VECTOR = "attention"'),
+        *(("gin/objectives/diffcse.gin", bindings) for bindings in DIFFCSE),
     ],
 )
 def test_objectives_of_texts_are_traced_with_all_that_they_name(objective, binding, texts):
     sizes = ["PASSAGE_LENGTH=12", "BATCH_SIZE=8", "DTYPE=float32", f"MODEL=hf:{GOLDEN[False]}", "STEPS=20"]
+    sizes += [f"GENERATOR={MASKED_LM}"] if "diffcse" in objective else []
     sizes += [f"TEXT={texts}", *([binding] if isinstance(binding, str) else binding)]
     gin_config.bind(train, ["gin/unsupervised.gin", objective], sizes, {"output_dir": "run"})
     bound = gin.get_bindings(train)
@@ -241,6 +258,29 @@ def test_objectives_of_texts_are_traced_with_all_that_they_name(objective, bindi
     metrics = trace(bound, loaded, partitioner, num_negatives=0)
     assert metrics["loss"].shape == ()
     assert gin.query_parameter("DROPOUT/gin.macro.value") == 0.1
+
+
+def test_dpr_and_diffcse_are_traced_together(folder):
+    bindings = [*small("bert", folder), f"GENERATOR={MASKED_LM}", "CHUNKS=2"]
+    gin_config.bind(train, ["gin/pairs.gin", DPR_DIFFCSE], bindings, {"output_dir": "run"})
+    bound = gin.get_bindings(train)
+    partitioner = bound["mesh"].build()
+    loaded = bound["model"].build(seed=0, partitioner=partitioner)
+    assert {"difference_loss", "contrastive_loss"} <= trace(bound, loaded, partitioner).keys()
+    assert bound["objective"].projector == "none"
+
+
+def test_the_settings_of_chuang_2024():
+    files = ["gin/unsupervised.gin", "gin/objectives/diffcse.gin", "gin/experiments/chuang2024.gin"]
+    gin_config.bind(train, files, ["TEXT=x", "STS=y", f"GENERATOR={MASKED_LM}"], {"output_dir": "run"})
+    bound = gin.get_bindings(train)
+    assert (bound["batch_size"], bound["epochs"], bound["eval_every"]) == (64, 2, 125)
+    assert (bound["optimizer"].learning_rate, bound["optimizer"].weight_decay) == (7e-6, 0.0)
+    assert (bound["model"].pooling, bound["model"].passage_max_length) == ("cls", 32)
+    objective = bound["objective"]
+    assert (objective.weight, objective.masking, objective.projector) == (0.005, 0.3, "batch_norm")
+    assert gin.query_parameter("TEMPERATURE/gin.macro.value") == 0.05
+    assert (bound["dev_metric"], len(bound["evaluators"])) == ("spearman", 1)
 
 
 def trace(bound: dict, loaded, partitioner, num_negatives: int = 1) -> dict:

@@ -231,7 +231,7 @@ def test_in_training_the_projector_takes_the_batchs_statistics_and_averages_them
     model, ids = make_model(dropout=0.0), make_texts()
     objective = diffcse(weight=0.0, contrastive=_WithoutDropout())
     auxiliary = made(objective, model)
-    loss, metrics = objective(model, batch_of(ids), jax.random.key(0), auxiliary=auxiliary)
+    loss, _ = objective(model, batch_of(ids), jax.random.key(0), auxiliary=auxiliary)
     h = vectors_of(model, ids)
     projected = numpy_projector(auxiliary.projector, np.concatenate([h, h]))[: len(ids)]
     np.testing.assert_allclose(loss, contrast(projected, projected), rtol=1e-4)
@@ -315,7 +315,7 @@ def _changed_by(objective, model, batch, auxiliary) -> bool:
     return bool((one != other).any())
 
 
-# ------------------------------------------------------------------------------------------ gradients, devices
+# ------------------------------------------------------------------------------------------ gradients
 
 VARIANTS = {
     "diffcse": diffcse(),
