@@ -221,7 +221,7 @@ def test_the_loss_is_equation_2_3(task):
     np.testing.assert_allclose(
         loss, metrics["contrastive_loss"] + 0.7 * metrics["difference_loss"], rtol=1e-6
     )
-    assert 0 < metrics["difference_accuracy"] < 1
+    assert 0 <= metrics["difference_accuracy"] < 1
     if task != "mlm":
         places = (np.asarray(ids) != 0).sum() - len(ids)
         np.testing.assert_allclose(metrics["changed_tokens"], replaced / places, rtol=1e-5)
@@ -234,7 +234,8 @@ def test_in_training_the_projector_takes_the_batchs_statistics_and_averages_them
     loss, _ = objective(model, batch_of(ids), jax.random.key(0), auxiliary=auxiliary)
     h = vectors_of(model, ids)
     projected = numpy_projector(auxiliary.projector, np.concatenate([h, h]))[: len(ids)]
-    np.testing.assert_allclose(loss, contrast(projected, projected), rtol=1e-4)
+    # Logits are up to 20, where float32 has steps of 2e-6.
+    np.testing.assert_allclose(loss, contrast(projected, projected), rtol=1e-4, atol=1e-5)
     inner = h @ np.asarray(auxiliary.projector.inner.kernel[...], np.float64)
     np.testing.assert_allclose(auxiliary.projector.inner_norm.mean[...], 0.1 * inner.mean(0), atol=1e-6)
     np.testing.assert_allclose(auxiliary.projector.inner_norm.var[...], 0.9 + 0.1 * inner.var(0), rtol=1e-5)
@@ -340,7 +341,12 @@ def batch_for(objective, rows=8):
     return pairs(ids) if type(objective.contrastive) is Contrastive else with_next(ids)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+FAST = ("diffcse", "no projector")
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in VARIANTS]
+)
 def test_gradients_reach_all_but_the_generator_and_devices_change_nothing(name):
     objective, model = VARIANTS[name], make_model()
     auxiliary, batch, key = made(objective, model), batch_for(objective), jax.random.key(2)
@@ -370,13 +376,16 @@ def test_the_discriminator_alone_reaches_the_encoder_through_the_vector(task):
     objective = diffcse(contrastive_weight=0.0, task=task, weight=1.0)
     auxiliary = made(objective, model)
     _, _, reached, _ = value_and_grad(objective, model, auxiliary, batch, key)
-    assert all(np.abs(g).max() > 1e-7 for n, g in reached.items() if "key.bias" not in n)
+    assert all(np.abs(g).max() > 0 for n, g in reached.items() if "key.bias" not in n)
+    assert np.abs(reached["encoder.embeddings.token.embedding"]).max() > 1e-5
     nothing = diffcse(contrastive_weight=0.0, task=task, weight=0.0)
     _, _, none, _ = value_and_grad(nothing, model, made(nothing, model), batch, key)
     assert all((g == 0).all() for g in none.values())
 
 
-@pytest.mark.parametrize("name", ["diffcse", "all", "pairs", "positives"])
+@pytest.mark.parametrize(
+    "name", ["diffcse", *(pytest.param(n, marks=pytest.mark.slow) for n in ("all", "pairs", "positives"))]
+)
 def test_chunks_change_nothing(name):
     """Without dropout, of which each chunk has its own."""
     model = make_model(dropout=0.0)
@@ -389,7 +398,8 @@ def test_chunks_change_nothing(name):
     np.testing.assert_allclose(parts[0], whole[0], rtol=1e-5)
     for before, after in zip(whole[2:], parts[2:], strict=True):
         for path, gradient in before.items():
-            np.testing.assert_allclose(after[path], gradient, atol=2e-5, err_msg=path)
+            scale = max(1.0, np.abs(gradient).max())
+            np.testing.assert_allclose(after[path], gradient, atol=2e-5 * scale, err_msg=path)
 
 
 def test_a_text_without_a_next_one_costs_nothing():
