@@ -128,7 +128,11 @@ COMMON = {
     " SLICES MESH_DATA FSDP TENSOR",
 }
 AUTOENCODERS = [f"gin/objectives/{name}.gin" for name in ("tsdae", "clm_autoencoder", "mlm_autoencoder")]
-OF_TEXTS = [*AUTOENCODERS, *(f"gin/objectives/{name}.gin" for name in ("simcse", "consert", "multi_task"))]
+OF_TEXTS = [
+    *AUTOENCODERS,
+    *(f"gin/objectives/{name}.gin" for name in ("simcse", "consert", "multi_task", "diffcse")),
+]
+DPR_DIFFCSE = "gin/objectives/dpr_diffcse.gin"
 LACKING = {kind["models"]: {"TOKENIZER", "SHARING"} for kind in (CROSS, SEQ2SEQ)} | {
     SEQ2SEQ["objectives"]: {"TEMPERATURE", "CHUNKS"},
     **{o: {"TEMPERATURE", "CHUNKS"} for o in AUTOENCODERS},
@@ -165,7 +169,7 @@ def test_pieces_compose_in_any_order(model, folder):
     objectives = [
         o
         for o in PIECES["objectives"]
-        if (o == CROSS["objectives"]) == cross and o not in (*OF_TEXTS, SEQ2SEQ["objectives"])
+        if (o == CROSS["objectives"]) == cross and o not in (*OF_TEXTS, DPR_DIFFCSE, SEQ2SEQ["objectives"])
     ]
     for number, (objective, run) in enumerate(itertools.product(objectives, PIECES["runs"])):
         bindings = [*small(model, folder), "DROPOUT=0.25", "REMAT=True", "CHUNKS=2"]
@@ -214,6 +218,16 @@ MULTI_TASK = [
     }.items()
     for value in values
 ]
+MASKED_LM = f"hf:{ROOT}/tests/golden/mlm_bert"
+OWN_HEAD = f"build.PretrainedMaskedLM.source = '{MASKED_LM}'"
+DIFFCSE = [
+    ("SENTENCES = True", 'CHANGED_TEXT = "both"'),
+    ('CHANGE = "all"', 'PROJECTOR = "tanh"'),
+    ('TASK = "mlm"', "HEAD = @build.PretrainedMaskedLM()", OWN_HEAD),
+    ('TASK = "corrective"', "DIFFCSE_OF = @consert.ConSERT()"),
+    ('USE = "negative"', 'FOLLOW = "code"', "CHUNKS = 2"),
+    ("LAMBDA = 0", "CONTRASTIVE_WEIGHT = 0.5"),
+]
 LOSSES = ["in_batch.in_batch_softmax", "nt_xent.nt_xent", "bce.bce", "hinges.triplet", "hinges.margin"]
 
 
@@ -222,6 +236,10 @@ LOSSES = ["in_batch.in_batch_softmax", "nt_xent.nt_xent", "bce.bce", "hinges.tri
     [
         *((objective, "SEED=4") for objective in OF_TEXTS),
         *(("gin/objectives/multi_task.gin", binding) for binding in MULTI_TASK),
+        (
+            "gin/objectives/multi_task.gin",
+            ("AUTOENCODER = @masked_lm.MaskedLM()", "MLM_HEAD = @build.PretrainedMaskedLM()", OWN_HEAD),
+        ),
         *(
             (f"gin/objectives/{name}.gin", f"CONTRASTIVE_LOSS = @{loss}")
             for name in ("simcse", "consert")
@@ -229,11 +247,13 @@ LOSSES = ["in_batch.in_batch_softmax", "nt_xent.nt_xent", "bce.bce", "hinges.tri
         ),
         ("gin/objectives/consert.gin", 'SECOND_VIEW = ["embedding_dropout", "token_cutoff"]'),
         ("gin/objectives/mlm_autoencoder.gin", 'VECTOR = "attention"'),
+        *(("gin/objectives/diffcse.gin", bindings) for bindings in DIFFCSE),
     ],
 )
 def test_objectives_of_texts_are_traced_with_all_that_they_name(objective, binding, texts):
     sizes = ["PASSAGE_LENGTH=12", "BATCH_SIZE=8", "DTYPE=float32", f"MODEL=hf:{GOLDEN[False]}", "STEPS=20"]
-    sizes += [f"TEXT={texts}", binding]
+    sizes += [f"GENERATOR={MASKED_LM}"] if "diffcse" in objective else []
+    sizes += [f"TEXT={texts}", *([binding] if isinstance(binding, str) else binding)]
     gin_config.bind(train, ["gin/unsupervised.gin", objective], sizes, {"output_dir": "run"})
     bound = gin.get_bindings(train)
     partitioner = bound["mesh"].build()
@@ -259,6 +279,29 @@ def test_generators_are_traced(more, folder, tmp_path):
     features = bound["objective"].features(loaded.settings.text_format(0))
     assert bound["data"].build(loaded.tokenizer, features).num_examples == (16 if more else 40)
     assert trace(bound, loaded, partitioner, num_negatives=0).keys() >= {"loss", "token_accuracy"}
+
+
+def test_dpr_and_diffcse_are_traced_together(folder):
+    bindings = [*small("bert", folder), f"GENERATOR={MASKED_LM}", "CHUNKS=2"]
+    gin_config.bind(train, ["gin/pairs.gin", DPR_DIFFCSE], bindings, {"output_dir": "run"})
+    bound = gin.get_bindings(train)
+    partitioner = bound["mesh"].build()
+    loaded = bound["model"].build(seed=0, partitioner=partitioner)
+    assert {"difference_loss", "contrastive_loss"} <= trace(bound, loaded, partitioner).keys()
+    assert bound["objective"].projector == "none"
+
+
+def test_the_settings_of_chuang_2024():
+    files = ["gin/unsupervised.gin", "gin/objectives/diffcse.gin", "gin/experiments/chuang2024.gin"]
+    gin_config.bind(train, files, ["TEXT=x", "STS=y", f"GENERATOR={MASKED_LM}"], {"output_dir": "run"})
+    bound = gin.get_bindings(train)
+    assert (bound["batch_size"], bound["epochs"], bound["eval_every"]) == (64, 2, 125)
+    assert (bound["optimizer"].learning_rate, bound["optimizer"].weight_decay) == (7e-6, 0.0)
+    assert (bound["model"].pooling, bound["model"].passage_max_length) == ("cls", 32)
+    objective = bound["objective"]
+    assert (objective.weight, objective.masking, objective.projector) == (0.005, 0.3, "batch_norm")
+    assert gin.query_parameter("TEMPERATURE/gin.macro.value") == 0.05
+    assert (bound["dev_metric"], len(bound["evaluators"])) == ("spearman", 1)
 
 
 def trace(bound: dict, loaded, partitioner, num_negatives: int = 1) -> dict:

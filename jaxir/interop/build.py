@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import jax
 import numpy as np
@@ -12,13 +12,14 @@ from jaxir.data.pair_tokenizer import PairTokenizer
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
 from jaxir.interop import kinds, model_dir, stored
-from jaxir.interop.huggingface import cross_encoder
+from jaxir.interop.huggingface import cross_encoder, hf, hub, masked_lm
 from jaxir.interop.model_dir import LoadedModel
 from jaxir.interop.overrides import CommonOverrides, Overrides
 from jaxir.interop.stored import EncoderSettings, ModelConfig, StoredModel
 from jaxir.models import layers
 from jaxir.models.cross_encoder import CrossEncoderConfig
 from jaxir.models.dual_encoder import DualEncoderConfig
+from jaxir.models.masked_lm import MaskedLanguageModel, MaskedLMConfig
 from jaxir.models.seq2seq import Seq2SeqConfig
 from jaxir.partitioning import Partitioner
 from jaxir.simple_types import Count, checked
@@ -139,6 +140,49 @@ class PretrainedSeq2Seq(CommonOverrides):
             )
         model = self.apply(found, seed=0, where=self.source)
         return model.config, model.settings
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class PretrainedMaskedLM:
+    """A masked language model that an objective borrows: as a frozen generator of words, or its head.
+
+    Attributes:
+      source: `hf:` and a local directory or a name on the hub: BERT, DistilBERT or RoBERTa with the head of
+        their training.
+      dtype: type of matrix products.
+    """
+
+    source: str
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+    def outline(self) -> MaskedLMConfig:
+        """Returns what `build` would build; no weight is read.
+
+        Raises:
+          UserError: there is no such folder, or it is of another architecture.
+        """
+        return self._computed(masked_lm.outline(hub.configuration(self._name)))
+
+    def build(self) -> tuple[MaskedLanguageModel, str]:
+        """Reads the model; returns it, on the default device, and its `Tokenizer.vocabulary`.
+
+        Raises:
+          UserError: there is no such model, it is damaged, or it has no such head.
+        """
+        found = masked_lm.read(hub.resolve(self._name, check=hf.check))
+        found = dataclasses.replace(found, config=self._computed(found.config))
+        return stored.build(found), found.tokenizer.vocabulary
+
+    @property
+    def _name(self) -> str:
+        form, _, name = self.source.partition(":")
+        if form != "hf" or not name:
+            raise UserError(f"{self.source}: a masked language model is written hf:NAME or hf:DIRECTORY")
+        return name
+
+    def _computed(self, config: MaskedLMConfig) -> MaskedLMConfig:
+        return dataclasses.replace(config, backbone=dataclasses.replace(config.backbone, dtype=self.dtype))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

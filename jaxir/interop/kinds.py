@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from jaxir.models.cross_encoder import CrossEncoderConfig
 from jaxir.models.dual_encoder import DualEncoderConfig
+from jaxir.models.masked_lm import MaskedLMConfig
 from jaxir.models.seq2seq import Seq2SeqConfig
 
 if TYPE_CHECKING:
     from jaxir.interop.stored import EncoderSettings
 
-ModelConfig = DualEncoderConfig | CrossEncoderConfig | Seq2SeqConfig
+# The last is no kind: objectives borrow it, and none is stored.
+ModelConfig = DualEncoderConfig | CrossEncoderConfig | Seq2SeqConfig | MaskedLMConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -66,8 +66,10 @@ class EncoderSettings:
         """Tokens of a pair, as a cross-encoder reads it."""
         return self.query_max_length + self.passage_max_length
 
-    def text_format(self, num_negatives: int = 0, *, mask_id: int | None = None) -> TextFormat:
-        """Returns how texts become token arrays for this model, by a tokenizer with this mask token."""
+    def text_format(
+        self, num_negatives: int = 0, *, mask_id: int | None = None, vocabulary: str | None = None
+    ) -> TextFormat:
+        """Returns how texts become token arrays for this model, by a tokenizer with these attributes."""
         return TextFormat(
             query_length=self.query_max_length,
             passage_length=self.passage_max_length,
@@ -75,6 +77,7 @@ class EncoderSettings:
             query_prompt=self.query_prompt,
             passage_prompt=self.passage_prompt,
             mask_id=mask_id,
+            vocabulary=vocabulary,
         )
 
 

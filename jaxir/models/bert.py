@@ -99,6 +99,11 @@ _FOLDERS = (
         implied={"reserved_positions": 0},
         fixed=_ABSOLUTE,
         left_out=_LEFT_OUT,
+        masked_lm={
+            "dense": "cls.predictions.transform.dense",
+            "norm": "cls.predictions.transform.LayerNorm",
+            "bias": "cls.predictions",
+        },
     ),
     HuggingFace(
         model_type="roberta",
@@ -110,6 +115,7 @@ _FOLDERS = (
         write_more=_write_reserved,
         pad_id=1,
         left_out=(*_LEFT_OUT, "lm_head"),
+        masked_lm={"dense": "lm_head.dense", "norm": "lm_head.layer_norm", "bias": "lm_head"},
     ),
     HuggingFace(
         model_type="distilbert",
@@ -129,6 +135,7 @@ _FOLDERS = (
         implied={"num_token_types": 0, "layer_norm_epsilon": 1e-12, "reserved_positions": 0},
         written={"sinusoidal_pos_embds": False},
         left_out=(*_LEFT_OUT, "pre_classifier.", "vocab_", "qa_outputs."),
+        masked_lm={"dense": "vocab_transform", "norm": "vocab_layer_norm", "bias": "vocab_projector"},
     ),
 )
 

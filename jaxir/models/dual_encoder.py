@@ -138,6 +138,12 @@ class DualEncoderModel(nnx.Module):
         """
         return self.encode_together([(ids, tower, key)], [edit])[0]
 
+    def unnormalized(self) -> "DualEncoderModel":
+        """Returns a model of the same parameters whose vectors keep their length (`similarity="dot"`)."""
+        model = nnx.merge(*nnx.split(self))
+        model.config = dataclasses.replace(self.config, similarity="dot")
+        return model
+
     def encoder_of(self, tower: Tower) -> Encoder:
         """Returns the encoder of a tower."""
         return self.encoder if self.config.sharing == "sde" else getattr(self, f"{tower}_encoder")

@@ -7,7 +7,7 @@ in float32. Nothing here draws random numbers by itself: dropout takes a key, an
 import contextlib
 import contextvars
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, Int, jaxtyped
 from jaxir import cpu
 from jaxir.partitioning import Partitioner, constrain, gather_weight, in_force, look_up
 
+M = TypeVar("M", bound=nnx.Module)
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
     "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
@@ -46,6 +47,19 @@ def size_of(module: nnx.Module) -> str:
         if count >= least:
             return f"{count / least:.1f}{unit} parameters"
     return f"{count} parameters"
+
+
+def of_shapes(module: nnx.Module) -> bool:
+    """Whether a module's parameters are but shapes, as in a plan."""
+    return any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(nnx.state(module, nnx.Param)))
+
+
+def copy_of(module: M) -> M:
+    """Returns a module with arrays of its own, which lie as the module's do; of shapes, zeros of these."""
+    graphdef, state = nnx.split(module)
+    if of_shapes(module):
+        return nnx.merge(graphdef, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), state))
+    return nnx.merge(graphdef, jax.jit(lambda state: jax.tree.map(jnp.copy, state))(state))
 
 
 def weight(p: nnx.Param, dtype: Any = jnp.float32) -> jax.Array:

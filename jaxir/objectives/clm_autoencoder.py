@@ -15,7 +15,7 @@ from jaxir.features import Features, TextFormat, Tokens
 from jaxir.losses.tokens import token_cross_entropy
 from jaxir.models import layers
 from jaxir.models.decoder import VectorDecoder, decoder_for
-from jaxir.objectives.masking import choose_tokens
+from jaxir.objectives.masking import choose_tokens, close_gaps
 from jaxir.objectives.objective import Batch, Metrics, Objective
 from jaxir.simple_types import Count, Rate, checked
 
@@ -106,6 +106,4 @@ def delete_tokens(
     last = (ids != 0).sum(1, dtype=jnp.int32)[:, None] - 1
     inside = (places > 0) & (places < last)
     kept = (ids != 0) & (~inside | choose_tokens(ids, key, share=1 - share))
-    # What stays comes first, in its order.
-    order = jnp.argsort(jnp.where(kept, places, places + ids.shape[1]), axis=1)
-    return jnp.take_along_axis(jnp.where(kept, ids, 0), order, axis=1)
+    return close_gaps(ids, kept)

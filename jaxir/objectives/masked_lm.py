@@ -6,12 +6,13 @@ import dataclasses
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from jaxir.features import Features, TextFormat, Tokens
 from jaxir.losses.tokens import token_cross_entropy
 from jaxir.models import layers
+from jaxir.models.masked_lm import MaskedLMHead
+from jaxir.objectives.lent import head_for
 from jaxir.objectives.masking import choose_tokens, mask_as_bert
 from jaxir.objectives.objective import Batch, Metrics, Objective
 from jaxir.simple_types import Rate, checked
@@ -24,30 +25,30 @@ class MaskedLM(Objective):
 
         loss = - mean over masked places m of log P(token m | the text with its places masked)
 
-    Its head, one layer under the encoder's token vectors and a bias, begins at random: folders of sentence
-    encoders have none. Without a key, in evaluation, the same share is masked, always in the same places.
+    Its head is one layer under the encoder's token vectors, and a bias. Without a key, in evaluation, the
+    same share is masked, always in the same places.
 
     Attributes:
       masking: share of the tokens that are predicted: of these 80 % are masked, 10 % become another token.
+      head: `PretrainedMaskedLM(...)` of jaxir.interop.build, whose head it begins with; None: at random.
     """
 
     masking: Rate = 0.15
+    head: Any = None
     evaluated_on_pairs = False
 
     def features(self, form: TextFormat) -> Features:
         """Returns what a batch holds: text_ids [L]."""
         return {"text_ids": Tokens("text", form.passage_length, form.passage_prompt)}
 
-    def auxiliary(self, model: Any, *, form: TextFormat, rngs: nnx.Rngs) -> MaskedLMHead:
-        """Returns the head.
+    def auxiliary(self, model: Any, *, form: TextFormat, rngs: nnx.Rngs) -> _Head:
+        """Returns the head and the mask token.
 
         Raises:
-          UserError: the tokenizer has no mask token.
+          UserError: the tokenizer has no mask token, or the head to begin with is of another vocabulary or
+            width.
         """
-        backbone = model.config.backbone
-        return MaskedLMHead(
-            backbone.embed_dim, backbone.vocab_size, form.need_mask(), dtype=backbone.dtype, rngs=rngs
-        )
+        return _Head(head_for(model, self.head, form=form, rngs=rngs), form.need_mask())
 
     def __call__(
         self,
@@ -55,7 +56,7 @@ class MaskedLM(Objective):
         batch: Batch,
         key: jax.Array | None = None,
         *,
-        auxiliary: MaskedLMHead,
+        auxiliary: _Head,
         step: jax.Array | None = None,
     ) -> tuple[jax.Array, Metrics]:
         """Returns the loss of the batch and its metrics, float32 []."""
@@ -72,39 +73,17 @@ class MaskedLM(Objective):
         )
         encoder = model.encoder_of("passage")
         table = encoder.token_table
-        hidden = auxiliary(encoder(masked, key=encoding))
+        hidden = auxiliary.head(encoder(masked, key=encoding))
         loss, metrics = token_cross_entropy(
             hidden,
             layers.weight(table.embedding, hidden.dtype),
             ids,
             chosen,
-            bias=layers.weight(auxiliary.bias),
+            bias=layers.weight(auxiliary.head.bias),
         )
         return loss, metrics
 
 
-class MaskedLMHead(nnx.Module):
-    """A dense layer, GELU and a norm; logits are its products with the token vectors, and a bias.
-
-    Attributes:
-      mask_id: the mask token.
-      bias: [V].
-    """
-
-    def __init__(self, embed_dim: int, vocab_size: int, mask_id: int, *, dtype: str, rngs: nnx.Rngs):
-        self.mask_id = mask_id
-        self.dense = layers.Linear(
-            embed_dim,
-            embed_dim,
-            axes=("embed", None),
-            use_bias=True,
-            dtype=dtype,
-            init=layers.normal(0.02),
-            rngs=rngs,
-        )
-        self.norm = layers.LayerNorm(embed_dim, epsilon=1e-12, dtype=dtype)
-        self.bias = layers.param(jnp.zeros((vocab_size,), jnp.float32), "vocab")
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Returns what [B, L, E] are multiplied with the token vectors as: [B, L, E]."""
-        return self.norm(jax.nn.gelu(self.dense(x), approximate=False))
+class _Head(nnx.Module):
+    def __init__(self, head: MaskedLMHead, mask_id: int):
+        self.head, self.mask_id = head, mask_id

@@ -124,8 +124,9 @@ def train(
         loaded = recipe.model
         if not isinstance(loaded, LoadedModel):
             loaded = loaded.build(seed=recipe.seed, partitioner=partitioner)
-        model, mask_id = loaded.model, getattr(loaded.tokenizer, "mask_id", None)
-        form = loaded.settings.text_format(recipe.num_negatives, mask_id=mask_id)
+        model = loaded.model
+        of_tokens = {name: getattr(loaded.tokenizer, name, None) for name in ("mask_id", "vocabulary")}
+        form = loaded.settings.text_format(recipe.num_negatives, **of_tokens)
         data = recipe.data
         if hasattr(data, "build"):
             features = objective.features(form)

@@ -13,7 +13,7 @@ from jaxir.interop import model_dir
 from jaxir.retrieval.encoding.dual_encoder import DualEncoder
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
-OBJECTIVES = ("simcse", "consert", "clm_autoencoder", "mlm_autoencoder", "multi_task")
+OBJECTIVES = ("simcse", "consert", "clm_autoencoder", "mlm_autoencoder", "multi_task", "diffcse")
 
 
 @pytest.fixture
@@ -68,7 +68,13 @@ def test_each_objective_trains_resumes_and_leaves_an_encoder(name, train, tmp_pa
     flags = [piece, *judges, f"--gin.STS={tmp_path}/dev.tsv", f"--gin.DEV_TEXT={tmp_path}/held_out.txt"]
     flags += ["--gin.train.train.evaluators=[@loss.Loss(), @sts.STS()]", "--gin.DEV_METRIC=spearman"]
     flags += ["--gin.EVAL_EVERY=2", "--gin.CHECKPOINT_EVERY=2", "--gin.KEEP_LAST=3"]
-    if name not in ("simcse", "consert"):
+    if name == "diffcse":
+        flags += [
+            f"--gin.GENERATOR=hf:{GOLDEN}/mlm_bert",
+            "--gin.SENTENCES=True",
+            '--gin.CHANGED_TEXT="both"',
+        ]
+    elif name not in ("simcse", "consert"):
         flags += ["--gin.DECODER_LAYERS=1"]
     whole = train("whole", *flags, "--steps=6")
     lines = logged(whole)
@@ -85,6 +91,7 @@ def test_each_objective_trains_resumes_and_leaves_an_encoder(name, train, tmp_pa
     assert one.keys() == other.keys()
     assert all(np.array_equal(one[n], other[n]) for n in one)
 
+    assert not any(word in n for n in one for word in ("projector", "generator", "discriminator", "decoder"))
     vectors = DualEncoder.load(str(whole)).encode_passages(["da de", "ha lo", "mi ma"])
     assert vectors.shape == (3, 16) and np.isfinite(vectors).all()
     assert all(np.abs(a - b).max() > 1e-3 for a, b in itertools.combinations(vectors, 2))

@@ -187,7 +187,7 @@ def _to_params(
     codec, shapes = hf_config.codec_of(config), stored.encoder_shapes(config)
     tensors = _tensors_of_encoder(config, shapes, pad_id)
     expected = _shapes_there(tensors, shapes)
-    found = _strip_prefix({_modern(name): value for name, value in found.items()}, expected)
+    found = _strip_prefix({modern(name): value for name, value in found.items()}, expected)
     for name, aliases in codec.aliases.items():
         for alias in aliases:  # of which a file may hold any
             if alias in found:
@@ -217,8 +217,8 @@ def _taken_apart(
     return params
 
 
-def _modern(name: str) -> str:
-    # BERT's first checkpoints have TensorFlow's names for these two.
+def modern(name: str) -> str:
+    """Returns a tensor's name of today: BERT's first checkpoints have TensorFlow's for those of a norm."""
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 
