@@ -185,14 +185,14 @@ def work_jaxir(flags: argparse.Namespace) -> dict:
     return result | {"loop": flags.batch_size / laps[0]}
 
 
-def jaxir_config(flags: argparse.Namespace):
+def jaxir_config(flags: argparse.Namespace, dropout: float = 0.0):
     """Returns the DualEncoderConfig of the model asked for."""
     from jaxir.models.bert import BertConfig
     from jaxir.models.dual_encoder import DualEncoderConfig
     from jaxir.models.t5 import preset
 
     if flags.model in T5S:
-        backbone = preset(T5S[flags.model], dropout_rate=0.0, dtype=flags.dtype, remat=flags.remat)
+        backbone = preset(T5S[flags.model], dropout_rate=dropout, dtype=flags.dtype, remat=flags.remat)
         return DualEncoderConfig(backbone=backbone)
     vocabulary, width, layers, heads, _, units = BERTS[flags.model]
     backbone = BertConfig(
@@ -202,8 +202,8 @@ def jaxir_config(flags: argparse.Namespace):
         num_heads=heads,
         mlp_dim=units,
         max_positions=512,
-        dropout_rate=0.0,
-        attention_dropout_rate=0.0,
+        dropout_rate=dropout,
+        attention_dropout_rate=dropout,
         dtype=flags.dtype,
         remat=flags.remat,
     )
@@ -237,14 +237,30 @@ def token_pairs(flags: argparse.Namespace, vocabulary: int):
 
 
 def work_peer(flags: argparse.Namespace) -> dict:
-    """Measures the step of torch; needs nothing of jaxir."""
+    """Measures the step of torch on pairs."""
+    from sentence_transformers.losses import MultipleNegativesSymmetricRankingLoss
+
+    encoder = peer_encoder(flags)
+    ids = random_ids(flags, encoder.config.vocab_size, flags.batch_size)
+    return time_peer(flags, encoder, MultipleNegativesSymmetricRankingLoss, TEMPERATURE, ids)
+
+
+def time_peer(flags: argparse.Namespace, encoder, loss_class, temperature: float, ids: list) -> dict:
+    """Measures the step of torch; needs nothing of jaxir.
+
+    Args:
+      flags: batch, type of products, steps.
+      encoder: of transformers; it is trained with mean pooling, cosine and AdamW.
+      loss_class: of sentence-transformers.
+      temperature: of the loss.
+      ids: token ids [B, L] of the texts that belong together, none of them padding.
+    """
     import sentence_transformers
     import torch
     import transformers
-    from sentence_transformers.losses import MultipleNegativesSymmetricRankingLoss
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    encoder = peer_encoder(flags).to(device).train()
+    encoder = encoder.to(device).train()
 
     class Tower(torch.nn.Module):
         def __init__(self):
@@ -258,12 +274,10 @@ def work_peer(flags: argparse.Namespace) -> dict:
             return {"sentence_embedding": torch.nn.functional.normalize(mean.float(), dim=-1)}
 
     tower = Tower()
-    loss_of = MultipleNegativesSymmetricRankingLoss(tower, scale=1 / TEMPERATURE)
+    loss_of = loss_class(tower, scale=1 / temperature)
     optimizer = torch.optim.AdamW(tower.parameters(), lr=LEARNING_RATE, fused=device == "cuda")
-    ids = [
-        torch.tensor(x, device=device) for x in random_ids(flags, encoder.config.vocab_size, flags.batch_size)
-    ]
-    features = [{"input_ids": x, "attention_mask": torch.ones_like(x)} for x in ids]
+    features = [{"input_ids": x, "attention_mask": torch.ones_like(x)} for x in map(torch.tensor, ids)]
+    features = [{name: x.to(device) for name, x in of_one.items()} for of_one in features]
 
     def wait():
         if device == "cuda":
@@ -291,8 +305,8 @@ def work_peer(flags: argparse.Namespace) -> dict:
     }
 
 
-def peer_encoder(flags: argparse.Namespace):
-    """Returns transformers' encoder of the model asked for, without dropout, random."""
+def peer_encoder(flags: argparse.Namespace, dropout: float = 0.0):
+    """Returns transformers' encoder of the model asked for, random."""
     import transformers
 
     if flags.model in T5S:
@@ -310,7 +324,7 @@ def peer_encoder(flags: argparse.Namespace):
             d_ff=units,
             num_layers=layers,
             num_heads=heads,
-            dropout_rate=0.0,
+            dropout_rate=dropout,
             feed_forward_proj="gated-gelu",
         )
         return transformers.T5EncoderModel(config)
@@ -321,8 +335,8 @@ def peer_encoder(flags: argparse.Namespace):
         num_hidden_layers=layers,
         num_attention_heads=heads,
         intermediate_size=units,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
     )
     return transformers.BertModel(config, add_pooling_layer=False)
 

@@ -22,9 +22,9 @@ COMMANDS = {
     "To begin with": ("quickstart",),
     "Data": ("prepare", "sample", "pydocs"),
     "Training": ("train", "plan", "mine", "rounds", "grid"),
-    "Search": ("encode", "index", "search", "rerank", "fuse", "serve", "sidecar"),
+    "Search": ("encode", "index", "search", "rerank", "fuse", "expand", "serve", "sidecar"),
     "Evaluation": ("evaluate", "analyze"),
-    "Models in and out": ("convert", "export"),
+    "Models in and out": ("convert", "whiten", "export"),
 }
 
 
@@ -71,6 +71,8 @@ def summary(command: str) -> str:
     path, function = PACKAGE / f"{command}.py", command
     if command == "sidecar":
         path, function = PACKAGE / "sidecar" / "install.py", "install"
+    elif command == "expand":
+        function = "generate"
     source = path.read_text(encoding="utf-8")
     return re.search(rf'^def {function}\(.*?"""(.*?)(?:"""|$)', source, re.DOTALL | re.MULTILINE)[1]
 

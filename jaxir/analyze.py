@@ -1,8 +1,11 @@
-"""Command: draws and measures the embedding spaces of models side by side, as the SamToNe paper does."""
+"""Command: draws and measures the embedding spaces of models side by side, as papers do."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from jaxir import cli
@@ -25,13 +28,15 @@ def analyze(
 
     Figure 1 lays the embeddings of both towers out by t-SNE, and scores tell how well they can be told apart.
     Figure 5 is how similar queries are to their nearest passages, Figure 6 how similar they are to other
-    queries over how similar they are to the passages of these. Writes figure1.png, figure5.png, figure6.png
-    and analysis.json; needs the extra `analyze`.
+    queries over how similar they are to the passages of these. Of rated pairs of sentences it is figure 2-2
+    of Chuang 2024 (DiffCSE) instead: cosine similarities by people's rating. Writes figure1.png, figure5.png
+    and figure6.png, or figure2-2.png, and analysis.json; needs the extra `analyze`.
 
     Args:
       models: models to compare: jaxir model or run directories, or st: or hf: and a directory or hub name;
         each may be written NAME=MODEL, with the name for the figures.
-      dataset: beir:DIR (corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv).
+      dataset: beir:DIR (corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv), or sts:DIR (rated pairs, all together;
+        a file for one set), which has no use for the flags below output.
       output: directory to write; it must not exist.
       split: which of the dataset's queries.
       queries: most queries to look at; each with one relevant document.
@@ -44,34 +49,66 @@ def analyze(
     Raises:
       UserError: a model or dataset that is not there, too few queries, or a library that is not installed.
     """
-    from jaxir.evaluation import analysis
     from jaxir.evaluation.datasets import parse_dataset
-    from jaxir.files import atomic_directory
+    from jaxir.installation import require
+
+    require("analyze", "matplotlib", "sklearn")
+    named = name_models(models)
+    kind, path = parse_dataset(dataset, "beir", "sts")
+    facts: dict[str, Any] = {"dataset": dataset}
+    if kind == "sts":
+        return _rated(named, path, facts, output)
+    from jaxir.evaluation import analysis
     from jaxir.retrieval.encoding.dual_encoder import DualEncoder
 
-    analysis.require_libraries()
-    named = name_models(models)
-    sample = analysis.draw_sample(
-        parse_dataset(dataset, "beir")[1], split, queries=queries, documents=documents, seed=seed
-    )
+    sample = analysis.draw_sample(path, split, queries=queries, documents=documents, seed=seed)
     found, described = {}, {}
     for name, spec in named.items():
         encoder = DualEncoder.load(spec)
         found[name] = analysis.analyze_model(encoder, sample, seed=seed)
         described[name] = {"model": spec, "fingerprint": encoder.fingerprint, **found[name].numbers()}
-    values = {
-        "dataset": dataset,
+    facts |= {
         "split": split,
         "queries": len(sample.queries),
         "documents": len(sample.documents),
         "seed": seed,
         "models": described,
     }
+    told = f"{dataset}, split {split}: {len(sample.queries)} queries, {len(sample.documents)} documents"
+    return _write(facts, output, f"{told}\n\n{analysis.tables(found)}", lambda at: analysis.draw(found, at))
+
+
+def _rated(named: dict[str, str], path: Path, facts: dict[str, Any], output: str) -> dict[str, Any]:
+    """Draws and measures the similarity of rated pairs."""
+    from jaxir.evaluation import figures, rated_pairs
+    from jaxir.evaluation.embedding_space import spread
+    from jaxir.evaluation.sts_files import read_sts
+    from jaxir.retrieval.encoding.dual_encoder import DualEncoder
+
+    pairs = [pair for of_set in read_sts(path).values() for pair in of_set]
+    found, described = {}, {}
+    for name, spec in named.items():
+        encoder = DualEncoder.load(spec)
+        found[name] = rated_pairs.cosines_by_rating(encoder, pairs)
+        ratings = {group: dataclasses.asdict(spread(x)) for group, x in found[name].items()}
+        described[name] = {"model": spec, "fingerprint": encoder.fingerprint, "ratings": ratings}
+    told = f"{facts['dataset']}: {len(pairs)} pairs\n\n{rated_pairs.table(found)}"
+    return _write(
+        facts | {"pairs": len(pairs), "models": described},
+        output,
+        told,
+        lambda at: figures.ratings(found, at / "figure2-2.png"),
+    )
+
+
+def _write(values: dict[str, Any], output: str, text: str, draw: Callable[[Path], None]) -> dict[str, Any]:
+    """Writes figures and analysis.json, prints `text`, and returns the values."""
+    from jaxir.files import atomic_directory
+
     with atomic_directory(output) as aside:
-        analysis.draw(found, aside)
+        draw(aside)
         (aside / "analysis.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-    print(f"{dataset}, split {split}: {len(sample.queries)} queries, {len(sample.documents)} documents")
-    print(f"\n{analysis.tables(found)}\n\nThe figures are in {output}.")
+    print(f"{text}\n\nThe figures are in {output}.")
     return values
 
 
@@ -88,6 +125,8 @@ def name_models(models: list[str]) -> dict[str, str]:
         name, equals, spec = text.partition("=")
         if name in named:
             raise UserError(f"models has {name!r} twice; write NAME=MODEL")
+        if equals and not spec:
+            raise UserError(f"{text!r} lacks a model; write NAME=MODEL")
         named[name] = spec if equals else text
     if not named:
         raise UserError("models must have at least one model")
@@ -95,7 +134,7 @@ def name_models(models: list[str]) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    raise SystemExit(
+    cli.end(
         cli.main(
             "jaxir.analyze:analyze",
             example="python -m jaxir.analyze --models=Standard=RUN_A,SamToNe=RUN_B --dataset=beir:DIR"

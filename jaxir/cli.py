@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import gc
 import importlib
 import inspect
 import os
@@ -30,6 +31,7 @@ from jaxir.errors import BadValueError, Terminated, UsageError, UserError, sugge
 from jaxir.simple_types import simple
 
 AGAIN_SECONDS = 0.05
+STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 GIN_HELP = "gin file (may be repeated); --gin.NAME=VALUE binds one parameter or macro"
 
 
@@ -155,6 +157,21 @@ def main(name: str, argv: Sequence[str] | None = None, *, example: str = "") -> 
         return status
 
 
+def end(status: int) -> NoReturn:
+    """Ends the process of a command with the status that `main` returned.
+
+    A command that was stopped leaves without the interpreter's farewell. JAX compiles on a thread of its own,
+    which no signal reaches: the process would wait for it, and die of a segmentation fault, for JAX's client
+    goes first. What the command held is closed by then: its stack was unwound.
+    """
+    if status in STOPPED:
+        gc.collect()  # what closes itself when it goes, and is part of a cycle
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    raise SystemExit(status)
+
+
 def _load(name: str) -> Callable[..., Any]:
     module_name, function_name = name.split(":")
     return getattr(importlib.import_module(module_name), function_name)
@@ -230,6 +247,8 @@ def run(function: Callable[..., Any], argv: Sequence[str], *, prog: str, example
     if unknown:
         raise UsageError(_unknown(unknown[0], parser, prog))
     flags = vars(parsed)
+    for flag, value in flags.items():
+        simple_types.check_not_empty(f"--{flag}", value)
     gin_files = flags.pop("gin_file", [])
     for flag, name in getattr(function, "hands_over", {}).items():
         if flag in flags:

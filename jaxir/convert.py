@@ -13,6 +13,8 @@ def convert(
     output: str,
     to: Literal["jaxir", "hf", "st", "t5x", "sentence_transformers"] = "jaxir",
     tokenizer: str | None = None,
+    pooling: Literal["mean", "cls", "lasttoken", "first_last", "embeddings_last"] | None = None,
+    kind: Literal["dual_encoder", "cross_encoder", "seq2seq"] | None = None,
 ) -> None:
     """Converts a model from one format to another.
 
@@ -23,22 +25,27 @@ def convert(
 
     Args:
       source: hf:DIR_OR_NAME, st:DIR_OR_NAME (sentence-transformers), t5x:DIR (a T5X checkpoint or run, local
-        or gs://), or a jaxir model or run directory, local or gs://. A name on the hub may be followed by @
-        and a branch, tag, commit or refs/pr/N.
+        or gs://), w2v:FILE (word vectors of word2vec or GloVe), or a jaxir model or run directory, local or
+        gs://. A name on the hub may be followed by @ and a branch, tag, commit or refs/pr/N.
       output: the directory to write, local or (formats jaxir and t5x) gs://BUCKET/PATH; it must not exist or
         be empty.
       to: the format to write; hf holds the encoder alone, without pooling and normalisation.
       tokenizer: the SentencePiece model of a T5X checkpoint (a file, local or gs://), or a directory with a
         tokenizer; by default what lies beside the checkpoint or what the run's config.gin names.
+      pooling: how a dual encoder makes one vector of a text's tokens, instead of its own way: the mean, the
+        first token or the last real one; of the BERT family also the mean of the first block's output and the
+        last's, or of what the first block reads and the last's output.
+      kind: the kind of model to read (default: as the folder says; T5's hold a generator, seq2seq, and the
+        encoder of a dual encoder, which is the default there).
     """
     from jaxir.interop import formats
 
-    formats.convert(source, output, to, tokenizer=tokenizer)
+    formats.convert(source, output, to, tokenizer=tokenizer, pooling=pooling, kind=kind)
     print(f"wrote {output}")
 
 
 if __name__ == "__main__":
-    raise SystemExit(
+    cli.end(
         cli.main(
             "jaxir.convert:convert",
             example="python -m jaxir.convert --source=st:all-MiniLM-L6-v2 --output=models/minilm",

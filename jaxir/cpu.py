@@ -1,4 +1,4 @@
-"""What is particular to CPUs: huge pages for training, and bfloat16 products in the form that is quick there.
+"""What is particular to CPUs: huge pages, quick bfloat16 products, and programs that may not run at once.
 
 XLA for CPUs with AVX512-BF16 multiplies bfloat16 numbers twice as quickly as float32 where the product is
 float32 and rounded afterwards, and the first factor lies row by row; otherwise no quicker, or more slowly.
@@ -53,6 +53,18 @@ def _would_help() -> bool:
         return library == "glibc" and numbers >= SINCE and "[madvise]" in _SYSTEM.read_text()
     except (AttributeError, ValueError, OSError):  # another system, or another library
         return False
+
+
+def when_done(found: Any) -> Any:
+    """Returns what a program makes once it has ended: call before another one that does not depend on it.
+
+    XLA for CPUs runs all devices on one pool, which may have no more threads than there are devices. One that
+    begins the next program takes a thread and waits in its first collective; another, left without a thread,
+    never comes to the collective of the program before, and all wait for ever.
+    """
+    import jax
+
+    return jax.block_until_ready(found)
 
 
 @functools.cache

@@ -26,7 +26,8 @@ def encode(
 
     Args:
       model: a jaxir model or run directory, or st: or hf: and a local directory or hub name.
-      input: corpus.jsonl[.gz] (_id, title, text), or with --tower=query queries.jsonl[.gz] (_id, text).
+      input: corpus.jsonl[.gz] (_id, title, text), or with --tower=query queries.jsonl[.gz] (_id, text);
+        or with either tower a .txt[.gz] with a text on each line, whose number is the id.
       output: directory of the vectors: embeddings-00000.npy, ids-00000.json, ..., embeddings.json.
       tower: the tower that reads the texts.
       batch_tokens: tokens of a batch on one device; lower it where memory is short (default: suits the
@@ -47,7 +48,7 @@ def encode(
 
 
 if __name__ == "__main__":
-    raise SystemExit(
+    cli.end(
         cli.main(
             "jaxir.encode:encode",
             example="python -m jaxir.encode --model=st:sentence-transformers/all-MiniLM-L6-v2 "

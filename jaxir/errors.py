@@ -64,12 +64,17 @@ class BadValueError(UserError, ValueError):
 
 
 def suggest(wrong: str, known: Iterable[str], *, likeness: float = 0.6) -> str:
-    """Returns `; did you mean 'x'?` for the name nearest to `wrong`, or an empty string.
+    """Returns `; did you mean 'x'?` for the name nearest to `wrong` in any case, or an empty string.
 
     Args:
       wrong: what was written.
       known: what might have been meant.
       likeness: from 0 to 1, difflib's ratio; 0.8 is a misspelling, 0.6 a name of the same kind.
     """
-    near = difflib.get_close_matches(wrong, list(known), n=1, cutoff=likeness)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    names: dict[str, list[str]] = {}
+    for name in known:
+        names.setdefault(name.lower(), []).append(name)
+    near = difflib.get_close_matches(wrong.lower(), names, n=1, cutoff=likeness)
+    # Of names that differ in case alone, the one that does so least.
+    meant = [max(names[n], key=lambda x: difflib.SequenceMatcher(None, wrong, x).ratio()) for n in near]
+    return f"; did you mean {meant[0]!r}?" if meant else ""

@@ -9,9 +9,12 @@ from typing import Any, Literal
 from jaxir import cli
 from jaxir.errors import UserError
 from jaxir.evaluation.datasets import parse_dataset
-from jaxir.evaluation.retrieval import DEFAULT_METRICS
+from jaxir.evaluation.retrieval import DEFAULT_METRICS, QUESTION_METRICS, TITLE_METRICS
 from jaxir.outputs import writes
-from jaxir.simple_types import Count
+from jaxir.simple_types import Count, check_idle
+
+KINDS = ("beir", "sts", "senteval", "quora", "cqadupstack", "eproduct")
+METRICS = {"quora": QUESTION_METRICS, "cqadupstack": QUESTION_METRICS, "eproduct": TITLE_METRICS}
 
 
 @cli.also_called(run="runs", depth="k")
@@ -25,7 +28,7 @@ def evaluate(
     model: str | None = None,
     dataset: str | None = None,
     split: str = "test",
-    metrics: str = DEFAULT_METRICS,
+    metrics: str | None = None,
     baseline: str | None = None,
     identical_ids: Literal["keep", "drop"] = "keep",
     depth: Count = 1000,
@@ -47,10 +50,14 @@ def evaluate(
         one is relevant, and Success@k is the top-k accuracy of open-domain question answering.
       corpus: corpus.jsonl[.gz] with the texts of the documents, for --answers.
       model: model to evaluate: a jaxir model or run directory, or st: or hf: and a directory or hub name.
-      dataset: beir:DIR (corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv; exact search) or sts:DIR (.tsv files of
-        score, sentence1, sentence2; Spearman's correlation x 100).
-      split: which of the dataset's judgements, the name of a file under qrels/.
-      metrics: separated by spaces, as ir_measures spells them.
+      dataset: beir:DIR (corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv; exact search); quora:DIR and
+        cqadupstack:DIR (duplicate questions) and eproduct:DIR (titles), likewise; sts:DIR (rated pairs: .tsv
+        files of score, sentence1, sentence2, a year of STS, STS-B, SICK, or a folder of such folders;
+        Spearman's correlation x 100); senteval:DIR (transfer tasks; accuracy of logistic regression).
+      split: which of the dataset's judgements, the name of a file under qrels/; which part of STS-B and SICK
+        in a folder of several tasks.
+      metrics: separated by spaces, as ir_measures spells them; None: nDCG@10 RR@10 P@1 R@100, of duplicate
+        questions nDCG@10 R@10 P@10 R@100, of titles CappedR@10 P@10.
       baseline: what to compare with: the name of one of the systems, or [NAME=]FILE[+FILE...], which may be
         among the runs.
       identical_ids: keep or drop answers that have their query's own id (ArguAna needs drop; collections that
@@ -71,10 +78,29 @@ def evaluate(
     kind, path = _check_flags(
         run=run, qrels=qrels, answers=answers, corpus=corpus, model=model, dataset=dataset
     )
+    if kind in ("sts", "senteval", "cqadupstack") and baseline is not None:
+        raise UserError(f"--baseline compares runs over one collection; {kind}: has none")
+    if kind in ("sts", "senteval"):
+        check_idle(evaluate, "retrieval", metrics=metrics, identical_ids=identical_ids, depth=depth)
+    if kind in ("sts", "senteval", "cqadupstack"):
+        check_idle(evaluate, "retrieval from one collection", per_query=per_query)
+    if kind == "senteval":
+        check_idle(evaluate, "data that have splits", split=split)
+    if kind == "run":
+        check_idle(evaluate, "a --dataset", split=split, depth=depth)
+    metrics = metrics or METRICS.get(kind, DEFAULT_METRICS)
     if kind == "sts":
-        if baseline is not None:
-            raise UserError("--baseline compares retrieval runs; an sts: dataset has none")
-        result = report.sts(model, path)
+        from jaxir.evaluation import sentence_reports
+
+        result = sentence_reports.sts(model, path, split, table)
+    elif kind == "senteval":
+        from jaxir.evaluation import sentence_reports
+
+        result = sentence_reports.senteval(model, path, table)
+    elif kind == "cqadupstack":
+        from jaxir.evaluation import forum_report
+
+        result = forum_report.cqadupstack(model, path, split, metrics, identical_ids, depth, table)
     else:
         if kind == "run":
             runs = [run] if isinstance(run, str) else run
@@ -82,7 +108,9 @@ def evaluate(
                 runs, metrics, identical_ids, baseline=baseline, qrels=qrels, answers=answers, corpus=corpus
             )
         else:
-            scored = report.score_model(model, path, split, metrics, identical_ids, depth, baseline=baseline)
+            scored = report.score_model(
+                model, kind, path, split, metrics, identical_ids, depth, baseline=baseline
+            )
         result = report.retrieval(scored, per_query=per_query, style=table)
     if output is not None:
         from jaxir.files import atomic_file
@@ -95,8 +123,10 @@ def evaluate(
     return result.values
 
 
-def _check_flags(**given: Any) -> tuple[Literal["run", "beir", "sts"], Path]:
-    """Returns what is to be evaluated and the dataset's directory."""
+def _check_flags(**given: Any) -> tuple[str, Path]:
+    """Returns what is to be evaluated, "run" or the dataset's kind, and the dataset's directory."""
+    if given["run"] in ([], ()):
+        raise UserError("--run has no run file")
     names = {name for name, value in given.items() if value is not None}
     if names in ({"run", "qrels"}, {"run", "answers", "corpus"}):
         return "run", Path()
@@ -105,12 +135,11 @@ def _check_flags(**given: Any) -> tuple[Literal["run", "beir", "sts"], Path]:
         raise UserError(
             "give --run and --qrels, or --run, --answers and --corpus, or --model and --dataset; got " + got
         )
-    kind, directory = parse_dataset(given["dataset"], "beir", "sts")
-    return kind, directory
+    return parse_dataset(given["dataset"], *KINDS)
 
 
 if __name__ == "__main__":
-    raise SystemExit(
+    cli.end(
         cli.main(
             "jaxir.evaluate:evaluate",
             example="python -m jaxir.evaluate --run=hybrid.trec --qrels=qrels/test.tsv --baseline=bm25.trec\n"

@@ -25,7 +25,7 @@ def export(
     t5x makes OUTPUT/checkpoint_STEP, which T5X and T5X Retrieval restore, and OUTPUT/tokenizer. saved_model
     makes a TensorFlow SavedModel that takes token ids or texts and gives vectors, or with --index documents;
     its README.md says how to use it. onnx makes a graph for each tower, from a tokenizer's output to vectors,
-    with the tokenizer and a README.md.
+    with the tokenizer and a README.md. Both make of a cross-encoder what takes pairs and gives scores.
 
     Args:
       model: a jaxir model or run directory, or hf: or st: and a directory or hub name.
@@ -71,7 +71,7 @@ def _saved_model(
     from jaxir.interop.exports.exported import Source
     from jaxir.retrieval.indexes import saved_search
 
-    loaded = model_dir.load(model, dtype=dtype)
+    loaded = model_dir.load(model, kind=None, dtype=dtype)
     search = None
     if index is not None:
         search = lambda: saved_search.SavedSearch(index, k=k, fingerprint=loaded.fingerprint, name=model)  # noqa: E731
@@ -86,12 +86,12 @@ def _onnx(model: str, output: str) -> None:
     from jaxir.interop.exports import onnx_model
     from jaxir.interop.exports.exported import Source
 
-    loaded = model_dir.load(model, dtype="float32")
+    loaded = model_dir.load(model, kind=None, dtype="float32")
     onnx_model.write(output, Source(name=model, **loaded._asdict()))
 
 
 if __name__ == "__main__":
-    raise SystemExit(
+    cli.end(
         cli.main(
             "jaxir.export:export",
             example="python -m jaxir.export --model=runs/mine --format=st --output=out",

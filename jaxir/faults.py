@@ -40,11 +40,14 @@ def explain(error: BaseException) -> Fault:
     The file is in the user's cache directory, else in the system's temporary one.
     """
     if isinstance(error, UserError):
-        return Fault(str(error), 2 if isinstance(error, UsageError) else 1)
+        return Fault(_printable(str(error)), 2 if isinstance(error, UsageError) else 1)
     if isinstance(error, OSError):
         return Fault(_of_system(error), 1)
     if isinstance(error, ValueError) and str(error) == "embedded null byte":  # so Python says of a path
         return Fault("a path has a zero byte in it, which no file's name can have", 1)
+    if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":  # of os.fsdecode
+        text = error.object if len(error.object) <= 80 else f"...{error.object[error.start :]:.80}"
+        return Fault(f"{text!r} has a byte in it that is no UTF-8, and cannot be written into a file", 1)
     if isinstance(error, MemoryError):
         return Fault(f"there is not enough memory{_reason(error)}; {_kept(error)}", 1)
     text = " ".join(str(error).split())
@@ -91,6 +94,11 @@ def _of_system(error: OSError) -> str:
 
 def _one_line(path: str) -> str:
     return path if len(path) <= 200 and path.isprintable() else f"{path[:200]!r}"
+
+
+def _printable(sentence: str) -> str:
+    """Returns it on one line, whatever signs the names in it have."""
+    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in sentence)
 
 
 def _reason(error: BaseException) -> str:

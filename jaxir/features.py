@@ -30,6 +30,7 @@ class TextFormat:
       query_prompt: put before each query, as the encoder will.
       passage_prompt: put before each passage and negative.
       mask_id: the id of the tokenizer's mask token; None where it has none.
+      vocabulary: tells which token has which id (`Tokenizer.vocabulary`); None where that is not known.
     """
 
     query_length: int
@@ -38,6 +39,7 @@ class TextFormat:
     query_prompt: str = ""
     passage_prompt: str = ""
     mask_id: int | None = None
+    vocabulary: str | None = None
 
     def __post_init__(self):
         if self.num_negatives < 0:

@@ -13,7 +13,7 @@ from jaxir.errors import UserError
 from jaxir.outputs import writes
 from jaxir.progress import progress
 from jaxir.retrieval.ranking.runs import Run, read_run, write_run
-from jaxir.simple_types import Count, Natural
+from jaxir.simple_types import Count, Natural, check_idle
 
 
 @cli.also_called(runs="run", depth="k")
@@ -66,6 +66,12 @@ def fuse(
     from jaxir.retrieval.ranking import fusion
 
     alphas = _alphas(method, alpha=alpha, sweep=sweep, weights=weights, qrels=qrels, runs=runs)
+    if method != "rrf":
+        check_idle(fuse, "--method=rrf", constant=constant)
+    if method != "interpolate":
+        check_idle(fuse, "--method=interpolate", normalization=normalization)
+    if sweep is None:
+        check_idle(fuse, "--sweep", metric=metric)
     if (embeddings is not None or queries is not None or model is not None) and method != "rescore":
         raise UserError("--embeddings, --queries and --model are for --method=rescore")
     if (embeddings is None) != (queries is None):
@@ -76,6 +82,7 @@ def fuse(
             f"rescore takes two runs, or one and --embeddings with --queries; there are {len(runs)}"
             f" run{'s' if len(runs) > 1 else ''}"
         )
+    metric = metric if sweep is None else _one_metric(metric)
     given: list[Run] = [read_run(path) for path in runs]
     for odd in fusion.oddities(dict(zip(runs, given, strict=True))):
         print(f"warning: {odd}", file=sys.stderr)
@@ -122,6 +129,8 @@ def _alphas(
         raise UserError("rescore needs --alpha, or --sweep and --qrels to find one")
     if method == "interpolate" and has_alpha and len(runs) != 2:
         raise UserError(f"with --alpha or --sweep, interpolate takes two runs, not {len(runs)}")
+    if weights is not None and not any(_numbers("weights", weights)):
+        raise UserError(f"--weights are all 0 ({','.join(weights)}): every document would score the same")
     return [alpha] if sweep is None else _numbers("sweep", sweep)
 
 
@@ -130,6 +139,14 @@ def _numbers(flag: str, values: list[str] | None) -> list[float] | None:
     if numbers is not None and None in numbers:
         raise UserError(f"--{flag} must be numbers separated by commas, not {','.join(values)}")
     return numbers
+
+
+def _one_metric(text: str) -> str:
+    from jaxir.evaluation.retrieval import parse_metrics
+
+    if len(metrics := list(parse_metrics(text))) > 1:
+        raise UserError(f"--metric must be one, not {text!r}: the best alpha is best by one")
+    return metrics[0]
 
 
 def _dense_run(first: Run, *, embeddings: str, queries: str, model: str | None, depth: int) -> Run:
@@ -150,10 +167,9 @@ def _dense_run(first: Run, *, embeddings: str, queries: str, model: str | None, 
 def _best(fused: Callable[[float], Run], alphas: list[float], qrels: str, metric: str) -> Run:
     """Prints what each alpha scores and returns the run of the best; of equal ones the first."""
     from jaxir.evaluation.judgements import read_judgements
-    from jaxir.evaluation.retrieval import evaluate_run, parse_metrics
+    from jaxir.evaluation.retrieval import evaluate_run
     from jaxir.evaluation.tables import format_table
 
-    parse_metrics(metric)
     judgements = read_judgements(qrels)
     values: dict[float, float] = {}
     best: Run = {}
@@ -170,7 +186,7 @@ def _best(fused: Callable[[float], Run], alphas: list[float], qrels: str, metric
 
 
 if __name__ == "__main__":
-    raise SystemExit(
+    cli.end(
         cli.main(
             "jaxir.fuse:fuse",
             example="python -m jaxir.fuse --runs=bm25.trec,dense.trec --method=rrf --output=hybrid.trec",

@@ -24,7 +24,7 @@ from gin import config as gin_internals
 from jaxir.errors import UserError, suggest
 from jaxir.gin_files import check_includes, unclosed
 from jaxir.installation import RECIPES
-from jaxir.simple_types import check_value, hints_of
+from jaxir.simple_types import check_not_empty, check_value, hints_of
 
 MACRO = "gin.macro"
 DEFAULT = "default/"  # before a macro's name in a piece
@@ -112,7 +112,7 @@ def bind(
         parameters = gin_internals._CONFIG.get(_parameter(function, "")[:2], {})
         for name in set(parameters) - set(only):
             del parameters[name]
-    _check_values()
+    _check_values(_parameter(function, "").selector)
     bound = set(gin.get_bindings(function, resolve_references=False))
     gin.finalize()
     return gin.get_configurable(function), bound | flags.keys()
@@ -293,8 +293,8 @@ def _check_ends(name: str, within: tuple[str, ...]) -> None:
             _check_ends(other, (*within, name))
 
 
-def _check_values() -> None:
-    """Refuses values that a parameter of a simple type cannot have, by the name that a user knows."""
+def _check_values(command: str) -> None:
+    """Refuses values that a parameter cannot have, and empty texts of the command, by the name it goes by."""
     for (scope, selector), parameters in gin_internals._CONFIG.items():
         configurable = gin_internals._REGISTRY.get_match(selector)
         if selector.startswith("gin.") or configurable is None:
@@ -306,6 +306,8 @@ def _check_values() -> None:
             if parameter in defaults and value is defaults[parameter]:
                 continue
             check_value(str(last), value, hints.get(parameter, Any))
+            if selector == command:
+                check_not_empty(str(last), value)
 
 
 def _resolved(value: Any) -> Any:

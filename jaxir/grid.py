@@ -1,4 +1,4 @@
-"""Command: trains and tests a grid of dual encoders, and prints the SamToNe paper's Table 1 of it."""
+"""Command: trains and tests a grid of dual encoders, and prints a paper's table of it."""
 
 from __future__ import annotations
 
@@ -24,20 +24,23 @@ def grid(
     sharing: list[str] | None = None,
     objectives: list[str] | None = None,
     seeds: list[str | int] | None = None,
+    untrained: list[str] | None = None,
+    judges: list[str] | None = None,
     variants: Any = None,
     metrics: str = "P@1 RR",
     split: str = "test",
     bindings: list[str] | None = None,
     dry_run: bool = False,
 ) -> int:
-    """Trains and tests every cell of a grid, and prints Table 1 of the SamToNe paper for it.
+    """Trains and tests every cell of a grid, and prints the paper's table of it: SamToNe's Table 1, say.
 
     A cell is one model: a data set, a pretrained encoder, a way of sharing between the towers, an objective
     and a seed. It is trained by `python -m jaxir.train` and tested by `python -m jaxir.evaluate`, in
     processes and a directory of its own. Run the same command again to go on where it was interrupted, or
     with more seeds, objectives or data sets: finished cells are left alone. When one fails, the others go on.
 
-    Writes table.md, results.json and cells/NAME/{stage1,model,test.json,log.txt} into the output directory.
+    Writes table.md, results.json and cells/NAME/{stage1,model,test.json,judge_NAME.json,log.txt} into the
+    output directory.
     Numbers are means over seeds with their standard deviation; differences have bootstrap intervals over the
     test queries.
 
@@ -48,9 +51,13 @@ def grid(
       output_dir: the grid's directory, new or to be taken up again.
       models: pretrained encoders: files of gin/models without .gin, such as t5_1_1/base, or other gin files.
       sharing: of the towers; ade,ade_spl,sde by default.
-      objectives: standard, samtone, samtone_both, pair, or NAME=FILE.gin with + between the files of stages;
-        standard,samtone,pair by default. The first is what the others are compared with.
+      objectives: standard, samtone, samtone_both, pair; of texts alone simcse, simcse_nt_xent, simcse_bce,
+        consert_1, consert_2, clm_autoencoder, mlm_autoencoder, multi_task, tsdae; or NAME=FILE.gin with +
+        between the files of stages; standard,samtone,pair by default. The first is what the others are
+        compared with.
       seeds: whole numbers, of the order of the data, of dropout and of new parameters; 0 by default.
+      untrained: NAME=MODEL, models that are tested as they are, each in a row of its own.
+      judges: NAME=sts:PATH, rated pairs by which every model is judged too, by Spearman's correlation.
       variants: Variant(...)s of jaxir.experiments.plan, one more axis; gin only.
       metrics: separated by spaces, as ir_measures spells them.
       split: the split to test on.
@@ -78,6 +85,8 @@ def grid(
         variants=(plan.PLAIN,) if variants is None else variants,
         datasets=datasets,
         seeds=[int(seed) for seed in seeds],
+        untrained=untrained or (),
+        judges=judges or (),
     )
     out = Path(output_dir)
     cells = plan.plan_cells(
@@ -94,7 +103,7 @@ def grid(
         return 0
 
     rehearse(
-        (arguments for cell in cells if not cell.result.exists() for _, arguments in cell.commands.training),
+        (arguments for cell in cells if not cell.finished for _, arguments in cell.commands.training),
         out,
     )
 
@@ -127,7 +136,7 @@ def grid(
 
 
 if __name__ == "__main__":
-    raise SystemExit(
+    cli.end(
         cli.main(
             "jaxir.grid:grid",
             example="python -m jaxir.grid --gin_file=gin/experiments/table1.gin --datasets=msmarco=DIR"

@@ -171,7 +171,7 @@ def _update(
 
 
 if __name__ == "__main__":
-    raise SystemExit(
+    cli.end(
         cli.main(
             "jaxir.index:index",
             example="python -m jaxir.index --embeddings=embeddings --corpus=corpus.jsonl --output=index",

@@ -72,3 +72,10 @@ def _origin(extra: str) -> str:
         return f"{unquote(url.path)}[{extra}]"
     vcs = origin.get("vcs_info", {}).get("vcs")
     return f"jaxir[{extra}] @ {f'{vcs}+' if vcs else ''}{origin['url']}"
+
+
+def require(extra: str, *modules: str) -> None:
+    """Raises a UserError that says how to install what an extra of pyproject.toml brings, where it lacks."""
+    for module in modules:
+        if importlib.util.find_spec(module) is None:
+            raise UserError(f"{module} is not installed: {how_to_install(extra)}")

@@ -85,7 +85,7 @@ def mine(
 
 
 if __name__ == "__main__":
-    raise SystemExit(
+    cli.end(
         cli.main(
             "jaxir.mine:mine",
             example="python -m jaxir.mine --run=train.trec --dataset=beir:DIR --last=100 --output=NEGATIVES",

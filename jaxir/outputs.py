@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import json
 import re
 import stat
 from collections.abc import Callable, Mapping
@@ -31,11 +32,17 @@ from jaxir.reading import open_to_read
 # work in or to be changed. Models and training runs may be in a bucket too; who writes them looks at that.
 # Several processes together may write a shared run file: the one that does holds it.
 Kind = Literal[
-    *("run file", "shared run file", "report"),
+    *("run file", "shared run file", "report", "outputs file"),
     *("directory", "work directory", "changed directory", "model", "run"),
 ]
-FILES = ("run file", "shared run file", "report")
-WHOLE = ("run file", "report", "directory", "model")  # held meanwhile; who works in the others holds them
+FILES = ("run file", "shared run file", "report", "outputs file")
+WHOLE = (
+    "run file",
+    "report",
+    "outputs file",
+    "directory",
+    "model",
+)  # held meanwhile; who works in the others holds them
 _OF_REPORTS = {"per_query", "systems", "spearman"}  # keys, one of which each has
 
 
@@ -94,6 +101,10 @@ def check_output(what: str, path: str | Path, kind: Kind) -> None:
     """
     if not str(path):
         raise UserError(f"{what} is empty")
+    if str(path).startswith("~"):
+        raise UserError(
+            f"{path}: shells leave ~ as it is behind an =, and so would make a directory of that name"
+        )
     if kind in FILES:
         check_file(path)
     elif kind == "directory":
@@ -140,9 +151,8 @@ def check_not_foreign(path: str | Path, kind: Kind) -> None:
     place = path_of(path)
     if is_bucket(place) or not place.is_file() or not place.stat().st_size:
         return
-    report = kind == "report"
-    if not (_is_report(place) if report else _is_run_file(place)):
-        what = "report" if report else "run file"
+    what, is_one = _KINDS_OF_FILES.get(kind, ("run file", _is_run_file))
+    if not is_one(place):
         raise UserError(f"{path} is there already and is no {what}: give another output, or remove it first")
 
 
@@ -159,6 +169,16 @@ def _is_report(path: Path) -> bool:
         content = read_json(path)
         return isinstance(content, dict) and bool(_OF_REPORTS & content.keys())
     return False
+
+
+def _is_outputs_file(path: Path) -> bool:
+    with open_to_read(path) as file, contextlib.suppress(ValueError):
+        record = json.loads(file.readline(10_000_000))
+        return isinstance(record, dict) and "outputs" in record
+    return False
+
+
+_KINDS_OF_FILES = {"report": ("report", _is_report), "outputs file": ("file of outputs", _is_outputs_file)}
 
 
 def check_file(path: str | Path) -> None:

@@ -31,7 +31,7 @@ def plan(recipe: Recipe, *, topology: str) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(
+    cli.end(
         cli.main(
             "jaxir.plan:plan",
             example="python -m jaxir.plan --gin_file=gin/samtone_xxl.gin --topology=v5p:4x4x4",

@@ -130,7 +130,7 @@ def _prepare_pairs(
     from jaxir.files import atomic_directory
 
     with atomic_directory(output) as folder:
-        table = PairTable(path, columns)
+        table = PairTable(path, columns, prefix="--")
         unused = f" (not used: {', '.join(table.unused)})" if table.unused else ""
         print(f"{path}: {named_columns(table.columns)}{unused}", flush=True)
         made = write_pairs(folder, table, on_bad_input, **sizes, seed=seed)
@@ -194,7 +194,7 @@ def _read(
 
 
 if __name__ == "__main__":
-    raise SystemExit(
+    cli.end(
         cli.main(
             "jaxir.prepare:prepare",
             example="python -m jaxir.prepare --dataset=pairs:faq.csv --output=faq\n"

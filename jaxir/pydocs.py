@@ -27,4 +27,4 @@ def pydocs(*, output: str) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(cli.main("jaxir.pydocs:pydocs", example="python -m jaxir.pydocs --output=pydocs"))
+    cli.end(cli.main("jaxir.pydocs:pydocs", example="python -m jaxir.pydocs --output=pydocs"))

@@ -122,6 +122,4 @@ def _code_of(command: Generator[None, None, int]) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(
-        cli.main("jaxir.quickstart:quickstart", example="python -m jaxir.quickstart --output=quickstart")
-    )
+    cli.end(cli.main("jaxir.quickstart:quickstart", example="python -m jaxir.quickstart --output=quickstart"))

@@ -15,7 +15,7 @@ from jaxir import cli
 from jaxir.errors import UserError
 from jaxir.training.recipe import Recipe
 
-_CHILD = "from jaxir.rehearsal import run_typed; raise SystemExit(run_typed())"
+_CHILD = "from jaxir import cli, rehearsal; cli.end(rehearsal.run_typed())"
 
 
 def rehearse(commands: Iterable[Sequence[str]], output_dir: Path) -> None:

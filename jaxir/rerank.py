@@ -39,7 +39,7 @@ def rerank(*, model: str, run: str, dataset: str, output: str, depth: Count = 10
 
 
 if __name__ == "__main__":
-    raise SystemExit(
+    cli.end(
         cli.main(
             "jaxir.rerank:rerank",
             example="python -m jaxir.rerank --model=MODEL --run=a.trec --dataset=beir:DIR --output=b.trec",

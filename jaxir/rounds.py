@@ -122,7 +122,7 @@ def rounds(
 
 
 if __name__ == "__main__":
-    raise SystemExit(
+    cli.end(
         cli.main(
             "jaxir.rounds:rounds",
             example="python -m jaxir.rounds --gin_file=gin/experiments/minilm_rounds.gin --dataset=beir:DIR"

@@ -34,7 +34,7 @@ def sample(*, dataset: str, output: str, train: Count, split: str = "train", see
 
 
 if __name__ == "__main__":
-    raise SystemExit(
+    cli.end(
         cli.main(
             "jaxir.sample:sample",
             example="python -m jaxir.sample --dataset=beir:DIR --train=5000 --output=SMALL",

@@ -150,7 +150,7 @@ def _ranked(
 
 
 if __name__ == "__main__":
-    raise SystemExit(
+    cli.end(
         cli.main(
             "jaxir.search:search",
             example='python -m jaxir.search --index=index --query="how do I join two arrays?"',

@@ -73,7 +73,7 @@ def serve(
 
 
 if __name__ == "__main__":
-    raise SystemExit(
+    cli.end(
         cli.main(
             "jaxir.serve:serve",
             example="python -m jaxir.serve --index=dense=index --index=bm25=lucene_index",

@@ -1,8 +1,8 @@
 """Values of simple types, as flags, gin files and JSON give them: what a type hint allows, and it in words.
 
 A hint says what makes sense: `Annotated[int, Within(1)]`, which is called `Count` here, is a whole number of
-at least 1. So one mechanism checks flags (`cli`), gin files (`gin_config`), what is made or called in Python
-(`checked`, `check_arguments`) and what JSON files hold (`json_files`).
+at least 1. So one mechanism checks flags (`cli`), gin files (`gin_config`), what is made in Python
+(`checked`) and what JSON files hold (`json_files`).
 """
 
 from __future__ import annotations
@@ -43,6 +43,16 @@ class Within:
         return f"{low} and {'at most' if self.without == 'low' else 'below'} {self.high}"
 
 
+class _Object:
+    """What is no text, number or list, for the metadata of a hint whose class would be heavy to import."""
+
+    def __contains__(self, value: Any) -> bool:
+        return type(value) not in _PLAIN
+
+    def __str__(self) -> str:
+        return "an object, @NAME() in gin files"
+
+
 # All numbers must be finite besides.
 Count = Annotated[int, Within(1)]
 Natural = Annotated[int, Within(0)]
@@ -52,8 +62,10 @@ PositiveNumber = Annotated[int | float, Within(0, without="low")]
 NotNegative = Annotated[float, Within(0)]
 Share = Annotated[float, Within(0, 1)]
 Rate = Annotated[float, Within(0, 1, without="high")]
+Object = Annotated[Any, _Object()]
 
 WORDS = {int: "a whole number", float: "a number", str: "text", bool: "True or False", type(None): "None"}
+_PLAIN = {str, int, float, bool, list, tuple, dict, types.NoneType}  # what gin files can write without @
 _MOST = 2**63 - 1
 _LISTS = (list, tuple, collections.abc.Sequence)
 _DICTS = (dict, collections.abc.Mapping)
@@ -80,14 +92,16 @@ def fits(value: Any, hint: Any) -> bool:
         return True
     kind, arms = typing.get_origin(hint) or hint, typing.get_args(hint)
     if kind is Annotated:
-        return fits(value, arms[0]) and all(value in m for m in arms[1:] if isinstance(m, Within))
+        return fits(value, arms[0]) and all(value in m for m in arms[1:] if isinstance(m, Within | _Object))
     if kind in (typing.Union, types.UnionType):
         return any(fits(value, arm) for arm in arms)
     if kind is Literal:
         return any(value == arm and type(value) is type(arm) for arm in arms)
     if kind in (int, float):
         # No count, size or number of a device has more than 64 bits.
-        if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        if isinstance(value, bool):
+            return False
+        if isinstance(value, numbers.Integral):
             return -_MOST - 1 <= value <= _MOST
         return kind is float and isinstance(value, numbers.Real) and math.isfinite(value)
     if kind in _LISTS:
@@ -100,12 +114,21 @@ def fits(value: Any, hint: Any) -> bool:
         key, each = arms or (Any, Any)
         dicts = isinstance(value, collections.abc.Mapping)
         return dicts and all(fits(k, key) and fits(v, each) for k, v in value.items())
-    return isinstance(value, kind) if kind in WORDS else True
+    if kind in WORDS:
+        return isinstance(value, kind)
+    return not (_is_class(kind) and type(value) in _PLAIN) or isinstance(value, kind)
+
+
+def _is_class(kind: Any) -> bool:
+    """Whether a hint is a class of objects that no text, number or list is meant for."""
+    return kind is not Any and inspect.isclass(kind) and not getattr(kind, "_is_protocol", False)
 
 
 def in_words(hint: Any) -> str:
     """Returns a type hint of simple types as a user would say it."""
     kind, arms = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if hint == Object:
+        return str(arms[1])
     if kind is Annotated:
         return " ".join([in_words(arms[0]), *(str(m) for m in arms[1:] if isinstance(m, Within))])
     if kind in (typing.Union, types.UnionType):
@@ -115,7 +138,9 @@ def in_words(hint: Any) -> str:
         return " or ".join(map(repr, arms))
     if kind in _LISTS:
         return f"a list, each {in_words(arms[0])}" if arms and arms[0] is not Any else "a list"
-    return "a dict" if kind in _DICTS else WORDS.get(kind, "something else")
+    if kind in _DICTS:
+        return "a dict"
+    return WORDS.get(kind) or (f"an object, {kind.__name__}" if _is_class(kind) else "something else")
 
 
 def check_value(name: str, value: Any, hint: Any) -> None:
@@ -131,6 +156,21 @@ def check_value(name: str, value: Any, hint: Any) -> None:
     """
     if not fits(value, hint):
         raise BadValueError(f"{name} must be {in_words(hint)}, not {value!r:.80}")
+
+
+def check_not_empty(name: str, value: Any) -> None:
+    """Checks that a text, or each in a list, has more in it than white space: "" would be read as ".".
+
+    Args:
+      name: what the user calls it.
+      value: of any type.
+
+    Raises:
+      BadValueError: it has not.
+    """
+    texts = value if isinstance(value, list | tuple) else [value]
+    if any(isinstance(text, str) and not text.strip() for text in texts):
+        raise BadValueError(f"{name} is empty")
 
 
 def checked(cls: type) -> type:
@@ -151,16 +191,21 @@ def checked(cls: type) -> type:
     return cls
 
 
-def check_arguments(function: Callable[..., Any], **given: Any) -> None:
-    """Checks arguments by the hints of a function's parameters; a default may be what its hint is not.
+def check_idle(function: Callable[..., Any], of: str, **given: Any) -> None:
+    """Checks that parameters which nothing will read have their defaults.
+
+    Args:
+      function: whose they are.
+      of: what they are for.
+      **given: their values.
 
     Raises:
-      BadValueError: one does not fit.
+      BadValueError: one was given, and would be passed over in silence.
     """
-    hints, parameters = hints_of(function), inspect.signature(function).parameters
+    parameters = inspect.signature(function).parameters
     for name, value in given.items():
-        if value is not parameters[name].default:
-            check_value(name, value, hints.get(name, Any))
+        if value != parameters[name].default:
+            raise BadValueError(f"--{name} is for {of}: leave it out")
 
 
 def parse(text: str, hint: Any) -> Any:
@@ -181,7 +226,7 @@ def parse(text: str, hint: Any) -> Any:
             # Python would read 1_0 and the digits of any script too, which are slips here.
             value = kind(text) if re.fullmatch(r"[\w.+-]+", text, re.ASCII) and "_" not in text else text
         elif kind == list[str]:
-            value = [part for part in text.split(",") if part] or text
+            value = [part for part in text.split(",") if part] or [""]
         else:
             value = text
     except (ValueError, KeyError):

@@ -82,7 +82,7 @@ def _gin_bindings(function: Any) -> dict[str, Any]:
 
 if __name__ == "__main__":
     restart_with_huge_pages("jaxir.train")
-    raise SystemExit(
+    cli.end(
         cli.main(
             "jaxir.train:train",
             example="python -m jaxir.train --gin_file=gin/quickstart.gin --output_dir=run",

@@ -41,7 +41,8 @@ def test_every_command_is_listed_with_its_own_words():
     have = {p.parent.name if p.stem == "__main__" else p.stem for p in files if "cli.main(" in p.read_text()}
     assert have == set(NAMES)
     for name in NAMES:
-        module, function = ("sidecar.install", "install") if name == "sidecar" else (name, name)
+        others = {"sidecar": ("sidecar.install", "install"), "expand": ("expand", "generate")}
+        module, function = others.get(name, (name, name))
         doc = inspect.getdoc(getattr(importlib.import_module(f"jaxir.{module}"), function))
         assert front.summary(name) == doc.splitlines()[0]
         assert re.fullmatch(r"[A-Z][a-z-]+s[ ,].*\.", front.summary(name)), name

@@ -13,7 +13,7 @@ import pytest
 from jaxir import gin_config
 from jaxir.errors import UserError
 from jaxir.features import TextFormat, pair_features
-from jaxir.interop.build import Pretrained, PretrainedCrossEncoder
+from jaxir.interop.build import Pretrained, PretrainedCrossEncoder, PretrainedSeq2Seq
 from jaxir.planning import program
 from jaxir.train import train
 from jaxir.training.length import check_length
@@ -23,7 +23,7 @@ from jaxir.training.recipe import Recipe
 ROOT = Path(__file__).resolve().parent.parent
 RECIPES = sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / "gin").glob("*.gin"))
 PAPER = [r for r in RECIPES if "samtone" in r]
-OPEN = [*PAPER, "gin/pairs.gin", "gin/reranker.gin"]
+OPEN = [*PAPER, "gin/pairs.gin", "gin/reranker.gin", "gin/generator.gin"]
 INCLUDED = ("encoder", "settings")  # the common parts of others
 FILES = [f.relative_to(ROOT).as_posix() for f in (ROOT / "gin").rglob("*.gin") if f.stem not in INCLUDED]
 PIECES = {
@@ -49,7 +49,8 @@ def resolve(recipe: str, *bindings: str) -> dict:
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_resolves(recipe):
     bound = resolve(recipe)
-    assert isinstance(bound["model"], PretrainedCrossEncoder if "reranker" in recipe else Pretrained)
+    kinds = {"gin/reranker.gin": PretrainedCrossEncoder, "gin/generator.gin": PretrainedSeq2Seq}
+    assert isinstance(bound["model"], kinds.get(recipe, Pretrained))
     assert callable(bound["objective"])
     assert callable(bound["data"].build)
     check_length(bound["steps"], bound["epochs"], bound["min_steps"])
@@ -113,6 +114,7 @@ def test_the_quickstart_trains_only_on_training_packages():
     assert isinstance(bound["optimizer"], AdamW)
 
 
+SEQ2SEQ = {kind: f"gin/{kind}/seq2seq.gin" for kind in ("models", "objectives")}
 CROSS = {kind: f"gin/{kind}/cross_encoder.gin" for kind in ("models", "objectives")}
 MODELS = [*PIECES["models"], "gin/experiments/minilm.gin"]
 TRACED = ("gin/models/minilm.gin", "gin/models/t5_1_1/base.gin")
@@ -126,13 +128,20 @@ COMMON = {
     " SLICES MESH_DATA FSDP TENSOR",
 }
 AUTOENCODERS = [f"gin/objectives/{name}.gin" for name in ("tsdae", "clm_autoencoder", "mlm_autoencoder")]
-CPDAE = "gin/objectives/cpdae.gin"
-OF_TEXTS = [*AUTOENCODERS, CPDAE]
-OF_TEXTS += [f"gin/objectives/{name}.gin" for name in ("simcse", "consert", "multi_task")]
-LACKING = {CROSS["models"]: {"TOKENIZER", "SHARING"}, **{o: {"TEMPERATURE", "CHUNKS"} for o in AUTOENCODERS}}
-LACKING |= {CPDAE: {"CHUNKS"}} | {
-    f"gin/objectives/{name}.gin": {"TEMPERATURE"} for name in ("triplet", "margin")
+OF_TEXTS = [
+    *AUTOENCODERS,
+    *(
+        f"gin/objectives/{name}.gin"
+        for name in ("simcse", "consert", "multi_task", "diffcse", "cpdae", "seed")
+    ),
+]
+DPR_DIFFCSE = "gin/objectives/dpr_diffcse.gin"
+LACKING = {kind["models"]: {"TOKENIZER", "SHARING"} for kind in (CROSS, SEQ2SEQ)} | {
+    SEQ2SEQ["objectives"]: {"TEMPERATURE", "CHUNKS"},
+    **{o: {"TEMPERATURE", "CHUNKS"} for o in AUTOENCODERS},
 }
+LACKING |= {"gin/objectives/cpdae.gin": {"CHUNKS"}, "gin/objectives/seed.gin": {"TEMPERATURE", "CHUNKS"}}
+LACKING |= {f"gin/objectives/{name}.gin": {"TEMPERATURE"} for name in ("triplet", "margin")}
 
 
 def small(model: str, folder: Path) -> list[str]:
@@ -157,12 +166,14 @@ def test_pieces_of_a_kind_know_the_same_macros(kind):
             assert not known & set(COMMON[others].split()), f"{piece} sets what belongs to {others}"
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", [model for model in MODELS if model != SEQ2SEQ["models"]])
 def test_pieces_compose_in_any_order(model, folder):
     """Every objective and every run: weights and data are read, and steps traced to their last array."""
     loaded, cross = None, model == CROSS["models"]
     objectives = [
-        o for o in PIECES["objectives"] if (o == CROSS["objectives"]) == cross and o not in OF_TEXTS
+        o
+        for o in PIECES["objectives"]
+        if (o == CROSS["objectives"]) == cross and o not in (*OF_TEXTS, DPR_DIFFCSE, SEQ2SEQ["objectives"])
     ]
     for number, (objective, run) in enumerate(itertools.product(objectives, PIECES["runs"])):
         bindings = [*small(model, folder), "DROPOUT=0.25", "REMAT=True", "CHUNKS=2"]
@@ -211,6 +222,16 @@ MULTI_TASK = [
     }.items()
     for value in values
 ]
+MASKED_LM = f"hf:{ROOT}/tests/golden/mlm_bert"
+OWN_HEAD = f"build.PretrainedMaskedLM.source = '{MASKED_LM}'"
+DIFFCSE = [
+    ("SENTENCES = True", 'CHANGED_TEXT = "both"'),
+    ('CHANGE = "all"', 'PROJECTOR = "tanh"'),
+    ('TASK = "mlm"', "HEAD = @build.PretrainedMaskedLM()", OWN_HEAD),
+    ('TASK = "corrective"', "DIFFCSE_OF = @consert.ConSERT()"),
+    ('USE = "negative"', 'FOLLOW = "code"', "CHUNKS = 2"),
+    ("LAMBDA = 0", "CONTRASTIVE_WEIGHT = 0.5"),
+]
 LOSSES = ["in_batch.in_batch_softmax", "nt_xent.nt_xent", "bce.bce", "hinges.triplet", "hinges.margin"]
 
 
@@ -219,6 +240,10 @@ LOSSES = ["in_batch.in_batch_softmax", "nt_xent.nt_xent", "bce.bce", "hinges.tri
     [
         *((objective, "SEED=4") for objective in OF_TEXTS),
         *(("gin/objectives/multi_task.gin", binding) for binding in MULTI_TASK),
+        (
+            "gin/objectives/multi_task.gin",
+            ("AUTOENCODER = @masked_lm.MaskedLM()", "MLM_HEAD = @build.PretrainedMaskedLM()", OWN_HEAD),
+        ),
         *(
             (f"gin/objectives/{name}.gin", f"CONTRASTIVE_LOSS = @{loss}")
             for name in ("simcse", "consert")
@@ -226,12 +251,17 @@ LOSSES = ["in_batch.in_batch_softmax", "nt_xent.nt_xent", "bce.bce", "hinges.tri
         ),
         ("gin/objectives/consert.gin", 'SECOND_VIEW = ["embedding_dropout", "token_cutoff"]'),
         ("gin/objectives/mlm_autoencoder.gin", 'VECTOR = "attention"'),
-        *((CPDAE, binding) for binding in ('CONTRAST = "vectors"', "CONTRAST = None", "IDF = True")),
+        *(
+            ("gin/objectives/cpdae.gin", binding)
+            for binding in ('CONTRAST = "vectors"', "CONTRAST = None", "IDF = True")
+        ),
+        *(("gin/objectives/diffcse.gin", bindings) for bindings in DIFFCSE),
     ],
 )
 def test_objectives_of_texts_are_traced_with_all_that_they_name(objective, binding, texts):
     sizes = ["PASSAGE_LENGTH=12", "BATCH_SIZE=8", "DTYPE=float32", f"MODEL=hf:{GOLDEN[False]}", "STEPS=20"]
-    sizes += [f"TEXT={texts}", binding]
+    sizes += [f"GENERATOR={MASKED_LM}"] if "diffcse" in objective else []
+    sizes += [f"TEXT={texts}", *([binding] if isinstance(binding, str) else binding)]
     gin_config.bind(train, ["gin/unsupervised.gin", objective], sizes, {"output_dir": "run"})
     bound = gin.get_bindings(train)
     partitioner = bound["mesh"].build()
@@ -241,6 +271,45 @@ def test_objectives_of_texts_are_traced_with_all_that_they_name(objective, bindi
     metrics = trace(bound, loaded, partitioner, num_negatives=0)
     assert metrics["loss"].shape == ()
     assert gin.query_parameter("DROPOUT/gin.macro.value") == 0.1
+
+
+@pytest.mark.parametrize("more", ["", "gin/experiments/targets.gin"])
+def test_generators_are_traced(more, folder, tmp_path):
+    targets = tmp_path / "targets.jsonl"
+    targets.write_text('{"source": "a tool", "target": "a word"}\n' * 16)
+    sizes = ["QUERY_LENGTH=8", "PASSAGE_LENGTH=12", "BATCH_SIZE=8", "DTYPE=float32", "STEPS=20", "FSDP=2"]
+    sizes += [f"MODEL=hf:{ROOT / 'tests/golden/seq2seq_1_1'}"]
+    sizes += [f"TARGETS={targets}"] if more else [f"DATA={folder}"]
+    gin_config.bind(train, ["gin/generator.gin", *([more] if more else [])], sizes, {"output_dir": "run"})
+    bound = gin.get_bindings(train)
+    partitioner = bound["mesh"].build()
+    loaded = bound["model"].build(seed=0, partitioner=partitioner)
+    features = bound["objective"].features(loaded.settings.text_format(0))
+    assert bound["data"].build(loaded.tokenizer, features).num_examples == (16 if more else 40)
+    assert trace(bound, loaded, partitioner, num_negatives=0).keys() >= {"loss", "token_accuracy"}
+
+
+def test_dpr_and_diffcse_are_traced_together(folder):
+    bindings = [*small("bert", folder), f"GENERATOR={MASKED_LM}", "CHUNKS=2"]
+    gin_config.bind(train, ["gin/pairs.gin", DPR_DIFFCSE], bindings, {"output_dir": "run"})
+    bound = gin.get_bindings(train)
+    partitioner = bound["mesh"].build()
+    loaded = bound["model"].build(seed=0, partitioner=partitioner)
+    assert {"difference_loss", "contrastive_loss"} <= trace(bound, loaded, partitioner).keys()
+    assert bound["objective"].projector == "none"
+
+
+def test_the_settings_of_chuang_2024():
+    files = ["gin/unsupervised.gin", "gin/objectives/diffcse.gin", "gin/experiments/chuang2024.gin"]
+    gin_config.bind(train, files, ["TEXT=x", "STS=y", f"GENERATOR={MASKED_LM}"], {"output_dir": "run"})
+    bound = gin.get_bindings(train)
+    assert (bound["batch_size"], bound["epochs"], bound["eval_every"]) == (64, 2, 125)
+    assert (bound["optimizer"].learning_rate, bound["optimizer"].weight_decay) == (7e-6, 0.0)
+    assert (bound["model"].pooling, bound["model"].passage_max_length) == ("cls", 32)
+    objective = bound["objective"]
+    assert (objective.weight, objective.masking, objective.projector) == (0.005, 0.3, "batch_norm")
+    assert gin.query_parameter("TEMPERATURE/gin.macro.value") == 0.05
+    assert (bound["dev_metric"], len(bound["evaluators"])) == ("spearman", 1)
 
 
 def trace(bound: dict, loaded, partitioner, num_negatives: int = 1) -> dict:

@@ -16,7 +16,8 @@ WRITE_NOTHING = {"plan", "serve", "sidecar"}
 
 
 def function_of(command):
-    module = "jaxir.sidecar.install:install" if command == "sidecar" else f"jaxir.{command}:{command}"
+    others = {"sidecar": "jaxir.sidecar.install:install", "expand": "jaxir.expand:generate"}
+    module = others.get(command, f"jaxir.{command}:{command}")
     path, name = module.split(":")
     return module, getattr(importlib.import_module(path), name)
 

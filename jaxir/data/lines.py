@@ -71,7 +71,8 @@ class OnBadInput:
         """Prints to standard error what was skipped and noted, if anything; then starts counting afresh."""
         for what, counts in (("skipped", self.skipped), ("kept", self.noted)):
             for kind, count in counts.most_common():
-                print(f"{what} {count:,} records: {kind} (first: {self._first[kind]})", file=sys.stderr)
+                records = "record" if count == 1 else "records"
+                print(f"{what} {count:,} {records}: {kind} (first: {self._first[kind]})", file=sys.stderr)
             counts.clear()
 
 

@@ -77,17 +77,18 @@ class PairTable:
     Args:
       path: the file.
       columns: what they are called, where that is unusual.
+      prefix: of the names of `PairColumns`' fields in errors: "--" where they are flags.
 
     Raises:
       UserError: no such file, no such column, or none or several that could be meant.
       BadInputError: the file's very beginning is malformed.
     """
 
-    def __init__(self, path: str | Path, columns: PairColumns = PairColumns()):
+    def __init__(self, path: str | Path, columns: PairColumns = PairColumns(), *, prefix: str = ""):
         named = {k: v for k, v in dataclasses.asdict(columns).items() if v is not None}
         self._table = Table(path, numbered=bool(named) and all(name.isdigit() for name in named.values()))
         self.path = self._table.path
-        self.columns = _find_columns(self._table, named)
+        self.columns = _find_columns(self._table, named, prefix)
         self._ids = _Ids()
         self.unused = [c for c in self._table.columns if c not in self.columns.values()]
 
@@ -167,16 +168,18 @@ class _Ids:
         return self._id_of.get(key) or text_id(text)
 
 
-def _find_columns(table: Table, named: Mapping[str, str]) -> dict[str, str]:
+def _find_columns(table: Table, named: Mapping[str, str], prefix: str) -> dict[str, str]:
     """Returns the column of each field that has one."""
     listed = ", ".join(f"{c:.40}" for c in table.columns[:20]) or "none"
-    plain = " (a file without a header line: --query=1 --passage=2)" if table.kind in ("tsv", "csv") else ""
+    plain = ""
+    if table.kind in ("tsv", "csv"):
+        plain = f' (a file without a header line: {prefix}query="1" {prefix}passage="2")'
     if len(table.columns) == 1 and ";" in table.columns[0]:
         plain = ". Its fields seem to be parted by semicolons: a .csv has commas, a .tsv tabs"
     for name, column in named.items():
         if column not in table.columns:
             raise UserError(
-                f"{table.path} has no column {column!r}, which --{name} names; it has: {listed}"
+                f"{table.path} has no column {column!r}, which {prefix}{name} names; it has: {listed}"
                 f"{suggest(column, table.columns) or plain}"
             )
     free = {c.casefold(): c for c in table.columns if c not in named.values()}
@@ -189,12 +192,13 @@ def _find_columns(table: Table, named: Mapping[str, str]) -> dict[str, str]:
             continue
         if len(usual) > 1:
             raise UserError(
-                f"{table.path}: name the {name} by --{name}=, for several columns could be meant:"
+                f"{table.path}: name the {name} by {prefix}{name}=, for several columns could be meant:"
                 f" {', '.join(usual)} (of {listed})"
             )
         if not usual:
             raise UserError(
-                f"{table.path}: which column is the {name}? Name it by --{name}=; it has: {listed}{plain}"
+                f"{table.path}: which column is the {name}? Name it by {prefix}{name}=; it has: {listed}"
+                f"{plain}"
             )
         found[name] = usual[0]
     for name in ("negatives", "title", "query_id", "passage_id"):

@@ -158,6 +158,15 @@ def read_queries(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") -
     return parsed_lines(path, parse, on_bad_input)
 
 
+def read_lines(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") -> Iterator[Query]:
+    """Yields the texts of a file with one on each line that is not blank; the line's number is the id.
+
+    Raises:
+      BadInputError: a malformed line.
+    """
+    return parsed_lines(path, lambda line, number: Query(str(number), line), on_bad_input)
+
+
 def read_qrels(
     path: str | Path,
     on_bad_input: OnBadInput | Policy = "stop",

@@ -1,13 +1,14 @@
-"""Texts by themselves, without labels: what is trained on where there are no pairs."""
+"""Texts by themselves, without labels, and texts to be written for texts: where there are no pairs."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from jaxir.data.lines import OnBadInput, parsed_lines
-from jaxir.data.sources import BeirFolder, read_corpus
+from jaxir.data.lines import OnBadInput, json_object, needed_text, parsed_lines
+from jaxir.data.sentences import sentences_of
+from jaxir.data.sources import BeirFolder, read_corpus, read_lines
 from jaxir.data.text_data import RecordSource
 from jaxir.features import Record
 from jaxir.files import local_path
@@ -20,17 +21,51 @@ class Texts(RecordSource):
     Attributes:
       path: a file with a text on each line; a .jsonl[.gz] of documents (`_id`, `text`, maybe `title`), as the
         corpus of a BEIR folder; or such a folder.
+      sentences: whether each text is cut into its sentences (`jaxir.data.sentences`): then a record is a
+        sentence, `text`, and the one after it, `next_text`, which is empty after the last one of a text.
     """
 
     path: str
+    sentences: bool = False
 
     def records(self, on_bad_input: OnBadInput) -> Iterator[Record]:
-        """Yields the texts; documents without any are left out."""
+        """Yields the texts or their sentences; documents without any are left out."""
+        texts = self._texts(on_bad_input)
+        return _sentences(texts) if self.sentences else ({"text": text} for text in texts)
+
+    def _texts(self, on_bad_input: OnBadInput) -> Iterator[tuple[str, str]]:
+        """Yields (id, text)."""
         place = local_path(self.path)
         if place.is_dir():
             place = BeirFolder(place).corpus_path
         if ".jsonl" in Path(place).suffixes:
             documents = read_corpus(place, on_bad_input)
-            return ({"text": (d.id, d.contents)} for d in documents if d.contents)
-        lines = parsed_lines(place, lambda line, number: (str(number), line), on_bad_input)
-        return ({"text": line} for line in lines)
+            return ((d.id, d.contents) for d in documents if d.contents)
+        return map(tuple, read_lines(place, on_bad_input))
+
+
+def _sentences(texts: Iterable[tuple[str, str]]) -> Iterator[Record]:
+    for identifier, text in texts:
+        found = [(f"{identifier}#{number}", s) for number, s in enumerate(sentences_of(text))]
+        for sentence, following in zip(found, [*found[1:], ("", "")], strict=True):
+            yield {"text": sentence, "next_text": following}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SourcesAndTargets(RecordSource):
+    """What a generator learns to write for what: the fields `source` and `target`.
+
+    Attributes:
+      path: a .jsonl[.gz] of {"source", "target"}.
+    """
+
+    path: str
+
+    def records(self, on_bad_input: OnBadInput) -> Iterator[Record]:
+        """Yields the examples."""
+
+        def parse(line: str, number: int) -> Record:
+            record = json_object(line)
+            return {name: (str(number), needed_text(record, name)) for name in ("source", "target")}
+
+        return parsed_lines(local_path(self.path), parse, on_bad_input)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -116,6 +117,12 @@ class Tokenizer:
             return cls(_read_tokenizer_json(directory, files, config), files)
         raise UserError(f"{directory} holds no tokenizer: none of {_JSON}, vocab.txt, vocab.json or *.model")
 
+    @functools.cached_property
+    def vocabulary(self) -> str:
+        """SHA-256 (hex) of which token has which id: two models with the same one read the same arrays."""
+        tokens = json.dumps([self._backend.pad_id, *self._backend.tokens()])
+        return hashlib.sha256(tokens.encode()).hexdigest()
+
     def __repr__(self) -> str:
         return f"Tokenizer({self.vocab_size:,} ids)"
 
@@ -212,6 +219,7 @@ class _Backend:
     words_are_independent: bool
     encode: Callable[[list[str], int], list[list[int]]]
     decode: Callable[[list[int]], str]
+    tokens: Callable[[], list[str | None]]
 
 
 class _HuggingFaceBackend(_Backend):
@@ -233,6 +241,9 @@ class _HuggingFaceBackend(_Backend):
 
     def decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=True)
+
+    def tokens(self) -> list[str | None]:
+        return [self._tokenizer.id_to_token(i) for i in range(self.vocab_size)]
 
 
 class _SentencePieceBackend(_Backend):
@@ -265,6 +276,9 @@ class _SentencePieceBackend(_Backend):
 
     def decode(self, ids: list[int]) -> str:
         return self._processor.decode([i for i in ids if i not in (0, self._eos)])
+
+    def tokens(self) -> list[str | None]:
+        return [self._processor.id_to_piece(i) for i in range(self.vocab_size)]
 
 
 def _read_tokenizer_json(

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jaxir.errors import UserError
 from jaxir.evaluation import embedding_space, figures
 from jaxir.evaluation.collection import Collection, TextEncoder, read_collection
 from jaxir.evaluation.embedding_space import Separability, Spread
 from jaxir.evaluation.tables import format_table
-from jaxir.installation import how_to_install
 from jaxir.retrieval.indexes.exact import ExactIndex
 from jaxir.retrieval.indexes.index import normalize
 
@@ -70,13 +67,6 @@ class Analysis:
         """Returns all but the arrays, JSON-serialisable."""
         fields = dataclasses.asdict(dataclasses.replace(self, points=(), nearest_values=(), ratio_values=()))
         return {name: value for name, value in fields.items() if value != ()}
-
-
-def require_libraries() -> None:
-    """Raises a UserError that says how to install what drawing and t-SNE need."""
-    for module in ("matplotlib", "sklearn"):
-        if importlib.util.find_spec(module) is None:
-            raise UserError(f"{module} is not installed: {how_to_install('analyze')}")
 
 
 def draw_sample(directory: Path, split: str, *, queries: int, documents: int, seed: int) -> Sample:

@@ -1,4 +1,4 @@
-"""The SamToNe paper's figures of embedding spaces (Moiseev et al. 2023, 1, 5 and 6), models side by side."""
+"""Figures of embedding spaces, models side by side, of Moiseev et al. 2023 (SamToNe) and Chuang 2024."""
 
 from __future__ import annotations
 
@@ -77,6 +77,39 @@ def ratios(values: Mapping[str, np.ndarray], path: Path) -> None:
         _histograms(axes, values, np.linspace(*RATIO_RANGE, 121))
         axes.axvline(1.0, color="0.6", linewidth=0.8, linestyle=(0, (4, 3)), zorder=0)
         axes.set(xlabel=r"$\mathrm{sim}(q_i, q_j)\ /\ \mathrm{sim}(q_i, p_j)$", xlim=RATIO_RANGE)
+
+
+def ratings(cosines: Mapping[str, Mapping[str, np.ndarray]], path: Path) -> None:
+    """Draws figure 2-2 of Chuang 2024: distributions of cosines by rating, a panel for each model.
+
+    Each group has a line of its own, the lowest rating at the bottom; those of a model have one scale.
+
+    Args:
+      cosines: model to group of ratings to cosine similarities [N].
+      path: the PNG to write.
+    """
+    low = min(float(x.min()) for groups in cosines.values() for x in groups.values())
+    edges = np.linspace(np.floor(low * 20) / 20, 1.0, 41)
+    names = list(dict.fromkeys(group for groups in cosines.values() for group in groups))
+    shares = {
+        (model, group): np.histogram(np.minimum(x, 1.0), edges)[0] / len(x)
+        for model, groups in cosines.items()
+        for group, x in groups.items()
+    }
+    with _sheet(path, panels=len(cosines)) as (_, panels):
+        for axes, (model, groups) in zip(panels, cosines.items(), strict=True):
+            height = max(float(shares[model, group].max()) for group in groups) / 0.9
+            for group, values in groups.items():
+                at = names.index(group)
+                colour = LINES[at % len(LINES)]
+                tops = at + shares[model, group] / height
+                axes.stairs(tops, edges, baseline=at, fill=True, color=colour, alpha=0.35)
+                axes.stairs(tops, edges, baseline=at, color=colour, linewidth=0.8)
+                axes.plot([np.median(values)] * 2, [at, at + 0.9], color="0.3", linewidth=0.8)
+            axes.set(title=model, xlabel="cosine similarity", xlim=(edges[0], 1.0), ylim=(0, len(names)))
+            axes.set_yticks(np.arange(len(names)) + 0.45, names)
+            axes.tick_params(axis="y", length=0)
+        panels[0].set(ylabel="people's rating")
 
 
 def _histograms(axes: Axes, samples: Mapping[str, np.ndarray], edges: np.ndarray) -> None:

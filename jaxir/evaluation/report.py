@@ -53,13 +53,19 @@ class Scored:
 
 
 def parse_system(text: str) -> tuple[str, list[str]]:
-    """Returns name and run files of `[NAME=]FILE[+FILE...]`, where several files are several seeds."""
+    """Returns name and run files of `[NAME=]FILE[+FILE...]`, where several files are several seeds.
+
+    Raises:
+      UserError: a file is missing.
+    """
     if Path(text).is_file():  # whatever signs its name has
         return Path(text).stem, [text]
     name, equals, files = text.partition("=")
     if not equals:
         name, files = Path(text.split("+")[0]).stem, text
-    return name, files.split("+")
+    if not all(found := files.split("+")):
+        raise UserError(f"{text!r} lacks a run file: a system is written [NAME=]FILE[+FILE...]")
+    return name, found
 
 
 def score_runs(
@@ -168,6 +174,7 @@ def _equal(file: Path, other: Path) -> bool:
 
 def score_model(
     model: str,
+    kind: str,
     directory: Path,
     split: str,
     metrics: str,
@@ -176,13 +183,15 @@ def score_model(
     *,
     baseline: str | None = None,
 ) -> Scored:
-    """Scores a model on a BEIR folder by exact search, and the run that is its baseline."""
+    """Scores a model on a beir:, quora: or eproduct: collection by exact search, and its baseline's run."""
     # Scoring a run file loads no jax.
     from jaxir.evaluation.collection import evaluate_collection, read_collection
+    from jaxir.evaluation.question_sets import read_eproduct, read_quora
     from jaxir.retrieval.encoding.dual_encoder import DualEncoder
 
     parse_metrics(metrics)
-    collection = read_collection(directory, split)
+    read_kind = {"beir": read_collection, "quora": read_quora, "eproduct": read_eproduct}[kind]
+    collection = read_kind(directory, split)
     name, files = ("", []) if baseline is None else parse_system(baseline)
     read = [read_run(file) for file in files]  # malformed ones cost no encoding
     encoder = DualEncoder.load(model)
@@ -195,7 +204,7 @@ def score_model(
     facts = {
         "model": model,
         "fingerprint": encoder.fingerprint,
-        "dataset": f"beir:{directory}",
+        "dataset": f"{kind}:{directory}",
         "split": split,
         "documents": count,
         "document_text": "(title + ' ' + text).strip()",
@@ -210,7 +219,7 @@ def score_model(
         qrels=collection.qrels,
         facts=facts,
         note=f"{directory}, split {split}: {count} documents, a document's text is title + ' ' + text; "
-        f"{_lengths(encoder)}; {encoder.similarity} similarity, exact search, {depth} answers a query",
+        f"{lengths_of(encoder)}; {encoder.similarity} similarity, exact search, {depth} answers a query",
         baseline=None if baseline is None else systems[-1],
     )
 
@@ -329,32 +338,7 @@ def _difference(pair: Pair) -> list[object]:
     return [c.difference, c.wins, c.losses, f"{pair.t_test:.2g}", f"{pair.randomisation:.2g}"]
 
 
-def sts(model: str, directory: Path) -> Report:
-    """Evaluates a model on a folder of sentence pairs."""
-    from jaxir.evaluation.sts import evaluate_sts, read_sts
-    from jaxir.retrieval.encoding.dual_encoder import DualEncoder
-
-    sets = read_sts(directory)
-    encoder = DualEncoder.load(model)
-    scores = evaluate_sts(encoder, sets)
-    note = (
-        f"{directory}: Spearman's correlation x 100 of cosine and people's scores, both sentences through "
-        f"the query tower; {_lengths(encoder)}\nmodel: {model}"
-    )
-    rows = [[name, scores.pairs[name], value] for name, value in scores.spearman.items()]
-    return Report(
-        text=note + "\n\n" + format_table(["set", "pairs", "Spearman"], rows, digits=2),
-        values={
-            "model": model,
-            "fingerprint": encoder.fingerprint,
-            "dataset": f"sts:{directory}",
-            **dataclasses.asdict(encoder.settings),
-            "spearman": scores.spearman,
-            "pairs": scores.pairs,
-        },
-    )
-
-
-def _lengths(encoder: DualEncoder) -> str:
+def lengths_of(encoder: DualEncoder) -> str:
+    """Says where texts are cut."""
     settings = encoder.settings
     return f"queries cut at {settings.query_max_length} tokens, passages at {settings.passage_max_length}"

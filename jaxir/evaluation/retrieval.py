@@ -24,6 +24,8 @@ Qrels = Mapping[str, Mapping[str, int]]
 IdenticalIds = Literal["keep", "drop"]
 
 DEFAULT_METRICS = "nDCG@10 RR@10 P@1 R@100"
+QUESTION_METRICS = "nDCG@10 R@10 P@10 R@100"  # of duplicate questions (BEIR; Wang 2022, eq. 4.2)
+TITLE_METRICS = "CappedR@10 P@10"  # of eProduct (Wang 2022, eq. 4.1)
 # ir_measures' programs that run in this process; the others (Perl, C) read files and refuse some ids.
 PROGRAMS = ir_measures.providers.FallbackProvider(
     [

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxir import cpu
 from jaxir.data.lines import Policy
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.features import Features, TextFormat
@@ -85,7 +86,8 @@ class Program:
     def _run(self, state: State, starts: range) -> Iterator[Any]:
         for at in starts:
             batch = {name: self._place(x[at : at + self.size]) for name, x in self._rows.items()}
-            yield self._compiled(state.params, state.auxiliary, state.statistics, batch)
+            found = self._compiled(state.params, state.auxiliary, state.statistics, batch)
+            yield cpu.when_done(found) if self._partitioner.on_cpu else found
 
     def _place(self, rows: np.ndarray) -> jax.Array:
         """Puts rows that every process holds whole onto the mesh, filled up to a batch."""

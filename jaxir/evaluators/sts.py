@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 from jaxir.data import fingerprints
 from jaxir.data.tokenizer import pad_batch
-from jaxir.evaluation.sts import read_sts, scores_of, sentences_of
+from jaxir.evaluation.sts import scores_of, sentences_of
+from jaxir.evaluation.sts_files import read_sts
 from jaxir.evaluators.bench import Bench, State
 from jaxir.evaluators.evaluator import Evaluator, Prepared
 from jaxir.simple_types import checked
@@ -17,16 +19,19 @@ from jaxir.simple_types import checked
 class STS(Evaluator):
     """Spearman's correlation x 100 of people's scores and the cosine; the query tower reads both sentences.
 
-    `spearman` is that of all pairs taken together. Of several files, that of each is measured besides, as
-    `spearman/FILE`.
+    `uniformity` is that of all sentences; `alignment`, of pairs rated above 4, is logged if there are some.
+    Of several files, each one's correlation is logged besides as `spearman/FILE`, and that of each setting.
 
     Attributes:
-      path: a .tsv file of `score<TAB>sentence1<TAB>sentence2` under a header, or a folder of such.
+      path: a file of rated pairs, or a folder of such: see `evaluation.sts_files.read_sts`.
+      setting: what `spearman` is of several files: "all" of all pairs together, "mean" of the files' values,
+        "wmean" weighted by their pairs.
     """
 
-    metrics = {"spearman": "greater"}  # noqa: RUF012
+    metrics = {"spearman": "greater", "uniformity": "smaller"}  # noqa: RUF012
 
     path: str
+    setting: Literal["all", "mean", "wmean"] = "all"
 
     def prepare(self, bench: Bench) -> Prepared:
         """Reads the files; see `Evaluator`."""
@@ -36,9 +41,15 @@ class STS(Evaluator):
         vectors_of = bench.vectors(pad_batch(ids, form.query_length), "query")
 
         def measure(state: State) -> dict[str, float]:
-            found = scores_of(sets, vectors_of(state)).spearman
-            each = {f"spearman/{name}": value for name, value in found.items() if name != "all"}
-            return {"spearman": found["all"]} | (each if len(sets) > 1 else {})
+            scores = scores_of(sets, vectors_of(state))
+            space = scores.space["all"]
+            found = {"spearman": scores.spearman[self.setting], "uniformity": space.uniformity}
+            if space.alignment is not None:
+                found["alignment"] = space.alignment
+            if len(sets) > 1:
+                found |= {f"spearman/{name}": value for name, value in scores.spearman.items()}
+            return found
 
         told = fingerprints.of_values(*(tuple(pair) for pairs in sets.values() for pair in pairs))
-        return Prepared(measure, f"{len(texts)} sentences, hash {told[: fingerprints.DIGITS]}")
+        data = f"{len(texts)} sentences, hash {told[: fingerprints.DIGITS]}"
+        return Prepared(measure, data if self.setting == "all" else f"{data}, {self.setting}")

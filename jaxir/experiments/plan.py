@@ -6,12 +6,13 @@ import dataclasses
 import itertools
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from jaxir.data.sources import BeirFolder
 from jaxir.errors import UserError, suggest
+from jaxir.evaluation.datasets import parse_dataset
 from jaxir.installation import find_recipe
 
 RESULT = "test.json"
@@ -49,6 +50,15 @@ class Method:
     stages: tuple[Stage, ...]
 
 
+def _of_texts(name: str, title: str, *bindings: str, piece: str | None = None) -> Method:
+    stage = Stage(gin_file=f"gin/objectives/{piece or name}.gin", bindings=bindings)
+    return Method(name=name, title=title, stages=(stage,))
+
+
+def _views(first: str, second: str) -> tuple[str, str]:
+    return f'FIRST_VIEW=["{first}"]', f'SECOND_VIEW=["{second}"]'
+
+
 SOFTMAX = Stage(gin_file="gin/objectives/in_batch_softmax.gin")
 SAMTONE = "gin/objectives/samtone.gin"
 METHODS = {
@@ -63,6 +73,16 @@ METHODS = {
         ),
         # Ren et al. 2021 train in two stages, PAIR first.
         Method(name="pair", title="PAIR", stages=(Stage(gin_file="gin/objectives/pair.gin"), SOFTMAX)),
+        # On texts alone, as Wang 2022 names them.
+        _of_texts("simcse", "SimCSE"),
+        _of_texts("simcse_nt_xent", "SimCSE, NT-Xent", "CONTRASTIVE_LOSS=@nt_xent.nt_xent", piece="simcse"),
+        _of_texts("simcse_bce", "SimCSE, BCE", "CONTRASTIVE_LOSS=@bce.bce", piece="simcse"),
+        _of_texts("consert_1", "ConSERT_1", *_views("token_shuffling", "feature_cutoff"), piece="consert"),
+        _of_texts("consert_2", "ConSERT_2", *_views("token_shuffling", "embedding_dropout"), piece="consert"),
+        _of_texts("clm_autoencoder", "CLM autoencoder"),
+        _of_texts("mlm_autoencoder", "MLM autoencoder"),
+        _of_texts("multi_task", "SimCSE + CLM autoencoder"),
+        _of_texts("tsdae", "TSDAE"),
     )
 }
 
@@ -98,6 +118,8 @@ class Axes:
       variants: `Variant`s.
       datasets: NAME=DIR or DIR, BEIR folders.
       seeds: of the order of the data, of dropout and of new parameters.
+      untrained: NAME=MODEL, models that are tested as they are: rows of their own.
+      judges: NAME=sts:PATH, rated pairs that every model is tested on too.
     """
 
     models: Sequence[str]
@@ -106,6 +128,8 @@ class Axes:
     variants: Sequence[Variant]
     datasets: Sequence[str]
     seeds: Sequence[int]
+    untrained: Sequence[str] = ()
+    judges: Sequence[str] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -123,15 +147,17 @@ class Commands(NamedTuple):
 
     Attributes:
       training: one for each stage, with its run directory.
-      testing: the one that writes the scores.
+      testing: the one that writes the scores on the data set.
+      judging: one for each judge, by its name.
     """
 
     training: tuple[tuple[Path, tuple[str, ...]], ...]
     testing: tuple[str, ...]
+    judging: Mapping[str, tuple[str, ...]] = {}
 
     def lines(self) -> tuple[str, ...]:
         """The commands as they can be typed."""
-        everything = [*(arguments for _, arguments in self.training), self.testing]
+        everything = [*(arguments for _, arguments in self.training), self.testing, *self.judging.values()]
         return tuple(shlex.join(["python", *arguments]) for arguments in everything)
 
 
@@ -145,7 +171,8 @@ class Cell:
       seed: its seed.
       directory: where everything of it lies.
       commands: what makes it.
-      identity: the commands as they are wherever grid and data lie: two cells of one identity are the same.
+      identity: the commands, the judges' left out, as they are wherever grid and data lie: two cells of one
+        identity are the same.
     """
 
     row: Row
@@ -157,8 +184,18 @@ class Cell:
 
     @property
     def result(self) -> Path:
-        """The scores on the test split; there once the cell is finished."""
+        """The scores on the test split."""
         return self.directory / RESULT
+
+    @property
+    def judged(self) -> dict[str, Path]:
+        """What each judge has said."""
+        return {name: _of_judge(self.directory, name) for name in self.commands.judging}
+
+    @property
+    def finished(self) -> bool:
+        """Whether all results are there."""
+        return self.result.exists() and all(path.exists() for path in self.judged.values())
 
     @property
     def name(self) -> str:
@@ -194,6 +231,7 @@ def plan_cells(
     check_axes(axes)
     methods = {method.name: method for method in map(parse_method, axes.objectives)}
     folders = dict(map(parse_folder, axes.datasets))
+    judges = dict(map(parse_judge, axes.judges))
     for folder in folders.values():
         BeirFolder(folder).qrels_path(split)
     stages = max(len(method.stages) for method in methods.values())
@@ -205,13 +243,13 @@ def plan_cells(
         if find_recipe(file) is None:
             raise UserError(f"gin file {file} does not exist")
 
-    def cell(seed: int, dataset: str, model: str, sharing: str, variant: Variant, method: Method) -> Cell:
+    def trained(seed: int, dataset: str, model: str, sharing: str, variant: Variant, method: Method) -> Cell:
         parts = [dataset, Path(model).stem, sharing, method.name, variant.name, f"seed{seed}"]
         row = Row(model=Path(model).stem, sharing=sharing, objective=method.title, variant=variant.title)
 
-        def commands(directory: Path, folder: str) -> Commands:
+        def training(directory: Path, folder: str) -> tuple[tuple[Path, tuple[str, ...]], ...]:
             shared = [f"SHARING={sharing}", f"DATA={gin_text(folder)}", *bindings, *variant.bindings]
-            training = []
+            commands = []
             for stage, share, run, start in stages_of(method, steps, directory):
                 given = [f"STEPS={share}", *shared, *stage.bindings]
                 if start is not None:
@@ -221,10 +259,31 @@ def plan_cells(
                 arguments = [f"--gin_file={file}" for file in files]
                 arguments += [f"--gin.{binding}" for binding in given]
                 arguments += [f"--seed={seed}", f"--output_dir={run}"]
-                training.append((run, ("-m", "jaxir.train", *arguments)))
-            arguments = [f"--model={run}", f"--dataset=beir:{folder}", f"--split={split}"]
-            arguments += [f"--metrics={metrics}", f"--output={directory / RESULT}"]
-            return Commands(training=tuple(training), testing=("-m", "jaxir.evaluate", *arguments))
+                commands.append((run, ("-m", "jaxir.train", *arguments)))
+            return tuple(commands)
+
+        return cell(row, dataset, seed, parts, training, None)
+
+    def cell(
+        row: Row,
+        dataset: str,
+        seed: int,
+        parts: Sequence[str],
+        training: Callable[[Path, str], tuple[tuple[Path, tuple[str, ...]], ...]],
+        model: str | None,
+    ) -> Cell:
+        def commands(directory: Path, folder: str) -> Commands:
+            tested = ("-m", "jaxir.evaluate", f"--model={model or directory / 'model'}")
+            arguments = (f"--dataset=beir:{folder}", f"--split={split}", f"--metrics={metrics}")
+            judging = {
+                name: (*tested, f"--dataset=sts:{path}", f"--output={_of_judge(directory, name)}")
+                for name, path in judges.items()
+            }
+            return Commands(
+                training=training(directory, folder),
+                testing=(*tested, *arguments, f"--output={directory / RESULT}"),
+                judging=judging,
+            )
 
         directory = output_dir / "cells" / "-".join(filter(None, parts))
         return Cell(
@@ -233,13 +292,22 @@ def plan_cells(
             seed=seed,
             directory=directory,
             commands=commands(directory, folders[dataset]),
-            identity=commands(Path("CELL"), "DATA").lines(),
+            identity=commands(Path("CELL"), "DATA")._replace(judging={}).lines(),
         )
 
     crossed = itertools.product(
         axes.seeds, folders, axes.models, axes.sharing, axes.variants, methods.values()
     )
-    return [cell(*point) for point in crossed]
+    cells = [trained(*point) for point in crossed]
+    for dataset, text in itertools.product(folders, axes.untrained):
+        name, _, model = text.partition("=")
+        row = Row(model="", sharing="", objective=name, variant="")
+        cells.append(cell(row, dataset, axes.seeds[0], [dataset, name], lambda *_: (), model))
+    return cells
+
+
+def _of_judge(directory: Path, name: str) -> Path:
+    return directory / f"judge_{name}.json"
 
 
 def stages_of(method: Method, steps: int, directory: Path) -> Iterator[tuple[Stage, int, Path, Path | None]]:
@@ -283,11 +351,30 @@ def parse_folder(text: str) -> tuple[str, str]:
     """Returns name and directory of a value of the axis of data sets: [NAME=][beir:]DIR."""
     name, equals, directory = text.partition("=")
     name, directory = (name, directory) if equals else (Path(text).resolve().name, text)
+    if not directory.removeprefix("beir:"):
+        raise UserError(f"{text!r} lacks a directory: a data set is written [NAME=]DIR")
     return name, directory.removeprefix("beir:")
 
 
+def parse_judge(text: str) -> tuple[str, Path]:
+    """Returns name and path of a judge: NAME=sts:PATH.
+
+    Raises:
+      UserError: it is written otherwise, or not there.
+    """
+    name, equals, spec = text.partition("=")
+    if not equals or not re.fullmatch(r"\w+", name):
+        raise UserError(f"a judge is NAME=sts:PATH, not {text!r}")
+    _, path = parse_dataset(spec, "sts")
+    if not path.exists():
+        raise UserError(f"{path}: no such file or folder of rated pairs")
+    return name, path
+
+
 def check_axes(axes: Axes) -> None:
-    """Raises a UserError for an axis that is empty or has a value twice, and for unknown ways of sharing."""
+    """Raises a UserError for an axis that is empty or has a value twice, and for values that cannot be."""
+    if not isinstance(axes.variants, list | tuple) or not all(isinstance(v, Variant) for v in axes.variants):
+        raise UserError(f"variants must be a list, each @Variant(), not {axes.variants!r:.80}")
     named: Mapping[str, list[str]] = {
         "models": [Path(model).stem for model in axes.models],
         "sharing": list(axes.sharing),
@@ -295,9 +382,13 @@ def check_axes(axes: Axes) -> None:
         "variants": [variant.name for variant in axes.variants],
         "datasets": [parse_folder(text)[0] for text in axes.datasets],
         "seeds": [str(seed) for seed in axes.seeds],
+        "untrained": [text.partition("=")[0] for text in axes.untrained],
+        "judges": [parse_judge(text)[0] for text in axes.judges],
     }
+    if wrong := [text for text in axes.untrained if not re.fullmatch(r"\w+=.+", text)]:
+        raise UserError(f"an untrained model is NAME=MODEL, not {wrong[0]!r}")
     for axis, names in named.items():
-        if not names:
+        if not names and axis not in ("untrained", "judges"):
             raise UserError(f"{axis} must have at least one value")
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise UserError(f"{axis} has {twice[0]!r} twice")

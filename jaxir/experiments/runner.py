@@ -18,7 +18,7 @@ from typing import Any
 
 from jaxir.errors import UserError
 from jaxir.experiments.plan import Cell
-from jaxir.experiments.table import read_scores
+from jaxir.experiments.table import read_judges, read_scores
 from jaxir.files import atomic_file
 from jaxir.locks import descriptors
 from jaxir.progress import progress
@@ -64,7 +64,7 @@ def run_cells(cells: Sequence[Cell], *, steps: int, on_result: Callable[[], None
     for cell in cells:
         check_begun(cell.directory, cell.identity)
     failures = []
-    left = [cell for cell in cells if not cell.result.exists()]
+    left = [cell for cell in cells if not cell.finished]
     done = len(cells) - len(left)
     with progress(total=len(cells) * steps, what="grid", unit="step", initial=done * steps) as bar:
         if done:
@@ -80,7 +80,7 @@ def run_cells(cells: Sequence[Cell], *, steps: int, on_result: Callable[[], None
                 bar.write(f"    failed: {failure.reason} (see {failure.log})", file=sys.stderr)
                 failures.append(failure)
             else:
-                scores = read_scores(cell.result)["metrics"]
+                scores = read_scores(cell.result)["metrics"] | read_judges(cell)
                 values = "  ".join(f"{name} {value:.4f}" for name, value in scores.items())
                 minutes = (time.monotonic() - started) / 60
                 bar.write(f"    {values}  ({minutes:.1f} min)", file=sys.stderr)
@@ -112,8 +112,12 @@ def run_cell(cell: Cell, *, on_steps: Callable[[int], None]) -> None:
                 on_steps(before + last_step(run))
         before += last_step(run)
         on_steps(before)
-    for _ in running(cell.commands.testing, cell.directory / "log.txt"):
-        pass
+    tests = {cell.result: cell.commands.testing}
+    tests |= {path: cell.commands.judging[name] for name, path in cell.judged.items()}
+    for result, arguments in tests.items():
+        if not result.exists():
+            for _ in running(arguments, cell.directory / "log.txt"):
+                pass
 
 
 def running(arguments: Sequence[str], log: Path) -> Iterator[None]:

@@ -79,7 +79,8 @@ class Results:
       datasets: likewise.
       metrics: likewise.
       values: (row, data set, metric) to seed to query id to value, for what is there.
-      missing: names of the cells without a result.
+      missing: names of the cells that are not finished.
+      judged: those of the metrics that are a judge's, which have one value and none of queries.
     """
 
     rows: tuple[Row, ...]
@@ -87,6 +88,7 @@ class Results:
     metrics: tuple[str, ...]
     values: Mapping[tuple[Row, str, str], Mapping[int, Mapping[str, float]]]
     missing: tuple[str, ...]
+    judged: frozenset[str] = frozenset()
 
     def score(self, row: Row, dataset: str, metric: str) -> Score | None:
         """Returns mean and deviation over seeds, None where there is no cell."""
@@ -113,15 +115,34 @@ def read_scores(path: Path) -> dict[str, Any]:
     return found
 
 
+def read_judges(cell: Cell) -> dict[str, float]:
+    """Reads what the judges of a cell have said: Spearman's correlation over all pairs, or all tasks' mean.
+
+    Raises:
+      UserError: a file is missing or damaged.
+    """
+    scores = {}
+    for name, path in cell.judged.items():
+        found = read_json(path, dict[str, Any])
+        correlation = found.get("average", found.get("spearman"))
+        check_value(f"{path}: spearman", correlation, dict[str, float])
+        if "all" not in correlation:
+            raise UserError(f"{path}: has no correlation of all pairs")
+        scores[f"{name} Spearman"] = correlation["all"] / 100
+    return scores
+
+
 def collect(cells: Sequence[Cell]) -> Results:
     """Reads the results of all finished cells."""
     found: dict[tuple[Row, str, str], dict[int, Mapping[str, float]]] = {}
-    missing = []
+    missing, judged = [], {}
     for cell in cells:
-        if not cell.result.exists():
+        if not cell.finished:
             missing.append(cell.name)
             continue
-        for metric, values in read_scores(cell.result)["per_query"].items():
+        judged |= (said := read_judges(cell))
+        scores = read_scores(cell.result)["per_query"] | {name: {"all": x} for name, x in said.items()}
+        for metric, values in scores.items():
             found.setdefault((cell.row, cell.dataset, metric), {})[cell.seed] = values
     return Results(
         rows=tuple(dict.fromkeys(cell.row for cell in cells)),
@@ -129,6 +150,7 @@ def collect(cells: Sequence[Cell]) -> Results:
         metrics=tuple(dict.fromkeys(metric for _, _, metric in found)),
         values=found,
         missing=tuple(missing),
+        judged=frozenset(judged),
     )
 
 
@@ -139,6 +161,7 @@ def compare_rows(results: Results) -> list[Difference]:
         for row in results.rows
         for other in baselines(row, results.rows)
         for dataset, metric in itertools.product(results.datasets, results.metrics)
+        if metric not in results.judged
         if common_seeds(results, (row, dataset, metric), (other, dataset, metric))
     ]
     return [difference(results, *place) for place in progress(places, what="comparing", unit="pairs")]
@@ -258,13 +281,16 @@ def to_json(results: Results, differences: Sequence[Difference], cells: Sequence
 
 
 def _row_names(rows: Sequence[Row]) -> tuple[list[str], dict[Row, list[str]]]:
-    """Returns the columns that name a row, those left out that are the same in all, and each row's cells."""
+    """Returns the columns that name a row, those left out that are the same in all, and each row's cells.
+
+    The towers stand there unless all models have one.
+    """
     named = {"Size": "model", "Model": "sharing", "Loss": "objective", "Variant": "variant"}
-    always = ("Model", "Loss")
+    always = ("Loss",) if {row.sharing for row in rows} <= {"sde", ""} else ("Model", "Loss")
     columns = [
         title
         for title, field in named.items()
-        if title in always or len({getattr(r, field) for r in rows}) > 1
+        if title in always or len({getattr(r, field) for r in rows} - {""}) > 1
     ]
     titles = {
         row: [SHARING_TITLES.get(value := getattr(row, named[column]), value) for column in columns]

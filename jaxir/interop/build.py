@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import jax
 import numpy as np
@@ -11,14 +11,16 @@ import numpy as np
 from jaxir.data.pair_tokenizer import PairTokenizer
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
-from jaxir.interop import model_dir, model_json, stored
-from jaxir.interop.huggingface import cross_encoder
+from jaxir.interop import kinds, model_dir, stored
+from jaxir.interop.huggingface import cross_encoder, hf, hub, masked_lm
 from jaxir.interop.model_dir import LoadedModel
 from jaxir.interop.overrides import CommonOverrides, Overrides
 from jaxir.interop.stored import EncoderSettings, ModelConfig, StoredModel
 from jaxir.models import layers
 from jaxir.models.cross_encoder import CrossEncoderConfig
 from jaxir.models.dual_encoder import DualEncoderConfig
+from jaxir.models.masked_lm import MaskedLanguageModel, MaskedLMConfig
+from jaxir.models.seq2seq import Seq2SeqConfig
 from jaxir.partitioning import Partitioner
 from jaxir.simple_types import Count, checked
 
@@ -49,9 +51,11 @@ class Pretrained(Overrides):
 
     Attributes:
       source: as `model_dir.load` takes it.
+      from_scratch: have its architecture and tokenizer, and random parameters in place of its own; None: not.
     """
 
     source: str
+    from_scratch: bool | None = None
 
     def build(self, *, seed: int, partitioner: Partitioner | None = None) -> LoadedModel:
         """Loads the model onto the mesh of `partitioner`; each process reads the parts that its devices hold.
@@ -62,15 +66,7 @@ class Pretrained(Overrides):
         Raises:
           UserError: there is no such model, it is damaged, or a change does not fit it.
         """
-
-        def built(found: StoredModel, fingerprint: str | None) -> LoadedModel:
-            model = self.apply(found, seed=seed, where=self.source)
-            if fingerprint is None or self.change_vectors():
-                how = {"source": self.source}
-                fingerprint = stored.initial_fingerprint(model.config, model.tokenizer, seed, **how)
-            return LoadedModel(stored.build(model, partitioner), model.tokenizer, model.settings, fingerprint)
-
-        return model_dir.read_with(built, self.source, tokenizer=self.tokenizer)
+        return _loaded(self, "dual_encoder", seed, partitioner, tokenizer=self.tokenizer)
 
     def outline(self, read: Reader) -> tuple[DualEncoderConfig, EncoderSettings]:
         """Returns the configuration and the lengths with the changes made; see `Source`."""
@@ -84,44 +80,109 @@ class PretrainedCrossEncoder(CommonOverrides):
     """A cross-encoder to load, or to make of an encoder with a new head.
 
     Attributes:
-      source: a cross-encoder as `model_dir.load_cross_encoder` takes it, or a dual encoder of one encoder, of
-        the BERT family, as `model_dir.load` does.
+      source: as `model_dir.load` takes it: a cross-encoder, or a dual encoder of one encoder, of the BERT
+        family.
     """
 
     source: str
 
     def build(self, *, seed: int, partitioner: Partitioner | None = None) -> LoadedModel:
-        """Loads the model onto the mesh of `partitioner`; a new head is drawn from `seed`.
+        """Loads the model onto the mesh of `partitioner`, as `Pretrained`; a new head is drawn from `seed`.
 
         Raises:
           UserError: there is no such model, it is damaged, or a change does not fit it.
         """
-
-        def built(found: StoredModel, fingerprint: str | None) -> LoadedModel:
-            model = self._apply(found, seed=seed)
-            if fingerprint is None or model_json.kind_of(found.config) != "cross_encoder":
-                how = {"source": self.source}
-                fingerprint = stored.initial_fingerprint(model.config, model.tokenizer, seed, **how)
-            return LoadedModel(stored.build(model, partitioner), model.tokenizer, model.settings, fingerprint)
-
-        return model_dir.read_with(built, self.source, kind=None)
+        return _loaded(self, None, seed, partitioner)
 
     def outline(self, read: Reader) -> tuple[CrossEncoderConfig, EncoderSettings]:
         """Returns the configuration and the lengths with the changes made; see `Source`."""
-        model = self._apply(read(self.source, None), seed=0)
+        model = self.apply(read(self.source, None), seed=0, where=self.source)
         return model.config, model.settings
 
-    def _apply(self, found: StoredModel, *, seed: int) -> StoredModel:
-        if model_json.kind_of(found.config) != "cross_encoder":
-            found = _with_new_head(found, seed=seed, where=self.source)
-        settings = self.cut(found.settings)
+    def apply(self, model: StoredModel, *, seed: int, where: str) -> StoredModel:
+        """See `CommonOverrides.apply`; what may be added is a head."""
+        if kinds.name_of(model.config) != "cross_encoder":
+            model = _with_new_head(model, seed=seed, where=where)
         try:  # a plan has no tokenizer; one token is nothing to it
-            separator = found.tokenizer and PairTokenizer(found.tokenizer).separator
+            separator = model.tokenizer and PairTokenizer(model.tokenizer).separator
         except UserError as error:
-            raise UserError(f"{self.source}: {error}") from error
-        config = dataclasses.replace(self.executed(found.config), separator=separator)
-        stored.check_lengths(settings, config, self.source)
-        return dataclasses.replace(found, config=config, settings=settings)
+            raise UserError(f"{where}: {error}") from error
+        config = dataclasses.replace(model.config, separator=separator)
+        return super().apply(dataclasses.replace(model, config=config), seed=seed, where=where)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class PretrainedSeq2Seq(CommonOverrides):
+    """A generator to load, with changes; `passage_max_length` is of sources, `query_max_length` of targets.
+
+    Attributes:
+      source: as `model_dir.load` takes it.
+    """
+
+    source: str
+
+    def build(self, *, seed: int, partitioner: Partitioner | None = None) -> LoadedModel:
+        """Loads the model onto the mesh of `partitioner`, as `Pretrained`.
+
+        Raises:
+          UserError: there is no such model, it is damaged, or it is no generator.
+        """
+        return _loaded(self, "seq2seq", seed, partitioner)
+
+    def outline(self, read: Reader) -> tuple[Seq2SeqConfig, EncoderSettings]:
+        """Returns the configuration and the lengths with the changes made; see `Source`."""
+        found = read(self.source, None)
+        if kinds.name_of(found.config) != "seq2seq":
+            raise UserError(
+                f"{self.source}: a plan reads generators of ours: python -m jaxir.convert --kind=seq2seq"
+                " makes one of it"
+            )
+        model = self.apply(found, seed=0, where=self.source)
+        return model.config, model.settings
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class PretrainedMaskedLM:
+    """A masked language model that an objective borrows: as a frozen generator of words, or its head.
+
+    Attributes:
+      source: `hf:` and a local directory or a name on the hub: BERT, DistilBERT or RoBERTa with the head of
+        their training.
+      dtype: type of matrix products.
+    """
+
+    source: str
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+    def outline(self) -> MaskedLMConfig:
+        """Returns what `build` would build; no weight is read.
+
+        Raises:
+          UserError: there is no such folder, or it is of another architecture.
+        """
+        return self._computed(masked_lm.outline(hub.configuration(self._name)))
+
+    def build(self) -> tuple[MaskedLanguageModel, str]:
+        """Reads the model; returns it, on the default device, and its `Tokenizer.vocabulary`.
+
+        Raises:
+          UserError: there is no such model, it is damaged, or it has no such head.
+        """
+        found = masked_lm.read(hub.resolve(self._name, check=hf.check))
+        found = dataclasses.replace(found, config=self._computed(found.config))
+        return stored.build(found), found.tokenizer.vocabulary
+
+    @property
+    def _name(self) -> str:
+        form, _, name = self.source.partition(":")
+        if form != "hf" or not name:
+            raise UserError(f"{self.source}: a masked language model is written hf:NAME or hf:DIRECTORY")
+        return name
+
+    def _computed(self, config: MaskedLMConfig) -> MaskedLMConfig:
+        return dataclasses.replace(config, backbone=dataclasses.replace(config.backbone, dtype=self.dtype))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -173,6 +234,29 @@ class FromScratch:
         )
         stored.check_lengths(settings, self.config, "the new model")
         return self.config, settings
+
+
+def _loaded(
+    start: Pretrained | PretrainedCrossEncoder | PretrainedSeq2Seq,
+    kind: str | None,
+    seed: int,
+    partitioner: Partitioner | None,
+    *,
+    tokenizer: str | None = None,
+) -> LoadedModel:
+    def built(found: StoredModel, fingerprint: str | None) -> LoadedModel:
+        model = start.apply(found, seed=seed, where=start.source)
+        if isinstance(start, Pretrained) and start.from_scratch:
+            drawn = stored.initialize(model.config, seed=seed, partitioner=partitioner)
+            fingerprint = stored.initial_fingerprint(model.config, model.tokenizer, seed)
+            return LoadedModel(drawn, model.tokenizer, model.settings, fingerprint)
+        another = start.change_outputs() or kinds.of(model.config) is not kinds.of(found.config)
+        if fingerprint is None or another:
+            how = {"source": start.source}
+            fingerprint = stored.initial_fingerprint(model.config, model.tokenizer, seed, **how)
+        return LoadedModel(stored.build(model, partitioner), model.tokenizer, model.settings, fingerprint)
+
+    return model_dir.read_with(built, start.source, tokenizer=tokenizer, kind=kind)
 
 
 def _with_new_head(found: StoredModel, *, seed: int, where: str) -> StoredModel:

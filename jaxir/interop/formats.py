@@ -7,10 +7,12 @@ from typing import Literal, get_args
 from jaxir.checksums import write_all
 from jaxir.errors import UserError, suggest
 from jaxir.files import atomic_directory, check_new_directory, is_bucket
-from jaxir.interop import model_dir, model_json, t5x
-from jaxir.interop.huggingface import cross_encoder, hf, sentence_transformers
+from jaxir.interop import kinds, model_dir, t5x
+from jaxir.interop.huggingface import cross_encoder, hf, sentence_transformers, seq2seq
+from jaxir.interop.overrides import Overrides
 from jaxir.interop.stored import StoredModel
 from jaxir.interop.t5x import optimizer as t5x_optimizer
+from jaxir.models.dual_encoder import Pooling
 
 Format = Literal["jaxir", "hf", "st", "t5x", "sentence_transformers"]  # the last is another name of st
 
@@ -21,6 +23,8 @@ def convert(
     to: Format,
     *,
     tokenizer: str | None = None,
+    pooling: Pooling | None = None,
+    kind: str | None = None,
     optimizer_state: bool = False,
 ) -> None:
     """Reads the model `source` part by part and writes it to the directory `output`.
@@ -35,6 +39,8 @@ def convert(
       to: "jaxir", "sentence_transformers", "t5x", or "hf": the encoder alone, without pooling or
         normalisation.
       tokenizer: of a `t5x:` source, which has none of its own (see `t5x.read`).
+      pooling: of a dual encoder, instead of its own.
+      kind: what to read of a folder that holds several kinds of models, as T5's do; see `kinds.KINDS`.
       optimizer_state: write Adafactor's state too, from a run's directory to "t5x".
 
     Raises:
@@ -51,12 +57,16 @@ def convert(
         model_dir.check_output(output)  # before a download of hours
     elif to != "t5x" or not is_bucket(output):
         check_new_directory(output)
-    model_dir.read_with(
-        lambda model, _: _write(model, source, output, to, optimizer_state),
-        source,
-        tokenizer=tokenizer,
-        kind=None,
-    )
+
+    def write(model: StoredModel, _: str | None) -> None:
+        if pooling is not None:
+            model = Overrides(pooling=pooling).apply(model, seed=0, where=source)
+        _write(model, source, output, to, optimizer_state)
+
+    if pooling is not None and kind not in (None, "dual_encoder"):
+        raise UserError(f"a {kind} has no pooling: leave out --pooling")
+    kind = kind if pooling is None else "dual_encoder"
+    model_dir.read_with(write, source, tokenizer=tokenizer, kind=kind)
 
 
 def _write(
@@ -66,32 +76,38 @@ def _write(
     if to == "jaxir":
         model_dir.write(output, model)
         return
-    if model_json.kind_of(model.config) == "cross_encoder":
-        if to == "t5x":
-            raise UserError(f"{source} is a cross-encoder: t5x checkpoints are of T5 encoders")
-        with atomic_directory(output) as aside:
-            cross_encoder.write(aside, model)
-            write_all(aside)
-        return
     if to == "t5x":
+        if kinds.name_of(model.config) != "dual_encoder":
+            raise UserError(f"{source} is {kinds.of(model.config).what}: t5x checkpoints are of T5 encoders")
         checkpoint = model.checkpoint
         if slots and checkpoint is None:
             raise UserError(f"{source} is not a training run, so it has no state of an optimizer")
         state = t5x_optimizer.read(checkpoint, model.params) if slots else None
         t5x.write(output, model, step=int(checkpoint.name) if checkpoint else 0, slots=state)
         return
+    kind = kinds.name_of(model.config)
+    if kind == "seq2seq" and to == "st":
+        raise UserError(f"{source} is {kinds.KINDS[kind].what}: st folders hold encoders and cross-encoders")
+    with atomic_directory(output) as aside:
+        if whole := {"cross_encoder": cross_encoder.write, "seq2seq": seq2seq.write}.get(kind):
+            whole(aside, model)
+            write_all(aside)
+        else:
+            _write_towers(aside, model, source, to)
+
+
+def _write_towers(directory: Path, model: StoredModel, source: str, to: Literal["hf", "st"]) -> None:
     if to == "hf" and model.config.projection is not None:
         raise UserError(f"{source} has a projection, which hf folders cannot hold; write st")
     write_tower = hf.write_tower if to == "hf" else sentence_transformers.write
-    with atomic_directory(output) as aside:
-        if model.config.sharing == "sde":
-            write_tower(aside, model, tower="query")
-            write_all(aside)
-        else:
-            for tower in ("query", "passage"):
-                (aside / tower).mkdir()
-                write_tower(aside / tower, model, tower=tower)
-                write_all(aside / tower)
+    if model.config.sharing == "sde":
+        write_tower(directory, model, tower="query")
+        write_all(directory)
+    else:
+        for tower in ("query", "passage"):
+            (directory / tower).mkdir()
+            write_tower(directory / tower, model, tower=tower)
+            write_all(directory / tower)
     lengths = {model.settings.query_max_length, model.settings.passage_max_length}
     if to == "st" and model.config.sharing == "sde" and len(lengths) > 1:
         print(

@@ -1,4 +1,4 @@
-"""Models by name: jaxir directories, training runs, `hf:` and `st:` folders, `t5x:` checkpoints.
+"""Models by name: jaxir directories, training runs, `hf:`, `st:`, `t5x:`, and `w2v:` for word vectors.
 
 A model directory is `jaxir.json` (architecture, lengths, prompts, fingerprint, checksums), `tokenizer/` and
 `params/` (Orbax). In a bucket, where nothing can be renamed, `jaxir.json` is written last: without it there
@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -31,19 +31,18 @@ from jaxir.files import (
     path_of,
     remove_tree,
 )
-from jaxir.interop import array_checksums, model_json, stored, stores, t5x
+from jaxir.interop import array_checksums, kinds, model_json, stored, stores, t5x, word_vectors
 from jaxir.interop.huggingface import named
 from jaxir.interop.huggingface.weights import read_json, require, write_json
-from jaxir.interop.overrides import Overrides
+from jaxir.interop.overrides import CommonOverrides, Overrides
 from jaxir.interop.run_dir import CONFIG, check_seal, checkpoint_of, read_record, sealed
-from jaxir.interop.stored import EncoderSettings, ModelConfig, StoredModel
+from jaxir.interop.stored import EncoderSettings, LoadedModel, ModelConfig, StoredModel
 from jaxir.partitioning import Partitioner
 
 __all__ = [
     "EncoderSettings",
     "LoadedModel",
     "load",
-    "load_cross_encoder",
     "read",
     "read_with",
     "save",
@@ -57,67 +56,40 @@ UNFINISHED = "UNFINISHED"  # in a bucket, beside a model that is being written
 FORMAT = 1
 
 
-class LoadedModel(NamedTuple):
-    """A model ready for use.
-
-    Attributes:
-      model: a dual encoder, or a cross-encoder.
-      tokenizer: its tokenizer.
-      settings: lengths and prompts.
-      fingerprint: SHA-256 (hex) of parameters, architecture and tokenizer.
-    """
-
-    model: Any
-    tokenizer: Tokenizer
-    settings: EncoderSettings
-    fingerprint: str
-
-    def __repr__(self) -> str:
-        return f"LoadedModel({self.model!r}, {self.settings}, {self.fingerprint[:12]})"
-
-
-def load(spec: str, *, mesh: Partitioner | None = None, seed: int = 0, **overrides: Any) -> LoadedModel:
+def load(
+    spec: str,
+    *,
+    kind: str | None = "dual_encoder",
+    mesh: Partitioner | None = None,
+    seed: int = 0,
+    **overrides: Any,
+) -> LoadedModel:
     """Loads a model.
 
     Args:
       spec: a jaxir model directory or run directory, local or gs://; `hf:` or `st:` and a local directory
-        or a name on the hub, maybe with @ and a revision; `t5x:` and a T5X checkpoint or run, local or gs://.
-        A model from `hf:` or `t5x:` has mean pooling, cosine similarity and at most 512 tokens unless told
-        otherwise.
+        or a name on the hub, maybe with @ and a revision; `t5x:` and a T5X checkpoint or run, local or gs://;
+        `w2v:` and a file of word vectors. A dual encoder from `hf:`, `t5x:` or `w2v:` has mean pooling,
+        cosine similarity and at most 512 tokens unless told otherwise.
+      kind: as `read` takes it.
       mesh: where the parameters go; None for the default device.
       seed: of the weights of a projection that is added.
-      **overrides: changes to the model, any field of `overrides.Overrides`.
+      **overrides: changes to the model, any field of `overrides.Overrides` where `kind` is dual encoder, else
+        of `overrides.CommonOverrides`.
 
     Raises:
-      UserError: there is no such model, a file of it is missing or damaged, or an override does not fit it.
+      UserError: there is no such model, a file of it is missing or damaged, it is of another kind, or an
+        override does not fit it.
     """
-    changes = Overrides(**overrides)
+    changes = Overrides(**overrides) if kind == "dual_encoder" else CommonOverrides(**overrides)
 
     def build(found: StoredModel, fingerprint: str | None) -> LoadedModel:
         model = changes.apply(found, seed=seed, where=spec)
-        if fingerprint is None or changes.change_vectors():
+        if fingerprint is None or changes.change_outputs():
             fingerprint = stored.fingerprint(model)
         return LoadedModel(stored.build(model, mesh), model.tokenizer, model.settings, fingerprint)
 
-    return read_with(build, spec, tokenizer=changes.tokenizer)
-
-
-def load_cross_encoder(spec: str) -> LoadedModel:
-    """Loads a cross-encoder.
-
-    Args:
-      spec: a jaxir model directory or run directory; `hf:` or `st:` and a local directory or hub name (of the
-        owner cross-encoder, where `st:` is followed by a name without one).
-
-    Raises:
-      UserError: there is no such model, a file is missing or damaged, or it is no cross-encoder.
-    """
-
-    def build(found: StoredModel, fingerprint: str | None) -> LoadedModel:
-        fingerprint = fingerprint or stored.fingerprint(found)
-        return LoadedModel(stored.build(found), found.tokenizer, found.settings, fingerprint)
-
-    return read_with(build, spec, kind="cross_encoder")
+    return read_with(build, spec, tokenizer=overrides.get("tokenizer"), kind=kind)
 
 
 def read_with(
@@ -199,30 +171,30 @@ def read(
     Args:
       spec: as `load` takes it.
       tokenizer: of a model that has none of its own (see `t5x.read`).
-      kind: which kind of model it must be, one of `model_json.KINDS`; None: what the files say it is.
+      kind: which kind of model it must be, one of `kinds.KINDS`; None: what the files say it is.
 
     Raises:
       UserError: there is no such model, one of its files is missing or damaged, it has a tokenizer, or is of
         another kind.
     """
     found, fingerprint = _read(spec, tokenizer, kind)
-    if kind not in (None, model_json.kind_of(found.config)):
-        raise UserError(f"{spec} is {_KINDS[model_json.kind_of(found.config)]}; {_KINDS[kind]} is wanted")
+    if kind not in (None, kinds.name_of(found.config)):
+        raise UserError(f"{spec} is {kinds.of(found.config).what}; {kinds.KINDS[kind].what} is wanted")
     return found, fingerprint
-
-
-_KINDS = {
-    "dual_encoder": "a dual encoder, which makes vectors of texts",
-    "cross_encoder": "a cross-encoder, which scores pairs of texts (jaxir.rerank)",
-}
 
 
 def _read(spec: str, tokenizer: str | None, kind: str | None) -> tuple[StoredModel, str | None]:
     form, separator, name = str(spec).partition(":")
+    if separator and form in ("t5x", "st", "hf") and not name:
+        raise UserError(
+            f"{spec} names no model: write {form}:DIR{'' if form == 't5x' else f' or {form}:NAME'}"
+        )
     if separator and form == "t5x":
         return t5x.read(name, tokenizer=tokenizer), None
     if tokenizer is not None:
         raise UserError(f"{spec} has a tokenizer of its own: another one is for t5x: checkpoints only")
+    if separator and form == "w2v":
+        return word_vectors.read(name), None
     if separator and form in ("st", "hf"):
         return named.read(form, name, kind), None
     directory = path_of(spec)
@@ -230,7 +202,7 @@ def _read(spec: str, tokenizer: str | None, kind: str | None) -> tuple[StoredMod
     if not directory.is_dir():
         raise UserError(
             f"{spec}: no such model directory; models of Hugging Face and sentence-transformers are written"
-            " hf:NAME and st:NAME, T5X checkpoints t5x:DIR"
+            " hf:NAME and st:NAME, T5X checkpoints t5x:DIR, files of word vectors w2v:FILE"
         )
     if _half_written(directory):
         raise UserError(

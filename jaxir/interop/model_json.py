@@ -7,27 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from jaxir.errors import UserError
-from jaxir.interop import stored
+from jaxir.interop import kinds, stored
 from jaxir.interop.huggingface.weights import require
 from jaxir.interop.stored import EncoderSettings, ModelConfig
 from jaxir.models import backbones
-from jaxir.models.cross_encoder import CrossEncoderConfig
 from jaxir.models.dual_encoder import DualEncoderConfig, Projection
 from jaxir.simple_types import fits, hints_of, simple
 
-KINDS = {"dual_encoder": DualEncoderConfig, "cross_encoder": CrossEncoderConfig}
 _FIRST = "dual_encoder"  # what files say nothing of the kind are of
-
-
-def kind_of(config: ModelConfig) -> str:
-    """Returns the name of a model's kind."""
-    return next(name for name, kind in KINDS.items() if isinstance(config, kind))
 
 
 def describe(config: ModelConfig, settings: EncoderSettings) -> dict[str, Any]:
     """Returns what `parse` reads."""
     return {
-        "kind": kind_of(config),
+        "kind": kinds.name_of(config),
         "model": stored.describe_config(config),
         "settings": dataclasses.asdict(settings),
     }
@@ -40,9 +33,9 @@ def parse(content: Mapping[str, Any], path: Path) -> tuple[ModelConfig, EncoderS
       UserError: it is damaged, or of a kind that is not known here. The sentence begins with `path`.
     """
     name = content.get("kind", _FIRST)
-    if not isinstance(name, str) or name not in KINDS:
-        raise UserError(f"{path}: a model of kind {name!r:.40}; known are {', '.join(KINDS)}")
-    kind, where = KINDS[name], f"{path}: does not describe a model"
+    if not isinstance(name, str) or name not in kinds.KINDS:
+        raise UserError(f"{path}: a model of kind {name!r:.40}; known are {', '.join(kinds.KINDS)}")
+    kind, where = kinds.KINDS[name].config, f"{path}: does not describe a model"
     try:
         fields = dict(require(content, "model", path))
         backbone = dict(fields["backbone"])

@@ -47,6 +47,25 @@ class CommonOverrides:
         given = _given(dtype=self.dtype, remat=self.remat, scan_layers=self.scan_layers, **changes)
         return stored.replace_backbone(config, **given)
 
+    def change_outputs(self) -> bool:
+        """Whether one of them makes it another model."""
+        return False
+
+    def apply(self, model: StoredModel, *, seed: int, where: str) -> StoredModel:
+        """Returns `model` with the changes.
+
+        Args:
+          model: what was read.
+          seed: of the weights of what is added.
+          where: what the model is called in messages.
+
+        Raises:
+          UserError: a change does not fit the model.
+        """
+        config, settings = self.executed(model.config), self.cut(model.settings)
+        stored.check_lengths(settings, config, where)
+        return dataclasses.replace(model, config=config, settings=settings)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
@@ -68,30 +87,22 @@ class Overrides(CommonOverrides):
     similarity: Literal["cosine", "dot"] | None = None
     tokenizer: str | None = None
 
-    def change_vectors(self) -> bool:
-        """Whether one of them makes it another model."""
+    def change_outputs(self) -> bool:
+        """See `CommonOverrides.change_outputs`."""
         return any(v is not None for v in (self.sharing, self.pooling, self.projection, self.similarity))
 
     def apply(self, model: StoredModel, *, seed: int, where: str) -> StoredModel:
-        """Returns `model` with the changes.
-
-        Args:
-          model: what was read.
-          seed: of the weights of an added projection.
-          where: what the model is called in messages.
-
-        Raises:
-          UserError: a change does not fit the model.
-        """
+        """See `CommonOverrides.apply`; what may be added is a projection."""
         if self.projection is not None:
             model = _add_projection(model, self.projection, seed=seed, where=where)
         if self.sharing is not None and self.sharing != model.config.sharing:
             model = _share(model, self.sharing, where=where)
-        config = dataclasses.replace(model.config, **_given(pooling=self.pooling, similarity=self.similarity))
-        config = self.executed(config)
-        settings = self.cut(model.settings)
-        stored.check_lengths(settings, config, where)
-        return dataclasses.replace(model, config=config, settings=settings)
+        given = _given(pooling=self.pooling, similarity=self.similarity)
+        try:
+            config = dataclasses.replace(model.config, **given)
+        except ValueError as error:
+            raise UserError(f"{where}: {error}") from error
+        return super().apply(dataclasses.replace(model, config=config), seed=seed, where=where)
 
 
 def _given(**changes: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,11 +20,11 @@ from flax import nnx
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
 from jaxir.features import TextFormat
+from jaxir.interop import kinds
+from jaxir.interop.kinds import ModelConfig
 from jaxir.interop.lazy import LazyArray, place, stack
 from jaxir.models import layers
 from jaxir.models.backbones import BackboneConfig
-from jaxir.models.cross_encoder import CrossEncoderConfig
-from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.partitioning import Partitioner
 from jaxir.simple_types import Count, checked
 
@@ -40,6 +40,8 @@ _QUERY_OF_A_PAIR = 64  # tokens of a pair that are for the query, where nobody s
 @checked
 class EncoderSettings:
     """How texts become a model's inputs.
+
+    What a generator reads, its source, is a passage to it, and what it learns to write, its target, a query.
 
     Attributes:
       query_max_length: tokens, special ones included, that are kept of a query.
@@ -64,8 +66,10 @@ class EncoderSettings:
         """Tokens of a pair, as a cross-encoder reads it."""
         return self.query_max_length + self.passage_max_length
 
-    def text_format(self, num_negatives: int = 0, *, mask_id: int | None = None) -> TextFormat:
-        """Returns how texts become token arrays for this model, by a tokenizer with this mask token."""
+    def text_format(
+        self, num_negatives: int = 0, *, mask_id: int | None = None, vocabulary: str | None = None
+    ) -> TextFormat:
+        """Returns how texts become token arrays for this model, by a tokenizer with these attributes."""
         return TextFormat(
             query_length=self.query_max_length,
             passage_length=self.passage_max_length,
@@ -73,10 +77,8 @@ class EncoderSettings:
             query_prompt=self.query_prompt,
             passage_prompt=self.passage_prompt,
             mask_id=mask_id,
+            vocabulary=vocabulary,
         )
-
-
-ModelConfig = DualEncoderConfig | CrossEncoderConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,6 +98,25 @@ class StoredModel:
     tokenizer: Tokenizer
     settings: EncoderSettings
     checkpoint: Path | None = None
+
+
+class LoadedModel(NamedTuple):
+    """A model ready for use.
+
+    Attributes:
+      model: a dual encoder, a cross-encoder, or a generator.
+      tokenizer: its tokenizer.
+      settings: lengths and prompts.
+      fingerprint: SHA-256 (hex) of parameters, architecture and tokenizer.
+    """
+
+    model: Any
+    tokenizer: Tokenizer
+    settings: EncoderSettings
+    fingerprint: str
+
+    def __repr__(self) -> str:
+        return f"LoadedModel({self.model!r}, {self.settings}, {self.fingerprint[:12]})"
 
 
 def canonical(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -184,13 +205,7 @@ def check_lengths(settings: EncoderSettings, config: ModelConfig, where: str) ->
       UserError: one is more than the model has positions. The sentence begins with `where`.
     """
     limit = config.backbone.max_positions
-    lengths = {
-        "query_max_length": settings.query_max_length,
-        "passage_max_length": settings.passage_max_length,
-    }
-    if isinstance(config, CrossEncoderConfig):
-        lengths = {"query_max_length + passage_max_length": settings.pair_max_length}
-    for name, length in lengths.items():
+    for name, length in kinds.of(config).lengths(settings).items():
         if limit is not None and length > limit:
             raise UserError(f"{where}: {name} is {length}, but the model has only {limit} positions")
 
@@ -280,12 +295,10 @@ def initial_fingerprint(
 
 
 def _identity(config: ModelConfig, tokenizer: Tokenizer) -> Any:
-    architecture = describe_config(config)
-    if isinstance(config, CrossEncoderConfig):
-        del architecture["separator"]  # as the tokenizer has it
-        for name, first in (("pooling", "cls"), ("normed", False)):  # which once were all there was
-            if architecture[name] == first:
-                del architecture[name]
+    architecture, kind = describe_config(config), kinds.of(config)
+    before = [name for name, value in kind.since.items() if architecture[name] == value]
+    for name in (*kind.of_tokenizer, *before):
+        del architecture[name]
     for field in list(architecture["backbone"]):
         if field in (*EXECUTION, "module") or field.endswith(DROPOUT):
             del architecture["backbone"][field]

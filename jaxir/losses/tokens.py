@@ -22,8 +22,6 @@ def token_cross_entropy(
 ) -> tuple[Float32[Array, ""], dict[str, Float32[Array, ""]]]:
     """The mean of -log softmax(h W^T + b)[target] over the tokens that are kept, in float32.
 
-    The logits [B, T, V] are computed anew in the backward pass, not kept for it.
-
     Args:
       hidden: [B, T, E], h.
       table: [V, E], W, a vector for each token.
@@ -36,6 +34,32 @@ def token_cross_entropy(
       The loss and `token_accuracy`, the share of tokens that are right; float32 [].
     """
 
+    losses, hits = token_losses(hidden, table, targets, bias=bias)
+    count = jnp.maximum(kept.sum(dtype=jnp.float32), 1.0)
+    accuracy = (hits & kept).sum(dtype=jnp.float32) / count
+    over = count if mean_over == "tokens" else jnp.float32(len(targets))
+    return jnp.where(kept, losses, 0.0).sum() / over, {"token_accuracy": accuracy}
+
+
+@jaxtyped(typechecker=beartype)
+def token_losses(
+    hidden: Float[Array, "B T E"],
+    table: Float[Array, "V E"],
+    targets: Int32[Array, "B T"],
+    *,
+    bias: Float[Array, " V"] | None = None,
+) -> tuple[Float32[Array, "B T"], Bool[Array, "B T"]]:
+    """Returns -log softmax(h W^T + b)[target] at each place, and whether the target is the most likely token.
+
+    The logits [B, T, V] are computed anew in the backward pass, not kept for it.
+
+    Args:
+      hidden: [B, T, E], h.
+      table: [V, E], W, a vector for each token.
+      targets: [B, T], the token that is right at each place.
+      bias: [V], added to the logits; None: nothing is.
+    """
+
     @jax.checkpoint
     def of_tokens(hidden: jax.Array, table: jax.Array, bias: jax.Array | None) -> tuple[jax.Array, jax.Array]:
         logits = jnp.einsum("BTE,VE->BTV", hidden, table, preferred_element_type=jnp.float32)
@@ -44,8 +68,4 @@ def token_cross_entropy(
         right = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
         return jax.nn.logsumexp(logits, axis=-1) - right, logits.argmax(-1) == targets
 
-    losses, hits = of_tokens(hidden, table, bias)
-    count = jnp.maximum(kept.sum(dtype=jnp.float32), 1.0)
-    accuracy = (hits & kept).sum(dtype=jnp.float32) / count
-    over = count if mean_over == "tokens" else jnp.float32(len(targets))
-    return jnp.where(kept, losses, 0.0).sum() / over, {"token_accuracy": accuracy}
+    return of_tokens(hidden, table, bias)

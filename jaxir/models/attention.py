@@ -4,7 +4,7 @@ One function, `attention`, chooses the kernel; one module, `Attention`, has the 
 make no masks: padding, causality and windows are named, so that a kernel is handed what it can do.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,20 @@ from jaxir.partitioning import constrain
 
 # Every key is this near, so that layers with a window and without can be one scanned block.
 NO_WINDOW = 2**30
+
+
+class Cache(NamedTuple):
+    """Keys and values that need not be computed again: of what self-attention has read, or of a memory.
+
+    Attributes:
+      key: [B, S, G, K], turned already where there is RoPE.
+      value: [B, S, G, K].
+      filled: int32 [], the positions that are there; the others will be.
+    """
+
+    key: jax.Array
+    value: jax.Array
+    filled: jax.Array
 
 
 class Attention(nnx.Module):
@@ -105,11 +119,7 @@ class Attention(nnx.Module):
         Returns:
           [B, T, E].
         """
-
-        def split(y: jax.Array) -> jax.Array:
-            y = y.reshape(*y.shape[:2], -1, self.head_dim)
-            return constrain(y, ("batch", "length", "heads", "kv"))
-
+        split = self._heads
         seen = x if memory is None else memory
         weights_key = key
         if self.drop_for_all:
@@ -130,9 +140,80 @@ class Attention(nnx.Module):
             scale=self.scale,
             causal=causal,
             window=window,
+            crossed=memory is not None,
             dropout_rate=self.dropout_rate,
             dropout_key=weights_key,
         )
+        return self.out(y.reshape(*x.shape[:2], -1))
+
+    def _heads(self, y: jax.Array) -> jax.Array:
+        y = y.reshape(*y.shape[:2], -1, self.head_dim)
+        return constrain(y, ("batch", "length", "heads", "kv"))
+
+    def empty_cache(self, rows: int, length: int) -> Cache:
+        """Returns the cache [`rows`, `length`, G, K] of self-attention that has read nothing."""
+        kv_heads = self.key.kernel.shape[1] // self.head_dim
+        shape, axes = (rows, length, kv_heads, self.head_dim), ("batch", "length", "heads", "kv")
+        nothing = constrain(jnp.zeros(shape, self.key.dtype), axes)
+        return Cache(nothing, nothing, jnp.int32(0))
+
+    @jaxtyped(typechecker=beartype)
+    def extend(
+        self,
+        x: Float[Array, "B T E"],
+        cache: Cache,
+        *,
+        bias: Float[Array, "1 H T S"] | None = None,
+        window: int | Int[Array, ""] | None = None,
+        frequencies: Float[Array, " F"] | None = None,
+    ) -> tuple[Float[Array, "B T E"], Cache]:
+        """Reads the next T positions: causal self-attention, of which the cache has what came before.
+
+        Args:
+          x: [B, T, E], without padding. T must be no more than is free in the cache.
+          cache: of length S.
+          bias: [1, H, T, S], of these T positions to all of the cache's.
+          window: nothing farther than this.
+          frequencies: [head_dim / 2] of RoPE.
+
+        Returns:
+          [B, T, E], and the cache with these positions.
+        """
+        start = cache.filled
+        query, key, value = self._heads(self.query(x)), self._heads(self.key(x)), self._heads(self.value(x))
+        if frequencies is not None:
+            query, key = rotate(query, frequencies, start), rotate(key, frequencies, start)
+
+        def added(kept: jax.Array, new: jax.Array) -> jax.Array:
+            return jax.lax.dynamic_update_slice_in_dim(kept, new, start, axis=1)
+
+        cache = Cache(added(cache.key, key), added(cache.value, value), start + x.shape[1])
+        y = attention(
+            query,
+            cache.key,
+            cache.value,
+            mask=jnp.ones(cache.key.shape[:2], bool),
+            bias=bias,
+            scale=self.scale,
+            causal=True,
+            window=window,
+            start=start,
+        )
+        return self.out(y.reshape(*x.shape[:2], -1)), cache
+
+    @jaxtyped(typechecker=beartype)
+    def remember(self, memory: Float[Array, "B S M"]) -> Cache:
+        """Returns the keys and values of a memory, for `recall`."""
+        key, value = self._heads(self.key(memory)), self._heads(self.value(memory))
+        return Cache(key, value, jnp.int32(memory.shape[1]))
+
+    @jaxtyped(typechecker=beartype)
+    def recall(
+        self, x: Float[Array, "B T E"], cache: Cache, mask: Bool[Array, "B S"]
+    ) -> Float[Array, "B T E"]:
+        """Attends from x to the memory of which `remember` made the cache, as a call with `memory` would."""
+        query = self._heads(self.query(x))
+        y = attention(query, cache.key, cache.value, mask=mask, bias=None, scale=self.scale, crossed=True)
         return self.out(y.reshape(*x.shape[:2], -1))
 
 
@@ -147,6 +228,8 @@ def attention(
     scale: float,
     causal: bool = False,
     window: int | Int[Array, ""] | None = None,
+    start: Int[Array, ""] | None = None,
+    crossed: bool = False,
     dropout_rate: float = 0.0,
     dropout_key: Key[Array, ""] | None = None,
 ) -> Float[Array, "B T H K"]:
@@ -159,8 +242,10 @@ def attention(
       mask: [B, S], true at real tokens. Padding is on the right.
       bias: [1, H, T, S] added to the logits, or None.
       scale: factor of the logits; 1.0 for T5.
-      causal: whether a position sees none after it; T = S then, as with a window.
+      causal: whether a position sees none after it.
       window: a position sees those at a distance of at most this; None for all.
+      start: the position, among the keys', of the first query; None: 0, and T = S where positions count.
+      crossed: whether the keys are of other texts, so that `mask` says nothing of the queries.
       dropout_rate: probability with which an attention weight is dropped, each by itself.
       dropout_key: key of that dropout, or None for none. Fused kernels are used without only.
 
@@ -168,8 +253,8 @@ def attention(
       [B, T, H, K] in the type of `query`. What stands at positions that see nothing has no meaning.
     """
     dropped = dropout_key is not None and dropout_rate > 0.0
-    near = _near(query, key, causal=causal, window=window)
-    if not dropped and near is None and _cudnn_allows(query, key, bias):
+    near = _near(query, key, causal=causal, window=window, start=start)
+    if not dropped and not crossed and near is None and _cudnn_allows(query, key, bias):
         # A row of padding alone attends to its first position, lest a softmax over nothing give NaN.
         lengths = jnp.maximum(mask.sum(-1, dtype=jnp.int32), 1)
         return jax.nn.dot_product_attention(
@@ -189,14 +274,17 @@ def attention(
     return _written_out(query, key, value, mask, near, bias, scale, dropout_rate, dropout_key)
 
 
-def _near(query: jax.Array, key: jax.Array, *, causal: bool, window: Any) -> jax.Array | None:
+def _near(
+    query: jax.Array, key: jax.Array, *, causal: bool, window: Any, start: jax.Array | None
+) -> jax.Array | None:
     """Returns [T, S], true where a query may see a key for what lies between them; None: everywhere."""
     if not causal and window is None:
         return None
-    if query.shape[1] != key.shape[1]:
+    if start is None and query.shape[1] != key.shape[1]:
         raise ValueError(f"{query.shape[1]} queries and {key.shape[1]} keys have no common positions")
-    positions = jnp.arange(query.shape[1])
-    distance = positions[:, None] - positions[None, :]
+    positions = jnp.arange(key.shape[1])
+    asked = positions if start is None else jnp.arange(query.shape[1]) + start
+    distance = asked[:, None] - positions[None, :]
     near = jnp.ones_like(distance, bool) if window is None else jnp.abs(distance) <= window
     return near & (distance >= 0) if causal else near
 
@@ -253,7 +341,9 @@ def rope_frequencies(head_dim: int, base: float) -> np.ndarray:
 
 @jaxtyped(typechecker=beartype)
 def rotate(
-    x: Float[Array, "B L H K"], frequencies: Float[Array, " F"] | Float[np.ndarray, " F"]
+    x: Float[Array, "B L H K"],
+    frequencies: Float[Array, " F"] | Float[np.ndarray, " F"],
+    start: Int[Array, ""] | None = None,
 ) -> Float[Array, "B L H K"]:
     """Turns queries or keys by their positions (RoPE, Su et al. 2021), in float32.
 
@@ -263,8 +353,11 @@ def rotate(
     Args:
       x: [B, L, H, K].
       frequencies: [K / 2].
+      start: the position of the first; None: 0.
     """
-    angles = jnp.arange(x.shape[1], dtype=jnp.float32)[:, None] * frequencies[None, :]
+    positions = jnp.arange(x.shape[1], dtype=jnp.float32)
+    positions = positions if start is None else positions + start.astype(jnp.float32)
+    angles = positions[:, None] * frequencies[None, :]
     cos, sin = (f(angles)[None, :, None, :] for f in (jnp.cos, jnp.sin))
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)

@@ -43,10 +43,12 @@ class BackboneConfig:
       dtype: the type of matrix products and activations; parameters are float32.
       remat: recompute each block in the backward pass.
       scan_layers: stack the blocks' parameters.
+      shows_layers: whether its encoder has `layer_and_last`.
     """
 
     kind: ClassVar[str]
     token_table: ClassVar[str]
+    shows_layers: ClassVar[bool] = False
     hugging_face: ClassVar[tuple[HuggingFace, ...]] = ()
     vocab_size: int
     embed_dim: int
@@ -119,6 +121,24 @@ class Encoder(nnx.Module):
         """Encodes batches of token ids [B, L], each of a length of its own, as calls for each would."""
         more = [{"edit": edit} if edit else {} for edit in edits or [None] * len(ids)]
         return [self(batch, key=key, **m) for batch, key, m in zip(ids, keys, more, strict=True)]
+
+    def layer_and_last(
+        self,
+        ids: Sequence[jax.Array],
+        keys: Sequence[jax.Array | None],
+        edits: Sequence[Edit | None] | None = None,
+        *,
+        layer: int,
+    ) -> list[tuple[jax.Array, jax.Array]]:
+        """Encodes as `together` does, and returns what an earlier block gave beside it, for each batch.
+
+        Args:
+          ids: token ids [B, L] of each batch.
+          keys: key of dropout of each.
+          edits: of what the first block reads.
+          layer: 0 for what the first block reads, n for what the n-th gives.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not show its layers")
 
 
 def check_editable(encoder: Encoder) -> None:

@@ -99,6 +99,11 @@ _FOLDERS = (
         implied={"reserved_positions": 0},
         fixed=_ABSOLUTE,
         left_out=_LEFT_OUT,
+        masked_lm={
+            "dense": "cls.predictions.transform.dense",
+            "norm": "cls.predictions.transform.LayerNorm",
+            "bias": "cls.predictions",
+        },
     ),
     HuggingFace(
         model_type="roberta",
@@ -110,6 +115,7 @@ _FOLDERS = (
         write_more=_write_reserved,
         pad_id=1,
         left_out=(*_LEFT_OUT, "lm_head"),
+        masked_lm={"dense": "lm_head.dense", "norm": "lm_head.layer_norm", "bias": "lm_head"},
     ),
     HuggingFace(
         model_type="distilbert",
@@ -129,6 +135,7 @@ _FOLDERS = (
         implied={"num_token_types": 0, "layer_norm_epsilon": 1e-12, "reserved_positions": 0},
         written={"sinusoidal_pos_embds": False},
         left_out=(*_LEFT_OUT, "pre_classifier.", "vocab_", "qa_outputs."),
+        masked_lm={"dense": "vocab_transform", "norm": "vocab_layer_norm", "bias": "vocab_projector"},
     ),
 )
 
@@ -161,6 +168,7 @@ class BertConfig(BackboneConfig):
     """
 
     kind: ClassVar[str] = "bert"
+    shows_layers: ClassVar[bool] = True
     token_table: ClassVar[str] = "embeddings.token"
     hugging_face: ClassVar[tuple[HuggingFace, ...]] = _FOLDERS
     vocab_size: Count = 30522
@@ -250,13 +258,38 @@ class Bert(Encoder):
 
         What a device does not hold of a block's weights it gathers once for all of them.
         """
+        return [last for _, last in self._run(ids, keys, edits, token_types)]
+
+    def layer_and_last(
+        self,
+        ids: Sequence[jax.Array],
+        keys: Sequence[jax.Array | None],
+        edits: Sequence[Edit | None] | None = None,
+        *,
+        layer: int,
+    ) -> list[tuple[jax.Array, jax.Array]]:
+        """Encodes as `together` does, and returns an earlier layer's output too; see `Encoder`."""
+        return self._run(ids, keys, edits, layer=layer)
+
+    def _run(
+        self,
+        ids: Sequence[jax.Array],
+        keys: Sequence[jax.Array | None],
+        edits: Sequence[Edit | None] | None,
+        token_types: Sequence[jax.Array | None] | None = None,
+        *,
+        layer: int = 0,
+    ) -> list[tuple[jax.Array, jax.Array]]:
         types = [None] * len(ids) if token_types is None else token_types
         split = [layers.split_key(key, 2) for key in keys]
         xs = [self.embeddings(b, t, key=k) for b, t, (k, _) in zip(ids, types, split, strict=True)]
-        xs = edited(xs, edits)
+        early = edited(xs, edits)
+        how = {"remat": self.config.remat, "keys": [key for _, key in split]}
         args = [(batch != 0,) for batch in ids]
-        stack_keys = [key for _, key in split]
-        return layers.run_stack(self.layers, xs, args, remat=self.config.remat, keys=stack_keys)
+        if layer:
+            early = layers.run_stack(self.layers, early, args, **how, span=slice(layer))
+        last = layers.run_stack(self.layers, early, args, **how, span=slice(layer, None))
+        return list(zip(early, last, strict=True))
 
 
 class _Embeddings(nnx.Module):

@@ -72,6 +72,8 @@ class HuggingFace:
       first_layer: the number there of `layers.0`.
       aliases: tensor -> other names under which a folder may have it.
       left_out: beginnings of the names of tensors that are no part of the encoder (heads, buffers).
+      masked_lm: `dense`, `norm` and `bias` of a masked language model's head -> their modules; empty where
+        there is none.
     """
 
     model_type: str
@@ -87,3 +89,4 @@ class HuggingFace:
     first_layer: int = 0
     aliases: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     left_out: tuple[str, ...] = ()
+    masked_lm: Mapping[str, str] = dataclasses.field(default_factory=dict)

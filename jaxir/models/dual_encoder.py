@@ -5,7 +5,7 @@ SDE shares everything between the towers, ADE nothing, ADE-SPL the projection on
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,9 @@ from jaxir.simple_types import Count, checked
 
 Tower = Literal["query", "passage"]
 Sharing = Literal["sde", "ade", "ade_spl"]
-Pooling = Literal["mean", "cls", "lasttoken"]
+Pooling = Literal["mean", "cls", "lasttoken", "first_last", "embeddings_last"]
+# Poolings that average an earlier layer and the last, and which layer: 0 is what the first block reads.
+EARLY_LAYERS = {"first_last": 1, "embeddings_last": 0}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,7 +49,9 @@ class DualEncoderConfig:
     Attributes:
       backbone: the encoder of each tower.
       sharing: "sde" (one tower), "ade" (two) or "ade_spl" (two encoders, one projection).
-      pooling: "mean" over real tokens, "cls", the first token, or "lasttoken", the last real one.
+      pooling: "mean" over real tokens, "cls", the first token, or "lasttoken", the last real one; of the
+        BERT family also "first_last", the mean of both the first block's output and the last's, and
+        "embeddings_last", that of what the first block reads and the last's output.
       projection: the map after pooling, or None for none.
       similarity: "cosine" (embeddings have length 1) or "dot".
     """
@@ -61,6 +65,11 @@ class DualEncoderConfig:
     def __post_init__(self):
         if self.sharing == "ade_spl" and self.projection is None:
             raise ValueError("sharing='ade_spl' shares the projection, so it needs one: set projection")
+        if self.pooling in EARLY_LAYERS and not self.backbone.shows_layers:
+            raise ValueError(
+                f"pooling={self.pooling!r} reads two layers, which {self.backbone.kind} does not show; BERT"
+                " does"
+            )
 
     @property
     def dimension(self) -> int:
@@ -129,6 +138,12 @@ class DualEncoderModel(nnx.Module):
         """
         return self.encode_together([(ids, tower, key)], [edit])[0]
 
+    def unnormalized(self) -> "DualEncoderModel":
+        """Returns a model of the same parameters whose vectors keep their length (`similarity="dot"`)."""
+        model = nnx.merge(*nnx.split(self))
+        model.config = dataclasses.replace(self.config, similarity="dot")
+        return model
+
     def encoder_of(self, tower: Tower) -> Encoder:
         """Returns the encoder of a tower."""
         return self.encoder if self.config.sharing == "sde" else getattr(self, f"{tower}_encoder")
@@ -142,7 +157,18 @@ class DualEncoderModel(nnx.Module):
 
         Batches that go through the same encoder go side by side: with FSDP its weights travel once for all.
         """
-        found: dict[int, jax.Array] = {}
+        return [embedding for embedding, _ in self.encode_with_tokens(texts, edits)]
+
+    def encode_with_tokens(
+        self,
+        texts: Sequence[tuple[jax.Array, Tower, jax.Array | None]],
+        edits: Sequence[Edit | None] | None = None,
+    ) -> list[tuple[jax.Array, jax.Array]]:
+        """Returns of each batch the embeddings [B, D] and, of the same pass, the token vectors [B, L, E].
+
+        Token vectors are the encoder's last ones; see `encode_together`.
+        """
+        found: dict[int, tuple[jax.Array, jax.Array]] = {}
         prefixes = ["" if self.config.sharing == "sde" else f"{tower}_" for _, tower, _ in texts]
         for prefix in dict.fromkeys(prefixes):
             at = [i for i, p in enumerate(prefixes) if p == prefix]
@@ -151,15 +177,20 @@ class DualEncoderModel(nnx.Module):
             if edits and any(edits[i] for i in at):
                 check_editable(encoder)
                 more = [[edits[i] for i in at]]
-            hidden = encoder.together([texts[i][0] for i in at], [texts[i][2] for i in at], *more)
+            hidden = self._hidden(encoder, [texts[i][0] for i in at], [texts[i][2] for i in at], *more)
             found |= dict(zip(at, hidden, strict=True))
-        return [self.embedding_of(found[i], ids, tower) for i, (ids, tower, _) in enumerate(texts)]
+        return [
+            (self._embedding(found[i][0], ids, tower), found[i][1]) for i, (ids, tower, _) in enumerate(texts)
+        ]
 
-    def embedding_of(self, hidden: jax.Array, ids: jax.Array, tower: Tower) -> jax.Array:
-        """Returns the embeddings [B, D] of texts [B, L] whose token vectors [B, L, E] are known.
+    def _hidden(self, encoder: Encoder, *args: Any) -> list[tuple[jax.Array, jax.Array]]:
+        """Returns of each batch what is pooled and the last token vectors, [B, L, E] both."""
+        if self.config.pooling not in EARLY_LAYERS:
+            return [(last, last) for last in encoder.together(*args)]
+        pairs = encoder.layer_and_last(*args, layer=EARLY_LAYERS[self.config.pooling])
+        return [((early.astype(jnp.float32) + last.astype(jnp.float32)) / 2, last) for early, last in pairs]
 
-        `encoder_of(tower)` makes these: for objectives that want both of one pass.
-        """
+    def _embedding(self, hidden: jax.Array, ids: jax.Array, tower: Tower) -> jax.Array:
         config = self.config
         x = constrain(pool(hidden, ids != 0, how=config.pooling), ("batch", "activation_embed"))
         if config.projection is not None:

@@ -7,7 +7,7 @@ in float32. Nothing here draws random numbers by itself: dropout takes a key, an
 import contextlib
 import contextvars
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, Int, jaxtyped
 from jaxir import cpu
 from jaxir.partitioning import Partitioner, constrain, gather_weight, in_force, look_up
 
+M = TypeVar("M", bound=nnx.Module)
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
     "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
@@ -48,6 +49,19 @@ def size_of(module: nnx.Module) -> str:
     return f"{count} parameters"
 
 
+def of_shapes(module: nnx.Module) -> bool:
+    """Whether a module's parameters are but shapes, as in a plan."""
+    return any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(nnx.state(module, nnx.Param)))
+
+
+def copy_of(module: M) -> M:
+    """Returns a module with arrays of its own, which lie as the module's do; of shapes, zeros of these."""
+    graphdef, state = nnx.split(module)
+    if of_shapes(module):
+        return nnx.merge(graphdef, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), state))
+    return nnx.merge(graphdef, jax.jit(lambda state: jax.tree.map(jnp.copy, state))(state))
+
+
 def weight(p: nnx.Param, dtype: Any = jnp.float32) -> jax.Array:
     """Returns the value of a parameter in `dtype`, as computing wants it; see `gather_weight`.
 
@@ -65,6 +79,7 @@ def weight(p: nnx.Param, dtype: Any = jnp.float32) -> jax.Array:
 
 
 # Weights that are whole already, by parameter and type; with the parameter, that its id be not used again.
+# XLA does not join the gathers of two towers by itself: without this a step gathers nearly twice as much.
 _GATHERED: contextvars.ContextVar[dict | None] = contextvars.ContextVar("gathered", default=None)
 
 
@@ -253,6 +268,15 @@ def make_stack(make_block: Callable[[nnx.Rngs], nnx.Module], num: int, *, scan: 
     return nnx.merge(graphdef, stacked)
 
 
+def unstacked(blocks: Any) -> list[nnx.Module]:
+    """Returns the blocks that `make_stack` made one by one, those of a scanned stack too."""
+    if isinstance(blocks, nnx.List):
+        return list(blocks)
+    graphdef, stacked = nnx.split(blocks)
+    num = len(jax.tree.leaves(stacked)[0])
+    return [nnx.merge(graphdef, jax.tree.map(lambda x, i=i: x[i], stacked)) for i in range(num)]
+
+
 def run_stack(
     blocks: Any,
     xs: Sequence[Float[Array, "B L E"]],
@@ -261,6 +285,7 @@ def run_stack(
     remat: bool,
     keys: Sequence[jax.Array | None],
     per_layer: Sequence[Any] = (),
+    span: slice = slice(None),
 ) -> list[Float[Array, "B L E"]]:
     """Runs batches x [B, L, E] through the blocks that `make_stack` made.
 
@@ -276,6 +301,7 @@ def run_stack(
       remat: keep only the blocks' inputs for the backward pass and compute the rest anew (jax.checkpoint).
       keys: of each batch, split into one key for each block; None turns dropout off.
       per_layer: arrays [layers, ...] of what differs from block to block and is not learnt: a window, say.
+      span: which of the blocks; each has the key that it has among all of them.
     """
     scan = not isinstance(blocks, nnx.List)
     num = len(jax.tree.leaves(nnx.state(blocks))[0]) if scan else len(blocks)
@@ -291,13 +317,14 @@ def run_stack(
     xs, per_layer = tuple(xs), tuple(map(jnp.asarray, per_layer))
     if scan:
         graphdef, stacked = nnx.split(blocks)
+        layers = jax.tree.map(lambda a: a[span], (stacked, split, per_layer))
 
         def step(xs, layer):
             state, keys, own = layer
             return apply(graphdef, state, xs, keys, own), None
 
-        return list(jax.lax.scan(step, xs, (stacked, split, per_layer))[0])
-    for i, block in enumerate(blocks):
+        return list(jax.lax.scan(step, xs, layers)[0])
+    for i, block in list(enumerate(blocks))[span]:
         graphdef, state = nnx.split(block)
         own_keys = tuple(None if k is None else k[i] for k in split)
         xs = apply(graphdef, state, xs, own_keys, tuple(a[i] for a in per_layer))

@@ -222,7 +222,7 @@ class T5Encoder(Encoder):
         self.layers = layers.make_stack(
             lambda rngs: _Block(config, rngs=rngs), config.num_layers, scan=config.scan_layers, rngs=rngs
         )
-        self.norm = _norm(config)
+        self.norm = norm_of(config)
 
     def together(
         self,
@@ -237,34 +237,45 @@ class T5Encoder(Encoder):
         rate, remat = self.config.dropout_rate, self.config.remat
         split = [layers.split_key(key, 3) for key in keys]
         xs = [
-            layers.constrain_activation(_dropout(x, rate, key))
+            layers.constrain_activation(dropout(x, rate, key))
             for x, (key, _, _) in zip(self.token.together(ids), split, strict=True)
         ]
         xs = edited(xs, edits)
         args = [(batch != 0, self.relative_bias(batch.shape[1])) for batch in ids]
         xs = layers.run_stack(self.layers, xs, args, remat=remat, keys=[key for _, key, _ in split])
         return [
-            layers.constrain_activation(_dropout(self.norm(x), rate, key))
+            layers.constrain_activation(dropout(self.norm(x), rate, key))
             for x, (_, _, key) in zip(xs, split, strict=True)
         ]
 
 
 class RelativeBias(nnx.Module):
-    """A learnt number for each head and bucket of distances, added to attention logits."""
+    """A learnt number for each head and bucket of distances, added to attention logits.
 
-    def __init__(self, config: T5Config, *, rngs: nnx.Rngs):
+    Args:
+      config: how many there are.
+      bidirectional: whether half of the buckets are for keys after the query; without, none are.
+      rngs: source of the `params` key.
+    """
+
+    def __init__(self, config: T5Config, *, bidirectional: bool = True, rngs: nnx.Rngs):
         init = layers.normal(config.embed_dim**-0.5)
         shape = (config.num_heads, config.relative_buckets)
         self.embedding = layers.param(init(rngs.params(), shape), "heads", "relpos_buckets")
-        self.config = config
+        self.config, self.bidirectional = config, bidirectional
 
     def __call__(self, length: int) -> jax.Array:
         """Returns the biases [1, H, L, L], float32: row for the query's position, column for the key's."""
         positions = jnp.arange(length)
+        return self.between(positions, positions)
+
+    def between(self, queries: jax.Array, keys: jax.Array) -> jax.Array:
+        """Returns the biases [1, H, T, S], float32, of queries and keys at positions [T] and [S]."""
         buckets = relative_buckets(
-            positions[None, :] - positions[:, None],
+            keys[None, :] - queries[:, None],
             num_buckets=self.config.relative_buckets,
             max_distance=self.config.relative_max_distance,
+            bidirectional=self.bidirectional,
         )
         # A product with one-hot vectors: its gradient is one too; a lookup's adds H L L numbers to few rows.
         chosen = jax.nn.one_hot(buckets, self.config.relative_buckets, axis=0, dtype=jnp.float32)
@@ -276,29 +287,32 @@ class RelativeBias(nnx.Module):
 
 @jaxtyped(typechecker=beartype)
 def relative_buckets(
-    distance: Int[Array, "T S"], *, num_buckets: int, max_distance: int
+    distance: Int[Array, "T S"], *, num_buckets: int, max_distance: int, bidirectional: bool = True
 ) -> Int[Array, "T S"]:
     """Returns the bucket of each distance (key position - query position).
 
-    Half of the buckets are for keys after the query. Of each half, the first half hold one distance each, the
-    others ranges whose bounds grow geometrically up to `max_distance`; farther ones fall into the last.
+    Half of the buckets are for keys after the query; unless `bidirectional`, all are for those before it and
+    for itself. Of each side's, the first half hold one distance each, the others ranges whose bounds grow
+    geometrically up to `max_distance`; farther ones fall into the last.
     """
-    half = num_buckets // 2
-    exact = half // 2
-    growth = (max_distance / exact) ** (1 / (half - exact))
+    side = num_buckets // 2 if bidirectional else num_buckets
+    exact = side // 2
+    growth = (max_distance / exact) ** (1 / (side - exact))
     # Whole bounds: where one is a power of two the original formula's logarithm could round either way.
-    bounds = jnp.array([math.ceil(exact * growth**i - 1e-6) for i in range(1, half - exact)], jnp.int32)
-    size = jnp.abs(distance)
+    bounds = jnp.array([math.ceil(exact * growth**i - 1e-6) for i in range(1, side - exact)], jnp.int32)
+    size = jnp.abs(distance) if bidirectional else jnp.maximum(-distance, 0)
     large = exact + (size[..., None] >= bounds[None, None]).sum(-1, dtype=size.dtype)
-    return jnp.where(distance > 0, half, 0) + jnp.where(size < exact, size, large)
+    first = jnp.where(distance > 0, side, 0) if bidirectional else 0
+    return first + jnp.where(size < exact, size, large)
 
 
-def _dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
-    """Drops features of x [B, L, E], each from all positions of a text."""
+def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
+    """T5X's dropout: drops features of x [B, L, E], each from all positions of a text."""
     return layers.dropout(x, rate, key, same_along=1)
 
 
-def _norm(config: T5Config) -> layers.RMSNorm:
+def norm_of(config: T5Config) -> layers.RMSNorm:
+    """Makes a norm of [..., E]."""
     return layers.RMSNorm(config.embed_dim, epsilon=config.layer_norm_epsilon, dtype=config.dtype)
 
 
@@ -310,7 +324,9 @@ def _dense(
     )
 
 
-class _Mlp(nnx.Module):
+class Mlp(nnx.Module):
+    """The feed-forward layer."""
+
     def __init__(self, config: T5Config, *, rngs: nnx.Rngs):
         def dense_in() -> layers.Linear:
             return _dense(
@@ -331,11 +347,29 @@ class _Mlp(nnx.Module):
         )
 
     def __call__(self, x: jax.Array, *, key: jax.Array | None) -> jax.Array:
+        """Maps x [B, L, E] to as many."""
         hidden = layers.ACTIVATIONS[self.config.activation](self.wi_0(x))
         if self.wi_1 is not None:
             hidden *= self.wi_1(x)
-        hidden = _dropout(hidden, self.config.dropout_rate, key)
+        hidden = dropout(hidden, self.config.dropout_rate, key)
         return self.wo(constrain(hidden, ("batch", "length", "mlp")))
+
+
+def attention_of(config: T5Config, *, rngs: nnx.Rngs) -> Attention:
+    """Makes attention, to itself or to a memory of the same width."""
+    width, head_dim = config.embed_dim, config.head_dim
+    out = (config.num_heads * head_dim) ** -0.5
+    return Attention(
+        width,
+        num_heads=config.num_heads,
+        head_dim=head_dim,
+        scale=1.0,
+        stddevs=((width * head_dim) ** -0.5, width**-0.5, width**-0.5, out),
+        dropout_rate=config.dropout_rate,
+        drop_for_all=True,
+        dtype=config.dtype,
+        rngs=rngs,
+    )
 
 
 class _Block(nnx.Module):
@@ -343,21 +377,9 @@ class _Block(nnx.Module):
 
     def __init__(self, config: T5Config, *, rngs: nnx.Rngs):
         self.config = config
-        self.attention_norm, self.mlp_norm = _norm(config), _norm(config)
-        width, head_dim = config.embed_dim, config.head_dim
-        out = (config.num_heads * head_dim) ** -0.5
-        self.attention = Attention(
-            width,
-            num_heads=config.num_heads,
-            head_dim=head_dim,
-            scale=1.0,
-            stddevs=((width * head_dim) ** -0.5, width**-0.5, width**-0.5, out),
-            dropout_rate=config.dropout_rate,
-            drop_for_all=True,
-            dtype=config.dtype,
-            rngs=rngs,
-        )
-        self.mlp = _Mlp(config, rngs=rngs)
+        self.attention_norm, self.mlp_norm = norm_of(config), norm_of(config)
+        self.attention = attention_of(config, rngs=rngs)
+        self.mlp = Mlp(config, rngs=rngs)
 
     @jaxtyped(typechecker=beartype)
     def __call__(
@@ -371,6 +393,6 @@ class _Block(nnx.Module):
         rate = self.config.dropout_rate
         weights_key, attention_key, units_key, mlp_key = layers.split_key(key, 4)
         y = self.attention(self.attention_norm(x), mask, bias=bias, key=weights_key)
-        x = layers.constrain_activation(x + _dropout(y, rate, attention_key))
+        x = layers.constrain_activation(x + dropout(y, rate, attention_key))
         y = self.mlp(self.mlp_norm(x), key=units_key)
-        return layers.constrain_activation(x + _dropout(y, rate, mlp_key))
+        return layers.constrain_activation(x + dropout(y, rate, mlp_key))

@@ -15,7 +15,7 @@ from jaxir.features import Features, TextFormat, Tokens
 from jaxir.losses.tokens import token_cross_entropy
 from jaxir.models import layers
 from jaxir.models.decoder import VectorDecoder, decoder_for
-from jaxir.objectives.masking import choose_tokens, is_word
+from jaxir.objectives.masking import choose_tokens, close_gaps, is_word
 from jaxir.objectives.objective import Batch, Metrics, Objective
 from jaxir.simple_types import Count, Rate, checked
 
@@ -102,8 +102,5 @@ def delete_tokens(
       key: of the choice.
       share: of the tokens that are deleted.
     """
-    places = jnp.arange(ids.shape[1], dtype=jnp.int32)[None]
     kept = (ids != 0) & (~is_word(ids) | choose_tokens(ids, key, share=1 - share))
-    # What stays comes first, in its order.
-    order = jnp.argsort(jnp.where(kept, places, places + ids.shape[1]), axis=1)
-    return jnp.take_along_axis(jnp.where(kept, ids, 0), order, axis=1)
+    return close_gaps(ids, kept)

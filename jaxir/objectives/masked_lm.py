@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from jaxir.features import Features, TextFormat, Tokens
 from jaxir.losses.tokens import token_cross_entropy
 from jaxir.models import layers
 from jaxir.models.backbones import Encoder
+from jaxir.objectives.lent import MaskedLMSource, head_for
 from jaxir.objectives.masking import choose_tokens, mask_as_bert
 from jaxir.objectives.objective import Batch, Metrics, Objective
 from jaxir.simple_types import Rate, checked
@@ -26,27 +26,30 @@ class MaskedLM(Objective):
 
         loss = - mean over masked places m of log P(token m | the text with its places masked)
 
-    Its head, one layer under the encoder's token vectors and a bias, begins at random: folders of sentence
-    encoders have none. Without a key, in evaluation, the same share is masked, always in the same places.
+    Its head is one layer under the encoder's token vectors, and a bias. Without a key, in evaluation, the
+    same share is masked, always in the same places.
 
     Attributes:
       masking: share of the tokens that are predicted: of these 80 % are masked, 10 % become another token.
+      head: `PretrainedMaskedLM(...)` of jaxir.interop.build, whose head it begins with; None: at random.
     """
 
     masking: Rate = 0.15
+    head: Any = None
     evaluated_on_pairs = False
 
     def features(self, form: TextFormat) -> Features:
         """Returns what a batch holds: text_ids [L]."""
         return {"text_ids": Tokens("text", form.passage_length, form.passage_prompt)}
 
-    def auxiliary(self, model: Any, *, form: TextFormat, rngs: nnx.Rngs) -> MaskedLMHead:
-        """Returns the head.
+    def auxiliary(self, model: Any, *, form: TextFormat, rngs: nnx.Rngs) -> MaskedWords:
+        """Returns the head and the mask token.
 
         Raises:
-          UserError: the tokenizer has no mask token.
+          UserError: the tokenizer has no mask token, or the head to begin with is of another vocabulary or
+            width.
         """
-        return head_for(model, form, rngs=rngs)
+        return MaskedWords(model, self.head, form=form, rngs=rngs)
 
     def __call__(
         self,
@@ -54,7 +57,7 @@ class MaskedLM(Objective):
         batch: Batch,
         key: jax.Array | None = None,
         *,
-        auxiliary: MaskedLMHead,
+        auxiliary: MaskedWords,
         step: jax.Array | None = None,
     ) -> tuple[jax.Array, Metrics]:
         """Returns the loss of the batch and its metrics, float32 []."""
@@ -66,42 +69,21 @@ class MaskedLM(Objective):
         return auxiliary.loss(encoder, hidden, ids, chosen)
 
 
-def head_for(model: Any, form: TextFormat, *, rngs: nnx.Rngs) -> MaskedLMHead:
-    """Makes the head for a dual encoder.
+class MaskedWords(nnx.Module):
+    """What objectives have that mask texts and predict what stood there: a head and the mask token.
+
+    Args:
+      model: the dual encoder.
+      source: whose head it begins with; None: at random.
+      form: of its texts.
+      rngs: of the head's parameters.
 
     Raises:
-      UserError: the tokenizer has no mask token.
-    """
-    backbone = model.config.backbone
-    sizes = (backbone.embed_dim, backbone.vocab_size, form.need_mask())
-    return MaskedLMHead(*sizes, dtype=backbone.dtype, rngs=rngs)
-
-
-class MaskedLMHead(nnx.Module):
-    """A dense layer, GELU and a norm; logits are its products with the token vectors, and a bias.
-
-    Attributes:
-      mask_id: the mask token.
-      bias: [V].
+      UserError: the tokenizer has no mask token, or the head is of another vocabulary or width.
     """
 
-    def __init__(self, embed_dim: int, vocab_size: int, mask_id: int, *, dtype: str, rngs: nnx.Rngs):
-        self.mask_id = mask_id
-        self.dense = layers.Linear(
-            embed_dim,
-            embed_dim,
-            axes=("embed", None),
-            use_bias=True,
-            dtype=dtype,
-            init=layers.normal(0.02),
-            rngs=rngs,
-        )
-        self.norm = layers.LayerNorm(embed_dim, epsilon=1e-12, dtype=dtype)
-        self.bias = layers.param(jnp.zeros((vocab_size,), jnp.float32), "vocab")
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Returns what [B, L, E] are multiplied with the token vectors as: [B, L, E]."""
-        return self.norm(jax.nn.gelu(self.dense(x), approximate=False))
+    def __init__(self, model: Any, source: MaskedLMSource | None, *, form: TextFormat, rngs: nnx.Rngs):
+        self.head, self.mask_id = head_for(model, source, form=form, rngs=rngs), form.need_mask()
 
     def mask(
         self, ids: jax.Array, keys: Sequence[jax.Array | None], *, share: float, fixed: int = 0
@@ -119,7 +101,7 @@ class MaskedLMHead(nnx.Module):
         """
         choosing, replacing = (jax.random.key(fixed) if key is None else key for key in keys)
         chosen = choose_tokens(ids, choosing, share=share)
-        vocab_size = len(self.bias[...])
+        vocab_size = len(self.head.bias[...])
         return mask_as_bert(ids, chosen, replacing, mask_id=self.mask_id, vocab_size=vocab_size), chosen
 
     def loss(
@@ -133,7 +115,7 @@ class MaskedLMHead(nnx.Module):
           ids: [B, L], the texts.
           chosen: [B, L].
         """
-        x, bias = self(hidden), layers.weight(self.bias)
+        x, bias = self.head(hidden), layers.weight(self.head.bias)
         return token_cross_entropy(
             x, layers.weight(encoder.token_table.embedding, x.dtype), ids, chosen, bias=bias
         )

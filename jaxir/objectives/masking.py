@@ -1,4 +1,4 @@
-"""Which tokens of a text are masked, and what stands there instead."""
+"""Which tokens of a text are masked or left out, and what stands there instead."""
 
 from __future__ import annotations
 
@@ -49,3 +49,11 @@ def mask_as_bert(
     random = jax.random.randint(of_which, ids.shape, 1, vocab_size, dtype=jnp.int32)
     replaced = jnp.where(draws < 0.8, mask_id, jnp.where(draws < 0.9, random, ids))
     return jnp.where(chosen, replaced, ids)
+
+
+@jaxtyped(typechecker=beartype)
+def close_gaps(x: Int32[Array, "B L"], kept: Bool[Array, "B L"]) -> Int32[Array, "B L"]:
+    """Returns of each row of x [B, L] what is kept, in its order, and zeros after it."""
+    places = jnp.arange(x.shape[1], dtype=jnp.int32)[None]
+    order = jnp.argsort(jnp.where(kept, places, places + x.shape[1]), axis=1)
+    return jnp.take_along_axis(jnp.where(kept, x, 0), order, axis=1)

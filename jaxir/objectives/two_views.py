@@ -58,6 +58,7 @@ class TwoViews(Contrastive, abc.ABC):
         return Embeddings(*(constrain(side, ("batch", "affinity")) for side in pair))
 
     def loss_of(self, embeddings: Embeddings, batch: Batch) -> tuple[jax.Array, Metrics]:
-        """Applies the loss to the views of the whole batch."""
+        """Applies the loss to the views of the whole batch; negatives, if there are some, are everybody's."""
         key = batch.get("text_key")
-        return self.loss(embeddings.query, embeddings.passage, None, query_key=key, passage_key=key)
+        pair = embeddings.query, embeddings.passage, embeddings.negatives
+        return self.loss(*pair, query_key=key, passage_key=key)

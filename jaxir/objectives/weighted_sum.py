@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -46,15 +46,18 @@ class WeightedSum(Objective):
     """The sum of weight * loss over several objectives.
 
     Each part has an auxiliary and random numbers of its own; their features are united. Metrics are the
-    parts' own, `PART/metric` and `PART/loss`.
+    parts' own, `PART/metric` and `PART/loss`, and `PART/weight` where it follows the step.
 
     Attributes:
       parts: objectives by name.
-      weights: by the same names: a number, or a `Ramp` over the steps; 1 where there is none.
+      weights: by the same names: a number, or a function of the step (None: in evaluation) such as `Ramp`; 1
+        where there is none.
     """
 
     parts: Mapping[str, Objective]
-    weights: Mapping[str, float | Ramp] = dataclasses.field(default_factory=dict)
+    weights: Mapping[str, float | Callable[[jax.Array | None], jax.Array]] = dataclasses.field(
+        default_factory=dict
+    )
 
     def __post_init__(self):
         if not self.parts:
@@ -125,8 +128,11 @@ class WeightedSum(Objective):
             own = None if key is None else jax.random.fold_in(key, number)
             loss, found = part(model, batch, own, auxiliary=getattr(auxiliary, name, None), step=step)
             weight = self.weights.get(name, 1.0)
-            total += loss * (weight(step) if callable(weight) else weight)
-            metrics |= {f"{name}/{metric}": value for metric, value in found.items()} | {f"{name}/loss": loss}
+            found = {**found, "loss": loss}
+            if callable(weight):
+                found["weight"] = weight = weight(step)
+            total += loss * weight
+            metrics |= {f"{name}/{metric}": value for metric, value in found.items()}
         return total, metrics
 
 

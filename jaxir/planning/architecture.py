@@ -44,13 +44,13 @@ def _read_shapes(source: str, tokenizer: str | None) -> StoredModel:
 
 def _describe_source(source: str, tokenizer: str | None) -> tuple[DualEncoderConfig, EncoderSettings]:
     kind, separator, name = str(source).partition(":")
-    if separator and kind == "hf":
+    if separator and name and kind == "hf":
         backbone = _describe_hf(name)
         length = min(_DEFAULT_LENGTH, backbone.max_positions or _DEFAULT_LENGTH)
         return DualEncoderConfig(backbone=backbone), EncoderSettings(
             query_max_length=length, passage_max_length=length
         )
-    if separator and kind == "t5x":
+    if separator and name and kind == "t5x":
         return t5x.describe(name)
     found, _ = model_dir.read(source, tokenizer=tokenizer)  # opened, not read
     return found.config, found.settings

@@ -46,7 +46,7 @@ def estimate(
     block = 0
     if backbone.remat:
         block = max(kept_without_remat.activations - kept.activations, 0) // backbone.num_layers
-    gathered = 2 * whole * itemsize // backbone.num_layers
+    gathered = 2 * whole * itemsize // max(1, backbone.num_layers)
     temporaries = kept.gradients + kept.activations + block + gathered
     passes = 3 + backbone.remat + (chunks > 1)
     activations = chunks * (kept_without_remat.activations + kept.activations)

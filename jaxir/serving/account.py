@@ -6,9 +6,11 @@ import contextlib
 import datetime
 import logging
 import logging.handlers
+import re
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from starlette.routing import BaseRoute, Match
@@ -18,6 +20,7 @@ from jaxir.serving.metrics import Metrics
 
 METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH")
 LONGEST_PATH = 200
+_LINE = re.compile(rb"\d{4}-\d\d-\d\dT[\d:.+]+ ")  # how one begins
 
 
 class AccessLog:
@@ -31,11 +34,17 @@ class AccessLog:
       path: a file, which is appended to; None is standard error.
 
     Raises:
-      UserError: the file cannot be written.
+      UserError: the file cannot be written, or is no access log: lines would be added to what is dear to
+        someone.
     """
 
     def __init__(self, path: str | None):
         try:
+            if path is not None and Path(path).is_file():
+                with Path(path).open("rb") as file:
+                    first = file.readline(1000)
+                if first and not _LINE.match(first):
+                    raise UserError(f"{path} is there already and is no access log: give another file")
             self._handler: logging.Handler = _Stream(sys.stderr) if path is None else _File(path)
         except OSError as error:
             raise UserError(f"cannot write the access log {path}: {error.strerror.lower()}") from None

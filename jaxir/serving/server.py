@@ -44,8 +44,8 @@ def listen(host: str, port: int) -> socket.socket:
         except OSError:
             listener.close()
             raise
-    except OSError as error:
-        reason = error.strerror or str(error)
+    except (OSError, UnicodeError) as error:  # of names that cannot be a host's
+        reason = getattr(error, "strerror", None) or str(error)
         raise UserError(f"cannot serve on {host}, port {port}: {reason.lower()} (--host, --port)") from None
     return listener
 

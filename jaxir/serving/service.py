@@ -316,6 +316,8 @@ def _named(spec: str) -> tuple[str, str]:
     name, equals, directory = spec.partition("=")
     if not equals or "/" in name:
         name, directory = Path(spec).resolve().name, spec
+    if not directory:
+        raise UserError(f"{spec!r} lacks a directory; write NAME=DIR")
     return name, directory
 
 

@@ -20,4 +20,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    cli.end(main(sys.argv[1:]))

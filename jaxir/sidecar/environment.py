@@ -121,5 +121,9 @@ def _run(command: list[str], what: str) -> None:
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("another process is installing the sidecar: waiting for it", file=sys.stderr, flush=True)
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -26,13 +26,14 @@ from jaxir.partitioning import MeshConfig, Partitioner
 from jaxir.training import stages
 from jaxir.training import state as state_lib
 from jaxir.training.checkpoints import Checkpoints
+from jaxir.training.described import describe
 from jaxir.training.holding import held
 from jaxir.training.logs import Narrator, RunLog, timed
 from jaxir.training.marker import check_run_dir
 from jaxir.training.memory import device_memory, fit_chunks
 from jaxir.training.prefetch import prefetch
 from jaxir.training.recipe import Recipe
-from jaxir.training.settings import agreed_settings, describe
+from jaxir.training.settings import agreed_settings
 from jaxir.training.suite import Suite, evaluators_of
 
 COMPLETE = "COMPLETE"
@@ -123,8 +124,9 @@ def train(
         loaded = recipe.model
         if not isinstance(loaded, LoadedModel):
             loaded = loaded.build(seed=recipe.seed, partitioner=partitioner)
-        model, mask_id = loaded.model, getattr(loaded.tokenizer, "mask_id", None)
-        form = loaded.settings.text_format(recipe.num_negatives, mask_id=mask_id)
+        model = loaded.model
+        of_tokens = {name: getattr(loaded.tokenizer, name, None) for name in ("mask_id", "vocabulary")}
+        form = loaded.settings.text_format(recipe.num_negatives, **of_tokens)
         data = recipe.data
         if hasattr(data, "build"):
             features = objective.features(form)

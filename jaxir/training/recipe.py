@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from jaxir.errors import UserError
-from jaxir.simple_types import Count, Natural, Positive, PositiveNumber, Seed, checked
+from jaxir.simple_types import Count, Natural, Object, Positive, PositiveNumber, Seed, checked
 from jaxir.training.length import check_length, in_steps, steps_of
 
 if TYPE_CHECKING:  # which imports JAX
@@ -45,17 +46,17 @@ class Recipe:
       on_bad_input: stop at the first malformed record, or skip and count them.
     """
 
-    model: Any
-    objective: Any
-    data: Any
+    model: Object
+    objective: Object
+    data: Object | None  # None in plans, which read none
     steps: Count | None = None
     epochs: Positive | None = None
     min_steps: Count = 1
     batch_size: Count
-    dev: Any = None
-    evaluators: Any = None
-    optimizer: Any = None
-    mesh: Any = None
+    dev: Object | None = None
+    evaluators: Sequence[Object] | None = None
+    optimizer: Object | None = None
+    mesh: Object | None = None
     num_negatives: Natural = 0
     frozen: list[str] | None = None
     auxiliary_from: str | None = None
@@ -102,12 +103,24 @@ class Recipe:
 
     def check_batch(self, partitioner: Partitioner) -> None:
         """Raises a UserError unless the devices, and the objective's chunks if any, divide the batch."""
-        divisor, chunks = partitioner.batch_divisor(), getattr(self.objective, "chunks", 1)
+        divisor = partitioner.batch_divisor()
         if self.batch_size % divisor:
             raise UserError(
                 f"batch_size must be a multiple of the {divisor} devices that share it, not {self.batch_size}"
             )
-        if isinstance(chunks, int) and self.batch_size % chunks:
-            raise UserError(
-                f"a batch of {self.batch_size} examples cannot be embedded in {chunks} equal chunks"
-            )
+        for chunks in _chunks(self.objective):
+            if self.batch_size % chunks:
+                raise UserError(
+                    f"a batch of {self.batch_size} examples cannot be embedded in {chunks} equal chunks"
+                )
+
+
+def _chunks(objective: Any) -> Iterator[int]:
+    """Yields the chunks of an objective and of those that it holds in its fields, where they are numbers."""
+    if isinstance(chunks := getattr(objective, "chunks", None), int):
+        yield chunks
+    fields = dataclasses.fields(objective) if dataclasses.is_dataclass(objective) else ()
+    for value in (getattr(objective, field.name) for field in fields):
+        for part in value.values() if isinstance(value, Mapping) else (value,):
+            if dataclasses.is_dataclass(part):
+                yield from _chunks(part)

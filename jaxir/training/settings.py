@@ -1,22 +1,20 @@
 """The settings that the parts of an interrupted run must share, as JSON values that name themselves."""
 
-import dataclasses
-import functools
 import hashlib
-import inspect
 import re
-import types
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 from flax import nnx
 
 from jaxir.interop import array_checksums
+from jaxir.training.described import describe, difference
 from jaxir.training.recipe import Recipe
 
 HINT = "give the settings of that run to resume it, or another output_dir"
 _HASHED = ("auxiliary", "model")  # told last: they follow from others, such as the objective's and the seed
+_DESCRIBED = ("objective", "optimizer")
 _OF_LOSS = ("loss on ", "accuracy on ")
 _OF_FIRST_BATCH = re.compile(r"\b\d+ examples [0-9a-f]{16}\b")  # how data were told before `Data.fingerprint`
 
@@ -66,7 +64,11 @@ def disagreement(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str | None
             )
         if name == "data":
             return f"was trained on other data: {was}, not {given}; {HINT}"
-        return f"was trained with {name}={was}, not {given}; {HINT}"
+        told = f"{name}={was}, not {given}"
+        if isinstance(was, str) and isinstance(given, str) and name in _DESCRIBED:
+            told = difference(name, was, given)
+        if told is not None:
+            return f"was trained with {told}; {HINT}"
     return None
 
 
@@ -88,40 +90,3 @@ def model_fingerprint(model: nnx.Module) -> str:
     lines.append(describe(getattr(model, "config", None)))
     digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
     return f"{sum(x.size for _, x in leaves)} parameters {digest[:16]}"
-
-
-def describe(value: Any, bindings: Callable[[Any], Mapping[str, Any]] = lambda _: {}) -> str:
-    """Returns a text that is the same in every process for equal settings: names, fields and defaults.
-
-    Args:
-      value: a settings object, a function, or a plain value, nested at will.
-      bindings: the arguments of a function that are bound elsewhere (by gin, say).
-    """
-
-    def call(function: Any, given: Mapping[str, Any]) -> str:
-        parameters = inspect.signature(function).parameters
-        defaults = {n: p.default for n, p in parameters.items() if p.default not in (p.empty, None)}
-        name = f"{function.__module__}.{function.__qualname__}"
-        return listed(name, defaults | dict(bindings(function)) | dict(given))
-
-    def listed(name: str, values: Mapping[str, Any]) -> str:
-        return f"{name}({', '.join(f'{k}={text(v)}' for k, v in values.items())})"
-
-    def text(value: Any) -> str:
-        if isinstance(value, functools.partial):
-            parameters = inspect.signature(value.func).parameters
-            return call(value.func, dict(zip(parameters, value.args, strict=False)) | value.keywords)
-        if isinstance(value, types.FunctionType | types.BuiltinFunctionType):
-            return call(value, {})
-        if dataclasses.is_dataclass(value):
-            fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-            return listed(type(value).__qualname__, fields)
-        if isinstance(value, Mapping):
-            return listed("dict", {str(k): v for k, v in value.items()})
-        if isinstance(value, list | tuple):
-            return f"[{', '.join(map(text, value))}]"
-        if isinstance(value, str | int | float | bool | None):
-            return repr(value)
-        return listed(type(value).__qualname__, {k: v for k, v in vars(value).items() if k[0] != "_"})
-
-    return text(value)

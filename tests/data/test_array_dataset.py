@@ -366,7 +366,7 @@ def test_skipping_is_reported_when_built(minilm, tmp_path, capsys):
         .num_examples
         == 1
     )
-    assert f"skipped 1 records: not valid JSON (first: {path}:2)" in capsys.readouterr().err
+    assert f"skipped 1 record: not valid JSON (first: {path}:2)" in capsys.readouterr().err
 
 
 def test_a_negative_that_is_its_positive_once_cut_is_left_out(minilm, capsys, tmp_path):

@@ -106,7 +106,7 @@ def test_malformed_line_stops_with_its_place_or_is_skipped(tmp_path, capsys, kin
     assert len(str(raised.value)) < 400 and raised.value.line == number
 
     assert len(read(kind, path, "skip")) == 1
-    assert f"skipped 1 records: {raised.value.reason.split(' (')[0][:8]}" in capsys.readouterr().err
+    assert f"skipped 1 record: {raised.value.reason.split(' (')[0][:8]}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", READERS)
@@ -151,7 +151,7 @@ def test_report_counts_by_kind_and_names_the_first_place(tmp_path, capsys):
     report = capsys.readouterr().err.splitlines()
     assert report == [
         f"skipped 2 records: not valid JSON (first: {path}:1)",
-        f"skipped 1 records: duplicate id (first: {path}:3)",
+        f"skipped 1 record: duplicate id (first: {path}:3)",
         f"kept 2 records: document with neither title nor text (first: {path}:4)",
     ]
 

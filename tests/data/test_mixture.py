@@ -171,7 +171,7 @@ def test_faults_of_a_source_are_named(minilm, sources, tmp_path, capsys):
     with pytest.raises(BadInputError, match=r"bad\.jsonl:1: no field 'passage'"):
         mixture.build(minilm, pair_features(TextFormat(**LENGTHS)))
     assert mixture.build(minilm, pair_features(TextFormat(**LENGTHS)), on_bad_input="skip").num_examples == 74
-    assert capsys.readouterr().err == f"skipped 1 records: no field 'passage' (first: {bad}:1)\n"
+    assert capsys.readouterr().err == f"skipped 1 record: no field 'passage' (first: {bad}:1)\n"
 
 
 def test_a_mixture_is_bound_by_gin(sources, tmp_path):

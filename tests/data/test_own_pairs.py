@@ -130,9 +130,9 @@ def test_what_is_of_no_use_is_left_out_and_counted(tmp_path, capsys):
     assert prepare(f"--dataset=pairs:{path}", f"--output={tmp_path / 'out'}") == 0
     assert capsys.readouterr().err.splitlines() == [
         f"skipped 3 records: without a passage (first: {path}:26)",
-        f"skipped 1 records: without a query (first: {path}:25)",
-        f"skipped 1 records: the passage is the query (first: {path}:27)",
-        f"skipped 1 records: a pair seen before (first: {path}:28)",
+        f"skipped 1 record: without a query (first: {path}:25)",
+        f"skipped 1 record: the passage is the query (first: {path}:27)",
+        f"skipped 1 record: a pair seen before (first: {path}:28)",
     ]
     assert sum(len(pairs_of(tmp_path / "out", split)) for split in SPLITS) == len(ROWS)
 
@@ -187,7 +187,7 @@ def test_a_file_without_a_header_is_read_by_number(tmp_path, capsys):
     err = capsys.readouterr().err
     assert err == (
         f"error: {path}: which column is the query? Name it by --query=; it has: 0, {ROWS[0][0]},"
-        f" {f'{ROWS[0][1]!r}':.40} (a file without a header line: --query=1 --passage=2)\n"
+        f' {f"{ROWS[0][1]!r}":.40} (a file without a header line: --query="1" --passage="2")\n'
     )
     flags = ["--query=2", "--passage=3", "--query_id=1"]
     assert prepare(f"--dataset=pairs:{path}", f"--output={tmp_path / 'out'}", *flags) == 0
@@ -236,9 +236,9 @@ def test_malformed_records_are_skipped_and_counted_once(tmp_path, capsys):
     assert prepare(*flags) == 0
     first = lines.count(b"\n") + 1
     assert sorted(capsys.readouterr().err.splitlines()) == [
-        f"skipped 1 records: expected 2 columns (query, answer) (first: {path}:{first})",
-        f"skipped 1 records: not UTF-8 (first: {path}:{first + 2})",
-        f"skipped 1 records: not valid CSV (first: {path}:{first + 1})",
+        f"skipped 1 record: expected 2 columns (query, answer) (first: {path}:{first})",
+        f"skipped 1 record: not UTF-8 (first: {path}:{first + 2})",
+        f"skipped 1 record: not valid CSV (first: {path}:{first + 1})",
     ]
     assert sum(len(pairs_of(tmp_path / "out", split)) for split in SPLITS) == len(ROWS) + 1
 

@@ -64,7 +64,7 @@ def test_natural_questions(tmp_path, capsys):
     ]
     path = published.write_lines(tmp_path / "nq.jsonl", [json.dumps(record) for record in records])
     assert prepare(f"--dataset=nq:{path}", "--splits=dev", f"--output={tmp_path / 'out'}") == 0
-    assert "skipped 1 records: question without a long answer" in capsys.readouterr().err
+    assert "skipped 1 record: question without a long answer" in capsys.readouterr().err
     collection = read_collection(tmp_path / "out", "dev")
     assert collection.documents == ["Kettle A kettle boils water .", "Kettle Made since 1900"]
     assert collection.queries == ["since when"]

@@ -207,7 +207,7 @@ def test_natural_questions_pairs_a_question_with_its_long_answers(tmp_path, caps
     ]
     assert pairs[0].passage_id == pairs[2].passage_id == text_id(f"Kettle {KETTLE}")
     collector.report()
-    assert capsys.readouterr().err == f"skipped 1 records: question without a long answer (first: {path}:3)\n"
+    assert capsys.readouterr().err == f"skipped 1 record: question without a long answer (first: {path}:3)\n"
 
     documents, queries, qrels = (
         natural_questions.NaturalQuestionsPairs(path=str(path)).answers(collector).collection()

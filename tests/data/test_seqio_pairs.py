@@ -245,7 +245,7 @@ def test_bad_input_stops_before_the_first_batch(minilm, tmp_path, capsys):
     dataset = SeqioPairs(mixture=name).build(
         minilm, pair_features(TextFormat(**LENGTHS)), on_bad_input="skip"
     )
-    assert capsys.readouterr().err == f"skipped 1 records: no field 'passage' (first: {path}:2)\n"
+    assert capsys.readouterr().err == f"skipped 1 record: no field 'passage' (first: {path}:2)\n"
     assert dataset.num_examples == 1 and len(list(dataset.ordered(1))) == 1
     with pytest.raises(UserError, match="batch_size is 2, but there are only 1 pairs"):
         dataset.batches(batch_size=2, seed=0)

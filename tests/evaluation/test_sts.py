@@ -1,10 +1,12 @@
-"""STS: correlations by hand, pairs taken together, malformed files, and a collapsed model."""
+"""STS: correlations and spaces by hand, the official layouts, malformed files, and a collapsed model."""
 
 import numpy as np
 import pytest
 
 from jaxir.errors import BadInputError, UserError
-from jaxir.evaluation.sts import evaluate_sts, read_sts
+from jaxir.evaluation.pair_space import measure
+from jaxir.evaluation.sts import evaluate_sts
+from jaxir.evaluation.sts_files import read_sts, read_sts_tasks
 
 HEADER = "score\tsentence1\tsentence2\n"
 
@@ -44,12 +46,126 @@ def test_spearman_by_hand(folder):
     # Pearson of the ranks: of cosine (10 10 20 30 40 45 degrees) and of the scores.
     cosine, people = [5.5, 5.5, 4, 3, 2, 1], [6, 1, 4, 5, 2, 3]
     assert scores.spearman["all"] == pytest.approx(100 * np.corrcoef(cosine, people)[0, 1])
-    assert scores.pairs == {"a": 4, "b": 2, "all": 6}
+    assert scores.spearman["mean"] == pytest.approx((80 - 100) / 2)
+    assert scores.spearman["wmean"] == pytest.approx((4 * 80 - 2 * 100) / 6)
+    assert scores.pairs == {"a": 4, "b": 2, "all": 6, "mean": 6, "wmean": 6}
     assert encoder.calls == 1
 
 
 def test_a_collapsed_model_scores_zero(folder):
-    assert set(evaluate_sts(Collapsed(), read_sts(folder)).spearman.values()) == {0.0}
+    scores = evaluate_sts(Collapsed(), read_sts(folder))
+    assert set(scores.spearman.values()) == {0.0}
+    space = scores.space["a"]
+    assert (space.alignment, space.uniformity) == (pytest.approx(0, abs=1e-6), pytest.approx(0, abs=1e-6))
+    assert space.recall == {1: 0.0, 5: 100.0, 10: 100.0}, "of equally near ones the partner comes last"
+
+
+def test_space_by_hand():
+    """Sentences at 0, 90, 180 and 270 degrees, and one at 350, which has 0 for its nearest."""
+    degrees = np.deg2rad([0.0, 90.0, 180.0, 270.0, 350.0])
+    vectors = np.stack([np.cos(degrees), np.sin(degrees)], 1).astype(np.float32)
+    rows = np.array([[0, 1], [0, 4], [2, 3], [1, 1]])
+    found = measure(vectors, rows, np.array([4.5, 5.0, 4.0, 5.0]))
+    chord = 2 - 2 * np.cos(np.deg2rad(10))
+    assert found.alignment == pytest.approx((2 + chord + 0) / 3, rel=1e-5)
+    assert (found.positives, found.same) == (3, 1), "a sentence does not look for itself"
+    assert found.recall == {1: 100.0, 5: 100.0, 10: 100.0}
+    # Every two of the eight sentences as they stand in the pairs, worked out one by one.
+    every = vectors[rows.ravel()].astype(np.float64)
+    apart = [np.sum((x - y) ** 2) for i, x in enumerate(every) for y in every[i + 1 :]]
+    assert len(apart) == 28
+    assert found.uniformity == pytest.approx(np.log(np.mean(np.exp(-2 * np.array(apart)))), rel=1e-5)
+    # From 0 the partner at 90 comes after 350; from 90, 0 and 180 are as near, so that the partner is second.
+    far = measure(vectors, rows, np.array([5.0, 1.0, 1.0, 1.0]))
+    assert far.recall == {1: 0.0, 5: 100.0, 10: 100.0}
+    assert measure(vectors, rows, np.array([1.0, 2.0, 1.0, 1.0])).recall is None
+
+
+def test_pairs_beyond_a_block_are_counted_once(monkeypatch):
+    from jaxir.evaluation import pair_space
+
+    vectors = np.random.default_rng(0).normal(size=(23, 4))
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    rows = np.random.default_rng(1).integers(0, 23, (40, 2))
+    whole = measure(vectors, rows, np.full(40, 5.0))
+    monkeypatch.setattr(pair_space, "BLOCK", 7)
+    parts = measure(vectors, rows, np.full(40, 5.0))
+    assert parts.uniformity == pytest.approx(whole.uniformity) and parts.recall == whole.recall
+    assert 0 < whole.recall[5] < 100
+
+
+YEAR = {  # as in 2015 and 2016, the second and the last pair were not rated
+    "STS.input.forums.txt": "0\t10\n7\t7\n0\t20\thttp://a\n0\t30\n5\t5\n",
+    "STS.gs.forums.txt": "5\n\n3\n4.5\n\n",
+    "STS2016.input.question-question.txt": "1\t2\n3\t4\n",
+    "STS2016.gs.question-question.txt": "1\n2.25\n",
+    "readme.txt": "not a set",
+}
+BENCHMARK = {
+    f"sts-{split}.csv": f'main\tfile\t2012\t0001\t5.000\t"a {split}\tb\n'
+    "main\tfile\t2012\t2\t1\tc\td\tsource\n"
+    for split in ("train", "dev", "test")
+}
+SICK = {
+    f"SICK_{split}.txt": "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment\n"
+    f"1\ta {split}\tb\t4.5\tNEUTRAL\n2\tc\td\t3\tENTAILMENT\n"
+    for split in ("train", "trial", "test_annotated")
+}
+
+
+def write(folder, files):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_text(content)
+    return folder
+
+
+def test_official_layouts(tmp_path):
+    year = read_sts(write(tmp_path / "STS16-en-test", YEAR))
+    assert [tuple(p) for p in year["forums"]] == [(5.0, "0", "10"), (3.0, "0", "20"), (4.5, "0", "30")]
+    assert [p.score for p in year["question-question"]] == [1.0, 2.25] and len(year) == 2
+    benchmark = read_sts(write(tmp_path / "STSBenchmark", BENCHMARK))
+    assert list(benchmark) == ["sts-dev", "sts-test", "sts-train"]
+    assert [tuple(p) for p in benchmark["sts-test"]] == [(5.0, '"a test', "b"), (1.0, "c", "d")]
+    sick = read_sts(write(tmp_path / "SICK", SICK))
+    assert [tuple(p) for p in sick["SICK_trial"]] == [(4.5, "a trial", "b"), (3.0, "c", "d")]
+    tsv = "score\tsentence1\tsentence2\n1\ta\tb\n2\tc\td\n"
+    write(tmp_path / "plain", {"train.tsv": tsv, "test.tsv": tsv})
+    (tmp_path / "empty").mkdir()
+    tasks = read_sts_tasks(tmp_path)
+    assert {name: list(sets) for name, sets in tasks.items()} == {
+        "SICK": ["SICK_test_annotated"],
+        "STS16-en-test": ["forums", "question-question"],
+        "STSBenchmark": ["sts-test"],
+        "plain": ["test"],
+    }
+    assert read_sts_tasks(tmp_path / "SICK") == {}
+    with pytest.raises(UserError, match=r"plain has no split 'dev', only test, train"):
+        read_sts_tasks(tmp_path, "dev")
+    only = read_sts(tmp_path / "STSBenchmark" / "sts-dev.csv")
+    assert only == {"sts-dev": benchmark["sts-dev"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("STS.input.forums.txt", "0\t10\n\n0 20\n0\t30\n\n", "forums.txt:3: expected 2 columns or more"),
+        ("STS.gs.forums.txt", "5\n\n3\nfour\n", "input.forums.txt:4: the score is not a number: 'four'"),
+        (
+            "STS.gs.forums.txt",
+            "5\n\n3\n4\n\n1\n",
+            "gs.forums.txt:6: a score of no pair: STS.input.forums.txt has 5",
+        ),
+        ("STS.input.new.txt", "a\tb\n", "has no STS.gs.new.txt beside it"),
+        ("STS.input.all.txt", "a\tb\n", "'all' names what is made of several files"),
+        ("sts-test.csv", "main\tfile\t2012\t1\ta\tb\n", "sts-test.csv:1: expected 7 columns or more"),
+        ("SICK_train.txt", "1\ta\tb\t4.5\n", "SICK_train.txt:1: the header must begin with pair_ID"),
+    ],
+)
+def test_damaged_official_files_say_where_and_why(tmp_path, name, content, sentence):
+    write(tmp_path, YEAR | {name: content})
+    with pytest.raises(UserError, match=sentence):
+        read_sts(tmp_path)
 
 
 def test_quotes_and_inner_spaces_are_kept(tmp_path):
@@ -79,10 +195,12 @@ def test_malformed_files_say_where_and_why(tmp_path, content, where, why):
 
 
 def test_no_files(tmp_path):
-    with pytest.raises(UserError, match=r"no \.tsv files"):
+    with pytest.raises(
+        UserError, match=r"no rated pairs: expected are NAME\.tsv .*ixa2\.si\.ehu\.eus.*SICK_test_annotated"
+    ):
         read_sts(tmp_path)
-    (tmp_path / "all.tsv").write_text(HEADER)
-    with pytest.raises(UserError, match="rename the file"):
+    (tmp_path / "wmean.tsv").write_text(HEADER)
+    with pytest.raises(UserError, match="rename that file"):
         read_sts(tmp_path)
-    with pytest.raises(UserError, match="not a folder"):
+    with pytest.raises(UserError, match="absent is neither a folder nor a file of rated pairs: expected"):
         read_sts(tmp_path / "absent")

@@ -67,6 +67,38 @@ def test_a_grid_from_end_to_end(tmp_path, flags):
     assert again.stdout == done.stdout
 
 
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_grid_on_texts_with_a_judge_and_an_untrained_model(tmp_path, folder, model):
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("score\tsentence1\tsentence2\n5\ta cat\tcats\n1\ta cat\tthe table\n3\ta dog\ta cat\n")
+    command = [sys.executable, "-m", "jaxir.grid", "--gin_file=gin/experiments/texts_grid.gin"]
+    command += [f"--datasets=toy={folder}", f"--output_dir={tmp_path / 'grid'}", "--steps=2", "--metrics=RR"]
+    command += [f"--bindings=MODEL={model},STS={pairs},BATCH_SIZE=8,PASSAGE_LENGTH=8,QUERY_LENGTH=8"]
+    command += ["--objectives=simcse", "--seeds=1,7", f"--untrained=BERT={model}"]
+
+    def run(*more):
+        return subprocess.run([*command, *more], capture_output=True, text=True, timeout=800)
+
+    done = run()
+    assert done.returncode == 0, done.stderr
+    assert [word.strip() for word in done.stdout.split("|")[1:3]] == ["Loss", "toy RR"]
+    judged = run(f"--judges=cats=sts:{pairs}")
+    assert judged.returncode == 0, judged.stderr
+    lines = [[word.strip() for word in line.split("|")[1:-1]] for line in judged.stdout.splitlines()[:4]]
+    assert lines[0] == ["Loss", "toy RR", "toy cats Spearman"]
+    assert [line[0] for line in lines[2:]] == ["SimCSE", "BERT"]
+    cells = tmp_path / "grid" / "cells"
+    assert sorted(p.name for p in (cells / "toy-BERT").iterdir()) == [
+        *("commands.txt", "judge_cats.json", "log.txt", "test.json")
+    ]
+    log = (cells / "toy-minilm-sde-simcse-seed7" / "log.txt").read_text()
+    assert log.count("$ python -m jaxir.train") == 1  # what was there when the judge came was left alone
+    assert log.count("$ python -m jaxir.evaluate") == 2
+    said = json.loads((cells / "toy-BERT" / "judge_cats.json").read_text())["spearman"]["all"]
+    assert lines[3][2].strip("*") == f"{said:.1f}"
+
+
 def test_mistakes_cost_one_sentence_and_write_nothing(tmp_path, flags, capsys):
     for extra, sentence in (
         ("--objectives=samtonne", "there is no objective 'samtonne'"),

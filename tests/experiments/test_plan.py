@@ -122,6 +122,57 @@ def test_a_folder_may_be_named_as_other_commands_name_it(folder):
     assert f"--dataset=beir:{folder}" in cell.commands.testing
 
 
+OF_TEXTS = {
+    "simcse": ("SimCSE", "in_batch_softmax"),
+    "simcse_nt_xent": ("SimCSE", "nt_xent"),
+    "simcse_bce": ("SimCSE", "bce"),
+    "consert_1": ("ConSERT", ["feature_cutoff"]),
+    "consert_2": ("ConSERT", ["embedding_dropout"]),
+    "clm_autoencoder": ("CLMAutoencoder", None),
+    "mlm_autoencoder": ("MLMAutoencoder", None),
+    "multi_task": ("WeightedSum", None),
+    "tsdae": ("TSDAE", None),
+}
+
+
+def test_the_grid_of_objectives_on_texts(folder, tmp_path, capsys):
+    given = {"datasets": ["x"], "judges": ["x"], "bindings": ["x"], "untrained": ["x"]}
+    grid_bound, _ = gin_config.bind(
+        grid, ["gin/experiments/texts_grid.gin"], [], {"output_dir": "x", **given}
+    )
+    pairs = tmp_path / "pairs.tsv"
+    pairs.touch()
+    chosen = {"datasets": [f"data={folder}"], "judges": [f"rated=sts:{pairs}"]}
+    chosen |= {"bindings": [f"STS={pairs}"], "untrained": ["GloVe=w2v:glove.txt"]}
+    assert grid_bound(output_dir=str(tmp_path / "grid"), dry_run=True, **chosen) == 0
+    *cells, last = capsys.readouterr().out.strip().split("\n\n")
+    assert len(cells) == 27
+    for number, cell in enumerate(cells):
+        training, *tests = (shlex.split(line) for line in cell.splitlines())
+        seed, (name, (objective, detail)) = (1, 7, 42)[number // 9], list(OF_TEXTS.items())[number % 9]
+        directory = f"{tmp_path}/grid/cells/data-minilm-sde-{name}-seed{seed}"
+        assert training[-2:] == [f"--seed={seed}", f"--output_dir={directory}/model"]
+        assert [[w for w in words if w.startswith(("--model", "--dataset"))] for words in tests] == [
+            [f"--model={directory}/model", f"--dataset=beir:{folder}"],
+            [f"--model={directory}/model", f"--dataset=sts:{pairs}"],
+        ]
+        if seed != 1:
+            continue  # the same recipes again
+        bound = resolve(training)
+        found = bound["objective"]
+        assert type(found).__name__ == objective
+        if objective == "SimCSE":
+            assert found.loss.__name__ == detail
+        if objective == "ConSERT":
+            assert (found.first, found.second) == (["token_shuffling"], detail)
+        assert (bound["data"].path, bound["steps"], bound["batch_size"]) == (str(folder), 900, 64)
+        assert bound["dev_metric"] == "spearman" and bound["evaluators"][0].path == str(pairs)
+    assert [shlex.split(line)[3:5] for line in last.splitlines()] == [
+        ["--model=w2v:glove.txt", f"--dataset=beir:{folder}"],
+        ["--model=w2v:glove.txt", f"--dataset=sts:{pairs}"],
+    ]
+
+
 planned = functools.partial(
     plan.plan_cells, recipe=["gin/runs/few_steps.gin"], steps=7, bindings=(), metrics="P@1", split="test"
 )
@@ -193,6 +244,9 @@ def test_a_cell_is_the_same_wherever_grid_and_data_lie(folder, tmp_path):
         ({"seeds": []}, "seeds must have at least one value"),
         ({"seeds": [1, 1]}, "seeds has '1' twice"),
         ({"datasets": ["no/such"]}, "no/such is not a directory"),
+        ({"judges": ["rated=sts:no/such.tsv"]}, "no/such.tsv: no such file or folder of rated pairs"),
+        ({"judges": ["sts:pairs.tsv"]}, "a judge is NAME=sts:PATH, not 'sts:pairs.tsv'"),
+        ({"untrained": ["w2v:vectors"]}, "an untrained model is NAME=MODEL, not 'w2v:vectors'"),
     ],
 )
 def test_a_grid_that_cannot_be_planned_is_explained(folder, changes, message):

@@ -1,5 +1,6 @@
 """The paper's table from cells' scores: means, deviations, differences and what is missing."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -67,6 +68,36 @@ def test_means_and_deviations_over_seeds(cells):
     ]
     row = cells[2].row
     assert results.score(row, "data", "P@1").per_seed == pytest.approx({0: 2 / 3, 1: 1.0})
+
+
+def judged(cell: Cell, content: object) -> Cell:
+    """The cell with a judge who has said so."""
+    found = dataclasses.replace(cell, commands=Commands(training=(), testing=(), judging={"sickr": ()}))
+    found.judged["sickr"].write_text(json.dumps(content))
+    return found
+
+
+def test_a_judge_has_a_column_and_untrained_models_have_rows(cells, tmp_path):
+    said = [{"spearman": {"x": 9.0, "all": rho}} for rho in (70.0, 80.0, 81.0)]
+    said.append({"tasks": {}, "average": {"all": 81.0, "mean": 1.0}})
+    of_one_tower = [dataclasses.replace(c, row=dataclasses.replace(c.row, sharing="sde")) for c in cells]
+    trained = [judged(c, content) for c, content in zip(of_one_tower, said, strict=True)]
+    row = Row(model="", sharing="", objective="GloVe", variant="")
+    untrained = dataclasses.replace(cell(tmp_path, "GloVe", 0, [1, 1, 1]), row=row)
+    results = table.collect([*trained, judged(untrained, {"spearman": {"all": 50.0}})])
+    assert table.scores_table(results).splitlines() == [
+        "| Loss     | data P@1    | data sickr Spearman |",
+        "|----------|-------------|---------------------|",
+        "| Standard | 50.0 ± 23.6 | 75.0 ± 7.1          |",
+        "| SamToNe  | 83.3 ± 23.6 | **81.0 ± 0.0**      |",
+        "| GloVe    | **100.0**   | 50.0                |",
+    ]
+    assert {d.metric for d in table.compare_rows(results)} == {"P@1"}
+    trained[3].judged["sickr"].unlink()
+    assert table.collect(trained).missing == (trained[3].name,)
+    for content in ([], {}, {"spearman": {"x": 1.0}}, {"spearman": {"all": "x"}}):
+        with pytest.raises(UserError, match=r"judge_sickr\.json"):
+            table.collect([judged(trained[3], content)])
 
 
 def test_differences_are_paired_over_queries_and_seeds(cells):

@@ -1,5 +1,6 @@
 """Models that the tests of exports use; and makes `t5x_writer` importable."""
 
+import dataclasses
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 from flax import nnx
 
+from jaxir import PretrainedCrossEncoder
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.interop import model_dir
 from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel
@@ -25,6 +27,21 @@ def save_model() -> Callable[..., str]:
             query_max_length=12, passage_max_length=40, query_prompt="ask: ", passage_prompt="tell: "
         )
         model_dir.save(directory, model, tokenizer, settings)
+        return str(directory)
+
+    return save
+
+
+@pytest.fixture(scope="session")
+def save_cross_encoder() -> Callable[..., str]:
+    """Writes a cross-encoder, with the head that it has or a new one, and returns its directory."""
+
+    def save(directory: Path, source: str, **settings) -> str:
+        loaded = PretrainedCrossEncoder(source=source, query_max_length=12, passage_max_length=28).build(
+            seed=0
+        )
+        settings = dataclasses.replace(loaded.settings, **settings)
+        model_dir.save(directory, loaded.model, loaded.tokenizer, settings)
         return str(directory)
 
     return save

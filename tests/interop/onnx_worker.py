@@ -1,7 +1,8 @@
 """Follows the README.md of ONNX exports where there is neither JAX nor jaxir: `onnx_worker.py FOLDER`.
 
-FOLDER holds texts.json and exports; the vectors of the texts go to answers.npz as EXPORT.TOWER, and the query
-tower's of the rows in EXPORT/rows.npz, if there are any, as EXPORT.rows.
+FOLDER holds texts.json and exports; the vectors of the texts, or the scores of all pairs
+of them, go to answers.npz as EXPORT.GRAPH, and what a query's or score's graph makes of the rows in
+EXPORT/rows.npz, if there are any, as EXPORT.rows.
 """
 
 import json
@@ -25,16 +26,17 @@ def main(folder: Path) -> None:
         code = re.search(r"```python\n(.*?)```", readme.read_text(), re.DOTALL)[1]
         names = {}
         exec(code, names)
-        assert (
-            names["query_vectors"].shape == names["passage_vectors"].shape == (1, names["query_vectors"].size)
-        )
-        names["texts"] = texts
-        exec(re.sub(r'encode\(\[".*?"\]', "encode(texts", code), names)
-        for tower in ("query", "passage"):
-            answers[f"{readme.parent.name}.{tower}"] = names[f"{tower}_vectors"]
+        for graph in (path.stem for path in Path().glob("*.onnx")):
+            (called,) = (value for name, value in names.items() if name.startswith(f"{graph}_"))
+            assert len(called) == 1 and np.isfinite(called).all()
+            pairs = [(a, b) for a in texts for b in texts]
+            given = zip(*pairs, strict=True) if graph == "score" else [texts]
+            answers[f"{readme.parent.name}.{graph}"] = names[graph](*given)
         if Path("rows.npz").exists():
             with np.load("rows.npz") as rows:
-                session = onnxruntime.InferenceSession("query.onnx")
+                session = onnxruntime.InferenceSession(
+                    min(Path().glob("*.onnx"), key=lambda p: p.stem != "query")
+                )
                 (answers[f"{readme.parent.name}.rows"],) = session.run(None, dict(rows))
     np.savez(folder / "answers.npz", **answers)
 

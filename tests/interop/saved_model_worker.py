@@ -19,7 +19,7 @@ for absent in ("jax", "jaxlib", "flax", "orbax", "jaxir", "tokenizers", "sentenc
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
-DTYPES = {"ids": tf.int32, "texts": tf.string}
+DTYPES = {"ids": tf.int32, "token_types": tf.int32}  # others are texts
 
 
 def main(folder: Path) -> None:
@@ -36,7 +36,7 @@ def main(folder: Path) -> None:
         for name, value in request["inputs"].items():
             if "bytes" in request:
                 value = [bytes.fromhex(text) for text in value]
-            inputs[name] = tf.constant(value, DTYPES[name])
+            inputs[name] = tf.constant(value, DTYPES.get(name, tf.string))
         try:
             outputs = function(**inputs)
         except tf.errors.InvalidArgumentError as error:

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.compiled, pytest.mark.usefixtures("few_optimizations")
 
 @pytest.fixture(scope="module")
 def loaded():
-    return {name: model_dir.load_cross_encoder(f"hf:{GOLDEN / f'cross_{name}'}") for name in NAMES}
+    return {name: model_dir.load(f"hf:{GOLDEN / f'cross_{name}'}", kind="cross_encoder") for name in NAMES}
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_what_is_no_cross_encoder_costs_one_sentence(folder, how):
     spoil, sentence = SPOILT[how]
     spoil(folder)
     with pytest.raises(UserError) as caught:
-        model_dir.load_cross_encoder(f"hf:{folder}")
+        model_dir.load(f"hf:{folder}", kind="cross_encoder")
     assert sentence in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -152,12 +152,12 @@ def test_what_is_no_cross_encoder_costs_one_sentence(folder, how):
 )
 def test_other_models_cost_one_sentence(spec, sentence):
     with pytest.raises(UserError, match=sentence):
-        model_dir.load_cross_encoder(spec)
+        model_dir.load(spec, kind="cross_encoder")
 
 
 def test_fingerprints_tell_models_apart(loaded, folder):
     with_labels(folder, 1)
-    found = {model_dir.load_cross_encoder(f"st:{folder}").fingerprint} | {
+    found = {model_dir.load(f"st:{folder}", kind="cross_encoder").fingerprint} | {
         m.fingerprint for m in loaded.values()
     }
     assert len(found) == 5

@@ -15,7 +15,7 @@ from flax import nnx
 
 from jaxir import cli
 from jaxir.errors import UserError
-from jaxir.interop import model_dir, stored
+from jaxir.interop import formats, model_dir, stored
 from jaxir.interop.build import FromScratch, Pretrained
 from jaxir.interop.huggingface import hub
 from jaxir.models.bert import BertConfig
@@ -134,6 +134,21 @@ def test_overrides_change_the_model():
 def test_overrides_that_do_not_fit(overrides, message):
     with pytest.raises(UserError, match=message):
         model_dir.load(ROBERTA, **overrides)
+
+
+def test_convert_changes_the_pooling(tmp_path):
+    formats.convert(ROBERTA, tmp_path / "model", "jaxir", pooling="first_last")
+    loaded = model_dir.load(str(tmp_path / "model"))
+    assert loaded.model.config.pooling == "first_last"
+    assert loaded.fingerprint not in (None, model_dir.load(ROBERTA).fingerprint)
+    np.testing.assert_array_equal(
+        encode(loaded.model), encode(model_dir.load(ROBERTA, pooling="first_last").model)
+    )
+    with pytest.raises(UserError, match="sentence-transformers has no first_last pooling"):
+        formats.convert(str(tmp_path / "model"), tmp_path / "folder", "st")
+    assert not (tmp_path / "folder").exists()
+    with pytest.raises(UserError, match="'embeddings_last' reads two layers, which t5 does not show"):
+        formats.convert(f"st:{GOLDEN / 't5_1_1'}", tmp_path / "t5", "jaxir", pooling="embeddings_last")
 
 
 def test_a_model_with_two_towers_stays_so_and_a_projection_keeps_its_size(tmp_path):
@@ -436,6 +451,20 @@ def test_from_scratch_is_the_same_on_any_mesh_and_is_created_sharded():
     small = DualEncoderConfig(backbone=BertConfig(vocab_size=50))
     with pytest.raises(UserError, match="the model only 50"):
         FromScratch(**{**vars(start), "config": small}).build(seed=0)
+
+
+def test_a_model_from_scratch_has_anothers_architecture_and_parameters_of_its_own():
+    found, read = Pretrained(source=ROBERTA).build(seed=1), Pretrained(source=ROBERTA, from_scratch=True)
+    drawn, again, other = (read.build(seed=seed) for seed in (1, 1, 2))
+    assert drawn.model.config == found.model.config and drawn.settings == found.settings
+    assert drawn.tokenizer.fingerprint == found.tokenizer.fingerprint
+    assert drawn.fingerprint == again.fingerprint != other.fingerprint != found.fingerprint
+    params = [stored.params_of(m.model) for m in (drawn, again, other, found)]
+    for name in ("encoder.layers.0.wi.kernel", "encoder.embeddings.token.embedding"):
+        first, same, *different = (p[name] for p in params)
+        np.testing.assert_array_equal(first, same)
+        assert 0.015 < first.std() < 0.025
+        assert all(np.abs(first - x).max() > 0.01 for x in different)
 
 
 def test_a_place_may_be_told_by_way_of_its_parent(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""ONNX exports answer as `DualEncoder` in a process without JAX and jaxir that does as the README says."""
+"""ONNX exports answer as the encoders in a process without JAX and jaxir that does as the README says."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxir import DualEncoder, checksums, cli
+from jaxir import CrossEncoder, DualEncoder, checksums, cli
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.installation import how_to_install
 from jaxir.models.bert import BertConfig
@@ -19,6 +19,7 @@ from jaxir.models.dual_encoder import Projection
 from jaxir.models.t5 import T5Config
 
 pytest.importorskip("jax2onnx")
+onnx = pytest.importorskip("onnx")
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 WORKER = Path(__file__).with_name("onnx_worker.py")
 TEXTS = [
@@ -112,6 +113,39 @@ def test_other_models(tmp_path, save_model, sentencepiece_folder, minilm_folder)
     answers = answers_of(tmp_path)
     for name, model in models.items():
         assert_same_vectors(answers, name, DualEncoder.load(model))
+
+
+@pytest.mark.slow
+def test_pairs_have_the_scores_of_the_cross_encoder(tmp_path, save_cross_encoder, minilm_folder):
+    """With token types and a prompt; with none; with BPE and padding that is not 0; a real encoder."""
+    models = {name: f"hf:{GOLDEN / f'cross_{name}'}" for name in ("distilbert", "roberta", "modernbert")}
+    models["bert"] = save_cross_encoder(
+        tmp_path / "model", f"hf:{GOLDEN / 'cross_bert'}", query_prompt="ask: "
+    )
+    models["minilm"] = save_cross_encoder(tmp_path / "real", f"st:{minilm_folder}")
+    for name, model in models.items():
+        export(model, tmp_path / name)
+    # One token, padded, an id that there is not.
+    ids, mask = np.full([3, 40], 7), np.ones([3, 40], np.int64)
+    mask[0, 1:] = mask[1, 20:] = 0
+    ids[2, 3] = 30_522
+    types = mask * (np.arange(40) > 9)
+    np.savez(tmp_path / "bert" / "rows.npz", input_ids=ids, attention_mask=mask, token_type_ids=types)
+    answers = answers_of(tmp_path)
+    for name, model in models.items():
+        scorer = CrossEncoder.load(model)
+        pairs = [(a, b) for a in TEXTS for b in TEXTS]
+        expected = scorer.score(pairs)
+        assert sum(len(row.ids) == scorer.max_length for row in scorer.tokens(pairs)) > 5, "some are cut"
+        np.testing.assert_allclose(answers[f"{name}.score"], expected, atol=1e-5)
+        assert np.ptp(expected) > 0.01, name
+        graph = onnx.load(tmp_path / name / "score.onnx", load_external_data=False).graph
+        inputs = ["input_ids", "attention_mask", *(["token_type_ids"] if name in ("bert", "minilm") else [])]
+        assert [value.name for value in graph.input] == inputs
+    model, given = CrossEncoder.load(models["bert"]).model, (np.where(mask, ids, 0), types)
+    expected = model.score(*(jax.numpy.asarray(x, "int32") for x in given))
+    np.testing.assert_allclose(answers["bert.rows"][:, 0], expected, atol=1e-5)
+    assert np.isnan(answers["bert.rows"][:, 0]).tolist() == [False, False, True]
 
 
 def test_without_the_converter(tmp_path, monkeypatch, capsys):

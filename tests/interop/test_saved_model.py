@@ -1,4 +1,4 @@
-"""SavedModels, used by a process that has neither JAX nor jaxir, answer as `DualEncoder` and `Searcher`."""
+"""SavedModels, used where there is neither JAX nor jaxir, answer as the encoders and `Searcher`."""
 
 import json
 import os
@@ -11,9 +11,11 @@ import pytest
 from tokenizers import Tokenizer as Library
 from tokenizers import normalizers, processors
 
-from jaxir import DualEncoder, cli
+from jaxir import CrossEncoder, DualEncoder, cli
+from jaxir.data.pair_tokenizer import PairTokenizer
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
+from jaxir.interop.exports.graph_tokenizer import GraphTokenizer
 from jaxir.interop.exports.graph_wordpiece import check
 from jaxir.models.bert import BertConfig
 from jaxir.models.dual_encoder import Projection
@@ -81,11 +83,11 @@ def varied_texts(vocabulary: list[str], count: int) -> list[str]:
 
 
 def assert_same_ids(tokenizer: Tokenizer, texts: list[str], max_length: int) -> None:
-    from jaxir.interop.exports.graph_tokenizer import GraphTokenizer
-
     graph = GraphTokenizer(tokenizer)
     function = tf.function(
-        lambda x: graph(x, max_length), input_signature=[tf.TensorSpec([None], tf.string)], autograph=False
+        lambda x: graph([x], max_length)[0],
+        input_signature=[tf.TensorSpec([None], tf.string)],
+        autograph=False,
     )
     found = function(tf.constant(texts)).to_list()
     expected = tokenizer.encode_batch(texts, max_length=max_length)
@@ -279,6 +281,103 @@ def test_served_without_jax(tmp_path, sentencepiece_folder, save_model):
     assert all(platform in graph for platform in (b"CPU", b"CUDA", b"TPU"))
 
 
+def pairs_of(count: int, vocabulary: list[str]) -> list[tuple[str, str]]:
+    """Pairs of everything that tokenizers trip over, and of which either text is short, long, empty."""
+    texts = varied_texts(vocabulary, count)
+    counts = [(m, n) for m in (0, 1, 7, 8, 9, 10, 30) for n in (0, 1, 7, 8, 9, 10, 30)]
+    return [*zip(texts, reversed(texts), strict=True), *(("the " * m, "cat " * n) for m, n in counts)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("max_length", [5, 20, 21])
+def test_ten_thousand_pairs_have_the_ids_of_wordpiece(max_length, minilm_folder):
+    library = Library.from_file(str(minilm_folder / "tokenizer.json"))
+    pairs = pairs_of(10_000, sorted(library.get_vocab()))
+    tokenizer = Tokenizer.load(minilm_folder)
+    graph = GraphTokenizer(tokenizer, num_texts=2)
+    ids, types = (
+        rows.to_list() for rows in graph([tf.constant(t) for t in zip(*pairs, strict=True)], max_length)
+    )
+    expected = PairTokenizer(tokenizer).encode(pairs, max_length=max_length)
+    wrong = [
+        (pair, a, b)
+        for pair, a, t, b in zip(pairs, ids, types, expected, strict=True)
+        if (a, t) != (b.ids.tolist(), b.types.tolist())
+    ]
+    assert not wrong, f"{len(wrong)} of {len(pairs)}, such as {wrong[0]!r:.300}"
+    assert {len(row) for row in ids} == set(range(min(3, max_length), max_length + 1)) and any(
+        map(sum, types)
+    )
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Invalid formatting"):
+        graph([tf.constant([b"good"]), tf.constant([b"\xff"])], max_length)
+
+
+@pytest.mark.slow
+def test_pairs_served_without_jax(tmp_path, minilm_folder, save_cross_encoder):
+    """With token types and prompts; with none; ids alone where the tokenizer is BPE; a real encoder."""
+    models = {
+        "bert": save_cross_encoder(
+            tmp_path / "model", f"hf:{GOLDEN / 'cross_bert'}", query_prompt="ask: ", passage_prompt="tell: "
+        ),
+        "distilbert": f"hf:{GOLDEN / 'cross_distilbert'}",
+        "modernbert": f"hf:{GOLDEN / 'cross_modernbert'}",
+        "minilm": save_cross_encoder(tmp_path / "real", f"st:{minilm_folder}"),
+        "half": save_cross_encoder(tmp_path / "half", f"st:{minilm_folder}"),
+    }
+    more = {"modernbert": ["--signatures=ids"], "half": ["--dtype=bfloat16"]}
+    for name, model in models.items():
+        assert export(f"--model={model}", f"--output={tmp_path / f'{name}-out'}", *more.get(name, [])) == 0
+    pairs = [(a, b) for a in QUERIES for b in QUERIES]
+    texts = dict(zip(("queries", "passages"), map(list, zip(*pairs, strict=True)), strict=True))
+    scorers = {name: CrossEncoder.load(model) for name, model in models.items()}
+    tokens = {name: scorer.tokens(pairs) for name, scorer in scorers.items()}
+
+    def padded(name: str, field: str) -> list[list[int]]:
+        rows = [getattr(row, field).tolist() for row in tokens[name]]
+        return [[*row, *[0] * (max(map(len, rows)) - len(row))] for row in rows]
+
+    def asked(name: str, signature: str, **inputs: list) -> dict:
+        model = str(tmp_path / f"{name}-out")
+        imports = [] if name == "modernbert" else ["tensorflow_text"]
+        return {"model": model, "signature": signature, "inputs": inputs, "imports": imports}
+
+    answers = answers_of(
+        tmp_path,
+        [
+            asked("modernbert", "score_ids", ids=padded("modernbert", "ids")),
+            asked("bert", "score", **texts),
+            asked("bert", "score_ids", ids=padded("bert", "ids"), token_types=padded("bert", "types")),
+            asked("distilbert", "score", **texts),
+            asked("minilm", "score", **texts),
+            asked("half", "score", **texts),
+            asked("bert", "score_ids", ids=[[5] * 200], token_types=[[0] * 200]),
+            asked("bert", "score_ids", ids=[[5, 6]], token_types=[[0]]),
+            asked("bert", "score", queries=["a", "b"], passages=["a"]),
+            asked("bert", "serving_default", **texts),
+        ],
+    )
+    for i, name in enumerate(["modernbert", "bert", "bert", "distilbert", "minilm"]):
+        expected = scorers[name].score(pairs)
+        np.testing.assert_allclose(answers[f"{i}.scores"], expected, atol=1e-5, err_msg=name)
+        lengths = [len(row.ids) for row in tokens[name]]
+        assert np.ptp(expected) > 0.01 and lengths.count(scorers[name].max_length) > 5, "some are cut"
+    np.testing.assert_allclose(answers["5.scores"], answers["4.scores"], atol=0.02)
+    assert np.abs(answers["5.scores"] - answers["4.scores"]).max() > 1e-4
+    assert "ids has more columns than the" in str(answers["6.error"])
+    assert "inputs have several shapes" in str(answers["7.error"])
+    assert "8.error" in answers
+    np.testing.assert_array_equal(answers["9.scores"], answers["1.scores"])
+    readme = (tmp_path / "bert-out" / "README.md").read_text()
+    for said in (
+        "A cross-encoder",
+        "| `score` | `queries`: string [B], `passages`: string [B] |",
+        "'tell: '",
+    ):
+        assert said in readme
+    about = json.loads((tmp_path / "bert-out" / "jaxir_export.json").read_text())
+    assert about["default"] == "score" and about["fingerprint"] == scorers["bert"].fingerprint
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_minilm_served_without_jax(dtype, minilm_folder, tmp_path):
@@ -343,6 +442,11 @@ def test_tree_of_scann_in_a_graph(storage, tmp_path):
             ["--model=st:{golden}/bert", "--index={index}"],
             "an index of engine exact: a SavedModel can only search one of engine scann",
         ),
+        (
+            ["--model=hf:{golden}/cross_bert", "--index={index}"],
+            "is a cross-encoder, and no index is searched by its scores",
+        ),
+        (["--model=hf:{golden}/cross_modernbert"], "its model is BPE, not WordPiece"),
         (["--model=st:{golden}/bert", "--k=3"], "--k is for --index"),
         (["--model=st:{golden}/bert", "--optimizer_state"], "can be written to t5x only"),
         (["--model=st:{golden}/bert", "--dtype=bfloat16", "--format=hf"], "are for --format=saved_model"),

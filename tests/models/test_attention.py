@@ -1,5 +1,6 @@
 """Attention against loops over numbers: every feature, and each with the others."""
 
+import functools
 import itertools
 import math
 
@@ -183,3 +184,87 @@ def test_heads_that_cannot_be_shared_out_evenly():
         Attention(
             8, num_heads=4, head_dim=2, num_kv_heads=3, stddevs=(1.0,) * 4, dtype="float32", rngs=nnx.Rngs(0)
         )
+
+
+@pytest.mark.parametrize(
+    ("groups", "window", "has_bias", "has_rope"),
+    [(4, None, False, False), (2, None, True, False), (1, 2, False, True), (4, 1, True, True)],
+)
+def test_what_is_read_piece_by_piece_is_what_is_read_at_once(groups, window, has_bias, has_rope):
+    """Token by token, and in pieces: the cache has the positions before, for RoPE, windows and biases too."""
+    length = 7
+    module = Attention(
+        16,
+        num_heads=4,
+        head_dim=4,
+        num_kv_heads=groups,
+        stddevs=(0.5,) * 4,
+        dtype="float32",
+        rngs=nnx.Rngs(0),
+    )
+    x = jnp.asarray(normal(2, length, 16))
+    bias = jnp.asarray(normal(1, 4, length, length)) if has_bias else None
+    more = {"window": window, "frequencies": jnp.asarray(rope_frequencies(4, 100.0)) if has_rope else None}
+    whole = module(x, jnp.ones((2, length), bool), bias=bias, causal=True, key=None, **more)
+    graph, state = nnx.split(module)
+
+    @functools.partial(jax.jit, static_argnums=2)
+    def piece(cache, x, size):
+        start = cache.filled
+        part = jax.lax.dynamic_slice_in_dim(x, start, size, axis=1)
+        own = None if bias is None else jax.lax.dynamic_slice_in_dim(bias, start, size, axis=2)
+        return nnx.merge(graph, state).extend(part, cache, bias=own, **more)
+
+    for sizes in ([1] * length, [3, 1, 3], [length]):
+        cache, found = module.empty_cache(2, length), []
+        for size in sizes:
+            y, cache = piece(cache, x, size)
+            found.append(y)
+        assert cache.filled == length
+        np.testing.assert_allclose(jnp.concatenate(found, axis=1), whole, atol=2e-6)
+
+    def step(state):
+        cache, found = state
+        y, after = piece(cache, x, 1)
+        return after, jax.lax.dynamic_update_slice_in_dim(found, y, cache.filled, axis=1)
+
+    # A loop in the program carries the cache; places that are not filled yet are not seen.
+    start = jax.tree.map(lambda a: jnp.full_like(a, 100.0 if a.ndim else 0), module.empty_cache(2, length))
+    _, found = jax.lax.while_loop(lambda s: s[0].filled < length, step, (start, jnp.zeros_like(x)))
+    np.testing.assert_allclose(found, whole, atol=2e-6)
+
+
+def test_the_keys_and_values_of_a_memory_are_computed_once():
+    module = Attention(
+        16,
+        num_heads=4,
+        head_dim=4,
+        num_kv_heads=2,
+        memory_width=6,
+        stddevs=(0.5,) * 4,
+        dtype="float32",
+        rngs=nnx.Rngs(0),
+    )
+    x, memory = jnp.asarray(normal(2, 3, 16)), jnp.asarray(normal(2, 5, 6))
+    mask = jnp.arange(5)[None] < jnp.array([[5], [2]])
+    cache = module.remember(memory)
+    assert cache.key.shape == (2, 5, 2, 4)
+    assert cache.filled == 5
+    whole = module(x, mask, memory=memory, key=None)
+    for t in range(3):
+        np.testing.assert_allclose(
+            module.recall(x[:, t : t + 1], cache, mask), whole[:, t : t + 1], atol=2e-6
+        )
+
+
+def test_no_kernel_takes_a_memorys_padding_for_that_of_the_queries(monkeypatch):
+    """cuDNN's is told one length for both: what is as long as its memory must not go there."""
+    module = Attention(16, num_heads=2, head_dim=8, stddevs=(0.5,) * 4, dtype="bfloat16", rngs=nnx.Rngs(0))
+    x, memory = (jnp.asarray(normal(2, 4, 16), jnp.bfloat16) for _ in range(2))
+    mask = jnp.arange(4)[None] < jnp.array([[4], [2]])
+    expected = module(x, mask, memory=memory, key=None)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # where there is none: cuDNN's kernel fails
+    np.testing.assert_array_equal(module(x, mask, memory=memory, key=None), expected)
+    np.testing.assert_array_equal(module.recall(x, module.remember(memory), mask), expected)
+    with pytest.raises(Exception, match=r"(?i)cudnn"):
+        module(x, mask, key=None)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jaxir.interop import stored
 from jaxir.models import layers
 from jaxir.models.bert import BertConfig
 from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel, Projection, l2_normalize, pool
@@ -66,6 +67,28 @@ def test_heads_equal_a_plain_transcription(pooling, activation, similarity):
         expected /= np.linalg.norm(expected, axis=1, keepdims=True)
     found = encode(model, IDS, tower="query")
     np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("scan", [False, True], ids=["listed", "scanned"])
+def test_poolings_of_two_layers_equal_models_that_end_there(scan):
+    """What the first block gives is what an encoder of one block gives, and the last, one of all three."""
+    deep = dataclasses.replace(BERT, num_layers=3, scan_layers=scan)
+    model = DualEncoderModel(DualEncoderConfig(backbone=deep, similarity="dot"), rngs=nnx.Rngs(0))
+    one = DualEncoderConfig(backbone=ONE, similarity="dot")
+    params = {n: v for n, v in stored.params_of(model).items() if n in stored.model_shapes(one)}
+    short = stored.build(stored.StoredModel(config=one, params=params, tokenizer=None, settings=None))
+    embeddings = nnx.jit(lambda e: e.embeddings(IDS, None, key=None))(model.encoder)
+    read = np.stack([np.asarray(row[:n]).mean(0) for row, n in zip(embeddings, (4, 2), strict=True)])
+    first, last = (np.asarray(encode(m, IDS, tower="query")) for m in (short, model))
+    assert min(np.abs(a - b).max() for a, b in ((first, last), (read, first))) > 0.01
+    for pooling, early in (("first_last", first), ("embeddings_last", read)):
+        model.config = dataclasses.replace(model.config, pooling=pooling)
+        np.testing.assert_allclose(encode(model, IDS, tower="query"), (early + last) / 2, atol=1e-5)
+
+
+def test_poolings_of_two_layers_are_for_encoders_that_show_them():
+    with pytest.raises(ValueError, match="'first_last' reads two layers, which t5 does not show; BERT does"):
+        DualEncoderConfig(backbone=T5, pooling="first_last")
 
 
 def test_the_embedding_is_float32_and_of_length_one_in_bfloat16_too():

@@ -171,10 +171,21 @@ def test_bad_input_is_told_before_any_work(tmp_path, encoder, content, message):
         assert open_embeddings(tmp_path / "out").ids == ["a"]
 
 
+@pytest.mark.parametrize("tower", ["query", "passage"])
+def test_a_text_on_each_line(tmp_path, encoder, tower):
+    (tmp_path / "texts.txt").write_text("where is the treaty?\n\nthe cat sat\n")
+    encode_corpus(encoder, tmp_path / "texts.txt", tmp_path / "out", tower=tower)
+    found = open_embeddings(tmp_path / "out")
+    assert found.ids == ["1", "3"] and found.info.text == "text"
+    encode = encoder.encode_queries if tower == "query" else encoder.encode_passages
+    expected = encode(["where is the treaty?", "the cat sat"], show_progress=False)
+    np.testing.assert_allclose(np.concatenate(found.shards), expected, atol=1e-6)
+
+
 def test_skipped_lines_are_reported_once(tmp_path, encoder, capsys):
     (tmp_path / "corpus.jsonl").write_bytes(GOOD + b"nonsense\n")
     encode_corpus(encoder, tmp_path / "corpus.jsonl", tmp_path / "out", on_bad_input="skip")
-    assert capsys.readouterr().err.count("skipped 1 records") == 1
+    assert capsys.readouterr().err.count("skipped 1 record") == 1
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

@@ -78,7 +78,7 @@ def test_scores_do_not_hang_on_the_batch(judge):
     assert scores.dtype == np.float32 and np.ptp(scores) > 0.1
     np.testing.assert_array_equal(judge.score(pairs), scores)
     np.testing.assert_allclose(judge.score(pairs[::-1])[::-1], scores, atol=1e-5)
-    loaded = model_dir.load_cross_encoder(judge.spec)
+    loaded = model_dir.load(judge.spec, kind="cross_encoder")
     one = nnx.jit(lambda m, x, t: m.score(x, t))
     for row in judge.tokenizer.encode(pairs[::40], max_length=judge.max_length):
         alone = one(loaded.model, *(jnp.asarray(np.pad(x, (0, 40 - len(x))))[None] for x in row))

@@ -3,6 +3,7 @@
 The worker trains on eight devices, in one process and in two, and reads the compiled programs.
 """
 
+import contextlib
 import fcntl
 import json
 import os
@@ -191,3 +192,44 @@ def test_a_lookup_without_care_would_exchange_activations():
         }
     assert any(7 in shape for _, shape in kinds["careless"])
     assert kinds["careful"] == {("all-gather", (64, 32)), ("reduce-scatter", (64, 8))}
+
+
+def test_towers_side_by_side_gather_a_weight_once(monkeypatch):
+    """The compiler does not see that it is the same: without `gather_once` each tower gathers its own."""
+    from collectives import collectives
+    from flax import nnx
+
+    from jaxir.models import layers
+    from jaxir.models.bert import BertConfig
+    from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel
+    from jaxir.partitioning import MeshConfig
+
+    partitioner = MeshConfig(fsdp=4).build()
+    backbone = BertConfig(
+        vocab_size=64, embed_dim=32, num_heads=2, mlp_dim=64, num_layers=2, max_positions=16, scan_layers=True
+    )
+    config = DualEncoderConfig(backbone=backbone)
+    graphdef, state = nnx.split(nnx.eval_shape(lambda: DualEncoderModel(config, rngs=nnx.Rngs(0))))
+    laid_out = jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+        nnx.to_pure_dict(state),
+        nnx.to_pure_dict(layers.param_shardings(state, partitioner)),
+    )
+    rows = partitioner.sharding(("batch", None))
+    texts = [jax.ShapeDtypeStruct((8, length), jnp.int32, sharding=rows) for length in (6, 10)]
+
+    def gathers() -> int:
+        def loss(params, query, passage):
+            model = nnx.merge(graphdef, params)
+            keys = jax.random.split(jax.random.key(0))
+            a, b = model.encode_together([(query, "query", keys[0]), (passage, "passage", keys[1])])
+            return (a @ b.T).sum()
+
+        with partitioner():
+            compiled = jax.jit(jax.grad(loss)).lower(laid_out, *texts).compile()
+        found = collectives(compiled.as_text(), partitioner.mesh)
+        return sum(c.kind == "all-gather" and c.shape in {(32, 32), (32, 64), (64, 32)} for c in found)
+
+    once = gathers()
+    monkeypatch.setattr(layers, "gather_once", contextlib.nullcontext)
+    assert gathers() > 1.5 * once > 0

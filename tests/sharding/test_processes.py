@@ -1,6 +1,7 @@
 """`python -m jaxir.train` in two processes: interrupted, resumed with others, stopped by one of them."""
 
 import json
+import os
 import signal
 import time
 from pathlib import Path
@@ -244,3 +245,16 @@ def test_what_all_lack_ends_all_with_one_sentence(tmp_path, launch, finish, pair
     flags = command(recipe(tmp_path, pairs), tmp_path / "run", {"fsdp": 2})
     for code, errors in finish(launch(*flags, processes=2, devices=1)):
         assert code == 1 and "is not a training run" in errors
+
+
+@pytest.mark.slow
+def test_evaluation_on_as_many_devices_as_threads_does_not_hang(tmp_path, launch, finish, pairs):
+    """Batches of an evaluation do not depend on each other; several in flight starve XLA's pool for CPUs."""
+    flags = command(recipe(tmp_path, pairs), tmp_path / "run", {"data": 4, "fsdp": 2})
+    stuck = "--xla_cpu_collective_call_terminate_timeout_seconds=40"
+    devices = f"--xla_force_host_platform_device_count=8 {stuck} {os.environ['JAXIR_QUICK_XLA_FLAGS']}"
+    settings = {"NPROC": "2", "XLA_FLAGS": devices}
+    for seed in range(3):
+        more = [f"--output_dir={tmp_path}/{seed}", "--eval_every=1", f"--seed={seed}"]
+        ((code, errors),) = finish(launch(*flags, *more, **settings))
+        assert code == 0, errors

@@ -1,6 +1,7 @@
 """The sidecar's process: its socket and token, its end, its restart. Java is not needed for any of it."""
 
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -296,3 +297,21 @@ def test_flags_of_another_engine(tmp_path, capsys):
     assert cli.main("jaxir.search:search", [f"--index={tmp_path}/index", "--query=x", "--k1=1.2"]) == 1
     assert "--k1, --b and --feedback are for a lucene index, not for exact" in capsys.readouterr().err
     assert json.loads((tmp_path / "index" / "index.json").read_text())["engine"] == "exact"
+
+
+def test_the_second_of_two_installs_says_that_it_waits_and_takes_what_the_first_has_made(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    place = environment.directory()
+    place.parent.mkdir(parents=True)
+    with place.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        line = [sys.executable, "-m", "jaxir.sidecar", "install"]
+        with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as second:
+            told = second.stderr.readline()
+            assert told == "another process is installing the sidecar: waiting for it\n"
+            (place / "bin").mkdir(parents=True)
+            (place / "bin" / "python").symlink_to(sys.executable)
+            fcntl.flock(lock, fcntl.LOCK_UN)
+            assert second.wait(60) == 0, second.communicate()

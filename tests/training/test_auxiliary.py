@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_run
+from beside import Sigmoid, arrays
 from flax import nnx
 from tiny_run import Bag, Hooked, pairs, run
 
@@ -19,57 +20,6 @@ from jaxir.objectives.objective import Objective
 from jaxir.objectives.weighted_sum import Ramp, WeightedSum
 from jaxir.training import state as state_lib
 from jaxir.training.optimizers import AdamW
-
-
-class ScaleAndBias(nnx.Module):
-    def __init__(self, scale: float, width: int, rngs: nnx.Rngs):
-        self.scale, self.bias = layers.param(jnp.float32(scale)), layers.param(jnp.float32(-1))
-        self.head = nnx.Linear(width, width, rngs=rngs)  # whose dimensions have no names
-        self.norm = nnx.BatchNorm(width, rngs=rngs, momentum=0.5)
-        self.teacher = layers.Linear(
-            width,
-            width,
-            axes=("embed", "mlp"),
-            use_bias=False,
-            dtype="float32",
-            init=layers.normal(0.5),
-            rngs=rngs,
-        )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Sigmoid(Objective):
-    """SigLIP's loss with a learnt scale and bias, over a normalised head; drawn to a teacher."""
-
-    scale: float = 2.0
-    frozen = ("auxiliary.teacher.*",)
-
-    def features(self, form):
-        return Contrastive().features(form)
-
-    def auxiliary(self, model, *, form, rngs):
-        return ScaleAndBias(self.scale, tiny_run.WIDTH, rngs)
-
-    def __call__(self, model, batch, key=None, *, auxiliary, step=None):
-        query, passage, _ = Contrastive().embed(model, batch, key)
-        x = auxiliary.norm(auxiliary.head(query), use_running_average=key is None)
-        taught = jnp.square(x - auxiliary.teacher(query)).mean()
-        logits = x @ passage.T * jnp.exp(auxiliary.scale[...]) + auxiliary.bias[...]
-        sign = 2 * jnp.eye(len(query), dtype=jnp.float32) - 1
-        return -jax.nn.log_sigmoid(sign * logits).mean() + taught, {"scale": auxiliary.scale[...]}
-
-
-def arrays(run_dir, step):
-    """The arrays of a checkpoint by item and name, read by Orbax alone."""
-    import orbax.checkpoint as ocp
-
-    found = {}
-    for item in ("params", "opt_state", "auxiliary", "statistics"):
-        place = (run_dir / "checkpoints" / str(step) / item).absolute()
-        tree = ocp.StandardCheckpointer().restore(place) if place.is_dir() else {}
-        for path, x in jax.tree_util.tree_leaves_with_path(tree):
-            found[item + jax.tree_util.keystr(path)] = np.asarray(x)
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -110,14 +60,47 @@ def test_an_interrupted_run_ends_with_the_same_bits(whole, tmp_path):
     assert all(expected[name].tobytes() == found[name].tobytes() for name in expected)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Grown(Sigmoid):
+    """`Sigmoid`, as it is after its file got one more field."""
+
+    margin: float = 0.0
+
+
+Grown.__qualname__ = "Sigmoid"
+
+
+def test_an_objective_that_got_a_field_resumes_its_runs_where_that_has_its_default(whole, tmp_path):
+    place = tmp_path / "run"
+    shutil.copytree(whole, place)
+    shutil.rmtree(place / "checkpoints" / "30")
+    (place / "COMPLETE").unlink()
+    assert "margin" not in (place / "run.json").read_text()
+    settings = {"steps": 30, "checkpoint_every": 15}
+    for other, sentence in (
+        (Grown(margin=1.0), "was trained with no objective.margin, not with 1.0; give"),
+        (Grown(scale=3.0), "was trained with objective.scale=2.0, not 3.0; give"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            run(place, objective=other, **settings)
+    assert run(place, objective=Grown(), **settings).started_at == 15
+    expected, found = arrays(whole, 30), arrays(place, 30)
+    assert all(expected[name].tobytes() == found[name].tobytes() for name in expected)
+    with pytest.raises(UserError, match=r"objective.margin=0.0, which there is no more; give"):
+        run(place, objective=Sigmoid(), **settings)
+
+
 def test_another_auxiliary_is_not_resumed(whole, tmp_path):
     shutil.copytree(whole, tmp_path / "run")
-    for change in (
-        {"objective": Sigmoid(scale=3.0)},
-        {"frozen": ["auxiliary.head.*"]},
-        {"objective": Contrastive()},
+    twice = WeightedSum(parts={"a": Sigmoid()})
+    for change, sentence in (
+        ({"objective": Sigmoid(scale=3.0)}, r"objective.scale=2.0, not 3.0; give"),
+        ({"objective": twice}, r"objective=Sigmoid\(scale=2.0, width=32\), not WeightedSum\(.*; give"),
+        ({"frozen": ["auxiliary.head.*"]}, r"frozen=None, not \['auxiliary"),
+        ({"objective": Contrastive()}, r"objective=Sigmoid\(scale=2.0, width=32\), not Contrastive\(loss="),
+        ({"optimizer": AdamW(learning_rate=3e-4)}, r"optimizer.warmup_steps=3, not .*; give"),
     ):
-        with pytest.raises(UserError, match="was trained with "):
+        with pytest.raises(UserError, match=f"was trained with {sentence}"):
             run(tmp_path / "run", **{"objective": Sigmoid(), "steps": 30, "checkpoint_every": 15} | change)
 
 
@@ -144,6 +127,7 @@ def test_a_sum_adds_weighs_and_keeps_parts_apart(tmp_path):
         weight = 0.5 * min(max((done - 1 - 2) / 10, 0), 1)  # the step that makes `done` begins at done - 1
         expected = line["softmax/loss"] + weight * line["sigmoid/loss"]
         assert line["loss"] == pytest.approx(expected, rel=1e-5)
+        assert line["sigmoid/weight"] == pytest.approx(weight, abs=1e-6) and "softmax/weight" not in line
     assert len(steps) == 12 and steps[12]["sigmoid/scale"] != steps[4]["sigmoid/scale"]
     names = arrays(tmp_path / "run", 12)
     assert "auxiliary['sigmoid']['scale']" in names
@@ -160,6 +144,21 @@ def test_sums_that_make_no_sense():
         WeightedSum(parts={"a": Contrastive()}, weights={"b": 1.0})
     with pytest.raises(UserError, match="give a number"):
         WeightedSum(parts={"a": Contrastive(chunks="auto")})
+
+
+def test_chunks_of_a_part_that_do_not_divide_the_batch_are_refused_before_data_are_read(tmp_path):
+    @dataclasses.dataclass(frozen=True)
+    class Taught(Sigmoid):  # an objective of a user's, in whose field another one lies
+        inner: Contrastive = dataclasses.field(default_factory=lambda: Contrastive(chunks=3))
+
+    class Unread:
+        def build(self, *args, **kwargs):
+            raise AssertionError("the data are read")
+
+    for objective in (Taught(), WeightedSum(parts={"a": Sigmoid(), "b": Contrastive(chunks=3)})):
+        with pytest.raises(UserError, match="8 examples cannot be embedded in 3 equal chunks"):
+            run(tmp_path / "run", objective=objective, data=Unread(), steps=5)
+        assert not (tmp_path / "run").exists()
 
 
 def test_a_model_with_other_state_is_refused():

@@ -11,7 +11,8 @@ from tiny_run import LENGTH, Bag, pairs, run
 
 from jaxir import Pairs, fit
 from jaxir.errors import UserError
-from jaxir.evaluation.sts import evaluate_sts, read_sts
+from jaxir.evaluation.sts import evaluate_sts
+from jaxir.evaluation.sts_files import read_sts
 from jaxir.evaluators.bench import Bench
 from jaxir.evaluators.evaluator import Evaluator, Prepared
 from jaxir.evaluators.retrieval import Retrieval
@@ -259,14 +260,25 @@ def test_sts_in_the_loop_is_sts_of_the_encoder(tmp_path):
         Pairs(words, words),
         steps=2,
         batch_size=4,
-        evaluators=[STS(path=str(tmp_path)), STS(path=str(tmp_path / "b.tsv"), name="one")],
+        evaluators=[
+            STS(path=str(tmp_path)),
+            STS(path=str(tmp_path / "b.tsv"), name="one"),
+            STS(path=str(tmp_path), name="weighted", setting="wmean"),
+        ],
         dev_metric="spearman",
         output_dir=tmp_path / "run",
     )
     best = best_of(tmp_path / "run")
-    found = evaluate_sts(encoder, read_sts(tmp_path)).spearman
-    names = {"all": "spearman", "a": "spearman/a", "b": "spearman/b"}
+    scores = evaluate_sts(encoder, read_sts(tmp_path))
+    found = scores.spearman | {"": scores.spearman["all"]}
+    names = {name: f"spearman/{name}".rstrip("/") for name in found}
     told = {name: logged(tmp_path / "run", f"dev/{log}")[best["step"]] for name, log in names.items()}
-    assert told == pytest.approx(found, abs=1e-6) and len(set(told.values())) == 3
+    assert told == pytest.approx(found, abs=1e-6) and len(set(told.values())) == 5
     assert logged(tmp_path / "run", "dev/one/spearman")[best["step"]] == told["b"]
+    assert logged(tmp_path / "run", "dev/weighted/spearman")[best["step"]] == told["wmean"]
+    space = scores.space["all"]
+    assert logged(tmp_path / "run", "dev/uniformity")[best["step"]] == pytest.approx(
+        space.uniformity, abs=1e-5
+    )
+    assert logged(tmp_path / "run", "dev/alignment")[best["step"]] == pytest.approx(space.alignment, abs=1e-5)
     assert (best["metric"], best["value"]) == ("spearman", told["all"])

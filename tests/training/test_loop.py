@@ -167,7 +167,7 @@ def test_a_complete_run_is_left_alone(tmp_path):
         ({"batch_size": 16}, "batch_size=8, not 16"),
         ({"seed": 1}, "seed=0, not 1"),
         ({"steps": 31}, "(optimizer|steps)="),
-        ({"learning_rate": 1.0}, "optimizer="),
+        ({"learning_rate": 1.0}, r"optimizer\.learning_rate=0.0003, not 1.0;"),
         ({"objective": Poisoned()}, "objective="),
         ({"dev": pairs(21, seed=2)}, "dev=nDCG@10 on 21 pairs"),
         ({"dev_metric": "loss"}, "dev="),

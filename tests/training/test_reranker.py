@@ -110,7 +110,7 @@ def test_a_resumed_run_ends_with_the_same_bits(folder, trained, tmp_path, capsys
     settings = ("--steps=6", "--gin.CHECKPOINT_EVERY=3", "--keep_last=2")
     assert train(folder, tmp_path / "cut", *settings) == 0
     assert "resum" in capsys.readouterr().err
-    whole, again = (model_dir.load_cross_encoder(str(p)) for p in (trained, tmp_path / "cut"))
+    whole, again = (model_dir.load(str(p), kind="cross_encoder") for p in (trained, tmp_path / "cut"))
     assert again.fingerprint == whole.fingerprint and again.settings == whole.settings
     assert train(folder, tmp_path / "cut", *settings, "--gin.QUERY_LENGTH=12") == 1
     assert "was trained" in capsys.readouterr().err
@@ -138,7 +138,7 @@ def test_it_is_written_and_read(trained, tmp_path, to):
     flags = [f"--source={trained}", f"--output={out}", f"--format={to}"]
     assert cli.main("jaxir.convert:convert", flags) == 0
     spec = str(out) if to == "jaxir" else f"{to}:{out}"
-    found, expected = (model_dir.load_cross_encoder(str(s)) for s in (spec, trained))
+    found, expected = (model_dir.load(str(s), kind="cross_encoder") for s in (spec, trained))
     assert found.fingerprint == expected.fingerprint
     assert found.settings.pair_max_length == expected.settings.pair_max_length == 40
     if to == "jaxir":
@@ -237,7 +237,7 @@ def test_in_python(folder, encoder, tmp_path):
     run = tmp_path / "run"
     fit(model, pairs, steps=1, batch_size=8, num_negatives=2, objective=Reranking(), output_dir=run)
     assert cli.main("jaxir.convert:convert", [f"--source={run}", f"--output={run}.hf", "--format=hf"]) == 0
-    again, trained = (model_dir.load_cross_encoder(s) for s in (f"hf:{run}.hf", str(run)))
+    again, trained = (model_dir.load(s, kind="cross_encoder") for s in (f"hf:{run}.hf", str(run)))
     assert again.fingerprint == trained.fingerprint
 
 

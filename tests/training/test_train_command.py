@@ -94,7 +94,7 @@ def test_a_run_is_a_model_and_can_be_repeated_from_its_own_config(tmp_path, reci
     flags = [f"--gin_file={recipe}", f"--output_dir={tmp_path}/run"]
     capfd.readouterr()
     assert in_process(*flags, "--gin.TEMPERATURE=0.5") == 1
-    assert "temperature=0.05" in (error := capfd.readouterr().err) and "not Contrastive" in error
+    assert "was trained with objective.loss.temperature=0.05, not 0.5; give" in capfd.readouterr().err
     assert in_process(*flags) == 0
     assert "was already complete: 6 steps" in capfd.readouterr().out
 

@@ -13,9 +13,19 @@ from jaxir.interop import model_dir
 from jaxir.retrieval.encoding.dual_encoder import DualEncoder
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
-OBJECTIVES = ("simcse", "consert", "clm_autoencoder", "mlm_autoencoder", "multi_task", "cpdae")
+OBJECTIVES = (
+    "simcse",
+    "consert",
+    "clm_autoencoder",
+    "mlm_autoencoder",
+    "multi_task",
+    "diffcse",
+    "cpdae",
+    "seed",
+)
 SMALLER = {name: ["DECODER_LAYERS=1"] for name in ("clm_autoencoder", "mlm_autoencoder", "multi_task")}
-SMALLER |= {"cpdae": ["IDF=True"]}
+SMALLER |= {"cpdae": ["IDF=True"], "seed": ["DECODER_LAYERS=1"]}
+SMALLER["diffcse"] = [f"GENERATOR=hf:{GOLDEN}/mlm_bert", "SENTENCES=True", 'CHANGED_TEXT="both"']
 
 
 @pytest.fixture
@@ -86,6 +96,7 @@ def test_each_objective_trains_resumes_and_leaves_an_encoder(name, train, tmp_pa
     assert one.keys() == other.keys()
     assert all(np.array_equal(one[n], other[n]) for n in one)
 
+    assert not any(word in n for n in one for word in ("projector", "generator", "discriminator", "decoder"))
     vectors = DualEncoder.load(str(whole)).encode_passages(["da de", "ha lo", "mi ma"])
     assert vectors.shape == (3, 16) and np.isfinite(vectors).all()
     assert all(np.abs(a - b).max() > 1e-3 for a, b in itertools.combinations(vectors, 2))

@@ -141,4 +141,4 @@ def main(*, run_dir: str, settings: str = "{}") -> int:
 
 if __name__ == "__main__":
     sys.modules["tiny_run"] = sys.modules["__main__"]
-    raise SystemExit(cli.main("tiny_run:main"))
+    cli.end(cli.main("tiny_run:main"))

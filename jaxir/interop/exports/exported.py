@@ -1,16 +1,18 @@
-"""What an exported model says of itself, whatever the format: README.md and jaxir_export.json."""
+"""What is exported, whatever the format: a model's programs, README.md and jaxir_export.json."""
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxir.data.tokenizer import Tokenizer
-from jaxir.interop.stored import EncoderSettings
-from jaxir.models.dual_encoder import DualEncoderModel
+import jax
+import jax.numpy as jnp
+from flax import nnx
 
-TOWERS = ("query", "passage")
+from jaxir.data.tokenizer import Tokenizer
+from jaxir.interop import kinds
+from jaxir.interop.stored import EncoderSettings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -19,58 +21,151 @@ class Source:
 
     Attributes:
       name: the model as it was named.
-      model: the dual encoder.
+      model: the model, of any kind.
       tokenizer: its tokenizer.
       settings: lengths and prompts.
       fingerprint: of the model.
     """
 
     name: str
-    model: DualEncoderModel
+    model: Any
     tokenizer: Tokenizer
     settings: EncoderSettings
     fingerprint: str
 
-    def of_tower(self, tower: str) -> tuple[int, str]:
-        """Returns the maximum length, in tokens, and the prompt of a tower's texts."""
-        settings = self.settings
-        if tower == "query":
-            return settings.query_max_length, settings.query_prompt
-        return settings.passage_max_length, settings.passage_prompt
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Program:
+    """A function of a model: from the tokens of one text, or of a pair of texts, to numbers.
+
+    Attributes:
+      name: what it is called.
+      compute: (model, one int32 [B, L] for each of `inputs`) -> float32 [B, D] or [B]; where two programs
+        compute the same, it is one object.
+      inputs: "ids", whose padding is 0, and "token_types" where the model reads them.
+      output: what `compute` gives: "vectors" or "scores".
+      shape: of it, in words.
+      texts: the names of the texts that are tokenised, and the prompt of each.
+      max_length: tokens, special ones included, that are kept.
+    """
+
+    name: str
+    compute: Callable[..., jax.Array]
+    inputs: tuple[str, ...] = ("ids",)
+    output: str
+    shape: str
+    texts: Mapping[str, str]
+    max_length: int
 
 
-def describe(source: Source, kind: str) -> list[str]:
-    """Returns the first lines of a README: what was exported, as a `kind` of model."""
-    config = source.model.config
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Form:
+    """How models of a kind are exported.
+
+    Attributes:
+      what: the kind, with its article.
+      gives: a sentence about its numbers, which goes on.
+      cut: the part of a sentence that says how long texts may be and which prompts they get.
+      facts: of jaxir_export.json.
+      programs: the functions.
+    """
+
+    what: str
+    gives: str
+    cut: str
+    facts: Mapping[str, Any]
+    programs: tuple[Program, ...]
+
+
+def form_of(source: Source) -> Form:
+    """Returns how a model is exported."""
+    return _FORMS[kinds.name_of(source.model.config)](source)
+
+
+def _of_towers(source: Source) -> Form:
+    config, settings = source.model.config, source.settings
+
+    def encoder(tower: str) -> Callable[..., jax.Array]:
+        return lambda model, ids: model.encode(ids, tower=tower)
+
+    query = encoder("query")
+    how = {"output": "vectors", "shape": f"[B, {config.dimension}]"}
+    programs = (
+        Program(
+            name="query",
+            compute=query,
+            texts={"texts": settings.query_prompt},
+            max_length=settings.query_max_length,
+            **how,
+        ),
+        Program(
+            name="passage",
+            compute=query if config.sharing == "sde" else encoder("passage"),
+            texts={"texts": settings.passage_prompt},
+            max_length=settings.passage_max_length,
+            **how,
+        ),
+    )
+    return Form(
+        what="A dual encoder",
+        gives=f"Vectors have {config.dimension} dimensions and are compared by {config.similarity}",
+        cut=f"queries are cut at {settings.query_max_length} tokens"
+        + (f" and begin with the prompt {settings.query_prompt!r}" if settings.query_prompt else "")
+        + f", passages at {settings.passage_max_length}"
+        + (f" and begin with {settings.passage_prompt!r}" if settings.passage_prompt else ""),
+        facts={"similarity": config.similarity},
+        programs=programs,
+    )
+
+
+def _of_pairs(source: Source) -> Form:
+    config, settings = source.model.config, source.settings
+
+    def score(model: nnx.Module, ids: jax.Array, token_types: jax.Array | None = None) -> jax.Array:
+        return model.score(ids, jnp.zeros_like(ids) if token_types is None else token_types)
+
+    prompts = {"queries": settings.query_prompt, "passages": settings.passage_prompt}
+    program = Program(
+        name="score",
+        compute=score,
+        inputs=("ids", "token_types") if config.backbone.num_token_types > 1 else ("ids",),
+        output="scores",
+        shape="[B]",
+        texts=prompts,
+        max_length=settings.pair_max_length,
+    )
+    return Form(
+        what="A cross-encoder",
+        gives="Scores of a query and a passage are logits, the greater the more relevant",
+        cut=f"a query and its passage have {program.max_length} tokens at the most, the longer is cut first"
+        + "".join(f"; {name} begin with the prompt {prompt!r}" for name, prompt in prompts.items() if prompt),
+        facts={},
+        programs=(program,),
+    )
+
+
+_FORMS = {"dual_encoder": _of_towers, "cross_encoder": _of_pairs}
+
+
+def describe(source: Source, format: str) -> list[str]:
+    """Returns the first lines of a README: what was exported, as which `format` of model."""
+    form = form_of(source)
     return [
         f"# {source.name}",
         "",
-        f"A dual encoder, written by jaxir as {kind}. Fingerprint: `{source.fingerprint}`.",
-        f"Vectors have {config.dimension} dimensions and are compared by {config.similarity};"
-        f" matrix products are {config.backbone.dtype}.",
+        f"{form.what}, written by jaxir as {format}. Fingerprint: `{source.fingerprint}`.",
+        f"{form.gives}; matrix products are {source.model.config.backbone.dtype}.",
     ]
-
-
-def how_texts_are_cut(source: Source) -> str:
-    """Returns the part of a sentence that says how long texts may be and which prompts they get."""
-    (query, query_prompt), (passage, passage_prompt) = map(source.of_tower, TOWERS)
-    return (
-        f"queries are cut at {query} tokens"
-        + (f" and begin with the prompt {query_prompt!r}" if query_prompt else "")
-        + f", passages at {passage}"
-        + (f" and begin with {passage_prompt!r}" if passage_prompt else "")
-    )
 
 
 def write(directory: Path, source: Source, readme: Sequence[str], **facts: Any) -> None:
     """Writes README.md, and jaxir_export.json with `facts` and those of every export."""
     (directory / "README.md").write_text("\n".join(readme) + "\n", encoding="utf-8")
-    config = source.model.config
     content = {
         "model": source.name,
         "fingerprint": source.fingerprint,
         **facts,
-        "dtype": config.backbone.dtype,
-        "similarity": config.similarity,
+        "dtype": source.model.config.backbone.dtype,
+        **form_of(source).facts,
     }
     (directory / "jaxir_export.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

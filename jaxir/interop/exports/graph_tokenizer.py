@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import tokenizers
 
 from jaxir.asides import temporary_directory
+from jaxir.data.pair_tokenizer import PairTokenizer
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
 from jaxir.installation import how_to_install
@@ -21,12 +25,16 @@ _PROBE = 32  # characters or pieces in a text that is compared
 
 
 class GraphTokenizer:
-    """`tokenizer` in a graph.
+    """`tokenizer` in a graph, for texts or for pairs of them.
 
     Text that is not valid UTF-8 is refused with an InvalidArgumentError.
 
-    When made it is compared with `tokenizer` on every piece of the vocabulary, every character of Unicode's
-    first two planes and many of the others.
+    When made it is compared with `Tokenizer` (`PairTokenizer`) on every piece of the vocabulary, every
+    character of Unicode's first two planes and many of the others, and on pairs that are cut.
+
+    Args:
+      tokenizer: the tokenizer.
+      num_texts: of a sequence: 1, or 2 for pairs.
 
     Attributes:
       state: the `tf.Module` that a SavedModel must hold.
@@ -36,7 +44,7 @@ class GraphTokenizer:
         not installed.
     """
 
-    def __init__(self, tokenizer: Tokenizer):
+    def __init__(self, tokenizer: Tokenizer, num_texts: int = 1):
         require_tensorflow_text()
         self._pad = tokenizer.pad_swap
         with temporary_directory() as directory:
@@ -45,53 +53,91 @@ class GraphTokenizer:
             if path.is_file():
                 text = path.read_text(encoding="utf-8")
                 self._pieces: Any = WordPiece(json.loads(text))
-                self._before, self._after = _special_ids(text)
+                self._template = _template(text, num_texts)
             else:
                 (model,) = directory.glob("*.model")
                 self._pieces = _SentencePiece(model.read_bytes())
-                self._before, self._after = [], tokenizer.encode_batch([""], max_length=2)[0].tolist()
+                end = tokenizer.encode_batch([""], max_length=2)[0].tolist()
+                self._template = [_Part(0), *(_Part(0, i) for i in end)]
+        self._num_special = sum(part.special is not None for part in self._template)
         self.state = self._pieces.state
-        self._compare(tokenizer)
+        self._compare(tokenizer, num_texts)
 
-    def __call__(self, texts: tf.Tensor, max_length: int) -> tf.RaggedTensor:
-        """Returns what `Tokenizer.encode_batch` does: int32 [B, None], special tokens in, no padding.
+    def __call__(
+        self, texts: Sequence[tf.Tensor], max_length: int
+    ) -> tuple[tf.RaggedTensor, tf.RaggedTensor]:
+        """Returns ids and token types, int32 [B, None], special tokens in, no padding.
 
         Args:
-          texts: UTF-8 [B].
-          max_length: tokens, special ones included, that are kept of a text.
+          texts: UTF-8 [B], or two of them: the first and the second text of each pair.
+          max_length: tokens, special ones included, that are kept; of a pair as `PairTokenizer.encode` says.
         """
         import tensorflow as tf
 
-        kept = max_length - len(self._before) - len(self._after)
-        valid = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8", errors="strict")
-        ids = self._pieces(valid)[:, :kept]
-        rows = tf.shape(texts)[0]
-        around = [tf.tile(tf.constant([s], tf.int32), [rows, 1]) for s in (self._before, self._after)]
-        ids = tf.concat([around[0], ids, around[1]], axis=1)
-        if self._pad is None:
-            return ids
-        flat = ids.flat_values
-        swapped = tf.where(flat == 0, self._pad, tf.where(flat == self._pad, 0, flat))
-        return ids.with_flat_values(swapped)
+        valid = [tf.strings.unicode_transcode(t, "UTF-8", "UTF-8", errors="strict") for t in texts]
+        pieces = iter(_cut([self._pieces(text) for text in valid], max_length - self._num_special))
+        column = tf.RaggedTensor.from_tensor(tf.zeros([tf.shape(texts[0])[0], 1], tf.int32))
+        parts = [next(pieces) if p.special is None else column + p.special for p in self._template]
+        types = [tf.zeros_like(ids) + p.type for ids, p in zip(parts, self._template, strict=True)]
+        ids, types = tf.concat(parts, axis=1), tf.concat(types, axis=1)
+        if self._pad is not None:
+            flat = ids.flat_values
+            swapped = tf.where(flat == 0, self._pad, tf.where(flat == self._pad, 0, flat))
+            ids = ids.with_flat_values(swapped)
+        return ids, types
 
-    def _compare(self, tokenizer: Tokenizer) -> None:
-        import tensorflow as tf
-
+    def _compare(self, tokenizer: Tokenizer, num_texts: int) -> None:
         planes = (range(0xD800), range(0xE000, 0x20000), range(0x20000, 0x110000, 61))
         characters = [chr(c) for plane in planes for c in plane]
         pieces = [tokenizer.decode([i]) for i in range(tokenizer.vocab_size)]
         length = 8 * _PROBE
         for parts in (characters, pieces):
             texts = [" ".join(parts[start : start + _PROBE]) for start in range(0, len(parts), _PROBE)]
-            found = self(tf.constant(texts), length).to_list()
-            for text, ids, expected in zip(
-                texts, found, tokenizer.encode_batch(texts, max_length=length), strict=True
-            ):
-                if ids != expected.tolist():
+            if num_texts == 1:
+                self._check([texts], [tokenizer.encode_batch(texts, max_length=length)], length)
+            else:
+                self._check_pairs(tokenizer, texts, texts[::-1], 2 * length)
+        if num_texts == 2:
+            first, second = zip(*itertools.product(range(8), repeat=2), strict=True)
+            for length in range(8, 11):
+                self._check_pairs(tokenizer, ["a " * n for n in first], ["b " * n for n in second], length)
+
+    def _check_pairs(self, tokenizer: Tokenizer, first: list[str], second: list[str], length: int) -> None:
+        pairs = PairTokenizer(tokenizer).encode(list(zip(first, second, strict=True)), max_length=length)
+        self._check([first, second], list(zip(*pairs, strict=True)), length)
+
+    def _check(self, texts: list[list[str]], expected: list[Sequence[np.ndarray]], length: int) -> None:
+        """Compares the ids, and where they are given the token types, of sequences of so many texts."""
+        import tensorflow as tf
+
+        found = self([tf.constant(column) for column in texts], length)
+        for rows, right in zip(found, expected, strict=False):
+            for text, row, numbers in zip(texts[0], rows.to_list(), right, strict=True):
+                if row != numbers.tolist():
                     raise UserError(
                         f"TensorFlow's operations tokenise {text[:40]!r} otherwise than this tokenizer:"
                         " export with --signatures=ids and tokenise before the request"
                     )
+
+
+def _cut(texts: list[tf.RaggedTensor], room: int) -> list[tf.RaggedTensor]:
+    """Returns the first tokens of each text [B, None], together at most `room`.
+
+    Of two texts the longer is cut first, and both once they are equally long; the second has the odd one.
+    """
+    import tensorflow as tf
+
+    lengths = [text.row_lengths() for text in texts]
+    kept = [tf.minimum(lengths[0], room)]
+    if len(texts) == 2:
+        half, first_is_longer = room // 2, lengths[0] > lengths[1]
+        shorter = tf.minimum(tf.minimum(*lengths), half)
+        kept = [tf.where(longer, room - shorter, shorter) for longer in (first_is_longer, ~first_is_longer)]
+        kept = [tf.minimum(k, length) for k, length in zip(kept, lengths, strict=True)]
+    return [
+        tf.gather(text.flat_values, tf.ragged.range(text.row_starts(), text.row_starts() + k))
+        for text, k in zip(texts, kept, strict=True)
+    ]
 
 
 class _SentencePiece:
@@ -124,11 +170,22 @@ def require_tensorflow_text() -> None:
         ) from error
 
 
-def _special_ids(text: str) -> tuple[list[int], list[int]]:
-    """Returns the special tokens that stand before and after each text, as the tokenizer itself says."""
+class _Part(NamedTuple):
+    """A part of a sequence: a text, or a special token, with the token type of it."""
+
+    type: int
+    special: int | None = None
+
+
+def _template(text: str, num_texts: int) -> list[_Part]:
+    """Returns what a sequence of so many texts is made of, as the tokenizer itself says."""
     tokenizer = tokenizers.Tokenizer.from_str(text)
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    plain, whole = (tokenizer.encode("a", add_special_tokens=s).ids for s in (False, True))
-    at = next(i for i in range(len(whole)) if whole[i : i + len(plain)] == plain)
-    return whole[:at], whole[at + len(plain) :]
+    encoded = tokenizer.encode(*["a"] * num_texts)
+    rows = zip(encoded.sequence_ids, encoded.type_ids, encoded.ids, strict=True)
+    parts = {
+        (at if of is None else f"text {of}"): _Part(type, id if of is None else None)
+        for at, (of, type, id) in enumerate(rows)
+    }
+    return list(parts.values())

@@ -1,4 +1,4 @@
-"""Models as ONNX graphs, which need neither jaxir nor JAX: what a tokenizer gives in, vectors out."""
+"""Models as ONNX graphs, which need neither jaxir nor JAX: tokens in, vectors or scores out."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from jax.extend.core import jaxpr_as_fun
 from jaxir.checksums import directory_with_checksums
 from jaxir.errors import UserError
 from jaxir.installation import how_to_install
-from jaxir.interop.exports import onnx_readme
-from jaxir.interop.exports.exported import TOWERS, Source
-from jaxir.models.dual_encoder import DualEncoderModel
+from jaxir.interop.exports import exported, onnx_readme
+from jaxir.interop.exports.exported import Program, Source
+from jaxir.interop.exports.onnx_readme import OUTPUTS, inputs_of
 
 if TYPE_CHECKING:
     import onnx_ir
 
-INPUTS, OUTPUT = ("input_ids", "attention_mask"), "sentence_embedding"
 WEIGHTS = "weights.bin"
 _PAGE = 4096  # a tensor begins at a page, so that it can be mapped into memory
 _TOLERANCE = 1e-4  # of the largest number, between ONNX Runtime and JAX
 
 
 def write(output: str | Path, source: Source) -> None:
-    """Writes query.onnx and passage.onnx, the weights that both read, the tokenizer and a README.md.
+    """Writes query.onnx and passage.onnx, or score.onnx, their weights, the tokenizer and a README.md.
 
-    Each graph takes `input_ids` and `attention_mask`, int64 [B, L] with any B and L, as tokenizers give them
-    (padding is where the mask is 0, on the right), and gives `sentence_embedding`, float32 [B, D]. Before
-    the directory appears, ONNX Runtime's vectors are compared with the model's.
+    Each graph takes `input_ids` and `attention_mask`, and `token_type_ids` where a cross-encoder reads them,
+    int64 [B, L] with any B and L, as tokenizers give them (padding is where the mask is 0, on the right), and
+    gives `sentence_embedding`, float32 [B, D], or `logits`, float32 [B, 1]. Before the directory appears,
+    ONNX Runtime's numbers are compared with the model's.
 
     Args:
       output: a directory that does not exist or is empty.
@@ -44,7 +44,7 @@ def write(output: str | Path, source: Source) -> None:
 
     Raises:
       UserError: jax2onnx or onnxruntime is not installed, the model computes in bfloat16, JAX runs on an
-        accelerator, ONNX Runtime gives other vectors, or `output` is not empty.
+        accelerator, ONNX Runtime gives other numbers, or `output` is not empty.
     """
     if source.model.config.backbone.dtype != "float32":
         raise UserError("ONNX graphs are written in float32 only; bfloat16 is for --format=saved_model")
@@ -55,52 +55,55 @@ def write(output: str | Path, source: Source) -> None:
         )
     with _quiet(), directory_with_checksums(output) as aside:
         ir = _libraries()
+        graphs: dict[Any, onnx_ir.Model] = {}  # of each `compute`
+        programs = exported.form_of(source).programs
         with (aside / WEIGHTS).open("wb") as file:
             weights = _Weights(file)
-            for tower in TOWERS:
-                if tower == TOWERS[0] or source.model.config.sharing != "sde":
-                    graph = _graph(source, tower)
+            for program in programs:
+                if program.compute not in graphs:
+                    graphs[program.compute] = graph = _graph(source, program)
                     weights.take(graph)
-                ir.save(graph, aside / f"{tower}.onnx")
-        _compare(aside, source)
+                ir.save(graphs[program.compute], aside / f"{program.name}.onnx")
+        for program in programs:
+            _compare(aside, source, program)
         source.tokenizer.save(aside)
         versions = {p: metadata.version(p) for p in ("jax2onnx", "onnxruntime", "jax")}
         opset = graph.opset_imports[""]
         onnx_readme.write(aside, source, opset=opset, versions=versions)
 
 
-def _graph(source: Source, tower: str) -> onnx_ir.Model:
-    """Returns a tower as an ONNX graph."""
+def _graph(source: Source, program: Program) -> onnx_ir.Model:
+    """Returns a program as an ONNX graph."""
     from jax2onnx import to_onnx
 
     longest = source.model.config.backbone.max_positions
     constraints = [] if longest is None else [f"L <= {longest}"]
     shape = jax.export.symbolic_shape("B, L", constraints=constraints)
-    given = [jax.ShapeDtypeStruct(shape, jnp.int32)] * len(INPUTS)
+    given = [jax.ShapeDtypeStruct(shape, jnp.int32)] * len(inputs_of(program))
     # jax2onnx traces with replacements of jax.numpy, which neither shape checks nor all of our shapes pass.
     # What is traced already has none of them, only primitives.
-    swap = source.tokenizer.pad_swap
-    traced = jaxpr_as_fun(jax.make_jaxpr(lambda *inputs: _encode(source.model, swap, tower, *inputs))(*given))
+    traced = jaxpr_as_fun(jax.make_jaxpr(lambda *inputs: _computed(source, program, *inputs))(*given))
     model = to_onnx(
         lambda *inputs: traced(*inputs)[0],
         given,
-        model_name=tower,
+        model_name=program.name,
         return_mode="ir",
-        input_names=INPUTS,
-        output_names=[OUTPUT],
+        input_names=inputs_of(program),
+        output_names=[OUTPUTS[program.output]],
     )
     _take_int64(model.graph)
     return model
 
 
-def _encode(
-    model: DualEncoderModel, pad_swap: int | None, tower: str, input_ids: jax.Array, attention_mask: jax.Array
+def _computed(
+    source: Source, program: Program, input_ids: jax.Array, attention_mask: jax.Array, *token_types: jax.Array
 ) -> jax.Array:
-    """Returns the vectors [B, D] of what the model's own tokenizer gives, both int32 [B, L]."""
-    ids = input_ids
+    """Returns float32 [B, D or 1] of what the model's own tokenizer gives, int32 [B, L]."""
+    ids, pad_swap = input_ids, source.tokenizer.pad_swap
     if pad_swap is not None:
         ids = jnp.where(ids == pad_swap, 0, jnp.where(ids == 0, pad_swap, ids))
-    return model.encode(jnp.where(attention_mask != 0, ids, 0), tower=tower)
+    found = program.compute(source.model, jnp.where(attention_mask != 0, ids, 0), *token_types)
+    return found if found.ndim == 2 else found[:, None]
 
 
 def _take_int64(graph: onnx_ir.Graph) -> None:
@@ -143,27 +146,27 @@ class _Weights:
             )
 
 
-def _compare(directory: Path, source: Source) -> None:
+def _compare(directory: Path, source: Source, program: Program) -> None:
     """Checks that ONNX Runtime computes what the model does, on rows of several lengths."""
     mask = (np.arange(17) < np.array([17, 1, 9])[:, None]).astype(np.int64)
     ids = np.random.default_rng(0).integers(1, source.model.config.backbone.vocab_size, mask.shape)
-    given = [jnp.asarray(x, jnp.int32) for x in (ids, mask)]
-    for tower in TOWERS:
-        found = _run(directory / f"{tower}.onnx", dict(zip(INPUTS, (ids, mask), strict=True)))
-        expected = np.asarray(_encode(source.model, source.tokenizer.pad_swap, tower, *given))
-        error = np.abs(found - expected).max()
-        if not error <= _TOLERANCE * np.abs(expected).max():
-            raise UserError(
-                f"ONNX Runtime's vectors of the {tower} tower differ by {error:.1g} from the model's:"
-                " jax2onnx did not translate it rightly, and nothing was written"
-            )
+    second = (np.arange(17) > 5).astype(np.int64) * mask
+    given = dict(zip(inputs_of(program), (ids, mask, second), strict=False))
+    found = _run(directory / f"{program.name}.onnx", given)
+    expected = np.asarray(_computed(source, program, *(jnp.asarray(x, jnp.int32) for x in given.values())))
+    error = np.abs(found - expected).max()
+    if not error <= _TOLERANCE * np.abs(expected).max():
+        raise UserError(
+            f"ONNX Runtime's {program.output} of {program.name}.onnx differ by {error:.1g} from the model's:"
+            " jax2onnx did not translate it rightly, and nothing was written"
+        )
 
 
 def _run(path: Path, inputs: dict[str, np.ndarray]) -> np.ndarray:
-    """Returns a graph's vectors; what ONNX Runtime has loaded for it is free again afterwards."""
+    """Returns what a graph gives; what ONNX Runtime has loaded for it is free again afterwards."""
     from onnxruntime import InferenceSession
 
-    return InferenceSession(str(path)).run([OUTPUT], inputs)[0]
+    return InferenceSession(str(path)).run(None, inputs)[0]
 
 
 def _libraries() -> Any:

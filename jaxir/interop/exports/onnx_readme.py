@@ -4,26 +4,29 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from jaxir.interop.exports import exported
-from jaxir.interop.exports.exported import TOWERS, Source
+from jaxir.interop.exports.exported import Program, Source
 
+# Names in graphs, as sentence-transformers and transformers have them.
+OUTPUTS = {"vectors": "sentence_embedding", "scores": "logits"}
 _TOKENIZERS = """\
 import numpy as np
 import onnxruntime
 from tokenizers import Tokenizer
 
-tokenizer = Tokenizer.from_file("{file}")
+tokenizer = Tokenizer.from_file("tokenizer.json")
 tokenizer.enable_padding()
 
 
-def encode(texts, tower, max_length, prompt):
+def tokens(texts, max_length):
     tokenizer.enable_truncation(max_length)
-    rows = tokenizer.encode_batch([prompt + text for text in texts])
-    inputs = {{
+    rows = tokenizer.encode_batch(texts)
+    return {{
         "input_ids": np.array([row.ids for row in rows], np.int64),
-        "attention_mask": np.array([row.attention_mask for row in rows], np.int64),
+        "attention_mask": np.array([row.attention_mask for row in rows], np.int64),{types}
     }}
-    return onnxruntime.InferenceSession(f"{{tower}}.onnx").run(["sentence_embedding"], inputs)[0]
 """
+_TYPES = """
+        "token_type_ids": np.array([row.type_ids for row in rows], np.int64),"""
 _SENTENCEPIECE = """\
 import numpy as np
 import onnxruntime
@@ -32,14 +35,47 @@ from sentencepiece import SentencePieceProcessor
 tokenizer = SentencePieceProcessor(model_file="{file}")
 
 
-def encode(texts, tower, max_length, prompt):
-    rows = tokenizer.encode([prompt + text for text in texts])
+def tokens(texts, max_length):
+    rows = tokenizer.encode(texts)
     rows = [[*row[: max_length - 1], tokenizer.eos_id()] for row in rows]
     length = max(map(len, rows))
     ids = np.array([row + [0] * (length - len(row)) for row in rows], np.int64)
-    inputs = {{"input_ids": ids, "attention_mask": (ids != 0).astype(np.int64)}}
-    return onnxruntime.InferenceSession(f"{{tower}}.onnx").run(["sentence_embedding"], inputs)[0]
+    return {{"input_ids": ids, "attention_mask": (ids != 0).astype(np.int64)}}
 """
+_FUNCTION = """
+
+def {name}({texts}):
+    inputs = tokens({given}, {max_length})
+    return onnxruntime.InferenceSession("{name}.onnx").run(["{output}"], inputs)[0]{column}
+"""
+_TEXTS = {"query": "where is the treaty kept?", "passage": "The treaty is kept in the archive."}
+_OF_PAIRS = dict(zip(("queries", "passages"), _TEXTS.values(), strict=True))
+
+
+def inputs_of(program: Program) -> list[str]:
+    """Returns the names of the inputs of a program's graph."""
+    return ["input_ids", "attention_mask", *(["token_type_ids"] if "token_types" in program.inputs else [])]
+
+
+def _function(program: Program) -> tuple[str, str]:
+    """Returns the code of a function of texts, and a line that calls it."""
+    names, pairs = list(program.texts), len(program.texts) == 2
+    prompted = [f"{prompt!r} + {name[0]}" if prompt else name[0] for name, prompt in program.texts.items()]
+    if pairs:
+        given = f"[({', '.join(prompted)}) for {', '.join(n[0] for n in names)} in zip({', '.join(names)})]"
+    else:
+        given = f"[{prompted[0]} for {names[0][0]} in {names[0]}]"
+    code = _FUNCTION.format(
+        name=program.name,
+        texts=", ".join(names),
+        given=given,
+        max_length=program.max_length,
+        output=OUTPUTS[program.output],
+        column="[:, 0]" if pairs else "",
+    )
+    texts = [_OF_PAIRS[n] for n in names] if pairs else [_TEXTS[program.name]]
+    arguments = ", ".join(f'["{text}"]' for text in texts)
+    return code, f"{program.name}_{program.output} = {program.name}({arguments})"
 
 
 def write(directory: Path, source: Source, *, opset: int, versions: Mapping[str, str]) -> None:
@@ -51,48 +87,50 @@ def write(directory: Path, source: Source, *, opset: int, versions: Mapping[str,
       opset: the version of ONNX's operators.
       versions: of the packages that wrote it, by name.
     """
-    config = source.model.config
+    form = exported.form_of(source)
+    names = inputs_of(form.programs[0])
     if (directory / "tokenizer.json").is_file():
-        code, package = _TOKENIZERS.format(file="tokenizer.json"), "tokenizers"
+        code, package = _TOKENIZERS.format(types=_TYPES if "token_type_ids" in names else ""), "tokenizers"
     else:
         (file,) = directory.glob("*.model")
         code, package = _SENTENCEPIECE.format(file=file.name), "sentencepiece"
-    calls = []
-    for tower, text in zip(
-        TOWERS, ("where is the treaty kept?", "The treaty is kept in the archive."), strict=True
-    ):
-        max_length, prompt = source.of_tower(tower)
-        calls.append(f'{tower}_vectors = encode(["{text}"], "{tower}", {max_length}, {prompt!r})')
-    longest = config.backbone.max_positions
+    functions, calls = zip(*map(_function, form.programs), strict=True)
+    longest = source.model.config.backbone.max_positions
+    files = " and ".join(f"`{program.name}.onnx`" for program in form.programs)
+    what, shape = form.programs[0].output, form.programs[0].shape
+    about = {
+        "input_ids": "int64 [B, L], special tokens included",
+        "attention_mask": "int64 [B, L], 0 at padding, which is on the right",
+        "token_type_ids": "int64 [B, L], 0 for the query's tokens and 1 for the passage's",
+    }
     lines = [
         *exported.describe(source, "an ONNX model"),
         "",
-        "`query.onnx` and `passage.onnx` read `weights.bin`: keep them together.",
+        f"{files} read `weights.bin`: keep them together.",
         "",
         "| | name | type |",
         "|---|---|---|",
-        "| input | `input_ids` | int64 [B, L], special tokens included |",
-        "| input | `attention_mask` | int64 [B, L], 0 at padding, which is on the right |",
-        f"| output | `sentence_embedding` | float32 [B, {config.dimension}] |",
+        *(f"| input | `{name}` | {about[name]} |" for name in names),
+        f"| output | `{OUTPUTS[what]}` | float32 {'[B, 1]' if shape == '[B]' else shape} |",
         "",
         "B, the number of rows, is free; so is L, the number of columns"
         + (f", up to {longest}." if longest else "."),
         "An id that the vocabulary lacks"
         + (", or a row that is longer," if longest else "")
-        + " gives a vector that is no number (NaN).",
-        f"Texts: {exported.how_texts_are_cut(source)}.",
+        + f" gives {what} that are no numbers (NaN).",
+        f"Texts: {form.cut}.",
         "",
         "## In Python",
         "",
         f"`pip install numpy onnxruntime {package}`, and in this directory:",
         "",
         "```python",
-        code,
+        code + "".join(functions),
         "",
         *calls,
         "```",
         "",
-        "(A server keeps the two sessions instead of making one for each call.)",
+        "(A server keeps the sessions instead of making one for each call.)",
         "",
         "## Versions",
         "",

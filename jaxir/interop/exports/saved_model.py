@@ -1,11 +1,12 @@
-"""Models as TensorFlow SavedModels, which need neither jaxir nor JAX: ids or texts in, vectors out."""
+"""Models as TensorFlow SavedModels, which need neither jaxir nor JAX: texts in, vectors or scores out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +16,11 @@ from flax import nnx
 from jaxir.checksums import directory_with_checksums
 from jaxir.errors import UserError
 from jaxir.installation import how_to_install
-from jaxir.interop.exports import saved_model_readme
-from jaxir.interop.exports.exported import TOWERS, Source
+from jaxir.interop.exports import exported, saved_model_readme
+from jaxir.interop.exports.exported import Program, Source
 from jaxir.interop.exports.graph_tokenizer import GraphTokenizer
 from jaxir.lean_tensorflow import import_tensorflow
 from jaxir.models import layers
-from jaxir.models.dual_encoder import DualEncoderModel
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -30,6 +30,17 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 # XLA compiles a program for each shape, in seconds: inputs are padded to one of these lengths, and to a power
 # of two of rows. A model without a table of positions reads no more than the last.
 LENGTHS = tuple(n for i in range(4, 15) for n in (1 << i, 3 << (i - 1)) if n != 24)
+
+
+_DEFAULTS = ("search", "query", "score", "query_ids", "score_ids")  # the first that there is
+
+
+class Signature(NamedTuple):
+    """A signature: its function, and the types and shapes of what it takes and gives, by name, in words."""
+
+    function: Any
+    inputs: Mapping[str, str]
+    outputs: Mapping[str, str]
 
 
 class GraphSearch(Protocol):
@@ -60,9 +71,11 @@ def write(
 ) -> None:
     """Writes a SavedModel with a README.md, which appears only when whole.
 
-    Signatures, all of any number of rows: `query_ids` and `passage_ids` (ids, int32 [B, L] -> vectors,
-    float32 [B, D]), `query` and `passage` (texts, string [B] -> vectors) and `search` (texts -> ids, string
-    [B, K], and scores, float32 [B, K]). Programs are lowered for CPU, CUDA and TPU.
+    Signatures, all of any number of rows, of a dual encoder: `query_ids` and `passage_ids` (ids, int32 [B, L]
+    -> vectors, float32 [B, D]), `query` and `passage` (texts, string [B] -> vectors) and `search` (texts ->
+    ids, string [B, K], and scores, float32 [B, K]). Of a cross-encoder: `score_ids` (ids, and token_types
+    where it reads them, int32 [B, L] -> scores, float32 [B]) and `score` (queries and passages, string [B] ->
+    scores). Programs are lowered for CPU, CUDA and TPU.
 
     Args:
       output: a directory that does not exist or is empty.
@@ -73,8 +86,13 @@ def write(
 
     Raises:
       UserError: TensorFlow or TensorFlow Text is not installed, JAX runs on an accelerator, the tokenizer
-        cannot be a part of a graph, or `output` is not empty.
+        cannot be a part of a graph, `output` is not empty, or a cross-encoder is to search.
     """
+    programs = exported.form_of(source).programs
+    if search is not None and programs[0].name != "query":
+        raise UserError(
+            f"{source.name} is a cross-encoder, and no index is searched by its scores: leave out --index"
+        )
     if search is not None and signatures == "ids":
         raise UserError("a search takes texts: leave out --signatures=ids or --index")
     if jax.default_backend() != "cpu":
@@ -84,15 +102,19 @@ def write(
         )
     tf = _tensorflow()
     with directory_with_checksums(output) as aside:
-        tokenizer = GraphTokenizer(source.tokenizer) if signatures == "text" else None
+        tokenizer = None
+        if signatures == "text":
+            tokenizer = GraphTokenizer(source.tokenizer, num_texts=len(programs[0].texts))
         index = search() if search is not None else None
         module = tf.Module()
         module.tokenizer = tokenizer.state if tokenizer is not None else None
         module.index = index.state if index is not None else None
-        functions = _functions(module, source, tokenizer, index)
+        found = _signatures(module, source, tokenizer, index)
+        functions = {name: signature.function for name, signature in found.items()}
         module.signatures_ = functions
+        default = next(name for name in _DEFAULTS if name in found)
         tf.saved_model.save(
-            module, str(aside), signatures=functions | {"serving_default": _default(functions)}
+            module, str(aside), signatures=functions | {"serving_default": functions[default]}
         )
         packages = ["tensorflow"]
         packages += ["tensorflow-text"] if tokenizer is not None else []
@@ -100,55 +122,59 @@ def write(
         saved_model_readme.write(
             aside,
             source,
-            signatures=list(functions),
-            default=next(n for n, f in functions.items() if f is _default(functions)),
+            signatures=found,
+            default=default,
             versions={p: metadata.version(p) for p in [*packages, "jax"]},
             index=index,
         )
 
 
-def _default(functions: Mapping[str, Any]) -> Any:
-    return next(functions[n] for n in ("search", "query", "query_ids") if n in functions)
-
-
-def _functions(
+def _signatures(
     module: tf.Module, source: Source, tokenizer: GraphTokenizer | None, index: GraphSearch | None
-) -> dict[str, tf.types.experimental.GenericFunction]:
-    """Returns the functions behind the signatures, whose state is in `module`."""
+) -> dict[str, Signature]:
+    """Returns the signatures by name; their state is in `module`."""
     import tensorflow as tf
 
-    encoders = _encoders(module, source.model)
-    ids_spec = tf.TensorSpec([None, None], tf.int32, name="ids")
-    texts_spec = tf.TensorSpec([None], tf.string, name="texts")
+    programs = exported.form_of(source).programs
+    computed = _converted(module, source.model, programs)
+    ids_spec, texts_spec = tf.TensorSpec([None, None], tf.int32), tf.TensorSpec([None], tf.string)
 
-    def function(spec: tf.TensorSpec, compute: Callable[[tf.Tensor], dict[str, tf.Tensor]]) -> Any:
-        return tf.function(compute, input_signature=[spec], autograph=False)
-
-    def of_text(tower: str, texts: tf.Tensor) -> tf.Tensor:
-        max_length, prompt = source.of_tower(tower)
-        prompted = tf.strings.join([prompt, texts]) if prompt else texts
-        return encoders[tower](tokenizer(prompted, max_length).to_tensor(0))
-
-    def found(texts: tf.Tensor) -> dict[str, tf.Tensor]:
-        ids, scores = index(of_text("query", texts))
-        return {"ids": ids, "scores": scores}
-
-    functions = {}
-    for tower in TOWERS:
-        functions[f"{tower}_ids"] = function(
-            ids_spec, lambda ids, tower=tower: {"vectors": encoders[tower](ids)}
+    def signature(
+        spec: tf.TensorSpec, inputs: Iterable[str], compute: Callable[..., Any], **outputs: str
+    ) -> Signature:
+        specs = [tf.TensorSpec(spec.shape, spec.dtype, name) for name in inputs]
+        function = tf.function(
+            lambda *given: dict(zip(outputs, compute(*given), strict=True)),
+            input_signature=specs,
+            autograph=False,
         )
+        kind = "string [B]" if spec is texts_spec else "int32 [B, L]"
+        return Signature(function, dict.fromkeys(inputs, kind), outputs)
+
+    def of_texts(program: Program, *texts: tf.Tensor) -> tuple[tf.Tensor]:
+        prompts = program.texts.values()
+        prompted = [tf.strings.join([p, t]) if p else t for p, t in zip(prompts, texts, strict=True)]
+        tokens = tokenizer(prompted, program.max_length)[: len(program.inputs)]
+        return computed[program.compute](*(t.to_tensor(0) for t in tokens))
+
+    found = {}
+    for program in programs:
+        gives = {program.output: f"float32 {program.shape}"}
+        found[f"{program.name}_ids"] = signature(ids_spec, program.inputs, computed[program.compute], **gives)
         if tokenizer is not None:
-            functions[tower] = function(
-                texts_spec, lambda texts, tower=tower: {"vectors": of_text(tower, texts)}
-            )
+            compute = functools.partial(of_texts, program)
+            found[program.name] = signature(texts_spec, program.texts, compute, **gives)
     if index is not None:
-        functions["search"] = function(texts_spec, found)
-    return functions
+        gives = {"ids": f"string [B, {index.k}]", "scores": f"float32 [B, {index.k}], best first"}
+        query = functools.partial(of_texts, programs[0])
+        found["search"] = signature(texts_spec, ("texts",), lambda texts: index(*query(texts)), **gives)
+    return found
 
 
-def _encoders(module: tf.Module, model: DualEncoderModel) -> dict[str, Callable[[tf.Tensor], tf.Tensor]]:
-    """Returns ids [B, L] -> float32 [B, D] for each tower; the parameters become variables of `module`."""
+def _converted(
+    module: tf.Module, model: nnx.Module, programs: Iterable[Program]
+) -> dict[Callable[..., jax.Array], Callable[..., tuple[tf.Tensor]]]:
+    """Returns each program in TensorFlow by its `compute`; the parameters become variables of `module`."""
     import tensorflow as tf
     from jax.experimental import jax2tf
 
@@ -157,47 +183,50 @@ def _encoders(module: tf.Module, model: DualEncoderModel) -> dict[str, Callable[
     module.parameters = [tf.Variable(np.asarray(leaf), trainable=False) for leaf in leaves]
     limit = model.config.backbone.max_positions or LENGTHS[-1]
 
-    def encoder(tower: str) -> Callable[[tf.Tensor], tf.Tensor]:
-        def encode(parameters: list[jax.Array], ids: jax.Array) -> jax.Array:
-            return nnx.merge(graph, jax.tree.unflatten(tree, parameters)).encode(ids, tower=tower)
+    def convert(program: Program) -> Callable[..., tuple[tf.Tensor]]:
+        def compute(parameters: list[jax.Array], *inputs: jax.Array) -> jax.Array:
+            return program.compute(nnx.merge(graph, jax.tree.unflatten(tree, parameters)), *inputs)
 
         converted = jax2tf.convert(
-            encode,
-            polymorphic_shapes=[None, "(b, l)"],
+            compute,
+            polymorphic_shapes=[None, *["(b, l)"] * len(program.inputs)],
             polymorphic_constraints=[f"l <= {limit}"],
             native_serialization_platforms=PLATFORMS,
             with_gradient=False,
         )
 
-        def of_any_shape(ids: tf.Tensor) -> tf.Tensor:
-            padded = _padded(ids, limit)
-            return converted(module.parameters, padded)[: tf.shape(ids)[0]]
+        def of_any_shape(*inputs: tf.Tensor) -> tuple[tf.Tensor]:
+            return (converted(module.parameters, *_padded(inputs, limit))[: tf.shape(inputs[0])[0]],)
 
-        spec = [tf.TensorSpec([None, None], tf.int32)]
+        spec = [tf.TensorSpec([None, None], tf.int32)] * len(program.inputs)
         return tf.function(of_any_shape, input_signature=spec, autograph=False)
 
-    if model.config.sharing == "sde":
-        return dict.fromkeys(TOWERS, encoder("query"))
-    return {tower: encoder(tower) for tower in TOWERS}
+    return {compute: convert(program) for compute, program in {p.compute: p for p in programs}.items()}
 
 
-def _padded(ids: tf.Tensor, limit: int) -> tf.Tensor:
-    """Returns ids [B, L] with zeros added to the next shape of the few that programs are compiled for."""
+def _padded(inputs: Sequence[tf.Tensor], limit: int) -> list[tf.Tensor]:
+    """Returns inputs [B, L] with zeros added to the next shape of the few that programs are compiled for."""
     import tensorflow as tf
 
-    rows, length = tf.shape(ids)[0], tf.shape(ids)[1]
-    fits = tf.debugging.assert_less_equal(
-        length, limit, message=f"ids has more columns than the {limit} tokens that the model can read"
+    rows, length = tf.shape(inputs[0])[0], tf.shape(inputs[0])[1]
+    checks = [
+        tf.debugging.assert_equal(tf.shape(other), tf.shape(inputs[0]), message="inputs have several shapes")
+        for other in inputs[1:]
+    ]
+    checks.append(
+        tf.debugging.assert_less_equal(
+            length, limit, message=f"ids has more columns than the {limit} tokens that the model can read"
+        )
     )
-    with tf.control_dependencies([fits]):
+    with tf.control_dependencies(checks):
         lengths = tf.constant([*(n for n in LENGTHS if n < limit), limit])
         to_length = tf.gather(lengths, tf.searchsorted(lengths, length[None])[0])
         powers = tf.constant([1 << i for i in range(31)])
         to_rows = tf.gather(powers, tf.searchsorted(powers, rows[None])[0])
-        return tf.pad(ids, [[0, to_rows - rows], [0, to_length - length]])
+        return [tf.pad(given, [[0, to_rows - rows], [0, to_length - length]]) for given in inputs]
 
 
-def _narrowed(model: DualEncoderModel) -> DualEncoderModel:
+def _narrowed(model: nnx.Module) -> nnx.Module:
     """Returns a copy of the model whose matrices that are used in bfloat16 are stored in bfloat16."""
     model = nnx.clone(model)
     for _, module in nnx.iter_graph(model):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,8 +11,15 @@ from jaxir.interop.exports import exported
 from jaxir.interop.exports.exported import Source
 
 if TYPE_CHECKING:
-    from jaxir.interop.exports.saved_model import GraphSearch
+    from jaxir.interop.exports.saved_model import GraphSearch, Signature
 
+_EXAMPLES = {
+    "ids": [[101, 2073, 2003, 102]],
+    "token_types": [[0, 0, 0, 0]],
+    "texts": ["where is the treaty kept?"],
+    "queries": ["where is the treaty kept?"],
+    "passages": ["The treaty is kept in the archive."],
+}
 _IMPORTS = {"tensorflow": "tensorflow as tf", "tensorflow-text": "tensorflow_text", "scann": "scann"}
 
 
@@ -19,7 +27,7 @@ def write(
     directory: Path,
     source: Source,
     *,
-    signatures: list[str],
+    signatures: Mapping[str, Signature],
     default: str,
     versions: dict[str, str],
     index: GraphSearch | None,
@@ -29,20 +37,19 @@ def write(
     Args:
       directory: the SavedModel's.
       source: what was exported.
-      signatures: their names.
+      signatures: by name.
       default: the one that `serving_default` is.
       versions: of the packages that wrote the model, by name; all but jax are needed to load it.
       index: what `search` searches, or None.
     """
-    dimension = source.model.config.dimension
     needed = {p: v for p, v in versions.items() if p != "jax"}
-    example = "texts" if default in ("query", "search") else "ids"
-    value = ["where is the treaty kept?"] if example == "texts" else [[101, 2073, 2003, 102]]
-    rows = [_row(name, dimension, index) for name in signatures]
-    has_text = "query" in signatures
+    inputs = {name: _EXAMPLES[name] for name in signatures[default].inputs}
+    arguments = ", ".join(f"{name}=tf.constant({value!r})" for name, value in inputs.items())
+    rows = [f"| `{name}` | {_listed(s.inputs)} | {_listed(s.outputs)} |" for name, s in signatures.items()]
+    has_text = "tensorflow-text" in versions
     lines = [
         *exported.describe(source, "a TensorFlow SavedModel"),
-        *([f"In the signatures that take texts, {exported.how_texts_are_cut(source)}."] if has_text else []),
+        *([f"In the signatures that take texts, {exported.form_of(source).cut}."] if has_text else []),
         *([index.about] if index is not None else []),
         "",
         "## Signatures",
@@ -61,7 +68,7 @@ def write(
         *[f"import {_IMPORTS[p]}{_why(p)}" for p in needed],
         "",
         'model = tf.saved_model.load("path/of/this/directory")',
-        f'outputs = model.signatures["{default}"]({example}=tf.constant({value!r}))',
+        f'outputs = model.signatures["{default}"]({arguments})',
         "```",
         "",
         "## TensorFlow Serving",
@@ -69,7 +76,7 @@ def write(
         "Put this directory under a version number (MODEL/1/) and send, to `/v1/models/MODEL:predict`:",
         "",
         "```json",
-        json.dumps({"signature_name": default, "inputs": {example: value}}),
+        json.dumps({"signature_name": default, "inputs": inputs}),
         "```",
         "",
         "A program is compiled for each shape when it is first seen, which takes seconds. Inputs are padded",
@@ -87,17 +94,11 @@ def write(
         if len(needed) > 1
         else "A later TensorFlow loads it too; an earlier one may not know the operations.",
     ]
-    exported.write(directory, source, lines, signatures=signatures, default=default, versions=versions)
+    exported.write(directory, source, lines, signatures=list(signatures), default=default, versions=versions)
 
 
-def _row(name: str, dimension: int, index: GraphSearch | None) -> str:
-    vectors = f"`vectors`: float32 [B, {dimension}]"
-    if name.endswith("_ids"):
-        return f"| `{name}` | `ids`: int32 [B, L] | {vectors} |"
-    if name == "search":
-        output = f"`ids`: string [B, {index.k}], `scores`: float32 [B, {index.k}], best first"
-        return f"| `search` | `texts`: string [B] | {output} |"
-    return f"| `{name}` | `texts`: string [B] | {vectors} |"
+def _listed(arrays: Mapping[str, str]) -> str:
+    return ", ".join(f"`{name}`: {what}" for name, what in arrays.items())
 
 
 def _why(package: str) -> str:

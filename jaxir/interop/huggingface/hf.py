@@ -5,6 +5,7 @@ holds none. Every tensor that is taken comes out again bit for bit.
 """
 
 import collections
+import re
 import sys
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -27,7 +28,7 @@ from jaxir.interop.huggingface.weights import (
 )
 from jaxir.interop.stored import StoredModel
 from jaxir.models.backbones import BackboneConfig
-from jaxir.models.codec import Changed
+from jaxir.models.codec import Changed, Weights
 
 _DEFAULT_LENGTH = 512
 # Of the model's ids; tables of embeddings are rounded up a little.
@@ -138,7 +139,7 @@ def tensors_of(
     config: BackboneConfig, params: Mapping[str, np.ndarray], *, pad_id: int
 ) -> dict[str, np.ndarray]:
     """Returns the tensors of an encoder as Hugging Face names and lays them out."""
-    tensors = _tensors(config, stored.encoder_shapes(config), pad_id)
+    tensors = _tensors_of_encoder(config, stored.encoder_shapes(config), pad_id)
     return {tensor.name: tensor.put_together(params) for tensor in tensors}
 
 
@@ -154,19 +155,61 @@ def write_tower(directory: Path, model: StoredModel, *, tower: str) -> None:
     model.tokenizer.save(directory)
 
 
+def read_part(
+    directory: Path, weights: Weights, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, np.ndarray]:
+    """Returns the parameters of another part of a model than its encoder, float32 by name.
+
+    Args:
+      directory: the folder.
+      weights: the part's table.
+      shapes: of its parameters.
+
+    Raises:
+      UserError: a file is missing or damaged, or a tensor missing or of another shape.
+    """
+    tensors, found = _tensors(weights, shapes), read_tensors(directory)
+    expected = _shapes_there(tensors, shapes)
+    found = {name: value for name, value in found.items() if name in expected}
+    return _taken_apart(tensors, found, shapes, expected, directory)
+
+
+def tensors_of_part(
+    weights: Weights, shapes: Mapping[str, tuple[int, ...]], params: Mapping[str, Any]
+) -> dict[str, np.ndarray]:
+    """Returns the tensors of such a part; the inverse of `read_part`."""
+    return {tensor.name: tensor.put_together(params) for tensor in _tensors(weights, shapes)}
+
+
 def _to_params(
     config: BackboneConfig, found: dict[str, np.ndarray], pad_id: int, directory: Path
 ) -> dict[str, np.ndarray]:
     codec, shapes = hf_config.codec_of(config), stored.encoder_shapes(config)
-    tensors = _tensors(config, shapes, pad_id)
-    empty = {name: np.broadcast_to(np.False_, shape) for name, shape in shapes.items()}
-    expected = {tensor.name: tensor.put_together(empty).shape for tensor in tensors}
-    found = _strip_prefix({_modern(name): value for name, value in found.items()}, expected)
+    tensors = _tensors_of_encoder(config, shapes, pad_id)
+    expected = _shapes_there(tensors, shapes)
+    found = _strip_prefix({modern(name): value for name, value in found.items()}, expected)
     for name, aliases in codec.aliases.items():
         for alias in aliases:  # of which a file may hold any
             if alias in found:
                 found.setdefault(name, found[alias])
     found = {n: v for n, v in found.items() if n in expected or not n.startswith(codec.left_out)}
+    return _taken_apart(tensors, found, shapes, expected, directory)
+
+
+def _shapes_there(
+    tensors: list[_Tensor], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, tuple[int, ...]]:
+    empty = {name: np.broadcast_to(np.False_, shape) for name, shape in shapes.items()}
+    return {tensor.name: tensor.put_together(empty).shape for tensor in tensors}
+
+
+def _taken_apart(
+    tensors: list[_Tensor],
+    found: Mapping[str, np.ndarray],
+    shapes: Mapping[str, tuple[int, ...]],
+    expected: Mapping[str, tuple[int, ...]],
+    directory: Path,
+) -> dict[str, np.ndarray]:
     stored.check_params(found, expected, str(directory))
     params: dict[str, np.ndarray] = {}
     for tensor in tensors:
@@ -174,8 +217,8 @@ def _to_params(
     return params
 
 
-def _modern(name: str) -> str:
-    # BERT's first checkpoints have TensorFlow's names for these two.
+def modern(name: str) -> str:
+    """Returns a tensor's name of today: BERT's first checkpoints have TensorFlow's for those of a norm."""
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 
@@ -191,26 +234,40 @@ def _strip_prefix(tensors: dict[str, np.ndarray], expected: Collection[str]) -> 
     return {name.removeprefix(prefix): v for name, v in tensors.items() if name.startswith(prefix)}
 
 
-def _tensors(config: BackboneConfig, shapes: Mapping[str, tuple[int, ...]], pad_id: int) -> list[_Tensor]:
+def _tensors_of_encoder(
+    config: BackboneConfig, shapes: Mapping[str, tuple[int, ...]], pad_id: int
+) -> list[_Tensor]:
     """Returns the tensors that hold an encoder's parameters."""
-    codec, found = hf_config.codec_of(config), {}
-    table = {}
-    for ours, theirs in codec.weights(config).items():
+    codec, table = hf_config.codec_of(config), f"{config.token_table}.embedding"
+    tensors = _tensors(codec.weights(config), shapes, first_layer=codec.first_layer)
+    if not pad_id:
+        return tensors
+    swap = _swap(pad_id)
+    return [
+        t._replace(read=_then(t.read, swap), write=_then(swap, t.write)) if t.ours == (table,) else t
+        for t in tensors
+    ]
+
+
+def _tensors(
+    weights: Weights, shapes: Mapping[str, tuple[int, ...]], *, first_layer: int = 0
+) -> list[_Tensor]:
+    """Returns the tensors that hold parameters, by a table of modules."""
+    table, found = {}, {}
+    for ours, theirs in weights.items():
         modules = (ours,) if isinstance(ours, str) else ours
         theirs = theirs if isinstance(theirs, Changed) else Changed(theirs, _same, _same)
         table |= dict.fromkeys(modules, (modules, theirs))
     for name in shapes:
         module, _, leaf = name.rpartition(".")
-        layer = module.split(".")[1] if module.startswith("layers.") else ""
+        layer = (re.search(r"(?:^|\.)layers\.(\d+)\.", module) or ["", ""])[1]
         modules, theirs = table[module.replace(f"layers.{layer}.", "layers.*.", 1) if layer else module]
         ours = tuple(f"{m.replace('*', layer)}.{leaf}" for m in modules)
-        number = str(int(layer) + codec.first_layer) if layer else ""
+        number = str(int(layer) + first_layer) if layer else ""
         tensor = theirs.name.replace("*", number) + (".bias" if leaf == "bias" else ".weight")
         read, write = theirs.read, theirs.write
         if leaf == "kernel":
             read, write = _then(np.transpose, read), _then(write, np.transpose)
-        if name == f"{config.token_table}.embedding" and pad_id:
-            read, write = _then(read, _swap(pad_id)), _then(_swap(pad_id), write)
         found[tensor] = _Tensor(tensor, ours, read, write)
     return list(found.values())
 

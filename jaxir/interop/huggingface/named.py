@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from jaxir.interop.huggingface import cross_encoder, hf, hub, sentence_transformers
+from jaxir.interop.huggingface import cross_encoder, hf, hub, sentence_transformers, seq2seq
 from jaxir.interop.stored import EncoderSettings, StoredModel
 from jaxir.models.dual_encoder import DualEncoderConfig
 
@@ -15,18 +15,21 @@ def read(form: str, name: str, kind: str | None) -> StoredModel:
     Args:
       form: "hf" or "st".
       name: a local directory, or a name on the hub; as `hub.resolve` takes it.
-      kind: "dual_encoder" or "cross_encoder"; None: what a local directory says it is, else a dual encoder.
+      kind: "dual_encoder", "cross_encoder" or "seq2seq"; None: a cross-encoder where the files say that it is
+        one (of "st", those of a local directory), else a dual encoder: folders of T5 hold both that and a
+        generator.
 
     Raises:
       UserError: there is no such model, it is damaged, or of an architecture that is not known here.
     """
-    if kind is None:
-        kind = "cross_encoder" if cross_encoder.is_one(Path(name)) else "dual_encoder"
-    if kind == "cross_encoder":
-        owner = "cross-encoder" if form == "st" else None
-        return cross_encoder.read(hub.resolve(name, default_owner=owner, check=hf.check))
+    if kind == "seq2seq":
+        return seq2seq.read(hub.resolve(name, check=hf.check))
     if form == "hf":
-        return _encoder(hub.resolve(name, check=hf.check))
+        directory = hub.resolve(name, check=hf.check)
+        pairs = kind == "cross_encoder" or (kind is None and cross_encoder.is_one(directory))
+        return cross_encoder.read(directory) if pairs else _encoder(directory)
+    if kind == "cross_encoder" or (kind is None and cross_encoder.is_one(Path(name))):
+        return cross_encoder.read(hub.resolve(name, default_owner="cross-encoder", check=hf.check))
     check = sentence_transformers.check
     directory = hub.resolve(name, default_owner="sentence-transformers", modules=True, check=check)
     return sentence_transformers.read(directory)

@@ -32,6 +32,7 @@ _POOLING_FLAGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
+_POOLINGS = [name for name in get_args(Pooling) if name in _POOLING_FLAGS.values()]
 _DENSE_ACTIVATIONS = {
     "identity": "torch.nn.modules.linear.Identity",
     "tanh": "torch.nn.modules.activation.Tanh",
@@ -100,9 +101,13 @@ def write(directory: Path, model: StoredModel, *, tower: str) -> None:
     """Writes one tower of `model` (an SDE's only one under either name) as a folder.
 
     Raises:
-      UserError: the backbone has no Hugging Face architecture.
+      UserError: the backbone has no Hugging Face architecture, or the pooling no module.
     """
     config, settings = model.config, model.settings
+    if config.pooling not in _POOLINGS:
+        raise UserError(
+            f"sentence-transformers has no {config.pooling} pooling: --format=onnx and saved_model have it"
+        )
     hf.write_tower(directory, model, tower=tower)
     lengths = {"query": settings.query_max_length, "passage": settings.passage_max_length}
     length = max(lengths.values()) if config.sharing == "sde" else lengths[tower]
@@ -178,8 +183,8 @@ def _read_pooling(path: Path, has_prompts: bool) -> str:
     if mode is None:
         mode = [name for flag, name in _POOLING_FLAGS.items() if content.get(flag)] or ["mean"]
     modes = [mode] if isinstance(mode, str) else list(mode)
-    if len(modes) != 1 or modes[0] not in get_args(Pooling):
-        known = ", ".join(get_args(Pooling))
+    if len(modes) != 1 or modes[0] not in _POOLINGS:
+        known = ", ".join(_POOLINGS)
         raise UserError(f"{path}: pooling {' + '.join(modes)} is not supported, only {known}")
     if has_prompts and not content.get("include_prompt", True):
         raise UserError(f"{path}: leaving the prompt out of the pooling is not supported")

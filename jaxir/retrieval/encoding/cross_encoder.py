@@ -29,7 +29,7 @@ class CrossEncoder:
     batches are split over all devices of this process. The same pairs give the same scores.
 
     Args:
-      loaded: the model, from `jaxir.interop.model_dir.load_cross_encoder`.
+      loaded: the model, from `jaxir.interop.model_dir.load`.
       spec: what it is called.
       batch_tokens: tokens of a batch on one device; None suits the platform.
       devices: that share each batch; None: all of this process.
@@ -71,7 +71,7 @@ class CrossEncoder:
         Raises:
           UserError: there is no such model, it is damaged, or it is no cross-encoder.
         """
-        loaded = model_dir.load_cross_encoder(spec)
+        loaded = model_dir.load(spec, kind="cross_encoder")
         return cls(loaded, spec=spec, batch_tokens=batch_tokens, devices=devices)
 
     def score(self, pairs: Sequence[tuple[str, str]]) -> Float[np.ndarray, " N"]:

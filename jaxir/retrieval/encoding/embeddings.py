@@ -24,7 +24,7 @@ import numpy as np
 
 from jaxir import checksums
 from jaxir.data.lines import OnBadInput, Policy
-from jaxir.data.sources import read_corpus, read_queries
+from jaxir.data.sources import read_corpus, read_lines, read_queries
 from jaxir.errors import UserError
 from jaxir.files import atomic_file, local_path
 from jaxir.json_files import made, read_json
@@ -126,7 +126,8 @@ def encode_corpus(
 
     Args:
       encoder: the model.
-      input: corpus.jsonl[.gz] or queries.jsonl[.gz].
+      input: corpus.jsonl[.gz] or queries.jsonl[.gz], or a .txt[.gz] with a text on each line, whose number is
+        the id.
       output: EMB_DIR.
       tower: which tower reads the texts.
       shard_size: texts in a shard. At most one shard of work is lost by an interruption.
@@ -258,14 +259,21 @@ def _describe(
         dtype=encoder.model.config.backbone.dtype,
         max_length=max_length,
         prompt=prompt,
-        text="(title + ' ' + text).strip()" if tower == "passage" else "text",
+        text="(title + ' ' + text).strip()" if tower == "passage" and not _has_lines(input) else "text",
         input_name=input.name,
         input_bytes=input.stat().st_size,
         input_sha256=digest.hexdigest(),
     )
 
 
+def _has_lines(input: Path) -> bool:
+    """Whether it has a text on each line."""
+    return input.name.removesuffix(".gz").endswith(".txt")
+
+
 def _read(input: Path, tower: Tower, on_bad_input: OnBadInput | Policy) -> Iterator[tuple[str, str]]:
+    if _has_lines(input):
+        return map(tuple, read_lines(input, on_bad_input))
     if tower == "query":
         return ((query.id, query.text) for query in read_queries(input, on_bad_input))
     return ((document.id, document.contents) for document in read_corpus(input, on_bad_input))

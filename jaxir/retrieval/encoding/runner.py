@@ -78,6 +78,7 @@ class Runner:
         function: Function,
         *columns: Sequence[np.ndarray],
         of: tuple[int, ...] = (),
+        dtype: type[np.number] = np.float32,
         num_windows: int = 1,
         report: EncodingReport | None = None,
         on_batch: Callable[[int], Any] | None = None,
@@ -88,16 +89,17 @@ class Runner:
           function: what is run.
           *columns: its arrays, each N rows of tokens; row i has one length in all of them.
           of: the shape of what it makes of a row.
+          dtype: its type.
           num_windows: how many such calls there will be about. They share compiled shapes: the more, the
             finer.
           report: adds what was done to this.
           on_batch: called with the number of rows of each batch when it is done.
 
         Returns:
-          float32 [N, *of], in the order of the rows.
+          [N, *of], in the order of the rows.
         """
         counts = np.array([len(row) for row in columns[0]], np.int64)
-        results = np.empty([len(counts), *of], np.float32)
+        results = np.empty([len(counts), *of], dtype)
         program, mesh = self.program(function), self.partitioner.mesh
         in_flight: collections.deque[tuple[Batch, Future[np.ndarray]]] = collections.deque()
         # Programs that speak to other devices must reach all devices in one order, or they wait forever.

@@ -1,0 +1,84 @@
+"""What `jaxir.evaluate` prints and writes of a model on CQADupStack: each forum and their mean."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from pathlib import Path
+
+from jaxir.evaluation.collection import evaluate_collection
+from jaxir.evaluation.question_sets import CQADUPSTACK, FORUMS, read_cqadupstack
+from jaxir.evaluation.report import Report, lengths_of
+from jaxir.evaluation.retrieval import IdenticalIds, parse_metrics
+from jaxir.evaluation.tables import Style, format_table
+from jaxir.retrieval.encoding.dual_encoder import DualEncoder
+
+
+def cqadupstack(
+    model: str,
+    directory: Path,
+    split: str,
+    metrics: str,
+    identical_ids: IdenticalIds,
+    depth: int,
+    style: Style = "markdown",
+) -> Report:
+    """Scores a model on each forum by exact search over its questions, and takes the mean of the forums.
+
+    Args:
+      model: what `DualEncoder.load` takes.
+      directory: as in `read_cqadupstack`.
+      split: whose queries.
+      metrics: as in `evaluate_run`.
+      identical_ids: likewise.
+      depth: answers a query has.
+      style: of the table.
+
+    Raises:
+      UserError: no or malformed data, an unknown metric, no such model.
+    """
+    names = list(parse_metrics(metrics))
+    forums = read_cqadupstack(directory, split)
+    encoder = DualEncoder.load(model)
+    scores = {
+        forum: evaluate_collection(encoder, collection, metrics, depth=depth, identical_ids=identical_ids)
+        for forum, collection in forums.items()
+    }
+    mean = {name: statistics.fmean(found.values[name] for found in scores.values()) for name in names}
+    documents = {forum: len(collection.documents) for forum, collection in forums.items()}
+    rows = [
+        [forum, documents[forum], found.queries, *(found.values[name] for name in names)]
+        for forum, found in scores.items()
+    ]
+    rows.append([f"mean of {len(rows)}", None, None, *mean.values()])
+    note = (
+        f"cqadupstack:{directory}, split {split}\nmodel: {model}; {lengths_of(encoder)}; "
+        f"{encoder.similarity} similarity, exact search within a forum, {depth} answers a query"
+    )
+    missing = [forum for forum in FORUMS if forum not in forums]
+    if missing:
+        note += f"\nnot there: {', '.join(missing)} ({CQADUPSTACK})"
+    return Report(
+        text=note + "\n\n" + format_table(["forum", "documents", "queries", *names], rows, style=style),
+        values={
+            "model": model,
+            "fingerprint": encoder.fingerprint,
+            "dataset": f"cqadupstack:{directory}",
+            "split": split,
+            **dataclasses.asdict(encoder.settings),
+            "depth": depth,
+            "metrics": mean,
+            "missing": missing,
+            "forums": {
+                forum: {
+                    "documents": documents[forum],
+                    "queries": found.queries,
+                    "identical_ids": found.identical_ids,
+                    "identical_ids_found": found.identical,
+                    "metrics": found.values,
+                    "per_query": found.per_query,
+                }
+                for forum, found in scores.items()
+            },
+        },
+    )

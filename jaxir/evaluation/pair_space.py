@@ -1,0 +1,102 @@
+"""Where pairs of sentences lie on the sphere: alignment, uniformity, and pairs that find each other."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from beartype import beartype
+from jaxtyping import Float, Int, jaxtyped
+
+POSITIVE = 4.0  # scores above it are positive pairs (Gao et al. 2021, SimCSE)
+SAME = 5.0  # the score of pairs that mean the same
+CUTOFFS = (1, 5, 10)
+BLOCK = 1024  # rows of a matrix of all pairs that are held at a time
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PairSpace:
+    """Properties of the vectors of rated pairs; None where there are no pairs to measure them on.
+
+    Attributes:
+      alignment: the mean of |f(x) - f(x+)|^2 over pairs that are rated above `POSITIVE`, lower is better.
+      uniformity: log of the mean of exp(-2 |f(x) - f(y)|^2) over all two sentences, lower is better.
+      recall: k to the share, x 100, of sentences whose partner in a pair rated `SAME` is among the k nearest.
+      positives: how many pairs alignment is over.
+      same: how many pairs recall is over, each of which has two queries.
+    """
+
+    alignment: float | None
+    uniformity: float
+    recall: dict[int, float] | None
+    positives: int
+    same: int
+
+    def numbers(self) -> dict[str, float | None]:
+        """Returns the values by the names that reports have."""
+        recall = {f"R@{k}": None if self.recall is None else self.recall[k] for k in CUTOFFS}
+        return {"alignment": self.alignment, "uniformity": self.uniformity, **recall}
+
+
+@jaxtyped(typechecker=beartype)
+def measure(
+    vectors: Float[np.ndarray, "V D"], rows: Int[np.ndarray, "N 2"], scores: Float[np.ndarray, " N"]
+) -> PairSpace:
+    """Measures alignment and uniformity (Wang and Isola 2020) and recall (Chuang 2024, table 2.10).
+
+    Args:
+      vectors: of distinct sentences, with length 1.
+      rows: the two sentences of each pair, by their rows in `vectors`.
+      scores: people's scores of the pairs, from 0 or 1 to 5.
+    """
+    positive = rows[scores > POSITIVE]
+    same = rows[(scores >= SAME) & (rows[:, 0] != rows[:, 1])]
+    apart = np.square(vectors[positive[:, 0]] - vectors[positive[:, 1]]).sum(1)
+    return PairSpace(
+        alignment=float(apart.mean(dtype=np.float64)) if len(apart) else None,
+        uniformity=uniformity(vectors[rows.ravel()]),
+        recall=recall(vectors, np.unique(rows), same) if len(same) else None,
+        positives=len(positive),
+        same=len(same),
+    )
+
+
+@jaxtyped(typechecker=beartype)
+def uniformity(vectors: Float[np.ndarray, "N D"]) -> float:
+    """Returns log E exp(-2 |x - y|^2) over every two of N vectors of length 1 (Wang and Isola 2020, eq. 3).
+
+    A sentence that stands in several pairs counts as often, for p_data is the data's distribution.
+    """
+    total = 0.0
+    for start in range(0, len(vectors), BLOCK):
+        block = vectors[start : start + BLOCK]
+        # |x - y|^2 = 2 - 2 xy, of which rounding must not make less than 0; j > i in each row i.
+        distances = np.maximum(2 - 2 * (block @ vectors[start:].T), 0)
+        total += np.triu(np.exp(-2 * distances), 1).sum(dtype=np.float64)
+    return float(np.log(total / (len(vectors) * (len(vectors) - 1) / 2)))
+
+
+@jaxtyped(typechecker=beartype)
+def recall(
+    vectors: Float[np.ndarray, "V D"], corpus: Int[np.ndarray, " C"], pairs: Int[np.ndarray, "N 2"]
+) -> dict[int, float]:
+    """Returns how often, x 100, a sentence of a pair finds the other one among its k nearest, by k.
+
+    Each sentence of a pair is a query once (table 2.10's 97 pairs make 194: 77.84 % of them are 151). The
+    corpus is every distinct sentence but the query; of equally near ones the partner comes last.
+
+    Args:
+      vectors: of length 1.
+      corpus: the rows of the sentences that are searched.
+      pairs: rows of sentences that mean the same, and differ.
+    """
+    queries = np.concatenate([pairs, pairs[:, ::-1]])
+    ranks = []
+    for start in range(0, len(queries), BLOCK):
+        query, partner = queries[start : start + BLOCK].T
+        similarity = vectors[query] @ vectors[corpus].T
+        wanted = similarity[np.arange(len(query)), np.searchsorted(corpus, partner)]
+        similarity[corpus == query[:, None]] = -np.inf
+        ranks.append(np.sum(similarity >= wanted[:, None], axis=1))  # the partner itself is one
+    found = np.concatenate(ranks)
+    return {k: 100 * float(np.mean(found <= k)) for k in CUTOFFS}

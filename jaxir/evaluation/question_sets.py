@@ -1,0 +1,249 @@
+"""Collections of duplicate questions and of titles: Quora and CQADupStack as published, and eProduct."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterator, Mapping
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+from jaxir.data.lines import MalformedRecord, decode_line, numbered_lines, raw_lines
+from jaxir.data.sources import joined
+from jaxir.errors import BadInputError, UserError
+from jaxir.evaluation.collection import Collection, read_collection
+from jaxir.files import local_path
+from jaxir.json_files import read_json
+
+FORUMS = (
+    *("android", "english", "gaming", "gis", "mathematica", "physics", "programmers", "stats", "tex", "unix"),
+    *("webmasters", "wordpress"),
+)
+QUORA = (
+    "expected are a BEIR folder (corpus.jsonl, queries.jsonl, qrels/test.tsv: 'quora' of"
+    " github.com/beir-cellar/beir), or information-retrieval/ with corpus.tsv, dev-queries.tsv and"
+    " test-queries.tsv (sbert.net/datasets/quora-IR-dataset.zip, of which BEIR's is made), or"
+    " quora_duplicate_questions.tsv (Quora's own release)"
+)
+CQADUPSTACK = (
+    "expected is a folder for each forum, FORUM/corpus.jsonl, FORUM/queries.jsonl and FORUM/qrels/test.tsv"
+    " ('cqadupstack' of github.com/beir-cellar/beir) or FORUM/FORUM_questions.json"
+    " (nlp.cis.unimelb.edu.au/resources/cqadupstack, unpacked)"
+)
+EPRODUCT = (
+    "expected is a BEIR folder, corpus.jsonl with the titles of the index set, queries.jsonl with those of"
+    " the queries, and qrels/SPLIT.tsv with the matches (eBay's challenge, arxiv.org/abs/2107.05856, gives"
+    " out titles and keeps the matches to itself)"
+)
+HELD_OUT = 0.15  # of the posts with duplicates that are the test set, and as many the dev set
+Duplicates = dict[str, dict[str, int]]
+
+
+def read_quora(directory: str | Path, split: str = "test") -> Collection:
+    """Reads Quora's duplicate questions: BEIR's, those that BEIR's are made of, or Quora's own release.
+
+    In Quora's own release, which has no splits and is not comparable with the others, each question that was
+    marked as another's duplicate is a query ("test"); search it with identical_ids="drop".
+
+    Raises:
+      BadInputError: a malformed line.
+      UserError: none of these files is there, or no such split.
+    """
+    directory = local_path(directory)
+    if _is_beir(directory):
+        return read_collection(directory, split)
+    for folder in (directory, directory / "information-retrieval"):
+        if (folder / "corpus.tsv").is_file():
+            return _quora_ir(folder, split)
+    release = directory / "quora_duplicate_questions.tsv"
+    if not release.is_file():
+        raise UserError(f"{directory} has no questions of Quora: {QUORA}")
+    if split != "test":
+        raise UserError(f"{release} has no split {split!r}: Quora's own release has none (it counts as test)")
+    return _quora_release(release)
+
+
+def read_eproduct(directory: str | Path, split: str = "test") -> Collection:
+    """Reads eBay's eProduct, titles searched among titles, which is a BEIR folder; see `EPRODUCT`.
+
+    Raises:
+      BadInputError: a malformed line.
+      UserError: no such folder or split.
+    """
+    directory = local_path(directory)
+    if not _is_beir(directory):
+        raise UserError(f"{directory} has no eProduct: {EPRODUCT}")
+    return read_collection(directory, split)
+
+
+def read_cqadupstack(directory: str | Path, split: str = "test") -> dict[str, Collection]:
+    """Reads those of CQADupStack's twelve forums that a folder has: BEIR's or the authors' files.
+
+    Raises:
+      BadInputError: a malformed file.
+      UserError: no forum is there, or one has no such split.
+    """
+    directory = local_path(directory)
+    found = {}
+    for forum in FORUMS:
+        posts = directory / forum / f"{forum}_questions.json"
+        if _is_beir(directory / forum):
+            found[forum] = read_collection(directory / forum, split)
+        elif posts.is_file():
+            found[forum] = _forum(posts, split)
+    if not found:
+        raise UserError(f"{directory} has none of the forums {', '.join(FORUMS)}: {CQADUPSTACK}")
+    return found
+
+
+def _is_beir(directory: Path) -> bool:
+    return any((directory / name).is_file() for name in ("corpus.jsonl", "corpus.jsonl.gz"))
+
+
+def _collection(documents: Mapping[str, str], queries: Mapping[str, str], qrels: Duplicates) -> Collection:
+    judged = {query: documents for query, documents in qrels.items() if documents}
+    return Collection(
+        document_ids=list(documents),
+        documents=list(documents.values()),
+        query_ids=list(judged),
+        queries=[queries[query] for query in judged],
+        qrels=judged,
+    )
+
+
+def _quora_ir(folder: Path, split: str) -> Collection:
+    """Reads corpus.tsv (qid, question) and SPLIT-queries.tsv (qid, question, duplicates by commas)."""
+    path = folder / f"{split}-queries.tsv"
+    if not path.is_file():
+        raise UserError(f"{folder} has no {path.name}: {QUORA}")
+    documents = {qid: text for _, (qid, text) in _table(folder / "corpus.tsv", 2)}
+    rows = list(_table(path, 3))
+    queries = {qid: text for _, (qid, text, _) in rows}
+    qrels: Duplicates = {}
+    for line, (qid, _, duplicates) in rows:
+        named = [duplicate for duplicate in duplicates.split(",") if duplicate]
+        for duplicate in named:
+            if duplicate not in documents and duplicate not in queries:
+                raise BadInputError(path, line, f"{duplicate!r} is neither in corpus.tsv nor a query")
+        qrels[qid] = {duplicate: 1 for duplicate in named if duplicate in documents}
+    return _collection(documents, queries, qrels)
+
+
+def _table(path: Path, columns: int) -> Iterator[tuple[int, list[str]]]:
+    """Yields line number and fields of each line below the header; the first field is an id of its own."""
+    seen = set()
+    for number, raw in numbered_lines(path):
+        try:
+            fields = decode_line(raw).split("\t")
+        except MalformedRecord as fault:
+            raise BadInputError(path, number, f"{fault.kind} {fault.detail}") from None
+        if len(fields) != columns:
+            found = f"expected {columns} columns separated by tabs, found {len(fields)}"
+            raise BadInputError(path, number, found)
+        if fields[0] in seen:
+            raise BadInputError(path, number, f"duplicate id {fields[0]!r}")
+        seen.add(fields[0])
+        if number > 1:
+            yield number, fields
+
+
+def _quora_release(path: Path) -> Collection:
+    """Reads id, qid1, qid2, question1, question2, is_duplicate; fields may be quoted and hold line ends."""
+    header = ["id", "qid1", "qid2", "question1", "question2", "is_duplicate"]
+    reader = csv.reader(_text_lines(path), delimiter="\t", strict=True)
+    texts: dict[str, str] = {}
+    qrels: Duplicates = {}
+    line = 0  # the last one of the rows so far
+    try:
+        for row in reader:
+            if row != header if line == 0 else len(row) != len(header) or row[-1] not in ("0", "1"):
+                found = f"expected {', '.join(header)}; found {row!r:.80}"
+                raise BadInputError(path, line + 1, found)
+            _, first, second, *questions, same = row
+            if line and all(questions):  # some are empty in the release
+                texts |= {first: " ".join(questions[0].split()), second: " ".join(questions[1].split())}
+                if same == "1" and first != second:
+                    qrels.setdefault(first, {})[second] = 1
+                    qrels.setdefault(second, {})[first] = 1
+            line = reader.line_num
+    except csv.Error as error:
+        raise BadInputError(path, line + 1, str(error)) from error
+    return _collection(texts, texts, qrels)
+
+
+def _text_lines(path: Path) -> Iterator[str]:
+    for number, raw in raw_lines(path):
+        try:
+            yield decode_line(raw)
+        except MalformedRecord as fault:
+            raise BadInputError(path, number, f"{fault.kind} {fault.detail}") from None
+
+
+def _forum(path: Path, split: str) -> Collection:
+    """Reads a forum's posts and splits them for retrieval as Hoogeveen et al. 2015 do.
+
+    The newest posts are held out, in turn for test and dev, until `HELD_OUT` of the posts with duplicates are
+    in the test set; what they duplicate is searched in any case, with all older posts. A query is a title, a
+    document title and body without tags. Posts of one day stand in the file's order.
+    """
+    posts = _posts(path)
+    parts = _split_posts(posts)
+    if split not in parts:
+        raise UserError(f"{path} has no split {split!r} (has: {', '.join(parts)})")
+    held_out = parts["test"] | parts["dev"]
+    documents = {
+        name: joined(post["title"], _plain(post["body"]))
+        for name, post in posts.items()
+        if name not in held_out
+    }
+    queries = {name: post["title"] for name, post in posts.items() if name in parts[split]}
+    return _collection(documents, queries, {name: dict.fromkeys(posts[name]["dups"], 1) for name in queries})
+
+
+def _posts(path: Path) -> dict[str, dict[str, Any]]:
+    posts = read_json(path, dict[str, dict[str, Any]])
+    for name, fields in posts.items():
+        if any(not isinstance(fields.get(field), str) for field in ("title", "body", "creationdate")):
+            raise BadInputError(path, None, f"post {name!r} needs the texts title, body and creationdate")
+        if not isinstance(fields.get("dups"), list | dict):
+            raise BadInputError(path, None, f"post {name!r} needs dups, the ids of its duplicates")
+        if unknown := [other for other in fields["dups"] if other not in posts]:
+            raise BadInputError(path, None, f"post {name!r} duplicates {unknown[0]!r}, which is not there")
+    return posts
+
+
+def _split_posts(posts: Mapping[str, Mapping[str, Any]]) -> dict[str, set[str]]:
+    """Returns the posts that are held out; those that others among them duplicate are not."""
+    wanted = math.floor(HELD_OUT * sum(bool(post["dups"]) for post in posts.values()) + 0.5)
+    held_out: dict[str, list[str]] = {"test": [], "dev": []}
+    judged: dict[str, list[str]] = {"test": [], "dev": []}
+    turn, other = "test", "dev"
+    for name in sorted(posts, key=lambda post: posts[post]["creationdate"][:10], reverse=True):
+        if len(judged["test"]) == wanted:
+            break
+        held_out[turn].append(name)
+        if posts[name]["dups"]:
+            judged[turn].append(name)
+            turn, other = other, turn
+    duplicated = {other for names in judged.values() for name in names for other in posts[name]["dups"]}
+    return {part: set(names) - duplicated for part, names in held_out.items()}
+
+
+class _Text(HTMLParser):
+    """Collects what is not tags."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text = io.StringIO()
+
+    def handle_data(self, data: str) -> None:
+        self.text.write(data)
+
+
+def _plain(body: str) -> str:
+    parser = _Text()
+    parser.feed(body)
+    parser.close()
+    return " ".join(parser.text.getvalue().split())

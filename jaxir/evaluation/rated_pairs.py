@@ -1,0 +1,44 @@
+"""How similar a model finds sentences that people have rated, group by group (Chuang 2024, figure 2-2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from jaxir.evaluation.embedding_space import spread
+from jaxir.evaluation.sts import QueryEncoder, sentences_of
+from jaxir.evaluation.sts_files import SentencePair
+from jaxir.evaluation.tables import format_table
+from jaxir.retrieval.indexes.index import normalize
+
+GROUPS = ("0-1", "1-2", "2-3", "3-4", "4-5")  # the lower bound belongs to a group, 5 to the last one
+
+
+def cosines_by_rating(encoder: QueryEncoder, pairs: Sequence[SentencePair]) -> dict[str, np.ndarray]:
+    """Returns the cosine similarities [N] of the pairs of each group, of those that have some.
+
+    Args:
+      encoder: the model; its query tower reads both sentences.
+      pairs: rated from 0 to 5.
+    """
+    texts = sentences_of({"all": pairs})
+    vectors = normalize(encoder.encode_queries(texts))
+    row = {text: number for number, text in enumerate(texts)}
+    first, second = (vectors[[row[pair[side]] for pair in pairs]] for side in (1, 2))
+    cosines = np.einsum("nd,nd->n", first, second).astype(np.float64)
+    groups = np.clip(np.floor([pair.score for pair in pairs]), 0, len(GROUPS) - 1).astype(int)
+    found = {name: cosines[groups == number] for number, name in enumerate(GROUPS)}
+    return {name: values for name, values in found.items() if len(values)}
+
+
+def table(models: Mapping[str, Mapping[str, np.ndarray]]) -> str:
+    """Lays out means, medians and spreads, a row for each model and group."""
+    described = {(name, group): spread(x) for name, groups in models.items() for group, x in groups.items()}
+    rows = [
+        [name, group, s.count, s.mean, s.median, s.interquartile_range]
+        for (name, group), s in described.items()
+    ]
+    header = ["model", "rating", "pairs", "mean", "median", "interquartile range"]
+    title = "Figure 2-2: cosine similarity of pairs by people's rating"
+    return f"{title}\n\n{format_table(header, rows, digits=3)}"

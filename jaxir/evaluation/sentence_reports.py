@@ -1,0 +1,126 @@
+"""From sentences and their labels to what `jaxir.evaluate` prints and writes of a model."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxir.evaluation.pair_space import CUTOFFS, PairSpace
+from jaxir.evaluation.report import Report, lengths_of
+from jaxir.evaluation.sts import STSScores, scores_of, sentences_of
+from jaxir.evaluation.sts_files import SETTINGS, read_sts, read_sts_tasks
+from jaxir.evaluation.tables import Style, format_table
+from jaxir.installation import require
+
+if TYPE_CHECKING:
+    from jaxir.retrieval.encoding.dual_encoder import DualEncoder
+
+SENTEVAL_NOTE = """Logistic regression on the query tower's vectors, as SentEval does with kfold 10 and nhid 0
+accuracy in % of the test set, of MR, CR, SUBJ and MPQA over ten folds; dev: that by which C was chosen"""
+STS_NOTE = """Spearman's correlation x 100 of cosine and people's scores; the query tower reads both sentences
+of several sets: 'all' of all pairs together, 'mean' of the sets' values, 'wmean' weighted by numbers of pairs
+alignment: of pairs rated above 4; uniformity: of all sentences (both: less is better)
+R@k: of sentences in pairs rated 5, x 100, whose partner is among the k nearest of all other sentences"""
+
+SPACE = ("alignment", "uniformity", *(f"R@{k}" for k in CUTOFFS))
+
+
+def sts(model: str, directory: Path, split: str, style: Style = "markdown") -> Report:
+    """Evaluates a model on rated pairs: the sets of a file or folder, or the tasks of a folder of folders.
+
+    Args:
+      model: what `DualEncoder.load` takes.
+      directory: as in `read_sts`, or `read_sts_tasks`.
+      split: of tasks, where they have several.
+      style: of the table.
+
+    Raises:
+      UserError: no or malformed data, no such model.
+    """
+    from jaxir.retrieval.encoding.dual_encoder import DualEncoder
+
+    tasks = read_sts_tasks(directory, split)
+    one = None if tasks else read_sts(directory)
+    encoder = DualEncoder.load(model)
+    if one is not None:
+        scores = scores_of(one, encoder.encode_queries(sentences_of(one)))
+        return _report(
+            encoder, model, f"sts:{directory}", STS_NOTE, _set_table(scores, style), _values(scores)
+        )
+    of_tasks = {}
+    for name, sets in tasks.items():
+        of_tasks[name] = scores_of(sets, encoder.encode_queries(sentences_of(sets)))
+    average = {
+        setting: float(np.mean([scores.spearman[setting] for scores in of_tasks.values()]))
+        for setting in SETTINGS
+    }
+    rows = [
+        [name, s.pairs["all"], *(s.spearman[setting] for setting in SETTINGS), *_space(s.space["all"])]
+        for name, s in of_tasks.items()
+    ]
+    rows.append([f"average of {len(rows)}", None, *average.values(), *[None] * len(SPACE)])
+    table = format_table(["task", "pairs", *SETTINGS, *SPACE], rows, digits=2, style=style)
+    values = {"split": split, "tasks": {n: _values(s) for n, s in of_tasks.items()}, "average": average}
+    note = f"{STS_NOTE}\nof tasks with train, dev and test: {split}"
+    return _report(encoder, model, f"sts:{directory}", note, table, values)
+
+
+def senteval(model: str, directory: Path, style: Style = "markdown") -> Report:
+    """Evaluates a model on the transfer tasks that a folder has.
+
+    Raises:
+      UserError: no or malformed data, no such model, or scikit-learn is not installed.
+    """
+    from jaxir.evaluation.senteval import evaluate_senteval
+    from jaxir.evaluation.senteval_files import TASKS, WHERE, read_senteval
+    from jaxir.retrieval.encoding.dual_encoder import DualEncoder
+
+    require("analyze", "sklearn")
+    tasks = read_senteval(directory)
+    missing = {name: list(layout.files) for name, layout in TASKS.items() if name not in tasks}
+    encoder = DualEncoder.load(model)
+    scores = evaluate_senteval(encoder, tasks)
+    average = {key: float(np.mean([getattr(s, key) for s in scores.values()])) for key in ("accuracy", "dev")}
+    rows = [[name, s.train, s.test, s.accuracy, s.f1, s.dev] for name, s in scores.items()]
+    rows.append([f"average of {len(rows)}", None, None, average["accuracy"], None, average["dev"]])
+    table = format_table(["task", "train", "test", "accuracy", "F1", "dev"], rows, digits=2, style=style)
+    note = SENTEVAL_NOTE + "".join(
+        f"\n{name} is not there: {', '.join(files)} ({WHERE})" for name, files in missing.items()
+    )
+    found = {name: dataclasses.asdict(s) for name, s in scores.items()}
+    values = {"tasks": found, "average": average, "missing": missing}
+    return _report(encoder, model, f"senteval:{directory}", note, table, values)
+
+
+def _set_table(scores: STSScores, style: Style) -> str:
+    settings = SETTINGS if len(scores.space) > 2 else ("all",)
+    named = [*(name for name in scores.spearman if name not in SETTINGS), *settings]
+    rows = [
+        [name, scores.pairs[name], scores.spearman[name], *_space(scores.space.get(name))] for name in named
+    ]
+    return format_table(["set", "pairs", "Spearman", *SPACE], rows, digits=2, style=style)
+
+
+def _values(scores: STSScores) -> dict[str, Any]:
+    space = {
+        name: {**found.numbers(), "positives": found.positives, "same": found.same}
+        for name, found in scores.space.items()
+    }
+    return {"spearman": scores.spearman, "pairs": scores.pairs, "space": space}
+
+
+def _space(space: PairSpace | None) -> list[float | None]:
+    return [None] * len(SPACE) if space is None else [space.numbers()[name] for name in SPACE]
+
+
+def _report(
+    encoder: DualEncoder, model: str, dataset: str, note: str, table: str, values: dict[str, Any]
+) -> Report:
+    facts = {"model": model, "fingerprint": encoder.fingerprint, "dataset": dataset}
+    return Report(
+        text=f"{dataset}\nmodel: {model}; {lengths_of(encoder)}\n{note}\n\n{table}",
+        values={**facts, **dataclasses.asdict(encoder.settings), **values},
+    )

@@ -1,0 +1,149 @@
+"""SentEval's transfer tasks (Conneau and Kiela 2018): logistic regression on a model's frozen vectors.
+
+The protocol is that of SentEval's own code with usepytorch=False, kfold=10 and nhid=0, in all that moves a
+figure: the order of the rows, the folds, the grids of C, rounding before the best C is taken, scikit-learn's
+default solver with its 100 iterations. Vectors are taken as they are; SentEval does not standardise them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxir.evaluation.senteval_files import TASKS, Row, Task
+from jaxir.evaluation.sts import QueryEncoder
+from jaxir.progress import progress
+
+SEED = 1111
+FOLDS = 10
+GRID = tuple(2.0**t for t in range(-2, 4))  # of tasks without a test set, and with a dev set
+TEST_GRID = tuple(2.0**t for t in range(-1, 6))  # of tasks with a test set, but without a dev set
+Data = tuple[np.ndarray, np.ndarray]  # vectors [N, D], labels [N]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TaskScores:
+    """What a task has shown.
+
+    Attributes:
+      accuracy: in %, of the test set, or the mean over ten folds.
+      dev: in %, the accuracy by which C was chosen.
+      f1: of MRPC's test set, in %; None for the other tasks.
+      train: rows that classifiers learn from.
+      test: rows that `accuracy` is over.
+    """
+
+    accuracy: float
+    dev: float
+    f1: float | None
+    train: int
+    test: int
+
+
+def texts_of(tasks: dict[str, Task]) -> list[str]:
+    """Returns the distinct texts of all tasks, in order."""
+    parts = (rows for task in tasks.values() for rows in task.values())
+    return sorted({text for rows in parts for row in rows for text in row.texts})
+
+
+def evaluate_senteval(encoder: QueryEncoder, tasks: dict[str, Task]) -> dict[str, TaskScores]:
+    """Evaluates a model, whose query tower reads the texts.
+
+    Args:
+      encoder: the model.
+      tasks: what `read_senteval` gives.
+    """
+    from sklearn.exceptions import ConvergenceWarning
+    from threadpoolctl import threadpool_limits
+
+    texts = texts_of(tasks)
+    vectors = encoder.encode_queries(texts)
+    place = {text: number for number, text in enumerate(texts)}
+    scores = {}
+    # Of matrices this small several threads of BLAS make a fit tens of times as long.
+    with threadpool_limits(1), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # 100 iterations are the protocol's
+        for name, task in tasks.items():
+            parts = {part: _data(rows, vectors, place) for part, rows in task.items()}
+            scores[name] = PROTOCOLS[frozenset(task)](name, parts)
+    return scores
+
+
+def _data(rows: Sequence[Row], vectors: np.ndarray, place: dict[str, int]) -> Data:
+    """Returns the features and labels of rows, sorted by numbers of words and by label.
+
+    Folds are drawn over rows in this order. Two texts u and v are [|u - v|, u * v].
+    """
+    ordered = sorted(rows, key=lambda row: (*(len(text.split()) for text in row.texts), row.label))
+    each = [vectors[[place[row.texts[side]] for row in ordered]] for side in range(len(ordered[0].texts))]
+    features = each[0] if len(each) == 1 else np.hstack([np.abs(each[0] - each[1]), each[0] * each[1]])
+    return features, np.array([row.label for row in ordered])
+
+
+def _fit(data: Data, c: float) -> Any:
+    from sklearn.linear_model import LogisticRegression
+
+    return LogisticRegression(C=c, random_state=SEED).fit(*data)
+
+
+def _best(score: Callable[[float], float], grid: Sequence[float]) -> tuple[float, float]:
+    """Returns the C of the best score, the smallest of several, and that score in %."""
+    scores = [round(100 * float(score(c)), 2) for c in grid]
+    return grid[int(np.argmax(scores))], max(scores)
+
+
+def _cross_validated(data: Data) -> Callable[[float], float]:
+    """Returns C -> the mean accuracy over the folds of `data`."""
+    folds = list(_folds(data))
+    return lambda c: np.mean([_fit(train, c).score(*held_out) for train, held_out in folds])
+
+
+def _folds(data: Data) -> list[tuple[Data, Data]]:
+    from sklearn.model_selection import StratifiedKFold
+
+    x, y = data
+    split = StratifiedKFold(FOLDS, shuffle=True, random_state=SEED).split(x, y)
+    return [((x[train], y[train]), (x[test], y[test])) for train, test in split]
+
+
+def _nested(name: str, parts: dict[str, Data]) -> TaskScores:
+    """MR, CR, SUBJ, MPQA: ten folds, and within each ten more to choose C by."""
+    found = []
+    for train, test in progress(_folds(parts["all"]), what=f"classify {name}", unit="folds"):
+        c, dev = _best(_cross_validated(train), GRID)
+        found.append((round(100 * _fit(train, c).score(*test), 2), dev))
+    accuracy, dev = np.mean(found, axis=0)
+    count = len(parts["all"][1])
+    return TaskScores(accuracy=float(accuracy), dev=float(dev), f1=None, train=count, test=count)
+
+
+def _folds_of_train(name: str, parts: dict[str, Data]) -> TaskScores:
+    """TREC, MRPC: C by ten folds of the training set."""
+    c, dev = _best(_cross_validated(parts["train"]), TEST_GRID)
+    return _tested(name, parts, c, dev)
+
+
+def _dev_set(name: str, parts: dict[str, Data]) -> TaskScores:
+    """SST2: C by the dev set."""
+    c, dev = _best(lambda c: _fit(parts["train"], c).score(*parts["dev"]), GRID)
+    return _tested(name, parts, c, dev)
+
+
+def _tested(name: str, parts: dict[str, Data], c: float, dev: float) -> TaskScores:
+    from sklearn.metrics import f1_score
+
+    classifier, (x, y) = _fit(parts["train"], c), parts["test"]
+    f1 = 100 * float(f1_score(y, classifier.predict(x))) if TASKS[name].pairs else None
+    accuracy = 100 * float(classifier.score(x, y))
+    return TaskScores(accuracy=accuracy, dev=dev, f1=f1, train=len(parts["train"][1]), test=len(y))
+
+
+PROTOCOLS: dict[frozenset[str], Callable[[str, dict[str, Data]], TaskScores]] = {
+    frozenset({"all"}): _nested,
+    frozenset({"train", "test"}): _folds_of_train,
+    frozenset({"train", "dev", "test"}): _dev_set,
+}

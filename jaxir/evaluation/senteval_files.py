@@ -1,0 +1,175 @@
+"""Readers of SentEval's transfer tasks, in the files and with the peculiarities that its own readers have."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from jaxir.data.lines import MalformedRecord, decode_line, numbered_lines, raw_lines
+from jaxir.errors import BadInputError, UserError
+from jaxir.files import local_path
+
+WHERE = (
+    "data/downstream/get_transfer_data.bash of github.com/facebookresearch/SentEval fetches"
+    " and tokenises them"
+)
+QUESTIONS = ("ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM")  # TREC's coarse labels
+FEWEST = 12  # rows of a label, so that each of ten folds within ten folds has one
+
+
+class Row(NamedTuple):
+    """One text, or two in MRPC, of words that are parted by single spaces, and its label."""
+
+    texts: tuple[str, ...]
+    label: int
+
+
+Task = dict[str, list[Row]]  # part ("all", or "train", "dev", "test") to rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Where a task is.
+
+    Attributes:
+      files: below the data's folder, to the part that they belong to and what reads a file.
+      pairs: whether a row has two texts.
+    """
+
+    files: dict[str, tuple[str, Callable[[Path], Iterator[Row]]]]
+    pairs: bool = False
+
+
+def _binary(folder: str, positive: str, negative: str) -> Layout:
+    """Two files of one text a line; the first one's label is 1."""
+    return Layout(
+        {
+            f"{folder}/{name}": ("all", lambda path, label=label: _one_label(path, label))
+            for name, label in ((positive, 1), (negative, 0))
+        }
+    )
+
+
+def read_senteval(directory: str | Path) -> dict[str, Task]:
+    """Reads the tasks that a folder has, in the order of `TASKS`.
+
+    Args:
+      directory: SentEval's data/downstream, or a folder with some of its folders.
+
+    Raises:
+      BadInputError: a malformed line, or a file with too few rows.
+      UserError: no such folder, none of the tasks, or a task without one of its files.
+    """
+    directory = local_path(directory)
+    found = {name: layout for name, layout in TASKS.items() if _any_file(directory, layout)}
+    if not found:
+        files = ", ".join(file for layout in TASKS.values() for file in layout.files)
+        raise UserError(f"{directory} has none of SentEval's transfer tasks ({files}): {WHERE}")
+    return {name: _read(directory, name, layout) for name, layout in found.items()}
+
+
+def _any_file(directory: Path, layout: Layout) -> bool:
+    return any((directory / file).is_file() for file in layout.files)
+
+
+def _read(directory: Path, name: str, layout: Layout) -> Task:
+    task: Task = {}
+    for file, (part, read) in layout.files.items():
+        path = directory / file
+        if not path.is_file():
+            raise UserError(
+                f"{name} needs {' and '.join(layout.files)} in {directory}, which lacks {file}: {WHERE}"
+            )
+        task.setdefault(part, []).extend(read(path))
+    for part, rows in task.items():
+        counts = {label: sum(row.label == label for row in rows) for label in {row.label for row in rows}}
+        if len(counts) < 2:
+            raise UserError(f"{directory}: {name} has rows of one label only in its part {part!r}")
+        if part in ("all", "train") and "dev" not in task and min(counts.values()) < FEWEST:
+            fewest = min(counts.values())
+            why = f"ten folds within ten folds need {FEWEST}"
+            raise UserError(f"{directory}: {name} has a label with {fewest} rows only, but {why}")
+    return task
+
+
+def _one_label(path: Path, label: int) -> Iterator[Row]:
+    """Yields rows of Latin-1; as in SentEval more signs than \\n end lines, and empty lines are texts."""
+    for number, raw in raw_lines(path):
+        if b"\0" in raw:
+            raise BadInputError(path, number, "NUL byte: not a text file?")
+        for text in raw.decode("latin-1").splitlines():
+            yield Row((_words(text),), label)
+
+
+def _trec(path: Path) -> Iterator[Row]:
+    """Yields rows of `LABEL:finer words of the question`, in Latin-1."""
+
+    def parse(line: str) -> Row:
+        label, colon, rest = line.partition(":")
+        _, space, question = rest.partition(" ")
+        if not colon or not space:
+            raise MalformedRecord("expected LABEL:finer and a question")
+        if label not in QUESTIONS:
+            raise MalformedRecord(f"unknown label {label!r}, not one of {', '.join(QUESTIONS)}")
+        return Row((_words(question),), QUESTIONS.index(label))
+
+    return _rows(path, lambda raw: parse(raw.decode("latin-1").strip()))
+
+
+def _mrpc(path: Path) -> Iterator[Row]:
+    """Yields rows of quality, two ids and two sentences, tab-separated, under a header."""
+
+    def parse(line: str) -> Row:
+        fields = line.strip().split("\t")
+        if len(fields) != 5:
+            raise MalformedRecord(f"expected 5 columns separated by tabs, found {len(fields)}")
+        return Row((_words(fields[3]), _words(fields[4])), _zero_or_one(fields[0]))
+
+    return _rows(path, lambda raw: parse(decode_line(raw)), header=True)
+
+
+def _sst(path: Path) -> Iterator[Row]:
+    """Yields rows of a sentence, a tab, 0 or 1."""
+
+    def parse(line: str) -> Row:
+        fields = line.strip().split("\t")
+        if len(fields) != 2:
+            raise MalformedRecord(f"expected a sentence, a tab, 0 or 1; found {len(fields)} columns")
+        return Row((_words(fields[0]),), _zero_or_one(fields[1]))
+
+    return _rows(path, lambda raw: parse(decode_line(raw)))
+
+
+def _rows(path: Path, parse: Callable[[bytes], Row], *, header: bool = False) -> Iterator[Row]:
+    for number, raw in numbered_lines(path):
+        if header and number == 1:
+            continue
+        try:
+            yield parse(raw)
+        except MalformedRecord as fault:
+            raise BadInputError(path, number, f"{fault.kind} {fault.detail}".rstrip()) from None
+
+
+def _zero_or_one(text: str) -> int:
+    if text not in ("0", "1"):
+        raise MalformedRecord(f"the label must be 0 or 1, not {text!r:.40}")
+    return int(text)
+
+
+def _words(text: str) -> str:
+    return " ".join(text.split())
+
+
+TASKS = {
+    "MR": _binary("MR", "rt-polarity.pos", "rt-polarity.neg"),
+    "CR": _binary("CR", "custrev.pos", "custrev.neg"),
+    "SUBJ": _binary("SUBJ", "subj.objective", "subj.subjective"),
+    "MPQA": _binary("MPQA", "mpqa.pos", "mpqa.neg"),
+    "SST2": Layout({f"SST/binary/sentiment-{part}": (part, _sst) for part in ("train", "dev", "test")}),
+    "TREC": Layout({"TREC/train_5500.label": ("train", _trec), "TREC/TREC_10.label": ("test", _trec)}),
+    "MRPC": Layout(
+        {f"MRPC/msr_paraphrase_{part}.txt": (part, _mrpc) for part in ("train", "test")}, pairs=True
+    ),
+}

@@ -1,0 +1,180 @@
+"""Readers of sentence pairs that people have rated, in the layouts that they are published in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from jaxir.data.lines import MalformedRecord, as_number, decode_line, numbered_lines, parsed_lines, raw_lines
+from jaxir.errors import BadInputError, UserError
+from jaxir.files import local_path
+
+HEADER = ["score", "sentence1", "sentence2"]
+SETTINGS = ("all", "mean", "wmean")
+SPLITS = {"trial": "dev", "test_annotated": "test"}  # SICK's words for them
+_YEAR = re.compile(r"STS(?:\d{4})?\.input\.(.+)\.txt")  # as SemEval and as SentEval name them
+_SPLIT = re.compile(r"(?:sts-|SICK_)?(train|dev|trial|test|test_annotated)")
+_Pairs = Callable[[], list["SentencePair"]]
+EXPECTED = (
+    "expected are NAME.tsv (score, sentence1, sentence2); STS.input.NAME.txt with STS.gs.NAME.txt (STS 2012"
+    " to 2016) or sts-train.csv, sts-dev.csv, sts-test.csv (STS-B), both at ixa2.si.ehu.eus/stswiki; or"
+    " SICK_train.txt, SICK_trial.txt, SICK_test_annotated.txt (SICK: SemEval 2014, task 1)"
+)
+
+
+class SentencePair(NamedTuple):
+    """Two sentences and how similar people found them."""
+
+    score: float
+    sentence1: str
+    sentence2: str
+
+
+Sets = dict[str, list[SentencePair]]
+
+
+def read_sts(path: str | Path) -> Sets:
+    """Reads a file of rated pairs, or every one of a folder in the order of their names.
+
+    Args:
+      path: .tsv files of `score<TAB>sentence1<TAB>sentence2` under a header line, or the files of a year of
+        SemEval (pairs without a score are left out), of the STS benchmark or of SICK, as `EXPECTED` says.
+
+    Returns:
+      The pairs of each file, by its name without ending; of a year by the NAME of its subset.
+
+    Raises:
+      BadInputError: a file with fewer than two different scores, or a malformed line.
+      UserError: no such file or folder, none of the files, or one whose name is that of a setting.
+    """
+    path = local_path(path)
+    if not path.is_dir() and not path.is_file():
+        raise UserError(f"{path} is neither a folder nor a file of rated pairs: {EXPECTED}")
+    found = {name: reader for file in _files(path) for name, reader in _reader(file)}
+    if not found:
+        raise UserError(f"{path} has no rated pairs: {EXPECTED}")
+    for name in set(found) & set(SETTINGS):
+        raise UserError(f"{path}: {name!r} names what is made of several files; rename that file")
+    return {name: read() for name, read in found.items()}
+
+
+def read_sts_tasks(path: str | Path, split: str = "test") -> dict[str, Sets]:
+    """Reads a folder of tasks: folders that `read_sts` takes, each a year, the STS benchmark or SICK.
+
+    Args:
+      path: the folder.
+      split: of a task that has train, dev and test, the one that is taken.
+
+    Returns:
+      The sets of each task, in the order of their names; none if `path` has rated pairs itself, or no folder
+      with some.
+
+    Raises:
+      BadInputError, UserError: as `read_sts`; a task without the split.
+    """
+    path = local_path(path)
+    if not path.is_dir() or any(_reader(file) for file in _files(path)):
+        return {}
+    folders = [folder for folder in sorted(path.iterdir()) if folder.is_dir()]
+    folders = [folder for folder in folders if any(_reader(file) for file in _files(folder))]
+    return {folder.name: _of_split(folder, read_sts(folder), split) for folder in folders}
+
+
+def _of_split(folder: Path, sets: Sets, split: str) -> Sets:
+    named = {name: match[1] for name in sets if (match := _SPLIT.fullmatch(name))}
+    if len(named) < len(sets):
+        return sets
+    wanted = {name: sets[name] for name, word in named.items() if SPLITS.get(word, word) == split}
+    if not wanted:
+        raise UserError(f"{folder} has no split {split!r}, only {', '.join(sets)}")
+    return wanted
+
+
+def _files(path: Path) -> list[Path]:
+    return [path] if path.is_file() else sorted(file for file in path.iterdir() if file.is_file())
+
+
+def _reader(file: Path) -> list[tuple[str, _Pairs]]:
+    """Returns the name of a file's pairs and what reads them; nothing for a file of another kind."""
+    if year := _YEAR.fullmatch(file.name):
+        return [(year[1], lambda: _check(file, list(_year_pairs(file))))]
+    parse: Callable[[str, int], SentencePair | None] | None = None
+    if file.suffix == ".tsv":
+        parse = _parse_tsv
+    elif file.suffix == ".csv" and file.name.startswith("sts-"):
+        parse = _parse_benchmark
+    elif file.suffix == ".txt" and file.name.startswith("SICK"):
+        parse = _parse_sick
+    if parse is None:
+        return []
+    return [(file.stem, lambda: _check(file, list(parsed_lines(file, parse, "stop"))))]
+
+
+def _check(file: Path, pairs: list[SentencePair]) -> list[SentencePair]:
+    if len({p.score for p in pairs}) < 2:
+        raise BadInputError(file, None, "needs pairs of at least two different scores")
+    return pairs
+
+
+def _year_pairs(file: Path) -> Iterator[SentencePair]:
+    """Yields the pairs of STS.input.NAME.txt that STS.gs.NAME.txt has a score of, line by line."""
+    gold = file.with_name(file.name.replace(".input.", ".gs."))
+    if not gold.is_file():
+        raise UserError(f"{file} has no {gold.name} beside it, the people's scores")
+    scores = {number: raw.strip() for number, raw in numbered_lines(gold)}
+    last = 0
+    for last, raw in raw_lines(file):
+        if last not in scores:
+            continue
+        try:
+            score = scores[last].decode("ascii", "replace")
+            yield _pair(score, *_columns(decode_line(raw.rstrip(b"\r\n")), 2)[:2])
+        except MalformedRecord as fault:
+            raise BadInputError(file, last, f"{fault.kind} {fault.detail}".rstrip()) from None
+    if scores and max(scores) > last:
+        raise BadInputError(gold, last + 1, f"a score of no pair: {file.name} has {last} lines")
+
+
+def _parse_tsv(line: str, number: int) -> SentencePair | None:
+    fields = [field.strip() for field in line.split("\t")]
+    if number == 1:
+        if [field.lower() for field in fields] != HEADER:
+            raise MalformedRecord(f"the header must be {'<TAB>'.join(HEADER)}")
+        return None
+    if len(fields) != 3:
+        raise MalformedRecord("expected 3 columns separated by tabs,", f"found {len(fields)}")
+    return _pair(*fields)
+
+
+def _parse_benchmark(line: str, number: int) -> SentencePair:
+    """Parses genre, file, year, id, score, two sentences, sometimes where they are from."""
+    return _pair(*_columns(line, 7)[4:7])
+
+
+def _parse_sick(line: str, number: int) -> SentencePair | None:
+    """Parses pair_ID, sentence_A, sentence_B, relatedness_score, entailment_judgment under a header."""
+    fields = _columns(line, 4)
+    if number == 1:
+        if fields[1:4] != ["sentence_A", "sentence_B", "relatedness_score"]:
+            raise MalformedRecord(
+                "the header must begin with pair_ID<TAB>sentence_A<TAB>sentence_B<TAB>relatedness_score"
+            )
+        return None
+    return _pair(fields[3], fields[1], fields[2])
+
+
+def _columns(line: str, least: int) -> list[str]:
+    fields = [field.strip() for field in line.split("\t")]
+    if len(fields) < least:
+        raise MalformedRecord(f"expected {least} columns or more separated by tabs,", f"found {len(fields)}")
+    return fields
+
+
+def _pair(score: str, sentence1: str, sentence2: str) -> SentencePair:
+    if (number := as_number(score)) is None:
+        raise MalformedRecord("the score is not a number:", repr(score))
+    if not sentence1 or not sentence2:
+        raise MalformedRecord("a sentence is empty")
+    return SentencePair(number, sentence1, sentence2)

@@ -1,0 +1,69 @@
+"""Masked language models from Hugging Face folders: BERT, DistilBERT, RoBERTa, with the head of each."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxir.errors import UserError
+from jaxir.interop import stored
+from jaxir.interop.huggingface import hf, hf_config
+from jaxir.interop.huggingface.weights import read_json, read_tensors
+from jaxir.interop.stored import EncoderSettings, StoredModel
+from jaxir.models import backbones
+from jaxir.models.masked_lm import MaskedLMConfig
+
+
+def outline(config_file: Path) -> MaskedLMConfig:
+    """Returns what a folder's config.json says of its masked language model; no weight is read.
+
+    Raises:
+      UserError: its architecture is not one of which such models are known.
+    """
+    content = read_json(config_file)
+    backbone, _ = hf_config.parse(content, config_file)
+    if not hf_config.codec_of(backbone).masked_lm:
+        raise UserError(
+            f"{config_file}: no masked language model of model_type {content['model_type']!r} is known"
+        )
+    if not content.get("tie_word_embeddings", True):
+        raise UserError(f"{config_file}: a head with token vectors of its own is not supported")
+    # RoBERTa's head knows one activation, whatever its blocks have.
+    activation = "gelu" if backbone.model_type == "roberta" else backbone.activation
+    return MaskedLMConfig(backbone=backbone, activation=activation, norm_epsilon=backbone.layer_norm_epsilon)
+
+
+def read(directory: Path) -> StoredModel:
+    """Reads a folder with config.json, weights and a tokenizer.
+
+    Raises:
+      UserError: a file is missing or damaged, or there is no such head.
+    """
+    config = outline(directory / "config.json")
+    encoder = hf.read_encoder(directory)
+    params: dict[str, Any] = {f"encoder.{name}": value for name, value in encoder.params.items()}
+    length = config.backbone.max_positions
+    return StoredModel(
+        config=config,
+        params=params | _read_head(directory, config, encoder.pad_id),
+        tokenizer=hf.read_tokenizer(directory, encoder),
+        settings=EncoderSettings(query_max_length=length, passage_max_length=length),
+    )
+
+
+def _read_head(directory: Path, config: MaskedLMConfig, pad_id: int) -> dict[str, np.ndarray]:
+    codec = backbones.of_model_type(config.backbone.model_type, where=directory)[1]
+    found = {hf.modern(name): value for name, value in read_tensors(directory).items()}
+    params = {}
+    for ours in ("dense.kernel", "dense.bias", "norm.scale", "norm.bias", "bias"):
+        module = codec.masked_lm[ours.partition(".")[0]]
+        name = f"{module}.{'bias' if ours.endswith('bias') else 'weight'}"
+        if name not in found:
+            raise UserError(f"{directory}: no {name} among its weights: it has no head for masked tokens")
+        value = np.array(found[name].astype(np.float32))
+        if ours == "bias":
+            value[[0, pad_id]] = value[[pad_id, 0]]  # as the token vectors are
+        params[f"head.{ours}"] = value.T
+    shapes = {name: shape for name, shape in stored.model_shapes(config).items() if name in params}
+    stored.check_params(params, shapes, str(directory))
+    return params

@@ -1,0 +1,101 @@
+"""Generators from Hugging Face's folders of T5 with its decoder (T5ForConditionalGeneration), and back."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxir.errors import UserError
+from jaxir.interop import stored
+from jaxir.interop.huggingface import hf, hf_config
+from jaxir.interop.huggingface.weights import SINGLE, read_json, read_tensors, write_json, write_tensors
+from jaxir.interop.stored import EncoderSettings, StoredModel
+from jaxir.models import t5_decoder
+from jaxir.models.codec import Weights
+from jaxir.models.seq2seq import START, Seq2SeqConfig
+from jaxir.models.t5 import T5Config
+
+_HEAD = "lm_head.weight"
+_TARGET_LENGTH = 64  # tokens; folders do not say it
+
+
+def read(directory: Path) -> StoredModel:
+    """Reads a folder with config.json, weights and a tokenizer.
+
+    Raises:
+      UserError: a file is missing or damaged, it is no T5, or it has no decoder.
+    """
+    encoder, path = hf.read_encoder(directory), directory / "config.json"
+    content, backbone = read_json(path), encoder.config
+    if not isinstance(backbone, T5Config):
+        raise UserError(f"{directory}: model_type {content['model_type']!r} is no generator of text: T5 is")
+    start = content.get("decoder_start_token_id", START)
+    if (encoder.pad_id, start) != (0, START):
+        raise UserError(
+            f"{path}: padding id {encoder.pad_id} and decoder_start_token_id {start} are not supported, only"
+            " 0 and 0"
+        )
+    names = read_tensors(directory).keys()
+    if not any(name.startswith("decoder.block.") for name in names):
+        raise UserError(f"{directory}: no decoder among its weights, only an encoder")
+    scaled = _is_scaled(content)
+    try:
+        config = Seq2SeqConfig(
+            backbone=backbone,
+            num_decoder_layers=content.get("num_decoder_layers") or backbone.num_layers,
+            # Folders of 1.0 may hold the table under a second name.
+            tied=scaled or _HEAD not in names,
+            scaled=scaled,
+            eos_id=content.get("eos_token_id", 1),
+        )
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{path}: {error}") from error
+    params = {f"encoder.{name}": value for name, value in encoder.params.items()}
+    return StoredModel(
+        config=config,
+        params=params | hf.read_part(directory, _weights(config), _shapes(config)),
+        tokenizer=hf.read_tokenizer(directory, encoder),
+        settings=EncoderSettings(
+            passage_max_length=hf.max_length(directory, encoder), query_max_length=_TARGET_LENGTH
+        ),
+    )
+
+
+def write(directory: Path, model: StoredModel) -> None:
+    """Writes a folder that transformers reads; the inverse of `read`.
+
+    Raises:
+      UserError: Hugging Face has no architecture of this shape.
+    """
+    config, params = model.config, model.params
+    content = hf_config.describe(config.backbone, 0) | {
+        "architectures": ["T5ForConditionalGeneration"],
+        "is_encoder_decoder": True,
+        "use_cache": True,
+        "num_decoder_layers": config.num_decoder_layers,
+        "decoder_start_token_id": START,
+        "eos_token_id": config.eos_id,
+        "tie_word_embeddings": config.scaled,  # of which transformers makes whether to scale
+    }
+    encoder = {n.removeprefix("encoder."): v for n, v in params.items() if n.startswith("encoder.")}
+    tensors: dict[str, Any] = hf.tensors_of(config.backbone, encoder, pad_id=0)
+    tensors |= hf.tensors_of_part(_weights(config), _shapes(config), params)
+    write_json(directory / "config.json", content)
+    write_tensors(directory / SINGLE, tensors)
+    model.tokenizer.save(directory)
+
+
+def _is_scaled(content: Mapping[str, Any]) -> bool:
+    """Whether outputs are scaled before they meet the table: T5 says so in words that mean something else."""
+    if content["model_type"] != "t5":
+        return False
+    return bool(content.get("scale_decoder_outputs", content.get("tie_word_embeddings", True) is not False))
+
+
+def _weights(config: Seq2SeqConfig) -> Weights:
+    head = {} if config.tied else {"head": _HEAD.removesuffix(".weight")}
+    return {**t5_decoder.weights_of(config.backbone), **head}
+
+
+def _shapes(config: Seq2SeqConfig) -> dict[str, tuple[int, ...]]:
+    shapes = stored.model_shapes(config)
+    return {name: shape for name, shape in shapes.items() if not name.startswith("encoder.")}

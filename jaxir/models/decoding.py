@@ -1,0 +1,251 @@
+"""From logits to tokens, one after the other: greedy, sampled, or by beam search.
+
+Nothing here knows a model. What does is a function (ids [N], state) -> (logits [N, V], state), which reads
+the next token of N outputs. Its state is arrays [N, ...], which beam search reorders, and scalars. All is one
+loop in the compiled program, which ends when all outputs have ended.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Annotated, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from beartype import beartype
+from jaxtyping import Array, Bool, Float, Float32, Int, Int32, Key, jaxtyped
+
+from jaxir.errors import UserError
+from jaxir.simple_types import Count, Positive, Seed, Within, checked
+
+State = Any
+NextLogits = Callable[[jax.Array, State], tuple[jax.Array, State]]
+# (logits [N, V], step []) -> ids [N].
+Choose = Callable[[jax.Array, jax.Array], jax.Array]
+
+_NEVER = -1e9  # a score; as in transformers, whose beams these are
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class Decoding:
+    """How outputs are made: greedily unless there are beams, or something of sampling is given.
+
+    Attributes:
+      max_new_tokens: most tokens of an output, its end included.
+      num_outputs: outputs of an input; of beams, the best.
+      num_beams: beams of an input; 1: no beam search.
+      temperature: sampling: what logits are divided by; None: 1, if another is given.
+      top_k: sampling: from this many most likely tokens.
+      top_p: sampling: from the fewest of the most likely tokens that have this probability together.
+      seed: of sampling.
+    """
+
+    max_new_tokens: Count = 64
+    num_outputs: Count = 1
+    num_beams: Count = 1
+    temperature: Positive | None = None
+    top_k: Count | None = None
+    top_p: Annotated[float, Within(0, 1, without="low")] | None = None
+    seed: Seed = 0
+
+    def __post_init__(self):
+        if self.samples and self.num_beams > 1:
+            raise UserError("beams are not sampled: give either num_beams, or temperature, top_k and top_p")
+        if not self.samples and self.num_outputs > self.num_beams:
+            raise UserError(
+                f"{self.num_outputs} outputs of an input are sampled or the best of as many beams: give"
+                " temperature, top_k or top_p, or num_beams"
+            )
+
+    @property
+    def samples(self) -> bool:
+        """Whether tokens are drawn."""
+        return any(x is not None for x in (self.temperature, self.top_k, self.top_p))
+
+
+class _Loop(NamedTuple):
+    step: jax.Array
+    ids: jax.Array
+    tokens: jax.Array
+    ended: jax.Array
+    state: State
+
+
+def decode(
+    next_logits: NextLogits,
+    state: State,
+    choose: Choose,
+    *,
+    ended: Bool[Array, " N"],
+    max_new_tokens: int,
+    start_id: int,
+    eos_id: int,
+) -> Int32[Array, "N T"]:
+    """Makes N outputs, token by token.
+
+    Args:
+      next_logits: what knows the model.
+      state: its state before the first token.
+      choose: from the logits to the next token: `greedy`, or `sampler`'s.
+      ended: [N], true for outputs that are none.
+      max_new_tokens: T.
+      start_id: the token read first.
+      eos_id: the token that ends an output.
+
+    Returns:
+      [N, T], with 0 after the end.
+    """
+
+    def more(loop: _Loop) -> jax.Array:
+        return (loop.step < max_new_tokens) & ~loop.ended.all()
+
+    def step(loop: _Loop) -> _Loop:
+        logits, state = next_logits(loop.ids, loop.state)
+        ids = jnp.where(loop.ended, 0, choose(logits, loop.step).astype(jnp.int32))
+        tokens = jax.lax.dynamic_update_slice_in_dim(loop.tokens, ids[:, None], loop.step, axis=1)
+        return _Loop(loop.step + 1, ids, tokens, loop.ended | (ids == eos_id), state)
+
+    rows = len(ended)
+    tokens, first = jnp.zeros((rows, max_new_tokens), jnp.int32), jnp.full((rows,), start_id, jnp.int32)
+    return jax.lax.while_loop(more, step, _Loop(jnp.int32(0), first, tokens, ended, state)).tokens
+
+
+def greedy(logits: Float[Array, "N V"], step: Int[Array, ""]) -> Int[Array, " N"]:
+    """Chooses the most likely token."""
+    return logits.argmax(-1)
+
+
+def sampler(keys: Key[Array, " N"], how: Decoding) -> Choose:
+    """Returns what draws tokens from the distribution that `how` leaves, an output's by its own key."""
+
+    def choose(logits: jax.Array, step: jax.Array) -> jax.Array:
+        logits = likely(logits / (how.temperature or 1.0), top_k=how.top_k, top_p=how.top_p)
+        return jax.vmap(jax.random.categorical)(jax.vmap(jax.random.fold_in, (0, None))(keys, step), logits)
+
+    return choose
+
+
+@jaxtyped(typechecker=beartype)
+def likely(logits: Float32[Array, "N V"], *, top_k: int | None, top_p: float | None) -> Float32[Array, "N V"]:
+    """Returns the logits with -inf for unlikely tokens (top-k; nucleus sampling, Holtzman et al. 2020).
+
+    Args:
+      logits: [N, V].
+      top_k: how many of the most likely tokens are kept.
+      top_p: kept are then those of which all that are likelier have less probability together than this.
+        In both, tokens as likely as the last are kept too.
+    """
+    if top_k is not None:
+        last = jax.lax.top_k(logits, min(top_k, logits.shape[1]))[0][:, -1:]
+        logits = jnp.where(logits < last, -jnp.inf, logits)
+    if top_p is not None:
+        falling = -jnp.sort(-logits, axis=-1)
+        share = jax.nn.softmax(falling, axis=-1)
+        kept = jnp.cumsum(share, axis=-1) - share < top_p
+        last = jnp.where(kept, falling, jnp.inf).min(-1, keepdims=True)
+        logits = jnp.where(logits < last, -jnp.inf, logits)
+    return logits
+
+
+class _Beams(NamedTuple):
+    """The state of a beam search: K beams of B inputs that go on, and the K best that have ended."""
+
+    step: jax.Array
+    tokens: jax.Array  # [B, K, T]
+    scores: jax.Array  # [B, K], sums of log probabilities
+    ids: jax.Array  # [B K]
+    ended_tokens: jax.Array  # [B, K, T]
+    ended_scores: jax.Array  # [B, K], by length
+    improvable: jax.Array  # [B]
+    state: State
+
+
+def beam_search(
+    next_logits: NextLogits,
+    state: State,
+    *,
+    num_beams: int,
+    ended: Bool[Array, " B"],
+    max_new_tokens: int,
+    start_id: int,
+    eos_id: int,
+    length_penalty: float = 1.0,
+) -> tuple[Int32[Array, "B K T"], Float32[Array, "B K"]]:
+    """Finds outputs of high probability, as transformers does.
+
+    An output's score is the sum of its tokens' log probabilities / (its length)^length_penalty. An input is
+    done when it has K outputs and the best open beam, at its present length, scores no higher than any of
+    them (what transformers calls early_stopping=False).
+
+    Args:
+      next_logits: what knows the model.
+      state: its state before the first token, of B K outputs: K of each input.
+      num_beams: K.
+      ended: [B], true for inputs that are none.
+      max_new_tokens: T.
+      start_id: the token read first.
+      eos_id: the token that ends an output.
+      length_penalty: above 0 prefers long outputs, 0 does not ask for the length.
+
+    Returns:
+      The K best outputs of each input [B, K, T], with 0 after the end, and their scores, best first.
+    """
+    rows, beams = len(ended), num_beams
+
+    def more(now: _Beams) -> jax.Array:
+        return (now.step < max_new_tokens) & now.improvable.any()
+
+    def step(now: _Beams) -> _Beams:
+        logits, state = next_logits(now.ids, now.state)
+        size = logits.shape[-1]
+        scores = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1).reshape(rows, beams, size)
+        scores = (scores + now.scores[..., None]).reshape(rows, -1)
+        # Twice as many as there are beams: as many may end, and as many must go on.
+        scores, places = jax.lax.top_k(scores, 2 * beams)
+        parents, ids = places // size, places % size
+        tokens = _gathered(now.tokens, parents)
+        tokens = jax.lax.dynamic_update_slice_in_dim(tokens, ids[..., None], now.step, axis=2)
+        length = now.step + 1
+        ends = (ids == eos_id) | (length == max_new_tokens)
+
+        good = ends & (jnp.arange(2 * beams) < beams)[None] & now.improvable[:, None]
+        by_length = length.astype(jnp.float32) ** length_penalty
+        found = jnp.concatenate([now.ended_scores, jnp.where(good, scores / by_length, _NEVER)], axis=1)
+        ended_scores, best = jax.lax.top_k(found, beams)
+        ended_tokens = _gathered(jnp.concatenate([now.ended_tokens, tokens], axis=1), best)
+
+        open_scores, chosen = jax.lax.top_k(jnp.where(ends, _NEVER, scores), beams)
+        parents, ids = (_gathered(x, chosen) for x in (parents, ids))
+        improvable = now.improvable & (open_scores[:, 0] / by_length > ended_scores[:, -1])
+        return _Beams(
+            length,
+            _gathered(tokens, chosen),
+            open_scores,
+            ids.reshape(-1),
+            ended_tokens,
+            ended_scores,
+            improvable,
+            jax.tree.map(lambda x: _reordered(x, parents), state),
+        )
+
+    tokens = jnp.zeros((rows, beams, max_new_tokens), jnp.int32)
+    none = jnp.full((rows, beams), _NEVER, jnp.float32)
+    first = jnp.full((rows * beams,), start_id, jnp.int32)
+    # All beams are the same at first: only one of them counts.
+    start = _Beams(jnp.int32(0), tokens, none.at[:, 0].set(0.0), first, tokens, none, ~ended, state)
+    end = jax.lax.while_loop(more, step, start)
+    return end.ended_tokens, end.ended_scores
+
+
+def _gathered(x: jax.Array, places: jax.Array) -> jax.Array:
+    """Returns of x [B, K, ...] what is at places [B, J]: [B, J, ...]."""
+    return jax.vmap(lambda x, places: x[places])(x, places)
+
+
+def _reordered(x: jax.Array, parents: jax.Array) -> jax.Array:
+    """Returns state [B K, ...] in the order of parents [B, K]; a scalar as it is."""
+    if not x.ndim:
+        return x
+    return _gathered(x.reshape(*parents.shape, *x.shape[1:]), parents).reshape(x.shape)

@@ -1,0 +1,95 @@
+"""Masked language models: an encoder, and the head that makes words of its vectors (Devlin et al. 2019)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from beartype import beartype
+from flax import nnx
+from jaxtyping import Array, Float, Int, Key, jaxtyped
+
+from jaxir.models import layers
+from jaxir.models.backbones import BackboneConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MaskedLMConfig:
+    """What a masked language model is made of.
+
+    Attributes:
+      backbone: its encoder.
+      activation: of the head's dense layer, a name of `layers.ACTIVATIONS`.
+      norm_epsilon: epsilon of the head's norm.
+    """
+
+    backbone: BackboneConfig
+    activation: str = "gelu"
+    norm_epsilon: float = 1e-12
+
+    def make(self, *, rngs: nnx.Rngs) -> MaskedLanguageModel:
+        """Makes the model, with random parameters."""
+        return MaskedLanguageModel(self, rngs=rngs)
+
+    def make_head(self, *, rngs: nnx.Rngs) -> MaskedLMHead:
+        """Makes the head alone."""
+        return MaskedLMHead(self, rngs=rngs)
+
+
+class MaskedLMHead(nnx.Module):
+    """A dense layer, an activation and a norm; logits are its products with the token vectors, and a bias.
+
+    Args:
+      config: of the model that it is the head of.
+      rngs: source of the `params` key; the kernel starts from N(0, 0.02^2).
+
+    Attributes:
+      bias: [V].
+    """
+
+    def __init__(self, config: MaskedLMConfig, *, rngs: nnx.Rngs):
+        backbone = config.backbone
+        width, dtype = backbone.embed_dim, backbone.dtype
+        self.activation = config.activation
+        how = {"axes": ("embed", None), "use_bias": True, "dtype": dtype, "init": layers.normal(0.02)}
+        self.dense = layers.Linear(width, width, **how, rngs=rngs)
+        self.norm = layers.LayerNorm(width, epsilon=config.norm_epsilon, dtype=dtype)
+        self.bias = layers.param(jnp.zeros((backbone.vocab_size,), jnp.float32), "vocab")
+
+    @jaxtyped(typechecker=beartype)
+    def __call__(self, x: Float[Array, "B L E"]) -> Float[Array, "B L E"]:
+        """Returns what [B, L, E] are multiplied with the token vectors as."""
+        return self.norm(layers.ACTIVATIONS[self.activation](self.dense(x)))
+
+
+class MaskedLanguageModel(nnx.Module):
+    """An encoder and its head.
+
+    Args:
+      config: what it is made of.
+      rngs: source of the `params` key.
+    """
+
+    def __init__(self, config: MaskedLMConfig, *, rngs: nnx.Rngs):
+        self.config = config
+        self.encoder = config.backbone.make(rngs=rngs)
+        self.head = config.make_head(rngs=rngs)
+
+    @jaxtyped(typechecker=beartype)
+    def __call__(self, ids: Int[Array, "B L"], *, key: Key[Array, ""] | None = None) -> Float[Array, "B L V"]:
+        """Returns the logits [B, L, V], float32, of the tokens at each place of `ids` [B, L].
+
+        Args:
+          ids: [B, L], 0 is padding, on the right.
+          key: key of dropout; None turns it off.
+        """
+        hidden = self.head(self.encoder(ids, key=key))
+        table = layers.weight(self.encoder.token_table.embedding, hidden.dtype)
+        logits = jnp.einsum("BLE,VE->BLV", hidden, table, preferred_element_type=jnp.float32)
+        return logits + layers.weight(self.head.bias)[None, None]
+
+    def most_likely(self, ids: jax.Array, *, key: jax.Array | None = None) -> jax.Array:
+        """Returns the most likely token at each place, int32 [B, L]; it is never padding."""
+        logits = jax.lax.stop_gradient(self(ids, key=key))
+        return logits.at[..., 0].set(-jnp.inf).argmax(-1).astype(jnp.int32)

@@ -1,0 +1,56 @@
+"""The layers between a vector and the loss that trains it, which are thrown away (Chen et al. 2020)."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from beartype import beartype
+from flax import nnx
+from jaxtyping import Array, Float32, jaxtyped
+
+from jaxir.models import layers
+
+
+class BatchNormProjector(nnx.Module):
+    """D -> 2 D, BatchNorm, ReLU, D, BatchNorm without scale and bias (Chuang 2024, appendix A.1).
+
+    A batch's mean and variance are those of all of its rows, over all devices. They are averaged, by .9 to
+    .1, into what evaluation takes.
+
+    Args:
+      width: D.
+      rngs: source of the `params` key; kernels start from N(0, 0.02^2).
+    """
+
+    def __init__(self, width: int, *, rngs: nnx.Rngs):
+        how = {"use_bias": False, "dtype": "float32", "init": layers.normal(0.02), "rngs": rngs}
+        self.inner = layers.Linear(width, 2 * width, axes=("embed", "mlp"), **how)
+        self.outer = layers.Linear(2 * width, width, axes=("mlp", "embed"), **how)
+        of_batch = {"momentum": 0.9, "epsilon": 1e-5, "use_fast_variance": False, "rngs": rngs}
+        self.inner_norm = nnx.BatchNorm(2 * width, **of_batch)
+        self.outer_norm = nnx.BatchNorm(width, use_bias=False, use_scale=False, **of_batch)
+
+    @jaxtyped(typechecker=beartype)
+    def __call__(self, x: Float32[Array, "*rows D"], *, training: bool) -> Float32[Array, "*rows D"]:
+        """Maps the vectors [..., D] of a batch."""
+        how = {"use_running_average": not training}
+        hidden = jax.nn.relu(self.inner_norm(self.inner(x), **how))
+        return self.outer_norm(self.outer(hidden), **how)
+
+
+class TanhProjector(nnx.Module):
+    """BERT's pooler: one dense layer and tanh, D -> D; SimCSE's.
+
+    Args:
+      width: D.
+      rngs: source of the `params` key; the kernel starts from N(0, 0.02^2).
+    """
+
+    def __init__(self, width: int, *, rngs: nnx.Rngs):
+        how = {"use_bias": True, "dtype": "float32", "init": layers.normal(0.02), "rngs": rngs}
+        self.dense = layers.Linear(width, width, axes=("embed", None), **how)
+
+    @jaxtyped(typechecker=beartype)
+    def __call__(self, x: Float32[Array, "*rows D"], *, training: bool) -> Float32[Array, "*rows D"]:
+        """Maps the vectors [..., D] of a batch."""
+        return jnp.tanh(self.dense(x))

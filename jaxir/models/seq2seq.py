@@ -1,0 +1,187 @@
+"""Generators of text: an encoder reads a source, a decoder writes a target (Raffel et al. 2020)."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from beartype import beartype
+from flax import nnx
+from jaxtyping import Array, Float, Int, Key, jaxtyped
+
+from jaxir.models import layers
+from jaxir.models.attention import Cache
+from jaxir.models.decoding import Decoding, beam_search, decode, greedy, sampler
+from jaxir.models.t5 import T5Config
+from jaxir.models.t5_decoder import Memory, T5Decoder
+from jaxir.partitioning import constrain
+from jaxir.simple_types import Count, Natural, checked
+
+START = 0  # what a target begins after: T5's padding
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class Seq2SeqConfig:
+    """What a generator is made of.
+
+    Attributes:
+      backbone: the encoder, whose width, heads and feed-forward layers the decoder has too.
+      num_decoder_layers: blocks of the decoder.
+      tied: whether logits are products with the token vectors (T5 1.0) or with a table of their own (1.1,
+        LM-adapted, T0, Flan).
+      scaled: whether what is multiplied with them is scaled by E^-1/2 (1.0).
+      eos_id: the token that ends a target.
+    """
+
+    backbone: T5Config
+    num_decoder_layers: Count
+    tied: bool = False
+    scaled: bool = False
+    eos_id: Natural = 1
+
+    def __post_init__(self):
+        if self.scaled and not self.tied:
+            raise ValueError("scaled=True is of T5 1.0, whose tables are tied: set tied=True")
+
+    @property
+    def summary(self) -> str:
+        """What it is, in a few words."""
+        return f"{self.backbone.summary}, a decoder of {self.num_decoder_layers} layers"
+
+    def make(self, *, rngs: nnx.Rngs) -> Seq2SeqModel:
+        """Makes the model."""
+        return Seq2SeqModel(self, rngs=rngs)
+
+
+class Seq2SeqModel(nnx.Module):
+    """An encoder, a decoder over the same token vectors, and logits.
+
+    Args:
+      config: what it is made of.
+      rngs: source of the `params` key.
+    """
+
+    def __init__(self, config: Seq2SeqConfig, *, rngs: nnx.Rngs):
+        backbone = config.backbone
+        self.config = config
+        self.encoder = backbone.make(rngs=rngs)
+        self.decoder = T5Decoder(backbone, num_layers=config.num_decoder_layers, rngs=rngs)
+        head = functools.partial(
+            layers.Embedding,
+            backbone.vocab_size,
+            backbone.embed_dim,
+            axis="vocab",
+            dtype=backbone.dtype,
+            init=layers.normal(backbone.embed_dim**-0.5),
+            rngs=rngs,
+        )
+        self.head = None if config.tied else head()
+
+    def __repr__(self) -> str:
+        return f"Seq2SeqModel({self.config.summary}, {layers.size_of(self)})"
+
+    __str__ = __repr__  # nnx's own shows every array
+
+    @property
+    def output_table(self) -> jax.Array:
+        """[V, E], the vectors whose products with `predict`'s are the logits."""
+        table = self.encoder.token if self.head is None else self.head
+        return layers.weight(table.embedding, self.config.backbone.dtype)
+
+    @jaxtyped(typechecker=beartype)
+    def predict(
+        self,
+        source_ids: Int[Array, "B S"],
+        target_ids: Int[Array, "B T"],
+        *,
+        key: Key[Array, ""] | None = None,
+    ) -> Float[Array, "B T E"]:
+        """Reads sources and, of the targets, at each place those tokens that stand before it.
+
+        Args:
+          source_ids: [B, S], 0 is padding, on the right.
+          target_ids: [B, T], likewise; the last token is not read.
+          key: key of dropout; None turns it off.
+
+        Returns:
+          [B, T, E] in the backbone's dtype; with `output_table` the logits of each token of the target.
+        """
+        encoding, decoding = layers.split_key(key, 2)
+        memory = self.encoder(source_ids, key=encoding)
+        x = self.encoder.token(jnp.pad(target_ids[:, :-1], ((0, 0), (1, 0)), constant_values=START))
+        return self._scaled(self.decoder(x, memory, source_ids != 0, key=decoding))
+
+    @jaxtyped(typechecker=beartype)
+    def __call__(
+        self,
+        source_ids: Int[Array, "B S"],
+        target_ids: Int[Array, "B T"],
+        *,
+        key: Key[Array, ""] | None = None,
+    ) -> Float[Array, "B T V"]:
+        """Returns the logits of each token of the targets, float32 [B, T, V]; arguments as of `predict`."""
+        return self._logits(self.predict(source_ids, target_ids, key=key))
+
+    def remember(self, source_ids: jax.Array) -> Memory:
+        """Reads sources [B, S], 0 is padding, on the right: all that decoding needs to know of them."""
+        return self.decoder.remember(self.encoder(source_ids), source_ids != 0)
+
+    def next_logits(
+        self, ids: jax.Array, caches: tuple[Cache, ...], memory: Memory
+    ) -> tuple[jax.Array, tuple[Cache, ...]]:
+        """Reads the next token of N outputs.
+
+        Args:
+          ids: [N], START at first.
+          caches: from `decoder.empty_caches`, then from the call before.
+          memory: of B sources; output n is of source n // (N / B).
+
+        Returns:
+          The logits of the token after it, float32 [N, V], and the caches.
+        """
+        x, caches = self.decoder.extend(self.encoder.token(ids[:, None]), caches, memory)
+        return constrain(self._logits(self._scaled(x))[:, 0], ("batch", "vocab")), caches
+
+    def generate(self, source_ids: jax.Array, how: Decoding) -> jax.Array:
+        """Writes outputs. What is drawn for a source depends on it and on the seed alone, not on its batch.
+
+        Args:
+          source_ids: [B, S], 0 is padding, on the right.
+          how: see `Decoding`.
+
+        Returns:
+          int32 [B, how.num_outputs, how.max_new_tokens], 0 after the end; of a row of padding alone, zeros.
+        """
+        rows, none = len(source_ids), (source_ids == 0).all(1)
+        each = how.num_beams if how.num_beams > 1 else how.num_outputs
+        memory = self.remember(source_ids)
+        caches = self.decoder.empty_caches(rows * each, how.max_new_tokens)
+        shared = {"max_new_tokens": how.max_new_tokens, "start_id": START, "eos_id": self.config.eos_id}
+
+        def next_logits(ids: jax.Array, caches: tuple[Cache, ...]) -> tuple[jax.Array, tuple[Cache, ...]]:
+            return self.next_logits(ids, caches, memory)
+
+        if how.num_beams > 1:
+            tokens, _ = beam_search(next_logits, caches, num_beams=each, ended=none, **shared)
+            return tokens[:, : how.num_outputs]
+        choose = sampler(_keys(source_ids, how.seed, each), how) if how.samples else greedy
+        tokens = decode(next_logits, caches, choose, ended=jnp.repeat(none, each), **shared)
+        return tokens.reshape(rows, each, -1)
+
+    def _scaled(self, x: jax.Array) -> jax.Array:
+        return x * self.config.backbone.embed_dim**-0.5 if self.config.scaled else x
+
+    def _logits(self, x: jax.Array) -> jax.Array:
+        return jnp.einsum("BTE,VE->BTV", x, self.output_table, preferred_element_type=jnp.float32)
+
+
+def _keys(source_ids: jax.Array, seed: int, num: int) -> jax.Array:
+    """Returns `num` keys for each of the sources [B, S], made of its tokens alone: [B num]."""
+    # A polynomial modulo 2^32 of the tokens; padding adds nothing to it.
+    powers = jnp.cumprod(jnp.full((source_ids.shape[1],), 0x9E3779B1, jnp.uint32))
+    numbers = (source_ids.astype(jnp.uint32) * powers[None]).sum(1, dtype=jnp.uint32)
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), numbers)
+    return jax.vmap(lambda key: jax.random.split(key, num))(keys).reshape(-1)

@@ -1,0 +1,173 @@
+"""T5's decoder, versions 1.0 and 1.1 (Raffel et al. 2020): what an encoder's token vectors become text by.
+
+Blocks of causal self-attention, attention to the encoder's output, and a feed-forward layer, as in `t5`: a
+table of relative position biases that all blocks share, of keys before the query; attention to the encoder
+has no bias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxir.models import layers
+from jaxir.models.attention import Cache
+from jaxir.models.codec import Changed, Weights
+from jaxir.models.t5 import Mlp, RelativeBias, T5Config, attention_of, dropout, norm_of
+
+_ATTENTIONS = {"attention": "layer.0.SelfAttention", "cross_attention": "layer.1.EncDecAttention"}
+_WEIGHTS = {
+    "decoder.relative_bias": Changed(
+        "decoder.block.0.layer.0.SelfAttention.relative_attention_bias", np.transpose, np.transpose
+    ),
+    "decoder.layers.*.attention_norm": "decoder.block.*.layer.0.layer_norm",
+    "decoder.layers.*.cross_attention_norm": "decoder.block.*.layer.1.layer_norm",
+    "decoder.layers.*.mlp_norm": "decoder.block.*.layer.2.layer_norm",
+    "decoder.layers.*.mlp.wi_1": "decoder.block.*.layer.2.DenseReluDense.wi_1",
+    "decoder.layers.*.mlp.wo": "decoder.block.*.layer.2.DenseReluDense.wo",
+    "decoder.norm": "decoder.final_layer_norm",
+} | {
+    f"decoder.layers.*.{ours}.{part}": f"decoder.block.*.{theirs}.{part[0]}"
+    for ours, theirs in _ATTENTIONS.items()
+    for part in ("query", "key", "value", "out")
+}
+
+
+def weights_of(config: T5Config) -> Weights:
+    """Returns the modules of a Hugging Face T5 that hold a decoder's weights, by ours."""
+    wi = "wi_0" if config.gated else "wi"
+    return _WEIGHTS | {"decoder.layers.*.mlp.wi_0": f"decoder.block.*.layer.2.DenseReluDense.{wi}"}
+
+
+class Memory(NamedTuple):
+    """What a decoder attends to, for all of a text's outputs.
+
+    Attributes:
+      caches: of each block, the keys and values [B, S, H, K] of the encoder's output.
+      mask: [B, S], true at real tokens.
+    """
+
+    caches: tuple[Cache, ...]
+    mask: jax.Array
+
+
+class T5Decoder(nnx.Module):
+    """A T5 decoder over token vectors.
+
+    Args:
+      config: the shape of encoder and decoder alike.
+      num_layers: number of blocks.
+      rngs: source of the `params` key.
+    """
+
+    def __init__(self, config: T5Config, *, num_layers: int, rngs: nnx.Rngs):
+        self.config = config
+        self.relative_bias = RelativeBias(config, bidirectional=False, rngs=rngs)
+        self.layers = layers.make_stack(
+            lambda rngs: _Block(config, rngs=rngs), num_layers, scan=config.scan_layers, rngs=rngs
+        )
+        self.norm = norm_of(config)
+
+    def __call__(
+        self, x: jax.Array, memory: jax.Array, memory_mask: jax.Array, *, key: jax.Array | None = None
+    ) -> jax.Array:
+        """Decodes all positions at once.
+
+        Args:
+          x: [B, T, E] token vectors; padding is on the right.
+          memory: [B, S, E], the encoder's output.
+          memory_mask: [B, S], true at real tokens.
+          key: key of dropout; None turns it off.
+
+        Returns:
+          [B, T, E] in the config's dtype.
+        """
+        rate = self.config.dropout_rate
+        first, inside, last = layers.split_key(key, 3)
+        x = layers.constrain_activation(dropout(x, rate, first))
+        args = (jnp.ones(x.shape[:2], bool), self.relative_bias(x.shape[1]), memory, memory_mask)
+        (x,) = layers.run_stack(self.layers, [x], [args], remat=self.config.remat, keys=[inside])
+        return layers.constrain_activation(dropout(self.norm(x), rate, last))
+
+    def remember(self, memory: jax.Array, memory_mask: jax.Array) -> Memory:
+        """Returns what is to be computed once of the encoder's output [B, S, E] and its mask [B, S]."""
+        blocks = layers.unstacked(self.layers)
+        return Memory(tuple(block.cross_attention.remember(memory) for block in blocks), memory_mask)
+
+    def empty_caches(self, rows: int, length: int) -> tuple[Cache, ...]:
+        """Returns the caches, one a block, of `rows` outputs of at most `length` positions."""
+        return tuple(block.attention.empty_cache(rows, length) for block in layers.unstacked(self.layers))
+
+    def extend(
+        self, x: jax.Array, caches: Sequence[Cache], memory: Memory
+    ) -> tuple[jax.Array, tuple[Cache, ...]]:
+        """Decodes the next T positions of N outputs; see `Attention.extend`.
+
+        Args:
+          x: [N, T, E] token vectors, without padding.
+          caches: of the positions before.
+          memory: of B texts, where output n is of text n // (N / B).
+
+        Returns:
+          [N, T, E], and the caches with these positions.
+        """
+        length, filled = caches[0].key.shape[1], caches[0].filled
+        bias = self.relative_bias.between(filled + jnp.arange(x.shape[1]), jnp.arange(length))
+        after = []
+        for block, cache, seen in zip(layers.unstacked(self.layers), caches, memory.caches, strict=True):
+            x, cache = block.extend(x, bias, cache, seen, memory.mask)
+            after.append(cache)
+        return self.norm(x), tuple(after)
+
+
+class _Block(nnx.Module):
+    """Each sublayer reads its normalised input and adds to it."""
+
+    def __init__(self, config: T5Config, *, rngs: nnx.Rngs):
+        self.config = config
+        self.attention_norm, self.cross_attention_norm, self.mlp_norm = (norm_of(config) for _ in range(3))
+        self.attention, self.cross_attention = (
+            attention_of(config, rngs=rngs),
+            attention_of(config, rngs=rngs),
+        )
+        self.mlp = Mlp(config, rngs=rngs)
+
+    def __call__(
+        self,
+        x: jax.Array,
+        mask: jax.Array,
+        bias: jax.Array,
+        memory: jax.Array,
+        memory_mask: jax.Array,
+        *,
+        key: jax.Array | None,
+    ) -> jax.Array:
+        keys = layers.split_key(key, 6)
+
+        def added(x: jax.Array, y: jax.Array, key: jax.Array | None) -> jax.Array:
+            return layers.constrain_activation(x + dropout(y, self.config.dropout_rate, key))
+
+        y = self.attention(self.attention_norm(x), mask, bias=bias, causal=True, key=keys[0])
+        x = added(x, y, keys[1])
+        x = added(
+            x,
+            self.cross_attention(self.cross_attention_norm(x), memory_mask, memory=memory, key=keys[2]),
+            keys[3],
+        )
+        return added(x, self.mlp(self.mlp_norm(x), key=keys[4]), keys[5])
+
+    def extend(
+        self, x: jax.Array, bias: jax.Array, cache: Cache, memory: Cache, memory_mask: jax.Array
+    ) -> tuple[jax.Array, Cache]:
+        y, cache = self.attention.extend(self.attention_norm(x), cache, bias=bias)
+        x = layers.constrain_activation(x + y)
+        # Outputs of one text are more queries of its memory, which need not be repeated for them.
+        asked = self.cross_attention_norm(x).reshape(len(memory_mask), -1, x.shape[2])
+        y = self.cross_attention.recall(asked, memory, memory_mask)
+        x = layers.constrain_activation(x + y.reshape(x.shape))
+        return layers.constrain_activation(x + self.mlp(self.mlp_norm(x), key=None)), cache

@@ -1,0 +1,75 @@
+"""Word vectors (word2vec, GloVe): a table and nothing else, of which mean pooling makes a text's average."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import jax
+from flax import nnx
+
+from jaxir.models import layers
+from jaxir.models.backbones import BackboneConfig, Edit, Encoder, edited, register
+from jaxir.simple_types import Count, checked
+
+
+@register
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class WordVectorsConfig(BackboneConfig):
+    """The shape of a table of word vectors. It has no blocks: `remat` and `scan_layers` change nothing.
+
+    Attributes:
+      vocab_size: rows of the table; the first is padding's, and that of words that are not in it.
+      embed_dim: E, the width.
+      dtype: the type of the vectors that are looked up.
+      remat: without meaning.
+      scan_layers: without meaning.
+    """
+
+    kind: ClassVar[str] = "word_vectors"
+    token_table: ClassVar[str] = "table"
+    num_layers: ClassVar[int] = 0
+    vocab_size: Count
+    embed_dim: Count
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    remat: bool = False
+    scan_layers: bool = False
+
+    @property
+    def summary(self) -> str:
+        """What it is, in a few words."""
+        return f"word vectors, {self.vocab_size - 1:,} words x {self.embed_dim}"
+
+    def make(self, *, rngs: nnx.Rngs) -> "WordVectors":
+        """Makes the encoder, with random parameters."""
+        return WordVectors(self, rngs=rngs)
+
+
+class WordVectors(Encoder):
+    """A table of word vectors.
+
+    Args:
+      config: its shape.
+      rngs: source of the `params` key; vectors start from N(0, 1/E).
+    """
+
+    def __init__(self, config: WordVectorsConfig, *, rngs: nnx.Rngs):
+        self.config = config
+        self.table = layers.Embedding(
+            config.vocab_size,
+            config.embed_dim,
+            axis="vocab",
+            dtype=config.dtype,
+            init=layers.normal(config.embed_dim**-0.5),
+            rngs=rngs,
+        )
+
+    def together(
+        self,
+        ids: Sequence[jax.Array],
+        keys: Sequence[jax.Array | None],
+        edits: Sequence[Edit | None] | None = None,
+    ) -> list[jax.Array]:
+        """Looks up batches of ids [B, L], each of a length of its own; there is no dropout for `keys`."""
+        xs = [layers.constrain_activation(x) for x in self.table.together(ids)]
+        return edited(xs, edits)

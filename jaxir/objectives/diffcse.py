@@ -1,0 +1,363 @@
+"""DiffCSE: contrastive vectors that must tell a text from one that differs in a few tokens (Chuang 2024)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxir.errors import UserError
+from jaxir.features import Features, TextFormat, Tokens
+from jaxir.models import layers
+from jaxir.models.backbones import check_editable
+from jaxir.models.dual_encoder import l2_normalize
+from jaxir.models.masked_lm import MaskedLanguageModel
+from jaxir.models.projector import BatchNormProjector, TanhProjector
+from jaxir.objectives.changes import Change, Kind, longest, make_change
+from jaxir.objectives.contrastive import Contrastive, Embeddings
+from jaxir.objectives.discriminator import Discriminator, Task
+from jaxir.objectives.gradient_cache import embed_in_chunks
+from jaxir.objectives.lent import head_for, masked_lm_for
+from jaxir.objectives.masking import mask_as_bert
+from jaxir.objectives.objective import Batch, Metrics, Objective
+from jaxir.objectives.simcse import SimCSE
+from jaxir.objectives.two_views import TwoViews
+from jaxir.simple_types import Count, Rate, checked
+
+PROJECTORS = {"batch_norm": BatchNormProjector, "tanh": TanhProjector}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class DiffCSE(Objective):
+    """DiffCSE (arXiv:2204.10298; Chuang 2024, chapter 2).
+
+    A frozen masked language model G fills masks in a text x: x'' = G(m x). A discriminator D, an encoder that
+    begins as the trained one, reads x'' with h = f(x) in place of its first token ([CLS]), and says of each
+    token whether it is x's. Its gradient reaches f through h alone (section 2.3):
+
+        loss = L_contrast + weight * L_RTD
+        L_RTD = 1 / N sum_i sum_t -1[x''_t = x_t] log D(x'', h, t) - 1[x''_t != x_t] log(1 - D(x'', h, t))
+
+    The thesis adds up both over the N texts of a batch, here both are means. The sum over t has the tokens
+    after the first, where h stands, and no padding. Texts without words are left out. h is the pooled vector
+    under the projector, at its own length; the contrastive loss is of that. D, G and the projector are thrown
+    away.
+
+    The thesis says that G recovers the masked tokens: it takes the most likely one there. `follow="code"`
+    does as its authors' code does: of the masked tokens 10 % are random and 10 % as they were (BERT's way),
+    every token but the first becomes the most likely one, masked or not, G drops out, each view's vector has
+    a changed text of its own, and L_RTD is the mean over all places, padding and the first token too.
+
+    On pairs (`contrastive=Contrastive(...)`) both are changed, each beside its own vector, and their losses
+    are added up: DPR + DiffCSE (section 2.7).
+
+    Attributes:
+      contrastive: what `L_contrast` is of, and by which loss: `SimCSE`, `ConSERT`, `Contrastive`.
+      generator: `PretrainedMaskedLM(...)` of jaxir.interop.build.
+      weight: lambda; 0: there are neither D nor G.
+      contrastive_weight: of L_contrast; 0 leaves it out.
+      masking: share of the tokens that are masked; of the words that are inserted or deleted.
+      change: what is done to a text: tokens are replaced, inserted or deleted; "all": each of the three, with
+        an output of D for each, and their losses are added up. For "insert" D says which tokens are new, for
+        "delete" before which ones some are missing.
+      use: "difference", as above. Else D is not there, and f reads x'' too: a "positive" of x, by another
+        term of the contrastive loss, or a "negative" of every text (section 2.8).
+      texts: which text is changed: the "same" as h's, the "next" one of the document, or "both", each by
+        itself, their losses added up. The data need the field `next_text` for these.
+      task: what D does: "replaced", as above; "mlm": it predicts the masked tokens of m x (conditional MLM,
+        Yang et al. 2021), without G; "corrective": it predicts x of x'' at each place, copying the token
+        that it reads or guessing one: -log(1[x''_t = x_t] c + (1 - c) P(x_t)) (COCO-LM, Meng et al. 2021).
+      head: `PretrainedMaskedLM(...)`, with whose head D begins for the last two; None: at random.
+      projector: what h goes through: "batch_norm", two layers with BatchNorm over the whole batch and all
+        its views; "tanh", BERT's pooler; "none".
+      follow: "paper" or "code".
+      chunks: as in `Contrastive`; G and D go through the batch in as many parts.
+    """
+
+    contrastive: Contrastive = dataclasses.field(default_factory=SimCSE)
+    generator: Any = None
+    weight: float = 0.005
+    contrastive_weight: float = 1.0
+    masking: Rate = 0.3
+    change: Literal["replace", "insert", "delete", "all"] = "replace"
+    use: Literal["difference", "positive", "negative"] = "difference"
+    texts: Literal["same", "next", "both"] = "same"
+    task: Task = "replaced"
+    head: Any = None
+    projector: Literal["batch_norm", "tanh", "none"] = "batch_norm"
+    follow: Literal["paper", "code"] = "paper"
+    chunks: Count | Literal["auto"] = 1
+
+    def __post_init__(self):
+        if not isinstance(self.contrastive, TwoViews) and (self.texts, self.use) != ("same", "difference"):
+            raise UserError(
+                "on labelled pairs DiffCSE changes the pairs themselves, beside their own vectors: texts is"
+                ' "same" and use is "difference"'
+            )
+        if self.task != "replaced" and (self.change, self.use) != ("replace", "difference"):
+            raise UserError(f'task {self.task!r} predicts tokens that were replaced: change is "replace"')
+        if self.follow == "code" and self.task != "replaced":
+            raise UserError('the authors\' code has no other task than "replaced": follow is "paper"')
+        if self._generates and self.generator is None:
+            raise UserError("DiffCSE needs a generator that fills masks: set GENERATOR=hf:FOLDER")
+
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        """The generator."""
+        return ("auxiliary.generator.*",) if self._generates else ()
+
+    @property
+    def evaluated_on_pairs(self) -> bool:
+        """Whether the contrastive part is."""
+        return self.contrastive.evaluated_on_pairs
+
+    @property
+    def _kinds(self) -> tuple[Kind, ...]:
+        return ("replace", "insert", "delete") if self.change == "all" else (self.change,)
+
+    @property
+    def _discriminates(self) -> bool:
+        return self.use == "difference" and self.weight != 0
+
+    @property
+    def _generates(self) -> bool:
+        return self.change != "delete" and (
+            self.use != "difference" or (self._discriminates and self.task != "mlm")
+        )
+
+    def features(self, form: TextFormat) -> Features:
+        """Returns what a batch holds: what the contrastive part reads; next_ids [L] where it is changed."""
+        found = dict(self.contrastive.features(form))
+        if self._discriminates and self.texts != "same":
+            found["next_ids"] = dataclasses.replace(found["text_ids"], field="next_text", among="text")
+        return found
+
+    def auxiliary(self, model: Any, *, form: TextFormat, rngs: nnx.Rngs) -> Beside | None:
+        """Returns the projector, the generator and the discriminator, as far as there are.
+
+        Raises:
+          UserError: the model has no dropout, the tokenizer no mask token, the generator another vocabulary
+            or too few positions, or the encoder reads no vectors.
+        """
+        self.contrastive.auxiliary(model, form=form, rngs=rngs)
+        projector = generator = discriminator = None
+        if self.projector != "none":
+            projector = PROJECTORS[self.projector](model.config.dimension, rngs=rngs)
+        lengths = [f.length for f in self.features(form).values() if isinstance(f, Tokens)]
+        length = longest(max(lengths), self._kinds, self.masking)
+        if self._generates:
+            generator = masked_lm_for(model, self.generator, form=form, length=length, rngs=rngs)
+        if self._discriminates or self._generates or self.use != "difference":
+            limit = model.config.backbone.max_positions
+            if limit is not None and length > limit:
+                raise UserError(
+                    f"with inserted tokens texts have up to {length}, and the model reads {limit}: give"
+                    " shorter ones (PASSAGE_LENGTH)"
+                )
+        if self._discriminates:
+            encoder, width = model.encoder_of("passage"), model.config.backbone.embed_dim
+            check_editable(encoder)
+            kinds = 0 if self.task == "mlm" else len(self._kinds)
+            head = None if self.task == "replaced" else head_for(model, self.head, form=form, rngs=rngs)
+            widths = (width, model.config.dimension)
+            discriminator = Discriminator(layers.copy_of(encoder), *widths, kinds, head, rngs=rngs)
+        if projector is generator is discriminator is None and self.use == "difference":
+            return None
+        needs_mask = self._discriminates or self.use != "difference"
+        return Beside(projector, generator, discriminator, form.need_mask() if needs_mask else None)
+
+    def __call__(
+        self,
+        model: Any,
+        batch: Batch,
+        key: jax.Array | None = None,
+        *,
+        auxiliary: Beside | None,
+        step: jax.Array | None = None,
+    ) -> tuple[jax.Array, Metrics]:
+        """Returns the loss of the batch and its metrics, float32 []."""
+        encoding, changing, reading = layers.split_key(key, 3)
+        changing = jax.random.key(0) if changing is None else changing
+        raw = model.unnormalized()
+        found = dataclasses.replace(self.contrastive, chunks=self.chunks).embed(raw, batch, encoding)
+        changed = []
+        if self.use != "difference":
+            changed = self._vectors_of_changed(raw, batch["text_ids"], auxiliary, changing, reading)
+        vectors, changed = self._projected(found, changed, auxiliary, training=key is not None)
+        unit = l2_normalize if model.config.similarity == "cosine" else lambda x: x
+        contrast, metrics = self._contrast(vectors, changed, batch, unit)
+        loss = self.contrastive_weight * contrast
+        metrics = metrics | {"contrastive_loss": contrast}
+        if self._discriminates:
+            difference, more = self._difference(batch, vectors, auxiliary, changing, reading)
+            loss, metrics = loss + self.weight * difference, metrics | more
+        return loss, metrics
+
+    def _projected(
+        self, found: Embeddings, changed: Sequence[jax.Array], auxiliary: Any, *, training: bool
+    ) -> tuple[Embeddings, list[jax.Array]]:
+        """Returns what the projector makes of all vectors of the batch at once."""
+        if self.projector == "none":
+            return found, list(changed)
+        negatives = [] if found.negatives is None else [found.negatives]
+        # A text's vectors side by side: rows stay on their devices.
+        together = [x[:, None] for x in (found.query, found.passage, *changed)] + negatives
+        projected = auxiliary.projector(jnp.concatenate(together, axis=1), training=training)
+        query, passage, *others = (projected[:, i] for i in range(2 + len(changed)))
+        rest = projected[:, 2 + len(changed) :] if negatives else None
+        return Embeddings(query, passage, rest), others
+
+    def _contrast(
+        self, vectors: Embeddings, changed: Sequence[jax.Array], batch: Batch, unit: Any
+    ) -> tuple[jax.Array, Metrics]:
+        negatives = vectors.negatives
+        if negatives is not None:
+            negatives = unit(negatives.reshape(-1, negatives.shape[-1])).reshape(negatives.shape)
+        pair, changed = Embeddings(unit(vectors.query), unit(vectors.passage), negatives), map(unit, changed)
+        if self.use == "negative":
+            pair = pair._replace(negatives=jnp.stack(list(changed), axis=1))
+        loss, metrics = self.contrastive.loss_of(pair, batch)
+        if self.use == "positive":
+            loss += sum(self.contrastive.loss_of(pair._replace(passage=x), batch)[0] for x in changed)
+        return loss, metrics
+
+    def _vectors_of_changed(
+        self, model: Any, ids: jax.Array, auxiliary: Any, changing: jax.Array, reading: jax.Array | None
+    ) -> list[jax.Array]:
+        """Returns the vectors [B, D] of the texts after each kind of change."""
+        found = []
+        for kind, own, key in zip(self._kinds, *self._keys(changing, reading, len(self._kinds)), strict=True):
+            filling, encoding = layers.split_key(key, 2)
+            changed = self._filled(self._changed(ids, own, kind, auxiliary), auxiliary, filling)
+
+            def embed(part: Batch, key: jax.Array | None) -> jax.Array:
+                return model.encode(part["ids"], tower="passage", key=key)
+
+            found.append(self._in_chunks(embed, {"ids": changed}, encoding))
+        return found
+
+    def _difference(
+        self,
+        batch: Batch,
+        vectors: Embeddings,
+        auxiliary: Any,
+        changing: jax.Array,
+        reading: jax.Array | None,
+    ) -> tuple[jax.Array, Metrics]:
+        sides = self._sides(batch, vectors)
+        sums = {name: jnp.float32(0) for name in ("loss", "places", "right", "changed")}
+        each = [(side, kind) for side in sides for kind in self._kinds]
+        for ((ids, vector), kind), own, key in zip(
+            each, *self._keys(changing, reading, len(each)), strict=True
+        ):
+            filling, judging = layers.split_key(key, 2)
+            change = self._changed(ids, own, kind, auxiliary)
+            read = change.ids if self.task == "mlm" else self._filled(change, auxiliary, filling)
+            losses, right = self._judged(read, change, vector, kind, auxiliary, judging)
+            kept = self._counted(ids, read, change)
+            sums["loss"] += jnp.where(kept, losses, 0.0).sum()
+            sums["places"] += kept.sum(dtype=jnp.float32)
+            sums["right"] += (kept & right).sum(dtype=jnp.float32)
+            sums["changed"] += (kept & (read != change.original)).sum(dtype=jnp.float32)
+        places = jnp.maximum(sums["places"], 1.0)
+        over = places / len(self._kinds) if self.follow == "code" else jnp.float32(len(vectors.query))
+        loss = sums["loss"] / over
+        return loss, {
+            "difference_loss": loss,
+            "difference_accuracy": sums["right"] / places,
+            "changed_tokens": sums["changed"] / places,
+        }
+
+    def _sides(self, batch: Batch, vectors: Embeddings) -> list[tuple[jax.Array, jax.Array]]:
+        """Returns each text that is changed, [B, L], and the vector [B, D] beside which it is read."""
+        if not isinstance(self.contrastive, TwoViews):
+            return [(batch["query_ids"], vectors.query), (batch["passage_ids"], vectors.passage)]
+        names = {"same": ["text_ids"], "next": ["next_ids"], "both": ["text_ids", "next_ids"]}[self.texts]
+        views = [vectors.query] if self.follow == "paper" else [vectors.query, vectors.passage]
+        return [(batch[name], view) for name in names for view in views]
+
+    def _changed(self, ids: jax.Array, key: jax.Array, kind: Kind, auxiliary: Any) -> Change:
+        placing, replacing = jax.random.split(key)
+        found = make_change(ids, placing, kind=kind, share=self.masking, mask_id=auxiliary.mask_id)
+        if self.follow == "code" and kind == "replace":
+            how = {"mask_id": auxiliary.mask_id, "vocab_size": auxiliary.generator.config.backbone.vocab_size}
+            found = found._replace(ids=mask_as_bert(ids, found.masked, replacing, **how))
+        return found
+
+    def _filled(self, change: Change, auxiliary: Any, key: jax.Array | None) -> jax.Array:
+        """Returns changed texts [B, M] with the generator's tokens in place of the masks."""
+        if auxiliary.generator is None:
+            return change.ids
+        faithful = self.follow == "paper"
+
+        def fill(part: Batch, key: jax.Array | None) -> jax.Array:
+            return auxiliary.generator.most_likely(part["ids"], key=key)
+
+        likely = self._in_chunks(fill, {"ids": change.ids}, None if faithful else key)
+        if faithful:
+            return jnp.where(change.masked, likely, change.ids)
+        read = jnp.where(change.ids != 0, likely, 0)
+        return jnp.concatenate([change.ids[:, :1], read[:, 1:]], axis=1)
+
+    def _judged(
+        self, read: jax.Array, change: Change, vector: jax.Array, kind: Kind, auxiliary: Any, key: Any
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns the discriminator's loss at each place, and whether it was right: [B, M]."""
+
+        def judge(part: Batch, key: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+            return auxiliary.discriminator.losses(
+                part["ids"],
+                part["original"],
+                part["vector"],
+                task=self.task,
+                kind=self._kinds.index(kind),
+                key=key,
+            )
+
+        return self._in_chunks(judge, {"ids": read, "original": change.original, "vector": vector}, key)
+
+    def _counted(self, ids: jax.Array, read: jax.Array, change: Change) -> jax.Array:
+        """Returns the places whose loss counts, bool [B, M]."""
+        if self.follow == "code":
+            return jnp.ones_like(read, bool)
+        if self.task == "mlm":
+            return change.masked
+        after_first = jnp.arange(read.shape[1]) > 0
+        has_words = (ids != 0).sum(1, keepdims=True) > 2
+        return after_first[None] & has_words & (read != 0)
+
+    def _in_chunks(self, function: Any, batch: Batch, key: jax.Array | None) -> Any:
+        if self.chunks == 1:
+            return function(batch, key)
+        return embed_in_chunks(function, batch, key, chunks=self.chunks)
+
+    def _keys(
+        self, changing: jax.Array, reading: jax.Array | None, count: int
+    ) -> tuple[Sequence[Any], Sequence[Any]]:
+        return jax.random.split(changing, count), layers.split_key(reading, count)
+
+
+class Beside(nnx.Module):
+    """What DiffCSE has beside the model, as far as it needs it.
+
+    Attributes:
+      projector: of the vectors.
+      generator: frozen.
+      discriminator: reads what was changed.
+      mask_id: the mask token.
+    """
+
+    def __init__(
+        self,
+        projector: nnx.Module | None,
+        generator: MaskedLanguageModel | None,
+        discriminator: Discriminator | None,
+        mask_id: int | None,
+    ):
+        self.projector, self.generator, self.discriminator = projector, generator, discriminator
+        self.mask_id = mask_id

@@ -1,0 +1,95 @@
+"""DiffCSE's conditional discriminator: a second encoder, which reads a text beside the vector of another."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxir.losses.tokens import token_losses
+from jaxir.models import layers
+from jaxir.models.backbones import Encoder
+from jaxir.models.masked_lm import MaskedLMHead
+
+Task = Literal["replaced", "mlm", "corrective"]
+
+
+class Discriminator(nnx.Module):
+    """An encoder, a yes or no for each token, and maybe a head over the vocabulary.
+
+    Args:
+      encoder: its own, which begins as a copy of the one that is trained.
+      width: E, its width.
+      vector_dim: D, the length of the vectors.
+      kinds: how many kinds of change it tells from what was there, each by an output of its own.
+      head: over the vocabulary; None for none.
+      rngs: source of the `params` key.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        width: int,
+        vector_dim: int,
+        kinds: int,
+        head: MaskedLMHead | None,
+        *,
+        rngs: nnx.Rngs,
+    ):
+        self.encoder, self.head = encoder, head
+        how = {"dtype": "float32", "init": layers.normal(0.02), "rngs": rngs}
+        self.verdict = (
+            layers.Linear(width, kinds, axes=("embed", None), use_bias=True, **how) if kinds else None
+        )
+        # Vectors have the encoder's width, but for those that were projected.
+        self.project = None
+        if vector_dim != width:
+            self.project = layers.Linear(vector_dim, width, axes=("embed", None), use_bias=False, **how)
+
+    def losses(
+        self,
+        ids: jax.Array,
+        original: jax.Array,
+        vector: jax.Array,
+        *,
+        task: Task,
+        kind: int,
+        key: jax.Array | None,
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns the loss of each place and whether it was right there: float32 and bool [B, M].
+
+        Args:
+          ids: [B, M], the text that is read, with the vector in place of its first token.
+          original: [B, M], what stood there.
+          vector: [B, D].
+          task: "replaced": is the token what stood there (eq. 2.3)? "mlm": what stood there? "corrective":
+            the same, by the mixture of copying the token that is read and of guessing.
+          kind: which output says it.
+          key: of dropout; None turns it off.
+        """
+        own = vector if self.project is None else self.project(vector)
+
+        def conditioned(x: jax.Array) -> jax.Array:
+            return jnp.concatenate([own.astype(x.dtype)[:, None], x[:, 1:]], axis=1)
+
+        hidden = self.encoder(ids, key=key, edit=conditioned)
+        same = ids == original
+        if task == "mlm":
+            return self._guessed(hidden, original)
+        logits = self.verdict(hidden)[..., kind]  # of D(x'', h, t), the probability of "as it was"
+        if task == "replaced":
+            return jax.nn.softplus(jnp.where(same, -logits, logits)), (logits > 0) == same
+        # -log(1[x''_t = x_t] D + (1 - D) P(x_t))
+        guessed, right = self._guessed(hidden, original)
+        copied = jnp.where(same, jax.nn.log_sigmoid(logits), -jnp.inf)
+        return -jnp.logaddexp(copied, jax.nn.log_sigmoid(-logits) - guessed), jnp.where(
+            logits > 0, same, right
+        )
+
+    def _guessed(self, hidden: jax.Array, original: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns -log P(x_t) over the vocabulary, and whether x_t is the most likely token."""
+        x = self.head(hidden)
+        table = layers.weight(self.encoder.token_table.embedding, x.dtype)
+        return token_losses(x, table, original, bias=layers.weight(self.head.bias))

@@ -1,0 +1,83 @@
+"""Masked language models that an objective borrows: whole and frozen, or their head to begin with."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import jax
+from flax import nnx
+
+from jaxir.errors import UserError
+from jaxir.features import TextFormat
+from jaxir.models import layers
+from jaxir.models.masked_lm import MaskedLanguageModel, MaskedLMConfig, MaskedLMHead
+
+
+class MaskedLMSource(Protocol):
+    """Where a masked language model comes from; `PretrainedMaskedLM` of jaxir.interop.build is one."""
+
+    source: str
+
+    def outline(self) -> MaskedLMConfig:
+        """Returns what `build` would build; no weight is read."""
+
+    def build(self) -> tuple[MaskedLanguageModel, str]:
+        """Reads the model; returns it and what tells its vocabulary."""
+
+
+def masked_lm_for(
+    model: Any, source: MaskedLMSource, *, form: TextFormat, length: int, rngs: nnx.Rngs
+) -> MaskedLanguageModel:
+    """Returns a masked language model that reads the token ids of an encoder.
+
+    Args:
+      model: the encoder; of shapes alone, in a plan, the result is, too.
+      source: of the masked language model.
+      form: of the encoder's texts.
+      length: most tokens of a text that it will read.
+      rngs: of nothing but shapes.
+
+    Raises:
+      UserError: it has another vocabulary, or fewer positions.
+    """
+    config = source.outline()
+    limit = config.backbone.max_positions
+    if limit is not None and length > limit:
+        raise UserError(f"{source.source} reads at most {limit} tokens, and texts have up to {length}")
+    if layers.of_shapes(model):
+        return config.make(rngs=rngs)
+    found, vocabulary = source.build()
+    if vocabulary != form.vocabulary:
+        raise UserError(
+            f"{source.source} has another vocabulary than the model that is trained: its token ids mean other"
+            " words"
+        )
+    return found
+
+
+def head_for(model: Any, source: MaskedLMSource | None, *, form: TextFormat, rngs: nnx.Rngs) -> MaskedLMHead:
+    """Returns the head of a masked language model over an encoder's token vectors.
+
+    Args:
+      model: the encoder.
+      source: whose head it is; None: it is drawn from `rngs`.
+      form: of the encoder's texts.
+      rngs: of its parameters.
+
+    Raises:
+      UserError: that one's vocabulary or width is another.
+    """
+    backbone = model.config.backbone
+    if source is None:
+        return MaskedLMConfig(backbone=backbone).make_head(rngs=rngs)
+    width = source.outline().backbone.embed_dim
+    if width != backbone.embed_dim:
+        raise UserError(
+            f"the head of {source.source} is for vectors of {width} numbers, the encoder has"
+            f" {backbone.embed_dim}"
+        )
+    head = masked_lm_for(model, source, form=form, length=1, rngs=rngs).head
+    rows = jax.eval_shape(lambda: head.bias[...]).shape[0]
+    if rows != backbone.vocab_size:
+        raise UserError(f"{source.source} has {rows} token vectors, the encoder {backbone.vocab_size}")
+    return head

@@ -1,0 +1,58 @@
+"""Training a generator by teacher forcing."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from jaxir.errors import UserError
+from jaxir.features import Features, TextFormat, Tokens
+from jaxir.losses.tokens import token_cross_entropy
+from jaxir.objectives.objective import Batch, Metrics, Objective
+from jaxir.simple_types import checked
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class Seq2Seq(Objective):
+    """Each token of the target is predicted from the source and the right tokens before it.
+
+        loss = - mean over the tokens t of all targets of log P(y_t | y_1 ... y_{t-1}, source)
+
+    as T5's (Raffel et al. 2020), without label smoothing. The end of the target is one of its tokens.
+
+    Attributes:
+      source: field of the examples that is read.
+      target: field that is written.
+    """
+
+    source: str = "source"
+    target: str = "target"
+    evaluated_on_pairs = False
+
+    def __post_init__(self):
+        if self.source == self.target:
+            raise UserError(f"source and target are both the field {self.source!r}: give two")
+
+    def features(self, form: TextFormat) -> Features:
+        """Returns what a batch holds: source_ids [Lp] and target_ids [Lq]."""
+        return {
+            "source_ids": Tokens(self.source, form.passage_length, form.passage_prompt),
+            "target_ids": Tokens(self.target, form.query_length, form.query_prompt),
+        }
+
+    def __call__(
+        self,
+        model: Any,
+        batch: Batch,
+        key: jax.Array | None = None,
+        *,
+        auxiliary: None = None,
+        step: jax.Array | None = None,
+    ) -> tuple[jax.Array, Metrics]:
+        """Returns the loss of the batch and its metrics, float32 []."""
+        targets = batch["target_ids"]
+        hidden = model.predict(batch["source_ids"], targets, key=key)
+        return token_cross_entropy(hidden, model.output_table, targets, targets != 0)

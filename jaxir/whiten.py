@@ -1,0 +1,62 @@
+"""`python -m jaxir.whiten`: a model whose vectors are decorrelated over a corpus."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from jaxir import cli
+from jaxir.outputs import writes
+from jaxir.simple_types import Count
+
+
+@writes(output="model")
+def whiten(
+    *,
+    model: str,
+    input: str,
+    output: str,
+    dimensions: Count | None = None,
+    on_bad_input: Literal["stop", "skip"] = "stop",
+) -> None:
+    """Whitens a model (Su et al. 2021): over the texts given, its vectors get mean 0 and covariance 1.
+
+    The result is a model like any other, with the linear map as its projection.
+
+    Args:
+      model: a jaxir model or run directory, or st:, hf: or w2v: and a directory or name; of one tower.
+      input: the texts to fit to: a text on each line, a .jsonl[.gz] of documents (_id, text, maybe title), or
+        a BEIR folder.
+      output: the directory of the model, which must not exist or be empty, local or gs://BUCKET/PATH.
+      dimensions: keep as many, those with the most variance (default: as many as the vectors of the
+        texts span: for BERT, whose vectors a LayerNorm made, one less than they have).
+      on_bad_input: stop at the first malformed line, or skip and count them.
+    """
+    from jaxir.data.lines import OnBadInput
+    from jaxir.data.texts import Texts
+    from jaxir.interop import model_dir
+    from jaxir.interop.stored import StoredModel
+    from jaxir.retrieval.encoding import whitening
+
+    model_dir.check_output(output)
+
+    def build(found: StoredModel, _: str | None) -> whitening.Whitened:
+        collector = OnBadInput(on_bad_input)
+        texts = (record["text"][1] for record in Texts(path=input).records(collector))
+        made = whitening.whiten(found, texts, dimensions=dimensions, where=model)
+        collector.report()
+        model_dir.write(output, made.model)
+        return made
+
+    made = model_dir.read_with(build, model)
+    summary = made.model.config.summary
+    print(f"wrote {output}: {summary}, {made.kept:.1%} of the variance of {made.texts:,} texts")
+
+
+if __name__ == "__main__":
+    cli.end(
+        cli.main(
+            "jaxir.whiten:whiten",
+            example="python -m jaxir.whiten --model=hf:google-bert/bert-base-uncased --input=corpus.jsonl "
+            "--output=whitened",
+        )
+    )

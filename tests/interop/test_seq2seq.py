@@ -1,0 +1,135 @@
+"""Generators: transformers' logits, folders in and out, and directories of ours."""
+
+import json
+import shutil
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+import tokenizers
+from flax import nnx
+
+from jaxir.errors import UserError
+from jaxir.interop import formats, model_dir, stored
+from jaxir.interop.huggingface import seq2seq
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+NAMES = ["seq2seq_1_0", "seq2seq_1_1"]
+pytestmark = [pytest.mark.compiled, pytest.mark.usefixtures("few_optimizations")]
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return {name: model_dir.load(f"hf:{GOLDEN / name}", kind="seq2seq") for name in NAMES}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A copy of the T5 1.1, to be spoilt."""
+    return shutil.copytree(GOLDEN / "seq2seq_1_1", tmp_path / "model")
+
+
+def change(folder: Path, **changes) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def without(folder: Path, beginning: str) -> None:
+    path = folder / "model.safetensors"
+    tensors = safetensors.numpy.load_file(path)
+    kept = {name: value for name, value in tensors.items() if not name.startswith(beginning)}
+    assert len(kept) < len(tensors)
+    safetensors.numpy.save_file(kept, path)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_match_transformers(loaded, name):
+    golden, model = np.load(GOLDEN / name / "golden.npz"), loaded[name].model
+    assert (model.head is None) == model.config.tied == model.config.scaled == (name == "seq2seq_1_0")
+    source, target = golden["source_ids"], golden["target_ids"]
+    found = nnx.jit(lambda model, s, t: model(s, t))(model, jnp.asarray(source), jnp.asarray(target))
+    real = (target != 0)[..., None]
+    np.testing.assert_allclose(np.where(real, found, 0.0), golden["logits"], atol=1e-5)
+    assert golden["logits"].std(axis=-1)[target != 0].min() > 0.1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_folders_come_out_as_they_went_in(name, tmp_path):
+    formats.convert(f"hf:{GOLDEN / name}", tmp_path / "ours", "jaxir", kind="seq2seq")
+    formats.convert(str(tmp_path / "ours"), tmp_path / "theirs", "hf")
+    before, after = (
+        safetensors.numpy.load_file(f / "model.safetensors") for f in (GOLDEN / name, tmp_path / "theirs")
+    )
+    assert before.keys() == after.keys()
+    for key, value in before.items():
+        np.testing.assert_array_equal(after[key], value, err_msg=key)
+    config, theirs = (
+        json.loads((f / "config.json").read_text()) for f in (tmp_path / "theirs", GOLDEN / name)
+    )
+    assert {k: theirs[k] for k in config if k in theirs} == {k: v for k, v in config.items() if k in theirs}
+    assert config["tie_word_embeddings"] == (name == "seq2seq_1_0")
+    ours, again = model_dir.load(str(tmp_path / "ours"), kind="seq2seq"), seq2seq.read(tmp_path / "theirs")
+    assert (
+        ours.fingerprint
+        == stored.fingerprint(again)
+        == model_dir.load(f"hf:{GOLDEN / name}", kind="seq2seq")[3]
+    )
+    assert ours.settings == again.settings
+    for to in ("st", "t5x"):
+        with pytest.raises(UserError, match=rf"is a generator, which writes texts \(jaxir\.expand\): {to} "):
+            formats.convert(str(tmp_path / "ours"), tmp_path / "never", to)
+    with pytest.raises(UserError, match=r"is a generator, which writes texts.*; a dual encoder"):
+        model_dir.load(str(tmp_path / "ours"))
+    with pytest.raises(UserError, match=r"is a dual encoder, .*; a generator"):
+        formats.convert(f"hf:{GOLDEN / name}", tmp_path / "encoder", "jaxir")
+        model_dir.load(str(tmp_path / "encoder"), kind="seq2seq")
+
+
+def test_what_torch_wrote_is_read(tmp_path):
+    """pytorch_model.bin is all that many generators have on the hub."""
+    words = {"<pad>": 0, "</s>": 1, "<unk>": 2} | {f"w{i}": i for i in range(3, 30)}
+    word_level = tokenizers.models.WordLevel(words, unk_token="<unk>")
+    tokenizers.Tokenizer(word_level).save(str(tmp_path / "tokenizer.json"))
+    weights = GOLDEN / "weights" / "t5"
+    shutil.copy(weights / "config.json", tmp_path)
+    shutil.copy(weights / "model.safetensors", tmp_path)
+    expected = stored.fingerprint(seq2seq.read(tmp_path))
+    (tmp_path / "model.safetensors").unlink()
+    shutil.copy(weights / "torch" / "pytorch_model.bin", tmp_path)
+    found = seq2seq.read(tmp_path)
+    assert stored.fingerprint(found) == expected
+    assert not found.config.tied and any(name.startswith("decoder.") for name in found.params)
+
+
+def test_tables_that_are_one_in_the_file_are_one_here(folder):
+    without(folder, "lm_head")
+    model = model_dir.load(f"hf:{folder}", kind="seq2seq").model
+    assert model.head is None and model.config.tied and not model.config.scaled
+
+
+SPOILT = {
+    "encoder alone": (lambda f: without(f, "decoder."), "no decoder among its weights"),
+    "a missing layer": (
+        lambda f: without(f, "decoder.block.1.layer.1.EncDec"),
+        "lacks decoder.block.1.layer.1.EncDecAttention.k.weight",
+    ),
+    "another start": (lambda f: change(f, decoder_start_token_id=3), "decoder_start_token_id 3 are not"),
+    "several ends": (lambda f: change(f, eos_token_id=[1, 2]), "eos_id"),
+    "no layers": (lambda f: change(f, num_decoder_layers=-1), "num_decoder_layers"),
+}
+
+
+@pytest.mark.parametrize("how", SPOILT)
+def test_what_is_no_generator_costs_one_sentence(folder, how):
+    spoil, sentence = SPOILT[how]
+    spoil(folder)
+    with pytest.raises(UserError, match=sentence) as caught:
+        model_dir.load(f"hf:{folder}", kind="seq2seq")
+    assert str(folder) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_other_models_cost_one_sentence():
+    with pytest.raises(UserError, match="model_type 'bert' is no generator of text"):
+        model_dir.load(f"hf:{GOLDEN / 'bert'}", kind="seq2seq")

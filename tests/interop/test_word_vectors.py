@@ -1,0 +1,126 @@
+"""Files of word vectors: what gensim writes, and what an average of them is by gensim."""
+
+import gzip
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gensim.models import KeyedVectors, Word2Vec
+
+from jaxir import cli
+from jaxir.errors import UserError
+from jaxir.interop import model_dir
+from jaxir.retrieval.encoding.dual_encoder import DualEncoder
+
+SENTENCES = [
+    "The mat: it's a cat's, and the dog sat on it.",
+    "A dog and a cat, in Zürich; ÉCOLE 42 is closed!",
+    "Dogs chase cats; cats chase mice, and mice eat the cheese that was left (on the table) last night...",
+    "the cat sat on the mat",
+]
+UNSEEN = ["The cat, unheard-of, sat", "Entirely different", ""]
+
+
+def words_of(text: str) -> list[str]:
+    return re.findall(r"\w+|[^\w\s]+", text.lower())
+
+
+@pytest.fixture(scope="module")
+def vectors() -> KeyedVectors:
+    words = [words_of(text) for text in SENTENCES]
+    return Word2Vec(words, vector_size=12, sg=1, min_count=1, seed=1, workers=1, epochs=3).wv
+
+
+@pytest.fixture(scope="module")
+def files(vectors, tmp_path_factory) -> dict[str, Path]:
+    directory = tmp_path_factory.mktemp("vectors")
+    found = {name: directory / name for name in ("text", "binary", "gzipped", "original", "glove")}
+    vectors.save_word2vec_format(str(found["text"]))
+    vectors.save_word2vec_format(str(found["binary"]), binary=True)
+    found["gzipped"].write_bytes(gzip.compress(found["binary"].read_bytes()))
+    header, *rows = found["text"].read_text().splitlines()
+    found["glove"].write_text("\n".join(rows) + "\n")  # it has no first line
+    rows = (f"{w} ".encode() + vectors[w].tobytes() + b"\n" for w in vectors.index_to_key)
+    found["original"].write_bytes(
+        f"{header}\n".encode() + b"".join(rows)
+    )  # word2vec.c ends each by a newline
+    return found
+
+
+def encode(spec: str, texts: list[str]) -> np.ndarray:
+    loaded = model_dir.load(spec, similarity="dot")
+    encoder = DualEncoder(loaded.model, loaded.tokenizer, loaded.settings, loaded.fingerprint)
+    return encoder.encode_passages(texts, show_progress=False)
+
+
+@pytest.mark.parametrize("name", ["text", "binary", "gzipped", "original", "glove"])
+def test_vectors_of_texts_are_gensim_s_averages(name, vectors, files):
+    texts = SENTENCES + UNSEEN
+    expected = []
+    for text in texts:
+        known = [word for word in words_of(text) if word in vectors]
+        mean = vectors.get_mean_vector(known, pre_normalize=False) if known else np.zeros(12)
+        assert len(known) == len(words_of(text)) or text in UNSEEN
+        expected.append(mean)
+    found = encode(f"w2v:{files[name]}", texts)
+    assert np.abs(found[0] - found[1]).max() > 0.01
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_array_equal(found[-2:], 0)  # texts without a word that is known
+
+
+def test_a_file_whose_words_have_capitals_is_read_as_it_is(tmp_path):
+    file = tmp_path / "cased.txt"
+    file.write_text("Rhine 1 0\nrhine 0 2\n[PAD] 5 5\nrhine 9 9\n. . 0 4 \n")
+    found = encode(f"w2v:{file}", ["Rhine", "rhine", "RHINE", "Rhine rhine [PAD]"])
+    np.testing.assert_array_equal(found, [[1, 0], [0, 2], [0, 0], [0.5, 1]])
+
+
+def test_every_command_takes_them(files, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "corpus.jsonl").write_text(
+        "".join(f'{{"_id": "d{i}", "text": "{text}"}}\n' for i, text in enumerate([*SENTENCES, *UNSEEN]))
+    )
+    spec = f"w2v:{files['binary']}"
+    for module, flags in (
+        ("convert", [f"--source={spec}", "--output=model"]),
+        ("encode", ["--model=model", "--input=corpus.jsonl", "--output=embeddings"]),
+        ("index", ["--embeddings=embeddings", "--corpus=corpus.jsonl", "--backend=exact", "--output=index"]),
+        ("search", ["--index=index", f"--query={SENTENCES[2]}", "--k=1"]),
+    ):
+        assert cli.main(f"jaxir.{module}:{module}", flags) == 0, capsys.readouterr().err
+        if module == "search":
+            assert "d2" in capsys.readouterr().out
+    for to in ("st", "hf"):
+        assert cli.main("jaxir.convert:convert", ["--source=model", f"--to={to}", "--output=folder"]) == 1
+        assert "of this kind (word vectors, 37 words x 12)" in capsys.readouterr().err
+        assert not (tmp_path / "folder").exists()
+
+
+@pytest.mark.slow
+def test_they_leave_by_onnx(files, tmp_path):
+    """The export compares ONNX Runtime's vectors with the model's, so that it says when they differ."""
+    flags = [f"--model=w2v:{files['text']}", "--format=onnx", f"--output={tmp_path / 'onnx'}"]
+    assert cli.main("jaxir.export:export", flags) == 0
+    assert (tmp_path / "onnx" / "query.onnx").is_file()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"cat 1 2 3\ndog 1 2\n", ":2: not a word and 3 numbers"),
+        (b"cat 1 2\ndog 1 x\n", ":2: not a word and 2 numbers"),
+        (b"cat 1 2\ndog 1 nan\n", ":2: a number that is not finite"),
+        (b"3 2\ncat 1 2\ndog 1 2\n", "its first line says 3 words, and it has 2"),
+        (b"2 2\ncat " + np.float32([1, 2]).tobytes() + b"dog " + b"\0" * 7, "says 2 words, and it has 1"),
+        (b"2 2\n", "says 2 words, and it has 0"),
+        (b"0 2\n", "no word vector in it"),
+        (b"\x80\x04\x95 a pickle\n", ":1: not a word and"),
+        (b"", "the file is empty"),
+    ],
+)
+def test_a_damaged_file_costs_a_sentence(content, said, tmp_path):
+    (tmp_path / "vectors").write_bytes(content)
+    with pytest.raises(UserError) as told:
+        model_dir.read(f"w2v:{tmp_path / 'vectors'}")
+    assert said in str(told.value) and str(told.value).startswith(str(tmp_path)), str(told.value)

@@ -1,1 +1,0 @@
-"""SEED: what its decoder sees, its loss, and that it learns."""

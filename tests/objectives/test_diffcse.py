@@ -1,0 +1,490 @@
+"""DiffCSE: the changes, equation 2.3 in numpy, who has a gradient, devices, chunks, every variant."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from unlabelled import CLS, FORM, MASK, SEP, WORDS, batch_of, make_model, make_texts, overfit, value_and_grad
+
+from jaxir.errors import UserError
+from jaxir.features import TextFormat
+from jaxir.models.bert import BertConfig
+from jaxir.models.masked_lm import MaskedLMConfig
+from jaxir.objectives import changes
+from jaxir.objectives.contrastive import Contrastive
+from jaxir.objectives.diffcse import DiffCSE
+from jaxir.objectives.simcse import SimCSE
+from jaxir.objectives.weighted_sum import WeightedSum
+from jaxir.partitioning import MeshConfig
+
+pytestmark = pytest.mark.usefixtures("few_optimizations")
+FORM = dataclasses.replace(FORM, vocabulary="words")
+
+
+@dataclasses.dataclass(frozen=True)
+class Tiny:
+    """A masked language model of this vocabulary; of large parameters, so that it writes many words."""
+
+    source: str = "a tiny one"
+    vocabulary: str = "words"
+    width: int = 32
+
+    def outline(self):
+        backbone = BertConfig(
+            vocab_size=WORDS,
+            embed_dim=self.width,
+            num_layers=1,
+            num_heads=2,
+            mlp_dim=16,
+            max_positions=16,
+            dropout_rate=0.1,
+        )
+        return MaskedLMConfig(backbone=backbone)
+
+    def build(self):
+        model = self.outline().make(rngs=nnx.Rngs(5))
+        graph, state = nnx.split(model)
+        return nnx.merge(graph, jax.tree.map(lambda x: x * 20, state)), self.vocabulary
+
+
+GENERATOR = Tiny()
+
+
+def diffcse(**settings) -> DiffCSE:
+    return DiffCSE(**{"generator": GENERATOR, **settings})
+
+
+def made(objective, model, seed=1):
+    return objective.auxiliary(model, form=FORM, rngs=nnx.Rngs(seed))
+
+
+def with_next(ids: jax.Array) -> dict[str, jax.Array]:
+    """The next text of each, of the last one none: its special tokens alone."""
+    following = (
+        jnp.roll(ids, -1, axis=0)
+        .at[-1]
+        .set(jnp.zeros(ids.shape[1], jnp.int32).at[:2].set(jnp.array([CLS, SEP])))
+    )
+    return batch_of(ids) | {"next_ids": following}
+
+
+def pairs(ids: jax.Array) -> dict[str, jax.Array]:
+    batch = batch_of(ids)
+    return {
+        "query_ids": ids[:, :8].at[:, 7].set(jnp.where(ids[:, 7] != 0, SEP, 0)),
+        "passage_ids": ids,
+        "query_key": batch["text_key"],
+        "passage_key": batch["text_key"],
+    }
+
+
+# ------------------------------------------------------------------------------------------ the changes
+
+ONE = jnp.asarray(
+    [[CLS, 10, 11, 12, 13, SEP, 0, 0], [CLS, 20, SEP, 0, 0, 0, 0, 0], [CLS, SEP, 0, 0, 0, 0, 0, 0]], jnp.int32
+)
+
+
+def test_masks_are_inserted_among_the_words_as_many_as_asked():
+    texts = jnp.asarray([[CLS, *range(4, 24), SEP, 0, 0]] * 500, jnp.int32)
+    found = changes.insert_masks(texts, jax.random.key(0), share=0.15, mask_id=MASK)
+    assert (
+        found.ids.shape[1] == 24 + changes.most_inserted(24, 0.15) == changes.longest(24, ("insert",), 0.15)
+    )
+    masked = np.asarray(found.masked)
+    assert (masked.sum(1) == 3).all()  # 15 % of 20 words
+    where = set()
+    for ids, new, original in zip(*map(np.asarray, (found.ids, found.masked, found.original)), strict=True):
+        assert (ids[new] == MASK).all() and (original[new] == changes.NEW).all()
+        left = ids[~new]
+        assert list(left[:22]) == list(texts[0, :22]) and not left[22:].any()
+        assert (original[~new] == left).all()
+        where |= set(np.flatnonzero(new))
+    assert where == set(range(1, 24))  # anywhere but before the first token and after the last
+    few = changes.insert_masks(ONE, jax.random.key(1), share=0.15, mask_id=MASK)
+    assert few.masked.sum(1).tolist() == [1, 1, 0] and few.ids[2].tolist() == [CLS, SEP] + [0] * 7
+
+
+def test_the_token_after_a_deleted_one_is_told(monkeypatch):
+    chosen = jnp.asarray([[0, 1, 0, 1, 1, 0, 0, 0], [0, 1, 0, 0, 0, 0, 0, 0], [0] * 8], bool)
+    monkeypatch.setattr(changes, "choose_tokens", lambda ids, key, *, share: chosen)
+    found = changes.delete_tokens(ONE, jax.random.key(0), share=0.15)
+    assert found.ids[0].tolist() == [CLS, 11, SEP, 0, 0, 0, 0, 0]
+    assert found.original[0].tolist() == [CLS, changes.NEW, changes.NEW, 0, 0, 0, 0, 0]
+    assert found.ids[1].tolist()[:3] == [CLS, SEP, 0] and found.original[1, 1] == changes.NEW
+    assert (found.original[2] == found.ids[2]).all() and not found.masked.any()
+
+
+@pytest.mark.parametrize(("share", "kind"), [(0.15, "replace"), (0.3, "replace"), (0.3, "delete")])
+def test_the_share_of_the_words_that_changes(share, kind):
+    texts = jnp.asarray([[CLS, *range(4, 34), SEP]] * 300, jnp.int32)
+    found = changes.make_change(texts, jax.random.key(0), kind=kind, share=share, mask_id=MASK)
+    left = (np.asarray(found.ids) > SEP).sum() / (300 * 30)
+    assert left == pytest.approx(1 - share, abs=0.01)
+
+
+# ------------------------------------------------------------------------------------------ the equations
+
+
+def numpy_projector(projector, x):
+    """Appendix A.1, of float64 [B, D]."""
+    kernels = [np.asarray(layer.kernel[...], np.float64) for layer in (projector.inner, projector.outer)]
+    hidden = x @ kernels[0]
+    hidden = (hidden - hidden.mean(0)) / np.sqrt(hidden.var(0) + 1e-5)
+    norm = projector.inner_norm
+    hidden = np.maximum(hidden * np.asarray(norm.scale[...]) + np.asarray(norm.bias[...]), 0)
+    out = hidden @ kernels[1]
+    return (out - out.mean(0)) / np.sqrt(out.var(0) + 1e-5)
+
+
+def vectors_of(model, ids):
+    return np.asarray(model.unnormalized().encode(ids, tower="passage"), np.float64)
+
+
+def contrast(one, other, temperature=0.05, negatives=None):
+    one, other = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (one, other))
+    logits = one @ other.T / temperature
+    if negatives is not None:
+        negatives = negatives / np.linalg.norm(negatives, axis=1, keepdims=True)
+        logits = np.concatenate([logits, one @ negatives.T / temperature], axis=1)
+    return np.mean(np.log(np.exp(logits).sum(1)) - np.diag(logits[:, : len(one)]))
+
+
+def judged(auxiliary, read, vector):
+    """The discriminator's hidden states and its log D, log (1 - D) of one text without padding."""
+    count = (read != 0).sum()
+
+    def first(x):
+        return jnp.concatenate([jnp.asarray(vector, x.dtype)[None, None], x[:, 1:]], axis=1)
+
+    hidden = auxiliary.discriminator.encoder(jnp.asarray(read[None, :count]), edit=first)
+    z = np.asarray(auxiliary.discriminator.verdict(hidden)[0], np.float64)
+    return hidden, -np.log1p(np.exp(-z)), -np.log1p(np.exp(z))
+
+
+def log_p(auxiliary, hidden):
+    head, table = auxiliary.discriminator.head, auxiliary.discriminator.encoder.token_table.embedding[...]
+    logits = np.asarray(head(hidden)[0] @ table.T + head.bias[...][None], np.float64)
+    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+
+@pytest.mark.parametrize("task", ["replaced", "mlm", "corrective"])
+def test_the_loss_is_equation_2_3(task):
+    """With the generator's dropout and D's off (no key), and the masks that evaluation has."""
+    model, ids = make_model(), make_texts()
+    objective = diffcse(task=task, weight=0.7)
+    auxiliary = made(objective, model)
+    batch = batch_of(ids)
+    loss, metrics = objective(model, batch, auxiliary=auxiliary)
+    placing = jax.random.split(jax.random.split(jax.random.key(0), 1)[0])[0]
+    chosen = np.asarray(changes.choose_tokens(ids, placing, share=0.3))
+    norms = auxiliary.projector  # evaluation takes the averages, which are 0 and 1 in the beginning
+    kernels = [np.asarray(layer.kernel[...], np.float64) for layer in (norms.inner, norms.outer)]
+    h = (
+        np.maximum(vectors_of(model, ids) @ kernels[0] / np.sqrt(1 + 1e-5), 0)
+        @ kernels[1]
+        / np.sqrt(1 + 1e-5)
+    )
+    total, replaced = 0.0, 0
+    for i, row in enumerate(np.asarray(ids)):
+        masked = np.where(chosen[i], MASK, row)
+        read = masked
+        if task != "mlm":
+            logits = np.array(auxiliary.generator(jnp.asarray(masked[None]))[0])
+            logits[:, 0] = -np.inf
+            read = np.where(chosen[i], logits.argmax(-1), row)
+            replaced += (read != row).sum()
+            hidden, log_same, log_other = judged(auxiliary, read, h[i])
+        else:
+            count = (row != 0).sum()
+            hidden = auxiliary.discriminator.encoder(
+                jnp.asarray(read[None, :count]),
+                edit=lambda x, own=h[i]: jnp.concatenate(
+                    [jnp.asarray(own, x.dtype)[None, None], x[:, 1:]], axis=1
+                ),
+            )
+        for t in range(1, (row != 0).sum()):
+            same = read[t] == row[t]
+            if task == "replaced":
+                total -= (log_same if same else log_other)[t, 0]
+            elif task == "mlm":
+                total -= log_p(auxiliary, hidden)[t, row[t]] * chosen[i, t]
+            else:
+                p = np.exp(log_p(auxiliary, hidden)[t, row[t]])
+                total -= np.log(same * np.exp(log_same[t, 0]) + np.exp(log_other[t, 0]) * p)
+    assert task == "mlm" or replaced > len(ids)
+    np.testing.assert_allclose(metrics["difference_loss"], total / len(ids), rtol=1e-4)
+    np.testing.assert_allclose(metrics["contrastive_loss"], contrast(h, h), rtol=1e-4)
+    np.testing.assert_allclose(
+        loss, metrics["contrastive_loss"] + 0.7 * metrics["difference_loss"], rtol=1e-6
+    )
+    assert 0 <= metrics["difference_accuracy"] < 1
+    if task != "mlm":
+        places = (np.asarray(ids) != 0).sum() - len(ids)
+        np.testing.assert_allclose(metrics["changed_tokens"], replaced / places, rtol=1e-5)
+
+
+def test_in_training_the_projector_takes_the_batchs_statistics_and_averages_them():
+    model, ids = make_model(dropout=0.0), make_texts()
+    objective = diffcse(weight=0.0, contrastive=_WithoutDropout())
+    auxiliary = made(objective, model)
+    loss, _ = objective(model, batch_of(ids), jax.random.key(0), auxiliary=auxiliary)
+    h = vectors_of(model, ids)
+    projected = numpy_projector(auxiliary.projector, np.concatenate([h, h]))[: len(ids)]
+    # Logits are up to 20, where float32 has steps of 2e-6.
+    np.testing.assert_allclose(loss, contrast(projected, projected), rtol=1e-4, atol=1e-5)
+    inner = h @ np.asarray(auxiliary.projector.inner.kernel[...], np.float64)
+    np.testing.assert_allclose(auxiliary.projector.inner_norm.mean[...], 0.1 * inner.mean(0), atol=1e-6)
+    np.testing.assert_allclose(auxiliary.projector.inner_norm.var[...], 0.9 + 0.1 * inner.var(0), rtol=1e-5)
+    kept = np.asarray(auxiliary.projector.inner_norm.mean[...])
+    objective(model, batch_of(ids), auxiliary=auxiliary)
+    assert (auxiliary.projector.inner_norm.mean[...] == kept).all()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _WithoutDropout(SimCSE):
+    def auxiliary(self, model, *, form, rngs):
+        return None
+
+
+@pytest.mark.parametrize("use", ["positive", "negative"])
+def test_changed_texts_as_positives_and_negatives(use):
+    """Section 2.8: another term of the loss, or a column of its denominator."""
+    model, ids = make_model(), make_texts()
+    objective = diffcse(use=use, change="delete", masking=0.15, projector="none")
+    auxiliary = made(objective, model)
+    loss, _ = objective(model, batch_of(ids), auxiliary=auxiliary)
+    own = jax.random.split(jax.random.split(jax.random.key(0), 1)[0])[0]
+    changed = vectors_of(model, changes.delete_tokens(ids, own, share=0.15).ids)
+    h = vectors_of(model, ids)
+    expected = (
+        contrast(h, h) + contrast(h, changed) if use == "positive" else contrast(h, h, negatives=changed)
+    )
+    np.testing.assert_allclose(loss, expected, rtol=1e-4)
+    assert auxiliary.discriminator is auxiliary.generator is None
+
+
+def test_as_the_authors_code_does():
+    """Every token may be the generator's, padding counts, both views have a changed text, and G drops out."""
+    model, ids = make_model(dropout=0.0), make_texts()
+    objective = diffcse(follow="code", projector="none", contrastive=_WithoutDropout(), weight=1.0)
+    auxiliary = made(objective, model)
+    batch = batch_of(ids)
+    _, metrics = objective(model, batch, auxiliary=auxiliary)
+    total, size = 0.0, 0
+    h = vectors_of(model, ids)
+    for own in jax.random.split(jax.random.key(0), 2):
+        placing, replacing = jax.random.split(own)
+        chosen = changes.choose_tokens(ids, placing, share=0.3)
+        masked = changes_as_bert(ids, chosen, replacing)
+        logits = np.array(auxiliary.generator(masked))
+        logits[..., 0] = -np.inf
+        read = np.where(np.asarray(ids) != 0, logits.argmax(-1), 0)
+        read[:, 0] = CLS
+        unmasked = (read != np.asarray(ids)) & ~np.asarray(chosen) & (np.asarray(ids) != 0)
+        assert unmasked.any()
+        for i, row in enumerate(np.asarray(ids)):
+
+            def first(x, own=h[i]):
+                return jnp.concatenate([jnp.asarray(own, x.dtype)[None, None], x[:, 1:]], axis=1)
+
+            hidden = auxiliary.discriminator.encoder(jnp.asarray(read[i : i + 1]), edit=first)
+            z = np.asarray(auxiliary.discriminator.verdict(hidden)[0, :, 0], np.float64)
+            total += np.log1p(np.exp(np.where(read[i] == row, -z, z))).sum()
+            size += len(row)
+    np.testing.assert_allclose(metrics["difference_loss"], total / size, rtol=1e-4)
+    first, second = (objective(model, batch, jax.random.key(n), auxiliary=auxiliary)[1] for n in (0, 0))
+    assert first["difference_loss"] == second["difference_loss"]
+    faithful = diffcse(projector="none", contrastive=_WithoutDropout(), weight=1.0)
+    with_dropout = [_changed_by(o, model, batch, auxiliary) for o in (objective, faithful)]
+    assert with_dropout == [True, False]
+
+
+def changes_as_bert(ids, chosen, key):
+    from jaxir.objectives.masking import mask_as_bert
+
+    return mask_as_bert(ids, chosen, key, mask_id=MASK, vocab_size=WORDS)
+
+
+def _changed_by(objective, model, batch, auxiliary) -> bool:
+    """Whether the generator writes other tokens with another key of dropout, the masks being the same."""
+    change = objective._changed(batch["text_ids"], jax.random.key(3), "replace", auxiliary)
+    one, other = (objective._filled(change, auxiliary, jax.random.key(n)) for n in (1, 2))
+    return bool((one != other).any())
+
+
+# ------------------------------------------------------------------------------------------ gradients
+
+VARIANTS = {
+    "diffcse": diffcse(),
+    "tanh": diffcse(projector="tanh"),
+    "no projector": diffcse(projector="none"),
+    "next": diffcse(texts="next"),
+    "both": diffcse(texts="both"),
+    "insert": diffcse(change="insert"),
+    "delete": diffcse(change="delete"),
+    "all": diffcse(change="all"),
+    "conditional mlm": diffcse(task="mlm"),
+    "corrective": diffcse(task="corrective"),
+    "as in the code": diffcse(follow="code"),
+    "positives": diffcse(use="positive"),
+    "negatives": diffcse(use="negative", change="all"),
+    "pairs": diffcse(contrastive=Contrastive(), projector="none"),
+}
+
+
+def batch_for(objective, rows=8):
+    ids = make_texts(rows=rows)
+    return pairs(ids) if type(objective.contrastive) is Contrastive else with_next(ids)
+
+
+FAST = ("diffcse", "no projector")
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in VARIANTS]
+)
+def test_gradients_reach_all_but_the_generator_and_devices_change_nothing(name):
+    objective, model = VARIANTS[name], make_model()
+    auxiliary, batch, key = made(objective, model), batch_for(objective), jax.random.key(2)
+    one = value_and_grad(objective, model, auxiliary, batch, key)
+    partitioner = MeshConfig(data=4).build()
+
+    def on_mesh(model, batch, key, *, auxiliary):
+        with partitioner():
+            return objective(model, batch, key, auxiliary=auxiliary)
+
+    four = value_and_grad(on_mesh, model, auxiliary, batch, key)
+    np.testing.assert_allclose(four[0], one[0], rtol=1e-5)
+    generated = [n for n in one[3] if n.startswith("generator.")]
+    assert bool(generated) == bool(objective.frozen)
+    assert all((one[3][n] == 0).all() for n in generated)
+    for before, after in zip(one[2:], four[2:], strict=True):
+        for path, gradient in before.items():
+            still = path.startswith("generator.") or ".mean" in path or ".var" in path
+            if not still and "key.bias" not in path:
+                assert np.abs(gradient).max() > 1e-9, path
+            np.testing.assert_allclose(after[path], gradient, atol=3e-4, err_msg=path)
+
+
+@pytest.mark.parametrize("task", ["replaced", "mlm", "corrective"])
+def test_the_discriminator_alone_reaches_the_encoder_through_the_vector(task):
+    model, batch, key = make_model(), batch_of(make_texts()), jax.random.key(2)
+    objective = diffcse(contrastive_weight=0.0, task=task, weight=1.0)
+    auxiliary = made(objective, model)
+    _, _, reached, _ = value_and_grad(objective, model, auxiliary, batch, key)
+    assert all(np.abs(g).max() > 0 for n, g in reached.items() if "key.bias" not in n)
+    assert np.abs(reached["encoder.embeddings.token.embedding"]).max() > 1e-5
+    nothing = diffcse(contrastive_weight=0.0, task=task, weight=0.0)
+    _, _, none, _ = value_and_grad(nothing, model, made(nothing, model), batch, key)
+    assert all((g == 0).all() for g in none.values())
+
+
+@pytest.mark.parametrize(
+    "name", ["diffcse", *(pytest.param(n, marks=pytest.mark.slow) for n in ("all", "pairs", "positives"))]
+)
+def test_chunks_change_nothing(name):
+    """Without dropout, of which each chunk has its own."""
+    model = make_model(dropout=0.0)
+    objective = dataclasses.replace(VARIANTS[name])
+    if type(objective.contrastive) is SimCSE:
+        objective = dataclasses.replace(objective, contrastive=_WithoutDropout())
+    auxiliary, batch, key = made(objective, model), batch_for(objective), jax.random.key(2)
+    whole = value_and_grad(objective, model, auxiliary, batch, key)
+    parts = value_and_grad(dataclasses.replace(objective, chunks=4), model, auxiliary, batch, key)
+    np.testing.assert_allclose(parts[0], whole[0], rtol=1e-5)
+    for before, after in zip(whole[2:], parts[2:], strict=True):
+        for path, gradient in before.items():
+            scale = max(1.0, np.abs(gradient).max())
+            np.testing.assert_allclose(after[path], gradient, atol=2e-5 * scale, err_msg=path)
+
+
+def test_a_text_without_a_next_one_costs_nothing():
+    model, ids = make_model(), make_texts()
+    objective = diffcse(texts="next", weight=1.0, projector="none")
+    auxiliary, batch = made(objective, model), with_next(ids)
+    some = objective(model, batch, auxiliary=auxiliary)[1]["difference_loss"]
+    none = dict(batch, next_ids=jnp.broadcast_to(batch["next_ids"][-1:], ids.shape))
+    assert some > 1 and objective(model, none, auxiliary=auxiliary)[1]["difference_loss"] == 0.0
+
+
+def test_all_kinds_and_both_texts_add_up():
+    model, batch = make_model(), with_next(make_texts())
+    both = diffcse(texts="both", change="delete")
+    auxiliary = made(both, model)
+    parts = [
+        dataclasses.replace(both, texts=t)(model, batch, auxiliary=auxiliary)[1] for t in ("same", "next")
+    ]
+    total = both(model, batch, auxiliary=auxiliary)[1]["difference_loss"]
+    # Evaluation has other places of the two texts than of each by itself: about the same.
+    assert total == pytest.approx(sum(float(p["difference_loss"]) for p in parts), rel=0.1)
+
+
+# ------------------------------------------------------------------------------------------ the rest
+
+
+def test_lambda_0_is_simcse_under_a_projector_and_without_one_simcse():
+    model, batch, key = make_model(), batch_of(make_texts()), jax.random.key(3)
+    bare = DiffCSE(weight=0.0, projector="none")
+    assert made(bare, model) is None and bare.frozen == ()
+    encoding = jax.random.split(key, 3)[0]
+    expected = SimCSE()(model, batch, encoding)[0]
+    np.testing.assert_allclose(bare(model, batch, key, auxiliary=None)[0], expected, rtol=1e-5)
+    under = made(DiffCSE(weight=0.0), model)
+    assert under.projector is not None and under.generator is under.discriminator is None
+
+
+def test_the_discriminator_begins_as_the_encoder_with_arrays_of_its_own():
+    model = make_model()
+    auxiliary = made(diffcse(), model)
+    own, others = (jax.tree.leaves(nnx.state(m)) for m in (auxiliary.discriminator.encoder, model.encoder))
+    assert all(map(np.array_equal, own, others))
+    assert not any(
+        a.unsafe_buffer_pointer() == b.unsafe_buffer_pointer() for a, b in zip(own, others, strict=True)
+    )
+
+
+def test_a_sum_has_it_beside_others_and_knows_what_is_frozen():
+    model, batch = make_model(), batch_of(make_texts())
+    objective = WeightedSum(parts={"diffcse": diffcse(), "simcse": SimCSE()})
+    assert objective.frozen == ("auxiliary.diffcse.generator.*",)
+    auxiliary = made(objective, model)
+    loss, metrics = objective(model, batch, jax.random.key(0), auxiliary=auxiliary)
+    assert np.isfinite(loss) and metrics["diffcse/difference_loss"] > 0
+
+
+def test_what_cannot_be_is_refused():
+    model = make_model()
+    with pytest.raises(UserError, match="needs a generator that fills masks: set GENERATOR"):
+        DiffCSE()
+    assert DiffCSE(change="delete") and DiffCSE(task="mlm") and DiffCSE(weight=0.0)
+    with pytest.raises(UserError, match="on labelled pairs DiffCSE changes the pairs themselves"):
+        diffcse(contrastive=Contrastive(), texts="next")
+    with pytest.raises(UserError, match='change is "replace"'):
+        diffcse(task="mlm", change="insert")
+    with pytest.raises(UserError, match="no other task"):
+        diffcse(task="mlm", follow="code")
+    with pytest.raises(UserError, match="a tiny one has another vocabulary than the model"):
+        made(diffcse(generator=Tiny(vocabulary="others")), model)
+    with pytest.raises(UserError, match="no mask token"):
+        diffcse().auxiliary(model, form=TextFormat(12, 12, vocabulary="words"), rngs=nnx.Rngs(0))
+    with pytest.raises(UserError, match="reads at most 16 tokens, and texts have up to 18"):
+        diffcse(change="insert").auxiliary(
+            model, form=TextFormat(14, 14, mask_id=MASK, vocabulary="words"), rngs=nnx.Rngs(0)
+        )
+    with pytest.raises(UserError, match="is for vectors of 16 numbers, the encoder has 32"):
+        made(diffcse(task="mlm", head=Tiny(width=16)), model)
+    with pytest.raises(UserError, match="differ by dropout"):
+        made(diffcse(), make_model(dropout=0.0))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["diffcse", "all", "conditional mlm", "corrective"])
+def test_it_learns_to_tell_texts_apart(name):
+    model = make_model()
+    objective = dataclasses.replace(VARIANTS[name], contrastive_weight=0.0, weight=1.0, projector="none")
+    losses = overfit(objective, model, made(objective, model), make_texts(), steps=300, rate=3e-3)
+    assert np.mean(losses[-20:]) < 0.6 * np.mean(losses[:5]), losses[::20]

@@ -1,0 +1,107 @@
+"""Whitened models: the map of Su et al. 2021, in the place of a projection."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxir import cli
+from jaxir.interop import model_dir
+from jaxir.retrieval.encoding.dual_encoder import DualEncoder
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+pytestmark = pytest.mark.usefixtures("few_optimizations")
+
+MODEL = f"hf:{GOLDEN / 'roberta'}"  # 32 dimensions
+LETTERS = list("abcdefghijklmnopqrstuvwxyz")
+
+
+@pytest.fixture(scope="module")
+def texts():
+    rng = np.random.default_rng(0)
+    return [" ".join("".join(rng.choice(LETTERS, 4)) for _ in range(3)) for _ in range(200)]
+
+
+@pytest.fixture(scope="module")
+def file(texts, tmp_path_factory):
+    path = tmp_path_factory.mktemp("texts") / "texts.txt"
+    path.write_text("".join(f"{text}\n" for text in texts))
+    return path
+
+
+def whiten(capsys, *flags) -> tuple[int, str]:
+    status = cli.main("jaxir.whiten:whiten", list(map(str, flags)))
+    said = capsys.readouterr()
+    return status, said.out + said.err
+
+
+def raw_vectors(model: str, texts: list[str]) -> np.ndarray:
+    """A model's vectors before they are made of length 1, by float64."""
+    loaded = model_dir.load(model, similarity="dot")
+    encoder = DualEncoder(loaded.model, loaded.tokenizer, loaded.settings, loaded.fingerprint)
+    return encoder.encode_passages(texts, show_progress=False).astype(np.float64)
+
+
+def by_the_paper(vectors: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Algorithm 1 of Su et al.: the mean and W, by the singular value decomposition of the covariance."""
+    mean = vectors.mean(0)
+    u, s, _ = np.linalg.svd((vectors - mean).T @ (vectors - mean) / len(vectors))
+    return mean, (u @ np.diag(1 / np.sqrt(s)))[:, :k]
+
+
+@pytest.mark.parametrize("k", [31, 8])  # a LayerNorm's outputs span a dimension less than they have
+def test_a_corpus_is_white_and_every_pair_has_the_paper_s_similarity(k, texts, file, tmp_path, capsys):
+    flags = [f"--model={MODEL}", f"--input={file}", f"--output={tmp_path / 'out'}"]
+    flags += [] if k == 31 else [f"--dimensions={k}"]
+    status, said = whiten(capsys, *flags)
+    assert status == 0, said
+    before = raw_vectors(MODEL, texts)
+    after = raw_vectors(str(tmp_path / "out"), texts)
+    assert np.abs(np.cov(before.T, bias=True) - np.eye(32)).max() > 0.1
+    np.testing.assert_allclose(after.mean(0), 0, atol=1e-3)
+    np.testing.assert_allclose(np.cov(after.T, bias=True), np.eye(k), atol=1e-3)
+    mean, matrix = by_the_paper(before, k)
+    expected = (before - mean) @ matrix  # columns of U have either sign, which products do not see
+    np.testing.assert_allclose(after @ after.T, expected @ expected.T, atol=1e-2)
+    encoder = DualEncoder.load(str(tmp_path / "out"))
+    assert (encoder.dimension, encoder.similarity) == (k, "cosine")
+    others = ["not among them", texts[0]]
+    white = (raw_vectors(MODEL, others) - mean) @ matrix
+    white /= np.linalg.norm(white, axis=1, keepdims=True)
+    found = encoder.encode_queries(others, show_progress=False)
+    np.testing.assert_allclose(found @ found.T, white @ white.T, atol=1e-4)
+
+
+def test_a_projection_becomes_part_of_the_map_and_leaves_by_sentence_transformers(
+    texts, file, tmp_path, capsys
+):
+    flags = f"--model=st:{GOLDEN / 't5_1_1'}", f"--input={file}"  # 32 dimensions, projected to 16
+    assert whiten(capsys, *flags, "--dimensions=4", f"--output={tmp_path / 'once'}")[0] == 0
+    assert whiten(capsys, *flags, f"--output={tmp_path / 'all'}")[0] == 0
+    once = f"--model={tmp_path / 'once'}"
+    status, said = whiten(capsys, once, f"--input={file}", f"--output={tmp_path / 'twice'}")
+    assert status == 0 and "100.0% of the variance of 200 texts" in said, said
+    before, again = (raw_vectors(str(tmp_path / name), texts) for name in ("once", "twice"))
+    np.testing.assert_allclose(before @ before.T, again @ again.T, atol=1e-2)  # what is white stays so
+    assert raw_vectors(str(tmp_path / "all"), texts).shape == (200, 16)
+    export = [f"--model={tmp_path / 'once'}", "--format=st", f"--output={tmp_path / 'folder'}"]
+    assert cli.main("jaxir.export:export", export) == 0
+    np.testing.assert_allclose(raw_vectors(f"st:{tmp_path / 'folder'}", texts), before, atol=1e-5)
+
+
+def test_what_cannot_be_whitened_is_said_in_a_sentence(texts, file, tmp_path, capsys):
+    few = tmp_path / "few.txt"
+    few.write_text("".join(f"{text}\n" for text in texts[:9]))
+    model_dir.save(tmp_path / "two", *model_dir.load(MODEL, sharing="ade")[:3])
+    for model, path, flags, said in (
+        (MODEL, few, [], "9 texts are too few to whiten 32 dimensions: give more of them"),
+        (MODEL, few, ["--dimensions=9"], "the vectors of 9 texts span 8 of 32 dimensions, and 9 were asked"),
+        (MODEL, file, ["--dimensions=33"], "the vectors of 200 texts span 31 of 32 dimensions, and 33 were"),
+        (f"st:{GOLDEN / 'bert'}", file, [], "a tanh follows its projection"),
+        (tmp_path / "two", file, [], "a whitening is of one tower, and this model has two"),
+        (MODEL, tmp_path / "absent.txt", [], "absent.txt"),
+    ):
+        flags = [f"--model={model}", f"--input={path}", f"--output={tmp_path / 'out'}", *flags]
+        status, told = whiten(capsys, *flags)
+        assert (status, told.count("\n")) == (1, 1) and said in told, told
+        assert not (tmp_path / "out").exists()

@@ -1,0 +1,86 @@
+"""Commands that are killed while they write: nothing half-written is left, and the same command completes."""
+
+import contextlib
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+GOLDEN = Path(__file__).resolve().parent / "golden"
+FLAGS = {
+    "mine": ["--run={run}", "--dataset=beir:{folder}", "--negatives=2"],
+    "rerank": [f"--model=hf:{GOLDEN / 'cross_bert'}", "--run={run}", "--dataset=beir:{folder}", "--depth=10"],
+    "analyze": [
+        f"--models=A=hf:{GOLDEN / 'bert'}",
+        "--dataset=beir:{folder}",
+        "--split=train",
+        "--queries=40",
+        "--documents=50",
+    ],
+    "export": [f"--model=hf:{GOLDEN / 'bert'}", "--format=onnx"],
+}
+
+
+def files(path: Path) -> dict[str, str]:
+    found = sorted(p for p in [path, *path.rglob("*")] if p.is_file())
+    return {str(p.relative_to(path)): hashlib.sha256(p.read_bytes()).hexdigest() for p in found}
+
+
+def is_written(directory: Path) -> bool:
+    """Whether something is in what will become an output."""
+    with contextlib.suppress(FileNotFoundError):  # it has its name by now
+        return any(
+            p.is_file() and p.stat().st_size
+            for part in directory.glob(".*.part")
+            for p in [part, *part.rglob("*")]
+        )
+    return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", FLAGS)
+def test_a_kill_while_the_output_is_written(command, folder, tmp_path):
+    run = tmp_path / "run.trec"
+    run.write_text("".join(f"q{i} Q0 d{(i + n) % 56} {n} {20 - n} t\n" for i in range(56) for n in range(20)))
+    place, temporary = tmp_path / "place", tmp_path / "tmp"
+    place.mkdir()
+    temporary.mkdir()
+    flags = [flag.format(run=run, folder=folder) for flag in FLAGS[command]]
+    line = [sys.executable, "-m", f"jaxir.{command}", *flags]
+    environment = os.environ | {"TMPDIR": str(temporary)}
+
+    def start(output: Path) -> subprocess.Popen:
+        return subprocess.Popen([*line, f"--output={output}"], env=environment, stderr=subprocess.DEVNULL)
+
+    def killed(output: Path, number: int) -> int:
+        """Kills the command as it writes, which takes some a millisecond, and returns its status."""
+        for _ in range(20):
+            with start(output) as process:
+                while process.poll() is None and not is_written(place):
+                    time.sleep(0.0002)
+                process.send_signal(number)
+            if process.returncode:
+                return process.returncode
+            shutil.rmtree(output) if output.is_dir() else output.unlink()
+        raise AssertionError("it was never seen to write")
+
+    with start(tmp_path / "whole") as process:
+        assert process.wait(300) == 0
+    expected = files(tmp_path / "whole")
+    before = set(temporary.iterdir())  # ONNX Runtime keeps a file of its own there, always the same
+    assert expected and not [p for p in before if p.name != ".ses"]
+    for number in (signal.SIGKILL, signal.SIGTERM):
+        out = place / number.name
+        assert killed(out, number) == (-number if number == signal.SIGKILL else 128 + number)
+        assert number == signal.SIGKILL or not list(place.glob(".*")), "SIGTERM leaves nothing"
+        if not out.exists():
+            with start(out) as process:
+                assert process.wait(300) == 0
+        assert files(out) == expected
+        assert not list(place.glob(".*")) and set(temporary.iterdir()) == before

@@ -1,0 +1,70 @@
+"""An objective with parameters that are learnt or frozen, and averages; for tests and their gin files."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tiny_run
+from flax import nnx
+
+from jaxir.models import layers
+from jaxir.objectives.contrastive import Contrastive
+from jaxir.objectives.objective import Objective
+
+
+class ScaleAndBias(nnx.Module):
+    def __init__(self, scale: float, width: int, rngs: nnx.Rngs):
+        self.scale, self.bias = layers.param(jnp.float32(scale)), layers.param(jnp.float32(-1))
+        self.head = nnx.Linear(width, width, rngs=rngs)  # whose dimensions have no names
+        self.norm = nnx.BatchNorm(width, rngs=rngs, momentum=0.5)
+        self.teacher = layers.Linear(
+            width,
+            width,
+            axes=("embed", "mlp"),
+            use_bias=False,
+            dtype="float32",
+            init=layers.normal(0.5),
+            rngs=rngs,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sigmoid(Objective):
+    """SigLIP's loss with a learnt scale and bias, over a normalised head; drawn to a teacher."""
+
+    scale: float = 2.0
+    width: int = tiny_run.WIDTH
+    frozen = ("auxiliary.teacher.*",)
+
+    def features(self, form):
+        return Contrastive().features(form)
+
+    def auxiliary(self, model, *, form, rngs):
+        return ScaleAndBias(self.scale, self.width, rngs)
+
+    def __call__(self, model, batch, key=None, *, auxiliary, step=None):
+        query, passage, _ = Contrastive().embed(model, batch, key)
+        x = auxiliary.norm(auxiliary.head(query), use_running_average=key is None)
+        taught = jnp.square(x - auxiliary.teacher(query)).mean()
+        logits = x @ passage.T * jnp.exp(auxiliary.scale[...]) + auxiliary.bias[...]
+        sign = 2 * jnp.eye(len(query), dtype=jnp.float32) - 1
+        return -jax.nn.log_sigmoid(sign * logits).mean() + taught, {"scale": auxiliary.scale[...]}
+
+
+def arrays(run_dir, step):
+    """The arrays of a checkpoint by item and name, read by Orbax alone."""
+    import orbax.checkpoint as ocp
+
+    found = {}
+    for item in ("params", "opt_state", "auxiliary", "statistics"):
+        directory = (run_dir / "checkpoints" / str(step) / item).absolute()
+        if not directory.is_dir():  # an auxiliary of nothing but parameters, or of nothing but others
+            continue
+        with ocp.PyTreeCheckpointer() as checkpointer:  # whatever devices have saved it
+            tree = checkpointer.metadata(directory).item_metadata.tree
+            as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+            restored = checkpointer.restore(directory, restore_args=as_numpy)
+        for path, x in jax.tree_util.tree_leaves_with_path(restored):
+            found[item + jax.tree_util.keystr(path)] = x
+    return found

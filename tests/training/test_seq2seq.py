@@ -1,0 +1,192 @@
+"""A generator trained and used as users do it: it learns its targets, resumes to the bit, writes files."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from jaxir import cli, expand
+from jaxir.interop import model_dir
+from jaxir.models.decoding import Decoding
+from jaxir.retrieval.encoding import outputs_file
+from jaxir.retrieval.encoding.generator import Generator
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+TARGETS = {
+    "the cat sat on the mat": "a dog",
+    "a dog and a cat": "the cheese",
+    "cats chase mice": "on the table",
+    "mice eat the cheese": "last night",
+    "left on the table": "the mat",
+    "How do I sort a list": "a new list",
+    "numerical computation": "JAX is a library",
+    "the Rhine": "the North Sea",
+}
+pytestmark = pytest.mark.usefixtures("few_optimizations")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    place = tmp_path_factory.mktemp("data")
+    examples = [{"source": source, "target": target} for source, target in TARGETS.items()]
+    (place / "targets.jsonl").write_text("".join(json.dumps(e) + "\n" for e in examples))
+    texts = [{"_id": f"t{i}", "text": text} for i, text in enumerate(TARGETS)]
+    (place / "texts.jsonl").write_text("".join(json.dumps(t) + "\n" for t in texts))
+    return place
+
+
+def train(data, output, *more: str) -> int:
+    flags = ["--gin_file=gin/generator.gin", "--gin_file=gin/experiments/targets.gin"]
+    flags += [f"--gin.TARGETS={data}/targets.jsonl", f"--gin.MODEL=hf:{GOLDEN / 'seq2seq_1_1'}"]
+    flags += ["--gin.QUERY_LENGTH=16", "--gin.PASSAGE_LENGTH=32", "--batch_size=8", "--gin.DROPOUT=0.1"]
+    return cli.main("jaxir.train:train", [*flags, f"--output_dir={output}", *more])
+
+
+@pytest.fixture(scope="module")
+def trained(data, tmp_path_factory):
+    run = tmp_path_factory.mktemp("runs") / "run"
+    settings = ("--steps=300", "--gin.LEARNING_RATE=1e-2", "--gin.DROPOUT=0.0", "--gin.CHECKPOINT_EVERY=300")
+    assert train(data, run, *settings) == 0
+    return run
+
+
+def generate(data, model, output, *more) -> int:
+    return expand.main(
+        ["generate", f"--model={model}", f"--input={data}/texts.jsonl", f"--output={output}", *more]
+    )
+
+
+def records(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_it_learns_its_targets_and_writes_them(data, trained, tmp_path, capsys):
+    lines = [x for x in records(trained / "log.jsonl") if "loss" in x]
+    assert lines[0]["loss"] > 2 and lines[-1]["loss"] < 0.05 and lines[-1]["token_accuracy"] == 1.0
+    out = tmp_path / "out.jsonl"
+    assert generate(data, trained, out, "--max_new_tokens=16") == 0
+    assert f"{out}: 8 texts, 8 outputs, by {trained}" in capsys.readouterr().out
+    expected = [{"_id": f"t{i}", "outputs": [target]} for i, target in enumerate(TARGETS.values())]
+    assert records(out) == expected
+    assert generate(data, trained, out, "--max_new_tokens=16", "--num_beams=3", "--num_outputs=3") == 0
+    beams = [r["outputs"] for r in records(out)]
+    assert [found[0] for found in beams] == list(TARGETS.values())
+    assert all(len(found) == len(set(found)) <= 3 for found in beams)
+    # Out to Hugging Face's form and back it writes the same.
+    assert (
+        cli.main("jaxir.convert:convert", [f"--source={trained}", f"--output={tmp_path}/hf", "--to=hf"]) == 0
+    )
+    assert generate(data, f"hf:{tmp_path}/hf", tmp_path / "again.jsonl", "--max_new_tokens=16") == 0
+    assert records(tmp_path / "again.jsonl") == expected
+
+
+@pytest.mark.slow
+def test_a_resumed_run_ends_with_the_same_bits(data, tmp_path, capsys):
+    settings = ("--steps=6", "--gin.CHECKPOINT_EVERY=3", "--keep_last=2")
+    assert train(data, tmp_path / "whole", *settings) == 0
+    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
+    shutil.rmtree(tmp_path / "cut/checkpoints/6")
+    assert train(data, tmp_path / "cut", *settings) == 0
+    assert "resum" in capsys.readouterr().err
+    whole, again = (model_dir.load(str(tmp_path / name), kind="seq2seq") for name in ("whole", "cut"))
+    assert again.fingerprint == whole.fingerprint and again.settings == whole.settings
+    assert whole.settings.passage_max_length == 32 and whole.settings.query_max_length == 16
+    assert whole.fingerprint != model_dir.load(f"hf:{GOLDEN / 'seq2seq_1_1'}", kind="seq2seq").fingerprint
+    assert train(data, tmp_path / "cut", *settings, "--gin.TARGET=source", "--gin.SOURCE=target") == 1
+    assert "was trained" in capsys.readouterr().err
+    assert train(data, tmp_path / "new", *settings, "--gin.TARGET=source") == 1
+    assert "source and target are both the field 'source'" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def generator():
+    return Generator.load(f"hf:{GOLDEN / 'seq2seq_1_1'}")
+
+
+SAMPLED = Decoding(max_new_tokens=5, num_outputs=3, top_k=30, seed=3)
+
+
+def test_what_was_interrupted_is_taken_up_and_ends_the_same(data, generator, tmp_path, monkeypatch):
+    whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
+    report = outputs_file.write_outputs(generator, data / "texts.jsonl", whole, SAMPLED, window=3)
+    assert report.texts == 8 and 8 < report.outputs <= 24
+    calls, real = [], generator.generate
+
+    def stopping(texts, *args, **kwargs):
+        calls.append(len(texts))
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(texts, *args, **kwargs)
+
+    monkeypatch.setattr(generator, "generate", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        outputs_file.write_outputs(generator, data / "texts.jsonl", cut, SAMPLED, window=3)
+    unfinished = tmp_path / ".cut.jsonl.unfinished"
+    assert not cut.exists() and unfinished.exists()
+    with unfinished.open("ab") as file:  # and a line was being written
+        file.write(b'{"_id": "t3", "outp')
+    outputs_file.write_outputs(generator, data / "texts.jsonl", cut, SAMPLED, window=3)
+    assert calls == [3, 3, 3, 2]
+    assert cut.read_bytes() == whole.read_bytes() and not unfinished.exists()
+
+
+def test_another_command_does_not_go_on_with_it(data, generator, tmp_path, monkeypatch):
+    monkeypatch.setattr(generator, "generate", lambda *a, **k: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        outputs_file.write_outputs(generator, data / "texts.jsonl", tmp_path / "a.jsonl", SAMPLED)
+    model = f"hf:{GOLDEN / 'seq2seq_1_1'}"
+    assert generate(data, model, tmp_path / "a.jsonl", "--top_k=4") == 1
+
+
+@pytest.mark.slow
+def test_a_killed_command_is_taken_up(data, tmp_path):
+    """The process is killed in the middle of thousands of texts; what it had written is not written again."""
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text("".join(json.dumps({"_id": f"{i}", "text": f"the cat {i}"}) + "\n" for i in range(4096)))
+    output = tmp_path / "out.jsonl"
+    command = [sys.executable, "-m", "jaxir.expand", "generate", f"--model=hf:{GOLDEN / 'seq2seq_1_1'}"]
+    command += [f"--input={texts}", f"--output={output}", "--max_new_tokens=8", "--top_p=0.9"]
+    process, unfinished = subprocess.Popen(command), tmp_path / ".out.jsonl.unfinished"
+    while process.poll() is None and not (unfinished.exists() and unfinished.read_bytes().count(b"\n") > 1):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL and not output.exists()
+    before = unfinished.read_bytes()
+    done = before.count(b"\n") - 1
+    assert 0 < done < 4096
+    subprocess.run(command, check=True)
+    written = output.read_bytes()
+    assert written.startswith(before[before.index(b"\n") + 1 :])
+    assert [r["_id"] for r in records(output)] == [f"{i}" for i in range(4096)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--num_outputs=3"], "3 outputs of an input are sampled or the best"),
+        (["--model=hf:" + str(GOLDEN / "bert")], "model_type 'bert' is no generator"),
+        (["--input=nowhere.jsonl"], "nowhere.jsonl"),
+    ],
+)
+def test_bad_input_costs_one_sentence(data, tmp_path, capsys, flags, sentence):
+    given = {"--model": f"hf:{GOLDEN / 'seq2seq_1_1'}", "--input": f"{data}/texts.jsonl"}
+    given |= dict(flag.split("=", 1) for flag in flags)
+    arguments = [f"{name}={value}" for name, value in given.items()]
+    assert expand.main(["generate", *arguments, f"--output={tmp_path}/out.jsonl"]) == 1
+    error = capsys.readouterr().err
+    assert sentence in error and error.startswith("error: ") and error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_of_something_else_is_not_replaced(data, tmp_path, capsys):
+    other = tmp_path / "mine.jsonl"
+    other.write_text('{"_id": "1", "text": "dear"}\n')
+    assert generate(data, "hf:nowhere", other) == 1
+    assert "is no file of outputs" in capsys.readouterr().err and "dear" in other.read_text()
+    assert expand.main([]) == 1
