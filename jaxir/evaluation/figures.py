@@ -121,7 +121,7 @@ def word_heat(texts: Mapping[str, Sequence[Sequence[tuple[str, float]]]], path: 
       path: the PNG to write.
     """
     width, laid_out = 1.6 * WIDTH, {name: _laid_out(of_model) for name, of_model in texts.items()}
-    lines = 1 + max(line for words in laid_out.values() for _, _, line, _ in words)
+    lines = 1 + max((line for words in laid_out.values() for _, _, line, _ in words), default=0)
     with _sheet(path, panels=len(texts), width=width, height=0.4 + 0.19 * lines) as (_, panels):
         for axes, (name, words) in zip(panels, laid_out.items(), strict=True):
             for word, at, line, share in words:
@@ -140,7 +140,7 @@ def _laid_out(texts: Sequence[Sequence[tuple[str, float]]]) -> list[tuple[str, i
     """Returns of each word itself, its column, its line, and its share of the greatest probability."""
     found, line = [], 0
     for words in texts:
-        at, greatest = 0, max((share for _, share in words), default=1.0)
+        at, greatest = 0, max((share for _, share in words), default=0.0) or 1.0
         for word, share in words:
             if at and at + len(word) > COLUMNS:
                 at, line = 0, line + 1
