@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -124,6 +124,20 @@ class Numbers:
         return () if self.count is None else (self.count,)
 
     dtype = np.dtype(np.float32)
+
+
+class TokenCounts(NamedTuple):
+    """How often each token comes in the texts of a field, but for the special ones at both ends.
+
+    Attributes:
+      texts: how many different texts there are.
+      texts_with: int64 [V], how many of them have the token.
+      occurrences: int64 [V], how often it comes in all of them.
+    """
+
+    texts: int
+    texts_with: np.ndarray
+    occurrences: np.ndarray
 
 
 Feature = Tokens | Key | Numbers

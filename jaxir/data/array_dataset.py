@@ -19,7 +19,7 @@ from jaxir.data.saved_arrays import FORMAT, META, as_pairs_were_named, check_sam
 from jaxir.data.text_table import TableBuilder, TextTable
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
-from jaxir.features import Features, Key, Numbers, Record, Tokens, check_record, fields_of
+from jaxir.features import Features, Key, Numbers, Record, TokenCounts, Tokens, check_record, fields_of
 from jaxir.files import local_path
 from jaxir.mapped import check_unchanged
 from jaxir.progress import progress
@@ -284,6 +284,10 @@ class ArrayDataset:
         order = np.arange(self.num_examples)
         for step in range(self._steps_per_epoch(batch_size)):
             yield self._batch(order[step * batch_size : (step + 1) * batch_size][mine], None)
+
+    def token_counts(self, field: str, vocab_size: int) -> TokenCounts:
+        """Counts the tokens of the different texts of a field that is read: one pass over them."""
+        return self._tables[self._fields[field].table].token_counts(vocab_size)
 
     def shortened(self) -> ArrayDataset:
         """Returns the same examples with the smallest lengths, multiples of 16, that cut no text."""

@@ -14,7 +14,7 @@ from jaxir.data.lines import OnBadInput
 from jaxir.data.text_data import TextData
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
-from jaxir.features import Features
+from jaxir.features import Features, TokenCounts
 
 _DRAW_AT_ONCE = 1 << 16
 
@@ -123,6 +123,11 @@ class MixtureDataset:
         """Yields the pairs of one dataset after the other, once, in their own order, in whole batches."""
         for dataset in self._datasets:
             yield from dataset.ordered(batch_size, process_index=process_index, process_count=process_count)
+
+    def token_counts(self, field: str, vocab_size: int) -> TokenCounts:
+        """Adds up the counts of all datasets; see `ArrayDataset.token_counts`."""
+        counts = [dataset.token_counts(field, vocab_size) for dataset in self._datasets]
+        return TokenCounts(*map(sum, zip(*counts, strict=True)))
 
     def _schedule(self, batch_size: int, seed: int) -> _Epochs | _Draws:
         if self._rates is None:

@@ -21,7 +21,7 @@ from jaxir.data.sources import stable_keys, text_id
 from jaxir.data.text_data import TextData
 from jaxir.data.tokenizer import Tokenizer, pad_batch
 from jaxir.errors import UserError, suggest
-from jaxir.features import Features, Key, Numbers, Tokens, fields_of, pair_format
+from jaxir.features import Features, Key, Numbers, TokenCounts, Tokens, fields_of, pair_format
 from jaxir.lean_tensorflow import import_tensorflow
 
 _TOKENISE_AT_ONCE = 256
@@ -144,6 +144,10 @@ class SeqioDataset:
     def ordered(self, batch_size: int, *, process_index: int = 0, process_count: int = 1) -> Iterator[Batch]:
         """Yields the pairs once, in their own order, in whole batches, each with its first N negatives."""
         return self._read(batch_size, process_index, process_count, seed=None, start_step=0)
+
+    def token_counts(self, field: str, vocab_size: int) -> TokenCounts:
+        """Raises a UserError: a task's texts are not at hand before they are trained on."""
+        raise UserError("the objective counts the words of its texts beforehand, which SeqIO tasks cannot do")
 
     def _read(
         self, batch_size: int, index: int, count: int, *, seed: int | None, start_step: int

@@ -10,8 +10,10 @@ import numpy as np
 from jaxir.data.sources import key_digest
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
+from jaxir.features import TokenCounts
 
 _TOKENISE_AT_ONCE = 4096
+_COUNT_AT_ONCE = 65_536
 # Shares of texts with the tokens of another one: boilerplate and cut texts make some percent. Of how many.
 _ALIKE_TOLD, _ALIKE_REFUSED, _ALIKE_FROM = 0.1, 0.5, 20
 
@@ -37,6 +39,22 @@ class TextTable(NamedTuple):
         real = columns < sizes[..., None]
         positions = np.where(real, starts[..., None] + columns, 0)
         return np.where(real, self.flat[positions], 0).astype(np.int32)
+
+    def token_counts(self, vocab_size: int) -> TokenCounts:
+        """Counts the tokens of all texts but the first and the last one of each, which are special."""
+        texts_with, occurrences = np.zeros((2, vocab_size), np.int64)
+        texts = len(self.offsets) - 1
+        for first in range(0, texts, _COUNT_AT_ONCE):
+            starts = self.offsets[first : first + _COUNT_AT_ONCE + 1]
+            flat = np.asarray(self.flat[starts[0] : starts[-1]], np.int64)
+            ends = starts - starts[0]
+            inside = np.ones(len(flat), bool)
+            inside[ends[:-1]] = inside[ends[1:] - 1] = False
+            text = np.repeat(np.arange(len(starts) - 1), np.diff(starts))[inside]
+            occurrences += np.bincount(flat[inside], minlength=vocab_size)
+            distinct = np.unique(text * vocab_size + flat[inside]) % vocab_size
+            texts_with += np.bincount(distinct, minlength=vocab_size)
+        return TokenCounts(texts, texts_with, occurrences)
 
 
 class TableBuilder:

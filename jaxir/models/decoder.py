@@ -34,6 +34,7 @@ class DecoderConfig:
       head_dim: dimensions of a head; it divides E, and is even.
       mlp_dim: units of the feed-forward layer.
       causal: whether a position sees those before it alone.
+      span: how many tokens a position's attention sees, its own and those next to it; None for all.
       dropout_rate: dropout of what each sublayer adds.
       dtype: the type of matrix products and activations; parameters are float32.
     """
@@ -44,6 +45,7 @@ class DecoderConfig:
     head_dim: Count = 64
     mlp_dim: Count
     causal: bool = True
+    span: Count | None = None
     dropout_rate: Rate = 0.1
     dtype: str = "float32"
 
@@ -131,6 +133,7 @@ class _Block(nnx.Module):
             return layers.constrain_activation(x + layers.dropout(y, config.dropout_rate, key))
 
         seen = {"causal": config.causal, "frequencies": jnp.asarray(rope_frequencies(config.head_dim, 1e4))}
+        seen |= {"window": None if config.span is None else config.span - 1}
         x = added(x, self.attention(self.attention_norm(x), mask, **seen, key=None), keys[0])
         if self.out is not None:
             x = added(x, self.out(self.value(vector))[:, None], keys[1])
@@ -145,6 +148,7 @@ def decoder_for(
     head_dim: int,
     dropout_rate: float,
     causal: bool = True,
+    span: int | None = None,
     attends: bool = True,
     rngs: nnx.Rngs,
 ) -> VectorDecoder:
@@ -156,6 +160,7 @@ def decoder_for(
       head_dim: dimensions of a head of its attention.
       dropout_rate: its dropout.
       causal: whether a position sees those before it alone.
+      span: how many tokens a position sees; None for all.
       attends: whether it attends to the vector.
       rngs: of its parameters.
 
@@ -171,12 +176,35 @@ def decoder_for(
             head_dim=head_dim,
             mlp_dim=4 * width,
             causal=causal,
+            span=span,
             dropout_rate=dropout_rate,
             dtype=model.backbone.dtype,
         )
     except ValueError as error:
         raise UserError(f"the objective's decoder: {error}") from error
     return VectorDecoder(config, rngs=rngs)
+
+
+class WordDecoder(nnx.Module):
+    """From a text's vector to a number for each word of the vocabulary: a layer, GELU, a norm and a layer.
+
+    Args:
+      vector_dim: D.
+      vocab_size: V.
+      rngs: source of the `params` key; weights start from N(0, 0.02^2).
+    """
+
+    def __init__(self, vector_dim: int, vocab_size: int, *, rngs: nnx.Rngs):
+        how = {"use_bias": True, "dtype": "float32", "init": layers.normal(0.02), "rngs": rngs}
+        self.dense = layers.Linear(vector_dim, vector_dim, axes=("embed", None), **how)
+        self.norm = layers.LayerNorm(vector_dim, epsilon=1e-12, dtype="float32")
+        self.out = layers.Linear(vector_dim, vocab_size, axes=("embed", "vocab"), **how)
+
+    @jaxtyped(typechecker=beartype)
+    def __call__(self, vector: Float[Array, "B D"]) -> Float[Array, "B V"]:
+        """Returns logits [B, V] in float32 of vectors [B, D]."""
+        hidden = self.norm(jax.nn.gelu(self.dense(vector), approximate=False)[:, None])[:, 0]
+        return constrain(self.out(hidden), ("batch", "vocab"))
 
 
 def _norm(config: DecoderConfig) -> layers.LayerNorm:

@@ -13,6 +13,7 @@ from beartype import beartype
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key, jaxtyped
 
+from jaxir.errors import UserError
 from jaxir.models import layers
 from jaxir.models.backbones import BackboneConfig, Edit, Encoder, check_editable
 from jaxir.partitioning import constrain
@@ -175,6 +176,27 @@ class DualEncoderModel(nnx.Module):
             return encoder.together(*args)
         pairs = encoder.layer_and_last(*args, layer=EARLY_LAYERS[self.config.pooling])
         return [(early.astype(jnp.float32) + last.astype(jnp.float32)) / 2 for early, last in pairs]
+
+    def tokens_and_embeddings(
+        self, texts: Sequence[jax.Array], tower: Tower, keys: Sequence[jax.Array | None]
+    ) -> list[tuple[jax.Array, jax.Array]]:
+        """Encodes batches of one tower, and returns what the encoder's last layer makes of the tokens too.
+
+        Args:
+          texts: token ids [B, L]; each batch may have a length of its own.
+          tower: which reads them.
+          keys: of dropout; None turns it off.
+
+        Returns:
+          Of each batch token vectors [B, L, E] and embeddings [B, D].
+        """
+        if self.config.pooling in EARLY_LAYERS:
+            raise UserError(
+                f"this objective reads the last layer alone, and pooling={self.config.pooling!r} two of them:"
+                " choose mean or cls"
+            )
+        hidden = self.encoder_of(tower).together(list(texts), list(keys))
+        return [(x, self._embedding(x, ids, tower)) for x, ids in zip(hidden, texts, strict=True)]
 
     def _embedding(self, hidden: jax.Array, ids: jax.Array, tower: Tower) -> jax.Array:
         config = self.config

@@ -15,7 +15,7 @@ from jaxir.features import Features, TextFormat, Tokens
 from jaxir.losses.tokens import token_cross_entropy
 from jaxir.models import layers
 from jaxir.models.decoder import VectorDecoder, decoder_for
-from jaxir.objectives.masking import choose_tokens, close_gaps
+from jaxir.objectives.masking import choose_tokens, close_gaps, is_word
 from jaxir.objectives.objective import Batch, Metrics, Objective
 from jaxir.simple_types import Count, Rate, checked
 
@@ -102,8 +102,4 @@ def delete_tokens(
       key: of the choice.
       share: of the tokens that are deleted.
     """
-    places = jnp.arange(ids.shape[1], dtype=jnp.int32)[None]
-    last = (ids != 0).sum(1, dtype=jnp.int32)[:, None] - 1
-    inside = (places > 0) & (places < last)
-    kept = (ids != 0) & (~inside | choose_tokens(ids, key, share=1 - share))
-    return close_gaps(ids, kept)
+    return close_gaps(ids, (ids != 0) & (~is_word(ids) | choose_tokens(ids, key, share=1 - share)))

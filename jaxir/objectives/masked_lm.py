@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -11,8 +12,9 @@ from flax import nnx
 from jaxir.features import Features, TextFormat, Tokens
 from jaxir.losses.tokens import token_cross_entropy
 from jaxir.models import layers
+from jaxir.models.backbones import Encoder
 from jaxir.models.masked_lm import MaskedLMHead
-from jaxir.objectives.lent import head_for
+from jaxir.objectives.lent import MaskedLMSource, head_for
 from jaxir.objectives.masking import choose_tokens, mask_as_bert
 from jaxir.objectives.objective import Batch, Metrics, Objective
 from jaxir.simple_types import Rate, checked
@@ -41,14 +43,14 @@ class MaskedLM(Objective):
         """Returns what a batch holds: text_ids [L]."""
         return {"text_ids": Tokens("text", form.passage_length, form.passage_prompt)}
 
-    def auxiliary(self, model: Any, *, form: TextFormat, rngs: nnx.Rngs) -> _Head:
+    def auxiliary(self, model: Any, *, form: TextFormat, rngs: nnx.Rngs) -> TokenPredictor:
         """Returns the head and the mask token.
 
         Raises:
           UserError: the tokenizer has no mask token, or the head to begin with is of another vocabulary or
             width.
         """
-        return _Head(head_for(model, self.head, form=form, rngs=rngs), form.need_mask())
+        return predictor_for(model, form, source=self.head, rngs=rngs)
 
     def __call__(
         self,
@@ -56,34 +58,72 @@ class MaskedLM(Objective):
         batch: Batch,
         key: jax.Array | None = None,
         *,
-        auxiliary: _Head,
+        auxiliary: TokenPredictor,
         step: jax.Array | None = None,
     ) -> tuple[jax.Array, Metrics]:
         """Returns the loss of the batch and its metrics, float32 []."""
         ids = batch["text_ids"]
-        choosing, replacing, encoding = layers.split_key(key, 3)
-        fixed = jax.random.key(0)
-        chosen = choose_tokens(ids, fixed if choosing is None else choosing, share=self.masking)
-        masked = mask_as_bert(
-            ids,
-            chosen,
-            fixed if replacing is None else replacing,
-            mask_id=auxiliary.mask_id,
-            vocab_size=model.config.backbone.vocab_size,
-        )
+        *masking, encoding = layers.split_key(key, 3)
+        masked, chosen = auxiliary.mask(ids, masking, share=self.masking)
         encoder = model.encoder_of("passage")
-        table = encoder.token_table
-        hidden = auxiliary.head(encoder(masked, key=encoding))
-        loss, metrics = token_cross_entropy(
-            hidden,
-            layers.weight(table.embedding, hidden.dtype),
-            ids,
-            chosen,
-            bias=layers.weight(auxiliary.head.bias),
-        )
-        return loss, metrics
+        hidden = encoder(masked, key=encoding)
+        return auxiliary.loss(encoder, hidden, ids, chosen)
 
 
-class _Head(nnx.Module):
+def predictor_for(
+    model: Any, form: TextFormat, *, source: MaskedLMSource | None = None, rngs: nnx.Rngs
+) -> TokenPredictor:
+    """Makes what predicts the masked tokens of a dual encoder.
+
+    Args:
+      model: the dual encoder.
+      form: of its texts.
+      source: whose head it begins with; None: at random.
+      rngs: of its parameters.
+
+    Raises:
+      UserError: the tokenizer has no mask token, or that head is of another vocabulary or width.
+    """
+    return TokenPredictor(head_for(model, source, form=form, rngs=rngs), form.need_mask())
+
+
+class TokenPredictor(nnx.Module):
+    """The head of a masked language model, and the token that masks."""
+
     def __init__(self, head: MaskedLMHead, mask_id: int):
         self.head, self.mask_id = head, mask_id
+
+    def mask(
+        self, ids: jax.Array, keys: Sequence[jax.Array | None], *, share: float, fixed: int = 0
+    ) -> tuple[jax.Array, jax.Array]:
+        """Masks texts [B, L] as BERT does.
+
+        Args:
+          ids: [B, L]; 0 is padding.
+          keys: of which tokens and of what stands there; None for always the same.
+          share: of the tokens that are predicted.
+          fixed: which one is always the same.
+
+        Returns:
+          The masked texts, and where their tokens are to be predicted, both [B, L].
+        """
+        choosing, replacing = (jax.random.key(fixed) if key is None else key for key in keys)
+        chosen = choose_tokens(ids, choosing, share=share)
+        vocab_size = len(self.head.bias[...])
+        return mask_as_bert(ids, chosen, replacing, mask_id=self.mask_id, vocab_size=vocab_size), chosen
+
+    def loss(
+        self, encoder: Encoder, hidden: jax.Array, ids: jax.Array, chosen: jax.Array
+    ) -> tuple[jax.Array, Metrics]:
+        """Returns the mean of -log P(token) over the chosen places, and `token_accuracy`; float32 [].
+
+        Args:
+          encoder: whose token vectors are those of the logits.
+          hidden: [B, L, E], what it made of the masked texts.
+          ids: [B, L], the texts.
+          chosen: [B, L].
+        """
+        x, bias = self.head(hidden), layers.weight(self.head.bias)
+        return token_cross_entropy(
+            x, layers.weight(encoder.token_table.embedding, x.dtype), ids, chosen, bias=bias
+        )

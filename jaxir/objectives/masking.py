@@ -9,6 +9,13 @@ from jaxtyping import Array, Bool, Int32, Key, jaxtyped
 
 
 @jaxtyped(typechecker=beartype)
+def is_word(ids: Int32[Array, "B L"]) -> Bool[Array, "B L"]:
+    """Returns where a text [B, L] has its own tokens: not padding (0), nor the special ones at both ends."""
+    places = jnp.arange(ids.shape[1], dtype=jnp.int32)[None]
+    return (places > 0) & (places < (ids != 0).sum(1, dtype=jnp.int32)[:, None] - 1)
+
+
+@jaxtyped(typechecker=beartype)
 def choose_tokens(ids: Int32[Array, "B L"], key: Key[Array, ""], *, share: float | int) -> Bool[Array, "B L"]:
     """Chooses tokens of each text, each with probability `share`, and at least one.
 
@@ -19,9 +26,7 @@ def choose_tokens(ids: Int32[Array, "B L"], key: Key[Array, ""], *, share: float
       key: of the choice.
       share: of the tokens.
     """
-    places = jnp.arange(ids.shape[1], dtype=jnp.int32)[None]
-    last = (ids != 0).sum(1, dtype=jnp.int32)[:, None] - 1
-    inside = (places > 0) & (places < last)
+    inside = is_word(ids)
     draws = jnp.where(inside, jax.random.uniform(key, ids.shape), 2.0)
     return inside & ((draws < share) | (draws == draws.min(1, keepdims=True)))
 

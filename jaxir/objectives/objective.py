@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 from flax import nnx
 
-from jaxir.features import Features, TextFormat
+from jaxir.features import Features, TextFormat, TokenCounts
 
 Batch = Mapping[str, jax.Array]
 Metrics = dict[str, jax.Array]
+
+
+class Corpus(Protocol):
+    """What an objective may ask of training data; `jaxir.data.array_dataset.ArrayDataset` tells it."""
+
+    def token_counts(self, field: str, vocab_size: int) -> TokenCounts: ...
 
 
 class Objective(abc.ABC):
@@ -43,6 +49,21 @@ class Objective(abc.ABC):
           rngs: of the run's seed, not those of the model.
         """
         return None
+
+    def read_corpus(self, auxiliary: Any, data: Corpus) -> None:
+        """Sets variables of the auxiliary that follow from the training data, before the first step.
+
+        They are no parameters, but state that is saved with the run; resuming it with other numbers is
+        refused. In a plan, where nothing is read, they are as `auxiliary` made them.
+
+        Args:
+          auxiliary: what `auxiliary` made.
+          data: what is trained on.
+
+        Raises:
+          UserError: the data cannot tell.
+        """
+        return
 
     @abc.abstractmethod
     def __call__(

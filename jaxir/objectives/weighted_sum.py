@@ -12,7 +12,7 @@ from flax import nnx
 
 from jaxir.errors import UserError
 from jaxir.features import Feature, Features, TextFormat, fields_of
-from jaxir.objectives.objective import Batch, Metrics, Objective
+from jaxir.objectives.objective import Batch, Corpus, Metrics, Objective
 from jaxir.simple_types import Count, Natural, checked
 
 
@@ -107,6 +107,11 @@ class WeightedSum(Objective):
         made = {name: part.auxiliary(model, form=form, rngs=rngs) for name, part in self.parts.items()}
         made = {name: module for name, module in made.items() if module is not None}
         return _Parts(made) if made else None
+
+    def read_corpus(self, auxiliary: Any, data: Corpus) -> None:
+        """Has each part set what follows from the data."""
+        for name, part in self.parts.items():
+            part.read_corpus(getattr(auxiliary, name, None), data)
 
     def __call__(
         self,

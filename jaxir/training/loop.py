@@ -153,6 +153,7 @@ def train(
         # ------------------------------------------------------------ the run's directory
         rngs = nnx.Rngs(jax.random.fold_in(jax.random.key(seed), AUXILIARY))
         auxiliary = objective.auxiliary(model, form=form, rngs=rngs)
+        objective.read_corpus(auxiliary, data)
         agreed = agreed_settings(
             recipe,
             model,

@@ -3,6 +3,7 @@ import itertools
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -442,3 +443,24 @@ def test_texts_that_differ_in_case_and_white_space_are_no_cause_for_alarm(minilm
 def test_a_prompt_that_leaves_no_room_is_noticed(minilm):
     with pytest.raises(UserError, match="has the prompt left room in 12 tokens"):
         from_examples(EXAMPLES, minilm, query_prompt="a b c d e f g h i j k ", **LENGTHS)
+
+
+def test_tokens_are_counted_in_different_texts_without_the_special_ones(minilm, monkeypatch):
+    from jaxir.data import text_table
+    from jaxir.data.mixture import MixtureDataset
+
+    monkeypatch.setattr(text_table, "_COUNT_AT_ONCE", 2)  # several parts
+    answers = ["yes yes yes", "no", "", "yes and no", "maybe", "yes and no"]
+    examples = [PairExample(f"q{i}", "who?", f"p{i % 5}", answer, ()) for i, answer in enumerate(answers)]
+    data = from_examples(examples, minilm, **LENGTHS)
+    found = data.token_counts("passage", minilm.vocab_size)
+    words = [minilm.encode_batch([answer], max_length=20)[0][1:-1].tolist() for answer in answers[:5]]
+    assert found.texts == 5 and found.occurrences.sum() == 8
+    occurrences, texts_with = (
+        Counter(itertools.chain(*words)),
+        Counter(token for text in words for token in set(text)),
+    )
+    for counted, expected in ((found.occurrences, occurrences), (found.texts_with, texts_with)):
+        assert {int(t): int(counted[t]) for t in np.flatnonzero(counted)} == expected
+    both = MixtureDataset({"one": data, "other": data}, rates=None).token_counts("passage", minilm.vocab_size)
+    assert both.texts == 10 and (both.texts_with == 2 * found.texts_with).all()

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny_run
 from beside import Sigmoid, arrays
 from flax import nnx
 from tiny_run import Bag, Hooked, pairs, run
@@ -15,6 +16,7 @@ from tiny_run import Bag, Hooked, pairs, run
 from jaxir.errors import UserError
 from jaxir.models import layers
 from jaxir.objectives.contrastive import Contrastive
+from jaxir.objectives.objective import Objective
 from jaxir.objectives.weighted_sum import Ramp, WeightedSum
 from jaxir.training import state as state_lib
 from jaxir.training.optimizers import AdamW
@@ -244,3 +246,53 @@ def test_what_no_stage_can_start_from(whole, tmp_path):
     ):
         with pytest.raises(UserError, match=message):
             run(tmp_path / "run", objective=objective, steps=5, auxiliary_from=str(start))
+
+
+class Weights(nnx.Module):
+    def __init__(self, words: int):
+        self.rarity = nnx.Variable(jnp.zeros((words,), jnp.float32))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rarity(Objective):
+    """Adds up how rare the words of the queries are in the corpus: nothing is learnt."""
+
+    def features(self, form):
+        return Contrastive().features(form)
+
+    def auxiliary(self, model, *, form, rngs):
+        return Weights(tiny_run.VOCABULARY)
+
+    def read_corpus(self, auxiliary, data):
+        counts = data.token_counts("query", tiny_run.VOCABULARY)
+        auxiliary.rarity[...] = jnp.asarray(1 / (1 + counts.texts_with), jnp.float32)
+
+    def __call__(self, model, batch, key=None, *, auxiliary, step=None):
+        rarity = auxiliary.rarity[...][batch["query_ids"]].mean()
+        return model.encode(batch["query_ids"], tower="query").sum(), {"rarity": rarity}
+
+
+def test_what_follows_from_the_corpus_is_kept_and_another_corpus_is_not_resumed(tmp_path):
+    settings = {"steps": 4, "checkpoint_every": 2, "batch_size": 8}
+    objective = WeightedSum(parts={"task": Contrastive(), "rarity": Rarity()}, weights={"rarity": 0.0})
+    run(tmp_path / "run", objective=objective, data=pairs(64), **settings)
+    found = arrays(tmp_path / "run", 4)["statistics['rarity']['rarity']"]
+    data = pairs(64)
+    texts = [set(row[1:-1]) for row in data._tables["queries"].ids(np.arange(64), tiny_run.LENGTH)]
+    expected = [1 / (1 + sum(word in text for text in texts)) for word in range(tiny_run.VOCABULARY)]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert len(set(expected)) > 5
+    lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert all(0 < x["rarity/rarity"] < 1 for x in lines if "rarity/rarity" in x)
+
+    class Other(Hooked):
+        """Says that it is the same data, with other words."""
+
+        def token_counts(self, field, vocab_size):
+            return pairs(64, seed=1).token_counts(field, vocab_size)
+
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "4")
+    (tmp_path / "run" / "COMPLETE").unlink()
+    other = Other(data, lambda step: None)
+    with pytest.raises(UserError, match="was trained with auxiliary="):
+        run(tmp_path / "run", objective=objective, data=other, **settings)

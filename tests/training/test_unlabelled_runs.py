@@ -13,7 +13,14 @@ from jaxir.interop import model_dir
 from jaxir.retrieval.encoding.dual_encoder import DualEncoder
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
-OBJECTIVES = ("simcse", "consert", "clm_autoencoder", "mlm_autoencoder", "multi_task", "diffcse")
+OBJECTIVES = (
+    *("simcse", "consert", "clm_autoencoder", "mlm_autoencoder", "multi_task", "diffcse", "cpdae", "seed"),
+)
+SMALLER = {
+    name: ["DECODER_LAYERS=1"] for name in ("clm_autoencoder", "mlm_autoencoder", "multi_task", "seed")
+}
+SMALLER |= {"cpdae": ["IDF=True"]}
+SMALLER["diffcse"] = [f"GENERATOR=hf:{GOLDEN}/mlm_bert", "SENTENCES=True", 'CHANGED_TEXT="both"']
 
 
 @pytest.fixture
@@ -68,14 +75,7 @@ def test_each_objective_trains_resumes_and_leaves_an_encoder(name, train, tmp_pa
     flags = [piece, *judges, f"--gin.STS={tmp_path}/dev.tsv", f"--gin.DEV_TEXT={tmp_path}/held_out.txt"]
     flags += ["--gin.train.train.evaluators=[@loss.Loss(), @sts.STS()]", "--gin.DEV_METRIC=spearman"]
     flags += ["--gin.EVAL_EVERY=2", "--gin.CHECKPOINT_EVERY=2", "--gin.KEEP_LAST=3"]
-    if name == "diffcse":
-        flags += [
-            f"--gin.GENERATOR=hf:{GOLDEN}/mlm_bert",
-            "--gin.SENTENCES=True",
-            '--gin.CHANGED_TEXT="both"',
-        ]
-    elif name not in ("simcse", "consert"):
-        flags += ["--gin.DECODER_LAYERS=1"]
+    flags += [f"--gin.{binding}" for binding in SMALLER.get(name, [])]
     whole = train("whole", *flags, "--steps=6")
     lines = logged(whole)
     assert {x["step"] for x in lines if "dev/spearman" in x and "dev/loss" in x} == {2, 4, 6}

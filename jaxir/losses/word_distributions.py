@@ -1,0 +1,143 @@
+"""Losses of predicted word distributions: which words a text has, and how two distributions differ."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from beartype import beartype
+from jaxtyping import Array, Bool, Float32, Int32, jaxtyped
+
+from jaxir.losses import _rows
+from jaxir.partitioning import constrain
+from jaxir.simple_types import PositiveNumber
+
+Scalar = Float32[Array, ""]
+
+
+@jaxtyped(typechecker=beartype)
+def bag_of_words(
+    logits: Float32[Array, "B V"],
+    present: Bool[Array, "B V"],
+    *,
+    weights: Float32[Array, " V"] | None = None,
+) -> tuple[Scalar, dict[str, Scalar]]:
+    """The cross-entropy of which words a text has, each a yes-or-no question (Ma et al. 2022, eq. 3 and 4).
+
+        loss = -1 / B sum_i sum_j w_j ( y_ij log sigmoid(z_ij) + (1 - y_ij) log(1 - sigmoid(z_ij)) )
+
+    The paper prints the last logarithm without "1 -", by which every word would be predicted everywhere.
+
+    Args:
+      logits: [B, V], z.
+      present: [B, V], y, whether text i has word j.
+      weights: [V], w, of the words; None: 1.
+
+    Returns:
+      The loss and `word_recall`, the share of the texts' words whose probability is above a half; float32 [].
+    """
+    terms = jax.nn.softplus(logits) - jnp.where(present, logits, 0.0)
+    if weights is not None:
+        terms *= weights[None]
+    count = jnp.maximum(present.sum(dtype=jnp.float32), 1.0)
+    recall = (present & (logits > 0)).sum(dtype=jnp.float32) / count
+    return terms.sum(1).mean(), {"word_recall": recall}
+
+
+@jaxtyped(typechecker=beartype)
+def log_normalised_sigmoid(logits: Float32[Array, "B V"]) -> Float32[Array, "B V"]:
+    """Returns log( sigmoid(z_j) / sum_k sigmoid(z_k) ) of logits z [B, V]: finite, however small."""
+    return jax.nn.log_softmax(jax.nn.log_sigmoid(logits), axis=1)
+
+
+@jaxtyped(typechecker=beartype)
+def js_softmax(
+    first: Float32[Array, "B V"],
+    second: Float32[Array, "B V"],
+    *,
+    key: Int32[Array, "B 2"] | None = None,
+    temperature: PositiveNumber = 1.0,
+) -> tuple[Scalar, dict[str, Scalar]]:
+    """Contrasts the word distributions of two views of each text (Ma et al. 2022, eq. 5).
+
+        loss_i = -log( exp -JS(p_i, q_i) / (sum_k exp -JS(p_i, q_k) + sum_{k != i} exp -JS(p_i, p_k)) )
+
+    The equation adds up the rows; this is their mean. It has no temperature, which divides JS here.
+
+    Args:
+      first: [B, V], log p.
+      second: [B, V], log q.
+      key: [B, 2], of each text: rows of equal keys are no negatives of each other.
+      temperature: see above.
+
+    Returns:
+      The loss and metrics, float32 []: `accuracy` (rows whose own q is nearer than any negative),
+      `positive_divergence` (the mean of JS(p_i, q_i)) and `rows_without_negatives`.
+    """
+    rows = len(first)
+    keep = _rows.keep_columns(rows, None, key, None, None)
+    x = -js_divergences(first, jnp.concatenate([first, second])) / temperature
+    same, other = x[:, :rows], x[:, rows:]
+    own = jnp.eye(rows, dtype=bool)
+    positive = jnp.where(own, other, 0.0).sum(1)
+    total = jnp.logaddexp(_rows.log_sum_exp(same, keep.same_tower), _rows.log_sum_exp(other, keep.in_batch))
+    hardest = jnp.where(keep.same_tower, jnp.maximum(same, other), -jnp.inf).max(1)
+    return (total - positive).mean(), {
+        "accuracy": (positive > hardest).astype(jnp.float32).mean(),
+        "positive_divergence": -positive.mean() * temperature,
+        "rows_without_negatives": jnp.isneginf(hardest).astype(jnp.float32).mean(),
+    }
+
+
+@jaxtyped(typechecker=beartype)
+def js_divergences(rows: Float32[Array, "B V"], columns: Float32[Array, "C V"]) -> Float32[Array, "B C"]:
+    """Returns the Jensen-Shannon divergence of every row with every column, in nats: 0 to log 2.
+
+        JS(p, q) = 1/2 sum_v ( p_v (log p_v - log m_v) + q_v (log q_v - log m_v) ),  m = (p + q) / 2
+
+    which is H(m) - (H(p) + H(q)) / 2 without the difference of large sums. One column at a time meets all
+    rows, forward and backward: nothing of [B, C, V] exists. On a mesh devices keep their rows and their part
+    of the vocabulary; columns go to all that split the batch.
+
+    Args:
+      rows: [B, V], log p.
+      columns: [C, V], log q.
+    """
+    return _divergences(constrain(rows, ("batch", "vocab")), constrain(columns, (None, "vocab")))
+
+
+@jax.custom_vjp
+def _divergences(rows: jax.Array, columns: jax.Array) -> jax.Array:
+    p = jnp.exp(rows)
+
+    def of_column(column: jax.Array) -> jax.Array:
+        q = jnp.exp(column)[None]
+        log_m = _log_mean(p, q)
+        return (p * (rows - log_m) + q * (column[None] - log_m)).sum(1) / 2
+
+    return constrain(jax.lax.map(of_column, columns).T, ("batch", None))
+
+
+def _forward(rows: jax.Array, columns: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return _divergences(rows, columns), (rows, columns)
+
+
+def _backward(saved: tuple[jax.Array, jax.Array], slopes: jax.Array) -> tuple[jax.Array, jax.Array]:
+    # d JS / d log p = p (log p - log m) / 2: what comes by way of m adds up to nothing.
+    rows, columns = saved
+    p = jnp.exp(rows)
+
+    def of_column(total: jax.Array, given: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        column, slope = given[0][None], given[1][:, None]
+        log_m = _log_mean(p, jnp.exp(column))
+        return total + slope * (rows - log_m), (slope * (column - log_m)).sum(0)
+
+    of_rows, of_columns = jax.lax.scan(of_column, jnp.zeros_like(rows), (columns, slopes.T))
+    return p * of_rows / 2, jnp.exp(columns) * of_columns / 2
+
+
+_divergences.defvjp(_forward, _backward)
+
+
+def _log_mean(p: jax.Array, q: jax.Array) -> jax.Array:
+    """Returns log((p + q) / 2); where both are 0 a number that is multiplied with 0."""
+    return jnp.log(jnp.maximum((p + q) / 2, jnp.finfo(jnp.float32).tiny))

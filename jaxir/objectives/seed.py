@@ -1,0 +1,102 @@
+"""SEED: a decoder that sees next to nothing else writes a text again from its vector (Lu et al. 2021)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+from flax import nnx
+
+from jaxir.features import Features, TextFormat, Tokens
+from jaxir.losses.tokens import token_cross_entropy
+from jaxir.models import layers
+from jaxir.models.decoder import decoder_for
+from jaxir.objectives.masked_lm import predictor_for
+from jaxir.objectives.objective import Batch, Metrics, Objective
+from jaxir.simple_types import Count, Rate, checked
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class Seed(Objective):
+    """SEED-Encoder (Lu et al. 2021, arXiv:2102.09206): a weak autoregressive decoder, and BERT's objective.
+
+    The passage tower reads the text with tokens masked, once for both. The decoder's attention reaches the
+    text's vector h and the last `span` tokens:
+
+        loss = - mean over masked places m of log P(token m | the masked text)
+               - mean over tokens t of log P(token t | the `span` tokens before t, h)
+
+    The attention of each of its layers reaches as far, so of several layers each token hears, by way of
+    others, of (span - 1) layers + 1. Its token vectors, in and out, are the encoder's. Without a key, in
+    evaluation, the same tokens are masked each time.
+
+    Attributes:
+      masking: share of the tokens that are predicted by the masked language model.
+      span: how many tokens the decoder's attention sees.
+      decoder_layers: blocks of the decoder.
+      decoder_head_dim: dimensions of a head of its attention.
+      decoder_dropout: its dropout.
+    """
+
+    masking: Rate = 0.15
+    span: Count = 2
+    decoder_layers: Count = 3
+    decoder_head_dim: Count = 32
+    decoder_dropout: Rate = 0.1
+    evaluated_on_pairs = False
+
+    def features(self, form: TextFormat) -> Features:
+        """Returns what a batch holds: text_ids [L]."""
+        return {"text_ids": Tokens("text", form.passage_length, form.passage_prompt)}
+
+    def auxiliary(self, model: Any, *, form: TextFormat, rngs: nnx.Rngs) -> WeakDecoder:
+        """Returns the decoder and the head of the masked language model.
+
+        Raises:
+          UserError: the tokenizer has no mask token, or heads of this size do not divide the encoder's width.
+        """
+        return WeakDecoder(self, model, form, rngs=rngs)
+
+    def __call__(
+        self,
+        model: Any,
+        batch: Batch,
+        key: jax.Array | None = None,
+        *,
+        auxiliary: WeakDecoder,
+        step: jax.Array | None = None,
+    ) -> tuple[jax.Array, Metrics]:
+        """Returns the loss of the batch and its metrics, float32 []."""
+        ids = batch["text_ids"]
+        *masking, encoding, decoding = layers.split_key(key, 4)
+        masked, chosen = auxiliary.masked_lm.mask(ids, masking, share=self.masking)
+        encoder = model.encoder_of("passage")
+        ((hidden, vector),) = model.tokens_and_embeddings([masked], "passage", [encoding])
+        of_masked, metrics = auxiliary.masked_lm.loss(encoder, hidden, ids, chosen)
+
+        table, read, targets = encoder.token_table, ids[:, :-1], ids[:, 1:]
+        decoded = auxiliary.decoder(table(read), read != 0, vector, key=decoding)
+        weights = layers.weight(table.embedding, decoded.dtype)
+        of_decoder, found = token_cross_entropy(decoded, weights, targets, targets != 0)
+        return of_masked + of_decoder, metrics | {
+            "masked_lm_loss": of_masked,
+            "decoder_loss": of_decoder,
+            "decoder_accuracy": found["token_accuracy"],
+        }
+
+
+class WeakDecoder(nnx.Module):
+    """The decoder, and the head of the masked language model."""
+
+    def __init__(self, objective: Seed, model: Any, form: TextFormat, *, rngs: nnx.Rngs):
+        self.decoder = decoder_for(
+            model.config,
+            num_layers=objective.decoder_layers,
+            head_dim=objective.decoder_head_dim,
+            dropout_rate=objective.decoder_dropout,
+            span=objective.span,
+            rngs=rngs,
+        )
+        self.masked_lm = predictor_for(model, form, rngs=rngs)

@@ -1,0 +1,198 @@
+"""CPDAE: the loss, what is trained by it, the words' weights, and that it learns."""
+
+import collections
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from unlabelled import FORM, MASK, SEP, WORDS, batch_of, make_model, make_texts, overfit, value_and_grad
+
+from jaxir.errors import UserError
+from jaxir.features import Key, TextFormat, TokenCounts, Tokens
+from jaxir.objectives.cpdae import CPDAE, words_of
+from jaxir.objectives.masked_lm import MaskedLM
+from jaxir.objectives.simcse import SimCSE
+from jaxir.objectives.weighted_sum import WeightedSum
+from jaxir.partitioning import MeshConfig
+
+pytestmark = pytest.mark.usefixtures("few_optimizations")
+VARIANTS = {
+    "words": CPDAE(),
+    "vectors": CPDAE(contrast="vectors", temperature=0.05),
+    "without contrast": CPDAE(contrast=None),
+    "idf": CPDAE(contrast=None, idf=True),
+}
+
+
+def made(objective, model, seed=1):
+    return objective.auxiliary(model, form=FORM, rngs=nnx.Rngs(seed))
+
+
+class Corpus:
+    """A corpus of the texts given."""
+
+    def __init__(self, ids):
+        self.texts = [set(row[row > SEP].tolist()) for row in np.asarray(ids)]
+
+    def token_counts(self, field, vocab_size):
+        assert field == "text"
+        counts = collections.Counter(word for text in self.texts for word in text)
+        with_it = np.array([counts[word] for word in range(vocab_size)], np.int64)
+        return TokenCounts(len(self.texts), with_it, with_it)
+
+
+def test_what_a_batch_holds_and_which_words_a_text_has():
+    assert CPDAE().features(FORM) == {"text_ids": Tokens("text", 12), "text_key": Key("text")}
+    ids = make_texts()
+    found = np.asarray(words_of(ids, WORDS))
+    assert found.shape == (8, WORDS) and not found[:, : SEP + 1].any()
+    assert [set(np.flatnonzero(row)) for row in found] == Corpus(ids).texts
+
+
+def test_both_maskings_are_berts_of_the_same_text():
+    model, ids = make_model(), jnp.tile(make_texts(rows=40), (25, 1))
+    head = made(CPDAE(), model).masked_lm
+    keys = jax.random.split(jax.random.key(0), 4)
+    (one, chosen), (other, also) = (head.mask(ids, keys[at : at + 2], share=0.15) for at in (0, 2))
+    words = (np.asarray(ids) > SEP).sum()
+    for masked, where in ((one, chosen), (other, also)):
+        assert not (np.asarray(masked != ids) & ~np.asarray(where)).any()
+        # At least one of each text, so of short texts some more.
+        assert 0.15 < np.asarray(where).sum() / words < 0.25
+        assert np.asarray(masked == MASK).sum() / np.asarray(where).sum() == pytest.approx(0.8, abs=0.04)
+    assert (np.asarray(chosen) != np.asarray(also)).any(1).mean() > 0.7
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_loss_is_equation_6(name):
+    """In numpy, from the masked texts and from what the decoder and the head make of their vectors."""
+    objective, model, ids = VARIANTS[name], make_model(dropout=0.0), make_texts(seed=3)
+    auxiliary, key = made(objective, model), jax.random.key(4)
+    objective.read_corpus(auxiliary, Corpus(make_texts(rows=30)))
+    # Logits that are not all near 0.
+    auxiliary.decoder.out.kernel[...] *= 40
+    loss, metrics = objective(model, batch_of(ids), key, auxiliary=auxiliary)
+
+    keys, head = jax.random.split(key, 6), auxiliary.masked_lm
+    masked = [head.mask(ids, keys[at : at + 2], share=0.15) for at in (0, 2)]
+    vectors = [model.encode(m, tower="passage") for m, _ in masked]
+    z = [np.asarray(auxiliary.decoder(v), np.float64) for v in vectors]
+    p = [1 / (1 + np.exp(-x)) for x in z]
+    y = np.array([[word in text for word in range(WORDS)] for text in Corpus(ids).texts])
+    weights = np.ones(WORDS)
+    if objective.idf:
+        texts = Corpus(make_texts(rows=30)).texts
+        weights = np.array([np.log(31 / (1 + sum(word in t for t in texts))) for word in range(WORDS)])
+        assert len(set(weights)) > 5 and weights.min() >= 0
+    reconstruction = np.mean([(-weights * (y * np.log(x) + (1 - y) * np.log(1 - x))).sum(1) for x in p])
+    np.testing.assert_allclose(metrics["reconstruction_loss"], reconstruction, rtol=1e-5)
+
+    terms = []
+    for text, chosen in masked:
+        hidden = head(model.encoder(text, key=None))
+        table = model.encoder.token_table.embedding[...]
+        x = np.asarray(hidden @ table.T + head.bias[...][None, None], np.float64)
+        log_p = x - np.log(np.exp(x).sum(-1, keepdims=True))
+        terms += [-log_p[i, j, ids[i, j]] for i, j in zip(*np.nonzero(np.asarray(chosen)), strict=True)]
+    np.testing.assert_allclose(metrics["masked_lm_loss"], np.mean(terms), rtol=1e-5)
+
+    if objective.contrast is None:
+        assert "contrastive_loss" not in metrics
+        np.testing.assert_allclose(loss, reconstruction + np.mean(terms), rtol=1e-5)
+        return
+    everything = np.concatenate([x / x.sum(1, keepdims=True) for x in p])
+    if objective.contrast == "vectors":
+        everything = np.concatenate(vectors).astype(np.float64)
+        similarity = everything @ everything.T / 0.05
+    else:
+        entropy = -(everything * np.log(everything)).sum(1)
+        m = (everything[:, None] + everything[None]) / 2
+        similarity = (entropy[:, None] + entropy[None]) / 2 + (m * np.log(m)).sum(-1)
+    contrast = 0.0
+    for i in range(len(ids)):
+        others = [np.exp(similarity[i, k]) for k in range(2 * len(ids)) if k != i]
+        contrast -= similarity[i, len(ids) + i] - np.log(sum(others))
+    np.testing.assert_allclose(metrics["contrastive_loss"], contrast, rtol=1e-5)
+    np.testing.assert_allclose(loss, reconstruction + np.mean(terms) + 0.1 * contrast, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_gradients_reach_everything_and_devices_change_nothing(name):
+    objective, model = VARIANTS[name], make_model()
+    auxiliary, batch, key = made(objective, model), batch_of(make_texts()), jax.random.key(2)
+    if objective.idf:
+        objective.read_corpus(auxiliary, Corpus(batch["text_ids"]))
+    one = value_and_grad(objective, model, auxiliary, batch, key)
+    partitioner = MeshConfig(data=2, fsdp=1, tensor=2).build()
+
+    def on_mesh(model, batch, key, *, auxiliary):
+        with partitioner():
+            return objective(model, batch, key, auxiliary=auxiliary)
+
+    four = value_and_grad(on_mesh, model, auxiliary, batch, key)
+    np.testing.assert_allclose(four[0], one[0], rtol=1e-5)
+    for before, after in zip(one[2:], four[2:], strict=True):
+        for path, gradient in before.items():
+            if "attention.key.bias" not in path and path != "idf":
+                assert np.abs(gradient).max() > 1e-7, path
+            np.testing.assert_allclose(after[path], gradient, atol=1e-4, rtol=1e-4, err_msg=path)
+
+
+def test_the_contrast_alone_reaches_the_encoder():
+    model, batch, key = make_model(), batch_of(make_texts()), jax.random.key(2)
+    slopes = [
+        value_and_grad(objective, model, made(objective, model), batch, key)[2]
+        for objective in (CPDAE(weight=100.0), CPDAE(contrast=None))
+    ]
+    for path, gradient in slopes[0].items():
+        if "attention.key.bias" not in path:
+            assert np.abs(gradient - slopes[1][path]).max() > 1e-6, path
+
+
+def test_evaluation_is_the_same_each_time_and_its_maskings_differ():
+    model, batch = make_model(), batch_of(make_texts())
+    auxiliary = made(CPDAE(), model)
+    (first, metrics), (second, _) = (CPDAE()(model, batch, auxiliary=auxiliary) for _ in range(2))
+    assert first == second and metrics["positive_divergence"] > 0
+
+
+def test_the_idf_of_words_is_counted_in_the_corpus_and_not_trained():
+    objective, model = CPDAE(idf=True), make_model()
+    auxiliary = made(objective, model)
+    ids = jnp.asarray([[2, 7, 7, 8, 3, 0], [2, 7, 9, 3, 0, 0], [2, 7, 3, 0, 0, 0]], jnp.int32)
+    objective.read_corpus(auxiliary, Corpus(ids))
+    found = np.asarray(auxiliary.idf[...])
+    assert found[7] == 0 and found[8] == pytest.approx(np.log(2)) == found[9]
+    assert found[10] == pytest.approx(np.log(4))
+    assert not any("idf" in path for path, _ in nnx.to_flat_state(nnx.state(auxiliary, nnx.Param)))
+    assert made(CPDAE(), model).idf is None
+
+
+def test_it_adds_up_with_other_objectives():
+    model, batch, key = make_model(), batch_of(make_texts()), jax.random.key(7)
+    objective = WeightedSum(parts={"words": CPDAE(idf=True), "contrast": SimCSE()}, weights={"words": 0.5})
+    auxiliary = made(objective, model)
+    objective.read_corpus(auxiliary, Corpus(batch["text_ids"]))
+    assert len(set(np.asarray(auxiliary.words.idf[...]))) > 2
+    total, metrics = objective(model, batch, key, auxiliary=auxiliary)
+    np.testing.assert_allclose(total, 0.5 * metrics["words/loss"] + metrics["contrast/loss"], rtol=1e-6)
+    assert metrics["words/loss"] > 1 and metrics["contrast/loss"] > 0.01
+
+
+def test_a_tokenizer_without_a_mask_token_is_refused():
+    with pytest.raises(UserError, match="the model's tokenizer has no mask token"):
+        CPDAE().auxiliary(make_model(), form=TextFormat(12, 12), rngs=nnx.Rngs(0))
+    assert MaskedLM().masking == CPDAE().masking
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", VARIANTS)
+def test_it_learns_which_words_a_text_has(name):
+    objective, model = VARIANTS[name], make_model(similarity="dot")
+    auxiliary, ids = made(objective, model), make_texts()
+    if objective.idf:
+        objective.read_corpus(auxiliary, Corpus(make_texts(rows=30)))
+    losses = overfit(objective, model, auxiliary, ids, steps=300)
+    assert np.mean(losses[-10:]) < 0.4 * losses[0], losses[::10]
