@@ -91,9 +91,9 @@ def test_the_loss_is_equation_6(name):
 
     terms = []
     for text, chosen in masked:
-        hidden = head(model.encoder(text, key=None))
+        hidden = head.head(model.encoder(text, key=None))
         table = model.encoder.token_table.embedding[...]
-        x = np.asarray(hidden @ table.T + head.bias[...][None, None], np.float64)
+        x = np.asarray(hidden @ table.T + head.head.bias[...][None, None], np.float64)
         log_p = x - np.log(np.exp(x).sum(-1, keepdims=True))
         terms += [-log_p[i, j, ids[i, j]] for i, j in zip(*np.nonzero(np.asarray(chosen)), strict=True)]
     np.testing.assert_allclose(metrics["masked_lm_loss"], np.mean(terms), rtol=1e-5)

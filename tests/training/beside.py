@@ -59,6 +59,8 @@ def arrays(run_dir, step):
     found = {}
     for item in ("params", "opt_state", "auxiliary", "statistics"):
         directory = (run_dir / "checkpoints" / str(step) / item).absolute()
+        if not directory.is_dir():  # there is nothing of the kind
+            continue
         with ocp.PyTreeCheckpointer() as checkpointer:  # whatever devices have saved it
             tree = checkpointer.metadata(directory).item_metadata.tree
             as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
