@@ -128,19 +128,19 @@ COMMON = {
     " SLICES MESH_DATA FSDP TENSOR",
 }
 AUTOENCODERS = [f"gin/objectives/{name}.gin" for name in ("tsdae", "clm_autoencoder", "mlm_autoencoder")]
-CPDAE = "gin/objectives/cpdae.gin"
-SEED = "gin/objectives/seed.gin"
 OF_TEXTS = [
     *AUTOENCODERS,
-    CPDAE,
-    SEED,
-    *(f"gin/objectives/{name}.gin" for name in ("simcse", "consert", "multi_task", "diffcse")),
+    *(
+        f"gin/objectives/{name}.gin"
+        for name in ("simcse", "consert", "multi_task", "diffcse", "cpdae", "seed")
+    ),
 ]
 DPR_DIFFCSE = "gin/objectives/dpr_diffcse.gin"
 LACKING = {kind["models"]: {"TOKENIZER", "SHARING"} for kind in (CROSS, SEQ2SEQ)} | {
-    **{o: {"TEMPERATURE", "CHUNKS"} for o in (*AUTOENCODERS, SEED, SEQ2SEQ["objectives"])},
-    CPDAE: {"CHUNKS"},
+    SEQ2SEQ["objectives"]: {"TEMPERATURE", "CHUNKS"},
+    **{o: {"TEMPERATURE", "CHUNKS"} for o in AUTOENCODERS},
 }
+LACKING |= {"gin/objectives/cpdae.gin": {"CHUNKS"}, "gin/objectives/seed.gin": {"TEMPERATURE", "CHUNKS"}}
 LACKING |= {f"gin/objectives/{name}.gin": {"TEMPERATURE"} for name in ("triplet", "margin")}
 
 
@@ -251,8 +251,11 @@ LOSSES = ["in_batch.in_batch_softmax", "nt_xent.nt_xent", "bce.bce", "hinges.tri
         ),
         ("gin/objectives/consert.gin", 'SECOND_VIEW = ["embedding_dropout", "token_cutoff"]'),
         ("gin/objectives/mlm_autoencoder.gin", 'VECTOR = "attention"'),
+        *(
+            ("gin/objectives/cpdae.gin", binding)
+            for binding in ('CONTRAST = "vectors"', "CONTRAST = None", "IDF = True")
+        ),
         *(("gin/objectives/diffcse.gin", bindings) for bindings in DIFFCSE),
-        *((CPDAE, [binding]) for binding in ('CONTRAST = "vectors"', "CONTRAST = None", "IDF = True")),
     ],
 )
 def test_objectives_of_texts_are_traced_with_all_that_they_name(objective, binding, texts):

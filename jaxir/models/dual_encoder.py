@@ -13,7 +13,6 @@ from beartype import beartype
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key, jaxtyped
 
-from jaxir.errors import UserError
 from jaxir.models import layers
 from jaxir.models.backbones import BackboneConfig, Edit, Encoder, check_editable
 from jaxir.partitioning import constrain
@@ -158,7 +157,18 @@ class DualEncoderModel(nnx.Module):
 
         Batches that go through the same encoder go side by side: with FSDP its weights travel once for all.
         """
-        found: dict[int, jax.Array] = {}
+        return [embedding for embedding, _ in self.encode_with_tokens(texts, edits)]
+
+    def encode_with_tokens(
+        self,
+        texts: Sequence[tuple[jax.Array, Tower, jax.Array | None]],
+        edits: Sequence[Edit | None] | None = None,
+    ) -> list[tuple[jax.Array, jax.Array]]:
+        """Returns of each batch the embeddings [B, D] and, of the same pass, the token vectors [B, L, E].
+
+        Token vectors are the encoder's last ones; see `encode_together`.
+        """
+        found: dict[int, tuple[jax.Array, jax.Array]] = {}
         prefixes = ["" if self.config.sharing == "sde" else f"{tower}_" for _, tower, _ in texts]
         for prefix in dict.fromkeys(prefixes):
             at = [i for i, p in enumerate(prefixes) if p == prefix]
@@ -169,34 +179,16 @@ class DualEncoderModel(nnx.Module):
                 more = [[edits[i] for i in at]]
             hidden = self._hidden(encoder, [texts[i][0] for i in at], [texts[i][2] for i in at], *more)
             found |= dict(zip(at, hidden, strict=True))
-        return [self._embedding(found[i], ids, tower) for i, (ids, tower, _) in enumerate(texts)]
+        return [
+            (self._embedding(found[i][0], ids, tower), found[i][1]) for i, (ids, tower, _) in enumerate(texts)
+        ]
 
-    def _hidden(self, encoder: Encoder, *args: Any) -> list[jax.Array]:
+    def _hidden(self, encoder: Encoder, *args: Any) -> list[tuple[jax.Array, jax.Array]]:
+        """Returns of each batch what is pooled and the last token vectors, [B, L, E] both."""
         if self.config.pooling not in EARLY_LAYERS:
-            return encoder.together(*args)
+            return [(last, last) for last in encoder.together(*args)]
         pairs = encoder.layer_and_last(*args, layer=EARLY_LAYERS[self.config.pooling])
-        return [(early.astype(jnp.float32) + last.astype(jnp.float32)) / 2 for early, last in pairs]
-
-    def tokens_and_embeddings(
-        self, texts: Sequence[jax.Array], tower: Tower, keys: Sequence[jax.Array | None]
-    ) -> list[tuple[jax.Array, jax.Array]]:
-        """Encodes batches of one tower, and returns what the encoder's last layer makes of the tokens too.
-
-        Args:
-          texts: token ids [B, L]; each batch may have a length of its own.
-          tower: which reads them.
-          keys: of dropout; None turns it off.
-
-        Returns:
-          Of each batch token vectors [B, L, E] and embeddings [B, D].
-        """
-        if self.config.pooling in EARLY_LAYERS:
-            raise UserError(
-                f"this objective reads the last layer alone, and pooling={self.config.pooling!r} two of them:"
-                " choose mean or cls"
-            )
-        hidden = self.encoder_of(tower).together(list(texts), list(keys))
-        return [(x, self._embedding(x, ids, tower)) for x, ids in zip(hidden, texts, strict=True)]
+        return [((early.astype(jnp.float32) + last.astype(jnp.float32)) / 2, last) for early, last in pairs]
 
     def _embedding(self, hidden: jax.Array, ids: jax.Array, tower: Tower) -> jax.Array:
         config = self.config

@@ -102,4 +102,5 @@ def delete_tokens(
       key: of the choice.
       share: of the tokens that are deleted.
     """
-    return close_gaps(ids, (ids != 0) & (~is_word(ids) | choose_tokens(ids, key, share=1 - share)))
+    kept = (ids != 0) & (~is_word(ids) | choose_tokens(ids, key, share=1 - share))
+    return close_gaps(ids, kept)

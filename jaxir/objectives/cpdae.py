@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
@@ -15,7 +14,7 @@ from jaxir.losses.samtone import samtone
 from jaxir.losses.word_distributions import bag_of_words, js_softmax, log_normalised_sigmoid
 from jaxir.models import layers
 from jaxir.models.decoder import WordDecoder
-from jaxir.objectives.masked_lm import predictor_for
+from jaxir.objectives.masked_lm import MaskedWords
 from jaxir.objectives.masking import is_word
 from jaxir.objectives.objective import Batch, Corpus, Metrics, Objective
 from jaxir.partitioning import constrain
@@ -45,6 +44,8 @@ class CPDAE(Objective):
     Attributes:
       masking: share of the tokens that are predicted by the masked language model: of these 80 % are masked,
         10 % become another token.
+      head: `PretrainedMaskedLM(...)` of jaxir.interop.build, whose head the masked language model begins
+        with; None: at random.
       contrast: what is contrasted: "words", the word distributions; "vectors" (the paper's CPDAE_R): -JS is
         then the similarity of the vectors; None: nothing.
       weight: lambda, of the contrastive loss.
@@ -53,6 +54,7 @@ class CPDAE(Objective):
     """
 
     masking: Rate = 0.15
+    head: Any = None
     contrast: Literal["words", "vectors"] | None = "words"
     weight: NotNegative = 0.1
     temperature: PositiveNumber = 1.0
@@ -70,9 +72,9 @@ class CPDAE(Objective):
         """Returns the decoder, the head of the masked language model and the words' weights.
 
         Raises:
-          UserError: the tokenizer has no mask token.
+          UserError: the tokenizer has no mask token, or the head is of another vocabulary or width.
         """
-        return WordsAndTokens(model, form, idf=self.idf, rngs=rngs)
+        return WordsAndTokens(model, form, head=self.head, idf=self.idf, rngs=rngs)
 
     def read_corpus(self, auxiliary: WordsAndTokens, data: Corpus) -> None:
         """Sets the words' weights."""
@@ -97,9 +99,8 @@ class CPDAE(Objective):
             *(head.mask(ids, keys[2 * n : 2 * n + 2], share=self.masking, fixed=n) for n in range(2)),
             strict=True,
         )
-        encoder = model.encoder_of("passage")
-        found = model.tokens_and_embeddings(masked, "passage", keys[4:])
-        hidden, vectors = zip(*found, strict=True)
+        texts = [(text, "passage", key) for text, key in zip(masked, keys[4:], strict=True)]
+        vectors, hidden = zip(*model.encode_with_tokens(texts), strict=True)
 
         def both(parts: tuple[jax.Array, ...]) -> jax.Array:
             """[B, ...] twice to [2 B, ...], rows of a text side by side: they stay on their devices."""
@@ -107,7 +108,7 @@ class CPDAE(Objective):
             return constrain(x, ("batch", *[None] * (x.ndim - 1)))
 
         twice = both((ids, ids))
-        of_tokens, metrics = head.loss(encoder, both(hidden), twice, both(chosen))
+        of_tokens, metrics = head.loss(model.encoder_of("passage"), both(hidden), twice, both(chosen))
         logits = [auxiliary.decoder(vector) for vector in vectors]
         words = words_of(ids, logits[0].shape[1])
         weights = None if auxiliary.idf is None else auxiliary.idf[...]
@@ -122,7 +123,7 @@ class CPDAE(Objective):
         return loss, metrics
 
     def _contrast(
-        self, vectors: Sequence[jax.Array], logits: list[jax.Array], key: jax.Array | None
+        self, vectors: tuple[jax.Array, ...], logits: list[jax.Array], key: jax.Array | None
     ) -> tuple[jax.Array, Metrics]:
         """Returns the sum of equation 5 and its metrics."""
         if self.contrast == "words":
@@ -137,10 +138,10 @@ class CPDAE(Objective):
 class WordsAndTokens(nnx.Module):
     """The decoder to words, the head of the masked language model, and the words' weights [V] or None."""
 
-    def __init__(self, model: Any, form: TextFormat, *, idf: bool, rngs: nnx.Rngs):
+    def __init__(self, model: Any, form: TextFormat, *, head: Any, idf: bool, rngs: nnx.Rngs):
         words = model.config.backbone.vocab_size
         self.decoder = WordDecoder(model.config.dimension, words, rngs=rngs)
-        self.masked_lm = predictor_for(model, form, rngs=rngs)
+        self.masked_lm = MaskedWords(model, head, form=form, rngs=rngs)
         self.idf = nnx.Variable(jnp.ones((words,), jnp.float32)) if idf else None
 
 

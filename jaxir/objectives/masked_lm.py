@@ -13,7 +13,6 @@ from jaxir.features import Features, TextFormat, Tokens
 from jaxir.losses.tokens import token_cross_entropy
 from jaxir.models import layers
 from jaxir.models.backbones import Encoder
-from jaxir.models.masked_lm import MaskedLMHead
 from jaxir.objectives.lent import MaskedLMSource, head_for
 from jaxir.objectives.masking import choose_tokens, mask_as_bert
 from jaxir.objectives.objective import Batch, Metrics, Objective
@@ -43,14 +42,14 @@ class MaskedLM(Objective):
         """Returns what a batch holds: text_ids [L]."""
         return {"text_ids": Tokens("text", form.passage_length, form.passage_prompt)}
 
-    def auxiliary(self, model: Any, *, form: TextFormat, rngs: nnx.Rngs) -> TokenPredictor:
+    def auxiliary(self, model: Any, *, form: TextFormat, rngs: nnx.Rngs) -> MaskedWords:
         """Returns the head and the mask token.
 
         Raises:
           UserError: the tokenizer has no mask token, or the head to begin with is of another vocabulary or
             width.
         """
-        return predictor_for(model, form, source=self.head, rngs=rngs)
+        return MaskedWords(model, self.head, form=form, rngs=rngs)
 
     def __call__(
         self,
@@ -58,7 +57,7 @@ class MaskedLM(Objective):
         batch: Batch,
         key: jax.Array | None = None,
         *,
-        auxiliary: TokenPredictor,
+        auxiliary: MaskedWords,
         step: jax.Array | None = None,
     ) -> tuple[jax.Array, Metrics]:
         """Returns the loss of the batch and its metrics, float32 []."""
@@ -70,28 +69,21 @@ class MaskedLM(Objective):
         return auxiliary.loss(encoder, hidden, ids, chosen)
 
 
-def predictor_for(
-    model: Any, form: TextFormat, *, source: MaskedLMSource | None = None, rngs: nnx.Rngs
-) -> TokenPredictor:
-    """Makes what predicts the masked tokens of a dual encoder.
+class MaskedWords(nnx.Module):
+    """What objectives have that mask texts and predict what stood there: a head and the mask token.
 
     Args:
       model: the dual encoder.
-      form: of its texts.
       source: whose head it begins with; None: at random.
-      rngs: of its parameters.
+      form: of its texts.
+      rngs: of the head's parameters.
 
     Raises:
-      UserError: the tokenizer has no mask token, or that head is of another vocabulary or width.
+      UserError: the tokenizer has no mask token, or the head is of another vocabulary or width.
     """
-    return TokenPredictor(head_for(model, source, form=form, rngs=rngs), form.need_mask())
 
-
-class TokenPredictor(nnx.Module):
-    """The head of a masked language model, and the token that masks."""
-
-    def __init__(self, head: MaskedLMHead, mask_id: int):
-        self.head, self.mask_id = head, mask_id
+    def __init__(self, model: Any, source: MaskedLMSource | None, *, form: TextFormat, rngs: nnx.Rngs):
+        self.head, self.mask_id = head_for(model, source, form=form, rngs=rngs), form.need_mask()
 
     def mask(
         self, ids: jax.Array, keys: Sequence[jax.Array | None], *, share: float, fixed: int = 0

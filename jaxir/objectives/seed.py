@@ -12,7 +12,7 @@ from jaxir.features import Features, TextFormat, Tokens
 from jaxir.losses.tokens import token_cross_entropy
 from jaxir.models import layers
 from jaxir.models.decoder import decoder_for
-from jaxir.objectives.masked_lm import predictor_for
+from jaxir.objectives.masked_lm import MaskedWords
 from jaxir.objectives.objective import Batch, Metrics, Objective
 from jaxir.simple_types import Count, Rate, checked
 
@@ -34,6 +34,8 @@ class Seed(Objective):
 
     Attributes:
       masking: share of the tokens that are predicted by the masked language model.
+      head: `PretrainedMaskedLM(...)` of jaxir.interop.build, whose head the masked language model begins
+        with; None: at random.
       span: how many tokens the decoder's attention sees.
       decoder_layers: blocks of the decoder.
       decoder_head_dim: dimensions of a head of its attention.
@@ -41,6 +43,7 @@ class Seed(Objective):
     """
 
     masking: Rate = 0.15
+    head: Any = None
     span: Count = 2
     decoder_layers: Count = 3
     decoder_head_dim: Count = 32
@@ -73,7 +76,7 @@ class Seed(Objective):
         *masking, encoding, decoding = layers.split_key(key, 4)
         masked, chosen = auxiliary.masked_lm.mask(ids, masking, share=self.masking)
         encoder = model.encoder_of("passage")
-        ((hidden, vector),) = model.tokens_and_embeddings([masked], "passage", [encoding])
+        ((vector, hidden),) = model.encode_with_tokens([(masked, "passage", encoding)])
         of_masked, metrics = auxiliary.masked_lm.loss(encoder, hidden, ids, chosen)
 
         table, read, targets = encoder.token_table, ids[:, :-1], ids[:, 1:]
@@ -99,4 +102,4 @@ class WeakDecoder(nnx.Module):
             span=objective.span,
             rngs=rngs,
         )
-        self.masked_lm = predictor_for(model, form, rngs=rngs)
+        self.masked_lm = MaskedWords(model, objective.head, form=form, rngs=rngs)

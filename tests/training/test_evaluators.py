@@ -46,7 +46,7 @@ def evaluation(dev, *, distractors=0, batch_size=8, devices=4):
     )
     settings = {"dev": dev, "dev_distractors": distractors, "dev_metric": "loss"}
     recipe = Recipe(
-        model=None, objective=Contrastive(), data=None, steps=1, batch_size=batch_size, **settings
+        model=object(), objective=Contrastive(), data=None, steps=1, batch_size=batch_size, **settings
     )
     retrieval, loss = evaluators_of(recipe)
     evaluators = [dataclasses.replace(retrieval, dimensions=[5]), loss]

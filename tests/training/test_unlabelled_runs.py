@@ -14,12 +14,17 @@ from jaxir.retrieval.encoding.dual_encoder import DualEncoder
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 OBJECTIVES = (
-    *("simcse", "consert", "clm_autoencoder", "mlm_autoencoder", "multi_task", "diffcse", "cpdae", "seed"),
+    "simcse",
+    "consert",
+    "clm_autoencoder",
+    "mlm_autoencoder",
+    "multi_task",
+    "diffcse",
+    "cpdae",
+    "seed",
 )
-SMALLER = {
-    name: ["DECODER_LAYERS=1"] for name in ("clm_autoencoder", "mlm_autoencoder", "multi_task", "seed")
-}
-SMALLER |= {"cpdae": ["IDF=True"]}
+SMALLER = {name: ["DECODER_LAYERS=1"] for name in ("clm_autoencoder", "mlm_autoencoder", "multi_task")}
+SMALLER |= {"cpdae": ["IDF=True"], "seed": ["DECODER_LAYERS=1"]}
 SMALLER["diffcse"] = [f"GENERATOR=hf:{GOLDEN}/mlm_bert", "SENTENCES=True", 'CHANGED_TEXT="both"']
 
 

@@ -1,0 +1,113 @@
+"""SEED: what its decoder sees, its loss, and that it learns."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from unlabelled import FORM, batch_of, make_model, make_texts, overfit, value_and_grad
+
+from jaxir.models.decoder import DecoderConfig, VectorDecoder
+from jaxir.objectives.clm_autoencoder import CLMAutoencoder
+from jaxir.objectives.seed import Seed
+from jaxir.objectives.simcse import SimCSE
+from jaxir.objectives.weighted_sum import WeightedSum
+from jaxir.partitioning import MeshConfig
+
+pytestmark = pytest.mark.usefixtures("few_optimizations")
+SMALL = {"decoder_head_dim": 16, "decoder_layers": 1}
+
+
+def made(objective, model, seed=1):
+    return objective.auxiliary(model, form=FORM, rngs=nnx.Rngs(seed))
+
+
+@pytest.mark.parametrize(("span", "num_layers"), [(1, 3), (2, 1), (2, 3), (4, 2)])
+def test_how_far_the_decoder_sees(span, num_layers):
+    """A change of token t is seen by t and, layer by layer, by span - 1 positions more; the vector by all."""
+    config = DecoderConfig(
+        embed_dim=16,
+        vector_dim=16,
+        num_layers=num_layers,
+        head_dim=8,
+        mlp_dim=32,
+        span=span,
+        dropout_rate=0.0,
+    )
+    decoder = VectorDecoder(config, rngs=nnx.Rngs(0))
+    nnx.update(decoder, jax.tree.map(lambda x: 10 * x, nnx.state(decoder)))  # what is far is heard, too
+    x, vector = (jax.random.normal(jax.random.key(n), shape) for n, shape in ((0, (1, 12, 16)), (1, (1, 16))))
+    mask = jnp.ones((1, 12), bool)
+    before = decoder(x, mask, vector)
+    moved = np.abs(decoder(x.at[0, 3].multiply(-1.0), mask, vector) - before).max(-1)[0] > 1e-6
+    assert np.flatnonzero(moved).tolist() == list(range(3, min(12, 4 + (span - 1) * num_layers)))
+    assert (np.abs(decoder(x, mask, -vector) - before).max(-1) > 1e-4).all()
+
+
+def test_the_loss_is_a_masked_language_model_and_a_decoder_of_short_sight():
+    model, ids, key = make_model(dropout=0.0), make_texts(), jax.random.key(4)
+    objective = Seed(span=2, decoder_dropout=0.0, **SMALL)
+    auxiliary = made(objective, model)
+    loss, metrics = objective(model, batch_of(ids), key, auxiliary=auxiliary)
+    words, table = auxiliary.masked_lm, model.encoder.token_table
+    masked, chosen = words.mask(ids, jax.random.split(key, 4)[:2], share=0.15)
+
+    def log_p(hidden, bias=0.0):
+        logits = np.asarray(hidden @ table.embedding[...].T, np.float64) + bias
+        return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+    of_masked = log_p(words.head(model.encoder(masked, key=None)), np.asarray(words.head.bias[...]))
+    terms = [of_masked[i, j, ids[i, j]] for i, j in zip(*np.nonzero(np.asarray(chosen)), strict=True)]
+    np.testing.assert_allclose(metrics["masked_lm_loss"], -np.mean(terms), rtol=1e-5)
+
+    vector = model.encode(masked, tower="passage")  # of the masked text
+    total, count = 0.0, 0
+    for i, row in enumerate(np.asarray(ids)):
+        for t in range(1, (row != 0).sum()):
+            # Of one layer and span 2: token t from tokens t - 2 and t - 1 and the vector. What stands before
+            # is nothing to it, so another text may.
+            other = (
+                jnp.asarray(ids[(i + 1) % len(ids), :t]).at[max(0, t - 2) :].set(ids[i, max(0, t - 2) : t])
+            )
+            hidden = auxiliary.decoder(table(other[None]), jnp.ones((1, t), bool), vector[i : i + 1])[0, -1]
+            total, count = total - log_p(hidden)[row[t]], count + 1
+    np.testing.assert_allclose(metrics["decoder_loss"], total / count, rtol=1e-4)
+    np.testing.assert_allclose(loss, metrics["masked_lm_loss"] + metrics["decoder_loss"], rtol=1e-6)
+
+
+def test_gradients_reach_encoder_and_decoder_and_devices_change_nothing():
+    objective, model = Seed(**SMALL), make_model()
+    auxiliary, batch, key = made(objective, model), batch_of(make_texts()), jax.random.key(2)
+    one = value_and_grad(objective, model, auxiliary, batch, key)
+    partitioner = MeshConfig(data=4).build()
+
+    def on_mesh(model, batch, key, *, auxiliary):
+        with partitioner():
+            return objective(model, batch, key, auxiliary=auxiliary)
+
+    four = value_and_grad(on_mesh, model, auxiliary, batch, key)
+    np.testing.assert_allclose(four[0], one[0], rtol=1e-5)
+    for before, after in zip(one[2:], four[2:], strict=True):
+        for path, gradient in before.items():
+            if "attention.key.bias" not in path:
+                assert np.abs(gradient).max() > 1e-7, path
+            np.testing.assert_allclose(after[path], gradient, atol=2e-4, err_msg=path)
+
+
+def test_the_defaults_are_the_papers_and_it_adds_up_with_others():
+    assert (Seed().decoder_layers, Seed().span, Seed().masking) == (3, 2, 0.15)
+    assert made(CLMAutoencoder(**SMALL), make_model()).config.span is None
+    model, batch, key = make_model(), batch_of(make_texts()), jax.random.key(7)
+    objective = WeightedSum(parts={"seed": Seed(**SMALL), "contrast": SimCSE()}, weights={"seed": 0.5})
+    auxiliary = made(objective, model)
+    total, metrics = objective(model, batch, key, auxiliary=auxiliary)
+    np.testing.assert_allclose(total, 0.5 * metrics["seed/loss"] + metrics["contrast/loss"], rtol=1e-6)
+    first, second = (objective(model, batch, auxiliary=auxiliary)[0] for _ in range(2))
+    assert first == second > 0
+
+
+@pytest.mark.slow
+def test_it_learns_to_write_texts():
+    objective, model = Seed(decoder_head_dim=16), make_model(similarity="dot")
+    losses = overfit(objective, model, made(objective, model), make_texts(), steps=300)
+    assert np.mean(losses[-10:]) < 0.6 * losses[0], losses[::10]
