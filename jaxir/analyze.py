@@ -29,14 +29,16 @@ def analyze(
     Figure 1 lays the embeddings of both towers out by t-SNE, and scores tell how well they can be told apart.
     Figure 5 is how similar queries are to their nearest passages, Figure 6 how similar they are to other
     queries over how similar they are to the passages of these. Of rated pairs of sentences it is figure 2-2
-    of Chuang 2024 (DiffCSE) instead: cosine similarities by people's rating. Writes figure1.png, figure5.png
-    and figure6.png, or figure2-2.png, and analysis.json; needs the extra `analyze`.
+    of Chuang 2024 (DiffCSE) instead: cosine similarities by people's rating. Of texts it is table 4 of Ma et
+    al. 2022: how probable each word is by a run's CPDAE decoder. Writes figure1.png, figure5.png and
+    figure6.png, or figure2-2.png, or table4.png, and analysis.json; needs the extra `analyze`.
 
     Args:
       models: models to compare: jaxir model or run directories, or st: or hf: and a directory or hub name;
         each may be written NAME=MODEL, with the name for the figures.
-      dataset: beir:DIR (corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv), or sts:DIR (rated pairs, all together;
-        a file for one set), which has no use for the flags below output.
+      dataset: beir:DIR (corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv); or sts:DIR (rated pairs, all together;
+        a file for one set) or texts:FILE (a text on each line; models must be runs of CPDAE), which have no
+        use for the flags below output.
       output: directory to write; it must not exist.
       split: which of the dataset's queries.
       queries: most queries to look at; each with one relevant document.
@@ -54,10 +56,12 @@ def analyze(
 
     require("analyze", "matplotlib", "sklearn")
     named = name_models(models)
-    kind, path = parse_dataset(dataset, "beir", "sts")
+    kind, path = parse_dataset(dataset, "beir", "sts", "texts")
     facts: dict[str, Any] = {"dataset": dataset}
     if kind == "sts":
         return _rated(named, path, facts, output)
+    if kind == "texts":
+        return _of_words(named, path, facts, output)
     from jaxir.evaluation import analysis
     from jaxir.retrieval.encoding.dual_encoder import DualEncoder
 
@@ -98,6 +102,23 @@ def _rated(named: dict[str, str], path: Path, facts: dict[str, Any], output: str
         output,
         told,
         lambda at: figures.ratings(found, at / "figure2-2.png"),
+    )
+
+
+def _of_words(named: dict[str, str], path: Path, facts: dict[str, Any], output: str) -> dict[str, Any]:
+    """Draws how probable each word of texts is by what decodes their vectors."""
+    from jaxir.data.lines import OnBadInput
+    from jaxir.data.texts import Texts
+    from jaxir.evaluation import figures, word_heat
+
+    texts = [record["text"][1] for record in Texts(path=str(path)).records(OnBadInput("stop"))]
+    found = {name: word_heat.of_run(run, texts) for name, run in named.items()}
+    described = {name: {"model": run, "words": found[name]} for name, run in named.items()}
+    return _write(
+        facts | {"models": described},
+        output,
+        f"{facts['dataset']}: {len(texts)} texts\n\n{word_heat.table(found)}",
+        lambda at: figures.word_heat(found, at / "table4.png"),
     )
 
 

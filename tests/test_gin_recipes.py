@@ -132,7 +132,7 @@ OF_TEXTS = [
     *AUTOENCODERS,
     *(
         f"gin/objectives/{name}.gin"
-        for name in ("simcse", "consert", "multi_task", "diffcse", "cpdae", "seed")
+        for name in ("simcse", "consert", "multi_task", "diffcse", "cpdae", "seed", "prop", "ict")
     ),
 ]
 DPR_DIFFCSE = "gin/objectives/dpr_diffcse.gin"
@@ -140,7 +140,8 @@ LACKING = {kind["models"]: {"TOKENIZER", "SHARING"} for kind in (CROSS, SEQ2SEQ)
     SEQ2SEQ["objectives"]: {"TEMPERATURE", "CHUNKS"},
     **{o: {"TEMPERATURE", "CHUNKS"} for o in AUTOENCODERS},
 }
-LACKING |= {"gin/objectives/cpdae.gin": {"CHUNKS"}, "gin/objectives/seed.gin": {"TEMPERATURE", "CHUNKS"}}
+LACKING |= {f"gin/objectives/{name}.gin": {"TEMPERATURE", "CHUNKS"} for name in ("seed", "prop")}
+LACKING |= {"gin/objectives/cpdae.gin": {"CHUNKS"}}
 LACKING |= {f"gin/objectives/{name}.gin": {"TEMPERATURE"} for name in ("triplet", "margin")}
 
 
@@ -207,6 +208,8 @@ def test_pieces_compose_in_any_order(model, folder):
 def texts(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("texts") / "texts.txt"
     path.write_text("".join(f"a tool for letter {letter} and more\n" for letter in "abcdefghijklmnop"))
+    passages = (f"A tool. It is for letter {letter}.\n" for letter in "abcdefghijklmnop")
+    path.with_name("passages.txt").write_text("".join(passages))
     return path
 
 
@@ -261,6 +264,7 @@ LOSSES = ["in_batch.in_batch_softmax", "nt_xent.nt_xent", "bce.bce", "hinges.tri
 def test_objectives_of_texts_are_traced_with_all_that_they_name(objective, binding, texts):
     sizes = ["PASSAGE_LENGTH=12", "BATCH_SIZE=8", "DTYPE=float32", f"MODEL=hf:{GOLDEN[False]}", "STEPS=20"]
     sizes += [f"GENERATOR={MASKED_LM}"] if "diffcse" in objective else []
+    texts = texts.with_name("passages.txt") if "ict" in objective else texts
     sizes += [f"TEXT={texts}", *([binding] if isinstance(binding, str) else binding)]
     gin_config.bind(train, ["gin/unsupervised.gin", objective], sizes, {"output_dir": "run"})
     bound = gin.get_bindings(train)

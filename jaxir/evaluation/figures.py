@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,7 @@ STYLE = {
     "axes.linewidth": 0.6,
 }
 RATIO_RANGE = (-1.0, 3.0)
+COLUMNS = 72  # of a line of text
 
 
 def towers(points: Mapping[str, tuple[np.ndarray, np.ndarray]], path: Path) -> None:
@@ -110,6 +111,48 @@ def ratings(cosines: Mapping[str, Mapping[str, np.ndarray]], path: Path) -> None
             axes.set_yticks(np.arange(len(names)) + 0.45, names)
             axes.tick_params(axis="y", length=0)
         panels[0].set(ylabel="people's rating")
+
+
+def word_heat(texts: Mapping[str, Sequence[Sequence[tuple[str, float]]]], path: Path) -> None:
+    """Draws table 4 of Ma et al. 2022: the more probable a word, the darker it is; a panel for each model.
+
+    Args:
+      texts: model to texts, each of (word, its probability); the darkest is the most probable of its text.
+      path: the PNG to write.
+    """
+    width, laid_out = 1.6 * WIDTH, {name: _laid_out(of_model) for name, of_model in texts.items()}
+    lines = 1 + max(line for words in laid_out.values() for _, _, line, _ in words)
+    with _sheet(path, panels=len(texts), width=width, height=0.4 + 0.19 * lines) as (_, panels):
+        for axes, (name, words) in zip(panels, laid_out.items(), strict=True):
+            for word, at, line, share in words:
+                colour = (*_rgb(PASSAGE), 0.85 * share)
+                axes.fill_betweenx(
+                    [line - 0.5, line + 0.5], at - 0.25, at + len(word) + 0.25, color=colour, linewidth=0
+                )
+                axes.text(
+                    at + len(word) / 2, line, word, family="monospace", size=7, ha="center", va="center"
+                )
+            axes.set(title=name, xlim=(-0.5, COLUMNS + 0.5), ylim=(lines - 0.5, -0.5), xticks=[], yticks=[])
+            axes.spines[["left", "bottom"]].set_visible(False)
+
+
+def _laid_out(texts: Sequence[Sequence[tuple[str, float]]]) -> list[tuple[str, int, int, float]]:
+    """Returns of each word itself, its column, its line, and its share of the greatest probability."""
+    found, line = [], 0
+    for words in texts:
+        at, greatest = 0, max((share for _, share in words), default=1.0)
+        for word, share in words:
+            if at and at + len(word) > COLUMNS:
+                at, line = 0, line + 1
+            found.append((word, at, line, share / greatest))
+            at += len(word) + 1
+        line += 2
+    return found
+
+
+def _rgb(colour: str) -> tuple[float, float, float]:
+    red, green, blue = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    return red, green, blue
 
 
 def _histograms(axes: Axes, samples: Mapping[str, np.ndarray], edges: np.ndarray) -> None:

@@ -344,14 +344,43 @@ def _read_jaxir(directory: Path) -> tuple[StoredModel, str | None]:
 
 def _params_of(directory: Path, checkpoint: Path | None, content: Mapping[str, Any]) -> dict[str, Any]:
     """Opens the parameters of a model directory, or of the checkpoint that a run's stands for."""
-    described = content if checkpoint is None else read_record(checkpoint).get("checksums") or {}
-    sums = described.get("checksums" if checkpoint is None else "params")
+    if checkpoint is not None:
+        return _read_params(checkpoint / "params", _sums_of(checkpoint, "params"))
+    return _read_params(directory / "params", _checked(content.get("checksums"), directory / CONFIG))
+
+
+def read_auxiliary(run: str | Path) -> dict[str, Any]:
+    """Opens what a run's objective learnt beside the model, of the checkpoint that the run stands for.
+
+    Returns:
+      The arrays by their dotted names; they are read when they are asked for.
+
+    Raises:
+      UserError: it is no run, its objective had nothing beside the model, or a file is damaged.
+    """
+    checkpoint = checkpoint_of(run)
+    if checkpoint is None:
+        raise UserError(f"{run} is no run: it has nothing beside the model")
+    if not (checkpoint / "auxiliary").is_dir():
+        raise UserError(f"{run}: its objective learnt nothing beside the model")
+    return _read_arrays(checkpoint / "auxiliary", _sums_of(checkpoint, "auxiliary"), "the auxiliary")
+
+
+def _sums_of(checkpoint: Path, item: str) -> Mapping[str, int] | None:
+    return _checked((read_record(checkpoint).get("checksums") or {}).get(item), checkpoint)
+
+
+def _checked(sums: Any, where: Path) -> Mapping[str, int] | None:
     if not (sums is None or (isinstance(sums, dict) and all(isinstance(x, int) for x in sums.values()))):
-        raise UserError(f"{checkpoint or directory / CONFIG}: its checksums are damaged")
-    return _read_params((checkpoint or directory) / "params", sums)
+        raise UserError(f"{where}: its checksums are damaged")
+    return sums
 
 
 def _read_params(directory: Path, sums: Mapping[str, int] | None) -> dict[str, Any]:
+    return stored.canonical(_read_arrays(directory, sums, "the parameters"))
+
+
+def _read_arrays(directory: Path, sums: Mapping[str, int] | None, what: str) -> dict[str, Any]:
     """Opens what Orbax wrote, by TensorStore: on a damaged file Orbax's own threads print tracebacks."""
     if not is_bucket(directory) and directory.is_dir():
         stores.check_files(directory)
@@ -359,5 +388,4 @@ def _read_params(directory: Path, sums: Mapping[str, int] | None) -> dict[str, A
     if index is None:
         raise UserError(f"{directory / stores.ORBAX_INDEX}: no such file")
     specs = {".".join(keys): spec for keys, spec in stores.orbax_specs(str(directory), index).items()}
-    where = f"{directory}: the parameters cannot be read"
-    return stored.canonical(stores.open_arrays(where, specs, sums))
+    return stores.open_arrays(f"{directory}: {what} cannot be read", specs, sums)

@@ -1,16 +1,25 @@
 """CPDAE: the loss, what is trained by it, the words' weights, and that it learns."""
 
-import collections
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from unlabelled import FORM, MASK, SEP, WORDS, batch_of, make_model, make_texts, overfit, value_and_grad
+from unlabelled import (
+    FORM,
+    MASK,
+    SEP,
+    WORDS,
+    Corpus,
+    batch_of,
+    make_model,
+    make_texts,
+    overfit,
+    value_and_grad,
+)
 
 from jaxir.errors import UserError
-from jaxir.features import Key, TextFormat, TokenCounts, Tokens
+from jaxir.features import Key, TextFormat, Tokens
 from jaxir.objectives.cpdae import CPDAE, words_of
 from jaxir.objectives.masked_lm import MaskedLM
 from jaxir.objectives.simcse import SimCSE
@@ -30,25 +39,12 @@ def made(objective, model, seed=1):
     return objective.auxiliary(model, form=FORM, rngs=nnx.Rngs(seed))
 
 
-class Corpus:
-    """A corpus of the texts given."""
-
-    def __init__(self, ids):
-        self.texts = [set(row[row > SEP].tolist()) for row in np.asarray(ids)]
-
-    def token_counts(self, field, vocab_size):
-        assert field == "text"
-        counts = collections.Counter(word for text in self.texts for word in text)
-        with_it = np.array([counts[word] for word in range(vocab_size)], np.int64)
-        return TokenCounts(len(self.texts), with_it, with_it)
-
-
 def test_what_a_batch_holds_and_which_words_a_text_has():
     assert CPDAE().features(FORM) == {"text_ids": Tokens("text", 12), "text_key": Key("text")}
     ids = make_texts()
     found = np.asarray(words_of(ids, WORDS))
     assert found.shape == (8, WORDS) and not found[:, : SEP + 1].any()
-    assert [set(np.flatnonzero(row)) for row in found] == Corpus(ids).texts
+    assert [set(np.flatnonzero(row)) for row in found] == Corpus(ids).sets
 
 
 def test_both_maskings_are_berts_of_the_same_text():
@@ -80,10 +76,10 @@ def test_the_loss_is_equation_6(name):
     vectors = [model.encode(m, tower="passage") for m, _ in masked]
     z = [np.asarray(auxiliary.decoder(v), np.float64) for v in vectors]
     p = [1 / (1 + np.exp(-x)) for x in z]
-    y = np.array([[word in text for word in range(WORDS)] for text in Corpus(ids).texts])
+    y = np.array([[word in text for word in range(WORDS)] for text in Corpus(ids).sets])
     weights = np.ones(WORDS)
     if objective.idf:
-        texts = Corpus(make_texts(rows=30)).texts
+        texts = Corpus(make_texts(rows=30)).sets
         weights = np.array([np.log(31 / (1 + sum(word in t for t in texts))) for word in range(WORDS)])
         assert len(set(weights)) > 5 and weights.min() >= 0
     reconstruction = np.mean([(-weights * (y * np.log(x) + (1 - y) * np.log(1 - x))).sum(1) for x in p])

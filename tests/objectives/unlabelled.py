@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxir.features import TextFormat
+from jaxir.features import TextFormat, TokenCounts
 from jaxir.models.bert import BertConfig
 from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel
 
@@ -41,6 +41,27 @@ def batch_of(ids: jax.Array) -> dict[str, jax.Array]:
     """A batch whose texts are all different."""
     rows = jnp.arange(len(ids), dtype=jnp.int32)
     return {"text_ids": ids, "text_key": jnp.stack([rows, rows], axis=1)}
+
+
+class Corpus:
+    """Training data of these texts, as far as an objective asks.
+
+    Attributes:
+      texts: the words of each.
+      sets: the different words of each.
+    """
+
+    def __init__(self, ids: jax.Array):
+        self.texts = [row[row > SEP].tolist() for row in np.asarray(ids)]
+        self.sets = [set(text) for text in self.texts]
+
+    def token_counts(self, field: str, vocab_size: int) -> TokenCounts:
+        assert field == "text"
+        counts = (
+            np.array([sum(text.count(word) for text in texts) for word in range(vocab_size)], np.int64)
+            for texts in (list(map(list, self.sets)), self.texts)
+        )
+        return TokenCounts(len(self.texts), *counts)
 
 
 def value_and_grad(objective, model, auxiliary, batch, key):

@@ -22,6 +22,8 @@ OBJECTIVES = (
     "diffcse",
     "cpdae",
     "seed",
+    "prop",
+    "ict",
 )
 SMALLER = {name: ["DECODER_LAYERS=1"] for name in ("clm_autoencoder", "mlm_autoencoder", "multi_task")}
 SMALLER |= {"cpdae": ["IDF=True"], "seed": ["DECODER_LAYERS=1"]}
@@ -31,7 +33,7 @@ SMALLER["diffcse"] = [f"GENERATOR=hf:{GOLDEN}/mlm_bert", "SENTENCES=True", 'CHAN
 @pytest.fixture
 def train(tmp_path):
     rng, words = np.random.default_rng(0), [f"{a}{b}" for a in "dhlm" for b in "aeio"]
-    lines = [" ".join(rng.choice(words, 6)) for _ in range(60)]
+    lines = [". ".join(" ".join(rng.choice(words, 3)).capitalize() for _ in range(2)) for _ in range(60)]
     (tmp_path / "texts.txt").write_text("\n".join(lines[:40]) + "\n")
     (tmp_path / "held_out.txt").write_text("\n".join(lines[40:]) + "\n")
     pairs = "".join(f"{n % 5}\t{lines[n]}\t{lines[n + 1]}\n" for n in range(20))
@@ -81,6 +83,10 @@ def test_each_objective_trains_resumes_and_leaves_an_encoder(name, train, tmp_pa
     flags += ["--gin.train.train.evaluators=[@loss.Loss(), @sts.STS()]", "--gin.DEV_METRIC=spearman"]
     flags += ["--gin.EVAL_EVERY=2", "--gin.CHECKPOINT_EVERY=2", "--gin.KEEP_LAST=3"]
     flags += [f"--gin.{binding}" for binding in SMALLER.get(name, [])]
+    if name == "ict":
+        passages = ["loss.Loss.data=@held_out/clozes.Clozes()"]
+        passages += [f"held_out/clozes.Clozes.path='{tmp_path}/held_out.txt'"]
+        flags += [f"--gin.{binding}" for binding in passages]
     whole = train("whole", *flags, "--steps=6")
     lines = logged(whole)
     assert {x["step"] for x in lines if "dev/spearman" in x and "dev/loss" in x} == {2, 4, 6}

@@ -1,0 +1,65 @@
+"""Sentences and what stands around them: the inverse cloze task's data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Annotated
+
+from jaxir.data.lines import OnBadInput
+from jaxir.data.sentences import sentences_of
+from jaxir.data.text_data import RecordSource
+from jaxir.data.texts import Texts
+from jaxir.errors import UserError
+from jaxir.features import Record
+from jaxir.simple_types import Within, checked
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class Clozes(RecordSource):
+    """Passages of texts: the field `passage`, and the lists `sentences` and `contexts`.
+
+    Sentence i of a passage has context i, the passage without it. A text is cut into passages of
+    `passage_sentences` sentences (`jaxir.data.sentences`); a single one that is left over belongs to the
+    passage before, and a text of a single sentence is left out.
+
+    Attributes:
+      path: as that of `jaxir.data.texts.Texts`.
+      passage_sentences: sentences of a passage; so many times its tokens are held.
+    """
+
+    path: str
+    passage_sentences: Annotated[int, Within(2)] = 5
+
+    def records(self, on_bad_input: OnBadInput) -> Iterator[Record]:
+        """Yields the passages.
+
+        Raises:
+          UserError: no text has two sentences.
+        """
+        some = False
+        for record in Texts(path=self.path).records(on_bad_input):
+            identifier, text = record["text"]
+            for number, sentences in enumerate(self._passages(sentences_of(text))):
+                some = True
+                yield _cloze(f"{identifier}#{number}", sentences)
+        if not some:
+            raise UserError(f"{self.path}: no text has two sentences, one of which could be taken out")
+
+    def _passages(self, sentences: list[str]) -> Iterator[list[str]]:
+        size, start = self.passage_sentences, 0
+        while len(sentences) - start >= 2:
+            end = start + size if len(sentences) - start - size >= 2 else start + size + 1
+            yield sentences[start:end]
+            start = end
+
+
+def _cloze(identifier: str, sentences: list[str]) -> Record:
+    numbered = list(enumerate(sentences))
+    contexts = [" ".join(s for n, s in numbered if n != left_out) for left_out, _ in numbered]
+    return {
+        "passage": (identifier, " ".join(sentences)),
+        "sentences": [(f"{identifier}.{n}", sentence) for n, sentence in numbered],
+        "contexts": [(f"{identifier}.{n}", context) for n, context in enumerate(contexts)],
+    }

@@ -1,0 +1,58 @@
+"""The inverse cloze task: which context a sentence was taken out of (Lee et al. 2019)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxir.features import Features, Key, TextFormat, Tokens
+from jaxir.models import layers
+from jaxir.objectives.contrastive import Contrastive, Embeddings
+from jaxir.objectives.objective import Batch
+from jaxir.simple_types import Share, checked
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class ICT(Contrastive):
+    """The inverse cloze task (Lee et al. 2019, arXiv:1906.00300, section 4; Chang et al. 2020).
+
+    A sentence q of a passage, drawn anew each epoch, is a query, and the passage without it, b, its answer
+    among the batch; where the passage stays whole, matching words can be learnt too:
+
+        P(b | q) = exp s(q, b) / sum over the batch's b' of exp s(q, b')
+
+    The loss over the pairs is any contrastive one. Without a key, in evaluation, no passage stays whole.
+
+    Attributes:
+      keep: share of the passages that stay whole.
+    """
+
+    keep: Share = 0.1
+    evaluated_on_pairs = False
+
+    def features(self, form: TextFormat) -> Features:
+        """Returns what a batch holds.
+
+        They are sentence_ids [1, Lq], context_ids [1, Lp], whole_ids [Lp] and passage_key [2].
+        """
+        whole = Tokens("passage", form.passage_length, form.passage_prompt)
+        return {
+            "sentence_ids": Tokens("sentences", form.query_length, form.query_prompt, count=1),
+            "context_ids": dataclasses.replace(whole, field="contexts", count=1),
+            "whole_ids": whole,
+            "passage_key": Key("passage"),
+        }
+
+    def embed(self, model: Any, batch: Batch, key: jax.Array | None = None) -> Embeddings:
+        """Encodes sentences and contexts; see `Contrastive.embed`."""
+        choosing, encoding = layers.split_key(key, 2)
+        contexts = batch["context_ids"][:, 0]
+        if choosing is not None:
+            whole = jax.random.bernoulli(choosing, self.keep, (len(contexts), 1))
+            contexts = jnp.where(whole, batch["whole_ids"], contexts)
+        pairs = {"query_ids": batch["sentence_ids"][:, 0], "passage_ids": contexts}
+        return super().embed(model, pairs, encoding)

@@ -1,0 +1,183 @@
+"""PROP: which of two word sets represents a document better (Ma et al. 2021)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxir.features import Features, TextFormat, Tokens
+from jaxir.models import layers
+from jaxir.objectives.masked_lm import MaskedWords
+from jaxir.objectives.masking import is_word
+from jaxir.objectives.objective import Batch, Corpus, Metrics, Objective
+from jaxir.simple_types import Count, Positive, PositiveNumber, Rate, checked
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class PROP(Objective):
+    """Pre-training with representative words prediction (Ma et al. 2021, arXiv:2010.10137).
+
+    A document D has a language model, Dirichlet-smoothed by the corpus C: with c(w, D) its count of word w,
+
+        P(w | D) = (c(w, D) + mu P(w | C)) / (|D| + mu)
+
+    Two word sets of one size are drawn from it, each word by itself. The one of the higher probability
+    (product over its words), S+, is to be nearer to the document than the other, S-:
+
+        loss = mean of max(0, margin - s(S+, D) + s(S-, D)) + L_MLM
+
+    over pairs of sets that are not equally probable. s is that of the model's vectors, as Ma et al. 2022
+    train PROP with two towers (the original reads set and document together): the query tower reads the
+    sets, the passage tower the document with tokens masked, which L_MLM predicts as BERT does. Words are the
+    tokenizer's tokens, but for those at both ends. Without a key, in evaluation, sets and masks are always
+    the same ones.
+
+    Attributes:
+      masking: share of the tokens that are predicted by the masked language model.
+      head: `PretrainedMaskedLM(...)` of jaxir.interop.build, whose head the masked language model begins
+        with; None: at random.
+      margin: of the hinge.
+      mean_words: the mean of the Poisson distribution of a set's size; a size of 0 is drawn again, and so is
+        one above `most_words`.
+      most_words: words of a set, at most.
+      mu: the smoothing; None: the mean number of words of a text of the corpus.
+      subsampling: t: words of a frequency f above it are drawn the more rarely, by sqrt(t / f) + t / f, in
+        place of a list of stop words; None: as they come.
+    """
+
+    masking: Rate = 0.15
+    head: Any = None
+    margin: PositiveNumber = 1.0
+    mean_words: PositiveNumber = 3.0
+    most_words: Count = 10
+    mu: PositiveNumber | None = None
+    subsampling: Positive | None = 1e-4
+    evaluated_on_pairs = False
+
+    def features(self, form: TextFormat) -> Features:
+        """Returns what a batch holds: text_ids [L]."""
+        return {"text_ids": Tokens("text", form.passage_length, form.passage_prompt)}
+
+    def auxiliary(self, model: Any, *, form: TextFormat, rngs: nnx.Rngs) -> WordsOfCorpus:
+        """Returns the head of the masked language model and what is known of the corpus.
+
+        Raises:
+          UserError: the tokenizer has no mask token, or the head is of another vocabulary or width.
+        """
+        return WordsOfCorpus(MaskedWords(model, self.head, form=form, rngs=rngs))
+
+    def read_corpus(self, auxiliary: WordsOfCorpus, data: Corpus) -> None:
+        """Sets the language model of the corpus and how often words are kept."""
+        counts = data.token_counts("text", len(auxiliary.p[...]))
+        total = max(int(counts.occurrences.sum()), 1)
+        p = counts.occurrences / total
+        kept = np.ones_like(p)
+        if self.subsampling is not None:
+            ratio = self.subsampling / np.maximum(p, 1e-30)
+            kept = np.minimum(1.0, np.sqrt(ratio) + ratio)
+        auxiliary.p[...] = jnp.asarray(p, jnp.float32)
+        auxiliary.kept[...] = jnp.asarray(kept, jnp.float32)
+        mu = total / max(counts.texts, 1) if self.mu is None else self.mu
+        auxiliary.mu[...] = jnp.float32(mu)
+
+    def __call__(
+        self,
+        model: Any,
+        batch: Batch,
+        key: jax.Array | None = None,
+        *,
+        auxiliary: WordsOfCorpus,
+        step: jax.Array | None = None,
+    ) -> tuple[jax.Array, Metrics]:
+        """Returns the loss of the batch and its metrics, float32 []."""
+        ids, masked_lm = batch["text_ids"], auxiliary.masked_lm
+        drawing, *masking, of_sets, of_documents = layers.split_key(key, 5)
+        sets = self.draw(ids, auxiliary, jax.random.key(0) if drawing is None else drawing)
+        masked, chosen = masked_lm.mask(ids, masking, share=self.masking)
+        texts = [(sets.ids.reshape(2 * len(ids), -1), "query", of_sets), (masked, "passage", of_documents)]
+        (vectors, _), (document, hidden) = model.encode_with_tokens(texts)
+        of_masked, metrics = masked_lm.loss(model.encoder_of("passage"), hidden, ids, chosen)
+
+        near = jnp.einsum("BSD,BD->BS", vectors.reshape(len(ids), 2, -1), document)
+        better = jnp.sign(sets.log_p[:, 0] - sets.log_p[:, 1])
+        ahead = better * (near[:, 0] - near[:, 1])
+        differ = better != 0
+        count = jnp.maximum(differ.sum(dtype=jnp.float32), 1.0)
+        hinge = jnp.where(differ, jax.nn.relu(self.margin - ahead), 0.0).sum() / count
+        return hinge + of_masked, metrics | {
+            "masked_lm_loss": of_masked,
+            "word_sets_loss": hinge,
+            "word_sets_accuracy": (differ & (ahead > 0)).sum(dtype=jnp.float32) / count,
+        }
+
+    def draw(self, ids: jax.Array, corpus: WordsOfCorpus, key: jax.Array) -> WordSets:
+        """Draws two word sets for each of the documents [B, L]."""
+        rows, length = ids.shape
+        of_size, of_place, of_corpus = jax.random.split(key, 3)
+        own = is_word(ids)
+        p, kept, mu = map(jax.lax.stop_gradient, (corpus.p[...], corpus.kept[...], corpus.mu[...]))
+        sizes = np.arange(1, self.most_words + 1)
+        log_sizes = [n * math.log(self.mean_words) - math.lgamma(n + 1) for n in sizes.tolist()]
+        size = 1 + jax.random.categorical(of_size, jnp.asarray(log_sizes, jnp.float32), shape=(rows,))
+
+        # The smoothed model draws one of the document's places or, with mu's weight, a word of the corpus.
+        cumulative = jnp.cumsum(p * kept)
+        weights = jnp.where(own, kept[ids], 0.0)
+        weights = jnp.concatenate([weights, jnp.broadcast_to(mu * cumulative[-1], (rows, 1))], axis=1)
+        shape = (rows, 2, self.most_words)
+        place = jax.random.categorical(of_place, jnp.log(weights)[:, None, None], shape=shape)
+        below = jnp.nextafter(cumulative[-1], jnp.float32(0))  # a product may be rounded up
+        levels = jnp.minimum(jax.random.uniform(of_corpus, shape) * cumulative[-1], below)
+        any_word = jnp.searchsorted(cumulative, levels, side="right").astype(jnp.int32)
+        own_word = jnp.take_along_axis(ids[:, None], jnp.minimum(place, length - 1).astype(jnp.int32), axis=2)
+        words = jnp.where(place == length, any_word, own_word)
+
+        count = ((words[..., None] == ids[:, None, None]) & own[:, None, None]).sum(-1, dtype=jnp.float32)
+        of_document = own.sum(1, dtype=jnp.float32)[:, None, None]
+        log_p = jnp.log((count + mu * p[words]) / (of_document + mu))
+        inside = jnp.arange(self.most_words)[None] < size[:, None]
+        total = jnp.where(inside[:, None], log_p, 0.0).sum(-1)
+
+        first = jnp.broadcast_to(ids[:, :1, None], (rows, 2, 1))
+        last = jnp.take_along_axis(ids, (ids != 0).sum(1, dtype=jnp.int32)[:, None] - 1, axis=1)
+        places = jnp.arange(self.most_words + 2)[None, None]
+        text = jnp.concatenate([first, words, first], axis=2)
+        end = 1 + size[:, None, None]
+        text = jnp.where(places < end, text, jnp.where(places == end, last[..., None], 0))
+        return WordSets(text, total)
+
+
+class WordSets(NamedTuple):
+    """Two word sets of each document.
+
+    Attributes:
+      ids: int32 [B, 2, most_words + 2], as texts: what stands at both ends of the document is at theirs.
+      log_p: float32 [B, 2], the logarithm of their probability.
+    """
+
+    ids: jax.Array
+    log_p: jax.Array
+
+
+class WordsOfCorpus(nnx.Module):
+    """The head of the masked language model, and what follows from the corpus.
+
+    Attributes:
+      p: [V], P(w | C).
+      kept: [V], the probability with which a word that is drawn is kept.
+      mu: [], the smoothing.
+    """
+
+    def __init__(self, masked_lm: MaskedWords):
+        self.masked_lm = masked_lm
+        words = masked_lm.head.bias[...].shape[0]
+        uniform = jnp.full((words,), 1 / words, jnp.float32)
+        self.p, self.kept = nnx.Variable(uniform), nnx.Variable(jnp.ones((words,), jnp.float32))
+        self.mu = nnx.Variable(jnp.float32(1.0))

@@ -1,0 +1,153 @@
+"""PROP: the word sets that are drawn, their probabilities, the hinge, and that it learns."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from unlabelled import (
+    CLS,
+    FORM,
+    SEP,
+    WORDS,
+    Corpus,
+    batch_of,
+    make_model,
+    make_texts,
+    overfit,
+    value_and_grad,
+)
+
+from jaxir.objectives.prop import PROP
+from jaxir.objectives.simcse import SimCSE
+from jaxir.objectives.weighted_sum import WeightedSum
+from jaxir.partitioning import MeshConfig
+
+pytestmark = pytest.mark.usefixtures("few_optimizations")
+CORPUS = Corpus(make_texts(rows=30, seed=5))
+
+
+def made(objective, model, corpus=CORPUS, seed=1):
+    auxiliary = objective.auxiliary(model, form=FORM, rngs=nnx.Rngs(seed))
+    objective.read_corpus(auxiliary, corpus)
+    return auxiliary
+
+
+def smoothed(text: list[int], mu: float) -> np.ndarray:
+    """P(w | D) of every word, in numpy."""
+    everything = [word for other in CORPUS.texts for word in other]
+    of_corpus = np.array([everything.count(word) for word in range(WORDS)]) / len(everything)
+    return (np.array([text.count(word) for word in range(WORDS)]) + mu * of_corpus) / (len(text) + mu)
+
+
+def test_what_follows_from_the_corpus():
+    auxiliary = made(PROP(subsampling=0.005), make_model())
+    everything = [word for text in CORPUS.texts for word in text]
+    p = np.array([everything.count(word) for word in range(WORDS)]) / len(everything)
+    np.testing.assert_allclose(auxiliary.p[...], p, rtol=1e-6)
+    np.testing.assert_allclose(auxiliary.mu[...], len(everything) / 30, rtol=1e-6)
+    kept = [1.0 if x == 0 else min(1.0, math.sqrt(0.005 / x) + 0.005 / x) for x in p]
+    np.testing.assert_allclose(auxiliary.kept[...], kept, rtol=1e-5)
+    assert len(set(kept)) > 1 and min(kept) < 1
+    assert (np.asarray(made(PROP(subsampling=None), make_model()).kept[...]) == 1).all()
+    assert made(PROP(mu=7.0), make_model()).mu[...] == 7
+
+
+@pytest.mark.parametrize("subsampling", [None, 0.005])
+def test_words_are_drawn_from_the_smoothed_language_model(subsampling):
+    objective = PROP(subsampling=subsampling, mu=6.0)
+    auxiliary, row = made(objective, make_model()), make_texts(rows=1, seed=3)
+    rows = 6000
+    sets = jax.jit(lambda i, k: objective.draw(i, auxiliary, k))(jnp.tile(row, (rows, 1)), jax.random.key(0))
+    ids, text = np.asarray(sets.ids), [word for word in np.asarray(row)[0].tolist() if word > SEP]
+    # Each set is a text, both of a document are equally long, and sizes are Poisson's without 0.
+    sizes = (ids > SEP).sum(-1)
+    assert (sizes[:, 0] == sizes[:, 1]).all() and (ids[..., 0] == CLS).all()
+    assert (np.take_along_axis(ids, sizes[..., None] + 1, 2) == SEP).all()
+    assert ((ids != 0).sum(-1) == sizes + 2).all()
+    poisson = np.array([3.0**n / math.factorial(n) for n in range(1, 11)])
+    found = np.bincount(sizes[:, 0], minlength=11)[1:] / rows
+    np.testing.assert_allclose(found, poisson / poisson.sum(), atol=0.02)
+    expected = smoothed(text, 6.0) * np.asarray(auxiliary.kept[...])
+    drawn = np.bincount(ids[ids > SEP], minlength=WORDS)
+    np.testing.assert_allclose(drawn / drawn.sum(), expected / expected.sum(), atol=0.01)
+    assert 0.3 < drawn[sorted(set(text))].sum() / drawn.sum() < 0.9
+    # The probability of a set is that of its words, each by itself.
+    p = smoothed(text, 6.0)
+    for n in range(20):
+        for which in range(2):
+            words = [w for w in ids[n, which].tolist() if w > SEP]
+            np.testing.assert_allclose(sets.log_p[n, which], np.log(p[words]).sum(), rtol=1e-4)
+
+
+def test_the_loss_is_the_hinge_over_both_sets_and_a_masked_language_model():
+    model, ids, key = make_model(dropout=0.0), make_texts(), jax.random.key(4)
+    objective = PROP(margin=0.5)
+    auxiliary = made(objective, model)
+    loss, metrics = objective(model, batch_of(ids), key, auxiliary=auxiliary)
+    keys = jax.random.split(key, 5)
+    sets = objective.draw(ids, auxiliary, keys[0])
+    masked, chosen = auxiliary.masked_lm.mask(ids, keys[1:3], share=0.15)
+    document = np.asarray(model.encode(masked, tower="passage"), np.float64)
+    terms, right = [], []
+    for i in range(len(ids)):
+        near = [float(document[i] @ np.asarray(model.encode(s[None], tower="query"))[0]) for s in sets.ids[i]]
+        first, second = np.asarray(sets.log_p[i])
+        if first != second:
+            better, worse = near if first > second else near[::-1]
+            terms.append(max(0.0, 0.5 - better + worse))
+            right.append(better > worse)
+    assert len(terms) > 4 and 0 < np.mean(right) < 1
+    np.testing.assert_allclose(metrics["word_sets_loss"], np.mean(terms), rtol=1e-4)
+    assert metrics["word_sets_accuracy"] == pytest.approx(np.mean(right))
+    hidden = model.encoder(masked, key=None)
+    of_masked, _ = auxiliary.masked_lm.loss(model.encoder, hidden, ids, chosen)
+    np.testing.assert_allclose(loss, np.mean(terms) + of_masked, rtol=1e-5)
+
+
+def test_equally_probable_sets_are_in_no_order():
+    """A text of one word, and nothing but it in the corpus: all sets of a size are the same."""
+    ids = jnp.tile(jnp.asarray([[CLS, 7, 7, SEP] + [0] * 8], jnp.int32), (8, 1))
+    model = make_model(dropout=0.0)
+    auxiliary = made(PROP(), model, Corpus(ids))
+    _, metrics = PROP()(model, batch_of(ids), jax.random.key(0), auxiliary=auxiliary)
+    assert metrics["word_sets_loss"] == metrics["word_sets_accuracy"] == 0
+
+
+def test_gradients_reach_the_encoder_and_devices_change_nothing():
+    objective, model = PROP(), make_model(sharing="ade")
+    auxiliary, batch, key = made(objective, model), batch_of(make_texts()), jax.random.key(2)
+    one = value_and_grad(objective, model, auxiliary, batch, key)
+    partitioner = MeshConfig(data=4).build()
+
+    def on_mesh(model, batch, key, *, auxiliary):
+        with partitioner():
+            return objective(model, batch, key, auxiliary=auxiliary)
+
+    four = value_and_grad(on_mesh, model, auxiliary, batch, key)
+    np.testing.assert_allclose(four[0], one[0], rtol=1e-5)
+    for before, after in zip(one[2:], four[2:], strict=True):
+        for path, gradient in before.items():
+            if "attention.key.bias" not in path and path not in ("p", "kept", "mu"):
+                assert np.abs(gradient).max() > 1e-7, path
+            np.testing.assert_allclose(after[path], gradient, atol=2e-4, err_msg=path)
+    assert any(path.startswith("query_encoder") for path in one[2])
+
+
+def test_it_adds_up_with_others_and_evaluation_is_the_same_each_time():
+    model, batch, key = make_model(), batch_of(make_texts()), jax.random.key(7)
+    objective = WeightedSum(parts={"sets": PROP(), "contrast": SimCSE()}, weights={"sets": 0.5})
+    auxiliary = made(objective, model)
+    total, metrics = objective(model, batch, key, auxiliary=auxiliary)
+    np.testing.assert_allclose(total, 0.5 * metrics["sets/loss"] + metrics["contrast/loss"], rtol=1e-6)
+    first, second = (objective(model, batch, auxiliary=auxiliary)[0] for _ in range(2))
+    assert first == second > 0
+
+
+@pytest.mark.slow
+def test_it_learns_which_set_represents_a_text():
+    objective, model = PROP(subsampling=None, mu=3.0), make_model(similarity="dot")
+    losses = overfit(objective, model, made(objective, model), make_texts(), steps=400)
+    assert np.mean(losses[-20:]) < 0.6 * np.mean(losses[:5]), losses[::10]
