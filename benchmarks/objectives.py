@@ -187,6 +187,7 @@ def make_ready(text: str, flags: argparse.Namespace, directory: str) -> Ready:
     )
     batch = {k: jax.device_put(x, partitioner.sharding(("batch",))) for k, x in next(batches).items()}
     auxiliary = objective.auxiliary(loaded.model, form=form, rngs=nnx.Rngs(1))
+    objective.read_corpus(auxiliary, data)
     built = optimizer.build(recipe.steps)
     frozen = (*objective.frozen, *(recipe.frozen or ()))
     plan = state_lib.plan_state(

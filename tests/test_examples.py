@@ -18,7 +18,10 @@ def examples() -> dict[str, str]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "cli.main":
                 for given in (word.value for word in node.keywords if word.arg == "example"):
-                    found[ast.literal_eval(node.args[0])] = ast.literal_eval(given)
+                    command = ast.literal_eval(node.args[0])
+                    named = isinstance(given, ast.Name)
+                    module = importlib.import_module(command.partition(":")[0]) if named else None
+                    found[command] = getattr(module, given.id) if named else ast.literal_eval(given)
     return found
 
 

@@ -44,9 +44,9 @@ class Discriminator(nnx.Module):
             layers.Linear(width, kinds, axes=("embed", None), use_bias=True, **how) if kinds else None
         )
         # Vectors have the encoder's width, but for those that were projected.
-        self.project = None
-        if vector_dim != width:
-            self.project = layers.Linear(vector_dim, width, axes=("embed", None), use_bias=False, **how)
+        axes = {"axes": ("embed", None), "use_bias": False}
+        projected = vector_dim != width
+        self.project = layers.Linear(vector_dim, width, **axes, **how) if projected else None
 
     def losses(
         self,

@@ -12,6 +12,7 @@ from unlabelled import CLS, FORM, MASK, SEP, WORDS, batch_of, make_model, make_t
 from jaxir.errors import UserError
 from jaxir.features import TextFormat
 from jaxir.models.bert import BertConfig
+from jaxir.models.dual_encoder import Projection
 from jaxir.models.masked_lm import MaskedLMConfig
 from jaxir.objectives import changes
 from jaxir.objectives.contrastive import Contrastive
@@ -400,6 +401,15 @@ def test_chunks_change_nothing(name):
         for path, gradient in before.items():
             scale = max(1.0, np.abs(gradient).max())
             np.testing.assert_allclose(after[path], gradient, atol=2e-5 * scale, err_msg=path)
+
+
+def test_vectors_of_another_width_are_mapped_to_the_discriminators():
+    model = make_model(projection=Projection(dimension=8))
+    auxiliary = made(diffcse(), model)
+    loss, _, _, gradients = value_and_grad(
+        diffcse(), model, auxiliary, batch_of(make_texts()), jax.random.key(0)
+    )
+    assert np.isfinite(loss) and np.abs(gradients["discriminator.project.kernel"]).max() > 0
 
 
 def test_a_text_without_a_next_one_costs_nothing():

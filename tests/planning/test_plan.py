@@ -45,7 +45,7 @@ def config(**changes) -> DualEncoderConfig:
 
 def planned(model=None, *, optimizer=None, mesh=None, devices=4, objective=None, **how) -> program.Planned:
     recipe = Recipe(
-        model=None,
+        model=object(),  # the configuration is given
         objective=objective or Contrastive(),
         data=None,
         optimizer=optimizer or Adafactor(),

@@ -1,7 +1,6 @@
 """`python -m jaxir.train` in two processes: interrupted, resumed with others, stopped by one of them."""
 
 import json
-import os
 import signal
 import time
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from beside import arrays
 
 from jaxir import cli
 from jaxir.interop import model_dir
@@ -248,13 +248,33 @@ def test_what_all_lack_ends_all_with_one_sentence(tmp_path, launch, finish, pair
 
 
 @pytest.mark.slow
-def test_evaluation_on_as_many_devices_as_threads_does_not_hang(tmp_path, launch, finish, pairs):
-    """Batches of an evaluation do not depend on each other; several in flight starve XLA's pool for CPUs."""
-    flags = command(recipe(tmp_path, pairs), tmp_path / "run", {"data": 4, "fsdp": 2})
-    stuck = "--xla_cpu_collective_call_terminate_timeout_seconds=40"
-    devices = f"--xla_force_host_platform_device_count=8 {stuck} {os.environ['JAXIR_QUICK_XLA_FLAGS']}"
-    settings = {"NPROC": "2", "XLA_FLAGS": devices}
-    for seed in range(3):
-        more = [f"--output_dir={tmp_path}/{seed}", "--eval_every=1", f"--seed={seed}"]
-        ((code, errors),) = finish(launch(*flags, *more, **settings))
-        assert code == 0, errors
+def test_what_is_beside_the_model_ends_killed_and_resumed_with_the_same_bits(tmp_path, launch, finish, pairs):
+    """Learnt, frozen and averaged: two processes of four devices, killed and resumed, against one alone."""
+    flag = recipe(tmp_path, pairs, imports="import beside")
+    path = tmp_path / "recipe.gin"
+    lines = [line for line in path.read_text().splitlines() if "contrastive" not in line.lower()]
+    lines += ["train.train.objective = @beside.Sigmoid()", "beside.Sigmoid.width = 16"]
+    path.write_text("\n".join(lines).replace("batch_size = 8", "batch_size = 16"))
+
+    def start(run_dir: Path, processes: int, pace: float = 0.0):
+        flags = command(flag, run_dir, {"data": 2, "fsdp": 4})
+        settings = {"PACE": str(pace), "JAXIR_HEARTBEAT_SECONDS": "10"}
+        return launch(*flags, processes=processes, devices=8 // processes, **settings)
+
+    run_dir, whole, alone = (tmp_path / name for name in ("run", "whole", "alone"))
+    two = start(run_dir, 2, pace=0.1)
+    wait_for_step(two, run_dir, 16)
+    for process in two:
+        process.kill()
+    finish(two)
+    assert saved_steps(run_dir)[-1] in (7, 14)
+    for directory, processes in ((run_dir, 2), (whole, 2), (alone, 1)):
+        ended = finish(start(directory, processes))
+        assert [status for status, _ in ended] == [0] * processes, ended
+    begun, *ends = arrays(whole, 28), arrays(run_dir, STEPS), arrays(whole, STEPS), arrays(alone, STEPS)
+    for name, value in ends[1].items():
+        assert ends[0][name].tobytes() == value.tobytes(), name
+        np.testing.assert_allclose(ends[2][name], value, atol=1e-5, err_msg=name)
+        still = np.array_equal(begun[name], value)
+        assert still == (name == "auxiliary['teacher']['kernel']"), name
+    assert {"statistics['norm']['mean']", "auxiliary['scale']"} <= ends[1].keys()

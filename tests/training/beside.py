@@ -16,7 +16,8 @@ from jaxir.objectives.objective import Objective
 class ScaleAndBias(nnx.Module):
     def __init__(self, scale: float, width: int, rngs: nnx.Rngs):
         self.scale, self.bias = layers.param(jnp.float32(scale)), layers.param(jnp.float32(-1))
-        self.head = nnx.Linear(width, width, rngs=rngs)  # whose dimensions have no names
+        # Its dimensions have no names; the norm would take a bias away again, and its gradient be roundings.
+        self.head = nnx.Linear(width, width, use_bias=False, rngs=rngs)
         self.norm = nnx.BatchNorm(width, rngs=rngs, momentum=0.5)
         self.teacher = layers.Linear(
             width,
@@ -59,7 +60,7 @@ def arrays(run_dir, step):
     found = {}
     for item in ("params", "opt_state", "auxiliary", "statistics"):
         directory = (run_dir / "checkpoints" / str(step) / item).absolute()
-        if not directory.is_dir():  # an auxiliary of nothing but parameters, or of nothing but others
+        if not directory.is_dir():  # there is nothing of the kind
             continue
         with ocp.PyTreeCheckpointer() as checkpointer:  # whatever devices have saved it
             tree = checkpointer.metadata(directory).item_metadata.tree

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiny_run import LENGTH, Bag, pairs, run
@@ -13,7 +14,7 @@ from jaxir import Pairs, fit
 from jaxir.errors import UserError
 from jaxir.evaluation.sts import evaluate_sts
 from jaxir.evaluation.sts_files import read_sts
-from jaxir.evaluators.bench import Bench
+from jaxir.evaluators.bench import Bench, Program
 from jaxir.evaluators.evaluator import Evaluator, Prepared
 from jaxir.evaluators.retrieval import Retrieval
 from jaxir.evaluators.sts import STS
@@ -46,7 +47,7 @@ def evaluation(dev, *, distractors=0, batch_size=8, devices=4):
     )
     settings = {"dev": dev, "dev_distractors": distractors, "dev_metric": "loss"}
     recipe = Recipe(
-        model=None, objective=Contrastive(), data=None, steps=1, batch_size=batch_size, **settings
+        model=object(), objective=Contrastive(), data=None, steps=1, batch_size=batch_size, **settings
     )
     retrieval, loss = evaluators_of(recipe)
     evaluators = [dataclasses.replace(retrieval, dimensions=[5]), loss]
@@ -282,3 +283,20 @@ def test_sts_in_the_loop_is_sts_of_the_encoder(tmp_path):
     )
     assert logged(tmp_path / "run", "dev/alignment")[best["step"]] == pytest.approx(space.alignment, abs=1e-5)
     assert (best["metric"], best["value"]) == ("spearman", told["all"])
+
+
+def test_on_cpus_a_batch_is_evaluated_before_the_next_one_begins():
+    """Their collectives would starve each other: eight devices on two cores hung, two runs of three."""
+    partitioner, model, optimizer = MeshConfig().build(), Bag(), AdamW().build(1)
+
+    def slow(model, _, batch):
+        x = jnp.ones([400, 400]) * batch["x"].mean()
+        return jax.lax.fori_loop(0, 50, lambda _, x: jnp.sin(x @ x), x).sum()
+
+    rows = {"x": np.ones([24, 1], np.float32)}
+    program = Program(slow, rows, batch_size=8, partitioner=partitioner)
+    plan = plan_state(model, optimizer.transform, partitioner)
+    program.compile(plan)
+    state = initial_state(model, optimizer.transform, plan)
+    ready = [found.is_ready() for found in program._run(state, range(0, 24, 8))]
+    assert ready == [True] * 3
