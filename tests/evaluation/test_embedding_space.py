@@ -120,7 +120,7 @@ def test_the_command_draws_and_counts_the_same_for_the_same_model(folder, tmp_pa
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"dataset": "DIR"}, "--dataset must be beir:DIR or sts:DIR, not 'DIR'"),
+        ({"dataset": "DIR"}, "--dataset must be beir:DIR or sts:DIR or texts:DIR, not 'DIR'"),
         ({"dataset": "beir:no/such"}, "no/such is not a directory"),
         ({"split": "tset"}, "did you mean 'test'?"),
         ({"models": f"{MODEL},{MODEL}"}, "twice; write NAME=MODEL"),
