@@ -8,6 +8,7 @@ from flax import nnx
 from jaxir.features import TextFormat, TokenCounts
 from jaxir.models.bert import BertConfig
 from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel
+from jaxir.partitioning import MeshConfig
 
 CLS, SEP, MASK, FIRST_WORD, WORDS = 2, 3, 1, 4, 40
 FORM = TextFormat(12, 12, mask_id=MASK)
@@ -104,3 +105,31 @@ def overfit(objective, model, auxiliary, ids, *, steps: int, rate: float = 1e-2)
         states, kept, loss = step(states, kept, jax.random.key(number))
         losses.append(float(loss))
     return losses
+
+
+def devices_change_nothing(objective, model, auxiliary, batch, key, *, no_gradient=()):
+    """Checks that four devices give the loss and gradients of one, and that these reach all they should.
+
+    Args:
+      objective: what is trained; its model, its auxiliary, a batch and a key are those of its call.
+      no_gradient: names of what gets none; a key's bias in attention never has one.
+
+    Returns:
+      What `value_and_grad` gives on one device.
+    """
+    one = value_and_grad(objective, model, auxiliary, batch, key)
+    partitioner = MeshConfig(data=4).build()
+
+    def on_mesh(model, batch, key, *, auxiliary):
+        with partitioner():
+            return objective(model, batch, key, auxiliary=auxiliary)
+
+    four = value_and_grad(on_mesh, model, auxiliary, batch, key)
+    np.testing.assert_allclose(four[0], one[0], rtol=1e-5)
+    for before, after in zip(one[2:], four[2:], strict=True):
+        assert before
+        for path, gradient in before.items():
+            if "attention.key.bias" not in path and path not in no_gradient:
+                assert np.abs(gradient).max() > 1e-7, path
+            np.testing.assert_allclose(after[path], gradient, atol=2e-4, err_msg=path)
+    return one
