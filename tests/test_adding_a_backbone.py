@@ -83,7 +83,7 @@ def test_the_pages_backbone_trains_saves_and_loads_from_a_users_own_file(tmp_pat
     # Who has not imported it is told what to import.
     done = run(tmp_path, "jaxir.convert", "--model=run", "--output=lost", "--to=jaxir")
     assert done.returncode == 1
-    assert "no backbone 'llama' is known, only bert, modernbert, t5: import llama first" in done.stderr
+    assert re.search("no backbone 'llama' is known, only bert, .*, t5, .*: import llama first", done.stderr)
     assert len(done.stderr.splitlines()) == 1 and not (tmp_path / "lost").exists()
 
     imported = "--gin_file=only_import.gin"
