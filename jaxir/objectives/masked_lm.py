@@ -15,7 +15,7 @@ from jaxir.losses.tokens import token_cross_entropy
 from jaxir.models import layers
 from jaxir.models.backbones import Encoder
 from jaxir.objectives.lent import MaskedLMSource, head_for
-from jaxir.objectives.masking import choose_tokens, mask_as_bert, most_chosen
+from jaxir.objectives.masking import choose_tokens, mask_as_bert, most_chosen, places_of
 from jaxir.objectives.objective import Batch, Metrics, Objective
 from jaxir.simple_types import Rate, checked
 
@@ -119,7 +119,7 @@ class MaskedWords(nnx.Module):
           chosen: [B, L].
           share: what `mask` was given.
         """
-        places = jnp.argsort(~chosen, axis=1)[:, : most_chosen(ids.shape[1], share)]
+        places = places_of(chosen, most_chosen(ids.shape[1], share))
         hidden = jnp.take_along_axis(hidden, places[..., None], axis=1)
         targets, kept = (jnp.take_along_axis(x, places, axis=1) for x in (ids, chosen))
         x, bias = self.head(hidden), layers.weight(self.head.bias)

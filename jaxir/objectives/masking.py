@@ -42,6 +42,14 @@ def choose_tokens(ids: Int32[Array, "B L"], key: Key[Array, ""], *, share: float
     return inside & (draws.argsort(axis=1).argsort(axis=1) < counts[:, None])
 
 
+def places_of(chosen: jax.Array, most: int) -> jax.Array:
+    """Returns where texts' tokens are chosen [B, L], of which there are at most `most`: int32 [B, most].
+
+    In their order; where there are fewer, places of others follow.
+    """
+    return jnp.argsort(~chosen, axis=1)[:, :most].astype(jnp.int32)
+
+
 @jaxtyped(typechecker=beartype)
 def mask_as_bert(
     ids: Int32[Array, "B L"],
