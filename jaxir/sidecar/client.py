@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxir.errors import UserError
+from jaxir.errors import ChangedError, UserError
 from jaxir.sidecar import child, environment
 from jaxir.sidecar.server.protocol import Channel, Closed
 from jaxir.sidecar.settings import PYSERINI_BM25, Bm25, Hits, LuceneDocument, Rm3, Rocchio
@@ -151,7 +151,8 @@ class Sidecar:
           on_progress: called with the number of queries answered so far.
 
         Raises:
-          UserError: there is no index, or not the one any more that was opened.
+          UserError: there is no index.
+          ChangedError: it is not the one any more that was opened.
         """
         request: dict[str, Any] = {"do": "search", "index": _absolute(directory), "k": k, "opened": opened}
         request |= dataclasses.asdict(bm25) | {"feedback": None, "fields": dict(fields or {})}
@@ -309,6 +310,8 @@ def _unwrapped(message: dict[str, Any], wanted: str) -> Any:
         )
     if error.get("kind") == "refused":
         raise UserError(error["message"])
+    if error.get("kind") == "changed":
+        raise ChangedError(error["message"])
     raise UserError(f"the Pyserini sidecar failed: {error.get('message', message)}")
 
 

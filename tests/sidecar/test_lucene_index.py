@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jaxir import cli, load_index
-from jaxir.errors import UserError
+from jaxir.errors import ChangedError, UserError
 from jaxir.retrieval.indexes.lucene import build_impact_index, build_lucene_index
 from jaxir.retrieval.ranking.runs import read_run
 from jaxir.retrieval.searcher import Searcher
@@ -121,7 +121,7 @@ def test_what_is_open_goes_on_where_an_update_or_nothing_takes_its_place(index, 
     for _ in range(2):
         assert opened.search(["dog"], 3)[1] == before == [["dog"]]
         assert opened.documents["dog"].title == "Dogs"
-        with pytest.raises(UserError, match=r"lucene was replaced or removed since it was opened; open it"):
+        with pytest.raises(ChangedError, match="lucene was changed while it was in use; start again"):
             opened.ranked_by(Bm25(k1=2.0)).search(["dog"], 3)  # which nobody has opened yet
         if Path(index).exists():
             assert load_index(index).search(["dog"], 3)[1] == [["wolf"]]
@@ -135,7 +135,7 @@ def test_what_is_open_is_not_read_where_its_files_were_cut(index):
     pid = opened.sidecar.pid
     for file in (Path(index) / "lucene").iterdir():
         os.truncate(file, file.stat().st_size // 2)
-    with pytest.raises(UserError, match=r"lucene was changed since it was opened; open it again"):
+    with pytest.raises(ChangedError, match="lucene was changed while it was in use; start again"):
         opened.search(["cat"], 1)
     assert opened.sidecar.pid == pid
 

@@ -22,6 +22,10 @@ class Refused(Exception):
     """A request that cannot be done as it was asked. The message says why."""
 
 
+class Changed(Exception):
+    """An index is not the one any more that was opened. The message is its directory."""
+
+
 class Lucene:
     """Answers requests. Methods take the request's fields and may be called by several threads."""
 
@@ -149,20 +153,21 @@ class _Searchers:
           open_searcher: opens it.
 
         Raises:
-          Refused: it is no index, or not the one that the caller opened.
+          Refused: it is no index.
+          Changed: it is not the one that the caller opened.
         """
         now = state_of(index)
         state = now if opened is None else opened
         if state is None:
             raise Refused(f"{index} is not a Lucene index")
         if now is not None and now[0] == state[0] and now != state:
-            raise Refused(f"{index} was changed since it was opened; open it again")
+            raise Changed(index)
         key = json.dumps([index, state, how], sort_keys=True)
         with self._lock:
             searcher = self._open.get(key)
             if searcher is None:
                 if now != state:
-                    raise Refused(f"{index} was replaced or removed since it was opened; open it again")
+                    raise Changed(index)
                 searcher = self._open[key] = open_searcher()
             self._open.move_to_end(key)
             self._users[id(searcher)] += 1
