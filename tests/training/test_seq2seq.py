@@ -136,12 +136,16 @@ def test_what_was_interrupted_is_taken_up_and_ends_the_same(data, generator, tmp
     assert cut.read_bytes() == whole.read_bytes() and not unfinished.exists()
 
 
-def test_another_command_does_not_go_on_with_it(data, generator, tmp_path, monkeypatch):
+def test_another_command_does_not_go_on_with_it(data, generator, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(generator, "generate", lambda *a, **k: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         outputs_file.write_outputs(generator, data / "texts.jsonl", tmp_path / "a.jsonl", SAMPLED)
     model = f"hf:{GOLDEN / 'seq2seq_1_1'}"
     assert generate(data, model, tmp_path / "a.jsonl", "--top_k=4") == 1
+    assert "a.jsonl was begun with another" in capsys.readouterr().err
+    (tmp_path / ".a.jsonl.unfinished").write_text("[]\n")
+    assert generate(data, model, tmp_path / "a.jsonl") == 1
+    assert ".a.jsonl.unfinished is damaged: remove it to begin anew" in capsys.readouterr().err
 
 
 @pytest.mark.slow

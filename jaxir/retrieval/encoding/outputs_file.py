@@ -7,6 +7,7 @@ was interrupted.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -70,7 +71,7 @@ def write_outputs(
 
     Raises:
       BadInputError: a malformed line.
-      UserError: what was begun there is something else.
+      UserError: what was begun there is something else, or damaged.
     """
     input, output = local_path(input), local_path(output, "written to")
     count = sum(1 for _ in read_corpus(input, on_bad_input))
@@ -111,7 +112,7 @@ def _take_up(unfinished: Path, made: dict[str, Any], window: int, output: Path) 
             lines = file.read().splitlines(keepends=True)
         whole = [line for line in lines if line.endswith(b"\n")]
         if whole:
-            before = json.loads(whole[0])
+            before = _record(whole[0], unfinished)
             for name, value in made.items():
                 if before.get(name) != value:
                     raise UserError(
@@ -130,7 +131,7 @@ def _finish(unfinished: Path, output: Path) -> OutputsReport:
     report = OutputsReport()
     with open_to_read(unfinished) as lines, atomic_file(output, "wb") as file:
         for line in itertools.islice(lines, 1, None):
-            number = len(json.loads(line)["outputs"])
+            number = len(_record(line, unfinished, "outputs")["outputs"])
             report.texts += 1
             report.outputs += number
             report.without += not number
@@ -141,6 +142,15 @@ def _finish(unfinished: Path, output: Path) -> OutputsReport:
 
 def _line(record: dict[str, Any]) -> str:
     return json.dumps(record, ensure_ascii=False) + "\n"
+
+
+def _record(line: bytes, unfinished: Path, *keys: str) -> dict[str, Any]:
+    """Returns the record of a line, which has these keys."""
+    with contextlib.suppress(ValueError):
+        record = json.loads(line)
+        if isinstance(record, dict) and set(keys) <= record.keys():
+            return record
+    raise UserError(f"{unfinished} is damaged: remove it to begin anew")
 
 
 def _sha256(path: Path) -> str:
