@@ -15,7 +15,6 @@ from jaxir.models.seq2seq import START, Seq2SeqConfig
 from jaxir.models.t5 import T5Config
 
 _HEAD = "lm_head.weight"
-_TARGET_LENGTH = 64  # tokens; folders do not say it
 
 
 def read(directory: Path) -> StoredModel:
@@ -54,9 +53,7 @@ def read(directory: Path) -> StoredModel:
         config=config,
         params=params | hf.read_part(directory, _weights(config), _shapes(config)),
         tokenizer=hf.read_tokenizer(directory, encoder),
-        settings=EncoderSettings(
-            passage_max_length=hf.max_length(directory, encoder), query_max_length=_TARGET_LENGTH
-        ),
+        settings=EncoderSettings.of_generator(hf.max_length(directory, encoder)),
     )
 
 
