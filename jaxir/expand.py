@@ -15,7 +15,7 @@ EXAMPLE = (
 )
 
 
-@writes(output="outputs file")
+@writes(output="shared outputs file")
 def generate(
     *,
     model: str,
@@ -36,6 +36,7 @@ def generate(
 
     Greedily, unless there are beams, or a temperature, top_k or top_p to sample with. Run again after an
     interruption, the same command continues where it stopped. Outputs of a text that say the same are one.
+    Several machines that see the same files share the work, started as for training (docs/sharding.md).
 
     Args:
       model: the generator: a run or a model directory of ours, or hf: and a directory or hub name of a T5.
@@ -53,6 +54,7 @@ def generate(
       dtype: type of the matrix products.
       on_bad_input: stop at the first malformed line, or skip and count them.
     """
+    from jaxir import distributed
     from jaxir.files import local_path
     from jaxir.models.decoding import Decoding
     from jaxir.retrieval.encoding.generator import Generator
@@ -68,9 +70,11 @@ def generate(
         top_p=top_p,
         seed=seed,
     )
-    generator = Generator.load(model, dtype=dtype, batch_tokens=batch_tokens)
-    report = write_outputs(generator, input, output, how, on_bad_input=on_bad_input)
-    print(f"{output}: {report}, by {model}")
+    distributed.maybe_initialize_distributed()
+    with distributed.together():
+        generator = Generator.load(model, dtype=dtype, batch_tokens=batch_tokens)
+        report = write_outputs(generator, input, output, how, on_bad_input=on_bad_input)
+        distributed.say(f"{output}: {report}, by {model}")
 
 
 def main(arguments: list[str]) -> int:
