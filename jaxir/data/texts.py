@@ -51,6 +51,11 @@ def _sentences(texts: Iterable[tuple[str, str]]) -> Iterator[Record]:
             yield {"text": sentence, "next_text": following}
 
 
+def dev_targets(path: str | None) -> SourcesAndTargets | None:
+    """Returns what a generator is evaluated on while it trains; without a file None, for nothing."""
+    return None if path is None else SourcesAndTargets(path=path)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SourcesAndTargets(RecordSource):
     """What a generator learns to write for what: the fields `source` and `target`.
