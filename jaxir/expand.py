@@ -1,4 +1,4 @@
-"""The command `python -m jaxir.expand generate`: texts in, texts that a model writes for them out."""
+"""The commands `python -m jaxir.expand generate`: texts that a model writes for texts; and `plan`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ EXAMPLE = (
     "python -m jaxir.expand generate --model=hf:castorini/doc2query-t5-base-msmarco --input=corpus.jsonl"
     " --output=queries.jsonl --num_outputs=10 --top_k=10"
 )
+PLAN = "python -m jaxir.expand plan --model=hf:t5-base --topology=v5e:2x2 --num_outputs=10 --top_k=10"
 
 
 @writes(output="shared outputs file")
@@ -77,10 +78,60 @@ def generate(
         distributed.say(f"{output}: {report}, by {model}")
 
 
+def plan(
+    *,
+    model: str,
+    topology: str,
+    max_new_tokens: Count = 64,
+    num_outputs: Count = 1,
+    num_beams: Count = 1,
+    temperature: Positive | None = None,
+    top_k: Count | None = None,
+    top_p: Annotated[float, Within(0, 1, without="low")] | None = None,
+    max_length: Count | None = None,
+    batch_tokens: Count | None = None,
+    dtype: Literal["float32", "bfloat16"] = "bfloat16",
+) -> int:
+    """Plans generation: compiles it for TPUs that are not there, and says what it needs and how fast it is.
+
+    Reads no weights. Prints memory, work, and tokens a second by roofline; the exit status is 1 if the chips
+    lack the memory.
+
+    Args:
+      model: the generator: as `generate` takes it, or t5x: and a checkpoint.
+      topology: the chips, such as v5e:2x2.
+      max_new_tokens: tokens of an output.
+      num_outputs: outputs of a text.
+      num_beams: beams of a text; 1: no beam search.
+      temperature: sample, from logits divided by this.
+      top_k: sample, from this many most likely tokens.
+      top_p: sample, from the fewest of the most likely tokens that have this probability together.
+      max_length: tokens of each text (default: as many as the model keeps).
+      batch_tokens: tokens of the texts of a batch on one device (default: as `generate` has on accelerators).
+      dtype: type of the matrix products.
+    """
+    from jaxir.models.decoding import Decoding
+    from jaxir.planning import decoding
+    from jaxir.retrieval.encoding.runner import ACCELERATOR_BATCH_TOKENS
+
+    how = Decoding(
+        max_new_tokens=max_new_tokens,
+        num_outputs=num_outputs,
+        num_beams=num_beams,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+    )
+    batch_tokens = batch_tokens or ACCELERATOR_BATCH_TOKENS
+    return decoding.run(topology, model, how, batch_tokens=batch_tokens, max_length=max_length, dtype=dtype)
+
+
 def main(arguments: list[str]) -> int:
     """Does what the first argument says."""
     if arguments[:1] == ["generate"]:
         return cli.main("jaxir.expand:generate", arguments[1:], example=EXAMPLE)
+    if arguments[:1] == ["plan"]:
+        return cli.main("jaxir.expand:plan", arguments[1:], example=PLAN)
     if arguments[:1] in (["--help"], ["-h"]):
         return cli.main("jaxir.expand:generate", ["--help"], example=EXAMPLE)
     print(f"error: say what to do: {EXAMPLE}", file=sys.stderr)

@@ -86,13 +86,15 @@ def read(directory: str, *, tokenizer: str | None = None, generator: bool = Fals
     return dataclasses.replace(model, tokenizer=loaded)
 
 
-def describe(directory: str) -> tuple[DualEncoderConfig, EncoderSettings]:
+def describe(
+    directory: str, *, generator: bool = False
+) -> tuple[DualEncoderConfig | Seq2SeqConfig, EncoderSettings]:
     """Returns what `read` would read, without a tokenizer and without reading more than shapes.
 
     Raises:
-      UserError: there is no checkpoint, it is damaged, or it holds no T5 encoder.
+      UserError: there is no checkpoint, it is damaged, or it holds no such model.
     """
-    _, model, _ = _open(directory)
+    _, model, _ = _open(directory, generator=generator)
     return model.config, model.settings
 
 
