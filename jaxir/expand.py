@@ -134,7 +134,7 @@ def main(arguments: list[str]) -> int:
         return cli.main("jaxir.expand:plan", arguments[1:], example=PLAN)
     if arguments[:1] in (["--help"], ["-h"]):
         return cli.main("jaxir.expand:generate", ["--help"], example=EXAMPLE)
-    print(f"error: say what to do: {EXAMPLE}", file=sys.stderr)
+    print(f"error: say what to do, generate or plan: {EXAMPLE}", file=sys.stderr)
     return 1
 
 
