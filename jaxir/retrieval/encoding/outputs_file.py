@@ -22,7 +22,7 @@ from typing import Any
 
 import jax
 
-from jaxir.data.lines import Policy
+from jaxir.data.lines import OnBadInput, Policy
 from jaxir.data.sources import read_corpus
 from jaxir.distributed import wait_for_all
 from jaxir.errors import UserError
@@ -112,7 +112,7 @@ def write_outputs(
             what=f"generating for {input.name}" + (f", part {part + 1} of {parts}" if parts > 1 else ""),
             unit="texts",
         ) as bar:
-            documents = iter(read_corpus(input, on_bad_input))
+            documents = iter(read_corpus(input, OnBadInput(on_bad_input)))  # faults have been told
             for place in windows:
                 batch = list(itertools.islice(documents, window))
                 if place not in own or place.exists():
