@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from jaxir import cli, expand
+from jaxir.errors import UserError
 from jaxir.interop import model_dir
 from jaxir.models.decoding import Decoding
 from jaxir.retrieval.encoding import outputs_file
@@ -132,6 +133,13 @@ def test_what_was_interrupted_is_taken_up_and_ends_the_same(data, generator, tmp
     unfinished = tmp_path / ".cut.jsonl.unfinished"
     assert not cut.exists()
     assert [p.name for p in sorted(unfinished.iterdir())] == ["made.json", "outputs-00000.jsonl"]
+    begun = shutil.copytree(unfinished, tmp_path / ".spoilt.jsonl.unfinished")
+    for n in range(3):
+        (begun / f"outputs-{n:05d}.jsonl").write_text("[]\n")
+    with pytest.raises(UserError, match=r"outputs-00000\.jsonl is damaged: remove it"):
+        outputs_file.write_outputs(
+            generator, data / "texts.jsonl", tmp_path / "spoilt.jsonl", SAMPLED, window=3
+        )
     outputs_file.write_outputs(generator, data / "texts.jsonl", cut, SAMPLED, window=3)
     assert calls == [3, 3, 3, 2]
     assert cut.read_bytes() == whole.read_bytes() and not unfinished.exists()

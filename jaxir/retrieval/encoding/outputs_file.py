@@ -84,7 +84,7 @@ def write_outputs(
 
     Raises:
       BadInputError: a malformed line.
-      UserError: what was begun there is something else, or another run is writing it.
+      UserError: what was begun there is something else or damaged, or another run is writing it.
     """
     input, output = local_path(input), local_path(output, "written to")
     part, parts = jax.process_index(), jax.process_count()
@@ -153,7 +153,7 @@ def _finish(windows: list[Path], output: Path) -> OutputsReport:
                 raise UserError(f"{window} was removed meanwhile; run the same command again to make it anew")
             with open_to_read(window) as lines:
                 for line in lines:
-                    number = len(json.loads(line)["outputs"])
+                    number = len(_record(line, window)["outputs"])
                     report.texts += 1
                     report.outputs += number
                     report.without += not number
@@ -164,6 +164,14 @@ def _finish(windows: list[Path], output: Path) -> OutputsReport:
 
 def _line(record: dict[str, Any]) -> str:
     return json.dumps(record, ensure_ascii=False) + "\n"
+
+
+def _record(line: bytes, window: Path) -> dict[str, Any]:
+    with contextlib.suppress(ValueError):
+        record = json.loads(line)
+        if isinstance(record, dict) and isinstance(record.get("outputs"), list):
+            return record
+    raise UserError(f"{window} is damaged: remove it, and the same command makes it anew")
 
 
 def _sha256(path: Path) -> str:
