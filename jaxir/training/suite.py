@@ -21,13 +21,16 @@ from jaxir.training.state import Plan, TrainState
 def evaluators_of(recipe: Recipe) -> list[Evaluator]:
     """Returns the evaluators of a recipe: of its dev pairs, then the others that it has.
 
-    Dev pairs are evaluated by retrieval and, where plain pairs have what the objective reads, by its loss.
+    Dev pairs are evaluated by retrieval, where the model makes vectors, and where plain pairs have what the
+    objective reads, by its loss.
 
     Raises:
       UserError: see `check_evaluators`.
     """
-    found = [] if recipe.dev is None else [Retrieval(data=recipe.dev, distractors=recipe.dev_distractors)]
-    if found and recipe.objective.evaluated_on_pairs:
+    found: list[Evaluator] = []
+    if recipe.dev is not None and recipe.objective.searched_on_pairs:
+        found.append(Retrieval(data=recipe.dev, distractors=recipe.dev_distractors))
+    if recipe.dev is not None and recipe.objective.evaluated_on_pairs:
         found.append(Loss(data=recipe.dev))
     found.extend(recipe.evaluators or ())
     check_evaluators(found, recipe.dev_metric)
