@@ -47,8 +47,6 @@ class Generation(Evaluator):
         Raises:
           UserError: there are no data, the run trains no generator, or rouge-score is not installed.
         """
-        if self.data is None:
-            raise UserError("it has no data: name a dev split or a file of targets")
         if not isinstance(bench.objective, Seq2Seq):
             raise UserError("what is written is measured of generators, which Seq2Seq trains")
         require("rouge", "rouge_score")
