@@ -13,6 +13,8 @@ import jax
 from jaxir.errors import UserError
 from jaxir.features import Tokens
 from jaxir.interop.stored import EncoderSettings
+from jaxir.models.dual_encoder import DualEncoderConfig
+from jaxir.models.seq2seq import Seq2SeqConfig
 from jaxir.planning import (
     activations,
     advice,
@@ -276,10 +278,12 @@ def _describe(planned: Planned, step: Step) -> str:
     how = [backbone.dtype, "remat" if backbone.remat else "no remat"]
     how += ["scanned layers"] if backbone.scan_layers else []
     kind = type(backbone).__name__.removesuffix("Config")
-    return (
-        f"{config.sharing.upper().replace('_', '-')} of {kind} {backbone.num_layers} x {backbone.embed_dim},"
-        f" {count / 1e6:,.0f} M parameters; {', '.join(how)}"
-    )
+    what = f"{kind} {backbone.num_layers} x {backbone.embed_dim}"
+    if isinstance(config, DualEncoderConfig):
+        what = f"{config.sharing.upper().replace('_', '-')} of {what}"
+    elif isinstance(config, Seq2SeqConfig):
+        what = f"{what}, a decoder of {config.num_decoder_layers} layers"
+    return f"{what}, {count / 1e6:,.0f} M parameters; {', '.join(how)}"
 
 
 def _describe_batch(planned: Planned) -> str:
