@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 from flax import nnx
 
 from jaxir.features import Features, TextFormat, Tokens
-from jaxir.losses.tokens import token_cross_entropy
+from jaxir.losses.tokens import over_tokens, token_losses
 from jaxir.models import layers
 from jaxir.models.backbones import Encoder
+from jaxir.objectives.gradient_cache import embed_in_chunks
 from jaxir.objectives.lent import MaskedLMSource, head_for
 from jaxir.objectives.masking import choose_tokens, mask_as_bert
 from jaxir.objectives.objective import Batch, Metrics, Objective
-from jaxir.simple_types import Rate, checked
+from jaxir.simple_types import Count, Rate, checked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,10 +33,12 @@ class MaskedLM(Objective):
     Attributes:
       masking: share of the tokens that are predicted: of these 80 % are masked, 10 % become another token.
       head: `PretrainedMaskedLM(...)` of jaxir.interop.build, whose head it begins with; None: at random.
+      chunks: as in `Contrastive`.
     """
 
     masking: Rate = 0.15
     head: Any = None
+    chunks: Count | Literal["auto"] = 1
     evaluated_on_pairs = False
 
     def features(self, form: TextFormat) -> Features:
@@ -65,8 +68,12 @@ class MaskedLM(Objective):
         *masking, encoding = layers.split_key(key, 3)
         masked, chosen = auxiliary.mask(ids, masking, share=self.masking)
         encoder = model.encoder_of("passage")
-        hidden = encoder(masked, key=encoding)
-        return auxiliary.loss(encoder, hidden, ids, chosen)
+
+        def read(part: Batch, key: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+            return auxiliary.losses(encoder, encoder(part["masked"], key=key), part["ids"])
+
+        of_tokens = embed_in_chunks(read, {"ids": ids, "masked": masked}, encoding, chunks=self.chunks)
+        return over_tokens(*of_tokens, chosen)
 
 
 class MaskedWords(nnx.Module):
@@ -104,18 +111,15 @@ class MaskedWords(nnx.Module):
         vocab_size = len(self.head.bias[...])
         return mask_as_bert(ids, chosen, replacing, mask_id=self.mask_id, vocab_size=vocab_size), chosen
 
-    def loss(
-        self, encoder: Encoder, hidden: jax.Array, ids: jax.Array, chosen: jax.Array
-    ) -> tuple[jax.Array, Metrics]:
-        """Returns the mean of -log P(token) over the chosen places, and `token_accuracy`; float32 [].
+    def losses(self, encoder: Encoder, hidden: jax.Array, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns -log P(token) at each place, and whether it is the most likely one: float32, bool [B, L].
+
+        `losses.tokens.over_tokens` takes the mean over the chosen places.
 
         Args:
           encoder: whose token vectors are those of the logits.
           hidden: [B, L, E], what it made of the masked texts.
           ids: [B, L], the texts.
-          chosen: [B, L].
         """
         x, bias = self.head(hidden), layers.weight(self.head.bias)
-        return token_cross_entropy(
-            x, layers.weight(encoder.token_table.embedding, x.dtype), ids, chosen, bias=bias
-        )
+        return token_losses(x, layers.weight(encoder.token_table.embedding, x.dtype), ids, bias=bias)
