@@ -96,5 +96,15 @@ def test_a_row_binds(row):
     assert same == (not row.flags) or row.flags[-1] in DEFAULTS, row.flags
 
 
+def test_wangs_short_runs_end_within_the_warm_up():
+    """Table 5.11: 195 steps of 512 texts, of which 910 would be the warm-up."""
+    row = Row("", "wang2022", ["simcse"], [], ["DEV_TEXT=held_out.txt"])
+    recipe, _ = bound(row, ["--batch_size=512"])
+    settled = recipe.settled(100_000)
+    assert settled.steps == 196
+    last = float(settled.optimizer.build(settled.steps).schedule(195))
+    assert last == pytest.approx(3e-5 * 196 / 910)
+
+
 # Values of a sweep that are those of the base.
 DEFAULTS = {"--batch_size=64", "--gin.MASKING_RATIO=0.3", "--gin.LAMBDA=0.005"}
