@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import jax
@@ -311,10 +312,14 @@ def test_search_in_the_loop_is_search_of_the_encoder(tmp_path):
     (tmp_path / "qrels").mkdir()
     judged = [f"{query}\td{n + far}\t1" for n, query in enumerate(queries) for far in (4, 8, 21)]
     (tmp_path / "qrels/dev.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *judged]) + "\n")
+    for forum in ("android", "unix"):
+        shutil.copytree(tmp_path, tmp_path / "cqa" / forum, ignore=lambda *_: ["cqa"])
+    (tmp_path / "cqa/unix/qrels/dev.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *judged[:9]]))
     wanted, dropped = "R@10 CappedR@1 P@10", {"identical_ids": "drop"}
     judges = [
         Search(dataset=f"beir:{tmp_path}", wanted=wanted, **dropped),
         Search(dataset=str(tmp_path), name="kept"),
+        Search(dataset=f"cqadupstack:{tmp_path}/cqa", name="forums"),
     ]
     encoder = trained(tmp_path / "run", judges, "R@10")
     best = best_of(tmp_path / "run")
@@ -324,10 +329,16 @@ def test_search_in_the_loop_is_search_of_the_encoder(tmp_path):
         values = evaluate_collection(encoder, collection, metrics, **how).values
         found = {metric: logged(tmp_path / "run", f"dev/{name}{metric}")[best["step"]] for metric in values}
         assert found == pytest.approx(values, abs=1e-6) and 0 < values["R@10"] < 1
+    forums = {m: logged(tmp_path / "run", f"dev/forums/{m}") for m in ("R@10", "R@10/android", "R@10/unix")}
+    mean, android, unix = (values[best["step"]] for values in forums.values())
+    fewer = evaluate_collection(encoder, read_collection(tmp_path / "cqa/unix", "dev"), "R@10").values["R@10"]
+    assert (android, unix) == pytest.approx((found["R@10"], fewer)) and android != unix > 0
+    assert mean == pytest.approx((android + unix) / 2)
     with pytest.raises(UserError, match="metric 'R@@10' cannot be computed"):
         trained(tmp_path / "other", [Search(dataset=str(tmp_path), wanted="R@@10")], "R@10")
     with pytest.raises(
-        UserError, match="evaluator Search: dataset must be beir:DIR or quora:DIR or eproduct:DIR"
+        UserError,
+        match="evaluator Search: dataset must be beir:DIR or quora:DIR or eproduct:DIR or cqadupstack:DIR",
     ):
         trained(tmp_path / "other", [Search(dataset="sts:x", wanted="R@10")], "R@10")
     assert not (tmp_path / "other").exists()
