@@ -105,18 +105,19 @@ class CPDAE(Objective):
         )
 
         def read(part: Batch, keys: tuple[jax.Array | None, ...]) -> tuple[Any, Any]:
-            texts = [
-                (part[name], "passage", key) for name, key in zip(("first", "second"), keys, strict=True)
-            ]
+            texts = [(part["first"], "passage", keys[0]), (part["second"], "passage", keys[1])]
             vectors, hidden = zip(*model.encode_with_tokens(texts), strict=True)
-            encoder = model.encoder_of("passage")
-            return vectors, [head.losses(encoder, x, part["ids"]) for x in hidden]
+            encoder, places = model.encoder_of("passage"), (part["first_chosen"], part["second_chosen"])
+            return vectors, [
+                head.losses(encoder, x, part["ids"], chosen, share=self.masking)
+                for x, chosen in zip(hidden, places, strict=True)
+            ]
 
         parts = {"ids": ids, "first": masked[0], "second": masked[1]}
+        parts |= {"first_chosen": chosen[0], "second_chosen": chosen[1]}
         vectors, found = embed_in_chunks(read, parts, tuple(keys[4:]), chunks=self.chunks)
         # Side by side: a text's places stay on its device.
-        losses, hits, places = (jnp.concatenate(x, axis=1) for x in (*zip(*found, strict=True), chosen))
-        of_tokens, metrics = over_tokens(losses, hits, places)
+        of_tokens, metrics = over_tokens(*(jnp.concatenate(x, axis=1) for x in zip(*found, strict=True)))
         logits = [auxiliary.decoder(vector) for vector in vectors]
         words = words_of(ids, logits[0].shape[1])
         weights = None if auxiliary.idf is None else auxiliary.idf[...]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from jaxir.features import Features, TextFormat, Tokens
@@ -15,7 +16,7 @@ from jaxir.models import layers
 from jaxir.models.backbones import Encoder
 from jaxir.objectives.gradient_cache import embed_in_chunks
 from jaxir.objectives.lent import MaskedLMSource, head_for
-from jaxir.objectives.masking import choose_tokens, mask_as_bert
+from jaxir.objectives.masking import choose_tokens, mask_as_bert, most_chosen, places_of
 from jaxir.objectives.objective import Batch, Metrics, Objective
 from jaxir.simple_types import Count, Rate, checked
 
@@ -69,11 +70,12 @@ class MaskedLM(Objective):
         masked, chosen = auxiliary.mask(ids, masking, share=self.masking)
         encoder = model.encoder_of("passage")
 
-        def read(part: Batch, key: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-            return auxiliary.losses(encoder, encoder(part["masked"], key=key), part["ids"])
+        def read(part: Batch, key: jax.Array | None) -> tuple[jax.Array, ...]:
+            hidden = encoder(part["masked"], key=key)
+            return auxiliary.losses(encoder, hidden, part["ids"], part["chosen"], share=self.masking)
 
-        of_tokens = embed_in_chunks(read, {"ids": ids, "masked": masked}, encoding, chunks=self.chunks)
-        return over_tokens(*of_tokens, chosen)
+        parts = {"ids": ids, "masked": masked, "chosen": chosen}
+        return over_tokens(*embed_in_chunks(read, parts, encoding, chunks=self.chunks))
 
 
 class MaskedWords(nnx.Module):
@@ -111,15 +113,27 @@ class MaskedWords(nnx.Module):
         vocab_size = len(self.head.bias[...])
         return mask_as_bert(ids, chosen, replacing, mask_id=self.mask_id, vocab_size=vocab_size), chosen
 
-    def losses(self, encoder: Encoder, hidden: jax.Array, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns -log P(token) at each place, and whether it is the most likely one: float32, bool [B, L].
+    def losses(
+        self, encoder: Encoder, hidden: jax.Array, ids: jax.Array, chosen: jax.Array, *, share: float
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Returns what `losses.tokens.over_tokens` takes the mean of, over the chosen places.
 
-        `losses.tokens.over_tokens` takes the mean over the chosen places.
+        Logits are made of these places alone, which are few: of as many of each text as `mask` may choose.
 
         Args:
           encoder: whose token vectors are those of the logits.
           hidden: [B, L, E], what it made of the masked texts.
           ids: [B, L], the texts.
+          chosen: [B, L].
+          share: what `mask` was given.
+
+        Returns:
+          -log P(token) at P places of each text, whether it is the most likely one, and whether the place was
+          chosen: [B, P], float32 and bool.
         """
+        places = places_of(chosen, most_chosen(ids.shape[1], share))
+        hidden = jnp.take_along_axis(hidden, places[..., None], axis=1)
+        targets, kept = (jnp.take_along_axis(x, places, axis=1) for x in (ids, chosen))
         x, bias = self.head(hidden), layers.weight(self.head.bias)
-        return token_losses(x, layers.weight(encoder.token_table.embedding, x.dtype), ids, bias=bias)
+        table = layers.weight(encoder.token_table.embedding, x.dtype)
+        return *token_losses(x, table, targets, bias=bias), kept

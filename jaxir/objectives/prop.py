@@ -111,11 +111,13 @@ class PROP(Objective):
             texts = [(sets, "query", keys[0]), (part["masked"], "passage", keys[1])]
             (vectors, _), (document, hidden) = model.encode_with_tokens(texts)
             near = jnp.einsum("BSD,BD->BS", vectors.reshape(len(document), 2, -1), document)
-            return near, masked_lm.losses(model.encoder_of("passage"), hidden, part["ids"])
+            encoder = model.encoder_of("passage")
+            of_tokens = masked_lm.losses(encoder, hidden, part["ids"], part["chosen"], share=self.masking)
+            return near, of_tokens
 
-        parts = {"ids": ids, "masked": masked, "sets": sets.ids}
+        parts = {"ids": ids, "masked": masked, "chosen": chosen, "sets": sets.ids}
         near, of_tokens = embed_in_chunks(read, parts, (of_sets, of_documents), chunks=self.chunks)
-        of_masked, metrics = over_tokens(*of_tokens, chosen)
+        of_masked, metrics = over_tokens(*of_tokens)
         better = jnp.sign(sets.log_p[:, 0] - sets.log_p[:, 1])
         ahead = better * (near[:, 0] - near[:, 1])
         differ = better != 0

@@ -84,12 +84,13 @@ class Seed(Objective):
             encoding, decoding = keys
             encoder, ids = model.encoder_of("passage"), part["ids"]
             ((vector, hidden),) = model.encode_with_tokens([(part["masked"], "passage", encoding)])
-            of_masked = auxiliary.masked_lm.losses(encoder, hidden, ids)
+            how = {"share": self.masking}
+            of_masked = auxiliary.masked_lm.losses(encoder, hidden, ids, part["chosen"], **how)
             return of_masked, next_token_losses(auxiliary.decoder, encoder, ids, vector, key=decoding)
 
-        parts = {"ids": ids, "masked": masked}
+        parts = {"ids": ids, "masked": masked, "chosen": chosen}
         of_masked, of_next = embed_in_chunks(read, parts, (encoding, decoding), chunks=self.chunks)
-        of_masked, metrics = over_tokens(*of_masked, chosen)
+        of_masked, metrics = over_tokens(*of_masked)
         of_decoder, found = over_tokens(*of_next, ids[:, 1:] != 0)
         return of_masked + of_decoder, metrics | {
             "masked_lm_loss": of_masked,
