@@ -14,6 +14,7 @@ def convert(
     to: Literal["jaxir", "hf", "st", "t5x", "sentence_transformers"] = "jaxir",
     tokenizer: str | None = None,
     pooling: Literal["mean", "cls", "lasttoken", "first_last", "embeddings_last"] | None = None,
+    similarity: Literal["cosine", "dot"] | None = None,
     kind: Literal["dual_encoder", "cross_encoder", "seq2seq"] | None = None,
 ) -> None:
     """Converts a model from one format to another.
@@ -35,12 +36,16 @@ def convert(
       pooling: how a dual encoder makes one vector of a text's tokens, instead of its own way: the mean, the
         first token or the last real one; of the BERT family also the mean of the first block's output and the
         last's, or of what the first block reads and the last's output.
+      similarity: how a dual encoder's vectors are compared, instead of its own way: with cosine they have
+        length 1, with dot the length they come out with.
       kind: the kind of model to read (default: as the folder says; T5's hold a generator, seq2seq, and the
         encoder of a dual encoder, which is the default there).
     """
     from jaxir.interop import formats
 
-    formats.convert(source, output, to, tokenizer=tokenizer, pooling=pooling, kind=kind)
+    formats.convert(
+        source, output, to, tokenizer=tokenizer, pooling=pooling, similarity=similarity, kind=kind
+    )
     print(f"wrote {output}")
 
 

@@ -138,11 +138,9 @@ OF_TEXTS = [
 DPR_DIFFCSE = "gin/objectives/dpr_diffcse.gin"
 LACKING = {kind["models"]: {"TOKENIZER", "SHARING"} for kind in (CROSS, SEQ2SEQ)} | {
     SEQ2SEQ["objectives"]: {"TEMPERATURE", "CHUNKS"},
-    **{o: {"TEMPERATURE", "CHUNKS"} for o in AUTOENCODERS},
+    **{o: {"TEMPERATURE"} for o in AUTOENCODERS},
 }
-LACKING |= {f"gin/objectives/{name}.gin": {"TEMPERATURE", "CHUNKS"} for name in ("seed", "prop")}
-LACKING |= {"gin/objectives/cpdae.gin": {"CHUNKS"}}
-LACKING |= {f"gin/objectives/{name}.gin": {"TEMPERATURE"} for name in ("triplet", "margin")}
+LACKING |= {f"gin/objectives/{name}.gin": {"TEMPERATURE"} for name in ("triplet", "margin", "seed", "prop")}
 
 
 def small(model: str, folder: Path) -> list[str]:
@@ -276,6 +274,15 @@ def test_objectives_of_texts_are_traced_with_all_that_they_name(objective, bindi
     metrics = trace(bound, loaded, partitioner, num_negatives=0)
     assert metrics["loss"].shape == ()
     assert gin.query_parameter("DROPOUT/gin.macro.value") == 0.1
+
+
+@pytest.mark.parametrize("objective", OF_TEXTS)
+def test_chunks_reach_all_parts_of_an_objective_of_texts(objective):
+    for autoencoder in MULTI_TASK if "multi_task" in objective else [()]:
+        bindings = ["TEXT=x", "CHUNKS=2", *([autoencoder] if autoencoder else [])]
+        gin_config.bind(train, ["gin/unsupervised.gin", objective], bindings, {"output_dir": "run"})
+        found = gin.get_bindings(train)["objective"]
+        assert {part.chunks for part in getattr(found, "parts", {"": found}).values()} == {2}
 
 
 @pytest.mark.parametrize("more", ["", "gin/experiments/targets.gin"])

@@ -83,7 +83,22 @@ def search_collection(
         raise UserError(f"depth must be at least 1, not {depth}")
     passages = encoder.encode_passages(collection.documents)
     queries = encoder.encode_queries(collection.queries)
-    index = ExactIndex.build(passages, collection.document_ids, similarity=encoder.similarity)
+    return search_vectors(queries, passages, collection, similarity=encoder.similarity, depth=depth)
+
+
+def search_vectors(
+    queries: np.ndarray, passages: np.ndarray, collection: Collection, *, similarity: str, depth: int
+) -> dict[str, dict[str, float]]:
+    """Returns each query's `depth` best documents, or all if there are fewer, with their scores.
+
+    Args:
+      queries: float32 [Q, D], of the collection's queries.
+      passages: float32 [N, D], of its documents.
+      collection: whose they are.
+      similarity: "cosine" or "dot".
+      depth: how many.
+    """
+    index = ExactIndex.build(passages, collection.document_ids, similarity=similarity)
     scores, ids = index.search(queries, depth)
     return {
         query_id: dict(zip(found, row.tolist(), strict=False))

@@ -8,12 +8,13 @@ from jaxir.errors import UserError, suggest
 from jaxir.files import local_path
 
 
-def parse_dataset(spec: str, *kinds: str) -> tuple[str, Path]:
+def parse_dataset(spec: str, *kinds: str, what: str = "--dataset") -> tuple[str, Path]:
     """Returns the kind and the directory of `KIND:DIR`; a directory alone is a BEIR folder.
 
     Args:
       spec: what the user wrote.
       *kinds: the kinds that are meant.
+      what: what the setting is called.
 
     Raises:
       UserError: another kind, or no directory.
@@ -25,5 +26,5 @@ def parse_dataset(spec: str, *kinds: str) -> tuple[str, Path]:
     if not colon or kind not in kinds or not directory:
         missing = "" if colon else ", which is no directory"
         expected = " or ".join(f"{known}:DIR" for known in kinds)
-        raise UserError(f"--dataset must be {expected}, not {spec!r}{suggest(kind, kinds) or missing}")
+        raise UserError(f"{what} must be {expected}, not {spec!r}{suggest(kind, kinds) or missing}")
     return kind, local_path(directory)

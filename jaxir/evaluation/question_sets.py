@@ -98,6 +98,10 @@ def read_cqadupstack(directory: str | Path, split: str = "test") -> dict[str, Co
     return found
 
 
+# What is one collection, by its kind; CQADupStack is several.
+COLLECTIONS = {"beir": read_collection, "quora": read_quora, "eproduct": read_eproduct}
+
+
 def _is_beir(directory: Path) -> bool:
     return any((directory / name).is_file() for name in ("corpus.jsonl", "corpus.jsonl.gz"))
 

@@ -185,13 +185,12 @@ def score_model(
 ) -> Scored:
     """Scores a model on a beir:, quora: or eproduct: collection by exact search, and its baseline's run."""
     # Scoring a run file loads no jax.
-    from jaxir.evaluation.collection import evaluate_collection, read_collection
-    from jaxir.evaluation.question_sets import read_eproduct, read_quora
+    from jaxir.evaluation.collection import evaluate_collection
+    from jaxir.evaluation.question_sets import COLLECTIONS
     from jaxir.retrieval.encoding.dual_encoder import DualEncoder
 
     parse_metrics(metrics)
-    read_kind = {"beir": read_collection, "quora": read_quora, "eproduct": read_eproduct}[kind]
-    collection = read_kind(directory, split)
+    collection = COLLECTIONS[kind](directory, split)
     name, files = ("", []) if baseline is None else parse_system(baseline)
     read = [read_run(file) for file in files]  # malformed ones cost no encoding
     encoder = DualEncoder.load(model)

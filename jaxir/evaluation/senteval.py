@@ -57,19 +57,22 @@ def evaluate_senteval(encoder: QueryEncoder, tasks: dict[str, Task]) -> dict[str
       encoder: the model.
       tasks: what `read_senteval` gives.
     """
+    return scores_of(tasks, encoder.encode_queries(texts_of(tasks)))
+
+
+def scores_of(tasks: dict[str, Task], vectors: np.ndarray, *, folds: int = FOLDS) -> dict[str, TaskScores]:
+    """Scores the vectors float32 [N, D] of `texts_of(tasks)`; `folds` is of cross-validations."""
     from sklearn.exceptions import ConvergenceWarning
     from threadpoolctl import threadpool_limits
 
-    texts = texts_of(tasks)
-    vectors = encoder.encode_queries(texts)
-    place = {text: number for number, text in enumerate(texts)}
+    place = {text: number for number, text in enumerate(texts_of(tasks))}
     scores = {}
     # Of matrices this small several threads of BLAS make a fit tens of times as long.
     with threadpool_limits(1), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # 100 iterations are the protocol's
         for name, task in tasks.items():
             parts = {part: _data(rows, vectors, place) for part, rows in task.items()}
-            scores[name] = PROTOCOLS[frozenset(task)](name, parts)
+            scores[name] = PROTOCOLS[frozenset(task)](name, parts, folds)
     return scores
 
 
@@ -96,38 +99,38 @@ def _best(score: Callable[[float], float], grid: Sequence[float]) -> tuple[float
     return grid[int(np.argmax(scores))], max(scores)
 
 
-def _cross_validated(data: Data) -> Callable[[float], float]:
+def _cross_validated(data: Data, count: int) -> Callable[[float], float]:
     """Returns C -> the mean accuracy over the folds of `data`."""
-    folds = list(_folds(data))
+    folds = list(_folds(data, count))
     return lambda c: np.mean([_fit(train, c).score(*held_out) for train, held_out in folds])
 
 
-def _folds(data: Data) -> list[tuple[Data, Data]]:
+def _folds(data: Data, count: int) -> list[tuple[Data, Data]]:
     from sklearn.model_selection import StratifiedKFold
 
     x, y = data
-    split = StratifiedKFold(FOLDS, shuffle=True, random_state=SEED).split(x, y)
+    split = StratifiedKFold(count, shuffle=True, random_state=SEED).split(x, y)
     return [((x[train], y[train]), (x[test], y[test])) for train, test in split]
 
 
-def _nested(name: str, parts: dict[str, Data]) -> TaskScores:
+def _nested(name: str, parts: dict[str, Data], folds: int) -> TaskScores:
     """MR, CR, SUBJ, MPQA: ten folds, and within each ten more to choose C by."""
     found = []
-    for train, test in progress(_folds(parts["all"]), what=f"classify {name}", unit="folds"):
-        c, dev = _best(_cross_validated(train), GRID)
+    for train, test in progress(_folds(parts["all"], folds), what=f"classify {name}", unit="folds"):
+        c, dev = _best(_cross_validated(train, folds), GRID)
         found.append((round(100 * _fit(train, c).score(*test), 2), dev))
     accuracy, dev = np.mean(found, axis=0)
     count = len(parts["all"][1])
     return TaskScores(accuracy=float(accuracy), dev=float(dev), f1=None, train=count, test=count)
 
 
-def _folds_of_train(name: str, parts: dict[str, Data]) -> TaskScores:
+def _folds_of_train(name: str, parts: dict[str, Data], folds: int) -> TaskScores:
     """TREC, MRPC: C by ten folds of the training set."""
-    c, dev = _best(_cross_validated(parts["train"]), TEST_GRID)
+    c, dev = _best(_cross_validated(parts["train"], folds), TEST_GRID)
     return _tested(name, parts, c, dev)
 
 
-def _dev_set(name: str, parts: dict[str, Data]) -> TaskScores:
+def _dev_set(name: str, parts: dict[str, Data], folds: int) -> TaskScores:
     """SST2: C by the dev set."""
     c, dev = _best(lambda c: _fit(parts["train"], c).score(*parts["dev"]), GRID)
     return _tested(name, parts, c, dev)
@@ -142,7 +145,7 @@ def _tested(name: str, parts: dict[str, Data], c: float, dev: float) -> TaskScor
     return TaskScores(accuracy=accuracy, dev=dev, f1=f1, train=len(parts["train"][1]), test=len(y))
 
 
-PROTOCOLS: dict[frozenset[str], Callable[[str, dict[str, Data]], TaskScores]] = {
+PROTOCOLS: dict[frozenset[str], Callable[[str, dict[str, Data], int], TaskScores]] = {
     frozenset({"all"}): _nested,
     frozenset({"train", "test"}): _folds_of_train,
     frozenset({"train", "dev", "test"}): _dev_set,

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import jax
 import numpy as np
@@ -147,6 +147,8 @@ class PretrainedMaskedLM:
       dtype: type of matrix products.
     """
 
+    _what: ClassVar[str] = "a masked language model"
+
     source: str
     dtype: Literal["float32", "bfloat16"] = "float32"
 
@@ -156,7 +158,7 @@ class PretrainedMaskedLM:
         Raises:
           UserError: there is no such folder, or it is of another architecture.
         """
-        return self._computed(masked_lm.outline(hub.configuration(self._name)))
+        return self._computed(masked_lm.outline(hub.configuration(_name_of(self.source, self._what))))
 
     def build(self) -> tuple[MaskedLanguageModel, str]:
         """Reads the model; returns it, on the default device, and its `Tokenizer.vocabulary`.
@@ -164,19 +166,32 @@ class PretrainedMaskedLM:
         Raises:
           UserError: there is no such model, it is damaged, or it has no such head.
         """
-        found = masked_lm.read(hub.resolve(self._name, check=hf.check))
+        found = masked_lm.read(hub.resolve(_name_of(self.source, self._what), check=hf.check))
         found = dataclasses.replace(found, config=self._computed(found.config))
         return stored.build(found), found.tokenizer.vocabulary
 
-    @property
-    def _name(self) -> str:
-        form, _, name = self.source.partition(":")
-        if form != "hf" or not name:
-            raise UserError(f"{self.source}: a masked language model is written hf:NAME or hf:DIRECTORY")
-        return name
-
     def _computed(self, config: MaskedLMConfig) -> MaskedLMConfig:
         return dataclasses.replace(config, backbone=dataclasses.replace(config.backbone, dtype=self.dtype))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class PretrainedPooler:
+    """The pooler of a BERT: the layer over [CLS] that its next-sentence prediction was trained with.
+
+    Attributes:
+      source: `hf:` and a local directory or a name on the hub.
+    """
+
+    source: str
+
+    def read(self) -> dict[str, np.ndarray]:
+        """Returns its `kernel` [D, D] and `bias` [D], float32.
+
+        Raises:
+          UserError: there is no such folder, it is damaged, or it has no pooler.
+        """
+        return masked_lm.read_pooler(hub.resolve(_name_of(self.source, "a pooler"), check=hf.check))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -251,6 +266,18 @@ def _loaded(
         return LoadedModel(stored.build(model, partitioner), model.tokenizer, model.settings, fingerprint)
 
     return model_dir.read_with(built, start.source, tokenizer=tokenizer, kind=kind)
+
+
+def pooler_of(source: str | None) -> PretrainedPooler | None:
+    """Returns the pooler of a folder (see `PretrainedPooler`); of None none."""
+    return None if source is None else PretrainedPooler(source=source)
+
+
+def _name_of(source: str, what: str) -> str:
+    form, _, name = source.partition(":")
+    if form != "hf" or not name:
+        raise UserError(f"{source}: {what} is written hf:NAME or hf:DIRECTORY")
+    return name
 
 
 def _with_new_head(found: StoredModel, *, seed: int, where: str) -> StoredModel:

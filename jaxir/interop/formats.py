@@ -24,6 +24,7 @@ def convert(
     *,
     tokenizer: str | None = None,
     pooling: Pooling | None = None,
+    similarity: Literal["cosine", "dot"] | None = None,
     kind: str | None = None,
     optimizer_state: bool = False,
 ) -> None:
@@ -40,6 +41,7 @@ def convert(
         normalisation.
       tokenizer: of a `t5x:` source, which has none of its own (see `t5x.read`).
       pooling: of a dual encoder, instead of its own.
+      similarity: likewise.
       kind: what to read of a folder that holds several kinds of models, as T5's do; see `kinds.KINDS`.
       optimizer_state: write Adafactor's state too, from a run's directory to "t5x".
 
@@ -58,15 +60,17 @@ def convert(
     elif to != "t5x" or not is_bucket(output):
         check_new_directory(output)
 
+    changes = {"pooling": pooling, "similarity": similarity}
+    given = [name for name, value in changes.items() if value is not None]
+
     def write(model: StoredModel, _: str | None) -> None:
-        if pooling is not None:
-            model = Overrides(pooling=pooling).apply(model, seed=0, where=source)
+        if given:
+            model = Overrides(**changes).apply(model, seed=0, where=source)
         _write(model, source, output, to, optimizer_state)
 
-    if pooling is not None and kind not in (None, "dual_encoder"):
-        raise UserError(f"a {kind} has no pooling: leave out --pooling")
-    kind = kind if pooling is None else "dual_encoder"
-    model_dir.read_with(write, source, tokenizer=tokenizer, kind=kind)
+    if given and kind not in (None, "dual_encoder"):
+        raise UserError(f"a {kind} has no {given[0]}: leave out --{given[0]}")
+    model_dir.read_with(write, source, tokenizer=tokenizer, kind="dual_encoder" if given else kind)
 
 
 def _write(

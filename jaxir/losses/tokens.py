@@ -33,11 +33,28 @@ def token_cross_entropy(
     Returns:
       The loss and `token_accuracy`, the share of tokens that are right; float32 [].
     """
-
     losses, hits = token_losses(hidden, table, targets, bias=bias)
+    return over_tokens(losses, hits, kept, mean_over=mean_over)
+
+
+@jaxtyped(typechecker=beartype)
+def over_tokens(
+    losses: Float32[Array, "B T"],
+    hits: Bool[Array, "B T"],
+    kept: Bool[Array, "B T"],
+    *,
+    mean_over: Literal["tokens", "texts"] = "tokens",
+) -> tuple[Float32[Array, ""], dict[str, Float32[Array, ""]]]:
+    """Returns the mean of `token_losses` over the tokens that are kept, and `token_accuracy`.
+
+    Args:
+      losses: [B, T].
+      hits: [B, T].
+      kept: [B, T], as that of `token_cross_entropy`, and so is `mean_over`.
+    """
     count = jnp.maximum(kept.sum(dtype=jnp.float32), 1.0)
     accuracy = (hits & kept).sum(dtype=jnp.float32) / count
-    over = count if mean_over == "tokens" else jnp.float32(len(targets))
+    over = count if mean_over == "tokens" else jnp.float32(len(losses))
     return jnp.where(kept, losses, 0.0).sum() / over, {"token_accuracy": accuracy}
 
 

@@ -12,9 +12,11 @@ from flax import nnx
 from jaxtyping import Array, Int32, Key, jaxtyped
 
 from jaxir.features import Features, TextFormat, Tokens
-from jaxir.losses.tokens import token_cross_entropy
+from jaxir.losses.tokens import over_tokens, token_losses
 from jaxir.models import layers
+from jaxir.models.backbones import Encoder
 from jaxir.models.decoder import VectorDecoder, decoder_for
+from jaxir.objectives.gradient_cache import embed_in_chunks
 from jaxir.objectives.masking import choose_tokens, close_gaps, is_word
 from jaxir.objectives.objective import Batch, Metrics, Objective
 from jaxir.simple_types import Count, Rate, checked
@@ -36,6 +38,7 @@ class CLMAutoencoder(Objective):
       decoder_dropout: its dropout.
       deletion: share of the tokens that the encoder is not shown (TSDAE), each by itself.
       mean_over: "texts" is the equation's sum over the tokens of a text; "tokens" their mean.
+      chunks: as in `Contrastive`.
     """
 
     decoder_layers: Count = 2
@@ -43,6 +46,7 @@ class CLMAutoencoder(Objective):
     decoder_dropout: Rate = 0.1
     deletion: Rate = 0.0
     mean_over: Literal["texts", "tokens"] = "texts"
+    chunks: Count | Literal["auto"] = 1
     evaluated_on_pairs = False
 
     def features(self, form: TextFormat) -> Features:
@@ -75,18 +79,36 @@ class CLMAutoencoder(Objective):
         if self.deletion:
             left = ids if deleting is None else delete_tokens(ids, deleting, share=self.deletion)
             more = {"tokens_left": (left != 0).sum(1, dtype=jnp.float32).mean()}
-        vector = model.encode(left, tower="passage", key=encoding)
-        table = model.encoder_of("passage").token_table
-        read, targets = ids[:, :-1], ids[:, 1:]
-        hidden = auxiliary(table(read), read != 0, vector, key=decoding)
-        loss, metrics = token_cross_entropy(
-            hidden,
-            layers.weight(table.embedding, hidden.dtype),
-            targets,
-            targets != 0,
-            mean_over=self.mean_over,
-        )
+
+        def read(part: Batch, keys: tuple[jax.Array | None, ...]) -> tuple[jax.Array, jax.Array]:
+            vector = model.encode(part["left"], tower="passage", key=keys[0])
+            encoder = model.encoder_of("passage")
+            return next_token_losses(auxiliary, encoder, part["ids"], vector, key=keys[1])
+
+        parts, keys = {"ids": ids, "left": left}, (encoding, decoding)
+        of_tokens = embed_in_chunks(read, parts, keys, chunks=self.chunks)
+        loss, metrics = over_tokens(*of_tokens, ids[:, 1:] != 0, mean_over=self.mean_over)
         return loss, metrics | more
+
+
+def next_token_losses(
+    decoder: VectorDecoder, encoder: Encoder, ids: jax.Array, vector: jax.Array, *, key: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+    """Returns -log P(token | those before it, the vector), and whether it is the most likely one.
+
+    Args:
+      decoder: which predicts.
+      encoder: whose token vectors, in and out, are the decoder's.
+      ids: [B, L], texts.
+      vector: [B, D], of each text.
+      key: of dropout; None turns it off.
+
+    Returns:
+      Both of the tokens after the first, [B, L - 1], float32 and bool.
+    """
+    table, read = encoder.token_table, ids[:, :-1]
+    hidden = decoder(table(read), read != 0, vector, key=key)
+    return token_losses(hidden, layers.weight(table.embedding, hidden.dtype), ids[:, 1:])
 
 
 @jaxtyped(typechecker=beartype)

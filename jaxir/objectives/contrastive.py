@@ -80,10 +80,6 @@ class Contrastive(Objective):
         Raises:
           UserError: `chunks` does not divide B.
         """
-        if self.chunks == "auto":
-            raise ValueError('chunks="auto" is the training loop\'s to choose: give a number')
-        if self.chunks == 1:
-            return self._embed_at_once(model, batch, key)
         ids = {name: x for name, x in batch.items() if name.endswith("_ids")}
         return embed_in_chunks(
             lambda part, key: self._embed_at_once(model, part, key), ids, key, chunks=self.chunks

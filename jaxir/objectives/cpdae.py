@@ -11,14 +11,16 @@ from flax import nnx
 
 from jaxir.features import Features, Key, TextFormat, Tokens
 from jaxir.losses.samtone import samtone
+from jaxir.losses.tokens import over_tokens
 from jaxir.losses.word_distributions import bag_of_words, js_softmax, log_normalised_sigmoid
 from jaxir.models import layers
 from jaxir.models.decoder import WordDecoder
+from jaxir.objectives.gradient_cache import embed_in_chunks
 from jaxir.objectives.masked_lm import MaskedWords
 from jaxir.objectives.masking import is_word
 from jaxir.objectives.objective import Batch, Corpus, Metrics, Objective
 from jaxir.partitioning import constrain
-from jaxir.simple_types import NotNegative, PositiveNumber, Rate, checked
+from jaxir.simple_types import Count, NotNegative, PositiveNumber, Rate, checked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,6 +53,7 @@ class CPDAE(Objective):
       weight: lambda, of the contrastive loss.
       temperature: divides -JS or the similarity; the paper has none, which is 1.
       idf: weighs each word of L_REC by log((1 + N) / (1 + n)), where n of the N texts of the corpus have it.
+      chunks: as in `Contrastive`; the word distributions are those of the whole batch.
     """
 
     masking: Rate = 0.15
@@ -59,6 +62,7 @@ class CPDAE(Objective):
     weight: NotNegative = 0.1
     temperature: PositiveNumber = 1.0
     idf: bool = False
+    chunks: Count | Literal["auto"] = 1
     evaluated_on_pairs = False
 
     def features(self, form: TextFormat) -> Features:
@@ -99,18 +103,21 @@ class CPDAE(Objective):
             *(head.mask(ids, keys[2 * n : 2 * n + 2], share=self.masking, fixed=n) for n in range(2)),
             strict=True,
         )
-        texts = [(text, "passage", key) for text, key in zip(masked, keys[4:], strict=True)]
-        vectors, hidden = zip(*model.encode_with_tokens(texts), strict=True)
 
-        def both(parts: tuple[jax.Array, ...]) -> jax.Array:
-            """[B, ...] twice to [2 B, ...], rows of a text side by side: they stay on their devices."""
-            x = jnp.stack(parts, axis=1).reshape(2 * len(ids), *parts[0].shape[1:])
-            return constrain(x, ("batch", *[None] * (x.ndim - 1)))
+        def read(part: Batch, keys: tuple[jax.Array | None, ...]) -> tuple[Any, Any]:
+            texts = [(part["first"], "passage", keys[0]), (part["second"], "passage", keys[1])]
+            vectors, hidden = zip(*model.encode_with_tokens(texts), strict=True)
+            encoder, places = model.encoder_of("passage"), (part["first_chosen"], part["second_chosen"])
+            return vectors, [
+                head.losses(encoder, x, part["ids"], chosen, share=self.masking)
+                for x, chosen in zip(hidden, places, strict=True)
+            ]
 
-        twice = both((ids, ids))
-        of_tokens, metrics = head.loss(
-            model.encoder_of("passage"), both(hidden), twice, both(chosen), share=self.masking
-        )
+        parts = {"ids": ids, "first": masked[0], "second": masked[1]}
+        parts |= {"first_chosen": chosen[0], "second_chosen": chosen[1]}
+        vectors, found = embed_in_chunks(read, parts, tuple(keys[4:]), chunks=self.chunks)
+        # Side by side: a text's places stay on its device.
+        of_tokens, metrics = over_tokens(*(jnp.concatenate(x, axis=1) for x in zip(*found, strict=True)))
         logits = [auxiliary.decoder(vector) for vector in vectors]
         words = words_of(ids, logits[0].shape[1])
         weights = None if auxiliary.idf is None else auxiliary.idf[...]

@@ -16,19 +16,17 @@ from jaxir.models import layers
 from jaxir.models.backbones import check_editable
 from jaxir.models.dual_encoder import l2_normalize
 from jaxir.models.masked_lm import MaskedLanguageModel
-from jaxir.models.projector import BatchNormProjector, TanhProjector
+from jaxir.models.projector import BatchNormProjector
 from jaxir.objectives.changes import Change, Kind, longest, make_change
 from jaxir.objectives.contrastive import Contrastive, Embeddings
 from jaxir.objectives.discriminator import Discriminator, Task
 from jaxir.objectives.gradient_cache import embed_in_chunks
-from jaxir.objectives.lent import head_for, masked_lm_for
+from jaxir.objectives.lent import head_for, masked_lm_for, pooler_for
 from jaxir.objectives.masking import mask_as_bert, places_of
 from jaxir.objectives.objective import Batch, Metrics, Objective
 from jaxir.objectives.simcse import SimCSE
 from jaxir.objectives.two_views import TwoViews
 from jaxir.simple_types import Count, Rate, checked
-
-PROJECTORS = {"batch_norm": BatchNormProjector, "tanh": TanhProjector}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,6 +73,7 @@ class DiffCSE(Objective):
       head: `PretrainedMaskedLM(...)`, with whose head D begins for the last two; None: at random.
       projector: what h goes through: "batch_norm", two layers with BatchNorm over the whole batch and all
         its views; "tanh", BERT's pooler; "none".
+      pooler: `PretrainedPooler(...)` of jaxir.interop.build, which "tanh" begins as; None: at random.
       follow: "paper" or "code".
       chunks: as in `Contrastive`; G and D go through the batch in as many parts.
     """
@@ -90,6 +89,7 @@ class DiffCSE(Objective):
     task: Task = "replaced"
     head: Any = None
     projector: Literal["batch_norm", "tanh", "none"] = "batch_norm"
+    pooler: Any = None
     follow: Literal["paper", "code"] = "paper"
     chunks: Count | Literal["auto"] = 1
 
@@ -103,6 +103,10 @@ class DiffCSE(Objective):
             raise UserError(f'task {self.task!r} predicts tokens that were replaced: change is "replace"')
         if self.follow == "code" and self.task != "replaced":
             raise UserError('the authors\' code has no other task than "replaced": follow is "paper"')
+        if self.pooler is not None and self.projector != "tanh":
+            raise UserError(
+                f'a pooler is what projector "tanh" begins as, and projector is {self.projector!r}'
+            )
         if self._generates and self.generator is None:
             raise UserError("DiffCSE needs a generator that fills masks: set GENERATOR=hf:FOLDER")
 
@@ -146,8 +150,10 @@ class DiffCSE(Objective):
         """
         self.contrastive.auxiliary(model, form=form, rngs=rngs)
         projector = generator = discriminator = None
-        if self.projector != "none":
-            projector = PROJECTORS[self.projector](model.config.dimension, rngs=rngs)
+        if self.projector == "tanh":
+            projector = pooler_for(model, self.pooler, rngs=rngs)
+        elif self.projector == "batch_norm":
+            projector = BatchNormProjector(model.config.dimension, rngs=rngs)
         lengths = [f.length for f in self.features(form).values() if isinstance(f, Tokens)]
         length = longest(max(lengths), self._kinds, self.masking)
         if self._generates:
@@ -335,8 +341,6 @@ class DiffCSE(Objective):
         return after_first[None] & has_words & (read != 0)
 
     def _in_chunks(self, function: Any, batch: Batch, key: jax.Array | None) -> Any:
-        if self.chunks == 1:
-            return function(batch, key)
         return embed_in_chunks(function, batch, key, chunks=self.chunks)
 
     def _keys(

@@ -12,18 +12,18 @@ Here that is a scan over rematerialised chunks: what JAX's automatic differentia
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
 from jaxir.errors import UserError
 from jaxir.partitioning import constrain
 
-Embed = Callable[[Mapping[str, jax.Array], jax.Array | None], Any]
+Embed = Callable[[Mapping[str, jax.Array], Any], Any]
 
 
 def embed_in_chunks(
-    embed: Embed, batch: Mapping[str, jax.Array], key: jax.Array | None, *, chunks: int
+    embed: Embed, batch: Mapping[str, jax.Array], key: Any, *, chunks: int | Literal["auto"]
 ) -> Any:
     """Embeds a batch chunk by chunk; differentiated, it keeps the activations of one chunk at a time.
 
@@ -31,10 +31,11 @@ def embed_in_chunks(
     on every chunk and no row moves.
 
     Args:
-      embed: (part of the batch, key) -> arrays whose leading axis is that of the part's rows.
+      embed: (part of the batch, key) -> arrays whose leading axis is that of the part's rows; embeddings, or
+        whatever else each row has of its own, such as the losses of its tokens.
       batch: arrays [B, ...].
-      key: split into one key for each chunk; None where nothing is random.
-      chunks: how many; it must divide B.
+      key: a key or a tuple of keys, each split into one for each chunk; None where nothing is random.
+      chunks: how many; it must divide B. With 1 this is `embed` itself.
 
     Returns:
       What `embed` returns, with B rows in the order of the batch.
@@ -42,6 +43,10 @@ def embed_in_chunks(
     Raises:
       UserError: `chunks` does not divide B.
     """
+    if chunks == "auto":
+        raise ValueError('chunks="auto" is the training loop\'s to choose: give a number')
+    if chunks == 1:
+        return embed(batch, key)
     rows = len(next(iter(batch.values())))
     if rows % chunks:
         raise UserError(f"a batch of {rows} examples cannot be embedded in {chunks} equal chunks")
@@ -54,10 +59,10 @@ def embed_in_chunks(
         x = parts.swapaxes(0, 1).reshape(rows, *parts.shape[2:])
         return constrain(x, ("batch", *[None] * (x.ndim - 1)))
 
-    keys = None if key is None else jax.random.split(key, chunks)
+    keys = jax.tree.map(lambda one: jax.random.split(one, chunks), key)
 
     @jax.checkpoint
-    def one(part: Mapping[str, jax.Array], key: jax.Array | None) -> Any:
+    def one(part: Mapping[str, jax.Array], key: Any) -> Any:
         return embed(part, key)
 
     pieces = {name: split(x) for name, x in batch.items()}

@@ -1,16 +1,19 @@
-"""Masked language models that an objective borrows: whole and frozen, or their head to begin with."""
+"""What an objective borrows of pretrained models: one whole and frozen, or heads to begin with."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jaxir.errors import UserError
 from jaxir.features import TextFormat
 from jaxir.models import layers
 from jaxir.models.masked_lm import MaskedLanguageModel, MaskedLMConfig, MaskedLMHead
+from jaxir.models.projector import TanhProjector
 
 
 class MaskedLMSource(Protocol):
@@ -23,6 +26,15 @@ class MaskedLMSource(Protocol):
 
     def build(self) -> tuple[MaskedLanguageModel, str]:
         """Reads the model; returns it and what tells its vocabulary."""
+
+
+class PoolerSource(Protocol):
+    """Where BERT's pooler comes from; `PretrainedPooler` of jaxir.interop.build is one."""
+
+    source: str
+
+    def read(self) -> dict[str, np.ndarray]:
+        """Reads `kernel` [D, D] and `bias` [D]."""
 
 
 def masked_lm_for(
@@ -53,6 +65,31 @@ def masked_lm_for(
             " words"
         )
     return found
+
+
+def pooler_for(model: Any, source: PoolerSource | None, *, rngs: nnx.Rngs) -> TanhProjector:
+    """Returns a pooler of an encoder's vectors.
+
+    Args:
+      model: the encoder; of shapes alone, in a plan, nothing is read.
+      source: whose pooler it begins as; None: it is drawn from `rngs`.
+      rngs: of its parameters.
+
+    Raises:
+      UserError: that one is for vectors of another length.
+    """
+    made = TanhProjector(model.config.dimension, rngs=rngs)
+    if source is None or layers.of_shapes(model):
+        return made
+    for name, value in source.read().items():
+        parameter = getattr(made.dense, name)
+        if value.shape != parameter[...].shape:
+            raise UserError(
+                f"the pooler of {source.source} is for vectors of {len(value)} numbers, the encoder's have"
+                f" {model.config.dimension}"
+            )
+        parameter[...] = jnp.asarray(value)
+    return made
 
 
 def head_for(model: Any, source: MaskedLMSource | None, *, form: TextFormat, rngs: nnx.Rngs) -> MaskedLMHead:

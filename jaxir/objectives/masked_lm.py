@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from jaxir.features import Features, TextFormat, Tokens
-from jaxir.losses.tokens import token_cross_entropy
+from jaxir.losses.tokens import over_tokens, token_losses
 from jaxir.models import layers
 from jaxir.models.backbones import Encoder
+from jaxir.objectives.gradient_cache import embed_in_chunks
 from jaxir.objectives.lent import MaskedLMSource, head_for
 from jaxir.objectives.masking import choose_tokens, mask_as_bert, most_chosen, places_of
 from jaxir.objectives.objective import Batch, Metrics, Objective
-from jaxir.simple_types import Rate, checked
+from jaxir.simple_types import Count, Rate, checked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,10 +34,12 @@ class MaskedLM(Objective):
     Attributes:
       masking: share of the tokens that are predicted: of these 80 % are masked, 10 % become another token.
       head: `PretrainedMaskedLM(...)` of jaxir.interop.build, whose head it begins with; None: at random.
+      chunks: as in `Contrastive`.
     """
 
     masking: Rate = 0.15
     head: Any = None
+    chunks: Count | Literal["auto"] = 1
     evaluated_on_pairs = False
 
     def features(self, form: TextFormat) -> Features:
@@ -66,8 +69,13 @@ class MaskedLM(Objective):
         *masking, encoding = layers.split_key(key, 3)
         masked, chosen = auxiliary.mask(ids, masking, share=self.masking)
         encoder = model.encoder_of("passage")
-        hidden = encoder(masked, key=encoding)
-        return auxiliary.loss(encoder, hidden, ids, chosen, share=self.masking)
+
+        def read(part: Batch, key: jax.Array | None) -> tuple[jax.Array, ...]:
+            hidden = encoder(part["masked"], key=key)
+            return auxiliary.losses(encoder, hidden, part["ids"], part["chosen"], share=self.masking)
+
+        parts = {"ids": ids, "masked": masked, "chosen": chosen}
+        return over_tokens(*embed_in_chunks(read, parts, encoding, chunks=self.chunks))
 
 
 class MaskedWords(nnx.Module):
@@ -105,10 +113,10 @@ class MaskedWords(nnx.Module):
         vocab_size = len(self.head.bias[...])
         return mask_as_bert(ids, chosen, replacing, mask_id=self.mask_id, vocab_size=vocab_size), chosen
 
-    def loss(
+    def losses(
         self, encoder: Encoder, hidden: jax.Array, ids: jax.Array, chosen: jax.Array, *, share: float
-    ) -> tuple[jax.Array, Metrics]:
-        """Returns the mean of -log P(token) over the chosen places, and `token_accuracy`; float32 [].
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Returns what `losses.tokens.over_tokens` takes the mean of, over the chosen places.
 
         Logits are made of these places alone, which are few: of as many of each text as `mask` may choose.
 
@@ -118,10 +126,14 @@ class MaskedWords(nnx.Module):
           ids: [B, L], the texts.
           chosen: [B, L].
           share: what `mask` was given.
+
+        Returns:
+          -log P(token) at P places of each text, whether it is the most likely one, and whether the place was
+          chosen: [B, P], float32 and bool.
         """
         places = places_of(chosen, most_chosen(ids.shape[1], share))
         hidden = jnp.take_along_axis(hidden, places[..., None], axis=1)
         targets, kept = (jnp.take_along_axis(x, places, axis=1) for x in (ids, chosen))
         x, bias = self.head(hidden), layers.weight(self.head.bias)
         table = layers.weight(encoder.token_table.embedding, x.dtype)
-        return token_cross_entropy(x, table, targets, kept, bias=bias)
+        return *token_losses(x, table, targets, bias=bias), kept

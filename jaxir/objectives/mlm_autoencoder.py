@@ -10,9 +10,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxir.features import Features, TextFormat, Tokens
-from jaxir.losses.tokens import token_cross_entropy
+from jaxir.losses.tokens import over_tokens, token_losses
 from jaxir.models import layers
 from jaxir.models.decoder import VectorDecoder, decoder_for
+from jaxir.objectives.gradient_cache import embed_in_chunks
 from jaxir.objectives.masking import choose_tokens
 from jaxir.objectives.objective import Batch, Metrics, Objective
 from jaxir.simple_types import Count, Rate, checked
@@ -38,6 +39,7 @@ class MLMAutoencoder(Objective):
       decoder_head_dim: dimensions of a head of its attention.
       decoder_dropout: its dropout.
       mean_over: "texts" is the equation's sum over the masked tokens of a text; "tokens" their mean.
+      chunks: as in `Contrastive`.
     """
 
     masking: Rate = 0.8
@@ -46,6 +48,7 @@ class MLMAutoencoder(Objective):
     decoder_head_dim: Count = 32
     decoder_dropout: Rate = 0.1
     mean_over: Literal["texts", "tokens"] = "texts"
+    chunks: Count | Literal["auto"] = 1
     evaluated_on_pairs = False
 
     def features(self, form: TextFormat) -> Features:
@@ -83,13 +86,17 @@ class MLMAutoencoder(Objective):
         ids = batch["text_ids"]
         masking, encoding, decoding = layers.split_key(key, 3)
         chosen = choose_tokens(ids, jax.random.key(0) if masking is None else masking, share=self.masking)
-        vector = model.encode(ids, tower="passage", key=encoding)
-        table = model.encoder_of("passage").token_table
-        x = table(jnp.where(chosen, auxiliary.mask_id, ids))
-        hidden = auxiliary(x, ids != 0, vector, key=decoding)
-        loss, metrics = token_cross_entropy(
-            hidden, layers.weight(table.embedding, hidden.dtype), ids, chosen, mean_over=self.mean_over
-        )
+
+        def read(part: Batch, keys: tuple[jax.Array | None, ...]) -> tuple[jax.Array, jax.Array]:
+            ids, table = part["ids"], model.encoder_of("passage").token_table
+            vector = model.encode(ids, tower="passage", key=keys[0])
+            x = table(jnp.where(part["chosen"], auxiliary.mask_id, ids))
+            hidden = auxiliary(x, ids != 0, vector, key=keys[1])
+            return token_losses(hidden, layers.weight(table.embedding, hidden.dtype), ids)
+
+        parts, keys = {"ids": ids, "chosen": chosen}, (encoding, decoding)
+        of_tokens = embed_in_chunks(read, parts, keys, chunks=self.chunks)
+        loss, metrics = over_tokens(*of_tokens, chosen, mean_over=self.mean_over)
         return loss, metrics | {"tokens_masked": chosen.sum(1, dtype=jnp.float32).mean()}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,9 @@ import numpy as np
 from flax import nnx
 
 from jaxir.features import Features, TextFormat, Tokens
+from jaxir.losses.tokens import over_tokens
 from jaxir.models import layers
+from jaxir.objectives.gradient_cache import embed_in_chunks
 from jaxir.objectives.masked_lm import MaskedWords
 from jaxir.objectives.masking import is_word
 from jaxir.objectives.objective import Batch, Corpus, Metrics, Objective
@@ -50,6 +52,7 @@ class PROP(Objective):
       mu: the smoothing; None: the mean number of words of a text of the corpus.
       subsampling: t: words of a frequency f above it are drawn the more rarely, by sqrt(t / f) + t / f, in
         place of a list of stop words; None: as they come.
+      chunks: as in `Contrastive`.
     """
 
     masking: Rate = 0.15
@@ -59,6 +62,7 @@ class PROP(Objective):
     most_words: Count = 10
     mu: PositiveNumber | None = None
     subsampling: Positive | None = 1e-4
+    chunks: Count | Literal["auto"] = 1
     evaluated_on_pairs = False
 
     def features(self, form: TextFormat) -> Features:
@@ -101,13 +105,19 @@ class PROP(Objective):
         drawing, *masking, of_sets, of_documents = layers.split_key(key, 5)
         sets = self.draw(ids, auxiliary, jax.random.key(0) if drawing is None else drawing)
         masked, chosen = masked_lm.mask(ids, masking, share=self.masking)
-        texts = [(sets.ids.reshape(2 * len(ids), -1), "query", of_sets), (masked, "passage", of_documents)]
-        (vectors, _), (document, hidden) = model.encode_with_tokens(texts)
-        of_masked, metrics = masked_lm.loss(
-            model.encoder_of("passage"), hidden, ids, chosen, share=self.masking
-        )
 
-        near = jnp.einsum("BSD,BD->BS", vectors.reshape(len(ids), 2, -1), document)
+        def read(part: Batch, keys: tuple[jax.Array | None, ...]) -> tuple[Any, Any]:
+            sets = part["sets"].reshape(2 * len(part["sets"]), -1)
+            texts = [(sets, "query", keys[0]), (part["masked"], "passage", keys[1])]
+            (vectors, _), (document, hidden) = model.encode_with_tokens(texts)
+            near = jnp.einsum("BSD,BD->BS", vectors.reshape(len(document), 2, -1), document)
+            encoder = model.encoder_of("passage")
+            of_tokens = masked_lm.losses(encoder, hidden, part["ids"], part["chosen"], share=self.masking)
+            return near, of_tokens
+
+        parts = {"ids": ids, "masked": masked, "chosen": chosen, "sets": sets.ids}
+        near, of_tokens = embed_in_chunks(read, parts, (of_sets, of_documents), chunks=self.chunks)
+        of_masked, metrics = over_tokens(*of_tokens)
         better = jnp.sign(sets.log_p[:, 0] - sets.log_p[:, 1])
         ahead = better * (near[:, 0] - near[:, 1])
         differ = better != 0

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import jax
 from flax import nnx
 
 from jaxir.features import Features, TextFormat, Tokens
-from jaxir.losses.tokens import token_cross_entropy
+from jaxir.losses.tokens import over_tokens
 from jaxir.models import layers
 from jaxir.models.decoder import decoder_for
+from jaxir.objectives.clm_autoencoder import next_token_losses
+from jaxir.objectives.gradient_cache import embed_in_chunks
 from jaxir.objectives.masked_lm import MaskedWords
 from jaxir.objectives.objective import Batch, Metrics, Objective
 from jaxir.simple_types import Count, Rate, checked
@@ -40,6 +42,7 @@ class Seed(Objective):
       decoder_layers: blocks of the decoder.
       decoder_head_dim: dimensions of a head of its attention.
       decoder_dropout: its dropout.
+      chunks: as in `Contrastive`.
     """
 
     masking: Rate = 0.15
@@ -48,6 +51,7 @@ class Seed(Objective):
     decoder_layers: Count = 3
     decoder_head_dim: Count = 32
     decoder_dropout: Rate = 0.1
+    chunks: Count | Literal["auto"] = 1
     evaluated_on_pairs = False
 
     def features(self, form: TextFormat) -> Features:
@@ -75,14 +79,19 @@ class Seed(Objective):
         ids = batch["text_ids"]
         *masking, encoding, decoding = layers.split_key(key, 4)
         masked, chosen = auxiliary.masked_lm.mask(ids, masking, share=self.masking)
-        encoder = model.encoder_of("passage")
-        ((vector, hidden),) = model.encode_with_tokens([(masked, "passage", encoding)])
-        of_masked, metrics = auxiliary.masked_lm.loss(encoder, hidden, ids, chosen, share=self.masking)
 
-        table, read, targets = encoder.token_table, ids[:, :-1], ids[:, 1:]
-        decoded = auxiliary.decoder(table(read), read != 0, vector, key=decoding)
-        weights = layers.weight(table.embedding, decoded.dtype)
-        of_decoder, found = token_cross_entropy(decoded, weights, targets, targets != 0)
+        def read(part: Batch, keys: tuple[jax.Array | None, ...]) -> tuple[Any, Any]:
+            encoding, decoding = keys
+            encoder, ids = model.encoder_of("passage"), part["ids"]
+            ((vector, hidden),) = model.encode_with_tokens([(part["masked"], "passage", encoding)])
+            how = {"share": self.masking}
+            of_masked = auxiliary.masked_lm.losses(encoder, hidden, ids, part["chosen"], **how)
+            return of_masked, next_token_losses(auxiliary.decoder, encoder, ids, vector, key=decoding)
+
+        parts = {"ids": ids, "masked": masked, "chosen": chosen}
+        of_masked, of_next = embed_in_chunks(read, parts, (encoding, decoding), chunks=self.chunks)
+        of_masked, metrics = over_tokens(*of_masked)
+        of_decoder, found = over_tokens(*of_next, ids[:, 1:] != 0)
         return of_masked + of_decoder, metrics | {
             "masked_lm_loss": of_masked,
             "decoder_loss": of_decoder,

@@ -38,22 +38,25 @@ class BuiltOptimizer(NamedTuple):
     schedule: Schedule
 
 
-def linear_schedule(learning_rate: float, *, warmup_steps: int, steps: int) -> Schedule:
+def linear_schedule(
+    learning_rate: float, *, warmup_steps: int, steps: int, unfinished: bool = False
+) -> Schedule:
     """Returns the learning rate at each step: up in a line to `learning_rate`, then down in a line to zero.
 
     Step t (from 0) of the warm-up has learning_rate * (t + 1) / warmup_steps, so that no step is wasted at
     rate zero; step t after it has learning_rate * (steps - t) / (steps - warmup_steps), which is the full
-    rate at t = warmup_steps and zero at t = steps, when training is over.
+    rate at t = warmup_steps and zero at t = steps, when training is over. `unfinished`: the warm-up may be
+    longer than the run, which then ends on the way up.
 
     Raises:
       UserError: a negative or infinite rate, or a warm-up that is negative or not shorter than the run.
     """
-    _check_schedule(learning_rate, warmup_steps, steps)
+    _check_schedule(learning_rate, warmup_steps, max(steps, warmup_steps + 1) if unfinished else steps)
 
     def schedule(step: jax.typing.ArrayLike) -> jax.Array:
         t = jnp.asarray(step, jnp.float32)
         up = (t + 1.0) / max(warmup_steps, 1)
-        down = (steps - t) / (steps - warmup_steps)
+        down = (steps - t) / max(steps - warmup_steps, 1)
         return learning_rate * jnp.maximum(0.0, jnp.where(t < warmup_steps, up, down))
 
     return schedule
@@ -118,6 +121,7 @@ class AdamW:
       b2: decay of the second moment.
       eps: added to the root of the second moment.
       clip_norm: the global norm to which larger gradients are scaled down; None clips nothing.
+      unfinished_warmup: whether a run may end before its warm-up does; otherwise that is refused.
       groups: other values of these for parts of what is trained, by a pattern of names, such as
         {"auxiliary.*": {"learning_rate": 1e-3}}; the first that matches counts, and the norm of each part is
         clipped by itself.
@@ -130,6 +134,7 @@ class AdamW:
     b2: Rate = 0.999
     eps: NotNegative = 1e-8
     clip_norm: Positive | None = 1.0
+    unfinished_warmup: bool = False
     groups: Groups | None = None
 
     def build(self, steps: int) -> BuiltOptimizer:
@@ -141,7 +146,8 @@ class AdamW:
         if self.groups:
             return _in_groups(self, steps)
         warmup_steps = _in_steps(self.warmup_steps, steps)
-        schedule = linear_schedule(self.learning_rate, warmup_steps=warmup_steps, steps=steps)
+        how = {"warmup_steps": warmup_steps, "steps": steps, "unfinished": self.unfinished_warmup}
+        schedule = linear_schedule(self.learning_rate, **how)
         adamw = optax.adamw(
             schedule, self.b1, self.b2, self.eps, weight_decay=self.weight_decay, mask=decayed
         )

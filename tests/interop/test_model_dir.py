@@ -136,6 +136,17 @@ def test_overrides_that_do_not_fit(overrides, message):
         model_dir.load(ROBERTA, **overrides)
 
 
+def test_convert_changes_how_vectors_are_compared(tmp_path):
+    for similarity in ("cosine", "dot"):
+        formats.convert(ROBERTA, tmp_path / similarity, "jaxir", similarity=similarity)
+    unit, own = (encode(model_dir.load(str(tmp_path / name)).model) for name in ("cosine", "dot"))
+    lengths = np.linalg.norm(own, axis=1, keepdims=True)
+    assert np.abs(lengths - 1).max() > 0.1
+    np.testing.assert_allclose(unit, own / lengths, atol=1e-6)
+    with pytest.raises(UserError, match="a seq2seq has no similarity: leave out --similarity"):
+        formats.convert(ROBERTA, tmp_path / "model", "jaxir", similarity="dot", kind="seq2seq")
+
+
 def test_convert_changes_the_pooling(tmp_path):
     formats.convert(ROBERTA, tmp_path / "model", "jaxir", pooling="first_last")
     loaded = model_dir.load(str(tmp_path / "model"))

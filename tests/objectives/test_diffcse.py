@@ -12,6 +12,7 @@ from unlabelled import CLS, FORM, MASK, SEP, WORDS, batch_of, make_model, make_t
 
 from jaxir.errors import UserError
 from jaxir.features import TextFormat
+from jaxir.interop.build import PretrainedPooler
 from jaxir.models.bert import BertConfig
 from jaxir.models.dual_encoder import Projection
 from jaxir.models.masked_lm import MaskedLMConfig
@@ -517,3 +518,29 @@ def test_it_learns_to_tell_texts_apart(name):
     objective = dataclasses.replace(VARIANTS[name], contrastive_weight=0.0, weight=1.0, projector="none")
     losses = overfit(objective, model, made(objective, model), make_texts(), steps=300, rate=3e-3)
     assert np.mean(losses[-20:]) < 0.6 * np.mean(losses[:5]), losses[::20]
+
+
+def test_a_pooler_begins_as_a_folders(tmp_path):
+    from safetensors.numpy import save_file
+
+    rng = np.random.default_rng(0)
+    kernel, bias = (rng.standard_normal(shape).astype(np.float32) for shape in ((32, 32), (32,)))
+    tensors = {"bert.pooler.dense.weight": kernel.T.copy(), "bert.pooler.dense.bias": bias}
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    save_file(tensors, tmp_path / "model.safetensors")
+    source = PretrainedPooler(source=f"hf:{tmp_path}")
+    objective = diffcse(projector="tanh", pooler=source, weight=0.0)
+    projector = made(objective, make_model()).projector
+    x = rng.standard_normal((5, 32)).astype(np.float32)
+    np.testing.assert_allclose(
+        projector(jnp.asarray(x), training=True), np.tanh(x @ kernel + bias), rtol=1e-5, atol=1e-6
+    )
+    with pytest.raises(UserError, match="is for vectors of 32 numbers, the encoder's have 8"):
+        made(objective, make_model(projection=Projection(dimension=8)))
+    with pytest.raises(UserError, match='a pooler is what projector "tanh" begins as'):
+        diffcse(pooler=source)
+    save_file({"bert.pooler.dense.bias": bias}, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match="among its weights: it has no pooler"):
+        made(objective, make_model())
+    with pytest.raises(UserError, match="st:x: a pooler is written hf:NAME or hf:DIRECTORY"):
+        made(diffcse(projector="tanh", pooler=PretrainedPooler(source="st:x"), weight=0.0), make_model())

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import jax
@@ -12,15 +13,22 @@ from tiny_run import LENGTH, Bag, pairs, run
 
 from jaxir import Pairs, fit
 from jaxir.errors import UserError
+from jaxir.evaluation.collection import evaluate_collection, read_collection
+from jaxir.evaluation.senteval import scores_of, texts_of
+from jaxir.evaluation.senteval_files import TASKS, read_senteval
 from jaxir.evaluation.sts import evaluate_sts
 from jaxir.evaluation.sts_files import read_sts
 from jaxir.evaluators.bench import Bench, Program
 from jaxir.evaluators.evaluator import Evaluator, Prepared
 from jaxir.evaluators.retrieval import Retrieval
+from jaxir.evaluators.search import Search
+from jaxir.evaluators.senteval import SentEval
 from jaxir.evaluators.sts import STS
 from jaxir.features import TextFormat
+from jaxir.interop.formats import convert
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.partitioning import MeshConfig
+from jaxir.retrieval.encoding.dual_encoder import DualEncoder
 from jaxir.training.optimizers import AdamW
 from jaxir.training.recipe import Recipe
 from jaxir.training.settings import disagreement
@@ -296,6 +304,75 @@ def test_sts_in_the_loop_is_sts_of_the_encoder(tmp_path):
     )
     assert logged(tmp_path / "run", "dev/alignment")[best["step"]] == pytest.approx(space.alignment, abs=1e-5)
     assert (best["metric"], best["value"]) == ("spearman", told["all"])
+
+
+BERT = f"st:{Path(__file__).parent.parent / 'golden/bert'}"
+WORDS = ["da de di", "ha he hi", "la le li", "ma me mi"]
+
+
+def trained(path, evaluators, best_by):
+    how = {"steps": 2, "batch_size": 4, "evaluators": evaluators, "dev_metric": best_by}
+    return fit(BERT, Pairs(WORDS, WORDS), **how, output_dir=path)
+
+
+def test_search_in_the_loop_is_search_of_the_encoder(tmp_path):
+    """By a metric of a collection, some queries of which are documents too."""
+    rng = np.random.default_rng(0)
+    texts = {f"d{n}": " ".join(rng.choice([*WORDS[n % 4].split(), "ro"], 5)) for n in range(40)}
+    queries = {f"d{n}": texts[f"d{n}"] for n in range(6)} | {"q": "la ro"}
+    for name, some in (("corpus", texts), ("queries", queries)):
+        lines = [json.dumps({"_id": key, "text": text}) for key, text in some.items()]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    (tmp_path / "qrels").mkdir()
+    judged = [f"{query}\td{n + far}\t1" for n, query in enumerate(queries) for far in (4, 8, 21)]
+    (tmp_path / "qrels/dev.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *judged]) + "\n")
+    for forum in ("android", "unix"):
+        shutil.copytree(tmp_path, tmp_path / "cqa" / forum, ignore=lambda *_: ["cqa"])
+    (tmp_path / "cqa/unix/qrels/dev.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *judged[:9]]))
+    wanted, dropped = "R@10 CappedR@1 P@10", {"identical_ids": "drop"}
+    judges = [
+        Search(dataset=f"beir:{tmp_path}", wanted=wanted, **dropped),
+        Search(dataset=str(tmp_path), name="kept"),
+        Search(dataset=f"cqadupstack:{tmp_path}/cqa", name="forums"),
+    ]
+    encoder = trained(tmp_path / "run", judges, "R@10")
+    best = best_of(tmp_path / "run")
+    assert best["metric"] == "R@10"
+    collection = read_collection(tmp_path, "dev")
+    for name, metrics, how in (("", wanted, dropped), ("kept/", "R@10 P@10", {})):
+        values = evaluate_collection(encoder, collection, metrics, **how).values
+        found = {metric: logged(tmp_path / "run", f"dev/{name}{metric}")[best["step"]] for metric in values}
+        assert found == pytest.approx(values, abs=1e-6) and 0 < values["R@10"] < 1
+    forums = {m: logged(tmp_path / "run", f"dev/forums/{m}") for m in ("R@10", "R@10/android", "R@10/unix")}
+    mean, android, unix = (values[best["step"]] for values in forums.values())
+    fewer = evaluate_collection(encoder, read_collection(tmp_path / "cqa/unix", "dev"), "R@10").values["R@10"]
+    assert (android, unix) == pytest.approx((found["R@10"], fewer)) and android != unix > 0
+    assert mean == pytest.approx((android + unix) / 2)
+    with pytest.raises(UserError, match="metric 'R@@10' cannot be computed"):
+        trained(tmp_path / "other", [Search(dataset=str(tmp_path), wanted="R@@10")], "R@10")
+    with pytest.raises(
+        UserError,
+        match="evaluator Search: dataset must be beir:DIR or quora:DIR or eproduct:DIR or cqadupstack:DIR",
+    ):
+        trained(tmp_path / "other", [Search(dataset="sts:x", wanted="R@10")], "R@10")
+    assert not (tmp_path / "other").exists()
+
+
+def test_transfer_tasks_in_the_loop_are_those_of_vectors_of_their_own_length(tmp_path):
+    rng = np.random.default_rng(0)
+    for file, words in zip(TASKS["CR"].files, (WORDS[:2], WORDS[2:]), strict=True):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        rows = [" ".join(rng.choice(" ".join([*words, *WORDS]).split(), 4)) for _ in range(20)]
+        (tmp_path / file).write_text("\n".join(rows) + "\n")
+    trained(tmp_path / "run", [SentEval(directory=str(tmp_path), folds=3)], "transfer")
+    best = best_of(tmp_path / "run")
+    convert(str(tmp_path / "run"), tmp_path / "model", "jaxir", similarity="dot")
+    tasks = read_senteval(tmp_path)
+    vectors = DualEncoder.load(str(tmp_path / "model")).encode_queries(texts_of(tasks))
+    assert np.abs(np.linalg.norm(vectors, axis=1) - 1).max() > 0.1
+    dev = scores_of(tasks, vectors, folds=3)["CR"].dev
+    assert 40 < dev < 100 and best["metric"] == "transfer" and best["value"] == pytest.approx(dev)
+    assert logged(tmp_path / "run", "dev/transfer/CR")[best["step"]] == pytest.approx(dev)
 
 
 def test_on_cpus_a_batch_is_evaluated_before_the_next_one_begins():

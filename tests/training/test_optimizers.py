@@ -55,6 +55,17 @@ def test_the_rate_rises_to_its_peak_and_falls_to_zero_at_the_last_step():
     np.testing.assert_allclose([float(without(t)) for t in (0, 5, 10)], [1e-3, 5e-4, 0.0], rtol=1e-6)
 
 
+@pytest.mark.parametrize("warmup_steps", [10, 40])
+def test_a_run_may_end_within_its_warm_up_where_it_is_told_so(warmup_steps):
+    schedule = AdamW(learning_rate=2.0, warmup_steps=warmup_steps, unfinished_warmup=True).build(10).schedule
+    expected = [2.0 * (t + 1) / warmup_steps for t in range(10)]
+    np.testing.assert_allclose([float(schedule(jnp.int32(t))) for t in range(10)], expected, rtol=1e-6)
+    whole = AdamW(learning_rate=2.0, warmup_steps=4, unfinished_warmup=True).build(10).schedule
+    assert [float(whole(t)) for t in range(10)] == [
+        float(linear_schedule(2.0, warmup_steps=4, steps=10)(t)) for t in range(10)
+    ]
+
+
 def test_t5x_s_rate_is_its_formula():
     """`t5x.utils.create_learning_rate_scheduler` with factors "linear_decay", written out."""
     base, warmup, factor = 1e-3, 4, 0.3

@@ -51,6 +51,23 @@ def read(directory: Path) -> StoredModel:
     )
 
 
+def read_pooler(directory: Path) -> dict[str, np.ndarray]:
+    """Reads BERT's pooler of a folder: `kernel` [D, D] and `bias` [D], float32.
+
+    Raises:
+      UserError: a file is missing or damaged, or the folder has no pooler.
+    """
+    ends = {"kernel": "pooler.dense.weight", "bias": "pooler.dense.bias"}
+    tensors = read_tensors(directory)
+    found = {}
+    for ours, end in ends.items():
+        names = [name for name in tensors if name == end or name.endswith(f".{end}")]
+        if len(names) != 1:
+            raise UserError(f"{directory}: no {end} among its weights: it has no pooler")
+        found[ours] = np.array(tensors[names[0]].astype(np.float32)).T
+    return found
+
+
 def _read_head(directory: Path, config: MaskedLMConfig, pad_id: int) -> dict[str, np.ndarray]:
     codec = backbones.of_model_type(config.backbone.model_type, where=directory)[1]
     found = {hf.modern(name): value for name, value in read_tensors(directory).items()}

@@ -1,0 +1,110 @@
+"""Rows of papers' tables: the flags that pages give for each bind, and make another run than the base."""
+
+import ast
+import re
+import shlex
+from pathlib import Path
+from typing import NamedTuple
+
+import gin
+import pytest
+
+from jaxir import gin_config
+from jaxir.train import train
+from jaxir.training.recipe import Recipe
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+NEEDED = ["TEXT=texts.txt", "MODEL=hf:google-bert/bert-base-uncased"]
+# What the rows of a page, below a heading of it, are added to.
+BASES = {
+    ("reference/tables_without_labels.md", "## Wang 2022"): ("wang2022", None, ["DEV_TEXT=held_out.txt"]),
+    ("reference/tables_without_labels.md", "## Chuang 2024"): ("chuang2024", None, ["STS=dev.tsv"]),
+    ("diffcse.md", "## Rows of the tables"): ("chuang2024", ["diffcse"], ["STS=dev.tsv"]),
+    ("cpdae.md", "## As Ma et al. train"): ("ma2022", ["cpdae"], ["PASSAGE_LENGTH=128"]),
+}
+
+
+class Row(NamedTuple):
+    """A run that a page gives flags for: settings, objectives and flags."""
+
+    where: str
+    settings: str
+    objectives: list[str]
+    flags: list[str]
+    needed: list[str]
+
+
+def rows() -> list[Row]:
+    found = []
+    for (page, heading), (settings, own, needed) in BASES.items():
+        lines = (DOCS / page).read_text(encoding="utf-8").splitlines()
+        start = next(n for n, line in enumerate(lines) if line.startswith(heading))
+        end = next((n for n in range(start + 1, len(lines)) if lines[n].startswith("## ")), len(lines))
+        for number in range(start, end):
+            cells = [cell.strip() for cell in lines[number].split("|")[1:-1]]
+            if len(cells) < 3 or cells[0] == "table" or set(cells[0]) == {"-"}:
+                continue
+            objectives = own or re.findall(r"`(\w+)`", cells[-2])
+            where = f"{page}:{number + 1}"
+            found += [Row(where, settings, objectives, flags, needed) for flags in variants(cells[-1])]
+    return found
+
+
+def variants(cell: str) -> list[list[str]]:
+    """Returns the flags of each run: "`--a=1 --b=2`, `3`" are two, of which the second has b = 3."""
+    found = [[]] if cell.startswith("none") else []
+    for flags, others in re.findall(r"`(--[^`]+)`((?:, `[^`]+`)*)", cell):
+        first = shlex.split(flags.replace('"', '\\"') if "'" not in flags else flags)
+        name = first[-1].partition("=")[0]
+        found.append(first)
+        found += [[*first[:-1], f"{name}={other}"] for other in re.findall("`([^`]+)`", others)]
+    return found
+
+
+ROWS = rows()
+
+
+def bound(row: Row, flags: list[str]) -> tuple[Recipe, str]:
+    """Returns the recipe of a run, and its configuration."""
+    files = [f.partition("=")[2] for f in flags if f.startswith("--gin_file=")]
+    objectives = files or [f"gin/objectives/{name}.gin" for name in row.objectives]
+    bindings = [f.removeprefix("--gin.") for f in flags if f.startswith("--gin.")]
+    given = {binding.partition("=")[0] for binding in bindings}
+    needed = [binding for binding in (*NEEDED, *row.needed) if binding.partition("=")[0] not in given]
+    plain = [f.removeprefix("--").split("=") for f in flags if not f.startswith("--gin")]
+    only = {name: ast.literal_eval(value) for name, value in plain}
+    pieces = ["gin/unsupervised.gin", *objectives, f"gin/experiments/{row.settings}.gin"]
+    gin_config.bind(train, pieces, [*needed, *bindings], {**only, "output_dir": "run"})
+    try:
+        return Recipe(**gin.get_bindings(train)), gin_config.operative_config()
+    finally:
+        gin.clear_config()
+
+
+def test_every_trained_row_of_the_papers_has_a_line():
+    counts = {page: len([r for r in ROWS if r.where.startswith(page)]) for page, _ in BASES}
+    assert counts["reference/tables_without_labels.md"] >= 35, counts
+    assert counts["diffcse.md"] >= 46 and counts["cpdae.md"] >= 9, counts
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[f"{r.where} {' '.join(r.flags)}" for r in ROWS])
+def test_a_row_binds(row):
+    recipe, config = bound(row, row.flags)
+    _, without = bound(row, [])
+    assert recipe.batch_size >= 32 and recipe.objective.features is not None
+    same = config == without
+    assert same == (not row.flags) or row.flags[-1] in DEFAULTS, row.flags
+
+
+def test_wangs_short_runs_end_within_the_warm_up():
+    """Table 5.11: 195 steps of 512 texts, of which 910 would be the warm-up."""
+    row = Row("", "wang2022", ["simcse"], [], ["DEV_TEXT=held_out.txt"])
+    recipe, _ = bound(row, ["--batch_size=512"])
+    settled = recipe.settled(100_000)
+    assert settled.steps == 196
+    last = float(settled.optimizer.build(settled.steps).schedule(195))
+    assert last == pytest.approx(3e-5 * 196 / 910)
+
+
+# Values of a sweep that are those of the base.
+DEFAULTS = {"--batch_size=64", "--gin.MASKING_RATIO=0.3", "--gin.LAMBDA=0.005"}
