@@ -115,6 +115,8 @@ def test_they_leave_by_onnx(files, tmp_path):
         (b"2 2\ncat " + np.float32([1, 2]).tobytes() + b"dog " + b"\0" * 7, "says 2 words, and it has 1"),
         (b"2 2\n", "says 2 words, and it has 0"),
         (b"0 2\n", "no word vector in it"),
+        (b"1 0\ncat \n", ":1: its vectors have no numbers"),
+        (b"cat 1 2\ndog 1_0 2\n", ":2: not a word and 2 numbers"),
         (b"\x80\x04\x95 a pickle\n", ":1: not a word and"),
         (b"", "the file is empty"),
     ],
