@@ -10,7 +10,7 @@ from typing import Any
 
 from jaxir import cli
 from jaxir.outputs import writes
-from jaxir.simple_types import Count, Seed
+from jaxir.simple_types import Count, Seed, check_idle
 
 
 @writes(output="directory")
@@ -58,6 +58,8 @@ def analyze(
     named = name_models(models)
     kind, path = parse_dataset(dataset, "beir", "sts", "texts")
     facts: dict[str, Any] = {"dataset": dataset}
+    if kind != "beir":
+        check_idle(analyze, "beir: datasets", split=split, queries=queries, documents=documents, seed=seed)
     if kind == "sts":
         return _rated(named, path, facts, output)
     if kind == "texts":

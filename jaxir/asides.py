@@ -79,6 +79,11 @@ def held_name(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+def is_aside(name: str) -> bool:
+    """Returns whether a file or directory of this name is one of those that are made here."""
+    return bool(_NAME.fullmatch(name) or _HELD_NAME.fullmatch(name))
+
+
 def _locked(path: Path) -> int:
     """Returns a descriptor of a file, made where it is missing, that this process has locked."""
     for attempt in range(1, ATTEMPTS + 1):

@@ -9,7 +9,7 @@ from jaxir.outputs import writes
 from jaxir.simple_types import Count
 
 
-@writes(output="work directory")
+@writes(output="embeddings directory")
 def encode(
     model: str,
     input: str,
@@ -37,9 +37,8 @@ def encode(
       on_bad_input: stop at the first malformed line, or skip and count them.
     """
     from jaxir.retrieval.encoding.dual_encoder import DualEncoder
-    from jaxir.retrieval.encoding.embeddings import check_free, encode_corpus
+    from jaxir.retrieval.encoding.embeddings import encode_corpus
 
-    check_free(output)
     encoder = DualEncoder.load(model, dtype=dtype, batch_tokens=batch_tokens)
     report = encode_corpus(
         encoder, input, output, tower=tower, shard_size=shard_size, on_bad_input=on_bad_input

@@ -10,6 +10,7 @@ from jaxir import cli
 from jaxir.errors import UserError
 from jaxir.evaluation.datasets import parse_dataset
 from jaxir.evaluation.retrieval import DEFAULT_METRICS, QUESTION_METRICS, TITLE_METRICS
+from jaxir.evaluation.sts_files import has_splits
 from jaxir.outputs import writes
 from jaxir.simple_types import Count, check_idle
 
@@ -84,7 +85,7 @@ def evaluate(
         check_idle(evaluate, "retrieval", metrics=metrics, identical_ids=identical_ids, depth=depth)
     if kind in ("sts", "senteval", "cqadupstack"):
         check_idle(evaluate, "retrieval from one collection", per_query=per_query)
-    if kind == "senteval":
+    if kind == "senteval" or (kind == "sts" and not has_splits(path)):
         check_idle(evaluate, "data that have splits", split=split)
     if kind == "run":
         check_idle(evaluate, "a --dataset", split=split, depth=depth)

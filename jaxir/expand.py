@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from jaxir import cli
 from jaxir.outputs import writes
-from jaxir.simple_types import Count, Positive, Seed, Within
+from jaxir.simple_types import Count, Positive, Seed, Within, check_idle
 
 EXAMPLE = (
     "python -m jaxir.expand generate --model=hf:castorini/doc2query-t5-base-msmarco --input=corpus.jsonl"
@@ -62,6 +62,8 @@ def generate(
     from jaxir.retrieval.encoding.outputs_file import write_outputs
 
     local_path(output, "written to")
+    if temperature is top_k is top_p is None:
+        check_idle(generate, "sampling: --temperature, --top_k or --top_p", seed=seed)
     how = Decoding(
         max_new_tokens=max_new_tokens,
         num_outputs=num_outputs,

@@ -107,6 +107,18 @@ def check_bucket(path: Path, *, writing: bool = False) -> None:
         raise UserError(f"{path}: the bucket cannot be reached ({_reason(error)})") from error
 
 
+def check_unicode(path: Path) -> None:
+    """Checks that a model's directory has a name that the libraries which read and write models can take.
+
+    Raises:
+      UserError: a byte in its absolute path is no UTF-8.
+    """
+    try:
+        str(path if is_bucket(path) else path.absolute()).encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{path} has a byte in its path that is no UTF-8: a model can't lie there") from None
+
+
 def remove_tree(path: Path) -> None:
     """Removes a directory with all that is in it, as far as it can."""
     if is_bucket(path):

@@ -76,6 +76,8 @@ def fuse(
         raise UserError("--embeddings, --queries and --model are for --method=rescore")
     if (embeddings is None) != (queries is None):
         raise UserError("--embeddings and --queries go together")
+    if embeddings is None:
+        check_idle(fuse, "--embeddings", model=model)
     expected = {"rescore": 1 if embeddings is not None else 2}.get(method)
     if expected is not None and len(runs) != expected:
         raise UserError(

@@ -13,7 +13,7 @@ from jaxir.simple_types import Count
 
 
 @cli.also_called(output_dir="output")
-@writes(output_dir="work directory", unless="dry_run")
+@writes(output_dir="grid", unless="dry_run")
 def grid(
     *,
     recipe: list[str],

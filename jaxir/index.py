@@ -9,7 +9,7 @@ from jaxir.errors import UserError
 from jaxir.files import local_path
 from jaxir.outputs import writes
 from jaxir.reading import check_readable
-from jaxir.simple_types import Share
+from jaxir.simple_types import Share, check_idle
 
 
 @writes(output="directory", update="changed directory")
@@ -96,6 +96,8 @@ def index(
         raise UserError("--vectors and --backend=lucene_impact go together: learned sparse vectors to index")
     if fields is not None and backend != "lucene":
         raise UserError("--fields is for --backend=lucene")
+    if backend not in ("lucene", "lucene_impact"):
+        check_idle(index, "--backend=lucene and --backend=lucene_impact", on_bad_input=on_bad_input)
     recall = None
     if backend == "lucene_impact":
         from jaxir.retrieval.indexes.lucene import build_impact_index
@@ -159,6 +161,8 @@ def _update(
 
     if embeddings is None and corpus is None and delete is None:
         raise UserError("--update needs --embeddings, --corpus or --delete")
+    if embeddings is not None or corpus is None:
+        check_idle(index, "the --corpus of a lucene index", on_bad_input=on_bad_input)
     if embeddings is not None:
         from jaxir.retrieval.encoding.embeddings import open_embeddings
 

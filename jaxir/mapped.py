@@ -1,8 +1,8 @@
 """Memory-mapped .npy files, looked at before they are read.
 
 Where a mapped file has been cut, whoever reads beyond its new end dies of SIGBUS; where it was written to,
-other numbers come. So who reads such arrays again and again has `check_unchanged` look first. A file that is
-cut within the microseconds after that still ends the process.
+other numbers come. So who reads such arrays again and again has `check_unchanged` look first, before each
+part. A file that is cut while a part is being read still ends the process.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from typing import Literal
 
 from jaxir import cli
 from jaxir.outputs import writes
-from jaxir.simple_types import Count, Rate, Seed
+from jaxir.simple_types import Count, NotNegative, Rate, Seed, check_idle
 
 
 @writes(output="directory")
@@ -20,7 +20,7 @@ def mine(
     first: Count = 1,
     last: Count = 200,
     sampling: Literal["random", "top"] = "random",
-    margin: float | None = None,
+    margin: NotNegative | None = None,
     cross_encoder: str | None = None,
     max_relevance: Rate | None = None,
     relevance_margin: Rate | None = None,
@@ -61,6 +61,8 @@ def mine(
     from jaxir.retrieval.mining import hard_negatives
     from jaxir.retrieval.mining.judging import RelevanceSettings
 
+    if sampling != "random":
+        check_idle(mine, "--sampling=random", seed=seed)
     _, directory = parse_dataset(dataset, "beir")
     settings = hard_negatives.MiningSettings(
         negatives=negatives, first=first, last=last, sampling=sampling, margin=margin, seed=seed

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from jaxir.asides import is_aside
 from jaxir.errors import UserError
 from jaxir.files import (
     check_bucket,
@@ -19,6 +20,7 @@ from jaxir.files import (
     check_new_directory,
     check_replaceable,
     check_room,
+    check_unicode,
     is_bucket,
     local_path,
     path_of,
@@ -28,15 +30,23 @@ from jaxir.json_files import read_json
 from jaxir.locks import writing
 from jaxir.reading import open_to_read
 
-# A file of ranked answers or a report replaces one of its kind; a directory must be new, unless it is one to
-# work in or to be changed. Models and training runs may be in a bucket too; who writes them looks at that.
-# Several processes together may write a shared file: the one that does holds it.
+# A file of ranked answers or a report replaces one of its kind; a directory must be new, unless it is to be
+# changed, or was begun by the same command. Models and training runs may be in a bucket too; who writes them
+# looks at that. Several processes together may write a shared file: the one that does holds it.
 Kind = Literal[
     *("run file", "shared run file", "report", "shared outputs file"),
-    *("directory", "work directory", "changed directory", "model", "run"),
+    *("directory", "changed directory", "model", "run"),
+    *("embeddings directory", "grid", "rounds directory", "quickstart directory"),
 ]
 FILES = ("run file", "shared run file", "report", "shared outputs file")
 WHOLE = ("run file", "report", "directory", "model")  # held meanwhile; who works in the others holds them
+# Directories that are worked in, and taken up again, and what they have from the beginning: one of these.
+BEGUN = {
+    "embeddings directory": {"embeddings.json"},
+    "grid": {"cells"},
+    "rounds directory": {"commands.txt", "round0"},
+    "quickstart directory": {"pydocs"},
+}
 _OF_REPORTS = {"per_query", "systems", "spearman"}  # keys, one of which each has
 
 
@@ -93,26 +103,36 @@ def check_output(what: str, path: str | Path, kind: Kind) -> None:
     Raises:
       UserError: it cannot. The sentence begins with `what` where `path` is empty, else with `path`.
     """
+    check_named(what, path)
+    if kind in FILES:
+        check_file(path)
+    elif kind == "directory":
+        check_new_directory(path)
+    elif kind in ("model", "run"):
+        place = path_of(path)
+        check_unicode(place)
+        if not is_bucket(place):
+            check_free(place) if kind == "model" else check_directory(place)
+    elif kind == "changed directory":  # it is written anew beside itself
+        place = local_path(path, "written to")
+        status_of(place)
+        check_room(place)
+    else:
+        check_work_directory(path, kind)
+
+
+def check_named(what: str, path: str | Path) -> None:
+    """Checks that an output has a name, and one that is meant.
+
+    Raises:
+      UserError: it has none, or a shell was to make another of it. The sentence begins as `check_output`'s.
+    """
     if not str(path):
         raise UserError(f"{what} is empty")
     if str(path).startswith("~"):
         raise UserError(
             f"{path}: shells leave ~ as it is behind an =, and so would make a directory of that name"
         )
-    if kind in FILES:
-        check_file(path)
-    elif kind == "directory":
-        check_new_directory(path)
-    elif is_bucket(path) and kind in ("model", "run"):
-        path_of(path)
-    elif kind == "model":
-        check_free(path_of(path))
-    elif kind == "changed directory":  # it is written anew beside itself
-        place = local_path(path, "written to")
-        status_of(place)
-        check_room(place)
-    else:
-        check_work_directory(path)
 
 
 def check_not_read(path: str | Path, arguments: Mapping[str, Any]) -> None:
@@ -192,7 +212,21 @@ def check_file(path: str | Path) -> None:
     check_room(place)
 
 
-def check_work_directory(path: str | Path) -> None:
+def check_work_directory(path: str | Path, kind: Kind) -> None:
+    """Checks that a local directory can be worked in: it is missing, empty, or was begun as one of its kind.
+
+    Raises:
+      UserError: it is something else, or no file can be written into it.
+    """
+    check_directory(path)
+    place = local_path(path, "written to")
+    if place.is_dir():
+        names = {entry.name for entry in place.iterdir() if not is_aside(entry.name)}
+        if names and not names & BEGUN[kind]:
+            raise UserError(f"{path} already exists and is no {kind}; give another output")
+
+
+def check_directory(path: str | Path) -> None:
     """Checks that files can be written into a local directory, which need not be there.
 
     Raises:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from jaxir import cli
 from jaxir.errors import UserError, suggest
 from jaxir.outputs import writes
-from jaxir.simple_types import NotNegative, Seed
+from jaxir.simple_types import NotNegative, Seed, check_idle
 
 SOURCES = {
     "pairs": "FILE",
@@ -100,6 +100,12 @@ def prepare(
         passage_id=passage_id,
     )
     sizes = {"dev": dev, "test": test}
+    if kind != "multireqa":
+        check_idle(prepare, "--dataset=multireqa:", with_context=with_context)
+    if kind != "tfds":
+        check_idle(prepare, "--dataset=tfds:", data_dir=data_dir)
+    if kind != "pairs":
+        check_idle(prepare, "--dataset=pairs:FILE", seed=seed)
     if kind == "pairs":
         if splits:
             raise UserError(

@@ -23,7 +23,7 @@ QUESTIONS = (
 )
 
 
-@writes(output="work directory")
+@writes(output="quickstart directory")
 def quickstart(*, output: str = "quickstart") -> int:
     """Fine-tunes MiniLM on the documentation installed with Python, then indexes, searches and compares.
 

@@ -8,11 +8,11 @@ from typing import Literal
 
 from jaxir import cli
 from jaxir.outputs import writes
-from jaxir.simple_types import Count, Natural, Rate, Seed
+from jaxir.simple_types import Count, Natural, NotNegative, Rate, Seed
 
 
 @cli.also_called(output_dir="output")
-@writes(output_dir="work directory")
+@writes(output_dir="rounds directory")
 def rounds(
     *,
     recipe: list[str],
@@ -25,7 +25,7 @@ def rounds(
     negatives: Count = 7,
     first: Count = 1,
     last: Count = 200,
-    margin: float | None = None,
+    margin: NotNegative | None = None,
     cross_encoder: str | None = None,
     max_relevance: Rate | None = None,
     relevance_margin: Rate | None = None,

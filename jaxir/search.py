@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from jaxir import cli
 from jaxir.errors import UserError
 from jaxir.outputs import alone, writes
-from jaxir.simple_types import Count, NotNegative, Share
+from jaxir.simple_types import Count, NotNegative, Share, check_idle
 
 if TYPE_CHECKING:
     from jaxir.retrieval.indexes.index import Index
@@ -64,8 +64,12 @@ def search(
         raise UserError("give --query or --queries, not both")
     if query is not None and not has_text(query):
         raise UserError("--query is empty")
+    if queries is None:
+        check_idle(search, "--queries", on_bad_input=on_bad_input)
     k = k if k is not None else 100 if queries is not None else 5
     loaded = load_index(index)
+    if loaded.query_kind != "vectors":
+        check_idle(search, "an index of vectors", dtype=dtype)
     if (k1, b, feedback) != (None, None, None):
         loaded = _ranked(loaded, k1, b, feedback)
     opening = {"model": model, "dtype": dtype}

@@ -10,7 +10,7 @@ from jaxir import cli
 from jaxir.errors import UserError
 from jaxir.installation import how_to_install
 from jaxir.serving.limits import Limits
-from jaxir.simple_types import Count, Within
+from jaxir.simple_types import Count, Within, check_idle
 
 
 def serve(
@@ -42,6 +42,8 @@ def serve(
       access_log: a file that a line is added to for each request (default: standard error): time, client,
         method, path, status, milliseconds. Questions are not written.
     """
+    if reranker is None:
+        check_idle(serve, "--reranker", rerank_depth=rerank_depth)
     try:
         from jaxir.serving import account, app, metrics, server
     except ModuleNotFoundError as error:

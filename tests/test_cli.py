@@ -614,6 +614,8 @@ SLIPS = [
         ["--index=i", "--port=0", "--access_log=a.trec"],
         "a.trec is there already and is no access log",
     ),
+    ("serve", ["--index=i", "--port=0", "--access_log=~"], "~: shells leave ~ as it is"),
+    ("serve", ["--index=i", "--port=0", "--access_log=gs://b/log"], "gs://b/log: this is"),
     ("serve", ["--index=a=", "--port=0"], "'a=' lacks a directory"),
     (
         "plan",

@@ -2,13 +2,15 @@
 
 import importlib
 import inspect
+import os
 import typing
 
 import pytest
 
-from jaxir import cli
+from jaxir import asides, cli
 from jaxir.__main__ import COMMANDS
-from jaxir.outputs import FILES, Kind
+from jaxir.errors import UserError
+from jaxir.outputs import BEGUN, FILES, Kind, check_output
 
 COMMAND_NAMES = [name for names in COMMANDS.values() for name in names]
 # They write nothing that a user names, but for serve's access log, which is opened before anything is read.
@@ -51,6 +53,8 @@ def bad_places(folder, kind):
     yield "/proc/nothing/below", "cannot be written"
     yield "s3://bucket/place", "only local paths" if kind in (*FILES, "model") else "local paths"
     yield "", "is empty"
+    if kind in ("model", "run"):
+        yield folder / os.fsdecode(b"caf\xe9"), "no UTF-8"
     if kind == "changed directory":
         return
     yield folder / "loop", "too many levels of symbolic links"
@@ -86,7 +90,8 @@ def test_a_bad_output_is_told_before_anything_is_read(command, name, kind, tmp_p
         status = cli.main(module, [*flags, f"--{name}={place}"])
         told = capsys.readouterr().err
         assert status == 1 and told.count("\n") == 1, (place, told)
-        assert told.startswith(f"error: {place or '--' + name}"), (place, told)
+        named = str(place or "--" + name).encode(errors="backslashreplace").decode()
+        assert told.startswith(f"error: {named}"), (place, told)
         assert any(words in told for words in said.split("|")), (place, told)
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -182,3 +187,29 @@ def test_what_is_no_earlier_output_is_not_replaced(command, flags, kind, tmp_pat
         for name in ("new", "empty"):
             assert cli.main(f"jaxir.{command}:{command}", [*flags, f"--output={name}"]) == 0
             assert (tmp_path / name).stat().st_size
+
+
+WORKED_IN = [(command, name, kind) for command, name, kind in OUTPUTS if kind in BEGUN]
+
+
+@pytest.mark.parametrize(("command", "name", "kind"), WORKED_IN)
+def test_no_command_works_among_the_files_of_another(command, name, kind, tmp_path, capsys):
+    """A home directory, say, or the output of another command; what was killed in it is no matter."""
+    (tmp_path / ".profile").write_text("dear to someone")
+    with pytest.raises(
+        UserError, match=rf"^{tmp_path} already exists and is no {kind}; give another output$"
+    ):
+        check_output(f"--{name}", tmp_path, kind)
+    required = {"grid": ["--gin_file=gin/experiments/table1.gin", "--datasets=a=absent"]}
+    required["rounds"] = ["--recipe=gin/pairs.gin", "--dataset=absent", "--steps=3"]
+    required["encode"] = ["--model=absent", "--input=absent"]
+    assert cli.main(function_of(command)[0], [*required.get(command, []), f"--{name}={tmp_path}"]) == 1
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path} already exists and is no {kind}")
+    assert [path.name for path in tmp_path.iterdir()] == [".profile"]
+    for begun in BEGUN[kind]:
+        (tmp_path / begun).mkdir()
+        check_output(f"--{name}", tmp_path, kind)
+        (tmp_path / begun).rmdir()
+    (tmp_path / ".profile").unlink()
+    with asides.held_directory(tmp_path / "pydocs"):  # as a killed process leaves it
+        check_output(f"--{name}", tmp_path, kind)

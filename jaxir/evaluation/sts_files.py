@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,17 +74,34 @@ def read_sts_tasks(path: str | Path, split: str = "test") -> dict[str, Sets]:
     Raises:
       BadInputError, UserError: as `read_sts`; a task without the split.
     """
-    path = local_path(path)
-    if not path.is_dir() or any(_reader(file) for file in _files(path)):
-        return {}
-    folders = [folder for folder in sorted(path.iterdir()) if folder.is_dir()]
-    folders = [folder for folder in folders if any(_reader(file) for file in _files(folder))]
-    return {folder.name: _of_split(folder, read_sts(folder), split) for folder in folders}
+    return {folder.name: _of_split(folder, read_sts(folder), split) for folder in _tasks(local_path(path))}
+
+
+def has_splits(path: str | Path) -> bool:
+    """Returns whether a folder of tasks has one with train, dev and test."""
+    return any(map(_splits, map(_names, _tasks(local_path(path)))))
+
+
+def _tasks(path: Path) -> list[Path]:
+    """Returns the folders of tasks; none where `path` has rated pairs itself, or is no folder."""
+    if not path.is_dir() or _names(path):
+        return []
+    return [folder for folder in sorted(path.iterdir()) if folder.is_dir() and _names(folder)]
+
+
+def _names(folder: Path) -> list[str]:
+    return [name for file in _files(folder) for name, _ in _reader(file)]
+
+
+def _splits(names: Collection[str]) -> dict[str, str]:
+    """Returns the word for its split in each name; none where one has no such word."""
+    named = {name: match[1] for name in names if (match := _SPLIT.fullmatch(name))}
+    return named if len(named) == len(names) else {}
 
 
 def _of_split(folder: Path, sets: Sets, split: str) -> Sets:
-    named = {name: match[1] for name in sets if (match := _SPLIT.fullmatch(name))}
-    if len(named) < len(sets):
+    named = _splits(sets)
+    if not named:
         return sets
     wanted = {name: sets[name] for name, word in named.items() if SPLITS.get(word, word) == split}
     if not wanted:

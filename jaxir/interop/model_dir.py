@@ -26,6 +26,7 @@ from jaxir.files import (
     atomic_file,
     check_bucket,
     check_free,
+    check_unicode,
     is_bucket,
     move_tree,
     path_of,
@@ -199,6 +200,7 @@ def _read(spec: str, tokenizer: str | None, kind: str | None) -> tuple[StoredMod
         return named.read(form, name, kind), None
     directory = path_of(spec)
     check_bucket(directory)
+    check_unicode(directory)
     if not directory.is_dir():
         raise UserError(
             f"{spec}: no such model directory; models of Hugging Face and sentence-transformers are written"

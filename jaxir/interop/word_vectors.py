@@ -74,6 +74,8 @@ def _rows(path: str) -> Rows:
     if len(header) != 2 or not all(field.isdigit() for field in header):
         return _text(path, _and(number, first, lines), max(1, len(header) - 1))
     count, width = map(int, header)
+    if not width:
+        raise BadInputError(path, 1, "its vectors have no numbers")
     number, second = next(lines, (2, b""))
     if _is_text(second, width):
         return _counted(path, _text(path, _and(number, second, lines), width), count)
@@ -100,7 +102,7 @@ def _text(path: str, lines: Iterable[tuple[int, bytes]], width: int) -> Rows:
             vector = np.array([float(field) for field in fields], np.float32)
         except ValueError:
             vector = np.empty(0, np.float32)
-        if len(vector) != width:
+        if len(vector) != width or any(b"_" in field for field in fields):  # Python reads 1_0
             raise BadInputError(path, number, f"not a word and {width} numbers, divided by spaces")
         yield number, name, vector
 

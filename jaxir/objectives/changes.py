@@ -104,4 +104,4 @@ def delete_tokens(ids: Int32[Array, "B L"], key: Key[Array, ""], *, share: float
     left = close_gaps(ids, kept)
     places = close_gaps(jnp.broadcast_to(jnp.arange(ids.shape[1], dtype=jnp.int32)[None], ids.shape), kept)
     gap = places - jnp.pad(places[:, :-1], ((0, 0), (1, 0))) > 1
-    return Change(left, jnp.zeros_like(ids, bool), 0, jnp.where(gap & (left != 0), jnp.int32(NEW), left))
+    return Change(left, jnp.zeros_like(ids, bool), 0, jnp.where(gap, jnp.int32(NEW), left))

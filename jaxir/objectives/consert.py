@@ -90,9 +90,8 @@ def shuffle_tokens(ids: Int32[Array, "B L"], key: Key[Array, ""]) -> Int32[Array
     places = jnp.arange(ids.shape[1], dtype=jnp.int32)[None]
     last = (ids != 0).sum(1, dtype=jnp.int32)[:, None] - 1
     inside = (places > 0) & (places < last)
-    # Those inside get numbers between their neighbours' places, in a random order.
+    # Those inside get numbers from 0 to below 1, which is no more than the last one's place.
     draws = jnp.where(inside, jax.random.uniform(key, ids.shape), places.astype(jnp.float32))
-    draws = jnp.where(places >= last, places.astype(jnp.float32) + 1.0, draws)
     draws = jnp.where(places == 0, -1.0, draws)
     return jnp.take_along_axis(ids, jnp.argsort(draws, axis=1), axis=1)
 

@@ -16,6 +16,8 @@ from typing import Any
 from starlette.routing import BaseRoute, Match
 
 from jaxir.errors import UserError
+from jaxir.files import local_path
+from jaxir.outputs import check_named
 from jaxir.serving.metrics import Metrics
 
 METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH")
@@ -39,6 +41,9 @@ class AccessLog:
     """
 
     def __init__(self, path: str | None):
+        if path is not None:
+            check_named("--access_log", path)
+            local_path(path, "written to")
         try:
             if path is not None and Path(path).is_file():
                 with Path(path).open("rb") as file:

@@ -138,6 +138,8 @@ class Service:
                     f"the indexes {first.name} and {other.name} have no document in common:"
                     " they cannot be searched side by side"
                 )
+        if model is not None and all(o.searcher.encoder is None for o in opened):
+            raise UserError(f"no index here holds vectors: leave out the model {model}")
         stage = None
         if reranker is not None:
             if not any(o.index.documents is not None for o in opened):

@@ -234,19 +234,15 @@ def make_step(
 
 
 def make_loss(plan: Plan, objective: Objective) -> Callable[..., tuple[jax.Array, tuple[Metrics, Any]]]:
-    """Returns (what is trained, state, batch, key) -> (loss, (metrics, statistics)).
-
-    With a key of None the state is evaluated: `step` is None and the statistics stay.
-    """
+    """Returns (what is trained, state, batch, key) -> (loss, (metrics, statistics)), in training."""
 
     def loss_of(
-        trained: Any, state: TrainState, batch: Batch, key: jax.Array | None
+        trained: Any, state: TrainState, batch: Batch, key: jax.Array
     ) -> tuple[jax.Array, tuple[Metrics, Any]]:
         params, auxiliary = apart(united(trained, plan.untrained(state.params, state.auxiliary)))
         model, beside = plan.modules(params, auxiliary, state.statistics)
-        step = None if key is None else state.step
-        loss, metrics = objective(model, batch, key, auxiliary=beside, step=step)
-        if beside is None or key is None:
+        loss, metrics = objective(model, batch, key, auxiliary=beside, step=state.step)
+        if beside is None:
             return loss, (metrics, state.statistics)
         return loss, (metrics, nnx.to_pure_dict(nnx.state(beside, nnx.Not(nnx.Param))))
 

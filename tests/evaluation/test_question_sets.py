@@ -112,6 +112,12 @@ def test_a_forum_of_the_authors_is_split_as_they_do(tmp_path):
     assert read_cqadupstack(tmp_path, "dev")["tex"].qrels == {"18": {"13": 1}}
     with pytest.raises(UserError, match=r"no split 'train' \(has: test, dev\)"):
         read_cqadupstack(tmp_path, "train")
+    # 20 test (judged), 19 dev (judged), 18 test without duplicates, so 17 too, which is judged.
+    duplicates = {i: [str(i - 5)] for i in range(7, 21) if i != 18}
+    write(tmp_path, {"tex/tex_questions.json": json.dumps(posts(duplicates, 20))})
+    found = read_cqadupstack(tmp_path)["tex"]
+    assert found.qrels == {"20": {"15": 1}, "17": {"12": 1}}
+    assert found.document_ids == [str(i) for i in range(1, 17)]
 
 
 def test_twelve_forums_are_averaged(tmp_path, capsys):

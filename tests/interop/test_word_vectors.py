@@ -71,9 +71,9 @@ def test_vectors_of_texts_are_gensim_s_averages(name, vectors, files):
 
 def test_a_file_whose_words_have_capitals_is_read_as_it_is(tmp_path):
     file = tmp_path / "cased.txt"
-    file.write_text("Rhine 1 0\nrhine 0 2\n[PAD] 5 5\nrhine 9 9\n. . 0 4 \n")
-    found = encode(f"w2v:{file}", ["Rhine", "rhine", "RHINE", "Rhine rhine [PAD]"])
-    np.testing.assert_array_equal(found, [[1, 0], [0, 2], [0, 0], [0.5, 1]])
+    file.write_text("Rhine 1 0\nrhine 0 2\n[PAD] 5 5\nrhine 9 9\n. . 0 4 \nMain 3 7\n")
+    found = encode(f"w2v:{file}", ["Rhine", "rhine", "RHINE", "Rhine rhine [PAD]", "Main"])
+    np.testing.assert_array_equal(found, [[1, 0], [0, 2], [0, 0], [0.5, 1], [3, 7]])
 
 
 def test_every_command_takes_them(files, tmp_path, capsys, monkeypatch):
@@ -113,8 +113,11 @@ def test_they_leave_by_onnx(files, tmp_path):
         (b"cat 1 2\ndog 1 nan\n", ":2: a number that is not finite"),
         (b"3 2\ncat 1 2\ndog 1 2\n", "its first line says 3 words, and it has 2"),
         (b"2 2\ncat " + np.float32([1, 2]).tobytes() + b"dog " + b"\0" * 7, "says 2 words, and it has 1"),
+        (b"1 2\ncat 1 2\ndog 3 4\n", "its first line says 1 words, and it has 2"),
         (b"2 2\n", "says 2 words, and it has 0"),
         (b"0 2\n", "no word vector in it"),
+        (b"1 0\ncat \n", ":1: its vectors have no numbers"),
+        (b"cat 1 2\ndog 1_0 2\n", ":2: not a word and 2 numbers"),
         (b"\x80\x04\x95 a pickle\n", ":1: not a word and"),
         (b"", "the file is empty"),
     ],

@@ -112,6 +112,15 @@ def test_each_augmentation_acts_alone_and_the_encoders_dropout_is_off(name):
     assert np.abs(firsts[0] - firsts[1]).max() > 0.01
 
 
+def test_each_view_has_random_numbers_of_its_own():
+    ids = make_texts(rows=50)
+    one, two = ConSERT(first=["token_shuffling"], second=["token_shuffling"]).views(ids, jax.random.key(0))
+    assert (one.ids != two.ids).any(1).mean() > 0.5
+    one, two = ConSERT(first=["feature_cutoff"], second=["feature_cutoff"]).views(ids, jax.random.key(0))
+    x = jnp.ones((*ids.shape, 40))
+    assert (one.edit(x) != two.edit(x)).any((1, 2)).mean() > 0.5
+
+
 def test_shuffled_texts_have_their_tokens_in_another_order():
     ids = make_texts(rows=50)
     found = np.asarray(jax.jit(shuffle_tokens)(ids, jax.random.key(0)))

@@ -131,10 +131,31 @@ def test_a_sum_adds_weighs_and_keeps_parts_apart(tmp_path):
     assert len(steps) == 12 and steps[12]["sigmoid/scale"] != steps[4]["sigmoid/scale"]
     names = arrays(tmp_path / "run", 12)
     assert "auxiliary['sigmoid']['scale']" in names
-    dev = [line for line in lines if "dev/loss" in line]
-    assert dev[-1]["dev/loss"] == pytest.approx(
-        dev[-1]["dev/softmax/loss"] + 0.5 * dev[-1]["dev/sigmoid/loss"], rel=1e-5
-    )
+    rate = AdamW(learning_rate=3e-4, warmup_steps=3).build(12).schedule
+    assert {done: line["learning_rate"] for done, line in steps.items()} == {
+        done: pytest.approx(float(rate(done - 1)), abs=1e-10) for done in steps
+    }
+    dev = {line["step"]: line for line in lines if "dev/loss" in line}
+    assert set(dev) == {10, 12}
+    for line in dev.values():  # in evaluation the weight is what it ends with, at step 10 too
+        expected = line["dev/softmax/loss"] + 0.5 * line["dev/sigmoid/loss"]
+        assert line["dev/loss"] == pytest.approx(expected, rel=1e-5)
+
+
+class Drawn(Objective):
+    """Its loss is a random number."""
+
+    def features(self, form):
+        return {}
+
+    def __call__(self, model, batch, key=None, *, auxiliary, step=None):
+        return jax.random.uniform(key), {}
+
+
+def test_parts_of_a_sum_have_random_numbers_of_their_own():
+    total, found = WeightedSum(parts={"a": Drawn(), "b": Drawn()})(None, {}, jax.random.key(0))
+    assert abs(found["a/loss"] - found["b/loss"]) > 0.01
+    assert total == pytest.approx(float(found["a/loss"] + found["b/loss"]))
 
 
 def test_sums_that_make_no_sense():

@@ -134,12 +134,14 @@ def test_what_was_interrupted_is_taken_up_and_ends_the_same(data, generator, tmp
     assert not cut.exists()
     assert [p.name for p in sorted(unfinished.iterdir())] == ["made.json", "outputs-00000.jsonl"]
     begun = shutil.copytree(unfinished, tmp_path / ".spoilt.jsonl.unfinished")
-    for n in range(3):
-        (begun / f"outputs-{n:05d}.jsonl").write_text("[]\n")
-    with pytest.raises(UserError, match=r"outputs-00000\.jsonl is damaged: remove it"):
-        outputs_file.write_outputs(
-            generator, data / "texts.jsonl", tmp_path / "spoilt.jsonl", SAMPLED, window=3
-        )
+    first = begun / "outputs-00000.jsonl"
+    lines = first.read_text().splitlines(keepends=True)
+    for spoilt in ("[]\n", "", lines[0] + lines[1], "".join(reversed(lines)), "".join([*lines, lines[0]])):
+        first.write_text(spoilt)
+        with pytest.raises(UserError, match=r"outputs-00000\.jsonl is damaged: remove it"):
+            outputs_file.write_outputs(
+                generator, data / "texts.jsonl", tmp_path / "spoilt.jsonl", SAMPLED, window=3
+            )
     outputs_file.write_outputs(generator, data / "texts.jsonl", cut, SAMPLED, window=3)
     assert calls == [3, 3, 3, 2]
     assert cut.read_bytes() == whole.read_bytes() and not unfinished.exists()

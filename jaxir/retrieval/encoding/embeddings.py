@@ -29,6 +29,7 @@ from jaxir.errors import UserError
 from jaxir.files import atomic_file, local_path
 from jaxir.json_files import made, read_json
 from jaxir.locks import Lock, locked
+from jaxir.outputs import check_work_directory
 from jaxir.progress import progress
 from jaxir.reading import open_to_read
 from jaxir.retrieval.encoding.batching import EncodingReport
@@ -143,7 +144,7 @@ def encode_corpus(
     if shard_size < 1:
         raise UserError(f"shard_size must be at least 1, not {shard_size}")
     input, output = local_path(input), local_path(output, "written to")
-    check_free(output)
+    check_work_directory(output, "embeddings directory")
     report = EncodingReport()
     info = _describe(encoder, input, tower, shard_size, on_bad_input)
     with _writing(output, info) as (done, lock):
@@ -194,18 +195,6 @@ def encode_corpus(
         if written.keys() == sums.keys():  # what others have written is read when it is opened
             checksums.stamp(output, written)
     return report
-
-
-def check_free(output: str | Path) -> None:
-    """Checks that an EMB_DIR can be written to a place, or gone on with there.
-
-    Raises:
-      UserError: something else is there.
-    """
-    place = local_path(output, "written to")
-    taken = place.exists() and (not place.is_dir() or any(place.iterdir()))
-    if taken and not (place / MANIFEST).exists():
-        raise UserError(f"{output} already exists and is no embeddings directory; give another output")
 
 
 def open_embeddings(directory: str | Path) -> StoredEmbeddings:
@@ -282,7 +271,7 @@ def _read(input: Path, tower: Tower, on_bad_input: OnBadInput | Policy) -> Itera
 @contextlib.contextmanager
 def _writing(output: Path, info: EmbeddingsInfo) -> Iterator[tuple[int | None, Lock]]:
     """Locks `output` for this process; yields how many shards are there (None: all), and the lock."""
-    check_free(output)
+    check_work_directory(output, "embeddings directory")
     with locked(output, f"another process is writing {output}") as lock:
         if (output / MANIFEST).exists():
             stored = _read_manifest(output)

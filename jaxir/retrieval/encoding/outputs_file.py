@@ -115,7 +115,10 @@ def write_outputs(
             documents = iter(read_corpus(input, OnBadInput(on_bad_input)))  # faults have been told
             for place in windows:
                 batch = list(itertools.islice(documents, window))
-                if place not in own or place.exists():
+                if place not in own:
+                    continue
+                if place.exists():
+                    _check_window(place, [document.id for document in batch])
                     continue
                 found = generator.generate(
                     [document.contents for document in batch],
@@ -145,6 +148,13 @@ def _begin(unfinished: Path, made: dict[str, Any], output: Path) -> None:
         file.write(_line(made))
 
 
+def _check_window(window: Path, ids: list[str]) -> None:
+    """Checks that a window which was written before has the outputs of these texts, in their order."""
+    with open_to_read(window) as lines:
+        if [_record(line, window).get("_id") for line in lines] != ids:
+            raise _damaged(window)
+
+
 def _finish(windows: list[Path], output: Path) -> OutputsReport:
     report = OutputsReport()
     with atomic_file(output, "wb") as file:
@@ -171,7 +181,11 @@ def _record(line: bytes, window: Path) -> dict[str, Any]:
         record = json.loads(line)
         if isinstance(record, dict) and isinstance(record.get("outputs"), list):
             return record
-    raise UserError(f"{window} is damaged: remove it, and the same command makes it anew")
+    raise _damaged(window)
+
+
+def _damaged(window: Path) -> UserError:
+    return UserError(f"{window} is damaged: remove it, and the same command makes it anew")
 
 
 def _sha256(path: Path) -> str:

@@ -25,7 +25,7 @@ from jaxir.reading import open_to_read
 from jaxir.retrieval.mining.judging import Drawn, Judge, RelevanceFilter, RelevanceSettings, Teacher
 from jaxir.retrieval.mining.known_positives import KnownPositives
 from jaxir.retrieval.ranking.runs import rank, read_run_by_query
-from jaxir.simple_types import Count, Seed, checked
+from jaxir.simple_types import Count, NotNegative, Seed, checked
 
 PAIRS, SETTINGS = "train.jsonl", "mining.json"
 # Why a query has no negatives.
@@ -64,7 +64,7 @@ class MiningSettings:
     first: Count = 1
     last: Count = 200
     sampling: Literal["random", "top"] = "random"
-    margin: float | None = None
+    margin: NotNegative | None = None
     seed: Seed = 0
 
     def __post_init__(self) -> None:
