@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -462,3 +463,16 @@ def test_what_cannot_be_exported_costs_one_sentence(flags, message, tmp_path, ca
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
     assert [p.name for p in tmp_path.iterdir()] == ["index"]
+
+
+@pytest.mark.slow
+def test_a_disk_that_takes_no_more_costs_a_sentence(tmp_path, capsys):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    flags = [f"--model=hf:{GOLDEN / 'bert'}", "--format=saved_model", "--signatures=ids"]
+    try:
+        assert cli.main("jaxir.export:export", [*flags, f"--output={tmp_path}/out"]) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert capsys.readouterr().err == f"error: {tmp_path}/out could not be written: file too large\n"
+    assert list(tmp_path.iterdir()) == []

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
+import os
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
@@ -116,9 +119,13 @@ def write(
         functions = {name: signature.function for name, signature in found.items()}
         module.signatures_ = functions
         default = next(name for name in _DEFAULTS if name in found)
-        tf.saved_model.save(
-            module, str(aside), signatures=functions | {"serving_default": functions[default]}
-        )
+        served = functions | {"serving_default": functions[default]}
+        try:
+            tf.saved_model.save(module, str(aside), signatures=served)
+        except tf.errors.OpError as error:
+            if (why := _words_of_system(error.message)) is None:
+                raise
+            raise UserError(f"{output} could not be written: {why}") from error
         packages = ["tensorflow"]
         packages += ["tensorflow-text"] if tokenizer is not None else []
         packages += index.packages if index is not None else []
@@ -142,6 +149,12 @@ def _own_temporary_files() -> Iterator[None]:
             yield
         finally:
             tempfile.tempdir = usual
+
+
+def _words_of_system(message: str) -> str | None:
+    """Returns why TensorFlow could not write a file, which it says behind its name; None of another error."""
+    told = re.search(r"; ([^;]+?)(?: \[Op:\w+\])?$", message)
+    return told[1].lower() if told and told[1] in map(os.strerror, errno.errorcode) else None
 
 
 def _signatures(
