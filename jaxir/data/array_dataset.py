@@ -249,7 +249,12 @@ class ArrayDataset:
             )
         return self.num_examples // batch_size
 
-    def _batch(self, examples: np.ndarray, seed_and_epoch: tuple[int, int] | None) -> Batch:
+    def once(self, count: int | None = None) -> Batch:
+        """Returns `count` examples, or all, each once and shuffled: as the first epoch of seed 0 has them."""
+        examples = np.random.default_rng([0, 0]).permutation(self.num_examples)[:count]
+        return self._batch(examples, (0, 0))
+
+    def _batch(self, examples: np.ndarray, seed_and_epoch: tuple[int, int]) -> Batch:
         check_unchanged(self._arrays().values())
         starts = self._offsets[examples]
         counts = self._offsets[examples + 1] - starts
@@ -271,19 +276,6 @@ class ArrayDataset:
             else:
                 batch[name] = found
         return keys_of_twins(batch, self.features)
-
-    def ordered(self, batch_size: int, *, process_index: int = 0, process_count: int = 1) -> Iterator[Batch]:
-        """Yields the examples once, in their own order, each with the first items of its lists.
-
-        Every batch is whole, as in training: examples left over from the last one are not used.
-
-        Raises:
-          UserError: fewer examples than `batch_size`, or it does not divide by `process_count`.
-        """
-        mine = share(batch_size, process_index, process_count)
-        order = np.arange(self.num_examples)
-        for step in range(self._steps_per_epoch(batch_size)):
-            yield self._batch(order[step * batch_size : (step + 1) * batch_size][mine], None)
 
     def token_counts(self, field: str, vocab_size: int) -> TokenCounts:
         """Counts the tokens of the different texts of a field that is read: one pass over them."""

@@ -27,15 +27,8 @@ def share(batch_size: int, process_index: int, process_count: int) -> slice:
     return slice(process_index * size, (process_index + 1) * size)
 
 
-def choose(
-    n: int, counts: np.ndarray, examples: np.ndarray, seed_and_epoch: tuple[int, int] | None
-) -> np.ndarray:
-    """Returns int64 [b, `n`]: for each example, `n` of range(counts) without repeats, or cyclically.
-
-    With `seed_and_epoch` the choice is random, else the first come first.
-    """
-    if seed_and_epoch is None:
-        return np.arange(n) % counts[:, None]
+def choose(n: int, counts: np.ndarray, examples: np.ndarray, seed_and_epoch: tuple[int, int]) -> np.ndarray:
+    """Returns int64 [b, `n`]: for each example, `n` of range(counts) at random, none twice, or cyclically."""
     candidates = np.arange(counts.max(initial=1), dtype=np.uint64)
     seed, epoch = (np.full(1, value, np.uint64) for value in seed_and_epoch)
     state = _mix(_mix(seed) + epoch)

@@ -119,10 +119,15 @@ class MixtureDataset:
         parts = self._opened(sizes, seed, before, process_index, process_count)
         return _alternating(parts, schedule, start_step)
 
-    def ordered(self, batch_size: int, *, process_index: int = 0, process_count: int = 1) -> Iterator[Batch]:
-        """Yields the pairs of one dataset after the other, once, in their own order, in whole batches."""
-        for dataset in self._datasets:
-            yield from dataset.ordered(batch_size, process_index=process_index, process_count=process_count)
+    def once(self, count: int | None = None) -> Batch:
+        """Returns `count` pairs, or all, each once and shuffled: of each dataset by its size, not rate."""
+        wanted = [None] * len(self._datasets)
+        if count is not None:
+            wanted = np.bincount(_Epochs(self._sizes, 0)(0, count), minlength=len(wanted)).tolist()
+        parts = [d.once(size) for d, size in zip(self._datasets, wanted, strict=True) if size != 0]
+        sizes = np.array([len(next(iter(part.values()))) for part in parts])
+        order = np.argsort(np.argsort(_Epochs(sizes, 0)(0, int(sizes.sum())), kind="stable"))
+        return {name: np.concatenate([part[name] for part in parts])[order] for name in self.features}
 
     def token_counts(self, field: str, vocab_size: int) -> TokenCounts:
         """Adds up the counts of all datasets; see `ArrayDataset.token_counts`."""

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import weakref
 from collections.abc import Generator, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,7 +24,11 @@ from jaxir.errors import UserError, suggest
 from jaxir.features import Features, Key, Numbers, TokenCounts, Tokens, fields_of, pair_format
 from jaxir.lean_tensorflow import import_tensorflow
 
+if TYPE_CHECKING:
+    import tensorflow as tf
+
 _TOKENISE_AT_ONCE = 256
+_READ_AT_ONCE = 1024
 _UNFINISHED: weakref.WeakSet[Generator[Batch, None, None]] = weakref.WeakSet()
 
 
@@ -139,38 +143,39 @@ class SeqioDataset:
 
         Args and errors are those of `ArrayDataset.batches`.
         """
-        return self._read(batch_size, process_index, process_count, seed=seed, start_step=start_step)
-
-    def ordered(self, batch_size: int, *, process_index: int = 0, process_count: int = 1) -> Iterator[Batch]:
-        """Yields the pairs once, in their own order, in whole batches, each with its first N negatives."""
-        return self._read(batch_size, process_index, process_count, seed=None, start_step=0)
-
-    def token_counts(self, field: str, vocab_size: int) -> TokenCounts:
-        """Raises a UserError: a task's texts are not at hand before they are trained on."""
-        raise UserError("the objective counts the words of its texts beforehand, which SeqIO tasks cannot do")
-
-    def _read(
-        self, batch_size: int, index: int, count: int, *, seed: int | None, start_step: int
-    ) -> Iterator[Batch]:
-        import_tensorflow()
-        import seqio
-        import tensorflow as tf
-
-        mine = share(batch_size, index, count)
-        size = mine.stop - mine.start
         if batch_size > self.num_examples:
             raise UserError(
                 f"batch_size is {batch_size:,}, but there are only {self.num_examples:,} pairs:"
                 " give a smaller one"
             )
-        first = start_step * size
+        mine = share(batch_size, process_index, process_count)
+        size = mine.stop - mine.start
+        ds = self._converted(seed, process_index, process_count, first=start_step * size, epochs=None)
+        return self._read(ds.batch(size, drop_remainder=True))
+
+    def once(self, count: int | None = None) -> Batch:
+        """Returns `count` examples, or all, each once and shuffled within SeqIO's buffer."""
+        ds = self._converted(0, 0, 1, first=0, epochs=1)
+        parts = list(self._read((ds if count is None else ds.take(count)).batch(_READ_AT_ONCE)))
+        return {name: np.concatenate([part[name] for part in parts]) for name in self.features}
+
+    def token_counts(self, field: str, vocab_size: int) -> TokenCounts:
+        """Raises a UserError: a task's texts are not at hand before they are trained on."""
+        raise UserError("the objective counts the words of its texts beforehand, which SeqIO tasks cannot do")
+
+    def _converted(
+        self, seed: int, index: int, count: int, *, first: int, epochs: int | None
+    ) -> tf.data.Dataset:
+        import_tensorflow()
+        import seqio
+
         texts = self._provider.get_dataset(
             sequence_length=None,
             split=self._split,
-            shuffle=seed is not None,
+            shuffle=True,
             seed=seed,
             shard_info=seqio.ShardInfo(index, count),
-            num_epochs=None if seed is not None else 1,
+            num_epochs=epochs,
         ).skip(first)
         missing = [name for name in fields_of(self.features) if name not in texts.element_spec]
         if missing:
@@ -181,15 +186,17 @@ class SeqioDataset:
         converter = _converter_class()(
             self._tokenizer,
             self.features,
-            seed=None if seed is None else (seed, index),
+            seed=(seed, index),
             first_example=first,
         )
-        lengths = dict.fromkeys(converter.TASK_FEATURES, 0)
-        ds = converter(texts, lengths).batch(size, drop_remainder=True).prefetch(2)
+        return converter(texts, dict.fromkeys(converter.TASK_FEATURES, 0))
+
+    def _read(self, ds: tf.data.Dataset) -> Iterator[Batch]:
+        import tensorflow as tf
 
         def read() -> Generator[Batch, None, None]:
             try:
-                yield from ds.as_numpy_iterator()
+                yield from ds.prefetch(2).as_numpy_iterator()
             except tf.errors.OpError as error:
                 reason = str(error.message).strip().rpartition("UserError: ")[2].partition("\n")[0]
                 raise UserError(f"SeqIO task {self._provider.name}: {reason}") from error
@@ -223,7 +230,7 @@ def _converter_class() -> type:
         Args:
           tokenizer: makes the ids.
           features: what a batch holds.
-          seed: of the choice from lists that hold more than a batch takes; None takes the first.
+          seed: of the choice from lists that hold more than a batch takes.
           first_example: the number of the first example, counted on from one that a resumed run began with.
         """
 
@@ -234,7 +241,7 @@ def _converter_class() -> type:
             tokenizer: Tokenizer,
             features: Features,
             *,
-            seed: tuple[int, int] | None = None,
+            seed: tuple[int, int],
             first_example: int = 0,
         ):
             self._fields, self._features = fields_of(features), features

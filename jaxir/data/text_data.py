@@ -26,7 +26,7 @@ class TextData(abc.ABC):
           on_bad_input: what to do with malformed records.
 
         Returns:
-          What a trainer reads: `num_examples`, `features` and `batches(...)`, as in
+          What a trainer reads: `num_examples`, `features`, `batches(...)` and `once(...)`, as in
           `array_dataset.ArrayDataset`.
 
         Raises:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -138,7 +137,7 @@ class Bench:
         built = data
         if hasattr(data, "build"):
             built = data.build(self.tokenizer, features, on_bad_input=self.on_bad_input)
-        found = Examples(read_rows(built, built.num_examples), built.fingerprint)
+        found = Examples(read_rows(built), built.fingerprint)
         self._read.append((data, features, found))
         return found
 
@@ -162,14 +161,10 @@ class Bench:
             program.compile(plan)
 
 
-def read_rows(data: Any, count: int) -> list[Mapping[str, np.ndarray]]:
-    """Returns the first `count` examples of the dataset's first epoch, in the order of seed 0."""
-    batches: Iterator[Mapping[str, np.ndarray]] = (
-        data.batches(batch_size=1, seed=0, start_step=0, process_index=0, process_count=1)
-        if count
-        else iter(())
-    )
-    return [{k: x[0] for k, x in batch.items()} for batch in itertools.islice(batches, count)]
+def read_rows(data: Any, count: int | None = None) -> list[Mapping[str, np.ndarray]]:
+    """Returns `count` examples of a dataset, or all, each once, in a random order that is always the same."""
+    batch = data.once(count)
+    return [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
 
 
 def stack(rows: list[np.ndarray]) -> np.ndarray:

@@ -57,7 +57,7 @@ class Retrieval(Evaluator):
         form = dataclasses.replace(bench.form, num_negatives=0)
         rows, fingerprint = bench.examples(self.data, pair_features(form))
         training = bench.training_data
-        extra = read_rows(training, min(self.distractors, training.num_examples))
+        extra = read_rows(training, self.distractors) if self.distractors else []
         queries, query_ids = _distinct(rows, [], "query")
         passages, passage_ids = _distinct(rows, extra, "passage")
         judgements: dict[str, dict[str, int]] = {}

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from dataset_rows import rows
 
 from jaxir.data.array_dataset import ArrayDataset
 from jaxir.data.mixture import Mixture
@@ -44,9 +45,9 @@ def test_any_records_become_batches(minilm):
     shapes = {name: (9, *feature.shape) for name, feature in FEATURES.items()}
     assert {name: x.shape for name, x in batch.items()} == shapes
     known = {k.tobytes(): i for i, k in enumerate(stable_keys([f"t{i}" for i in range(9)]))}
-    rows = [known[key.tobytes()] for key in batch["key"]]
-    np.testing.assert_array_equal(batch["weight"], np.float32([i / 4 for i in rows]))
-    for at, i in enumerate(rows):
+    numbers = [known[key.tobytes()] for key in batch["key"]]
+    np.testing.assert_array_equal(batch["weight"], np.float32([i / 4 for i in numbers]))
+    for at, i in enumerate(numbers):
         for j in range(2):  # one draw serves all lists
             chosen = round(float(batch["other_scores"][at, j])) - 10 * i
             np.testing.assert_array_equal(batch["other_key"][at, j], stable_keys([f"o{i}-{chosen}"])[0])
@@ -128,10 +129,14 @@ def test_numbers_come_by_way_of_seqio(minilm):
             n: seqio.Feature(texts, False, dtype=kind, rank=rank) for n, (kind, rank) in kinds.items()
         },
     )
-    (batch,) = SeqioPairs(mixture="with_numbers").build(minilm, FEATURES).ordered(9)
-    (expected,) = Records().build(minilm, FEATURES).ordered(9)
-    for name in ("ids", "weight", "other_ids", "other_scores"):
-        np.testing.assert_array_equal(batch[name], expected[name])
-        assert batch[name].dtype == expected[name].dtype
+    lists = {"other_ids": Tokens("others", 8, prompt="say ", count=4, among="text")}
+    lists |= {"other_key": Key("others", 4), "other_scores": Numbers("scores", 4)}  # all that there are
+    batch = SeqioPairs(mixture="with_numbers").build(minilm, FEATURES | lists).once()
+    expected = Records().build(minilm, FEATURES | lists).once()
+    assert {n: x.dtype for n, x in batch.items()} == {n: x.dtype for n, x in expected.items()}
+    for keys in ("key", "other_key"):  # of ids, which the task has not
+        assert batch.pop(keys).shape == expected.pop(keys).shape
+    of_lists = ["other_ids", "other_scores"]
+    assert rows(batch, of_lists) == rows(expected, of_lists)
     with pytest.raises(UserError, match="reads the field 'title', but SeqIO task with_numbers has only"):
-        next(SeqioPairs(mixture="with_numbers").build(minilm, {"a": Tokens("title", 8)}).ordered(9))
+        SeqioPairs(mixture="with_numbers").build(minilm, {"a": Tokens("title", 8)}).once()

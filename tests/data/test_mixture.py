@@ -108,17 +108,14 @@ def test_packed_batches_hold_all_sources_in_proportion(minilm, sources):
 
 
 def test_a_mixture_can_be_read_pair_by_pair_each_once(minilm, sources):
-    """As dev evaluation and distractors read any data: batches of 1, as many as there are pairs."""
-    for packed in (False, True):
-        dataset = Mixture(sources=sources, mix_within_batch=packed).build(
-            minilm, pair_features(TextFormat(**LENGTHS))
-        )
-        read = take(dataset.batches(batch_size=1, seed=0), dataset.num_examples)
-        assert sorted(n for b in read for n in names(b)) == sorted(KNOWN.values())
-    ordered = [n for b in dataset.ordered(3) for n in names(b)]
-    assert ordered == [f"a{i}" for i in range(39)] + [f"b{i}" for i in range(24)] + [
-        f"c{i}" for i in range(9)
-    ]
+    """As dev evaluation and distractors read any data, whatever its rates."""
+    for settings in ({}, {"mix_within_batch": True}, {"rates": [9, 1, 1]}):
+        dataset = Mixture(sources=sources, **settings).build(minilm, pair_features(TextFormat(**LENGTHS)))
+        read = names(dataset.once())
+        assert read != sorted(read) == sorted(KNOWN.values())
+        assert len({n[0] for n in read[:20]}) > 1, "the sources are mixed"
+        some = names(dataset.once(30))
+        assert len(some) == len(set(some)) == 30 and {n[0] for n in some} == set("abc")
 
 
 @pytest.mark.parametrize(

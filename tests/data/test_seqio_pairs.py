@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pytest
+from dataset_rows import rows
 
 from jaxir.data import seqio_tasks
 from jaxir.data.pair_sources import BeirPairs, JsonlPairs
@@ -54,33 +55,24 @@ def take(iterator, n):
 
 
 def test_seqio_and_arrays_hold_the_same(minilm, pairs_file):
-    settings = {"num_negatives": 2, "query_prompt": "query: ", "passage_prompt": "passage: ", **LENGTHS}
+    settings = {"num_negatives": 4, "query_prompt": "query: ", "passage_prompt": "passage: ", **LENGTHS}
     arrays = JsonlPairs(path=str(pairs_file)).build(minilm, pair_features(TextFormat(**settings)))
     seqio_pairs = SeqioPairs(mixture=jsonl_pairs(path=str(pairs_file))).build(
         minilm, pair_features(TextFormat(**settings))
     )
     assert seqio_pairs.num_examples == arrays.num_examples == COUNT
     assert seqio_pairs.features == arrays.features
-    masked = 0
-    for a, b in zip(arrays.ordered(8), seqio_pairs.ordered(8), strict=True):
-        assert_equal(a, b)
-        masked += (b["negative_key"] == b["passage_key"][:, None]).all(-1).sum()
-    assert masked == 2  # a negative that is its positive, twice for want of another
-
-    def rows(dataset):  # without negatives, shuffled: the same examples in another order
-        batches = take(dataset.batches(batch_size=COUNT, seed=0), 1)
-        return sorted(
-            tuple(np.concatenate([b[k][i] for k in sorted(b)]).tolist())
-            for b in batches
-            for i in range(COUNT)
-        )
-
-    plain = [
-        d.build(minilm, pair_features(TextFormat(**LENGTHS)))
-        for d in (JsonlPairs(path=str(pairs_file)), SeqioPairs(mixture=jsonl_pairs(path=str(pairs_file))))
-    ]
-    # SeqIO's buffer holds several epochs of so small a file: compare what it yields to what there is.
-    assert set(rows(plain[1])) <= set(rows(plain[0]))
+    a, b = arrays.once(), seqio_pairs.once()
+    assert {n: x.dtype for n, x in a.items()} == dict.fromkeys(b, np.dtype(np.int32))
+    assert numbers(b) != sorted(numbers(b)) == list(range(COUNT)), "each once, shuffled"
+    negatives = ["negative_ids", "negative_key"]
+    assert rows(a, negatives) == rows(b, negatives)
+    # A negative that is its positive, four times for want of another.
+    assert (b["negative_key"] == b["passage_key"][:, None]).all(-1).sum() == 4
+    assert_equal(seqio_pairs.once(9), {name: x[:9] for name, x in b.items()})
+    # SeqIO's buffer holds several epochs of so small a file: what it trains on is what there is.
+    batch = next(seqio_pairs.batches(batch_size=COUNT, seed=0))
+    assert set(map(str, rows(batch, negatives))) <= set(map(str, rows(a, negatives)))
 
 
 def test_batches_are_repeatable_shuffled_and_resumable(minilm, pairs_file):
@@ -106,11 +98,6 @@ def test_shards_of_two_hosts_are_disjoint_and_complete(minilm, pairs_file):
         minilm, pair_features(TextFormat(**LENGTHS))
     )
     seen = [
-        [n for b in dataset.ordered(2, process_index=i, process_count=2) for n in numbers(b)] for i in (0, 1)
-    ]
-    assert not set(seen[0]) & set(seen[1])
-    assert sorted(seen[0] + seen[1]) == list(range(COUNT))
-    shuffled = [
         {
             n
             for b in take(dataset.batches(batch_size=8, seed=0, process_index=i, process_count=2), 300)
@@ -118,7 +105,7 @@ def test_shards_of_two_hosts_are_disjoint_and_complete(minilm, pairs_file):
         }
         for i in (0, 1)
     ]
-    assert shuffled == [set(seen[0]), set(seen[1])]
+    assert not seen[0] & seen[1] and seen[0] | seen[1] == set(range(COUNT))
     assert len(next(dataset.batches(batch_size=8, seed=0, process_count=2))["query_ids"]) == 4
 
 
@@ -141,7 +128,7 @@ def test_beir_and_other_files_are_tasks_too(minilm, tmp_path, write_jsonl):
     )
     assert (a.num_examples, b.num_examples, c.num_examples) == (2, 1, 1)
     arrays = BeirPairs(directory=collection, split="dev").build(minilm, pair_features(TextFormat(**LENGTHS)))
-    assert_equal(next(arrays.ordered(1)), next(c.ordered(1)))
+    assert_equal(arrays.once(), c.once())
 
 
 def test_a_task_or_a_mixture_of_somebody_else(minilm):
@@ -162,8 +149,8 @@ def test_a_task_or_a_mixture_of_somebody_else(minilm):
     for name in ("somebodys", "somebodys_mixture"):
         dataset = SeqioPairs(mixture=name).build(minilm, pair_features(TextFormat(**LENGTHS)))
         assert dataset.num_examples == 2
-        batch = next(dataset.ordered(2))
-        assert batch["query_ids"][:, 1].tolist() == [2028, 2048]
+        batch = dataset.once()
+        assert sorted(batch["query_ids"][:, 1].tolist()) == [2028, 2048]
         assert len(np.unique(batch["passage_key"], axis=0)) == 2  # without ids a text's hash is its key
 
 
@@ -246,7 +233,7 @@ def test_bad_input_stops_before_the_first_batch(minilm, tmp_path, capsys):
         minilm, pair_features(TextFormat(**LENGTHS)), on_bad_input="skip"
     )
     assert capsys.readouterr().err == f"skipped 1 record: no field 'passage' (first: {path}:2)\n"
-    assert dataset.num_examples == 1 and len(list(dataset.ordered(1))) == 1
+    assert dataset.num_examples == 1 and len(dataset.once()["query_ids"]) == 1
     with pytest.raises(UserError, match="batch_size is 2, but there are only 1 pairs"):
         dataset.batches(batch_size=2, seed=0)
     wanting = SeqioPairs(mixture=name).build(

@@ -62,11 +62,10 @@ def evaluation(dev, *, distractors=0, batch_size=8, devices=4):
 def test_retrieval_metrics_count_every_pair_and_every_distractor(distractors):
     dev = pairs(21, seed=25)
     model, scores = evaluation(dev, distractors=distractors)
-    rows = [dict(b) for b, _ in zip(dev.ordered(1), range(21), strict=True)]
-    extra = [b["passage_ids"] for b, _ in zip(pairs(40, seed=9).ordered(1), range(distractors), strict=False)]
-    query = np.asarray(model.encode(jax.numpy.concatenate([r["query_ids"] for r in rows]), tower="query"))
-    passages = [r["passage_ids"] for r in rows] + extra
-    passage = np.asarray(model.encode(jax.numpy.concatenate(passages), tower="passage"))
+    rows, extra = dev.once(), pairs(40, seed=9).once(distractors)
+    query = np.asarray(model.encode(rows["query_ids"], tower="query"))
+    passages = np.concatenate([rows["passage_ids"], extra["passage_ids"]])
+    passage = np.asarray(model.encode(passages, tower="passage"))
     similarity = query @ passage.T
     ranks = 1 + (similarity > np.diag(similarity)[:, None]).sum(1)
     assert ranks.mean() > 2 and {10, 11} <= {*np.minimum(ranks, 11)} and len(passage) == 21 + distractors
