@@ -309,7 +309,7 @@ def test_dpr_and_diffcse_are_traced_together(folder):
 
 
 def test_the_settings_of_he_2022():
-    files = ["gin/curriculum.gin", "gin/experiments/mined.gin", "gin/experiments/he2022.gin"]
+    files = ["gin/curriculum.gin", "gin/experiments/he2022.gin"]
     needed = ["DATA=corpus", "MINED=pairs.jsonl", "EXPANSIONS=queries"]
     gin_config.bind(train, files, needed, {"output_dir": "run"})
     bound = gin.get_bindings(train)
@@ -330,11 +330,11 @@ def test_the_settings_of_he_2022():
     ("binding", "selection"),
     [
         ("GROUPS=4", Curriculum(4)),
-        ("SELECTION=@selection.Gold()", Gold()),
-        ("SELECTION=@selection.Random()", Random()),
-        ("SELECTION=@selection.First()", First()),
-        (("SELECTION=@selection.Top()", "TOP=5"), Top(5)),
-        (("SELECTION=@selection.Bottom()", "TOP=2"), Bottom(2)),
+        ("SELECTION=gold", Gold()),
+        ("SELECTION=random", Random()),
+        ("SELECTION=first", First()),
+        (("SELECTION=top", "TOP=5"), Top(5)),
+        (("SELECTION=bottom", "TOP=2"), Bottom(2)),
     ],
 )
 def test_strategies_of_selection(binding, selection):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ from jaxir.data.array_dataset import ArrayDataset
 from jaxir.data.batch_plan import Batch, share, uniforms
 from jaxir.data.joining import Joiner
 from jaxir.data.rouge import rouge_l
-from jaxir.data.selection import Gold, Selection
+from jaxir.data.selection import First, Gold, Selection
 from jaxir.data.text_table import TextTable
 from jaxir.errors import UserError
 from jaxir.features import Key, TokenCounts, Tokens
@@ -123,8 +124,8 @@ class ExpandedDataset:
         """
         if self._selection.follows_steps and self._steps is None:
             raise UserError(
-                f"{self._selection!r} follows the steps of a training run, which dev data and the parts of a"
-                " mixture do not know: expand them by First() or Random()"
+                f"{self._selection!r} follows the steps of a training run, which parts of a mixture do not"
+                " know: expand them by Random(), say"
             )
         first = share(batch_size, process_index, process_count).start
         base = self._base.batches(
@@ -134,9 +135,14 @@ class ExpandedDataset:
             process_index=process_index,
             process_count=process_count,
         )
-        return (self._expanded(b, seed, step, first) for step, b in enumerate(base, start_step))
+        expand = functools.partial(self._expanded, selection=self._selection, seed=seed, first=first)
+        return (expand(batch, step=step) for step, batch in enumerate(base, start_step))
 
-    def _expanded(self, batch: Batch, seed: int, step: int, first: int) -> Batch:
+    def once(self, count: int | None = None) -> Batch:
+        """Returns examples as `ArrayDataset.once`: each document with its first query, as in evaluation."""
+        return self._expanded(self._base.once(count), selection=First(), seed=0, step=0, first=0)
+
+    def _expanded(self, batch: Batch, *, selection: Selection, seed: int, step: int, first: int) -> Batch:
         """Returns a batch, whose first example is number `first` of the step, with documents expanded."""
         keys = {f.field: name for name, f in self.features.items() if isinstance(f, Key)}
         tokens = [f for f in self.features.values() if isinstance(f, Tokens)]
@@ -151,18 +157,16 @@ class ExpandedDataset:
             draws = np.stack([np.full_like(rows, step), first + rows, slots + columns])
             ids = batch[name].reshape(len(rows), -1)
             documents = self._row_of["documents"](batch[keys[feature.field]].reshape(-1, 2))
-            found[name] = self._join(ids, documents, golds[rows], seed, draws).reshape(batch[name].shape)
+            if isinstance(selection, Gold):
+                chosen = [[self._golds.row(gold)] for gold in golds[rows]]
+            else:
+                chosen = self._chosen(selection, documents, golds[rows], seed, draws)
+            found[name] = self._join(ids, chosen).reshape(batch[name].shape)
             slots += each
         return found
 
-    def _join(
-        self, ids: np.ndarray, documents: np.ndarray, golds: np.ndarray, seed: int, draws: np.ndarray
-    ) -> np.ndarray:
-        """Returns documents [P, L] with the queries that are chosen for them and their gold queries."""
-        if isinstance(self._selection, Gold):
-            chosen = [[self._golds.row(gold)] for gold in golds]
-        else:
-            chosen = self._chosen(documents, golds, seed, draws)
+    def _join(self, ids: np.ndarray, chosen: Sequence[Sequence[np.ndarray]]) -> np.ndarray:
+        """Returns documents [P, L] with the queries that are chosen for them."""
         joined = np.zeros_like(ids)
         for row, (document, queries) in enumerate(zip(ids, chosen, strict=True)):
             length = int(np.max(np.flatnonzero(document), initial=-1)) + 1
@@ -171,16 +175,24 @@ class ExpandedDataset:
         return joined
 
     def _chosen(
-        self, documents: np.ndarray, golds: np.ndarray, seed: int, draws: np.ndarray
+        self, selection: Selection, documents: np.ndarray, golds: np.ndarray, seed: int, draws: np.ndarray
     ) -> list[list[np.ndarray]]:
-        """Returns the tokens of the queries that are chosen for each document [P]."""
+        """Returns the tokens of the queries that are chosen for each document [P] of a gold query [P].
+
+        Args:
+          selection: how.
+          documents: rows of them.
+          golds: likewise.
+          seed: of what is drawn.
+          draws: [3, P], what tells a document's draw from others: the step, the example, the place in it.
+        """
         counts = self._documents.counts[documents]
         ends = np.cumsum(counts)
         pair = np.repeat(np.arange(len(documents)), counts)
         place = np.arange(len(pair)) - np.repeat(ends - counts, counts)
         queries = self._documents.starts[documents][pair] + place
         relevance = np.zeros(len(queries))
-        if self._selection.ranks:
+        if selection.ranks:
             relevance = _relevance(self._golds, golds[pair], self._documents, queries)
         luck = uniforms(seed, *draws[:, pair], place)
         chosen = []
@@ -188,20 +200,20 @@ class ExpandedDataset:
             if start == end:
                 chosen.append([])
                 continue
-            some = self._choose(relevance[start:end], luck[start:end], int(step))
+            some = self._choose(selection, relevance[start:end], luck[start:end], int(step))
             chosen.append([self._documents.row(query) for query in queries[start:end][some]])
         return chosen
 
-    def _choose(self, relevance: np.ndarray, luck: np.ndarray, step: int) -> np.ndarray:
+    def _choose(self, selection: Selection, relevance: np.ndarray, luck: np.ndarray, step: int) -> np.ndarray:
         """Returns which of a document's queries [n] are appended to it."""
         order = np.arange(len(relevance))
-        if self._selection.ranks:
+        if selection.ranks:
             order = np.argsort(-relevance, kind="stable")
             others = order[relevance[order] < 1]
             order = others if len(others) else order
-        first, end = self._selection.among(len(order), step, self._steps or 1)
+        first, end = selection.among(len(order), step, self._steps or 1)
         order = order[first:end]
-        if self._selection.draws:
+        if selection.draws:
             order = order[np.argsort(luck[order], kind="stable")]
         return order[: self._appended]
 

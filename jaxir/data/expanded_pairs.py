@@ -13,6 +13,7 @@ from jaxir.data.expanded_dataset import DocumentQueries, ExpandedDataset
 from jaxir.data.expansions import read_expansions
 from jaxir.data.joining import Joiner
 from jaxir.data.lines import OnBadInput
+from jaxir.data.pair_sources import TevatronPairs
 from jaxir.data.rouge import Words
 from jaxir.data.selection import Curriculum, First, Gold, Selection
 from jaxir.data.sources import BeirFolder, key_digest, read_corpus
@@ -68,7 +69,8 @@ class ExpandedPairs(TextData):
         records = self.pairs.records(on_bad_input)
         base = ArrayDataset.from_records(golds.noted(records, features[query].field), tokenizer, features)
         documents = base.keys(features[passages[0]].field)
-        found = self._queries(documents, joiner, golds.words, on_bad_input)
+        dtype = np.uint16 if tokenizer.vocab_size <= 2**16 else np.int32
+        found = self._queries(documents, joiner, golds.words, dtype, on_bad_input)
         return ExpandedDataset(
             base,
             joiner=joiner,
@@ -79,13 +81,13 @@ class ExpandedPairs(TextData):
         )
 
     def _queries(
-        self, documents: np.ndarray, joiner: Joiner, words: Words, on_bad_input: OnBadInput
+        self, documents: np.ndarray, joiner: Joiner, words: Words, dtype: type, on_bad_input: OnBadInput
     ) -> DocumentQueries:
-        """Reads the queries of documents, which are told by their keys [M, 2]."""
+        """Reads the queries of documents, which are told by their keys [M, 2]; token ids are of `dtype`."""
         row_of = {key.tobytes(): row for row, key in enumerate(documents)}
         starts, counts = np.zeros((2, len(documents)), np.int64)
         seen = np.zeros(len(documents), bool)
-        tokens, as_words, pending = _Rows(), _Rows(), []
+        tokens, as_words, pending = _Rows(dtype), _Rows(np.int32), []
 
         def flush() -> None:
             tokens.extend(joiner.queries(pending))
@@ -124,10 +126,15 @@ class ExpandedPairs(TextData):
         return DocumentQueries(documents, starts, counts, tokens.table(), as_words.table())
 
 
+def pairs_or_mined(pairs: RecordSource, mined: str | None) -> RecordSource:
+    """Returns the pairs, or in their place those with hard negatives that `jaxir.mine` wrote."""
+    return pairs if mined is None else TevatronPairs(path=mined)
+
+
 def dev_pairs(
     pairs: RecordSource | None, expansions: str, corpus: str, appended: int = 1
 ) -> ExpandedPairs | None:
-    """Returns pairs to evaluate on while training, each passage read with its first query; None for None."""
+    """Returns pairs to evaluate on while training, each passage with its first queries; None for None."""
     if pairs is None:
         return None
     return ExpandedPairs(
@@ -159,7 +166,7 @@ class _GoldQueries:
     def table(self, keys: np.ndarray, joiner: Joiner) -> DocumentQueries:
         """Returns them under their keys [M, 2], each as the one query of itself."""
         ordered = [key.tobytes() for key in keys]
-        tokens, words = _Rows(), _Rows()
+        tokens, words = _Rows(np.int32), _Rows(np.int32)
         words.extend(self._words[key] for key in ordered)
         if self._texts_too:
             tokens.extend(joiner.queries([self._texts[key] for key in ordered]))
@@ -170,13 +177,13 @@ class _GoldQueries:
 class _Rows:
     """Collects rows of numbers end to end."""
 
-    def __init__(self):
-        self._parts: list[np.ndarray] = [np.empty(0, np.int32)]
-        self._sizes: list[int] = []
+    def __init__(self, dtype: type):
+        self._nothing = np.empty(0, dtype)
+        self._parts, self._sizes = [self._nothing], []
 
     def extend(self, rows: Iterable[np.ndarray]) -> None:
         rows = list(rows)
-        self._parts.append(np.concatenate([np.empty(0, np.int32), *rows]))
+        self._parts.append(np.concatenate([self._nothing, *rows]).astype(self._nothing.dtype))
         self._sizes.extend(map(len, rows))
 
     def table(self) -> TextTable:

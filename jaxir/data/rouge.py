@@ -37,7 +37,7 @@ def rouge_l(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
         F = 2 l / (n + m)
 
-    and 0 where a text has no words. All pairs are compared at once, a hundred times as quick as one by one.
+    and 0 where a text has no words. All pairs are compared at once: one by one is too slow for training.
 
     Args:
       one: int [P, N], numbers of words; 0 is padding, on the right.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from jaxir.simple_types import Count, checked
 
@@ -116,3 +116,11 @@ class Gold(Selection):
     def among(self, count: int, step: int, steps: int) -> tuple[int, int]:
         """Returns none; see `Selection`."""
         return 0, 0
+
+
+def selection_of(
+    name: Literal["curriculum", "random", "top", "bottom", "first", "gold"], groups: int = 3, k: int = 1
+) -> Selection:
+    """Returns a way of choosing by its name, a curriculum of `groups`, the top or bottom `k`."""
+    made = {"curriculum": Curriculum(groups), "random": Random(), "top": Top(k), "bottom": Bottom(k)}
+    return (made | {"first": First(), "gold": Gold()})[name]

@@ -221,6 +221,24 @@ def test_a_tokenizer_without_a_first_token(sentencepiece_folder):
     assert joiner.join(document, [appended]).tolist() == [*document, *query]
 
 
+def test_evaluation_reads_each_document_with_its_first_query(collection, minilm):
+    datasets = [
+        source(collection, selection=selection).build(minilm, pair_features(FORM))
+        for selection in (Curriculum(3), Gold(), First())
+    ]
+    batches = [data.once() for data in datasets]
+    assert len(batches[0]["query_ids"]) == 3
+    for batch in batches[1:]:
+        assert all(np.array_equal(batch[name], batches[0][name]) for name in batch)
+    texts = {minilm.decode(ids).replace(" ?", "?") for ids in batches[0]["passage_ids"]}
+    assert texts == {
+        "document number one how old is the oak tree?",
+        "document number two only one",
+        "document number three",
+    }
+    assert len(datasets[0].once(2)["query_ids"]) == 2
+
+
 def test_batches_are_a_function_of_seed_and_step(folder, minilm, tmp_path):
     data = expanded(folder, tmp_path, Curriculum(3)).build(minilm, pair_features(TextFormat(12, 40)))
     data = data.scheduled(20)
@@ -297,7 +315,7 @@ def test_bad_input_costs_a_sentence(collection, minilm, tmp_path, capsys):
     capsys.readouterr()
     data = source(collection).build(minilm, features)
     assert "1 of 5 documents have no generated query: they are read alone" in capsys.readouterr().err
-    told = r"Curriculum\(groups=3\) follows the steps of a training run.*expand them by First\(\) or Random"
+    told = r"Curriculum\(groups=3\) follows the steps of a training run, which parts of a mixture do not"
     with pytest.raises(UserError, match=told):
         data.batches(batch_size=1, seed=0)
     mixture = Mixture(sources=[source(collection)]).build(minilm, features)
