@@ -154,13 +154,13 @@ class ExpandedDataset:
                 continue
             each = feature.count or 1
             rows, columns = np.indices((len(golds), each)).reshape(2, -1)
-            draws = np.stack([np.full_like(rows, step), first + rows, slots + columns])
+            places = np.stack([first + rows, slots + columns])
             ids = batch[name].reshape(len(rows), -1)
             documents = self._row_of["documents"](batch[keys[feature.field]].reshape(-1, 2))
             if isinstance(selection, Gold):
                 chosen = [[self._golds.row(gold)] for gold in golds[rows]]
             else:
-                chosen = self._chosen(selection, documents, golds[rows], seed, draws)
+                chosen = self._chosen(selection, documents, golds[rows], (seed, step), places)
             found[name] = self._join(ids, chosen).reshape(batch[name].shape)
             slots += each
         return found
@@ -175,7 +175,12 @@ class ExpandedDataset:
         return joined
 
     def _chosen(
-        self, selection: Selection, documents: np.ndarray, golds: np.ndarray, seed: int, draws: np.ndarray
+        self,
+        selection: Selection,
+        documents: np.ndarray,
+        golds: np.ndarray,
+        seed_and_step: tuple[int, int],
+        places: np.ndarray,
     ) -> list[list[np.ndarray]]:
         """Returns the tokens of the queries that are chosen for each document [P] of a gold query [P].
 
@@ -183,24 +188,24 @@ class ExpandedDataset:
           selection: how.
           documents: rows of them.
           golds: likewise.
-          seed: of what is drawn.
-          draws: [3, P], what tells a document's draw from others: the step, the example, the place in it.
+          seed_and_step: of what is drawn.
+          places: [2, P], where a document stands: the number of its example, and its place in that.
         """
+        seed, step = seed_and_step
         counts = self._documents.counts[documents]
         ends = np.cumsum(counts)
         pair = np.repeat(np.arange(len(documents)), counts)
-        place = np.arange(len(pair)) - np.repeat(ends - counts, counts)
-        queries = self._documents.starts[documents][pair] + place
+        number = np.arange(len(pair)) - np.repeat(ends - counts, counts)
+        queries = self._documents.starts[documents][pair] + number
         relevance = np.zeros(len(queries))
         if selection.ranks:
             relevance = _relevance(self._golds, golds[pair], self._documents, queries)
-        luck = uniforms(seed, *draws[:, pair], place)
+        luck = uniforms(seed, np.array([step]), *places[:, pair], number)
         chosen = []
-        for start, end, step in zip(ends - counts, ends, draws[0], strict=True):
-            if start == end:
-                chosen.append([])
-                continue
-            some = self._choose(selection, relevance[start:end], luck[start:end], int(step))
+        for start, end in zip(ends - counts, ends, strict=True):
+            some = np.empty(0, np.int64)
+            if start < end:
+                some = self._choose(selection, relevance[start:end], luck[start:end], step)
             chosen.append([self._documents.row(query) for query in queries[start:end][some]])
         return chosen
 
