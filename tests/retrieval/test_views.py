@@ -26,7 +26,7 @@ COUNT, SEP = 30, 3
 def collection(tmp_path_factory, toy):
     """A corpus, up to seven generated queries of each document, and queries."""
     folder = tmp_path_factory.mktemp("views")
-    texts, generated = toy.random_texts(COUNT), toy.random_texts(200, seed=1, max_words=6)
+    texts, generated = toy.random_texts(COUNT), toy.random_texts(220, seed=1, max_words=6)
     texts[3] = "w7 " * 100
     outputs = [generated[7 * i : 7 * i + i % 8] for i in range(COUNT)]
     outputs[9] = ["w1", "w2", "w1"]  # what is repeated counts once
