@@ -13,14 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxir.data.own_pairs import Pairs
-    from jaxir.interop.build import FromScratch, Pretrained, PretrainedCrossEncoder
+    from jaxir.interop.build import FromScratch, Pretrained, PretrainedCrossEncoder, PretrainedSeq2Seq
     from jaxir.losses.in_batch import in_batch_softmax
     from jaxir.losses.pair import pair
     from jaxir.losses.samtone import samtone
+    from jaxir.models.decoding import Decoding
     from jaxir.objectives.contrastive import Contrastive
+    from jaxir.objectives.seq2seq import Seq2Seq
     from jaxir.retrieval.encoding.cross_encoder import CrossEncoder
     from jaxir.retrieval.encoding.dual_encoder import DualEncoder
     from jaxir.retrieval.encoding.embeddings import encode_corpus
+    from jaxir.retrieval.encoding.generator import Generator
     from jaxir.retrieval.indexes.exact import ExactIndex
     from jaxir.retrieval.indexes.index import Index, load_index
     from jaxir.retrieval.indexes.milvus_index import MilvusIndex
@@ -34,15 +37,19 @@ _HOME = {
     "AdamW": "jaxir.training.optimizers",
     "Contrastive": "jaxir.objectives.contrastive",
     "CrossEncoder": "jaxir.retrieval.encoding.cross_encoder",
+    "Decoding": "jaxir.models.decoding",
     "DualEncoder": "jaxir.retrieval.encoding.dual_encoder",
     "ExactIndex": "jaxir.retrieval.indexes.exact",
     "FromScratch": "jaxir.interop.build",
+    "Generator": "jaxir.retrieval.encoding.generator",
     "Index": "jaxir.retrieval.indexes.index",
     "MilvusIndex": "jaxir.retrieval.indexes.milvus_index",
     "Pairs": "jaxir.data.own_pairs",
     "Pretrained": "jaxir.interop.build",
     "PretrainedCrossEncoder": "jaxir.interop.build",
+    "PretrainedSeq2Seq": "jaxir.interop.build",
     "ScannIndex": "jaxir.retrieval.indexes.scann_index",
+    "Seq2Seq": "jaxir.objectives.seq2seq",
     "encode_corpus": "jaxir.retrieval.encoding.embeddings",
     "fit": "jaxir.training.fit",
     "in_batch_softmax": "jaxir.losses.in_batch",
@@ -59,15 +66,19 @@ __all__ = [
     "AdamW",
     "Contrastive",
     "CrossEncoder",
+    "Decoding",
     "DualEncoder",
     "ExactIndex",
     "FromScratch",
+    "Generator",
     "Index",
     "MilvusIndex",
     "Pairs",
     "Pretrained",
     "PretrainedCrossEncoder",
+    "PretrainedSeq2Seq",
     "ScannIndex",
+    "Seq2Seq",
     "__version__",
     "encode_corpus",
     "fit",

@@ -14,7 +14,6 @@ import os
 import re
 import secrets
 import shutil
-import socket
 import tempfile
 import time
 from collections.abc import Iterator
@@ -163,4 +162,4 @@ def _age(path: str) -> float:
 
 
 def _machine() -> str:
-    return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
+    return hashlib.sha256(os.uname().nodename.encode()).hexdigest()[:8]

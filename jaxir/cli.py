@@ -20,6 +20,7 @@ import signal
 import sys
 import threading
 import typing
+import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Literal, NoReturn
 
@@ -141,11 +142,9 @@ def main(name: str, argv: Sequence[str] | None = None, *, example: str = "") -> 
             sys.stdout.flush()
             return status
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+        return _stopped("interrupted", signal.SIGINT)
     except Terminated:
-        print("stopped by SIGTERM", file=sys.stderr)
-        return 143
+        return _stopped("stopped by SIGTERM", signal.SIGTERM)
     except BrokenPipeError:
         _drop_output()
         return 141
@@ -170,6 +169,14 @@ def end(status: int) -> NoReturn:
         sys.stderr.flush()
         os._exit(status)
     raise SystemExit(status)
+
+
+def _stopped(words: str, number: signal.Signals) -> int:
+    """Says that a command was stopped by a signal, and nothing else; returns the status."""
+    # What a library was about to await goes now, of which Python would complain.
+    warnings.filterwarnings("ignore", message="coroutine .* was never awaited")
+    print(words, file=sys.stderr)
+    return 128 + number
 
 
 def _load(name: str) -> Callable[..., Any]:

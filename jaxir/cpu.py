@@ -31,8 +31,8 @@ def restart_with_huge_pages(module: str) -> None:
     XLA gives the buffers of a step back and allocates them again for the next one; with pages of 4 KiB the
     system spends a quarter of the time on handing them out. glibc reads the setting when a process starts,
     and nowhere else; process number, streams and exit status are those of one process. Nothing happens where
-    it would not help (no glibc, a system that gives huge pages always or never), where the user has set
-    GLIBC_TUNABLES, or where a debugger or a launcher runs the module.
+    it would not help (no glibc, a system that gives huge pages always or never, a command that is asked for
+    its help), where the user has set GLIBC_TUNABLES, or where a debugger or a launcher runs the module.
     """
     if TUNABLES in os.environ or not _started_as(module) or not _would_help():
         return
@@ -47,6 +47,8 @@ def _started_as(module: str) -> bool:
 
 
 def _would_help() -> bool:
+    if not {"-h", "--help"}.isdisjoint(sys.argv):
+        return False
     try:
         library, _, version = os.confstr("CS_GNU_LIBC_VERSION").partition(" ")
         numbers = tuple(int(n) for n in version.split(".")[:2])

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import site
-import sysconfig
 import tempfile
 import time
 import traceback
@@ -18,12 +17,6 @@ from jaxir.installation import cache_directory
 
 INTERNAL = 70  # EX_SOFTWARE of sysexits.h
 KEPT = 20  # tracebacks
-# Where code lies that is not the user's: ours, the standard library and what is installed.
-_NOT_USERS = {
-    Path(__file__).parent,
-    *map(Path, sysconfig.get_paths().values()),
-    *map(Path, site.getsitepackages()),
-}
 OF_OUTPUTS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # writing fails without saying where
 
 
@@ -74,8 +67,12 @@ def blame(error: BaseException) -> tuple[str, int]:
 
 
 def _is_users(filename: str) -> bool:
+    import sysconfig  # slow, and seldom asked
+
+    # Ours, the standard library and what is installed.
+    others = (Path(__file__).parent, *sysconfig.get_paths().values(), *site.getsitepackages())
     path = Path(filename)
-    return path.is_absolute() and not any(path.is_relative_to(place) for place in _NOT_USERS)
+    return path.is_absolute() and not any(path.is_relative_to(place) for place in others)
 
 
 def _of_system(error: OSError) -> str:

@@ -17,6 +17,7 @@ import re
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -26,6 +27,7 @@ from jaxir.errors import UserError
 from jaxir.installation import how_to_install
 
 BUCKET_SECONDS = 20.0  # how long a bucket may take to answer at first, attempts included
+REMOVED_WITHIN = 2.0  # seconds that threads may still write after an interruption
 
 
 def is_bucket(path: str | Path) -> bool:
@@ -273,7 +275,7 @@ def atomic_directory(path: str | Path, *, overwrite: bool = False) -> Iterator[P
                     aside.rename(path)
                     shutil.rmtree(old, ignore_errors=True)
         except BaseException:
-            shutil.rmtree(aside, ignore_errors=True)
+            _remove_unwritten(aside)
             raise
 
 
@@ -322,6 +324,14 @@ def inside(directory: str | Path, name: object, *, said_by: str | Path) -> str:
 
 def _words(error: OSError | ValueError) -> str:
     return (getattr(error, "strerror", None) or str(error)).lower()
+
+
+def _remove_unwritten(path: Path) -> None:
+    """Removes a local directory whose writing was interrupted, in which threads may go on for a moment."""
+    deadline = time.monotonic() + REMOVED_WITHIN
+    while path.exists() and time.monotonic() < deadline:
+        shutil.rmtree(path, ignore_errors=True)
+        time.sleep(0.05)  # which may make what is gone anew
 
 
 def _renamed(source: Path, target: Path) -> bool:

@@ -30,19 +30,13 @@ from jaxir.reading import open_to_read
 
 # A file of ranked answers or a report replaces one of its kind; a directory must be new, unless it is one to
 # work in or to be changed. Models and training runs may be in a bucket too; who writes them looks at that.
-# Several processes together may write a shared run file: the one that does holds it.
+# Several processes together may write a shared file: the one that does holds it.
 Kind = Literal[
-    *("run file", "shared run file", "report", "outputs file"),
+    *("run file", "shared run file", "report", "shared outputs file"),
     *("directory", "work directory", "changed directory", "model", "run"),
 ]
-FILES = ("run file", "shared run file", "report", "outputs file")
-WHOLE = (
-    "run file",
-    "report",
-    "outputs file",
-    "directory",
-    "model",
-)  # held meanwhile; who works in the others holds them
+FILES = ("run file", "shared run file", "report", "shared outputs file")
+WHOLE = ("run file", "report", "directory", "model")  # held meanwhile; who works in the others holds them
 _OF_REPORTS = {"per_query", "systems", "spearman"}  # keys, one of which each has
 
 
@@ -178,7 +172,10 @@ def _is_outputs_file(path: Path) -> bool:
     return False
 
 
-_KINDS_OF_FILES = {"report": ("report", _is_report), "outputs file": ("file of outputs", _is_outputs_file)}
+_KINDS_OF_FILES = {
+    "report": ("report", _is_report),
+    "shared outputs file": ("file of outputs", _is_outputs_file),
+}
 
 
 def check_file(path: str | Path) -> None:

@@ -202,6 +202,13 @@ def in_force() -> Partitioner | None:
     return _IN_FORCE.get()
 
 
+def batch_shards(rows: int) -> int:
+    """Returns into how many parts the partitioner in force splits a batch of `rows`; 1 if it splits none."""
+    partitioner = _IN_FORCE.get()
+    divisor = 1 if partitioner is None else partitioner.batch_divisor()
+    return 1 if rows % divisor else divisor
+
+
 def constrain(x: jax.Array, axes: Sequence[str | None]) -> jax.Array:
     """Constrains an activation to the sharding of `axes` under the partitioner in force, if there is one."""
     partitioner = _IN_FORCE.get()

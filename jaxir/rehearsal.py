@@ -36,7 +36,7 @@ def rehearse(commands: Iterable[Sequence[str]], output_dir: Path) -> None:
         [sys.executable, "-c", _CHILD], input=json.dumps(runs), capture_output=True, text=True
     )
     if done.returncode:
-        said = done.stderr.strip().rpartition("\n")[2]
+        said = done.stderr.strip().rpartition("\n")[2] or f"its check ended with status {done.returncode}"
         raise UserError(f"training would be refused: {said.removeprefix('error: ')}")
 
 

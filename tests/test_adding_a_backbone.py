@@ -72,7 +72,7 @@ def test_the_pages_backbone_trains_saves_and_loads_from_a_users_own_file(tmp_pat
         "jaxir.train",
         "--gin_file=llama.gin",
         *(f"--gin_file=gin/{piece}.gin" for piece in ("objectives/samtone", "runs/few_steps")),
-        f"--gin.TOKENIZER={ROOT / 'tests/golden/bert'}",
+        f"--gin.LLAMA_TOKENIZER={ROOT / 'tests/golden/bert'}",
         *("--gin.DATA=data", "--gin.STEPS=4", "--gin.BATCH_SIZE=8", "--gin.EVAL_EVERY=2", "--output_dir=run"),
     )
     assert done.returncode == 0, done.stderr
@@ -104,6 +104,17 @@ def test_the_pages_backbone_trains_saves_and_loads_from_a_users_own_file(tmp_pat
     done = run(tmp_path, "compare")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("20 True DualEncoderModel(llama, 2 layers x 32, mean pooling"), done.stdout
+
+
+def test_a_configuration_that_lacks_fields_is_told_where_it_is_registered():
+    class Bare(backbones.BackboneConfig):
+        kind = "bare"
+        vocab_size = embed_dim = 4
+
+    with pytest.raises(
+        TypeError, match=r"\.Bare lacks token_table, num_layers, dtype, remat, scan_layers \("
+    ):
+        backbones.register(Bare)
 
 
 def test_the_pages_backbone_computes_what_transformers_does(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """What is written beside an output until it is whole, and what becomes of it when a process is killed."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -44,6 +45,26 @@ def writer(tmp_path):
     for process in started:
         process.kill()
         process.communicate()
+
+
+def test_a_thread_that_writes_a_moment_longer_leaves_nothing(tmp_path):
+    """As TensorStore's do when what waits for them is interrupted: they make directories that are gone."""
+
+    def write(aside: Path) -> None:
+        for number in range(60):
+            place = aside / f"params{number % 5}"
+            place.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # removed at once
+                (place / str(number)).touch()
+            time.sleep(0.005)
+
+    with pytest.raises(KeyboardInterrupt), atomic_directory(tmp_path / "model") as aside:
+        thread = threading.Thread(target=write, args=[aside])
+        thread.start()
+        time.sleep(0.05)
+        raise KeyboardInterrupt
+    thread.join()
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_a_killed_process_left_goes_and_what_another_is_writing_stays(tmp_path, writer):

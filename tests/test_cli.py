@@ -284,6 +284,29 @@ def test_a_signal_that_comes_while_garbage_is_collected_is_not_lost(tmp_path, nu
     assert (done.returncode, done.stderr) == (status, said)
 
 
+STOPPED_BEFORE_AWAITING = """
+import os
+
+async def write():
+    pass
+
+def wait(*, number: int) -> None:
+    \"\"\"Waits.\"\"\"
+    writing = write()
+    os.kill(os.getpid(), number)
+"""
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_what_a_stopped_command_was_about_to_await_is_no_users_affair(tmp_path, number, status):
+    (tmp_path / "waiting.py").write_text(STOPPED_BEFORE_AWAITING)
+    code = "from jaxir import cli; cli.end(cli.main('waiting:wait'))"
+    command = ["env", "--default-signal=INT", sys.executable, "-c", code, f"--number={int(number)}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=30)
+    said = "stopped by SIGTERM\n" if number == signal.SIGTERM else "interrupted\n"
+    assert (done.returncode, done.stderr) == (status, said)
+
+
 STOPPED_COMPILING = """
 import os, threading
 import jax

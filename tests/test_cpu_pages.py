@@ -49,6 +49,12 @@ def test_one_process_begins_twice(tmp_path):
     assert len(starts) == 2 and len(set(starts)) == 1
 
 
+def test_help_is_answered_at_once(tmp_path):
+    printed, starts = run(tmp_path, "-m", "probe", "--help")
+    assert printed == ["None ['--help'] 0 typed"]
+    assert len(starts) == 1
+
+
 def test_what_the_user_has_set_stands(tmp_path):
     printed, starts = run(tmp_path, "-m", "probe", GLIBC_TUNABLES="glibc.malloc.arena_max=1")
     assert printed == ["glibc.malloc.arena_max=1 [] 0 typed"]

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from jaxir.data.lines import OnBadInput, json_object, needed_text, parsed_lines
+from jaxir.data.lines import (
+    MalformedRecord,
+    OnBadInput,
+    decode_line,
+    json_object,
+    needed_text,
+    parsed_lines,
+    raw_lines,
+)
 from jaxir.data.sentences import sentences_of
 from jaxir.data.sources import BeirFolder, read_corpus, read_lines
 from jaxir.data.text_data import RecordSource
+from jaxir.errors import BadInputError
 from jaxir.features import Record
 from jaxir.files import local_path
+
+SOURCE = ".source"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,12 +63,18 @@ def _sentences(texts: Iterable[tuple[str, str]]) -> Iterator[Record]:
             yield {"text": sentence, "next_text": following}
 
 
+def dev_targets(path: str | None) -> SourcesAndTargets | None:
+    """Returns what a generator is evaluated on while it trains; without a file None, for nothing."""
+    return None if path is None else SourcesAndTargets(path=path)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SourcesAndTargets(RecordSource):
     """What a generator learns to write for what: the fields `source` and `target`.
 
     Attributes:
-      path: a .jsonl[.gz] of {"source", "target"}.
+      path: a .jsonl[.gz] of {"source", "target"}; or as GAR has them a NAME.source[.gz] with a text on each
+        line, and beside it NAME.target[.gz].
     """
 
     path: str
@@ -68,4 +86,24 @@ class SourcesAndTargets(RecordSource):
             record = json_object(line)
             return {name: (str(number), needed_text(record, name)) for name in ("source", "target")}
 
-        return parsed_lines(local_path(self.path), parse, on_bad_input)
+        place = local_path(self.path)
+        if SOURCE in place.suffixes:
+            return _lines_of_two(place, on_bad_input)
+        return parsed_lines(place, parse, on_bad_input)
+
+
+def _lines_of_two(sources: Path, on_bad_input: OnBadInput) -> Iterator[Record]:
+    targets = sources.with_name(sources.name.replace(SOURCE, ".target"))
+    both = itertools.zip_longest(raw_lines(sources), raw_lines(targets))
+    for number, pair in enumerate(both, 1):
+        if None in pair:
+            short, long = (sources, targets) if pair[0] is None else (targets, sources)
+            raise BadInputError(short, None, f"it has {number - 1:,} lines, and {long.name} has more")
+        record = {}
+        for name, path, (_, raw) in zip(("source", "target"), (sources, targets), pair, strict=True):
+            try:
+                record[name] = (str(number), needed_text({name: decode_line(raw).strip()}, name))
+            except MalformedRecord as fault:
+                on_bad_input.record(path, number, fault.kind, fault.detail)
+        if len(record) == len(pair):
+            yield record

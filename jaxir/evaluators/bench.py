@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxir import cpu
 from jaxir.data.lines import Policy
 from jaxir.data.tokenizer import Tokenizer
+from jaxir.errors import UserError
 from jaxir.features import Features, TextFormat
 from jaxir.objectives.objective import Objective
 from jaxir.partitioning import Partitioner
@@ -130,7 +131,12 @@ class Bench:
         Args:
           data: a `data.text_data.TextData`, or a dataset that was built of one.
           features: what is read of each example.
+
+        Raises:
+          UserError: there are no data.
         """
+        if data is None:
+            raise UserError("it has no data: DEV_SPLIT, or what else names them, is None")
         for source, wanted, found in self._read:
             if source is data and wanted == features:
                 return found

@@ -24,8 +24,8 @@ from jaxir.models.seq2seq import Seq2SeqConfig
 from jaxir.partitioning import Partitioner
 from jaxir.simple_types import Count, checked
 
-# (the name of a model, a tokenizer's directory or None) -> the model at rest.
-Reader = Callable[[str, str | None], StoredModel]
+# (the name of a model, a tokenizer's directory or None, the kind or None) -> the model at rest.
+Reader = Callable[..., StoredModel]
 
 
 class Source(Protocol):
@@ -132,13 +132,7 @@ class PretrainedSeq2Seq(CommonOverrides):
 
     def outline(self, read: Reader) -> tuple[Seq2SeqConfig, EncoderSettings]:
         """Returns the configuration and the lengths with the changes made; see `Source`."""
-        found = read(self.source, None)
-        if kinds.name_of(found.config) != "seq2seq":
-            raise UserError(
-                f"{self.source}: a plan reads generators of ours: python -m jaxir.convert --kind=seq2seq"
-                " makes one of it"
-            )
-        model = self.apply(found, seed=0, where=self.source)
+        model = self.apply(read(self.source, None, "seq2seq"), seed=0, where=self.source)
         return model.config, model.settings
 
 

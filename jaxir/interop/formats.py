@@ -77,8 +77,8 @@ def _write(
         model_dir.write(output, model)
         return
     if to == "t5x":
-        if kinds.name_of(model.config) != "dual_encoder":
-            raise UserError(f"{source} is {kinds.of(model.config).what}: t5x checkpoints are of T5 encoders")
+        if kinds.name_of(model.config) == "cross_encoder":
+            raise UserError(f"{source} is {kinds.of(model.config).what}: T5X has none")
         checkpoint = model.checkpoint
         if slots and checkpoint is None:
             raise UserError(f"{source} is not a training run, so it has no state of an optimizer")

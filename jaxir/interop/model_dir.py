@@ -190,7 +190,7 @@ def _read(spec: str, tokenizer: str | None, kind: str | None) -> tuple[StoredMod
             f"{spec} names no model: write {form}:DIR{'' if form == 't5x' else f' or {form}:NAME'}"
         )
     if separator and form == "t5x":
-        return t5x.read(name, tokenizer=tokenizer), None
+        return t5x.read(name, tokenizer=tokenizer, generator=kind == "seq2seq"), None
     if tokenizer is not None:
         raise UserError(f"{spec} has a tokenizer of its own: another one is for t5x: checkpoints only")
     if separator and form == "w2v":

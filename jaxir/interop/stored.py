@@ -34,6 +34,7 @@ DROPOUT = "dropout_rate"  # the end of the names of others
 
 _HASHED_AT_ONCE = 1 << 24  # numbers
 _QUERY_OF_A_PAIR = 64  # tokens of a pair that are for the query, where nobody says it
+_OF_A_TARGET = 64  # tokens of what a generator learns to write, likewise
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,6 +61,11 @@ class EncoderSettings:
         """Returns the settings of a cross-encoder of which only `max_length` is known."""
         query = min(_QUERY_OF_A_PAIR, max_length // 2)
         return cls(query_max_length=query, passage_max_length=max_length - query)
+
+    @classmethod
+    def of_generator(cls, source_length: int) -> "EncoderSettings":
+        """Returns the settings of a generator of which only the length of its sources is known."""
+        return cls(query_max_length=_OF_A_TARGET, passage_max_length=source_length)
 
     @property
     def pair_max_length(self) -> int:

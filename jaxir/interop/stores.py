@@ -91,8 +91,14 @@ def attempt(what: str, action: Callable[[], T]) -> T:
         return action()
     except (ValueError, OSError) as error:
         # Without the code before the message and, in brackets after it, the whole specification.
-        reason = re.sub(r"^[A-Z_]+: ", "", str(error)).partition(" [")[0]
+        reason = words_of_system(error) or re.sub(r"^[A-Z_]+: ", "", str(error)).partition(" [")[0]
         raise UserError(f"{what}: {reason:.400}") from error
+
+
+def words_of_system(error: BaseException) -> str | None:
+    """Returns the system's own words of an error of TensorStore, which tells its number; None without one."""
+    told = re.search(r"\[os_error_code='(\d+)'\]", str(error))
+    return os.strerror(int(told[1])).lower() if told else None
 
 
 def check_files(directory: Path) -> None:

@@ -8,7 +8,7 @@ from beartype import beartype
 from jaxtyping import Array, Bool, Float32, Int32, jaxtyped
 
 from jaxir.losses import _rows
-from jaxir.partitioning import constrain
+from jaxir.partitioning import batch_shards, constrain
 from jaxir.simple_types import PositiveNumber
 
 Scalar = Float32[Array, ""]
@@ -75,8 +75,7 @@ def js_softmax(
     """
     rows = len(first)
     keep = _rows.keep_columns(rows, None, key, None, None)
-    x = -js_divergences(first, jnp.concatenate([first, second])) / temperature
-    same, other = x[:, :rows], x[:, rows:]
+    same, other = (-js_divergences(first, columns) / temperature for columns in (first, second))
     own = jnp.eye(rows, dtype=bool)
     positive = jnp.where(own, other, 0.0).sum(1)
     total = jnp.logaddexp(_rows.log_sum_exp(same, keep.same_tower), _rows.log_sum_exp(other, keep.in_batch))
@@ -96,13 +95,14 @@ def js_divergences(rows: Float32[Array, "B V"], columns: Float32[Array, "C V"]) 
 
     which is H(m) - (H(p) + H(q)) / 2 without the difference of large sums. One column at a time meets all
     rows, forward and backward: nothing of [B, C, V] exists. On a mesh devices keep their rows and their part
-    of the vocabulary; columns go to all that split the batch.
+    of the vocabulary; columns go to all that split the batch, and of their gradients each device adds up its
+    rows' part, before all are added up once.
 
     Args:
       rows: [B, V], log p.
       columns: [C, V], log q.
     """
-    return _divergences(constrain(rows, ("batch", "vocab")), constrain(columns, (None, "vocab")))
+    return _divergences(*(constrain(side, ("batch", "vocab")) for side in (rows, columns)))
 
 
 @jax.custom_vjp
@@ -114,7 +114,7 @@ def _divergences(rows: jax.Array, columns: jax.Array) -> jax.Array:
         log_m = _log_mean(p, q)
         return (p * (rows - log_m) + q * (column[None] - log_m)).sum(1) / 2
 
-    return constrain(jax.lax.map(of_column, columns).T, ("batch", None))
+    return constrain(jax.lax.map(of_column, constrain(columns, (None, "vocab"))).T, ("batch", None))
 
 
 def _forward(rows: jax.Array, columns: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
@@ -124,15 +124,23 @@ def _forward(rows: jax.Array, columns: jax.Array) -> tuple[jax.Array, tuple[jax.
 def _backward(saved: tuple[jax.Array, jax.Array], slopes: jax.Array) -> tuple[jax.Array, jax.Array]:
     # d JS / d log p = p (log p - log m) / 2: what comes by way of m adds up to nothing.
     rows, columns = saved
-    p = jnp.exp(rows)
+    groups = batch_shards(len(rows))  # [G, B / G, ...]: a device's rows are a group
+
+    def grouped(x: jax.Array, axis: str | None) -> jax.Array:
+        return constrain(x.reshape(groups, -1, x.shape[1]), ("batch", None, axis))
+
+    own, p = grouped(rows, "vocab"), grouped(jnp.exp(rows), "vocab")
 
     def of_column(total: jax.Array, given: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        column, slope = given[0][None], given[1][:, None]
+        column, slope = given[0][None, None], given[1][..., None]
         log_m = _log_mean(p, jnp.exp(column))
-        return total + slope * (rows - log_m), (slope * (column - log_m)).sum(0)
+        of_group = (slope * (column - log_m)).sum(1)
+        return total + slope * (own - log_m), constrain(of_group, ("batch", "vocab"))
 
-    of_rows, of_columns = jax.lax.scan(of_column, jnp.zeros_like(rows), (columns, slopes.T))
-    return p * of_rows / 2, jnp.exp(columns) * of_columns / 2
+    given = constrain(columns, (None, "vocab")), grouped(slopes, None).transpose(2, 0, 1)
+    of_rows, of_columns = jax.lax.scan(of_column, jnp.zeros_like(own), given)
+    of_columns = constrain(of_columns.sum(1), ("batch", "vocab"))
+    return (p * of_rows / 2).reshape(rows.shape), jnp.exp(columns) * of_columns / 2
 
 
 _divergences.defvjp(_forward, _backward)

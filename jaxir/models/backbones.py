@@ -166,8 +166,16 @@ def register(config: C) -> C:
     """Makes a configuration's class known by its `kind` and its Hugging Face model types; a decorator.
 
     Raises:
+      TypeError: it lacks what every configuration has.
       ValueError: another class has such a name already.
     """
+    needed = ("kind", "token_table", "vocab_size", "embed_dim", "num_layers", "dtype", "remat", "scan_layers")
+    has = {*dir(config), *getattr(config, "__dataclass_fields__", ())}
+    if missing := [name for name in needed if name not in has]:
+        raise TypeError(
+            f"the backbone {config.__module__}.{config.__qualname__} lacks {', '.join(missing)}"
+            " (docs/adding_a_backbone.md)"
+        )
     types = {codec.model_type for codec in config.hugging_face}
     for other in _KINDS.values():
         names = {other.kind, *(codec.model_type for codec in other.hugging_face)} & {config.kind, *types}

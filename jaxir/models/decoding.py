@@ -8,6 +8,7 @@ loop in the compiled program, which ends when all outputs have ended.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
 
@@ -121,32 +122,58 @@ def sampler(keys: Key[Array, " N"], how: Decoding) -> Choose:
     """Returns what draws tokens from the distribution that `how` leaves, an output's by its own key."""
 
     def choose(logits: jax.Array, step: jax.Array) -> jax.Array:
-        logits = likely(logits / (how.temperature or 1.0), top_k=how.top_k, top_p=how.top_p)
-        return jax.vmap(jax.random.categorical)(jax.vmap(jax.random.fold_in, (0, None))(keys, step), logits)
+        logits, ids = likely(logits / (how.temperature or 1.0), top_k=how.top_k, top_p=how.top_p)
+        drawn = jax.vmap(jax.random.categorical)(jax.vmap(jax.random.fold_in, (0, None))(keys, step), logits)
+        return drawn if ids is None else jnp.take_along_axis(ids, drawn[:, None], axis=1)[:, 0]
 
     return choose
 
 
 @jaxtyped(typechecker=beartype)
-def likely(logits: Float32[Array, "N V"], *, top_k: int | None, top_p: float | None) -> Float32[Array, "N V"]:
-    """Returns the logits with -inf for unlikely tokens (top-k; nucleus sampling, Holtzman et al. 2020).
+def likely(
+    logits: Float32[Array, "N V"], *, top_k: int | None, top_p: float | None
+) -> tuple[Float32[Array, "N K"], Int32[Array, "N K"] | None]:
+    """Returns the likely tokens (top-k; nucleus sampling, Holtzman et al. 2020).
 
     Args:
       logits: [N, V].
-      top_k: how many of the most likely tokens are kept.
-      top_p: kept are then those of which all that are likelier have less probability together than this.
-        In both, tokens as likely as the last are kept too.
+      top_k: K, how many of the most likely tokens are left; None: all of them, K = V.
+      top_p: of these are kept those of which all that are likelier have less probability together than this;
+        tokens as likely as the last are kept too.
+
+    Returns:
+      The logits of the tokens that are left, -inf for those that are not kept; and their ids, the most likely
+      first, or None where these are the columns' numbers.
     """
+    ids = None
     if top_k is not None:
-        last = jax.lax.top_k(logits, min(top_k, logits.shape[1]))[0][:, -1:]
-        logits = jnp.where(logits < last, -jnp.inf, logits)
-    if top_p is not None:
-        falling = -jnp.sort(-logits, axis=-1)
-        share = jax.nn.softmax(falling, axis=-1)
-        kept = jnp.cumsum(share, axis=-1) - share < top_p
-        last = jnp.where(kept, falling, jnp.inf).min(-1, keepdims=True)
-        logits = jnp.where(logits < last, -jnp.inf, logits)
-    return logits
+        logits, ids = jax.lax.top_k(logits, min(top_k, logits.shape[1]))
+    if top_p is not None and top_p < 1:
+        logits = jnp.where(_in_nucleus(logits, top_p), logits, -jnp.inf)
+    return logits, ids
+
+
+def _in_nucleus(logits: jax.Array, top_p: float) -> jax.Array:
+    """Returns which tokens [N, V] have only likelier ones of less probability together than `top_p`.
+
+    They are those that weigh no less than the least number above which the tokens' weights, softmax's
+    numerators, add up to less than `top_p` of all. Bisection finds it, bit for bit, as numbers of one sign
+    have the order of their bits: 30 sums over the vocabulary cost far less than to sort it.
+    """
+    weights = jnp.exp(logits - logits.max(-1, keepdims=True))
+    share = top_p * weights.sum(-1)
+    bits = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.int32)
+
+    def halve(_: jax.Array, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        low, high = bounds
+        middle = (low + high) // 2
+        above = jnp.where(bits(weights) > middle[:, None], weights, 0.0).sum(-1)
+        return jnp.where(above < share, low, middle + 1), jnp.where(above < share, middle, high)
+
+    least = jnp.zeros(share.shape, jnp.int32)
+    most = jnp.full_like(least, bits(jnp.float32(1)))  # the likeliest token's weight, and none above it
+    _, least = jax.lax.fori_loop(0, 30, halve, (least, most))
+    return bits(weights) >= least[:, None]
 
 
 class _Beams(NamedTuple):

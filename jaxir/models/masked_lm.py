@@ -77,19 +77,31 @@ class MaskedLanguageModel(nnx.Module):
         self.head = config.make_head(rngs=rngs)
 
     @jaxtyped(typechecker=beartype)
-    def __call__(self, ids: Int[Array, "B L"], *, key: Key[Array, ""] | None = None) -> Float[Array, "B L V"]:
-        """Returns the logits [B, L, V], float32, of the tokens at each place of `ids` [B, L].
+    def __call__(
+        self,
+        ids: Int[Array, "B L"],
+        *,
+        places: Int[Array, "B P"] | None = None,
+        key: Key[Array, ""] | None = None,
+    ) -> Float[Array, "B P V"]:
+        """Returns the logits [B, P, V], float32, of the tokens at places of `ids`.
 
         Args:
           ids: [B, L], 0 is padding, on the right.
+          places: [B, P]; None: all L.
           key: key of dropout; None turns it off.
         """
-        hidden = self.head(self.encoder(ids, key=key))
+        hidden = self.encoder(ids, key=key)
+        if places is not None:
+            hidden = jnp.take_along_axis(hidden, places[..., None], axis=1)
+        hidden = self.head(hidden)
         table = layers.weight(self.encoder.token_table.embedding, hidden.dtype)
         logits = jnp.einsum("BLE,VE->BLV", hidden, table, preferred_element_type=jnp.float32)
         return logits + layers.weight(self.head.bias)[None, None]
 
-    def most_likely(self, ids: jax.Array, *, key: jax.Array | None = None) -> jax.Array:
-        """Returns the most likely token at each place, int32 [B, L]; it is never padding."""
-        logits = jax.lax.stop_gradient(self(ids, key=key))
+    def most_likely(
+        self, ids: jax.Array, *, places: jax.Array | None = None, key: jax.Array | None = None
+    ) -> jax.Array:
+        """Returns the most likely token, never padding, at each of the places: int32 [B, P]."""
+        logits = jax.lax.stop_gradient(self(ids, places=places, key=key))
         return logits.at[..., 0].set(-jnp.inf).argmax(-1).astype(jnp.int32)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from beartype import beartype
 from jaxtyping import Array, Int32, Key, jaxtyped
 
-from jaxir.objectives.masking import choose_tokens, close_gaps
+from jaxir.objectives.masking import choose_tokens, close_gaps, most_chosen
 
 Kind = Literal["replace", "insert", "delete"]
 NEW = -1  # no token's id
@@ -21,12 +21,14 @@ class Change(NamedTuple):
     Attributes:
       ids: [B, M], with the mask token at each place that the generator fills; 0 is padding, on the right.
       masked: [B, M], these places.
+      most: how many of a text there are at most.
       original: [B, M], the token that must stand there for the place to count as unchanged; `NEW` at an
         inserted token, and at one before which a token was deleted.
     """
 
     ids: jax.Array
     masked: jax.Array
+    most: int
     original: jax.Array
 
 
@@ -52,7 +54,7 @@ def most_inserted(length: int, share: float) -> int:
 def mask_tokens(ids: jax.Array, key: jax.Array, *, share: float, mask_id: int) -> Change:
     """Masks tokens as `choose_tokens` chooses them: M = L."""
     chosen = choose_tokens(ids, key, share=share)
-    return Change(jnp.where(chosen, mask_id, ids), chosen, ids)
+    return Change(jnp.where(chosen, mask_id, ids), chosen, most_chosen(ids.shape[1], share), ids)
 
 
 @jaxtyped(typechecker=beartype)
@@ -86,7 +88,7 @@ def insert_masks(
 
     masked = in_order(jnp.zeros_like(ids, bool), given)
     changed = in_order(ids, jnp.where(given, jnp.int32(mask_id), 0))
-    return Change(changed, masked, jnp.where(masked, jnp.int32(NEW), changed))
+    return Change(changed, masked, slots, jnp.where(masked, jnp.int32(NEW), changed))
 
 
 @jaxtyped(typechecker=beartype)
@@ -102,4 +104,4 @@ def delete_tokens(ids: Int32[Array, "B L"], key: Key[Array, ""], *, share: float
     left = close_gaps(ids, kept)
     places = close_gaps(jnp.broadcast_to(jnp.arange(ids.shape[1], dtype=jnp.int32)[None], ids.shape), kept)
     gap = places - jnp.pad(places[:, :-1], ((0, 0), (1, 0))) > 1
-    return Change(left, jnp.zeros_like(ids, bool), jnp.where(gap & (left != 0), jnp.int32(NEW), left))
+    return Change(left, jnp.zeros_like(ids, bool), 0, jnp.where(gap & (left != 0), jnp.int32(NEW), left))

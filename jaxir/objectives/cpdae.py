@@ -108,7 +108,9 @@ class CPDAE(Objective):
             return constrain(x, ("batch", *[None] * (x.ndim - 1)))
 
         twice = both((ids, ids))
-        of_tokens, metrics = head.loss(model.encoder_of("passage"), both(hidden), twice, both(chosen))
+        of_tokens, metrics = head.loss(
+            model.encoder_of("passage"), both(hidden), twice, both(chosen), share=self.masking
+        )
         logits = [auxiliary.decoder(vector) for vector in vectors]
         words = words_of(ids, logits[0].shape[1])
         weights = None if auxiliary.idf is None else auxiliary.idf[...]

@@ -22,7 +22,7 @@ from jaxir.objectives.contrastive import Contrastive, Embeddings
 from jaxir.objectives.discriminator import Discriminator, Task
 from jaxir.objectives.gradient_cache import embed_in_chunks
 from jaxir.objectives.lent import head_for, masked_lm_for
-from jaxir.objectives.masking import mask_as_bert
+from jaxir.objectives.masking import mask_as_bert, places_of
 from jaxir.objectives.objective import Batch, Metrics, Objective
 from jaxir.objectives.simcse import SimCSE
 from jaxir.objectives.two_views import TwoViews
@@ -296,11 +296,14 @@ class DiffCSE(Objective):
         faithful = self.follow == "paper"
 
         def fill(part: Batch, key: jax.Array | None) -> jax.Array:
-            return auxiliary.generator.most_likely(part["ids"], key=key)
+            return auxiliary.generator.most_likely(part["ids"], places=part.get("places"), key=key)
 
-        likely = self._in_chunks(fill, {"ids": change.ids}, None if faithful else key)
-        if faithful:
-            return jnp.where(change.masked, likely, change.ids)
+        if faithful:  # what the generator would write elsewhere is not computed
+            places = places_of(change.masked, change.most)
+            likely = self._in_chunks(fill, {"ids": change.ids, "places": places}, None)
+            found = jnp.put_along_axis(change.ids, places, likely, axis=1, inplace=False)
+            return jnp.where(change.masked, found, change.ids)
+        likely = self._in_chunks(fill, {"ids": change.ids}, key)
         read = jnp.where(change.ids != 0, likely, 0)
         return jnp.concatenate([change.ids[:, :1], read[:, 1:]], axis=1)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from jaxir.features import Features, TextFormat, Tokens
@@ -14,7 +15,7 @@ from jaxir.losses.tokens import token_cross_entropy
 from jaxir.models import layers
 from jaxir.models.backbones import Encoder
 from jaxir.objectives.lent import MaskedLMSource, head_for
-from jaxir.objectives.masking import choose_tokens, mask_as_bert
+from jaxir.objectives.masking import choose_tokens, mask_as_bert, most_chosen, places_of
 from jaxir.objectives.objective import Batch, Metrics, Objective
 from jaxir.simple_types import Rate, checked
 
@@ -66,7 +67,7 @@ class MaskedLM(Objective):
         masked, chosen = auxiliary.mask(ids, masking, share=self.masking)
         encoder = model.encoder_of("passage")
         hidden = encoder(masked, key=encoding)
-        return auxiliary.loss(encoder, hidden, ids, chosen)
+        return auxiliary.loss(encoder, hidden, ids, chosen, share=self.masking)
 
 
 class MaskedWords(nnx.Module):
@@ -105,17 +106,22 @@ class MaskedWords(nnx.Module):
         return mask_as_bert(ids, chosen, replacing, mask_id=self.mask_id, vocab_size=vocab_size), chosen
 
     def loss(
-        self, encoder: Encoder, hidden: jax.Array, ids: jax.Array, chosen: jax.Array
+        self, encoder: Encoder, hidden: jax.Array, ids: jax.Array, chosen: jax.Array, *, share: float
     ) -> tuple[jax.Array, Metrics]:
         """Returns the mean of -log P(token) over the chosen places, and `token_accuracy`; float32 [].
+
+        Logits are made of these places alone, which are few: of as many of each text as `mask` may choose.
 
         Args:
           encoder: whose token vectors are those of the logits.
           hidden: [B, L, E], what it made of the masked texts.
           ids: [B, L], the texts.
           chosen: [B, L].
+          share: what `mask` was given.
         """
+        places = places_of(chosen, most_chosen(ids.shape[1], share))
+        hidden = jnp.take_along_axis(hidden, places[..., None], axis=1)
+        targets, kept = (jnp.take_along_axis(x, places, axis=1) for x in (ids, chosen))
         x, bias = self.head(hidden), layers.weight(self.head.bias)
-        return token_cross_entropy(
-            x, layers.weight(encoder.token_table.embedding, x.dtype), ids, chosen, bias=bias
-        )
+        table = layers.weight(encoder.token_table.embedding, x.dtype)
+        return token_cross_entropy(x, table, targets, kept, bias=bias)

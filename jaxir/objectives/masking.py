@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 from beartype import beartype
@@ -15,20 +17,37 @@ def is_word(ids: Int32[Array, "B L"]) -> Bool[Array, "B L"]:
     return (places > 0) & (places < (ids != 0).sum(1, dtype=jnp.int32)[:, None] - 1)
 
 
+def most_chosen(length: int, share: float) -> int:
+    """Returns how many tokens `choose_tokens` chooses at most of a text of `length`."""
+    return max(1, min(length - 2, math.floor(share * (length - 2)) + 1))
+
+
 @jaxtyped(typechecker=beartype)
 def choose_tokens(ids: Int32[Array, "B L"], key: Key[Array, ""], *, share: float | int) -> Bool[Array, "B L"]:
     """Chooses tokens of each text, each with probability `share`, and at least one.
 
-    The first token and the last one, which are special, are never chosen; a text without others has none.
+    Of n tokens share * n are chosen, rounded down or up by chance: never more than `most_chosen`. The first
+    token and the last one, which are special, are never chosen; a text without others has none.
 
     Args:
       ids: [B, L]; 0 is padding, on the right.
       key: of the choice.
       share: of the tokens.
     """
+    of_counts, of_tokens = jax.random.split(key)
     inside = is_word(ids)
-    draws = jnp.where(inside, jax.random.uniform(key, ids.shape), 2.0)
-    return inside & ((draws < share) | (draws == draws.min(1, keepdims=True)))
+    wanted = share * inside.sum(1, dtype=jnp.float32) + jax.random.uniform(of_counts, (len(ids),))
+    counts = jnp.clip(wanted.astype(jnp.int32), 1, most_chosen(ids.shape[1], share))
+    draws = jnp.where(inside, jax.random.uniform(of_tokens, ids.shape), 2.0)
+    return inside & (draws.argsort(axis=1).argsort(axis=1) < counts[:, None])
+
+
+def places_of(chosen: jax.Array, most: int) -> jax.Array:
+    """Returns where texts' tokens are chosen [B, L], of which there are at most `most`: int32 [B, most].
+
+    In their order; where there are fewer, places of others follow.
+    """
+    return jnp.argsort(~chosen, axis=1)[:, :most].astype(jnp.int32)
 
 
 @jaxtyped(typechecker=beartype)

@@ -28,10 +28,13 @@ class Objective(abc.ABC):
       frozen: patterns of names (as `auxiliary.teacher.*`) of what it does not train.
       evaluated_on_pairs: whether its loss can be had of plain pairs, as dev data are; without, the dev
         evaluation has only retrieval's metrics.
+      searched_on_pairs: whether the model makes vectors, by which dev pairs are searched; without, the dev
+        evaluation has only the loss.
     """
 
     frozen: tuple[str, ...] = ()
     evaluated_on_pairs: bool = True
+    searched_on_pairs: bool = True
 
     @abc.abstractmethod
     def features(self, form: TextFormat) -> Features:

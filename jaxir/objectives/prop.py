@@ -103,7 +103,9 @@ class PROP(Objective):
         masked, chosen = masked_lm.mask(ids, masking, share=self.masking)
         texts = [(sets.ids.reshape(2 * len(ids), -1), "query", of_sets), (masked, "passage", of_documents)]
         (vectors, _), (document, hidden) = model.encode_with_tokens(texts)
-        of_masked, metrics = masked_lm.loss(model.encoder_of("passage"), hidden, ids, chosen)
+        of_masked, metrics = masked_lm.loss(
+            model.encoder_of("passage"), hidden, ids, chosen, share=self.masking
+        )
 
         near = jnp.einsum("BSD,BD->BS", vectors.reshape(len(ids), 2, -1), document)
         better = jnp.sign(sets.log_p[:, 0] - sets.log_p[:, 1])

@@ -77,7 +77,7 @@ class Seed(Objective):
         masked, chosen = auxiliary.masked_lm.mask(ids, masking, share=self.masking)
         encoder = model.encoder_of("passage")
         ((vector, hidden),) = model.encode_with_tokens([(masked, "passage", encoding)])
-        of_masked, metrics = auxiliary.masked_lm.loss(encoder, hidden, ids, chosen)
+        of_masked, metrics = auxiliary.masked_lm.loss(encoder, hidden, ids, chosen, share=self.masking)
 
         table, read, targets = encoder.token_table, ids[:, :-1], ids[:, 1:]
         decoded = auxiliary.decoder(table(read), read != 0, vector, key=decoding)

@@ -30,7 +30,7 @@ class Seq2Seq(Objective):
 
     source: str = "source"
     target: str = "target"
-    evaluated_on_pairs = False
+    searched_on_pairs = False
 
     def __post_init__(self):
         if self.source == self.target:

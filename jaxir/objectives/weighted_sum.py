@@ -85,6 +85,11 @@ class WeightedSum(Objective):
         """Whether all parts are."""
         return all(part.evaluated_on_pairs for part in self.parts.values())
 
+    @property
+    def searched_on_pairs(self) -> bool:
+        """Whether all parts are."""
+        return all(part.searched_on_pairs for part in self.parts.values())
+
     def features(self, form: TextFormat) -> Features:
         """Returns what the parts read together.
 

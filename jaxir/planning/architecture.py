@@ -9,18 +9,19 @@ import numpy as np
 from jaxir.errors import UserError
 from jaxir.interop import model_dir, stored, t5x
 from jaxir.interop.build import Source
-from jaxir.interop.huggingface import hf_config, hub, hub_errors
+from jaxir.interop.huggingface import hf_config, hub, hub_errors, seq2seq
 from jaxir.interop.huggingface.weights import read_json
-from jaxir.interop.stored import EncoderSettings, StoredModel
+from jaxir.interop.stored import EncoderSettings, ModelConfig, StoredModel
 from jaxir.models import modernbert
 from jaxir.models import t5 as t5_lib
 from jaxir.models.backbones import BackboneConfig
 from jaxir.models.dual_encoder import DualEncoderConfig
+from jaxir.models.seq2seq import Seq2SeqConfig
 
 _DEFAULT_LENGTH = 512
 
 
-def describe(model: Source) -> tuple[DualEncoderConfig, EncoderSettings]:
+def describe(model: Source) -> tuple[ModelConfig, EncoderSettings]:
     """Returns what `model.build` would build and its lengths, without weights.
 
     Raises:
@@ -34,9 +35,32 @@ def describe(model: Source) -> tuple[DualEncoderConfig, EncoderSettings]:
     return model.outline(_read_shapes)
 
 
-def _read_shapes(source: str, tokenizer: str | None) -> StoredModel:
+def describe_generator(source: str) -> tuple[Seq2SeqConfig, EncoderSettings]:
+    """Returns what a generator is made of and its lengths; no weight is read.
+
+    Raises:
+      UserError: there is no such model, nothing here says what it is, or it is no generator.
+    """
+    kind, separator, name = source.partition(":")
+    if separator and name and kind == "hf":
+        published = hub_errors.PUBLISHED_T5.get(name)
+        if published is not None and not Path(name).is_dir():
+            backbone, old = t5_lib.preset(published), published.startswith("1.0")
+            config = Seq2SeqConfig(
+                backbone=backbone, num_decoder_layers=backbone.num_layers, tied=old, scaled=old
+            )
+            return config, EncoderSettings.of_generator(_DEFAULT_LENGTH)
+        return seq2seq.outline(hub.configuration(name)), EncoderSettings.of_generator(_DEFAULT_LENGTH)
+    if separator and name and kind == "t5x":
+        return t5x.describe(name, generator=True)
+    found, _ = model_dir.read(source, kind="seq2seq")  # opened, not read
+    return found.config, found.settings
+
+
+def _read_shapes(source: str, tokenizer: str | None, kind: str | None = None) -> StoredModel:
     """Returns a model whose parameters are but shapes: views of one zero, which training can change."""
-    config, settings = _describe_source(source, tokenizer)
+    generator = kind == "seq2seq"
+    config, settings = describe_generator(source) if generator else _describe_source(source, tokenizer)
     zero = np.zeros((), np.float32)
     params = {name: np.broadcast_to(zero, shape) for name, shape in stored.model_shapes(config).items()}
     return StoredModel(config=config, params=params, tokenizer=None, settings=settings)

@@ -105,12 +105,14 @@ class Program:
     Attributes:
       entry: the name of the computation that runs.
       computations: instructions by name, in order, by the name of their computation.
-      endless: the loops whose number of turns could not be read; their bodies are counted once.
+      endless: the loops whose number of turns could not be read.
+      turns: how often these are taken to turn.
     """
 
     entry: str
     computations: dict[str, dict[str, Instruction]]
     endless: list[str] = dataclasses.field(default_factory=list)
+    turns: int = 1
 
     def steps(self) -> Iterator[Step]:
         """Yields what runs: loops and calls walked into, fusions as one instruction each."""
@@ -152,7 +154,7 @@ class Program:
         if turns is None:
             if loop.name not in self.endless:
                 self.endless.append(loop.name)
-            return 1
+            return self.turns
         return turns
 
     def _read_condition(self, loop: Instruction, computation: str) -> int | None:

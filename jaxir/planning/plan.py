@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -10,7 +11,10 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxir.errors import UserError
+from jaxir.features import Tokens
 from jaxir.interop.stored import EncoderSettings
+from jaxir.models.dual_encoder import DualEncoderConfig
+from jaxir.models.seq2seq import Seq2SeqConfig
 from jaxir.planning import (
     activations,
     advice,
@@ -274,17 +278,19 @@ def _describe(planned: Planned, step: Step) -> str:
     how = [backbone.dtype, "remat" if backbone.remat else "no remat"]
     how += ["scanned layers"] if backbone.scan_layers else []
     kind = type(backbone).__name__.removesuffix("Config")
-    return (
-        f"{config.sharing.upper().replace('_', '-')} of {kind} {backbone.num_layers} x {backbone.embed_dim},"
-        f" {count / 1e6:,.0f} M parameters; {', '.join(how)}"
-    )
+    what = f"{kind} {backbone.num_layers} x {backbone.embed_dim}"
+    if isinstance(config, DualEncoderConfig):
+        what = f"{config.sharing.upper().replace('_', '-')} of {what}"
+    elif isinstance(config, Seq2SeqConfig):
+        what = f"{what}, a decoder of {config.num_decoder_layers} layers"
+    return f"{what}, {count / 1e6:,.0f} M parameters; {', '.join(how)}"
 
 
 def _describe_batch(planned: Planned) -> str:
-    settings, num_negatives = planned.settings, planned.recipe.num_negatives
-    tokens = settings.query_max_length + settings.passage_max_length * (1 + num_negatives)
-    negatives = f" x (1 + {num_negatives} negatives)" if num_negatives else ""
+    tokens = [feature for feature in planned.features.values() if isinstance(feature, Tokens)]
+    what = "pairs" if {"query_ids", "passage_ids"} <= planned.features.keys() else "texts"
+    lengths = " + ".join(f"{f.length}" if f.count is None else f"{f.count} x {f.length}" for f in tokens)
     parts = f", embedded in {planned.chunks} chunks" if planned.chunks > 1 else ""
-    lengths = f"{settings.query_max_length} + {settings.passage_max_length}{negatives}"
     size = planned.recipe.batch_size
-    return f"{size} pairs of {lengths} tokens, {size * tokens:,} in all{parts}"
+    total = size * sum(math.prod(feature.shape) for feature in tokens)
+    return f"{size} {what} of {lengths} tokens, {total:,} in all{parts}"

@@ -12,6 +12,7 @@ import jax
 from flax import nnx
 
 from jaxir.errors import UserError
+from jaxir.features import Features, TextFormat
 from jaxir.interop.stored import EncoderSettings
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.partitioning import Partitioner
@@ -37,6 +38,16 @@ class Planned:
     config: DualEncoderConfig
     settings: EncoderSettings
     partitioner: Partitioner
+
+    @property
+    def form(self) -> TextFormat:
+        """How texts become tokens. No tokenizer is at hand; which id masks makes no difference."""
+        return self.settings.text_format(self.recipe.num_negatives, mask_id=1)
+
+    @property
+    def features(self) -> Features:
+        """What a batch holds."""
+        return self.recipe.objective.features(self.form)
 
     @property
     def chunks(self) -> Any:
@@ -107,17 +118,14 @@ def make_step(planned: Planned) -> Step:
     recipe, partitioner = planned.recipe, planned.partitioner
     objective, seed = recipe.objective, recipe.seed
     model = nnx.eval_shape(lambda: planned.config.make(rngs=nnx.Rngs(seed)))
-    # No tokenizer is at hand; which id masks makes no difference.
-    form = planned.settings.text_format(recipe.num_negatives, mask_id=1)
-    auxiliary = nnx.eval_shape(lambda: objective.auxiliary(model, form=form, rngs=nnx.Rngs(seed)))
+    auxiliary = nnx.eval_shape(lambda: objective.auxiliary(model, form=planned.form, rngs=nnx.Rngs(seed)))
     built = recipe.optimizer.build(recipe.steps)
     frozen = (*objective.frozen, *(recipe.frozen or ()))
     plan = state_lib.plan_state(model, built.transform, partitioner, auxiliary=auxiliary, frozen=frozen)
     rows = partitioner.sharding(("batch",))
-    features = objective.features(form)
     batch = {
         name: jax.ShapeDtypeStruct((recipe.batch_size, *feature.shape), feature.dtype, sharding=rows)
-        for name, feature in features.items()
+        for name, feature in planned.features.items()
     }
     step = state_lib.make_step(plan, objective, built, seed)
     jitted = jax.jit(step, donate_argnums=0, out_shardings=(plan.shardings, None))

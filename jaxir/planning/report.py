@@ -145,10 +145,10 @@ def _lines(plan: Plan) -> Iterator[str]:
     if plan.fits:
         share = plan.memory.total / plan.limit
         quick = ", by quick settings" if plan.quick else ""
-        yield f"fits{quick}: {_gib(plan.memory.total)} of {_gib(plan.limit)} GiB on each chip ({share:.0%})"
+        yield f"fits{quick}: {gib(plan.memory.total)} of {gib(plan.limit)} GiB on each chip ({share:.0%})"
         return
     quick = ", by quick settings" if plan.quick else ""
-    yield f"does not fit{quick}: {_gib(plan.short_by)} GiB are missing on each chip; try"
+    yield f"does not fit{quick}: {gib(plan.short_by)} GiB are missing on each chip; try"
     for line in plan.advice:
         yield f"  - {line}"
 
@@ -156,7 +156,7 @@ def _lines(plan: Plan) -> Iterator[str]:
 def _memory(plan: Plan) -> Iterator[str]:
     memory = plan.memory
     about = "" if plan.compiled else " (estimate)"
-    yield f"memory on each chip, GiB (of {_gib(plan.limit)})"
+    yield f"memory on each chip, GiB (of {gib(plan.limit)})"
     rest = max(memory.temporaries - memory.gradients - memory.activations, 0)
     rows = [
         ("parameters, float32", memory.parameters, ""),
@@ -170,20 +170,20 @@ def _memory(plan: Plan) -> Iterator[str]:
         ("total", memory.total, ""),
     ]
     for name, size, note in rows:
-        yield f"  {name:<38}{_gib(size):>10}  {note}".rstrip()
+        yield f"  {name:<38}{gib(size):>10}  {note}".rstrip()
 
 
 def _work(plan: Plan, work: Work) -> Iterator[str]:
     yield "work in a step"
     count = plan.target.count
-    yield f"  products, all chips       {_si(plan.useful_flops)}FLOP: a forward and a backward pass"
+    yield f"  products, all chips       {si(plan.useful_flops)}FLOP: a forward and a backward pass"
     useful = plan.useful_flops / count
-    yield f"  products, each chip       {_si(work.flops)}FLOP run, {_si(useful)}FLOP of them useful"
+    yield f"  products, each chip       {si(work.flops)}FLOP run, {si(useful)}FLOP of them useful"
     if work.vector:
-        yield f"  elementwise, each chip    {_si(work.vector)}operations"
+        yield f"  elementwise, each chip    {si(work.vector)}operations"
     if work.bytes:
         about = "" if plan.compiled else " (estimate)"
-        yield f"  HBM traffic, each chip    {_si(work.bytes)}B{about}"
+        yield f"  HBM traffic, each chip    {si(work.bytes)}B{about}"
 
 
 def _collectives(plan: Plan, collectives: Sequence[Collective]) -> Iterator[str]:
@@ -199,12 +199,12 @@ def _collectives(plan: Plan, collectives: Sequence[Collective]) -> Iterator[str]
         entry[1] += c.count * c.bytes
         entry[2] += c.traffic
     for (kind, axes), (count, size, sent) in sorted(sums.items(), key=lambda item: -item[1][2]):
-        yield f"  {kind:<20}{' x '.join(axes):<20}{count:>7}{_si(size) + 'B':>12}{_si(sent) + 'B':>12}"
+        yield f"  {kind:<20}{' x '.join(axes):<20}{count:>7}{si(size) + 'B':>12}{si(sent) + 'B':>12}"
     yield "  largest:"
     for c in collectives[:6]:
         times = f"{c.count} x " if c.count > 1 else ""
         over = " x ".join(c.axes)
-        yield f"    {_si(c.traffic) + 'B':>9}  {times}{c.kind} {_short(c.types, 34)} over {over}"
+        yield f"    {si(c.traffic) + 'B':>9}  {times}{c.kind} {_short(c.types, 34)} over {over}"
         if c.source:
             yield f"               {_short(c.source, 90)}"
 
@@ -212,29 +212,32 @@ def _collectives(plan: Plan, collectives: Sequence[Collective]) -> Iterator[str]
 def _time(plan: Plan, roofline: Roofline) -> Iterator[str]:
     yield "time at full speed (roofline; what runs is slower)"
     for name, seconds in roofline.parts.items():
-        yield f"  {name:<22}{_duration(seconds):>12} a step"
+        yield f"  {name:<22}{duration(seconds):>12} a step"
     peak = plan.target.count * plan.target.chip.flops
     for name, seconds in (("all at once", roofline.overlapped), ("one after another", roofline.in_turn)):
         share = plan.useful_flops / (peak * seconds)
         yield (
-            f"  {name:<22}{_duration(seconds):>12} a step, {share:.0%} MFU;"
-            f" {plan.steps:,} steps: {_duration(seconds * plan.steps)}"
+            f"  {name:<22}{duration(seconds):>12} a step, {share:.0%} MFU;"
+            f" {plan.steps:,} steps: {duration(seconds * plan.steps)}"
         )
     yield f"  bound by {roofline.bound}"
 
 
-def _gib(size: float) -> str:
+def gib(size: float) -> str:
+    """Returns bytes in GiB."""
     return f"{size / GIB:.2f}"
 
 
-def _si(number: float) -> str:
+def si(number: float) -> str:
+    """Returns a number with a prefix for a unit, such as "1.5 G"."""
     if number <= 0:
         return "0 "
     power = min(int(math.log10(number) / 3), 6) if number >= 1 else 0
     return f"{number / 1000**power:.3g} {['', 'k', 'M', 'G', 'T', 'P', 'E'][power]}"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Returns a time in the unit that suits it."""
     if seconds < 1:
         return f"{seconds * 1000:.3g} ms"
     if seconds < 120:

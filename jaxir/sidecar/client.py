@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxir.errors import UserError
+from jaxir.errors import ChangedError, UserError
 from jaxir.sidecar import child, environment
 from jaxir.sidecar.server.protocol import Channel, Closed
 from jaxir.sidecar.settings import PYSERINI_BM25, Bm25, Hits, LuceneDocument, Rm3, Rocchio
@@ -135,6 +135,7 @@ class Sidecar:
         bm25: Bm25 = PYSERINI_BM25,
         feedback: Rm3 | Rocchio | None = None,
         fields: Mapping[str, float] | None = None,
+        opened: list[Any] | None = None,
         on_progress: Callable[[int], None] = lambda count: None,
     ) -> list[Hits]:
         """Returns for each query its (id, score) pairs, best first, as Pyserini ranks them.
@@ -146,19 +147,32 @@ class Sidecar:
           bm25: the parameters.
           feedback: whether and how the query is expanded; None searches once.
           fields: the fields searched and their weights; None searches the contents.
+          opened: what `state_of` gave when the caller opened the index; None searches what is there now.
           on_progress: called with the number of queries answered so far.
+
+        Raises:
+          UserError: there is no index.
+          ChangedError: it is not the one any more that was opened.
         """
-        request: dict[str, Any] = {"do": "search", "index": _absolute(directory), "k": k, "fields": {}}
+        request: dict[str, Any] = {"do": "search", "index": _absolute(directory), "k": k, "opened": opened}
         request |= dataclasses.asdict(bm25) | {"feedback": None, "fields": dict(fields or {})}
         if feedback is not None:
             request["feedback"] = {"method": type(feedback).__name__.lower(), **dataclasses.asdict(feedback)}
         return self._search(request, list(queries), on_progress)
 
     def search_impact(
-        self, directory: str | Path, queries: Sequence[Mapping[str, int]], k: int
+        self,
+        directory: str | Path,
+        queries: Sequence[Mapping[str, int]],
+        k: int,
+        *,
+        opened: list[Any] | None = None,
     ) -> list[Hits]:
-        """Returns for each {token: weight} the (id, score) pairs, best first; scores are inner products."""
-        request = {"do": "search_impact", "index": _absolute(directory), "k": k}
+        """Returns for each {token: weight} the (id, score) pairs, best first; scores are inner products.
+
+        Args and errors are those of `search`.
+        """
+        request = {"do": "search_impact", "index": _absolute(directory), "k": k, "opened": opened}
         return self._search(request, [dict(q) for q in queries], lambda count: None)
 
     def fetch(self, directory: str | Path, ids: Sequence[str]) -> list[LuceneDocument | None]:
@@ -296,6 +310,8 @@ def _unwrapped(message: dict[str, Any], wanted: str) -> Any:
         )
     if error.get("kind") == "refused":
         raise UserError(error["message"])
+    if error.get("kind") == "changed":
+        raise ChangedError(error["message"])
     raise UserError(f"the Pyserini sidecar failed: {error.get('message', message)}")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from jaxir.errors import UserError
 from jaxir.files import atomic_file
+from jaxir.interop import stores
 from jaxir.interop.run_dir import Damaged
 
 _GONE = (Damaged, FileNotFoundError, NotADirectoryError, IsADirectoryError)
@@ -38,11 +39,11 @@ def reason(error: BaseException) -> str:
     if isinstance(error, UserError):
         return str(error)
     *_, root = _causes(error)
-    text = " ".join(str(root).split()) or type(root).__name__
-    if told := re.search(r"\[OS error \d+: [A-Z]+ ([^\]]+)\]", text):
-        return told[1].lower()
+    if words := stores.words_of_system(root):
+        return words
     if isinstance(root, OSError) and root.strerror:
         return root.strerror.lower()
+    text = " ".join(str(root).split()) or type(root).__name__
     return text if len(text) <= 160 else f"{text[:160]}..."
 
 

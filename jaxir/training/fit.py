@@ -1,4 +1,4 @@
-"""`fit`: training as a library call; pairs of texts in, an encoder out."""
+"""`fit`: training as a library call; pairs of texts in, an encoder, a reranker or a generator out."""
 
 from __future__ import annotations
 
@@ -14,28 +14,31 @@ from jaxir.data.own_pairs import Pairs
 from jaxir.data.text_data import TextData
 from jaxir.errors import UserError
 from jaxir.interop import model_dir, stored
-from jaxir.interop.build import FromScratch, Pretrained, PretrainedCrossEncoder
+from jaxir.interop.build import FromScratch, Pretrained, PretrainedCrossEncoder, PretrainedSeq2Seq
 from jaxir.interop.overrides import Overrides
 from jaxir.interop.stored import StoredModel
 from jaxir.losses.in_batch import in_batch_softmax
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.objectives.objective import Objective
+from jaxir.objectives.seq2seq import Seq2Seq
 from jaxir.partitioning import Partitioner
 from jaxir.retrieval.encoding.cross_encoder import CrossEncoder
 from jaxir.retrieval.encoding.dual_encoder import DualEncoder
+from jaxir.retrieval.encoding.generator import Generator
 from jaxir.simple_types import Count, Natural, Positive, PositiveNumber, Seed
 from jaxir.training import loop
 from jaxir.training.optimizers import AdamW, Optimizer
 from jaxir.training.recipe import Recipe
 
-# As in gin/pairs.gin, which tests hold them against.
+# As in gin/pairs.gin and gin/generator.gin, which tests hold them against.
+WRITING = Seq2Seq(source="passage", target="query")
 OBJECTIVE = Contrastive(loss=functools.partial(in_batch_softmax, temperature=0.05))
 OPTIMIZER = AdamW(learning_rate=3e-5, warmup_steps=0.05)
 MIN_STEPS, DROPOUT = 100, 0.0
 
 
 def fit(
-    model: str | DualEncoder | Pretrained | PretrainedCrossEncoder | FromScratch,
+    model: str | DualEncoder | Pretrained | PretrainedCrossEncoder | PretrainedSeq2Seq | FromScratch,
     pairs: TextData,
     *,
     steps: Count | None = None,
@@ -50,8 +53,11 @@ def fit(
     partitioner: Partitioner | None = None,
     seed: Seed = 0,
     **settings: Any,
-) -> DualEncoder | CrossEncoder:
-    """Trains a dual encoder on pairs of texts, or with `PretrainedCrossEncoder` a cross-encoder.
+) -> DualEncoder | CrossEncoder | Generator:
+    """Trains a dual encoder on pairs of texts.
+
+    With `PretrainedCrossEncoder` it is a cross-encoder, and with `PretrainedSeq2Seq` a generator, which by
+    default learns to write the query of a passage, and of which `dev` tells the loss.
 
     What is given as `model` stays as it is. Defaults are what gin/pairs.gin sets. Ctrl-C ends training after
     the step at hand; the encoder has then been trained that far.
@@ -63,7 +69,7 @@ def fit(
       steps: optimizer steps; or else
       epochs: how often to go through the pairs. By default once, and at least 100 steps.
       batch_size: pairs of a step, over all devices.
-      objective: the training method; by default the in-batch softmax at temperature 0.05.
+      objective: the training method; by default the in-batch softmax at temperature 0.05, or Seq2Seq(...).
       optimizer: AdamW(...) or Adafactor(...); by default AdamW at 3e-5, with a warm-up.
       dev: pairs to evaluate on while training; the encoder is then the best by them, not the last.
       eval_every: steps between evaluations on them; below 1, a share of all steps.
@@ -81,9 +87,14 @@ def fit(
         num_negatives = int(isinstance(pairs, Pairs) and all(pairs.negatives))
     if steps is None and epochs is None:
         epochs, settings = 1, {"min_steps": MIN_STEPS} | settings
+    kind, usual = DualEncoder, OBJECTIVE
+    if isinstance(model, PretrainedCrossEncoder):
+        kind = CrossEncoder
+    elif isinstance(model, PretrainedSeq2Seq):
+        kind, usual, settings = Generator, WRITING, {"dev_metric": "loss"} | settings
     recipe = Recipe(
         model=_start(model),
-        objective=objective or OBJECTIVE,
+        objective=objective or usual,
         data=Shortened(pairs),
         dev=dev and Shortened(dev),
         steps=steps,
@@ -99,7 +110,6 @@ def fit(
     with contextlib.ExitStack() as closing:
         place = output_dir or closing.enter_context(temporary_directory()) / "run"
         loop.train(recipe, place)
-        kind = CrossEncoder if isinstance(model, PretrainedCrossEncoder) else DualEncoder
         encoder = kind.load(str(place))
     if output_dir is None:
         encoder.spec = None

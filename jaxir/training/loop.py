@@ -228,6 +228,7 @@ def train(
             bench.objective = objective  # with the chunks that were found
             with timed("compiling the evaluation"):
                 suite.compile(plan)
+            suite.try_out(state)
 
         say_what_it_is()
 

@@ -70,7 +70,15 @@ class Recipe:
     on_bad_input: Literal["stop", "skip"] = "stop"
 
     def __post_init__(self):
+        from jaxir.objectives.objective import Objective  # which imports JAX
+
         check_length(self.steps, self.epochs, self.min_steps)
+        if not isinstance(self.objective, Objective):
+            kind = type(self.objective)
+            raise UserError(
+                f"objective must be an Objective of jaxir.objectives.objective, which {kind.__module__}."
+                f"{kind.__qualname__} is not"
+            )
 
     def settled(self, num_examples: int | None = None) -> Recipe:
         """Returns the recipe with defaults filled in and all that is told as a share, in steps.

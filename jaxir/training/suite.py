@@ -10,7 +10,7 @@ import numpy as np
 from jaxir.distributed import as_first
 from jaxir.errors import UserError
 from jaxir.evaluators.bench import Bench
-from jaxir.evaluators.evaluator import Evaluator, check_evaluators
+from jaxir.evaluators.evaluator import Evaluator, Prepared, check_evaluators
 from jaxir.evaluators.loss import Loss
 from jaxir.evaluators.retrieval import Retrieval
 from jaxir.training.length import in_steps
@@ -21,13 +21,16 @@ from jaxir.training.state import Plan, TrainState
 def evaluators_of(recipe: Recipe) -> list[Evaluator]:
     """Returns the evaluators of a recipe: of its dev pairs, then the others that it has.
 
-    Dev pairs are evaluated by retrieval and, where plain pairs have what the objective reads, by its loss.
+    Dev pairs are evaluated by retrieval, where the model makes vectors, and where plain pairs have what the
+    objective reads, by its loss.
 
     Raises:
       UserError: see `check_evaluators`.
     """
-    found = [] if recipe.dev is None else [Retrieval(data=recipe.dev, distractors=recipe.dev_distractors)]
-    if found and recipe.objective.evaluated_on_pairs:
+    found: list[Evaluator] = []
+    if recipe.dev is not None and recipe.objective.searched_on_pairs:
+        found.append(Retrieval(data=recipe.dev, distractors=recipe.dev_distractors))
+    if recipe.dev is not None and recipe.objective.evaluated_on_pairs:
         found.append(Loss(data=recipe.dev))
     found.extend(recipe.evaluators or ())
     check_evaluators(found, recipe.dev_metric)
@@ -89,6 +92,16 @@ class Suite:
         """Compiles all that will be run."""
         self._bench.compile(plan)
 
+    def try_out(self, state: TrainState) -> None:
+        """Has the evaluators that are not jaxir's measure once, so that faults show before the first step.
+
+        Raises:
+          UserError: one has not measured what it names.
+        """
+        for evaluator, prepared, _ in self._parts:
+            if not type(evaluator).__module__.startswith("jaxir."):
+                self._measured("tried before the first step", evaluator, prepared, state, {})
+
     def due(self, step: int) -> bool:
         """Returns whether any evaluator measures after `step`."""
         return any(self._due(every, step) for _, _, every in self._parts)
@@ -103,13 +116,23 @@ class Suite:
         for evaluator, prepared, every in self._parts:
             if not self._due(every, step):
                 continue
-            where = f"step {step}: evaluator {evaluator}"
-            with _naming(where):
-                scores = prepared.measure(state)
-            scores = as_first({evaluator.full_name(name): float(x) for name, x in scores.items()})
-            self._check(where, evaluator, scores, found)
-            found |= scores
+            found |= self._measured(f"step {step}", evaluator, prepared, state, found)
         return found
+
+    def _measured(
+        self,
+        when: str,
+        evaluator: Evaluator,
+        prepared: Prepared,
+        state: TrainState,
+        before: Mapping[str, float],
+    ) -> dict[str, float]:
+        where = f"{when}: evaluator {evaluator}"
+        with _naming(where):
+            scores = prepared.measure(state)
+        scores = as_first({evaluator.full_name(name): float(x) for name, x in scores.items()})
+        self._check(where, evaluator, scores, before)
+        return scores
 
     def _due(self, every: int, step: int) -> bool:
         return step % every == 0 or step == self._steps

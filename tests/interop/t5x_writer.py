@@ -141,3 +141,31 @@ def map_specs(tree: dict, change) -> dict:
         else map_specs(value, change)
         for name, value in tree.items()
     }
+
+
+def golden_generator(directory: Path) -> dict[str, np.ndarray]:
+    """A Hugging Face T5 with its decoder, and the table of its logits if it has one, under T5X's names."""
+    tensors = safetensors.numpy.load_file(directory / "model.safetensors")
+    params, block = golden_t5(directory), "decoder.block.{}.layer.{}."
+    params["decoder/decoder_norm/scale"] = tensors["decoder.final_layer_norm.weight"]
+    bias = block.format(0, 0) + "SelfAttention.relative_attention_bias.weight"
+    params["decoder/relpos_bias/rel_embedding"] = tensors[bias].T
+    layers = {name.split(".")[2] for name in tensors if name.startswith("decoder.block.")}
+    for i in sorted(layers):
+        ours = f"decoder/layers_{i}"
+        sublayers = {
+            "self_attention": (block.format(i, 0), "SelfAttention", "self_attention"),
+            "cross_attention": (block.format(i, 1), "EncDecAttention", "encoder_decoder_attention"),
+        }
+        for norm, (theirs, module, name) in sublayers.items():
+            params[f"{ours}/pre_{norm}_layer_norm/scale"] = tensors[f"{theirs}layer_norm.weight"]
+            for letter, part in {"q": "query", "k": "key", "v": "value", "o": "out"}.items():
+                params[f"{ours}/{name}/{part}/kernel"] = tensors[f"{theirs}{module}.{letter}.weight"].T
+        feed_forward = block.format(i, 2)
+        params[f"{ours}/pre_mlp_layer_norm/scale"] = tensors[f"{feed_forward}layer_norm.weight"]
+        for name in ("wi", "wi_0", "wi_1", "wo"):
+            if (key := f"{feed_forward}DenseReluDense.{name}.weight") in tensors:
+                params[f"{ours}/mlp/{name}/kernel"] = tensors[key].T
+    if "lm_head.weight" in tensors:
+        params["decoder/logits_dense/kernel"] = tensors["lm_head.weight"].T
+    return {name: np.ascontiguousarray(value) for name, value in params.items()}

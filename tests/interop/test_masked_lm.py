@@ -50,6 +50,9 @@ def test_logits_match_transformers(name):
     expected = golden["logits"][..., order].copy()
     expected[..., 0] = -np.inf
     assert (likely[real] == expected.argmax(-1)[real]).all()
+    places = np.random.default_rng(0).integers(0, ids.shape[1], (len(ids), 3)).astype(np.int32)
+    some = model.most_likely(jnp.asarray(ids), places=jnp.asarray(places))
+    np.testing.assert_array_equal(some, np.take_along_axis(likely, places, axis=1))
 
 
 def test_names_of_the_first_checkpoints_are_read(folder):

@@ -1,5 +1,6 @@
 """Models at rest are written array by array: a host's memory need not hold one whole."""
 
+import resource
 import weakref
 from pathlib import Path
 
@@ -80,6 +81,23 @@ def test_a_file_of_tensors_is_the_one_that_the_library_writes(tmp_path):
     write_tensors(tmp_path / "ours", tensors | {"b.weight": tensors["b.weight"].copy("F")})
     safetensors.numpy.save_file(tensors, tmp_path / "theirs", metadata={"format": "pt"})
     assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
+
+
+@pytest.mark.parametrize("to", ["jaxir", "t5x"])
+def test_a_disk_that_takes_no_more_is_told_in_the_systems_words(tmp_path, at_rest, to):
+    """TensorStore names its drivers and files first, each in the other: a limit has cut off what matters."""
+    model, _ = at_rest
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
+    try:
+        with pytest.raises(UserError, match=r"(written|kernel|scale|embedding): file too large$"):
+            if to == "jaxir":
+                model_dir.write(tmp_path / "out", model)
+            else:
+                t5x.write(tmp_path / "out", model, step=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_nothing_is_left_where_an_array_cannot_be_read(tmp_path, at_rest):

@@ -1,13 +1,11 @@
 """What is written for T5X: read back without the project's own code, and bit for bit with it."""
 
-import gzip
-import json
 from pathlib import Path
 
 import jax.numpy as jnp
-import msgpack
 import numpy as np
 import pytest
+import t5x_reader
 import t5x_writer
 from flax import nnx, serialization
 
@@ -33,50 +31,11 @@ def export(source: str, output: Path, *flags: str) -> int:
     )
 
 
-def load_by_hand(checkpoint: Path) -> dict[str, np.ndarray]:
-    """The model's arrays by path, read with msgpack, gzip and numpy alone."""
-    content = msgpack.unpackb((checkpoint / "checkpoint").read_bytes())
-    assert set(content) == {"version", "optimizer"} and content["version"] == 3
-    found = {}
-
-    def walk(node, path):
-        if isinstance(node, msgpack.ExtType):
-            shape, dtype, data = msgpack.unpackb(node.data)
-            found[path] = np.frombuffer(data, dtype).reshape(shape)
-        elif "kvstore" in node:
-            found[path] = chunks_of(checkpoint, path, node)
-        else:
-            for name, child in node.items():
-                walk(child, f"{path}/{name}".lstrip("/"))
-
-    walk(content["optimizer"]["target"], "")
-    return found
-
-
-def chunks_of(checkpoint: Path, path: str, spec: dict) -> np.ndarray:
-    name = f"target.{path.replace('/', '.')}"
-    metadata = spec.pop("metadata")
-    kvstore = {"driver": "file", "path": f"{name}/"}
-    assert spec == {"driver": "zarr", "dtype": "float32", "kvstore": kvstore}
-    assert set(metadata) == {"chunks", "compressor", "shape"}, "T5X takes chunks and compressor out of it"
-    array = json.loads((checkpoint / name / ".zarray").read_text())
-    assert (array["order"], array["dtype"], array["filters"]) == ("C", "<f4", None)
-    assert [array[k] for k in sorted(metadata)] == [metadata[k] for k in sorted(metadata)]
-    value, (rows, columns) = np.full(array["shape"], np.nan, np.float32), array["chunks"]
-    assert value.shape[0] % rows == value.shape[1] % columns == 0
-    for i in range(value.shape[0] // rows):
-        for j in range(value.shape[1] // columns):
-            data = gzip.decompress((checkpoint / name / f"{i}.{j}").read_bytes())
-            part = np.frombuffer(data, np.float32).reshape(rows, columns)
-            value[i * rows : (i + 1) * rows, j * columns : (j + 1) * columns] = part
-    return value
-
-
 def test_another_reader_finds_what_t5x_would(tmp_path, monkeypatch):
     monkeypatch.setattr(t5x_files, "_CHUNK_BYTES", 1000)  # so that there are several chunks
     assert export(T5, tmp_path / "out") == 0
     checkpoint = tmp_path / "out" / "checkpoint_0"
-    found, expected = load_by_hand(checkpoint), t5x_writer.golden_t5(GOLDEN / "t5_1_1")
+    found, expected = t5x_reader.load(checkpoint), t5x_writer.golden_t5(GOLDEN / "t5_1_1")
     assert found.keys() == expected.keys()
     for path, value in expected.items():
         np.testing.assert_array_equal(found[path], value, err_msg=path)
@@ -136,7 +95,7 @@ def test_the_names_of_two_towers(tmp_path):
     loaded = model_dir.load(T5, sharing="ade_spl")
     model_dir.save(tmp_path / "ours", loaded.model, loaded.tokenizer, loaded.settings)
     assert export(str(tmp_path / "ours"), tmp_path / "out") == 0
-    found = load_by_hand(tmp_path / "out" / "checkpoint_0")
+    found = t5x_reader.load(tmp_path / "out" / "checkpoint_0")
     one = t5x_writer.golden_t5(GOLDEN / "t5_1_1")
     encoder = {p.removeprefix("encoder/"): v for p, v in one.items() if not p.startswith("projection_layer/")}
     expected = {f"{side}_encoder/{p}": v for side in ("left", "right") for p, v in encoder.items()}

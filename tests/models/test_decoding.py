@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import re
 from pathlib import Path
 
 import jax
@@ -198,7 +199,12 @@ def test_samples_have_the_distribution_of_the_model():
 def test_unlikely_tokens_are_those_of_the_definition(top_k, top_p):
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(50, 12)).astype(np.float32) * 2
-    found = np.isfinite(decoding.likely(jnp.asarray(logits), top_k=top_k, top_p=top_p))
+    left, ids = decoding.likely(jnp.asarray(logits), top_k=top_k, top_p=top_p)
+    ids = np.broadcast_to(np.arange(12), left.shape) if ids is None else ids
+    found = np.zeros(logits.shape, bool)
+    np.put_along_axis(found, np.asarray(ids), np.isfinite(left), axis=1)
+    expected = np.where(found, logits, -np.inf)
+    np.testing.assert_array_equal(np.take_along_axis(expected, np.asarray(ids), axis=1), left)
     for row, kept in zip(logits, found, strict=True):
         order = np.argsort(-row)[:top_k]
         shares = softmax(row[order])
@@ -211,6 +217,41 @@ def test_unlikely_tokens_are_those_of_the_definition(top_k, top_p):
         choose = decoding.sampler(keys, Decoding(top_k=4, top_p=0.8))
         drawn = choose(jnp.broadcast_to(jnp.asarray(logits[0]), (4000, 12)), jnp.int32(0))
         assert set(np.asarray(drawn).tolist()) == set(np.flatnonzero(found[0]).tolist())
+
+
+def test_of_equal_tokens_the_nucleus_has_all_or_none():
+    logits = jnp.log(jnp.array([[0.4, 0.2, 0.2, 0.1, 0.1], [0.2] * 5, [0.1, 0.2, 0.4, 0.1, 0.2]]))
+    left, _ = decoding.likely(logits, top_k=None, top_p=0.5)
+    assert np.isfinite(left).tolist() == [[1, 1, 1, 0, 0], [1] * 5, [0, 1, 1, 0, 1]]
+
+
+def test_a_nucleus_of_a_real_vocabulary_is_what_sorting_it_finds():
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(40, 32_128)).astype(np.float32) * rng.uniform(0.1, 3, (40, 1)).astype(
+        np.float32
+    )
+    for top_p in (0.05, 0.5, 0.95):
+        left, _ = jax.jit(functools.partial(decoding.likely, top_k=None, top_p=top_p))(logits)
+        falling = np.sort(softmax(logits), axis=1)[:, ::-1]
+        sums = np.cumsum(falling, axis=1)
+        # Float32's sums of a vocabulary are right to 1e-6 of the whole.
+        least, most = ((sums < top_p + error).sum(1) + 1 for error in (-1e-6, 1e-6))
+        kept = np.isfinite(left).sum(1)
+        assert (least <= kept).all() and (kept <= most).all()
+        assert len(set(kept)) > 15, "of many sizes"
+
+
+@pytest.mark.parametrize("how", [Decoding(top_k=10), Decoding(top_p=0.9), Decoding(top_k=10, top_p=0.9)])
+def test_no_step_sorts_the_vocabulary(how):
+    def choose(logits):
+        return decoding.sampler(jax.random.split(jax.random.key(0), 4), how)(logits, jnp.int32(0))
+
+    def sorts(function):
+        text = jax.jit(function).lower(jnp.zeros((4, 32_128))).compile().as_text()
+        return re.findall(r"= .*\bsort\(", text)
+
+    assert sorts(lambda x: jnp.sort(x, axis=-1)), "a sort is found"
+    assert not sorts(choose)
 
 
 def test_beams_find_the_best_of_all_outputs():

@@ -23,7 +23,7 @@ from jaxir.errors import UserError
 from jaxir.features import TextFormat
 from jaxir.objectives.clm_autoencoder import CLMAutoencoder
 from jaxir.objectives.masked_lm import MaskedLM
-from jaxir.objectives.masking import choose_tokens, mask_as_bert
+from jaxir.objectives.masking import choose_tokens, mask_as_bert, most_chosen
 from jaxir.objectives.mlm_autoencoder import MLMAutoencoder
 from jaxir.objectives.simcse import SimCSE
 from jaxir.objectives.tsdae import TSDAE
@@ -53,8 +53,30 @@ def test_chosen_tokens_are_words_as_many_as_asked_and_at_least_one():
         assert not chosen[np.asarray(ids) <= SEP].any() and (chosen.sum(1) >= 1).all()
         long = words >= 8
         assert chosen[long].sum() / words[long].sum() == pytest.approx(share, abs=0.02)
+        assert (np.abs(chosen.sum(1) - share * words)[words > 1] < 1).all()
     nothing = jnp.asarray([[CLS, SEP, 0, 0]], jnp.int32)
     assert not choose_tokens(nothing, jax.random.key(0), share=0.8).any()
+
+
+@pytest.mark.parametrize("share", [0.01, 0.15, 0.3, 0.8, 0.99])
+def test_any_token_is_as_likely_chosen_and_never_more_than_the_most(share):
+    for length in (3, 12, 22):
+        ids = jnp.full((20_000, length), 7, jnp.int32).at[:, 0].set(CLS).at[:, -1].set(SEP)
+        chosen = np.asarray(choose_tokens(ids, jax.random.key(length), share=share))
+        words = length - 2
+        assert chosen.sum(1).max() == most_chosen(length, share) or share * words % 1 < 1e-3
+        rates = chosen[:, 1:-1].mean(0)
+        np.testing.assert_allclose(rates, max(share, 1 / words), atol=0.015)
+
+
+def test_of_masked_words_alone_there_are_logits():
+    model, batch = make_model(dropout=0.0), batch_of(make_texts())
+    auxiliary = made(MaskedLM(), model)
+    text = str(
+        jax.make_jaxpr(lambda key: MaskedLM()(model, batch, key, auxiliary=auxiliary)[0])(jax.random.key(0))
+    )
+    assert most_chosen(12, 0.15) == 2
+    assert f"f32[8,2,{WORDS}]" in text and f"f32[8,12,{WORDS}]" not in text
 
 
 def test_masked_as_bert_was_trained():

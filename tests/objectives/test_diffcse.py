@@ -1,6 +1,7 @@
 """DiffCSE: the changes, equation 2.3 in numpy, who has a gradient, devices, chunks, every variant."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from jaxir.models.masked_lm import MaskedLMConfig
 from jaxir.objectives import changes
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.objectives.diffcse import DiffCSE
+from jaxir.objectives.masking import most_chosen
 from jaxir.objectives.simcse import SimCSE
 from jaxir.objectives.weighted_sum import WeightedSum
 from jaxir.partitioning import MeshConfig
@@ -266,6 +268,23 @@ def test_changed_texts_as_positives_and_negatives(use):
     )
     np.testing.assert_allclose(loss, expected, rtol=1e-4)
     assert auxiliary.discriminator is auxiliary.generator is None
+
+
+def test_the_generator_makes_logits_of_masked_tokens_alone():
+    model, ids, key = make_model(), make_texts(), jax.random.key(0)
+    for objective, places in (
+        (diffcse(), most_chosen(12, 0.3)),
+        (diffcse(change="insert"), changes.most_inserted(12, 0.3)),
+        (diffcse(follow="code"), 12),
+    ):
+        graph, state = nnx.split((model, made(objective, model)))
+
+        def loss(state, key, graph=graph, objective=objective):
+            model, auxiliary = nnx.merge(graph, state)
+            return objective(model, batch_of(ids), key, auxiliary=auxiliary)[0]
+
+        text = str(jax.make_jaxpr(loss)(state, key))
+        assert set(re.findall(rf"f32\[8,(\d+),{WORDS}\]", text)) == {str(places)}
 
 
 def test_as_the_authors_code_does():

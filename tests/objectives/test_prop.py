@@ -102,7 +102,7 @@ def test_the_loss_is_the_hinge_over_both_sets_and_a_masked_language_model():
     np.testing.assert_allclose(metrics["word_sets_loss"], np.mean(terms), rtol=1e-4)
     assert metrics["word_sets_accuracy"] == pytest.approx(np.mean(right))
     hidden = model.encoder(masked, key=None)
-    of_masked, _ = auxiliary.masked_lm.loss(model.encoder, hidden, ids, chosen)
+    of_masked, _ = auxiliary.masked_lm.loss(model.encoder, hidden, ids, chosen, share=0.15)
     np.testing.assert_allclose(loss, np.mean(terms) + of_masked, rtol=1e-5)
 
 

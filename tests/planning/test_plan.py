@@ -15,6 +15,7 @@ from jaxir.interop.stored import EncoderSettings
 from jaxir.models.dual_encoder import DualEncoderConfig, Projection
 from jaxir.models.t5 import T5Config
 from jaxir.objectives.contrastive import Contrastive
+from jaxir.objectives.simcse import SimCSE
 from jaxir.partitioning import MeshConfig
 from jaxir.planning import activations, advice, hlo, plan, program, roofline, targets, work
 from jaxir.planning.collectives import Collective
@@ -342,6 +343,16 @@ def test_gradients_that_are_not_scattered_are_pointed_out():
     assert "(now 4)" in line
     assert plan.warn_of_whole_gradients([whole._replace(kind="reduce-scatter")], params) == []
     assert plan.warn_of_whole_gradients([whole._replace(axes=("data",))], params) == []
+
+
+def test_a_batch_is_described_by_what_the_objective_reads():
+    how = {"num_negatives": 2, "objective": Contrastive()}
+    assert make(**how).batch == "24 pairs of 8 + 16 + 2 x 16 tokens, 1,344 in all"
+    dropping = config()
+    dropping = dataclasses.replace(
+        dropping, backbone=dataclasses.replace(dropping.backbone, dropout_rate=0.1)
+    )
+    assert make(model=dropping, objective=SimCSE()).batch == "24 texts of 16 tokens, 384 in all"
 
 
 def test_our_own_step_moves_no_activations(compiled):

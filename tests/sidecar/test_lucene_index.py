@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 
 from jaxir import cli, load_index
-from jaxir.errors import UserError
+from jaxir.errors import ChangedError, UserError
 from jaxir.retrieval.indexes.lucene import build_impact_index, build_lucene_index
 from jaxir.retrieval.ranking.runs import read_run
 from jaxir.retrieval.searcher import Searcher
@@ -107,6 +109,35 @@ def test_a_flipped_bit_is_told(index):
     file.write_bytes(content)
     with pytest.raises(UserError, match=f"is damaged: lucene/{file.name} is not what was written"):
         load_index(index)
+
+
+def test_what_is_open_goes_on_where_an_update_or_nothing_takes_its_place(index, tmp_path, write_corpus):
+    """Nothing of two indexes is mixed: ids of the new one have no documents in the old one."""
+    opened = load_index(index)
+    before = opened.search(["dog"], 3)[1]
+    (tmp_path / "gone").write_text("dog\n")
+    corpus = write_corpus(("wolf", "", "A dog of the woods."))
+    assert command("index", f"--update={index}", f"--corpus={corpus}", f"--delete={tmp_path}/gone") == 0
+    for _ in range(2):
+        assert opened.search(["dog"], 3)[1] == before == [["dog"]]
+        assert opened.documents["dog"].title == "Dogs"
+        with pytest.raises(ChangedError, match="lucene was changed while it was in use; start again"):
+            opened.ranked_by(Bm25(k1=2.0)).search(["dog"], 3)  # which nobody has opened yet
+        if Path(index).exists():
+            assert load_index(index).search(["dog"], 3)[1] == [["wolf"]]
+            shutil.rmtree(index)
+
+
+def test_what_is_open_is_not_read_where_its_files_were_cut(index):
+    """Java would end by SIGBUS, or give answers of both contents."""
+    opened = load_index(index)
+    assert opened.search(["dog"], 1)[1] == [["dog"]]
+    pid = opened.sidecar.pid
+    for file in (Path(index) / "lucene").iterdir():
+        os.truncate(file, file.stat().st_size // 2)
+    with pytest.raises(ChangedError, match="lucene was changed while it was in use; start again"):
+        opened.search(["cat"], 1)
+    assert opened.sidecar.pid == pid
 
 
 def test_damage_is_told(index):

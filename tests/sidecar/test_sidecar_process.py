@@ -315,3 +315,33 @@ def test_the_second_of_two_installs_says_that_it_waits_and_takes_what_the_first_
             (place / "bin" / "python").symlink_to(sys.executable)
             fcntl.flock(lock, fcntl.LOCK_UN)
             assert second.wait(60) == 0, second.communicate()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+def test_an_install_that_is_killed_leaves_nothing_that_the_next_one_does_not_clear_away(tmp_path, end):
+    """What it runs goes on when it is killed: the next one waits for that."""
+    cache, temporary = tmp_path / "cache" / "jaxir", tmp_path / "tmp"
+    temporary.mkdir()
+    places = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "TMPDIR": str(temporary)}
+    offline = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": ""}
+
+    def start() -> subprocess.Popen:
+        line = [sys.executable, "-m", "jaxir.sidecar", "install"]
+        return subprocess.Popen(line, env=os.environ | places | offline, stderr=subprocess.PIPE, text=True)
+
+    with start() as first:
+        while not list(cache.glob(".sidecar-*.part/lib/*/site-packages/pip")):
+            assert first.poll() is None, first.stderr.read()
+            time.sleep(0.001)
+        first.send_signal(end)
+        said = first.communicate()[1]
+    assert first.returncode == (-end if end == signal.SIGKILL else 128 + end), said
+    assert end == signal.SIGKILL or [p.suffix for p in cache.iterdir()] == [".lock"]
+    with start() as second:
+        said = second.communicate()[1]
+    assert second.returncode == 1
+    waits = said.startswith("another process is installing the sidecar: waiting for it\n")
+    assert waits == (end == signal.SIGKILL)
+    assert "could not install the sidecar's packages: ERROR:" in said
+    assert [p.suffix for p in cache.iterdir()] == [".lock"] and not list(temporary.iterdir())

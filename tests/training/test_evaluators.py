@@ -142,9 +142,11 @@ def test_the_best_checkpoint_goes_by_any_metric_in_its_direction(tmp_path):
     """The bias starts at 0 and grows: the smaller the better, the first evaluation is the best."""
     norm = Norm(every=5)
     result = run(tmp_path / "run", evaluators=[norm], dev_metric="norm", checkpoint_every=30)
-    assert norm.seen == [5, 10, 15, 20, 25, 30]
+    assert norm.seen == [0, 5, 10, 15, 20, 25, 30]  # at 0 it is tried out
     values = logged(tmp_path / "run", "dev/norm")
-    assert list(values) == norm.seen and len(set(values.values())) == 6 and min(values.values()) == values[5]
+    assert (
+        list(values) == norm.seen[1:] and len(set(values.values())) == 6 and min(values.values()) == values[5]
+    )
     assert best_of(tmp_path / "run") == {"step": 5, "metric": "norm", "value": values[5]}
     assert (result.best_step, result.best_value) == (5, values[5])
     assert sorted(logged(tmp_path / "run", "dev/nDCG@10")) == [10, 20, 30]  # by eval_every
@@ -153,7 +155,7 @@ def test_the_best_checkpoint_goes_by_any_metric_in_its_direction(tmp_path):
 def test_evaluators_have_a_schedule_of_their_own_as_a_share_too(tmp_path):
     first, second = Norm(name="a", every=0.5), Norm(name="b", every=7)
     run(tmp_path / "run", dev=None, evaluators=[first, second], dev_metric="b/norm", checkpoint_every=100)
-    assert (first.seen, second.seen) == ([15, 30], [7, 14, 21, 28, 30])
+    assert (first.seen, second.seen) == ([0, 15, 30], [0, 7, 14, 21, 28, 30])
     assert best_of(tmp_path / "run")["step"] == 7
     with pytest.raises(UserError, match=r"Norm 'a': every must be a whole number of steps, or a share"):
         run(tmp_path / "other", evaluators=[Norm(name="a", every=1.5)])
@@ -188,13 +190,25 @@ def test_evaluators_have_a_schedule_of_their_own_as_a_share_too(tmp_path):
             {"evaluators": [Norm(values={10: {"n": 1.0}})], "dev_metric": "norm"},
             "step 10: evaluator Norm has measured no norm, only n; training stopped",
         ),
+        (
+            {"evaluators": [Norm(values={0: {"n": 1.0}})], "dev_metric": "norm"},
+            "tried before the first step: evaluator Norm has measured no norm, only n",
+        ),
+        (
+            {"evaluators": [Retrieval(name="none", data=None)]},
+            "evaluator Retrieval 'none': it has no data: DEV_SPLIT, or what else names them, is None",
+        ),
+        (
+            {"objective": Norm()},
+            "objective must be an Objective of jaxir.objectives.objective, which ",
+        ),
     ],
 )
 def test_evaluators_that_cannot_be_cost_a_sentence(tmp_path, settings, sentence):
     with pytest.raises(UserError) as error:
         run(tmp_path / "run", **settings)
     assert str(error.value).startswith(sentence)
-    assert (tmp_path / "run").exists() == sentence.startswith("step")
+    assert (tmp_path / "run").exists() == sentence.startswith(("step", "tried"))
 
 
 def test_a_fault_of_an_evaluator_names_it_and_the_step(tmp_path):

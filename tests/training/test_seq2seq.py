@@ -1,8 +1,10 @@
 """A generator trained and used as users do it: it learns its targets, resumes to the bit, writes files."""
 
 import json
+import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from jaxir import cli, expand
+from jaxir.errors import UserError
 from jaxir.interop import model_dir
 from jaxir.models.decoding import Decoding
 from jaxir.retrieval.encoding import outputs_file
@@ -128,42 +131,98 @@ def test_what_was_interrupted_is_taken_up_and_ends_the_same(data, generator, tmp
     with pytest.raises(KeyboardInterrupt):
         outputs_file.write_outputs(generator, data / "texts.jsonl", cut, SAMPLED, window=3)
     unfinished = tmp_path / ".cut.jsonl.unfinished"
-    assert not cut.exists() and unfinished.exists()
-    with unfinished.open("ab") as file:  # and a line was being written
-        file.write(b'{"_id": "t3", "outp')
+    assert not cut.exists()
+    assert [p.name for p in sorted(unfinished.iterdir())] == ["made.json", "outputs-00000.jsonl"]
+    begun = shutil.copytree(unfinished, tmp_path / ".spoilt.jsonl.unfinished")
+    for n in range(3):
+        (begun / f"outputs-{n:05d}.jsonl").write_text("[]\n")
+    with pytest.raises(UserError, match=r"outputs-00000\.jsonl is damaged: remove it"):
+        outputs_file.write_outputs(
+            generator, data / "texts.jsonl", tmp_path / "spoilt.jsonl", SAMPLED, window=3
+        )
     outputs_file.write_outputs(generator, data / "texts.jsonl", cut, SAMPLED, window=3)
     assert calls == [3, 3, 3, 2]
     assert cut.read_bytes() == whole.read_bytes() and not unfinished.exists()
 
 
-def test_another_command_does_not_go_on_with_it(data, generator, tmp_path, monkeypatch):
+def test_another_command_does_not_go_on_with_it(data, generator, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(generator, "generate", lambda *a, **k: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        outputs_file.write_outputs(generator, data / "texts.jsonl", tmp_path / "a.jsonl", SAMPLED)
+        outputs_file.write_outputs(generator, data / "texts.jsonl", tmp_path / "a.jsonl", SAMPLED, window=3)
     model = f"hf:{GOLDEN / 'seq2seq_1_1'}"
     assert generate(data, model, tmp_path / "a.jsonl", "--top_k=4") == 1
+    assert "was begun with another window" in capsys.readouterr().err
+
+
+def many_texts(place: Path) -> Path:
+    """Enough for the command to be killed in the middle of them: four windows."""
+    texts = place / "texts.jsonl"
+    texts.write_text("".join(json.dumps({"_id": f"{i}", "text": f"the cat {i}"}) + "\n" for i in range(4096)))
+    return texts
+
+
+def command(texts: Path, output: Path) -> list[str]:
+    given = [f"--model=hf:{GOLDEN / 'seq2seq_1_1'}", f"--input={texts}", f"--output={output}"]
+    return [sys.executable, "-m", "jaxir.expand", "generate", *given, "--max_new_tokens=8", "--top_p=0.9"]
+
+
+def wait_for(process: subprocess.Popen, found) -> None:
+    while process.poll() is None and not found():
+        time.sleep(0.01)
 
 
 @pytest.mark.slow
-def test_a_killed_command_is_taken_up(data, tmp_path):
+def test_a_killed_command_is_taken_up(tmp_path):
     """The process is killed in the middle of thousands of texts; what it had written is not written again."""
-    texts = tmp_path / "texts.jsonl"
-    texts.write_text("".join(json.dumps({"_id": f"{i}", "text": f"the cat {i}"}) + "\n" for i in range(4096)))
-    output = tmp_path / "out.jsonl"
-    command = [sys.executable, "-m", "jaxir.expand", "generate", f"--model=hf:{GOLDEN / 'seq2seq_1_1'}"]
-    command += [f"--input={texts}", f"--output={output}", "--max_new_tokens=8", "--top_p=0.9"]
-    process, unfinished = subprocess.Popen(command), tmp_path / ".out.jsonl.unfinished"
-    while process.poll() is None and not (unfinished.exists() and unfinished.read_bytes().count(b"\n") > 1):
-        time.sleep(0.01)
+    texts, output = many_texts(tmp_path), tmp_path / "out.jsonl"
+    process, unfinished = subprocess.Popen(command(texts, output)), tmp_path / ".out.jsonl.unfinished"
+    wait_for(process, lambda: list(unfinished.glob("outputs-*")))
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL and not output.exists()
-    before = unfinished.read_bytes()
-    done = before.count(b"\n") - 1
-    assert 0 < done < 4096
-    subprocess.run(command, check=True)
-    written = output.read_bytes()
-    assert written.startswith(before[before.index(b"\n") + 1 :])
+    windows = sorted(unfinished.glob("outputs-*"))
+    assert 0 < len(windows) < 4
+    windows[0].write_bytes(windows[0].read_bytes().replace(b"[", b'["once", ', 1))
+    before = windows[0].read_bytes()
+    subprocess.run(command(texts, output), check=True)
+    assert output.read_bytes().startswith(before), "what was there was not made again"
     assert [r["_id"] for r in records(output)] == [f"{i}" for i in range(4096)]
+    assert not unfinished.exists()
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_texts_and_one_finishes_what_they_began(tmp_path):
+    texts, output, whole = many_texts(tmp_path), tmp_path / "out.jsonl", tmp_path / "whole.jsonl"
+    subprocess.run(command(texts, whole), check=True)
+
+    def start() -> list[subprocess.Popen]:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            run = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free.getsockname()[1]}", "JAX_NUM_PROCESSES": "2"}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return [
+            subprocess.Popen(
+                command(texts, output), env=os.environ | run | {"JAX_PROCESS_ID": str(i)}, **pipes
+            )
+            for i in range(2)
+        ]
+
+    first, second = start()
+    told = [process.communicate(timeout=200) for process in (first, second)]
+    assert first.returncode == second.returncode == 0, told
+    assert "4,096 texts" in told[0][0] and "texts" not in told[1][0]
+    assert output.read_bytes() == whole.read_bytes()
+
+    output.unlink()
+    first, second = start()
+    unfinished = tmp_path / ".out.jsonl.unfinished"
+    wait_for(second, lambda: list(unfinished.glob("outputs-*")))
+    second.send_signal(signal.SIGKILL)
+    first.kill()  # of its own accord it ends when the other has been silent for a minute
+    for process in (first, second):
+        process.communicate(timeout=200)
+    assert not output.exists() and 0 < len(list(unfinished.glob("outputs-*"))) < 4
+    subprocess.run(command(texts, output), check=True)
+    assert output.read_bytes() == whole.read_bytes() and not unfinished.exists()
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def write(output: str | Path, source: Source) -> None:
 
     Raises:
       UserError: jax2onnx or onnxruntime is not installed, the model computes in bfloat16, JAX runs on an
-        accelerator, ONNX Runtime gives other numbers, or `output` is not empty.
+        accelerator, jax2onnx cannot convert it, ONNX Runtime gives other numbers, or `output` is not empty.
     """
     if source.model.config.backbone.dtype != "float32":
         raise UserError("ONNX graphs are written in float32 only; bfloat16 is for --format=saved_model")
@@ -82,15 +82,23 @@ def _graph(source: Source, program: Program) -> onnx_ir.Model:
     given = [jax.ShapeDtypeStruct(shape, jnp.int32)] * len(inputs_of(program))
     # jax2onnx traces with replacements of jax.numpy, which neither shape checks nor all of our shapes pass.
     # What is traced already has none of them, only primitives.
-    traced = jaxpr_as_fun(jax.make_jaxpr(lambda *inputs: _computed(source, program, *inputs))(*given))
-    model = to_onnx(
-        lambda *inputs: traced(*inputs)[0],
-        given,
-        model_name=program.name,
-        return_mode="ir",
-        input_names=inputs_of(program),
-        output_names=[OUTPUTS[program.output]],
-    )
+    try:
+        traced = jaxpr_as_fun(jax.make_jaxpr(lambda *inputs: _computed(source, program, *inputs))(*given))
+        model = to_onnx(
+            lambda *inputs: traced(*inputs)[0],
+            given,
+            model_name=program.name,
+            return_mode="ir",
+            input_names=inputs_of(program),
+            output_names=[OUTPUTS[program.output]],
+        )
+    except Exception as error:  # of any kind, for what jax2onnx has no conversion of
+        kind = source.model.config.backbone.kind
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"jax2onnx cannot convert the backbone {kind!r} with texts of any number and length"
+            f" ({type(error).__name__}: {reason:.200}); --format=saved_model can"
+        ) from error
     _take_int64(model.graph)
     return model
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
@@ -13,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jaxir.asides import temporary_directory
 from jaxir.checksums import directory_with_checksums
 from jaxir.errors import UserError
 from jaxir.installation import how_to_install
@@ -101,7 +104,7 @@ def write(
             " other platforms lack: set JAX_PLATFORMS=cpu"
         )
     tf = _tensorflow()
-    with directory_with_checksums(output) as aside:
+    with directory_with_checksums(output) as aside, _own_temporary_files():
         tokenizer = None
         if signatures == "text":
             tokenizer = GraphTokenizer(source.tokenizer, num_texts=len(programs[0].texts))
@@ -127,6 +130,18 @@ def write(
             versions={p: metadata.version(p) for p in [*packages, "jax"]},
             index=index,
         )
+
+
+@contextlib.contextmanager
+def _own_temporary_files() -> Iterator[None]:
+    """Has AutoGraph write where it is removed again: its own files lie about until the interpreter's end."""
+    usual = tempfile.tempdir
+    with temporary_directory() as directory:
+        tempfile.tempdir = str(directory)
+        try:
+            yield
+        finally:
+            tempfile.tempdir = usual
 
 
 def _signatures(

@@ -10,12 +10,12 @@ from jaxir.interop.huggingface import hf, hf_config
 from jaxir.interop.huggingface.weights import SINGLE, read_json, read_tensors, write_json, write_tensors
 from jaxir.interop.stored import EncoderSettings, StoredModel
 from jaxir.models import t5_decoder
+from jaxir.models.backbones import BackboneConfig
 from jaxir.models.codec import Weights
 from jaxir.models.seq2seq import START, Seq2SeqConfig
 from jaxir.models.t5 import T5Config
 
 _HEAD = "lm_head.weight"
-_TARGET_LENGTH = 64  # tokens; folders do not say it
 
 
 def read(directory: Path) -> StoredModel:
@@ -25,39 +25,57 @@ def read(directory: Path) -> StoredModel:
       UserError: a file is missing or damaged, it is no T5, or it has no decoder.
     """
     encoder, path = hf.read_encoder(directory), directory / "config.json"
-    content, backbone = read_json(path), encoder.config
-    if not isinstance(backbone, T5Config):
-        raise UserError(f"{directory}: model_type {content['model_type']!r} is no generator of text: T5 is")
-    start = content.get("decoder_start_token_id", START)
-    if (encoder.pad_id, start) != (0, START):
-        raise UserError(
-            f"{path}: padding id {encoder.pad_id} and decoder_start_token_id {start} are not supported, only"
-            " 0 and 0"
-        )
+    content = read_json(path)
+    _check(directory, content, encoder.config, encoder.pad_id)
     names = read_tensors(directory).keys()
     if not any(name.startswith("decoder.block.") for name in names):
         raise UserError(f"{directory}: no decoder among its weights, only an encoder")
-    scaled = _is_scaled(content)
-    try:
-        config = Seq2SeqConfig(
-            backbone=backbone,
-            num_decoder_layers=content.get("num_decoder_layers") or backbone.num_layers,
-            # Folders of 1.0 may hold the table under a second name.
-            tied=scaled or _HEAD not in names,
-            scaled=scaled,
-            eos_id=content.get("eos_token_id", 1),
-        )
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{path}: {error}") from error
+    config = _config(path, content, encoder.config, has_head=_HEAD in names)
     params = {f"encoder.{name}": value for name, value in encoder.params.items()}
     return StoredModel(
         config=config,
         params=params | hf.read_part(directory, _weights(config), _shapes(config)),
         tokenizer=hf.read_tokenizer(directory, encoder),
-        settings=EncoderSettings(
-            passage_max_length=hf.max_length(directory, encoder), query_max_length=_TARGET_LENGTH
-        ),
+        settings=EncoderSettings.of_generator(hf.max_length(directory, encoder)),
     )
+
+
+def outline(path: Path) -> Seq2SeqConfig:
+    """Returns what a folder's config.json says that it holds; no weight is read.
+
+    Raises:
+      UserError: the file is damaged, or it is no T5.
+    """
+    content = read_json(path)
+    backbone, pad_id = hf_config.parse(content, path)
+    _check(path.parent, content, backbone, pad_id)
+    return _config(path, content, backbone, has_head=content.get("tie_word_embeddings", True) is False)
+
+
+def _check(directory: Path, content: Mapping[str, Any], backbone: BackboneConfig, pad_id: int) -> None:
+    if not isinstance(backbone, T5Config):
+        raise UserError(f"{directory}: model_type {content['model_type']!r} is no generator of text: T5 is")
+    start = content.get("decoder_start_token_id", START)
+    if (pad_id, start) != (0, START):
+        raise UserError(
+            f"{directory / 'config.json'}: padding id {pad_id} and decoder_start_token_id {start} are not"
+            " supported, only 0 and 0"
+        )
+
+
+def _config(path: Path, content: Mapping[str, Any], backbone: T5Config, *, has_head: bool) -> Seq2SeqConfig:
+    scaled = _is_scaled(content)
+    try:
+        return Seq2SeqConfig(
+            backbone=backbone,
+            num_decoder_layers=content.get("num_decoder_layers") or backbone.num_layers,
+            # Folders of 1.0 may hold the table under a second name.
+            tied=scaled or not has_head,
+            scaled=scaled,
+            eos_id=content.get("eos_token_id", 1),
+        )
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{path}: {error}") from error
 
 
 def write(directory: Path, model: StoredModel) -> None:

@@ -22,6 +22,7 @@ from jaxir.interop.stored import EncoderSettings, StoredModel
 from jaxir.interop.t5x import files as t5x_files
 from jaxir.interop.t5x import names as t5x_names
 from jaxir.models.dual_encoder import DualEncoderConfig
+from jaxir.models.seq2seq import Seq2SeqConfig
 from jaxir.models.t5 import T5Config
 
 PREFIX = "t5x:"
@@ -52,7 +53,7 @@ def start_from(*, default: str, model: str | None = None, initial_checkpoint_pat
     return default if model is None else model
 
 
-def read(directory: str, *, tokenizer: str | None = None) -> StoredModel:
+def read(directory: str, *, tokenizer: str | None = None, generator: bool = False) -> StoredModel:
     """Opens the encoder or dual encoder of a checkpoint; what is left out of it is named on standard error.
 
     Args:
@@ -60,11 +61,12 @@ def read(directory: str, *, tokenizer: str | None = None) -> StoredModel:
         gs://BUCKET/PATH.
       tokenizer: a SentencePiece model (a local file or gs://...) or a directory with a tokenizer. By default
         what an export of this toolkit has put beside the checkpoint, else what the run's config.gin names.
+      generator: open the encoder with its decoder.
 
     Raises:
-      UserError: there is no checkpoint, it is damaged, it holds no T5 encoder, or there is no tokenizer.
+      UserError: there is no checkpoint, it is damaged, it holds no such model, or there is no tokenizer.
     """
-    found, model, left_out = _open(directory)
+    found, model, left_out = _open(directory, generator=generator)
     loaded = _tokenizer(tokenizer, found.where)
     vocab_size = model.config.backbone.vocab_size
     if loaded.pad_swap is not None:
@@ -84,21 +86,26 @@ def read(directory: str, *, tokenizer: str | None = None) -> StoredModel:
     return dataclasses.replace(model, tokenizer=loaded)
 
 
-def describe(directory: str) -> tuple[DualEncoderConfig, EncoderSettings]:
+def describe(
+    directory: str, *, generator: bool = False
+) -> tuple[DualEncoderConfig | Seq2SeqConfig, EncoderSettings]:
     """Returns what `read` would read, without a tokenizer and without reading more than shapes.
 
     Raises:
-      UserError: there is no checkpoint, it is damaged, or it holds no T5 encoder.
+      UserError: there is no checkpoint, it is damaged, or it holds no such model.
     """
-    _, model, _ = _open(directory)
+    _, model, _ = _open(directory, generator=generator)
     return model.config, model.settings
 
 
-def _open(directory: str) -> tuple[t5x_files.Checkpoint, StoredModel, list[str]]:
+def _open(directory: str, *, generator: bool = False) -> tuple[t5x_files.Checkpoint, StoredModel, list[str]]:
     found = t5x_files.find(directory)
-    paths, left_out = t5x_names.wanted(found.leaves.keys(), found.where)
-    config, params = t5x_names.interpret(found.open(paths), found.where)
+    paths, left_out = t5x_names.wanted(found.leaves.keys(), found.where, generator=generator)
+    interpret = t5x_names.interpret_generator if generator else t5x_names.interpret
+    config, params = interpret(found.open(paths), found.where)
     settings = EncoderSettings(query_max_length=_LENGTH, passage_max_length=_LENGTH)
+    if generator:
+        settings = EncoderSettings.of_generator(_LENGTH)
     return found, StoredModel(config=config, params=params, tokenizer=None, settings=settings), left_out
 
 
@@ -116,7 +123,7 @@ def write(
 
     Args:
       output: a local directory or gs://BUCKET/PATH; it must not exist or be empty.
-      model: a dual encoder with T5 towers; its parameters may still be in their files.
+      model: a dual encoder with T5 towers, or a generator; its parameters may still be in their files.
       step: the number of finished steps.
       slots: Adafactor's slots by canonical name (see `t5x_optimizer.read`), for a full restore.
 
@@ -126,8 +133,8 @@ def write(
     _check(model)
     paths = t5x_names.paths_of(model.config)
     names = {path: name for name, path in paths.items()} | t5x_names.copies_of(model.config)
-    target = {path: model.params[name] for path, name in names.items()}
-    states = None if slots is None else {path: slots[name] for path, name in names.items()}
+    target = {path: t5x_names.turned(name, model.params[name]) for path, name in names.items()}
+    states = None if slots is None else {path: _turned_slots(n, slots[n]) for path, n in names.items()}
     beside = [path for path in target if t5x_names.in_zarr(path)]
 
     def fill(root: str) -> None:
@@ -146,6 +153,11 @@ def write(
         model.tokenizer.save(aside / "tokenizer")
 
 
+def _turned_slots(name: str, slots: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns Adafactor's slots of a parameter as T5X has them: vectors go by the lengths of its axes."""
+    return {slot: t5x_names.turned(name, value) for slot, value in slots.items()}
+
+
 def _check(model: StoredModel) -> None:
     """Raises a UserError where T5X would compute something else with these parameters."""
     config, backbone = model.config, model.config.backbone
@@ -155,15 +167,20 @@ def _check(model: StoredModel) -> None:
         theirs, ours = getattr(fixed, field), getattr(backbone, field)
         if theirs != ours:
             raise UserError(f"{field} is {theirs!r} in T5X, and {ours!r} in this model")
-    if config.pooling != "mean":
-        raise UserError(f"T5X Retrieval pools by the mean, and this model by {config.pooling!r}")
-    if config.projection is not None and config.projection.activation != "identity":
-        raise UserError(f"T5X Retrieval has no {config.projection.activation} after the projection")
     settings = model.settings
-    lost = [
-        *(["similarity dot (bind l2_norm_factory to None there)"] if config.similarity == "dot" else []),
-        *(["prompts"] if settings.query_prompt or settings.passage_prompt else []),
-    ]
+    lost = ["prompts"] if settings.query_prompt or settings.passage_prompt else []
+    if isinstance(config, Seq2SeqConfig):
+        if config.tied != config.scaled:
+            raise UserError("T5X scales what it multiplies with the token table, and this model does not")
+        if config.eos_id != 1:
+            raise UserError(f"T5's texts end with token 1, and this model's with {config.eos_id}")
+    else:
+        if config.pooling != "mean":
+            raise UserError(f"T5X Retrieval pools by the mean, and this model by {config.pooling!r}")
+        if config.projection is not None and config.projection.activation != "identity":
+            raise UserError(f"T5X Retrieval has no {config.projection.activation} after the projection")
+        if config.similarity == "dot":
+            lost.insert(0, "similarity dot (bind l2_norm_factory to None there)")
     if lost:
         print(f"note: a T5X checkpoint does not say this model's {' and '.join(lost)}", file=sys.stderr)
 

@@ -1,4 +1,4 @@
-"""T5X's parameter names, in T5 encoders and in the dual encoders of T5X Retrieval, and what shapes say.
+"""T5X's parameter names, in T5 and in the dual encoders of T5X Retrieval, and what shapes say.
 
 | here | one encoder for both towers (SDE) | two encoders (ADE, ADE-SPL) |
 |---|---|---|
@@ -8,8 +8,10 @@
 
 The query tower is T5X Retrieval's left one, the passage tower its right one. It has no name for a projection
 that two encoders share: ADE-SPL is written with the shared one as `projection_layer` and a copy of it under
-both names of ADE, which is what T5X Retrieval restores. Arrays have the same orientation in both: nothing is
-transposed.
+both names of ADE, which is what T5X Retrieval restores.
+
+A generator has the encoder of SDE and a decoder. Its logits come from the token table (1.0) or from
+decoder/logits_dense, which is `head` transposed. All other arrays have the same orientation in both.
 """
 
 import re
@@ -19,10 +21,11 @@ from typing import Any
 from jaxir.errors import UserError
 from jaxir.interop import stored
 from jaxir.models.dual_encoder import DualEncoderConfig, Projection
+from jaxir.models.seq2seq import Seq2SeqConfig
 from jaxir.models.t5 import T5Config
 
 # Within one encoder; "*" is the layer's number.
-_MODULES = {
+_ENCODER = {
     "relative_bias.embedding": "relpos_bias/rel_embedding",
     "layers.*.attention_norm.scale": "layers_*/pre_attention_layer_norm/scale",
     "layers.*.attention.query.kernel": "layers_*/attention/query/kernel",
@@ -35,32 +38,47 @@ _MODULES = {
     "layers.*.mlp.wo.kernel": "layers_*/mlp/wo/kernel",
     "norm.scale": "encoder_norm/scale",
 }
+_ATTENTIONS = {"attention": "self_attention", "cross_attention": "encoder_decoder_attention"}
+_DECODER = {
+    "relative_bias.embedding": "relpos_bias/rel_embedding",
+    "layers.*.attention_norm.scale": "layers_*/pre_self_attention_layer_norm/scale",
+    "layers.*.cross_attention_norm.scale": "layers_*/pre_cross_attention_layer_norm/scale",
+    "norm.scale": "decoder_norm/scale",
+    **{name: path for name, path in _ENCODER.items() if ".mlp" in name},
+    **{
+        f"layers.*.{ours}.{part}.kernel": f"layers_*/{theirs}/{part}/kernel"
+        for ours, theirs in _ATTENTIONS.items()
+        for part in ("query", "key", "value", "out")
+    },
+}
+_MODULES = {"encoder": _ENCODER, "decoder": _DECODER}
 _TOKEN, _TOKEN_PATH = "token.embedding", "token_embedder/embedding"
+_HEAD, _HEAD_PATH = "head.embedding", "decoder/logits_dense/kernel"
 _SIDES = {"query": "left", "passage": "right"}
-_DECODER = ("decoder/",)
+_OF_DECODER = "decoder/"
 _COPIES = tuple(f"{side}_projection_layer/" for side in _SIDES.values())
 
 
-def paths_of(config: DualEncoderConfig) -> dict[str, str]:
-    """Returns T5X's path of each parameter of a dual encoder, by canonical name.
+def paths_of(config: DualEncoderConfig | Seq2SeqConfig) -> dict[str, str]:
+    """Returns T5X's path of each parameter of a model, by canonical name.
 
     Raises:
-      UserError: T5X has no dual encoder of this kind.
+      UserError: T5X has no model of this kind.
     """
     check_kind(config)
     gated = config.backbone.gated
     return {name: _path(name, gated) for name in stored.model_shapes(config)}
 
 
-def check_kind(config: DualEncoderConfig) -> None:
-    """Raises a UserError where the towers are no T5 encoders."""
+def check_kind(config: DualEncoderConfig | Seq2SeqConfig) -> None:
+    """Raises a UserError where the encoders are not T5's."""
     if config.backbone.kind != T5Config.kind:
         raise UserError(f"T5X holds T5 encoders only, and this model's is {config.backbone.summary}")
 
 
-def copies_of(config: DualEncoderConfig) -> dict[str, str]:
+def copies_of(config: DualEncoderConfig | Seq2SeqConfig) -> dict[str, str]:
     """Returns what is written a second time, under which path and by canonical name."""
-    if config.sharing != "ade_spl":
+    if isinstance(config, Seq2SeqConfig) or config.sharing != "ade_spl":
         return {}
     leaves = ("kernel", "bias") if config.projection.use_bias else ("kernel",)
     return {f"{copy}{leaf}": f"projection.{leaf}" for copy in _COPIES for leaf in leaves}
@@ -68,14 +86,25 @@ def copies_of(config: DualEncoderConfig) -> dict[str, str]:
 
 def in_zarr(path: str) -> bool:
     """Whether an array is stored beside the index: the large ones, which T5X splits over devices, are."""
-    return path.endswith("/embedding") or ("layers_" in path and path.endswith("/kernel"))
+    large = path.endswith("/embedding") or path == _HEAD_PATH
+    return large or ("layers_" in path and path.endswith("/kernel"))
 
 
-def wanted(paths: Collection[str], where: str) -> tuple[list[str], list[str]]:
-    """Splits the paths of a checkpoint into those of encoders and projections, and those of a decoder.
+def turned(name: str, value: Any) -> Any:
+    """Returns a parameter, canonically named, as T5X has it; or one of T5X's as it is here."""
+    return value.T if name == _HEAD else value
+
+
+def wanted(paths: Collection[str], where: str, *, generator: bool = False) -> tuple[list[str], list[str]]:
+    """Splits the paths of a checkpoint into those of a model, and those that are left out.
+
+    Args:
+      paths: all of them.
+      where: the checkpoint.
+      generator: whether the model is a generator; of dual encoders a decoder is left out.
 
     Raises:
-      UserError: there is no encoder, only one of two, or one whose layers are scanned.
+      UserError: there is no encoder, only one of two, or one whose layers are scanned; no decoder.
     """
     tops = {path.partition("/")[0] for path in paths}
     sides = {f"{side}_encoder" for side in _SIDES.values()} & tops
@@ -89,7 +118,11 @@ def wanted(paths: Collection[str], where: str) -> tuple[list[str], list[str]]:
             f"{where}: its layers are stacked ({scanned[0]}), as scalable_t5 writes them: there each layer"
             " has relative position biases of its own, which T5 here has not"
         )
-    left_out = [path for path in paths if path.startswith(_DECODER)]
+    if generator:
+        if sides or "decoder" not in tops:
+            raise UserError(f"{where}: it has no decoder, only {', '.join(sorted(tops))}: it is no generator")
+        return sorted(paths), []
+    left_out = [path for path in paths if path.startswith(_OF_DECODER)]
     shared = bool(sides) and any(path.startswith("projection_layer/") for path in paths)
     copies = [path for path in paths if shared and path.startswith(_COPIES)]
     return sorted(set(paths) - set(left_out) - set(copies)), left_out
@@ -119,10 +152,37 @@ def interpret(arrays: Mapping[str, Any], where: str) -> tuple[DualEncoderConfig,
     config = DualEncoderConfig(
         backbone=_backbone(arrays, prefix, where), sharing=sharing, projection=projection
     )
+    return config, _named(config, arrays, where)
+
+
+def interpret_generator(arrays: Mapping[str, Any], where: str) -> tuple[Seq2SeqConfig, dict[str, Any]]:
+    """Infers the generator whose parameters have these shapes, and gives them their canonical names.
+
+    Without logits_dense the token table gives the logits, of scaled outputs, as in 1.0; else as `interpret`.
+
+    Raises:
+      UserError: an array is missing, unknown or of a shape that does not fit the others.
+    """
+    arrays = _with_tables(arrays, ["encoder"])
+    tied = _HEAD_PATH not in arrays
+    config = Seq2SeqConfig(
+        backbone=_backbone(arrays, "encoder", where),
+        num_decoder_layers=_layers(arrays, "decoder", where),
+        tied=tied,
+        scaled=tied,
+    )
+    return config, _named(config, arrays, where)
+
+
+def _named(
+    config: DualEncoderConfig | Seq2SeqConfig, arrays: Mapping[str, Any], where: str
+) -> dict[str, Any]:
+    """Returns the arrays by canonical name; raises a UserError where they do not fit `config`."""
     paths = paths_of(config)
-    shapes = {paths[name]: shape for name, shape in stored.model_shapes(config).items()}
-    stored.check_params(arrays, shapes, where)
-    return config, {name: arrays[path] for name, path in paths.items()}
+    shapes = stored.model_shapes(config)
+    theirs = {p: shapes[n][::-1] if n == _HEAD else shapes[n] for n, p in paths.items()}
+    stored.check_params(arrays, theirs, where)
+    return {name: turned(name, arrays[path]) for name, path in paths.items()}
 
 
 def _path(name: str, gated: bool) -> str:
@@ -132,12 +192,14 @@ def _path(name: str, gated: bool) -> str:
     side = f"{_SIDES[tower]}_" if tower else ""
     if kind == "projection":
         return f"{side}projection_layer/{rest}"
+    if name == _HEAD:
+        return _HEAD_PATH
     if rest == _TOKEN:
         return f"{side}encoder/{_TOKEN_PATH}" if side else _TOKEN_PATH
     layer = re.match(r"layers\.(\d+)\.", rest)
     pattern = rest if layer is None else rest.replace(layer[0], "layers.*.", 1)
-    path = _MODULES[pattern].replace("*", layer[1] if layer else "")
-    return f"{side}encoder/{path if gated else path.replace('/wi_0/', '/wi/')}"
+    path = _MODULES[kind][pattern].replace("*", layer[1] if layer else "")
+    return f"{side}{kind}/{path if gated else path.replace('/wi_0/', '/wi/')}"
 
 
 def _with_tables(arrays: Mapping[str, Any], encoders: list[str]) -> dict[str, Any]:
@@ -158,7 +220,6 @@ def _backbone(arrays: Mapping[str, Any], prefix: str, where: str) -> T5Config:
     table = _TOKEN_PATH if prefix == "encoder" else f"{prefix}/{_TOKEN_PATH}"
     vocab_size, embed_dim = _shape(arrays, table, 2, where)
     num_heads, buckets = _shape(arrays, f"{prefix}/relpos_bias/rel_embedding", 2, where)
-    layers = {m[1] for path in arrays if (m := re.match(rf"{prefix}/layers_(\d+)/", path))}
     first = f"{prefix}/layers_0"
     joined = _shape(arrays, f"{first}/attention/query/kernel", 2, where)[1]
     if joined % num_heads:
@@ -171,7 +232,7 @@ def _backbone(arrays: Mapping[str, Any], prefix: str, where: str) -> T5Config:
     return T5Config(
         vocab_size=vocab_size,
         embed_dim=embed_dim,
-        num_layers=len(layers),
+        num_layers=_layers(arrays, prefix, where),
         num_heads=num_heads,
         head_dim=joined // num_heads,
         mlp_dim=mlp_dim,
@@ -179,6 +240,13 @@ def _backbone(arrays: Mapping[str, Any], prefix: str, where: str) -> T5Config:
         gated=gated,
         relative_buckets=buckets,
     )
+
+
+def _layers(arrays: Mapping[str, Any], prefix: str, where: str) -> int:
+    layers = {m[1] for path in arrays if (m := re.match(rf"{prefix}/layers_(\d+)/", path))}
+    if not layers:
+        raise UserError(f"{where}: it lacks {prefix}/layers_0")
+    return len(layers)
 
 
 def _shape(arrays: Mapping[str, Any], path: str, rank: int, where: str) -> tuple[int, ...]:

@@ -2,11 +2,13 @@
 
 import functools
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import jax
 import numpy as np
 
+from jaxir.data.tokenizer import Tokenizer
 from jaxir.interop import model_dir
 from jaxir.interop.model_dir import LoadedModel
 from jaxir.models.decoding import Decoding
@@ -61,7 +63,8 @@ class Generator:
         self.runner = Runner(loaded.model, partitioner, batch_tokens=batch_tokens)
 
     def __repr__(self) -> str:
-        return f"Generator({self.spec!r}, of texts of {self.settings.passage_max_length} tokens)"
+        name = f"{self.spec!r}: " if self.spec else ""
+        return f"Generator({name}{self.model!r}, of texts of {self.settings.passage_max_length} tokens)"
 
     @classmethod
     def load(
@@ -85,6 +88,14 @@ class Generator:
         """
         loaded = model_dir.load(spec, kind="seq2seq", dtype=dtype)
         return cls(loaded, spec=spec, batch_tokens=batch_tokens, devices=devices)
+
+    def save(self, directory: str | Path) -> None:
+        """Writes a model directory, which `load` and every command take; it appears only when whole.
+
+        Raises:
+          UserError: `directory` exists and is not empty.
+        """
+        model_dir.save(directory, self.model, self.tokenizer, self.settings)
 
     def generate(
         self,
@@ -120,6 +131,11 @@ class Generator:
         return [self._texts(outputs) for outputs in tokens]
 
     def _texts(self, outputs: np.ndarray) -> list[str]:
-        eos = self.model.config.eos_id
-        written = (self.tokenizer.decode(ids[(ids != 0) & (ids != eos)]).strip() for ids in outputs)
+        outputs = np.where(outputs == self.model.config.eos_id, 0, outputs)
+        written = (text_of(ids, self.tokenizer) for ids in outputs)
         return [text for text in dict.fromkeys(written) if text]
+
+
+def text_of(ids: np.ndarray, tokenizer: Tokenizer) -> str:
+    """Returns the text of tokens [T]; padding and special tokens are no part of it."""
+    return tokenizer.decode(ids[ids != 0]).strip()

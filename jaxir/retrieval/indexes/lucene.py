@@ -20,6 +20,7 @@ from jaxir.retrieval.indexes.documents import Documents
 from jaxir.retrieval.indexes.ids import check_new
 from jaxir.retrieval.indexes.index import Index, IndexInfo, check_k, describe
 from jaxir.sidecar.client import Hits, Sidecar, shared
+from jaxir.sidecar.server.state import state_of
 from jaxir.sidecar.settings import PYSERINI_BM25, Bm25, LuceneDocument, Rm3, Rocchio
 
 Fields = Literal["flat", "multifield"]
@@ -45,6 +46,7 @@ class _LuceneIndex(Index):
     ):
         super().__init__(info, ids, documents)
         self._directory, self.sidecar = directory, sidecar or shared()
+        self._opened = state_of(directory)
 
     def _save_engine(self, directory: Path) -> None:
         shutil.copytree(self._directory, directory / FILES)
@@ -87,6 +89,7 @@ class LuceneIndex(_LuceneIndex):
             raise UserError("feedback expands queries of a flat index; this one is multifield")
         other = LuceneIndex(self.info, self.ids, self.documents, self._directory, self.sidecar)
         other._bm25, other._feedback = bm25, feedback
+        other._opened = self._opened
         return other
 
     def search(self, queries: Sequence[str], k: int) -> tuple[np.ndarray, list[list[str]]]:
@@ -112,6 +115,7 @@ class LuceneIndex(_LuceneIndex):
                 bm25=self._bm25,
                 feedback=self._feedback,
                 fields=fields,
+                opened=self._opened,
                 on_progress=lambda count: bar.update(count - bar.n),
             )
         return _as_arrays(hits, k)
@@ -141,7 +145,8 @@ class LuceneImpactIndex(_LuceneIndex):
         k = min(k, self.info.count)
         asked = [number for number, query in enumerate(checked) if query]
         hits: list[Hits] = [[] for _ in checked]
-        found = self.sidecar.search_impact(self._directory, [checked[n] for n in asked], k) if asked else []
+        given = [checked[n] for n in asked]
+        found = self.sidecar.search_impact(self._directory, given, k, opened=self._opened) if asked else []
         for number, of_query in zip(asked, found, strict=True):
             hits[number] = of_query
         return _as_arrays(hits, k)

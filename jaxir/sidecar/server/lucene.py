@@ -8,11 +8,11 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 from . import java
 from .protocol import Channel
+from .state import state_of
 
 KEPT_SEARCHERS = 8  # each has its index open, with one set of parameters
 MAX_CLAUSES = 1 << 20  # distinct words of a query; Lucene's own limit of 1,024 refuses long queries
@@ -20,6 +20,10 @@ MAX_CLAUSES = 1 << 20  # distinct words of a query; Lucene's own limit of 1,024 
 
 class Refused(Exception):
     """A request that cannot be done as it was asked. The message says why."""
+
+
+class Changed(Exception):
+    """An index is not the one any more that was opened. The message is its directory."""
 
 
 class Lucene:
@@ -46,8 +50,12 @@ class Lucene:
         b: float,
         fields: dict[str, float],
         feedback: dict[str, Any] | None,
+        opened: list[Any] | None,
     ) -> bytes:
-        """Returns, as JSON, {number of a query: its hits} by BM25, in Pyserini's order."""
+        """Returns, as JSON, {number of a query: its hits} by BM25, in Pyserini's order.
+
+        `opened`: what `state_of` gave when the index was opened; None takes the one that is there.
+        """
 
         def open_searcher() -> Any:
             searcher = java.java_class("io.anserini.search.SimpleSearcher")(index)
@@ -56,9 +64,8 @@ class Lucene:
                 _set_feedback(searcher, feedback)
             return searcher
 
-        key = json.dumps([_identity(index), k1, b, feedback], sort_keys=True)
         texts, numbers = self._java(queries), self._java([str(n) for n in range(len(queries))])
-        with self._searchers.use(key, open_searcher) as searcher:
+        with self._searchers.use(index, opened, [k1, b, feedback], open_searcher) as searcher:
             if fields:
                 weights = java.java_class("java.util.HashMap")()
                 for name, weight in fields.items():
@@ -68,12 +75,13 @@ class Lucene:
                 hits = searcher.batch_search(texts, numbers, k, _threads())
             return self._json.writeValueAsString(hits).encode("ascii")
 
-    def search_impact(self, index: str, queries: list[dict[str, int]], k: int) -> bytes:
+    def search_impact(
+        self, index: str, queries: list[dict[str, int]], k: int, opened: list[Any] | None
+    ) -> bytes:
         """Returns, as JSON, {number of a query: its hits} by the sum of weight times weight over tokens."""
         weights, numbers = self._java(queries), self._java([str(n) for n in range(len(queries))])
         open_searcher = java.java_class("io.anserini.search.SimpleImpactSearcher")
-        key = json.dumps([_identity(index), "impact"])
-        with self._searchers.use(key, lambda: open_searcher(index)) as searcher:
+        with self._searchers.use(index, opened, "impact", lambda: open_searcher(index)) as searcher:
             return self._json.writeValueAsString(
                 searcher.batch_search(weights, numbers, k, _threads())
             ).encode("ascii")
@@ -81,8 +89,7 @@ class Lucene:
     def fetch(self, index: str, ids: list[str]) -> bytes:
         """Returns, as JSON, the stored documents in the order of `ids`; null for one that is not there."""
         open_searcher = java.java_class("io.anserini.search.SimpleSearcher")
-        key = json.dumps([_identity(index), "fetch"])
-        with self._searchers.use(key, lambda: open_searcher(index)) as searcher:
+        with self._searchers.use(index, None, "fetch", lambda: open_searcher(index)) as searcher:
             stored = [searcher.doc_raw(identifier) for identifier in ids]
         return json.dumps([None if raw is None else json.loads(raw) for raw in stored]).encode("ascii")
 
@@ -131,11 +138,36 @@ class _Searchers:
         self._users: collections.Counter[int] = collections.Counter()
 
     @contextlib.contextmanager
-    def use(self, key: str, open_searcher: Callable[[], Any]) -> Iterator[Any]:
-        """Yields the searcher of `key`, opened now if it is not yet."""
+    def use(
+        self, index: str, opened: list[Any] | None, how: Any, open_searcher: Callable[[], Any]
+    ) -> Iterator[Any]:
+        """Yields the searcher of an index, opened now if it is not yet.
+
+        One that is open goes on where the index was removed or another one put in its place: its files are
+        still there for it. It does not where these were written to or cut.
+
+        Args:
+          index: the directory.
+          opened: what `state_of` gave when the caller opened it; None takes what is there now.
+          how: what else tells its searcher from others; JSON.
+          open_searcher: opens it.
+
+        Raises:
+          Refused: it is no index.
+          Changed: it is not the one that the caller opened.
+        """
+        now = state_of(index)
+        state = now if opened is None else opened
+        if state is None:
+            raise Refused(f"{index} is not a Lucene index")
+        if now is not None and now[0] == state[0] and now != state:
+            raise Changed(index)
+        key = json.dumps([index, state, how], sort_keys=True)
         with self._lock:
             searcher = self._open.get(key)
             if searcher is None:
+                if now != state:
+                    raise Changed(index)
                 searcher = self._open[key] = open_searcher()
             self._open.move_to_end(key)
             self._users[id(searcher)] += 1
@@ -165,14 +197,6 @@ def _set_feedback(searcher: Any, feedback: dict[str, Any]) -> None:
         terms, documents = settings["terms"], settings["documents"]
         weights = float(settings["alpha"]), float(settings["beta"]), 0.0
         searcher.set_rocchio(None, terms, documents, terms, documents, *weights, False, False)
-
-
-def _identity(index: str) -> list[Any]:
-    """Returns what tells an index from another that lies in its place later."""
-    path = Path(index)
-    if not any(path.glob("segments_*")):
-        raise Refused(f"{index} is not a Lucene index")
-    return [index, path.stat().st_ino, path.stat().st_mtime_ns]
 
 
 def _threads() -> int:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from . import java
-from .lucene import Lucene, Refused
+from .lucene import Changed, Lucene, Refused
 from .protocol import MAX_TOKEN_LINE, Channel, Closed
 
 WATCH_SECONDS = 0.5
@@ -74,6 +74,8 @@ class Server:
                 channel.send(_error("unusable", str(error)))
             except Refused as error:
                 channel.send(_error("refused", str(error)))
+            except Changed as error:
+                channel.send(_error("changed", str(error)))
         except Closed:
             pass
         except Exception as error:

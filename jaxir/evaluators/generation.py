@@ -1,0 +1,80 @@
+"""Generation: how near what a generator writes is to what it should."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxir.errors import UserError
+from jaxir.evaluators.bench import Bench, State, stack
+from jaxir.evaluators.evaluator import Evaluator, Prepared
+from jaxir.installation import require
+from jaxir.models.decoding import Decoding
+from jaxir.objectives.seq2seq import Seq2Seq
+from jaxir.retrieval.encoding.generator import text_of
+from jaxir.simple_types import Count, checked
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class Generation(Evaluator):
+    """ROUGE-L and exact match of what is written for each source, and its target.
+
+    Both are means over the examples. ROUGE-L is the F-measure of the longest common subsequence of words, as
+    the rouge-score package has it, without stemming; texts match where they have the same characters but for
+    case and white space. Targets are what is left of them in the tokens of training.
+
+    Attributes:
+      data: has the fields that the objective reads: a `data.text_data.TextData`.
+      max_new_tokens: most tokens that are written.
+      num_beams: beams of an output; 1: greedily.
+    """
+
+    metrics = {"rougeL": "greater", "exact_match": "greater"}  # noqa: RUF012
+
+    data: Any
+    max_new_tokens: Count = 64
+    num_beams: Count = 1
+
+    def prepare(self, bench: Bench) -> Prepared:
+        """Reads the data; see `Evaluator`.
+
+        Raises:
+          UserError: there are no data, the run trains no generator, or rouge-score is not installed.
+        """
+        if not isinstance(bench.objective, Seq2Seq):
+            raise UserError("what is written is measured of generators, which Seq2Seq trains")
+        require("rouge", "rouge_score")
+        from rouge_score.rouge_scorer import RougeScorer
+
+        rows, fingerprint = bench.examples(self.data, bench.objective.features(bench.form))
+        if not rows:
+            raise UserError("its data hold no example")
+        targets = [text_of(row["target_ids"], bench.tokenizer) for row in rows]
+        how = Decoding(max_new_tokens=self.max_new_tokens, num_beams=self.num_beams)
+
+        def write(model: Any, _: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
+            tokens = model.generate(batch["source_ids"], how)[:, 0]
+            return jnp.where(tokens == model.config.eos_id, 0, tokens)
+
+        program = bench.program(write, {"source_ids": stack([row["source_ids"] for row in rows])})
+        scorer = RougeScorer(["rougeL"])
+
+        def measure(state: State) -> dict[str, float]:
+            written = [text_of(tokens, bench.tokenizer) for tokens in program.of_rows(state)]
+            pairs = list(zip(targets, written, strict=True))
+            return {
+                "rougeL": float(np.mean([scorer.score(*pair)["rougeL"].fmeasure for pair in pairs])),
+                "exact_match": float(np.mean([_folded(one) == _folded(other) for one, other in pairs])),
+            }
+
+        return Prepared(measure, fingerprint)
+
+
+def _folded(text: str) -> str:
+    return " ".join(text.casefold().split())

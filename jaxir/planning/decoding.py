@@ -1,0 +1,189 @@
+"""`python -m jaxir.expand plan`: what a generator needs of chips and how many tokens a second it writes."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxir.errors import UserError
+from jaxir.interop import stored
+from jaxir.models.decoding import Decoding
+from jaxir.models.layers import param_shardings
+from jaxir.models.seq2seq import Seq2SeqConfig
+from jaxir.partitioning import MeshConfig, Partitioner
+from jaxir.planning import advice, architecture, collectives, devices, roofline, targets, work
+from jaxir.planning.program import Compiled, Step, bytes_of, compile_step
+from jaxir.planning.report import duration, gib, si
+from jaxir.planning.roofline import Roofline
+from jaxir.planning.targets import Target
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Batch:
+    """A batch of texts that are read, and how outputs are written for them.
+
+    Attributes:
+      texts: over all chips.
+      length: tokens of each.
+      how: see `Decoding`.
+    """
+
+    texts: int
+    length: int
+    how: Decoding
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that are written, where no output ends before it must."""
+        return self.texts * self.how.num_outputs * self.how.max_new_tokens
+
+
+class DecodingPlan(NamedTuple):
+    """All that is known of the generation of a batch.
+
+    Attributes:
+      target: the chips.
+      model: what writes, in words.
+      batch: what is read and written.
+      parameters: bytes of the model on each chip.
+      compiled: the program; its memory.
+      done: what each chip does; None where it does not fit, as the next two.
+      sent: bytes that each chip sends to others.
+      roofline: seconds of the batch.
+      seconds: that the compiler took.
+    """
+
+    target: Target
+    model: str
+    batch: Batch
+    parameters: int
+    compiled: Compiled
+    done: work.Work | None
+    sent: float
+    roofline: Roofline | None
+    seconds: float
+
+
+def run(
+    topology: str,
+    source: str,
+    how: Decoding,
+    *,
+    batch_tokens: int,
+    max_length: int | None = None,
+    dtype: Literal["float32", "bfloat16"] = "bfloat16",
+) -> int:
+    """Prints the plan of generation; returns 0 if it fits, else 1.
+
+    Reads no weights. It must be the first to use JAX in its process.
+
+    Args:
+      topology: the machine, such as "v5e:2x2".
+      source: the generator, as `model_dir.load` takes it.
+      how: see `Decoding`.
+      batch_tokens: tokens of the texts of a batch on each chip.
+      max_length: tokens of each text; None: as many as the model keeps.
+      dtype: type of the matrix products.
+
+    Raises:
+      UserError: no such machine or model, or no TPU compiler.
+    """
+    target = targets.parse(topology)
+    if target.chip.kind != "tpu":
+        raise UserError(f"--topology={topology}: generation is planned for TPUs, whose compiler is at hand")
+    found = devices.get(target)
+    config, settings = architecture.describe_generator(source)
+    config = stored.replace_backbone(config, dtype=dtype)
+    jax.config.update("jax_enable_compilation_cache", False)  # of no use to a later process
+    partitioner = advice.build_mesh(MeshConfig(), found, target)
+    length = max_length or settings.passage_max_length
+    batch = Batch(texts=target.count * max(1, batch_tokens // length), length=length, how=how)
+    plan = make(target, config, batch, partitioner)
+    print("\n".join(_lines(plan)))
+    return int(plan.compiled.short_by > 0)
+
+
+def make(target: Target, config: Seq2SeqConfig, batch: Batch, partitioner: Partitioner) -> DecodingPlan:
+    """Compiles the program that `jaxir.expand generate` runs on a batch, and counts what it does.
+
+    Its loop ends when all outputs have ended; it counts as often as outputs have tokens at most.
+    """
+    step = _step(config, batch, partitioner)
+    start = time.monotonic()
+    compiled = compile_step(step)
+    seconds = time.monotonic() - start
+    done, sent, times = None, 0.0, None
+    if compiled.program is not None:
+        program = dataclasses.replace(compiled.program, turns=batch.how.max_new_tokens)
+        done = work.compiled(program)
+        speaking = collectives.read(program, partitioner.mesh)
+        sent = sum(c.traffic for c in speaking)
+        times = roofline.estimate(done, speaking, target, list(partitioner.mesh.devices.flat))
+    parameters = bytes_of(step.state)
+    model = f"{config.summary}, {_count(step) / 1e6:,.0f} M parameters; {config.backbone.dtype}"
+    return DecodingPlan(target, model, batch, parameters, compiled, done, sent, times, seconds)
+
+
+def _step(config: Seq2SeqConfig, batch: Batch, partitioner: Partitioner) -> Step:
+    graph, state = nnx.split(nnx.eval_shape(lambda: config.make(rngs=nnx.Rngs(0))))
+    shardings = param_shardings(state, partitioner)
+    state = jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), state, shardings
+    )
+    rows = partitioner.sharding(("batch",))
+    ids = jax.ShapeDtypeStruct((batch.texts, batch.length), jnp.int32, sharding=rows)
+
+    def generate(state: nnx.State, ids: jax.Array) -> jax.Array:
+        return nnx.merge(graph, state).generate(ids, batch.how)
+
+    function = jax.jit(generate, out_shardings=rows)
+    return Step(function, state, state, ids, generate, partitioner)
+
+
+def _count(step: Step) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(step.state))
+
+
+def _lines(plan: DecodingPlan) -> list[str]:
+    compiled, batch, how = plan.compiled, plan.batch, plan.batch.how
+    limit = compiled.limit or int(plan.target.chip.memory)
+    rows = {
+        "parameters, float32": plan.parameters,
+        "token ids": compiled.held - plan.parameters,
+        "caches, work space": compiled.temporaries,
+        "program, padding": compiled.code + compiled.padding,
+        "total": compiled.size,
+    }
+    outputs = f"{how.num_outputs} outputs" if how.num_outputs > 1 else "an output"
+    written = f"{outputs} of {how.max_new_tokens} for each"
+    compiler = f"the TPU's compiler in {plan.seconds:.0f} s"
+    lines = [
+        f"plan for {plan.target.name}: {plan.target.count} {plan.target.chip.name} chips",
+        f"  model     {plan.model}",
+        f"  batch     {batch.texts} texts of {batch.length} tokens, {written}",
+        f"  source    generation, compiled by {compiler}; no output ends sooner",
+        "",
+        f"memory on each chip, GiB (of {gib(limit)})",
+        *(f"  {name:<38}{gib(size):>10}" for name, size in rows.items()),
+    ]
+    if plan.done is not None and plan.roofline is not None:
+        times = plan.roofline
+        lines += ["", "work in a batch, each chip"]
+        lines += [f"  products {si(plan.done.flops)}FLOP, elementwise {si(plan.done.vector)}operations"]
+        lines += [f"  HBM traffic {si(plan.done.bytes)}B, sent to other chips {si(plan.sent)}B"]
+        lines += ["", "time at full speed (roofline; what runs is slower)"]
+        lines += [f"  {name:<22}{duration(seconds):>12} a batch" for name, seconds in times.parts.items()]
+        for name, seconds in (("all at once", times.overlapped), ("one after another", times.in_turn)):
+            rate = f"{batch.tokens / seconds:,.0f} tokens/s, {batch.texts / seconds:,.0f} texts/s"
+            lines += [f"  {name:<22}{duration(seconds):>12} a batch: {rate}"]
+        lines += [f"  bound by {times.bound}"]
+    if compiled.short_by:
+        short = f"does not fit: {gib(compiled.short_by)} GiB are missing on each chip"
+        return [*lines, "", f"{short}; try a lower --batch_tokens or --dtype=bfloat16"]
+    share = f"{compiled.size / limit:.0%}"
+    return [*lines, "", f"fits: {gib(compiled.size)} of {gib(limit)} GiB on each chip ({share})"]

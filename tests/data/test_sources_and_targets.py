@@ -1,0 +1,51 @@
+"""What a generator learns from: a file of both, or GAR's two files of lines."""
+
+import gzip
+
+import pytest
+
+from jaxir.data.lines import OnBadInput
+from jaxir.data.texts import SourcesAndTargets, dev_targets
+from jaxir.errors import BadInputError
+
+EXPECTED = [("who wrote it", "Ada"), ("what is it", "a program")]
+
+
+def read(path, policy="stop"):
+    on_bad_input = OnBadInput(policy)
+    records = list(SourcesAndTargets(path=str(path)).records(on_bad_input))
+    return [(record["source"][1], record["target"][1]) for record in records], on_bad_input
+
+
+@pytest.mark.parametrize(("end", "pack"), [("", bytes), (".gz", gzip.compress)])
+def test_files_of_gar_are_read_as_a_file_of_both_is(end, pack, tmp_path):
+    (tmp_path / f"train.source{end}").write_bytes(pack(b"who wrote it\n what is it \n"))
+    (tmp_path / f"train.target{end}").write_bytes(pack(b"Ada\na program\n"))
+    assert read(tmp_path / f"train.source{end}")[0] == EXPECTED
+    lines = [f'{{"source": "{source}", "target": "{target}"}}\n' for source, target in EXPECTED]
+    (tmp_path / f"both.jsonl{end}").write_bytes(pack("".join(lines).encode()))
+    assert read(tmp_path / f"both.jsonl{end}")[0] == EXPECTED
+    assert dev_targets(None) is None
+
+
+@pytest.mark.parametrize(
+    ("sources", "targets", "sentence"),
+    [
+        (b"a\nb\n", b"c\n", r"val\.target: it has 1 lines, and val\.source has more"),
+        (b"a\n", b"c\nd\ne\n", r"val\.source: it has 1 lines, and val\.target has more"),
+        (b"a\nb\n", b"c\n \n", r"val\.target:2: field 'target' is empty"),
+        (b"a\n\xff\n", b"c\nd\n", r"val\.source:2: not UTF-8"),
+    ],
+)
+def test_what_does_not_fit_costs_one_sentence(sources, targets, sentence, tmp_path):
+    (tmp_path / "val.source").write_bytes(sources)
+    (tmp_path / "val.target").write_bytes(targets)
+    with pytest.raises(BadInputError, match=sentence):
+        read(tmp_path / "val.source")
+
+
+def test_malformed_lines_are_skipped_in_both(tmp_path):
+    (tmp_path / "val.source").write_bytes(b"a\n\nc\n")
+    (tmp_path / "val.target").write_bytes(b"d\ne\nf\n")
+    found, on_bad_input = read(tmp_path / "val.source", "skip")
+    assert found == [("a", "d"), ("c", "f")] and on_bad_input.skipped.total() == 1

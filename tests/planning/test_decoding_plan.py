@@ -1,0 +1,111 @@
+"""Plans of generation: counts against hands, and the TPU's own compiler."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+from jaxir import expand
+from jaxir.errors import UserError
+from jaxir.interop import stored
+from jaxir.interop.build import PretrainedSeq2Seq
+from jaxir.interop.huggingface import hf_config
+from jaxir.interop.huggingface.weights import write_json
+from jaxir.models.decoding import Decoding
+from jaxir.models.seq2seq import Seq2SeqConfig
+from jaxir.models.t5 import T5Config
+from jaxir.partitioning import MeshConfig
+from jaxir.planning import architecture, decoding, devices, targets
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+pytestmark = pytest.mark.usefixtures("few_optimizations")
+
+V, E, H, K, F, LAYERS, S, ROWS = 64, 32, 2, 16, 48, 2, 24, 8
+BUCKETS, CHIPS = 32, 4
+BACKBONE = T5Config(
+    vocab_size=V, embed_dim=E, num_layers=LAYERS, num_heads=H, head_dim=K, mlp_dim=F, dropout_rate=0.0
+)
+CONFIG = Seq2SeqConfig(backbone=BACKBONE, num_decoder_layers=LAYERS)
+
+
+def planned(how: Decoding) -> decoding.DecodingPlan:
+    batch = decoding.Batch(texts=ROWS, length=S, how=how)
+    partitioner = MeshConfig().build(jax.devices()[:CHIPS])
+    return decoding.make(targets.parse("gpu:4xh100"), CONFIG, batch, partitioner)
+
+
+def by_hand(new_tokens: int, outputs: int) -> float:
+    """Operations of the products of a batch: for every text, and every token of every output."""
+    feed_forward, inner = 2 * 3 * E * F, H * K
+    text = LAYERS * S * (2 * 4 * E * inner + feed_forward + 2 * 2 * S * inner)  # the encoder
+    text += LAYERS * S * 2 * 2 * E * inner  # keys and values of its output
+    token = LAYERS * (2 * (4 + 2) * E * inner + feed_forward + 2 * 2 * (new_tokens + S) * inner) + 2 * V * E
+    biases = 2 * BUCKETS * H * (S**2 + new_tokens**2)  # of relative positions, on every chip
+    return ROWS * (text + outputs * new_tokens * token) + CHIPS * biases
+
+
+@pytest.mark.parametrize(
+    "how",
+    [Decoding(max_new_tokens=8), Decoding(max_new_tokens=16, num_outputs=3, temperature=1.0)],
+    ids=["greedy", "samples"],
+)
+def test_the_loop_counts_as_often_as_an_output_has_tokens(how):
+    plan = planned(how)
+    assert plan.done.flops * CHIPS == by_hand(how.max_new_tokens, how.num_outputs)
+    assert plan.batch.tokens == ROWS * how.num_outputs * how.max_new_tokens
+    shapes = stored.model_shapes(CONFIG)
+    assert plan.parameters == 4 * sum(a * (b[0] if b else 1) for a, *b in shapes.values())
+    text = "\n".join(decoding._lines(plan))
+    rate = re.search(r"all at once +([\d.]+) (ms|s) a batch: ([\d,]+) tokens/s", text)
+    seconds = float(rate[1]) / (1000 if rate[2] == "ms" else 1)
+    assert int(rate[3].replace(",", "")) == pytest.approx(plan.batch.tokens / seconds, rel=0.02)
+
+
+def test_what_a_generator_is_is_known_without_weights(tmp_path):
+    config, settings = architecture.describe_generator("hf:google/t5-v1_1-base")
+    assert (config.num_decoder_layers, config.tied, config.scaled) == (12, False, False)
+    assert (settings.passage_max_length, settings.query_max_length) == (512, 64)
+    assert architecture.describe_generator("hf:t5-small")[0].scaled
+    for tied in (True, False):
+        content = hf_config.describe(BACKBONE, 0) | {"tie_word_embeddings": tied, "num_decoder_layers": 3}
+        folder = tmp_path / str(tied)
+        folder.mkdir()
+        write_json(folder / "config.json", content)
+        found, _ = architecture.describe_generator(f"hf:{folder}")
+        assert (found.tied, found.scaled, found.num_decoder_layers) == (tied, tied, 3)
+    start = PretrainedSeq2Seq(source="hf:google/t5-v1_1-small", query_max_length=16, passage_max_length=99)
+    config, settings = architecture.describe(start)
+    assert isinstance(config, Seq2SeqConfig) and settings.passage_max_length == 99
+    with pytest.raises(UserError, match="model_type 'bert' is no generator"):
+        architecture.describe_generator(f"hf:{GOLDEN / 'bert'}")
+
+
+@pytest.mark.slow
+def test_the_command_compiles_for_chips_that_are_not_there(tmp_path):
+    try:
+        env = {"TPU_LIBRARY_PATH": str(devices.find_libtpu())}
+    except UserError:
+        pytest.skip("libtpu is not installed: make plan-tools")
+    folder = tmp_path / "model"
+    folder.mkdir()
+    write_json(folder / "config.json", hf_config.describe(BACKBONE, 0) | {"tie_word_embeddings": False})
+    left = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
+    flags = [f"--model=hf:{folder}", "--topology=v5e:2x2", "--max_length=24", "--batch_tokens=96"]
+    line = [sys.executable, "-m", "jaxir.expand", "plan", *flags, "--max_new_tokens=8", "--top_k=4"]
+    done = subprocess.run(
+        [*line, "--num_outputs=2"], env=left | env, capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, done.stderr
+    assert "plan for v5e:2x2: 4 v5e chips" in done.stdout
+    assert "batch     16 texts of 24 tokens, 2 outputs of 8 for each" in done.stdout
+    assert re.search(r"one after another .* a batch: [\d,]+ tokens/s", done.stdout)
+    assert re.search(r"\nfits: [\d.]+ of 15.75 GiB", done.stdout)
+
+
+def test_gpus_are_refused(capsys):
+    assert expand.main(["plan", "--model=hf:t5-small", "--topology=gpu:8xh100"]) == 1
+    assert "generation is planned for TPUs" in capsys.readouterr().err

@@ -1,0 +1,129 @@
+"""Generators in Python: `fit`, what is measured while they train, and what is written on many devices."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import gin
+import jax
+import numpy as np
+import pytest
+from rouge_score.rouge_scorer import RougeScorer
+
+from jaxir import AdamW, Decoding, Generator, Pairs, Pretrained, PretrainedSeq2Seq, Seq2Seq, fit, gin_config
+from jaxir.data.texts import SourcesAndTargets
+from jaxir.errors import UserError
+from jaxir.evaluators.generation import Generation
+from jaxir.interop import model_dir
+from jaxir.retrieval.encoding.generator import _writes
+from jaxir.train import train
+from jaxir.training import fit as fit_module
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+START = PretrainedSeq2Seq(
+    source=f"hf:{GOLDEN / 'seq2seq_1_1'}", passage_max_length=24, query_max_length=16, dropout_rate=0.0
+)
+PASSAGES = ["the cat sat on the mat", "a dog and a cat", "cats chase mice", "mice eat the cheese"]
+QUERIES = ["a dog", "the cheese", "on the table", "last night"]
+PAIRS = Pairs(QUERIES, PASSAGES)
+GREEDY = Decoding(max_new_tokens=8)
+
+
+@pytest.fixture(scope="module")
+def generator():
+    return Generator.load(START.source)
+
+
+@pytest.mark.slow
+def test_train_save_load_write(tmp_path):
+    writer = fit(
+        START, PAIRS, dev=PAIRS, steps=40, batch_size=4, eval_every=20, optimizer=AdamW(learning_rate=3e-2)
+    )
+    assert isinstance(writer, Generator) and writer.spec is None
+    assert (writer.settings.passage_max_length, writer.settings.query_max_length) == (24, 16)
+    written = writer.generate(PASSAGES, GREEDY)
+    assert sum(outputs == [query] for outputs, query in zip(written, QUERIES, strict=True)) >= 2
+    writer.save(tmp_path / "model")
+    again = Generator.load(str(tmp_path / "model"))
+    assert again.generate(PASSAGES, GREEDY) == written
+    assert repr(again).startswith(f"Generator('{tmp_path}/model': Seq2SeqModel(")
+
+
+def test_defaults_are_those_of_the_recipe(request):
+    request.addfinalizer(gin.clear_config)
+    gin_config.bind(train, ["gin/generator.gin"], ["DATA=x"], {})
+    recipe = gin.get_bindings(train)
+    assert recipe["objective"] == fit_module.WRITING
+    assert recipe["dev"] is None and recipe["dev_metric"] == "loss"
+
+
+def rouge(targets, written) -> float:
+    scorer = RougeScorer(["rougeL"])
+    return float(
+        np.mean([scorer.score(t, w)["rougeL"].fmeasure for t, w in zip(targets, written, strict=True)])
+    )
+
+
+@pytest.mark.slow
+def test_what_is_measured_is_what_the_model_writes(generator, tmp_path):
+    """Targets are what it writes of every second source; at this rate nothing is learnt."""
+    written = [" ".join(outputs) for outputs in generator.generate(PASSAGES, GREEDY)]
+    assert all(written)
+    targets = [text if i % 2 else f"{text} and more of it" for i, text in enumerate(written)]
+    (tmp_path / "dev.jsonl").write_text(
+        "".join(json.dumps({"source": s, "target": t}) + "\n" for s, t in zip(PASSAGES, targets, strict=True))
+    )
+    data = SourcesAndTargets(path=str(tmp_path / "dev.jsonl"))
+    judges = [Generation(data=data, max_new_tokens=8), Generation(data=data, name="cut", max_new_tokens=2)]
+    start = dataclasses.replace(START, query_max_length=32)
+    settings = {"evaluators": judges, "dev_metric": "rougeL", "objective": Seq2Seq()}
+    settings |= {"output_dir": tmp_path / "run", "eval_every": 2, "optimizer": AdamW(learning_rate=1e-12)}
+    fit(start, data, steps=2, batch_size=4, **settings)
+    lines = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
+    (found,) = [line for line in lines if "dev/rougeL" in line]
+    assert found["dev/exact_match"] == 0.5
+    assert 0.5 < found["dev/rougeL"] == pytest.approx(rouge(targets, written)) < 1
+    cut = [" ".join(x) for x in generator.generate(PASSAGES, Decoding(max_new_tokens=2))]
+    assert found["dev/cut/rougeL"] == pytest.approx(rouge(targets, cut)) < found["dev/rougeL"]
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "sentence"),
+    [
+        (START, {"evaluators": [Generation(data=None)], "dev_metric": "rougeL"}, "it has no data"),
+        (
+            Pretrained(source=f"st:{GOLDEN / 't5_1_1'}", query_max_length=8, passage_max_length=8),
+            {"evaluators": [Generation(data=PAIRS)], "dev_metric": "rougeL"},
+            "is measured of generators, which Seq2Seq trains",
+        ),
+        (START, {"dev": PAIRS, "dev_metric": "nDCG@10"}, "there is no dev metric 'nDCG@10', only loss"),
+    ],
+)
+def test_what_cannot_be_measured_costs_one_sentence(model, settings, sentence):
+    with pytest.raises(UserError, match=sentence) as error:
+        fit(model, PAIRS, steps=2, batch_size=4, **settings)
+    assert "\n" not in str(error.value)
+
+
+HOW = [
+    GREEDY,
+    Decoding(max_new_tokens=8, num_beams=3, num_outputs=2),
+    Decoding(max_new_tokens=8, num_outputs=3, top_k=20),
+]
+
+
+@pytest.mark.parametrize("how", HOW, ids=["greedy", "beams", "samples"])
+def test_texts_are_the_same_on_all_devices_and_a_shape_is_compiled_once(how):
+    loaded = model_dir.load(START.source, kind="seq2seq")
+    texts = [f"{passage} {i}" for i in range(6) for passage in PASSAGES]
+    one, all_ = (Generator(loaded, spec="x", devices=jax.devices()[:n]) for n in (1, jax.device_count()))
+    assert all_.runner.partitioner.mesh.size == jax.device_count() > 1
+    assert all_.generate(texts, how) == one.generate(texts, how)
+    # Settings that are equal share a program.
+    program, again = (all_.runner.program(_writes(x)) for x in (how, dataclasses.replace(how)))
+    assert program is again
+    shapes = set(program.executables)
+    assert shapes and all(rows % jax.device_count() == 0 for rows, _ in shapes)
+    before = {shape: id(future.result()) for shape, future in program.executables.items()}
+    all_.generate(texts[::-1], how)
+    assert {shape: id(future.result()) for shape, future in program.executables.items()} == before
