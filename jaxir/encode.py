@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from jaxir import cli
+from jaxir.errors import UserError
 from jaxir.outputs import writes
 from jaxir.simple_types import Count
 
@@ -18,6 +19,9 @@ def encode(
     batch_tokens: Count | None = None,
     shard_size: Count = 16_384,
     dtype: Literal["float32", "bfloat16"] = "float32",
+    expansions: str | None = None,
+    expansion: Literal["typical", "corpus", "document"] | None = None,
+    views: Count | None = None,
     on_bad_input: Literal["stop", "skip"] = "stop",
 ) -> None:
     """Encodes a corpus, or queries, into a directory of vectors.
@@ -34,14 +38,31 @@ def encode(
         platform).
       shard_size: texts in a shard, at most one of which is lost by an interruption.
       dtype: type of the matrix products; the vectors are float32 all the same.
+      expansions: queries generated for each document of the corpus, which the passage tower reads with it: a
+        file or a folder, as docs/generation.md lists them.
+      expansion: for --expansions, typical (the mean of the vectors of a document with each query, the
+        default), corpus (a vector for each, of which the best one is found) or document (all queries at
+        once).
+      views: for --expansions, queries of a document, the first ones (default: 10).
       on_bad_input: stop at the first malformed line, or skip and count them.
     """
     from jaxir.retrieval.encoding.dual_encoder import DualEncoder
     from jaxir.retrieval.encoding.embeddings import encode_corpus
+    from jaxir.retrieval.encoding.views import Expansion
 
+    how = {name: x for name, x in {"kind": expansion, "views": views}.items() if x is not None}
+    if how and expansions is None:
+        raise UserError("--expansion and --views are for --expansions")
+    expanded = None if expansions is None else Expansion(path=expansions, **how)
     encoder = DualEncoder.load(model, dtype=dtype, batch_tokens=batch_tokens)
     report = encode_corpus(
-        encoder, input, output, tower=tower, shard_size=shard_size, on_bad_input=on_bad_input
+        encoder,
+        input,
+        output,
+        tower=tower,
+        shard_size=shard_size,
+        expansion=expanded,
+        on_bad_input=on_bad_input,
     )
     print(f"{output}: {report}" if report.texts else f"{output} is complete, nothing to do")
 

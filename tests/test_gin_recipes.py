@@ -11,6 +11,9 @@ import jax
 import pytest
 
 from jaxir import gin_config
+from jaxir.data.expanded_pairs import ExpandedPairs
+from jaxir.data.pair_sources import TevatronPairs
+from jaxir.data.selection import Bottom, Curriculum, First, Gold, Random, Top
 from jaxir.errors import UserError
 from jaxir.features import TextFormat, pair_features
 from jaxir.interop.build import Pretrained, PretrainedCrossEncoder, PretrainedSeq2Seq
@@ -23,7 +26,7 @@ from jaxir.training.recipe import Recipe
 ROOT = Path(__file__).resolve().parent.parent
 RECIPES = sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / "gin").glob("*.gin"))
 PAPER = [r for r in RECIPES if "samtone" in r]
-OPEN = [*PAPER, "gin/pairs.gin", "gin/reranker.gin", "gin/generator.gin"]
+OPEN = [*PAPER, "gin/pairs.gin", "gin/reranker.gin", "gin/generator.gin", "gin/curriculum.gin"]
 INCLUDED = ("encoder", "settings")  # the common parts of others
 FILES = [f.relative_to(ROOT).as_posix() for f in (ROOT / "gin").rglob("*.gin") if f.stem not in INCLUDED]
 PIECES = {
@@ -42,6 +45,7 @@ def resolve(recipe: str, *bindings: str) -> dict:
     needed = ["DATA=somewhere"] if recipe in OPEN else []
     needed += ["MINED=some.jsonl"] if "reranker" in recipe else []
     needed += ["TEXT=some.txt"] if "unsupervised" in recipe else []
+    needed += ["EXPANSIONS=some.jsonl"] if "curriculum" in recipe else []
     gin_config.bind(train, [recipe], [*needed, *bindings], {"output_dir": "run"})
     return gin.get_bindings(train)
 
@@ -309,6 +313,43 @@ def test_dpr_and_diffcse_are_traced_together(folder):
     loaded = bound["model"].build(seed=0, partitioner=partitioner)
     assert {"difference_loss", "contrastive_loss"} <= trace(bound, loaded, partitioner).keys()
     assert bound["objective"].projector == "none"
+
+
+def test_the_settings_of_he_2022():
+    files = ["gin/curriculum.gin", "gin/experiments/he2022.gin"]
+    needed = ["DATA=corpus", "MINED=pairs.jsonl", "EXPANSIONS=queries"]
+    gin_config.bind(train, files, needed, {"output_dir": "run"})
+    bound = gin.get_bindings(train)
+    assert (bound["epochs"], bound["batch_size"], bound["num_negatives"]) == (3, 64, 31)
+    assert bound["data"] == ExpandedPairs(
+        pairs=TevatronPairs(path="pairs.jsonl"), expansions="queries", corpus="corpus"
+    )
+    assert isinstance(bound["dev"].selection, First) and bound["dev"].pairs.split == "dev"
+    assert (bound["optimizer"].learning_rate, bound["optimizer"].warmup_steps) == (5e-6, 0.1)
+    model = bound["model"]
+    assert (model.query_max_length, model.passage_max_length) == (32, 144)
+    assert (model.pooling, model.similarity) == ("cls", "dot")
+    loss = bound["objective"].loss
+    assert gin.query_parameter("TEMPERATURE/gin.macro.value") == 1 and loss.__name__ == "in_batch_softmax"
+
+
+@pytest.mark.parametrize(
+    ("binding", "selection"),
+    [
+        ("GROUPS=4", Curriculum(4)),
+        ("SELECTION=gold", Gold()),
+        ("SELECTION=random", Random()),
+        ("SELECTION=first", First()),
+        (("SELECTION=top", "TOP=5"), Top(5)),
+        (("SELECTION=bottom", "TOP=2"), Bottom(2)),
+    ],
+)
+def test_strategies_of_selection(binding, selection):
+    bindings = [binding] if isinstance(binding, str) else binding
+    bound = resolve("gin/curriculum.gin", *bindings, "APPENDED=2", "MOST=80", "DEV_SPLIT=None")
+    data = bound["data"]
+    assert (data.selection, data.appended, data.most) == (selection, 2, 80)
+    assert bound["dev"] is None
 
 
 def test_the_settings_of_chuang_2024():

@@ -281,6 +281,10 @@ class ArrayDataset:
         """Counts the tokens of the different texts of a field that is read: one pass over them."""
         return self._tables[self._fields[field].table].token_counts(vocab_size)
 
+    def keys(self, field: str) -> np.ndarray:
+        """Returns int32 [M, 2], the keys of the different texts of a field that is read."""
+        return self._tables[self._fields[field].table].keys
+
     def shortened(self) -> ArrayDataset:
         """Returns the same examples with the smallest lengths, multiples of 16, that cut no text."""
 

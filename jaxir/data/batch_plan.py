@@ -46,9 +46,14 @@ def _mix(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
-def uniforms(seed: int, positions: np.ndarray) -> np.ndarray:
-    """Returns float64 in [0, 1) for int64 `positions`: random, and a function of (seed, position)."""
-    state = _mix(_mix(np.full(1, seed, np.uint64)) + positions.astype(np.uint64))
+def uniforms(seed: int, *positions: np.ndarray) -> np.ndarray:
+    """Returns float64 in [0, 1) for int64 `positions`: random, and a function of (seed, position).
+
+    Several arrays of them, broadcast against each other, say together what a position is.
+    """
+    state = _mix(np.full(1, seed, np.uint64))
+    for part in positions:
+        state = _mix(state + part.astype(np.uint64))
     return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 

@@ -47,7 +47,8 @@ NO_NEGATIVES = (
 class Data(Protocol):
     """What the loop asks of training data; `jaxir.data.array_dataset.ArrayDataset` is one.
 
-    `fingerprint` tells it from any other data: a run is resumed on data of the same one only.
+    `fingerprint` tells it from any other data: a run is resumed on data of the same one only. Data whose
+    batches follow the steps of a run have `scheduled(steps)`, which returns those of a run of so many steps.
     """
 
     num_examples: int
@@ -133,6 +134,8 @@ def train(
             data = data.build(loaded.tokenizer, features, on_bad_input=recipe.on_bad_input)
         recipe = recipe.settled(data.num_examples)
         steps, batch_size, seed = recipe.steps, recipe.batch_size, recipe.seed
+        if hasattr(data, "scheduled"):
+            data = data.scheduled(steps)
         built = recipe.optimizer.build(steps)
         part, parts = distributed.share_of_batch(partitioner)
         batches_from = functools.partial(

@@ -68,7 +68,6 @@ class DualEncoder:
         self.fingerprint: str = fingerprint or model_dir.fingerprint_of(model, tokenizer, settings)
         self.similarity: str = model.config.similarity
         # Of several processes each encodes for itself: they have no batch in common.
-        # Of several processes each encodes for itself: they have no batch in common.
         partitioner = partitioner or MeshConfig().build(jax.local_devices())
         self.runner = Runner(model, partitioner, batch_tokens=batch_tokens)
         self.dimension: int = model.config.dimension
@@ -180,14 +179,36 @@ class DualEncoder:
         report: EncodingReport | None = None,
         on_batch: Callable[[int], Any] | None = None,
     ) -> Iterator[np.ndarray]:
-        """Encodes a stream of lists of texts, each sorted and batched by itself.
+        """Encodes a stream of lists of texts; see `encode_tokens`.
+
+        Yields:
+          For each list of n texts its float32 vectors [n, D].
+        """
+        return self.encode_tokens(
+            (self.tokens(texts, tower) for texts in windows),
+            tower=tower,
+            num_windows=num_windows,
+            report=report,
+            on_batch=on_batch,
+        )
+
+    def encode_tokens(
+        self,
+        windows: Iterable[list[np.ndarray]],
+        *,
+        tower: Tower,
+        num_windows: int = 1,
+        report: EncodingReport | None = None,
+        on_batch: Callable[[int], Any] | None = None,
+    ) -> Iterator[np.ndarray]:
+        """Encodes a stream of lists of token ids, each sorted and batched by itself.
 
         The vectors of a list depend on nothing but the list (and the model and the machine), so that a
-        stream can be taken up again at any of them. Lists are drawn from `windows` and tokenised in a
-        thread, one list ahead.
+        stream can be taken up again at any of them. Lists are drawn from `windows`, and so made, in a thread,
+        one list ahead.
 
         Args:
-          windows: lists of texts.
+          windows: lists of what `tokens` returns.
           tower: "query" or "passage".
           num_windows: how many lists there will be about. They share compiled shapes: the more, the finer.
           report: adds what was done to this.
@@ -197,7 +218,7 @@ class DualEncoder:
           For each list of n texts its float32 vectors [n, D].
         """
         report = EncodingReport() if report is None else report
-        for tokens in _one_ahead(self.tokens(texts, tower) for texts in windows):
+        for tokens in _one_ahead(iter(windows)):
             started = time.perf_counter()
             vectors = self.runner.run(
                 EMBED[tower],

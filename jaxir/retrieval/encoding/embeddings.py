@@ -23,6 +23,7 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxir import checksums
+from jaxir.data import fingerprints
 from jaxir.data.lines import OnBadInput, Policy
 from jaxir.data.sources import read_corpus, read_lines, read_queries
 from jaxir.errors import UserError
@@ -34,6 +35,7 @@ from jaxir.progress import progress
 from jaxir.reading import open_to_read
 from jaxir.retrieval.encoding.batching import EncodingReport
 from jaxir.retrieval.encoding.dual_encoder import DualEncoder, Tower
+from jaxir.retrieval.encoding.views import Expansion, Kind, encode_views
 from jaxir.retrieval.npy import read_npy, write_npy
 from jaxir.simple_types import Count, Natural, checked
 
@@ -64,6 +66,10 @@ class EmbeddingsInfo:
       input_name: name of the input file.
       input_bytes: its size.
       input_sha256: its hash.
+      expansion: how documents were read with generated queries (`views.Expansion.kind`); None: without. By
+        "corpus" texts are entries, of which those of a document follow each other under its one id.
+      views: S, at most so many queries of a document.
+      expansions_hash: of these queries.
     """
 
     format: int = FORMAT
@@ -82,6 +88,9 @@ class EmbeddingsInfo:
     input_name: str
     input_bytes: Natural
     input_sha256: str
+    expansion: Kind | None = None
+    views: Natural = 0
+    expansions_hash: str = ""
 
 
 # What must be the same for a run to be continued, and how it is called.
@@ -93,6 +102,9 @@ _SAME = {
     "dtype": "--dtype",
     "max_length": "maximum length",
     "prompt": "prompt",
+    "expansion": "--expansion",
+    "views": "--views",
+    "expansions_hash": "--expansions",
 }
 
 
@@ -118,6 +130,7 @@ def encode_corpus(
     *,
     tower: Tower = "passage",
     shard_size: int = SHARD_SIZE,
+    expansion: Expansion | None = None,
     on_bad_input: Policy = "stop",
 ) -> EncodingReport:
     """Encodes a corpus (tower "passage") or queries (tower "query") into an EMB_DIR.
@@ -132,43 +145,51 @@ def encode_corpus(
       output: EMB_DIR.
       tower: which tower reads the texts.
       shard_size: texts in a shard. At most one shard of work is lost by an interruption.
+      expansion: reads documents with generated queries; None: without.
       on_bad_input: "stop" at the first malformed line, before anything is encoded, or "skip" them.
 
     Returns:
       What was done by this call.
 
     Raises:
-      BadInputError: a malformed line.
-      UserError: the directory is another run's, or another process is writing it.
+      BadInputError: a malformed line, also of the queries.
+      UserError: the directory is another run's, or another process is writing it, or queries are to expand
+        queries.
     """
     if shard_size < 1:
         raise UserError(f"shard_size must be at least 1, not {shard_size}")
+    if expansion is not None and tower != "passage":
+        raise UserError("generated queries expand documents: with --tower=passage only")
     input, output = local_path(input), local_path(output, "written to")
     check_work_directory(output, "embeddings directory")
     report = EncodingReport()
-    info = _describe(encoder, input, tower, shard_size, on_bad_input)
+    info = _describe(encoder, input, tower, shard_size, expansion, on_bad_input)
     with _writing(output, info) as (done, lock):
         if done is None:
             return report
-        records = itertools.islice(_read(input, tower, OnBadInput(on_bad_input)), done * shard_size, None)
+        records = _records(input, tower, expansion, OnBadInput(on_bad_input))
+        records = itertools.islice(records, done * shard_size, None)
         ids_of_shards: list[list[str]] = []
 
-        def windows() -> Iterator[list[str]]:
+        def windows() -> Iterator[list[Any]]:
             while shard := list(itertools.islice(records, shard_size)):
                 ids_of_shards.append([doc_id for doc_id, _ in shard])
                 yield [text for _, text in shard]
 
         sums = checksums.take_up(output, [name for number in range(done) for name in _files(number)])
         written = {}
-        initial = min(info.count, done * shard_size)
-        with progress(total=info.count, initial=initial, what=f"encoding {input.name}", unit="texts") as bar:
-            parts = encoder.encode_windows(
-                windows(),
-                tower=tower,
-                num_windows=-(-info.count // shard_size),
-                report=report,
-                on_batch=bar.update,
-            )
+        each = info.views if info.expansion == "typical" else 1
+        initial, total = (each * count for count in (min(info.count, done * shard_size), info.count))
+        with progress(total=total, initial=initial, what=f"encoding {input.name}", unit="texts") as bar:
+            how = {
+                "num_windows": -(-info.count // shard_size),
+                "report": report,
+                "on_batch": bar.update,
+            }
+            if expansion is None:
+                parts = encoder.encode_windows(windows(), tower=tower, **how)
+            else:
+                parts = encode_views(encoder, windows(), **how)
             for number, vectors in enumerate(parts, start=done):
                 lock.check()
                 ids_name, vectors_name = _files(number)
@@ -225,13 +246,24 @@ def open_embeddings(directory: str | Path) -> StoredEmbeddings:
 
 
 def _describe(
-    encoder: DualEncoder, input: Path, tower: Tower, shard_size: int, on_bad_input: Policy
+    encoder: DualEncoder,
+    input: Path,
+    tower: Tower,
+    shard_size: int,
+    expansion: Expansion | None,
+    on_bad_input: Policy,
 ) -> EmbeddingsInfo:
     """Reads the whole input once, so that a fault in it is told before any work, and describes the run."""
-    digest = hashlib.sha256()
-    count = 0
-    for _ in _read(input, tower, on_bad_input):
+    digest, of_queries = hashlib.sha256(), fingerprints.ValuesHash()
+    count = queries = 0
+    for _, item in _records(input, tower, expansion, on_bad_input):
         count += 1
+        if expansion is not None:
+            found = [view.queries for view in item]
+            queries += sum(map(len, found))
+            of_queries.add(found)
+    if expansion is not None and not queries:
+        raise UserError(f"{expansion.path}: there is no query for any document")
     with open_to_read(input) as file:
         while block := file.read(1 << 20):
             digest.update(block)
@@ -252,12 +284,27 @@ def _describe(
         input_name=input.name,
         input_bytes=input.stat().st_size,
         input_sha256=digest.hexdigest(),
+        expansion=expansion and expansion.kind,
+        views=expansion.views if expansion else 0,
+        expansions_hash=of_queries.hex() if expansion else "",
     )
 
 
 def _has_lines(input: Path) -> bool:
     """Whether it has a text on each line."""
     return input.name.removesuffix(".gz").endswith(".txt")
+
+
+def _records(
+    input: Path, tower: Tower, expansion: Expansion | None, on_bad_input: OnBadInput | Policy
+) -> Iterator[tuple[str, Any]]:
+    """Yields (id, text), or of documents that are expanded (id, views)."""
+    texts = _read(input, tower, on_bad_input)
+    if expansion is None:
+        return texts
+    # What is malformed is told when the texts are read.
+    ids = [identifier for identifier, _ in _read(input, tower, OnBadInput("skip"))]
+    return expansion.records(texts, ids, on_bad_input)
 
 
 def _read(input: Path, tower: Tower, on_bad_input: OnBadInput | Policy) -> Iterator[tuple[str, str]]:

@@ -21,13 +21,13 @@ from jaxir.partitioning import MeshConfig, Partitioner
 from jaxir.retrieval.indexes import rounding
 from jaxir.retrieval.indexes.documents import Documents
 from jaxir.retrieval.indexes.exact_rows import DTYPES, Rows, Storage
+from jaxir.retrieval.indexes.ids import descending_ranks
 from jaxir.retrieval.indexes.index import (
     Embeddings,
     IndexInfo,
     Similarity,
     VectorIndex,
     checked,
-    descending_ranks,
 )
 from jaxir.retrieval.indexes.topk import NO_RANK, block_program, merge_program
 from jaxir.simple_types import Share

@@ -1,6 +1,8 @@
-"""What is said of ids that are there already, or are not."""
+"""The order of ids, and what is said of those that are there already, or are not."""
 
 from collections.abc import Sequence
+
+import numpy as np
 
 from jaxir.errors import UserError
 
@@ -22,3 +24,10 @@ def check_there(ids: Sequence[str], there: Sequence[str]) -> None:
 def _documents(ids: set[str]) -> str:
     first = ", ".join(map(repr, sorted(ids)[:3])) + (f" and {len(ids) - 3:,} more" if len(ids) > 3 else "")
     return f"document{'s' if len(ids) > 1 else ''} {first}"
+
+
+def descending_ranks(ids: Sequence[str]) -> np.ndarray:
+    """Returns [N] int32: the place of each id in descending order, which is how ties are broken."""
+    ranks = np.empty(len(ids), np.int32)
+    ranks[sorted(range(len(ids)), key=ids.__getitem__, reverse=True)] = np.arange(len(ids), dtype=np.int32)
+    return ranks

@@ -43,6 +43,7 @@ ENGINES = {
     "milvus": "jaxir.retrieval.indexes.milvus_index:MilvusIndex",
     "lucene": "jaxir.retrieval.indexes.lucene:LuceneIndex",
     "lucene_impact": "jaxir.retrieval.indexes.lucene:LuceneImpactIndex",
+    "entries": "jaxir.retrieval.indexes.entries_index:EntriesIndex",
 }
 FORMAT = 1
 
@@ -331,16 +332,17 @@ def build_index(
 
     Args:
       stored: from `open_embeddings`.
-      backend: a key of `ENGINES` whose index takes vectors.
+      backend: a key of `ENGINES` whose index takes vectors; of corpus expansion, of the entries.
       model: the model for queries, where it is not the one that encoded the passages.
       **options: what else the engine's `build` takes.
 
     Raises:
       UserError: there is no such backend, or it is not installed.
     """
-    index_class = engine(backend)
-    if not issubclass(index_class, VectorIndex):
+    if not issubclass(index_class := engine(backend), VectorIndex):
         raise UserError(f"the {backend} engine takes a corpus, not embeddings")
+    if stored.info.expansion == "corpus":
+        index_class, options = engine("entries"), options | {"backend": backend}
     return index_class.build(
         stored.shards,
         stored.ids,
@@ -390,10 +392,3 @@ def normalize(vectors: np.ndarray) -> np.ndarray:
     """Returns vectors [N, D] of length 1; a zero vector stays zero."""
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     return vectors / np.where(norms == 0, 1, norms)
-
-
-def descending_ranks(ids: Sequence[str]) -> np.ndarray:
-    """Returns [N] int32: the place of each id in descending order, which is how ties are broken."""
-    ranks = np.empty(len(ids), np.int32)
-    ranks[sorted(range(len(ids)), key=ids.__getitem__, reverse=True)] = np.arange(len(ids), dtype=np.int32)
-    return ranks

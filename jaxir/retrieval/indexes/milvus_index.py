@@ -17,13 +17,13 @@ import numpy as np
 from jaxir.asides import temporary_directory
 from jaxir.errors import UserError
 from jaxir.retrieval.indexes.documents import Documents
+from jaxir.retrieval.indexes.ids import descending_ranks
 from jaxir.retrieval.indexes.index import (
     Embeddings,
     IndexInfo,
     Similarity,
     VectorIndex,
     checked,
-    descending_ranks,
 )
 from jaxir.retrieval.indexes.milvus_collection import PLACE, TOKEN, IndexType, MilvusCollection, is_named
 from jaxir.retrieval.npy import read_npy, write_npy

@@ -9,7 +9,8 @@ import numpy as np
 
 from jaxir.asides import temporary_directory
 from jaxir.errors import UserError
-from jaxir.retrieval.indexes.index import descending_ranks, load_index
+from jaxir.retrieval.indexes.ids import descending_ranks
+from jaxir.retrieval.indexes.index import load_index
 from jaxir.retrieval.indexes.scann_index import ASSETS, ScannIndex
 
 if TYPE_CHECKING:

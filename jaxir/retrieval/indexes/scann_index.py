@@ -28,13 +28,13 @@ from jaxir.installation import how_to_install
 from jaxir.lean_tensorflow import import_tensorflow
 from jaxir.mapped import check_unchanged, open_mapped, pieces
 from jaxir.retrieval.indexes.documents import Documents
+from jaxir.retrieval.indexes.ids import descending_ranks
 from jaxir.retrieval.indexes.index import (
     Embeddings,
     IndexInfo,
     Similarity,
     VectorIndex,
     checked,
-    descending_ranks,
     normalize,
 )
 from jaxir.simple_types import Count

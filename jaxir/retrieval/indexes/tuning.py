@@ -13,6 +13,7 @@ import numpy as np
 from jaxir.data.sources import read_queries
 from jaxir.errors import UserError
 from jaxir.retrieval.encoding.embeddings import StoredEmbeddings
+from jaxir.retrieval.indexes.entries_index import EntriesIndex, entry_ids
 from jaxir.retrieval.indexes.exact import ExactIndex
 from jaxir.retrieval.indexes.exact_rows import Storage
 from jaxir.retrieval.indexes.index import Embeddings, VectorIndex, build_index
@@ -153,6 +154,8 @@ def build_tuned(
 ) -> tuple[VectorIndex, Recall]:
     """Builds an index of what `encode` wrote and measures its recall against exact search in float32.
 
+    Of several vectors of a document (corpus expansion) it is the recall of vectors.
+
     Args:
       stored: from `open_embeddings`.
       backend: the engine.
@@ -166,6 +169,14 @@ def build_tuned(
     """
     if target is not None:
         check_target(target)
+    if stored.info.expansion == "corpus":
+        apart = dataclasses.replace(
+            stored, info=dataclasses.replace(stored.info, expansion=None), ids=entry_ids(stored.ids)
+        )
+        index, recall = build_tuned(
+            apart, backend=backend, storage=storage, target=target, queries=queries, model=model
+        )
+        return EntriesIndex(index), recall
     info, vectors, model = stored.info, None, model or stored.info.model
     if queries is not None:
         from jaxir.retrieval.encoding.dual_encoder import DualEncoder

@@ -35,7 +35,8 @@ def score_candidates(
 ) -> Run:
     """Returns a run over the `depth` best documents of each query of `candidates`, scored by a dual encoder.
 
-    Unlike a dense run cut at some depth it has a score for every candidate. Only their vectors are read.
+    Unlike a dense run cut at some depth it has a score for every candidate. Only their vectors are read; of a
+    document with several (corpus expansion) the best one counts.
 
     Args:
       candidates: the run that found the documents.
@@ -56,9 +57,12 @@ def score_candidates(
     if lacking := [query_id for query_id in candidates if query_id not in queries]:
         raise UserError(f"query {lacking[0]!r} of the run is not among the queries ({len(lacking)} are not)")
     wanted = {query_id: rank(answers)[:depth] for query_id, answers in candidates.items()}
-    rows = {doc_id: row for row, doc_id in enumerate(embeddings.ids)}
+    rows: dict[str, list[int]] = {doc_id: [] for doc_ids in wanted.values() for doc_id in doc_ids}
+    for row, doc_id in enumerate(embeddings.ids):
+        if doc_id in rows:
+            rows[doc_id].append(row)
     for query_id, doc_ids in wanted.items():
-        if unknown := [doc_id for doc_id in doc_ids if doc_id not in rows]:
+        if unknown := [doc_id for doc_id in doc_ids if not rows[doc_id]]:
             raise UserError(f"document {unknown[0]!r}, an answer of query {query_id!r}, has no embedding")
     names, scored = list(wanted), {}
     with progress(total=len(names), what="rescoring", unit="queries") as bar:
@@ -67,8 +71,10 @@ def score_candidates(
             vectors = encoder.encode_queries([queries[query_id] for query_id in block])
             for query_id, vector in zip(block, _comparable(vectors, info.similarity), strict=True):
                 doc_ids = wanted[query_id]
-                found = gather(embeddings.shards, np.array([rows[d] for d in doc_ids], np.int64))
+                counts = np.array([len(rows[doc_id]) for doc_id in doc_ids], np.int64)
+                found = gather(embeddings.shards, np.array([r for d in doc_ids for r in rows[d]], np.int64))
                 scores = _comparable(found, info.similarity) @ vector
+                scores = np.maximum.reduceat(scores, np.cumsum(counts) - counts)
                 scored[query_id] = dict(zip(doc_ids, scores.tolist(), strict=True))
                 bar.update()
     return scored

@@ -1,0 +1,122 @@
+"""Documents read with generated queries: S views of each (He et al. 2022, section 3.3 and figure 5)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from jaxir.data.expansions import read_expansions
+from jaxir.data.joining import Joiner
+from jaxir.data.lines import OnBadInput, Policy
+from jaxir.retrieval.encoding.dual_encoder import DualEncoder
+from jaxir.simple_types import Count, checked
+
+Kind = Literal["typical", "corpus", "document"]
+
+
+class View(NamedTuple):
+    """What the passage tower reads at once: a document, and the queries that are appended to it."""
+
+    document: str
+    queries: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class Expansion:
+    """What becomes of the first S different queries of each document.
+
+    - typical: a view with each of them, and the mean of the views' vectors, E(d) = 1/S sum_j E(d + q_j), with
+      length 1 again where vectors are compared by cosine;
+    - corpus: an entry of the index for each view, of which the best one counts;
+    - document: a single view with all of them. (After training with one query at a time that is figure 5's
+      asymmetric expansion.)
+
+    A document with fewer queries has fewer views, one without any is read alone.
+
+    Attributes:
+      path: the queries, as `data.expansions.read_expansions` reads them.
+      kind: typical, corpus or document.
+      views: S.
+    """
+
+    path: str
+    kind: Kind = "typical"
+    views: Count = 10
+
+    def records(
+        self, texts: Iterable[tuple[str, str]], ids: Sequence[str], on_bad_input: OnBadInput | Policy
+    ) -> Iterator[tuple[str, list[View]]]:
+        """Yields (id, views) of each document; by "corpus", of each of its entries.
+
+        Args:
+          texts: (id, text) of the documents.
+          ids: of all of them, in their order.
+          on_bad_input: as in `read_expansions`.
+        """
+        for (identifier, text), queries in zip(texts, self._in_order(ids, on_bad_input), strict=True):
+            views = [View(text, (query,)) for query in queries] or [View(text)]
+            if self.kind == "corpus":
+                yield from ((identifier, [view]) for view in views)
+            elif self.kind == "document":
+                yield identifier, [View(text, tuple(queries))]
+            else:
+                yield identifier, views
+
+    def _in_order(self, ids: Sequence[str], on_bad_input: OnBadInput | Policy) -> Iterator[list[str]]:
+        """Yields the queries of each document, in whatever order they come; those that come early wait."""
+        read = read_expansions(self.path, ids, on_bad_input=on_bad_input)
+        early: dict[str, list[str]] = {}
+        for wanted in ids:
+            while wanted not in early and (found := next(read, None)):
+                early[found[0]] = list(dict.fromkeys(found[1]))[: self.views]
+            yield early.pop(wanted, [])
+        for _ in read:  # to its end, where its length is checked
+            pass
+
+
+def encode_views(
+    encoder: DualEncoder, windows: Iterable[Sequence[Sequence[View]]], **how: object
+) -> Iterator[np.ndarray]:
+    """Encodes a stream of lists of documents, each of some views; see `DualEncoder.encode_tokens`.
+
+    Args:
+      encoder: the model.
+      windows: lists of documents.
+      **how: what else `DualEncoder.encode_tokens` takes.
+
+    Yields:
+      For each list of n documents float32 [n, D], the means over the views.
+
+    Raises:
+      UserError: queries leave no room for documents in the model's maximum lengths.
+    """
+    settings, sizes = encoder.settings, []
+    joiner = Joiner(encoder.tokenizer, settings.passage_max_length, settings.query_max_length)
+
+    def tokens() -> Iterator[list[np.ndarray]]:
+        for window in windows:
+            sizes.append([len(views) for views in window])
+            yield _tokens(encoder, joiner, [view for views in window for view in views])
+
+    for vectors in encoder.encode_tokens(tokens(), tower="passage", **how):
+        counts = np.array(sizes.pop(0))
+        if (counts == 1).all():
+            yield vectors
+            continue
+        means = np.add.reduceat(vectors, np.cumsum(counts) - counts) / counts[:, None].astype(np.float32)
+        if encoder.similarity == "cosine":
+            means /= np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-12)
+        yield means
+
+
+def _tokens(encoder: DualEncoder, joiner: Joiner, views: Sequence[View]) -> list[np.ndarray]:
+    """Returns the token ids of views; each document and each query is tokenised once."""
+    documents = list(dict.fromkeys(view.document for view in views))
+    queries = list(dict.fromkeys(query for view in views for query in view.queries))
+    of_document = dict(zip(documents, encoder.tokens(documents, "passage"), strict=True))
+    of_query = dict(zip(queries, joiner.queries(queries), strict=True))
+    return [joiner.join(of_document[v.document], [of_query[q] for q in v.queries]) for v in views]

@@ -1,0 +1,132 @@
+"""Several vectors of each document, searched by an engine for vectors: of a document the best one counts."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from jaxir.errors import UserError
+from jaxir.retrieval.indexes import index
+from jaxir.retrieval.indexes.documents import Documents
+from jaxir.retrieval.indexes.index import Embeddings, IndexInfo, VectorIndex, load_index
+from jaxir.simple_types import Count
+
+INNER = "entries"  # the engine's index, in a directory of its own
+NOT_CHANGED = "an index of several entries of each document is not changed in place: build it anew"
+
+
+class EntriesIndex(VectorIndex):
+    """N documents, of each one or more of the vectors in `entries`.
+
+    The score of a document is that of its entry with the highest: s(q, d) = max_j s(q, d_j). Where a document
+    has S entries at most, the best (k - 1) S + 1 entries hold those of the best k documents; 2 k of them
+    mostly do, which are looked at first. Documents of equal score stand as in any index, for ids of entries
+    rank as those of their documents.
+
+    Attributes:
+      entries: an index of the entries, with ids of `entry_ids`.
+    """
+
+    engine = "entries"
+    settings_hints: ClassVar[dict[str, Any]] = {"most": Count, "backend": str}
+
+    def __init__(self, entries: VectorIndex, documents: Documents | None = None):
+        if entries.changing or entries.growing:
+            raise UserError(
+                f"the {entries.engine} engine has one entry of each document: take exact or scann"
+            )
+        names = [document_of(entry) for entry in entries.ids]
+        counts = collections.Counter(names)  # in the order of the entries
+        self.entries, self._most = entries, max(counts.values())
+        info = dataclasses.replace(
+            entries.info,
+            engine=self.engine,
+            count=len(counts),
+            settings={"most": self._most, "backend": entries.engine},
+        )
+        super().__init__(info, list(counts), documents)
+
+    @classmethod
+    def build(
+        cls, embeddings: Embeddings, ids: Sequence[str], *, backend: str = "exact", **options: Any
+    ) -> EntriesIndex:
+        """Makes an index of vectors [M, D] (one array, or shards of it) under ids of N documents, repeated.
+
+        Args:
+          embeddings: the entries; those of a document follow each other.
+          ids: the id of the document of each.
+          backend: the engine of the entries, exact or scann.
+          **options: what else its `build` takes.
+
+        Raises:
+          UserError: as `VectorIndex.build`, or another engine.
+        """
+        return cls(index.engine(backend).build(embeddings, entry_ids(ids), **options))
+
+    def _search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, list[list[str]]]:
+        scores = np.full((len(queries), k), -np.inf, np.float32)
+        ids: list[list[str]] = [[] for _ in queries]
+        unfinished = np.arange(len(queries))
+        enough = min((k - 1) * self._most + 1, len(self.entries.ids))
+        for width in sorted({min(2 * k, enough), enough}):
+            values, found = self.entries._search(queries[unfinished], width)
+            for query, row, entries in zip(unfinished, values, found, strict=True):
+                best: dict[str, float] = {}
+                for entry, score in zip(entries, row, strict=False):
+                    best.setdefault(document_of(entry), score)  # the first of a document is its best
+                ids[query] = list(best)[:k]
+                scores[query, : len(ids[query])] = list(best.values())[:k]
+            unfinished = np.array([query for query in unfinished if len(ids[query]) < k], np.int64)
+            if not len(unfinished):
+                break
+        return scores, ids
+
+    def _add(self, shards: list[np.ndarray], ids: list[str]) -> None:
+        raise UserError(NOT_CHANGED)
+
+    def _delete(self, ids: set[str]) -> None:
+        raise UserError(NOT_CHANGED)
+
+    def _save_engine(self, directory: Path) -> None:
+        (directory / INNER).mkdir()
+        self.entries.write_into(directory / INNER)
+
+    @classmethod
+    def _load_engine(
+        cls, directory: Path, info: IndexInfo, ids: list[str], documents: Documents | None
+    ) -> EntriesIndex:
+        entries = load_index(directory / INNER)
+        if not isinstance(entries, VectorIndex):
+            raise UserError(f"{directory} is a damaged index: its entries are no vectors")
+        found = cls(entries, documents)
+        if found.info != info or found.ids != ids:
+            raise UserError(f"{directory} is a damaged index: its entries are of other documents")
+        return found
+
+    def close(self) -> None:
+        """Lets go of what the engine holds; see `Index.close`."""
+        self.entries.close()
+
+
+def entry_ids(ids: Sequence[str]) -> list[str]:
+    """Returns an id for each entry: its document's, a space, and its number among those of the document.
+
+    No id has a space in it (run files could not hold it), and none of its characters sorts before one, so
+    entries are ordered as their documents.
+    """
+    counts: collections.Counter[str] = collections.Counter()
+    found = []
+    for document in ids:
+        found.append(f"{document} {counts[document]}")
+        counts[document] += 1
+    return found
+
+
+def document_of(entry: str) -> str:
+    """Returns the id of the document of an entry."""
+    return entry.rpartition(" ")[0]

@@ -1,0 +1,326 @@
+"""Curriculum sampling: relevance, groups, what is read with which query, and what costs a sentence."""
+
+import collections
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from jaxir.data.array_dataset import ArrayDataset
+from jaxir.data.expanded_pairs import ExpandedPairs
+from jaxir.data.joining import Joiner
+from jaxir.data.mixture import Mixture
+from jaxir.data.pair_sources import BeirPairs, TevatronPairs
+from jaxir.data.rouge import Words, rouge_l
+from jaxir.data.selection import Bottom, Curriculum, First, Gold, Random, Top
+from jaxir.data.tokenizer import Tokenizer
+from jaxir.errors import BadInputError, UserError
+from jaxir.features import TextFormat, Tokens, pair_features
+
+QUERY = "how old is the oak tree"
+# By descending ROUGE-L of QUERY, which has 6 words; the first is the query itself.
+GENERATED = [
+    "How old is the oak tree?",  # 1
+    "how old is the tree",  # 10 / 11
+    "is the oak old",  # 6 / 10
+    "what is the price",  # 4 / 10
+    "tree of life",  # 2 / 9
+    "zebra",  # 0
+]
+RELEVANCE = [1, 10 / 11, 6 / 10, 4 / 10, 2 / 9, 0]
+FORM = TextFormat(12, 24, num_negatives=1)
+
+
+def padded(rows: list[np.ndarray]) -> np.ndarray:
+    found = np.zeros((len(rows), max(map(len, rows))), np.int32)
+    for row, words in zip(found, rows, strict=True):
+        row[: len(words)] = words
+    return found
+
+
+def test_rouge_l_by_hand_and_as_rouge_score_has_it():
+    from rouge_score import rouge_scorer
+
+    words = Words()
+    query = words(QUERY)
+    found = rouge_l(padded([query] * 6), padded([words(text) for text in GENERATED]))
+    np.testing.assert_allclose(found, RELEVANCE)
+    rng = np.random.default_rng(0)
+    some = ["a", "b", "c", "d!", "e-f", "é", "G7"]
+    texts = [" ".join(rng.choice(some, rng.integers(0, 20))) for _ in range(400)]
+    texts[:2] = ["", "?!"]
+    pairs = list(zip(texts[::2], texts[1::2], strict=True))
+    scorer = rouge_scorer.RougeScorer(["rougeL"])
+    expected = [scorer.score(one, other)["rougeL"].fmeasure for one, other in pairs]
+    found = rouge_l(*(padded([words(pair[i]) for pair in pairs]) for i in range(2)))
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    assert 0 < np.mean(found) < 1 and found[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("count", "groups", "bounds"),
+    [
+        (80, 3, [(53, 80), (26, 53), (0, 26)]),
+        (10, 4, [(7, 10), (5, 7), (2, 5), (0, 2)]),
+        (2, 3, [(1, 2), (0, 1), (0, 1)]),  # the third of two queries begins where the first does
+        (1, 3, [(0, 1), (0, 1), (0, 1)]),
+        (5, 1, [(0, 5)]),
+    ],
+)
+def test_group_boundaries_by_hand(count, groups, bounds):
+    stages = [Curriculum(groups).among(count, step, 7 * groups) for step in range(7 * groups)]
+    assert stages == [bound for bound in bounds for _ in range(7)]
+    assert Curriculum(groups).among(count, 7 * groups + 5, 7 * groups) == bounds[-1]
+
+
+def test_stages_of_steps_that_groups_do_not_divide():
+    firsts = [Curriculum(3).among(9, step, 8)[0] for step in range(8)]
+    assert firsts == [6, 6, 6, 3, 3, 3, 0, 0]
+
+
+def test_the_other_selections():
+    assert Random().among(6, 0, 1) == (0, 6)
+    assert [Top(k=k).among(6, 0, 1) for k in (1, 9)] == [(0, 1), (0, 6)]
+    assert [Bottom(k=k).among(6, 0, 1) for k in (2, 9)] == [(4, 6), (0, 6)]
+    for wrong in (Curriculum, Top, Bottom):
+        with pytest.raises(UserError, match="whole number of at least 1"):
+            wrong(0)
+
+
+@pytest.fixture(scope="module")
+def collection(tmp_path_factory):
+    """Three pairs with a negative each, a corpus of six documents and a query of each document's own."""
+    folder = tmp_path_factory.mktemp("collection")
+
+    def write(name, records):
+        (folder / name).write_text("".join(json.dumps(r) + "\n" for r in records))
+
+    texts = [f"document number {word}" for word in ("one", "two", "three", "four", "five", "six")]
+    texts[3] = "a long document about trees " * 9
+    write("corpus.jsonl", [{"_id": f"d{i}", "text": text} for i, text in enumerate(texts)])
+    write("queries.jsonl", [{"_id": f"q{i}", "text": QUERY if not i else f"query {i}"} for i in range(3)])
+    generated = [GENERATED, ["only one"], [], [f"{t}?" for t in GENERATED], ["c", "a", "c"], ["unused"]]
+    write("expansions.jsonl", [{"_id": f"d{i}", "outputs": texts} for i, texts in enumerate(generated)])
+    passages = [{"docid": f"d{i}", "title": "", "text": text} for i, text in enumerate(texts)]
+    pairs = [
+        {
+            "query_id": f"q{i}",
+            "query": QUERY if not i else f"query {i}",
+            "positive_passages": [passages[i]],
+            "negative_passages": [passages[3 + (i + 1) % 2]] if i else [passages[3]],
+        }
+        for i in range(3)
+    ]
+    write("pairs.jsonl", pairs)
+    return folder
+
+
+def source(folder, **settings) -> ExpandedPairs:
+    given = {"expansions": str(folder / "expansions.jsonl"), "corpus": str(folder / "corpus.jsonl")}
+    return ExpandedPairs(pairs=TevatronPairs(path=str(folder / "pairs.jsonl")), **(given | settings))
+
+
+def texts_of(tokenizer: Tokenizer, ids: np.ndarray, document: str) -> str:
+    """What stands after a document."""
+    text = tokenizer.decode(ids)
+    assert text.startswith(document), text
+    return text.removeprefix(document).strip()
+
+
+def drawn(data, tokenizer, *, steps, run=None, name="passage_ids"):
+    """Of the example whose query is QUERY, at each step: what its passage (or negative) is read with."""
+    data = data.scheduled(run or steps)
+    own = tokenizer.encode_batch([QUERY], max_length=12)[0]
+    found = []
+    for batch in itertools.islice(data.batches(batch_size=3, seed=5), steps):
+        (row,) = (i for i, ids in enumerate(batch["query_ids"]) if ids[: len(own)].tolist() == own.tolist())
+        ids = batch[name][row].reshape(-1)
+        text = tokenizer.decode(ids)
+        found.append(text.partition("document number one")[2] if name == "passage_ids" else text)
+    return [text.strip().replace(" ?", "?") for text in found]
+
+
+def test_a_curriculum_draws_from_the_group_of_the_stage(collection, minilm):
+    data = source(collection).build(minilm, pair_features(FORM))
+    assert data.num_examples == 3 and data.features == pair_features(FORM)
+    found = drawn(data, minilm, steps=90)
+    # Five are left without the gold query: groups 0:1, 1:3 and 3:5.
+    expected = [GENERATED[4:], GENERATED[2:4], GENERATED[1:2]]
+    for stage, queries in enumerate(expected):
+        counts = collections.Counter(found[30 * stage : 30 * (stage + 1)])
+        assert counts.keys() == set(queries), (stage, counts)
+        assert min(counts.values()) >= 7  # of 15 or 30
+    # Hard negatives follow the same rule, and the gold query of the pair.
+    found = drawn(data, minilm, steps=30, run=90, name="negative_ids")
+    assert all(any(text.endswith(q) for q in ("tree of life?", "zebra?")) for text in found)
+    assert len({text.rpartition("trees")[2] for text in found}) > 1
+
+
+@pytest.mark.parametrize(
+    ("selection", "queries"),
+    [
+        (Random(), GENERATED[1:]),
+        (Top(), GENERATED[1:2]),
+        (Top(k=2), GENERATED[1:3]),
+        (Bottom(k=2), GENERATED[4:]),
+        (First(), [GENERATED[0].lower()]),
+        (Gold(), [QUERY]),
+    ],
+)
+def test_strategies_of_figure_7(collection, minilm, selection, queries):
+    data = source(collection, selection=selection).build(minilm, pair_features(FORM))
+    found = drawn(data, minilm, steps=60)
+    assert set(found) == set(queries)
+    negatives = drawn(data, minilm, steps=3, name="negative_ids")
+    if isinstance(selection, Gold):  # the gold query is that of the pair, for its negatives too
+        assert all(text.endswith(QUERY) for text in negatives)
+
+
+def test_what_the_tower_reads(collection, minilm):
+    data = source(collection, selection=Top()).build(minilm, pair_features(FORM))
+    plain = TevatronPairs(path=str(collection / "pairs.jsonl")).build(minilm, pair_features(FORM))
+    ours, theirs = (next(d.batches(batch_size=3, seed=1)) for d in (data.scheduled(1), plain))
+    assert ours.keys() == theirs.keys()
+    for name, array in theirs.items():
+        assert ours[name].shape == array.shape and ours[name].dtype == array.dtype
+        if name not in ("passage_ids", "negative_ids"):
+            assert np.array_equal(ours[name], array)
+    cls, sep = minilm.encode_batch([""], max_length=8)[0]
+    for before, after in zip(theirs["passage_ids"], ours["passage_ids"], strict=True):
+        document, text = before[before != 0], after[after != 0]
+        assert text[0] == cls and text[-1] == sep and np.array_equal(text[: len(document)], document)
+        if "three" in minilm.decode(document):  # nothing was generated for it
+            assert np.array_equal(text, document)
+        else:
+            assert len(text) > len(document) and cls not in text[1:]
+    # The long document is cut, not its query.
+    (long,) = (ids[0] for ids in ours["negative_ids"] if "old is the tree" in minilm.decode(ids[0]))
+    assert (long != 0).all() and long[-1] == sep and (long == sep).sum() == 2
+    assert minilm.decode(long).endswith("how old is the tree?")
+
+
+def test_several_queries_are_appended_while_they_fit(collection, minilm):
+    form = TextFormat(12, 40)
+    data = source(collection, selection=First(), appended=3).build(minilm, pair_features(form))
+    (text,) = set(drawn(data, minilm, steps=2))
+    assert text == "how old is the oak tree? how old is the tree is the oak old"
+    joiner = Joiner(minilm, 14, 8)
+    document, (short, long) = np.array([101, 7, 8, 102]), joiner.queries(["a", "one two three four five six"])
+    assert joiner.join(document, []).tolist() == document.tolist()
+    assert joiner.join(document, [long, long, short]).tolist() == [*document, *long, *short]
+    with pytest.raises(UserError, match="documents of 8 tokens have no room for a query of 8"):
+        Joiner(minilm, 8, 8)
+
+
+def test_a_tokenizer_without_a_first_token(sentencepiece_folder):
+    tokenizer = Tokenizer.load(sentencepiece_folder)
+    joiner = Joiner(tokenizer, 32, 8)
+    document, query = tokenizer.encode_batch(["this is a test", "of this"], max_length=32)
+    (appended,) = joiner.queries(["of this"])
+    assert joiner.join(document, [appended]).tolist() == [*document, *query]
+
+
+def test_evaluation_reads_each_document_with_its_first_query(collection, minilm):
+    datasets = [
+        source(collection, selection=selection).build(minilm, pair_features(FORM))
+        for selection in (Curriculum(3), Gold(), First())
+    ]
+    batches = [data.once() for data in datasets]
+    assert len(batches[0]["query_ids"]) == 3
+    for batch in batches[1:]:
+        assert all(np.array_equal(batch[name], batches[0][name]) for name in batch)
+    texts = {minilm.decode(ids).replace(" ?", "?") for ids in batches[0]["passage_ids"]}
+    assert texts == {
+        "document number one how old is the oak tree?",
+        "document number two only one",
+        "document number three",
+    }
+    assert len(datasets[0].once(2)["query_ids"]) == 2
+
+
+def test_batches_are_a_function_of_seed_and_step(folder, minilm, tmp_path):
+    data = expanded(folder, tmp_path, Curriculum(3)).build(minilm, pair_features(TextFormat(12, 40)))
+    data = data.scheduled(20)
+    whole = list(itertools.islice(data.batches(batch_size=8, seed=3), 20))
+    again = list(itertools.islice(data.batches(batch_size=8, seed=3, start_step=13), 7))
+    for one, other in zip(whole[13:], again, strict=True):
+        assert all(np.array_equal(one[name], other[name]) for name in one)
+    parts = [data.batches(batch_size=8, seed=3, process_index=p, process_count=2) for p in range(2)]
+    for batch in whole[:3]:
+        halves = [next(part) for part in parts]
+        assert all(np.array_equal(batch[n], np.concatenate([h[n] for h in halves])) for n in batch)
+    other = next(data.batches(batch_size=8, seed=4))
+    assert not np.array_equal(other["passage_ids"], whole[0]["passage_ids"])
+    # Stages see other queries, and within a stage a document does not always have the same one.
+    base = BeirPairs(directory=str(folder)).build(minilm, pair_features(TextFormat(12, 40)))
+    plain = list(itertools.islice(base.batches(batch_size=8, seed=3), 20))
+    assert all(np.array_equal(a["passage_key"], b["passage_key"]) for a, b in zip(whole, plain, strict=True))
+    prints = {
+        other.fingerprint
+        for other in (
+            data,
+            base,
+            expanded(folder, tmp_path, Curriculum(2)).build(minilm, base.features),
+            expanded(folder, tmp_path, Curriculum(3), most=2).build(minilm, base.features),
+        )
+    }
+    assert len(prints) == 4
+
+
+def expanded(folder, tmp_path, selection, **settings) -> ExpandedPairs:
+    lines = (folder / "corpus.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    outputs = [[f"{word} {i}" for i, word in enumerate(r["text"].split())] for r in records]
+    content = [{"_id": r["_id"], "outputs": texts} for r, texts in zip(records, outputs, strict=True)]
+    (tmp_path / "expansions.jsonl").write_text("".join(json.dumps(r) + "\n" for r in content))
+    return ExpandedPairs(
+        pairs=BeirPairs(directory=str(folder)),
+        expansions=str(tmp_path / "expansions.jsonl"),
+        corpus=str(folder),
+        selection=selection,
+        **settings,
+    )
+
+
+def test_lines_in_the_order_of_the_corpus_are_read(collection, minilm, tmp_path):
+    (tmp_path / "lines.txt").write_text("".join(f"query of d{i}\tanother\n" for i in range(6)))
+    data = source(collection, expansions=str(tmp_path / "lines.txt"), selection=First())
+    found = drawn(data.build(minilm, pair_features(FORM)), minilm, steps=1)
+    assert found == ["query of d0"]
+
+
+def test_bad_input_costs_a_sentence(collection, minilm, tmp_path, capsys):
+    features = pair_features(FORM)
+    (tmp_path / "short.txt").write_text("a query\n" * 5)
+    with pytest.raises(BadInputError, match="it has 5 lines, and 6 texts with a line each need 6"):
+        source(collection, expansions=str(tmp_path / "short.txt")).build(minilm, features)
+    lines = (collection / "expansions.jsonl").read_text().splitlines()
+    (tmp_path / "short.jsonl").write_text("\n".join(lines[1:]) + "\n")
+    with pytest.raises(BadInputError, match=r"nothing for 1 of 6 texts \(the first: 'd0'\)"):
+        source(collection, expansions=str(tmp_path / "short.jsonl")).build(minilm, features)
+    (tmp_path / "blank.jsonl").write_text('{"_id": "d0", "outputs": [" "]}\n' + "\n".join(lines[1:]))
+    with pytest.raises(BadInputError, match=r"blank.jsonl:1: an item of 'outputs' is empty"):
+        source(collection, expansions=str(tmp_path / "blank.jsonl")).build(minilm, features)
+    (tmp_path / "none.jsonl").write_text("".join(f'{{"_id": "d{i}", "outputs": []}}\n' for i in range(6)))
+    with pytest.raises(UserError, match=r"none\.jsonl: there is no query for any document of the pairs"):
+        source(collection, expansions=str(tmp_path / "none.jsonl")).build(minilm, features)
+    corpus = (collection / "corpus.jsonl").read_text().splitlines()
+    (tmp_path / "corpus.jsonl").write_text("\n".join(corpus[1:]))
+    with pytest.raises(UserError, match="lacks 1 of the 5 documents of the pairs"):
+        given = {"expansions": str(tmp_path / "short.jsonl"), "corpus": str(tmp_path / "corpus.jsonl")}
+        source(collection, **given).build(minilm, features)
+    with pytest.raises(UserError, match="the objective does not read query and passage"):
+        source(collection).build(minilm, {"text_ids": Tokens("text", 8)})
+    capsys.readouterr()
+    data = source(collection).build(minilm, features)
+    assert "1 of 5 documents have no generated query: they are read alone" in capsys.readouterr().err
+    told = r"Curriculum\(groups=3\) follows the steps of a training run, which parts of a mixture do not"
+    with pytest.raises(UserError, match=told):
+        data.batches(batch_size=1, seed=0)
+    mixture = Mixture(sources=[source(collection)]).build(minilm, features)
+    with pytest.raises(UserError, match=told):
+        mixture.batches(batch_size=1, seed=0)
+    skipped = source(collection, expansions=str(tmp_path / "blank.jsonl"))
+    assert skipped.build(minilm, features, on_bad_input="skip").num_examples == 3
+    assert isinstance(data._base, ArrayDataset)

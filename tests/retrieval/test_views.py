@@ -1,0 +1,224 @@
+"""Documents read with generated queries: typical representation, corpus and document expansion."""
+
+import dataclasses
+import json
+import re
+
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxir import DualEncoder, cli
+from jaxir.data.tokenizer import pad_batch
+from jaxir.errors import BadInputError, UserError
+from jaxir.models.dual_encoder import DualEncoderModel
+from jaxir.retrieval.encoding.dual_encoder import EMBED
+from jaxir.retrieval.encoding.embeddings import encode_corpus, open_embeddings
+from jaxir.retrieval.encoding.views import Expansion
+from jaxir.retrieval.indexes.index import load_index
+from jaxir.retrieval.ranking.rescoring import score_candidates
+from jaxir.retrieval.ranking.runs import read_run
+
+pytestmark = pytest.mark.usefixtures("few_optimizations")
+COUNT, SEP = 30, 3
+
+
+@pytest.fixture(scope="module")
+def collection(tmp_path_factory, toy):
+    """A corpus, up to seven generated queries of each document, and queries."""
+    folder = tmp_path_factory.mktemp("views")
+    texts, generated = toy.random_texts(COUNT), toy.random_texts(220, seed=1, max_words=6)
+    texts[3] = "w7 " * 100
+    outputs = [generated[7 * i : 7 * i + i % 8] for i in range(COUNT)]
+    outputs[9] = ["w1", "w2", "w1"]  # what is repeated counts once
+    toy.write_corpus(folder / "corpus.jsonl", texts)
+    records = [{"_id": f"d{i}", "outputs": queries} for i, queries in enumerate(outputs)]
+    toy.write_jsonl(folder / "queries.jsonl", records)
+    toy.write_jsonl(folder / "shuffled.jsonl", records[::-1])
+    questions = [{"_id": f"q{i}", "text": text} for i, text in enumerate(toy.random_texts(9, seed=2))]
+    toy.write_jsonl(folder / "questions.jsonl", questions)
+    return folder, texts, [list(dict.fromkeys(queries)) for queries in outputs]
+
+
+def read_alone(encoder, document: str, *queries: str) -> np.ndarray:
+    """The vector of one view, its tokens laid out by hand: [CLS] document [SEP] query [SEP] ..."""
+    words = encoder.tokens([document], "passage")[0].tolist()
+    appended = [encoder.tokenizer.encode_batch([q], max_length=16)[0][1:].tolist() for q in queries]
+    if appended:
+        room = encoder.settings.passage_max_length - len(appended[0])
+        if len(words) > room:
+            words = [*words[: room - 1], SEP]
+    for more in appended:
+        if len(words) + len(more) <= encoder.settings.passage_max_length:
+            words += more
+    ids = pad_batch([np.array(words)] * 4, encoder.settings.passage_max_length)  # a row for each device
+    return encoder.runner.call(EMBED["passage"], ids)[0]
+
+
+def encoded(encoder, folder, output, **expansion):
+    how = Expansion(path=str(folder / expansion.pop("name", "queries.jsonl")), **expansion)
+    encode_corpus(encoder, folder / "corpus.jsonl", output, expansion=how, shard_size=8)
+    stored = open_embeddings(output)
+    return stored, np.concatenate(stored.shards)
+
+
+def test_the_typical_representation_is_the_mean_of_the_views(collection, encoder, tmp_path):
+    folder, texts, outputs = collection
+    stored, vectors = encoded(encoder, folder, tmp_path / "typical", views=5)
+    assert stored.ids == [f"d{i}" for i in range(COUNT)]
+    assert (stored.info.expansion, stored.info.views, stored.info.count) == ("typical", 5, COUNT)
+    for text, queries, vector in zip(texts, outputs, vectors, strict=True):
+        views = [read_alone(encoder, text, q) for q in queries[:5]] or [read_alone(encoder, text)]
+        mean = np.mean(views, axis=0)
+        np.testing.assert_allclose(vector, mean / np.linalg.norm(mean), atol=2e-5)
+    # Guard: the queries change vectors, that of the long document too.
+    plain = encoder.encode_passages(texts)
+    moved = np.abs(vectors - plain).max(axis=1)
+    assert moved[0] < 1e-5 and moved[3] > 1e-3 and np.sum(moved > 1e-3) == COUNT - 4
+    _, again = encoded(encoder, folder, tmp_path / "shuffled", views=5, name="shuffled.jsonl")
+    assert np.array_equal(vectors, again)
+
+
+def test_document_expansion_appends_what_fits(collection, encoder, tmp_path):
+    folder, texts, outputs = collection
+    stored, vectors = encoded(encoder, folder, tmp_path / "document", kind="document", views=5)
+    assert stored.ids == [f"d{i}" for i in range(COUNT)]
+    expected = [read_alone(encoder, text, *q[:5]) for text, q in zip(texts, outputs, strict=True)]
+    np.testing.assert_allclose(vectors, expected, atol=2e-5)
+
+
+def test_dot_products_have_the_mean_as_it_is(collection, encoder, tmp_path):
+    model = encoder.model
+    config = dataclasses.replace(model.config, similarity="dot")
+    dot = DualEncoderModel(config, rngs=nnx.Rngs(0))
+    nnx.update(dot, nnx.state(model))
+    other = DualEncoder(dot, encoder.tokenizer, encoder.settings, batch_tokens=64)
+    folder, texts, outputs = collection
+    _, vectors = encoded(other, folder, tmp_path / "dot", views=3)
+    views = [read_alone(other, texts[5], q) for q in outputs[5][:3]]
+    np.testing.assert_allclose(vectors[5], np.mean(views, axis=0), atol=1e-4)
+    assert abs(np.linalg.norm(vectors[5]) - 1) > 0.1
+
+
+@pytest.fixture(scope="module")
+def index(collection, small_model, tmp_path_factory):
+    """By the commands: corpus expansion, four entries of a document at most."""
+    folder, root = collection[0], tmp_path_factory.mktemp("entries")
+    flags = [f"--model={small_model}", f"--input={folder}/corpus.jsonl", f"--output={root}/emb"]
+    flags += [f"--expansions={folder}/queries.jsonl", "--expansion=corpus", "--views=4", "--shard_size=8"]
+    assert cli.main("jaxir.encode:encode", flags) == 0
+    flags = [f"--embeddings={root}/emb", f"--corpus={folder}/corpus.jsonl", f"--output={root}/index"]
+    assert cli.main("jaxir.index:index", [*flags, "--backend=exact"]) == 0
+    return root
+
+
+def test_corpus_expansion_finds_the_best_entry(collection, encoder, index, capsys):
+    folder, texts, outputs = collection
+    stored = open_embeddings(index / "emb")
+    entries = [(f"d{i}", queries[:4]) for i, queries in enumerate(outputs)]
+    assert stored.ids == [name for name, queries in entries for _ in range(max(1, len(queries)))]
+    flags = [f"--index={index}/index", f"--queries={folder}/questions.jsonl", f"--output={index}/run"]
+    assert cli.main("jaxir.search:search", [*flags, "--k=7"]) == 0
+    run = read_run(index / "run")
+    questions = [json.loads(line)["text"] for line in (folder / "questions.jsonl").read_text().splitlines()]
+    found = encoder.encode_queries(questions)
+    views = {
+        name: [read_alone(encoder, text, q) for q in queries] or [read_alone(encoder, text)]
+        for (name, queries), text in zip(entries, texts, strict=True)
+    }
+    later = 0
+    for question, answers in zip(found, run.values(), strict=True):
+        products = {name: [float(view @ question) for view in of_one] for name, of_one in views.items()}
+        scores = {name: max(values) for name, values in products.items()}
+        later += sum(values.index(max(values)) > 0 for values in products.values())
+        expected = sorted(scores, key=scores.get, reverse=True)[:7]
+        assert list(answers) == expected
+        np.testing.assert_allclose(list(answers.values()), [scores[d] for d in expected], atol=2e-5)
+    assert later > 20  # the best is not always the first
+    assert cli.main("jaxir.search:search", [f"--index={index}/index", "--query=w1 w2", "--k=2"]) == 0
+    shown = capsys.readouterr().out
+    assert "  1  " in shown and re.search(r" d\d+\n", shown)
+
+
+def test_an_index_of_entries_is_whole_or_says_so(index, collection, capsys, tmp_path):
+    loaded = load_index(index / "index")
+    assert (loaded.info.engine, loaded.info.count, loaded.info.settings["most"]) == ("entries", COUNT, 4)
+    assert loaded.documents["d3"].text.startswith("w7")
+    (tmp_path / "gone").write_text("d1\n")
+    flags = [f"--update={index}/index", f"--delete={tmp_path}/gone"]
+    assert cli.main("jaxir.index:index", flags) == 1
+    assert "several entries of each document is not changed in place" in capsys.readouterr().err
+    assert len(load_index(index / "index").ids) == COUNT
+    flags = [f"--embeddings={index}/emb", "--backend=milvus", f"--output={tmp_path}/milvus"]
+    if cli.main("jaxir.index:index", flags) == 1:
+        assert "milvus engine has one entry of each document" in capsys.readouterr().err
+    assert not (tmp_path / "milvus").exists()
+
+
+def test_a_run_is_rescored_by_the_best_entry(index, collection, small_model, tmp_path):
+    folder = collection[0]
+    flags = [f"--index={index}/index", f"--queries={folder}/questions.jsonl", "--k=12"]
+    assert cli.main("jaxir.search:search", [*flags, f"--output={tmp_path}/run"]) == 0
+    run = read_run(tmp_path / "run")
+    questions = [json.loads(line) for line in (folder / "questions.jsonl").read_text().splitlines()]
+    scored = score_candidates(
+        run,
+        queries={q["_id"]: q["text"] for q in questions},
+        embeddings=open_embeddings(index / "emb"),
+        encoder=DualEncoder.load(small_model),
+        depth=12,
+    )
+    for query, answers in run.items():
+        assert scored[query].keys() == answers.keys()
+        for name, score in answers.items():
+            assert scored[query][name] == pytest.approx(score, abs=1e-5)
+
+
+def test_interrupted_it_goes_on_and_another_expansion_is_refused(collection, encoder, tmp_path, monkeypatch):
+    folder = collection[0]
+    stored, vectors = encoded(encoder, folder, tmp_path / "whole", kind="corpus", views=3)
+    assert stored.info.count == len(vectors) > 60
+    calls, usual = [], DualEncoder.tokens
+
+    def tokens(self, texts, tower):
+        calls.append(len(texts))
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return usual(self, texts, tower)
+
+    monkeypatch.setattr(DualEncoder, "tokens", tokens)
+    with pytest.raises(KeyboardInterrupt):
+        encoded(encoder, folder, tmp_path / "broken", kind="corpus", views=3)
+    monkeypatch.undo()
+    assert 1 <= len(list((tmp_path / "broken").glob("*.npy"))) < 4
+    for other in ({"kind": "corpus", "views": 2}, {"kind": "typical", "views": 3}):
+        with pytest.raises(UserError, match="begun with another"):
+            encoded(encoder, folder, tmp_path / "broken", **other)
+    again, resumed = encoded(encoder, folder, tmp_path / "broken", kind="corpus", views=3)
+    assert again.ids == stored.ids and np.array_equal(vectors, resumed)
+
+
+def test_bad_input_costs_a_sentence_before_any_work(collection, encoder, small_model, tmp_path, capsys, toy):
+    folder = collection[0]
+    lines = (folder / "queries.jsonl").read_text().splitlines()
+    (tmp_path / "short.jsonl").write_text("\n".join(lines[:-1]))
+    (tmp_path / "short.txt").write_text("w1\n" * (COUNT - 1))
+    (tmp_path / "long.txt").write_text("w1\n" * (COUNT + 1))
+    none = [{"_id": f"d{i}", "outputs": []} for i in range(COUNT)]
+    toy.write_jsonl(tmp_path / "none.jsonl", none)
+    for name, told in {
+        "short.jsonl": "nothing for 1 of 30 texts",
+        "short.txt": "it has 29 lines",
+        "long.txt": "it has 31 lines",
+        "none.jsonl": "there is no query for any document",
+    }.items():
+        with pytest.raises((BadInputError, UserError), match=told):
+            how = Expansion(path=str(tmp_path / name))
+            encode_corpus(encoder, folder / "corpus.jsonl", tmp_path / "out", expansion=how)
+        assert not (tmp_path / "out").exists()
+    with pytest.raises(UserError, match="generated queries expand documents"):
+        how = Expansion(path=str(folder / "queries.jsonl"))
+        encode_corpus(encoder, folder / "questions.jsonl", tmp_path / "out", tower="query", expansion=how)
+    flags = [f"--model={small_model}", f"--input={folder}/corpus.jsonl", f"--output={tmp_path}/out"]
+    assert cli.main("jaxir.encode:encode", [*flags, "--views=3"]) == 1
+    assert "--expansion and --views are for --expansions" in capsys.readouterr().err

@@ -1,0 +1,161 @@
+"""Runs on expanded documents: the curriculum follows the step, whatever stops, splits or shares the batch."""
+
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from test_resume import log, parameters
+from tiny_run import Hooked, pairs
+from tiny_run import run as tiny_run
+
+from jaxir.data.expanded_dataset import ExpandedDataset
+from jaxir.data.expanded_pairs import ExpandedPairs, dev_pairs
+from jaxir.data.pair_sources import BeirPairs
+from jaxir.data.selection import Curriculum, Gold
+from jaxir.errors import UserError
+from jaxir.interop.build import Pretrained
+from jaxir.losses.in_batch import in_batch_softmax
+from jaxir.objectives.contrastive import Contrastive
+from jaxir.partitioning import MeshConfig
+from jaxir.training import loop
+from jaxir.training.optimizers import AdamW
+from jaxir.training.recipe import Recipe
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS = 12
+
+
+def write_expansions(folder: Path) -> str:
+    """Queries of each document: more and more of its first words, which are its gold query's."""
+    records = [json.loads(line) for line in (folder / "corpus.jsonl").read_text().splitlines()]
+    outputs = [[" ".join(["what", *r["text"].split()[:n]]) for n in range(5)] for r in records]
+    content = [{"_id": r["_id"], "outputs": texts} for r, texts in zip(records, outputs, strict=True)]
+    (folder / "expansions.jsonl").write_text("".join(json.dumps(r) + "\n" for r in content))
+    return str(folder / "expansions.jsonl")
+
+
+def run(folder: Path, run_dir: Path, *, selection=None) -> list[float]:
+    """Trains the golden BERT; returns the loss of each step."""
+    pairs = BeirPairs(directory=str(folder))
+    data = ExpandedPairs(
+        pairs=pairs,
+        expansions=write_expansions(folder),
+        corpus=str(folder),
+        selection=selection or Curriculum(3),
+    )
+    dev = dev_pairs(BeirPairs(directory=str(folder), split="dev"), data.expansions, data.corpus)
+    recipe = Recipe(
+        model=Pretrained(
+            source=f"st:{ROOT / 'tests/golden/bert'}",
+            dropout_rate=0.1,
+            query_max_length=10,
+            passage_max_length=24,
+        ),
+        objective=Contrastive(loss=functools.partial(in_batch_softmax, temperature=0.1)),
+        data=data,
+        dev=dev,
+        steps=STEPS,
+        batch_size=8,
+        optimizer=AdamW(learning_rate=1e-3),
+        mesh=MeshConfig().build(jax.devices()[:1]),
+        log_every=1,
+        eval_every=STEPS,
+        checkpoint_every=3,
+    )
+    loop.train(recipe, run_dir)
+    return [row["loss"] for row in log(run_dir) if "loss" in row]
+
+
+def test_data_are_told_how_long_the_run_is(tmp_path):
+    told = []
+
+    class Told(Hooked):
+        def scheduled(self, steps):
+            told.append(steps)
+            return self
+
+    tiny_run(tmp_path / "run", data=Told(pairs(64), lambda _: None), steps=None, epochs=0.5, dev=None)
+    assert told == [4]
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_goes_on_in_the_same_stage(folder, tmp_path, monkeypatch):
+    whole = run(folder, tmp_path / "whole")
+    assert len(whole) == STEPS
+    steps, usual = [], ExpandedDataset._expanded
+
+    def expanded(self, batch, *, step, **how):
+        if self._steps is not None:
+            steps.append(step)
+            if step == 8 and len(steps) > 5:
+                raise RuntimeError("the power is gone")
+        return usual(self, batch, step=step, **how)
+
+    monkeypatch.setattr(ExpandedDataset, "_expanded", expanded)
+    with pytest.raises(RuntimeError, match="the power is gone"):
+        run(folder, tmp_path / "broken")
+    begun = len([row for row in log(tmp_path / "broken") if "loss" in row])
+    monkeypatch.undo()
+    assert 3 <= begun <= 8
+    run(folder, tmp_path / "broken")
+    losses = {row["step"]: row["loss"] for row in log(tmp_path / "broken") if "loss" in row}
+    assert [losses[step + 1] for step in range(STEPS)] == whole
+    for name, value in parameters(tmp_path / "whole", STEPS).items():
+        assert np.array_equal(parameters(tmp_path / "broken", STEPS)[name], value), name
+    with pytest.raises(UserError, match="was trained on other data"):
+        run(folder, tmp_path / "broken", selection=Gold())
+    # Guard: what documents are read with decides what is learnt.
+    others = run(folder, tmp_path / "gold", selection=Gold())
+    assert np.abs(np.array(others) - whole).max() > 0.01 and whole[-1] < whole[0]
+
+
+def command(folder: Path, run_dir: Path, *flags: str, devices: int = 1, **env: str) -> subprocess.Popen:
+    arguments = ["--gin_file=gin/curriculum.gin", f"--gin.DATA={folder}", f"--output_dir={run_dir}"]
+    arguments += [f"--gin.MODEL='st:{ROOT / 'tests/golden/bert'}'", "--gin.QUERY_LENGTH=10"]
+    arguments += [f"--gin.EXPANSIONS={write_expansions(folder)}", "--gin.PASSAGE_LENGTH=24"]
+    arguments += [f"--steps={STEPS}", "--batch_size=8", "--log_every=1", "--checkpoint_every=2", *flags]
+    flag = f"--xla_force_host_platform_device_count={devices}"
+    return subprocess.Popen(
+        [sys.executable, "-m", "jaxir.train", *arguments],
+        env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flag} | env,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_the_recipe_killed_chunked_and_on_eight_devices(folder, tmp_path, compile_cache):
+    env = {name: compile_cache[name] for name in compile_cache if name.startswith("JAX_")}
+
+    def finish(name: str, *flags: str, **how) -> list[float]:
+        process = command(folder, tmp_path / name, *flags, **env, **how)
+        _, errors = process.communicate(timeout=280)
+        assert process.returncode == 0, errors
+        found = {row["step"]: row["loss"] for row in log(tmp_path / name) if "loss" in row}
+        return [found[step + 1] for step in range(STEPS)]
+
+    whole = finish("whole")
+    process = command(folder, tmp_path / "killed", **env)
+    while not any(row["step"] >= 5 for row in log(tmp_path / "killed")):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    before = {row["step"] for row in log(tmp_path / "killed") if "loss" in row}
+    assert STEPS not in before, "it was over before it was killed"
+    assert finish("killed") == whole
+    theirs = parameters(tmp_path / "whole", STEPS)
+    for name, value in parameters(tmp_path / "killed", STEPS).items():
+        assert np.array_equal(theirs[name], value), name
+    for name, flags, devices in (("chunks", ["--gin.CHUNKS=2"], 1), ("eight", [], 8)):
+        np.testing.assert_allclose(finish(name, *flags, devices=devices), whole, rtol=2e-4, err_msg=name)
