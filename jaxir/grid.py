@@ -26,6 +26,7 @@ def grid(
     seeds: list[str | int] | None = None,
     untrained: list[str] | None = None,
     judges: list[str] | None = None,
+    runs: list[str] | None = None,
     variants: Any = None,
     metrics: str = "P@1 RR",
     split: str = "test",
@@ -52,12 +53,14 @@ def grid(
       models: pretrained encoders: files of gin/models without .gin, such as t5_1_1/base, or other gin files.
       sharing: of the towers; ade,ade_spl,sde by default.
       objectives: standard, samtone, samtone_both, pair; of texts alone simcse, simcse_nt_xent, simcse_bce,
-        consert_1, consert_2, clm_autoencoder, mlm_autoencoder, multi_task, tsdae; or NAME=FILE.gin with +
-        between the files of stages; standard,samtone,pair by default. The first is what the others are
-        compared with.
+        consert_1, consert_2, clm_autoencoder, mlm_autoencoder, multi_task, multi_task_mlm, tsdae, diffcse,
+        diffcse_tanh, cpdae, cpdae_r, seed, prop, ict; or NAME=FILE.gin with + between the files of stages;
+        standard,samtone,pair by default. The first is what the others are compared with.
       seeds: whole numbers, of the order of the data, of dropout and of new parameters; 0 by default.
       untrained: NAME=MODEL, models that are tested as they are, each in a row of its own.
-      judges: NAME=sts:PATH, rated pairs by which every model is judged too, by Spearman's correlation.
+      judges: NAME=sts:PATH, rated pairs by which every model is judged too, by Spearman's correlation, or
+        NAME=senteval:DIR, transfer tasks, by their mean accuracy.
+      runs: NAME=FILE, run files over the one data set (BM25's, a hybrid's), each in a row of its own.
       variants: Variant(...)s of jaxir.experiments.plan, one more axis; gin only.
       metrics: separated by spaces, as ir_measures spells them.
       split: the split to test on.
@@ -87,6 +90,7 @@ def grid(
         seeds=[int(seed) for seed in seeds],
         untrained=untrained or (),
         judges=judges or (),
+        runs=runs or (),
     )
     out = Path(output_dir)
     cells = plan.plan_cells(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import re
 import shlex
@@ -11,80 +12,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxir.data.sources import BeirFolder
-from jaxir.errors import UserError, suggest
+from jaxir.errors import UserError
 from jaxir.evaluation.datasets import parse_dataset
+from jaxir.experiments.methods import Method, Stage, parse_method
 from jaxir.installation import find_recipe
 
 RESULT = "test.json"
 # What a first stage starts from, in gin/models; a later one starts from the stage before.
 PRETRAINED = ("MODEL", "INITIAL_CHECKPOINT_PATH", "TOKENIZER")
+JUDGES = {"sts": "file or folder of rated pairs", "senteval": "folder of transfer tasks"}
 SHARING_TITLES = {"ade": "ADE", "ade_spl": "ADE-SPL", "sde": "SDE"}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Stage:
-    """One training run of a method.
-
-    Attributes:
-      gin_file: the objective.
-      bindings: gin bindings, NAME=VALUE.
-    """
-
-    gin_file: str
-    bindings: tuple[str, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Method:
-    """A training method: a value of the axis of objectives.
-
-    Attributes:
-      name: in commands and directories.
-      title: in tables.
-      stages: its training runs; each starts from the result of the one before and has an equal part of
-        the steps, so that every method sees as many pairs.
-    """
-
-    name: str
-    title: str
-    stages: tuple[Stage, ...]
-
-
-def _of_texts(name: str, title: str, *bindings: str, piece: str | None = None) -> Method:
-    stage = Stage(gin_file=f"gin/objectives/{piece or name}.gin", bindings=bindings)
-    return Method(name=name, title=title, stages=(stage,))
-
-
-def _views(first: str, second: str) -> tuple[str, str]:
-    return f'FIRST_VIEW=["{first}"]', f'SECOND_VIEW=["{second}"]'
-
-
-SOFTMAX = Stage(gin_file="gin/objectives/in_batch_softmax.gin")
-SAMTONE = "gin/objectives/samtone.gin"
-METHODS = {
-    method.name: method
-    for method in (
-        Method(name="standard", title="Standard", stages=(SOFTMAX,)),
-        Method(name="samtone", title="SamToNe", stages=(Stage(gin_file=SAMTONE),)),
-        Method(
-            name="samtone_both",
-            title="SamToNe, both towers",
-            stages=(Stage(gin_file=SAMTONE, bindings=("SAME_TOWER=both",)),),
-        ),
-        # Ren et al. 2021 train in two stages, PAIR first.
-        Method(name="pair", title="PAIR", stages=(Stage(gin_file="gin/objectives/pair.gin"), SOFTMAX)),
-        # On texts alone, as Wang 2022 names them.
-        _of_texts("simcse", "SimCSE"),
-        _of_texts("simcse_nt_xent", "SimCSE, NT-Xent", "CONTRASTIVE_LOSS=@nt_xent.nt_xent", piece="simcse"),
-        _of_texts("simcse_bce", "SimCSE, BCE", "CONTRASTIVE_LOSS=@bce.bce", piece="simcse"),
-        _of_texts("consert_1", "ConSERT_1", *_views("token_shuffling", "feature_cutoff"), piece="consert"),
-        _of_texts("consert_2", "ConSERT_2", *_views("token_shuffling", "embedding_dropout"), piece="consert"),
-        _of_texts("clm_autoencoder", "CLM autoencoder"),
-        _of_texts("mlm_autoencoder", "MLM autoencoder"),
-        _of_texts("multi_task", "SimCSE + CLM autoencoder"),
-        _of_texts("tsdae", "TSDAE"),
-    )
-}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -119,7 +56,8 @@ class Axes:
       datasets: NAME=DIR or DIR, BEIR folders.
       seeds: of the order of the data, of dropout and of new parameters.
       untrained: NAME=MODEL, models that are tested as they are: rows of their own.
-      judges: NAME=sts:PATH, rated pairs that every model is tested on too.
+      judges: NAME=sts:PATH or NAME=senteval:DIR, what every model is tested on too.
+      runs: NAME=FILE, run files over the one data set: rows of their own, which no judge sees.
     """
 
     models: Sequence[str]
@@ -130,6 +68,7 @@ class Axes:
     seeds: Sequence[int]
     untrained: Sequence[str] = ()
     judges: Sequence[str] = ()
+    runs: Sequence[str] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -276,8 +215,8 @@ def plan_cells(
             tested = ("-m", "jaxir.evaluate", f"--model={model or directory / 'model'}")
             arguments = (f"--dataset=beir:{folder}", f"--split={split}", f"--metrics={metrics}")
             judging = {
-                name: (*tested, f"--dataset=sts:{path}", f"--output={_of_judge(directory, name)}")
-                for name, path in judges.items()
+                name: (*tested, f"--dataset={spec}", f"--output={_of_judge(directory, name)}")
+                for name, spec in judges.items()
             }
             return Commands(
                 training=training(directory, folder),
@@ -303,7 +242,26 @@ def plan_cells(
         name, _, model = text.partition("=")
         row = Row(model="", sharing="", objective=name, variant="")
         cells.append(cell(row, dataset, axes.seeds[0], [dataset, name], lambda *_: (), model))
+    for dataset, text in itertools.product(folders, axes.runs):
+        name, _, file = text.partition("=")
+        directory = output_dir / "cells" / f"{dataset}-{name}"
+        scoring = functools.partial(_scoring, file, BeirFolder(folders[dataset]).qrels_path(split), metrics)
+        cells.append(
+            Cell(
+                row=Row(model="", sharing="", objective=name, variant=""),
+                dataset=dataset,
+                seed=axes.seeds[0],
+                directory=directory,
+                commands=scoring(directory),
+                identity=scoring(Path("CELL")).lines(),
+            )
+        )
     return cells
+
+
+def _scoring(run: str, qrels: Path, metrics: str, directory: Path) -> Commands:
+    arguments = (f"--run={run}", f"--qrels={qrels}", f"--metrics={metrics}", f"--output={directory / RESULT}")
+    return Commands(training=(), testing=("-m", "jaxir.evaluate", *arguments))
 
 
 def _of_judge(directory: Path, name: str) -> Path:
@@ -330,23 +288,6 @@ def gin_text(text: str) -> str:
     return text if "/" in text and re.fullmatch(r"[\w./:-]+", text) else repr(text)
 
 
-def parse_method(text: str) -> Method:
-    """Returns the method that a value of the axis of objectives means.
-
-    Raises:
-      UserError: an unknown name.
-    """
-    if text in METHODS:
-        return METHODS[text]
-    name, equals, files = text.partition("=")
-    if not equals or not re.fullmatch(r"\w+", name) or not files:
-        raise UserError(
-            f"there is no objective {text!r} (there are {', '.join(METHODS)}; or write NAME=FILE.gin, with"
-            f" + between stages){suggest(text, METHODS)}"
-        )
-    return Method(name=name, title=name, stages=tuple(Stage(gin_file=f) for f in files.split("+")))
-
-
 def parse_folder(text: str) -> tuple[str, str]:
     """Returns name and directory of a value of the axis of data sets: [NAME=][beir:]DIR."""
     name, equals, directory = text.partition("=")
@@ -356,19 +297,19 @@ def parse_folder(text: str) -> tuple[str, str]:
     return name, directory.removeprefix("beir:")
 
 
-def parse_judge(text: str) -> tuple[str, Path]:
-    """Returns name and path of a judge: NAME=sts:PATH.
+def parse_judge(text: str) -> tuple[str, str]:
+    """Returns the name of a judge and the dataset that it is: NAME=sts:PATH or NAME=senteval:DIR.
 
     Raises:
       UserError: it is written otherwise, or not there.
     """
-    name, equals, spec = text.partition("=")
+    name, equals, dataset = text.partition("=")
     if not equals or not re.fullmatch(r"\w+", name):
-        raise UserError(f"a judge is NAME=sts:PATH, not {text!r}")
-    _, path = parse_dataset(spec, "sts")
+        raise UserError(f"a judge is NAME=sts:PATH or NAME=senteval:DIR, not {text!r}")
+    kind, path = parse_dataset(dataset, *JUDGES)
     if not path.exists():
-        raise UserError(f"{path}: no such file or folder of rated pairs")
-    return name, path
+        raise UserError(f"{path}: no such {JUDGES[kind]}")
+    return name, f"{kind}:{path}"
 
 
 def check_axes(axes: Axes) -> None:
@@ -382,13 +323,15 @@ def check_axes(axes: Axes) -> None:
         "variants": [variant.name for variant in axes.variants],
         "datasets": [parse_folder(text)[0] for text in axes.datasets],
         "seeds": [str(seed) for seed in axes.seeds],
-        "untrained": [text.partition("=")[0] for text in axes.untrained],
+        "untrained and runs": [text.partition("=")[0] for text in (*axes.untrained, *axes.runs)],
         "judges": [parse_judge(text)[0] for text in axes.judges],
     }
     if wrong := [text for text in axes.untrained if not re.fullmatch(r"\w+=.+", text)]:
         raise UserError(f"an untrained model is NAME=MODEL, not {wrong[0]!r}")
+    if wrong := [text for text in axes.runs if not re.fullmatch(r"\w+=.+", text)]:
+        raise UserError(f"a run is NAME=FILE, not {wrong[0]!r}")
     for axis, names in named.items():
-        if not names and axis not in ("untrained", "judges"):
+        if not names and axis not in ("untrained and runs", "judges"):
             raise UserError(f"{axis} must have at least one value")
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise UserError(f"{axis} has {twice[0]!r} twice")
@@ -398,3 +341,8 @@ def check_axes(axes: Axes) -> None:
     for sharing in axes.sharing:
         if sharing not in SHARING_TITLES:
             raise UserError(f"there is no sharing {sharing!r}; there are {', '.join(SHARING_TITLES)}")
+    if axes.runs and len(axes.datasets) > 1:
+        raise UserError("runs are over one data set, and the grid has several")
+    for text in axes.runs:
+        if not Path(file := text.partition("=")[2]).is_file():
+            raise UserError(f"{file}: no such run file")

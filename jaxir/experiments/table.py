@@ -21,6 +21,7 @@ from jaxir.simple_types import check_value
 
 LEVEL = 0.95
 MISSING = "-"
+JUDGED = {"all": "Spearman", "accuracy": "accuracy"}  # what judges' files call it, and tables
 
 
 class Score(NamedTuple):
@@ -116,7 +117,9 @@ def read_scores(path: Path) -> dict[str, Any]:
 
 
 def read_judges(cell: Cell) -> dict[str, float]:
-    """Reads what the judges of a cell have said: Spearman's correlation over all pairs, or all tasks' mean.
+    """Reads what the judges of a cell have said, by "NAME Spearman" or "NAME accuracy".
+
+    That is Spearman's correlation over all pairs, or the mean over tasks of it or of the accuracy.
 
     Raises:
       UserError: a file is missing or damaged.
@@ -124,11 +127,12 @@ def read_judges(cell: Cell) -> dict[str, float]:
     scores = {}
     for name, path in cell.judged.items():
         found = read_json(path, dict[str, Any])
-        correlation = found.get("average", found.get("spearman"))
-        check_value(f"{path}: spearman", correlation, dict[str, float])
-        if "all" not in correlation:
-            raise UserError(f"{path}: has no correlation of all pairs")
-        scores[f"{name} Spearman"] = correlation["all"] / 100
+        said = found.get("average", found.get("spearman"))
+        check_value(f"{path}: what it says", said, dict[str, float])
+        measure = next((key for key in JUDGED if key in said), None)
+        if measure is None:
+            raise UserError(f"{path}: has neither a correlation of all pairs nor an accuracy")
+        scores[f"{name} {JUDGED[measure]}"] = said[measure] / 100
     return scores
 
 

@@ -69,7 +69,7 @@ def test_a_grid_from_end_to_end(tmp_path, flags):
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_a_grid_on_texts_with_a_judge_and_an_untrained_model(tmp_path, folder, model):
+def test_a_grid_on_texts_with_judges_an_untrained_model_and_a_run(tmp_path, folder, model):
     pairs = tmp_path / "pairs.tsv"
     pairs.write_text("score\tsentence1\tsentence2\n5\ta cat\tcats\n1\ta cat\tthe table\n3\ta dog\ta cat\n")
     command = [sys.executable, "-m", "jaxir.grid", "--gin_file=gin/experiments/texts_grid.gin"]
@@ -83,20 +83,39 @@ def test_a_grid_on_texts_with_a_judge_and_an_untrained_model(tmp_path, folder, m
     done = run()
     assert done.returncode == 0, done.stderr
     assert [word.strip() for word in done.stdout.split("|")[1:3]] == ["Loss", "toy RR"]
-    judged = run(f"--judges=cats=sts:{pairs}")
+    questions = tmp_path / "tasks" / "TREC"
+    questions.mkdir(parents=True)
+    rows = [f"NUM:dist how far is cat {n} ?" for n in range(12)] + [
+        f"HUM:ind who is dog {n} ?" for n in range(12)
+    ]
+    for name in ("train_5500.label", "TREC_10.label"):
+        (questions / name).write_text("".join(f"{row}\n" for row in rows))
+    query, document = (folder / "qrels" / "test.tsv").read_text().splitlines()[1].split()[:2]
+    (tmp_path / "bm25.trec").write_text(f"{query} Q0 {document} 1 1.0 bm25\n")
+    judged = run(
+        f"--judges=cats=sts:{pairs},tasks=senteval:{questions.parent}",
+        f"--runs=BM25={tmp_path / 'bm25.trec'}",
+    )
     assert judged.returncode == 0, judged.stderr
-    lines = [[word.strip() for word in line.split("|")[1:-1]] for line in judged.stdout.splitlines()[:4]]
-    assert lines[0] == ["Loss", "toy RR", "toy cats Spearman"]
-    assert [line[0] for line in lines[2:]] == ["SimCSE", "BERT"]
+    lines = [[word.strip() for word in line.split("|")[1:-1]] for line in judged.stdout.splitlines()[:5]]
+    assert lines[0] == ["Loss", "toy RR", "toy cats Spearman", "toy tasks accuracy"]
+    assert [line[0] for line in lines[2:]] == ["SimCSE", "BERT", "BM25"]
+    assert [cell.strip("*") for cell in lines[4][1:]] == [
+        "12.5",
+        "-",
+        "-",
+    ]  # one of eight queries, and no judge
     cells = tmp_path / "grid" / "cells"
     assert sorted(p.name for p in (cells / "toy-BERT").iterdir()) == [
-        *("commands.txt", "judge_cats.json", "log.txt", "test.json")
+        *("commands.txt", "judge_cats.json", "judge_tasks.json", "log.txt", "test.json")
     ]
     log = (cells / "toy-minilm-sde-simcse-seed7" / "log.txt").read_text()
     assert log.count("$ python -m jaxir.train") == 1  # what was there when the judge came was left alone
-    assert log.count("$ python -m jaxir.evaluate") == 2
+    assert log.count("$ python -m jaxir.evaluate") == 3
     said = json.loads((cells / "toy-BERT" / "judge_cats.json").read_text())["spearman"]["all"]
     assert lines[3][2].strip("*") == f"{said:.1f}"
+    accuracy = json.loads((cells / "toy-BERT" / "judge_tasks.json").read_text())["average"]["accuracy"]
+    assert lines[3][3].strip("*") == f"{accuracy:.1f}" and accuracy > 0
 
 
 def test_mistakes_cost_one_sentence_and_write_nothing(tmp_path, flags, capsys):

@@ -130,8 +130,16 @@ OF_TEXTS = {
     "consert_2": ("ConSERT", ["embedding_dropout"]),
     "clm_autoencoder": ("CLMAutoencoder", None),
     "mlm_autoencoder": ("MLMAutoencoder", None),
-    "multi_task": ("WeightedSum", None),
+    "multi_task": ("WeightedSum", "CLMAutoencoder"),
+    "multi_task_mlm": ("WeightedSum", "MLMAutoencoder"),
     "tsdae": ("TSDAE", None),
+    "diffcse": ("DiffCSE", "batch_norm"),
+    "diffcse_tanh": ("DiffCSE", "tanh"),
+    "cpdae": ("CPDAE", "words"),
+    "cpdae_r": ("CPDAE", "vectors"),
+    "seed": ("Seed", None),
+    "prop": ("PROP", None),
+    "ict": ("ICT", None),
 }
 
 
@@ -144,12 +152,16 @@ def test_the_grid_of_objectives_on_texts(folder, tmp_path, capsys):
     pairs.touch()
     chosen = {"datasets": [f"data={folder}"], "judges": [f"rated=sts:{pairs}"]}
     chosen |= {"bindings": [f"STS={pairs}"], "untrained": ["GloVe=w2v:glove.txt"]}
+    chosen |= {"objectives": list(OF_TEXTS), "runs": [f"BM25={pairs}"]}
     assert grid_bound(output_dir=str(tmp_path / "grid"), dry_run=True, **chosen) == 0
-    *cells, last = capsys.readouterr().out.strip().split("\n\n")
-    assert len(cells) == 27
+    *cells, last, run = capsys.readouterr().out.strip().split("\n\n")
+    assert len(cells) == 3 * len(OF_TEXTS)
     for number, cell in enumerate(cells):
         training, *tests = (shlex.split(line) for line in cell.splitlines())
-        seed, (name, (objective, detail)) = (1, 7, 42)[number // 9], list(OF_TEXTS.items())[number % 9]
+        seed, (name, (objective, detail)) = (
+            (1, 7, 42)[number // len(OF_TEXTS)],
+            list(OF_TEXTS.items())[number % len(OF_TEXTS)],
+        )
         directory = f"{tmp_path}/grid/cells/data-minilm-sde-{name}-seed{seed}"
         assert training[-2:] == [f"--seed={seed}", f"--output_dir={directory}/model"]
         assert [[w for w in words if w.startswith(("--model", "--dataset"))] for words in tests] == [
@@ -165,12 +177,37 @@ def test_the_grid_of_objectives_on_texts(folder, tmp_path, capsys):
             assert found.loss.__name__ == detail
         if objective == "ConSERT":
             assert (found.first, found.second) == (["token_shuffling"], detail)
+        if objective == "WeightedSum":
+            assert type(found.parts["autoencoder"]).__name__ == detail
+        if objective == "DiffCSE":
+            assert found.projector == detail
+        if objective == "CPDAE":
+            assert found.contrast == detail
         assert (bound["data"].path, bound["steps"], bound["batch_size"]) == (str(folder), 900, 64)
         assert bound["dev_metric"] == "spearman" and bound["evaluators"][0].path == str(pairs)
     assert [shlex.split(line)[3:5] for line in last.splitlines()] == [
         ["--model=w2v:glove.txt", f"--dataset=beir:{folder}"],
         ["--model=w2v:glove.txt", f"--dataset=sts:{pairs}"],
     ]
+    (words,) = map(shlex.split, run.splitlines())
+    assert words[3:5] == [f"--run={pairs}", f"--qrels={folder}/qrels/test.tsv"]
+
+
+def test_the_grid_of_weights(folder, tmp_path, capsys):
+    pairs = tmp_path / "pairs.tsv"
+    pairs.touch()
+    gin.clear_config()
+    given = {"datasets": ["x"], "bindings": ["x"]}
+    bound, _ = gin_config.bind(
+        grid, ["gin/experiments/texts_weights_grid.gin"], [], {"output_dir": "x", **given}
+    )
+    assert bound(output_dir="grid", datasets=[f"data={folder}"], bindings=[f"STS={pairs}"], dry_run=True) == 0
+    cells = [cell.splitlines() for cell in capsys.readouterr().out.strip().split("\n\n")]
+    assert len(cells) == 3 * 4 * 2
+    weights = [
+        resolve(shlex.split(training))["objective"].weights["autoencoder"] for training, _ in cells[:8]
+    ]
+    assert weights == [0.1, 0.1, 0.01, 0.01, 0.001, 0.001, 0.0001, 0.0001]
 
 
 planned = functools.partial(
@@ -245,7 +282,11 @@ def test_a_cell_is_the_same_wherever_grid_and_data_lie(folder, tmp_path):
         ({"seeds": [1, 1]}, "seeds has '1' twice"),
         ({"datasets": ["no/such"]}, "no/such is not a directory"),
         ({"judges": ["rated=sts:no/such.tsv"]}, "no/such.tsv: no such file or folder of rated pairs"),
-        ({"judges": ["sts:pairs.tsv"]}, "a judge is NAME=sts:PATH, not 'sts:pairs.tsv'"),
+        ({"judges": ["sts:pairs.tsv"]}, "a judge is NAME=sts:PATH or NAME=senteval:DIR, not 'sts:pairs.tsv'"),
+        ({"judges": ["tasks=senteval:no/such"]}, "no/such: no such folder of transfer tasks"),
+        ({"runs": ["bm25.trec"]}, "a run is NAME=FILE, not 'bm25.trec'"),
+        ({"runs": ["BM25=no/such.trec"]}, "no/such.trec: no such run file"),
+        ({"runs": ["BM25=x"], "untrained": ["BM25=x"]}, "untrained and runs has 'BM25' twice"),
         ({"untrained": ["w2v:vectors"]}, "an untrained model is NAME=MODEL, not 'w2v:vectors'"),
     ],
 )

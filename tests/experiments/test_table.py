@@ -95,9 +95,16 @@ def test_a_judge_has_a_column_and_untrained_models_have_rows(cells, tmp_path):
     assert {d.metric for d in table.compare_rows(results)} == {"P@1"}
     trained[3].judged["sickr"].unlink()
     assert table.collect(trained).missing == (trained[3].name,)
-    for content in ([], {}, {"spearman": {"x": 1.0}}, {"spearman": {"all": "x"}}):
+    for content in ([], {}, {"spearman": {"x": 1.0}}, {"spearman": {"all": "x"}}, {"average": {"dev": 1.0}}):
         with pytest.raises(UserError, match=r"judge_sickr\.json"):
             table.collect([judged(trained[3], content)])
+
+
+def test_a_judge_of_transfer_tasks_has_their_mean_accuracy(cells):
+    said = {"tasks": {"MR": {"accuracy": 76.0}}, "average": {"accuracy": 80.0, "dev": 79.0}, "missing": {}}
+    results = table.collect([judged(cells[0], said)])
+    assert results.score(cells[0].row, "data", "sickr accuracy").mean == pytest.approx(0.8)
+    assert results.judged == {"sickr accuracy"}
 
 
 def test_differences_are_paired_over_queries_and_seeds(cells):
