@@ -169,13 +169,6 @@ def register(config: C) -> C:
       TypeError: it lacks what every configuration has.
       ValueError: another class has such a name already.
     """
-    needed = ("kind", "token_table", "vocab_size", "embed_dim", "num_layers", "dtype", "remat", "scan_layers")
-    has = {*dir(config), *getattr(config, "__dataclass_fields__", ())}
-    if missing := [name for name in needed if name not in has]:
-        raise TypeError(
-            f"the backbone {config.__module__}.{config.__qualname__} lacks {', '.join(missing)}"
-            " (docs/adding_a_backbone.md)"
-        )
     types = {codec.model_type for codec in config.hugging_face}
     for other in _KINDS.values():
         names = {other.kind, *(codec.model_type for codec in other.hugging_face)} & {config.kind, *types}
@@ -183,6 +176,14 @@ def register(config: C) -> C:
         again = other.__qualname__ == config.__qualname__ and not other.__module__.startswith("jaxir.")
         if names and not again:
             raise ValueError(f"{min(names)!r} is {other.__module__}.{other.__qualname__} already")
+
+    needed = ("kind", "token_table", "vocab_size", "embed_dim", "num_layers", "dtype", "remat", "scan_layers")
+    has = {*dir(config), *getattr(config, "__dataclass_fields__", ())}
+    if missing := [name for name in needed if name not in has]:
+        raise TypeError(
+            f"the backbone {config.__module__}.{config.__qualname__} lacks {', '.join(missing)}"
+            " (docs/adding_a_backbone.md)"
+        )
     _KINDS[config.kind] = config
     return config
 
