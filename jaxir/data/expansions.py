@@ -12,6 +12,7 @@ Read are
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,8 @@ def _files(place: Path) -> list[list[Path]]:
     """Returns the files, each of them in its pieces."""
     if not place.is_dir():
         return [[place]]
-    names = sorted(p.name for p in place.iterdir() if not p.name.startswith(".") and p.is_file())
+    names = [p.name for p in place.iterdir() if not p.name.startswith(".") and p.is_file()]
+    names.sort(key=_by_numbers)
     for ending in (JSONL, LINES):
         if found := [name for name in names if ending in name]:
             pieces: dict[str, list[Path]] = {}
@@ -78,6 +80,12 @@ def _files(place: Path) -> list[list[Path]]:
                 pieces.setdefault(name.partition(ending)[0], []).append(place / name)
             return list(pieces.values())
     raise UserError(f"{place}: no file of generated texts in it: none has {JSONL} or {LINES} in its name")
+
+
+def _by_numbers(name: str) -> list[tuple[int, str]]:
+    """Returns what sorts names by the numbers in them, of any length."""
+    # Every second part is a number.
+    return [(int(x), "") if i % 2 else (-1, x) for i, x in enumerate(re.split(r"([0-9]+)", name))]
 
 
 def _of_records(
@@ -114,6 +122,8 @@ def _outputs(record: dict[str, Any]) -> list[str]:
     outputs = list_field(record, name)
     if not all(isinstance(text, str) and has_text(text) for text in outputs):
         raise MalformedRecord(f"an item of {name!r} is empty or not a string")
+    for text in outputs:
+        string_field({name: text}, name)  # no half surrogate pairs
     return outputs
 
 
@@ -158,7 +168,10 @@ class _Lines:
         piece, number, raw = found
         self.place = piece, number
         self._read += 1
-        outputs = [text.strip() for text in decode_line(raw).split("\t")]
+        line = decode_line(raw)
+        if self._read == 1 and line.lstrip().startswith('{"'):
+            raise BadInputError(piece, number, "a JSON object, but no .jsonl in the file's name: rename it")
+        outputs = [text.strip() for text in line.split("\t")]
         if not all(map(has_text, outputs)):
             raise MalformedRecord("an empty line" if len(outputs) == 1 else "an empty column")
         return outputs

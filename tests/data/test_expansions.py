@@ -73,6 +73,16 @@ OK = [record(_id=i, outputs=["x"]) for i in IDS]
         ("a.txt", lines("a", "b"), "a.txt: it has 2 lines, and 3 texts with a line each need 3: is it of"),
         ("a.txt", lines(*"abcde"), "a.txt: it has 5 lines, and 3 texts with a line each have 3: is it of"),
         ("a.txt", lines("a", "", "c"), "a.txt:2: an empty line"),
+        (
+            "a.json",
+            lines('{"_id": "a", "outputs": ["x"]}', "b", "c"),
+            "a.json:1: a JSON object, but no .jsonl in",
+        ),
+        (
+            "a.jsonl",
+            lines('{"_id": "d1", "outputs": ["\\ud800 x"]}'),
+            "a.jsonl:1: field 'outputs' holds half of a surrogate pair",
+        ),
         ("a.txt", lines("a", "b", " \u200b"), "a.txt:3: an empty line"),
         ("a.txt", lines("a", "b\t", "c"), "a.txt:2: an empty column"),
         ("a.txt", b"a\nb\xff\nc\n", "a.txt:2: not UTF-8"),
@@ -92,6 +102,12 @@ def test_what_does_not_fit_costs_one_sentence(tmp_path, name, content, sentence)
     with pytest.raises(BadInputError) as error:
         read(tmp_path / name)
     assert sentence in str(error.value)
+
+
+def test_pieces_are_in_the_order_of_their_numbers(tmp_path):
+    for number, text in ((0, "a"), (500_000, "b"), (1_000_000, "c")):
+        (tmp_path / f"s.txt{number}-{number + 500_000}").write_bytes(lines(text))
+    assert [outputs for _, outputs in read_expansions(tmp_path, ["x", "y", "z"])] == [["a"], ["b"], ["c"]]
 
 
 def test_a_shorter_sample_among_others_is_named(tmp_path):

@@ -140,7 +140,10 @@ def _native_leaf(where: str, path: str, leaf: Any) -> np.ndarray | Outside:
         beside = leaf["kvstore"].get("path") or leaf.get("path")
         if isinstance(beside, str):
             # Where it was written (driver "gfile", another bucket) does not matter: it lies beside the index.
-            shape = leaf.get("metadata", {}).get("shape")
+            metadata = leaf.get("metadata")
+            shape = metadata.get("shape") if isinstance(metadata, dict) else None
+            if not isinstance(shape, list | tuple | None):
+                raise UserError(f"{where}/{INDEX}: {path} has no shape but {shape!r:.80}")
             place = inside(where, beside.rstrip("/"), said_by=f"{where}/{INDEX}")
             return Outside(stores.zarr(place), None if shape is None else tuple(shape))
     raise UserError(f"{where}/{INDEX}: {path} is neither an array nor what T5X writes of one ({leaf!r:.80})")
