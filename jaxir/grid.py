@@ -79,7 +79,7 @@ def grid(
 
     parse_metrics(metrics)
     seeds = ["0"] if seeds is None else [str(seed) for seed in seeds]
-    if wrong := [seed for seed in seeds if not seed.isdigit()]:
+    if wrong := [seed for seed in seeds if not (seed.isascii() and seed.isdecimal())]:
         raise UserError(f"seeds must be whole numbers, not {wrong[0]!r}")
     axes = plan.Axes(
         models=models,

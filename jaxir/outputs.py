@@ -186,7 +186,7 @@ def _is_report(path: Path) -> bool:
 
 
 def _is_outputs_file(path: Path) -> bool:
-    with open_to_read(path) as file, contextlib.suppress(ValueError):
+    with open_to_read(path) as file, contextlib.suppress(ValueError, RecursionError):
         record = json.loads(file.readline(10_000_000))
         return isinstance(record, dict) and "outputs" in record
     return False

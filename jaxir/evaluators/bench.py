@@ -73,7 +73,12 @@ class Program:
 
     def of_rows(self, state: State) -> Any:
         """Returns what the function makes of each row, as host arrays [N, ...]."""
-        parts = jax.device_get(list(self._run(state, range(0, self.count, self.size))))
+        parts, last = [], None
+        for found in self._run(state, range(0, self.count, self.size)):
+            if last is not None:  # one is fetched while the next is computed: devices hold two
+                parts.append(jax.device_get(last))
+            last = found
+        parts.append(jax.device_get(last))
         return jax.tree.map(lambda *x: np.concatenate(x)[: self.count], *parts)
 
     def of_batches(self, state: State) -> list[Any]:

@@ -10,6 +10,7 @@ import numpy as np
 from jaxir.errors import UserError
 from jaxir.evaluators.bench import Bench, State, stack
 from jaxir.evaluators.evaluator import Evaluator, Prepared
+from jaxir.objectives.gradient_cache import with_fitting_chunks
 from jaxir.simple_types import Natural, checked
 
 
@@ -44,7 +45,10 @@ class Loss(Evaluator):
         rows = {name: stack([row[name] for row in examples.rows])[: len(kept)] for name in kept[0]}
 
         def metrics_of(model: Any, auxiliary: Any, batch: Any) -> dict[str, Any]:
-            loss, metrics = bench.objective(model, batch, None, auxiliary=auxiliary, step=None)
+            objective = bench.objective
+            if len(kept) < bench.batch_size:
+                objective = with_fitting_chunks(objective, len(kept) // divisor)
+            loss, metrics = objective(model, batch, None, auxiliary=auxiliary, step=None)
             return metrics | {"loss": loss}
 
         program = bench.program(metrics_of, rows)

@@ -58,6 +58,10 @@ class Retrieval(Evaluator):
         rows, fingerprint = bench.examples(self.data, pair_features(form))
         training = bench.training_data
         extra = read_rows(training, self.distractors) if self.distractors else []
+        if extra and "passage_ids" not in extra[0]:
+            raise UserError(
+                "distractors are training passages, and the training data have none: set dev_distractors to 0"
+            )
         queries, query_ids = _distinct(rows, [], "query")
         passages, passage_ids = _distinct(rows, extra, "passage")
         judgements: dict[str, dict[str, int]] = {}

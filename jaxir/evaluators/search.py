@@ -63,7 +63,7 @@ class Search(Evaluator):
             return means | (apart if several else {})
 
         texts = ((c.queries, c.documents, str(c.qrels)) for c in found.values())
-        told = fingerprints.of_values(*texts, self.identical_ids)
+        told = fingerprints.of_values(*texts, self.identical_ids, self.depth)
         queries, documents = (
             sum(len(getattr(c, name)) for c in found.values()) for name in ("queries", "documents")
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from jaxir.evaluation.senteval_files import read_senteval
 from jaxir.evaluators.bench import Bench, State
 from jaxir.evaluators.evaluator import Evaluator, Prepared
 from jaxir.installation import require
-from jaxir.simple_types import Count, checked
+from jaxir.simple_types import Within, checked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class SentEval(Evaluator):
     metrics = {"transfer": "greater"}  # noqa: RUF012
 
     directory: str
-    folds: Count = FOLDS
+    folds: Annotated[int, Within(2)] = FOLDS
 
     def prepare(self, bench: Bench) -> Prepared:
         """Reads the tasks; see `Evaluator`.

@@ -128,6 +128,7 @@ class CPDAE(Objective):
         if self.contrast is not None:
             contrastive, more = self._contrast(vectors, logits, batch.get("text_key"))
             loss += self.weight * contrastive
+            more.pop("rows_without_negatives")  # of which the loop says that the loss is 0
             metrics |= more | {"contrastive_loss": contrastive}
         return loss, metrics
 

@@ -201,6 +201,7 @@ class DiffCSE(Objective):
         metrics = metrics | {"contrastive_loss": contrast}
         if self._discriminates:
             difference, more = self._difference(batch, vectors, auxiliary, changing, reading)
+            metrics.pop("rows_without_negatives", None)  # of which the loop says that the loss is 0
             loss, metrics = loss + self.weight * difference, metrics | more
         return loss, metrics
 
@@ -256,6 +257,7 @@ class DiffCSE(Objective):
         reading: jax.Array | None,
     ) -> tuple[jax.Array, Metrics]:
         sides = self._sides(batch, vectors)
+        views = 2 if self.follow == "code" and isinstance(self.contrastive, TwoViews) else 1
         sums = {name: jnp.float32(0) for name in ("loss", "places", "right", "changed")}
         each = [(side, kind) for side in sides for kind in self._kinds]
         for ((ids, vector), kind), own, key in zip(
@@ -266,15 +268,14 @@ class DiffCSE(Objective):
             read = change.ids if self.task == "mlm" else self._filled(change, auxiliary, filling)
             losses, right = self._judged(read, change, vector, kind, auxiliary, judging)
             kept = self._counted(ids, read, change)
-            sums["loss"] += jnp.where(kept, losses, 0.0).sum()
+            over = kept.size * views if self.follow == "code" else len(ids)
+            sums["loss"] += jnp.where(kept, losses, 0.0).sum() / over
             sums["places"] += kept.sum(dtype=jnp.float32)
             sums["right"] += (kept & right).sum(dtype=jnp.float32)
             sums["changed"] += (kept & (read != change.original)).sum(dtype=jnp.float32)
         places = jnp.maximum(sums["places"], 1.0)
-        over = places / len(self._kinds) if self.follow == "code" else jnp.float32(len(vectors.query))
-        loss = sums["loss"] / over
-        return loss, {
-            "difference_loss": loss,
+        return sums["loss"], {
+            "difference_loss": sums["loss"],
             "difference_accuracy": sums["right"] / places,
             "changed_tokens": sums["changed"] / places,
         }

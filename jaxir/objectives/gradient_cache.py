@@ -11,15 +11,32 @@ Here that is a scan over rematerialised chunks: what JAX's automatic differentia
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import jax
 
 from jaxir.errors import UserError
 from jaxir.partitioning import constrain
 
+T = TypeVar("T")
 Embed = Callable[[Mapping[str, jax.Array], Any], Any]
+
+
+def with_fitting_chunks(objective: T, rows: int) -> T:
+    """Returns an objective with chunks, of it and of its parts, that divide the rows of a device."""
+    changed = {}
+    for field in dataclasses.fields(objective) if dataclasses.is_dataclass(objective) else ():
+        value = getattr(objective, field.name)
+        if field.name == "chunks" and isinstance(value, int):
+            changed[field.name] = math.gcd(value, rows)
+        elif isinstance(value, Mapping):
+            changed[field.name] = {name: with_fitting_chunks(part, rows) for name, part in value.items()}
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            changed[field.name] = with_fitting_chunks(value, rows)
+    return dataclasses.replace(objective, **changed) if changed else objective
 
 
 def embed_in_chunks(

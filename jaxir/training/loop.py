@@ -183,7 +183,12 @@ def train(
         start = resumed.step if resumed else 0
         state = resumed.state if resumed else state_lib.initial_state(model, built.transform, plan, auxiliary)
         if recipe.auxiliary_from and not resumed:
-            state = stages.with_auxiliary_of(recipe.auxiliary_from, state, plan)
+            state = stages.with_auxiliary_of(
+                recipe.auxiliary_from,
+                state,
+                plan,
+                read_corpus=lambda beside: objective.read_corpus(beside, data),
+            )
         closing.callback(lambda: state_lib.put_into(model, state.params))
 
         def say_what_it_is() -> None:

@@ -116,10 +116,12 @@ class Recipe:
             raise UserError(
                 f"batch_size must be a multiple of the {divisor} devices that share it, not {self.batch_size}"
             )
+        rows = self.batch_size // divisor
         for chunks in _chunks(self.objective):
-            if self.batch_size % chunks:
+            if rows % chunks:
+                where = f" on each of the {divisor} devices that share it" if divisor > 1 else ""
                 raise UserError(
-                    f"a batch of {self.batch_size} examples cannot be embedded in {chunks} equal chunks"
+                    f"a batch of {rows} examples{where} cannot be embedded in {chunks} equal chunks"
                 )
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+from flax import nnx
 
 from jaxir.errors import UserError
 from jaxir.files import is_bucket
@@ -15,13 +17,16 @@ from jaxir.interop.run_dir import checkpoint_of, read_record
 from jaxir.training.state import Plan, TrainState
 
 
-def with_auxiliary_of(run: str, state: TrainState, plan: Plan) -> TrainState:
+def with_auxiliary_of(
+    run: str, state: TrainState, plan: Plan, *, read_corpus: Callable[[nnx.Module], None]
+) -> TrainState:
     """Returns `state` with auxiliary and statistics of a run's checkpoint (its best, else its latest).
 
     Args:
       run: the directory of a run whose objective had the same auxiliary.
       state: before the first step.
       plan: what the state is of.
+      read_corpus: sets again what follows from the data of this run, not from those of the other.
 
     Raises:
       UserError: `run` is no run, its objective had nothing or something else beside the model, or it is
@@ -49,7 +54,11 @@ def with_auxiliary_of(run: str, state: TrainState, plan: Plan) -> TrainState:
         told = {n: int(x) for n, x in jax.device_get(jax.jit(array_checksums.of_tree)(found[name])).items()}
         if sums.get(name, told) != told:
             raise UserError(f"{path} is damaged: its checksums do not match its content")
-    return state._replace(**found)
+    state = state._replace(**found)
+    _, beside = plan.modules(state.params, state.auxiliary, state.statistics)
+    read_corpus(beside)
+    statistics = nnx.to_pure_dict(nnx.state(beside, nnx.Not(nnx.Param)))
+    return state._replace(statistics=jax.device_put(statistics, plan.shardings.statistics))
 
 
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:

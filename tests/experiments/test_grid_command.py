@@ -122,6 +122,7 @@ def test_mistakes_cost_one_sentence_and_write_nothing(tmp_path, flags, capsys):
     for extra, sentence in (
         ("--objectives=samtonne", "there is no objective 'samtonne'"),
         ("--seeds=one", "seeds must be whole numbers, not 'one'"),
+        ("--seeds=²", "seeds must be whole numbers, not '²'"),
         ("--split=tset", "has no split 'tset' (has: dev, test, train); did you mean 'test'?"),
         ("--metrics=nDGC@10", "there is no metric 'nDGC@10'"),
         ("--bindings=LEARNING_RATE=fast", "LEARNING_RATE must be a number of at least 0, not 'fast'"),

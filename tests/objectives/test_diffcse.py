@@ -441,9 +441,10 @@ def test_a_text_without_a_next_one_costs_nothing():
     assert some > 1 and objective(model, none, auxiliary=auxiliary)[1]["difference_loss"] == 0.0
 
 
-def test_all_kinds_and_both_texts_add_up():
+@pytest.mark.parametrize("follow", ["paper", "code"])
+def test_all_kinds_and_both_texts_add_up(follow):
     model, batch = make_model(), with_next(make_texts())
-    both = diffcse(texts="both", change="delete")
+    both = diffcse(texts="both", change="delete", follow=follow)
     auxiliary = made(both, model)
     parts = [
         dataclasses.replace(both, texts=t)(model, batch, auxiliary=auxiliary)[1] for t in ("same", "next")

@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import stat
@@ -82,6 +83,20 @@ def test_only_its_user_reaches_it(plain):
         assert token.encode() not in Path(f"/proc/{plain.pid}/{what}").read_bytes()
     listening = Path("/proc/net/unix").read_text()
     assert str(directory / "socket") in listening
+
+
+def test_without_a_free_descriptor_its_clients_wait(plain):
+    usual = resource.prlimit(plain.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(plain.pid, resource.RLIMIT_NOFILE, (1, usual[1]))
+    plain.ping()  # Linux has the next one's descriptor ready
+    told = []
+    asks = threading.Thread(target=lambda: told.append(plain.ping()))
+    asks.start()
+    time.sleep(0.5)
+    assert not told
+    resource.prlimit(plain.pid, resource.RLIMIT_NOFILE, usual)
+    asks.join(10)
+    assert len(told) == 1
 
 
 @pytest.mark.parametrize("token", ["0" * 32, "", None, 5])

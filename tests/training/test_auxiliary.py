@@ -177,7 +177,9 @@ def test_chunks_of_a_part_that_do_not_divide_the_batch_are_refused_before_data_a
             raise AssertionError("the data are read")
 
     for objective in (Taught(), WeightedSum(parts={"a": Sigmoid(), "b": Contrastive(chunks=3)})):
-        with pytest.raises(UserError, match="8 examples cannot be embedded in 3 equal chunks"):
+        with pytest.raises(
+            UserError, match=r"4 examples on each of the 2 devices .* cannot be embedded in 3 "
+        ):
             run(tmp_path / "run", objective=objective, data=Unread(), steps=5)
         assert not (tmp_path / "run").exists()
 
@@ -246,6 +248,31 @@ def test_a_later_stage_starts_from_what_was_learnt(whole, tmp_path):
     for change in ({}, {"auxiliary_from": str(tmp_path / "fresh")}):
         with pytest.raises(UserError, match="was trained with auxiliary_from="):
             run(tmp_path / "later", objective=Sigmoid(), optimizer=kept, steps=1, **change)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Counting(Sigmoid):
+    """`Sigmoid`, which knows besides how many examples there are."""
+
+    def auxiliary(self, model, *, form, rngs):
+        found = super().auxiliary(model, form=form, rngs=rngs)
+        found.examples = nnx.Variable(jnp.float32(0))
+        return found
+
+    def read_corpus(self, auxiliary, data):
+        auxiliary.examples[...] = jnp.float32(data.num_examples)
+
+
+def test_what_follows_from_the_data_is_that_of_the_later_stages_data(tmp_path):
+    name = "statistics['examples']"
+    for stage, count, settings in (
+        ("first", 64, {}),
+        ("second", 40, {"auxiliary_from": str(tmp_path / "first")}),
+    ):
+        run(tmp_path / stage, objective=Counting(), steps=4, data=pairs(count), **settings)
+        (tmp_path / stage / "jaxir.json").touch()
+    first, second = (arrays(tmp_path / stage, 4)[name] for stage in ("first", "second"))
+    assert (first, second) == (64, 40)
 
 
 def run_fresh(tmp_path, optimizer):

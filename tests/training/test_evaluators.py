@@ -27,6 +27,7 @@ from jaxir.evaluators.sts import STS
 from jaxir.features import TextFormat
 from jaxir.interop.formats import convert
 from jaxir.objectives.contrastive import Contrastive
+from jaxir.objectives.weighted_sum import WeightedSum
 from jaxir.partitioning import MeshConfig
 from jaxir.retrieval.encoding.dual_encoder import DualEncoder
 from jaxir.training.optimizers import AdamW
@@ -43,13 +44,13 @@ def rr_of_first(count, query, passage):
     return np.where(ranks <= 10, 1 / ranks, 0).mean()
 
 
-def evaluation(dev, *, distractors=0, batch_size=8, devices=4):
+def evaluation(dev, *, distractors=0, batch_size=8, devices=4, objective=None, training=None):
     model = Bag(dropout_rate=0.9)
     bench = Bench(
         tokenizer=None,
         form=TextFormat(LENGTH, LENGTH),
-        objective=Contrastive(),
-        training_data=pairs(40, seed=9),
+        objective=objective or Contrastive(),
+        training_data=training or pairs(40, seed=9),
         batch_size=batch_size,
         partitioner=MeshConfig().build(jax.devices()[:devices]),
     )
@@ -84,6 +85,13 @@ def test_retrieval_metrics_count_every_pair_and_every_distractor(distractors):
     )
 
 
+def test_distractors_of_data_without_passages_cost_a_sentence():
+    texts = pairs(40, seed=9)
+    texts.features = {"text_ids": texts.features["query_ids"]}
+    with pytest.raises(UserError, match="training data have none: set dev_distractors to 0"):
+        evaluation(pairs(21, seed=25), distractors=5, training=texts)
+
+
 @pytest.mark.parametrize("count", [16, 21])
 def test_loss_and_accuracy_are_means_over_full_batches_without_dropout(count):
     dev = pairs(count, seed=1)
@@ -103,6 +111,10 @@ def test_fewer_pairs_than_a_batch_are_one_smaller_batch():
     _, scores = evaluation(pairs(7, seed=1), batch_size=512)
     _, one_device = evaluation(pairs(7, seed=1), batch_size=4, devices=1)
     assert scores["loss"] == pytest.approx(one_device["loss"], rel=1e-5)
+    for objective in (Contrastive(chunks=4), WeightedSum(parts={"a": Contrastive(chunks=4)})):
+        _, in_chunks = evaluation(pairs(7, seed=1), batch_size=512, devices=1, objective=objective)
+        _, at_once = evaluation(pairs(7, seed=1), batch_size=512, devices=1)
+        assert in_chunks["loss"] == pytest.approx(at_once["loss"], rel=1e-5)
 
 
 def test_texts_that_are_all_one_to_the_model_are_refused():

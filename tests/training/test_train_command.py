@@ -110,7 +110,10 @@ def test_mistakes_cost_one_sentence_and_write_nothing(tmp_path, recipe, capsys):
     flags = [f"--gin_file={recipe}", f"--output_dir={output}"]
     for extra, sentence in (
         (["--gin.train.batch_size=10"], "batch_size must be a multiple of the 4 devices"),
-        (["--gin.Contrastive.chunks=3"], "a batch of 8 examples cannot be embedded in 3 equal chunks"),
+        (
+            ["--gin.Contrastive.chunks=3"],
+            "2 examples on each of the 4 devices that share it cannot be embedded in 3 ",
+        ),
         (["--gin.train.batch_size=28"], "batch_size is 28, but there are only 24 pairs"),
         (["--gin.train.steps=0"], "train.steps must be a whole number of at least 1 or None, not 0"),
         (

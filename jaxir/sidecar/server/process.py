@@ -16,6 +16,7 @@ import shutil
 import socket
 import sys
 import threading
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,11 @@ class Server:
 
     def _accept(self) -> None:
         while True:
-            connection, _ = self._socket.accept()
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:  # no descriptor is free: clients wait until one is
+                time.sleep(0.1)
+                continue
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
