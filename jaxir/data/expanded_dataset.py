@@ -19,6 +19,8 @@ from jaxir.data.text_table import TextTable
 from jaxir.errors import UserError
 from jaxir.features import Key, TokenCounts, Tokens
 
+_RANKED_AT_ONCE = 1 << 18  # pairs of queries: some 100 MB
+
 
 class DocumentQueries(NamedTuple):
     """Queries of M documents.
@@ -29,6 +31,7 @@ class DocumentQueries(NamedTuple):
       counts: int64 [M].
       tokens: of each query what `Joiner.queries` returns; it has no keys.
       words: of each query its words, as `rouge.Words` numbers them; likewise.
+      texts: int64 [Q], of each query a hash: equal ones are one query.
     """
 
     keys: np.ndarray
@@ -36,6 +39,7 @@ class DocumentQueries(NamedTuple):
     counts: np.ndarray
     tokens: TextTable
     words: TextTable
+    texts: np.ndarray
 
     def row(self, query: int) -> np.ndarray:
         """Returns the tokens of a query."""
@@ -90,6 +94,7 @@ class ExpandedDataset:
         parts = [self._base.fingerprint, repr(self._selection), self._appended]
         for queries in (self._documents, self._golds):
             arrays = {"keys": queries.keys, "starts": queries.starts, "counts": queries.counts}
+            arrays["texts"] = queries.texts
             for name, table in (("tokens", queries.tokens), ("words", queries.words)):
                 arrays |= {name: table.flat, f"{name}_offsets": table.offsets}
             parts.append(fingerprints.of_arrays(arrays))
@@ -200,21 +205,29 @@ class ExpandedDataset:
         relevance = np.zeros(len(queries))
         if selection.ranks:
             relevance = _relevance(self._golds, golds[pair], self._documents, queries)
-        luck = uniforms(seed, np.array([step]), *places[:, pair], number)
+        own = self._documents.texts[queries] == self._golds.texts[golds[pair]]
+        luck = np.zeros(len(queries))
+        if selection.draws:
+            luck = uniforms(seed, np.array([step]), *places[:, pair], number)
         chosen = []
         for start, end in zip(ends - counts, ends, strict=True):
             some = np.empty(0, np.int64)
             if start < end:
-                some = self._choose(selection, relevance[start:end], luck[start:end], step)
+                of_document = slice(start, end)
+                some = self._choose(
+                    selection, relevance[of_document], own[of_document], luck[of_document], step
+                )
             chosen.append([self._documents.row(query) for query in queries[start:end][some]])
         return chosen
 
-    def _choose(self, selection: Selection, relevance: np.ndarray, luck: np.ndarray, step: int) -> np.ndarray:
-        """Returns which of a document's queries [n] are appended to it."""
+    def _choose(
+        self, selection: Selection, relevance: np.ndarray, own: np.ndarray, luck: np.ndarray, step: int
+    ) -> np.ndarray:
+        """Returns which of a document's queries [n] are appended to it; `own` says which are the gold one."""
         order = np.arange(len(relevance))
         if selection.ranks:
             order = np.argsort(-relevance, kind="stable")
-            others = order[relevance[order] < 1]
+            others = order[~own[order]]
             order = others if len(others) else order
         first, end = selection.among(len(order), step, self._steps or 1)
         order = order[first:end]
@@ -248,4 +261,8 @@ def _relevance(
         sizes = table.offsets[rows + 1] - table.offsets[rows]
         return table.ids(rows, int(np.max(sizes, initial=0)))
 
-    return rouge_l(padded(golds.words, of_golds), padded(generated.words, queries))
+    found = [np.empty(0)]
+    for at in range(0, len(queries), _RANKED_AT_ONCE):
+        some = slice(at, at + _RANKED_AT_ONCE)
+        found.append(rouge_l(padded(golds.words, of_golds[some]), padded(generated.words, queries[some])))
+    return np.concatenate(found)

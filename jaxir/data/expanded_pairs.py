@@ -18,13 +18,13 @@ from jaxir.data.rouge import Words
 from jaxir.data.selection import Curriculum, First, Gold, Selection
 from jaxir.data.sources import BeirFolder, key_digest, read_corpus
 from jaxir.data.text_data import RecordSource, TextData
-from jaxir.data.text_table import TextTable
+from jaxir.data.text_table import TextTable, folded
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
 from jaxir.features import Features, Key, Record, Tokens
 from jaxir.files import local_path
 from jaxir.progress import progress
-from jaxir.simple_types import Count, checked
+from jaxir.simple_types import Count, Natural, checked
 
 _TOKENISE_AT_ONCE = 4096
 
@@ -35,9 +35,10 @@ class ExpandedPairs(TextData):
     """Pairs, of which each passage and each hard negative is read with a generated query (He et al. 2022).
 
     Which one says `selection`: by ROUGE-L between it and the pair's own query, the gold one. Of a document's
-    queries each counts once, and of those that `selection` ranks the gold query, word for word, is left out
-    while there are others. A document without any query is read alone. A batch is that of the pairs, but for
-    the tokens of their documents, so any objective of pairs takes it.
+    queries each counts once, and of those that `selection` ranks the gold query is left out while there are
+    others (capitals, white space and a mark at the end do not count). A document without any query is read
+    alone. A batch is that of the pairs, but for the tokens of their documents, so any objective of pairs
+    takes it.
 
     Attributes:
       pairs: the pairs, such as BeirPairs(...) or TevatronPairs(...).
@@ -87,11 +88,12 @@ class ExpandedPairs(TextData):
         row_of = {key.tobytes(): row for row, key in enumerate(documents)}
         starts, counts = np.zeros((2, len(documents)), np.int64)
         seen = np.zeros(len(documents), bool)
-        tokens, as_words, pending = _Rows(dtype), _Rows(np.int32), []
+        tokens, as_words, hashes, pending = _Rows(dtype), _Rows(np.int32), [], []
 
         def flush() -> None:
             tokens.extend(joiner.queries(pending))
             as_words.extend(map(words, pending))
+            hashes.append(_hashes(pending))
             pending.clear()
 
         place = local_path(self.corpus)
@@ -123,12 +125,24 @@ class ExpandedPairs(TextData):
                 f"{alone:,} of {len(counts):,} documents have no generated query: they are read alone",
                 file=sys.stderr,
             )
-        return DocumentQueries(documents, starts, counts, tokens.table(), as_words.table())
+        return DocumentQueries(
+            documents, starts, counts, tokens.table(), as_words.table(), np.concatenate(hashes)
+        )
 
 
-def pairs_or_mined(pairs: RecordSource, mined: str | None) -> RecordSource:
-    """Returns the pairs, or in their place those with hard negatives that `jaxir.mine` wrote."""
-    return pairs if mined is None else TevatronPairs(path=mined)
+def pairs_or_mined(pairs: RecordSource, mined: str | None, negatives: Natural) -> RecordSource:
+    """Returns the pairs, or in their place those with hard negatives that `jaxir.mine` wrote.
+
+    Raises:
+      UserError: mined ones of which no negative would be used.
+    """
+    if mined is None:
+        return pairs
+    if not negatives:
+        raise UserError(
+            f"{mined}: none of its hard negatives would be used: give NEGATIVES, how many of each"
+        )
+    return TevatronPairs(path=mined)
 
 
 def dev_pairs(
@@ -149,6 +163,7 @@ class _GoldQueries:
         self.words = words
         self._texts_too = texts_too
         self._words: dict[bytes, np.ndarray] = {}
+        self._hashes: dict[bytes, np.ndarray] = {}
         self._texts: dict[bytes, str] = {}
 
     def noted(self, records: Iterable[Record], field: str) -> Iterator[Record]:
@@ -158,7 +173,7 @@ class _GoldQueries:
                 identifier, text = record[field]
                 key = key_digest(identifier)
                 if key not in self._words:
-                    self._words[key] = self.words(text)
+                    self._words[key], self._hashes[key] = self.words(text), _hashes([text])
                     if self._texts_too:
                         self._texts[key] = text
             yield record
@@ -171,7 +186,14 @@ class _GoldQueries:
         if self._texts_too:
             tokens.extend(joiner.queries([self._texts[key] for key in ordered]))
         every = np.arange(len(keys))
-        return DocumentQueries(keys, every, np.ones_like(every), tokens.table(), words.table())
+        texts = np.concatenate([self._hashes[key] for key in ordered])
+        return DocumentQueries(keys, every, np.ones_like(every), tokens.table(), words.table(), texts)
+
+
+def _hashes(texts: list[str]) -> np.ndarray:
+    """Returns int64 [N], of queries without capitals, spare white space and a mark at the end."""
+    compared = (folded(text).rstrip(" ?!.؟。！？") for text in texts)
+    return np.frombuffer(b"".join(map(key_digest, compared)), "<i8")
 
 
 class _Rows:

@@ -118,11 +118,11 @@ class TableBuilder:
             tokens = row.tobytes()
             if (at := first.setdefault(tokens, i)) != i:
                 one, other = (self._pending[row][len(self._prompt) :] for row in (at, i))
-                folded = others.setdefault(tokens, {_folded(one)})
-                if _folded(other) not in folded:
-                    folded.add(_folded(other))
+                known = others.setdefault(tokens, {folded(one)})
+                if folded(other) not in known:
+                    known.add(folded(other))
                     self._alike = self._alike or (one, other)
-        like_another = sum(len(folded) - 1 for folded in others.values())
+        like_another = sum(len(known) - 1 for known in others.values())
         self._distinct += len(first) + like_another
         self._like_another += like_another
 
@@ -140,5 +140,6 @@ class TableBuilder:
         print(f"warning: {sentence}", file=sys.stderr)
 
 
-def _folded(text: str) -> str:
+def folded(text: str) -> str:
+    """Returns a text without its capitals and runs of white space, as texts are compared word for word."""
     return " ".join(text.casefold().split())

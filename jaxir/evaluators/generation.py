@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxir.data.text_table import folded
 from jaxir.errors import UserError
 from jaxir.evaluators.bench import Bench, State, stack
 from jaxir.evaluators.evaluator import Evaluator, Prepared
@@ -70,11 +71,7 @@ class Generation(Evaluator):
             pairs = list(zip(targets, written, strict=True))
             return {
                 "rougeL": float(np.mean([scorer.score(*pair)["rougeL"].fmeasure for pair in pairs])),
-                "exact_match": float(np.mean([_folded(one) == _folded(other) for one, other in pairs])),
+                "exact_match": float(np.mean([folded(one) == folded(other) for one, other in pairs])),
             }
 
         return Prepared(measure, fingerprint)
-
-
-def _folded(text: str) -> str:
-    return " ".join(text.casefold().split())

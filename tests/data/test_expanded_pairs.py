@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxir.data.array_dataset import ArrayDataset
-from jaxir.data.expanded_pairs import ExpandedPairs
+from jaxir.data.expanded_pairs import ExpandedPairs, pairs_or_mined
 from jaxir.data.joining import Joiner
 from jaxir.data.mixture import Mixture
 from jaxir.data.pair_sources import BeirPairs, TevatronPairs
@@ -175,6 +175,41 @@ def test_strategies_of_figure_7(collection, minilm, selection, queries):
     negatives = drawn(data, minilm, steps=3, name="negative_ids")
     if isinstance(selection, Gold):  # the gold query is that of the pair, for its negatives too
         assert all(text.endswith(QUERY) for text in negatives)
+
+
+def test_the_gold_query_is_told_by_its_text_in_any_script(tmp_path, minilm):
+    """ROUGE-L has words of a to z alone: 0 for the same question in another script, 1 for another about C."""
+    golds = {"什么是注意力": ["什么是注意力？", "注意力"], "what is C?": ["What is C", "what is C#?"]}
+    texts = [f"document {i}" for i in range(2)]
+    write = {
+        "corpus.jsonl": [{"_id": f"d{i}", "text": text} for i, text in enumerate(texts)],
+        "expansions.jsonl": [{"_id": f"d{i}", "outputs": q} for i, q in enumerate(golds.values())],
+        "pairs.jsonl": [
+            {"query_id": f"q{i}", "query": gold, "positive_passages": [{"docid": f"d{i}", "text": text}]}
+            for i, (gold, text) in enumerate(zip(golds, texts, strict=True))
+        ],
+    }
+    for name, records in write.items():
+        (tmp_path / name).write_text("".join(json.dumps(r) + "\n" for r in records))
+    data = ExpandedPairs(
+        pairs=TevatronPairs(path=str(tmp_path / "pairs.jsonl")),
+        expansions=str(tmp_path / "expansions.jsonl"),
+        corpus=str(tmp_path / "corpus.jsonl"),
+        selection=Top(),
+    ).build(minilm, pair_features(TextFormat(12, 24)))
+    batch = next(data.batches(batch_size=2, seed=0))
+    read = sorted(minilm.decode(ids) for ids in batch["passage_ids"])
+    assert [text.removeprefix(f"document {i}").strip() for i, text in enumerate(read)] == [
+        minilm.decode(minilm.encode_batch([q], max_length=12)[0]) for q in ("注意力", "what is C#?")
+    ]
+
+
+def test_mined_pairs_without_a_number_of_negatives_are_refused():
+    pairs = TevatronPairs(path="pairs.jsonl")
+    assert pairs_or_mined(pairs, None, 0) is pairs
+    assert pairs_or_mined(pairs, "mined.jsonl", 7).path == "mined.jsonl"
+    with pytest.raises(UserError, match="none of its hard negatives would be used: give NEGATIVES"):
+        pairs_or_mined(pairs, "mined.jsonl", 0)
 
 
 def test_what_the_tower_reads(collection, minilm):

@@ -15,7 +15,8 @@ from jaxir.models.dual_encoder import DualEncoderModel
 from jaxir.retrieval.encoding.dual_encoder import EMBED
 from jaxir.retrieval.encoding.embeddings import encode_corpus, open_embeddings
 from jaxir.retrieval.encoding.views import Expansion
-from jaxir.retrieval.indexes.index import load_index
+from jaxir.retrieval.indexes.index import build_index, load_index
+from jaxir.retrieval.indexes.updating import update_index
 from jaxir.retrieval.ranking.rescoring import score_candidates
 from jaxir.retrieval.ranking.runs import read_run
 
@@ -77,6 +78,25 @@ def test_the_typical_representation_is_the_mean_of_the_views(collection, encoder
     assert moved[0] < 1e-5 and moved[3] > 1e-3 and np.sum(moved > 1e-3) == COUNT - 4
     _, again = encoded(encoder, folder, tmp_path / "shuffled", views=5, name="shuffled.jsonl")
     assert np.array_equal(vectors, again)
+
+
+def test_an_index_takes_documents_that_were_read_in_its_way_alone(collection, encoder, tmp_path):
+    folder, _, _ = collection
+    stored, _ = encoded(encoder, folder, tmp_path / "typical", views=5)
+    build_index(stored, backend="exact").save(tmp_path / "index")
+    encode_corpus(encoder, folder / "corpus.jsonl", tmp_path / "alone")
+    for name, sentence in (
+        ("alone", "read alone, those of the index with"),
+        ("other", "--views=3.*--views=5"),
+    ):
+        if name == "other":
+            encoded(encoder, folder, tmp_path / name, views=3)
+        with pytest.raises(UserError, match=sentence):
+            update_index(
+                tmp_path / "index", embeddings=open_embeddings(tmp_path / name), delete=stored.ids[:2]
+            )
+    assert update_index(tmp_path / "index", delete=stored.ids[:2]).count == COUNT - 2
+    assert load_index(tmp_path / "index").info.read_with == "--expansion=typical --views=5"
 
 
 def test_document_expansion_appends_what_fits(collection, encoder, tmp_path):

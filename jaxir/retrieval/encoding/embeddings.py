@@ -92,6 +92,11 @@ class EmbeddingsInfo:
     views: Natural = 0
     expansions_hash: str = ""
 
+    @property
+    def read_with(self) -> str | None:
+        """How documents were read with generated queries, in words; None: alone."""
+        return None if self.expansion is None else f"--expansion={self.expansion} --views={self.views}"
+
 
 # What must be the same for a run to be continued, and how it is called.
 _SAME = {

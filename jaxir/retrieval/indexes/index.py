@@ -60,6 +60,7 @@ class IndexInfo:
       count: N.
       fingerprint: of the model that made the vectors; None where they came from elsewhere.
       model: the model as it was named to `encode`; None likewise.
+      read_with: how documents were read with generated queries, in words; None: alone.
       settings: the engine's own.
     """
 
@@ -69,6 +70,7 @@ class IndexInfo:
     count: Count
     fingerprint: str | None = None
     model: str | None = None
+    read_with: str | None = None
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -343,7 +345,7 @@ def build_index(
         raise UserError(f"the {backend} engine takes a corpus, not embeddings")
     if stored.info.expansion == "corpus":
         index_class, options = engine("entries"), options | {"backend": backend}
-    return index_class.build(
+    index = index_class.build(
         stored.shards,
         stored.ids,
         similarity=stored.info.similarity,
@@ -351,6 +353,9 @@ def build_index(
         model=model or stored.info.model,
         **options,
     )
+    if stored.info.expansion != "corpus":  # of entries the engine says it
+        index.info = dataclasses.replace(index.info, read_with=stored.info.read_with)
+    return index
 
 
 def engine(name: str) -> type[Index]:

@@ -133,6 +133,11 @@ def _checked(
             f" {info.fingerprint[:12]}), the index with {index.info.model or 'another'} (fingerprint"
             f" {(index.info.fingerprint or 'unknown')[:12]}): they cannot be searched together"
         )
+    if info.read_with != index.info.read_with:
+        raise UserError(
+            f"the documents of the embeddings were read {_reading(info.read_with)}, those of the index"
+            f" {_reading(index.info.read_with)}: encode the new ones in the same way"
+        )
     checked(embeddings.shards, embeddings.ids, info.similarity)
     check_new(embeddings.ids, set(index.ids).difference(delete))
     if (corpus is None) != (index.documents is None):
@@ -142,6 +147,10 @@ def _checked(
             else f"{directory} stores no documents for display: leave out the corpus"
         )
     return embeddings.ids
+
+
+def _reading(read_with: str | None) -> str:
+    return "alone" if read_with is None else f"with generated queries ({read_with})"
 
 
 def _recall(directory: Path, index: Index) -> Recall | None:
