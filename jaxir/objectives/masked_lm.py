@@ -108,7 +108,9 @@ class MaskedWords(nnx.Module):
         Returns:
           The masked texts, and where their tokens are to be predicted, both [B, L].
         """
-        choosing, replacing = (jax.random.key(fixed) if key is None else key for key in keys)
+        # In evaluation they are two as well, or what replaces a token would follow from its being chosen.
+        always = jax.random.key(fixed)
+        choosing, replacing = keys if keys[0] is not None else (always, jax.random.fold_in(always, 1))
         chosen = choose_tokens(ids, choosing, share=share)
         vocab_size = len(self.head.bias[...])
         return mask_as_bert(ids, chosen, replacing, mask_id=self.mask_id, vocab_size=vocab_size), chosen

@@ -150,10 +150,10 @@ def test_what_was_interrupted_is_taken_up_and_ends_the_same(data, generator, tmp
 def test_another_command_does_not_go_on_with_it(data, generator, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(generator, "generate", lambda *a, **k: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        outputs_file.write_outputs(generator, data / "texts.jsonl", tmp_path / "a.jsonl", SAMPLED, window=3)
+        outputs_file.write_outputs(generator, data / "texts.jsonl", tmp_path / "a.jsonl", Decoding(top_k=5))
     model = f"hf:{GOLDEN / 'seq2seq_1_1'}"
     assert generate(data, model, tmp_path / "a.jsonl", "--top_k=4") == 1
-    assert "was begun with another window" in capsys.readouterr().err
+    assert "was begun with another" in (told := capsys.readouterr().err) and "(5, now 4)" in told, told
 
 
 def many_texts(place: Path) -> Path:
