@@ -1,8 +1,8 @@
 """The step of each objective on texts beside SimCSE's, and SimCSE beside sentence-transformers'.
 
 Each gin piece of gin/objectives that needs texts, with its own settings, on the same random model and texts
-without padding. All steps are compiled in one process and run in turns, so that a machine's moods hit all of
-them; then SimCSE alone and the peer in processes that take turns.
+without padding, in a process in which its step and SimCSE's take turns, so that a machine's moods hit both;
+then SimCSE alone and the peer in processes that take turns.
 
     python benchmarks/objectives.py [--model=minilm|bert-base] [--batch_size=64] [--length=32] [--steps=10]
                                     [--repeats=3] [--objective=NAME[+BINDING...]]... [--dtype=bfloat16]
@@ -63,14 +63,15 @@ def main() -> int:
         " every one that needs texts)",
     )
     parser.add_argument("--peer_python", help="an interpreter with torch and sentence-transformers")
-    parser.add_argument("--worker", choices=["objectives", "simcse", "peer"], help=argparse.SUPPRESS)
+    parser.add_argument("--worker", choices=["objective", "simcse", "peer"], help=argparse.SUPPRESS)
     flags = parser.parse_args()
     flags.remat = False
     if flags.worker:
         result = work_peer(flags) if flags.worker == "peer" else work_jaxir(flags)
         print(json.dumps(result))
         return 0
-    report_objectives(flags, run_worker("objectives", flags))
+    found = {name: run_worker("objective", flags, name) for name in flags.objective or pieces()}
+    report_objectives(flags, found)
     if flags.peer_python:
         runs: dict[str, list[dict]] = {"simcse": [], "peer": []}
         for repeat in range(flags.repeats):
@@ -82,13 +83,13 @@ def main() -> int:
     return 0
 
 
-def run_worker(system: str, flags: argparse.Namespace) -> dict:
-    """Runs one system in its own process."""
+def run_worker(system: str, flags: argparse.Namespace, objective: str | None = None) -> dict:
+    """Runs one system in its own process; of jaxir's an objective beside SimCSE, or SimCSE alone."""
     python = flags.peer_python if system == "peer" else sys.executable
     names = ("model", "batch_size", "length", "dtype", "steps")
     command = [python, str(Path(__file__).resolve()), f"--worker={system}"]
     command += [f"--{name}={getattr(flags, name)}" for name in names]
-    command += [f"--objective={text}" for text in flags.objective or ()] if system == "objectives" else []
+    command += [f"--objective={objective}"] if objective else []
     environment = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "HF_HUB_OFFLINE": "1"} | os.environ
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment)
     if done.returncode:
@@ -100,7 +101,7 @@ def run_worker(system: str, flags: argparse.Namespace) -> dict:
 
 
 def work_jaxir(flags: argparse.Namespace) -> dict:
-    """Measures the objectives asked for, in turns: name -> figures, or why it was left out."""
+    """Measures SimCSE and the objective asked for, in turns: name -> figures, or why it was left out."""
     import jax
     from flax import nnx
 
@@ -117,8 +118,7 @@ def work_jaxir(flags: argparse.Namespace) -> dict:
         model_dir.save(Path(directory) / "model", model, tokenizer, settings)
         write_texts(Path(directory) / "texts.txt", flags)
         ready = {}
-        wanted = [FIRST] if flags.worker == FIRST else [FIRST, *(flags.objective or pieces())]
-        for text in dict.fromkeys(wanted):
+        for text in dict.fromkeys([FIRST, *(flags.objective or ())]):
             try:
                 ready[text] = make_ready(text, flags, directory)
             except UserError as error:
@@ -165,8 +165,10 @@ def make_ready(text: str, flags: argparse.Namespace, directory: str) -> Ready:
 
     name, *more = text.split("+")
     files = ["gin/unsupervised.gin", f"gin/objectives/{name}.gin"]
-    given = [f"MODEL={directory}/model", f"TEXT={directory}/texts.txt", f"PASSAGE_LENGTH={flags.length}"]
+    given = [f"MODEL={directory}/model", f"TEXT={directory}/texts.txt"]
     given += [
+        f"PASSAGE_LENGTH={flags.length}",
+        f"QUERY_LENGTH={flags.length}",
         f"BATCH_SIZE={flags.batch_size}",
         f"DTYPE={flags.dtype}",
         f"DROPOUT={DROPOUT}",
@@ -179,7 +181,8 @@ def make_ready(text: str, flags: argparse.Namespace, directory: str) -> Ready:
     recipe = Recipe(**gin.get_bindings(train) | {"optimizer": optimizer}).settled()
     partitioner = recipe.mesh.build()
     loaded = recipe.model.build(seed=0, partitioner=partitioner)
-    form = loaded.settings.text_format(recipe.num_negatives, mask_id=loaded.tokenizer.mask_id)
+    of_tokens = {"mask_id": loaded.tokenizer.mask_id, "vocabulary": loaded.tokenizer.vocabulary}
+    form = loaded.settings.text_format(recipe.num_negatives, **of_tokens)
     objective = recipe.objective
     data = recipe.data.build(loaded.tokenizer, objective.features(form))
     batches = data.batches(
@@ -204,10 +207,14 @@ def make_ready(text: str, flags: argparse.Namespace, directory: str) -> Ready:
 
 
 def write_texts(path: Path, flags: argparse.Namespace) -> None:
-    """Writes texts of random words, each of more tokens than `length`, enough for some batches."""
+    """Writes texts of random words in two sentences, each of more tokens than `length`, for some batches."""
     draw = random.Random(0)
     words = [word for word in Path(__file__).read_text(encoding="utf-8").split() if word.isalpha()]
-    lines = (" ".join(draw.choices(words, k=flags.length)) for _ in range(4 * flags.batch_size))
+
+    def sentence() -> str:
+        return " ".join(draw.choices(words, k=flags.length)).capitalize() + "."
+
+    lines = (f"{sentence()} {sentence()}" for _ in range(4 * flags.batch_size))
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
@@ -217,7 +224,7 @@ def write_texts(path: Path, flags: argparse.Namespace) -> None:
 def work_peer(flags: argparse.Namespace) -> dict:
     """Measures SimCSE as sentence-transformers trains it."""
     import numpy as np
-    from sentence_transformers.losses import MultipleNegativesRankingLoss
+    from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
     encoder = peer_encoder(flags, DROPOUT)
     ids = np.random.default_rng(0).integers(2, encoder.config.vocab_size, (flags.batch_size, flags.length))
@@ -227,24 +234,23 @@ def work_peer(flags: argparse.Namespace) -> dict:
 # ----------------------------------------------------------------------------------------------- report
 
 
-def report_objectives(flags: argparse.Namespace, found: dict[str, dict]) -> None:
-    """Prints a row for each objective."""
-    first = found[FIRST]
+def report_objectives(flags: argparse.Namespace, runs: dict[str, dict[str, dict]]) -> None:
+    """Prints a row for each objective, and each that was left out."""
+    first = next(iter(runs.values()))[FIRST]
     print(
         f"{flags.model}, {flags.batch_size} texts of {flags.length} tokens, {flags.dtype}, {first['device']};"
-        f" medians of {flags.steps} steps in turns; a step of SimCSE: {first['flops'] / 1e9:.1f} GFLOP"
+        f" medians of {flags.steps} steps; a step of SimCSE: {first['flops'] / 1e9:.1f} GFLOP"
     )
     print("\n| objective | s a step | CPU s | of SimCSE's | must cost | M parameters beside | compile s |")
     print("|---|" + "---:|" * 6)
-    for name, own in found.items():
-        if "left_out" in own:
-            continue
-        times = f"{own['step']:.3f} | {own['cpu']:.2f} | {own['step'] / first['step']:.2f}"
+    measured = {name: run for name, run in runs.items() if "left_out" not in run[name]}
+    for name, run in measured.items():
+        own, other = run[name], run[FIRST]
+        times = f"{own['step']:.3f} | {own['cpu']:.2f} | {own['step'] / other['step']:.2f}"
         beside = f"{own['parameters']['beside'] / 1e6:.1f}"
-        print(f"| {name} | {times} | {own['flops'] / first['flops']:.2f} | {beside} | {own['compile']:.1f} |")
-    for name, own in found.items():
-        if "left_out" in own:
-            print(f"{name} is left out: {own['left_out']}")
+        print(f"| {name} | {times} | {own['flops'] / other['flops']:.2f} | {beside} | {own['compile']:.1f} |")
+    for name in runs.keys() - measured.keys():
+        print(f"{name} is left out: {runs[name][name]['left_out']}")
 
 
 def report_peer(flags: argparse.Namespace, runs: dict[str, list[dict]]) -> None:

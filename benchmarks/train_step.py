@@ -238,7 +238,7 @@ def token_pairs(flags: argparse.Namespace, vocabulary: int):
 
 def work_peer(flags: argparse.Namespace) -> dict:
     """Measures the step of torch on pairs."""
-    from sentence_transformers.losses import MultipleNegativesSymmetricRankingLoss
+    from sentence_transformers.sentence_transformer.losses import MultipleNegativesSymmetricRankingLoss
 
     encoder = peer_encoder(flags)
     ids = random_ids(flags, encoder.config.vocab_size, flags.batch_size)
