@@ -8,7 +8,6 @@ from pathlib import Path
 
 import regex
 
-from jaxir.data.lines import MalformedRecord, json_object, parsed_lines, string_field
 from jaxir.data.sources import Document, read_corpus
 from jaxir.errors import UserError
 from jaxir.progress import progress
@@ -16,32 +15,6 @@ from jaxir.retrieval.ranking.runs import Run, rank
 
 # Runs of letters, digits and marks, and every other visible character by itself.
 _TOKEN = regex.compile(r"[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]")
-
-
-def read_answers(path: str | Path) -> dict[str, list[str]]:
-    """Reads the answers of each query: lines of {"_id": query id, "answers": [text, ...]}.
-
-    Raises:
-      BadInputError: a malformed line, a query without an answer, or a query a second time.
-      UserError: no such file.
-    """
-    found: dict[str, list[str]] = {}
-
-    def parse(line: str, _: int) -> tuple[str, list[str]]:
-        record = json_object(line)
-        query_id, answers = string_field(record, "_id"), record.get("answers")
-        if not isinstance(answers, list) or not all(isinstance(a, str) and a.strip() for a in answers):
-            raise MalformedRecord("'answers' is not a list of texts")
-        if not answers:
-            raise MalformedRecord(
-                "'answers' is empty,", f"and a query without any cannot be judged: {query_id!r}"
-            )
-        if query_id in found:
-            raise MalformedRecord("a query comes twice:", repr(query_id))
-        return query_id, answers
-
-    found.update(parsed_lines(path, parse, "stop"))  # one by one: `parse` looks at those before
-    return found
 
 
 def tokens_of(text: str) -> list[str]:

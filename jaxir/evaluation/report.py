@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jaxir.data.answers import read_answers
 from jaxir.errors import UserError
-from jaxir.evaluation.answers import judge_by_answers, read_answers
+from jaxir.evaluation.answers import judge_by_answers
 from jaxir.evaluation.judgements import read_judgements
 from jaxir.evaluation.retrieval import IdenticalIds, Qrels, evaluate_run, parse_metrics
 from jaxir.evaluation.systems import Pair, System, compare_systems

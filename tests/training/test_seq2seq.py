@@ -154,6 +154,8 @@ def test_another_command_does_not_go_on_with_it(data, generator, tmp_path, monke
     model = f"hf:{GOLDEN / 'seq2seq_1_1'}"
     assert generate(data, model, tmp_path / "a.jsonl", "--top_k=4") == 1
     assert "was begun with another" in (told := capsys.readouterr().err) and "(5, now 4)" in told, told
+    assert generate(data, model, tmp_path / "a.jsonl", "--top_k=5", "--batch_tokens=64") == 1
+    assert "was begun with another batch_tokens" in capsys.readouterr().err
 
 
 def many_texts(place: Path) -> Path:

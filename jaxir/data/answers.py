@@ -1,0 +1,33 @@
+"""Answers of questions: a file of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jaxir.data.lines import MalformedRecord, json_object, parsed_lines, string_field
+
+
+def read_answers(path: str | Path) -> dict[str, list[str]]:
+    """Reads the answers of each query: lines of {"_id": query id, "answers": [text, ...]}.
+
+    Raises:
+      BadInputError: a malformed line, a query without an answer, or a query a second time.
+      UserError: no such file.
+    """
+    found: dict[str, list[str]] = {}
+
+    def parse(line: str, _: int) -> tuple[str, list[str]]:
+        record = json_object(line)
+        query_id, answers = string_field(record, "_id"), record.get("answers")
+        if not isinstance(answers, list) or not all(isinstance(a, str) and a.strip() for a in answers):
+            raise MalformedRecord("'answers' is not a list of texts")
+        if not answers:
+            raise MalformedRecord(
+                "'answers' is empty,", f"and a query without any cannot be judged: {query_id!r}"
+            )
+        if query_id in found:
+            raise MalformedRecord("a query comes twice:", repr(query_id))
+        return query_id, answers
+
+    found.update(parsed_lines(path, parse, "stop"))  # one by one: `parse` looks at those before
+    return found

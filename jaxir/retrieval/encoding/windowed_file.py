@@ -1,0 +1,193 @@
+"""A JSON line for each text of a file, made window by window, taken up again where a run stopped.
+
+Until all are there they lie beside the output, in the directory `.NAME.unfinished`:
+
+    made.json             what is made: the input, the model, the settings
+    outputs-00000.jsonl   the lines of a window of texts
+
+Texts are batched within their window, so that outputs do not depend on where a run was interrupted, nor on
+how many processes share the windows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import jax
+
+from jaxir.distributed import wait_for_all
+from jaxir.errors import UserError
+from jaxir.files import atomic_file, remove_tree
+from jaxir.json_files import read_json
+from jaxir.outputs import alone
+from jaxir.progress import progress
+from jaxir.reading import open_to_read
+
+WINDOW = 1024  # texts, at most which a process loses by an interruption
+MADE = "made.json"
+
+
+class HasId(Protocol):
+    """What a line is made for."""
+
+    @property
+    def id(self) -> str: ...
+
+
+R = TypeVar("R", bound=HasId)
+
+
+@dataclasses.dataclass
+class OutputsReport:
+    """What is in the file: counts.
+
+    Attributes:
+      texts: texts of the input.
+      outputs: what was written for them.
+      without: texts for which nothing was.
+    """
+
+    texts: int = 0
+    outputs: int = 0
+    without: int = 0
+
+    def __str__(self) -> str:
+        said = f"{self.texts:,} texts, {self.outputs:,} outputs"
+        return said + (f"; nothing was written for {self.without:,} texts" if self.without else "")
+
+
+def write_windows(
+    output: Path,
+    made: Mapping[str, Any],
+    records: Iterable[R],
+    make: Callable[[Sequence[R], Callable[[int], None]], Iterable[Mapping[str, Any]]],
+    *,
+    count: int,
+    what: str,
+    window: int = WINDOW,
+) -> OutputsReport | None:
+    """Writes a line {"_id", "outputs", ...} for each record, in order; the file appears only when whole.
+
+    Run again after an interruption it continues; the result is the same. Several processes of one run, which
+    see the same files, each make their part of the windows; the first one puts them together.
+
+    Args:
+      output: the file.
+      made: what is made: all that the lines depend on, so that nothing else is taken up again.
+      records: what lines are made for.
+      make: the fields of each of a window's lines, `outputs` (a list) among them; it tells how many are done.
+      count: how many records there are.
+      what: what the progress bar says.
+      window: records that are handled together.
+
+    Returns:
+      What is in the file, in the first process; None in the others.
+
+    Raises:
+      UserError: what was begun there is something else or damaged, or another run is writing it.
+    """
+    part, parts = jax.process_index(), jax.process_count()
+    unfinished = output.with_name(f".{output.name}.unfinished")
+    windows = [unfinished / f"outputs-{number:05d}.jsonl" for number in range(-(-count // window))]
+    with alone(output) if part == 0 else contextlib.nullcontext():
+        if part == 0:
+            _begin(unfinished, made, output)
+        wait_for_all("outputs are begun")
+        own = set(windows[part::parts])
+        texts = {place: min(window, count - n * window) for n, place in enumerate(windows)}
+        with progress(
+            total=sum(texts[place] for place in own),
+            initial=sum(texts[place] for place in own if place.exists()),
+            what=what + (f", part {part + 1} of {parts}" if parts > 1 else ""),
+            unit="texts",
+        ) as bar:
+            remaining = iter(records)
+            for place in windows:
+                batch = list(itertools.islice(remaining, window))
+                if place not in own:
+                    continue
+                if place.exists():
+                    _check_window(place, [record.id for record in batch])
+                    continue
+                found = make(batch, bar.update)
+                with atomic_file(place) as file:
+                    for record, fields in zip(batch, found, strict=True):
+                        file.write(_line({"_id": record.id, **fields}))
+        wait_for_all("outputs are made")
+        return _finish(windows, output) if part == 0 else None
+
+
+def sha256_of(path: Path) -> str:
+    """Returns the SHA-256 of a file, as one of the things that lines are made of."""
+
+    def blocks() -> Iterator[bytes]:
+        with open_to_read(path) as file:
+            while block := file.read(1 << 20):
+                yield block
+
+    digest = hashlib.sha256()
+    for block in blocks():
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def _begin(unfinished: Path, made: Mapping[str, Any], output: Path) -> None:
+    """Makes the directory, or checks that what was begun in it is the same."""
+    if (unfinished / MADE).exists():
+        before = read_json(unfinished / MADE, dict[str, Any])
+        for name, value in made.items():
+            if before.get(name) != value:
+                raise UserError(
+                    f"{output} was begun with another {name} ({before.get(name)!r:.40}, now"
+                    f" {value!r:.40}): give the same to finish it, or remove {unfinished}"
+                )
+        return
+    with atomic_file(unfinished / MADE) as file:
+        file.write(_line(made))
+
+
+def _check_window(window: Path, ids: list[str]) -> None:
+    """Checks that a window which was written before has the outputs of these texts, in their order."""
+    with open_to_read(window) as lines:
+        if [_record(line, window).get("_id") for line in lines] != ids:
+            raise _damaged(window)
+
+
+def _finish(windows: list[Path], output: Path) -> OutputsReport:
+    report = OutputsReport()
+    with atomic_file(output, "wb") as file:
+        for window in windows:
+            if not window.exists():
+                raise UserError(f"{window} was removed meanwhile; run the same command again to make it anew")
+            with open_to_read(window) as lines:
+                for line in lines:
+                    number = len(_record(line, window)["outputs"])
+                    report.texts += 1
+                    report.outputs += number
+                    report.without += not number
+                    file.write(line)
+    remove_tree(windows[0].parent)
+    return report
+
+
+def _line(record: Mapping[str, Any]) -> str:
+    return json.dumps(record, ensure_ascii=False) + "\n"
+
+
+def _record(line: bytes, window: Path) -> dict[str, Any]:
+    with contextlib.suppress(ValueError):
+        record = json.loads(line)
+        if isinstance(record, dict) and isinstance(record.get("outputs"), list):
+            return record
+    raise _damaged(window)
+
+
+def _damaged(window: Path) -> UserError:
+    return UserError(f"{window} is damaged: remove it, and the same command makes it anew")
