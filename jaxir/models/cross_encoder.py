@@ -28,7 +28,8 @@ class CrossEncoderConfig:
       backbone: the encoder. One with two token types is told which tokens are the query's (0) and which the
         passage's (1); others (RoBERTa, DistilBERT) have only the separators between them.
       pooling: what the layer after the encoder reads: "cls", the first token, or "mean" of the real ones.
-      activation: what follows that layer: "tanh" (BERT, RoBERTa), "relu" (DistilBERT) or "gelu" (ModernBERT).
+      activation: what follows that layer: "tanh" (BERT, RoBERTa), "relu" (DistilBERT) or "gelu" (ModernBERT,
+        DeBERTa).
       normed: whether that layer has no bias and a norm after its activation (ModernBERT).
       separator: of `score_texts`: the token that begins a passage behind a query, where one does (RoBERTa:
         </s>). The first token of the passage by itself ([CLS], <s>) is left out in any case. "unknown" where
