@@ -338,9 +338,9 @@ class DisentangledAttention(Attention):
         table = layers.dropout(table, self.config.dropout_rate, table_key)
         terms = []
         if self.config.content_to_position:
-            terms.append(_met(query, self._of(table, rows[0], self.position_key or self.key)))
+            terms.append(_met(query, self._of(table, rows[0], self.position_key, self.key)))
         if self.config.position_to_content:
-            met = _met(keys, self._of(table, rows[1], self.position_query or self.query))
+            met = _met(keys, self._of(table, rows[1], self.position_query, self.query))
             terms.append(met.swapaxes(2, 3))
         y = attention(
             query,
@@ -354,9 +354,12 @@ class DisentangledAttention(Attention):
         )
         return self.out(y.reshape(*x.shape[:2], -1))
 
-    def _of(self, table: jax.Array, rows: jax.Array, project: layers.Linear) -> jax.Array:
+    def _of(
+        self, table: jax.Array, rows: jax.Array, own: layers.Linear | None, shared: layers.Linear
+    ) -> jax.Array:
         """Returns what is projected [R, H, K] of the given rows [R] of the table."""
-        found = project(jnp.take(table, rows, axis=0)).reshape(-1, self.config.num_heads, self.head_dim)
+        found = (shared if own is None else own)(jnp.take(table, rows, axis=0))
+        found = found.reshape(-1, self.config.num_heads, self.head_dim)
         return constrain(found, (None, "heads", "kv"))
 
 

@@ -44,6 +44,8 @@ _HEADS = {
     "modernbert": _Head("head.dense", "classifier", "gelu", norm="head.norm"),
     "deberta-v2": _Head("pooler.dense", "classifier", "gelu"),
 }
+# Their texts begin with no special token, so a new head reads the mean of all.
+_WITHOUT_FIRST = ("t5", "mt5")
 # What a checkpoint with heads puts before the encoder's names, where that is not the model_type.
 _PREFIXES = {"modernbert": "model", "deberta-v2": "deberta"}
 # Scores of any other function of the logit would mean something else than they do here.
@@ -53,7 +55,8 @@ _OUTPUTS = ("Identity", "Sigmoid")
 def head_of(model_type: str | None) -> dict[str, Any]:
     """Returns the fields of a `CrossEncoderConfig` that say what a new head over such an encoder is."""
     head = _HEADS.get(model_type or "", _HEADS["bert"])
-    return {"activation": head.activation, "normed": head.norm is not None}
+    pooling = "mean" if model_type in _WITHOUT_FIRST else "cls"
+    return {"activation": head.activation, "normed": head.norm is not None, "pooling": pooling}
 
 
 def is_one(directory: Path) -> bool:
@@ -76,6 +79,11 @@ def read(directory: Path) -> StoredModel:
     """
     encoder = hf.read_encoder(directory)
     content = read_json(directory / "config.json")
+    if content["model_type"] in _WITHOUT_FIRST:
+        raise UserError(
+            f"{directory}: the head of {content['model_type']!r} reads its decoder; what is trained here"
+            " (gin/reranker.gin) is a head over the encoder alone: start from a folder without that head"
+        )
     if content["model_type"] not in _HEADS:
         kinds = ", ".join(_HEADS)
         raise UserError(f"{directory}: model_type {content['model_type']!r} is no cross-encoder: {kinds} are")
