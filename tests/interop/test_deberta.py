@@ -109,6 +109,7 @@ def test_other_attentions_are_those_of_transformers(name, tmp_path):
     expected = golden[f"{name}.output"]
     found = nnx.jit(lambda m, x: m(x))(model, jnp.asarray(ids))
     assert np.abs(np.where((ids != 0)[..., None], found - expected, 0)).max() < 2e-5 < np.abs(expected).max()
+    (tmp_path / "out").mkdir()
     hf.write_encoder(tmp_path / "out", encoder.config, encoder.params, pad_id=0)
     assert hf.read_encoder(tmp_path / "out").config == encoder.config
 
