@@ -1,7 +1,8 @@
 """Questions whose answers are in the documentation of the installed Python packages, as a BEIR folder.
 
 What is the default of a parameter, which module has it, what type is returned: of each documented function or
-class, told by its summary line alone. The passages are those of `jaxir.pydocs`, without their summaries.
+class, told by its summary line alone. The passages are those of `jaxir.pydocs`, without summaries; their
+titles are the parts of a name, as words.
 
     python benchmarks/doc_questions.py OUTPUT
 """
@@ -18,7 +19,7 @@ from collections.abc import Iterator
 
 from jaxir.data.collection_files import write_collection
 from jaxir.data.pydocs import Entry, collect
-from jaxir.data.sources import Qrel, Query
+from jaxir.data.sources import Document, Qrel, Query
 from jaxir.evaluation.answers import tokens_of
 from jaxir.files import atomic_directory
 
@@ -37,7 +38,7 @@ def main(output: str) -> None:
     with atomic_directory(output) as folder:
         write_collection(
             folder,
-            documents=(entry.document for entry in entries),
+            documents=(passage(entry) for entry in entries),
             queries=(Query(i, text) for i, (_, _, text, _) in zip(ids, asked, strict=True)),
             qrels={
                 split: [
@@ -56,6 +57,11 @@ def main(output: str) -> None:
         print(f"{split:6}{kind:8}{count:7,}")
 
 
+def passage(entry: Entry) -> Document:
+    """Returns what is searched: its name as words, as Lucene takes one with points for a word of its own."""
+    return entry.document._replace(title=entry.name.replace(".", " "))
+
+
 def questions(entry: Entry) -> Iterator[tuple[str, str, str]]:
     """Yields (kind, question, answer) of an entry: answers that its passage has and the question has not."""
     summary = entry.summary.rstrip(".")
@@ -68,10 +74,10 @@ def questions(entry: Entry) -> Iterator[tuple[str, str, str]]:
     ]
     if told := RETURNS.search(entry.rest):
         found.append(("returns", f"{summary}: what type does it return?", told["type"].strip()))
-    passage = "\0".join(["", *tokens_of(entry.document.contents), ""])
+    text_of_it = "\0".join(["", *tokens_of(passage(entry).contents), ""])
     for kind, text, answer in found:
         words = tokens_of(answer)
-        if words and set(words) - set(tokens_of(text)) and "\0".join(["", *words, ""]) in passage:
+        if words and set(words) - set(tokens_of(text)) and "\0".join(["", *words, ""]) in text_of_it:
             yield kind, text, answer
 
 
