@@ -156,9 +156,9 @@ def retrieve(
 ) -> None:
     """Searches with each expansion of each question, and tells where the first answer is found.
 
-    Writes a file of candidates, which rerankers of queries learn from and order (docs/ear.md). Run again after
-    an interruption, the same command continues where it stopped. Several machines that see the same files
-    share the work, started as for training.
+    Writes a file of candidates, which rerankers of queries learn from and order (docs/ear.md). Run again
+    after an interruption, the same command continues where it stopped. Several machines that see the same
+    files share the work, started as for training.
 
     Args:
       index: an index, of BM25 or of vectors; with --answers one that has the texts of its passages.
@@ -294,10 +294,10 @@ def _questions(
 
 @writes(output="directory")
 def folds(*, targets: str, queries: str, output: str, folds: Annotated[int, Within(2)] = 5) -> None:
-    """Splits the targets of a generator into folds, so that each question is expanded by one that never saw it.
+    """Splits targets into folds, so that each question is written for by a generator that never saw it.
 
-    Writes targets-K.jsonl, all but those of fold K, to train on, and queries-K.jsonl, the questions of fold K,
-    to write for (docs/ear.md). A question's fold follows from its text alone.
+    Writes targets-K.jsonl, all but those of fold K, to train on, and queries-K.jsonl, the questions of fold
+    K, to write for (docs/ear.md). A question's fold follows from its text alone.
 
     Args:
       targets: a .jsonl of {"source", "target"}, or GAR's NAME.source with NAME.target beside it.
