@@ -25,6 +25,10 @@ RETRIEVE = (
 )
 RERANK = "python -m jaxir.expand rerank --model=RUN --candidates=candidates.jsonl --output=ear.jsonl"
 CHOOSE = "python -m jaxir.expand choose --candidates=candidates.jsonl --by=oracle --output=best.jsonl"
+TARGETS = (
+    "python -m jaxir.expand targets --kind=sentence --queries=queries.jsonl --answers=answers.jsonl"
+    " --run=bm25.trec --corpus=corpus.jsonl --output=targets.jsonl"
+)
 FOLDS = "python -m jaxir.expand folds --targets=targets.jsonl --queries=queries.jsonl --output=FOLDS"
 PLAN = "python -m jaxir.expand plan --model=hf:t5-base --topology=v5e:2x2 --num_outputs=10 --top_k=10"
 
@@ -292,6 +296,50 @@ def _questions(
     return read_questions(queries, expansions, lines_each=lines_each, limit=num_candidates)
 
 
+@writes(output="shared outputs file")
+def targets(
+    *,
+    kind: Literal["answer", "sentence", "title"],
+    queries: str,
+    answers: str,
+    output: str,
+    run: str | None = None,
+    qrels: str | None = None,
+    corpus: str | None = None,
+) -> None:
+    """Writes what a generator is to write for questions: answers, or sentences or titles of their passages.
+
+    They are what gin/experiments/targets.gin trains a generator on (GAR, Mao et al. 2021). Of the passages of
+    a question the first that holds an answer counts; a question without one is left out.
+
+    Args:
+      kind: the first answer; the first sentence that holds one; or the passage's title.
+      queries: the questions, queries.jsonl[.gz].
+      answers: lines of {"_id": question, "answers": [text, ...]}.
+      output: the .jsonl to write, of source and target.
+      run: TREC run file with the passages, best first.
+      qrels: in its place, judgements that name the relevant ones.
+      corpus: corpus.jsonl[.gz] with the passages.
+    """
+    from jaxir.data.answers import read_answers
+    from jaxir.evaluation.expansion_targets import write_targets
+    from jaxir.evaluation.judgements import read_judgements
+    from jaxir.retrieval.ranking.runs import rank, read_run
+
+    if kind == "answer":
+        check_idle(targets, "--kind=sentence and --kind=title", run=run, qrels=qrels, corpus=corpus)
+    elif (run is None) == (qrels is None) or corpus is None:
+        raise UserError(f"--kind={kind} needs --corpus, and --run or --qrels: passages with an answer")
+    passages = None
+    if run is not None:
+        passages = {query_id: rank(found) for query_id, found in read_run(run).items()}
+    elif qrels is not None:
+        judged = read_judgements(qrels)
+        passages = {q: [d for d, score in found.items() if score > 0] for q, found in judged.items()}
+    report = write_targets(kind, queries, read_answers(answers), output, passages=passages, corpus=corpus)
+    print(f"{output}: {report}")
+
+
 @writes(output="directory")
 def folds(*, targets: str, queries: str, output: str, folds: Annotated[int, Within(2)] = 5) -> None:
     """Splits targets into folds, so that each question is written for by a generator that never saw it.
@@ -325,12 +373,14 @@ def main(arguments: list[str]) -> int:
             return cli.main("jaxir.expand:rerank", rest, example=RERANK)
         case ["choose"]:
             return cli.main("jaxir.expand:choose", rest, example=CHOOSE)
+        case ["targets"]:
+            return cli.main("jaxir.expand:targets", rest, example=TARGETS)
         case ["folds"]:
             return cli.main("jaxir.expand:folds", rest, example=FOLDS)
         case ["--help"] | ["-h"]:
             return cli.main("jaxir.expand:generate", ["--help"], example=EXAMPLE)
     print(
-        f"error: say what to do, generate, plan, retrieve, rerank, choose or folds: {EXAMPLE}",
+        f"error: say what to do: generate, plan, retrieve, rerank, choose, targets or folds, as {EXAMPLE}",
         file=sys.stderr,
     )
     return 1

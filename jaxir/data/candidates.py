@@ -27,7 +27,7 @@ from jaxir.data.lines import (
     parsed_lines,
     string_field,
 )
-from jaxir.data.sources import read_corpus, read_queries
+from jaxir.data.sources import Document, read_corpus, read_queries
 from jaxir.data.text_data import RecordSource
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
@@ -155,17 +155,17 @@ def read_candidates(path: str | Path, on_bad_input: OnBadInput | Policy = "stop"
     return parsed_lines(path, parse, on_bad_input)
 
 
-def first_passages(corpus: str | Path, wanted: set[str]) -> dict[str, str]:
-    """Reads the texts of passages by id; the corpus is not held.
+def read_passages(corpus: str | Path, wanted: set[str]) -> dict[str, Document]:
+    """Reads passages by id; the corpus is not held.
 
     Raises:
       UserError: the corpus lacks one.
     """
     documents = progress(read_corpus(corpus, unique=False), what="reading passages", unit="documents")
-    texts = {d.id: d.contents for d in documents if d.id in wanted}
-    if lacking := wanted - texts.keys():
+    found = {document.id: document for document in documents if document.id in wanted}
+    if lacking := wanted - found.keys():
         raise UserError(f"{corpus}: it lacks {min(lacking)!r}, which a query found ({len(lacking)} of those)")
-    return texts
+    return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -200,14 +200,16 @@ class QueryCandidates(RecordSource):
         wanted: set[str] = set()
         if self.corpus is not None:
             wanted.update(*map(passages_of, self.questions(OnBadInput("skip"))))
-        texts = first_passages(self.corpus, wanted) if wanted else {}
+        texts = read_passages(self.corpus, wanted) if wanted else {}
         for some in self.questions(on_bad_input):
             record = {
                 "queries": [(f"{some.id}#{n}", query) for n, query in enumerate(some.queries)],
                 "ranks": [self.max_rank if rank is None else rank for rank in some.ranks],
             }
             if self.corpus is not None:
-                record["passages"] = [("" if p is None else p, texts.get(p, "")) for p in some.passages]
+                record["passages"] = [
+                    ("", "") if p is None else (p, texts[p].contents) for p in some.passages
+                ]
             yield record
 
     def questions(self, on_bad_input: OnBadInput | Policy = "stop") -> Iterator[Candidates]:

@@ -6,7 +6,9 @@ import pytest
 
 from jaxir import cli
 from jaxir.data.candidates import QueryCandidates, expanded, read_candidates, read_questions
+from jaxir.data.lines import OnBadInput
 from jaxir.data.sources import read_queries
+from jaxir.data.texts import SourcesAndTargets
 from jaxir.errors import BadInputError, UserError
 
 QUESTIONS = {"q1": "who wrote it ?", "q2": "when", "q3": "where?"}
@@ -151,3 +153,49 @@ def test_folds_hold_a_question_out_of_the_targets_of_its_generator(tmp_path, cap
     assert cli.main("jaxir.expand:folds", [*flags, f"--output={tmp_path}/no"]) == 1
     assert "none of its sources is a question" in capsys.readouterr().err
     assert not (tmp_path / "no").exists()
+
+
+def test_targets_are_answers_or_of_the_first_passage_with_one(folder, capsys):
+    corpus = [
+        {"_id": "d1", "title": "Novels", "text": "Novels are long. This one has no author."},
+        {"_id": "d2", "title": "Frankenstein", "text": "A novel. Mary Shelley wrote it. Shelley was young."},
+        {"_id": "d3", "title": "", "text": "It was then, in 1818."},
+    ]
+    write(folder / "corpus.jsonl", corpus)
+    write(
+        folder / "answers.jsonl",
+        [{"_id": "q1", "answers": ["Shelley"]}, {"_id": "q2", "answers": ["1818", "x"]}],
+    )
+    ranked = {"q1": ["d1", "d2"], "q2": ["d2", "d3"], "q3": ["d1"]}
+    run = [f"{q} Q0 {d} 0 {9 - n} t\n" for q, found in ranked.items() for n, d in enumerate(found)]
+    (folder / "run.trec").write_text("".join(run))
+    (folder / "qrels.tsv").write_text("q1\td2\t1\nq2\td3\t1\n")
+    common = [f"--queries={folder}/queries.jsonl", f"--answers={folder}/answers.jsonl"]
+    sentences = ["Mary Shelley wrote it.", "It was then, in 1818."]
+    run, texts = f"--run={folder}/run.trec", f"--corpus={folder}/corpus.jsonl"
+    for kind, more, expected in (
+        ("answer", [], ["Shelley", "1818"]),
+        ("sentence", [run, texts], sentences),
+        ("title", [run, texts], ["Frankenstein"]),
+        (
+            "sentence",
+            [f"--qrels={folder}/qrels.tsv", texts],
+            ["Mary Shelley wrote it.", "It was then, in 1818."],
+        ),
+    ):
+        out = folder / "targets.jsonl"
+        command = [*common, *more, f"--kind={kind}", f"--output={out}"]
+        assert cli.main("jaxir.expand:targets", command) == 0
+        records = list(SourcesAndTargets(path=str(out)).records(OnBadInput("stop")))
+        assert [r["target"][1] for r in records] == expected
+        assert records[0]["source"][1] == QUESTIONS["q1"]
+    capsys.readouterr()
+    for more, sentence in (
+        (["--kind=title", run], "needs --corpus, and --run or --qrels"),
+        (["--kind=answer", texts], "--corpus is for --kind=sentence and --kind=title"),
+        (["--kind=title", f"--qrels={folder}/other.tsv", texts], "no question has a target"),
+    ):
+        (folder / "other.tsv").write_text("q1\td1\t1\n")
+        assert cli.main("jaxir.expand:targets", [*common, *more, f"--output={folder}/no.jsonl"]) == 1
+        assert sentence in capsys.readouterr().err.splitlines()[-1]
+    assert not (folder / "no.jsonl").exists()

@@ -71,13 +71,27 @@ def evaluated(folder, kind, *more: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """One of each kind, untrained: folders as `jaxir.convert --format=hf` writes them."""
+    found = {}
+    for kind, reads in KINDS.items():
+        place = shutil.copytree(GOLDEN / "cross_bert", tmp_path_factory.mktemp("models") / kind)
+        config = json.loads((place / "config.json").read_text()) | {"jaxir_reads": reads}
+        (place / "config.json").write_text(json.dumps(config))
+        found[kind] = f"hf:{place}"
+    return found
+
+
+@pytest.fixture(scope="module")
 def trained(folder, tmp_path_factory):
-    """Runs of six steps, the one that reads queries alone evaluated after each two."""
-    runs = {kind: tmp_path_factory.mktemp("runs") / kind for kind in KINDS}
-    dev = evaluated(folder, "ri", "--gin.EVAL_EVERY=3", "--gin.KEEP_LAST=2")
-    assert train(folder, "ri", runs["ri"], "--steps=6", *dev) == 0
-    assert train(folder, "rd", runs["rd"], "--steps=1") == 0
-    return runs
+    """A run of six steps, evaluated after each three."""
+    run = tmp_path_factory.mktemp("runs") / "run"
+    assert train(folder, "ri", run, "--steps=6", *twice(folder)) == 0
+    return run
+
+
+def twice(folder):
+    return evaluated(folder, "ri", "--gin.EVAL_EVERY=3", "--gin.KEEP_LAST=2")
 
 
 def rerank(folder, kind, model, output, *more):
@@ -98,39 +112,40 @@ def test_it_learns_which_expansion_finds_the_answer(folder, tmp_path, kind):
     assert max(line.get("dev/Success@5", 0) for line in lines) > 0.9
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_is_the_one_that_chooses_best(folder, trained, tmp_path):
-    lines = map(json.loads, (trained["ri"] / "log.jsonl").read_text().splitlines())
+    lines = map(json.loads, (trained / "log.jsonl").read_text().splitlines())
     found = {line["step"]: line for line in lines if "dev/mean_rank" in line}
-    best = json.loads((trained["ri"] / "checkpoints/best.json").read_text())
+    best = json.loads((trained / "checkpoints/best.json").read_text())
     assert found.keys() == {3, 6}
     assert best["value"] == min(line["dev/mean_rank"] for line in found.values())
     # The command says the same of that checkpoint.
-    assert rerank(folder, "ri", trained["ri"], tmp_path / "best.jsonl") == 0
+    assert rerank(folder, "ri", trained, tmp_path / "best.jsonl") == 0
     ranks = [some.ranks[0] or 101 for some in read_candidates(tmp_path / "best.jsonl")]
     assert np.mean(ranks) == pytest.approx(best["value"])
     assert np.mean(np.array(ranks) <= 5) == pytest.approx(found[best["step"]]["dev/Success@5"])
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_with_the_same_bits(folder, trained, tmp_path, capsys):
-    shutil.copytree(trained["ri"], tmp_path / "cut")
+    shutil.copytree(trained, tmp_path / "cut")
     shutil.rmtree(tmp_path / "cut/checkpoints/6")
-    dev = evaluated(folder, "ri", "--gin.EVAL_EVERY=3", "--gin.KEEP_LAST=2")
-    assert train(folder, "ri", tmp_path / "cut", "--steps=6", *dev) == 0
+    assert train(folder, "ri", tmp_path / "cut", "--steps=6", *twice(folder)) == 0
     assert "resum" in capsys.readouterr().err
     logs = []
-    for run in (trained["ri"], tmp_path / "cut"):
+    for run in (trained, tmp_path / "cut"):
         lines = map(json.loads, (run / "log.jsonl").read_text().splitlines())
         logs.append([[x.get("loss"), x.get("dev/mean_rank")] for x in lines if x.get("step") == 6])
     assert logs[0] and logs[1][-len(logs[0]) :] == logs[0]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_output_is_of_queries_and_of_candidates_in_their_new_order(folder, trained, tmp_path, kind):
-    assert rerank(folder, kind, trained[kind], tmp_path / "best.jsonl", "--keep=3") == 0
+def test_the_output_is_of_queries_and_of_candidates_in_their_new_order(folder, models, tmp_path, kind):
+    assert rerank(folder, kind, models[kind], tmp_path / "best.jsonl", "--keep=3") == 0
     before = {some.id: some for some in read_candidates(folder / f"{kind}-dev.jsonl")}
     queries = {query.id: query.text for query in read_queries(tmp_path / "best.jsonl")}
     records = [json.loads(line) for line in (tmp_path / "best.jsonl").read_text().splitlines()]
-    reranker = QueryReranker.load(str(trained[kind]))
+    reranker = QueryReranker.load(models[kind])
     texts = {r["_id"]: r["text"] for r in map(json.loads, (folder / "corpus.jsonl").read_text().splitlines())}
     assert reranker.reads_passages == (kind == "rd")
     for some, record in zip(read_candidates(tmp_path / "best.jsonl"), records, strict=True):
@@ -145,14 +160,15 @@ def test_the_output_is_of_queries_and_of_candidates_in_their_new_order(folder, t
             np.testing.assert_allclose(other, record["scores"], atol=1e-5)
 
 
-def test_it_is_read_as_what_it_was_trained_for(folder, trained, tmp_path, capsys):
+def test_it_is_read_as_what_it_was_trained_for(folder, models, tmp_path, capsys):
     out = ["--output=" + str(tmp_path / "out.jsonl")]
     candidates = f"--candidates={folder}/ri-dev.jsonl"
-    ri, rd = f"--model={trained['ri']}", f"--model={trained['rd']}"
+    ri, rd = (f"--model={model}" for model in models.values())
     corpus, pairs = f"--corpus={folder}/corpus.jsonl", f"--model=hf:{GOLDEN / 'cross_bert'}"
-    hf = [f"--source={trained['rd']}", f"--output={tmp_path}/hf", "--format=hf"]
-    assert cli.main("jaxir.convert:convert", hf) == 0
-    onnx = [f"--model={trained['ri']}", "--format=onnx", f"--output={tmp_path}/onnx"]
+    for form in ("hf", "jaxir"):
+        convert = [f"--source={models['rd']}", f"--output={tmp_path}/{form}", f"--format={form}"]
+        assert cli.main("jaxir.convert:convert", convert) == 0
+    onnx = [ri, "--format=onnx", f"--output={tmp_path}/onnx"]
     run = ["--run=absent", "--dataset=beir:absent"]
     (tmp_path / "bare.jsonl").write_text('{"_id": "q", "question": "who?", "outputs": ["me"]}\n')
     bare = f"--candidates={tmp_path}/bare.jsonl"
@@ -160,6 +176,7 @@ def test_it_is_read_as_what_it_was_trained_for(folder, trained, tmp_path, capsys
         ("expand:rerank", [ri, candidates, corpus, *out], "leave the corpus out"),
         ("expand:rerank", [rd, candidates, *out], "give the corpus"),
         ("expand:rerank", [f"--model=hf:{tmp_path}/hf", candidates, *out], "give the corpus"),
+        ("expand:rerank", [f"--model={tmp_path}/jaxir", candidates, *out], "give the corpus"),
         ("expand:rerank", [rd, bare, corpus, *out], "jaxir.expand retrieve finds it"),
         ("expand:rerank", [pairs, candidates, *out], "reads pairs of a query and a passage"),
         ("expand:rerank", [ri, *out], "give --candidates, or --queries and --expansions"),
@@ -168,7 +185,7 @@ def test_it_is_read_as_what_it_was_trained_for(folder, trained, tmp_path, capsys
     ):
         assert cli.main(f"jaxir.{command}", flags) == 1
         assert sentence in capsys.readouterr().err.splitlines()[-1], (command, flags)
-    for spec in (str(trained["ri"]), str(trained["rd"]), f"hf:{tmp_path}/hf"):
+    for spec in models.values():
         with pytest.raises(UserError, match=r"reads expanded queries .*: it is for python -m jaxir.expand"):
             CrossEncoder.load(spec)
     assert not list(tmp_path.glob("*.jsonl.unfinished")) and not (tmp_path / "out.jsonl").exists()
@@ -183,6 +200,7 @@ def test_it_is_read_as_what_it_was_trained_for(folder, trained, tmp_path, capsys
         Reranking().features(TextFormat(8, 8, 2, reads="expanded_query"))
 
 
+@pytest.mark.slow
 def test_in_python(folder):
     model = PretrainedCrossEncoder(
         source=f"hf:{GOLDEN / 'cross_bert'}", reads="expanded_query", query_max_length=24

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from jaxir.data import fingerprints
-from jaxir.data.candidates import Candidates, check_corpus, expanded, first_passages, passages_of
+from jaxir.data.candidates import Candidates, check_corpus, expanded, passages_of, read_passages
 from jaxir.errors import UserError
 from jaxir.files import local_path
 from jaxir.retrieval.encoding.windowed_file import OutputsReport, write_windows
@@ -62,7 +62,8 @@ def write_reranked(
     check_corpus(corpus, reads=reranker.reads_passages)
     texts: dict[str, str] = {}
     if corpus is not None:
-        texts = first_passages(corpus, set().union(*map(passages_of, questions)))
+        found = read_passages(corpus, set().union(*map(passages_of, questions)))
+        texts = {passage: document.contents for passage, document in found.items()}
 
     def make(batch: Sequence[Candidates], done: Callable[[int], Any]) -> Iterator[dict[str, Any]]:
         pairs = [
