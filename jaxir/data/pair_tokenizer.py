@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import tokenizers
@@ -53,8 +53,10 @@ class PairTokenizer:
         self._lock = threading.Lock()
 
     @property
-    def separator(self) -> int | None:
+    def separator(self) -> int | Literal["own"] | None:
         """What begins the second text of a pair in place of that text's own first token; None: nothing.
+
+        "own" where the second text stays as it is by itself.
 
         Raises:
           UserError: pairs are made otherwise of their texts.
@@ -62,6 +64,8 @@ class PairTokenizer:
         given = (("a",), ("b",), ("a", "a"))
         one, other, pair = (self._exchange(self._backend.encode(*texts).ids) for texts in given)
         second, rest = pair[len(one) :], one[1:]
+        if np.array_equal(pair, [*one, *one]) and one[-1] == other[-1]:
+            return "own"
         if one[0] == other[0] and np.array_equal(pair[: len(one)], one):
             if np.array_equal(second, rest):
                 return None
@@ -69,7 +73,7 @@ class PairTokenizer:
                 return int(second[0])
         raise UserError(
             f"a tokenizer that joins {one.tolist()} with itself to {pair.tolist()} is not one for pairs: each"
-            " text begins with a special token, of which the second may have another or none"
+            " text begins with a special token, of which the second may have another or none, or ends in one"
         )
 
     def encode(self, pairs: Sequence[tuple[str, str]], *, max_length: int) -> list[TokenPair]:

@@ -18,7 +18,7 @@ from jaxir.interop import model_dir, stored
 from jaxir.models.bert import Bert, BertConfig
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
-NAMES = ["bert", "roberta", "distilbert", "modernbert"]
+NAMES = ["bert", "roberta", "distilbert", "modernbert", "deberta"]
 pytestmark = [pytest.mark.compiled, pytest.mark.usefixtures("few_optimizations")]
 
 
@@ -144,7 +144,7 @@ def test_what_is_no_cross_encoder_costs_one_sentence(folder, how):
         (f"hf:{GOLDEN / 'bert'}", "no classifier.weight among its weights, so it is no cross-encoder"),
         (
             f"hf:{GOLDEN / 't5_1_1'}",
-            "model_type 't5' is no cross-encoder: bert, roberta, distilbert, modernbert are",
+            "the head of 't5' reads its decoder; what is trained here",
         ),
         (f"{GOLDEN / 'cross_bert'}", "write hf:"),
         ("hf:./nowhere", "no such directory"),
@@ -160,7 +160,7 @@ def test_fingerprints_tell_models_apart(loaded, folder):
     found = {model_dir.load(f"st:{folder}", kind="cross_encoder").fingerprint} | {
         m.fingerprint for m in loaded.values()
     }
-    assert len(found) == 5
+    assert len(found) == 6
 
 
 def test_lengths_that_leave_no_room(loaded):

@@ -28,7 +28,7 @@ def apart(name: str, lengths=(16, 24)) -> list[jax.Array]:
     return [jnp.asarray(pad_batch(side, n)) for side, n in zip(rows, lengths, strict=True)]
 
 
-@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "modernbert"])
+@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "modernbert", "deberta"])
 def test_joined_texts_are_the_tokenizers_pairs(name):
     pairs = PairTokenizer(Tokenizer.load(GOLDEN / f"cross_{name}"))
     assert (pairs.separator is None) == (name != "roberta")
