@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from beartype import beartype
 from jaxtyping import Array, Bool, Float32, jaxtyped
 
-from jaxir.simple_types import Positive, PositiveNumber
+from jaxir.simple_types import PositiveNumber
 
 Metrics = dict[str, Float32[Array, ""]]
 
@@ -73,7 +73,7 @@ def margin_ranking(
     negatives: Float32[Array, "B N"],
     kept: Bool[Array, "B N"],
     *,
-    margin: Positive = 1.0,
+    margin: PositiveNumber = 1.0,
 ) -> tuple[Float32[Array, ""], Metrics]:
     """Pairwise: the mean of max(0, margin - (s(positive) - s(negative))) over the negatives that are kept.
 
