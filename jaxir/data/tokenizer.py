@@ -59,7 +59,10 @@ _LOCAL_NORMALIZERS = {
     "NFKD",
     "StripAccents",
     "Precompiled",
+    "Strip",
 }
+# DeBERTa's: at no cut are there such spaces.
+_SPACES = ({"Regex": r"\s{2,}|[\n\r\t]"}, {"Regex": " {2,}"})
 _WORD_SPLITTERS = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit", "ByteLevel", "Metaspace"}
 _OTHER_PRE_TOKENIZERS = {"Punctuation", "Digits"}
 
@@ -356,7 +359,7 @@ def _words_are_independent(spec: dict[str, Any]) -> bool:
     normalizers = parts(spec["normalizer"], "normalizers")
     pre_tokenizers = parts(spec["pre_tokenizer"], "pretokenizers")
     return (
-        all(n["type"] in _LOCAL_NORMALIZERS for n in normalizers)
+        all(n["type"] in _LOCAL_NORMALIZERS or n.get("pattern") in _SPACES for n in normalizers)
         and all(p["type"] in _WORD_SPLITTERS | _OTHER_PRE_TOKENIZERS for p in pre_tokenizers)
         and any(map(splits, pre_tokenizers))
         and not any(" " in token["content"] for token in spec["added_tokens"])

@@ -56,11 +56,10 @@ def _read_attention(content: Mapping[str, Any], pad_id: int) -> dict[str, Any]:
             "the convolution beside the first block (conv_kernel_size, as in deberta-v2-xlarge and -xxlarge)"
             " is not supported; DeBERTa-v3 has none"
         )
-    width = content["hidden_size"]
-    sizes = {"embedding_size": width, "attention_head_size": width // content["num_attention_heads"]}
-    for name, size in sizes.items():
-        if content.get(name) not in (None, size):
-            raise ValueError(f"{name} {content[name]!r} is not supported, only {size}")
+    width, heads = content["hidden_size"], content["num_attention_heads"]
+    for name, parts in (("embedding_size", 1), ("attention_head_size", heads)):
+        if (found := content.get(name)) is not None and found * parts != width:
+            raise ValueError(f"{name} {found!r} is not supported beside hidden_size {width}")
     terms = content.get("pos_att_type") or []
     terms = [term.strip() for term in terms.lower().split("|")] if isinstance(terms, str) else terms
     if unknown := [term for term in terms if term not in _TERMS]:

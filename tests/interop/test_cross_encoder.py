@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
+import transformers
 from flax import nnx
 
 from jaxir.data.pair_tokenizer import PairTokenizer
@@ -170,8 +171,18 @@ def test_lengths_that_leave_no_room(loaded):
         PairTokenizer(loaded["bert"].tokenizer).encode([("a", "\ud800")], max_length=10)
 
 
-def test_a_lone_sentencepiece_model_has_no_pairs(tmp_path):
+def test_a_lone_sentencepiece_model_joins_texts_as_t5s_tokenizer_json_does(tmp_path):
     seqio = Path(importlib.util.find_spec("seqio").origin).parent
     shutil.copy(seqio / "test_data" / "sentencepiece" / "sentencepiece.model", tmp_path / "spiece.model")
-    with pytest.raises(UserError, match="has no form for pairs"):
-        PairTokenizer(Tokenizer.load(tmp_path))
+    alone = PairTokenizer(Tokenizer.load(tmp_path))
+    assert alone.separator == "own"
+    theirs = transformers.T5Tokenizer.from_pretrained(tmp_path)
+    pairs = [("the " * n, "a cat " * m) for n in range(5) for m in range(3)] + [("the cat", "")]
+    for length in (6, 7, 20):
+        expected = theirs([list(p) for p in pairs], truncation="longest_first", max_length=length)[
+            "input_ids"
+        ]
+        found = alone.encode(pairs, max_length=length)
+        assert [row.ids.tolist() for row in found] == expected
+        assert max(map(len, expected)) == length
+    assert found[4].types.tolist() == [0] * 3 + [1] * 6
