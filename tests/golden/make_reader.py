@@ -1,9 +1,9 @@
-"""Makes seq2seq_*/reader.npz: what transformers' T5s give for questions of several passages, encoded one by one.
+"""Makes seq2seq_*/reader.npz: what transformers' T5s give for questions of passages, encoded one by one.
 
     python tests/golden/make_reader.py
 
-It needs torch and transformers, and the folders that make_seq2seq.py has made. The last question has a passage
-less than the others, which is all padding.
+It needs torch and transformers, and the folders that make_seq2seq.py has made. The last question has a
+passage less than the others, which is all padding.
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""Sources of several passages (Fusion-in-Decoder): transformers' logits and tokens, and what padding changes."""
+"""Sources of several passages (Fusion-in-Decoder): transformers' logits and tokens, and what changes none."""
 
 import functools
 from pathlib import Path
