@@ -1,11 +1,13 @@
 """Cross-encoders from Hugging Face folders for sequence classification, sentence-transformers' ones too."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxir.errors import UserError
+from jaxir.features import Reads
 from jaxir.interop import stored
 from jaxir.interop.huggingface import hf, hf_config
 from jaxir.interop.huggingface.weights import (
@@ -18,6 +20,7 @@ from jaxir.interop.huggingface.weights import (
 )
 from jaxir.interop.stored import EncoderSettings, StoredModel
 from jaxir.models.cross_encoder import CrossEncoderConfig
+from jaxir.simple_types import fits
 
 
 class _Head(NamedTuple):
@@ -50,6 +53,7 @@ _WITHOUT_FIRST = ("t5", "mt5")
 _PREFIXES = {"modernbert": "model", "deberta-v2": "deberta"}
 # Scores of any other function of the logit would mean something else than they do here.
 _OUTPUTS = ("Identity", "Sigmoid")
+_READS = "jaxir_reads"  # of config.json, where it does not read pairs: ours alone
 
 
 def head_of(model_type: str | None) -> dict[str, Any]:
@@ -101,8 +105,18 @@ def read(directory: Path) -> StoredModel:
         config=config,
         params=params | _read_head(directory, head, config),
         tokenizer=tokenizer,
-        settings=EncoderSettings.of_pairs(hf.max_length(directory, encoder)),
+        settings=_settings(directory, content, hf.max_length(directory, encoder)),
     )
+
+
+def _settings(directory: Path, content: dict[str, Any], length: int) -> EncoderSettings:
+    """Returns the settings of a model that reads sequences of at most `length` tokens."""
+    found, reads = EncoderSettings.of_pairs(length), content.get(_READS, "pair")
+    if not fits(reads, Reads):
+        raise UserError(f"{directory / 'config.json'}: {_READS} is {reads!r:.40}")
+    if reads == "expanded_query":
+        found = dataclasses.replace(found, query_max_length=length)
+    return dataclasses.replace(found, reads=reads)
 
 
 def write(directory: Path, model: StoredModel) -> None:
@@ -138,6 +152,8 @@ def write(directory: Path, model: StoredModel) -> None:
         content |= {"pooler_hidden_size": width, "pooler_hidden_act": act, "pooler_dropout": 0.0}
     architecture = content["architectures"][0].replace("Model", "ForSequenceClassification")
     label = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+    if model.settings.reads != "pair":
+        content[_READS] = model.settings.reads
     # The scores are logits, as they are here.
     score = {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}
     write_json(directory / "config.json", content | {"architectures": [architecture]} | label | score)
