@@ -244,7 +244,7 @@ class Deberta(Encoder):
     def _rows(self, length: int) -> jax.Array:
         """Returns int32 [2, 2L]: rows of the table for distances L - 1 ... -L, and for -(L - 1) ... L."""
         upwards = jnp.arange(2 * length, dtype=jnp.int32) - (length - 1)
-        config, distances = self.config, jnp.stack([-upwards, upwards])
+        config, distances = self.config, jnp.array([[-1], [1]], jnp.int32) * upwards[None]
         if config.relative_buckets:
             distances = log_buckets(
                 distances, num_buckets=config.relative_buckets, max_distance=config.relative_max_distance
@@ -366,11 +366,16 @@ def _met(x: jax.Array, distances: jax.Array) -> jax.Array:
     """Returns float32 [B, H, L, L]: of row i and column j, x_i [B, L, H, K] times distances[j - i + L - 1].
 
     There are 2L of `distances` [2L, H, K]. All meet all, and then each row is moved one place further to the
-    left than the one before it: as one array of 2 L L numbers, cut at another width. No lookup, for its
-    gradient would be slow.
+    left than the one before it: as one array of 2 L L numbers, cut at another width. A lookup's gradient would
+    be slow, so there is one only where L is not known, which is where programs are exported.
     """
     products = jnp.einsum("BLHK,RHK->BHLR", x, distances, preferred_element_type=jnp.float32)
     rows, heads, length, _ = products.shape
+    if not isinstance(length, int):
+        places = jnp.arange(length, dtype=jnp.int32)
+        places = places[None, :] - places[:, None] + (length - 1)
+        places = jnp.broadcast_to(places[None, None], (rows, heads, length, length))
+        return jnp.take_along_axis(products, places, axis=3)
     flat = products.reshape(rows, heads, 2 * length * length)[:, :, length - 1 : 2 * length * length - 1]
     return flat.reshape(rows, heads, length, 2 * length - 1)[..., :length]
 

@@ -114,7 +114,7 @@ def test_other_attentions_are_those_of_transformers(name, tmp_path):
     assert hf.read_encoder(tmp_path / "out").config == encoder.config
 
 
-@pytest.mark.parametrize("scan", [False, True], ids=["list", "scan"])
+@pytest.mark.parametrize("scan", [pytest.param(False, marks=pytest.mark.slow), True], ids=["list", "scan"])
 def test_gradients_are_those_of_torch(scan):
     golden = np.load(GOLDEN / "gradients.npz")
     model = model_dir.load(f"hf:{GOLDEN}", scan_layers=scan, remat=scan).model

@@ -340,7 +340,7 @@ def test_pairs_served_without_jax(tmp_path, minilm_folder, save_cross_encoder):
 
     def asked(name: str, signature: str, **inputs: list) -> dict:
         model = str(tmp_path / f"{name}-out")
-        imports = [] if name in ("deberta", "modernbert") else ["tensorflow_text"]
+        imports = [] if name == "modernbert" else ["tensorflow_text"]
         return {"model": model, "signature": signature, "inputs": inputs, "imports": imports}
 
     answers = answers_of(
