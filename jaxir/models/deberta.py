@@ -366,8 +366,8 @@ def _met(x: jax.Array, distances: jax.Array) -> jax.Array:
     """Returns float32 [B, H, L, L]: of row i and column j, x_i [B, L, H, K] times distances[j - i + L - 1].
 
     There are 2L of `distances` [2L, H, K]. All meet all, and then each row is moved one place further to the
-    left than the one before it: as one array of 2 L L numbers, cut at another width. A lookup's gradient would
-    be slow, so there is one only where L is not known, which is where programs are exported.
+    left than the one before it: as one array of 2 L L numbers, cut at another width. The gradient of a lookup
+    would be slow, so there is one only where L is unknown: in what is exported.
     """
     products = jnp.einsum("BLHK,RHK->BHLR", x, distances, preferred_element_type=jnp.float32)
     rows, heads, length, _ = products.shape
