@@ -26,7 +26,14 @@ from jaxir.training.recipe import Recipe
 ROOT = Path(__file__).resolve().parent.parent
 RECIPES = sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / "gin").glob("*.gin"))
 PAPER = [r for r in RECIPES if "samtone" in r]
-OPEN = [*PAPER, "gin/pairs.gin", "gin/reranker.gin", "gin/generator.gin", "gin/curriculum.gin"]
+OPEN = [
+    *PAPER,
+    "gin/pairs.gin",
+    "gin/reranker.gin",
+    "gin/generator.gin",
+    "gin/curriculum.gin",
+    "gin/reader.gin",
+]
 INCLUDED = ("encoder", "settings")  # the common parts of others
 FILES = [f.relative_to(ROOT).as_posix() for f in (ROOT / "gin").rglob("*.gin") if f.stem not in INCLUDED]
 PIECES = {
@@ -48,6 +55,7 @@ def resolve(recipe: str, *bindings: str) -> dict:
     needed += ["EXPANSIONS=some.jsonl"] if "curriculum" in recipe else []
     needed += ["TRAIN_CANDIDATES=some.jsonl"] if "ear_" in recipe else []
     needed += ["CORPUS=corpus.jsonl"] if "ear_rd" in recipe else []
+    needed += ["RUN=some.trec", "ANSWERS=some.jsonl"] if "reader" in recipe else []
     gin_config.bind(train, [recipe], [*needed, *bindings], {"output_dir": "run"})
     return gin.get_bindings(train)
 
@@ -55,8 +63,8 @@ def resolve(recipe: str, *bindings: str) -> dict:
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_resolves(recipe):
     bound = resolve(recipe)
-    kinds = {"gin/reranker.gin": PretrainedCrossEncoder, "gin/generator.gin": PretrainedSeq2Seq}
-    kinds |= dict.fromkeys(("gin/ear_ri.gin", "gin/ear_rd.gin"), PretrainedCrossEncoder)
+    kinds = dict.fromkeys(["gin/reranker.gin", "gin/ear_ri.gin", "gin/ear_rd.gin"], PretrainedCrossEncoder)
+    kinds |= dict.fromkeys(["gin/generator.gin", "gin/reader.gin"], PretrainedSeq2Seq)
     assert isinstance(bound["model"], kinds.get(recipe, Pretrained))
     assert callable(bound["objective"])
     assert callable(bound["data"].build)
@@ -330,6 +338,40 @@ def test_rerankers_of_queries_are_traced(kind, tmp_path):
     assert bound["data"].build(loaded.tokenizer, features).num_examples == 16
     assert ("passage_ids" in features) == (kind == "rd") == (loaded.settings.pair_max_length == 20)
     assert trace(bound, loaded, partitioner, num_negatives=0).keys() >= {"loss", "chosen_rank"}
+
+
+def test_a_reader_is_traced_and_has_the_papers_settings(folder, tmp_path):
+    needed = [
+        f"DATA={folder}",
+        f"RUN={tmp_path}/run.trec",
+        f"ANSWERS={tmp_path}/answers.jsonl",
+        "DEV_RUN=dev.trec",
+    ]
+    files = ["gin/reader.gin", "gin/evaluators/reading.gin"]
+    gin_config.bind(train, files, needed, {"output_dir": "run"})
+    bound = gin.get_bindings(train)
+    assert (bound["steps"], bound["batch_size"], bound["eval_every"]) == (10_000, 64, 500)
+    assert (bound["optimizer"].learning_rate, bound["optimizer"].warmup_steps) == (1e-4, 0)
+    model = bound["model"]
+    assert (model.source, model.passage_max_length, model.dropout_rate) == ("hf:google-t5/t5-base", 250, 0.1)
+    assert (bound["objective"].passages, bound["dev_metric"]) == (100, "EM")
+    (evaluator,) = bound["evaluators"]
+    assert evaluator.data == bound["dev"] and bound["dev"].run == "dev.trec"
+    assert bound["dev"].answers == bound["data"].answers == f"{tmp_path}/answers.jsonl"
+    queries = [f"q{i}" for i in range(8)]
+    (tmp_path / "run.trec").write_text("".join(f"{q} Q0 d{i} 1 {i} t\n" for q in queries for i in range(3)))
+    (tmp_path / "answers.jsonl").write_text("".join(f'{{"_id": "{q}", "answers": ["a"]}}\n' for q in queries))
+    sizes = ["QUERY_LENGTH=8", "PASSAGE_LENGTH=24", "BATCH_SIZE=8", "DTYPE=float32", "STEPS=20", "FSDP=2"]
+    sizes += [f"MODEL=hf:{ROOT / 'tests/golden/seq2seq_1_1'}", "PASSAGES=3", "CHUNKS=2", "DEV_ANSWERS=other"]
+    gin.clear_config()
+    gin_config.bind(train, files[:1], [*needed, *sizes], {"output_dir": "run"})
+    bound = gin.get_bindings(train)
+    assert bound["dev"].answers == "other"
+    partitioner = bound["mesh"].build()
+    loaded = bound["model"].build(seed=0, partitioner=partitioner)
+    features = bound["objective"].features(loaded.settings.text_format(0))
+    assert bound["data"].build(loaded.tokenizer, features).num_examples == 8
+    assert trace(bound, loaded, partitioner, num_negatives=0).keys() >= {"loss", "token_accuracy"}
 
 
 def test_dpr_and_diffcse_are_traced_together(folder):

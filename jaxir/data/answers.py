@@ -1,4 +1,4 @@
-"""Answers of questions: a file of them."""
+"""Answers of questions: files of the right ones, and of what was written."""
 
 from __future__ import annotations
 
@@ -32,6 +32,30 @@ def read_answers(path: str | Path) -> dict[str, list[str]]:
         if query_id in found:
             raise MalformedRecord("a query comes twice:", repr(query_id))
         return query_id, answers
+
+    found.update(parsed_lines(path, parse, "stop"))  # one by one: `parse` looks at those before
+    return found
+
+
+def read_written(path: str | Path) -> dict[str, str]:
+    """Reads what was written for each query, of several outputs the first, and "" where there is none.
+
+    Lines are those of `jaxir.read`, and of `jaxir.expand generate`: {"_id": ..., "outputs": [text, ...]}.
+
+    Raises:
+      BadInputError: a malformed line, or a query a second time.
+      UserError: no such file.
+    """
+    found: dict[str, str] = {}
+
+    def parse(line: str, _: int) -> tuple[str, str]:
+        record = json_object(line)
+        query_id, outputs = string_field(record, "_id"), record.get("outputs")
+        if not isinstance(outputs, list) or not all(isinstance(text, str) for text in outputs):
+            raise MalformedRecord("'outputs' is not a list of texts")
+        if query_id in found:
+            raise MalformedRecord("a query comes twice:", repr(query_id))
+        return query_id, outputs[0] if outputs else ""
 
     found.update(parsed_lines(path, parse, "stop"))  # one by one: `parse` looks at those before
     return found

@@ -81,8 +81,7 @@ class PretrainedCrossEncoder(CommonOverrides):
     """A cross-encoder to load, or to make of an encoder with a new head.
 
     Attributes:
-      source: as `model_dir.load` takes it: a cross-encoder, or a dual encoder of one encoder, of the BERT
-        family.
+      source: as `model_dir.load` takes it: a cross-encoder, or a dual encoder of one encoder.
       reads: what it is to read (`features.Reads`); None leaves it.
     """
 

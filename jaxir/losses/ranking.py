@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from beartype import beartype
 from jaxtyping import Array, Bool, Float32, jaxtyped
 
-from jaxir.simple_types import NotNegative, Positive, PositiveNumber
+from jaxir.simple_types import NotNegativeNumber, PositiveNumber
 
 Metrics = dict[str, Float32[Array, ""]]
 
@@ -75,7 +75,7 @@ def margin_ranking(
     negatives: Float32[Array, "B N"],
     kept: Bool[Array, "B N"],
     *,
-    margin: Positive = 1.0,
+    margin: PositiveNumber = 1.0,
 ) -> tuple[Float32[Array, ""], Metrics]:
     """Pairwise: the mean of max(0, margin - (s(positive) - s(negative))) over the negatives that are kept.
 
@@ -98,7 +98,7 @@ def rank_margin(
     ranks: Float32[Array, "B N"],
     kept: Bool[Array, "B N"],
     *,
-    alpha: NotNegative = 0.01,
+    alpha: NotNegativeNumber = 0.01,
     reduction: Literal["sum", "by_distance"] = "sum",
 ) -> tuple[Float32[Array, ""], Metrics]:
     """Pairwise, by ranks: one of rank r_i < r_j is to lead the other by alpha (r_j - r_i) (EAR).

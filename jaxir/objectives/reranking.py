@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxir.errors import UserError
 from jaxir.features import Features, TextFormat, pair_features
 from jaxir.losses.ranking import list_softmax
-from jaxir.objectives.contrastive import call_of
+from jaxir.objectives.contrastive import call_of, check_loss
 from jaxir.objectives.gradient_cache import embed_in_chunks
 from jaxir.objectives.objective import Batch, Metrics, Objective
 from jaxir.partitioning import constrain
@@ -42,6 +42,9 @@ class Reranking(Objective):
     loss: Callable[..., tuple[jax.Array, Metrics]] = list_softmax
     chunks: Count = 1
     evaluated_on_pairs = False
+
+    def __post_init__(self):
+        check_loss(self.loss)
 
     def __repr__(self) -> str:
         return f"Reranking({call_of(self.loss)}{'' if self.chunks == 1 else f', chunks={self.chunks}'})"
