@@ -13,7 +13,7 @@ from flax import nnx
 from jaxir.data.pair_tokenizer import PairTokenizer
 from jaxir.data.tokenizer import Tokenizer, pad_batch
 from jaxir.errors import UserError
-from jaxir.interop import model_dir
+from jaxir.interop import model_dir, stored
 from jaxir.interop.build import PretrainedCrossEncoder
 from jaxir.models.cross_encoder import join
 
@@ -68,8 +68,9 @@ def test_t5s_encoder_reads_two_whole_texts_under_a_head_over_their_mean(tmp_path
     hidden = np.asarray(nnx.jit(lambda m, x: m.encoder(x))(model, ids))
     real = np.asarray(ids != 0)[..., None]
     mean = (hidden * real).sum(1) / real.sum(1)
-    kernel, bias = model.pooler.kernel[...], model.pooler.bias[...]
-    expected = np.tanh(mean @ kernel + bias[None]) @ model.classifier.kernel[...] + model.classifier.bias[...]
+    head = {n: np.asarray(x) for n, x in stored.flatten(nnx.to_pure_dict(nnx.state(model))).items()}
+    expected = np.tanh(mean @ head["pooler.kernel"] + head["pooler.bias"])
+    expected = expected @ head["classifier.kernel"] + head["classifier.bias"]
     scores = nnx.jit(lambda m, q, p: m.score_texts(q, p))(model, *side_by_side(loaded.tokenizer))
     np.testing.assert_allclose(scores, expected[:, 0], atol=1e-5)
     assert np.ptp(scores) > 0.01
