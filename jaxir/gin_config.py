@@ -24,7 +24,7 @@ from gin import config as gin_internals
 from jaxir.errors import UserError, suggest
 from jaxir.gin_files import check_includes, unclosed
 from jaxir.installation import RECIPES
-from jaxir.simple_types import check_not_empty, check_value, hints_of
+from jaxir.simple_types import Later, check_not_empty, check_value, hints_of
 
 MACRO = "gin.macro"
 DEFAULT = "default/"  # before a macro's name in a piece
@@ -108,6 +108,7 @@ def bind(
     if only is not None:
         _fill_unread([_parameter(function, name) for name in only])
     _check_macros({key.scope for key in typed if key.selector == MACRO}, used_by_files, defaults)
+    _check_made("", _parameter(function, "").selector, ())
     if only is not None:
         parameters = gin_internals._CONFIG.get(_parameter(function, "")[:2], {})
         for name in set(parameters) - set(only):
@@ -293,6 +294,25 @@ def _check_ends(name: str, within: tuple[str, ...]) -> None:
             _check_ends(other, (*within, name))
 
 
+def _check_made(scope: str, selector: str, within: tuple[tuple[str, str], ...]) -> None:
+    """Raises a UserError where an object is made of itself, be it by way of others."""
+    if (scope, selector) in within:
+        circle = [*within[within.index((scope, selector)) :], (scope, selector)]
+        way = " -> ".join(name.rpartition(".")[2] for _, name in circle)
+        raise UserError(f"{way.rpartition(' ')[2]} would be made of itself ({way})")
+    parts, parameters = scope.split("/") if scope else [], {}
+    for depth in range(len(parts) + 1):
+        parameters |= gin_internals._CONFIG.get(("/".join(parts[:depth]), selector), {})
+    values = list(parameters.values())
+    while values:
+        for reference in gin_internals.iterate_references(values.pop()):
+            if macro := _macro_of(reference):
+                values.append(_Key.of_macro(macro).value)
+            elif reference.evaluate:
+                own = reference.scoped_selector.rpartition("/")[0] or scope
+                _check_made(own, reference.configurable.selector, (*within, (scope, selector)))
+
+
 def _check_values(command: str) -> None:
     """Refuses values that a parameter cannot have, and empty texts of the command, by the name it goes by."""
     for (scope, selector), parameters in gin_internals._CONFIG.items():
@@ -311,14 +331,19 @@ def _check_values(command: str) -> None:
 
 
 def _resolved(value: Any) -> Any:
-    """Returns a bound value with that of its macros, and with `UNKNOWN` where a call gives it."""
+    """Returns a bound value with that of its macros, and `Later` or `UNKNOWN` where a call gives it."""
     if isinstance(value, list | tuple):
         return type(value)(map(_resolved, value))
     if isinstance(value, dict):
         return {_resolved(k): _resolved(v) for k, v in value.items()}
     if macro := _macro_of(value):
         return _resolved(_Key.of_macro(macro).value)
-    return UNKNOWN if isinstance(value, gin_internals.ConfigurableReference) else value
+    if not isinstance(value, gin_internals.ConfigurableReference):
+        return value
+    made, name = value.configurable.wrapped, f"@{value.configurable.name}"
+    if not value.evaluate:
+        return Later(name, type(made))
+    return Later(f"{name}()", made) if inspect.isclass(made) else UNKNOWN
 
 
 def _defaults_of(function: Callable[..., Any]) -> dict[str, Any]:

@@ -53,15 +53,40 @@ class _Object:
         return "an object, @NAME() in gin files"
 
 
+@dataclasses.dataclass(frozen=True)
+class Later:
+    """What will be a value, where no more is known of it than its class.
+
+    Attributes:
+      name: what the user calls it.
+      kind: its class.
+    """
+
+    name: str
+    kind: type
+
+    def fits(self, kind: Any) -> bool:
+        """Returns whether it may be of this kind; True where that tells nothing of classes."""
+        if kind is collections.abc.Callable:
+            return any("__call__" in vars(base) for base in self.kind.__mro__)
+        return kind is not Literal and (not _is_class(kind) or issubclass(self.kind, kind))
+
+    def __repr__(self) -> str:
+        return self.name
+
+
 # All numbers must be finite besides.
 Count = Annotated[int, Within(1)]
+Layers = Annotated[int, Within(1, 1000)]  # which are made one by one
 Natural = Annotated[int, Within(0)]
 Seed = Annotated[int, Within(0, 2**32 - 1)]
 Positive = Annotated[float, Within(0, without="low")]
 PositiveNumber = Annotated[int | float, Within(0, without="low")]
 NotNegative = Annotated[float, Within(0)]
+NotNegativeNumber = Annotated[int | float, Within(0)]
 Share = Annotated[float, Within(0, 1)]
 Rate = Annotated[float, Within(0, 1, without="high")]
+Portion = Annotated[float, Within(0, 1, without="both")]
 Object = Annotated[Any, _Object()]
 
 WORDS = {int: "a whole number", float: "a number", str: "text", bool: "True or False", type(None): "None"}
@@ -76,7 +101,9 @@ def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
     """Returns the type hints of the parameters of a function or class; {} where they cannot be resolved."""
     try:
         hints = typing.get_type_hints(function, include_extras=True)
-        if inspect.isclass(function) and "__init__" in vars(function):
+        # `dataclass` writes one with the hints of inherited fields, as text that only their module can read.
+        written = getattr(vars(function).get("__dataclass_params__"), "init", False)
+        if inspect.isclass(function) and "__init__" in vars(function) and not written:
             hints |= typing.get_type_hints(function.__init__, include_extras=True)
         return hints
     except (NameError, TypeError, AttributeError):  # names that only type checkers import
@@ -86,7 +113,8 @@ def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
 def fits(value: Any, hint: Any) -> bool:
     """Returns whether a parameter may have this value; True where the hint is of no simple type.
 
-    True too where the value is not known yet: `inspect.Parameter.empty`.
+    True too where the value is not known yet, `inspect.Parameter.empty`, or all that is known is its class,
+    `Later`, and that fits.
     """
     if value is inspect.Parameter.empty:
         return True
@@ -95,6 +123,8 @@ def fits(value: Any, hint: Any) -> bool:
         return fits(value, arms[0]) and all(value in m for m in arms[1:] if isinstance(m, Within | _Object))
     if kind in (typing.Union, types.UnionType):
         return any(fits(value, arm) for arm in arms)
+    if isinstance(value, Later):
+        return value.fits(kind)
     if kind is Literal:
         return any(value == arm and type(value) is type(arm) for arm in arms)
     if kind in (int, float):
@@ -116,12 +146,19 @@ def fits(value: Any, hint: Any) -> bool:
         return dicts and all(fits(k, key) and fits(v, each) for k, v in value.items())
     if kind in WORDS:
         return isinstance(value, kind)
-    return not (_is_class(kind) and type(value) in _PLAIN) or isinstance(value, kind)
+    if kind is collections.abc.Callable:
+        return callable(value)
+    return not (_is_class(kind) or _is_told_apart(kind)) or isinstance(value, kind)
 
 
 def _is_class(kind: Any) -> bool:
-    """Whether a hint is a class of objects that no text, number or list is meant for."""
+    """Whether a hint is a class, and no protocol, which objects of any class may fulfil."""
     return kind is not Any and inspect.isclass(kind) and not getattr(kind, "_is_protocol", False)
+
+
+def _is_told_apart(kind: Any) -> bool:
+    """Whether a hint is a protocol of which it can be said whether an object fulfils it."""
+    return getattr(kind, "_is_runtime_protocol", False)
 
 
 def in_words(hint: Any) -> str:
@@ -140,7 +177,10 @@ def in_words(hint: Any) -> str:
         return f"a list, each {in_words(arms[0])}" if arms and arms[0] is not Any else "a list"
     if kind in _DICTS:
         return "a dict"
-    return WORDS.get(kind) or (f"an object, {kind.__name__}" if _is_class(kind) else "something else")
+    if kind is collections.abc.Callable:
+        return "a function, @NAME in gin files"
+    named = _is_class(kind) or _is_told_apart(kind)
+    return WORDS.get(kind) or (f"an object, {kind.__name__}" if named else "something else")
 
 
 def check_value(name: str, value: Any, hint: Any) -> None:
@@ -176,9 +216,10 @@ def check_not_empty(name: str, value: Any) -> None:
 def checked(cls: type) -> type:
     """Has a dataclass check its fields by their hints whenever one is made; goes below `@dataclass`.
 
-    A field that does not fit costs a BadValueError. The class's own `__post_init__` comes after.
+    A field that does not fit costs a BadValueError. The class's `__post_init__`, its own or an inherited one,
+    comes after.
     """
-    own = cls.__dict__.get("__post_init__")
+    own = getattr(cls, "__post_init__", None)
 
     def __post_init__(self: Any) -> None:
         hints = hints_of(type(self))

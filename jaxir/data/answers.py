@@ -10,6 +10,8 @@ from jaxir.data.lines import MalformedRecord, json_object, parsed_lines, string_
 def read_answers(path: str | Path) -> dict[str, list[str]]:
     """Reads the answers of each query: lines of {"_id": query id, "answers": [text, ...]}.
 
+    They may also stand in a line's `metadata`, as in the queries.jsonl of some BEIR folders.
+
     Raises:
       BadInputError: a malformed line, a query without an answer, or a query a second time.
       UserError: no such file.
@@ -18,7 +20,9 @@ def read_answers(path: str | Path) -> dict[str, list[str]]:
 
     def parse(line: str, _: int) -> tuple[str, list[str]]:
         record = json_object(line)
-        query_id, answers = string_field(record, "_id"), record.get("answers")
+        query_id, metadata = string_field(record, "_id"), record.get("metadata")
+        aside = metadata.get("answers") if isinstance(metadata, dict) else None
+        answers = record.get("answers", aside)
         if not isinstance(answers, list) or not all(isinstance(a, str) and a.strip() for a in answers):
             raise MalformedRecord("'answers' is not a list of texts")
         if not answers:

@@ -15,8 +15,8 @@ from jaxir.evaluation.retrieval import (
     DEFAULT_METRICS,
     IdenticalIds,
     RetrievalScores,
+    check_depth,
     evaluate_run,
-    parse_metrics,
 )
 from jaxir.retrieval.indexes.exact import ExactIndex
 
@@ -124,8 +124,8 @@ def evaluate_collection(
       identical_ids: as in `evaluate_run`; with "drop" one answer more is searched for.
 
     Raises:
-      UserError: an unknown metric, or depth is below 1.
+      UserError: an unknown metric, one of more answers than `depth`, or depth is below 1.
     """
-    parse_metrics(metrics)
+    check_depth(metrics, depth)
     run = search_collection(encoder, collection, depth=depth + (identical_ids == "drop"))
     return evaluate_run(run, collection.qrels, metrics, identical_ids=identical_ids)

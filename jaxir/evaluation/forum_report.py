@@ -9,7 +9,7 @@ from pathlib import Path
 from jaxir.evaluation.collection import evaluate_collection
 from jaxir.evaluation.question_sets import CQADUPSTACK, FORUMS, read_cqadupstack
 from jaxir.evaluation.report import Report, lengths_of
-from jaxir.evaluation.retrieval import IdenticalIds, parse_metrics
+from jaxir.evaluation.retrieval import IdenticalIds, check_depth, parse_metrics
 from jaxir.evaluation.tables import Style, format_table
 from jaxir.retrieval.encoding.dual_encoder import DualEncoder
 
@@ -37,6 +37,7 @@ def cqadupstack(
     Raises:
       UserError: no or malformed data, an unknown metric, no such model.
     """
+    check_depth(metrics, depth)
     names = list(parse_metrics(metrics))
     forums = read_cqadupstack(directory, split)
     encoder = DualEncoder.load(model)

@@ -13,7 +13,13 @@ from jaxir.errors import UserError
 from jaxir.evaluation.answers import judge_by_answers
 from jaxir.evaluation.exact_match import score_answers
 from jaxir.evaluation.judgements import read_judgements
-from jaxir.evaluation.retrieval import IdenticalIds, RetrievalScores, evaluate_run, parse_metrics
+from jaxir.evaluation.retrieval import (
+    IdenticalIds,
+    RetrievalScores,
+    check_depth,
+    evaluate_run,
+    parse_metrics,
+)
 from jaxir.evaluation.systems import Pair, System, compare_systems
 from jaxir.evaluation.tables import Style, format_table
 from jaxir.retrieval.ranking.runs import read_run
@@ -220,7 +226,7 @@ def score_model(
     from jaxir.evaluation.question_sets import COLLECTIONS
     from jaxir.retrieval.encoding.dual_encoder import DualEncoder
 
-    parse_metrics(metrics)
+    check_depth(metrics, depth)
     collection = COLLECTIONS[kind](directory, split)
     name, files = ("", []) if baseline is None else parse_system(baseline)
     read = [read_run(file) for file in files]  # malformed ones cost no encoding

@@ -9,6 +9,7 @@ say and is reported.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
@@ -51,6 +52,11 @@ class Metric(NamedTuple):
     measure: ir_measures.Measure
     capped: int | None = None
 
+    @property
+    def depth(self) -> int:
+        """The answers of a query that it is of; 0 where it is of all that there are."""
+        return self.measure.params.get("cutoff", 0)
+
     def of_query(self, value: float, judged: Mapping[str, int]) -> float:
         """Returns the metric of a query from the measure's value and the query's judgements."""
         if self.capped is None:
@@ -72,6 +78,8 @@ class RetrievalScores:
       unjudged: queries of the run without judgements; they are ignored.
       identical_ids: "keep" or "drop", what was done with documents that have their query's id.
       identical: how many such answers the run had.
+      cut_at: the most answers of a query, where a metric is of more and the run has other documents besides;
+        None elsewhere.
     """
 
     values: dict[str, float]
@@ -81,6 +89,7 @@ class RetrievalScores:
     unjudged: int
     identical_ids: IdenticalIds
     identical: int
+    cut_at: int | None = None
 
     def describe(self) -> str:
         """Says in one line what the values are over."""
@@ -91,6 +100,12 @@ class RetrievalScores:
             parts.append(f"queries without judgements ignored: {self.unjudged}")
         done = "kept" if self.identical_ids == "keep" else "dropped"
         parts.append(f"answers with their query's own id {done} ({self.identical} found)")
+        if self.cut_at is not None:
+            metrics = parse_metrics(list(self.values)).items()
+            deeper = ", ".join(name for name, metric in metrics if metric.depth > self.cut_at)
+            parts.append(
+                f"no query has more than {self.cut_at} answers: to {deeper} what would follow is not found"
+            )
         return "; ".join(parts)
 
 
@@ -137,6 +152,7 @@ def evaluate_run(
         name: {q: metric.of_query(found[metric.measure, q], docs) for q, docs in qrels.items()}
         for name, metric in wanted.items()
     }
+    most = cut_at(judged)
     return RetrievalScores(
         values={
             name: float(result.aggregated[metric.measure])
@@ -150,7 +166,31 @@ def evaluate_run(
         unjudged=sum(query_id not in qrels for query_id in run),
         identical_ids=identical_ids,
         identical=identical,
+        cut_at=most if any(metric.depth > most for metric in wanted.values()) else None,
     )
+
+
+def cut_at(run: Run) -> int | float:
+    """Returns at how many answers of a query a run ends; infinity where one has all that any query has."""
+    most = max(map(len, run.values()))
+    return most if most < len(set().union(*run.values())) else math.inf
+
+
+def check_depth(metrics: str | Sequence[str], depth: int) -> None:
+    """Checks that no metric is of more answers than will be there.
+
+    Args:
+      metrics: as in `evaluate_run`.
+      depth: answers of a query.
+
+    Raises:
+      UserError: an unknown metric, or one beyond `depth`.
+    """
+    for name, metric in parse_metrics(metrics).items():
+        if metric.depth > depth:
+            raise UserError(
+                f"{name} is of {metric.depth} answers, and a query has {depth}: set depth to {metric.depth}"
+            )
 
 
 def parse_metrics(metrics: str | Sequence[str]) -> dict[str, Metric]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -13,13 +13,15 @@ from jaxir.data.sources import BeirFolder
 from jaxir.data.tokenizer import pad_batch
 from jaxir.errors import UserError
 from jaxir.evaluation.judgements import read_judgements
-from jaxir.evaluation.retrieval import evaluate_run
+from jaxir.evaluation.retrieval import cut_at, evaluate_run
 from jaxir.evaluators.bench import Bench, State
 from jaxir.evaluators.evaluator import Evaluator, Prepared
 from jaxir.objectives.reranking import score_lists
 from jaxir.retrieval.ranking.reranking import read_candidates
 from jaxir.retrieval.ranking.runs import read_run
-from jaxir.simple_types import Count, checked
+from jaxir.simple_types import Within, checked
+
+WANTED = 10  # documents of a query, by the metrics
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,7 +36,7 @@ class Reranking(Evaluator):
       directory: a BEIR folder.
       run: TREC run file over queries of the split, of any retriever.
       split: the judgements.
-      depth: documents of a query that are read.
+      depth: documents of a query that are read, of which the metrics want ten.
     """
 
     metrics = {"nDCG@10": "greater", "RR@10": "greater"}  # noqa: RUF012
@@ -42,19 +44,25 @@ class Reranking(Evaluator):
     directory: str
     run: str
     split: str = "dev"
-    depth: Count = 20
+    depth: Annotated[int, Within(WANTED)] = 20
 
     def prepare(self, bench: Bench) -> Prepared:
         """Reads the files; see `Evaluator`.
 
         Raises:
-          UserError: the run has no query of the split, or the folder lacks one of its queries or documents.
+          UserError: the run has no query of the split, or is cut above what the metrics want, or the folder
+            lacks one of its queries or documents.
         """
         folder, form = BeirFolder(self.directory), bench.form
         judgements = read_judgements(folder.qrels_path(self.split))
         run = {query_id: some for query_id, some in read_run(self.run).items() if query_id in judgements}
         if not run:
             raise UserError(f"{self.run} has none of the queries that {folder.qrels_path(self.split)} judges")
+        if (most := cut_at(run)) < WANTED:
+            raise UserError(
+                f"{self.run} has at most {most} documents of a query, and {' and '.join(self.metrics)} want"
+                f" {WANTED}: search with a larger k"
+            )
         candidates = read_candidates(run, folder, depth=self.depth)
         queries = [form.query_prompt + candidates.queries[query_id] for query_id in candidates.found]
         texts = [form.passage_prompt + text for text in candidates.documents.values()]

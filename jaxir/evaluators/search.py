@@ -12,7 +12,7 @@ from jaxir.data.tokenizer import pad_batch
 from jaxir.evaluation.collection import Collection, search_vectors
 from jaxir.evaluation.datasets import parse_dataset
 from jaxir.evaluation.question_sets import COLLECTIONS, read_cqadupstack
-from jaxir.evaluation.retrieval import IdenticalIds, evaluate_run, parse_metrics
+from jaxir.evaluation.retrieval import IdenticalIds, check_depth, evaluate_run, parse_metrics
 from jaxir.evaluators.bench import Bench, State
 from jaxir.evaluators.evaluator import Direction, Evaluator, Prepared
 from jaxir.simple_types import Count, checked
@@ -31,7 +31,7 @@ class Search(Evaluator):
       split: its judgements.
       wanted: the metrics, separated by spaces, as ir_measures spells them.
       identical_ids: "keep" or "drop" answers that have their query's own id.
-      depth: answers of a query.
+      depth: answers of a query; a metric of more is refused.
     """
 
     dataset: str
@@ -39,6 +39,9 @@ class Search(Evaluator):
     wanted: str = "R@10 P@10"
     identical_ids: IdenticalIds = "keep"
     depth: Count = 1000
+
+    def __post_init__(self):
+        check_depth(self.wanted, self.depth)
 
     @property
     def metrics(self) -> dict[str, Direction]:

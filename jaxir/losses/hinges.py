@@ -22,8 +22,8 @@ def margin(
     query_key: Int32[Array, "B 2"] | None = None,
     passage_key: Int32[Array, "B 2"] | None = None,
     negative_key: Int32[Array, "B N 2"] | None = None,
-    alpha: float = 0.1,
-    beta: float = 0.5,
+    alpha: int | float = 0.1,
+    beta: int | float = 0.5,
     choice: Choice = "hardest",
     same_tower: bool = False,
 ) -> tuple[Float32[Array, ""], dict[str, Float32[Array, ""]]]:

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float32, jaxtyped
 
 from jaxir.errors import UserError
 from jaxir.losses.in_batch import in_batch_softmax
-from jaxir.simple_types import NotNegative
+from jaxir.simple_types import Count, NotNegativeNumber
 
 SMALLEST = 8  # as in the paper
 Metrics = dict[str, Float32[Array, ""]]
@@ -23,8 +23,8 @@ def matryoshka(
     negatives: Float32[Array, "B N D"] | None = None,
     *,
     loss: Callable[..., tuple[Float32[Array, ""], Metrics]] = in_batch_softmax,
-    dimensions: Sequence[int] | None = None,
-    weights: Sequence[NotNegative] | None = None,
+    dimensions: Sequence[Count] | None = None,
+    weights: Sequence[NotNegativeNumber] | None = None,
     normalize: bool = True,
     **others: Any,
 ) -> tuple[Float32[Array, ""], Metrics]:
@@ -48,7 +48,8 @@ def matryoshka(
       the loss has one, `accuracy_at_d`; float32 [].
 
     Raises:
-      UserError: a dimension that is not from 1 to D or is there twice, or other weights than dimensions.
+      UserError: a dimension that is not from 1 to D or is there twice, other weights than dimensions, or none
+        above 0.
     """
     width = query.shape[-1]
     if dimensions is None:
@@ -84,3 +85,5 @@ def _check(dimensions: Sequence[int], width: int, weights: Sequence[float] | Non
         raise UserError(f"dimensions must be different numbers, at least one, not {list(dimensions)}")
     if weights is not None and len(weights) != len(dimensions):
         raise UserError(f"there are {len(dimensions)} dimensions and {len(weights)} weights")
+    if weights is not None and not any(weights):
+        raise UserError("all weights are 0, and so would be the loss")

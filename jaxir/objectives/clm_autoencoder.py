@@ -19,7 +19,7 @@ from jaxir.models.decoder import VectorDecoder, decoder_for
 from jaxir.objectives.gradient_cache import embed_in_chunks
 from jaxir.objectives.masking import choose_tokens, close_gaps, is_word
 from jaxir.objectives.objective import Batch, Metrics, Objective
-from jaxir.simple_types import Count, Rate, checked
+from jaxir.simple_types import Count, Layers, Rate, checked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class CLMAutoencoder(Objective):
       chunks: as in `Contrastive`.
     """
 
-    decoder_layers: Count = 2
+    decoder_layers: Layers = 2
     decoder_head_dim: Count = 32
     decoder_dropout: Rate = 0.1
     deletion: Rate = 0.0

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from beartype import beartype
 from jaxtyping import Array, Bool, Float, Int32, Key, jaxtyped
 
+from jaxir.errors import UserError
 from jaxir.losses.nt_xent import nt_xent
 from jaxir.objectives.objective import Metrics
 from jaxir.objectives.two_views import TwoViews, View
@@ -47,6 +48,11 @@ class ConSERT(TwoViews):
     token_cutoff: Rate = 0.15
     feature_cutoff: Rate = 0.2
     embedding_dropout: Rate = 0.2
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not any(name == "token_shuffling" or getattr(self, name) for name in (*self.first, *self.second)):
+            raise UserError("both views of a text are the text itself: give one an augmentation")
 
     def views(self, ids: jax.Array, key: jax.Array) -> tuple[View, View]:
         """Returns the texts under the augmentations of the two views."""
@@ -122,4 +128,4 @@ def drop_numbers(
     x: Float[Array, "B L E"], mask: Bool[Array, "B L"], *, key: Key[Array, ""], rate: float | int
 ) -> Float[Array, "B L E"]:
     """Makes each number zero with probability `rate`; the others stay as they are."""
-    return jnp.where(jax.random.bernoulli(key, rate, x.shape), 0.0, x).astype(x.dtype)
+    return jnp.where(jax.random.bernoulli(key, float(rate), x.shape), 0.0, x).astype(x.dtype)

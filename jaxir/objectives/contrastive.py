@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 
+from jaxir.errors import UserError
 from jaxir.features import Features, TextFormat, pair_features
 from jaxir.losses.samtone import samtone
 from jaxir.objectives.gradient_cache import embed_in_chunks
@@ -60,6 +62,9 @@ class Contrastive(Objective):
 
     loss: Callable[..., tuple[jax.Array, Metrics]] = samtone
     chunks: Count | Literal["auto"] = 1
+
+    def __post_init__(self):
+        check_loss(self.loss, *KEYS)
 
     def __repr__(self) -> str:
         chunks = "" if self.chunks == 1 else f", chunks={self.chunks!r}"
@@ -116,6 +121,18 @@ class Contrastive(Objective):
     ) -> tuple[jax.Array, Metrics]:
         """Returns the loss of the batch and its metrics, float32 scalars."""
         return self.loss_of(self.embed(model, batch, key), batch)
+
+
+def check_loss(loss: Callable[..., Any], *names: str) -> None:
+    """Checks that a loss can be called with three arrays and others by name.
+
+    Raises:
+      UserError: it cannot: it is no loss, or one of other things.
+    """
+    try:
+        inspect.signature(loss).bind(None, None, None, **dict.fromkeys(names))
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{call_of(loss)} is no loss for this objective: {error}") from error
 
 
 def call_of(loss: Callable[..., Any]) -> str:

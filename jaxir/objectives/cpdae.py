@@ -16,11 +16,12 @@ from jaxir.losses.word_distributions import bag_of_words, js_softmax, log_normal
 from jaxir.models import layers
 from jaxir.models.decoder import WordDecoder
 from jaxir.objectives.gradient_cache import embed_in_chunks
+from jaxir.objectives.lent import MaskedLMSource
 from jaxir.objectives.masked_lm import MaskedWords
 from jaxir.objectives.masking import is_word
 from jaxir.objectives.objective import Batch, Corpus, Metrics, Objective
 from jaxir.partitioning import constrain
-from jaxir.simple_types import Count, NotNegative, PositiveNumber, Rate, checked
+from jaxir.simple_types import Count, NotNegative, Portion, PositiveNumber, checked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,8 +57,8 @@ class CPDAE(Objective):
       chunks: as in `Contrastive`; the word distributions are those of the whole batch.
     """
 
-    masking: Rate = 0.15
-    head: Any = None
+    masking: Portion = 0.15
+    head: MaskedLMSource | None = None
     contrast: Literal["words", "vectors"] | None = "words"
     weight: NotNegative = 0.1
     temperature: PositiveNumber = 1.0

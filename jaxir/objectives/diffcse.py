@@ -21,12 +21,12 @@ from jaxir.objectives.changes import Change, Kind, longest, make_change
 from jaxir.objectives.contrastive import Contrastive, Embeddings
 from jaxir.objectives.discriminator import Discriminator, Task
 from jaxir.objectives.gradient_cache import embed_in_chunks
-from jaxir.objectives.lent import head_for, masked_lm_for, pooler_for
+from jaxir.objectives.lent import MaskedLMSource, PoolerSource, head_for, masked_lm_for, pooler_for
 from jaxir.objectives.masking import mask_as_bert, places_of
 from jaxir.objectives.objective import Batch, Metrics, Objective
 from jaxir.objectives.simcse import SimCSE
 from jaxir.objectives.two_views import TwoViews
-from jaxir.simple_types import Count, Rate, checked
+from jaxir.simple_types import Count, NotNegative, Portion, checked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,17 +79,17 @@ class DiffCSE(Objective):
     """
 
     contrastive: Contrastive = dataclasses.field(default_factory=SimCSE)
-    generator: Any = None
-    weight: float = 0.005
-    contrastive_weight: float = 1.0
-    masking: Rate = 0.3
+    generator: MaskedLMSource | None = None
+    weight: NotNegative = 0.005
+    contrastive_weight: NotNegative = 1.0
+    masking: Portion = 0.3
     change: Literal["replace", "insert", "delete", "all"] = "replace"
     use: Literal["difference", "positive", "negative"] = "difference"
     texts: Literal["same", "next", "both"] = "same"
     task: Task = "replaced"
-    head: Any = None
+    head: MaskedLMSource | None = None
     projector: Literal["batch_norm", "tanh", "none"] = "batch_norm"
-    pooler: Any = None
+    pooler: PoolerSource | None = None
     follow: Literal["paper", "code"] = "paper"
     chunks: Count | Literal["auto"] = 1
 
@@ -106,6 +106,10 @@ class DiffCSE(Objective):
         if self.pooler is not None and self.projector != "tanh":
             raise UserError(
                 f'a pooler is what projector "tanh" begins as, and projector is {self.projector!r}'
+            )
+        if not self.contrastive_weight and not self._discriminates:
+            raise UserError(
+                "without the contrastive loss (its weight is 0) and a discriminator nothing is left"
             )
         if self._generates and self.generator is None:
             raise UserError("DiffCSE needs a generator that fills masks: set GENERATOR=hf:FOLDER")

@@ -11,9 +11,11 @@ import jax
 from jaxir.errors import UserError
 from jaxir.features import Features, Numbers, TextFormat, pair_features
 from jaxir.losses.distillation import margin_mse
-from jaxir.objectives.contrastive import Contrastive, call_of
+from jaxir.objectives.contrastive import Contrastive, call_of, check_loss
 from jaxir.objectives.objective import Batch, Metrics, Objective
 from jaxir.simple_types import Count, checked
+
+SCORES = ("passage_score", "negative_scores")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,6 +33,9 @@ class Distillation(Objective):
     loss: Callable[..., tuple[jax.Array, Metrics]] = margin_mse
     chunks: Count = 1
     evaluated_on_pairs = False
+
+    def __post_init__(self):
+        check_loss(self.loss, *SCORES)
 
     def __repr__(self) -> str:
         return f"Distillation({call_of(self.loss)}{'' if self.chunks == 1 else f', chunks={self.chunks}'})"
@@ -59,5 +64,5 @@ class Distillation(Objective):
     ) -> tuple[jax.Array, Metrics]:
         """Returns the loss of the batch and its metrics, float32 []."""
         embeddings = Contrastive(chunks=self.chunks).embed(model, batch, key)
-        scores = {name: batch[name] for name in ("passage_score", "negative_scores")}
+        scores = {name: batch[name] for name in SCORES}
         return self.loss(embeddings.query, embeddings.passage, embeddings.negatives, **scores)

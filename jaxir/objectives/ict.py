@@ -52,7 +52,7 @@ class ICT(Contrastive):
         choosing, encoding = layers.split_key(key, 2)
         contexts = batch["context_ids"][:, 0]
         if choosing is not None:
-            whole = jax.random.bernoulli(choosing, self.keep, (len(contexts), 1))
+            whole = jax.random.bernoulli(choosing, float(self.keep), (len(contexts), 1))
             contexts = jnp.where(whole, batch["whole_ids"], contexts)
         pairs = {"query_ids": batch["sentence_ids"][:, 0], "passage_ids": contexts}
         return super().embed(model, pairs, encoding)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from jaxir.models.masked_lm import MaskedLanguageModel, MaskedLMConfig, MaskedLM
 from jaxir.models.projector import TanhProjector
 
 
+@runtime_checkable
 class MaskedLMSource(Protocol):
     """Where a masked language model comes from; `PretrainedMaskedLM` of jaxir.interop.build is one."""
 
@@ -28,6 +29,7 @@ class MaskedLMSource(Protocol):
         """Reads the model; returns it and what tells its vocabulary."""
 
 
+@runtime_checkable
 class PoolerSource(Protocol):
     """Where BERT's pooler comes from; `PretrainedPooler` of jaxir.interop.build is one."""
 

@@ -18,7 +18,7 @@ from jaxir.objectives.gradient_cache import embed_in_chunks
 from jaxir.objectives.lent import MaskedLMSource, head_for
 from jaxir.objectives.masking import choose_tokens, mask_as_bert, most_chosen, places_of
 from jaxir.objectives.objective import Batch, Metrics, Objective
-from jaxir.simple_types import Count, Rate, checked
+from jaxir.simple_types import Count, Portion, checked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,8 +37,8 @@ class MaskedLM(Objective):
       chunks: as in `Contrastive`.
     """
 
-    masking: Rate = 0.15
-    head: Any = None
+    masking: Portion = 0.15
+    head: MaskedLMSource | None = None
     chunks: Count | Literal["auto"] = 1
     evaluated_on_pairs = False
 

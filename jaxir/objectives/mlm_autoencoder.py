@@ -16,7 +16,7 @@ from jaxir.models.decoder import VectorDecoder, decoder_for
 from jaxir.objectives.gradient_cache import embed_in_chunks
 from jaxir.objectives.masking import choose_tokens
 from jaxir.objectives.objective import Batch, Metrics, Objective
-from jaxir.simple_types import Count, Rate, checked
+from jaxir.simple_types import Count, Layers, Portion, Rate, checked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,9 +42,9 @@ class MLMAutoencoder(Objective):
       chunks: as in `Contrastive`.
     """
 
-    masking: Rate = 0.8
+    masking: Portion = 0.8
     vector: Literal["first", "attention"] = "first"
-    decoder_layers: Count = 2
+    decoder_layers: Layers = 2
     decoder_head_dim: Count = 32
     decoder_dropout: Rate = 0.1
     mean_over: Literal["texts", "tokens"] = "texts"

@@ -15,10 +15,11 @@ from jaxir.features import Features, TextFormat, Tokens
 from jaxir.losses.tokens import over_tokens
 from jaxir.models import layers
 from jaxir.objectives.gradient_cache import embed_in_chunks
+from jaxir.objectives.lent import MaskedLMSource
 from jaxir.objectives.masked_lm import MaskedWords
 from jaxir.objectives.masking import is_word
 from jaxir.objectives.objective import Batch, Corpus, Metrics, Objective
-from jaxir.simple_types import Count, Positive, PositiveNumber, Rate, checked
+from jaxir.simple_types import Count, Portion, Positive, PositiveNumber, checked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,8 +56,8 @@ class PROP(Objective):
       chunks: as in `Contrastive`.
     """
 
-    masking: Rate = 0.15
-    head: Any = None
+    masking: Portion = 0.15
+    head: MaskedLMSource | None = None
     margin: PositiveNumber = 1.0
     mean_words: PositiveNumber = 3.0
     most_words: Count = 10

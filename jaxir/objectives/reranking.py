@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxir.errors import UserError
 from jaxir.features import Features, TextFormat, pair_features
 from jaxir.losses.ranking import list_softmax
-from jaxir.objectives.contrastive import call_of
+from jaxir.objectives.contrastive import call_of, check_loss
 from jaxir.objectives.gradient_cache import embed_in_chunks
 from jaxir.objectives.objective import Batch, Metrics, Objective
 from jaxir.partitioning import constrain
@@ -43,6 +43,9 @@ class Reranking(Objective):
     chunks: Count = 1
     evaluated_on_pairs = False
 
+    def __post_init__(self):
+        check_loss(self.loss)
+
     def __repr__(self) -> str:
         return f"Reranking({call_of(self.loss)}{'' if self.chunks == 1 else f', chunks={self.chunks}'})"
 
@@ -50,8 +53,12 @@ class Reranking(Objective):
         """Returns what a batch holds: pairs with hard negatives.
 
         Raises:
-          UserError: there are to be no hard negatives.
+          UserError: there are to be no hard negatives, or the model reads expanded queries.
         """
+        if form.reads != "pair":
+            raise UserError(
+                f"this cross-encoder reads {form.reads!r}, as a reranker of queries; set reads to 'pair'"
+            )
         if not form.num_negatives:
             raise UserError("a cross-encoder learns from hard negatives: set num_negatives")
         return pair_features(form)

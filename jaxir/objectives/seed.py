@@ -14,9 +14,10 @@ from jaxir.models import layers
 from jaxir.models.decoder import decoder_for
 from jaxir.objectives.clm_autoencoder import next_token_losses
 from jaxir.objectives.gradient_cache import embed_in_chunks
+from jaxir.objectives.lent import MaskedLMSource
 from jaxir.objectives.masked_lm import MaskedWords
 from jaxir.objectives.objective import Batch, Metrics, Objective
-from jaxir.simple_types import Count, Rate, checked
+from jaxir.simple_types import Count, Layers, Portion, Rate, checked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,10 +46,10 @@ class Seed(Objective):
       chunks: as in `Contrastive`.
     """
 
-    masking: Rate = 0.15
-    head: Any = None
+    masking: Portion = 0.15
+    head: MaskedLMSource | None = None
     span: Count = 2
-    decoder_layers: Count = 3
+    decoder_layers: Layers = 3
     decoder_head_dim: Count = 32
     decoder_dropout: Rate = 0.1
     chunks: Count | Literal["auto"] = 1

@@ -10,7 +10,7 @@ import jax
 
 from jaxir.features import Features, Key, TextFormat, Tokens
 from jaxir.models.backbones import Edit
-from jaxir.objectives.contrastive import Contrastive, Embeddings
+from jaxir.objectives.contrastive import Contrastive, Embeddings, check_loss
 from jaxir.objectives.objective import Batch, Metrics
 from jaxir.partitioning import constrain
 
@@ -38,6 +38,9 @@ class TwoViews(Contrastive, abc.ABC):
     """
 
     evaluated_on_pairs = False
+
+    def __post_init__(self):
+        check_loss(self.loss, "query_key", "passage_key")
 
     @abc.abstractmethod
     def views(self, ids: jax.Array, key: jax.Array) -> tuple[View, View]:

@@ -13,7 +13,7 @@ from flax import nnx
 from jaxir.errors import UserError
 from jaxir.features import Feature, Features, TextFormat, fields_of
 from jaxir.objectives.objective import Batch, Corpus, Metrics, Objective
-from jaxir.simple_types import Count, Natural, checked
+from jaxir.simple_types import Count, Natural, NotNegative, checked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,6 +42,7 @@ class Ramp:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class WeightedSum(Objective):
     """The sum of weight * loss over several objectives.
 
@@ -55,7 +56,7 @@ class WeightedSum(Objective):
     """
 
     parts: Mapping[str, Objective]
-    weights: Mapping[str, float | Callable[[jax.Array | None], jax.Array]] = dataclasses.field(
+    weights: Mapping[str, NotNegative | Callable[[jax.Array | None], jax.Array]] = dataclasses.field(
         default_factory=dict
     )
 
@@ -70,6 +71,8 @@ class WeightedSum(Objective):
         for name in self.weights:
             if name not in self.parts:
                 raise UserError(f"there is no objective {name!r} to weigh, only {', '.join(self.parts)}")
+        if not any(self.weights.get(name, 1) for name in self.parts):
+            raise UserError("all weights of a sum of objectives are 0, and so would be the loss")
 
     @property
     def frozen(self) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from jaxir.errors import UserError
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.planning.activations import Kept
 from jaxir.planning.hlo import Program, parse
-from jaxir.planning.program import Step, bytes_of
+from jaxir.planning.program import Step, aside, bytes_of
 
 # The partitioned program is all that is wanted of XLA's compiler for CPUs: what follows may be quick and bad.
 _OPTIONS = {"xla_backend_optimization_level": 0, "xla_dump_hlo_as_text": True}
@@ -66,7 +66,7 @@ def partition(step: Step) -> Program | None:
         options = {"xla_dump_to": str(directory), "xla_dump_hlo_pass_re": "spmd-partitioning"} | _OPTIONS
         with step.partitioner():
             lowered = step.function.lower(step.state, step.batch)
-        lowered.compile(compiler_options=options)
+        aside(lambda: lowered.compile(compiler_options=options))
         written = sorted(directory.glob("*.after_spmd-partitioning.*.txt"))
         if not written:
             raise UserError("XLA did not write down the partitioned program; is XLA_FLAGS set?")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import queue
 import re
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 from flax import nnx
@@ -21,6 +23,7 @@ from jaxir.training import state as state_lib
 from jaxir.training.recipe import Recipe
 
 GIB = 2**30
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -149,7 +152,7 @@ def compile_step(step: Step) -> Compiled:
     with step.partitioner():
         lowered = step.function.lower(step.state, step.batch)
     try:
-        compiled = lowered.compile()
+        compiled = aside(lowered.compile)
     except jax.errors.JaxRuntimeError as error:
         return _does_not_fit(error, held)
     memory = compiled.memory_analysis()
@@ -162,6 +165,26 @@ def compile_step(step: Step) -> Compiled:
         limit=None,
         short_by=0,
     )
+
+
+def aside(function: Callable[[], T]) -> T:
+    """Returns what a function does, called on a thread of its own, so that a signal reaches the process.
+
+    The compiler heeds none, for minutes. A command that is stopped leaves without it (`cli.end`).
+    """
+    results: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            results.put((function(), None))
+        except BaseException as error:
+            results.put((None, error))
+
+    threading.Thread(target=work, name="compiler", daemon=True).start()
+    found, error = results.get()
+    if error is not None:
+        raise error
+    return found
 
 
 class CompilerSettings(NamedTuple):

@@ -68,10 +68,10 @@ def test_values_by_hand(folder):
     assert kept.per_query == {"RR@10": {"1": 1.0, "b": 0.5}, "P@1": {"1": 1.0, "b": 0.0}}
     dropped = evaluate_collection(CountsWords(), collection, "RR@10", identical_ids="drop")
     assert dropped.per_query["RR@10"] == {"1": 0.0, "b": 0.5}
-    other = evaluate_collection(CountsWords(), collection, "RR@10", depth=1, identical_ids="drop")
+    other = evaluate_collection(CountsWords(), collection, "RR", depth=1, identical_ids="drop")
     assert other.unanswered == 0, "the answer that is dropped is not one of `depth`"
-    shallow = evaluate_collection(CountsWords(), collection, "RR@10", depth=1)
-    assert shallow.per_query["RR@10"] == {"1": 1.0, "b": 0.0}
+    shallow = evaluate_collection(CountsWords(), collection, "RR P@1", depth=1)
+    assert shallow.per_query["RR"] == {"1": 1.0, "b": 0.0}
 
 
 @pytest.mark.parametrize(

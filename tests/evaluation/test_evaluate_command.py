@@ -13,6 +13,7 @@ import pytest
 from scipy import stats
 
 from jaxir import cli
+from jaxir.data.answers import read_answers
 from jaxir.errors import UserError
 from jaxir.evaluate import evaluate
 from jaxir.evaluation.judgements import read_judgements
@@ -62,6 +63,30 @@ def test_identical_ids_dropped_on_request(files, capsys):
     result = evaluate(**arguments(files, metrics="RR@10", identical_ids="drop"))
     assert result["per_query"]["RR@10"]["q3"] == 1.0
     assert result["identical_ids"] == "drop" and "own id dropped (1 found)" in capsys.readouterr().out
+
+
+def test_a_metric_of_more_answers_than_there_are_is_told_apart(files, folder, capsys):
+    lines = [f"q{i} Q0 d{i + n} {n} {9 - n} t\n" for i in range(40) for n in range(5)]
+    (files / "cut.trec").write_text("".join(lines))
+    given = {"run": str(files / "cut.trec"), "qrels": str(folder / "qrels/train.tsv")}
+    evaluate(**given, metrics="R@5 nDCG@10 CappedR@7 AP")
+    said = "no query has more than 5 answers: to nDCG@10, CappedR@7 what would follow is not found"
+    assert said in capsys.readouterr().out
+    evaluate(**given, metrics="R@5 RR@3 AP")
+    assert "would follow" not in capsys.readouterr().out
+    whole = [f"q{i} Q0 d{n} {n} {99 - n} t\n" for i in range(40) for n in range(56)]  # all there are
+    (files / "cut.trec").write_text("".join(whole))
+    evaluate(**given, metrics="R@100")
+    assert "would follow" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("dataset", ["beir:{}", "cqadupstack:{}"])
+def test_a_metric_of_more_answers_than_are_searched_for_is_refused_before_anything_is_read(dataset, files):
+    given = {"model": str(files / "no model"), "dataset": dataset.format(files), "depth": 99}
+    with pytest.raises(UserError, match=r"^R@100 is of 100 answers, and a query has 99: set depth to 100"):
+        evaluate(**given)
+    with pytest.raises(UserError, match=r"corpus|none of the forums"):
+        evaluate(**given | {"depth": 100})
 
 
 def test_baseline_is_compared_by_paired_tests(files, capsys):
@@ -227,6 +252,12 @@ def test_answers_are_matched_by_whole_tokens(files, capsys):
     )
     with pytest.raises(UserError, match=r"it lacks document 'd1' \(5 that"):
         evaluate(run=str(files / "run.trec"), **given)
+    inside = [json.dumps({"_id": q, "text": "?", "metadata": {"answers": a}}) for q, a in answers.items()]
+    (files / "asked.jsonl").write_text("\n".join(inside))
+    assert read_answers(files / "asked.jsonl") == answers
+    (files / "asked.jsonl").write_text('{"_id": "q1", "metadata": {"answers": []}}\n')
+    with pytest.raises(UserError, match=r"asked.jsonl:1: 'answers' is empty, and a query without any"):
+        read_answers(files / "asked.jsonl")
     (files / "answers.jsonl").write_text('{"_id": "q1", "answers": "x"}\n')
     with pytest.raises(UserError, match=r"answers.jsonl:1: 'answers' is not a list of texts"):
         evaluate(run=str(files / "run.trec"), **given)

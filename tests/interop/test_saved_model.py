@@ -321,11 +321,12 @@ def test_pairs_served_without_jax(tmp_path, minilm_folder, save_cross_encoder):
             tmp_path / "model", f"hf:{GOLDEN / 'cross_bert'}", query_prompt="ask: ", passage_prompt="tell: "
         ),
         "distilbert": f"hf:{GOLDEN / 'cross_distilbert'}",
+        "deberta": f"hf:{GOLDEN / 'cross_deberta'}",
         "modernbert": f"hf:{GOLDEN / 'cross_modernbert'}",
         "minilm": save_cross_encoder(tmp_path / "real", f"st:{minilm_folder}"),
         "half": save_cross_encoder(tmp_path / "half", f"st:{minilm_folder}"),
     }
-    more = {"modernbert": ["--signatures=ids"], "half": ["--dtype=bfloat16"]}
+    more = {name: ["--signatures=ids"] for name in ("deberta", "modernbert")} | {"half": ["--dtype=bfloat16"]}
     for name, model in models.items():
         assert export(f"--model={model}", f"--output={tmp_path / f'{name}-out'}", *more.get(name, [])) == 0
     pairs = [(a, b) for a in QUERIES for b in QUERIES]
@@ -339,7 +340,7 @@ def test_pairs_served_without_jax(tmp_path, minilm_folder, save_cross_encoder):
 
     def asked(name: str, signature: str, **inputs: list) -> dict:
         model = str(tmp_path / f"{name}-out")
-        imports = [] if name == "modernbert" else ["tensorflow_text"]
+        imports = [] if name in ("deberta", "modernbert") else ["tensorflow_text"]
         return {"model": model, "signature": signature, "inputs": inputs, "imports": imports}
 
     answers = answers_of(
@@ -355,6 +356,7 @@ def test_pairs_served_without_jax(tmp_path, minilm_folder, save_cross_encoder):
             asked("bert", "score_ids", ids=[[5, 6]], token_types=[[0]]),
             asked("bert", "score", queries=["a", "b"], passages=["a"]),
             asked("bert", "serving_default", **texts),
+            asked("deberta", "score_ids", ids=padded("deberta", "ids")),
         ],
     )
     for i, name in enumerate(["modernbert", "bert", "bert", "distilbert", "minilm"]):
@@ -362,6 +364,7 @@ def test_pairs_served_without_jax(tmp_path, minilm_folder, save_cross_encoder):
         np.testing.assert_allclose(answers[f"{i}.scores"], expected, atol=1e-5, err_msg=name)
         lengths = [len(row.ids) for row in tokens[name]]
         assert np.ptp(expected) > 0.01 and lengths.count(scorers[name].max_length) > 5, "some are cut"
+    np.testing.assert_allclose(answers["10.scores"], scorers["deberta"].score(pairs), atol=1e-5)
     np.testing.assert_allclose(answers["5.scores"], answers["4.scores"], atol=0.02)
     assert np.abs(answers["5.scores"] - answers["4.scores"]).max() > 1e-4
     assert "ids has more columns than the" in str(answers["6.error"])

@@ -16,6 +16,7 @@ from jaxir.interop import stored
 from jaxir.models import layers, t5
 from jaxir.models.attention import attention
 from jaxir.models.bert import Bert, BertConfig
+from jaxir.models.deberta import DebertaConfig
 from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel
 from jaxir.models.modernbert import ModernBertConfig
 from jaxir.models.t5 import T5Config
@@ -36,7 +37,16 @@ MODERNBERT = ModernBertConfig(
     local_attention=4,
     **RATES,
 )
-BACKBONES = {"bert": BERT, "modernbert": MODERNBERT, "t5": T5}
+DEBERTA = DebertaConfig(
+    vocab_size=50,
+    embed_dim=32,
+    num_layers=2,
+    num_heads=4,
+    mlp_dim=48,
+    relative_buckets=8,
+    relative_max_distance=16,
+)
+BACKBONES = {"bert": BERT, "deberta": DEBERTA, "modernbert": MODERNBERT, "t5": T5}
 IDS = jnp.array([[4, 5, 6, 7, 8, 9, 10, 11], [12, 13, 14, 0, 0, 0, 0, 0]], jnp.int32)
 # Random weights for a sum of outputs: a plain sum would be blind to what LayerNorm takes away.
 WEIGHTS = jnp.asarray(np.random.default_rng(0).normal(size=(*IDS.shape, 32)), jnp.float32)
@@ -100,6 +110,7 @@ def test_dropout_is_on_with_a_key_off_without_and_follows_the_key():
     ("config", "rate"),
     [
         *((BERT, rate) for rate in ("dropout_rate", "attention_dropout_rate")),
+        *((DEBERTA, rate) for rate in ("dropout_rate", "attention_dropout_rate")),
         *((MODERNBERT, rate) for rate in RATES),
     ],
 )

@@ -362,6 +362,8 @@ def test_search_in_the_loop_is_search_of_the_encoder(tmp_path):
     assert mean == pytest.approx((android + unix) / 2)
     with pytest.raises(UserError, match="metric 'R@@10' cannot be computed"):
         trained(tmp_path / "other", [Search(dataset=str(tmp_path), wanted="R@@10")], "R@10")
+    with pytest.raises(UserError, match="R@1000 is of 1000 answers, and a query has 100: set depth to 1000"):
+        trained(tmp_path / "other", [Search(dataset=str(tmp_path), wanted="P@1 R@1000", depth=100)], "P@1")
     with pytest.raises(
         UserError,
         match="evaluator Search: dataset must be beir:DIR or quora:DIR or eproduct:DIR or cqadupstack:DIR",

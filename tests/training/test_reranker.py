@@ -83,6 +83,21 @@ def test_it_learns_to_put_the_relevant_first(folder, tmp_path):
     assert np.mean(first) > 0.9 and not any(rank(a)[0].endswith("-0") for a in before.values())
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["deberta", "t5_1_1"])
+def test_other_encoders_learn_it_as_well(folder, name, tmp_path):
+    start, run = shutil.copytree(GOLDEN / name, tmp_path / "start"), tmp_path / "run"
+    if name == "t5_1_1":  # with the form for two texts that T5's published tokenizers have
+        content = json.loads((start / "tokenizer.json").read_text())
+        one = json.dumps(content["post_processor"]["single"])
+        content["post_processor"]["pair"] = json.loads(one) + json.loads(one.replace('"A"', '"B"'))
+        (start / "tokenizer.json").write_text(json.dumps(content))
+    assert train(folder, run, "--steps=100", f"--gin.MODEL=hf:{start}") == 0
+    found = rerank(folder, run, tmp_path / "new.trec")
+    first = [rank(answers)[0] == f"d{query[1:]}-0" for query, answers in found.items()]
+    assert np.mean(first) > 0.9
+
+
 def rerank(folder, model, output, *more):
     flags = [f"--model={model}", f"--run={folder}/run.trec", f"--dataset=beir:{folder}"]
     assert cli.main("jaxir.rerank:rerank", [*flags, f"--output={output}", *more]) == 0
@@ -117,9 +132,28 @@ def test_a_resumed_run_ends_with_the_same_bits(folder, trained, tmp_path, capsys
 
 
 def test_the_best_checkpoint_is_the_one_that_reranks_best(folder, tmp_path, capsys):
-    run = tmp_path / "run"
-    flags = ["--gin_file=gin/evaluators/reranking.gin", f"--gin.DEV_RUN={folder}/run.trec"]
-    flags += ["--gin.DEV_RUN_SPLIT=train", "--gin.DEV_RUN_DEPTH=4", "--gin.EVAL_EVERY=2", "--steps=6"]
+    run, deep = tmp_path / "run", tmp_path / "deep.trec"
+    found = {
+        f"q{i}": [*(f"d{(i + n) % 48}-0" for n in (1, 2, 3, 5, 6, 7)), *(f"d{i}-{n}" for n in (1, 2, 3, 0))]
+        for i in range(48)
+    }
+    deep.write_text(
+        "".join(f"{q} Q0 {d} 0 {10 - n} t\n" for q, ids in found.items() for n, d in enumerate(ids))
+    )
+    flags = ["--gin_file=gin/evaluators/reranking.gin", "--gin.DEV_RUN_SPLIT=train", "--gin.EVAL_EVERY=2"]
+    for shallow, sentence in (
+        (
+            [f"--gin.DEV_RUN={folder}/run.trec"],
+            "run.trec has at most 4 documents of a query, and nDCG@10 and RR@10 want 10",
+        ),
+        (
+            [f"--gin.DEV_RUN={deep}", "--gin.DEV_RUN_DEPTH=9"],
+            "DEV_RUN_DEPTH must be a whole number of at least 10, not 9",
+        ),
+    ):
+        assert train(folder, run, *flags, *shallow, "--steps=6") == 1 and not run.exists()
+        assert sentence in capsys.readouterr().err
+    flags += [f"--gin.DEV_RUN={deep}", "--gin.DEV_RUN_DEPTH=10", "--steps=6"]
     assert train(folder, run, *flags, "--gin.CHECKPOINT_EVERY=2", "--gin.LEARNING_RATE=5e-2") == 0
     lines = map(json.loads, (run / "log.jsonl").read_text().splitlines())
     found = {line["step"]: line["dev/nDCG@10"] for line in lines if "dev/nDCG@10" in line}
@@ -127,7 +161,7 @@ def test_the_best_checkpoint_is_the_one_that_reranks_best(folder, tmp_path, caps
     best = json.loads((run / "checkpoints/best.json").read_text())
     assert found[best["step"]] == max(found.values()) == best["value"]
     # The command says the same of the run's best checkpoint.
-    reranked = rerank(folder, run, tmp_path / "new.trec", "--depth=4")
+    reranked = rerank(folder, run, tmp_path / "new.trec", "--depth=10", f"--run={deep}")
     scores = evaluate_run(reranked, read_judgements(folder / "qrels/train.tsv"), ["nDCG@10"])
     assert scores.values["nDCG@10"] == pytest.approx(best["value"], abs=1e-9)
 
