@@ -38,7 +38,7 @@ def evaluate(
     table: Literal["markdown", "latex"] = "markdown",
     output: str | None = None,
 ) -> dict[str, Any]:
-    """Scores and compares run files, or scores a model on a whole test collection.
+    """Scores and compares run files or written answers, or scores a model on a whole test collection.
 
     Give --run and --qrels, --run and --answers with --corpus, --predictions and --answers, or --model and
     --dataset. A judged query without answers counts 0. Several systems are compared by paired tests over the

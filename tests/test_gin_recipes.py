@@ -321,6 +321,12 @@ def test_generators_are_traced(more, folder, tmp_path):
     assert trace(bound, loaded, partitioner, num_negatives=0).keys() >= {"loss", "token_accuracy"}
 
 
+@pytest.mark.parametrize("loss", ["list_softmax", "binary_cross_entropy", "margin_ranking"])
+def test_every_ranking_loss_can_be_named(loss):
+    bound = resolve("gin/reranker.gin", f"RANKING_LOSS=@ranking.{loss}")
+    assert bound["objective"].loss.__name__ == loss
+
+
 @pytest.mark.parametrize("kind", ["ri", "rd"])
 def test_rerankers_of_queries_are_traced(kind, tmp_path):
     line = '{"_id": "q%d", "question": "a tool?", "outputs": ["a", "b"], "passages": ["p", null],'

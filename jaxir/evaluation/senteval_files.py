@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -83,6 +85,7 @@ def _read(directory: Path, name: str, layout: Layout) -> Task:
                 f"{name} needs {' and '.join(layout.files)} in {directory}, which lacks {file}: {WHERE}"
             )
         task.setdefault(part, []).extend(read(path))
+        _check_end(path)
     for part, rows in task.items():
         counts = {label: sum(row.label == label for row in rows) for label in {row.label for row in rows}}
         if len(counts) < 2:
@@ -94,20 +97,33 @@ def _read(directory: Path, name: str, layout: Layout) -> Task:
     return task
 
 
+def _check_end(path: Path) -> None:
+    """Warns on standard error where a file's end looks cut off."""
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        if file.read(1) != b"\n":
+            print(f"warning: {path}: its last line has no end: is the file cut off?", file=sys.stderr)
+
+
 def _one_label(path: Path, label: int) -> Iterator[Row]:
     """Yields rows of Latin-1; as in SentEval more signs than \\n end lines, and empty lines are texts."""
     for number, raw in raw_lines(path):
-        if b"\0" in raw:
-            raise BadInputError(path, number, "NUL byte: not a text file?")
-        for text in raw.decode("latin-1").splitlines():
+        for text in _latin_1(path, number, raw).splitlines():
             yield Row((_words(text),), label)
+
+
+def _latin_1(path: Path, number: int, raw: bytes) -> str:
+    """Decodes a line, whose every byte is a sign but NUL."""
+    if b"\0" in raw:
+        raise BadInputError(path, number, "NUL byte: not a text file?")
+    return raw.decode("latin-1")
 
 
 def _trec(path: Path) -> Iterator[Row]:
     """Yields rows of `LABEL:finer words of the question`, in Latin-1."""
 
-    def parse(line: str) -> Row:
-        label, colon, rest = line.partition(":")
+    def parse(number: int, raw: bytes) -> Row:
+        label, colon, rest = _latin_1(path, number, raw).strip().partition(":")
         _, space, question = rest.partition(" ")
         if not colon or not space:
             raise MalformedRecord("expected LABEL:finer and a question")
@@ -115,7 +131,7 @@ def _trec(path: Path) -> Iterator[Row]:
             raise MalformedRecord(f"unknown label {label!r}, not one of {', '.join(QUESTIONS)}")
         return Row((_words(question),), QUESTIONS.index(label))
 
-    return _rows(path, lambda raw: parse(raw.decode("latin-1").strip()))
+    return _rows(path, parse)
 
 
 def _mrpc(path: Path) -> Iterator[Row]:
@@ -127,7 +143,7 @@ def _mrpc(path: Path) -> Iterator[Row]:
             raise MalformedRecord(f"expected 5 columns separated by tabs, found {len(fields)}")
         return Row((_words(fields[3]), _words(fields[4])), _zero_or_one(fields[0]))
 
-    return _rows(path, lambda raw: parse(decode_line(raw)), header=True)
+    return _rows(path, lambda _, raw: parse(decode_line(raw)), header=True)
 
 
 def _sst(path: Path) -> Iterator[Row]:
@@ -139,15 +155,15 @@ def _sst(path: Path) -> Iterator[Row]:
             raise MalformedRecord(f"expected a sentence, a tab, 0 or 1; found {len(fields)} columns")
         return Row((_words(fields[0]),), _zero_or_one(fields[1]))
 
-    return _rows(path, lambda raw: parse(decode_line(raw)))
+    return _rows(path, lambda _, raw: parse(decode_line(raw)))
 
 
-def _rows(path: Path, parse: Callable[[bytes], Row], *, header: bool = False) -> Iterator[Row]:
+def _rows(path: Path, parse: Callable[[int, bytes], Row], *, header: bool = False) -> Iterator[Row]:
     for number, raw in numbered_lines(path):
         if header and number == 1:
             continue
         try:
-            yield parse(raw)
+            yield parse(number, raw)
         except MalformedRecord as fault:
             raise BadInputError(path, number, f"{fault.kind} {fault.detail}".rstrip()) from None
 

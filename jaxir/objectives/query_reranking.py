@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxir.errors import UserError
 from jaxir.features import Features, Key, Numbers, TextFormat, Tokens
 from jaxir.losses.ranking import rank_margin
-from jaxir.objectives.contrastive import call_of
+from jaxir.objectives.contrastive import call_of, check_loss
 from jaxir.objectives.gradient_cache import embed_in_chunks
 from jaxir.objectives.objective import Batch, Metrics, Objective
 from jaxir.objectives.reranking import Scorer
@@ -47,6 +47,9 @@ class QueryReranking(Objective):
     candidates: Count = 50
     chunks: Count = 1
     evaluated_on_pairs = False
+
+    def __post_init__(self):
+        check_loss(self.loss)
 
     def __repr__(self) -> str:
         more = "" if self.chunks == 1 else f", chunks={self.chunks}"

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -177,6 +178,7 @@ def test_what_is_there_is_judged_and_what_is_not_is_told(folder, tmp_path, capsy
         ("MPQA/mpqa.pos", "", "mpqa.pos: the file is empty"),
         ("MPQA/mpqa.pos", "a\n" * 11, "MPQA has a label with 11 rows only"),
         ("TREC/TREC_10.label", "NUM:a how far ?\nNUMB:b why ?\n", "TREC_10.label:2: unknown label 'NUMB'"),
+        ("TREC/TREC_10.label", "NUM:a how far ?\nNUM:b how \0 ?\n", "TREC_10.label:2: NUL byte"),
         ("TREC/TREC_10.label", "NUM how\n", "TREC_10.label:1: expected LABEL:finer and a question"),
         (
             "MRPC/msr_paraphrase_test.txt",
@@ -200,6 +202,15 @@ def test_damaged_files_say_where_and_why(folder, tmp_path, file, content, reason
         (tmp_path / file).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(UserError, match=reason):
         read_senteval(tmp_path)
+
+
+def test_a_file_that_seems_to_be_cut_off_is_told(folder, tmp_path, capsys):
+    shutil.copytree(folder / "MPQA", tmp_path / "MPQA")
+    assert read_senteval(tmp_path)["MPQA"] and not capsys.readouterr().err
+    path = tmp_path / "MPQA/mpqa.neg"
+    path.write_bytes(path.read_bytes()[:-7])
+    read_senteval(tmp_path)
+    assert capsys.readouterr().err == f"warning: {path}: its last line has no end: is the file cut off?\n"
 
 
 def test_none_of_the_tasks(tmp_path):

@@ -80,6 +80,33 @@ def test_what_is_no_masked_language_model_is_refused(folder):
         source(folder).outline()
 
 
+@pytest.mark.parametrize(
+    ("name", "table", "copies"),
+    [
+        ("mlm_bert", "bert.embeddings", ("cls.predictions.decoder.weight", "cls.predictions.decoder.bias")),
+        ("mlm_roberta", "roberta.embeddings", ("lm_head.decoder.weight", "lm_head.decoder.bias")),
+        ("mlm_distilbert", "distilbert.embeddings", ("vocab_projector.weight",)),
+    ],
+)
+def test_what_the_head_shares_is_the_same_and_all_numbers_are_finite(name, table, copies, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(GOLDEN / name, folder)
+    tensors = safetensors.numpy.load_file(folder / "model.safetensors")
+    table = f"{table}.word_embeddings.weight"
+    for copy in copies:
+        shared = tensors[table if copy.endswith("weight") else copy.replace("decoder.", "")]
+        safetensors.numpy.save_file(tensors | {copy: shared.copy()}, folder / "model.safetensors")
+        source(folder).build()
+        safetensors.numpy.save_file(tensors | {copy: shared + 1}, folder / "model.safetensors")
+        with pytest.raises(UserError, match=rf"{copy} is not .*, which it shares by config\.json"):
+            source(folder).build()
+    broken = tensors[table].copy()
+    broken[7, 3] = np.nan
+    safetensors.numpy.save_file(tensors | {table: broken}, folder / "model.safetensors")
+    with pytest.raises(UserError, match=r"model is damaged: encoder\..* has a number that is not finite"):
+        source(folder).build()
+
+
 def test_a_vocabulary_is_told_by_its_tokens_and_not_by_its_files():
     bert, roberta = (Tokenizer.load(GOLDEN / n) for n in ("bert", "roberta"))
     cross = Tokenizer.load(GOLDEN / "cross_bert")

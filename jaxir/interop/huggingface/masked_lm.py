@@ -1,5 +1,6 @@
 """Masked language models from Hugging Face folders: BERT, DistilBERT, RoBERTa, with the head of each."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,15 +38,19 @@ def read(directory: Path) -> StoredModel:
     """Reads a folder with config.json, weights and a tokenizer.
 
     Raises:
-      UserError: a file is missing or damaged, or there is no such head.
+      UserError: a file is missing or damaged, there is no such head, or it has token vectors of its own.
     """
     config = outline(directory / "config.json")
     encoder = hf.read_encoder(directory)
     params: dict[str, Any] = {f"encoder.{name}": value for name, value in encoder.params.items()}
+    params |= _read_head(directory, config, encoder.pad_id)
+    for name, value in params.items():  # the words of a frozen generator would show none
+        if not np.isfinite(np.asarray(value)).all():
+            raise UserError(f"{directory} is damaged: {name} has a number that is not finite")
     length = config.backbone.max_positions
     return StoredModel(
         config=config,
-        params=params | _read_head(directory, config, encoder.pad_id),
+        params=params,
         tokenizer=hf.read_tokenizer(directory, encoder),
         settings=EncoderSettings(query_max_length=length, passage_max_length=length),
     )
@@ -71,6 +76,7 @@ def read_pooler(directory: Path) -> dict[str, np.ndarray]:
 def _read_head(directory: Path, config: MaskedLMConfig, pad_id: int) -> dict[str, np.ndarray]:
     codec = backbones.of_model_type(config.backbone.model_type, where=directory)[1]
     found = {hf.modern(name): value for name, value in read_tensors(directory).items()}
+    _check_tied(directory, found, codec.masked_lm["bias"])
     params = {}
     for ours in ("dense.kernel", "dense.bias", "norm.scale", "norm.bias", "bias"):
         module = codec.masked_lm[ours.partition(".")[0]]
@@ -84,3 +90,15 @@ def _read_head(directory: Path, config: MaskedLMConfig, pad_id: int) -> dict[str
     shapes = {name: shape for name, shape in stored.model_shapes(config).items() if name in params}
     stored.check_params(params, shapes, str(directory))
     return params
+
+
+def _check_tied(directory: Path, tensors: Mapping[str, Any], module: str) -> None:
+    """Raises a UserError where what a file repeats, since the head shares it, is not the same there."""
+    table = next((name for name in tensors if name.endswith("embeddings.word_embeddings.weight")), "")
+    for name, tied in (("decoder.weight", table), ("weight", table), ("decoder.bias", f"{module}.bias")):
+        name = f"{module}.{name}"
+        if name in tensors and tied in tensors and not np.array_equal(tensors[name], tensors[tied]):
+            raise UserError(
+                f"{directory}: {name} is not {tied}, which it shares by config.json: a head with vectors"
+                " or a bias of its own is not supported"
+            )
