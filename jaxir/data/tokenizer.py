@@ -322,6 +322,8 @@ def _read_tokenizer_json(
 
 def _convert(directory: Path) -> bytes:
     """Returns the tokenizer.json that transformers makes of an older tokenizer directory."""
+    # Else it says that there is no PyTorch, which nothing here wants.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     import transformers
 
     # DeBERTa's published folders name no class, and a directory of a tokenizer alone has no config.json.

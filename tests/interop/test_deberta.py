@@ -17,9 +17,11 @@ from jaxir.data.pair_tokenizer import PairTokenizer
 from jaxir.data.tokenizer import Tokenizer, pad_batch
 from jaxir.errors import UserError
 from jaxir.interop import model_dir, stored
+from jaxir.interop.build import PretrainedCrossEncoder
 from jaxir.interop.huggingface import hf
 from jaxir.models.deberta import PUBLISHED, DebertaConfig, DisentangledAttention, log_buckets
 from jaxir.models.dual_encoder import DualEncoderConfig
+from jaxir.planning import architecture
 
 pytestmark = pytest.mark.usefixtures("few_optimizations")
 
@@ -258,6 +260,15 @@ def test_presets_have_the_published_sizes(name, millions):
     assert round(total / 1e6, 1) == millions
     blocks = {"v3-xsmall": 22, "v3-small": 44, "v3-base": 86, "v3-large": 304}[name]
     assert round((total - np.prod(shapes["token.embedding"])) / 1e6) in (blocks - 1, blocks)
+
+
+def test_a_plan_of_a_published_one_needs_no_network():
+    reranker = PretrainedCrossEncoder(
+        source="hf:microsoft/deberta-v3-base", query_max_length=32, passage_max_length=128
+    )
+    config, settings = architecture.describe(reranker)
+    assert config.backbone == PUBLISHED["microsoft/deberta-v3-base"] and config.activation == "gelu"
+    assert settings.pair_max_length == 160
 
 
 def test_a_text_longer_than_what_it_was_trained_on_is_read():
