@@ -155,6 +155,13 @@ def test_tokens_of_awkward_texts_are_those_of_transformers(tmp_path):
     assert ids == one + other[1:]
 
 
+@pytest.mark.parametrize("content", [b"", b"no model" * 50, (GOLDEN / "spm.model").read_bytes()[:300]])
+def test_a_damaged_spm_model_costs_one_sentence(content, tmp_path):
+    (tmp_path / "spm.model").write_bytes(content)
+    with pytest.raises(UserError, match=r"spm.model is not a SentencePiece model"):
+        Tokenizer.load(tmp_path)
+
+
 def test_a_long_text_has_the_tokens_that_the_tokenizer_gives(tmp_path):
     tokenizer, text = Tokenizer.load(GOLDEN), "  the cat sat.  on the\tmat, and cats eat\n\nmice " * 300
     assert tokenizer._cut(text, 500) == text[:501]  # no more of it is read than is needed
