@@ -14,6 +14,7 @@ from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
 
 _PAIRS_AT_ONCE = 1024
+_WHOLE = 2**30
 
 
 class TokenPair(NamedTuple):
@@ -98,7 +99,8 @@ class PairTokenizer:
 
     def _put_together(self, pairs: list[tuple[str, str]], max_length: int) -> list[TokenPair]:
         """Returns the tokens of pairs by those of each text, with its EOS."""
-        rows = self._single.encode_batch([text for pair in pairs for text in pair], max_length=max_length)
+        # Not cut: which of two long texts is the longer decides who has the odd token.
+        rows = self._single.encode_batch([text for pair in pairs for text in pair], max_length=_WHOLE)
         found, room = [], max_length - 2
         for texts in zip(rows[::2], rows[1::2], strict=True):
             lengths = [len(text) - 1 for text in texts]

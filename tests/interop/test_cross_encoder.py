@@ -178,6 +178,7 @@ def test_a_lone_sentencepiece_model_joins_texts_as_t5s_tokenizer_json_does(tmp_p
     assert alone.separator == "own"
     theirs = transformers.T5Tokenizer.from_pretrained(tmp_path)
     pairs = [("the " * n, "a cat " * m) for n in range(5) for m in range(3)] + [("the cat", "")]
+    pairs += [("the " * 30, "the " * 40), ("the " * 40, "the " * 30)]
     for length in (6, 7, 20):
         expected = theirs([list(p) for p in pairs], truncation="longest_first", max_length=length)[
             "input_ids"
