@@ -16,6 +16,7 @@ from flax import nnx
 from jax.experimental import multihost_utils
 
 from jaxir import distributed
+from jaxir.data.text_data import check_data
 from jaxir.errors import UserError
 from jaxir.evaluators.bench import Bench
 from jaxir.files import atomic_file, path_of
@@ -115,6 +116,7 @@ def train(
     mesh = recipe.mesh or MeshConfig()
     partitioner = mesh if isinstance(mesh, Partitioner) else mesh.build()
     recipe.check_batch(partitioner)
+    check_data("data", recipe.data)
     evaluators = evaluators_of(recipe)
     run_dir, objective = path_of(output_dir), recipe.objective
     with contextlib.ExitStack() as closing:
