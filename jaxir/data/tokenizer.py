@@ -127,6 +127,8 @@ class Tokenizer:
             for name in plain:
                 if b"\0" in files[name]:
                     raise UserError(f"{directory / name} is damaged: there are zero bytes in it")
+            if _DEBERTA in files:  # of what is none transformers says that tiktoken is missing
+                _sentencepiece(files[_DEBERTA], directory / _DEBERTA)
             files[_JSON] = _convert(directory)
             return cls(_read_tokenizer_json(directory, files, config), files)
         raise UserError(f"{directory} holds no tokenizer: none of {_JSON}, vocab.txt, vocab.json or *.model")
@@ -266,13 +268,7 @@ class _SentencePieceBackend(_Backend):
     num_special = 1
 
     def __init__(self, content: bytes, path: Path):
-        import sentencepiece
-
-        self._processor = processor = sentencepiece.SentencePieceProcessor()
-        try:
-            processor.LoadFromSerializedProto(content)
-        except RuntimeError as error:
-            raise UserError(f"{path} is not a SentencePiece model") from error
+        self._processor = processor = _sentencepiece(content, path)
         self._eos = processor.eos_id()
         if processor.pad_id() != 0 or self._eos < 0:
             raise UserError(
@@ -293,6 +289,18 @@ class _SentencePieceBackend(_Backend):
 
     def tokens(self) -> list[str | None]:
         return [self._processor.id_to_piece(i) for i in range(self.vocab_size)]
+
+
+def _sentencepiece(content: bytes, path: Path) -> Any:
+    """Returns the `SentencePieceProcessor` of a file."""
+    import sentencepiece
+
+    processor = sentencepiece.SentencePieceProcessor()
+    try:
+        processor.LoadFromSerializedProto(content)
+    except RuntimeError as error:
+        raise UserError(f"{path} is not a SentencePiece model") from error
+    return processor
 
 
 def _read_tokenizer_json(
@@ -322,6 +330,8 @@ def _read_tokenizer_json(
 
 def _convert(directory: Path) -> bytes:
     """Returns the tokenizer.json that transformers makes of an older tokenizer directory."""
+    # Else it says that there is no PyTorch, which nothing here wants.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     import transformers
 
     # DeBERTa's published folders name no class, and a directory of a tokenizer alone has no config.json.

@@ -41,6 +41,7 @@ _WEIGHTS = {
 }
 _TERMS = {"p2c": "position_to_content", "c2p": "content_to_position"}
 _NORMS = {"none": False, "layer_norm": True}
+_LEFT_OUT = ("pooler.", "classifier.", "cls.", "lm_predictions.", "mask_predictions.", "embeddings.position_")
 _POSITIONS, _FARTHEST, _BUCKETS = "max_position_embeddings", "max_relative_positions", "position_buckets"
 
 
@@ -102,10 +103,7 @@ _FOLDER = HuggingFace(
     written={"relative_attention": True, "position_biased_input": False},
     read_more=_read_attention,
     write_more=_write_attention,
-    left_out=(
-        *("pooler.", "classifier.", "cls.", "lm_predictions.", "mask_predictions."),
-        "embeddings.position_",
-    ),
+    left_out=_LEFT_OUT,
 )
 
 
@@ -204,15 +202,12 @@ class Deberta(Encoder):
     """
 
     def __init__(self, config: DebertaConfig, *, rngs: nnx.Rngs):
-        def table(num: int, axis: str) -> layers.Embedding:
-            return layers.Embedding(
-                num, config.embed_dim, axis=axis, dtype=config.dtype, init=layers.normal(0.02), rngs=rngs
-            )
-
+        width, rows = config.embed_dim, 2 * config.relative_span
+        how = {"dtype": config.dtype, "init": layers.normal(0.02), "rngs": rngs}
         self.config = config
-        self.token = table(config.vocab_size, "vocab")
+        self.token = layers.Embedding(config.vocab_size, width, axis="vocab", **how)
         self.token_norm = _norm(config)
-        self.relative = table(2 * config.relative_span, "relpos_buckets")
+        self.relative = layers.Embedding(rows, width, axis="relpos_buckets", **how)
         self.relative_norm = _norm(config) if config.relative_norm else None
         self.layers = layers.make_stack(
             lambda rngs: _Block(config, rngs=rngs), config.num_layers, scan=config.scan_layers, rngs=rngs
@@ -244,12 +239,11 @@ class Deberta(Encoder):
     def _rows(self, length: int) -> jax.Array:
         """Returns int32 [2, 2L]: rows of the table for distances L - 1 ... -L, and for -(L - 1) ... L."""
         upwards = jnp.arange(2 * length, dtype=jnp.int32) - (length - 1)
-        config, distances = self.config, jnp.stack([-upwards, upwards])
-        if config.relative_buckets:
-            distances = log_buckets(
-                distances, num_buckets=config.relative_buckets, max_distance=config.relative_max_distance
-            )
-        return jnp.clip(distances + config.relative_span, 0, 2 * config.relative_span - 1)
+        distances = jnp.array([[-1], [1]], jnp.int32) * upwards[None]
+        span, farthest = self.config.relative_span, self.config.relative_max_distance
+        if self.config.relative_buckets:
+            distances = log_buckets(distances, num_buckets=span, max_distance=farthest)
+        return jnp.clip(distances + span, 0, 2 * span - 1)
 
 
 @jaxtyped(typechecker=beartype)
@@ -320,7 +314,7 @@ class DisentangledAttention(Attention):
         *,
         key: Key[Array, ""] | None,
     ) -> Float[Array, "B L E"]:
-        """Attends from x to itself.
+        """Attends from x to itself; returns [B, L, E].
 
         Args:
           x: [B, L, E].
@@ -328,9 +322,6 @@ class DisentangledAttention(Attention):
           table: [P, E], a vector for each bucket of distances.
           rows: [2, 2L], the table's rows for distances L - 1 ... -L, and for -(L - 1) ... L.
           key: of dropout; None turns it off.
-
-        Returns:
-          [B, L, E].
         """
         weights_key, table_key = layers.split_key(key, 2)
         query, keys, value = (self._heads(part(x)) for part in (self.query, self.key, self.value))
@@ -341,16 +332,9 @@ class DisentangledAttention(Attention):
         if self.config.position_to_content:
             met = _met(keys, self._of(table, rows[1], self.position_query, self.query))
             terms.append(met.swapaxes(2, 3))
-        y = attention(
-            query,
-            keys,
-            value,
-            mask=mask,
-            bias=sum(terms) * self.scale if terms else None,
-            scale=self.scale,
-            dropout_rate=self.dropout_rate,
-            dropout_key=weights_key,
-        )
+        bias = sum(terms) * self.scale if terms else None
+        dropped = {"dropout_rate": self.dropout_rate, "dropout_key": weights_key}
+        y = attention(query, keys, value, mask=mask, bias=bias, scale=self.scale, **dropped)
         return self.out(y.reshape(*x.shape[:2], -1))
 
     def _of(
@@ -366,11 +350,16 @@ def _met(x: jax.Array, distances: jax.Array) -> jax.Array:
     """Returns float32 [B, H, L, L]: of row i and column j, x_i [B, L, H, K] times distances[j - i + L - 1].
 
     There are 2L of `distances` [2L, H, K]. All meet all, and then each row is moved one place further to the
-    left than the one before it: as one array of 2 L L numbers, cut at another width. No lookup, for its
-    gradient would be slow.
+    left than the one before it: as one array of 2 L L numbers, cut at another width. The gradient of a lookup
+    would be slow, so there is one only where L is unknown: in what is exported.
     """
     products = jnp.einsum("BLHK,RHK->BHLR", x, distances, preferred_element_type=jnp.float32)
     rows, heads, length, _ = products.shape
+    if not isinstance(length, int):
+        places = jnp.arange(length, dtype=jnp.int32)
+        places = places[None, :] - places[:, None] + (length - 1)
+        places = jnp.broadcast_to(places[None, None], (rows, heads, length, length))
+        return jnp.take_along_axis(products, places, axis=3)
     flat = products.reshape(rows, heads, 2 * length * length)[:, :, length - 1 : 2 * length * length - 1]
     return flat.reshape(rows, heads, length, 2 * length - 1)[..., :length]
 

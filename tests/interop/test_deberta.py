@@ -17,9 +17,11 @@ from jaxir.data.pair_tokenizer import PairTokenizer
 from jaxir.data.tokenizer import Tokenizer, pad_batch
 from jaxir.errors import UserError
 from jaxir.interop import model_dir, stored
+from jaxir.interop.build import PretrainedCrossEncoder
 from jaxir.interop.huggingface import hf
 from jaxir.models.deberta import PUBLISHED, DebertaConfig, DisentangledAttention, log_buckets
 from jaxir.models.dual_encoder import DualEncoderConfig
+from jaxir.planning import architecture
 
 pytestmark = pytest.mark.usefixtures("few_optimizations")
 
@@ -114,7 +116,7 @@ def test_other_attentions_are_those_of_transformers(name, tmp_path):
     assert hf.read_encoder(tmp_path / "out").config == encoder.config
 
 
-@pytest.mark.parametrize("scan", [False, True], ids=["list", "scan"])
+@pytest.mark.parametrize("scan", [pytest.param(False, marks=pytest.mark.slow), True], ids=["list", "scan"])
 def test_gradients_are_those_of_torch(scan):
     golden = np.load(GOLDEN / "gradients.npz")
     model = model_dir.load(f"hf:{GOLDEN}", scan_layers=scan, remat=scan).model
@@ -151,6 +153,13 @@ def test_tokens_of_awkward_texts_are_those_of_transformers(tmp_path):
     ids = PairTokenizer(tokenizers[0]).encode([("a dog", "the cat")], max_length=40)[0].ids.tolist()
     one, other = (row.tolist() for row in tokenizers[0].encode_batch(["a dog", "the cat"], max_length=40))
     assert ids == one + other[1:]
+
+
+@pytest.mark.parametrize("content", [b"", b"no model" * 50, (GOLDEN / "spm.model").read_bytes()[:300]])
+def test_a_damaged_spm_model_costs_one_sentence(content, tmp_path):
+    (tmp_path / "spm.model").write_bytes(content)
+    with pytest.raises(UserError, match=r"spm.model is not a SentencePiece model"):
+        Tokenizer.load(tmp_path)
 
 
 def test_a_long_text_has_the_tokens_that_the_tokenizer_gives(tmp_path):
@@ -258,6 +267,15 @@ def test_presets_have_the_published_sizes(name, millions):
     assert round(total / 1e6, 1) == millions
     blocks = {"v3-xsmall": 22, "v3-small": 44, "v3-base": 86, "v3-large": 304}[name]
     assert round((total - np.prod(shapes["token.embedding"])) / 1e6) in (blocks - 1, blocks)
+
+
+def test_a_plan_of_a_published_one_needs_no_network():
+    reranker = PretrainedCrossEncoder(
+        source="hf:microsoft/deberta-v3-base", query_max_length=32, passage_max_length=128
+    )
+    config, settings = architecture.describe(reranker)
+    assert config.backbone == PUBLISHED["microsoft/deberta-v3-base"] and config.activation == "gelu"
+    assert settings.pair_max_length == 160
 
 
 def test_a_text_longer_than_what_it_was_trained_on_is_read():

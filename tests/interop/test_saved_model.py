@@ -314,6 +314,17 @@ def test_ten_thousand_pairs_have_the_ids_of_wordpiece(max_length, minilm_folder)
 
 
 @pytest.mark.slow
+def test_pairs_have_the_ids_of_a_lone_sentencepiece_model(sentencepiece_folder):
+    tokenizer = Tokenizer.load(sentencepiece_folder)
+    pairs = pairs_of(300, ["the", "cat", "sat"])
+    graph = GraphTokenizer(tokenizer, num_texts=2)
+    ids, types = (rows.to_list() for rows in graph([tf.constant(t) for t in zip(*pairs, strict=True)], 20))
+    expected = PairTokenizer(tokenizer).encode(pairs, max_length=20)
+    assert (ids, types) == ([e.ids.tolist() for e in expected], [e.types.tolist() for e in expected])
+    assert max(map(len, ids)) == 20
+
+
+@pytest.mark.slow
 def test_pairs_served_without_jax(tmp_path, minilm_folder, save_cross_encoder):
     """With token types and prompts; with none; ids alone where the tokenizer is BPE; a real encoder."""
     models = {
@@ -340,7 +351,7 @@ def test_pairs_served_without_jax(tmp_path, minilm_folder, save_cross_encoder):
 
     def asked(name: str, signature: str, **inputs: list) -> dict:
         model = str(tmp_path / f"{name}-out")
-        imports = [] if name in ("deberta", "modernbert") else ["tensorflow_text"]
+        imports = [] if name == "modernbert" else ["tensorflow_text"]
         return {"model": model, "signature": signature, "inputs": inputs, "imports": imports}
 
     answers = answers_of(

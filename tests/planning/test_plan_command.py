@@ -307,6 +307,6 @@ def test_deberta_on_a_tpu_slice(tmp_path):
     quick = {"JAX_EXEC_TIME_OPTIMIZATION_EFFORT": "-1.0", "JAX_OPTIMIZATION_LEVEL": "O1"}
     done = plan(*pieces, "--topology=v5e:2x2", *macros, cwd=tmp_path, **quick)
     assert done.returncode == 0, done.stderr
-    assert "SDE of DeBERTa 2 x 32" in done.stdout and "compiled by the TPU's compiler" in done.stdout
+    assert "SDE of Deberta 2 x 32" in done.stdout and "compiled by the TPU's compiler" in done.stdout
     assert "all-gather          fsdp" in done.stdout and "fits, by quick settings: " in done.stdout
     assert_products_are_those_that_were_asked_for(done.stdout)

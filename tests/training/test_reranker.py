@@ -92,7 +92,7 @@ def test_other_encoders_learn_it_as_well(folder, name, tmp_path):
         one = json.dumps(content["post_processor"]["single"])
         content["post_processor"]["pair"] = json.loads(one) + json.loads(one.replace('"A"', '"B"'))
         (start / "tokenizer.json").write_text(json.dumps(content))
-    assert train(folder, run, "--steps=100", f"--gin.MODEL=hf:{start}") == 0
+    assert train(folder, run, "--steps=80", f"--gin.MODEL=hf:{start}") == 0
     found = rerank(folder, run, tmp_path / "new.trec")
     first = [rank(answers)[0] == f"d{query[1:]}-0" for query, answers in found.items()]
     assert np.mean(first) > 0.9
