@@ -60,7 +60,9 @@ def commands() -> Iterator[str]:
         doc = _parsed(function)
         parser = cli.build_parser(function, prog=f"python -m {module}", example=example)
         flags = {a.dest: a for a in parser._actions if a.dest not in ("help", "gin_file")}
-        yield from (f"## {module.removeprefix('jaxir.').replace('.', ' ')}", "", *_prose(doc), "")
+        words = module.removeprefix("jaxir.").split(".")
+        words += [] if words[-1] == function_name else [function_name]  # jaxir.expand has several
+        yield from (f"## {' '.join(words)}", "", *_prose(doc), "")
         if example:
             yield from ("```sh", example, "```", "")
         if flags:

@@ -22,7 +22,7 @@ COMMANDS = {
     "To begin with": ("quickstart",),
     "Data": ("prepare", "sample", "pydocs"),
     "Training": ("train", "plan", "mine", "rounds", "grid"),
-    "Search": ("encode", "index", "search", "rerank", "fuse", "expand", "serve", "sidecar"),
+    "Search": ("encode", "index", "search", "rerank", "read", "fuse", "expand", "serve", "sidecar"),
     "Evaluation": ("evaluate", "analyze"),
     "Models in and out": ("convert", "whiten", "export"),
 }

@@ -1,4 +1,4 @@
-"""Command: scores and compares run files, or a model on a whole test collection."""
+"""Command: scores and compares run files or written answers, or scores a model on a whole test collection."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ def evaluate(
     qrels: str | None = None,
     answers: str | None = None,
     corpus: str | None = None,
+    predictions: list[str] | str | None = None,
     model: str | None = None,
     dataset: str | None = None,
     split: str = "test",
@@ -37,11 +38,12 @@ def evaluate(
     table: Literal["markdown", "latex"] = "markdown",
     output: str | None = None,
 ) -> dict[str, Any]:
-    """Scores and compares run files, or scores a model on a whole test collection.
+    """Scores and compares run files or written answers, or scores a model on a whole test collection.
 
-    Give --run and --qrels, --run and --answers with --corpus, or --model and --dataset. A judged query
-    without answers counts 0. Several systems are compared by paired tests over the queries, with --baseline
-    all others with that one, else every two; p-values are corrected for the number of comparisons (Holm).
+    Give --run and --qrels, --run and --answers with --corpus, --predictions and --answers, or --model and
+    --dataset. A judged query without answers counts 0. Several systems are compared by paired tests over the
+    queries, with --baseline all others with that one, else every two; p-values are corrected for the number
+    of comparisons (Holm).
 
     Args:
       run: TREC run files to score, separated by commas; each may be NAME=FILE, and FILE+FILE+FILE are one
@@ -50,6 +52,8 @@ def evaluate(
       answers: instead of judgements, lines of {"_id": query, "answers": [text, ...]}: a document that holds
         one is relevant, and Success@k is the top-k accuracy of open-domain question answering.
       corpus: corpus.jsonl[.gz] with the texts of the documents, for --answers.
+      predictions: in place of runs, files of written answers (of jaxir.read) to compare with --answers by
+        exact match and F1; written as those.
       model: model to evaluate: a jaxir model or run directory, or st: or hf: and a directory or hub name.
       dataset: beir:DIR (corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv; exact search); quora:DIR and
         cqadupstack:DIR (duplicate questions) and eproduct:DIR (titles), likewise; sts:DIR (rated pairs: .tsv
@@ -77,7 +81,13 @@ def evaluate(
     from jaxir.evaluation import report
 
     kind, path = _check_flags(
-        run=run, qrels=qrels, answers=answers, corpus=corpus, model=model, dataset=dataset
+        run=run,
+        qrels=qrels,
+        answers=answers,
+        corpus=corpus,
+        predictions=predictions,
+        model=model,
+        dataset=dataset,
     )
     if kind in ("sts", "senteval", "cqadupstack") and baseline is not None:
         raise UserError(f"--baseline compares runs over one collection; {kind}: has none")
@@ -87,8 +97,10 @@ def evaluate(
         check_idle(evaluate, "retrieval from one collection", per_query=per_query)
     if kind == "senteval" or (kind == "sts" and not has_splits(path)):
         check_idle(evaluate, "data that have splits", split=split)
-    if kind == "run":
+    if kind in ("run", "predictions"):
         check_idle(evaluate, "a --dataset", split=split, depth=depth)
+    if kind == "predictions":
+        check_idle(evaluate, "retrieval", metrics=metrics, identical_ids=identical_ids)
     metrics = metrics or METRICS.get(kind, DEFAULT_METRICS)
     if kind == "sts":
         from jaxir.evaluation import sentence_reports
@@ -108,6 +120,9 @@ def evaluate(
             scored = report.score_runs(
                 runs, metrics, identical_ids, baseline=baseline, qrels=qrels, answers=answers, corpus=corpus
             )
+        elif kind == "predictions":
+            systems = [predictions] if isinstance(predictions, str) else predictions
+            scored = report.score_predictions(systems, answers, baseline=baseline)
         else:
             scored = report.score_model(
                 model, kind, path, split, metrics, identical_ids, depth, baseline=baseline
@@ -126,15 +141,19 @@ def evaluate(
 
 def _check_flags(**given: Any) -> tuple[str, Path]:
     """Returns what is to be evaluated, "run" or the dataset's kind, and the dataset's directory."""
-    if given["run"] in ([], ()):
-        raise UserError("--run has no run file")
+    for name in ("run", "predictions"):
+        if given[name] in ([], ()):
+            raise UserError(f"--{name} has no {'run ' * (name == 'run')}file")
     names = {name for name, value in given.items() if value is not None}
     if names in ({"run", "qrels"}, {"run", "answers", "corpus"}):
         return "run", Path()
+    if names == {"predictions", "answers"}:
+        return "predictions", Path()
     if names != {"model", "dataset"}:
         got = " and ".join(f"--{name}" for name in given if name in names) or "neither"
         raise UserError(
-            "give --run and --qrels, or --run, --answers and --corpus, or --model and --dataset; got " + got
+            "give --run and --qrels, or --run, --answers and --corpus, or --predictions and --answers, or"
+            " --model and --dataset; got " + got
         )
     return parse_dataset(given["dataset"], *KINDS)
 

@@ -1,18 +1,35 @@
-"""The commands `python -m jaxir.expand generate`: texts that a model writes for texts; and `plan`."""
+"""The commands `python -m jaxir.expand generate`, `plan`: texts that a model writes for texts; what questions
+find with them and which are best: `retrieve`, `rerank`, `choose`, `folds`."""
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from jaxir import cli
+from jaxir.errors import UserError
 from jaxir.outputs import writes
 from jaxir.simple_types import Count, Positive, Seed, Within, check_idle
+
+if TYPE_CHECKING:
+    from jaxir.data.candidates import Candidates
 
 EXAMPLE = (
     "python -m jaxir.expand generate --model=hf:castorini/doc2query-t5-base-msmarco --input=corpus.jsonl"
     " --output=queries.jsonl --num_outputs=10 --top_k=10"
 )
+RETRIEVE = (
+    "python -m jaxir.expand retrieve --index=bm25 --queries=queries.jsonl --expansions=expansions.jsonl"
+    " --answers=answers.jsonl --output=candidates.jsonl"
+)
+RERANK = "python -m jaxir.expand rerank --model=RUN --candidates=candidates.jsonl --output=ear.jsonl"
+CHOOSE = "python -m jaxir.expand choose --candidates=candidates.jsonl --by=oracle --output=best.jsonl"
+TARGETS = (
+    "python -m jaxir.expand targets --kind=sentence --queries=queries.jsonl --answers=answers.jsonl"
+    " --run=bm25.trec --corpus=corpus.jsonl --output=targets.jsonl"
+)
+FOLDS = "python -m jaxir.expand folds --targets=targets.jsonl --queries=queries.jsonl --output=FOLDS"
 PLAN = "python -m jaxir.expand plan --model=hf:t5-base --topology=v5e:2x2 --num_outputs=10 --top_k=10"
 
 
@@ -128,15 +145,251 @@ def plan(
     return decoding.run(topology, model, how, batch_tokens=batch_tokens, max_length=max_length, dtype=dtype)
 
 
+@writes(output="shared outputs file")
+def retrieve(
+    *,
+    index: str,
+    queries: str,
+    expansions: list[str],
+    output: str,
+    answers: str | None = None,
+    depth: Count = 100,
+    num_candidates: Count | None = None,
+    with_question: bool = False,
+    lines_each: Count = 1,
+    on_bad_input: Literal["stop", "skip"] = "stop",
+) -> None:
+    """Searches with each expansion of each question, and tells where the first answer is found.
+
+    Writes a file of candidates, which rerankers of queries learn from and order (docs/ear.md). Run again
+    after an interruption, the same command continues where it stopped. Several machines that see the same
+    files share the work, started as for training.
+
+    Args:
+      index: an index, of BM25 or of vectors; with --answers one that has the texts of its passages.
+      queries: the questions, queries.jsonl[.gz].
+      expansions: what was written for them: files or folders, as `generate` writes them or others do; of
+        several a question has those of all.
+      output: the .jsonl to write: a line for each question, with its expansions and what they find.
+      answers: lines of {"_id": question, "answers": [text, ...]}, of all questions (default: not known, as
+        when a reranker is used).
+      depth: passages of a query among which an answer is looked for.
+      num_candidates: expansions of a question that are taken, the first ones (default: all).
+      with_question: whether the question alone is a candidate after them (the paper's lists are without).
+      lines_each: where a line is an expansion: how many of a question follow each other.
+      on_bad_input: stop at the first malformed line, or skip and count them.
+    """
+    from jaxir import distributed
+    from jaxir.data.answers import read_answers
+    from jaxir.data.candidates import read_questions
+    from jaxir.evaluation.query_candidates import Retriever, check_answers, write_found
+
+    if answers is None:
+        check_idle(retrieve, "--answers", depth=depth)
+    distributed.maybe_initialize_distributed()
+    with distributed.together():
+        questions = read_questions(
+            queries,
+            expansions,
+            lines_each=lines_each,
+            limit=num_candidates,
+            with_question=with_question,
+            on_bad_input=on_bad_input,
+        )
+        known = None if answers is None else read_answers(answers)
+        if known is not None:
+            check_answers(questions, known, answers)
+        retriever = Retriever(index, depth=depth, answers=known)
+        report = write_found(retriever, questions, output)
+        distributed.say(f"{output}: {report}, searched in {index}")
+
+
+@writes(output="shared outputs file")
+def rerank(
+    *,
+    model: str,
+    output: str,
+    candidates: str | None = None,
+    queries: str | None = None,
+    expansions: list[str] | None = None,
+    corpus: str | None = None,
+    keep: Count | None = None,
+    num_candidates: Count | None = None,
+    lines_each: Count = 1,
+    batch_tokens: Count | None = None,
+) -> None:
+    """Orders the expansions of each question by a reranker of queries, the most promising first.
+
+    The output is a queries.jsonl of the best queries, `_id` and `text`, for `jaxir.search`, and a file of
+    candidates in their new order, from which `choose` takes others. Run again after an interruption, the same
+    command continues where it stopped. Several machines that see the same files share the work.
+
+    Args:
+      model: the reranker, trained by gin/ear_ri.gin or gin/ear_rd.gin: a run or a model directory of ours, or
+        hf: and a directory.
+      output: the .jsonl to write.
+      candidates: what `retrieve` wrote; needed by a reranker that reads passages.
+      queries: in its place, the questions, queries.jsonl[.gz].
+      expansions: and what was written for them.
+      corpus: corpus.jsonl[.gz] with the passages, for a reranker that reads them.
+      keep: expansions of a question that are written, the best ones (default: all).
+      num_candidates: expansions of a question that are looked at, the first ones (default: all).
+      lines_each: with --expansions, as `retrieve` has it.
+      batch_tokens: tokens of a batch on one device; lower it where memory is short (default: suits the
+        platform).
+    """
+    from jaxir import distributed
+    from jaxir.retrieval.encoding.query_reranker import QueryReranker
+    from jaxir.retrieval.ranking.query_reranking import write_reranked
+
+    distributed.maybe_initialize_distributed()
+    with distributed.together():
+        questions = _questions(rerank, candidates, queries, expansions, lines_each, num_candidates)
+        reranker = QueryReranker.load(model, batch_tokens=batch_tokens)
+        report = write_reranked(reranker, questions, output, corpus=corpus, keep=keep)
+        distributed.say(f"{output}: {report}, by {model}")
+
+
+@writes(output="shared outputs file")
+def choose(
+    *,
+    output: str,
+    candidates: str | None = None,
+    queries: str | None = None,
+    expansions: list[str] | None = None,
+    by: Literal["place", "concat", "oracle"] = "place",
+    place: Count = 1,
+    num_candidates: Count | None = None,
+    lines_each: Count = 1,
+) -> None:
+    """Chooses an expanded query of each question, without a model: GAR's, or by the answers it finds.
+
+    Writes a queries.jsonl for `jaxir.search`.
+
+    Args:
+      output: the .jsonl to write, of _id and text.
+      candidates: what `retrieve` or `rerank` wrote; needed by oracle.
+      queries: in its place, the questions, queries.jsonl[.gz].
+      expansions: and what was written for them.
+      by: the expansion at --place; all of them behind each other; or the one that finds an answer first.
+      place: which expansion, counted from 1; questions that have fewer are left out.
+      num_candidates: expansions of a question that are looked at, the first ones (default: all).
+      lines_each: with --expansions, as `retrieve` has it.
+    """
+    from jaxir.retrieval.ranking.query_reranking import write_chosen
+
+    if by != "place":
+        check_idle(choose, "--by=place", place=place)
+    questions = _questions(choose, candidates, queries, expansions, lines_each, num_candidates)
+    print(f"{output}: {write_chosen(questions, output, by=by, place=place)}")
+
+
+def _questions(
+    command: Callable[..., Any],
+    candidates: str | None,
+    queries: str | None,
+    expansions: list[str] | None,
+    lines_each: int,
+    num_candidates: int | None,
+) -> list[Candidates]:
+    """Returns the questions with their candidates, of one of the two sources that the flags name."""
+    from jaxir.data.candidates import read_candidates, read_questions
+
+    if (candidates is None) == (queries is None) or (queries is None) != (expansions is None):
+        raise UserError("give --candidates, or --queries and --expansions")
+    if candidates is not None:
+        check_idle(command, "--expansions", lines_each=lines_each)
+        return [some.of(range(len(some.outputs))[:num_candidates]) for some in read_candidates(candidates)]
+    return read_questions(queries, expansions, lines_each=lines_each, limit=num_candidates)
+
+
+@writes(output="shared outputs file")
+def targets(
+    *,
+    kind: Literal["answer", "sentence", "title"],
+    queries: str,
+    answers: str,
+    output: str,
+    run: str | None = None,
+    qrels: str | None = None,
+    corpus: str | None = None,
+) -> None:
+    """Writes what a generator is to write for questions: answers, or sentences or titles of their passages.
+
+    They are what gin/experiments/targets.gin trains a generator on (GAR, Mao et al. 2021). Of the passages of
+    a question the first that holds an answer counts; a question without one is left out.
+
+    Args:
+      kind: the first answer; the first sentence that holds one; or the passage's title.
+      queries: the questions, queries.jsonl[.gz].
+      answers: lines of {"_id": question, "answers": [text, ...]}.
+      output: the .jsonl to write, of source and target.
+      run: TREC run file with the passages, best first.
+      qrels: in its place, judgements that name the relevant ones.
+      corpus: corpus.jsonl[.gz] with the passages.
+    """
+    from jaxir.data.answers import read_answers
+    from jaxir.evaluation.expansion_targets import write_targets
+    from jaxir.evaluation.judgements import read_judgements
+    from jaxir.retrieval.ranking.runs import rank, read_run
+
+    if kind == "answer":
+        check_idle(targets, "--kind=sentence and --kind=title", run=run, qrels=qrels, corpus=corpus)
+    elif (run is None) == (qrels is None) or corpus is None:
+        raise UserError(f"--kind={kind} needs --corpus, and --run or --qrels: passages with an answer")
+    passages = None
+    if run is not None:
+        passages = {query_id: rank(found) for query_id, found in read_run(run).items()}
+    elif qrels is not None:
+        judged = read_judgements(qrels)
+        passages = {q: [d for d, score in found.items() if score > 0] for q, found in judged.items()}
+    report = write_targets(kind, queries, read_answers(answers), output, passages=passages, corpus=corpus)
+    print(f"{output}: {report}")
+
+
+@writes(output="directory")
+def folds(*, targets: str, queries: str, output: str, folds: Annotated[int, Within(2)] = 5) -> None:
+    """Splits targets into folds, so that each question is written for by a generator that never saw it.
+
+    Writes targets-K.jsonl, all but those of fold K, to train on, and queries-K.jsonl, the questions of fold
+    K, to write for (docs/ear.md). A question's fold follows from its text alone.
+
+    Args:
+      targets: a .jsonl of {"source", "target"}, or GAR's NAME.source with NAME.target beside it.
+      queries: the questions, queries.jsonl[.gz], as they stand in the sources.
+      output: the directory to write.
+      folds: how many.
+    """
+    from jaxir.data.folds import write_folds
+
+    report = write_folds(targets, queries, output, folds)
+    print(f"{output}: {report}")
+
+
 def main(arguments: list[str]) -> int:
     """Does what the first argument says."""
-    if arguments[:1] == ["generate"]:
-        return cli.main("jaxir.expand:generate", arguments[1:], example=EXAMPLE)
-    if arguments[:1] == ["plan"]:
-        return cli.main("jaxir.expand:plan", arguments[1:], example=PLAN)
-    if arguments[:1] in (["--help"], ["-h"]):
-        return cli.main("jaxir.expand:generate", ["--help"], example=EXAMPLE)
-    print(f"error: say what to do, generate or plan: {EXAMPLE}", file=sys.stderr)
+    rest = arguments[1:]
+    match arguments[:1]:
+        case ["generate"]:
+            return cli.main("jaxir.expand:generate", rest, example=EXAMPLE)
+        case ["plan"]:
+            return cli.main("jaxir.expand:plan", rest, example=PLAN)
+        case ["retrieve"]:
+            return cli.main("jaxir.expand:retrieve", rest, example=RETRIEVE)
+        case ["rerank"]:
+            return cli.main("jaxir.expand:rerank", rest, example=RERANK)
+        case ["choose"]:
+            return cli.main("jaxir.expand:choose", rest, example=CHOOSE)
+        case ["targets"]:
+            return cli.main("jaxir.expand:targets", rest, example=TARGETS)
+        case ["folds"]:
+            return cli.main("jaxir.expand:folds", rest, example=FOLDS)
+        case ["--help"] | ["-h"]:
+            return cli.main("jaxir.expand:generate", ["--help"], example=EXAMPLE)
+    print(
+        f"error: say what to do: generate, plan, retrieve, rerank, choose, targets or folds, as {EXAMPLE}",
+        file=sys.stderr,
+    )
     return 1
 
 

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from jaxir.errors import UserError
 
 Record = Mapping[str, Any]
+# What a cross-encoder reads: a query and a passage; an expanded query by itself (EAR's retrieval-independent
+# reranker); or an expanded query and the first passage that it finds (the retrieval-dependent one).
+Reads = Literal["pair", "expanded_query", "expanded_query_and_passage"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +34,7 @@ class TextFormat:
       passage_prompt: put before each passage and negative.
       mask_id: the id of the tokenizer's mask token; None where it has none.
       vocabulary: tells which token has which id (`Tokenizer.vocabulary`); None where that is not known.
+      reads: what a cross-encoder reads.
     """
 
     query_length: int
@@ -40,6 +44,7 @@ class TextFormat:
     passage_prompt: str = ""
     mask_id: int | None = None
     vocabulary: str | None = None
+    reads: Reads = "pair"
 
     def __post_init__(self):
         if self.num_negatives < 0:

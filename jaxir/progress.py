@@ -36,7 +36,8 @@ def progress(
       hidden: whether to show nothing.
       lines: whether to print lines where standard error is no terminal (not: the caller prints its own).
     """
-    how: dict[str, object] = {"dynamic_ncols": True}
+    # Of bars within a bar, window after window, only the outer one stays when it is done.
+    how: dict[str, object] = {"dynamic_ncols": True, "leave": None}
     terminal = sys.stderr is not None and sys.stderr.isatty()
     if lines and not terminal:
         known = total is not None or hasattr(items, "__len__")

@@ -26,7 +26,14 @@ from jaxir.training.recipe import Recipe
 ROOT = Path(__file__).resolve().parent.parent
 RECIPES = sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / "gin").glob("*.gin"))
 PAPER = [r for r in RECIPES if "samtone" in r]
-OPEN = [*PAPER, "gin/pairs.gin", "gin/reranker.gin", "gin/generator.gin", "gin/curriculum.gin"]
+OPEN = [
+    *PAPER,
+    "gin/pairs.gin",
+    "gin/reranker.gin",
+    "gin/generator.gin",
+    "gin/curriculum.gin",
+    "gin/reader.gin",
+]
 INCLUDED = ("encoder", "settings")  # the common parts of others
 FILES = [f.relative_to(ROOT).as_posix() for f in (ROOT / "gin").rglob("*.gin") if f.stem not in INCLUDED]
 PIECES = {
@@ -46,6 +53,9 @@ def resolve(recipe: str, *bindings: str) -> dict:
     needed += ["MINED=some.jsonl"] if "reranker" in recipe else []
     needed += ["TEXT=some.txt"] if "unsupervised" in recipe else []
     needed += ["EXPANSIONS=some.jsonl"] if "curriculum" in recipe else []
+    needed += ["TRAIN_CANDIDATES=some.jsonl"] if "ear_" in recipe else []
+    needed += ["CORPUS=corpus.jsonl"] if "ear_rd" in recipe else []
+    needed += ["RUN=some.trec", "ANSWERS=some.jsonl"] if "reader" in recipe else []
     gin_config.bind(train, [recipe], [*needed, *bindings], {"output_dir": "run"})
     return gin.get_bindings(train)
 
@@ -53,7 +63,8 @@ def resolve(recipe: str, *bindings: str) -> dict:
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_resolves(recipe):
     bound = resolve(recipe)
-    kinds = {"gin/reranker.gin": PretrainedCrossEncoder, "gin/generator.gin": PretrainedSeq2Seq}
+    kinds = dict.fromkeys(["gin/reranker.gin", "gin/ear_ri.gin", "gin/ear_rd.gin"], PretrainedCrossEncoder)
+    kinds |= dict.fromkeys(["gin/generator.gin", "gin/reader.gin"], PretrainedSeq2Seq)
     assert isinstance(bound["model"], kinds.get(recipe, Pretrained))
     assert callable(bound["objective"])
     assert callable(bound["data"].build)
@@ -119,6 +130,7 @@ def test_the_quickstart_trains_only_on_training_packages():
 
 
 SEQ2SEQ = {kind: f"gin/{kind}/seq2seq.gin" for kind in ("models", "objectives")}
+EAR = "gin/objectives/query_reranking.gin"
 CROSS = {kind: f"gin/{kind}/cross_encoder.gin" for kind in ("models", "objectives")}
 MODELS = [*PIECES["models"], "gin/experiments/minilm.gin"]
 TRACED = ("gin/models/minilm.gin", "gin/models/t5_1_1/base.gin")
@@ -144,7 +156,10 @@ LACKING = {kind["models"]: {"TOKENIZER", "SHARING"} for kind in (CROSS, SEQ2SEQ)
     SEQ2SEQ["objectives"]: {"TEMPERATURE", "CHUNKS"},
     **{o: {"TEMPERATURE"} for o in AUTOENCODERS},
 }
-LACKING |= {f"gin/objectives/{name}.gin": {"TEMPERATURE"} for name in ("triplet", "margin", "seed", "prop")}
+LACKING |= {
+    f"gin/objectives/{name}.gin": {"TEMPERATURE"}
+    for name in ("triplet", "margin", "seed", "prop", "query_reranking")
+}
 
 
 def small(model: str, folder: Path) -> list[str]:
@@ -177,7 +192,8 @@ def test_pieces_compose_in_any_order(model, folder):
     objectives = [
         o
         for o in PIECES["objectives"]
-        if (o == CROSS["objectives"]) == cross and o not in (*OF_TEXTS, DPR_DIFFCSE, SEQ2SEQ["objectives"])
+        if (o == CROSS["objectives"]) == cross
+        and o not in (*OF_TEXTS, DPR_DIFFCSE, SEQ2SEQ["objectives"], EAR)
     ]
     for number, (objective, run) in enumerate(itertools.product(objectives, PIECES["runs"])):
         bindings = [*small(model, folder), "DROPOUT=0.25", "REMAT=True", "CHUNKS=2"]
@@ -302,6 +318,65 @@ def test_generators_are_traced(more, folder, tmp_path):
     loaded = bound["model"].build(seed=0, partitioner=partitioner)
     features = bound["objective"].features(loaded.settings.text_format(0))
     assert bound["data"].build(loaded.tokenizer, features).num_examples == (16 if more else 40)
+    assert trace(bound, loaded, partitioner, num_negatives=0).keys() >= {"loss", "token_accuracy"}
+
+
+@pytest.mark.parametrize("loss", ["list_softmax", "binary_cross_entropy", "margin_ranking"])
+def test_every_ranking_loss_can_be_named(loss):
+    bound = resolve("gin/reranker.gin", f"RANKING_LOSS=@ranking.{loss}")
+    assert bound["objective"].loss.__name__ == loss
+
+
+@pytest.mark.parametrize("kind", ["ri", "rd"])
+def test_rerankers_of_queries_are_traced(kind, tmp_path):
+    line = '{"_id": "q%d", "question": "a tool?", "outputs": ["a", "b"], "passages": ["p", null],'
+    line += ' "ranks": [1, null], "depth": 100}\n'
+    (tmp_path / "train.jsonl").write_text("".join(line % n for n in range(16)))
+    (tmp_path / "corpus.jsonl").write_text('{"_id": "p", "text": "a passage"}\n')
+    bindings = [f"TRAIN_CANDIDATES={tmp_path}/train.jsonl", f"MODEL=hf:{GOLDEN[False]}", "CANDIDATES=3"]
+    bindings += ["QUERY_LENGTH=8", "STEPS=20", "FSDP=2", "CHUNKS=2", "RANK_REDUCTION=by_distance"]
+    bindings += [f"CORPUS={tmp_path}/corpus.jsonl", "PASSAGE_LENGTH=12"] if kind == "rd" else []
+    gin_config.bind(train, [f"gin/ear_{kind}.gin"], bindings, {"output_dir": "run"})
+    bound = gin.get_bindings(train)
+    partitioner = bound["mesh"].build()
+    loaded = bound["model"].build(seed=0, partitioner=partitioner)
+    features = bound["objective"].features(loaded.settings.text_format(0))
+    assert bound["data"].build(loaded.tokenizer, features).num_examples == 16
+    assert ("passage_ids" in features) == (kind == "rd") == (loaded.settings.pair_max_length == 20)
+    assert trace(bound, loaded, partitioner, num_negatives=0).keys() >= {"loss", "chosen_rank"}
+
+
+def test_a_reader_is_traced_and_has_the_papers_settings(folder, tmp_path):
+    needed = [
+        f"DATA={folder}",
+        f"RUN={tmp_path}/run.trec",
+        f"ANSWERS={tmp_path}/answers.jsonl",
+        "DEV_RUN=dev.trec",
+    ]
+    files = ["gin/reader.gin", "gin/evaluators/reading.gin"]
+    gin_config.bind(train, files, needed, {"output_dir": "run"})
+    bound = gin.get_bindings(train)
+    assert (bound["steps"], bound["batch_size"], bound["eval_every"]) == (10_000, 64, 500)
+    assert (bound["optimizer"].learning_rate, bound["optimizer"].warmup_steps) == (1e-4, 0)
+    model = bound["model"]
+    assert (model.source, model.passage_max_length, model.dropout_rate) == ("hf:google-t5/t5-base", 250, 0.1)
+    assert (bound["objective"].passages, bound["dev_metric"]) == (100, "EM")
+    (evaluator,) = bound["evaluators"]
+    assert evaluator.data == bound["dev"] and bound["dev"].run == "dev.trec"
+    assert bound["dev"].answers == bound["data"].answers == f"{tmp_path}/answers.jsonl"
+    queries = [f"q{i}" for i in range(8)]
+    (tmp_path / "run.trec").write_text("".join(f"{q} Q0 d{i} 1 {i} t\n" for q in queries for i in range(3)))
+    (tmp_path / "answers.jsonl").write_text("".join(f'{{"_id": "{q}", "answers": ["a"]}}\n' for q in queries))
+    sizes = ["QUERY_LENGTH=8", "PASSAGE_LENGTH=24", "BATCH_SIZE=8", "DTYPE=float32", "STEPS=20", "FSDP=2"]
+    sizes += [f"MODEL=hf:{ROOT / 'tests/golden/seq2seq_1_1'}", "PASSAGES=3", "CHUNKS=2", "DEV_ANSWERS=other"]
+    gin.clear_config()
+    gin_config.bind(train, files[:1], [*needed, *sizes], {"output_dir": "run"})
+    bound = gin.get_bindings(train)
+    assert bound["dev"].answers == "other"
+    partitioner = bound["mesh"].build()
+    loaded = bound["model"].build(seed=0, partitioner=partitioner)
+    features = bound["objective"].features(loaded.settings.text_format(0))
+    assert bound["data"].build(loaded.tokenizer, features).num_examples == 8
     assert trace(bound, loaded, partitioner, num_negatives=0).keys() >= {"loss", "token_accuracy"}
 
 

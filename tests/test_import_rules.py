@@ -63,6 +63,7 @@ INNER = {
     "retrieval/indexes": {"encoding"},
     "retrieval/ranking": {"encoding", "indexes"},
     "retrieval/mining": {"encoding", "indexes", "ranking"},
+    "retrieval/answering": {"encoding", "ranking"},
     "interop/huggingface": set(),
     "interop/t5x": set(),
     "interop/exports": set(),

@@ -80,7 +80,19 @@ SETTINGS = {
     "prop": {"MARGIN": [*NUMBER, "0"], "MEAN_WORDS": [*NUMBER, "0"], "SUBSAMPLING": ["0", "-1", "'text'"]},
     "seed": {"SPAN": COUNT},
     "ict": {"KEEP": SHARE, "PASSAGE_SENTENCES": ["1", *NUMBER]},
-    "cross_encoder": {"RANKING_LOSS": [*OBJECT, "None"], "TEMPERATURE": [*NUMBER, "0"]},
+    "cross_encoder": {
+        "RANKING_LOSS": [*OBJECT, "None"],
+        "TEMPERATURE": [*NUMBER, "0"],
+        "RANKING_MARGIN": [*NUMBER, "0"],
+    },
+    "query_reranking": {
+        "ALPHA": NUMBER,
+        "RANK_REDUCTION": CHOICE,
+        "CANDIDATES": COUNT,
+        "MAX_RANK": COUNT,
+        "READS": ["'text'", "3"],
+        "QueryReranking.loss": OBJECT,
+    },
 }
 EVALUATORS = {
     "generation": {"DEV_NEW_TOKENS": COUNT, "DEV_BEAMS": COUNT, "GENERATION_EVERY": ["0", "-1", "'text'"]},
@@ -116,6 +128,8 @@ def recipe(piece: str) -> tuple[list[str], list[str]]:
             ["gin/pairs.gin", "gin/experiments/mined.gin"],
             [*needed, "DATA=x", "MINED=mined.jsonl"],
         )
+    elif piece == "query_reranking":
+        files, needed = ["gin/ear_ri.gin"], [*needed, "TRAIN_CANDIDATES=mined.jsonl"]
     elif piece in ("cross_encoder", "reranking"):
         files, needed = ["gin/reranker.gin"], [*needed, "DATA=corpus", "MINED=mined.jsonl"]
     elif piece == "generation":

@@ -15,10 +15,12 @@ from jaxir.outputs import BEGUN, FILES, Kind, check_output
 COMMAND_NAMES = [name for names in COMMANDS.values() for name in names]
 # They write nothing that a user names, but for serve's access log, which is opened before anything is read.
 WRITE_NOTHING = {"plan", "serve", "sidecar"}
+OF_EXPAND = ["expand retrieve", "expand rerank", "expand choose", "expand targets", "expand folds"]
 
 
 def function_of(command):
     others = {"sidecar": "jaxir.sidecar.install:install", "expand": "jaxir.expand:generate"}
+    others |= {name: f"jaxir.{name.replace(' ', ':')}" for name in OF_EXPAND}
     module = others.get(command, f"jaxir.{command}:{command}")
     path, name = module.split(":")
     return module, getattr(importlib.import_module(path), name)
@@ -26,12 +28,12 @@ def function_of(command):
 
 OUTPUTS = [
     (command, name, kind)
-    for command in COMMAND_NAMES
+    for command in [*COMMAND_NAMES, *OF_EXPAND]
     for name, kind in getattr(function_of(command)[1], "outputs", {}).items()
 ]
 
 
-@pytest.mark.parametrize("command", COMMAND_NAMES)
+@pytest.mark.parametrize("command", [*COMMAND_NAMES, *OF_EXPAND])
 def test_no_command_forgets_an_output(command):
     _, function = function_of(command)
     named = {name for name in inspect.signature(function).parameters if name.startswith("output")}
@@ -82,6 +84,7 @@ def test_a_bad_output_is_told_before_anything_is_read(command, name, kind, tmp_p
         if p.default is p.empty and n not in function.outputs
     }
     needed |= {"method": "rrf"} if command == "fuse" else {}
+    needed |= {"kind": "answer"} if command == "expand targets" else {}
     needed |= {"format": "st"} if command == "export" else {}
     flags = [f"--{n}={value}" for n, value in needed.items()]
     if command == "train":

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxir.checksums import check, directory_with_checksums
 from jaxir.data import fingerprints
-from jaxir.data.batch_plan import Batch, choose, keys_of_twins, share, without_twins
+from jaxir.data.batch_plan import Batch, choose, draw, in_one_order, keys_of_twins, without_twins
 from jaxir.data.saved_arrays import FORMAT, META, as_pairs_were_named, check_same, in_words, read
 from jaxir.data.text_table import TableBuilder, TextTable
 from jaxir.data.tokenizer import Tokenizer
@@ -223,36 +223,19 @@ class ArrayDataset:
         Raises:
           UserError: fewer examples than `batch_size`, or it does not divide by `process_count`.
         """
-        if seed < 0:
-            raise UserError(f"seed must be 0 or more, got {seed}")
-        mine = share(batch_size, process_index, process_count)
-        steps_per_epoch = self._steps_per_epoch(batch_size)
-        return self._batches(batch_size, seed, start_step, mine, steps_per_epoch)
-
-    def _batches(
-        self, batch_size: int, seed: int, step: int, mine: slice, steps_per_epoch: int
-    ) -> Iterator[Batch]:
-        epoch, order = -1, np.empty(0, np.int64)
-        while True:
-            if step // steps_per_epoch != epoch:
-                epoch = step // steps_per_epoch
-                order = np.random.default_rng([seed, epoch]).permutation(self.num_examples)
-            start = step % steps_per_epoch * batch_size
-            yield self._batch(order[start : start + batch_size][mine], (seed, epoch))
-            step += 1
-
-    def _steps_per_epoch(self, batch_size: int) -> int:
-        if batch_size > self.num_examples:
-            raise UserError(
-                f"batch_size is {batch_size:,}, but there are only {self.num_examples:,} pairs:"
-                " give a smaller one"
-            )
-        return self.num_examples // batch_size
+        drawn = draw(
+            self.num_examples,
+            batch_size=batch_size,
+            seed=seed,
+            start_step=start_step,
+            process_index=process_index,
+            process_count=process_count,
+        )
+        return (self._batch(one.examples, (seed, one.epoch)) for one in drawn)
 
     def once(self, count: int | None = None) -> Batch:
         """Returns `count` examples, or all, each once and shuffled: as the first epoch of seed 0 has them."""
-        examples = np.random.default_rng([0, 0]).permutation(self.num_examples)[:count]
-        return self._batch(examples, (0, 0))
+        return self._batch(in_one_order(self.num_examples, count), (0, 0))
 
     def _batch(self, examples: np.ndarray, seed_and_epoch: tuple[int, int]) -> Batch:
         check_unchanged(self._arrays().values())

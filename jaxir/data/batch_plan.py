@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import numpy as np
 
 from jaxir.data.text_table import TextTable
@@ -25,6 +28,65 @@ def share(batch_size: int, process_index: int, process_count: int) -> slice:
         raise ValueError(f"no process {process_index} among {process_count}")
     size = batch_size // process_count
     return slice(process_index * size, (process_index + 1) * size)
+
+
+class Drawn(NamedTuple):
+    """The examples of a step.
+
+    Attributes:
+      step: the step.
+      epoch: its epoch.
+      examples: [b], those of this process.
+      first: the place of the first of them in the whole batch.
+    """
+
+    step: int
+    epoch: int
+    examples: np.ndarray
+    first: int
+
+
+def draw(
+    num_examples: int,
+    *,
+    batch_size: int,
+    seed: int,
+    start_step: int = 0,
+    process_index: int = 0,
+    process_count: int = 1,
+) -> Iterator[Drawn]:
+    """Yields the examples of each step without end, from `start_step` on: a pure function of (seed, step).
+
+    Args are those of `ArrayDataset.batches`.
+
+    Raises:
+      UserError: a negative seed, fewer examples than `batch_size`, or it does not divide by `process_count`.
+    """
+    if seed < 0:
+        raise UserError(f"seed must be 0 or more, got {seed}")
+    mine = share(batch_size, process_index, process_count)
+    if batch_size > num_examples:
+        raise UserError(
+            f"batch_size is {batch_size:,}, but there are only {num_examples:,} pairs: give a smaller one"
+        )
+
+    def steps() -> Iterator[Drawn]:
+        step, epoch, order = start_step, -1, np.empty(0, np.int64)
+        steps_per_epoch = num_examples // batch_size
+        while True:
+            if step // steps_per_epoch != epoch:
+                epoch = step // steps_per_epoch
+                order = np.random.default_rng([seed, epoch]).permutation(num_examples)
+            start = step % steps_per_epoch * batch_size
+            yield Drawn(step, epoch, order[start : start + batch_size][mine], mine.start)
+            step += 1
+
+    return steps()
+
+
+def in_one_order(num_examples: int, count: int | None = None) -> np.ndarray:
+    """Returns `count` examples, or all, each once and shuffled: as the first epoch of seed 0 has them."""
+    return np.random.default_rng([0, 0]).permutation(num_examples)[:count]
 
 
 def choose(n: int, counts: np.ndarray, examples: np.ndarray, seed_and_epoch: tuple[int, int]) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import tokenizers
@@ -32,36 +32,39 @@ class TokenPair(NamedTuple):
 class PairTokenizer:
     """Turns pairs of texts into one sequence each, by the tokenizer's own template for pairs.
 
-    Args:
-      tokenizer: one that is described by a tokenizer.json (not a lone SentencePiece model).
+    A lone SentencePiece model has T5's: each text with its EOS.
 
-    Raises:
-      UserError: it is another one.
+    Args:
+      tokenizer: one for single texts.
     """
 
     def __init__(self, tokenizer: Tokenizer):
+        self._backend, self._single = None, tokenizer
         with temporary_directory() as directory:
             tokenizer.save(directory)
             path = directory / "tokenizer.json"
-            if not path.is_file():
-                raise UserError(
-                    "a cross-encoder needs a tokenizer.json: this tokenizer has no form for pairs"
-                )
-            self._backend = tokenizers.Tokenizer.from_file(str(path))
-        self._backend.no_padding()
+            if path.is_file():
+                self._backend = tokenizers.Tokenizer.from_file(str(path))
+                self._backend.no_padding()
         self._pad_swap = tokenizer.pad_swap
         self._lock = threading.Lock()
 
     @property
-    def separator(self) -> int | None:
+    def separator(self) -> int | Literal["own"] | None:
         """What begins the second text of a pair in place of that text's own first token; None: nothing.
+
+        "own" where the second text stays as it is by itself.
 
         Raises:
           UserError: pairs are made otherwise of their texts.
         """
+        if self._backend is None:
+            return "own"
         given = (("a",), ("b",), ("a", "a"))
         one, other, pair = (self._exchange(self._backend.encode(*texts).ids) for texts in given)
         second, rest = pair[len(one) :], one[1:]
+        if np.array_equal(pair, [*one, *one]) and one[-1] == other[-1]:
+            return "own"
         if one[0] == other[0] and np.array_equal(pair[: len(one)], one):
             if np.array_equal(second, rest):
                 return None
@@ -69,7 +72,7 @@ class PairTokenizer:
                 return int(second[0])
         raise UserError(
             f"a tokenizer that joins {one.tolist()} with itself to {pair.tolist()} is not one for pairs: each"
-            " text begins with a special token, of which the second may have another or none"
+            " text begins with a special token, of which the second may have another or none, or ends in one"
         )
 
     def encode(self, pairs: Sequence[tuple[str, str]], *, max_length: int) -> list[TokenPair]:
@@ -81,7 +84,7 @@ class PairTokenizer:
         Raises:
           UserError: `max_length` leaves no room for text, or a text is not a valid Unicode string.
         """
-        special = self._backend.num_special_tokens_to_add(True)
+        special = 2 if self._backend is None else self._backend.num_special_tokens_to_add(True)
         if max_length <= special + 1:
             raise UserError(
                 f"max_length is {max_length}, but this tokenizer adds {special} special tokens to each pair:"
@@ -89,7 +92,25 @@ class PairTokenizer:
             )
         found: list[TokenPair] = []
         for start in range(0, len(pairs), _PAIRS_AT_ONCE):
-            found += self._encode(list(pairs[start : start + _PAIRS_AT_ONCE]), max_length)
+            encode = self._put_together if self._backend is None else self._encode
+            found += encode(list(pairs[start : start + _PAIRS_AT_ONCE]), max_length)
+        return found
+
+    def _put_together(self, pairs: list[tuple[str, str]], max_length: int) -> list[TokenPair]:
+        """Returns the tokens of pairs by those of each text, with its EOS."""
+        rows = self._single.encode_batch([text for pair in pairs for text in pair], max_length=max_length)
+        found, room = [], max_length - 2
+        for texts in zip(rows[::2], rows[1::2], strict=True):
+            lengths = [len(text) - 1 for text in texts]
+            shorter = min(*lengths, room // 2)
+            # Of two equally long ones the second has the odd token, as elsewhere.
+            kept = [
+                room - shorter if longer else shorter
+                for longer in (lengths[0] > lengths[1], lengths[0] <= lengths[1])
+            ]
+            parts = [np.append(text[:-1][:k], text[-1:]) for text, k in zip(texts, kept, strict=True)]
+            types = np.repeat(np.arange(2, dtype=np.int32), [len(part) for part in parts])
+            found.append(TokenPair(np.concatenate(parts), types))
         return found
 
     def _encode(self, pairs: list[tuple[str, str]], max_length: int) -> list[TokenPair]:

@@ -31,10 +31,19 @@ _SIDE_FILES = (
     "merges.txt",
     "spiece.model",
     "sentencepiece.bpe.model",
+    "spm.model",
     "tokenizer.model",
 )
 FILES = (_JSON, *_SIDE_FILES)  # all that `Tokenizer.load` reads, but for SentencePiece models (*.model)
-_CONVERTIBLE = ("vocab.txt", "vocab.json", "sentencepiece.bpe.model", "tokenizer.model", "spiece.model")
+_CONVERTIBLE = (
+    "vocab.txt",
+    "vocab.json",
+    "sentencepiece.bpe.model",
+    "spm.model",
+    "tokenizer.model",
+    "spiece.model",
+)
+_DEBERTA = "spm.model"  # which no other architecture names so
 _MASK_NAMES = ("[MASK]", "<mask>")
 _PAD_NAMES = ("[PAD]", "<pad>", "<|pad|>", "<PAD>")
 # One call into a tokenizer library holds all its intermediate results: keep that to some tens of megabytes.
@@ -50,7 +59,10 @@ _LOCAL_NORMALIZERS = {
     "NFKD",
     "StripAccents",
     "Precompiled",
+    "Strip",
 }
+# DeBERTa's: at no cut are there such spaces.
+_SPACES = ({"Regex": r"\s{2,}|[\n\r\t]"}, {"Regex": " {2,}"})
 _WORD_SPLITTERS = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit", "ByteLevel", "Metaspace"}
 _OTHER_PRE_TOKENIZERS = {"Punctuation", "Digits"}
 
@@ -86,8 +98,9 @@ class Tokenizer:
     def load(cls, directory: str | Path) -> Tokenizer:
         """Reads a Hugging Face tokenizer directory, or one with a T5-style SentencePiece model.
 
-        tokenizer.json is read as it is; without one, vocab.txt, vocab.json and the like are converted by
-        transformers; a lone SentencePiece model is read by sentencepiece and EOS is appended to each text.
+        tokenizer.json is read as it is; without one, vocab.txt, vocab.json, DeBERTa's spm.model and the like
+        are converted by transformers; another lone SentencePiece model is read by sentencepiece and EOS is
+        appended to each text.
 
         Raises:
           UserError: no such directory, no tokenizer in it, or a damaged file.
@@ -105,7 +118,8 @@ class Tokenizer:
         if _JSON in files:
             return cls(_read_tokenizer_json(directory, files, config), files)
         models = [name for name in files if name.endswith(".model")]
-        is_t5 = str(config.get("tokenizer_class", "T5Tokenizer")).startswith("T5Tokenizer")
+        default = "DebertaV2Tokenizer" if _DEBERTA in files else "T5Tokenizer"
+        is_t5 = str(config.get("tokenizer_class", default)).startswith("T5Tokenizer")
         plain = [name for name in _CONVERTIBLE if name in files and not name.endswith(".model")]
         if models and not plain and is_t5:
             return cls(_SentencePieceBackend(files[models[0]], directory / models[0]), files)
@@ -113,6 +127,8 @@ class Tokenizer:
             for name in plain:
                 if b"\0" in files[name]:
                     raise UserError(f"{directory / name} is damaged: there are zero bytes in it")
+            if _DEBERTA in files:  # of what is none transformers says that tiktoken is missing
+                _sentencepiece(files[_DEBERTA], directory / _DEBERTA)
             files[_JSON] = _convert(directory)
             return cls(_read_tokenizer_json(directory, files, config), files)
         raise UserError(f"{directory} holds no tokenizer: none of {_JSON}, vocab.txt, vocab.json or *.model")
@@ -252,13 +268,7 @@ class _SentencePieceBackend(_Backend):
     num_special = 1
 
     def __init__(self, content: bytes, path: Path):
-        import sentencepiece
-
-        self._processor = processor = sentencepiece.SentencePieceProcessor()
-        try:
-            processor.LoadFromSerializedProto(content)
-        except RuntimeError as error:
-            raise UserError(f"{path} is not a SentencePiece model") from error
+        self._processor = processor = _sentencepiece(content, path)
         self._eos = processor.eos_id()
         if processor.pad_id() != 0 or self._eos < 0:
             raise UserError(
@@ -279,6 +289,18 @@ class _SentencePieceBackend(_Backend):
 
     def tokens(self) -> list[str | None]:
         return [self._processor.id_to_piece(i) for i in range(self.vocab_size)]
+
+
+def _sentencepiece(content: bytes, path: Path) -> Any:
+    """Returns the `SentencePieceProcessor` of a file."""
+    import sentencepiece
+
+    processor = sentencepiece.SentencePieceProcessor()
+    try:
+        processor.LoadFromSerializedProto(content)
+    except RuntimeError as error:
+        raise UserError(f"{path} is not a SentencePiece model") from error
+    return processor
 
 
 def _read_tokenizer_json(
@@ -308,10 +330,15 @@ def _read_tokenizer_json(
 
 def _convert(directory: Path) -> bytes:
     """Returns the tokenizer.json that transformers makes of an older tokenizer directory."""
+    # Else it says that there is no PyTorch, which nothing here wants.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     import transformers
 
+    # DeBERTa's published folders name no class, and a directory of a tokenizer alone has no config.json.
+    deberta = (directory / _DEBERTA).is_file()
+    kind = transformers.DebertaV2Tokenizer if deberta else transformers.AutoTokenizer
     try:
-        fast = transformers.AutoTokenizer.from_pretrained(str(directory), local_files_only=True)
+        fast = kind.from_pretrained(str(directory), local_files_only=True)
         return fast.backend_tokenizer.to_str().encode()
     except Exception as error:  # whatever transformers raises on a damaged or unknown directory
         reason = str(error).strip().partition("\n")[0]
@@ -342,7 +369,7 @@ def _words_are_independent(spec: dict[str, Any]) -> bool:
     normalizers = parts(spec["normalizer"], "normalizers")
     pre_tokenizers = parts(spec["pre_tokenizer"], "pretokenizers")
     return (
-        all(n["type"] in _LOCAL_NORMALIZERS for n in normalizers)
+        all(n["type"] in _LOCAL_NORMALIZERS or n.get("pattern") in _SPACES for n in normalizers)
         and all(p["type"] in _WORD_SPLITTERS | _OTHER_PRE_TOKENIZERS for p in pre_tokenizers)
         and any(map(splits, pre_tokenizers))
         and not any(" " in token["content"] for token in spec["added_tokens"])

@@ -47,11 +47,13 @@ def judge_by_answers(
                 asked.setdefault(doc_id, set()).add(query_id)
     if not asked:
         raise UserError("the runs answer none of the queries that have answers: do they belong together?")
-    wanted = {query_id: [_joined(a) for a in texts if tokens_of(a)] for query_id, texts in answers.items()}
+    wanted = {
+        query_id: [joined_tokens(a) for a in texts if tokens_of(a)] for query_id, texts in answers.items()
+    }
     qrels: dict[str, dict[str, int]] = {query_id: {} for query_id in answers}
 
     def judge(document: Document) -> None:
-        joined = _joined(document.contents)
+        joined = joined_tokens(document.contents)
         for query_id in asked.pop(document.id):
             qrels[query_id][document.id] = int(any(answer in joined for answer in wanted[query_id]))
 
@@ -63,6 +65,6 @@ def judge_by_answers(
     return qrels
 
 
-def _joined(text: str) -> str:
+def joined_tokens(text: str) -> str:
     """Returns the tokens of a text between separators, so that part of a token is never found in another."""
     return "\x00".join(["", *tokens_of(text), ""])

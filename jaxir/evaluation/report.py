@@ -8,11 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxir.data.answers import read_answers
+from jaxir.data.answers import read_answers, read_written
 from jaxir.errors import UserError
 from jaxir.evaluation.answers import judge_by_answers
+from jaxir.evaluation.exact_match import score_answers
 from jaxir.evaluation.judgements import read_judgements
-from jaxir.evaluation.retrieval import IdenticalIds, Qrels, check_depth, evaluate_run, parse_metrics
+from jaxir.evaluation.retrieval import (
+    IdenticalIds,
+    RetrievalScores,
+    check_depth,
+    evaluate_run,
+    parse_metrics,
+)
 from jaxir.evaluation.systems import Pair, System, compare_systems
 from jaxir.evaluation.tables import Style, format_table
 from jaxir.retrieval.ranking.runs import read_run
@@ -36,18 +43,18 @@ class Report:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scored:
-    """Retrieval systems with their scores.
+    """Systems with their scores.
 
     Attributes:
       systems: the systems.
-      qrels: the judgements they were scored against.
+      queries: those that count.
       facts: how the runs came about, for programs.
       note: the same as a sentence.
       baseline: the one of `systems` that the others are compared with; None compares every two.
     """
 
     systems: Sequence[System]
-    qrels: Qrels
+    queries: Sequence[str]
     facts: Mapping[str, Any]
     note: str
     baseline: System | None = None
@@ -119,15 +126,44 @@ def score_runs(
     facts = {"qrels": qrels, "answers": answers, "corpus": corpus, "runs": named}
     return Scored(
         systems=list(systems.values()),
-        qrels=judgements,
+        queries=list(judgements),
         facts={key: value for key, value in facts.items() if value is not None},
         note="\n".join([note, *notes]),
         baseline=None if baseline is None else systems[baseline],
     )
 
 
-def _name_systems(runs: Sequence[str]) -> dict[str, list[str]]:
-    """Returns each system's run files, none of which may be given twice."""
+def score_predictions(predictions: Sequence[str], answers: str, *, baseline: str | None = None) -> Scored:
+    """Scores written answers by exact match and F1.
+
+    Args:
+      predictions: systems as `parse_system` takes them, of files as `data.answers.read_written` reads them.
+      answers: the file of answers; each of its questions counts, written for or not.
+      baseline: as in `score_runs`.
+
+    Raises:
+      UserError: unreadable or malformed files, two systems of one name, a file that is given twice, or one
+        that has none of the questions.
+    """
+    named, notes = _name_systems(predictions, flag="--predictions"), []
+    if baseline is not None:
+        baseline, notes = _add_baseline(baseline, named)
+    right = read_answers(answers)
+    systems = {
+        name: System(name=name, scores=[score_answers(read_written(file), right) for file in files])
+        for name, files in named.items()
+    }
+    return Scored(
+        systems=list(systems.values()),
+        queries=list(right),
+        facts={"answers": answers, "predictions": named},
+        note="\n".join([f"exact match and F1 of words, as SQuAD's: answers {answers}", *notes]),
+        baseline=None if baseline is None else systems[baseline],
+    )
+
+
+def _name_systems(runs: Sequence[str], *, flag: str = "--run") -> dict[str, list[str]]:
+    """Returns each system's files, none of which may be given twice."""
     named: dict[str, list[str]] = {}
     seen: list[Path] = []
     for text in runs:
@@ -137,7 +173,7 @@ def _name_systems(runs: Sequence[str]) -> dict[str, list[str]]:
         named[name] = files
         for file in map(Path, files):
             if other := next((other for other in seen if _linked(file, other)), None):
-                raise UserError(f"--run: {other} and {file} are the same file, which would count twice")
+                raise UserError(f"{flag}: {other} and {file} are the same file, which would count twice")
             seen.append(file)
     return named
 
@@ -216,7 +252,7 @@ def score_model(
     }
     return Scored(
         systems=systems,
-        qrels=collection.qrels,
+        queries=list(collection.qrels),
         facts=facts,
         note=f"{directory}, split {split}: {count} documents, a document's text is title + ' ' + text; "
         f"{lengths_of(encoder)}; {encoder.similarity} similarity, exact search, {depth} answers a query",
@@ -262,7 +298,7 @@ def retrieval(scored: Scored, *, per_query: bool = False, style: Style = "markdo
     if per_query:
         found = {(s.name, m): s.per_query(m) for s in systems for m in metrics}
         head = [m if len(systems) == 1 else f"{s.name} {m}" for s in systems for m in metrics]
-        rows = [[query, *(of_query[query] for of_query in found.values())] for query in scored.qrels]
+        rows = [[query, *(of_query[query] for of_query in found.values())] for query in scored.queries]
         parts.append(format_table(["query", *head], rows, style=style))
     return Report(text="\n\n".join(parts), values=values)
 
@@ -274,14 +310,21 @@ def _values(system: System) -> dict[str, Any]:
         "queries": first.queries,
         "queries_without_answers": [s.unanswered for s in system.scores] if several else first.unanswered,
         "unjudged_queries_ignored": [s.unjudged for s in system.scores] if several else first.unjudged,
-        "identical_ids": first.identical_ids,
-        "identical_ids_found": [s.identical for s in system.scores] if several else first.identical,
+        **(_identical_ids(system) if isinstance(first, RetrievalScores) else {}),
         "metrics": {metric: system.mean(metric) for metric in system.metrics},
         **(
             {"deviations": {metric: system.deviation(metric) for metric in system.metrics}} if several else {}
         ),
         **({"runs": [s.values for s in system.scores]} if several else {}),
         "per_query": {metric: system.per_query(metric) for metric in system.metrics},
+    }
+
+
+def _identical_ids(system: System) -> dict[str, Any]:
+    first, found = system.scores[0], [s.identical for s in system.scores]
+    return {
+        "identical_ids": first.identical_ids,
+        "identical_ids_found": found if len(found) > 1 else first.identical,
     }
 
 

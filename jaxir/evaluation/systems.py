@@ -5,16 +5,30 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 
-from jaxir.evaluation.retrieval import RetrievalScores
 from jaxir.evaluation.significance import Comparison, compare, holm
+
+
+class Scores(Protocol):
+    """What one run scored: `RetrievalScores`, or `AnswerScores` of written answers.
+
+    Attributes:
+      values: metric to its mean.
+      per_query: metric to query id to value.
+    """
+
+    values: dict[str, float]
+    per_query: dict[str, dict[str, float]]
+
+    def describe(self) -> str: ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class System:
-    """A retrieval system with the scores of its runs.
+    """A system with the scores of its runs.
 
     Attributes:
       name: what it is called.
@@ -22,7 +36,7 @@ class System:
     """
 
     name: str
-    scores: Sequence[RetrievalScores]
+    scores: Sequence[Scores]
 
     @property
     def metrics(self) -> list[str]:

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxir.data.text_table import folded
 from jaxir.errors import UserError
+from jaxir.evaluation.exact_match import exact_match
 from jaxir.evaluators.bench import Bench, State, stack
 from jaxir.evaluators.evaluator import Evaluator, Prepared
 from jaxir.installation import require
@@ -27,8 +27,8 @@ class Generation(Evaluator):
     """ROUGE-L and exact match of what is written for each source, and its target.
 
     Both are means over the examples. ROUGE-L is the F-measure of the longest common subsequence of words, as
-    the rouge-score package has it, without stemming; texts match where they have the same characters but for
-    case and white space. Targets are what is left of them in the tokens of training.
+    the rouge-score package has it, without stemming; texts match as answers do (`evaluation.exact_match`).
+    Targets are what is left of them in the tokens of training.
 
     Attributes:
       data: has the fields that the objective reads: a `data.text_data.TextData`.
@@ -71,7 +71,7 @@ class Generation(Evaluator):
             pairs = list(zip(targets, written, strict=True))
             return {
                 "rougeL": float(np.mean([scorer.score(*pair)["rougeL"].fmeasure for pair in pairs])),
-                "exact_match": float(np.mean([folded(one) == folded(other) for one, other in pairs])),
+                "exact_match": float(np.mean([exact_match(text, [target]) for target, text in pairs])),
             }
 
         return Prepared(measure, fingerprint)

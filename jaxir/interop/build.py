@@ -11,6 +11,7 @@ import numpy as np
 from jaxir.data.pair_tokenizer import PairTokenizer
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
+from jaxir.features import Reads
 from jaxir.interop import kinds, model_dir, stored
 from jaxir.interop.huggingface import cross_encoder, hf, hub, masked_lm
 from jaxir.interop.model_dir import LoadedModel
@@ -80,11 +81,12 @@ class PretrainedCrossEncoder(CommonOverrides):
     """A cross-encoder to load, or to make of an encoder with a new head.
 
     Attributes:
-      source: as `model_dir.load` takes it: a cross-encoder, or a dual encoder of one encoder, of the BERT
-        family.
+      source: as `model_dir.load` takes it: a cross-encoder, or a dual encoder of one encoder.
+      reads: what it is to read (`features.Reads`); None leaves it.
     """
 
     source: str
+    reads: Reads | None = None
 
     def build(self, *, seed: int, partitioner: Partitioner | None = None) -> LoadedModel:
         """Loads the model onto the mesh of `partitioner`, as `Pretrained`; a new head is drawn from `seed`.
@@ -108,6 +110,8 @@ class PretrainedCrossEncoder(CommonOverrides):
         except UserError as error:
             raise UserError(f"{where}: {error}") from error
         config = dataclasses.replace(model.config, separator=separator)
+        if self.reads is not None:
+            model = dataclasses.replace(model, settings=dataclasses.replace(model.settings, reads=self.reads))
         return super().apply(dataclasses.replace(model, config=config), seed=seed, where=where)
 
 

@@ -19,7 +19,7 @@ from flax import nnx
 
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
-from jaxir.features import TextFormat
+from jaxir.features import Reads, TextFormat
 from jaxir.interop import kinds
 from jaxir.interop.kinds import ModelConfig
 from jaxir.interop.lazy import LazyArray, place, stack
@@ -49,12 +49,14 @@ class EncoderSettings:
       passage_max_length: likewise of a passage.
       query_prompt: put before each query.
       passage_prompt: put before each passage.
+      reads: of a cross-encoder (`features.Reads`).
     """
 
     query_max_length: Count
     passage_max_length: Count
     query_prompt: str = ""
     passage_prompt: str = ""
+    reads: Reads = "pair"
 
     @classmethod
     def of_pairs(cls, max_length: int) -> "EncoderSettings":
@@ -69,7 +71,9 @@ class EncoderSettings:
 
     @property
     def pair_max_length(self) -> int:
-        """Tokens of a pair, as a cross-encoder reads it."""
+        """Tokens of what a cross-encoder reads as one sequence."""
+        if self.reads == "expanded_query":
+            return self.query_max_length
         return self.query_max_length + self.passage_max_length
 
     def text_format(
@@ -84,6 +88,7 @@ class EncoderSettings:
             passage_prompt=self.passage_prompt,
             mask_id=mask_id,
             vocabulary=vocabulary,
+            reads=self.reads,
         )
 
 

@@ -1,7 +1,7 @@
 """Matryoshka representation learning: vectors whose first dimensions are vectors of their own."""
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +10,9 @@ from jaxtyping import Array, Float32, jaxtyped
 
 from jaxir.errors import UserError
 from jaxir.losses.in_batch import in_batch_softmax
-from jaxir.simple_types import Count, Within
+from jaxir.simple_types import Count, NotNegativeNumber
 
 SMALLEST = 8  # as in the paper
-Weight = Annotated[int | float, Within(0)]
 Metrics = dict[str, Float32[Array, ""]]
 
 
@@ -25,7 +24,7 @@ def matryoshka(
     *,
     loss: Callable[..., tuple[Float32[Array, ""], Metrics]] = in_batch_softmax,
     dimensions: Sequence[Count] | None = None,
-    weights: Sequence[Weight] | None = None,
+    weights: Sequence[NotNegativeNumber] | None = None,
     normalize: bool = True,
     **others: Any,
 ) -> tuple[Float32[Array, ""], Metrics]:

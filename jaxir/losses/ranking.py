@@ -1,13 +1,15 @@
-"""Losses of scored lists: a query's relevant passage, and others that are not."""
+"""Losses of scored lists: a query's relevant passage and others that are not, a question's expansions."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from beartype import beartype
 from jaxtyping import Array, Bool, Float32, jaxtyped
 
-from jaxir.simple_types import PositiveNumber
+from jaxir.simple_types import NotNegativeNumber, PositiveNumber
 
 Metrics = dict[str, Float32[Array, ""]]
 
@@ -88,6 +90,56 @@ def margin_ranking(
     """
     short = jax.nn.relu(margin - (positive[:, None] - negatives))
     return jnp.where(kept, short, 0.0).sum() / _count(kept), _metrics(positive, negatives, kept)
+
+
+@jaxtyped(typechecker=beartype)
+def rank_margin(
+    scores: Float32[Array, "B N"],
+    ranks: Float32[Array, "B N"],
+    kept: Bool[Array, "B N"],
+    *,
+    alpha: NotNegativeNumber = 0.01,
+    reduction: Literal["sum", "by_distance"] = "sum",
+) -> tuple[Float32[Array, ""], Metrics]:
+    """Pairwise, by ranks: one of rank r_i < r_j is to lead the other by alpha (r_j - r_i) (EAR).
+
+    Chuang 2024, section 3.3.1, L_Rank: over a list's candidates,
+
+        sum over r_i < r_j of max(0, s_j - s_i + alpha (r_j - r_i))
+
+    Their model M estimates the rank, so that less is better; s is -M. The loss is the mean over the lists.
+
+    Args:
+      scores: [B, N], of a question's candidates: the greater, the better.
+      ranks: [B, N], where each candidate finds an answer: the smaller, the better.
+      kept: [B, N], false for an item that says nothing.
+      alpha: the margin of one rank; 0.01 in the authors' code.
+      reduction: "sum", over the pairs, is the equation. "by_distance" is the authors' code (github.com/
+        voidism/EAR): candidates in the order of their ranks, equal ranks count as pairs with margin 0, and
+        the mean over the pairs that are d places apart is averaged over d.
+
+    Returns:
+      The loss and metrics, float32 []: `accuracy` (the share of lists of which a candidate of the least rank
+      has the greatest score), `chosen_rank` (the mean rank of those of the greatest scores), `least_rank`.
+    """
+    # [B, i, j]: i is the better one of the pair, or the first of equals.
+    short = jax.nn.relu(scores[:, None] - scores[:, :, None] + alpha * (ranks[:, None] - ranks[:, :, None]))
+    if reduction == "sum":
+        pairs = ranks[:, :, None] < ranks[:, None]
+        weights = jnp.where(pairs & kept[:, :, None] & kept[:, None], 1.0, 0.0)
+    else:
+        order = jnp.argsort(jnp.where(kept, ranks, jnp.inf), axis=1)
+        place = jnp.argsort(order, axis=1)
+        apart = (place[:, None] - place[:, :, None]).astype(jnp.float32)
+        count = kept.sum(1, dtype=jnp.float32)[:, None, None]
+        pairs = (apart > 0) & kept[:, :, None] & kept[:, None]
+        weights = jnp.where(pairs, 1.0 / jnp.where(pairs, (count - apart) * (count - 1.0), 1.0), 0.0)
+    loss = (weights * short).sum((1, 2)).mean()
+    chosen = jnp.argmax(jnp.where(kept, scores, -jnp.inf), axis=1)
+    rank = jnp.take_along_axis(ranks, chosen[:, None], axis=1)[:, 0]
+    least = jnp.where(kept, ranks, jnp.inf).min(1)
+    found = {"accuracy": (rank == least).astype(jnp.float32), "chosen_rank": rank, "least_rank": least}
+    return loss, {name: value.mean() for name, value in found.items()}
 
 
 def _count(kept: jax.Array) -> jax.Array:

@@ -1,5 +1,5 @@
 """Token ids to vectors. Importing this room registers the backbones that come with jaxir."""
 
-from jaxir.models import bert, modernbert, t5, word_vectors
+from jaxir.models import bert, deberta, modernbert, t5, word_vectors
 
-__all__ = ["bert", "modernbert", "t5", "word_vectors"]
+__all__ = ["bert", "deberta", "modernbert", "t5", "word_vectors"]

@@ -224,7 +224,7 @@ def attention(
     value: Float[Array, "B S G K"],
     *,
     mask: Bool[Array, "B S"],
-    bias: Float[Array, "1 H T S"] | None,
+    bias: Float[Array, "#B H T S"] | None,
     scale: float,
     causal: bool = False,
     window: int | Int[Array, ""] | None = None,
@@ -240,7 +240,7 @@ def attention(
       key: [B, S, G, K]: head h of the queries reads head h // (H / G).
       value: likewise.
       mask: [B, S], true at real tokens. Padding is on the right.
-      bias: [1, H, T, S] added to the logits, or None.
+      bias: [1, H, T, S] added to the logits, [B, H, T, S] where each text has its own, or None.
       scale: factor of the logits; 1.0 for T5.
       causal: whether a position sees none after it.
       window: a position sees those at a distance of at most this; None for all.
@@ -304,7 +304,8 @@ def _cudnn_allows(query: jax.Array, key: jax.Array, bias: jax.Array | None) -> b
         and key.shape == query.shape
         and head_dim % 8 == 0
         and head_dim <= 128
-        and (bias is None or length % 2 == 0)
+        # A bias of each text would get no gradient there.
+        and (bias is None or (length % 2 == 0 and len(bias) == 1))
     )
 
 

@@ -28,10 +28,12 @@ class CrossEncoderConfig:
       backbone: the encoder. One with two token types is told which tokens are the query's (0) and which the
         passage's (1); others (RoBERTa, DistilBERT) have only the separators between them.
       pooling: what the layer after the encoder reads: "cls", the first token, or "mean" of the real ones.
-      activation: what follows that layer: "tanh" (BERT, RoBERTa), "relu" (DistilBERT) or "gelu" (ModernBERT).
+      activation: what follows that layer: "tanh" (BERT, RoBERTa), "relu" (DistilBERT) or "gelu" (ModernBERT,
+        DeBERTa).
       normed: whether that layer has no bias and a norm after its activation (ModernBERT).
       separator: of `score_texts`: the token that begins a passage behind a query, where one does (RoBERTa:
-        </s>). The first token of the passage by itself ([CLS], <s>) is left out in any case. "unknown" where
+        </s>). It takes the place of the passage's own first token ([CLS], <s>), which is left out where there
+        is none. "own": the passage stays whole, for its first token is no special one (T5). "unknown" where
         nobody has asked the tokenizer.
     """
 
@@ -39,7 +41,7 @@ class CrossEncoderConfig:
     pooling: Literal["cls", "mean"] = "cls"
     activation: Literal["tanh", "relu", "gelu"] = "tanh"
     normed: bool = False
-    separator: Natural | Literal["unknown"] | None = "unknown"
+    separator: Natural | Literal["unknown", "own"] | None = "unknown"
 
     @property
     def summary(self) -> str:
@@ -135,20 +137,26 @@ class CrossEncoderModel(nnx.Module):
 
 @jaxtyped(typechecker=beartype)
 def join(
-    query_ids: Int[Array, "B Lq"], passage_ids: Int[Array, "B Lp"], *, separator: int | None
+    query_ids: Int[Array, "B Lq"],
+    passage_ids: Int[Array, "B Lp"],
+    *,
+    separator: int | Literal["own"] | None,
 ) -> tuple[Int[Array, "B L"], Int[Array, "B L"]]:
     """Puts each passage behind its query, without gap, in place of its padding.
 
     Args:
       query_ids: [B, Lq] tokens with [CLS] and [SEP]; 0 is padding, on the right.
       passage_ids: [B, Lp], likewise.
-      separator: what stands in place of a passage's first token; None: nothing.
+      separator: what stands in place of a passage's first token; None: nothing; "own": that token.
 
     Returns:
       ids and token types [B, L], where L is Lq + Lp, and without a separator one less.
     """
-    length = query_ids.shape[1] + passage_ids.shape[1] - (separator is None)
-    passage_ids = passage_ids[:, 1:] if separator is None else passage_ids.at[:, 0].set(separator)
+    if separator is None:
+        passage_ids = passage_ids[:, 1:]
+    elif separator != "own":
+        passage_ids = passage_ids.at[:, 0].set(separator)
+    length = query_ids.shape[1] + passage_ids.shape[1]
     ends = (query_ids != 0).sum(1, dtype=jnp.int32)[:, None]
     places = jnp.arange(length, dtype=jnp.int32)[None]
     behind = places >= ends

@@ -1,4 +1,8 @@
-"""Generators of text: an encoder reads a source, a decoder writes a target (Raffel et al. 2020)."""
+"""Generators of text: an encoder reads a source, a decoder writes a target (Raffel et al. 2020).
+
+A source may be several passages, as in Fusion-in-Decoder (Izacard & Grave 2021, section 3.2): the encoder
+reads each by itself, and the decoder attends to what it makes of all of them, one after the other.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +98,7 @@ class Seq2SeqModel(nnx.Module):
     @jaxtyped(typechecker=beartype)
     def predict(
         self,
-        source_ids: Int[Array, "B S"],
+        source_ids: Int[Array, "B *P S"],
         target_ids: Int[Array, "B T"],
         *,
         key: Key[Array, ""] | None = None,
@@ -102,7 +106,7 @@ class Seq2SeqModel(nnx.Module):
         """Reads sources and, of the targets, at each place those tokens that stand before it.
 
         Args:
-          source_ids: [B, S], 0 is padding, on the right.
+          source_ids: [B, S], 0 is padding, on the right; or [B, P, S], P passages of each.
           target_ids: [B, T], likewise; the last token is not read.
           key: key of dropout; None turns it off.
 
@@ -110,14 +114,14 @@ class Seq2SeqModel(nnx.Module):
           [B, T, E] in the backbone's dtype; with `output_table` the logits of each token of the target.
         """
         encoding, decoding = layers.split_key(key, 2)
-        memory = self.encoder(source_ids, key=encoding)
+        memory, mask = self._read(source_ids, encoding)
         x = self.encoder.token(jnp.pad(target_ids[:, :-1], ((0, 0), (1, 0)), constant_values=START))
-        return self._scaled(self.decoder(x, memory, source_ids != 0, key=decoding))
+        return self._scaled(self.decoder(x, memory, mask, key=decoding))
 
     @jaxtyped(typechecker=beartype)
     def __call__(
         self,
-        source_ids: Int[Array, "B S"],
+        source_ids: Int[Array, "B *P S"],
         target_ids: Int[Array, "B T"],
         *,
         key: Key[Array, ""] | None = None,
@@ -126,8 +130,8 @@ class Seq2SeqModel(nnx.Module):
         return self._logits(self.predict(source_ids, target_ids, key=key))
 
     def remember(self, source_ids: jax.Array) -> Memory:
-        """Reads sources [B, S], 0 is padding, on the right: all that decoding needs to know of them."""
-        return self.decoder.remember(self.encoder(source_ids), source_ids != 0)
+        """Reads sources [B, S] or [B, P, S], as `predict`: all that decoding needs to know of them."""
+        return self.decoder.remember(*self._read(source_ids))
 
     def next_logits(
         self, ids: jax.Array, caches: tuple[Cache, ...], memory: Memory
@@ -149,13 +153,14 @@ class Seq2SeqModel(nnx.Module):
         """Writes outputs. What is drawn for a source depends on it and on the seed alone, not on its batch.
 
         Args:
-          source_ids: [B, S], 0 is padding, on the right.
+          source_ids: [B, S] or [B, P, S], as of `predict`.
           how: see `Decoding`.
 
         Returns:
           int32 [B, how.num_outputs, how.max_new_tokens], 0 after the end; of a row of padding alone, zeros.
         """
-        rows, none = len(source_ids), (source_ids == 0).all(1)
+        rows = len(source_ids)
+        none = (source_ids == 0).reshape(rows, -1).all(1)
         each = how.num_beams if how.num_beams > 1 else how.num_outputs
         memory = self.remember(source_ids)
         caches = self.decoder.empty_caches(rows * each, how.max_new_tokens)
@@ -171,6 +176,14 @@ class Seq2SeqModel(nnx.Module):
         tokens = decode(next_logits, caches, choose, ended=jnp.repeat(none, each), **shared)
         return tokens.reshape(rows, each, -1)
 
+    def _read(self, source_ids: jax.Array, key: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
+        """Returns what the encoder makes of sources [B, (P,) S], [B, P S, E], and its mask [B, P S]."""
+        rows, *_, length = source_ids.shape
+        # [B, P, S] is [B P, S]: rows stay on their devices.
+        memory = self.encoder(constrain(source_ids.reshape(-1, length), ("batch", "length")), key=key)
+        memory = layers.constrain_activation(memory.reshape(rows, -1, memory.shape[-1]))
+        return memory, (source_ids != 0).reshape(rows, -1)
+
     def _scaled(self, x: jax.Array) -> jax.Array:
         return x * self.config.backbone.embed_dim**-0.5 if self.config.scaled else x
 
@@ -179,9 +192,14 @@ class Seq2SeqModel(nnx.Module):
 
 
 def _keys(source_ids: jax.Array, seed: int, num: int) -> jax.Array:
-    """Returns `num` keys for each of the sources [B, S], made of its tokens alone: [B num]."""
-    # A polynomial modulo 2^32 of the tokens; padding adds nothing to it.
-    powers = jnp.cumprod(jnp.full((source_ids.shape[1],), 0x9E3779B1, jnp.uint32))
-    numbers = (source_ids.astype(jnp.uint32) * powers[None]).sum(1, dtype=jnp.uint32)
+    """Returns `num` keys for each of the sources [B, (P,) S], made of its tokens alone: [B num]."""
+
+    def number(x: jax.Array) -> jax.Array:
+        """Returns a polynomial modulo 2^32 of numbers along the last axis; zeros at the end add nothing."""
+        powers = jnp.cumprod(jnp.full(x.shape[-1:], 0x9E3779B1, jnp.uint32))
+        return (x.astype(jnp.uint32) * jnp.broadcast_to(powers, x.shape)).sum(-1, dtype=jnp.uint32)
+
+    numbers = number(source_ids)
+    numbers = number(numbers) if numbers.ndim > 1 else numbers
     keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), numbers)
     return jax.vmap(lambda key: jax.random.split(key, num))(keys).reshape(-1)

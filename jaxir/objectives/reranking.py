@@ -53,8 +53,12 @@ class Reranking(Objective):
         """Returns what a batch holds: pairs with hard negatives.
 
         Raises:
-          UserError: there are to be no hard negatives.
+          UserError: there are to be no hard negatives, or the model reads expanded queries.
         """
+        if form.reads != "pair":
+            raise UserError(
+                f"this cross-encoder reads {form.reads!r}, as a reranker of queries; set reads to 'pair'"
+            )
         if not form.num_negatives:
             raise UserError("a cross-encoder learns from hard negatives: set num_negatives")
         return pair_features(form)

@@ -12,7 +12,7 @@ from jaxir.interop.build import Source
 from jaxir.interop.huggingface import hf_config, hub, hub_errors, seq2seq
 from jaxir.interop.huggingface.weights import read_json
 from jaxir.interop.stored import EncoderSettings, ModelConfig, StoredModel
-from jaxir.models import modernbert
+from jaxir.models import deberta, modernbert
 from jaxir.models import t5 as t5_lib
 from jaxir.models.backbones import BackboneConfig
 from jaxir.models.dual_encoder import DualEncoderConfig
@@ -82,7 +82,7 @@ def _describe_source(source: str, tokenizer: str | None) -> tuple[DualEncoderCon
 
 def _describe_hf(name: str) -> BackboneConfig:
     published = {name: t5_lib.preset(preset) for name, preset in hub_errors.PUBLISHED_T5.items()}
-    found = (published | modernbert.PUBLISHED).get(name.partition("@")[0])
+    found = (published | deberta.PUBLISHED | modernbert.PUBLISHED).get(name.partition("@")[0])
     if found is not None and not Path(name).is_dir():
         return found  # so that planning with it needs no network
     path = hub.configuration(name)

@@ -103,7 +103,7 @@ def make(target: Target, planned: Planned) -> Plan:
     step, kept, compiled, done = tried
     program = compiled.program
     with partitioner():
-        forward = work.traced(step.forward, step.trained, step.state, step.batch)
+        useful_flops = work.differentiated(step.forward, step.trained, step.state, step.batch)
 
     memory = Memory(
         parameters=bytes_of((step.state.params, step.state.auxiliary, step.state.statistics)),
@@ -135,7 +135,7 @@ def make(target: Target, planned: Planned) -> Plan:
         limit=limit,
         short_by=short_by,
         steps=planned.recipe.steps,
-        useful_flops=3 * forward.flops,
+        useful_flops=useful_flops,
         work=done,
         collectives=None if done is None else found,
         roofline=None if done is None else roofline.estimate(done, found, target, in_order),

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as jax_core
 
@@ -81,9 +82,7 @@ def _trace(jaxpr: jax_core.Jaxpr) -> tuple[float, float]:
     for equation in jaxpr.eqns:
         name, parameters = equation.primitive.name, equation.params
         if name == "dot_general":
-            (contracted, _), _ = parameters["dimension_numbers"]
-            left = equation.invars[0].aval
-            count = 2.0 * equation.outvars[0].aval.size * math.prod(left.shape[i] for i in contracted)
+            count = _product(equation)
             flops += count
             precise += count * ("HIGHEST" in str(parameters["precision"]))
             continue
@@ -94,6 +93,66 @@ def _trace(jaxpr: jax_core.Jaxpr) -> tuple[float, float]:
         flops += times * sum(i[0] for i in inner)
         precise += times * sum(i[1] for i in inner)
     return flops, precise
+
+
+def differentiated(function: Callable[..., Any], trained: Any, *others: Any) -> float:
+    """Returns the operations of the products of `function` and of its gradient, nothing computed twice.
+
+    A product's gradient is a product more for each operand that depends on `trained`: none in a frozen
+    module, two in a layer that is trained.
+
+    Args:
+      function: (trained, *others) -> anything.
+      trained: shapes of what the gradient is taken of.
+      *others: shapes of what it is not.
+    """
+    jaxpr = jax.make_jaxpr(function)(trained, *others).jaxpr
+    of = len(jax.tree.leaves(trained))
+    return _differentiated(jaxpr, [i < of for i in range(len(jaxpr.invars))])[0]
+
+
+def _differentiated(jaxpr: jax_core.Jaxpr, live: Sequence[bool]) -> tuple[float, list[bool]]:
+    """Returns the operations, and which outputs depend on the live inputs."""
+    found = {v for v, is_live in zip(jaxpr.invars, live, strict=True) if is_live}
+    flops = 0.0
+    for equation in jaxpr.eqns:
+        ins = [not isinstance(v, jax_core.Literal) and v in found for v in equation.invars]
+        if equation.primitive.name == "dot_general":
+            flops += _product(equation) * (1 + sum(ins))
+            outs = [any(ins)]
+        else:
+            inside, outs = _inside(equation, ins)
+            flops += inside
+        for v, is_live in zip(equation.outvars, outs, strict=True):
+            if is_live and jnp.issubdtype(v.aval.dtype, jnp.floating):
+                found.add(v)
+    return flops, [not isinstance(v, jax_core.Literal) and v in found for v in jaxpr.outvars]
+
+
+def _inside(equation: jax_core.JaxprEqn, ins: list[bool]) -> tuple[float, list[bool]]:
+    name, parameters = equation.primitive.name, equation.params
+    bodies = list(_subprograms(parameters))
+    if name == "scan":
+        carried = slice(parameters["num_consts"], parameters["num_consts"] + parameters["num_carry"])
+        while True:
+            flops, outs = _differentiated(bodies[0], ins)
+            grown = [a or b for a, b in zip(ins[carried], outs, strict=False)]
+            if grown == ins[carried]:
+                return parameters["length"] * flops, outs
+            ins = [*ins[: carried.start], *grown, *ins[carried.stop :]]
+    if name == "cond":
+        of = [_differentiated(body, ins[1:]) for body in bodies]
+        return max(flops for flops, _ in of), [any(outs) for outs in zip(*(o for _, o in of), strict=True)]
+    if len(bodies) == 1 and len(bodies[0].invars) == len(ins):
+        return _differentiated(bodies[0], ins)
+    flops = sum(_differentiated(body, [any(ins)] * len(body.invars))[0] for body in bodies)
+    return flops, [any(ins)] * len(equation.outvars)
+
+
+def _product(equation: jax_core.JaxprEqn) -> float:
+    (contracted, _), _ = equation.params["dimension_numbers"]
+    left = equation.invars[0].aval
+    return 2.0 * equation.outvars[0].aval.size * math.prod(left.shape[i] for i in contracted)
 
 
 def _subprograms(parameters: dict[str, Any]) -> Iterator[jax_core.Jaxpr]:

@@ -20,11 +20,13 @@ from jaxir.interop.stored import StoredModel
 from jaxir.losses.in_batch import in_batch_softmax
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.objectives.objective import Objective
+from jaxir.objectives.query_reranking import QueryReranking
 from jaxir.objectives.seq2seq import Seq2Seq
 from jaxir.partitioning import Partitioner
 from jaxir.retrieval.encoding.cross_encoder import CrossEncoder
 from jaxir.retrieval.encoding.dual_encoder import DualEncoder
 from jaxir.retrieval.encoding.generator import Generator
+from jaxir.retrieval.encoding.query_reranker import QueryReranker
 from jaxir.simple_types import Count, Natural, Positive, PositiveNumber, Seed
 from jaxir.training import loop
 from jaxir.training.optimizers import AdamW, Optimizer
@@ -89,7 +91,7 @@ def fit(
         epochs, settings = 1, {"min_steps": MIN_STEPS} | settings
     kind, usual = DualEncoder, OBJECTIVE
     if isinstance(model, PretrainedCrossEncoder):
-        kind = CrossEncoder
+        kind = QueryReranker if isinstance(objective, QueryReranking) else CrossEncoder
     elif isinstance(model, PretrainedSeq2Seq):
         kind, usual, settings = Generator, WRITING, {"dev_metric": "loss"} | settings
     recipe = Recipe(

@@ -9,14 +9,14 @@ import fnmatch
 import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from jaxir.errors import UserError, suggest
-from jaxir.simple_types import Count, NotNegative, Positive, Rate, Within, checked
+from jaxir.simple_types import Count, NotNegative, NotNegativeNumber, Positive, Rate, checked
 from jaxir.training.length import in_steps
 from jaxir.training.trained import name_of
 
@@ -128,7 +128,7 @@ class AdamW:
     """
 
     learning_rate: NotNegative = 2e-5
-    warmup_steps: Annotated[int | float, Within(0)] = 0
+    warmup_steps: NotNegativeNumber = 0
     weight_decay: NotNegative = 0.01
     b1: Rate = 0.9
     b2: Rate = 0.999
@@ -177,7 +177,7 @@ class Adafactor:
     """
 
     learning_rate: NotNegative = 1e-3
-    warmup_steps: Annotated[int | float, Within(0)] = 0
+    warmup_steps: NotNegativeNumber = 0
     decay_factor: NotNegative | None = None
     decay_rate: Positive = 0.8
     clipping_threshold: Positive = 1.0

@@ -2,6 +2,7 @@ import json
 import shutil
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -103,7 +104,14 @@ def unigram(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("which", ["minilm_folder", "sentencepiece_folder", "roberta_like", "unigram"])
+@pytest.fixture(scope="module")
+def deberta():
+    return Path(__file__).resolve().parent.parent / "golden" / "cross_deberta"
+
+
+@pytest.mark.parametrize(
+    "which", ["deberta", "minilm_folder", "sentencepiece_folder", "roberta_like", "unigram"]
+)
 def test_long_texts_are_cut_to_the_very_same_ids(which, request):
     tokenizer = Tokenizer.load(request.getfixturevalue(which))
     assert tokenizer._backend.words_are_independent

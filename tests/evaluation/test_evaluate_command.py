@@ -13,6 +13,7 @@ import pytest
 from scipy import stats
 
 from jaxir import cli
+from jaxir.data.answers import read_answers
 from jaxir.errors import UserError
 from jaxir.evaluate import evaluate
 from jaxir.evaluation.judgements import read_judgements
@@ -251,6 +252,12 @@ def test_answers_are_matched_by_whole_tokens(files, capsys):
     )
     with pytest.raises(UserError, match=r"it lacks document 'd1' \(5 that"):
         evaluate(run=str(files / "run.trec"), **given)
+    inside = [json.dumps({"_id": q, "text": "?", "metadata": {"answers": a}}) for q, a in answers.items()]
+    (files / "asked.jsonl").write_text("\n".join(inside))
+    assert read_answers(files / "asked.jsonl") == answers
+    (files / "asked.jsonl").write_text('{"_id": "q1", "metadata": {"answers": []}}\n')
+    with pytest.raises(UserError, match=r"asked.jsonl:1: 'answers' is empty, and a query without any"):
+        read_answers(files / "asked.jsonl")
     (files / "answers.jsonl").write_text('{"_id": "q1", "answers": "x"}\n')
     with pytest.raises(UserError, match=r"answers.jsonl:1: 'answers' is not a list of texts"):
         evaluate(run=str(files / "run.trec"), **given)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
+import transformers
 from flax import nnx
 
 from jaxir.data.pair_tokenizer import PairTokenizer
@@ -18,7 +19,7 @@ from jaxir.interop import model_dir, stored
 from jaxir.models.bert import Bert, BertConfig
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
-NAMES = ["bert", "roberta", "distilbert", "modernbert"]
+NAMES = ["bert", "roberta", "distilbert", "modernbert", "deberta"]
 pytestmark = [pytest.mark.compiled, pytest.mark.usefixtures("few_optimizations")]
 
 
@@ -144,7 +145,7 @@ def test_what_is_no_cross_encoder_costs_one_sentence(folder, how):
         (f"hf:{GOLDEN / 'bert'}", "no classifier.weight among its weights, so it is no cross-encoder"),
         (
             f"hf:{GOLDEN / 't5_1_1'}",
-            "model_type 't5' is no cross-encoder: bert, roberta, distilbert, modernbert are",
+            "the head of 't5' reads its decoder; what is trained here",
         ),
         (f"{GOLDEN / 'cross_bert'}", "write hf:"),
         ("hf:./nowhere", "no such directory"),
@@ -160,7 +161,7 @@ def test_fingerprints_tell_models_apart(loaded, folder):
     found = {model_dir.load(f"st:{folder}", kind="cross_encoder").fingerprint} | {
         m.fingerprint for m in loaded.values()
     }
-    assert len(found) == 5
+    assert len(found) == 6
 
 
 def test_lengths_that_leave_no_room(loaded):
@@ -170,8 +171,18 @@ def test_lengths_that_leave_no_room(loaded):
         PairTokenizer(loaded["bert"].tokenizer).encode([("a", "\ud800")], max_length=10)
 
 
-def test_a_lone_sentencepiece_model_has_no_pairs(tmp_path):
+def test_a_lone_sentencepiece_model_joins_texts_as_t5s_tokenizer_json_does(tmp_path):
     seqio = Path(importlib.util.find_spec("seqio").origin).parent
     shutil.copy(seqio / "test_data" / "sentencepiece" / "sentencepiece.model", tmp_path / "spiece.model")
-    with pytest.raises(UserError, match="has no form for pairs"):
-        PairTokenizer(Tokenizer.load(tmp_path))
+    alone = PairTokenizer(Tokenizer.load(tmp_path))
+    assert alone.separator == "own"
+    theirs = transformers.T5Tokenizer.from_pretrained(tmp_path)
+    pairs = [("the " * n, "a cat " * m) for n in range(5) for m in range(3)] + [("the cat", "")]
+    for length in (6, 7, 20):
+        expected = theirs([list(p) for p in pairs], truncation="longest_first", max_length=length)[
+            "input_ids"
+        ]
+        found = alone.encode(pairs, max_length=length)
+        assert [row.ids.tolist() for row in found] == expected
+        assert max(map(len, expected)) == length
+    assert found[4].types.tolist() == [0] * 3 + [1] * 6

@@ -20,7 +20,7 @@ from jaxir.models.dual_encoder import DualEncoderConfig
 pytestmark = [pytest.mark.compiled, pytest.mark.usefixtures("few_optimizations")]
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
-ARCHITECTURES = ["bert", "distilbert", "minilm", "modernbert", "roberta", "t5_1_0", "t5_1_1"]
+ARCHITECTURES = ["bert", "deberta", "distilbert", "minilm", "modernbert", "roberta", "t5_1_0", "t5_1_1"]
 
 
 def make(encoder: hf.Encoder, **changes):

@@ -119,7 +119,9 @@ def test_other_models(tmp_path, save_model, sentencepiece_folder, minilm_folder)
 @pytest.mark.slow
 def test_pairs_have_the_scores_of_the_cross_encoder(tmp_path, save_cross_encoder, minilm_folder):
     """With token types and a prompt; with none; with BPE and padding that is not 0; a real encoder."""
-    models = {name: f"hf:{GOLDEN / f'cross_{name}'}" for name in ("distilbert", "roberta", "modernbert")}
+    models = {
+        name: f"hf:{GOLDEN / f'cross_{name}'}" for name in ("deberta", "distilbert", "roberta", "modernbert")
+    }
     models["bert"] = save_cross_encoder(
         tmp_path / "model", f"hf:{GOLDEN / 'cross_bert'}", query_prompt="ask: "
     )

@@ -23,7 +23,7 @@ from jaxir.interop.huggingface import hf
 pytestmark = pytest.mark.usefixtures("few_optimizations")
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
-ARCHITECTURES = ["bert", "distilbert", "minilm", "modernbert", "roberta", "t5_1_0", "t5_1_1"]
+ARCHITECTURES = ["bert", "deberta", "distilbert", "minilm", "modernbert", "roberta", "t5_1_0", "t5_1_1"]
 
 
 def tensors_of(directory: Path) -> dict[str, np.ndarray]:

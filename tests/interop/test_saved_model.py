@@ -314,6 +314,17 @@ def test_ten_thousand_pairs_have_the_ids_of_wordpiece(max_length, minilm_folder)
 
 
 @pytest.mark.slow
+def test_pairs_have_the_ids_of_a_lone_sentencepiece_model(sentencepiece_folder):
+    tokenizer = Tokenizer.load(sentencepiece_folder)
+    pairs = pairs_of(300, ["the", "cat", "sat"])
+    graph = GraphTokenizer(tokenizer, num_texts=2)
+    ids, types = (rows.to_list() for rows in graph([tf.constant(t) for t in zip(*pairs, strict=True)], 20))
+    expected = PairTokenizer(tokenizer).encode(pairs, max_length=20)
+    assert (ids, types) == ([e.ids.tolist() for e in expected], [e.types.tolist() for e in expected])
+    assert max(map(len, ids)) == 20
+
+
+@pytest.mark.slow
 def test_pairs_served_without_jax(tmp_path, minilm_folder, save_cross_encoder):
     """With token types and prompts; with none; ids alone where the tokenizer is BPE; a real encoder."""
     models = {
@@ -321,11 +332,12 @@ def test_pairs_served_without_jax(tmp_path, minilm_folder, save_cross_encoder):
             tmp_path / "model", f"hf:{GOLDEN / 'cross_bert'}", query_prompt="ask: ", passage_prompt="tell: "
         ),
         "distilbert": f"hf:{GOLDEN / 'cross_distilbert'}",
+        "deberta": f"hf:{GOLDEN / 'cross_deberta'}",
         "modernbert": f"hf:{GOLDEN / 'cross_modernbert'}",
         "minilm": save_cross_encoder(tmp_path / "real", f"st:{minilm_folder}"),
         "half": save_cross_encoder(tmp_path / "half", f"st:{minilm_folder}"),
     }
-    more = {"modernbert": ["--signatures=ids"], "half": ["--dtype=bfloat16"]}
+    more = {name: ["--signatures=ids"] for name in ("deberta", "modernbert")} | {"half": ["--dtype=bfloat16"]}
     for name, model in models.items():
         assert export(f"--model={model}", f"--output={tmp_path / f'{name}-out'}", *more.get(name, [])) == 0
     pairs = [(a, b) for a in QUERIES for b in QUERIES]
@@ -355,6 +367,7 @@ def test_pairs_served_without_jax(tmp_path, minilm_folder, save_cross_encoder):
             asked("bert", "score_ids", ids=[[5, 6]], token_types=[[0]]),
             asked("bert", "score", queries=["a", "b"], passages=["a"]),
             asked("bert", "serving_default", **texts),
+            asked("deberta", "score_ids", ids=padded("deberta", "ids")),
         ],
     )
     for i, name in enumerate(["modernbert", "bert", "bert", "distilbert", "minilm"]):
@@ -362,6 +375,7 @@ def test_pairs_served_without_jax(tmp_path, minilm_folder, save_cross_encoder):
         np.testing.assert_allclose(answers[f"{i}.scores"], expected, atol=1e-5, err_msg=name)
         lengths = [len(row.ids) for row in tokens[name]]
         assert np.ptp(expected) > 0.01 and lengths.count(scorers[name].max_length) > 5, "some are cut"
+    np.testing.assert_allclose(answers["10.scores"], scorers["deberta"].score(pairs), atol=1e-5)
     np.testing.assert_allclose(answers["5.scores"], answers["4.scores"], atol=0.02)
     assert np.abs(answers["5.scores"] - answers["4.scores"]).max() > 1e-4
     assert "ids has more columns than the" in str(answers["6.error"])

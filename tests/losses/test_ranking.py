@@ -61,3 +61,65 @@ def test_equations(loss, settings, expected):
     assert 0 < metrics["accuracy"] < 1 and metrics["accuracy"] == np.mean(first)
     np.testing.assert_allclose(metrics["positive_score"], POSITIVE.mean(), rtol=1e-6)
     np.testing.assert_allclose(metrics["negative_score"], NEGATIVES[KEPT].mean(), rtol=1e-6)
+
+
+SCORES = rng.normal(size=(5, 6)).astype(np.float32)
+RANKS = np.array(
+    [
+        [1, 101, 3, 3, 20, 101],
+        [5, 5, 5, 5, 5, 5],
+        [2, 1, 9, 101, 8, 7],
+        [101, 1, 1, 4, 6, 2],
+        [3, 2, 1, 9, 8, 7],
+    ],
+    np.float32,
+)
+COUNTS = [6, 6, 4, 5, 1]  # of each list, what there is
+
+
+def by_the_equation(alpha):
+    """Chuang 2024, section 3.3.1, of M = - score."""
+    total = 0.0
+    for scores, ranks, n in zip(-SCORES.astype(np.float64), RANKS, COUNTS, strict=True):
+        for i in range(n):
+            for j in range(n):
+                if ranks[i] < ranks[j]:
+                    total += max(0.0, scores[i] - scores[j] + (ranks[j] - ranks[i]) * alpha)
+    return total / len(SCORES)
+
+
+def by_their_code(alpha):
+    """Sorted by rank, a mean for each distance, and the mean of these."""
+    total = 0.0
+    for scores, ranks, n in zip(-SCORES.astype(np.float64), RANKS, COUNTS, strict=True):
+        order = np.argsort(ranks[:n], kind="stable")
+        m, r = scores[:n][order], ranks[:n][order]
+        means = [
+            np.mean([max(0.0, m[i] - m[i + d] + alpha * (r[i + d] - r[i])) for i in range(n - d)])
+            for d in range(1, n)
+        ]
+        total += np.mean(means) if means else 0.0
+    return total / len(SCORES)
+
+
+@pytest.mark.parametrize("alpha", [0.01, 0.2])
+@pytest.mark.parametrize(
+    ("reduction", "expected"), [("sum", by_the_equation), ("by_distance", by_their_code)]
+)
+def test_the_ranking_loss_of_queries(reduction, expected, alpha):
+    kept = np.arange(6) < np.array(COUNTS)[:, None]
+
+    def of(scores):
+        ranks, there = jnp.asarray(RANKS), jnp.asarray(kept)
+        return ranking.rank_margin(scores, ranks, there, alpha=alpha, reduction=reduction)
+
+    (value, metrics), gradient = jax.jit(jax.value_and_grad(of, has_aux=True))(jnp.asarray(SCORES))
+    np.testing.assert_allclose(value, expected(alpha), rtol=1e-5)
+    gradient = np.asarray(gradient)
+    assert np.isfinite(gradient).all() and not gradient[~kept].any()
+    assert np.abs(gradient).max() > 0.01 and gradient[1].any() == (reduction == "by_distance")
+    chosen = [r[np.argmax(s[:n])] for s, r, n in zip(SCORES, RANKS, COUNTS, strict=True)]
+    least = [r[:n].min() for r, n in zip(RANKS, COUNTS, strict=True)]
+    np.testing.assert_allclose(metrics["chosen_rank"], np.mean(chosen), rtol=1e-6)
+    np.testing.assert_allclose(metrics["least_rank"], np.mean(least), rtol=1e-6)
+    np.testing.assert_allclose(metrics["accuracy"], np.mean(np.equal(chosen, least)), rtol=1e-6)

@@ -1,6 +1,7 @@
 """Cross-encoders: pairs joined on the device are those of the tokenizers; dropout."""
 
 import json
+import shutil
 from pathlib import Path
 
 import jax
@@ -12,7 +13,7 @@ from flax import nnx
 from jaxir.data.pair_tokenizer import PairTokenizer
 from jaxir.data.tokenizer import Tokenizer, pad_batch
 from jaxir.errors import UserError
-from jaxir.interop import model_dir
+from jaxir.interop import model_dir, stored
 from jaxir.interop.build import PretrainedCrossEncoder
 from jaxir.models.cross_encoder import join
 
@@ -22,13 +23,16 @@ pytestmark = pytest.mark.usefixtures("few_optimizations")
 
 
 def apart(name: str, lengths=(16, 24)) -> list[jax.Array]:
-    tokenizer = Tokenizer.load(GOLDEN / f"cross_{name}")
+    return side_by_side(Tokenizer.load(GOLDEN / f"cross_{name}"), lengths)
+
+
+def side_by_side(tokenizer: Tokenizer, lengths=(16, 24)) -> list[jax.Array]:
     texts = zip(*PAIRS, strict=True)
     rows = [tokenizer.encode_batch(side, max_length=n) for side, n in zip(texts, lengths, strict=True)]
     return [jnp.asarray(pad_batch(side, n)) for side, n in zip(rows, lengths, strict=True)]
 
 
-@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "modernbert"])
+@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "modernbert", "deberta"])
 def test_joined_texts_are_the_tokenizers_pairs(name):
     pairs = PairTokenizer(Tokenizer.load(GOLDEN / f"cross_{name}"))
     assert (pairs.separator is None) == (name != "roberta")
@@ -39,6 +43,37 @@ def test_joined_texts_are_the_tokenizers_pairs(name):
         assert row[: len(pair.ids)].tolist() == pair.ids.tolist() and not row[len(pair.ids) :].any()
         if name == "bert":
             assert kinds[: len(pair.ids)].tolist() == pair.types.tolist() and kinds[: len(pair.ids)].any()
+
+
+def t5_with_pairs(folder: Path) -> Path:
+    """The golden T5 with what T5's published tokenizers say of two texts."""
+    path = shutil.copytree(GOLDEN / "t5_1_1", folder / "t5") / "tokenizer.json"
+    content = json.loads(path.read_text())
+    one = content["post_processor"]["single"]
+    other = json.loads(json.dumps(one).replace('"id": "A"', '"id": "B"'))
+    path.write_text(
+        json.dumps(content | {"post_processor": content["post_processor"] | {"pair": one + other}})
+    )
+    return path.parent
+
+
+def test_t5s_encoder_reads_two_whole_texts_under_a_head_over_their_mean(tmp_path):
+    loaded = PretrainedCrossEncoder(source=f"hf:{t5_with_pairs(tmp_path)}").build(seed=0)
+    model, config = loaded.model, loaded.model.config
+    assert (config.separator, config.pooling, config.activation) == ("own", "mean", "tanh")
+    ids, types = jax.jit(lambda q, p: join(q, p, separator="own"))(*side_by_side(loaded.tokenizer))
+    tokens = PairTokenizer(loaded.tokenizer).encode(PAIRS, max_length=40)
+    assert ids.shape == types.shape == (5, 40)
+    np.testing.assert_array_equal(ids, pad_batch([pair.ids for pair in tokens], 40))
+    hidden = np.asarray(nnx.jit(lambda m, x: m.encoder(x))(model, ids))
+    real = np.asarray(ids != 0)[..., None]
+    mean = (hidden * real).sum(1) / real.sum(1)
+    head = {n: np.asarray(x) for n, x in stored.flatten(nnx.to_pure_dict(nnx.state(model))).items()}
+    expected = np.tanh(mean @ head["pooler.kernel"] + head["pooler.bias"])
+    expected = expected @ head["classifier.kernel"] + head["classifier.bias"]
+    scores = nnx.jit(lambda m, q, p: m.score_texts(q, p))(model, *side_by_side(loaded.tokenizer))
+    np.testing.assert_allclose(scores, expected[:, 0], atol=1e-5)
+    assert np.ptp(scores) > 0.01
 
 
 def test_scores_of_texts_are_the_scores_of_their_pairs_and_dropout_is_on_with_a_key():

@@ -16,6 +16,7 @@ from jaxir.interop import stored
 from jaxir.models import layers, t5
 from jaxir.models.attention import attention
 from jaxir.models.bert import Bert, BertConfig
+from jaxir.models.deberta import DebertaConfig
 from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel
 from jaxir.models.modernbert import ModernBertConfig
 from jaxir.models.t5 import T5Config
@@ -36,7 +37,18 @@ MODERNBERT = ModernBertConfig(
     local_attention=4,
     **RATES,
 )
-BACKBONES = {"bert": BERT, "modernbert": MODERNBERT, "t5": T5}
+DEBERTA = DebertaConfig(
+    vocab_size=50,
+    embed_dim=32,
+    num_layers=2,
+    num_heads=4,
+    mlp_dim=48,
+    relative_buckets=8,
+    relative_max_distance=16,
+)
+BACKBONES = {"bert": BERT, "deberta": DEBERTA, "modernbert": MODERNBERT, "t5": T5}
+# Of DeBERTa programs take longest to compile.
+SLOWLY = [pytest.param(name, marks=pytest.mark.slow) if name == "deberta" else name for name in BACKBONES]
 IDS = jnp.array([[4, 5, 6, 7, 8, 9, 10, 11], [12, 13, 14, 0, 0, 0, 0, 0]], jnp.int32)
 # Random weights for a sum of outputs: a plain sum would be blind to what LayerNorm takes away.
 WEIGHTS = jnp.asarray(np.random.default_rng(0).normal(size=(*IDS.shape, 32)), jnp.float32)
@@ -57,7 +69,7 @@ def loss_and_gradients(config, key):
     return float(value), stored.flatten(nnx.to_pure_dict(gradients))
 
 
-@pytest.fixture(scope="module", params=BACKBONES)
+@pytest.fixture(scope="module", params=SLOWLY)
 def plain(request):
     config = BACKBONES[request.param]
     return config, *loss_and_gradients(config, jax.random.key(1))
@@ -100,6 +112,7 @@ def test_dropout_is_on_with_a_key_off_without_and_follows_the_key():
     ("config", "rate"),
     [
         *((BERT, rate) for rate in ("dropout_rate", "attention_dropout_rate")),
+        *((DEBERTA, rate) for rate in ("dropout_rate", "attention_dropout_rate")),
         *((MODERNBERT, rate) for rate in RATES),
     ],
 )
@@ -175,8 +188,9 @@ def test_each_layer_has_its_own_key(scan, remat):
     assert np.abs(first - second).max() > 0.1
 
 
-@pytest.mark.parametrize("config", BACKBONES.values(), ids=BACKBONES)
-def test_bfloat16_computes_otherwise_but_nearly_the_same(config):
+@pytest.mark.parametrize("name", SLOWLY)
+def test_bfloat16_computes_otherwise_but_nearly_the_same(name):
+    config = BACKBONES[name]
     low = dataclasses.replace(config, dtype="bfloat16")
     models = [c.make(rngs=nnx.Rngs(0)) for c in (config, low)]
     assert {p.dtype for p in jax.tree.leaves(nnx.state(models[1]))} == {jnp.dtype("float32")}
@@ -317,8 +331,9 @@ def test_every_parameter_names_its_axes(config):
         assert any(a[0] == "layers" for a in axes) == scan
 
 
-@pytest.mark.parametrize("config", BACKBONES.values(), ids=BACKBONES)
-def test_an_edit_changes_what_the_first_block_reads_and_no_other_batch(config):
+@pytest.mark.parametrize("name", SLOWLY)
+def test_an_edit_changes_what_the_first_block_reads_and_no_other_batch(name):
+    config = BACKBONES[name]
     model = config.make(rngs=nnx.Rngs(0))
 
     def read(edit):

@@ -94,16 +94,36 @@ def test_a_chip_does_its_share_of_the_products(compiled):
     assert work.compiled(done.program).flops * 4 == pytest.approx(whole, rel=0.02)
     assert done.temporaries > 0
     assert done.short_by == 0
-    # Backward is twice forward, but for the first layer's ids, which have no gradient.
+    assert useful(step) == useful(unrolled) == whole
+
+
+def useful(step) -> float:
     with step.partitioner():
-        forward = work.traced(step.forward, step.trained, step.state, step.batch).flops
-    assert whole == pytest.approx(3 * forward, rel=0.1)
+        return work.differentiated(step.forward, step.trained, step.state, step.batch)
+
+
+def test_what_is_frozen_has_a_forward_pass_alone():
+    def loss(trained, frozen, tokens):
+        given, _ = jax.lax.scan(lambda x, w: (jax.nn.relu(x @ w), None), tokens, frozen)  # 3 products
+        ids = jax.numpy.argmax(given @ frozen[0], -1)  # 1
+
+        def turn(x, w):
+            return jax.nn.relu(x @ w), x @ frozen[0]  # 3, and 2: of its input alone
+
+        found, others = jax.lax.scan(turn, jax.nn.one_hot(ids, 8), trained)
+        more = jax.lax.cond(ids[0] > 0, lambda x: x @ x.T, lambda x: x[:, :4], found)  # 3 of half the size
+        return found.sum() + others.sum() + more.sum()
+
+    shapes = [jax.ShapeDtypeStruct(shape, "float32") for shape in ((2, 8, 8), (3, 8, 8), (4, 8))]
+    product = 2 * 4 * 8 * 8
+    assert work.differentiated(loss, *shapes) == product * (3 + 1 + 2 * (3 + 2) + 3 / 2)
 
 
 def test_recomputing_blocks_costs_a_forward_pass_and_saves_memory():
     plain, remat = small_step(), small_step(config(remat=True))
     assert 1.2 < traced(remat.function, remat).flops / traced(plain.function, plain).flops < 1.4
     assert activations.kept(remat).activations < 0.5 * activations.kept(plain).activations
+    assert useful(remat) == useful(plain) == traced(plain.function, plain).flops
     assert activations.kept(remat).gradients == activations.kept(plain).gradients > 0
 
 

@@ -17,7 +17,7 @@ from jaxir.experiments.towers import UnderIdentityProjection
 from jaxir.interop.build import FromScratch, Pretrained
 from jaxir.interop.huggingface import hf_config
 from jaxir.interop.huggingface.weights import write_json
-from jaxir.models import t5
+from jaxir.models import deberta, t5
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.planning import architecture, devices
 from jaxir.planning import plan as planning
@@ -273,9 +273,40 @@ def test_a_tpu_slice_with_its_own_compiler(machine, model, tmp_path):
     assert f" quick settings: {' '.join(f'{name}={value}' for name, value in quick.items())}\n" in done.stdout
     assert done.stdout.count("warning: ") == 1 and "Plan without them before you trust a fit" in done.stdout
     assert "\nfits, by quick settings: " in done.stdout
-    # The compiler's convolutions are the products that were asked for, shared by four chips.
-    line = next(x for x in done.stdout.splitlines() if "products, each chip" in x)
+    assert_products_are_those_that_were_asked_for(done.stdout)
+
+
+def assert_products_are_those_that_were_asked_for(told: str) -> None:
+    """The compiler's convolutions are these, shared by four chips."""
+    line = next(x for x in told.splitlines() if "products, each chip" in x)
     run, useful = (
         float(part.split()[0]) for part in line.split("chip")[1].replace("of them useful", "").split(", ")
     )
     assert run == pytest.approx(useful * 4 / 3, rel=0.2)  # with rematerialisation
+
+
+@pytest.mark.skipif(libtpu() is None, reason="libtpu is not installed (make plan-tools)")
+@pytest.mark.slow
+def test_deberta_on_a_tpu_slice(tmp_path):
+    """Its attention has products of its own; two towers of two lengths meet two sets of distances."""
+    (tmp_path / "model").mkdir()
+    small = deberta.DebertaConfig(
+        vocab_size=64,
+        embed_dim=32,
+        num_layers=2,
+        num_heads=2,
+        mlp_dim=64,
+        relative_buckets=8,
+        relative_max_distance=16,
+    )
+    write_json(tmp_path / "model" / "config.json", hf_config.describe(small, 0))
+    pieces = [
+        f"--gin_file=gin/{x}.gin" for x in ("models/deberta", "objectives/samtone", "runs/samtone_paper")
+    ]
+    macros = [f"--gin.{m}" for m in (*MACROS, f"MODEL=hf:{tmp_path / 'model'}", "DROPOUT=0.0")]
+    quick = {"JAX_EXEC_TIME_OPTIMIZATION_EFFORT": "-1.0", "JAX_OPTIMIZATION_LEVEL": "O1"}
+    done = plan(*pieces, "--topology=v5e:2x2", *macros, cwd=tmp_path, **quick)
+    assert done.returncode == 0, done.stderr
+    assert "SDE of Deberta 2 x 32" in done.stdout and "compiled by the TPU's compiler" in done.stdout
+    assert "all-gather          fsdp" in done.stdout and "fits, by quick settings: " in done.stdout
+    assert_products_are_those_that_were_asked_for(done.stdout)

@@ -83,6 +83,21 @@ def test_it_learns_to_put_the_relevant_first(folder, tmp_path):
     assert np.mean(first) > 0.9 and not any(rank(a)[0].endswith("-0") for a in before.values())
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["deberta", "t5_1_1"])
+def test_other_encoders_learn_it_as_well(folder, name, tmp_path):
+    start, run = shutil.copytree(GOLDEN / name, tmp_path / "start"), tmp_path / "run"
+    if name == "t5_1_1":  # with the form for two texts that T5's published tokenizers have
+        content = json.loads((start / "tokenizer.json").read_text())
+        one = json.dumps(content["post_processor"]["single"])
+        content["post_processor"]["pair"] = json.loads(one) + json.loads(one.replace('"A"', '"B"'))
+        (start / "tokenizer.json").write_text(json.dumps(content))
+    assert train(folder, run, "--steps=80", f"--gin.MODEL=hf:{start}") == 0
+    found = rerank(folder, run, tmp_path / "new.trec")
+    first = [rank(answers)[0] == f"d{query[1:]}-0" for query, answers in found.items()]
+    assert np.mean(first) > 0.9
+
+
 def rerank(folder, model, output, *more):
     flags = [f"--model={model}", f"--run={folder}/run.trec", f"--dataset=beir:{folder}"]
     assert cli.main("jaxir.rerank:rerank", [*flags, f"--output={output}", *more]) == 0

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxir.data.tokenizer import Tokenizer
+from jaxir.errors import UserError
 from jaxir.interop import kinds
 from jaxir.interop.stored import EncoderSettings
 
@@ -120,6 +121,8 @@ def _of_towers(source: Source) -> Form:
 
 def _of_pairs(source: Source) -> Form:
     config, settings = source.model.config, source.settings
+    if settings.reads != "pair":
+        raise UserError("a reranker of queries is not exported as a graph: jaxir.expand rerank runs it")
 
     def score(model: nnx.Module, ids: jax.Array, token_types: jax.Array | None = None) -> jax.Array:
         return model.score(ids, jnp.zeros_like(ids) if token_types is None else token_types)

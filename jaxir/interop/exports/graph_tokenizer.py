@@ -58,7 +58,8 @@ class GraphTokenizer:
                 (model,) = directory.glob("*.model")
                 self._pieces = _SentencePiece(model.read_bytes())
                 end = tokenizer.encode_batch([""], max_length=2)[0].tolist()
-                self._template = [_Part(0), *(_Part(0, i) for i in end)]
+                template = ([_Part(n), *(_Part(n, i) for i in end)] for n in range(num_texts))
+                self._template = list(itertools.chain.from_iterable(template))
         self._num_special = sum(part.special is not None for part in self._template)
         self.state = self._pieces.state
         self._compare(tokenizer, num_texts)

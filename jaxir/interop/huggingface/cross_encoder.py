@@ -1,11 +1,13 @@
 """Cross-encoders from Hugging Face folders for sequence classification, sentence-transformers' ones too."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxir.errors import UserError
+from jaxir.features import Reads
 from jaxir.interop import stored
 from jaxir.interop.huggingface import hf, hf_config
 from jaxir.interop.huggingface.weights import (
@@ -18,6 +20,7 @@ from jaxir.interop.huggingface.weights import (
 )
 from jaxir.interop.stored import EncoderSettings, StoredModel
 from jaxir.models.cross_encoder import CrossEncoderConfig
+from jaxir.simple_types import fits
 
 
 class _Head(NamedTuple):
@@ -42,15 +45,22 @@ _HEADS = {
     "roberta": _Head("classifier.dense", "classifier.out_proj", "tanh"),
     "distilbert": _Head("pre_classifier", "classifier", "relu"),
     "modernbert": _Head("head.dense", "classifier", "gelu", norm="head.norm"),
+    "deberta-v2": _Head("pooler.dense", "classifier", "gelu"),
 }
+# Their texts begin with no special token, so a new head reads the mean of all.
+_WITHOUT_FIRST = ("t5", "mt5")
+# What a checkpoint with heads puts before the encoder's names, where that is not the model_type.
+_PREFIXES = {"modernbert": "model", "deberta-v2": "deberta"}
 # Scores of any other function of the logit would mean something else than they do here.
 _OUTPUTS = ("Identity", "Sigmoid")
+_READS = "jaxir_reads"  # of config.json, where it does not read pairs: ours alone
 
 
 def head_of(model_type: str | None) -> dict[str, Any]:
     """Returns the fields of a `CrossEncoderConfig` that say what a new head over such an encoder is."""
     head = _HEADS.get(model_type or "", _HEADS["bert"])
-    return {"activation": head.activation, "normed": head.norm is not None}
+    pooling = "mean" if model_type in _WITHOUT_FIRST else "cls"
+    return {"activation": head.activation, "normed": head.norm is not None, "pooling": pooling}
 
 
 def is_one(directory: Path) -> bool:
@@ -73,6 +83,11 @@ def read(directory: Path) -> StoredModel:
     """
     encoder = hf.read_encoder(directory)
     content = read_json(directory / "config.json")
+    if content["model_type"] in _WITHOUT_FIRST:
+        raise UserError(
+            f"{directory}: the head of {content['model_type']!r} reads its decoder; what is trained here"
+            " (gin/reranker.gin) is a head over the encoder alone: start from a folder without that head"
+        )
     if content["model_type"] not in _HEADS:
         kinds = ", ".join(_HEADS)
         raise UserError(f"{directory}: model_type {content['model_type']!r} is no cross-encoder: {kinds} are")
@@ -83,15 +98,25 @@ def read(directory: Path) -> StoredModel:
     config = CrossEncoderConfig(
         backbone=encoder.config,
         pooling=_pooling(content, directory),
-        activation=head.activation,
+        activation=_activation(content, directory),
         normed=head.norm is not None,
     )
     return StoredModel(
         config=config,
         params=params | _read_head(directory, head, config),
         tokenizer=tokenizer,
-        settings=EncoderSettings.of_pairs(hf.max_length(directory, encoder)),
+        settings=_settings(directory, content, hf.max_length(directory, encoder)),
     )
+
+
+def _settings(directory: Path, content: dict[str, Any], length: int) -> EncoderSettings:
+    """Returns the settings of a model that reads sequences of at most `length` tokens."""
+    found, reads = EncoderSettings.of_pairs(length), content.get(_READS, "pair")
+    if not fits(reads, Reads):
+        raise UserError(f"{directory / 'config.json'}: {_READS} is {reads!r:.40}")
+    if reads == "expanded_query":
+        found = dataclasses.replace(found, query_max_length=length)
+    return dataclasses.replace(found, reads=reads)
 
 
 def write(directory: Path, model: StoredModel) -> None:
@@ -104,15 +129,17 @@ def write(directory: Path, model: StoredModel) -> None:
     content = hf_config.describe(config.backbone, pad_id)
     kind = content["model_type"]
     head = _HEADS.get(kind)
+    # DeBERTa's config.json names the activation.
+    activation = config.activation if head is None or kind == "deberta-v2" else head.activation
     has = (config.activation, config.normed)
-    if head is None or (head.activation, head.norm is not None) != has or not _may_pool(kind, config.pooling):
+    if head is None or (activation, head.norm is not None) != has or not _may_pool(kind, config.pooling):
         raise UserError(
             f"Hugging Face's {kind} has no head for one score with activation {config.activation!r} and"
             f" {config.pooling} pooling"
         )
     encoder = {n.removeprefix("encoder."): v for n, v in model.params.items() if n.startswith("encoder.")}
     tensors = hf.tensors_of(config.backbone, encoder, pad_id=pad_id)
-    inner = "model" if kind == "modernbert" else kind
+    inner = _PREFIXES.get(kind, kind)
     tensors = {f"{inner}.{name}": value for name, value in tensors.items()}
     for ours, theirs in head.tensors().items():
         within = "bert." if kind == "bert" and ours.startswith("pooler") else ""
@@ -120,8 +147,13 @@ def write(directory: Path, model: StoredModel) -> None:
     if kind == "modernbert":
         settings = {"pooling": config.pooling, "activation": config.activation, "bias": False, "dropout": 0.0}
         content |= {f"classifier_{name}": value for name, value in settings.items()}
+    if kind == "deberta-v2":
+        width, act = config.backbone.embed_dim, config.activation
+        content |= {"pooler_hidden_size": width, "pooler_hidden_act": act, "pooler_dropout": 0.0}
     architecture = content["architectures"][0].replace("Model", "ForSequenceClassification")
     label = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+    if model.settings.reads != "pair":
+        content[_READS] = model.settings.reads
     # The scores are logits, as they are here.
     score = {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}
     write_json(directory / "config.json", content | {"architectures": [architecture]} | label | score)
@@ -162,6 +194,21 @@ def _pooling(content: dict[str, Any], directory: Path) -> Any:
             " cls or mean, gelu, and none"
         )
     return pooling
+
+
+def _activation(content: dict[str, Any], directory: Path) -> Any:
+    """Returns what follows the head's first layer, where the architecture leaves it open."""
+    head = _HEADS[content["model_type"]]
+    if content["model_type"] != "deberta-v2":
+        return head.activation
+    found, width = content.get("pooler_hidden_act", head.activation), content["hidden_size"]
+    known = {head.activation for head in _HEADS.values()}
+    if found not in known or content.get("pooler_hidden_size", width) != width:
+        raise UserError(
+            f"{directory}: a head of pooler_hidden_size {content.get('pooler_hidden_size')} with"
+            f" pooler_hidden_act {found!r} is not supported, only {width} with {', '.join(sorted(known))}"
+        )
+    return found
 
 
 def _may_pool(model_type: str, pooling: str) -> bool:

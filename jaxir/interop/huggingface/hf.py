@@ -33,6 +33,7 @@ from jaxir.models.codec import Changed, Weights
 _DEFAULT_LENGTH = 512
 # Of the model's ids; tables of embeddings are rounded up a little.
 _LEAST_SHARE = 0.8
+_WRAPPED = re.compile(r"^encoder\.encoder\.(?:(block\.\d+\.)module\.|(embed_tokens\.|final_layer_norm\.))")
 _Change = Callable[[np.ndarray], np.ndarray]
 
 
@@ -218,7 +219,12 @@ def _taken_apart(
 
 
 def modern(name: str) -> str:
-    """Returns a tensor's name of today: BERT's first checkpoints have TensorFlow's for those of a norm."""
+    """Returns a tensor's name of today.
+
+    BERT's first checkpoints have TensorFlow's for those of a norm; Fusion-in-Decoder's (facebookresearch/FiD)
+    have T5's encoder, and each of its blocks, in a wrapper.
+    """
+    name = _WRAPPED.sub(r"encoder.\1\2", name)
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 

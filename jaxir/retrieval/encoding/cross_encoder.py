@@ -1,6 +1,7 @@
 """`CrossEncoder`: (query, passage) texts in, relevance scores out."""
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import jax
 import numpy as np
@@ -9,12 +10,19 @@ from jaxtyping import Float
 
 from jaxir.data.pair_tokenizer import PairTokenizer, TokenPair
 from jaxir.errors import UserError
+from jaxir.features import Reads
 from jaxir.interop import model_dir
 from jaxir.interop.model_dir import LoadedModel
 from jaxir.models.cross_encoder import CrossEncoderModel
 from jaxir.partitioning import MeshConfig
 from jaxir.progress import progress
 from jaxir.retrieval.encoding.runner import WINDOW, Runner
+
+_IN_WORDS: dict[Reads, str] = {
+    "pair": "pairs of a query and a passage",
+    "expanded_query": "expanded queries by themselves",
+    "expanded_query_and_passage": "expanded queries with the first passage that each finds",
+}
 
 
 def score_pairs(model: CrossEncoderModel, ids: jax.Array, types: jax.Array) -> jax.Array:
@@ -38,7 +46,14 @@ class CrossEncoder:
       fingerprint: identifies weights and tokenizer.
       spec: what was loaded.
       max_length: tokens of a pair, at most.
+      kinds: what a model may have been trained to read, to be one.
+
+    Raises:
+      UserError: the model was trained to read something else.
     """
+
+    kinds: ClassVar[tuple[Reads, ...]] = ("pair",)
+    others_use: ClassVar[str] = "it is for python -m jaxir.expand rerank"
 
     def __init__(
         self,
@@ -48,8 +63,11 @@ class CrossEncoder:
         batch_tokens: int | None = None,
         devices: Sequence[jax.Device] | None = None,
     ):
+        if loaded.settings.reads not in self.kinds:
+            raise UserError(f"{spec} reads {_IN_WORDS[loaded.settings.reads]}: {self.others_use}")
         self.model, self.fingerprint, self.spec = loaded.model, loaded.fingerprint, spec
-        self.tokenizer, self.settings = PairTokenizer(loaded.tokenizer), loaded.settings
+        self.texts, self.tokenizer = loaded.tokenizer, PairTokenizer(loaded.tokenizer)
+        self.settings = loaded.settings
         self.max_length = loaded.settings.pair_max_length
         partitioner = MeshConfig().build(devices or jax.local_devices())
         self.runner = Runner(loaded.model, partitioner, batch_tokens=batch_tokens)

@@ -1,0 +1,109 @@
+"""Questions whose answers are in the documentation of the installed Python packages, as a BEIR folder.
+
+What is the default of a parameter, which module has it, what type is returned: of each documented function or
+class, told by its summary line alone. The passages are those of `jaxir.pydocs`, without summaries; their
+titles are the parts of a name, as words.
+
+    python benchmarks/doc_questions.py OUTPUT
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+
+from jaxir.data.collection_files import write_collection
+from jaxir.data.pydocs import Entry, collect
+from jaxir.data.sources import Document, Qrel, Query
+from jaxir.evaluation.answers import tokens_of
+from jaxir.files import atomic_directory
+
+# Values that stand in every other passage.
+COMMON = {"None", "True", "False", "0", "1", "-1", "2", ""}
+RETURNS = re.compile(r"^Returns\n-{3,}\n(?:\w+ ?: ?)?(?P<type>[^\n]{3,40})\n", re.MULTILINE)
+"""NumPy's section of what is returned."""
+
+
+def main(output: str) -> None:
+    """Writes the folder and prints how many questions of each kind there are."""
+    entries = collect()
+    asked = [(kind, entry, text, answer) for entry in entries for kind, text, answer in questions(entry)]
+    splits = [split_of(entry.name, kind) for kind, entry, _, _ in asked]
+    ids = [f"{kind}:{number}" for number, (kind, *_) in enumerate(asked)]
+    with atomic_directory(output) as folder:
+        write_collection(
+            folder,
+            documents=(passage(entry) for entry in entries),
+            queries=(Query(i, text) for i, (_, _, text, _) in zip(ids, asked, strict=True)),
+            qrels={
+                split: [
+                    Qrel(i, entry.document.id, 1)
+                    for i, (_, entry, _, _), of in zip(ids, asked, splits, strict=True)
+                    if of == split
+                ]
+                for split in ("train", "dev", "test")
+            },
+        )
+        with (folder / "answers.jsonl").open("w") as file:
+            for i, (*_, answer) in zip(ids, asked, strict=True):
+                file.write(json.dumps({"_id": i, "answers": [answer]}) + "\n")
+    print(f"{len(entries):,} passages")
+    for (split, kind), count in sorted(Counter(zip(splits, (k for k, *_ in asked), strict=True)).items()):
+        print(f"{split:6}{kind:8}{count:7,}")
+
+
+def passage(entry: Entry) -> Document:
+    """Returns what is searched: its name as words, as Lucene takes one with points for a word of its own."""
+    return entry.document._replace(title=entry.name.replace(".", " "))
+
+
+def questions(entry: Entry) -> Iterator[tuple[str, str, str]]:
+    """Yields (kind, question, answer) of an entry: answers that its passage has and the question has not."""
+    summary = entry.summary.rstrip(".")
+    found = [
+        *(
+            ("default", f"{summary}: what is the default of {name}?", value)
+            for name, value in defaults(entry)
+        ),
+        ("module", f"{summary}: which module has it?", entry.name.rpartition(".")[0].rpartition(".")[2]),
+    ]
+    if told := RETURNS.search(entry.rest):
+        found.append(("returns", f"{summary}: what type does it return?", told["type"].strip()))
+    text_of_it = "\0".join(["", *tokens_of(passage(entry).contents), ""])
+    for kind, text, answer in found:
+        words = tokens_of(answer)
+        if words and set(words) - set(tokens_of(text)) and "\0".join(["", *words, ""]) in text_of_it:
+            yield kind, text, answer
+
+
+def defaults(entry: Entry) -> Iterator[tuple[str, str]]:
+    """Yields (parameter, default) of the signature, where the value is a rare text or number."""
+    try:
+        function = ast.parse(f"def {entry.signature.replace(', ...', '')}: pass").body[0]
+    except SyntaxError:  # a class without a constructor
+        return
+    assert isinstance(function, ast.FunctionDef)
+    given = function.args
+    positional = [*given.posonlyargs, *given.args]
+    pairs = [*zip(positional[len(positional) - len(given.defaults) :], given.defaults, strict=True)]
+    pairs += [pair for pair in zip(given.kwonlyargs, given.kw_defaults, strict=True) if pair[1] is not None]
+    for argument, value in pairs:
+        if isinstance(value, ast.Constant) and str(value.value) not in COMMON:
+            yield argument.arg, str(value.value)
+
+
+def split_of(name: str, kind: str) -> str:
+    """Returns the split of a question: 8 of 10 train, whatever the machine has besides."""
+    drawn = int.from_bytes(hashlib.sha256(f"{name} {kind}".encode()).digest()[:4], "big") % 10
+    return "train" if drawn < 8 else ("dev", "test")[drawn - 8]
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__.rpartition("    ")[2].strip())
+    main(sys.argv[1])

@@ -1,0 +1,95 @@
+"""Answers that were written against right ones, as SQuAD's evaluation compares them (Rajpurkar et al. 2016).
+
+Reading for open-domain questions is judged so (DPR, Fusion-in-Decoder, chuang2024's table 3.5).
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import re
+import statistics
+import string
+from collections.abc import Mapping, Sequence
+
+from jaxir.errors import UserError
+
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+
+
+def normalized(text: str) -> str:
+    """Returns a text as it is compared: in lower case, without ASCII's punctuation, articles, spare space."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
+
+
+def exact_match(written: str, answers: Sequence[str]) -> float:
+    """Returns 1 where what was written is one of the answers, else 0; texts are compared `normalized`."""
+    return float(normalized(written) in map(normalized, answers))
+
+
+def f1(written: str, answers: Sequence[str]) -> float:
+    """Returns the best F1, over the answers, of the words of what was written, which are `normalized`."""
+    return max(_f1(normalized(written).split(), normalized(answer).split()) for answer in answers)
+
+
+def _f1(written: list[str], answer: list[str]) -> float:
+    common = (collections.Counter(written) & collections.Counter(answer)).total()
+    return 2 * common / (len(written) + len(answer)) if common else 0.0
+
+
+METRICS = {"EM": exact_match, "F1": f1}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AnswerScores:
+    """What written answers scored.
+
+    Attributes:
+      values: EM and F1, means over all questions that have answers.
+      per_query: metric to question to value, in the order of the answers.
+      queries: how many questions have answers.
+      unanswered: those for which nothing was written; each counts 0.
+      unjudged: those for which something was, that have no answers; they are ignored.
+    """
+
+    values: dict[str, float]
+    per_query: dict[str, dict[str, float]]
+    queries: int
+    unanswered: int
+    unjudged: int
+
+    def describe(self) -> str:
+        """Says in one line what the values are over."""
+        parts = [f"{self.queries} questions"]
+        if self.unanswered:
+            parts.append(f"for {self.unanswered} of them nothing was written, which counts 0")
+        if self.unjudged:
+            parts.append(f"{self.unjudged} without answers ignored")
+        return "; ".join(parts)
+
+
+def score_answers(written: Mapping[str, str], answers: Mapping[str, Sequence[str]]) -> AnswerScores:
+    """Scores written answers.
+
+    Args:
+      written: of each question; an empty text is nothing.
+      answers: of each question, those that are right.
+
+    Raises:
+      UserError: nothing was written for any question that has answers.
+    """
+    there = {query_id: text for query_id, text in written.items() if query_id in answers}
+    if not there:
+        raise UserError("none of the written answers is of a question with answers: do they belong together?")
+    per_query = {
+        name: {q: metric(text, right) if (text := there.get(q)) else 0.0 for q, right in answers.items()}
+        for name, metric in METRICS.items()
+    }
+    return AnswerScores(
+        values={name: statistics.fmean(values.values()) for name, values in per_query.items()},
+        per_query=per_query,
+        queries=len(answers),
+        unanswered=sum(not there.get(q) for q in answers),
+        unjudged=len(written) - len(there),
+    )

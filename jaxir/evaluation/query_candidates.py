@@ -1,0 +1,125 @@
+"""What the expanded queries of questions find: the ranks of the first passages that hold an answer (EAR)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxir.data import fingerprints
+from jaxir.data.candidates import Candidates
+from jaxir.errors import UserError
+from jaxir.evaluation.answers import joined_tokens, tokens_of
+from jaxir.files import local_path
+from jaxir.retrieval.encoding.windowed_file import OutputsReport, sha256_of, write_windows
+from jaxir.retrieval.indexes.index import load_index
+from jaxir.retrieval.searcher import Searcher
+
+WINDOW = 64  # questions, of some 50 queries each, that are searched together
+
+
+class Retriever:
+    """Searches an index with expanded queries and looks for answers in what they find.
+
+    Args:
+      index: an index directory: of BM25, or of vectors, whose model then encodes the queries.
+      depth: how many passages of a query are looked at; without answers only the first is asked for.
+      answers: question id to answers; None: they are not known.
+
+    Raises:
+      UserError: there is no such index, or answers are to be looked for and it has no texts.
+    """
+
+    def __init__(self, index: str | Path, *, depth: int, answers: Mapping[str, Sequence[str]] | None):
+        self.directory, self.depth = local_path(index), depth
+        loaded = load_index(self.directory)
+        if answers is not None and loaded.documents is None:
+            raise UserError(
+                f"{index}: answers cannot be looked for in it, for it has no texts: make it with --corpus"
+            )
+        self._searcher, self._answers = Searcher.open(loaded), answers
+
+    def found(self, questions: Sequence[Candidates], done: Callable[[int], Any]) -> Iterator[Candidates]:
+        """Yields questions with what their queries find, in the order of the questions.
+
+        Args:
+          questions: which are searched for together.
+          done: called with the number of questions that are done.
+        """
+        queries = [some.queries for some in questions]
+        distinct = list(dict.fromkeys(itertools.chain.from_iterable(queries)))
+        depth = 1 if self._answers is None else self.depth
+        _, ids = self._searcher.search(distinct, depth)
+        ids_of = dict(zip(distinct, ids, strict=True))
+        for some, of_question in zip(questions, queries, strict=True):
+            yield self._one(some, [ids_of[query] for query in of_question])
+            done(1)
+
+    def _one(self, some: Candidates, found: list[list[str]]) -> Candidates:
+        told: dict[str, Any] = {"passages": [ids[0] if ids else None for ids in found]}
+        if self._answers is not None:
+            told |= {"ranks": self._ranks(self._answers[some.id], found), "depth": self.depth}
+        return Candidates(id=some.id, question=some.question, outputs=some.outputs, **told)
+
+    def _ranks(self, answers: Sequence[str], found: list[list[str]]) -> list[int | None]:
+        wanted, known = [joined_tokens(answer) for answer in answers if tokens_of(answer)], {}
+
+        def right(passage: str) -> bool:
+            if passage not in known:
+                joined = joined_tokens(self._searcher.index.documents[passage].contents)
+                known[passage] = any(answer in joined for answer in wanted)
+            return known[passage]
+
+        return [next((rank for rank, p in enumerate(ids, 1) if right(p)), None) for ids in found]
+
+    @property
+    def made_by(self) -> dict[str, Any]:
+        """All that what is found depends on, beside the questions."""
+        sums = self.directory / "SHA256SUMS"
+        answers = self._answers and fingerprints.of_values(sorted(map(str, self._answers.items())))
+        index = sha256_of(sums if sums.exists() else self.directory / "index.json")
+        return {"index": index, "answers": answers, "depth": self.depth}
+
+
+def check_answers(questions: Sequence[Candidates], answers: Mapping[str, Sequence[str]], path: str) -> None:
+    """Checks that each question has answers.
+
+    Raises:
+      UserError: one has none.
+    """
+    if lacking := [some.id for some in questions if some.id not in answers]:
+        raise UserError(
+            f"{path}: it has no answers of {len(lacking):,} of {len(questions):,} questions"
+            f" ({lacking[0]!r} is one)"
+        )
+
+
+def write_found(
+    retriever: Retriever, questions: Sequence[Candidates], output: str | Path, *, window: int = WINDOW
+) -> OutputsReport | None:
+    """Writes a file of candidates (`data.candidates`) of questions; it appears only when whole.
+
+    Run again after an interruption it continues; several processes of one run share the work.
+
+    Args:
+      retriever: finds passages.
+      questions: and their expansions.
+      output: the file.
+      window: questions that are searched together.
+
+    Returns:
+      What is in the file, in the first process; None in the others.
+
+    Raises:
+      UserError: what was begun there is something else or damaged, or another run is writing it.
+    """
+    return write_windows(
+        local_path(output, "written to"),
+        {**retriever.made_by, "questions": fingerprints.of_values(*map(str, questions)), "window": window},
+        questions,
+        lambda batch, done: (some.fields() for some in retriever.found(batch, done)),
+        count=len(questions),
+        what="retrieving",
+        window=window,
+    )

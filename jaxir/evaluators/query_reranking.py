@@ -1,0 +1,62 @@
+"""Query reranking: what the queries find that a reranker chooses (EAR)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxir.data.candidates import QueryCandidates
+from jaxir.errors import UserError
+from jaxir.evaluators.bench import Bench, State, stack
+from jaxir.evaluators.evaluator import Evaluator, Prepared
+from jaxir.objectives.query_reranking import query_features, score_candidates
+from jaxir.simple_types import checked
+
+CUTS = (1, 5, 20)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class QueryReranking(Evaluator):
+    """Success@k and the mean rank of the queries of the greatest score, over questions with candidates.
+
+    Success@k is the share of questions of which the chosen query finds an answer among its first k passages:
+    the top-k accuracy of Chuang 2024, chapter 3. A query that finds none has the rank `data.max_rank`.
+
+    Attributes:
+      data: the candidates, all of which are scored: a `data.candidates.QueryCandidates`.
+    """
+
+    metrics = {f"Success@{k}": "greater" for k in CUTS} | {"mean_rank": "smaller"}
+
+    data: Any
+
+    def prepare(self, bench: Bench) -> Prepared:
+        """Reads the data; see `Evaluator`.
+
+        Raises:
+          UserError: they are none, or no candidates, or the model reads pairs.
+        """
+        if not isinstance(self.data, QueryCandidates):
+            raise UserError("query reranking is measured on candidates: give it some (DEV_CANDIDATES)")
+        count = max(len(some.outputs) for some in self.data.questions(bench.on_bad_input))
+        rows, told = bench.examples(self.data, query_features(bench.form, count))
+        names = [name for name in rows[0] if name.endswith("_ids")]
+        ranks = np.stack([row["ranks"] for row in rows])
+
+        def scores_of(model: Any, _: Any, batch: Mapping[str, Any]) -> Any:
+            return score_candidates(model, batch)
+
+        program = bench.program(scores_of, {name: stack([row[name] for row in rows]) for name in names})
+
+        def measure(state: State) -> Mapping[str, float]:
+            scores = program.of_rows(state)
+            # Of fewer candidates some are repeated, with the same score and the same rank.
+            chosen = np.take_along_axis(ranks, scores.argmax(1)[:, None], axis=1)
+            found = {f"Success@{k}": float((chosen <= k).mean()) for k in CUTS}
+            return found | {"mean_rank": float(chosen.mean())}
+
+        return Prepared(measure, told)

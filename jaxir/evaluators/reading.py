@@ -1,0 +1,67 @@
+"""Reading: how often a reader writes a right answer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxir.errors import UserError
+from jaxir.evaluation.exact_match import score_answers
+from jaxir.evaluators.bench import Bench, State
+from jaxir.evaluators.evaluator import Evaluator, Prepared
+from jaxir.models.decoding import Decoding
+from jaxir.objectives.reader import FusionInDecoder
+from jaxir.retrieval.answering.answered import AnsweredQuestions
+from jaxir.retrieval.encoding.generator import text_of
+from jaxir.simple_types import Count, checked
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class Reading(Evaluator):
+    """Exact match and F1 of the answers that are written for questions (`evaluation.exact_match`).
+
+    Attributes:
+      data: the questions, passages and answers.
+      max_new_tokens: most tokens of an answer.
+      num_beams: beams of an answer; 1: greedily.
+    """
+
+    metrics = {"EM": "greater", "F1": "greater"}  # noqa: RUF012
+
+    data: AnsweredQuestions | None
+    max_new_tokens: Count = 50
+    num_beams: Count = 1
+
+    def prepare(self, bench: Bench) -> Prepared:
+        """Reads the data; see `Evaluator`.
+
+        Raises:
+          UserError: there are no data, or the run trains no reader.
+        """
+        if not isinstance(bench.objective, FusionInDecoder):
+            raise UserError("answers are measured of readers, which FusionInDecoder trains")
+        if self.data is None:
+            raise UserError("it has no data: DEV_RUN, or what else names them, is None")
+        features = bench.objective.features(bench.form)
+        data = self.data.build(bench.tokenizer, features, on_bad_input=bench.on_bad_input)
+        ids = data.questions.ids
+        answers = dict(zip(ids, data.answers, strict=True))
+        how = Decoding(max_new_tokens=self.max_new_tokens, num_beams=self.num_beams)
+
+        def write(model: Any, _: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
+            tokens = model.generate(batch["source_ids"], how)[:, 0]
+            return jnp.where(tokens == model.config.eos_id, 0, tokens)
+
+        program = bench.program(write, {"source_ids": data.questions.sources(np.arange(len(ids)))})
+
+        def measure(state: State) -> Mapping[str, float]:
+            written = (text_of(tokens, bench.tokenizer) for tokens in program.of_rows(state))
+            return score_answers(dict(zip(ids, written, strict=True)), answers).values
+
+        return Prepared(measure, data.fingerprint)

@@ -1,0 +1,61 @@
+"""Training a reader: Fusion-in-Decoder (Izacard & Grave 2021)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+import jax
+
+from jaxir.features import Features, TextFormat, Tokens
+from jaxir.losses.tokens import over_tokens, token_losses
+from jaxir.objectives.gradient_cache import embed_in_chunks
+from jaxir.objectives.objective import Batch, Metrics, Objective
+from jaxir.simple_types import Count, checked
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class FusionInDecoder(Objective):
+    """Each token of an answer is predicted from the right ones before it and all passages of the question.
+
+        loss = - mean over the tokens t of all answers of log P(y_t | y_1 ... y_{t-1}, H)
+        H    = [encoder(question, passage 1); ...; encoder(question, passage P)]
+
+    Each passage is encoded by itself, so the cost grows with P and not with its square; the decoder attends
+    to all tokens of H at once, where padding, and a passage that there is not, are masked.
+
+    Attributes:
+      passages: P, passages of a question that are read.
+      chunks: as in `Contrastive`: the step needs the activations of one part of the questions only.
+    """
+
+    passages: Count = 100
+    chunks: Count | Literal["auto"] = 1
+    searched_on_pairs = False
+
+    def features(self, form: TextFormat) -> Features:
+        """Returns what a batch holds: source_ids [P, Lp] and target_ids [Lq]."""
+        return {
+            "source_ids": Tokens("passages", form.passage_length, form.passage_prompt, count=self.passages),
+            "target_ids": Tokens("answer", form.query_length, form.query_prompt),
+        }
+
+    def __call__(
+        self,
+        model: Any,
+        batch: Batch,
+        key: jax.Array | None = None,
+        *,
+        auxiliary: None = None,
+        step: jax.Array | None = None,
+    ) -> tuple[jax.Array, Metrics]:
+        """Returns the loss of the batch and its metrics, float32 []."""
+
+        def read(part: Batch, key: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+            hidden = model.predict(part["source_ids"], part["target_ids"], key=key)
+            return token_losses(hidden, model.output_table, part["target_ids"])
+
+        ids = {name: batch[name] for name in ("source_ids", "target_ids")}
+        losses, hits = embed_in_chunks(read, ids, key, chunks=self.chunks)
+        return over_tokens(losses, hits, ids["target_ids"] != 0)

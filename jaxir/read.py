@@ -1,0 +1,77 @@
+"""Command: answers questions from retrieved passages."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from jaxir import cli
+from jaxir.outputs import writes
+from jaxir.simple_types import Count
+
+
+@writes(output="shared outputs file")
+def read(
+    *,
+    model: str,
+    run: str,
+    queries: str,
+    corpus: str,
+    output: str,
+    passages: Count = 100,
+    max_new_tokens: Count = 50,
+    num_beams: Count = 1,
+    batch_tokens: Count | None = None,
+    dtype: Literal["float32", "bfloat16"] = "float32",
+) -> None:
+    """Answers questions from retrieved passages with a reader, a Fusion-in-Decoder.
+
+    Greedily, unless there are beams. Questions that the run lacks are not read. Run again after an
+    interruption, the same command continues where it stopped. Several machines that see the same files share
+    the work, started as for training (docs/sharding.md).
+
+    Args:
+      model: the reader: a run or a model directory of ours, or hf: and a directory or hub name of a T5.
+      run: TREC run file, of any retriever.
+      queries: queries.jsonl[.gz] of _id and text.
+      corpus: corpus.jsonl[.gz] of _id, text and maybe title.
+      output: the .jsonl to write, of _id and outputs, which holds the answer.
+      passages: best passages of a question that are read.
+      max_new_tokens: most tokens of an answer.
+      num_beams: beams of an answer; 1: no beam search.
+      batch_tokens: tokens of all passages of the questions of a batch on one device; lower it where memory is
+        short (default: suits the platform).
+      dtype: type of the matrix products.
+    """
+    from jaxir import distributed
+    from jaxir.files import local_path
+    from jaxir.models.decoding import Decoding
+    from jaxir.retrieval.answering.questions import read_questions
+    from jaxir.retrieval.answering.reader import Reader, write_answers
+
+    local_path(output, "written to")
+    how = Decoding(max_new_tokens=max_new_tokens, num_beams=num_beams)
+    distributed.maybe_initialize_distributed()
+    with distributed.together():
+        reader = Reader.load(model, dtype=dtype, batch_tokens=batch_tokens)
+        settings = reader.settings
+        questions = read_questions(
+            run,
+            queries,
+            corpus,
+            reader.tokenizer,
+            passages=passages,
+            length=settings.passage_max_length,
+            prompt=settings.passage_prompt,
+        )
+        report = write_answers(reader, questions, output, how)
+        distributed.say(f"{output}: {report}, by {model}")
+
+
+if __name__ == "__main__":
+    cli.end(
+        cli.main(
+            "jaxir.read:read",
+            example="python -m jaxir.read --model=READER --run=run.trec --queries=DIR/queries.jsonl"
+            " --corpus=DIR/corpus.jsonl --output=answers.jsonl",
+        )
+    )

@@ -1,0 +1,1 @@
+"""Questions answered from what was retrieved for them: their passages, tokens and answers."""

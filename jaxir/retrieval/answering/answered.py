@@ -1,0 +1,172 @@
+"""Questions with passages and answers: what a reader is trained and evaluated on."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+
+from jaxir.data import fingerprints
+from jaxir.data.answers import read_answers
+from jaxir.data.batch_plan import Batch, Drawn, draw, in_one_order, uniforms
+from jaxir.data.lines import OnBadInput
+from jaxir.data.sources import BeirFolder
+from jaxir.data.text_data import TextData
+from jaxir.data.text_table import TableBuilder, TextTable
+from jaxir.data.tokenizer import Tokenizer
+from jaxir.errors import UserError
+from jaxir.features import Features, Tokens
+from jaxir.retrieval.answering.questions import Questions, read_questions
+from jaxir.simple_types import checked
+
+PASSAGES, ANSWER = "passages", "answer"  # what a reader's objective reads
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class AnsweredQuestions(TextData):
+    """The questions of a run, with the passages that it found and their answers.
+
+    Attributes:
+      run: TREC run file over queries of the folder, of any retriever.
+      directory: a BEIR folder, which has the queries and the corpus.
+      answers: lines of {"_id", "answers"}, for all questions of the run; others are passed over.
+    """
+
+    run: str
+    directory: str
+    answers: str
+
+    def dataset(self, tokenizer: Tokenizer, features: Features, on_bad_input: OnBadInput) -> AnsweredDataset:
+        """Reads and tokenises all files.
+
+        Raises:
+          BadInputError: a malformed line.
+          UserError: as `read_questions`, a question has no answers, or the objective reads something else.
+        """
+        fields = {f.field: f for f in features.values() if isinstance(f, Tokens)}
+        if len(features) != 2 or fields.keys() != {PASSAGES, ANSWER} or fields[PASSAGES].count is None:
+            wanted = ", ".join(f.field for f in features.values())
+            raise UserError(
+                f"questions with passages are for FusionInDecoder, and the objective reads {wanted}"
+            )
+        source, target = fields[PASSAGES], fields[ANSWER]
+        folder = BeirFolder(self.directory, on_bad_input)
+        answers = read_answers(self.answers)
+        questions = read_questions(
+            self.run,
+            folder.queries_path,
+            folder.corpus_path,
+            tokenizer,
+            passages=source.count,
+            length=source.length,
+            prompt=source.prompt,
+            on_bad_input=on_bad_input,
+        )
+        if lacking := [query_id for query_id in questions.ids if query_id not in answers]:
+            raise UserError(
+                f"{self.answers}: it has no answers of {lacking[0]!r}, a question of {self.run}"
+                f" ({len(lacking):,} of {len(questions):,})"
+            )
+        texts = [answers[query_id] for query_id in questions.ids]
+        builder = TableBuilder(tokenizer, target.length, target.prompt, what="answers")
+        rows = np.array([builder.row(text, text) for some in texts for text in some], np.int64)
+        offsets = np.concatenate([[0], np.cumsum([len(some) for some in texts])])
+        return AnsweredDataset(features, questions, texts, builder.table(), rows, offsets)
+
+
+def dev_questions(run: str | None, directory: str, answers: str) -> AnsweredQuestions | None:
+    """Returns what a reader is evaluated on while it trains; without a run None, for nothing."""
+    return None if run is None else AnsweredQuestions(run=run, directory=directory, answers=answers)
+
+
+class AnsweredDataset:
+    """What a trainer reads: a question, its passages and one of its answers. Made by `AnsweredQuestions`.
+
+    The target is drawn from the answers of a question anew at each step, as Fusion-in-Decoder's is; with one
+    answer it is that.
+
+    Attributes:
+      num_examples: how many questions there are.
+      features: what a batch holds.
+      order_depends_on_parts: whether other batches come where more processes share them: never.
+      questions: the questions with their passages.
+      answers: the texts of the answers of each.
+    """
+
+    order_depends_on_parts = False
+
+    def __init__(
+        self,
+        features: Features,
+        questions: Questions,
+        answers: list[list[str]],
+        targets: TextTable,
+        rows: np.ndarray,
+        offsets: np.ndarray,
+    ):
+        """Takes all as it is; question q has the answers rows[offsets[q]:offsets[q + 1]] of `targets`."""
+        self.features, self.num_examples = dict(features), len(questions)
+        self.questions, self.answers = questions, answers
+        self._targets, self._rows, self._offsets = targets, rows, offsets
+        self._names = {f.field: name for name, f in features.items()}
+
+    def __repr__(self) -> str:
+        passages, length = self.questions.passages, self.questions.length
+        return (
+            f"AnsweredDataset({self.num_examples:,} questions, {passages} passages of {length} tokens each)"
+        )
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells these examples from others: all questions, passages and answers."""
+        arrays = {"rows": self._rows, "offsets": self._offsets, **self._targets._asdict()}
+        told = fingerprints.of_values(self.questions.fingerprint, fingerprints.of_arrays(arrays))
+        return (
+            f"{self.num_examples:,} questions of {self.questions.passages} passages,"
+            f" hash {told[: fingerprints.DIGITS]}"
+        )
+
+    def batches(
+        self,
+        *,
+        batch_size: int,
+        seed: int,
+        start_step: int = 0,
+        process_index: int = 0,
+        process_count: int = 1,
+    ) -> Iterator[Batch]:
+        """Yields batches without end, from step `start_step` on: a pure function of (seed, step).
+
+        Args and errors are those of `ArrayDataset.batches`.
+        """
+        drawn = draw(
+            self.num_examples,
+            batch_size=batch_size,
+            seed=seed,
+            start_step=start_step,
+            process_index=process_index,
+            process_count=process_count,
+        )
+
+        def batch(one: Drawn) -> Batch:
+            places = one.first + np.arange(len(one.examples))
+            return self._batch(one.examples, uniforms(seed, np.array([one.step]), places))
+
+        return map(batch, drawn)
+
+    def once(self, count: int | None = None) -> Batch:
+        """Returns examples as `ArrayDataset.once`, each with its first answer."""
+        examples = in_one_order(self.num_examples, count)
+        return self._batch(examples, np.zeros(len(examples)))
+
+    def _batch(self, examples: np.ndarray, luck: np.ndarray) -> Batch:
+        """Returns a batch; `luck`, in [0, 1), says which of its answers is an example's target."""
+        starts = self._offsets[examples]
+        chosen = starts + (luck * (self._offsets[examples + 1] - starts)).astype(np.int64)
+        target = self._names[ANSWER]
+        return {
+            self._names[PASSAGES]: self.questions.sources(examples),
+            target: self._targets.ids(self._rows[chosen], self.features[target].length),
+        }

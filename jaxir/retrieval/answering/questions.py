@@ -1,0 +1,201 @@
+"""Questions with the passages that a run has found for them, as tokens: what a reader reads.
+
+A passage is read in the form of Fusion-in-Decoder's authors, cut at the end:
+
+    question: QUESTION title: TITLE context: TEXT
+
+without `title:` where a document has none. Every question and every passage is tokenised once, and they are
+joined as they are needed; to a tokenizer that splits words at spaces, as T5's, that is the same.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from jaxir.data import fingerprints
+from jaxir.data.lines import OnBadInput
+from jaxir.data.sources import Document, read_corpus, read_queries
+from jaxir.data.text_table import TableBuilder, TextTable
+from jaxir.data.tokenizer import Tokenizer
+from jaxir.errors import UserError
+from jaxir.progress import progress
+from jaxir.retrieval.ranking.runs import rank, read_run_by_query
+
+NONE = -1  # in place of a passage
+
+
+class Questions:
+    """Questions in the order of their file, each with its best passages; made by `read_questions`.
+
+    Attributes:
+      ids: of the questions.
+      passages: P, as many as each has at most.
+      length: most tokens of a question with a passage.
+    """
+
+    def __init__(
+        self,
+        ids: list[str],
+        questions: TextTable,
+        passages: TextTable,
+        found: np.ndarray,
+        *,
+        length: int,
+        end: int,
+    ):
+        """Takes tokens as they are.
+
+        Args:
+          ids: of N questions.
+          questions: their tokens, in this order; the last of each is its end.
+          passages: those of all passages, likewise.
+          found: int32 [N, P], rows of the passages of each question, best first, then NONE.
+          length: most tokens of both joined.
+          end: the token at the end.
+        """
+        self.ids, self.passages, self.length = ids, found.shape[1], length
+        self._questions, self._passages, self._found, self._end = questions, passages, found, end
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells these from others: a hash of every question and passage, in order."""
+        arrays = {"found": self._found}
+        for name, table in (("questions", self._questions), ("passages", self._passages)):
+            arrays |= {f"{name}_{part}": array for part, array in table._asdict().items()}
+        return fingerprints.of_values(*self.ids, self.length, self._end, fingerprints.of_arrays(arrays))
+
+    def sources(self, examples: np.ndarray) -> np.ndarray:
+        """Returns the ids of questions [B] joined with their passages, int32 [B, P, length], 0 is padding."""
+        rows = self._found[examples]
+        starts, sizes = (x[:, None, None] for x in _places(self._questions, examples))
+        passage_starts, passage_sizes = (x[..., None] for x in _places(self._passages, np.maximum(rows, 0)))
+        columns = np.arange(self.length)
+        behind = columns - sizes
+        ids = np.where(
+            behind < 0,
+            self._questions.flat.take(starts + columns, mode="clip"),
+            self._passages.flat.take(passage_starts + behind, mode="clip"),
+        ).astype(np.int32)
+        total = np.minimum(sizes + passage_sizes, self.length - 1)
+        ids = np.where(columns < total, ids, np.where(columns == total, self._end, 0))
+        return np.where(rows[..., None] == NONE, 0, ids).astype(np.int32)
+
+
+def _places(table: TextTable, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns where texts begin and how many tokens they have, without their end."""
+    return table.offsets[rows], table.offsets[rows + 1] - table.offsets[rows] - 1
+
+
+def passage_text(document: Document) -> str:
+    """Returns what is read of a document, behind the question."""
+    title = f"title: {document.title} " if document.title else ""
+    return f"{title}context: {document.text}"
+
+
+def read_questions(
+    run: str | Path,
+    queries: str | Path,
+    corpus: str | Path,
+    tokenizer: Tokenizer,
+    *,
+    passages: int,
+    length: int,
+    prompt: str = "",
+    on_bad_input: OnBadInput | None = None,
+) -> Questions:
+    """Reads the questions of a run with the best passages of each; of the texts none is kept.
+
+    A question of the file that the run lacks is left out, which is told on standard error. One with fewer
+    passages than others is read with those that it has.
+
+    Args:
+      run: TREC run file, in which the lines of a query stand together.
+      queries: queries.jsonl[.gz].
+      corpus: corpus.jsonl[.gz].
+      tokenizer: makes the ids.
+      passages: P, of a question.
+      length: most tokens of a question with a passage.
+      prompt: put before each.
+      on_bad_input: what to do with malformed lines of the last two files; None: stop.
+
+    Raises:
+      BadInputError: a malformed line.
+      UserError: a file is missing or lacks a query or document of the run, no question has so many passages,
+        or questions leave no room for passages.
+    """
+    collector = on_bad_input or OnBadInput("stop")
+    end = _end_of(tokenizer)
+    best = {query_id: rank(found)[:passages] for query_id, found in read_run_by_query(run)}
+    deepest = max(map(len, best.values()))
+    if deepest < passages:
+        raise UserError(
+            f"{run} has at most {deepest} passages of a question, and {passages} are to be read: give fewer,"
+            " or a deeper run"
+        )
+    asked = TableBuilder(tokenizer, length, prompt, what="questions")
+    ids, others = [], 0
+    for query in read_queries(queries, collector):
+        if query.id in best:
+            asked.row(query.id, f"question: {query.text}")
+            ids.append(query.id)
+        else:
+            others += 1
+    if lacking := best.keys() - set(ids):
+        raise UserError(f"{queries}: it lacks {min(lacking)!r}, a query of the run {run}")
+    if others:
+        print(
+            f"{others:,} of {others + len(ids):,} questions of {queries} have no passages in {run}: they are"
+            " not read",
+            file=sys.stderr,
+        )
+    questions = asked.table()
+    if (_places(questions, np.arange(len(ids)))[1] >= length - 1).all():
+        raise UserError(
+            f"questions leave no room for passages in {length} tokens: give a larger passage length"
+        )
+    texts, row_of = _tokenised(corpus, best, tokenizer, length, collector, run)
+    found = np.full((len(ids), passages), NONE, np.int32)
+    for row, query_id in zip(found, ids, strict=True):
+        some = best[query_id]
+        row[: len(some)] = [row_of[doc_id] for doc_id in some]
+    return Questions(ids, questions, texts, found, length=length, end=end)
+
+
+def _tokenised(
+    corpus: str | Path,
+    best: Mapping[str, list[str]],
+    tokenizer: Tokenizer,
+    length: int,
+    collector: OnBadInput,
+    run: str | Path,
+) -> tuple[TextTable, dict[str, int]]:
+    """Returns the tokens of the documents that were found, and their rows by id."""
+    wanted = set().union(*best.values())
+    builder, row_of = TableBuilder(tokenizer, length, "", what="passages"), {}
+    documents = read_corpus(corpus, collector, unique=False)
+    for document in progress(documents, what="reading passages", unit="documents"):
+        if document.id in wanted:
+            row_of[document.id] = builder.row(document.id, passage_text(document))
+    if lacking := wanted - row_of.keys():
+        raise UserError(
+            f"{corpus}: it lacks {min(lacking)!r}, which the run {run} has found ({len(lacking):,} of"
+            f" {len(wanted):,} documents): is it of this corpus?"
+        )
+    return builder.table(), row_of
+
+
+def _end_of(tokenizer: Tokenizer) -> int:
+    """Returns the token at the end of every text, the only special one, as generators have it."""
+    special = tokenizer.encode_batch([""], max_length=8)[0]
+    if len(special) != 1:
+        raise UserError(
+            f"the tokenizer puts {len(special)} special tokens around a text, where T5's puts one at its end"
+        )
+    return int(special[0])

@@ -1,0 +1,34 @@
+"""`QueryReranker`: expanded queries in, scores of how well they will retrieve out (EAR)."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from jaxir.data.pair_tokenizer import TokenPair
+from jaxir.features import Reads
+from jaxir.retrieval.encoding.cross_encoder import CrossEncoder
+
+
+class QueryReranker(CrossEncoder):
+    """Scores expanded queries (Chuang 2024, section 3.3), as `CrossEncoder` scores pairs.
+
+    The retrieval-independent one reads [CLS] question ? expansion [SEP], the retrieval-dependent one that and
+    the first passage that the query finds: pairs (query, passage), of which the former reads the query alone.
+    """
+
+    kinds: ClassVar[tuple[Reads, ...]] = ("expanded_query", "expanded_query_and_passage")
+    others_use: ClassVar[str] = "it is for python -m jaxir.rerank, and no reranker of queries"
+
+    @property
+    def reads_passages(self) -> bool:
+        """Whether it is retrieval-dependent."""
+        return self.settings.reads == "expanded_query_and_passage"
+
+    def tokens(self, pairs: Sequence[tuple[str, str]]) -> list[TokenPair]:
+        """Returns the tokens of what it reads of pairs, with the prompts and cut as the model wants them."""
+        if self.reads_passages:
+            return super().tokens(pairs)
+        texts = [self.settings.query_prompt + query for query, _ in pairs]
+        rows = self.texts.encode_batch(texts, max_length=self.max_length)
+        return [TokenPair(row, np.zeros_like(row)) for row in rows]

@@ -1,0 +1,203 @@
+"""Questions with expansions: how they are read, joined, chosen from, and split into folds."""
+
+import json
+
+import pytest
+
+from jaxir import cli
+from jaxir.data.candidates import QueryCandidates, expanded, read_candidates, read_questions
+from jaxir.data.lines import OnBadInput
+from jaxir.data.sources import read_queries
+from jaxir.data.texts import SourcesAndTargets
+from jaxir.errors import BadInputError, UserError
+
+QUESTIONS = {"q1": "who wrote it ?", "q2": "when", "q3": "where?"}
+
+
+def write(path, records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write(tmp_path / "queries.jsonl", [{"_id": i, "text": t} for i, t in QUESTIONS.items()])
+    outputs = {"q2": ["then", "now", "then "], "q1": ["me"], "q3": []}
+    write(tmp_path / "made.jsonl", [{"_id": i, "outputs": o} for i, o in outputs.items()])
+    (tmp_path / "titles.txt").write_text("A title\nme\nnow\nSoon\nHere\nhere\n")  # two of each
+    return tmp_path
+
+
+def candidates(folder, **changes):
+    records = []
+    for identifier, outputs, ranks in (("q1", ["a", "b", "c"], [None, 7, 2]), ("q2", ["d"], [None])):
+        record = {"_id": identifier, "question": QUESTIONS[identifier], "outputs": outputs, "depth": 100}
+        records.append(record | {"passages": [f"p{o}" for o in outputs], "ranks": ranks} | changes)
+    return write(folder / "candidates.jsonl", records)
+
+
+@pytest.mark.parametrize("question", ["who wrote it", "who wrote it?", " who wrote it ? "])
+def test_a_question_and_an_expansion(question):
+    assert expanded(question, "Mary Shelley did") == "who wrote it ? Mary Shelley did"
+    assert expanded(question, "") == question
+
+
+def test_expansions_of_several_files_are_joined_without_repeats(folder):
+    queries, made, lines = (folder / name for name in ("queries.jsonl", "made.jsonl", "titles.txt"))
+    found = read_questions(queries, [made])
+    assert {some.id: some.outputs for some in found} == {"q1": ["me"], "q2": ["then", "now"], "q3": [""]}
+    assert found[2].queries == ["where?"], "nothing was written for it"
+    both = read_questions(queries, [made, lines], lines_each=2)
+    assert [some.outputs for some in both] == [["me", "A title"], ["then", "now", "Soon"], ["Here", "here"]]
+    assert [some.outputs for some in read_questions(queries, [lines], lines_each=2, limit=1)] == [
+        ["A title"],
+        ["now"],
+        ["Here"],
+    ]
+    bare = read_questions(queries, [made], limit=1, with_question=True)
+    assert [some.outputs for some in bare] == [["me", ""], ["then", ""], [""]]
+    with pytest.raises(BadInputError, match="it has 6 lines, and 3 texts with a line each have 3"):
+        read_questions(queries, [lines])
+    for record, sentence in (
+        ({"_id": "q9", "outputs": ["x"]}, "an id of none of the texts: 'q9'"),
+        ({"_id": "q1", "outputs": [" "]}, "an item of 'outputs' is empty"),
+        ({"_id": "q1", "outputs": ["x"]}, "nothing for 2 of 3 texts"),
+    ):
+        with pytest.raises(BadInputError, match=sentence):
+            read_questions(queries, [write(folder / "other.jsonl", [record])])
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ([], {"q1": "who wrote it ? a", "q2": "when ? d"}),
+        (["--place=2"], {"q1": "who wrote it ? b"}),
+        (["--by=concat"], {"q1": "who wrote it ? a b c", "q2": "when ? d"}),
+        (["--by=concat", "--num_candidates=2"], {"q1": "who wrote it ? a b", "q2": "when ? d"}),
+        (["--by=oracle"], {"q1": "who wrote it ? c", "q2": "when ? d"}),
+        (["--by=oracle", "--num_candidates=2"], {"q1": "who wrote it ? b", "q2": "when ? d"}),
+    ],
+)
+def test_a_query_is_chosen_without_a_model(folder, flags, expected):
+    command = [f"--candidates={candidates(folder)}", f"--output={folder}/out.jsonl", *flags]
+    assert cli.main("jaxir.expand:choose", command) == 0
+    assert {query.id: query.text for query in read_queries(folder / "out.jsonl")} == expected
+
+
+def test_the_first_of_a_file_of_expansions_is_greedy_gar(folder):
+    flags = [f"--queries={folder}/queries.jsonl", f"--expansions={folder}/made.jsonl"]
+    assert cli.main("jaxir.expand:choose", [*flags, f"--output={folder}/out.jsonl"]) == 0
+    texts = [query.text for query in read_queries(folder / "out.jsonl")]
+    assert texts == ["who wrote it ? me", "when ? then", "where?"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"ranks": [1, 2]}, "its lists are not equally long"),
+        ({"ranks": [1, 2, 0]}, "it is no line of candidates"),
+        ({"outputs": []}, "it is no line of candidates"),
+        ({"ranks": [1, 2, 101]}, "a rank below its depth"),
+        ({"_id": "q1", "passages": [], "ranks": []}, "duplicate id 'q1'"),
+        ({"question": " "}, "'question' is empty"),
+    ],
+)
+def test_a_malformed_line_costs_a_sentence(folder, changes, sentence):
+    with pytest.raises(BadInputError, match=sentence):
+        list(read_candidates(candidates(folder, **changes)))
+
+
+def test_what_cannot_be_used_costs_a_sentence(folder, capsys):
+    with pytest.raises(UserError, match=r"100 passages of a query were looked at.* max_rank is 90"):
+        list(QueryCandidates(path=str(candidates(folder)), max_rank=90).questions())
+    path = candidates(folder, ranks=[])
+    with pytest.raises(UserError, match="no ranks to learn from: make it with --answers"):
+        list(QueryCandidates(path=str(path)).questions())
+    for flags, sentence in (
+        (["--by=oracle"], "the best query is told by ranks"),
+        (["--place=4"], "no question has 4 candidates"),
+        (["--by=concat", "--place=2"], "--place is for --by=place"),
+        (["--lines_each=2"], "--lines_each is for --expansions"),
+        (["--queries=absent"], "give --candidates, or --queries and --expansions"),
+    ):
+        command = [f"--candidates={path}", f"--output={folder}/out.jsonl", *flags]
+        assert cli.main("jaxir.expand:choose", command) == 1
+        assert sentence in capsys.readouterr().err.splitlines()[-1]
+    assert not (folder / "out.jsonl").exists()
+
+
+def test_folds_hold_a_question_out_of_the_targets_of_its_generator(tmp_path, capsys):
+    questions = [{"_id": f"q{n}", "text": f"what is number {n}?"} for n in range(40)]
+    write(tmp_path / "queries.jsonl", questions)
+    targets = [{"source": q["text"].upper(), "target": f"{n}"} for q in questions for n in range(2)]
+    write(tmp_path / "targets.jsonl", targets)
+    flags = [f"--targets={tmp_path}/targets.jsonl", f"--queries={tmp_path}/queries.jsonl"]
+    assert cli.main("jaxir.expand:folds", [*flags, f"--output={tmp_path}/out", "--folds=3"]) == 0
+    assert "3 folds of " in capsys.readouterr().out
+
+    def records(name):
+        return [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
+
+    asked = [records(f"out/queries-{k}.jsonl") for k in (1, 2, 3)]
+    assert sorted(r["_id"] for some in asked for r in some) == sorted(q["_id"] for q in questions)
+    for k, some in enumerate(asked, 1):
+        held_out = {r["text"].upper() for r in some}
+        learned = [r["source"] for r in records(f"out/targets-{k}.jsonl")]
+        assert held_out.isdisjoint(learned) and len(learned) == 80 - 2 * len(held_out)
+    # The order of the files says nothing.
+    write(tmp_path / "queries.jsonl", questions[::-1])
+    assert cli.main("jaxir.expand:folds", [*flags, f"--output={tmp_path}/again", "--folds=3"]) == 0
+    assert records("again/queries-2.jsonl") == asked[1][::-1]
+    for more, sentence in ((["--folds=30"], "too few for 30 folds"), (["--folds=1"], "of at least 2")):
+        assert cli.main("jaxir.expand:folds", [*flags, f"--output={tmp_path}/no", *more]) != 0
+        assert sentence in capsys.readouterr().err
+    write(tmp_path / "targets.jsonl", [{"source": "another", "target": "x"}])
+    assert cli.main("jaxir.expand:folds", [*flags, f"--output={tmp_path}/no"]) == 1
+    assert "none of its sources is a question" in capsys.readouterr().err
+    assert not (tmp_path / "no").exists()
+
+
+def test_targets_are_answers_or_of_the_first_passage_with_one(folder, capsys):
+    corpus = [
+        {"_id": "d1", "title": "Novels", "text": "Novels are long. This one has no author."},
+        {"_id": "d2", "title": "Frankenstein", "text": "A novel. Mary Shelley wrote it. Shelley was young."},
+        {"_id": "d3", "title": "", "text": "It was then, in 1818."},
+    ]
+    write(folder / "corpus.jsonl", corpus)
+    write(
+        folder / "answers.jsonl",
+        [{"_id": "q1", "answers": ["Shelley"]}, {"_id": "q2", "answers": ["1818", "x"]}],
+    )
+    ranked = {"q1": ["d1", "d2"], "q2": ["d2", "d3"], "q3": ["d1"]}
+    run = [f"{q} Q0 {d} 0 {9 - n} t\n" for q, found in ranked.items() for n, d in enumerate(found)]
+    (folder / "run.trec").write_text("".join(run))
+    (folder / "qrels.tsv").write_text("q1\td2\t1\nq2\td3\t1\n")
+    common = [f"--queries={folder}/queries.jsonl", f"--answers={folder}/answers.jsonl"]
+    sentences = ["Mary Shelley wrote it.", "It was then, in 1818."]
+    run, texts = f"--run={folder}/run.trec", f"--corpus={folder}/corpus.jsonl"
+    for kind, more, expected in (
+        ("answer", [], ["Shelley", "1818"]),
+        ("sentence", [run, texts], sentences),
+        ("title", [run, texts], ["Frankenstein"]),
+        (
+            "sentence",
+            [f"--qrels={folder}/qrels.tsv", texts],
+            ["Mary Shelley wrote it.", "It was then, in 1818."],
+        ),
+    ):
+        out = folder / "targets.jsonl"
+        command = [*common, *more, f"--kind={kind}", f"--output={out}"]
+        assert cli.main("jaxir.expand:targets", command) == 0
+        records = list(SourcesAndTargets(path=str(out)).records(OnBadInput("stop")))
+        assert [r["target"][1] for r in records] == expected
+        assert records[0]["source"][1] == QUESTIONS["q1"]
+    capsys.readouterr()
+    for more, sentence in (
+        (["--kind=title", run], "needs --corpus, and --run or --qrels"),
+        (["--kind=answer", texts], "--corpus is for --kind=sentence and --kind=title"),
+        (["--kind=title", f"--qrels={folder}/other.tsv", texts], "no question has a target"),
+    ):
+        (folder / "other.tsv").write_text("q1\td1\t1\n")
+        assert cli.main("jaxir.expand:targets", [*common, *more, f"--output={folder}/no.jsonl"]) == 1
+        assert sentence in capsys.readouterr().err.splitlines()[-1]
+    assert not (folder / "no.jsonl").exists()

@@ -1,0 +1,102 @@
+"""Exact match and F1 of written answers: by hand, and the command with its comparisons and bad input."""
+
+import json
+
+import pytest
+
+from jaxir import cli
+from jaxir.errors import UserError
+from jaxir.evaluate import evaluate
+from jaxir.evaluation.exact_match import exact_match, f1, normalized, score_answers
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("The  Eiffel\tTower!", "eiffel tower"),
+        ("a.b.c. of an A", "abc of"),
+        ("theatre and thean", "theatre and thean"),  # articles are whole words
+        ("the-end", "theend"),  # punctuation goes first, and leaves no space
+        ("l’été", "l’été"),  # only ASCII's
+        ("1,000 $", "1000"),
+        ("The", ""),
+    ],
+)
+def test_normalisation(text, expected):
+    assert normalized(text) == expected
+
+
+def test_scores_by_hand():
+    assert exact_match("the Rhine.", ["Danube", "rhine"]) == 1.0
+    assert exact_match("Rhine river", ["Rhine"]) == 0.0
+    assert f1("the cat sat", ["cat", "a cat sat down"]) == pytest.approx(2 * 2 / (2 + 3))
+    assert f1("cat cat", ["cat"]) == pytest.approx(2 / 3)
+    assert f1("dog", ["cat"]) == 0.0 == f1("the", ["a"])
+    found = score_answers(
+        {"q1": "Rhine river", "q2": "", "q9": "x", "q3": "Paris"},
+        {"q1": ["Rhine"], "q2": ["The"], "q3": ["paris"], "q4": ["y"]},
+    )
+    assert found.per_query["EM"] == {"q1": 0.0, "q2": 0.0, "q3": 1.0, "q4": 0.0}
+    assert found.values == pytest.approx({"EM": 0.25, "F1": (2 / 3 + 1) / 4})
+    assert (found.queries, found.unanswered, found.unjudged) == (4, 2, 1)
+
+
+@pytest.fixture
+def files(tmp_path):
+    def write(name, records):
+        (tmp_path / name).write_text("".join(json.dumps(r) + "\n" for r in records))
+
+    write("answers.jsonl", [{"_id": f"q{i}", "answers": [f"Word {i}", f"number {i}"]} for i in range(12)])
+    for name, right in (("a", 3), ("b", 9), ("c", 8)):
+        texts = [[f"the word {i}!", "x"] if i < right else [] if i == 11 else ["z"] for i in range(12)]
+        write(f"{name}.jsonl", [{"_id": f"q{i}", "outputs": some} for i, some in enumerate(texts)])
+    return tmp_path
+
+
+def test_systems_are_compared_over_questions(files, capsys):
+    systems = [f"tuned={files}/b.jsonl+{files}/c.jsonl"]
+    given = {"predictions": systems, "answers": f"{files}/answers.jsonl", "baseline": f"{files}/a.jsonl"}
+    result = evaluate(**given, per_query=True, output=str(files / "out.json"))
+    assert json.loads((files / "out.json").read_text()) == result
+    assert result["systems"]["tuned"]["metrics"]["EM"] == pytest.approx(8.5 / 12)
+    assert result["systems"]["a"]["metrics"]["EM"] == 0.25
+    assert "identical_ids" not in result["systems"]["a"]
+    em, _ = result["comparisons"]
+    assert (em["metric"], em["comparison"]["wins"], em["comparison"]["losses"]) == ("EM", 6, 0)
+    assert em["t_test"] < 0.05 and em["randomisation"] < 0.05
+    printed = capsys.readouterr().out
+    assert "12 questions; for 1 of them nothing was written, which counts 0" in printed
+    assert "own id" not in printed and "t-test p" in printed and "2 runs" in printed
+    alone = evaluate(predictions=f"{files}/a.jsonl", answers=f"{files}/answers.jsonl")
+    assert alone["metrics"]["F1"] == 0.25 and alone["queries_without_answers"] == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ('{"_id": "q0", "outputs": "x"}', "b.jsonl:1: 'outputs' is not a list of texts"),
+        ('{"_id": "q0", "outputs": []}\n{"_id": "q0", "outputs": []}', "b.jsonl:2: a query comes twice"),
+        ('{"_id": "other", "outputs": ["x"]}', "do they belong together"),
+        ("", "b.jsonl: the file is empty"),
+    ],
+)
+def test_malformed_files_cost_a_sentence(files, line, sentence):
+    (files / "b.jsonl").write_text(line)
+    with pytest.raises(UserError, match=sentence):
+        evaluate(predictions=f"{files}/b.jsonl", answers=f"{files}/answers.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ([], "got --predictions"),
+        (["--answers={}/answers.jsonl", "--metrics=P@1"], "--metrics is for retrieval: leave it out"),
+        (["--answers={}/answers.jsonl", "--depth=3"], "--depth is for a --dataset: leave it out"),
+        (["--answers={0}/answers.jsonl", "--output={0}/a.jsonl"], "is what --predictions reads"),
+        (["--answers={0}/answers.jsonl", "--baseline={0}/a.jsonl"], "a is the only system"),
+    ],
+)
+def test_flags_that_do_not_go_together(files, flags, sentence, capsys):
+    given = [f"--predictions={files}/a.jsonl", *(flag.format(files) for flag in flags)]
+    assert cli.main("jaxir.evaluate:evaluate", given) == 1
+    assert sentence in capsys.readouterr().err

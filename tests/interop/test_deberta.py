@@ -1,0 +1,293 @@
+"""DeBERTa beyond what all backbones are tested for: attention by hand, gradients, tokens, config.json."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+from flax import nnx
+
+from jaxir import cli
+from jaxir.data.pair_tokenizer import PairTokenizer
+from jaxir.data.tokenizer import Tokenizer, pad_batch
+from jaxir.errors import UserError
+from jaxir.interop import model_dir, stored
+from jaxir.interop.build import PretrainedCrossEncoder
+from jaxir.interop.huggingface import hf
+from jaxir.models.deberta import PUBLISHED, DebertaConfig, DisentangledAttention, log_buckets
+from jaxir.models.dual_encoder import DualEncoderConfig
+from jaxir.planning import architecture
+
+pytestmark = pytest.mark.usefixtures("few_optimizations")
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "deberta"
+CROSS = GOLDEN.parent / "cross_deberta"
+
+
+def own_bucket(distance: int, buckets: int, farthest: int) -> int:
+    """The bucket of a distance, as the reference implementation's formula has it."""
+    middle, size = buckets // 2, abs(distance)
+    if size > middle:
+        size = middle + math.ceil(math.log(size / middle) / math.log((farthest - 1) / middle) * (middle - 1))
+    return int(max(min(math.copysign(size, distance), buckets - 1), -buckets))
+
+
+@pytest.mark.parametrize(("buckets", "farthest"), [(256, 512), (16, 160)])
+def test_buckets_are_those_of_torch_and_of_the_formula(buckets, farthest):
+    distances = np.arange(-1100, 1101)
+    expected = np.load(GOLDEN / "variants.npz")[f"buckets_{buckets}_{farthest}"].astype(np.int32)
+    found = log_buckets(jnp.asarray(distances)[None], num_buckets=buckets, max_distance=farthest)[0]
+    found, expected = (np.clip(x, -buckets, buckets - 1) for x in (found, expected))
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(found, [own_bucket(d, buckets, farthest) for d in distances.tolist()])
+
+
+@pytest.mark.parametrize("terms", [(True, True), (True, False), (False, True), (False, False)])
+@pytest.mark.parametrize("shared", [True, False])
+def test_attention_is_the_sum_of_its_terms(terms, shared):
+    """He et al. 2021, equations 2 and 4, a number at a time."""
+    config = DebertaConfig(
+        embed_dim=8,
+        num_heads=2,
+        relative_buckets=4,
+        relative_max_distance=9,
+        content_to_position=terms[0],
+        position_to_content=terms[1],
+        shared_projections=shared,
+    )
+    module = DisentangledAttention(config, rngs=nnx.Rngs(0))
+    draw = np.random.default_rng(0)
+    nnx.update(
+        module, jax.tree.map(lambda p: jnp.asarray(draw.normal(size=p.shape), p.dtype), nnx.state(module))
+    )
+    x, table, length = draw.normal(size=(7, 8)), draw.normal(size=(8, 8)), 7
+    upwards = np.arange(2 * length) - (length - 1)
+    rows = [[own_bucket(d, 4, 9) + 4 for d in way] for way in (-upwards, upwards)]
+    mask = np.arange(length) < 6
+    given = (jnp.asarray(x, jnp.float32)[None], jnp.asarray(mask)[None], jnp.asarray(table, jnp.float32))
+    found = module(*given, jnp.asarray(rows, jnp.int32), key=None)[0]
+
+    def through(linear, vectors):
+        return vectors @ np.asarray(linear.kernel[...], float) + np.asarray(linear.bias[...], float)
+
+    parts = (module.query, module.key, module.value)
+    query, key, value = (through(part, x).reshape(length, 2, 4) for part in parts)
+    own = (module.position_key or module.key, module.position_query or module.query)
+    of_keys, of_queries = (through(part, table).reshape(8, 2, 4) for part in own)
+    assert (own == parts[1::-1]) == (shared or not any(terms))
+    mixed = np.zeros((length, 2, 4))
+    for head in range(2):
+        for i in range(length):
+            logits = np.full(length, -np.inf)
+            for j in range(6):
+                row = own_bucket(i - j, 4, 9) + 4
+                logits[j] = query[i, head] @ key[j, head]
+                logits[j] += terms[0] and query[i, head] @ of_keys[row, head]
+                logits[j] += terms[1] and key[j, head] @ of_queries[row, head]
+            weights = np.exp((logits - logits.max()) / math.sqrt(4 * (1 + sum(terms))))
+            mixed[i, head] = weights / weights.sum() @ value[:, head]
+    out = through(module.out, mixed.reshape(length, 8))
+    np.testing.assert_allclose(found[:6], out[:6], atol=2e-5 * np.abs(out).max())
+
+
+@pytest.mark.parametrize("name", ["c2p", "p2c", "apart", "neither", "unbucketed"])
+def test_other_attentions_are_those_of_transformers(name, tmp_path):
+    golden = np.load(GOLDEN / "variants.npz")
+    (tmp_path / "config.json").write_text(str(golden[f"{name}.config"]))
+    arrays = {n.partition("/")[2]: golden[n].astype(np.float32) for n in golden if n.startswith(f"{name}/")}
+    safetensors.numpy.save_file(arrays, tmp_path / "model.safetensors")
+    encoder = hf.read_encoder(tmp_path)
+    params = {f"encoder.{name}": value for name, value in encoder.params.items()}
+    whole = DualEncoderConfig(backbone=encoder.config)
+    model = stored.build(
+        stored.StoredModel(config=whole, params=params, tokenizer=None, settings=None)
+    ).encoder
+    ids = golden["ids"].astype(np.int32)
+    expected = golden[f"{name}.output"]
+    found = nnx.jit(lambda m, x: m(x))(model, jnp.asarray(ids))
+    assert np.abs(np.where((ids != 0)[..., None], found - expected, 0)).max() < 2e-5 < np.abs(expected).max()
+    (tmp_path / "out").mkdir()
+    hf.write_encoder(tmp_path / "out", encoder.config, encoder.params, pad_id=0)
+    assert hf.read_encoder(tmp_path / "out").config == encoder.config
+
+
+@pytest.mark.parametrize("scan", [pytest.param(False, marks=pytest.mark.slow), True], ids=["list", "scan"])
+def test_gradients_are_those_of_torch(scan):
+    golden = np.load(GOLDEN / "gradients.npz")
+    model = model_dir.load(f"hf:{GOLDEN}", scan_layers=scan, remat=scan).model
+    graph, state = nnx.split(model.encoder)
+
+    def total(state, ids):
+        return (nnx.merge(graph, state)(ids) * golden["weights"]).sum()
+
+    found = jax.jit(jax.grad(total))(state, jnp.asarray(golden["ids"]))
+    theirs = hf.tensors_of(model.config.backbone, stored.flatten(nnx.to_pure_dict(found)), pad_id=0)
+    names = set(golden) - {"ids", "weights"}
+    assert len(names) == 4
+    for name in names:
+        expected = golden[name]
+        assert np.abs(expected).max() > 0.1
+        error = np.abs(theirs[f"{name}.weight"] - expected).max() / np.abs(expected).max()
+        assert error < 1e-5, (name, error)
+
+
+def test_tokens_of_awkward_texts_are_those_of_transformers(tmp_path):
+    """Of spm.model as it is published, with config.json and without; of the tokenizer.json made of it."""
+    golden = np.load(GOLDEN / "golden_texts.npz")
+    texts = json.loads(str(golden["awkward"]))
+    expected = np.split(golden["awkward_ids"], np.cumsum(golden["awkward_lengths"])[:-1])
+    for name in ("spm.model", "tokenizer_config.json"):
+        shutil.copy(GOLDEN / name, tmp_path / name)
+    tokenizers = [Tokenizer.load(folder) for folder in (GOLDEN, tmp_path)]
+    tokenizers[0].save(tmp_path / "saved")
+    for tokenizer in (*tokenizers, Tokenizer.load(tmp_path / "saved"), Tokenizer.load(CROSS)):
+        found = tokenizer.encode_batch(texts, max_length=5000)
+        assert [row.tolist() for row in found] == [row.tolist() for row in expected]
+        assert (tokenizer.vocab_size, tokenizer.mask_id, tokenizer.pad_swap) == (81, 80, None)
+    assert any(80 in row for row in expected) and any(3 in row for row in expected)  # [MASK], [UNK]
+    ids = PairTokenizer(tokenizers[0]).encode([("a dog", "the cat")], max_length=40)[0].ids.tolist()
+    one, other = (row.tolist() for row in tokenizers[0].encode_batch(["a dog", "the cat"], max_length=40))
+    assert ids == one + other[1:]
+
+
+@pytest.mark.parametrize("content", [b"", b"no model" * 50, (GOLDEN / "spm.model").read_bytes()[:300]])
+def test_a_damaged_spm_model_costs_one_sentence(content, tmp_path):
+    (tmp_path / "spm.model").write_bytes(content)
+    with pytest.raises(UserError, match=r"spm.model is not a SentencePiece model"):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_long_text_has_the_tokens_that_the_tokenizer_gives(tmp_path):
+    tokenizer, text = Tokenizer.load(GOLDEN), "  the cat sat.  on the\tmat, and cats eat\n\nmice " * 300
+    assert tokenizer._cut(text, 500) == text[:501]  # no more of it is read than is needed
+    whole = tokenizer.encode_batch([text], max_length=100_000)[0]
+    cut = tokenizer.encode_batch([text], max_length=64)[0]
+    assert len(whole) > 5000 and cut.tolist() == [*whole[:63], whole[-1]]
+
+
+def test_texts_have_the_vectors_of_sentence_transformers():
+    loaded, golden = model_dir.load(f"hf:{GOLDEN}"), np.load(GOLDEN / "golden_texts.npz")
+    ids = pad_batch(loaded.tokenizer.encode_batch(golden["texts"].tolist(), max_length=24), 24)
+    vectors = nnx.jit(lambda m, x: m.encode(x, tower="query"))(loaded.model, jnp.asarray(ids))
+    np.testing.assert_allclose(vectors, golden["query"], atol=2e-6)
+
+
+def test_a_cross_encoder_comes_out_as_it_went_in(tmp_path):
+    flags = [f"--source=hf:{CROSS}", f"--output={tmp_path / 'out'}", "--format=hf"]
+    assert cli.main("jaxir.convert:convert", flags) == 0
+    before, after = (safetensors.numpy.load_file(d / "model.safetensors") for d in (CROSS, tmp_path / "out"))
+    assert before.keys() == after.keys() and all((before[n] == after[n]).all() for n in before)
+    was, told = (json.loads((d / "config.json").read_text()) for d in (CROSS, tmp_path / "out"))
+    assert told["architectures"] == ["DebertaV2ForSequenceClassification"]
+    assert {n: told[n] for n in was if n in told} == {n: was[n] for n in was if n in told}
+    tanh = was | {"pooler_hidden_act": "tanh"}
+    (tmp_path / "out/config.json").write_text(json.dumps(tanh))
+    (tmp_path / "out/SHA256SUMS").unlink()
+    assert model_dir.load(f"hf:{tmp_path / 'out'}", kind="cross_encoder").model.config.activation == "tanh"
+    (tmp_path / "out/config.json").write_text(json.dumps(tanh | {"pooler_hidden_act": "mish"}))
+    with pytest.raises(UserError, match="pooler_hidden_act 'mish' is not supported, only 32 with gelu, relu"):
+        model_dir.load(f"hf:{tmp_path / 'out'}", kind="cross_encoder")
+
+
+def edited(place: Path, **changes) -> Path:
+    folder = shutil.copytree(GOLDEN, place / "model")
+    content = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in content.items() if v is not ...}))
+    return folder
+
+
+def test_config_json_as_the_published_ones_write_it(tmp_path):
+    folder = edited(
+        tmp_path, pos_att_type="p2c|c2p", share_att_key=True, max_relative_positions=160, legacy=...
+    )
+    assert hf.read_encoder(folder).config == hf.read_encoder(GOLDEN).config
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"conv_kernel_size": 3},
+            "the convolution beside the first block .* is not supported; DeBERTa-v3 has none",
+        ),
+        (
+            {"position_biased_input": ...},
+            "absolute positions are not supported: relative_attention must be true",
+        ),
+        ({"relative_attention": False}, "absolute positions are not supported"),
+        ({"type_vocab_size": 2}, "type_vocab_size 2 is not supported, only 0"),
+        ({"pos_att_type": "p2c|p2p"}, "pos_att_type 'p2p' is not supported; there are p2c, c2p"),
+        (
+            {"norm_rel_ebd": "batch_norm"},
+            "norm_rel_ebd 'batch_norm' is not supported; there are none, layer_norm",
+        ),
+        ({"embedding_size": 16}, "embedding_size 16 is not supported beside hidden_size 32"),
+        ({"num_attention_heads": 5}, "embed_dim 32 is not a multiple of num_heads 5"),
+        ({"num_attention_heads": 0}, "num_heads"),
+        ({"position_buckets": 3}, "3 buckets of distances up to 160: there must be 4 or more"),
+        ({"num_hidden_layers": ...}, "num_hidden_layers"),
+        ({"pos_att_type": 7}, "."),
+    ],
+)
+def test_what_it_cannot_compute_costs_one_sentence(changes, message, tmp_path):
+    folder = edited(tmp_path, **changes)
+    with pytest.raises(UserError, match=message) as caught:
+        hf.read_encoder(folder)
+    assert str(caught.value).startswith(str(folder / "config.json")) and "\n" not in str(caught.value)
+
+
+def test_a_checkpoint_of_pretraining_gives_its_encoder(tmp_path):
+    folder = edited(tmp_path)
+    tensors = safetensors.numpy.load_file(folder / "model.safetensors")
+    tensors = {f"deberta.{name}": value.astype(np.float16) for name, value in tensors.items()}
+    heads = ("lm_predictions.lm_head.dense.weight", "mask_predictions.dense.weight", "pooler.dense.weight")
+    tensors |= dict.fromkeys(
+        (*heads, "deberta.embeddings.position_embeddings.weight"), np.zeros((32, 32), np.float16)
+    )
+    safetensors.numpy.save_file(tensors, folder / "model.safetensors")
+    read, expected = hf.read_encoder(folder).params, hf.read_encoder(GOLDEN).params
+    assert read.keys() == expected.keys()
+    assert all(np.array_equal(value, np.asarray(expected[n]).astype(np.float16)) for n, value in read.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [("v3-xsmall", 70.7), ("v3-small", 141.3), ("v3-base", 183.8), ("v3-large", 434.0)],
+)
+def test_presets_have_the_published_sizes(name, millions):
+    """He et al. 2023 and the models' pages: 22, 44, 86 and 304 M parameters beside a vocabulary of 128 k."""
+    config = PUBLISHED[f"microsoft/deberta-{name}"]
+    shapes = stored.encoder_shapes(config)
+    total = sum(map(np.prod, shapes.values()))
+    assert round(total / 1e6, 1) == millions
+    blocks = {"v3-xsmall": 22, "v3-small": 44, "v3-base": 86, "v3-large": 304}[name]
+    assert round((total - np.prod(shapes["token.embedding"])) / 1e6) in (blocks - 1, blocks)
+
+
+def test_a_plan_of_a_published_one_needs_no_network():
+    reranker = PretrainedCrossEncoder(
+        source="hf:microsoft/deberta-v3-base", query_max_length=32, passage_max_length=128
+    )
+    config, settings = architecture.describe(reranker)
+    assert config.backbone == PUBLISHED["microsoft/deberta-v3-base"] and config.activation == "gelu"
+    assert settings.pair_max_length == 160
+
+
+def test_a_text_longer_than_what_it_was_trained_on_is_read():
+    config = DebertaConfig(
+        vocab_size=9,
+        embed_dim=8,
+        num_layers=1,
+        num_heads=2,
+        mlp_dim=8,
+        relative_buckets=4,
+        relative_max_distance=6,
+    )
+    assert config.max_positions is None
+    output = nnx.jit(lambda m, x: m(x))(config.make(rngs=nnx.Rngs(0)), jnp.ones((1, 30), jnp.int32))
+    assert output.shape == (1, 30, 8) and np.isfinite(output).all()

@@ -1,0 +1,71 @@
+"""Sources of several passages (Fusion-in-Decoder): transformers' logits and tokens, and what changes none."""
+
+import functools
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxir.interop import model_dir
+from jaxir.models.decoding import Decoding
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+NAMES = ["seq2seq_1_0", "seq2seq_1_1"]
+pytestmark = [pytest.mark.compiled, pytest.mark.usefixtures("few_optimizations")]
+
+
+@functools.cache
+def model_and_golden(name: str):
+    return model_dir.load(f"hf:{GOLDEN / name}", kind="seq2seq").model, dict(
+        np.load(GOLDEN / name / "reader.npz")
+    )
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def generated(graph, state, source, how):
+    return nnx.merge(graph, state).generate(source, how)
+
+
+def generate(model, source, how):
+    return np.asarray(generated(*nnx.split(model), jnp.asarray(source), how))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_are_transformers_of_concatenated_passages(name):
+    model, golden = model_and_golden(name)
+    source, target = golden["source_ids"], golden["target_ids"]
+    assert (source != 0).any(-1).sum(-1).tolist() == [3, 3, 3, 2], "a passage is missing"
+    logits = nnx.jit(lambda model, s, t: model(s, t))
+    found = logits(model, jnp.asarray(source), jnp.asarray(target))
+    real = (target != 0)[..., None]
+    np.testing.assert_allclose(np.where(real, found, 0.0), golden["logits"], atol=1e-5)
+    assert golden["logits"].std(axis=-1)[target != 0].min() > 0.1
+    # Guards: one long source, in which passages see each other, is something else; so are fewer passages.
+    for other in (source.reshape(len(source), -1), source[:, :2]):
+        assert (
+            np.abs(np.where(real, logits(model, jnp.asarray(other), jnp.asarray(target)) - found, 0)).max()
+            > 0.1
+        )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tokens_are_transformers_of_concatenated_passages(name):
+    model, golden = model_and_golden(name)
+    source = golden["source_ids"]
+    greedy, beams = Decoding(max_new_tokens=12), Decoding(max_new_tokens=12, num_beams=4)
+    np.testing.assert_array_equal(generate(model, source, greedy)[:, 0], golden["greedy"])
+    np.testing.assert_array_equal(generate(model, source, beams)[:, 0], golden["beams"])
+    assert (golden["beams"] != golden["greedy"]).any() and (golden["greedy"] == 1).any()
+
+
+def test_neither_padding_nor_the_order_of_passages_changes_what_is_written():
+    model, golden = model_and_golden("seq2seq_1_1")
+    source, longer = golden["source_ids"], np.pad(golden["source_ids"], [(0, 1), (0, 2), (0, 5)])
+    for how in (Decoding(max_new_tokens=12), Decoding(max_new_tokens=12, num_outputs=3, top_p=0.9)):
+        expected = np.pad(generate(model, source, how), [(0, 1), (0, 0), (0, 0)])
+        np.testing.assert_array_equal(generate(model, longer, how), expected)
+    greedy = generate(model, source[:, ::-1], Decoding(max_new_tokens=12))
+    np.testing.assert_array_equal(greedy[:, 0], golden["greedy"])

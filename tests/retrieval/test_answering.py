@@ -1,0 +1,262 @@
+"""What a reader reads: questions joined with their passages, answers drawn, files that do not go together."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from jaxir.data.array_dataset import ArrayDataset
+from jaxir.data.tokenizer import Tokenizer
+from jaxir.errors import UserError
+from jaxir.features import TextFormat
+from jaxir.interop import model_dir
+from jaxir.models.decoding import Decoding
+from jaxir.objectives.reader import FusionInDecoder
+from jaxir.objectives.seq2seq import Seq2Seq
+from jaxir.retrieval.answering.answered import AnsweredQuestions, dev_questions
+from jaxir.retrieval.answering.questions import read_questions
+from jaxir.retrieval.answering.reader import Reader, write_answers
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "seq2seq_1_1"
+QUESTIONS = {"q0": "who sat", "q1": "where is  the mat", "q2": "what do mice eat", "q3": "who chases mice"}
+DOCUMENTS = {
+    "d0": ("The Cat", "the cat sat on the mat"),
+    "d1": ("", "a dog and a cat"),
+    "d2": ("Mice", "mice eat the cheese that was left on the table last night"),
+    "d3": ("Cats", ""),
+    "d4": ("", "unread"),
+}
+RUN = {"q2": ["d2", "d0", "d1"], "q0": ["d0", "d1", "d3"], "q1": ["d3", "d2"]}
+ANSWERS = {"q0": ["cat", "the cat", "a cat"], "q1": ["on"], "q2": ["cheese", "the cheese"], "q9": ["x"]}
+FORM = TextFormat(6, 40, passage_prompt="read: ")
+
+
+def jsonl(path: Path, records) -> None:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def write_run(path: Path, run) -> None:
+    lines = [f"{q} Q0 {d} 0 {9 - n} t\n" for q, some in run.items() for n, d in enumerate(some)]
+    path.write_text("".join(lines))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    jsonl(tmp_path / "queries.jsonl", [{"_id": i, "text": text} for i, text in QUESTIONS.items()])
+    documents = [{"_id": i, "title": title, "text": text} for i, (title, text) in DOCUMENTS.items()]
+    jsonl(tmp_path / "corpus.jsonl", documents)
+    jsonl(tmp_path / "answers.jsonl", [{"_id": i, "answers": some} for i, some in ANSWERS.items()])
+    write_run(tmp_path / "run.trec", RUN)
+    return tmp_path
+
+
+@pytest.fixture(params=["tokenizer.json", "sentencepiece"])
+def tokenizer(request):
+    if request.param == "sentencepiece":
+        return Tokenizer.load(request.getfixturevalue("sentencepiece_folder"))
+    return Tokenizer.load(GOLDEN)
+
+
+def read(folder, tokenizer, *, passages=3, length=40, prompt=""):
+    files = (folder / name for name in ("run.trec", "queries.jsonl", "corpus.jsonl"))
+    return read_questions(*files, tokenizer, passages=passages, length=length, prompt=prompt)
+
+
+def joint(question: str, document: str) -> str:
+    title, text = DOCUMENTS[document]
+    return f"question: {QUESTIONS[question]} {f'title: {title} ' if title else ''}context: {text}"
+
+
+@pytest.mark.parametrize("length", [100, 40, 28])
+def test_what_is_read_is_the_joint_text_cut_at_its_end(folder, tokenizer, length, capsys):
+    questions = read(folder, tokenizer, length=length, prompt="read: ")
+    assert questions.ids == ["q0", "q1", "q2"]
+    assert "1 of 4 questions of" in (told := capsys.readouterr().err) and "have no passages in" in told
+    sources = questions.sources(np.array([2, 0, 1]))
+    assert sources.shape == (3, 3, length) and sources.dtype == np.int32
+    for ids, question in zip(sources, ["q2", "q0", "q1"], strict=True):
+        texts = ["read: " + joint(question, document) for document in RUN[question]]
+        expected = tokenizer.encode_batch(texts, max_length=length)
+        for passage, tokens in zip(ids, expected, strict=False):
+            np.testing.assert_array_equal(passage, np.pad(tokens, (0, length - len(tokens))))
+    assert not sources[2, 2].any() and sources[2, 1].any(), "a question with a passage less"
+    fewer = read(folder, tokenizer, passages=1, length=length, prompt="read: ")
+    np.testing.assert_array_equal(fewer.sources(np.arange(3)), questions.sources(np.arange(3))[:, :1])
+    assert (
+        fewer.fingerprint
+        != questions.fingerprint
+        == read(folder, tokenizer, length=length, prompt="read: ").fingerprint
+    )
+
+
+@pytest.fixture
+def data(folder):
+    settings = {"run": f"{folder}/run.trec", "directory": str(folder), "answers": f"{folder}/answers.jsonl"}
+    return AnsweredQuestions(**settings)
+
+
+def test_targets_are_drawn_anew_at_each_step(data):
+    tokenizer, features = Tokenizer.load(GOLDEN), FusionInDecoder(passages=2).features(FORM)
+    dataset = data.build(tokenizer, features)
+    assert (dataset.num_examples, dataset.answers[0]) == (3, ANSWERS["q0"])
+    again = data.build(tokenizer, features)
+    assert again.fingerprint == dataset.fingerprint
+    steps = [batch for batch, _ in zip(dataset.batches(batch_size=2, seed=3), range(60), strict=False)]
+    assert steps[0]["source_ids"].shape == (2, 2, 40) and steps[0]["target_ids"].shape == (2, 6)
+    drawn = {question: set() for question in ("q0", "q1", "q2")}
+    ends = dict(zip(drawn, dataset.questions.sources(np.arange(3)), strict=True))
+    for batch in steps:
+        for source, target in zip(batch["source_ids"], batch["target_ids"], strict=True):
+            question = next(q for q, ids in ends.items() if np.array_equal(ids, source))
+            drawn[question].add(tokenizer.decode(target[target != 0]))
+    # Every answer comes, and to each question only its own.
+    expected = {
+        q: {tokenizer.decode(t) for t in tokenizer.encode_batch(ANSWERS[q], max_length=6)} for q in drawn
+    }
+    assert drawn == expected and len(expected["q0"]) == 3
+    for start in (0, 7):  # a pure function of the step, whoever shares it
+        later = dataset.batches(batch_size=2, seed=3, start_step=start)
+        parts = [
+            again.batches(batch_size=2, seed=3, start_step=start, process_index=i, process_count=2)
+            for i in (0, 1)
+        ]
+        for batch in steps[start : start + 20]:
+            whole, *shares = next(later), *(next(part) for part in parts)
+            for name, array in batch.items():
+                np.testing.assert_array_equal(whole[name], array)
+                np.testing.assert_array_equal(np.concatenate([s[name] for s in shares]), array)
+    once = dataset.once()
+    assert sorted(tokenizer.decode(t[t != 0]) for t in once["target_ids"]) == sorted(
+        tokenizer.decode(tokenizer.encode_batch([ANSWERS[q][0]], max_length=6)[0]) for q in drawn
+    )
+
+
+def test_batches_that_cannot_be_cost_a_sentence(data):
+    dataset = data.build(Tokenizer.load(GOLDEN), FusionInDecoder(passages=2).features(FORM))
+    with pytest.raises(UserError, match="batch_size is 4, but there are only 3"):
+        dataset.batches(batch_size=4, seed=0)
+    with pytest.raises(UserError, match="FusionInDecoder, and the objective reads source, target"):
+        data.build(Tokenizer.load(GOLDEN), Seq2Seq().features(FORM))
+    records = [{"query": ("1", "a"), "passage": ("2", "b")}]
+    with pytest.raises(UserError, match="reads the field 'passages', but the data have only query, passage"):
+        ArrayDataset.from_records(records, Tokenizer.load(GOLDEN), FusionInDecoder().features(FORM))
+    assert dev_questions(None, "x", "y") is None
+
+
+def line_of(name: str, record: dict):
+    def spoil(folder: Path) -> None:
+        with (folder / name).open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    return spoil
+
+
+def without(name: str, identifier: str):
+    def spoil(folder: Path) -> None:
+        path = folder / name
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text("".join(line for line in lines if json.loads(line)["_id"] != identifier))
+
+    return spoil
+
+
+BAD = {
+    "unknown question": (without("queries.jsonl", "q2"), "queries.jsonl: it lacks 'q2', a query of the run"),
+    "unknown document": (without("corpus.jsonl", "d2"), r"lacks 'd2', which .* \(1 of 4 .*of this corpus"),
+    "another corpus": (
+        lambda f: jsonl(f / "corpus.jsonl", [{"_id": "x", "text": "y"}]),
+        r"corpus.jsonl: it lacks 'd0', .* \(4 of 4 documents\): is it of this corpus\?",
+    ),
+    "no answers": (without("answers.jsonl", "q1"), r"no answers of 'q1', a question of .* \(1 of 3\)"),
+    "an answer that is empty": (
+        line_of("answers.jsonl", {"_id": "q7", "answers": []}),
+        "answers.jsonl:5: 'answers' is empty",
+    ),
+    "no run": (lambda f: (f / "run.trec").unlink(), "run.trec: no such run file"),
+    "lines apart": (
+        lambda f: (f / "run.trec").write_text((f / "run.trec").read_text() + "q2 Q0 d3 0 1 t\n"),
+        "the lines of query 'q2' do not stand together",
+    ),
+    "a shallow run": (
+        lambda f: write_run(f / "run.trec", {q: some[:1] for q, some in RUN.items()}),
+        "has at most 1 passages of a question, and 2 are to be read: give fewer, or a deeper run",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", BAD)
+def test_files_that_do_not_go_together_cost_a_sentence(folder, data, how):
+    spoil, sentence = BAD[how]
+    spoil(folder)
+    with pytest.raises(UserError, match=sentence) as caught:
+        data.build(Tokenizer.load(GOLDEN), FusionInDecoder(passages=2).features(FORM))
+    assert "\n" not in str(caught.value)
+
+
+def test_questions_leave_room(folder):
+    with pytest.raises(UserError, match="no room for passages in 8 tokens"):
+        read(folder, Tokenizer.load(GOLDEN), length=8)
+    with pytest.raises(UserError, match="puts 2 special tokens around a text"):
+        read(folder, Tokenizer.load(GOLDEN.parent / "bert"))
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return model_dir.load(f"hf:{GOLDEN}", kind="seq2seq")
+
+
+HOW = Decoding(max_new_tokens=8)
+
+
+@pytest.fixture
+def many(tmp_path, folder):
+    """Questions of several lengths, for several batches."""
+    jsonl(folder / "queries.jsonl", [{"_id": f"q{i}", "text": "who sat " * (1 + i % 3)} for i in range(11)])
+    write_run(
+        folder / "run.trec", {f"q{i}": [f"d{(i + n) % 5}" for n in range(1 + i % 3)] for i in range(11)}
+    )
+    return read(folder, Tokenizer.load(GOLDEN))
+
+
+@pytest.mark.usefixtures("few_optimizations")
+def test_answers_are_the_models_whatever_the_batch_and_the_devices(loaded, many):
+    model, examples = loaded.model, np.array([4, 0, 10, 2, 3, 9, 8])
+    tokens = jax.jit(lambda ids: model.generate(ids, HOW))(many.sources(examples))
+    one, all_ = (
+        Reader(loaded, spec="x", devices=jax.devices()[:n], batch_tokens=256) for n in (1, jax.device_count())
+    )
+    expected = [one._texts(outputs) for outputs in np.asarray(tokens)]
+    assert len({tuple(texts) for texts in expected}) > 2
+    done = []
+    assert one.answer(many, examples, HOW, on_batch=done.append) == expected
+    assert sum(done) == 7 and len(done) > 1
+    assert all_.runner.partitioner.mesh.size == jax.device_count() > 1
+    assert all_.answer(many, examples, HOW) == expected
+
+
+@pytest.mark.usefixtures("few_optimizations")
+def test_what_was_interrupted_is_taken_up_and_ends_the_same(loaded, many, tmp_path, monkeypatch):
+    reader = Reader(loaded, spec="x", devices=jax.devices()[:1])
+    whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
+    report = write_answers(reader, many, whole, HOW, window=4)
+    assert (report.texts, str(report).split(",")[0]) == (11, "11 texts")
+    lines = [json.loads(line) for line in whole.read_text().splitlines()]
+    assert [line["_id"] for line in lines] == many.ids and all(len(line["outputs"]) <= 1 for line in lines)
+    calls, real = [], reader.answer
+
+    def stopping(questions, examples, *args, **kwargs):
+        calls.append(len(examples))
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(questions, examples, *args, **kwargs)
+
+    monkeypatch.setattr(reader, "answer", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        write_answers(reader, many, cut, HOW, window=4)
+    assert not cut.exists()
+    with pytest.raises(UserError, match="was begun with another num_beams"):
+        write_answers(reader, many, cut, Decoding(max_new_tokens=8, num_beams=2), window=4)
+    write_answers(reader, many, cut, HOW, window=4)
+    assert calls == [4, 4, 4, 3] and cut.read_bytes() == whole.read_bytes()

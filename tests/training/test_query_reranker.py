@@ -1,0 +1,262 @@
+"""Rerankers of queries (EAR): trained, used and refused, as users do it."""
+
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxir import cli, fit
+from jaxir.data.candidates import QueryCandidates, read_candidates
+from jaxir.data.sources import read_queries
+from jaxir.errors import UserError
+from jaxir.features import TextFormat
+from jaxir.interop.build import PretrainedCrossEncoder
+from jaxir.models import layers
+from jaxir.objectives.query_reranking import QueryReranking
+from jaxir.objectives.reranking import Reranking
+from jaxir.partitioning import MeshConfig
+from jaxir.retrieval.encoding.cross_encoder import CrossEncoder
+from jaxir.retrieval.encoding.query_reranker import QueryReranker
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+SYLLABLES = [f"{a}{b}" for a in "dhlm" for b in "aeio"]
+KINDS = {"ri": "expanded_query", "rd": "expanded_query_and_passage"}
+pytestmark = pytest.mark.usefixtures("few_optimizations")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Questions with four expansions, of which "ha" tells the right one: in itself, or in what it finds."""
+    rng, place = np.random.default_rng(0), tmp_path_factory.mktemp("data")
+    others = [s for s in SYLLABLES if s != "ha"]
+    passages = {}
+
+    def words(right: bool) -> str:
+        return " ".join(rng.permutation([rng.choice(others), "ha" if right else rng.choice(others)]))
+
+    for kind in KINDS:
+        lines = []
+        for i in range(112):
+            right = int(rng.integers(4))
+            ranks = [2 if n == right else None for n in range(4)]
+            found = [f"{kind}{i}-{n}" for n in range(4)]
+            passages |= {p: words(n == right) for n, p in enumerate(found)}
+            outputs = [words(n == right and kind == "ri") for n in range(4)]
+            some = {"_id": f"q{i}", "question": f"{rng.choice(others)}?", "outputs": outputs}
+            lines.append(some | {"passages": found, "ranks": ranks, "depth": 100})
+        for name, part in (("train", lines[:96]), ("dev", lines[96:])):
+            (place / f"{kind}-{name}.jsonl").write_text("".join(json.dumps(x) + "\n" for x in part))
+    texts = [json.dumps({"_id": p, "title": "", "text": t}) + "\n" for p, t in passages.items()]
+    (place / "corpus.jsonl").write_text("".join(texts))
+    return place
+
+
+def train(folder, kind, output, *more: str) -> int:
+    flags = [f"--gin_file=gin/ear_{kind}.gin", f"--gin.TRAIN_CANDIDATES={folder}/{kind}-train.jsonl"]
+    flags += [f"--gin.MODEL=st:{GOLDEN / 'bert'}", "--gin.QUERY_LENGTH=12", "--gin.LEARNING_RATE=3e-3"]
+    flags += ["--gin.DROPOUT=0.0"]
+    if kind == "rd":
+        flags += [f"--gin.CORPUS={folder}/corpus.jsonl", "--gin.PASSAGE_LENGTH=8"]
+    flags += ["--gin.CANDIDATES=4", "--gin.BATCH_SIZE=8"]
+    return cli.main("jaxir.train:train", [*flags, f"--output_dir={output}", *more])
+
+
+def evaluated(folder, kind, *more: str) -> list[str]:
+    piece = "--gin_file=gin/evaluators/query_reranking.gin"
+    return [piece, f"--gin.DEV_CANDIDATES={folder}/{kind}-dev.jsonl", *more]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """One of each kind, untrained: folders as `jaxir.convert --format=hf` writes them."""
+    found = {}
+    for kind, reads in KINDS.items():
+        place = shutil.copytree(GOLDEN / "cross_bert", tmp_path_factory.mktemp("models") / kind)
+        config = json.loads((place / "config.json").read_text()) | {"jaxir_reads": reads}
+        (place / "config.json").write_text(json.dumps(config))
+        found[kind] = f"hf:{place}"
+    return found
+
+
+@pytest.fixture(scope="module")
+def trained(folder, tmp_path_factory):
+    """A run of six steps, evaluated after each three."""
+    run = tmp_path_factory.mktemp("runs") / "run"
+    assert train(folder, "ri", run, "--steps=6", *twice(folder)) == 0
+    return run
+
+
+def twice(folder):
+    return evaluated(folder, "ri", "--gin.EVAL_EVERY=3", "--gin.CHECKPOINT_EVERY=3", "--gin.KEEP_LAST=2")
+
+
+def rerank(folder, kind, model, output, *more):
+    corpus = [f"--corpus={folder}/corpus.jsonl"] if kind == "rd" else []
+    flags = [f"--model={model}", f"--candidates={folder}/{kind}-dev.jsonl", f"--output={output}"]
+    return cli.main("jaxir.expand:rerank", [*flags, *corpus, *more])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_learns_which_expansion_finds_the_answer(folder, tmp_path, kind):
+    run = tmp_path / "run"
+    assert train(folder, kind, run, "--steps=120", *evaluated(folder, kind, "--gin.EVAL_EVERY=40")) == 0
+    assert rerank(folder, kind, run, tmp_path / "best.jsonl") == 0
+    best = list(read_candidates(tmp_path / "best.jsonl"))
+    assert np.mean([some.ranks[0] == 2 for some in best]) > 0.9
+    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    assert max(line.get("dev/Success@5", 0) for line in lines) > 0.9
+
+
+@pytest.mark.slow
+def test_the_best_checkpoint_is_the_one_that_chooses_best(folder, trained, tmp_path):
+    lines = map(json.loads, (trained / "log.jsonl").read_text().splitlines())
+    found = {line["step"]: line for line in lines if "dev/mean_rank" in line}
+    best = json.loads((trained / "checkpoints/best.json").read_text())
+    assert found.keys() == {3, 6}
+    assert best["value"] == min(line["dev/mean_rank"] for line in found.values())
+    # The command says the same of that checkpoint.
+    assert rerank(folder, "ri", trained, tmp_path / "best.jsonl") == 0
+    ranks = [some.ranks[0] or 101 for some in read_candidates(tmp_path / "best.jsonl")]
+    assert np.mean(ranks) == pytest.approx(best["value"])
+    assert np.mean(np.array(ranks) <= 5) == pytest.approx(found[best["step"]]["dev/Success@5"])
+
+
+@pytest.mark.slow
+def test_a_resumed_run_ends_with_the_same_bits(folder, trained, tmp_path, capsys):
+    shutil.copytree(trained, tmp_path / "cut")
+    shutil.rmtree(tmp_path / "cut/checkpoints/6")
+    assert train(folder, "ri", tmp_path / "cut", "--steps=6", *twice(folder)) == 0
+    assert "resum" in capsys.readouterr().err
+    logs = []
+    for run in (trained, tmp_path / "cut"):
+        lines = map(json.loads, (run / "log.jsonl").read_text().splitlines())
+        logs.append([[x.get("loss"), x.get("dev/mean_rank")] for x in lines if x.get("step") == 6])
+    assert logs[0] and logs[1][-len(logs[0]) :] == logs[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_output_is_of_queries_and_of_candidates_in_their_new_order(folder, models, tmp_path, kind):
+    assert rerank(folder, kind, models[kind], tmp_path / "best.jsonl", "--keep=3") == 0
+    before = {some.id: some for some in read_candidates(folder / f"{kind}-dev.jsonl")}
+    queries = {query.id: query.text for query in read_queries(tmp_path / "best.jsonl")}
+    records = [json.loads(line) for line in (tmp_path / "best.jsonl").read_text().splitlines()]
+    reranker = QueryReranker.load(models[kind])
+    texts = {r["_id"]: r["text"] for r in map(json.loads, (folder / "corpus.jsonl").read_text().splitlines())}
+    assert reranker.reads_passages == (kind == "rd")
+    for some, record in zip(read_candidates(tmp_path / "best.jsonl"), records, strict=True):
+        assert len(some.outputs) == 3 and record["scores"] == sorted(record["scores"], reverse=True)
+        places = [before[some.id].passages.index(passage) for passage in some.passages]
+        assert some == before[some.id].of(places)
+        assert queries[some.id] == f"{some.question[:-1]} ? {some.outputs[0]}"
+        pairs = [(q, texts[p]) for q, p in zip(some.queries, some.passages, strict=True)]
+        np.testing.assert_allclose(reranker.score(pairs), record["scores"], atol=1e-5)
+        if kind == "ri":
+            other = reranker.score([(query, "something else") for query, _ in pairs])
+            np.testing.assert_allclose(other, record["scores"], atol=1e-5)
+
+
+def test_it_is_read_as_what_it_was_trained_for(folder, models, tmp_path, capsys):
+    out = ["--output=" + str(tmp_path / "out.jsonl")]
+    candidates = f"--candidates={folder}/ri-dev.jsonl"
+    ri, rd = (f"--model={model}" for model in models.values())
+    corpus, pairs = f"--corpus={folder}/corpus.jsonl", f"--model=hf:{GOLDEN / 'cross_bert'}"
+    for form in ("hf", "jaxir"):
+        convert = [f"--source={models['rd']}", f"--output={tmp_path}/{form}", f"--format={form}"]
+        assert cli.main("jaxir.convert:convert", convert) == 0
+    onnx = [ri, "--format=onnx", f"--output={tmp_path}/onnx"]
+    run = ["--run=absent", "--dataset=beir:absent"]
+    (tmp_path / "bare.jsonl").write_text('{"_id": "q", "question": "who?", "outputs": ["me"]}\n')
+    bare = f"--candidates={tmp_path}/bare.jsonl"
+    for command, flags, sentence in (
+        ("expand:rerank", [ri, candidates, corpus, *out], "leave the corpus out"),
+        ("expand:rerank", [rd, candidates, *out], "give the corpus"),
+        ("expand:rerank", [f"--model=hf:{tmp_path}/hf", candidates, *out], "give the corpus"),
+        ("expand:rerank", [f"--model={tmp_path}/jaxir", candidates, *out], "give the corpus"),
+        ("expand:rerank", [rd, bare, corpus, *out], "jaxir.expand retrieve finds it"),
+        ("expand:rerank", [pairs, candidates, *out], "reads pairs of a query and a passage"),
+        ("expand:rerank", [ri, *out], "give --candidates, or --queries and --expansions"),
+        ("rerank:rerank", [ri, *run, f"--output={tmp_path}/x.trec"], "absent"),
+        ("export:export", onnx, "a reranker of queries is not exported as a graph"),
+    ):
+        assert cli.main(f"jaxir.{command}", flags) == 1
+        assert sentence in capsys.readouterr().err.splitlines()[-1], (command, flags)
+    for spec in models.values():
+        with pytest.raises(UserError, match=r"reads expanded queries .*: it is for python -m jaxir.expand"):
+            CrossEncoder.load(spec)
+    assert not list(tmp_path.glob("*.jsonl.unfinished")) and not (tmp_path / "out.jsonl").exists()
+    assert train(folder, "ri", tmp_path / "run", "--steps=1", "--gin.READS=pair") == 1
+    assert "must say what it reads" in capsys.readouterr().err
+    corpus = f"--gin.CORPUS={folder}/corpus.jsonl"
+    assert train(folder, "ri", tmp_path / "run", "--steps=1", corpus) == 1
+    assert "leave the corpus out" in capsys.readouterr().err
+    assert train(folder, "ri", tmp_path / "run", "--steps=1", "--gin.MAX_RANK=100") == 1
+    assert "must be greater: max_rank is 100" in capsys.readouterr().err
+    with pytest.raises(UserError, match="set reads to 'pair'"):
+        Reranking().features(TextFormat(8, 8, 2, reads="expanded_query"))
+
+
+@pytest.mark.slow
+def test_in_python(folder):
+    model = PretrainedCrossEncoder(
+        source=f"hf:{GOLDEN / 'cross_bert'}", reads="expanded_query", query_max_length=24
+    )
+    data = QueryCandidates(path=str(folder / "ri-train.jsonl"))
+    found = fit(model, data, steps=1, batch_size=8, objective=QueryReranking(candidates=3))
+    assert isinstance(found, QueryReranker) and found.max_length == 24
+    assert found.score([("a ? b", ""), ("a ? c", "")]).shape == (2,)
+
+
+class Scored(nnx.Module):
+    """The least that the objective asks of a model."""
+
+    def __init__(self):
+        self.table = layers.param(layers.normal(1.0)(jax.random.key(0), (50, 16)), "vocab", "embed")
+
+    def score(self, ids, token_types, *, key=None):
+        return jnp.sin(self.table[...][ids].sum(1)).sum(1)
+
+    def score_texts(self, query_ids, passage_ids, *, key=None):
+        one, two = (self.table[...][x].sum(1) for x in (query_ids, passage_ids))
+        return jnp.tanh(one * two).sum(1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_chunks_and_devices_give_the_same_numbers(kind):
+    rng = np.random.default_rng(0)
+    batch = {"query_ids": rng.integers(1, 50, (16, 5, 4)), "query_key": rng.integers(0, 99, (16, 5, 2))}
+    batch = {name: x.astype(np.int32) for name, x in batch.items()}
+    batch |= {"ranks": rng.integers(1, 9, (16, 5)).astype(np.float32)}
+    if kind == "rd":
+        batch["passage_ids"] = rng.integers(1, 50, (16, 5, 6)).astype(np.int32)
+    batch = {name: jnp.asarray(x) for name, x in batch.items()}
+    partitioner = MeshConfig().build()
+    spread = {
+        name: jax.device_put(x, partitioner.sharding(("batch", *[None] * (x.ndim - 1)), x.shape))
+        for name, x in batch.items()
+    }
+    assert partitioner.mesh.size > 1
+
+    def value_and_grad(objective, batch):
+        graph, state = nnx.split(Scored())
+        loss_of = lambda state, batch: objective(nnx.merge(graph, state), batch)  # noqa: E731
+        (loss, _), gradient = jax.jit(jax.value_and_grad(loss_of, has_aux=True))(state, batch)
+        (gradient,) = jax.tree.leaves(gradient)
+        assert float(jnp.abs(gradient).max()) > 0.01
+        return loss, gradient
+
+    direct = value_and_grad(QueryReranking(), batch)
+    for found in (
+        value_and_grad(QueryReranking(chunks=4), batch),
+        value_and_grad(QueryReranking(chunks=2), spread),
+    ):
+        np.testing.assert_allclose(found[0], direct[0], rtol=1e-5)
+        np.testing.assert_allclose(found[1], direct[1], atol=1e-4)
+    # A candidate that is repeated to fill the list counts once.
+    repeated = {name: jnp.concatenate([x, x[:, :2]], axis=1) for name, x in batch.items()}
+    np.testing.assert_allclose(value_and_grad(QueryReranking(), repeated)[0], direct[0], rtol=1e-6)

@@ -1,0 +1,182 @@
+"""A reader trained and used as users do it: its answers are in one passage of several, and it is killed."""
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from jaxir import cli
+from jaxir.evaluate import evaluate
+from jaxir.interop import model_dir
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+QUESTIONS = 640  # five windows
+START = f"hf:{GOLDEN / 'seq2seq_1_1'}"
+ANSWERS = ["a dog", "cheese", "the table", "night", "mat", "a list", "JAX", "the sea"]
+pytestmark = pytest.mark.usefixtures("few_optimizations")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """One question, asked again and again: what is right, only the second passage of each says."""
+    place = tmp_path_factory.mktemp("data")
+    files = {"queries": [], "corpus": [], "answers": []}
+    run = []
+    for i, answer in enumerate(ANSWERS):
+        files["queries"].append({"_id": f"q{i}", "text": "what is it"})
+        files["answers"].append({"_id": f"q{i}", "answers": [answer, f"{answer}!"]})
+        files["corpus"] += [
+            {"_id": f"x{i}", "text": "nobody knows"},
+            {"_id": f"d{i}", "text": f"it is {answer}"},
+        ]
+        run += [f"q{i} Q0 x{i} 1 2 t\n", f"q{i} Q0 d{i} 2 1 t\n"]
+    for name, records in files.items():
+        (place / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    (place / "run.trec").write_text("".join(run))
+    return place
+
+
+def train(folder, output, *more: str) -> int:
+    flags = ["--gin_file=gin/reader.gin", "--gin_file=gin/evaluators/reading.gin", f"--gin.MODEL={START}"]
+    flags += [f"--gin.DATA={folder}", f"--gin.ANSWERS={folder}/answers.jsonl"]
+    flags += [f"--gin.{name}={folder}/run.trec" for name in ("RUN", "DEV_RUN")]
+    flags += ["--gin.QUERY_LENGTH=12", "--gin.PASSAGE_LENGTH=48", "--gin.PASSAGES=2", "--gin.DROPOUT=0.0"]
+    flags += ["--batch_size=8", "--gin.DEV_NEW_TOKENS=12", "--gin.CHUNKS=2", "--gin.LEARNING_RATE=1e-2"]
+    return cli.main("jaxir.train:train", [*flags, f"--output_dir={output}", *more])
+
+
+def read(folder, model, output, *more: str) -> int:
+    flags = [f"--{name}={folder}/{name}.jsonl" for name in ("queries", "corpus")]
+    flags += [f"--model={model}", f"--run={folder}/run.trec", f"--output={output}", "--max_new_tokens=12"]
+    return cli.main("jaxir.read:read", [*flags, *more])
+
+
+def exact(folder, output) -> float:
+    return evaluate(predictions=str(output), answers=f"{folder}/answers.jsonl")["metrics"]["EM"]
+
+
+@pytest.mark.slow
+def test_it_learns_what_only_the_second_passage_says(folder, tmp_path, capsys):
+    run = tmp_path / "run"
+    settings = ("--steps=400", "--gin.EVAL_EVERY=100", "--gin.CHECKPOINT_EVERY=100")
+    assert train(folder, run, *settings) == 0
+    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    dev = [line for line in lines if "dev/EM" in line]
+    assert len(dev) == 4 and max(line["dev/EM"] for line in dev) == 1.0 and dev[-1]["dev/loss"] < 1
+    best = json.loads((run / "checkpoints/best.json").read_text())
+    assert best["step"] == next(line["step"] for line in dev if line["dev/EM"] == 1.0)
+    out = tmp_path / "out.jsonl"
+    assert read(folder, run, out, "--passages=2") == 0
+    assert f"{out}: 8 texts, 8 outputs, by {run}" in capsys.readouterr().out
+    assert exact(folder, out) == 1.0
+    beams = tmp_path / "beams.jsonl"
+    assert read(folder, run, beams, "--passages=2", "--num_beams=3", "--batch_tokens=128") == 0
+    assert exact(folder, beams) == 1.0
+    # Without its second passage nothing tells one question from another.
+    assert read(folder, run, tmp_path / "first.jsonl", "--passages=1") == 0
+    assert exact(folder, tmp_path / "first.jsonl") <= 1 / 8
+
+
+@pytest.mark.slow
+def test_a_resumed_run_ends_with_the_same_bits(folder, tmp_path, capsys):
+    settings = ("--steps=6", "--gin.CHECKPOINT_EVERY=3", "--keep_last=2", "--gin.DROPOUT=0.1")
+    settings += ("--gin.EVAL_EVERY=6", "--gin.LEARNING_RATE=1e-3")
+    assert train(folder, tmp_path / "whole", *settings) == 0
+    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
+    shutil.rmtree(tmp_path / "cut/checkpoints/6")
+    assert train(folder, tmp_path / "cut", *settings) == 0
+    assert "resum" in capsys.readouterr().err
+    whole, again = (model_dir.load(str(tmp_path / name), kind="seq2seq") for name in ("whole", "cut"))
+    assert again.fingerprint == whole.fingerprint != model_dir.load(START, kind="seq2seq").fingerprint
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--passages=3"], "has at most 2 passages of a question, and 3 are to be read"),
+        (["--passages=2", "--run=nowhere.trec"], "nowhere.trec: no such run file"),
+        (["--passages=2", f"--model=hf:{GOLDEN / 'bert'}"], "model_type 'bert' is no generator"),
+    ],
+)
+def test_bad_input_costs_one_sentence(folder, tmp_path, capsys, flags, sentence):
+    assert read(folder, START, tmp_path / "out.jsonl", *flags) == 1
+    error = capsys.readouterr().err
+    assert sentence in error and error.splitlines()[-1].startswith("error: ")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_authors_checkpoints_are_read(tmp_path):
+    """facebookresearch/FiD saves T5's encoder, and each of its blocks, in a wrapper."""
+    theirs = shutil.copytree(GOLDEN / "seq2seq_1_0", tmp_path / "theirs")
+    tensors = safetensors.numpy.load_file(theirs / "model.safetensors")
+
+    def wrapped(name: str) -> str:
+        inside = name.removeprefix("encoder.")
+        parts = inside.split(".")
+        if parts[0] == "block":
+            inside = ".".join([*parts[:2], "module", *parts[2:]])
+        return name if name == inside else f"encoder.encoder.{inside}"
+
+    renamed = {wrapped(name): value for name, value in tensors.items()}
+    renamed["encoder.encoder.embed_tokens.weight"] = tensors["shared.weight"].copy()
+    assert sum(".module." in name for name in renamed) > 10
+    safetensors.numpy.save_file(renamed, theirs / "model.safetensors")
+    found, expected = (
+        model_dir.load(f"hf:{place}", kind="seq2seq") for place in (theirs, GOLDEN / "seq2seq_1_0")
+    )
+    assert found.fingerprint == expected.fingerprint
+
+
+def many_questions(place: Path) -> Path:
+    """Enough for the command to be killed in the middle of them: several windows."""
+    numbers = range(QUESTIONS)
+    words = np.random.default_rng(0).permutation(np.repeat(ANSWERS, QUESTIONS // len(ANSWERS)))
+    queries = [{"_id": f"q{i}", "text": f"what is {i}"} for i in numbers]
+    corpus = [{"_id": f"d{i}", "text": f"{word} {i}"} for i, word in zip(numbers, words, strict=True)]
+    for name, records in (("queries", queries), ("corpus", corpus)):
+        (place / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    lines = [f"q{i} Q0 d{(i + n) % QUESTIONS} 1 {9 - n} t\n" for i in numbers for n in range(2)]
+    (place / "run.trec").write_text("".join(lines))
+    return place
+
+
+@pytest.mark.slow
+def test_a_killed_command_is_taken_up_and_several_processes_share_the_work(tmp_path, compile_cache):
+    place, output = many_questions(tmp_path), tmp_path / "out.jsonl"
+    flags = [f"--{name}={place}/{name}.jsonl" for name in ("queries", "corpus")]
+    flags += [f"--model={START}", f"--run={place}/run.trec", "--passages=2", "--max_new_tokens=16"]
+    together = [sys.executable, "-m", "jaxir.read", *flags, f"--output={tmp_path}/together.jsonl"]
+    command = [*together[:-1], f"--output={output}"]
+    process, unfinished = subprocess.Popen(command, env=compile_cache), tmp_path / ".out.jsonl.unfinished"
+    while process.poll() is None and not list(unfinished.glob("outputs-*")):
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL and not output.exists()
+    windows = sorted(unfinished.glob("outputs-*"))
+    assert 0 < len(windows) < 5
+    windows[0].write_bytes(windows[0].read_bytes().replace(b"[", b'["once", ', 1))
+    before = windows[0].read_bytes()
+    subprocess.run(command, check=True, env=compile_cache)
+    assert output.read_bytes().startswith(before), "what was there was not made again"
+    assert [json.loads(line)["_id"] for line in output.read_text().splitlines()] == [
+        f"q{i}" for i in range(QUESTIONS)
+    ]
+    assert not unfinished.exists()
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        run = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free.getsockname()[1]}", "JAX_NUM_PROCESSES": "2"}
+    parts = [
+        subprocess.Popen(together, env=compile_cache | run | {"JAX_PROCESS_ID": str(i)}) for i in range(2)
+    ]
+    assert [part.wait(300) for part in parts] == [0, 0]
+    expected = output.read_bytes().replace(b'["once", ', b"[", 1)
+    assert (tmp_path / "together.jsonl").read_bytes() == expected
