@@ -85,6 +85,7 @@ SETTINGS = {
         "TEMPERATURE": [*NUMBER, "0"],
         "RANKING_MARGIN": [*NUMBER, "0"],
     },
+    "reader": {"PASSAGES": COUNT, "CHUNKS": COUNT},
     "query_reranking": {
         "ALPHA": NUMBER,
         "RANK_REDUCTION": CHOICE,
@@ -95,6 +96,7 @@ SETTINGS = {
     },
 }
 EVALUATORS = {
+    "reading": {"DEV_NEW_TOKENS": COUNT, "DEV_BEAMS": COUNT, "READING_EVERY": ["0", "-1", "'text'"]},
     "generation": {"DEV_NEW_TOKENS": COUNT, "DEV_BEAMS": COUNT, "GENERATION_EVERY": ["0", "-1", "'text'"]},
     "loss": {"LOSS_EVERY": ["0", "-1", "'text'"]},
     "reranking": {"DEV_RUN_DEPTH": [*COUNT, "9"], "DEV_RUN_SPLIT": ["1", "None"]},
@@ -132,6 +134,9 @@ def recipe(piece: str) -> tuple[list[str], list[str]]:
         files, needed = ["gin/ear_ri.gin"], [*needed, "TRAIN_CANDIDATES=mined.jsonl"]
     elif piece in ("cross_encoder", "reranking"):
         files, needed = ["gin/reranker.gin"], [*needed, "DATA=corpus", "MINED=mined.jsonl"]
+    elif piece in ("reader", "reading"):
+        needed = [*needed[1:], f"MODEL=hf:{GOLDEN / 'seq2seq_1_1'}", "DATA=corpus", "RUN=x", "ANSWERS=y"]
+        return ["gin/reader.gin", *(["gin/evaluators/reading.gin"] if piece == "reading" else [])], needed
     elif piece == "generation":
         files, needed = (
             ["gin/generator.gin"],
