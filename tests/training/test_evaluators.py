@@ -259,7 +259,7 @@ def test_what_is_no_data_and_dimensions_that_vectors_lack_are_refused_before_the
     ):
         with pytest.raises(UserError, match=sentence):
             run(tmp_path / "run", **settings)
-        assert not (tmp_path / "run/log.jsonl").exists()
+        assert not (tmp_path / "run").exists()
     with pytest.raises(UserError, match="data must be an object"):
         Loss(data="texts.txt")
 
