@@ -45,11 +45,9 @@ def folder(tmp_path_factory):
 
 
 def train(folder, output, *more: str) -> int:
-    flags = ["--gin_file=gin/reader.gin", "--gin_file=gin/evaluators/reading.gin", f"--gin.MODEL={START}"]
-    flags += [f"--gin.DATA={folder}", f"--gin.ANSWERS={folder}/answers.jsonl"]
-    flags += [f"--gin.{name}={folder}/run.trec" for name in ("RUN", "DEV_RUN")]
-    flags += ["--gin.QUERY_LENGTH=12", "--gin.PASSAGE_LENGTH=48", "--gin.PASSAGES=2", "--gin.DROPOUT=0.0"]
-    flags += ["--batch_size=8", "--gin.DEV_NEW_TOKENS=12", "--gin.CHUNKS=2", "--gin.LEARNING_RATE=1e-2"]
+    flags = ["--gin_file=gin/reader.gin", f"--gin.MODEL={START}", f"--gin.DATA={folder}"]
+    flags += [f"--gin.ANSWERS={folder}/answers.jsonl", f"--gin.RUN={folder}/run.trec", "--batch_size=8"]
+    flags += ["--gin.QUERY_LENGTH=12", "--gin.PASSAGE_LENGTH=48", "--gin.PASSAGES=2", "--gin.REMAT=False"]
     return cli.main("jaxir.train:train", [*flags, f"--output_dir={output}", *more])
 
 
@@ -66,7 +64,9 @@ def exact(folder, output) -> float:
 @pytest.mark.slow
 def test_it_learns_what_only_the_second_passage_says(folder, tmp_path, capsys):
     run = tmp_path / "run"
-    settings = ("--steps=400", "--gin.EVAL_EVERY=100", "--gin.CHECKPOINT_EVERY=100")
+    settings = ["--gin_file=gin/evaluators/reading.gin", f"--gin.DEV_RUN={folder}/run.trec"]
+    settings += ["--gin.DEV_NEW_TOKENS=12", "--gin.DROPOUT=0.0", "--gin.LEARNING_RATE=1e-2"]
+    settings += ["--steps=400", "--gin.EVAL_EVERY=100", "--gin.CHECKPOINT_EVERY=100"]
     assert train(folder, run, *settings) == 0
     lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     dev = [line for line in lines if "dev/EM" in line]
@@ -88,7 +88,7 @@ def test_it_learns_what_only_the_second_passage_says(folder, tmp_path, capsys):
 @pytest.mark.slow
 def test_a_resumed_run_ends_with_the_same_bits(folder, tmp_path, capsys):
     settings = ("--steps=6", "--gin.CHECKPOINT_EVERY=3", "--keep_last=2", "--gin.DROPOUT=0.1")
-    settings += ("--gin.EVAL_EVERY=6", "--gin.LEARNING_RATE=1e-3")
+    settings += ("--gin.CHUNKS=2", "--gin.LEARNING_RATE=1e-3")
     assert train(folder, tmp_path / "whole", *settings) == 0
     shutil.copytree(tmp_path / "whole", tmp_path / "cut")
     shutil.rmtree(tmp_path / "cut/checkpoints/6")
@@ -139,8 +139,9 @@ def many_questions(place: Path) -> Path:
     """Enough for the command to be killed in the middle of them: several windows."""
     numbers = range(QUESTIONS)
     words = np.random.default_rng(0).permutation(np.repeat(ANSWERS, QUESTIONS // len(ANSWERS)))
-    queries = [{"_id": f"q{i}", "text": f"what is {i}"} for i in numbers]
-    corpus = [{"_id": f"d{i}", "text": f"{word} {i}"} for i, word in zip(numbers, words, strict=True)]
+    letters = ["".join("abcdeghmno"[int(digit)] for digit in str(i)) for i in numbers]
+    queries = [{"_id": f"q{i}", "text": letters[i]} for i in numbers]
+    corpus = [{"_id": f"d{i}", "text": f"{letters[i]} {words[i]}"} for i in numbers]
     for name, records in (("queries", queries), ("corpus", corpus)):
         (place / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     lines = [f"q{i} Q0 d{(i + n) % QUESTIONS} 1 {9 - n} t\n" for i in numbers for n in range(2)]
