@@ -41,8 +41,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    for name in ("dataset", "answers", "generator", "ri", "rd", "model"):
-        parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--dataset", required=True, help="a BEIR folder")
+    parser.add_argument("--answers", required=True, help="lines of _id and answers")
+    parser.add_argument("--generator", required=True, help="of expansions")
+    parser.add_argument("--ri", required=True, help="a reranker by gin/ear_ri.gin")
+    parser.add_argument("--rd", required=True, help="a reranker by gin/ear_rd.gin")
+    parser.add_argument("--model", required=True, help="a dense retriever")
     parser.add_argument("--split", default="test")
     parser.add_argument("--queries", type=int, default=20)
     parser.add_argument("--num_outputs", type=int, default=50)

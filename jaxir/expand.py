@@ -155,6 +155,7 @@ def retrieve(
     answers: str | None = None,
     depth: Count = 100,
     num_candidates: Count | None = None,
+    with_question: bool = False,
     lines_each: Count = 1,
     on_bad_input: Literal["stop", "skip"] = "stop",
 ) -> None:
@@ -174,6 +175,7 @@ def retrieve(
         when a reranker is used).
       depth: passages of a query among which an answer is looked for.
       num_candidates: expansions of a question that are taken, the first ones (default: all).
+      with_question: whether the question alone is a candidate after them (the paper's lists are without).
       lines_each: where a line is an expansion: how many of a question follow each other.
       on_bad_input: stop at the first malformed line, or skip and count them.
     """
@@ -187,7 +189,12 @@ def retrieve(
     distributed.maybe_initialize_distributed()
     with distributed.together():
         questions = read_questions(
-            queries, expansions, lines_each=lines_each, limit=num_candidates, on_bad_input=on_bad_input
+            queries,
+            expansions,
+            lines_each=lines_each,
+            limit=num_candidates,
+            with_question=with_question,
+            on_bad_input=on_bad_input,
         )
         known = None if answers is None else read_answers(answers)
         if known is not None:

@@ -2,8 +2,9 @@
 
 Where a mapped file has been cut, whoever reads beyond its new end dies of SIGBUS; where it was written to,
 other numbers come. So who reads such arrays again and again has `check_unchanged` look first, before each
-part. A file that is cut while a part is being read still ends the process: to copy each part out of it first
-would make a search by few queries a third slower.
+part. A file that is cut while a part is being read still ends the process: the system's own copies, which
+would rule that out, take twice the time of reading from a mapping, and make a search by few queries a third
+slower.
 """
 
 from __future__ import annotations

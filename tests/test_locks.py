@@ -14,7 +14,7 @@ import pytest
 from jaxir import leases
 from jaxir.errors import UserError
 from jaxir.files import path_of
-from jaxir.locks import locked
+from jaxir.locks import descriptors, locked
 
 HOLDER = """
 import sys, time
@@ -54,6 +54,20 @@ def test_a_directory_made_for_a_lock_goes_if_nothing_came_into_it(tmp_path):
     assert (tmp_path / "a" / "b" / "file").exists()
     with pytest.raises(UserError, match="file is not a directory"), locked(tmp_path / "a/b/file", "no"):
         pass
+
+
+def test_a_lock_tells_when_its_directory_is_gone_or_another_and_is_forgotten_when_left(tmp_path):
+    place, before = tmp_path / "a", descriptors()
+    with locked(place, "no") as lock:
+        lock.check()
+        assert descriptors() == (*before, lock.descriptor)
+        place.rmdir()
+        with pytest.raises(UserError, match="a was removed or replaced while this process worked in it"):
+            lock.check()
+        place.mkdir()
+        with pytest.raises(UserError, match="was removed or replaced"):
+            lock.check()
+    assert descriptors() == before
 
 
 def test_a_directory_that_its_holder_removes_while_it_is_taken_is_made_again(tmp_path, monkeypatch):

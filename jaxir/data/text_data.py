@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import abc
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
 from jaxir.data.array_dataset import ArrayDataset
 from jaxir.data.lines import OnBadInput, Policy
 from jaxir.data.tokenizer import Tokenizer
+from jaxir.errors import UserError
 from jaxir.features import Features, Record
+
+
+def check_data(what: str, data: Any) -> None:
+    """Checks that an object is data: a `TextData` or what else is built as such, or a dataset that was built.
+
+    Raises:
+      UserError: it is something else. The sentence begins with `what`.
+    """
+    if not (hasattr(data, "once") or hasattr(data, "batches")):
+        try:
+            inspect.signature(data.build).bind(None, None, on_bad_input="stop")
+        except (AttributeError, TypeError, ValueError) as error:
+            raise UserError(f"{what} must be data, such as BeirPairs(...), not {data!r:.80}") from error
 
 
 class TextData(abc.ABC):

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from jaxir.errors import UserError
 from jaxir.evaluation.senteval_files import TASKS, Row, Task
 from jaxir.evaluation.sts import QueryEncoder
 from jaxir.progress import progress
@@ -74,6 +76,17 @@ def scores_of(tasks: dict[str, Task], vectors: np.ndarray, *, folds: int = FOLDS
             parts = {part: _data(rows, vectors, place) for part, rows in task.items()}
             scores[name] = PROTOCOLS[frozenset(task)](name, parts, folds)
     return scores
+
+
+def check_folds(tasks: dict[str, Task], folds: int) -> None:
+    """Raises a UserError where a task has a label with fewer rows than folds within folds need of it."""
+    needed = -(-folds * folds // (folds - 1))  # one for each fold is left when a fold is held out
+    for name, task in tasks.items():
+        for rows in (task[part] for part in ("all", "train") if part in task and "dev" not in task):
+            fewest = min(Counter(row.label for row in rows).values())
+            if fewest < needed:
+                what = f"{folds} folds within as many need {needed}"
+                raise UserError(f"{name} has a label with {fewest} rows only, but {what}")
 
 
 def _data(rows: Sequence[Row], vectors: np.ndarray, place: dict[str, int]) -> Data:

@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxir import cpu
 from jaxir.data.lines import Policy
+from jaxir.data.text_data import check_data
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
 from jaxir.features import Features, TextFormat
@@ -142,6 +143,7 @@ class Bench:
         """
         if data is None:
             raise UserError("it has no data: DEV_SPLIT, or what else names them, is None")
+        check_data("its data", data)
         for source, wanted, found in self._read:
             if source is data and wanted == features:
                 return found

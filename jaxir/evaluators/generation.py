@@ -18,7 +18,7 @@ from jaxir.installation import require
 from jaxir.models.decoding import Decoding
 from jaxir.objectives.seq2seq import Seq2Seq
 from jaxir.retrieval.encoding.generator import text_of
-from jaxir.simple_types import Count, checked
+from jaxir.simple_types import Count, Object, checked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Generation(Evaluator):
 
     metrics = {"rougeL": "greater", "exact_match": "greater"}  # noqa: RUF012
 
-    data: Any
+    data: Object | None
     max_new_tokens: Count = 64
     num_beams: Count = 1
 

@@ -11,7 +11,7 @@ from jaxir.errors import UserError
 from jaxir.evaluators.bench import Bench, State, stack
 from jaxir.evaluators.evaluator import Evaluator, Prepared
 from jaxir.objectives.gradient_cache import with_fitting_chunks
-from jaxir.simple_types import Natural, checked
+from jaxir.simple_types import Natural, Object, checked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class Loss(Evaluator):
 
     metrics = {"loss": "smaller", "accuracy": "greater"}  # noqa: RUF012
 
-    data: Any
+    data: Object | None
     num_negatives: Natural = 0
 
     def prepare(self, bench: Bench) -> Prepared:

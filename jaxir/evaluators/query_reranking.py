@@ -13,7 +13,7 @@ from jaxir.errors import UserError
 from jaxir.evaluators.bench import Bench, State, stack
 from jaxir.evaluators.evaluator import Evaluator, Prepared
 from jaxir.objectives.query_reranking import query_features, score_candidates
-from jaxir.simple_types import checked
+from jaxir.simple_types import Object, checked
 
 CUTS = (1, 5, 20)
 
@@ -32,7 +32,7 @@ class QueryReranking(Evaluator):
 
     metrics = {f"Success@{k}": "greater" for k in CUTS} | {"mean_rank": "smaller"}
 
-    data: Any
+    data: Object | None
 
     def prepare(self, bench: Bench) -> Prepared:
         """Reads the data; see `Evaluator`.

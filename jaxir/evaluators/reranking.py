@@ -72,7 +72,8 @@ class Reranking(Evaluator):
 
         documents = tokens(texts, form.passage_length)
         row_of = {doc_id: row for row, doc_id in enumerate(candidates.documents)}
-        lists = np.zeros((len(queries), self.depth, form.passage_length), np.int32)
+        depth = max(map(len, candidates.found.values()))
+        lists = np.zeros((len(queries), depth, form.passage_length), np.int32)
         for place, some in zip(lists, candidates.found.values(), strict=True):
             place[: len(some)] = documents[[row_of[doc_id] for doc_id in some]]
         rows = {"query_ids": tokens(queries, form.query_length), "passage_ids": lists}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from jaxir.evaluators.bench import Bench, State, read_rows, stack
 from jaxir.evaluators.evaluator import Direction, Evaluator, Prepared
 from jaxir.features import pair_features
 from jaxir.retrieval.indexes.exact import ExactIndex
-from jaxir.simple_types import Count, Natural, checked
+from jaxir.simple_types import Count, Natural, Object, checked
 
 DEPTH = 10
 METRICS = ("nDCG@10", "RR@10")
@@ -35,7 +35,7 @@ class Retrieval(Evaluator):
         besides, as `nDCG@10/D` and `RR@10/D` (see `losses.matryoshka`).
     """
 
-    data: Any
+    data: Object | None
     distractors: Natural = 0
     dimensions: list[Count] = dataclasses.field(default_factory=list)
 
@@ -67,8 +67,8 @@ class Retrieval(Evaluator):
         judgements: dict[str, dict[str, int]] = {}
         for query, passage in zip(queries, passages, strict=False):
             judgements.setdefault(query, {})[passage] = 1
-        of_queries = bench.vectors(stack(list(query_ids.values())), "query")
-        of_passages = bench.vectors(stack(list(passage_ids.values())), "passage")
+        of_queries = self._vectors(bench, stack(list(query_ids.values())), "query")
+        of_passages = self._vectors(bench, stack(list(passage_ids.values())), "passage")
 
         def search(queries: np.ndarray, passages: np.ndarray) -> Mapping[str, float]:
             # Vectors are as the model's similarity wants them, so the inner product is it.
@@ -90,13 +90,22 @@ class Retrieval(Evaluator):
 
         return Prepared(measure, f"{fingerprint}, {self.distractors} distractors")
 
+    def _vectors(self, bench: Bench, ids: np.ndarray, tower: str) -> Callable[[State], np.ndarray]:
+        """As `Bench.vectors`; while that is compiled, dimensions that vectors have not are refused."""
+
+        def encode(model: Any, _: Any, batch: Mapping[str, Any]) -> Any:
+            vectors = model.encode(batch["ids"], tower=tower)
+            if (most := max(self.dimensions, default=0)) > vectors.shape[1]:
+                raise UserError(f"{self}: the vectors have {vectors.shape[1]} dimensions, not {most}")
+            return vectors
+
+        return bench.program(encode, {"ids": ids}).of_rows
+
 
 def _first(vectors: np.ndarray, dimension: int | None) -> np.ndarray:
     """Returns the first dimensions of vectors [N, D], with length 1; None: all, as they are."""
     if dimension is None:
         return vectors
-    if dimension > vectors.shape[1]:
-        raise UserError(f"the vectors have {vectors.shape[1]} dimensions, not {dimension}")
     cut = vectors[:, :dimension]
     return cut / np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), 1e-12)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxir.data import fingerprints
 from jaxir.data.tokenizer import pad_batch
-from jaxir.evaluation.senteval import FOLDS, scores_of, texts_of
+from jaxir.evaluation.senteval import FOLDS, check_folds, scores_of, texts_of
 from jaxir.evaluation.senteval_files import read_senteval
 from jaxir.evaluators.bench import Bench, State
 from jaxir.evaluators.evaluator import Evaluator, Prepared
@@ -41,10 +41,11 @@ class SentEval(Evaluator):
         """Reads the tasks; see `Evaluator`.
 
         Raises:
-          UserError: there are none, or scikit-learn is not installed.
+          UserError: there are none, one has too few rows for the folds, or scikit-learn is not installed.
         """
         require("analyze", "sklearn")
         tasks, form = read_senteval(self.directory), bench.form
+        check_folds(tasks, self.folds)
         texts = texts_of(tasks)
         ids = bench.tokenizer.encode_batch(
             [form.query_prompt + text for text in texts], max_length=form.query_length

@@ -71,10 +71,7 @@ class LazyArray:
 def in_file(
     path: Path, dtype: np.dtype, offset: int, shape: Sequence[int], strides: Sequence[int] | None = None
 ) -> LazyArray:
-    """Returns an array whose numbers stand in a file as they are.
-
-    Whole rows are read; other parts are copied out of a mapping of the file, so that no more is read than
-    they have. Where the file is cut just then, that ends the process.
+    """Returns an array whose numbers stand in a file as they are; a part is read by mapping the file.
 
     Args:
       path: the file.
@@ -84,24 +81,15 @@ def in_file(
       strides: numbers from one element to the next along each dimension, none negative; by default the last
         dimension is the densest.
     """
-    dense = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
-    strides = dense if strides is None else strides
+    if strides is None:
+        strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
     steps = [stride * dtype.itemsize for stride in strides]
     extent = sum((n - 1) * step for n, step in zip(shape, steps, strict=True)) + dtype.itemsize
-
-    def whole_rows(start: int, stop: int) -> np.ndarray:
-        width, count = math.prod(shape[1:]) * dtype.itemsize, max(0, stop - start)
-        found = np.fromfile(path, np.uint8, count * width, offset=offset + start * width)
-        if len(found) < count * width:
-            raise ValueError("it is shorter than it was")
-        return found.view(dtype).astype(np.float32, copy=False).reshape(count, *shape[1:])
 
     def read(index: Index) -> np.ndarray:
         if 0 in shape:
             return np.empty(shape, np.float32)[index]
         try:
-            if list(strides) == dense and index[1:] == tuple(slice(0, n) for n in shape[1:]):
-                return whole_rows(index[0].start, index[0].stop) if shape else whole_rows(0, 1)[0]
             mapped = np.memmap(path, np.uint8, "r", offset, (extent,))
         except (OSError, ValueError) as error:  # it is gone, or shorter than it was
             raise UserError(f"{path}: changed while it was in use ({error})") from error

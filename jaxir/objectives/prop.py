@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jaxir.errors import UserError
 from jaxir.features import Features, TextFormat, Tokens
 from jaxir.losses.tokens import over_tokens
 from jaxir.models import layers
@@ -74,8 +75,12 @@ class PROP(Objective):
         """Returns the head of the masked language model and what is known of the corpus.
 
         Raises:
-          UserError: the tokenizer has no mask token, or the head is of another vocabulary or width.
+          UserError: the tokenizer has no mask token, the head is of another vocabulary or width, or word sets
+            are longer than the model reads.
         """
+        limit = model.config.backbone.max_positions
+        if limit is not None and self.most_words + 2 > limit:
+            raise UserError(f"word sets have up to {self.most_words + 2} tokens, and the model reads {limit}")
         return WordsOfCorpus(MaskedWords(model, self.head, form=form, rngs=rngs))
 
     def read_corpus(self, auxiliary: WordsOfCorpus, data: Corpus) -> None:

@@ -28,7 +28,7 @@ from jaxir.interop.run_dir import COMMITTED, Damaged, checkpoint_steps, read_rec
 from jaxir.interop.stores import ORBAX_INDEX
 from jaxir.training.damage import is_damage, place_for_broken, reason
 from jaxir.training.holding import Hold, Undisputed
-from jaxir.training.marker import begin, check_run_dir, go_on
+from jaxir.training.marker import MARKER, begin, check_run_dir, go_on
 from jaxir.training.settings import disagreement
 from jaxir.training.state import TrainState, inspect
 
@@ -87,6 +87,7 @@ class Checkpoints:
         self._values: dict[int, float] = {}
         self.run = ""
         self._manager: ocp.CheckpointManager | None = None
+        self._new = False
         self._quiet = contextlib.ExitStack()
         check_run_dir(self.run_dir)
 
@@ -143,11 +144,19 @@ class Checkpoints:
         self._manager.reload()
         if jax.process_index() == 0:
             if resumed is None:
+                self._new = not (self.run_dir / MARKER).exists()
                 self.run = begin(self.run_dir, self.settings)
             else:
                 self.run = go_on(self.run_dir, resumed.run, self.settings)
                 self._write_best()
         return resumed
+
+    def withdraw(self) -> None:
+        """Removes what `open` has made, where the run ends before its first step; in a bucket it stays."""
+        if self._new and not is_bucket(self.directory):
+            with contextlib.suppress(OSError):  # there is something else by now
+                (self.run_dir / MARKER).unlink()
+                self.directory.rmdir()
 
     def steps(self) -> list[int]:
         """Returns the steps of the checkpoints there are, oldest first."""

@@ -16,6 +16,7 @@ from flax import nnx
 from jax.experimental import multihost_utils
 
 from jaxir import distributed
+from jaxir.data.text_data import check_data
 from jaxir.errors import UserError
 from jaxir.evaluators.bench import Bench
 from jaxir.files import atomic_file, path_of
@@ -115,6 +116,7 @@ def train(
     mesh = recipe.mesh or MeshConfig()
     partitioner = mesh if isinstance(mesh, Partitioner) else mesh.build()
     recipe.check_batch(partitioner)
+    check_data("data", recipe.data)
     evaluators = evaluators_of(recipe)
     run_dir, objective = path_of(output_dir), recipe.objective
     with contextlib.ExitStack() as closing:
@@ -179,6 +181,8 @@ def train(
         # ------------------------------------------------------------ state: the newest checkpoint, or step 0
         frozen = (*objective.frozen, *(recipe.frozen or ()))
         plan = state_lib.plan_state(model, built.transform, partitioner, auxiliary=auxiliary, frozen=frozen)
+        beginning = closing.enter_context(contextlib.ExitStack())
+        beginning.callback(checkpoints.withdraw)
         resumed = checkpoints.open(plan.abstract)
         start = resumed.step if resumed else 0
         state = resumed.state if resumed else state_lib.initial_state(model, built.transform, plan, auxiliary)
@@ -198,6 +202,7 @@ def train(
                 on_start(run_dir)
 
         if start == steps:
+            beginning.pop_all()
             say_what_it_is()  # what was damaged or removed since is there again
             mark_complete(run_dir, steps)
             return result(steps, start, start, None, checkpoints)
@@ -235,6 +240,7 @@ def train(
                 suite.compile(plan)
             suite.try_out(state)
 
+        beginning.pop_all()
         say_what_it_is()
 
         # ------------------------------------------------------------ the loop

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -14,7 +15,10 @@ from jaxir.files import is_bucket
 from jaxir.interop import array_checksums
 from jaxir.interop.quiet import quiet_orbax
 from jaxir.interop.run_dir import checkpoint_of, read_record
+from jaxir.training.damage import is_damage, reason
 from jaxir.training.state import Plan, TrainState
+
+DAMAGED = "is damaged"
 
 
 def with_auxiliary_of(
@@ -48,8 +52,10 @@ def with_auxiliary_of(
             with quiet_orbax():
                 place = path if is_bucket(path) else path.resolve()
                 found[name] = ocp.StandardCheckpointer().restore(place, abstract)
-        except (ValueError, KeyError, TypeError) as error:
-            told = _difference(_shapes(ocp.StandardCheckpointer().metadata(place)), _shapes(abstract))
+        except Exception as error:  # Orbax raises that very class, too
+            told = _told(place, abstract, sums.get(name))
+            if told == DAMAGED and not is_damage(error):
+                told = f"could not be read ({reason(error)})"
             raise UserError(f"{run}: its {name} {told}") from error
         told = {n: int(x) for n, x in jax.device_get(jax.jit(array_checksums.of_tree)(found[name])).items()}
         if sums.get(name, told) != told:
@@ -61,12 +67,21 @@ def with_auxiliary_of(
     return state._replace(statistics=jax.device_put(statistics, plan.shardings.statistics))
 
 
+def _told(place: Any, abstract: Any, sums: Mapping[str, int] | None) -> str:
+    """Says why what was saved somewhere could not be had; `sums` tells, by name, what was saved."""
+    saved = {}
+    with contextlib.suppress(Exception), quiet_orbax():  # of Orbax, of a description that is damaged too
+        saved = _shapes(ocp.StandardCheckpointer().metadata(place))
+    whole = sums is None or saved.keys() == sums.keys()
+    return _difference(saved, _shapes(abstract)) if whole else DAMAGED
+
+
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of a tree's, or a checkpoint's metadata's, arrays by their dotted names."""
     tree = getattr(tree, "item_metadata", tree)
     tree = getattr(tree, "tree", tree)
     leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: hasattr(x, "shape"))
-    return {jax.tree_util.keystr(path, simple=True, separator="."): tuple(x.shape) for path, x in leaves}
+    return {array_checksums.name_of(path): tuple(x.shape) for path, x in leaves}
 
 
 def _difference(saved: dict[str, tuple[int, ...]], wanted: dict[str, tuple[int, ...]]) -> str:
@@ -75,7 +90,7 @@ def _difference(saved: dict[str, tuple[int, ...]], wanted: dict[str, tuple[int, 
         return f"has {shaped[0]} {list(saved[shaped[0]])}, the objective needs {list(wanted[shaped[0]])}"
     lacking, further = sorted(wanted.keys() - saved.keys()), sorted(saved.keys() - wanted.keys())
     if not lacking and not further:
-        return "is damaged"
+        return DAMAGED
     return " and ".join(
         [f"has no {name}, which the objective needs" for name in lacking[:1]]
         + [f"has {name}, which the objective has not" for name in further[:1]]

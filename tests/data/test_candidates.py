@@ -54,6 +54,8 @@ def test_expansions_of_several_files_are_joined_without_repeats(folder):
         ["now"],
         ["Here"],
     ]
+    bare = read_questions(queries, [made], limit=1, with_question=True)
+    assert [some.outputs for some in bare] == [["me", ""], ["then", ""], [""]]
     with pytest.raises(BadInputError, match="it has 6 lines, and 3 texts with a line each have 3"):
         read_questions(queries, [lines])
     for record, sentence in (

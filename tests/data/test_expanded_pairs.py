@@ -177,6 +177,17 @@ def test_strategies_of_figure_7(collection, minilm, selection, queries):
         assert all(text.endswith(QUERY) for text in negatives)
 
 
+@pytest.mark.parametrize("selection", [Top(), Curriculum(3), Bottom(k=2)])
+def test_a_document_with_no_other_query_than_the_gold_one_is_read_with_that(
+    collection, minilm, tmp_path, selection
+):
+    lines = [{"_id": f"d{i}", "outputs": [GENERATED[0], QUERY] if not i else ["other"]} for i in range(6)]
+    (tmp_path / "gold.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    data = source(collection, expansions=str(tmp_path / "gold.jsonl"), selection=selection)
+    found = drawn(data.build(minilm, pair_features(FORM)), minilm, steps=6)
+    assert {text.rstrip("?") for text in found} == {QUERY}
+
+
 def test_the_gold_query_is_told_by_its_text_in_any_script(tmp_path, minilm):
     """ROUGE-L has words of a to z alone: 0 for the same question in another script, 1 for another about C."""
     golds = {"什么是注意力": ["什么是注意力？", "注意力"], "what is C?": ["What is C", "what is C#?"]}

@@ -13,7 +13,7 @@ from threadpoolctl import threadpool_limits
 
 from jaxir.errors import UserError
 from jaxir.evaluate import evaluate
-from jaxir.evaluation.senteval import evaluate_senteval
+from jaxir.evaluation.senteval import check_folds, evaluate_senteval, scores_of, texts_of
 from jaxir.evaluation.senteval_files import TASKS, read_senteval
 
 REAL_DATA = Path(__file__).parents[3] / "shared" / "data" / "senteval"
@@ -202,6 +202,16 @@ def test_damaged_files_say_where_and_why(folder, tmp_path, file, content, reason
         (tmp_path / file).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(UserError, match=reason):
         read_senteval(tmp_path)
+
+
+def test_more_folds_than_rows_are_refused(folder):
+    tasks = {name: task for name, task in read_senteval(folder).items() if name == "MPQA"}
+    fewest = min(sum(row.label == label for row in tasks["MPQA"]["all"]) for label in (0, 1))
+    most = max(folds for folds in range(2, fewest) if folds * folds <= fewest * (folds - 1))
+    check_folds(tasks, most)
+    assert most > 2 and scores_of(tasks, np.eye(len(texts_of(tasks)), 4, dtype=np.float32), folds=2)
+    with pytest.raises(UserError, match=f"MPQA has a label with {fewest} rows only, but {most + 1} folds"):
+        check_folds(tasks, most + 1)
 
 
 def test_a_file_that_seems_to_be_cut_off_is_told(folder, tmp_path, capsys):

@@ -20,6 +20,7 @@ from unlabelled import (
     overfit,
 )
 
+from jaxir.errors import UserError
 from jaxir.losses.tokens import over_tokens
 from jaxir.objectives.prop import PROP
 from jaxir.objectives.simcse import SimCSE
@@ -53,6 +54,9 @@ def test_what_follows_from_the_corpus():
     assert len(set(kept)) > 1 and min(kept) < 1
     assert (np.asarray(made(PROP(subsampling=None), make_model()).kept[...]) == 1).all()
     assert made(PROP(mu=7.0), make_model()).mu[...] == 7
+    made(PROP(most_words=14), make_model())
+    with pytest.raises(UserError, match="word sets have up to 17 tokens, and the model reads 16"):
+        made(PROP(most_words=15), make_model())
 
 
 @pytest.mark.parametrize("subsampling", [None, 0.005])

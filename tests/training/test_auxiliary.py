@@ -18,6 +18,7 @@ from jaxir.models import layers
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.objectives.objective import Objective
 from jaxir.objectives.weighted_sum import Ramp, WeightedSum
+from jaxir.training import stages
 from jaxir.training import state as state_lib
 from jaxir.training.optimizers import AdamW
 
@@ -344,3 +345,53 @@ def test_what_follows_from_the_corpus_is_kept_and_another_corpus_is_not_resumed(
     other = Other(data, lambda step: None)
     with pytest.raises(UserError, match="was trained with auxiliary="):
         run(tmp_path / "run", objective=objective, data=other, **settings)
+
+
+class Begun(Exception):
+    """A later stage has what it starts from."""
+
+
+@pytest.mark.slow
+def test_what_is_damaged_beside_the_model_is_not_used_without_a_word(whole, tmp_path, monkeypatch):
+    """By a later stage: a file removed, cut off, or a bit flipped in it."""
+    found, real = [], stages.with_auxiliary_of
+
+    def begun(*args, **how):
+        found.append(jax.device_get(real(*args, **how)))
+        raise Begun
+
+    monkeypatch.setattr(stages, "with_auxiliary_of", begun)
+
+    def start(run_dir):
+        """Returns what a later stage starts from, or the sentence that it costs."""
+        with pytest.raises((Begun, UserError)) as raised:
+            run(tmp_path / "later", objective=Sigmoid(), steps=5, dev=None, auxiliary_from=str(run_dir))
+        return (found[-1].auxiliary, found[-1].statistics) if raised.type is Begun else str(raised.value)
+
+    expected, told = start(whole), []
+    best = json.loads((whole / "checkpoints/best.json").read_text())["step"]
+    place = whole / "checkpoints" / str(best)
+    files = [place / "auxiliary" / name for name in ("_METADATA", "manifest.ocdbt")]
+    for item in ("auxiliary", "statistics"):  # the numbers, and where they lie
+        data = [*(place / item).glob("d/*"), *(place / item).glob("ocdbt.process_0/d/*")]
+        files += sorted(data, key=lambda path: path.stat().st_size)[-3:]
+    for number, file in enumerate(files):
+        for damage in ("removed", "cut", "flipped"):
+            shutil.copytree(whole, run_dir := tmp_path / f"{number} {damage}")
+            path = run_dir / file.relative_to(whole)
+            content = bytearray(path.read_bytes())
+            middle = len(content) // 2
+            if damage == "removed":
+                path.unlink()
+            elif damage == "cut":
+                path.write_bytes(content[:middle])
+            else:
+                content[middle] ^= 4
+                path.write_bytes(content)
+            got = start(run_dir)
+            if isinstance(got, str):
+                told.append(got)
+                assert "\n" not in got and str(run_dir) in got and "has no" not in got
+            else:  # of no consequence
+                assert all(map(np.array_equal, jax.tree.leaves(got), jax.tree.leaves(expected)))
+    assert len(told) > len(files)

@@ -20,6 +20,7 @@ from jaxir.evaluation.sts import evaluate_sts
 from jaxir.evaluation.sts_files import read_sts
 from jaxir.evaluators.bench import Bench, Program
 from jaxir.evaluators.evaluator import Evaluator, Prepared
+from jaxir.evaluators.loss import Loss
 from jaxir.evaluators.retrieval import Retrieval
 from jaxir.evaluators.search import Search
 from jaxir.evaluators.senteval import SentEval
@@ -245,6 +246,22 @@ def test_a_fault_of_an_evaluator_that_is_being_prepared_names_it(tmp_path):
     with pytest.raises(RuntimeError, match=r"^evaluator Unprepared: KeyError: 'x'"):
         run(tmp_path / "run", evaluators=[Unprepared()])
     assert not (tmp_path / "run").exists()
+
+
+def test_what_is_no_data_and_dimensions_that_vectors_lack_are_refused_before_the_first_step(tmp_path):
+    for settings, sentence in (
+        ({"data": MeshConfig()}, r"data must be data, such as BeirPairs\(...\), not MeshConfig\("),
+        ({"evaluators": [Loss(data=MeshConfig(), name="x")]}, r"evaluator Loss 'x': its data must be data, "),
+        (
+            {"evaluators": [Retrieval(data=pairs(8), name="x", dimensions=[8, 99])]},
+            "have 32 dimensions, not 99",
+        ),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            run(tmp_path / "run", **settings)
+        assert not (tmp_path / "run").exists()
+    with pytest.raises(UserError, match="data must be an object"):
+        Loss(data="texts.txt")
 
 
 def test_only_what_the_best_goes_by_must_agree_on_resuming(tmp_path):

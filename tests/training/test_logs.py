@@ -12,6 +12,7 @@ import threading
 
 import pytest
 import tiny_run
+from tensorboardX.proto import event_pb2
 
 from jaxir.training.logs import Narrator, RunLog, clock, own_lines, timed
 
@@ -40,6 +41,25 @@ def test_a_resumed_log_has_every_step_once(tmp_path):
     ]
     events = b"".join(p.read_bytes() for p in (tmp_path / "tensorboard").iterdir())
     assert b"train/loss" in events and b"dev/loss" in events
+
+
+def test_a_resumed_board_has_every_step_once(tmp_path):
+    """TensorBoard forgets what was told of the steps that a later file says are done again."""
+    for start, steps in ((0, range(1, 6)), (3, range(4, 8))):
+        log = RunLog(tmp_path, start_step=start, run="a")
+        for step in steps:
+            log.write(step, {"loss": float(step)})
+        log.close()
+    restarts = {}
+    for path in (tmp_path / "tensorboard").iterdir():
+        content, at = path.read_bytes(), 0
+        while at < len(content):  # length, its checksum, the event, its checksum
+            size = int.from_bytes(content[at : at + 8], "little")
+            event = event_pb2.Event.FromString(content[at + 12 : at + 12 + size])
+            at += size + 16
+            if event.session_log.status == event_pb2.SessionLog.START:
+                restarts[path.suffix] = event.step
+    assert restarts[".3"] == 4
 
 
 def test_without_a_terminal_there_is_one_line_per_logged_step(capsys):

@@ -1,5 +1,6 @@
 """How the loop ends: the records of its last step, numbers that are not finite, a second Ctrl-C."""
 
+import functools
 import json
 import signal
 
@@ -11,6 +12,7 @@ from flax import nnx
 from tiny_run import Bag, pairs, run
 
 from jaxir.errors import UserError
+from jaxir.losses.matryoshka import matryoshka
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.training.loop import StopSignal
 from jaxir.training.optimizers import AdamW
@@ -77,3 +79,15 @@ def test_a_second_interrupt_does_not_wait_for_the_step():
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
         assert stop.received is signal.SIGTERM
+
+
+def test_what_fails_before_the_first_step_leaves_no_directory_but_one_that_was_there(tmp_path):
+    wrong = {"objective": Contrastive(loss=functools.partial(matryoshka, dimensions=[99])), "dev": None}
+    with pytest.raises(UserError, match="the vectors have 32 dimensions, of which 99 cannot be the first"):
+        run(tmp_path / "a/run", **wrong)
+    assert not list(tmp_path.iterdir())
+    run(tmp_path / "run", steps=4, dev=None)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UserError, match="was trained with"):
+        run(tmp_path / "run", steps=4, **wrong)
+    assert sorted(tmp_path.rglob("*")) == before

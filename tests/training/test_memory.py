@@ -65,6 +65,36 @@ def test_what_cannot_fit_is_not_compiled(compile_step):
     assert tried[:2] == [1, first]
 
 
+def test_some_memory_is_left_and_what_cannot_fit_is_left_out():
+    def chosen(rows, sizes):
+        tried = []
+
+        def compile_step(objective):
+            tried.append(objective.chunks)
+            return objective.chunks
+
+        how = {"rows": rows, "limit": 1000, "size_of": sizes.get}
+        try:
+            return fit_chunks(Contrastive(chunks="auto"), compile_step, **how)[1], tried
+        except UserError:
+            return None, tried
+
+    assert chosen(8, {1: 919}) == (1, [1])
+    assert chosen(8, {1: 930, 2: 600}) == (2, [1, 2])  # 8 % are for what lies between arrays
+    # Of 16 chunks none holds less than a sixteenth.
+    assert chosen(16, {1: 10_000, 16: 900}) == (16, [1, 16])
+    assert chosen(8, {1: 10_000}) == (None, [1])
+
+
+def test_what_is_written_in_place_counts_once():
+    x = jax.ShapeDtypeStruct((1 << 20,), jnp.float32)
+    twice, once = (
+        memory_of(jax.jit(lambda x: x + 1.0, donate_argnums=donated).lower(x).compile())
+        for donated in ((), 0)
+    )
+    assert twice - once == 4 << 20
+
+
 def test_the_loop_chooses(tmp_path, capsys):
     free = device_memory()
     assert 2**20 < free < 2**50

@@ -2,10 +2,28 @@
 
 import itertools
 import threading
+import time
 
 import pytest
 
-from jaxir.training.prefetch import prefetch
+from jaxir.training.prefetch import AHEAD, prefetch
+
+
+def test_no_more_than_a_few_batches_are_made_ahead():
+    made = []
+
+    def numbers():
+        for number in itertools.count():
+            made.append(number)
+            yield number
+
+    with prefetch(numbers(), lambda x: x) as batches:
+        for read in range(1, 4):
+            assert next(batches) == read - 1
+            time.sleep(0.2)
+            assert (
+                read + 1 < len(made) <= read + AHEAD + 1 == read + 3
+            )  # one waits to be put beside the others
 
 
 def test_prefetch_keeps_order_passes_errors_on_and_ends_its_thread():

@@ -36,20 +36,20 @@ def folder(tmp_path_factory):
     others = [s for s in SYLLABLES if s != "ha"]
     passages = {}
 
-    def words(*more: str) -> str:
-        return " ".join(rng.permutation([*rng.choice(others, 2), *more]))
+    def words(right: bool) -> str:
+        return " ".join(rng.permutation([rng.choice(others), "ha" if right else rng.choice(others)]))
 
     for kind in KINDS:
         lines = []
-        for i in range(48):
-            right, ranks = int(rng.integers(4)), [50, None, 80, None]
-            ranks[right] = int(rng.integers(1, 4))
+        for i in range(112):
+            right = int(rng.integers(4))
+            ranks = [2 if n == right else None for n in range(4)]
             found = [f"{kind}{i}-{n}" for n in range(4)]
-            passages |= {p: words("ha" if n == right else "ho") for n, p in enumerate(found)}
-            outputs = [f"{n}{words('ha' if n == right and kind == 'ri' else 'ho')}" for n in range(4)]
+            passages |= {p: words(n == right) for n, p in enumerate(found)}
+            outputs = [words(n == right and kind == "ri") for n in range(4)]
             some = {"_id": f"q{i}", "question": f"{rng.choice(others)}?", "outputs": outputs}
             lines.append(some | {"passages": found, "ranks": ranks, "depth": 100})
-        for name, part in (("train", lines[:40]), ("dev", lines[40:])):
+        for name, part in (("train", lines[:96]), ("dev", lines[96:])):
             (place / f"{kind}-{name}.jsonl").write_text("".join(json.dumps(x) + "\n" for x in part))
     texts = [json.dumps({"_id": p, "title": "", "text": t}) + "\n" for p, t in passages.items()]
     (place / "corpus.jsonl").write_text("".join(texts))
@@ -58,10 +58,11 @@ def folder(tmp_path_factory):
 
 def train(folder, kind, output, *more: str) -> int:
     flags = [f"--gin_file=gin/ear_{kind}.gin", f"--gin.TRAIN_CANDIDATES={folder}/{kind}-train.jsonl"]
-    flags += [f"--gin.MODEL=st:{GOLDEN / 'bert'}", "--gin.QUERY_LENGTH=24", "--gin.LEARNING_RATE=2e-3"]
+    flags += [f"--gin.MODEL=st:{GOLDEN / 'bert'}", "--gin.QUERY_LENGTH=12", "--gin.LEARNING_RATE=3e-3"]
+    flags += ["--gin.DROPOUT=0.0"]
     if kind == "rd":
-        flags += [f"--gin.CORPUS={folder}/corpus.jsonl", "--gin.PASSAGE_LENGTH=16"]
-    flags += ["--gin.CANDIDATES=4", "--gin.CHECKPOINT_EVERY=3", "--gin.BATCH_SIZE=8"]
+        flags += [f"--gin.CORPUS={folder}/corpus.jsonl", "--gin.PASSAGE_LENGTH=8"]
+    flags += ["--gin.CANDIDATES=4", "--gin.BATCH_SIZE=8"]
     return cli.main("jaxir.train:train", [*flags, f"--output_dir={output}", *more])
 
 
@@ -91,7 +92,7 @@ def trained(folder, tmp_path_factory):
 
 
 def twice(folder):
-    return evaluated(folder, "ri", "--gin.EVAL_EVERY=3", "--gin.KEEP_LAST=2")
+    return evaluated(folder, "ri", "--gin.EVAL_EVERY=3", "--gin.CHECKPOINT_EVERY=3", "--gin.KEEP_LAST=2")
 
 
 def rerank(folder, kind, model, output, *more):
@@ -104,10 +105,10 @@ def rerank(folder, kind, model, output, *more):
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_learns_which_expansion_finds_the_answer(folder, tmp_path, kind):
     run = tmp_path / "run"
-    assert train(folder, kind, run, "--steps=120", *evaluated(folder, kind, "--gin.EVAL_EVERY=60")) == 0
+    assert train(folder, kind, run, "--steps=120", *evaluated(folder, kind, "--gin.EVAL_EVERY=40")) == 0
     assert rerank(folder, kind, run, tmp_path / "best.jsonl") == 0
     best = list(read_candidates(tmp_path / "best.jsonl"))
-    assert np.mean([some.ranks[0] is not None and some.ranks[0] < 4 for some in best]) > 0.9
+    assert np.mean([some.ranks[0] == 2 for some in best]) > 0.9
     lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     assert max(line.get("dev/Success@5", 0) for line in lines) > 0.9
 
@@ -150,7 +151,7 @@ def test_the_output_is_of_queries_and_of_candidates_in_their_new_order(folder, m
     assert reranker.reads_passages == (kind == "rd")
     for some, record in zip(read_candidates(tmp_path / "best.jsonl"), records, strict=True):
         assert len(some.outputs) == 3 and record["scores"] == sorted(record["scores"], reverse=True)
-        places = [before[some.id].outputs.index(output) for output in some.outputs]
+        places = [before[some.id].passages.index(passage) for passage in some.passages]
         assert some == before[some.id].of(places)
         assert queries[some.id] == f"{some.question[:-1]} ? {some.outputs[0]}"
         pairs = [(q, texts[p]) for q, p in zip(some.queries, some.passages, strict=True)]

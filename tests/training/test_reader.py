@@ -3,6 +3,7 @@
 import json
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from jaxir.evaluate import evaluate
 from jaxir.interop import model_dir
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+QUESTIONS = 640  # five windows
 START = f"hf:{GOLDEN / 'seq2seq_1_1'}"
 ANSWERS = ["a dog", "cheese", "the table", "night", "mat", "a list", "JAX", "the sea"]
 pytestmark = pytest.mark.usefixtures("few_optimizations")
@@ -43,11 +45,9 @@ def folder(tmp_path_factory):
 
 
 def train(folder, output, *more: str) -> int:
-    flags = ["--gin_file=gin/reader.gin", "--gin_file=gin/evaluators/reading.gin", f"--gin.MODEL={START}"]
-    flags += [f"--gin.DATA={folder}", f"--gin.ANSWERS={folder}/answers.jsonl"]
-    flags += [f"--gin.{name}={folder}/run.trec" for name in ("RUN", "DEV_RUN")]
-    flags += ["--gin.QUERY_LENGTH=12", "--gin.PASSAGE_LENGTH=48", "--gin.PASSAGES=2", "--gin.DROPOUT=0.0"]
-    flags += ["--batch_size=8", "--gin.DEV_NEW_TOKENS=12", "--gin.CHUNKS=2", "--gin.LEARNING_RATE=1e-2"]
+    flags = ["--gin_file=gin/reader.gin", f"--gin.MODEL={START}", f"--gin.DATA={folder}"]
+    flags += [f"--gin.ANSWERS={folder}/answers.jsonl", f"--gin.RUN={folder}/run.trec", "--batch_size=8"]
+    flags += ["--gin.QUERY_LENGTH=12", "--gin.PASSAGE_LENGTH=48", "--gin.PASSAGES=2", "--gin.REMAT=False"]
     return cli.main("jaxir.train:train", [*flags, f"--output_dir={output}", *more])
 
 
@@ -64,7 +64,9 @@ def exact(folder, output) -> float:
 @pytest.mark.slow
 def test_it_learns_what_only_the_second_passage_says(folder, tmp_path, capsys):
     run = tmp_path / "run"
-    settings = ("--steps=400", "--gin.EVAL_EVERY=100", "--gin.CHECKPOINT_EVERY=100")
+    settings = ["--gin_file=gin/evaluators/reading.gin", f"--gin.DEV_RUN={folder}/run.trec"]
+    settings += ["--gin.DEV_NEW_TOKENS=12", "--gin.DROPOUT=0.0", "--gin.LEARNING_RATE=1e-2"]
+    settings += ["--steps=400", "--gin.EVAL_EVERY=100", "--gin.CHECKPOINT_EVERY=100"]
     assert train(folder, run, *settings) == 0
     lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     dev = [line for line in lines if "dev/EM" in line]
@@ -86,7 +88,7 @@ def test_it_learns_what_only_the_second_passage_says(folder, tmp_path, capsys):
 @pytest.mark.slow
 def test_a_resumed_run_ends_with_the_same_bits(folder, tmp_path, capsys):
     settings = ("--steps=6", "--gin.CHECKPOINT_EVERY=3", "--keep_last=2", "--gin.DROPOUT=0.1")
-    settings += ("--gin.EVAL_EVERY=6", "--gin.LEARNING_RATE=1e-3")
+    settings += ("--gin.CHUNKS=2", "--gin.LEARNING_RATE=1e-3")
     assert train(folder, tmp_path / "whole", *settings) == 0
     shutil.copytree(tmp_path / "whole", tmp_path / "cut")
     shutil.rmtree(tmp_path / "cut/checkpoints/6")
@@ -135,35 +137,47 @@ def test_the_authors_checkpoints_are_read(tmp_path):
 
 def many_questions(place: Path) -> Path:
     """Enough for the command to be killed in the middle of them: several windows."""
-    numbers = range(1024)
-    words = np.random.default_rng(0).permutation(np.repeat(ANSWERS, 128))
-    queries = [{"_id": f"q{i}", "text": f"what is {i}"} for i in numbers]
-    corpus = [{"_id": f"d{i}", "text": f"{word} {i}"} for i, word in zip(numbers, words, strict=True)]
+    numbers = range(QUESTIONS)
+    words = np.random.default_rng(0).permutation(np.repeat(ANSWERS, QUESTIONS // len(ANSWERS)))
+    letters = ["".join("abcdeghmno"[int(digit)] for digit in str(i)) for i in numbers]
+    queries = [{"_id": f"q{i}", "text": letters[i]} for i in numbers]
+    corpus = [{"_id": f"d{i}", "text": f"{letters[i]} {words[i]}"} for i in numbers]
     for name, records in (("queries", queries), ("corpus", corpus)):
         (place / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
-    lines = [f"q{i} Q0 d{(i + n) % 1024} 1 {9 - n} t\n" for i in numbers for n in range(2)]
+    lines = [f"q{i} Q0 d{(i + n) % QUESTIONS} 1 {9 - n} t\n" for i in numbers for n in range(2)]
     (place / "run.trec").write_text("".join(lines))
     return place
 
 
 @pytest.mark.slow
-def test_a_killed_command_is_taken_up(tmp_path, compile_cache):
+def test_a_killed_command_is_taken_up_and_several_processes_share_the_work(tmp_path, compile_cache):
     place, output = many_questions(tmp_path), tmp_path / "out.jsonl"
     flags = [f"--{name}={place}/{name}.jsonl" for name in ("queries", "corpus")]
-    flags += [f"--model={START}", f"--run={place}/run.trec", f"--output={output}", "--passages=2"]
-    command = [sys.executable, "-m", "jaxir.read", *flags, "--max_new_tokens=24"]
+    flags += [f"--model={START}", f"--run={place}/run.trec", "--passages=2", "--max_new_tokens=16"]
+    together = [sys.executable, "-m", "jaxir.read", *flags, f"--output={tmp_path}/together.jsonl"]
+    command = [*together[:-1], f"--output={output}"]
     process, unfinished = subprocess.Popen(command, env=compile_cache), tmp_path / ".out.jsonl.unfinished"
     while process.poll() is None and not list(unfinished.glob("outputs-*")):
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL and not output.exists()
     windows = sorted(unfinished.glob("outputs-*"))
-    assert 0 < len(windows) < 8
+    assert 0 < len(windows) < 5
     windows[0].write_bytes(windows[0].read_bytes().replace(b"[", b'["once", ', 1))
     before = windows[0].read_bytes()
     subprocess.run(command, check=True, env=compile_cache)
     assert output.read_bytes().startswith(before), "what was there was not made again"
     assert [json.loads(line)["_id"] for line in output.read_text().splitlines()] == [
-        f"q{i}" for i in range(1024)
+        f"q{i}" for i in range(QUESTIONS)
     ]
     assert not unfinished.exists()
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        run = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free.getsockname()[1]}", "JAX_NUM_PROCESSES": "2"}
+    parts = [
+        subprocess.Popen(together, env=compile_cache | run | {"JAX_PROCESS_ID": str(i)}) for i in range(2)
+    ]
+    assert [part.wait(300) for part in parts] == [0, 0]
+    expected = output.read_bytes().replace(b'["once", ', b"[", 1)
+    assert (tmp_path / "together.jsonl").read_bytes() == expected

@@ -118,7 +118,10 @@ def write_chosen(
 
     def chosen(some: Candidates) -> dict[str, Any]:
         if by == "concat":
-            return {"text": expanded(some.question, " ".join(some.outputs)), "outputs": some.outputs}
+            return {
+                "text": expanded(some.question, " ".join(filter(None, some.outputs))),
+                "outputs": some.outputs,
+            }
         at = place - 1
         if by == "oracle":
             at = min(range(len(some.ranks)), key=lambda n: (some.ranks[n] is None, some.ranks[n] or 0))
