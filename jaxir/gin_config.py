@@ -31,7 +31,7 @@ DEFAULT = "default/"  # before a macro's name in a piece
 MISSPELT = 0.8  # so like another name that it was meant to be that one
 PLACES = ("output_dir",)  # where a run lies is no part of what it is
 PARSE_ERRORS = (
-    *(ValueError, OSError, SyntaxError, ImportError, AttributeError, NameError, TypeError),
+    *(ValueError, OSError, SyntaxError, ImportError, AttributeError, NameError, TypeError, KeyError),
     tokenize.TokenError,
 )
 UNKNOWN = inspect.Parameter.empty  # a value that only a call gives
@@ -375,6 +375,8 @@ def _explain(error: BaseException, files: Sequence[str]) -> str:
         message = f"{match[1]} has no parameter {match[2]!r}{suggest(match[2], known)}"
     elif match := re.match(r"No configurable matching '([^']+)'", message):
         message = f"nothing is called {match[1]!r}{suggest(match[1], _known_selectors())}"
+    elif match := re.search(r"Ambiguous selector '([^']+)', matches \[(.+?)\]", message):
+        message = f"{match[1]!r} may be any of {match[2]}: add the module's name before it"
     elif match := re.match(
         r"Couldn't resolve selector (\S+); <module '([^']+)'.*has no attribute (\w+)", message
     ):

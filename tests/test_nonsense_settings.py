@@ -97,7 +97,8 @@ SETTINGS = {
         "CANDIDATES": COUNT,
         "MAX_RANK": COUNT,
         "READS": ["'text'", "3"],
-        "QueryReranking.loss": OBJECT,
+        "objectives.query_reranking.QueryReranking.loss": OBJECT,
+        "QueryReranking.loss": ["@ranking.rank_margin"],  # an evaluator has the name too
     },
 }
 EVALUATORS = {
