@@ -18,6 +18,7 @@ def read(
     corpus: str,
     output: str,
     passages: Count = 100,
+    passage_length: Count | None = None,
     max_new_tokens: Count = 50,
     num_beams: Count = 1,
     batch_tokens: Count | None = None,
@@ -36,6 +37,7 @@ def read(
       corpus: corpus.jsonl[.gz] of _id, text and maybe title.
       output: the .jsonl to write, of _id and outputs, which holds the answer.
       passages: best passages of a question that are read.
+      passage_length: most tokens of a question with a passage (default: as the model says).
       max_new_tokens: most tokens of an answer.
       num_beams: beams of an answer; 1: no beam search.
       batch_tokens: tokens of all passages of the questions of a batch on one device; lower it where memory is
@@ -60,7 +62,7 @@ def read(
             corpus,
             reader.tokenizer,
             passages=passages,
-            length=settings.passage_max_length,
+            length=passage_length or settings.passage_max_length,
             prompt=settings.passage_prompt,
         )
         report = write_answers(reader, questions, output, how)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -15,8 +16,10 @@ from jaxir.data.text_data import check_data
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
 from jaxir.features import Features, TextFormat
+from jaxir.models.decoding import Decoding
 from jaxir.objectives.objective import Objective
 from jaxir.partitioning import Partitioner
+from jaxir.retrieval.encoding.generator import text_of
 
 Rows = Mapping[str, np.ndarray]  # arrays [N, ...] by name
 
@@ -44,19 +47,30 @@ class Program:
       rows: what it is run on: the same whenever it is run.
       batch_size: rows of a batch, at most.
       partitioner: the mesh.
+      chunked: whether a batch is one chunk of the objective, where that has chunks.
     """
 
     def __init__(
-        self, function: Callable[..., Any], rows: Rows, *, batch_size: int, partitioner: Partitioner
+        self,
+        function: Callable[..., Any],
+        rows: Rows,
+        *,
+        batch_size: int,
+        partitioner: Partitioner,
+        chunked: bool = False,
     ):
         self._function, self._rows, self._partitioner = function, rows, partitioner
+        self._chunked = chunked
         self._sharding = partitioner.sharding(("batch",))
         self.count = len(next(iter(rows.values())))
         divisor = partitioner.batch_divisor()
         self.size = min(batch_size, -(-self.count // divisor) * divisor)
 
-    def compile(self, plan: Any) -> None:
-        """Compiles it for a `training.state.Plan`."""
+    def compile(self, plan: Any, chunks: int) -> None:
+        """Compiles it for a `training.state.Plan`, and an objective of so many chunks."""
+        if self._chunked:
+            divisor = self._partitioner.batch_divisor()
+            self.size = -(-self.size // (chunks * divisor)) * divisor
 
         def run(params: Any, auxiliary: Any, statistics: Any, batch: Any) -> Any:
             model, beside = plan.modules(params, auxiliary, statistics)
@@ -154,12 +168,14 @@ class Bench:
         self._read.append((data, features, found))
         return found
 
-    def program(self, function: Callable[..., Any], rows: Rows) -> Program:
+    def program(self, function: Callable[..., Any], rows: Rows, *, chunked: bool = False) -> Program:
         """Returns a program of (model, auxiliary, batch) on `rows`; it is compiled before the first step.
 
-        The function is traced once and may say what is constant: `lambda model, _, batch: ...`.
+        The function is traced once and may say what is constant: `lambda model, _, batch: ...`. With
+        `chunked` it is run on one chunk of the objective at a time.
         """
-        made = Program(function, rows, batch_size=self.batch_size, partitioner=self.partitioner)
+        sizes = {"batch_size": self.batch_size, "partitioner": self.partitioner}
+        made = Program(function, rows, **sizes, chunked=chunked)
         self._programs.append(made)
         return made
 
@@ -168,10 +184,20 @@ class Bench:
         encode = self.program(lambda model, _, batch: model.encode(batch["ids"], tower=tower), {"ids": ids})
         return encode.of_rows
 
+    def texts(self, ids: np.ndarray, how: Decoding) -> Callable[[State], list[str]]:
+        """Returns state -> the first text that a generator writes for each source [N, (P,) L]."""
+
+        def write(model: Any, _: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
+            tokens = model.generate(batch["source_ids"], how)[:, 0]
+            return jnp.where(tokens == model.config.eos_id, 0, tokens)
+
+        program = self.program(write, {"source_ids": ids}, chunked=True)
+        return lambda state: [text_of(tokens, self.tokenizer) for tokens in program.of_rows(state)]
+
     def compile(self, plan: Any) -> None:
         """Compiles all programs for a `training.state.Plan`."""
         for program in self._programs:
-            program.compile(plan)
+            program.compile(plan, getattr(self.objective, "chunks", 1))
 
 
 def read_rows(data: Any, count: int | None = None) -> list[Mapping[str, np.ndarray]]:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxir.errors import UserError
@@ -59,16 +55,11 @@ class Generation(Evaluator):
         targets = [text_of(row["target_ids"], bench.tokenizer) for row in rows]
         how = Decoding(max_new_tokens=self.max_new_tokens, num_beams=self.num_beams)
 
-        def write(model: Any, _: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
-            tokens = model.generate(batch["source_ids"], how)[:, 0]
-            return jnp.where(tokens == model.config.eos_id, 0, tokens)
-
-        program = bench.program(write, {"source_ids": stack([row["source_ids"] for row in rows])})
+        write = bench.texts(stack([row["source_ids"] for row in rows]), how)
         scorer = RougeScorer(["rougeL"])
 
         def measure(state: State) -> dict[str, float]:
-            written = [text_of(tokens, bench.tokenizer) for tokens in program.of_rows(state)]
-            pairs = list(zip(targets, written, strict=True))
+            pairs = list(zip(targets, write(state), strict=True))
             return {
                 "rougeL": float(np.mean([scorer.score(*pair)["rougeL"].fmeasure for pair in pairs])),
                 "exact_match": float(np.mean([exact_match(text, [target]) for target, text in pairs])),

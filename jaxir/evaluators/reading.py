@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxir.errors import UserError
@@ -17,7 +14,6 @@ from jaxir.evaluators.evaluator import Evaluator, Prepared
 from jaxir.models.decoding import Decoding
 from jaxir.objectives.reader import FusionInDecoder
 from jaxir.retrieval.answering.answered import AnsweredQuestions
-from jaxir.retrieval.encoding.generator import text_of
 from jaxir.simple_types import Count, checked
 
 
@@ -54,14 +50,9 @@ class Reading(Evaluator):
         answers = dict(zip(ids, data.answers, strict=True))
         how = Decoding(max_new_tokens=self.max_new_tokens, num_beams=self.num_beams)
 
-        def write(model: Any, _: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
-            tokens = model.generate(batch["source_ids"], how)[:, 0]
-            return jnp.where(tokens == model.config.eos_id, 0, tokens)
-
-        program = bench.program(write, {"source_ids": data.questions.sources(np.arange(len(ids)))})
+        write = bench.texts(data.questions.sources(np.arange(len(ids))), how)
 
         def measure(state: State) -> Mapping[str, float]:
-            written = (text_of(tokens, bench.tokenizer) for tokens in program.of_rows(state))
-            return score_answers(dict(zip(ids, written, strict=True)), answers).values
+            return score_answers(dict(zip(ids, write(state), strict=True)), answers).values
 
         return Prepared(measure, data.fingerprint)

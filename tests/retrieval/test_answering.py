@@ -1,5 +1,6 @@
 """What a reader reads: questions joined with their passages, answers drawn, files that do not go together."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -143,6 +144,27 @@ def test_batches_that_cannot_be_cost_a_sentence(data):
     with pytest.raises(UserError, match="reads the field 'passages', but the data have only query, passage"):
         ArrayDataset.from_records(records, Tokenizer.load(GOLDEN), FusionInDecoder().features(FORM))
     assert dev_questions(None, "x", "y") is None
+
+
+def test_one_run_over_all_questions_is_split_as_they_are_judged(folder, data, capsys):
+    tokenizer, features = Tokenizer.load(GOLDEN), FusionInDecoder(passages=2).features(FORM)
+    (folder / "qrels").mkdir()
+    for split, judged in {"train": ["q2", "q3", "q0"], "dev": ["q1"], "test": ["q3"]}.items():
+        lines = "".join(f"{query_id}\td0\t1\n" for query_id in judged)
+        (folder / f"qrels/{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + lines)
+
+    def read_of(split):
+        return dataclasses.replace(data, split=split).build(tokenizer, features).questions.ids
+
+    assert read_of("train") == ["q0", "q2"] and "1 of 3 questions of" in capsys.readouterr().err
+    assert read_of("dev") == ["q1"] and not capsys.readouterr().err
+    assert read_of(None) == ["q0", "q1", "q2"]
+    with pytest.raises(UserError, match="no split 'tran'"):
+        read_of("tran")
+    with pytest.raises(UserError, match="passages of other questions only"):
+        read_of("test")
+    dev = dev_questions(data.run, data.directory, data.answers, "dev")
+    assert dev.build(tokenizer, features).questions.ids == ["q1"]
 
 
 def line_of(name: str, record: dict):

@@ -31,19 +31,23 @@ class AnsweredQuestions(TextData):
     Attributes:
       run: TREC run file over queries of the folder, of any retriever.
       directory: a BEIR folder, which has the queries and the corpus.
-      answers: lines of {"_id", "answers"}, for all questions of the run; others are passed over.
+      answers: lines of {"_id", "answers"}, for all questions that are read; others are passed over.
+      split: those of the run are read that the folder's qrels/SPLIT.tsv judges, all where the folder has no
+        judgements; None: all.
     """
 
     run: str
     directory: str
     answers: str
+    split: str | None = None
 
     def dataset(self, tokenizer: Tokenizer, features: Features, on_bad_input: OnBadInput) -> AnsweredDataset:
         """Reads and tokenises all files.
 
         Raises:
           BadInputError: a malformed line.
-          UserError: as `read_questions`, a question has no answers, or the objective reads something else.
+          UserError: as `read_questions`, there is no such split, a question has no answers, or the objective
+            reads something else.
         """
         fields = {f.field: f for f in features.values() if isinstance(f, Tokens)}
         if len(features) != 2 or fields.keys() != {PASSAGES, ANSWER} or fields[PASSAGES].count is None:
@@ -54,6 +58,7 @@ class AnsweredQuestions(TextData):
         source, target = fields[PASSAGES], fields[ANSWER]
         folder = BeirFolder(self.directory, on_bad_input)
         answers = read_answers(self.answers)
+        split = self.split if folder.splits else None
         questions = read_questions(
             self.run,
             folder.queries_path,
@@ -62,6 +67,7 @@ class AnsweredQuestions(TextData):
             passages=source.count,
             length=source.length,
             prompt=source.prompt,
+            of=None if split is None else {judged.query_id for judged in folder.qrels(split)},
             on_bad_input=on_bad_input,
         )
         if lacking := [query_id for query_id in questions.ids if query_id not in answers]:
@@ -76,9 +82,13 @@ class AnsweredQuestions(TextData):
         return AnsweredDataset(features, questions, texts, builder.table(), rows, offsets)
 
 
-def dev_questions(run: str | None, directory: str, answers: str) -> AnsweredQuestions | None:
+def dev_questions(
+    run: str | None, directory: str, answers: str, split: str | None = None
+) -> AnsweredQuestions | None:
     """Returns what a reader is evaluated on while it trains; without a run None, for nothing."""
-    return None if run is None else AnsweredQuestions(run=run, directory=directory, answers=answers)
+    if run is None:
+        return None
+    return AnsweredQuestions(run=run, directory=directory, answers=answers, split=split)
 
 
 class AnsweredDataset:

@@ -11,9 +11,11 @@ joined as they are needed; to a tokenizer that splits words at spaces, as T5's, 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
+import jax
 import numpy as np
 
 from jaxir.data import fingerprints
@@ -73,22 +75,28 @@ class Questions:
 
     def sources(self, examples: np.ndarray) -> np.ndarray:
         """Returns the ids of questions [B] joined with their passages, int32 [B, P, length], 0 is padding."""
-        rows = self._found[examples]
-        starts, sizes = (x[:, None, None] for x in _places(self._questions, examples))
-        passage_starts, passage_sizes = (x[..., None] for x in _places(self._passages, np.maximum(rows, 0)))
-        columns = np.arange(self.length)
-        behind = columns - sizes
+        sources = np.empty((len(examples), self.passages, self.length), np.int32)
+        for source, example in zip(sources, examples, strict=True):  # one by one: places are int64
+            source[:] = self._source(example)
+        return sources
+
+    def _source(self, example: int) -> np.ndarray:
+        """Returns those of one question, [P, length]."""
+        rows, columns = self._found[example][:, None], np.arange(self.length)
+        start, size = _places(self._questions, example)
+        passage_starts, passage_sizes = _places(self._passages, np.maximum(rows, 0))
+        behind = columns - size
         ids = np.where(
             behind < 0,
-            self._questions.flat.take(starts + columns, mode="clip"),
+            self._questions.flat.take(start + columns, mode="clip"),
             self._passages.flat.take(passage_starts + behind, mode="clip"),
-        ).astype(np.int32)
-        total = np.minimum(sizes + passage_sizes, self.length - 1)
+        )
+        total = np.minimum(size + passage_sizes, self.length - 1)
         ids = np.where(columns < total, ids, np.where(columns == total, self._end, 0))
-        return np.where(rows[..., None] == NONE, 0, ids).astype(np.int32)
+        return np.where(rows == NONE, 0, ids)
 
 
-def _places(table: TextTable, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _places(table: TextTable, rows: Any) -> tuple[np.ndarray, np.ndarray]:
     """Returns where texts begin and how many tokens they have, without their end."""
     return table.offsets[rows], table.offsets[rows + 1] - table.offsets[rows] - 1
 
@@ -108,6 +116,7 @@ def read_questions(
     passages: int,
     length: int,
     prompt: str = "",
+    of: Collection[str] | None = None,
     on_bad_input: OnBadInput | None = None,
 ) -> Questions:
     """Reads the questions of a run with the best passages of each; of the texts none is kept.
@@ -123,16 +132,23 @@ def read_questions(
       passages: P, of a question.
       length: most tokens of a question with a passage.
       prompt: put before each.
+      of: ids of the questions that count; the others of both files are passed over. None: all count.
       on_bad_input: what to do with malformed lines of the last two files; None: stop.
 
     Raises:
       BadInputError: a malformed line.
-      UserError: a file is missing or lacks a query or document of the run, no question has so many passages,
-        or questions leave no room for passages.
+      UserError: a file is missing or lacks a query or document of the run, none counts, none has so many
+        passages, or questions leave no room for passages.
     """
     collector = on_bad_input or OnBadInput("stop")
     end = _end_of(tokenizer)
-    best = {query_id: rank(found)[:passages] for query_id, found in read_run_by_query(run)}
+    best = {
+        query_id: rank(found)[:passages]
+        for query_id, found in read_run_by_query(run)
+        if of is None or query_id in of
+    }
+    if not best:
+        raise UserError(f"{run} has passages of other questions only: none is of the split")
     deepest = max(map(len, best.values()))
     if deepest < passages:
         raise UserError(
@@ -145,11 +161,11 @@ def read_questions(
         if query.id in best:
             asked.row(query.id, f"question: {query.text}")
             ids.append(query.id)
-        else:
+        elif of is None or query.id in of:
             others += 1
     if lacking := best.keys() - set(ids):
         raise UserError(f"{queries}: it lacks {min(lacking)!r}, a query of the run {run}")
-    if others:
+    if others and jax.process_index() == 0:
         print(
             f"{others:,} of {others + len(ids):,} questions of {queries} have no passages in {run}: they are"
             " not read",

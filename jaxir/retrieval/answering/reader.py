@@ -19,6 +19,7 @@ from jaxir.retrieval.encoding.generator import Generator
 from jaxir.retrieval.encoding.outputs_file import made_by
 from jaxir.retrieval.encoding.windowed_file import OutputsReport, write_windows
 
+_MULTIPLE = 8  # of tokens that a question's passages are padded to, so that few programs are compiled
 WINDOW = 128  # questions that are batched together, and lost at most by an interruption
 
 
@@ -63,6 +64,7 @@ class Reader(Generator):
         # end pads each passage, so that a question is as long as its longest one in any batch.
         sources = questions.sources(examples)
         longest = (sources != 0).sum(-1).max(-1)
+        longest = np.minimum(-(-longest // _MULTIPLE) * _MULTIPLE, questions.length)
         tokens = self.runner.run(
             _answers(how, questions.passages),
             [ids[:, :length].T.reshape(-1) for ids, length in zip(sources, longest, strict=True)],
@@ -110,7 +112,12 @@ def write_answers(
 
     return write_windows(
         local_path(output, "written to"),
-        {"input": questions.fingerprint, "window": window, **made_by(reader, how)},
+        {
+            **made_by(reader, how),
+            "max_length": questions.length,
+            "input": questions.fingerprint,
+            "window": window,
+        },
         (_Asked(query_id, number) for number, query_id in enumerate(questions.ids)),
         make,
         count=count,

@@ -149,6 +149,8 @@ def _begin(unfinished: Path, made: Mapping[str, Any], output: Path) -> None:
                     f" {value!r:.40}): give the same to finish it, or remove {unfinished}"
                 )
         return
+    for left in unfinished.glob("outputs-*.jsonl"):  # of a run that was killed while it removed them
+        left.unlink()
     with atomic_file(unfinished / MADE) as file:
         file.write(_line(made))
 
