@@ -27,12 +27,11 @@ from jaxir.data.lines import (
     parsed_lines,
     string_field,
 )
-from jaxir.data.sources import Document, read_corpus, read_queries
+from jaxir.data.sources import Document, read_queries, read_wanted
 from jaxir.data.text_data import RecordSource
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
 from jaxir.features import Features, Record
-from jaxir.progress import progress
 from jaxir.simple_types import Count, Natural, checked, fits
 
 
@@ -163,13 +162,10 @@ def read_passages(corpus: str | Path, wanted: set[str]) -> dict[str, Document]:
     """Reads passages by id; the corpus is not held.
 
     Raises:
+      BadInputError: a malformed line, or a passage comes twice.
       UserError: the corpus lacks one.
     """
-    documents = progress(read_corpus(corpus, unique=False), what="reading passages", unit="documents")
-    found = {document.id: document for document in documents if document.id in wanted}
-    if lacking := wanted - found.keys():
-        raise UserError(f"{corpus}: it lacks {min(lacking)!r}, which a query found ({len(lacking)} of those)")
-    return found
+    return {document.id: document for document in read_wanted(corpus, wanted, named_by="a query found")}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

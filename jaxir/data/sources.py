@@ -22,7 +22,7 @@ from jaxir.data.lines import (
     parsed_lines,
     string_field,
 )
-from jaxir.errors import UserError, suggest
+from jaxir.errors import BadInputError, UserError, suggest
 from jaxir.features import Record
 from jaxir.files import local_path
 from jaxir.progress import progress
@@ -140,6 +140,36 @@ def read_corpus(
     yield from parsed_lines(path, parse, collector)
     if collector is not on_bad_input:
         collector.report()
+
+
+def read_wanted(
+    path: str | Path, wanted: Collection[str], on_bad_input: OnBadInput | Policy = "stop", *, named_by: str
+) -> Iterator[Document]:
+    """Yields some documents of a corpus, in its order, under a progress bar; no other is held.
+
+    Args:
+      path: the file.
+      wanted: their ids.
+      on_bad_input: what to do with a malformed line.
+      named_by: what names them: "a query found", say.
+
+    Raises:
+      BadInputError: a malformed line, or one of them comes a second time.
+      UserError: the corpus lacks one.
+    """
+    found: set[str] = set()
+    documents = read_corpus(path, on_bad_input, unique=False)
+    for document in progress(documents, what="reading passages", unit="documents"):
+        if document.id in wanted:
+            if document.id in found:
+                raise BadInputError(path, None, f"duplicate id {document.id!r}")
+            found.add(document.id)
+            yield document
+    if lacking := set(wanted) - found:
+        raise UserError(
+            f"{path}: it lacks {min(lacking)!r}, which {named_by} ({len(lacking):,} of {len(wanted):,}"
+            " documents): is it of this corpus?"
+        )
 
 
 def read_queries(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") -> Iterator[Query]:

@@ -66,7 +66,7 @@ class Program:
         divisor = partitioner.batch_divisor()
         self.size = min(batch_size, -(-self.count // divisor) * divisor)
 
-    def compile(self, plan: Any, chunks: int) -> None:
+    def compile(self, plan: Any, chunks: int = 1) -> None:
         """Compiles it for a `training.state.Plan`, and an objective of so many chunks."""
         if self._chunked:
             divisor = self._partitioner.batch_divisor()

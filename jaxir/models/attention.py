@@ -225,6 +225,7 @@ def attention(
     *,
     mask: Bool[Array, "B S"],
     bias: Float[Array, "#B H T S"] | None,
+    bias_of_text: bool = False,
     scale: float,
     causal: bool = False,
     window: int | Int[Array, ""] | None = None,
@@ -240,7 +241,8 @@ def attention(
       key: [B, S, G, K]: head h of the queries reads head h // (H / G).
       value: likewise.
       mask: [B, S], true at real tokens. Padding is on the right.
-      bias: [1, H, T, S] added to the logits, [B, H, T, S] where each text has its own, or None.
+      bias: [1, H, T, S] added to the logits, or None.
+      bias_of_text: whether each text has its own instead, [B, H, T, S].
       scale: factor of the logits; 1.0 for T5.
       causal: whether a position sees none after it.
       window: a position sees those at a distance of at most this; None for all.
@@ -254,7 +256,11 @@ def attention(
     """
     dropped = dropout_key is not None and dropout_rate > 0.0
     near = _near(query, key, causal=causal, window=window, start=start)
-    if not dropped and not crossed and near is None and _cudnn_allows(query, key, bias):
+    if bias is not None and len(bias) > 1 and not bias_of_text:
+        raise ValueError(f"a bias of {len(bias)} texts: say bias_of_text=True")
+    # A bias of each text would get no gradient from cuDNN.
+    fused = not dropped and not crossed and not bias_of_text and near is None
+    if fused and _cudnn_allows(query, key, bias):
         # A row of padding alone attends to its first position, lest a softmax over nothing give NaN.
         lengths = jnp.maximum(mask.sum(-1, dtype=jnp.int32), 1)
         return jax.nn.dot_product_attention(
@@ -304,8 +310,7 @@ def _cudnn_allows(query: jax.Array, key: jax.Array, bias: jax.Array | None) -> b
         and key.shape == query.shape
         and head_dim % 8 == 0
         and head_dim <= 128
-        # A bias of each text would get no gradient there.
-        and (bias is None or (length % 2 == 0 and len(bias) == 1))
+        and (bias is None or length % 2 == 0)
     )
 
 

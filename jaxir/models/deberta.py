@@ -334,7 +334,8 @@ class DisentangledAttention(Attention):
             terms.append(met.swapaxes(2, 3))
         bias = sum(terms) * self.scale if terms else None
         dropped = {"dropout_rate": self.dropout_rate, "dropout_key": weights_key}
-        y = attention(query, keys, value, mask=mask, bias=bias, scale=self.scale, **dropped)
+        shared = {"mask": mask, "scale": self.scale, **dropped}
+        y = attention(query, keys, value, bias=bias, bias_of_text=bool(terms), **shared)
         return self.out(y.reshape(*x.shape[:2], -1))
 
     def _of(

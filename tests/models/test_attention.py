@@ -268,3 +268,16 @@ def test_no_kernel_takes_a_memorys_padding_for_that_of_the_queries(monkeypatch):
     np.testing.assert_array_equal(module.recall(x, module.remember(memory), mask), expected)
     with pytest.raises(Exception, match=r"(?i)cudnn"):
         module(x, mask, key=None)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_no_kernel_takes_a_texts_own_bias(monkeypatch, rows):
+    """cuDNN's gives it no gradient; in a batch of one text it looks like one that all texts share."""
+    heads, bias = jnp.asarray(normal(rows, 4, 2, 8), jnp.bfloat16), jnp.asarray(normal(rows, 2, 4, 4))
+    shared = {"mask": jnp.ones((rows, 4), bool), "scale": 0.5}
+    expected = attention(heads, heads, heads, bias=bias, bias_of_text=True, **shared)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")  # where there is none: cuDNN's kernel fails
+    found = attention(heads, heads, heads, bias=bias, bias_of_text=True, **shared)
+    np.testing.assert_array_equal(found, expected)
+    with pytest.raises(Exception, match=r"(?i)cudnn|bias of 2 texts"):
+        attention(heads, heads, heads, bias=bias, **shared)

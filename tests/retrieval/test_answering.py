@@ -191,6 +191,10 @@ BAD = {
         lambda f: jsonl(f / "corpus.jsonl", [{"_id": "x", "text": "y"}]),
         r"corpus.jsonl: it lacks 'd0', .* \(4 of 4 documents\): is it of this corpus\?",
     ),
+    "a document twice": (
+        line_of("corpus.jsonl", {"_id": "d1", "text": "another"}),
+        "corpus.jsonl: duplicate id 'd1'",
+    ),
     "no answers": (without("answers.jsonl", "q1"), r"no answers of 'q1', a question of .* \(1 of 3\)"),
     "an answer that is empty": (
         line_of("answers.jsonl", {"_id": "q7", "answers": []}),

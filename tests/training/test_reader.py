@@ -113,7 +113,7 @@ def test_bad_input_costs_one_sentence(folder, tmp_path, capsys, flags, sentence)
     assert not list(tmp_path.iterdir())
 
 
-def test_the_authors_checkpoints_are_read(tmp_path):
+def test_the_authors_checkpoints_are_read(tmp_path, capsys):
     """facebookresearch/FiD saves T5's encoder, and each of its blocks, in a wrapper."""
     theirs = shutil.copytree(GOLDEN / "seq2seq_1_0", tmp_path / "theirs")
     tensors = safetensors.numpy.load_file(theirs / "model.safetensors")
@@ -127,11 +127,14 @@ def test_the_authors_checkpoints_are_read(tmp_path):
 
     renamed = {wrapped(name): value for name, value in tensors.items()}
     renamed["encoder.encoder.embed_tokens.weight"] = tensors["shared.weight"].copy()
+    bias = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+    renamed[bias] = np.ones((32, 4), np.float32)
     assert sum(".module." in name for name in renamed) > 10
     safetensors.numpy.save_file(renamed, theirs / "model.safetensors")
-    found, expected = (
-        model_dir.load(f"hf:{place}", kind="seq2seq") for place in (theirs, GOLDEN / "seq2seq_1_0")
-    )
+    expected = model_dir.load(f"hf:{GOLDEN / 'seq2seq_1_0'}", kind="seq2seq")
+    assert bias not in capsys.readouterr().err
+    found = model_dir.load(f"hf:{theirs}", kind="seq2seq")
+    assert f"warning: {theirs}: {bias}, a bias" in capsys.readouterr().err
     assert found.fingerprint == expected.fingerprint
 
 

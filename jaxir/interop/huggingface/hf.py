@@ -218,6 +218,11 @@ def _taken_apart(
     return params
 
 
+def is_wrapped(name: str) -> bool:
+    """Whether a tensor is named as Fusion-in-Decoder's code names those of T5's encoder."""
+    return _WRAPPED.match(name) is not None
+
+
 def modern(name: str) -> str:
     """Returns a tensor's name of today.
 

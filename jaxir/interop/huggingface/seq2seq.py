@@ -1,8 +1,11 @@
 """Generators from Hugging Face's folders of T5 with its decoder (T5ForConditionalGeneration), and back."""
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import jax
 
 from jaxir.errors import UserError
 from jaxir.interop import stored
@@ -16,6 +19,8 @@ from jaxir.models.seq2seq import START, Seq2SeqConfig
 from jaxir.models.t5 import T5Config
 
 _HEAD = "lm_head.weight"
+# Fusion-in-Decoder's code adds it to the scores of cross-attention, in every block.
+_CROSS_BIAS = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 
 
 def read(directory: Path) -> StoredModel:
@@ -31,6 +36,13 @@ def read(directory: Path) -> StoredModel:
     if not any(name.startswith("decoder.block.") for name in names):
         raise UserError(f"{directory}: no decoder among its weights, only an encoder")
     config = _config(path, content, encoder.config, has_head=_HEAD in names)
+    # T5's own folders may hold it too, where it means nothing.
+    if _CROSS_BIAS in names and any(map(hf.is_wrapped, names)) and jax.process_index() == 0:
+        print(
+            f"warning: {directory}: {_CROSS_BIAS}, a bias of cross-attention that its authors' code adds, is"
+            " left out: answers may differ a little from theirs",
+            file=sys.stderr,
+        )
     params = {f"encoder.{name}": value for name, value in encoder.params.items()}
     return StoredModel(
         config=config,

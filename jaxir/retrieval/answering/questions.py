@@ -20,11 +20,10 @@ import numpy as np
 
 from jaxir.data import fingerprints
 from jaxir.data.lines import OnBadInput
-from jaxir.data.sources import Document, read_corpus, read_queries
+from jaxir.data.sources import Document, read_queries, read_wanted
 from jaxir.data.text_table import TableBuilder, TextTable
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
-from jaxir.progress import progress
 from jaxir.retrieval.ranking.runs import rank, read_run_by_query
 
 NONE = -1  # in place of a passage
@@ -195,15 +194,8 @@ def _tokenised(
     """Returns the tokens of the documents that were found, and their rows by id."""
     wanted = set().union(*best.values())
     builder, row_of = TableBuilder(tokenizer, length, "", what="passages"), {}
-    documents = read_corpus(corpus, collector, unique=False)
-    for document in progress(documents, what="reading passages", unit="documents"):
-        if document.id in wanted:
-            row_of[document.id] = builder.row(document.id, passage_text(document))
-    if lacking := wanted - row_of.keys():
-        raise UserError(
-            f"{corpus}: it lacks {min(lacking)!r}, which the run {run} has found ({len(lacking):,} of"
-            f" {len(wanted):,} documents): is it of this corpus?"
-        )
+    for document in read_wanted(corpus, wanted, collector, named_by=f"the run {run} has found"):
+        row_of[document.id] = builder.row(document.id, passage_text(document))
     return builder.table(), row_of
 
 

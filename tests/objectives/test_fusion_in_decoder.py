@@ -1,0 +1,113 @@
+"""Training a reader: its loss by hand, in chunks, with dropout; and how many questions it answers at once."""
+
+import dataclasses
+import functools
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxir.evaluators.bench import Bench
+from jaxir.features import TextFormat
+from jaxir.interop import model_dir
+from jaxir.models import layers
+from jaxir.models.decoding import Decoding
+from jaxir.objectives.reader import FusionInDecoder
+from jaxir.partitioning import MeshConfig
+from jaxir.training.optimizers import AdamW
+from jaxir.training.state import initial_state, plan_state
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "seq2seq_1_0"
+pytestmark = pytest.mark.usefixtures("few_optimizations")
+
+
+@pytest.fixture(scope="module")
+def golden():
+    return dict(np.load(GOLDEN / "reader.npz"))
+
+
+@pytest.fixture(scope="module")
+def model():
+    """With dropout, which only a key turns on."""
+    read = model_dir.load(f"hf:{GOLDEN}", kind="seq2seq").model
+    backbone = dataclasses.replace(read.config.backbone, dropout_rate=0.2)
+    made = dataclasses.replace(read.config, backbone=backbone).make(rngs=nnx.Rngs(0))
+    nnx.update(made, nnx.state(read, nnx.Param))
+    return made
+
+
+@pytest.fixture(scope="module")
+def step(model, golden):
+    graph, state = nnx.split(model)
+    batch = {name: jnp.asarray(golden[name]) for name in ("source_ids", "target_ids")}
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def of(chunks, key=None):
+        def loss(state):
+            return FusionInDecoder(passages=3, chunks=chunks)(nnx.merge(graph, state), batch, key)
+
+        return jax.value_and_grad(loss, has_aux=True)(state)
+
+    return of
+
+
+def test_the_loss_is_the_mean_cross_entropy_of_all_tokens_of_transformers_logits(step, golden):
+    target, logits = golden["target_ids"], golden["logits"].astype(np.float64)
+    probabilities = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    right = np.take_along_axis(probabilities, target[..., None], -1)[..., 0]
+    assert len(set((target != 0).sum(1))) > 1, "a mean over questions would be something else"
+    (loss, _), _ = step(1)
+    np.testing.assert_allclose(loss, -np.log(right[target != 0]).mean(), rtol=1e-5)
+
+
+def test_chunks_change_nothing_and_dropout_does(step):
+    (loss, _), gradients = step(1)
+    (again, _), chunked = step(2)
+    np.testing.assert_allclose(again, loss, rtol=1e-6)
+    sizes = []
+    for one, other in zip(jax.tree.leaves(gradients), jax.tree.leaves(chunked), strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-6)
+        sizes.append(float(jnp.abs(one).max()))
+    assert min(sizes) > 0, "nothing is left untrained"
+    losses = {float(step(1, jax.random.key(seed))[0][0]) for seed in (0, 1)} | {float(loss)}
+    assert len(losses) == 3 and max(losses) - min(losses) > 1e-3
+
+
+class Echo(nnx.Module):
+    """Writes what it reads, and remembers how much it read at once."""
+
+    config = SimpleNamespace(eos_id=1)
+    read: tuple[list[tuple[int, ...]]] = ([],)
+
+    def __init__(self):
+        self.weight = layers.param(jnp.zeros([8]), "mlp")
+
+    def generate(self, ids, how):
+        self.read[0].append(ids.shape)
+        return ids[:, :1]
+
+
+@pytest.mark.parametrize(("chunks", "devices", "rows"), [(1, 1, 8), (4, 1, 2), (4, 4, 4)])
+def test_answers_are_written_for_one_chunk_of_questions_at_a_time(chunks, devices, rows):
+    bench = Bench(
+        tokenizer=SimpleNamespace(decode=lambda ids: " ".join(str(number) for number in ids)),
+        form=TextFormat(4, 6),
+        objective=FusionInDecoder(chunks="auto"),
+        training_data=None,
+        batch_size=8,
+        partitioner=MeshConfig().build(jax.devices()[:devices]),
+    )
+    ids = np.arange(2, 2 + 11 * 2 * 3, dtype=np.int32).reshape(11, 2, 3)
+    write = bench.texts(ids, Decoding(max_new_tokens=3))
+    bench.objective = dataclasses.replace(bench.objective, chunks=chunks)  # as the loop does
+    model, transform = Echo(), AdamW().build(1).transform
+    plan = plan_state(model, transform, bench.partitioner)
+    model.read[0].clear()
+    bench.compile(plan)
+    assert model.read[0] == [(rows, 2, 3)]
+    expected = [" ".join(str(number) for number in passages[0]) for passages in ids]
+    assert write(initial_state(model, transform, plan)) == expected
