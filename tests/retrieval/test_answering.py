@@ -262,6 +262,18 @@ def test_answers_are_the_models_whatever_the_batch_and_the_devices(loaded, many)
     assert all_.answer(many, examples, HOW) == expected
 
 
+@pytest.mark.usefixtures("many")
+def test_few_lengths_are_read(loaded, folder, monkeypatch):
+    reader, lengths = Reader(loaded, spec="x", devices=jax.devices()[:1]), []
+    monkeypatch.setattr(reader.runner, "run", lambda _, rows, **__: lengths.extend(map(len, rows)) or [])
+    questions = read(folder, reader.tokenizer, length=61)
+    reader.answer(questions, np.arange(11), HOW)
+    found = [length // questions.passages for length in lengths]
+    longest = (questions.sources(np.arange(11)) != 0).sum(-1).max(-1).tolist()
+    assert len(set(found)) < len(set(longest)) and max(longest) == 61
+    assert found == [min(-(-length // 8) * 8, 61) for length in longest]
+
+
 @pytest.mark.usefixtures("few_optimizations")
 def test_what_was_interrupted_is_taken_up_and_ends_the_same(loaded, many, tmp_path, monkeypatch):
     reader = Reader(loaded, spec="x", devices=jax.devices()[:1])
@@ -284,5 +296,7 @@ def test_what_was_interrupted_is_taken_up_and_ends_the_same(loaded, many, tmp_pa
     assert not cut.exists()
     with pytest.raises(UserError, match="was begun with another num_beams"):
         write_answers(reader, many, cut, Decoding(max_new_tokens=8, num_beams=2), window=4)
+    with pytest.raises(UserError, match="was begun with another max_length"):
+        write_answers(reader, read(tmp_path, reader.tokenizer, length=32), cut, HOW, window=4)
     write_answers(reader, many, cut, HOW, window=4)
     assert calls == [4, 4, 4, 3] and cut.read_bytes() == whole.read_bytes()

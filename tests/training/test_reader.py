@@ -102,6 +102,7 @@ def test_a_resumed_run_ends_with_the_same_bits(folder, tmp_path, capsys):
     ("flags", "sentence"),
     [
         (["--passages=3"], "has at most 2 passages of a question, and 3 are to be read"),
+        (["--passages=2", "--passage_length=4"], "leave no room for passages in 4 tokens"),
         (["--passages=2", "--run=nowhere.trec"], "nowhere.trec: no such run file"),
         (["--passages=2", f"--model=hf:{GOLDEN / 'bert'}"], "model_type 'bert' is no generator"),
     ],
