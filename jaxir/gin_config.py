@@ -154,7 +154,7 @@ def _quote(binding: str) -> str:
         ast.literal_eval(value)
         return binding
     except (ValueError, SyntaxError):
-        bare = not re.search(r"[@%\[\](){}'\"]", value)
+        bare = not re.search(r"^[@%]|[\[\](){}'\"]", value)
         return f"{name}={value!r}" if bare else binding
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxir.data.candidates import QueryCandidates
+from jaxir.data.lines import OnBadInput
 from jaxir.errors import UserError
 from jaxir.evaluators.bench import Bench, State, stack
 from jaxir.evaluators.evaluator import Evaluator, Prepared
@@ -38,11 +39,18 @@ class QueryReranking(Evaluator):
         """Reads the data; see `Evaluator`.
 
         Raises:
-          UserError: they are none, or no candidates, or the model reads pairs.
+          UserError: they are none, or no candidates, or were not searched deep enough for Success@20, or the
+            model reads pairs.
         """
         if not isinstance(self.data, QueryCandidates):
             raise UserError("query reranking is measured on candidates: give it some (DEV_CANDIDATES)")
-        count = max(len(some.outputs) for some in self.data.questions(bench.on_bad_input))
+        questions = list(self.data.questions(OnBadInput("skip")))  # what is malformed is told below
+        if (depth := min((some.depth for some in questions), default=max(CUTS))) < max(CUTS):
+            raise UserError(
+                f"{self.data.path}: Success@{max(CUTS)} wants candidates that were searched that deep, not to"
+                f" {depth}: jaxir.expand retrieve --depth={max(CUTS)}, or more"
+            )
+        count = max((len(some.outputs) for some in questions), default=1)
         rows, told = bench.examples(self.data, query_features(bench.form, count))
         names = [name for name in rows[0] if name.endswith("_ids")]
         ranks = np.stack([row["ranks"] for row in rows])

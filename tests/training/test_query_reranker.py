@@ -101,6 +101,24 @@ def rerank(folder, kind, model, output, *more):
     return cli.main("jaxir.expand:rerank", [*flags, *corpus, *more])
 
 
+def test_candidates_that_were_not_searched_deep_enough_are_no_measure(folder, tmp_path, capsys):
+    """Else what finds nothing, with the rank after the last, would count as found."""
+    lines = [json.loads(line) for line in (folder / "ri-dev.jsonl").read_text().splitlines()]
+    shallow = [
+        line | {"depth": 10, "ranks": [rank if rank and rank <= 10 else None for rank in line["ranks"]]}
+        for line in lines
+    ]
+    (tmp_path / "dev.jsonl").write_text("".join(json.dumps(line) + "\n" for line in shallow))
+    more = [
+        *evaluated(folder, "ri"),
+        f"--gin.DEV_CANDIDATES={tmp_path}/dev.jsonl",
+        "--gin.DEV_METRIC=Success@5",
+    ]
+    assert train(folder, "ri", tmp_path / "run", "--steps=3", *more) == 1
+    assert "Success@20 wants candidates that were searched that deep, not to 10" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_learns_which_expansion_finds_the_answer(folder, tmp_path, kind):
