@@ -256,8 +256,8 @@ def attention(
     """
     dropped = dropout_key is not None and dropout_rate > 0.0
     near = _near(query, key, causal=causal, window=window, start=start)
-    if bias is not None and len(bias) > 1 and not bias_of_text:
-        raise ValueError(f"a bias of {len(bias)} texts: say bias_of_text=True")
+    if bias is not None and not bias_of_text and bias.shape[0] != 1:
+        raise ValueError(f"a bias of {bias.shape[0]} texts: say bias_of_text=True")
     # A bias of each text would get no gradient from cuDNN.
     fused = not dropped and not crossed and not bias_of_text and near is None
     if fused and _cudnn_allows(query, key, bias):

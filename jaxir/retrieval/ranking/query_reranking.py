@@ -101,7 +101,7 @@ def write_reranked(
 def write_chosen(
     questions: Sequence[Candidates], output: str | Path, *, by: By, place: int = 1
 ) -> OutputsReport | None:
-    """Writes a query of each question that has one, as queries.jsonl: `_id`, `text`.
+    """Writes a query of each question that has one, as queries.jsonl and, but for "concat", as candidates.
 
     Args:
       questions: with their candidates.
@@ -125,7 +125,7 @@ def write_chosen(
         at = place - 1
         if by == "oracle":
             at = min(range(len(some.ranks)), key=lambda n: (some.ranks[n] is None, some.ranks[n] or 0))
-        return {"text": some.queries[at], "outputs": [some.outputs[at]]}
+        return {"text": some.queries[at], **some.of([at]).fields()}
 
     enough = [some for some in questions if by != "place" or len(some.outputs) >= place]
     if not enough:
