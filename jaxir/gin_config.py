@@ -149,7 +149,7 @@ def operative_config() -> str | None:
 
 
 def _quote(binding: str) -> str:
-    name, _, value = binding.partition("=")
+    name, value = (part.strip() for part in binding.partition("=")[::2])
     try:
         ast.literal_eval(value)
         return binding
