@@ -22,6 +22,7 @@ from jaxir.evaluators.bench import Bench
 from jaxir.files import atomic_file, path_of
 from jaxir.interop import model_dir
 from jaxir.interop.model_dir import LoadedModel
+from jaxir.models.layers import Remat
 from jaxir.objectives.objective import Objective
 from jaxir.partitioning import MeshConfig, Partitioner
 from jaxir.training import stages
@@ -31,7 +32,7 @@ from jaxir.training.described import describe
 from jaxir.training.holding import held
 from jaxir.training.logs import Narrator, RunLog, timed
 from jaxir.training.marker import check_run_dir
-from jaxir.training.memory import device_memory, fit_chunks
+from jaxir.training.memory import device_memory, fit
 from jaxir.training.prefetch import prefetch
 from jaxir.training.recipe import Recipe
 from jaxir.training.settings import agreed_settings
@@ -217,23 +218,24 @@ def train(
         first = next(batches)
 
         # ------------------------------------------------------------ compilation, once
-        def compile_step(objective: Objective) -> Any:
-            step_fn = state_lib.make_step(plan, objective, built, seed)
+        def compile_step(remat: Remat, objective: Objective) -> Any:
+            step_fn = state_lib.make_step(plan.with_remat(remat), objective, built, seed)
             jitted = jax.jit(step_fn, donate_argnums=0, out_shardings=(plan.shardings, None))
             with partitioner():
                 return jitted.lower(state, first).compile()
 
-        chunks_note = None
+        fit_note, remat = None, state_lib.remat_of(model)
         with timed("compiling the step"):
-            if getattr(objective, "chunks", 1) == "auto":
-                objective, compiled, chunks_note = fit_chunks(
+            if "auto" in (remat, getattr(objective, "chunks", 1)):
+                _, objective, compiled, fit_note = fit(
+                    remat,
                     objective,
                     compile_step,
                     rows=batch_size // partitioner.batch_divisor(),
                     limit=device_memory(),
                 )
             else:
-                compiled = compile_step(objective)
+                compiled = compile_step(remat, objective)
         if evaluators:
             bench.objective = objective  # with the chunks that were found
             with timed("compiling the evaluation"):
@@ -249,8 +251,8 @@ def train(
         narrator = Narrator(steps=steps, start_step=start, batch_size=batch_size)
         closing.callback(narrator.close)
         stop = closing.enter_context(StopSignal())
-        if chunks_note:
-            narrator.say(chunks_note)
+        if fit_note:
+            narrator.say(fit_note)
         if start:
             narrator.say(f"resuming {run_dir} at step {start}")
 

@@ -1,8 +1,9 @@
-"""How much memory a compiled step takes of a device, and the fewest chunks of gradient caching that fit."""
+"""How much memory a compiled step takes of a device, and what recomputes least of all that fits."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from jaxir.errors import UserError
+from jaxir.models.layers import POLICIES, Remat
 
 HEADROOM = 0.92  # of a device's memory: allocators need some room between arrays
 
@@ -46,49 +48,59 @@ def device_memory() -> int:
     return int(np.min(everywhere)) << 20
 
 
-def fit_chunks(
+def fit(
+    remat: Remat,
     objective: Any,
-    compile_step: Callable[[Any], Any],
+    compile_step: Callable[[Remat, Any], Any],
     *,
     rows: int,
     limit: int,
     size_of: Callable[[Any], int] = memory_of,
-) -> tuple[Any, Any, str]:
-    """Finds the fewest chunks with which a step fits into memory.
+) -> tuple[Remat, Any, Any, str]:
+    """Finds the fewest chunks with which a step fits into memory, and with these the least to recompute.
 
     Args:
-      objective: has a field `chunks`, a number or "auto".
-      compile_step: objective -> compiled step.
+      remat: what is recomputed of blocks, or "auto".
+      objective: one that caches gradients has a field `chunks`, a number or "auto".
+      compile_step: (remat, objective) -> compiled step.
       rows: examples of the batch on each device; the chunks divide it.
       limit: bytes of each device.
       size_of: compiled step -> the bytes that it holds of each device.
 
     Returns:
-      The objective with a number of chunks, its compiled step, and a sentence on what was chosen.
+      What is recomputed, the objective with a number of chunks, the compiled step, and a sentence on what was
+      chosen.
 
     Raises:
-      UserError: the step does not fit even with one example a chunk.
+      UserError: the step does not fit even with one example a chunk and all recomputed.
     """
+    in_chunks, by_policy = getattr(objective, "chunks", 1) == "auto", remat == "auto"
     allowed = int(limit * HEADROOM)
-    needed = 0
-    for chunks in (n for n in range(1, rows + 1) if rows % n == 0):
+    needed: dict[Remat, int] = {}
+    policies = (False, *POLICIES) if by_policy else (remat,)
+    parts = [n for n in range(1, rows + 1) if rows % n == 0] if in_chunks else [1]
+    for chunks, policy in itertools.product(parts, policies):
         # Memory falls no faster than the chunks grow: what cannot fit is not compiled.
-        if needed > allowed * chunks:
+        if needed.get(policy, 0) > allowed * chunks:
             continue
-        chosen = dataclasses.replace(objective, chunks=chunks)
+        chosen = dataclasses.replace(objective, chunks=chunks) if in_chunks else objective
         try:
-            compiled = compile_step(chosen)
+            compiled = compile_step(policy, chosen)
         except jax.errors.JaxRuntimeError as error:  # TPU's compiler refuses what does not fit
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             continue
         size = size_of(compiled)
         if size <= allowed:
-            return chosen, compiled, f"{chunks} chunks: {_gib(size)} of {_gib(limit)} GiB of each device"
-        needed = needed or size
+            found = [f"{chunks} chunks"] * in_chunks + [f"remat={policy}"] * by_policy
+            told = f"{', '.join(found)}: {_gib(size)} of {_gib(limit)} GiB of each device"
+            return policy, chosen, compiled, told
+        needed.setdefault(policy, size)
+    least = " and ".join(["one example a chunk"] * in_chunks + ["remat=True"] * by_policy)
+    more = "" if in_chunks and by_policy else ", or set chunks" if by_policy else ", or set remat"
     raise UserError(
-        f"the step does not fit into {_gib(limit)} GiB even with one example a chunk: split the parameters "
-        "over more devices (fsdp), or set remat"
+        f"the step does not fit into {_gib(limit)} GiB even with {least}: split the parameters over more"
+        f" devices (fsdp){more}"
     )
 
 

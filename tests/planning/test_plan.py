@@ -120,10 +120,12 @@ def test_what_is_frozen_has_a_forward_pass_alone():
 
 
 def test_recomputing_blocks_costs_a_forward_pass_and_saves_memory():
-    plain, remat = small_step(), small_step(config(remat=True))
+    plain, products, remat = (small_step(config(remat=of)) for of in (False, "products", True))
     assert 1.2 < traced(remat.function, remat).flops / traced(plain.function, plain).flops < 1.4
     assert activations.kept(remat).activations < 0.5 * activations.kept(plain).activations
-    assert useful(remat) == useful(plain) == traced(plain.function, plain).flops
+    assert activations.kept(remat).activations < 0.7 * activations.kept(products).activations
+    assert activations.kept(products).activations < 0.7 * activations.kept(plain).activations
+    assert useful(remat) == useful(products) == useful(plain) == traced(plain.function, plain).flops
     assert activations.kept(remat).gradients == activations.kept(plain).gradients > 0
 
 
@@ -229,6 +231,35 @@ def test_a_step_too_large_for_one_chip_is_told_without_a_compiler():
         program._does_not_fit(RuntimeError("mosaic failed\nat line 3"), held=0)
 
 
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_but_for_products_of_attention_none_is_computed_anew(chunks):
+    objective = Contrastive(chunks=chunks)
+    flops = []
+    for remat in (False, "products", True):
+        step = small_step(config(remat=remat), objective=objective)
+        flops.append(traced(step.function, step).flops)
+    attention = linear = 0
+    for length in (LENGTHS.query_max_length, LENGTHS.passage_max_length):
+        attention += 2 * LAYERS * 2 * BATCH * HEADS * length * length * K
+        linear += 2 * LAYERS * BATCH * length * (4 * E * HEADS * K + 2 * E * F)  # not a block's last
+    assert flops[1] - flops[0] == attention
+    assert flops[2] - flops[1] == linear
+
+
+@pytest.mark.slow
+def test_what_is_recomputed_is_chosen_for_the_planned_chips_memory():
+    remats = (False, "products", True)
+    sizes = [make(model=config(remat=remat)).memory.total for remat in remats]
+    assert sizes == sorted(sizes, reverse=True)
+    for size, words in zip(sizes, ("no remat", "remat but for products", "remat"), strict=True):
+        machine = dataclasses.replace(targets.parse("gpu:4xl4"), chip=chip(size))
+        chosen = plan.make(machine, planned(config(remat="auto")))
+        assert f"float32, {words}, scanned" in chosen.model
+        assert chosen.memory.total == size
+    with pytest.raises(UserError, match=r"does not fit into .* even with remat=True: .*, or set chunks$"):
+        plan.make(dataclasses.replace(machine, chip=chip(1000)), planned(config(remat="auto")))
+
+
 @pytest.mark.slow
 def test_chunks_are_chosen_for_the_planned_chips_memory():
     sizes = {n: make(objective=Contrastive(chunks=n)).memory.total for n in (1, 3)}
@@ -281,7 +312,8 @@ def test_a_mesh_for_other_chips_says_which_macros_to_change(mesh, machine, macro
 def test_advice_names_the_smallest_changes_that_are_enough():
     gib = 2**30
     setting = advice.Setting(fsdp=1, remat=False, chunks=1, batch_size=64)
-    costs = advice.Costs(state=20 * gib, activations=16 * gib, activations_remat=4 * gib, rest=gib, fixed=gib)
+    kept = {False: 16 * gib, "products": 9 * gib, True: 4 * gib}
+    costs = advice.Costs(state=20 * gib, activations=kept, rest=gib, fixed=gib)
     target = targets.parse("v6e:2x2")
 
     def lines(limit: float) -> list[str]:
@@ -290,6 +322,7 @@ def test_advice_names_the_smallest_changes_that_are_enough():
     assert costs.of(setting, setting) == 38 * gib
     assert lines(32)[0] == "fsdp=2 (about 28.0 GiB on each chip)"
     assert lines(32)[1] == "remat=True (about 26.0 GiB on each chip)"
+    assert lines(34)[1] == "remat=products (about 31.0 GiB on each chip)"
     assert lines(32)[-1].startswith("a slice of 8 chips, --topology=v6e:2x4, with fsdp=2 (about")
     # Little memory: only several changes at once, each line no superset of another.
     tight = lines(9)
