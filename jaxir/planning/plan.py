@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jaxir.costs import work
+from jaxir.costs.hlo import Program
 from jaxir.errors import UserError
 from jaxir.features import Tokens
 from jaxir.interop.stored import EncoderSettings
@@ -24,10 +26,8 @@ from jaxir.planning import (
     devices,
     roofline,
     targets,
-    work,
 )
 from jaxir.planning.collectives import Collective
-from jaxir.planning.hlo import Program
 from jaxir.planning.program import (
     Compiled,
     Planned,
@@ -95,6 +95,7 @@ def make(target: Target, planned: Planned) -> Plan:
             rows=planned.recipe.batch_size // partitioner.batch_divisor(),
             limit=int(target.chip.memory),
             size_of=lambda tried: tried.compiled.size,
+            seconds_of=lambda tried: _seconds(target, tried),
         )
         planned = planned.with_remat(remat).with_chunks(objective)
     else:
@@ -226,6 +227,13 @@ def _try(target: Target, planned: Planned) -> _Tried:
     held = bytes_of(step.state) + bytes_of(step.batch)
     compiled = Compiled(program, guess.temporaries, code=0, held=held, padding=0, limit=None, short_by=0)
     return _Tried(step, kept, compiled, done._replace(bytes=float(guess.traffic)))
+
+
+def _seconds(target: Target, tried: _Tried) -> float | None:
+    """Returns how long a step takes where the compiler says it; see `memory.least_seconds`."""
+    if target.chip.kind != "tpu" or tried.done is None:
+        return None
+    return sum(filter(None, tried.done.seconds(target.chip)))
 
 
 def _kept(planned: Planned, step: Step | None = None) -> activations.Kept:

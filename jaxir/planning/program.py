@@ -13,13 +13,13 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 from flax import nnx
 
+from jaxir.costs.hlo import Program, parse
 from jaxir.errors import UserError
 from jaxir.features import Features, TextFormat
 from jaxir.interop.stored import EncoderSettings
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.models.layers import Remat
 from jaxir.partitioning import Partitioner
-from jaxir.planning.hlo import Program, parse
 from jaxir.training import state as state_lib
 from jaxir.training.recipe import Recipe
 

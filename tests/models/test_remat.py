@@ -10,12 +10,12 @@ import pytest
 from flax import nnx
 from test_encoders import BACKBONES, IDS, T5, loss_and_gradients
 
+from jaxir.costs import work
 from jaxir.errors import BadValueError
 from jaxir.interop.overrides import CommonOverrides
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.models.t5_decoder import T5Decoder
 from jaxir.partitioning import MeshConfig
-from jaxir.planning import work
 from jaxir.training import state
 from jaxir.training.described import describe
 from jaxir.training.optimizers import AdamW

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
+from jaxir.costs import hlo, work
 from jaxir.errors import UserError
 from jaxir.interop.stored import EncoderSettings
 from jaxir.models.dual_encoder import DualEncoderConfig, Projection
@@ -17,7 +18,7 @@ from jaxir.models.t5 import T5Config
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.objectives.simcse import SimCSE
 from jaxir.partitioning import MeshConfig
-from jaxir.planning import activations, advice, hlo, plan, program, roofline, targets, work
+from jaxir.planning import activations, advice, plan, program, roofline, targets
 from jaxir.planning.collectives import Collective
 from jaxir.training.memory import HEADROOM
 from jaxir.training.optimizers import Adafactor, AdamW

@@ -90,14 +90,14 @@ def test_some_memory_is_left_and_what_cannot_fit_is_left_out():
     assert chosen(8, {1: 10_000}) == (None, [1])
 
 
-def test_fewest_chunks_come_first_and_then_the_least_to_recompute():
-    def chosen(chunks, *sizes):
+def test_fewest_chunks_come_first_and_then_the_quickest_to_recompute():
+    def chosen(chunks, *sizes, **how):
         def compile_step(remat, objective):
             tried.append(remat)
             return sizes[[False, "products", True].index(remat)] / objective.chunks
 
         tried = []
-        how = {"rows": 8, "limit": 1000, "size_of": lambda size: size}
+        how |= {"rows": 8, "limit": 1000, "size_of": lambda size: size}
         remat, objective, _, note = fit("auto", Contrastive(chunks=chunks), compile_step, **how)
         return remat, objective.chunks, note.partition(":")[0], len(tried)
 
@@ -106,6 +106,11 @@ def test_fewest_chunks_come_first_and_then_the_least_to_recompute():
     assert chosen("auto", 8000, 3000, 900) == (True, 1, "1 chunks, remat=True", 3)
     # 8,000 and 3,000 are not tried in two chunks.
     assert chosen("auto", 8000, 3000, 1500) == (True, 2, "2 chunks, remat=True", 4)
+    # Where their times are known the quickest is taken, of those that fit.
+    seconds = {900: 3.0, 800: 2.0, 700: 2.5}.get
+    assert chosen(1, 900, 800, 700, seconds_of=seconds) == ("products", 1, "remat=products", 3)
+    assert chosen(1, 950, 800, 700, seconds_of=seconds) == ("products", 1, "remat=products", 3)
+    assert chosen(1, 950, 930, 700, seconds_of=seconds) == (True, 1, "remat=True", 3)
     with pytest.raises(UserError, match=r"even with remat=True: split .* \(fsdp\), or set chunks$"):
         chosen(1, 8000, 3000, 2000)
     with pytest.raises(UserError, match=r"with one example a chunk and remat=True: split .* \(fsdp\)$"):
