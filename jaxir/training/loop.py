@@ -34,6 +34,7 @@ from jaxir.training.logs import Narrator, RunLog, timed
 from jaxir.training.marker import check_run_dir
 from jaxir.training.memory import device_memory, fit
 from jaxir.training.prefetch import prefetch
+from jaxir.training.profiling import Trace, ideal_seconds, steps_to_trace
 from jaxir.training.recipe import Recipe
 from jaxir.training.settings import agreed_settings
 from jaxir.training.suite import Suite, evaluators_of
@@ -137,6 +138,7 @@ def train(
             data = data.build(loaded.tokenizer, features, on_bad_input=recipe.on_bad_input)
         recipe = recipe.settled(data.num_examples)
         steps, batch_size, seed = recipe.steps, recipe.batch_size, recipe.seed
+        to_trace = steps_to_trace(recipe.profile_steps, steps)
         if hasattr(data, "scheduled"):
             data = data.scheduled(steps)
         built = recipe.optimizer.build(steps)
@@ -236,6 +238,7 @@ def train(
                 )
             else:
                 compiled = compile_step(remat, objective)
+            ideal = ideal_seconds(plan, objective, state, first, partitioner)
         if evaluators:
             bench.objective = objective  # with the chunks that were found
             with timed("compiling the evaluation"):
@@ -255,6 +258,10 @@ def train(
             narrator.say(fit_note)
         if start:
             narrator.say(f"resuming {run_dir} at step {start}")
+        trace = Trace(run_dir, to_trace, start_step=start)
+        closing.callback(trace.close)
+        if trace.begun_before:
+            narrator.say(f"no trace of steps {trace.begun_before}: the run goes on after step {start}")
 
         def stopped(why: str) -> UserError:
             log.checkpoint(checkpoints.settle())
@@ -290,13 +297,19 @@ def train(
             narrator.step(done, values["loss"])
             if done % recipe.log_every == 0 or done == steps:
                 values["examples_per_second"] = narrator.lap(done)
+                values["step_seconds"] = batch_size / values["examples_per_second"]
+                if ideal is not None:
+                    values["mfu"] = ideal / values["step_seconds"]
                 log.write(done, values)
                 narrator.tell(done, values)
 
         done, unread = start, None
         closing.enter_context(jax.transfer_guard("disallow"))
         for batch in itertools.chain([first], batches):
+            trace.before(done + 1)
             state, metrics = compiled(state, batch)
+            if traced := trace.after(done + 1, metrics):
+                narrator.say(traced)
             if unread:
                 settle_metrics(*unread)
             done, unread = done + 1, (done + 1, metrics)
