@@ -136,26 +136,24 @@ def test_the_loop_chooses(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_the_loop_chooses_what_is_recomputed(tmp_path, capsys, monkeypatch):
-    """By the real sizes of a BERT's step, and anew where the run goes on: its settings say "auto"."""
-    sizes = []
+    """And anew where the run goes on: its settings say "auto", which "products" is not."""
+    model = {"num_layers": 1, "scan_layers": True, "remat": "auto"}
 
-    def run(name, limit, **how):
-        monkeypatch.setattr(loop, "device_memory", lambda: int(limit / HEADROOM) + 1)
-        model = tiny_run.bert(num_layers=4, remat="auto")
-        return tiny_run.run(tmp_path / name, model=model, steps=4, dev=None, eval_every=None, **how)
+    def run(*sizes, **how):
+        left = list(sizes)
+        monkeypatch.setattr(loop, "device_memory", lambda: 1000)
+        monkeypatch.setattr(loop, "fit", functools.partial(fit, size_of=lambda _: left.pop(0)))
+        settings = {"steps": 12, "dev": None, "model": tiny_run.bert(**model)}
+        result = tiny_run.run(tmp_path / "run", **settings | how)
+        assert not left
+        return result
 
-    def measured(compiled):
-        sizes.append(memory_of(compiled))
-        return 1000
-
-    with monkeypatch.context() as patched, pytest.raises(UserError, match="even with remat=True: split"):
-        patched.setattr(loop, "fit", functools.partial(fit, size_of=measured))
-        run("never", 100)
-    assert sizes[0] > sizes[1] > sizes[2]
-    sent = tiny_run.Hooked(tiny_run.pairs(64), lambda step: step == 2 and os.kill(os.getpid(), 15))
-    assert run("run", sizes[1], data=sent).stopped_by == 15
+    with pytest.raises(UserError, match=r"does not fit into .* even with remat=True: split"):
+        run(2000, 2000, 2000)
+    sent = tiny_run.Hooked(tiny_run.pairs(64), lambda step: step == 8 and os.kill(os.getpid(), 15))
+    assert run(2000, 900, data=sent).stopped_by == 15
     assert "remat=products: " in capsys.readouterr().err
-    assert run("run", sizes[2]).step == 4
-    assert "remat=True: " in capsys.readouterr().err
     with pytest.raises(UserError, match="was trained with model="):
-        tiny_run.run(tmp_path / "run", model=tiny_run.bert(num_layers=4), steps=4, dev=None, eval_every=None)
+        run(model=tiny_run.bert(**model | {"remat": "products"}))
+    assert run(2000, 2000, 900).step == 12
+    assert "remat=True: " in capsys.readouterr().err
