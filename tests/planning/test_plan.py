@@ -249,16 +249,18 @@ def test_but_for_products_of_attention_none_is_computed_anew(chunks):
 
 @pytest.mark.slow
 def test_what_is_recomputed_is_chosen_for_the_planned_chips_memory():
-    remats = (False, "products", True)
-    sizes = [make(model=config(remat=remat)).memory.total for remat in remats]
-    assert sizes == sorted(sizes, reverse=True)
-    for size, words in zip(sizes, ("no remat", "remat but for products", "remat"), strict=True):
-        machine = dataclasses.replace(targets.parse("gpu:4xl4"), chip=chip(size))
-        chosen = plan.make(machine, planned(config(remat="auto")))
+    def on_one(remat, room):  # of which the program need not be partitioned
+        one = planned(config(remat=remat), mesh={"fsdp": 1}, devices=1)
+        return plan.make(dataclasses.replace(targets.parse("gpu:1xl4"), chip=chip(room)), one)
+
+    sizes = {remat: on_one(remat, 2**40).memory.total for remat in (False, "products", True)}
+    assert list(sizes.values()) == sorted(sizes.values(), reverse=True)
+    for remat, words in (("products", "remat but for products"), (True, "remat")):
+        chosen = on_one("auto", sizes[remat])
         assert f"float32, {words}, scanned" in chosen.model
-        assert chosen.memory.total == size
+        assert chosen.memory.total == sizes[remat]
     with pytest.raises(UserError, match=r"does not fit into .* even with remat=True: .*, or set chunks$"):
-        plan.make(dataclasses.replace(machine, chip=chip(1000)), planned(config(remat="auto")))
+        on_one("auto", 1000)
 
 
 @pytest.mark.slow

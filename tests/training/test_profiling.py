@@ -15,6 +15,7 @@ from jaxir.training.profiling import steps_to_trace
 SETTINGS = {"steps": 6, "dev": None, "checkpoint_every": 6}
 
 
+@pytest.mark.slow
 def test_the_log_has_the_time_of_a_step_and_its_share_of_the_peak(tmp_path, monkeypatch):
     def logged(name):
         run(tmp_path / name, **SETTINGS, log_every=3)
