@@ -16,6 +16,7 @@ from flax import nnx
 from jax.experimental import multihost_utils
 
 from jaxir import distributed
+from jaxir.compile_cache import aside
 from jaxir.data.text_data import check_data
 from jaxir.errors import UserError
 from jaxir.evaluators.bench import Bench
@@ -221,7 +222,7 @@ def train(
             step_fn = state_lib.make_step(plan, objective, built, seed)
             jitted = jax.jit(step_fn, donate_argnums=0, out_shardings=(plan.shardings, None))
             with partitioner():
-                return jitted.lower(state, first).compile()
+                return aside(jitted.lower(state, first).compile)
 
         chunks_note = None
         with timed("compiling the step"):
