@@ -1,4 +1,4 @@
-"""Compiled programs kept between processes, for each command is one and compiling costs it seconds."""
+"""Compiled programs kept between processes, since compiling costs time, and signals while compiling."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ import contextlib
 import hashlib
 import os
 import platform
+import queue
+import threading
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from jaxir.installation import cache_directory
 
 # A few hundred kilobytes each on a CPU, tens of megabytes for a large model on an accelerator.
 MAX_BYTES = 4 << 30
+T = TypeVar("T")
 
 
 def keep_compiled_programs() -> None:
@@ -31,6 +36,26 @@ def keep_compiled_programs() -> None:
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
     warnings.filterwarnings("ignore", message=".*persistent compilation cache.*")
     _remove_half_written(directory)
+
+
+def aside(function: Callable[[], T]) -> T:
+    """Returns what a function does, called on a thread of its own, so that a signal reaches the process.
+
+    XLA heeds none, for minutes. A command that is stopped leaves without it (`cli.end`).
+    """
+    results: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            results.put((function(), None))
+        except BaseException as error:
+            results.put((None, error))
+
+    threading.Thread(target=work, name="compiler", daemon=True).start()
+    found, error = results.get()
+    if error is not None:
+        raise error
+    return found
 
 
 def _remove_half_written(directory: Path) -> None:

@@ -7,10 +7,8 @@ function or class of the project, or of a user's own module, is configurable wit
 from __future__ import annotations
 
 import ast
-import importlib
 import inspect
 import logging
-import pkgutil
 import re
 import sys
 import tokenize
@@ -22,7 +20,8 @@ import gin
 from gin import config as gin_internals
 
 from jaxir.errors import UserError, suggest
-from jaxir.gin_files import check_includes, unclosed
+from jaxir.gin_errors import explain
+from jaxir.gin_files import check_includes
 from jaxir.installation import RECIPES
 from jaxir.simple_types import Later, check_not_empty, check_value, hints_of
 
@@ -169,7 +168,7 @@ def _parse(files: Sequence[str], function: Callable[..., Any], bindings: Sequenc
     try:
         gin.parse_config_files_and_bindings(list(files), [_quote(b) for b in bindings], finalize_config=False)
     except PARSE_ERRORS as error:
-        raise UserError(_explain(error, files)) from error
+        raise UserError(explain(error, files)) from error
     finally:
         logging.disable(logging.NOTSET)
     config, defaults = gin_internals._CONFIG, set()
@@ -357,55 +356,3 @@ def _macro_of(value: Any) -> str | None:
 
 def _is_required(value: Any) -> bool:
     return getattr(value, "scoped_selector", None) == "gin.REQUIRED/gin.constant"
-
-
-def _explain(error: BaseException, files: Sequence[str]) -> str:
-    """Rewrites gin's message as one sentence with file and line, and suggests the name that was meant."""
-    if isinstance(error, tokenize.TokenError):
-        return next(
-            (found for f in files if (found := unclosed(f))),
-            "a --gin value or an included file: a bracket is not closed",
-        )
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    message = lines[0] if lines else type(error).__name__
-    place = re.search(r'In file "([^"]+)", line (\d+)', str(error))
-    where = f"{place[1]}:{place[2]}: " if place else ""
-    if match := re.match(r"Configurable '([^']+)' doesn't have a parameter named '([^']+)'", message):
-        known = _parameters_of(match[1])
-        message = f"{match[1]} has no parameter {match[2]!r}{suggest(match[2], known)}"
-    elif match := re.match(r"No configurable matching '([^']+)'", message):
-        message = f"nothing is called {match[1]!r}{suggest(match[1], _known_selectors())}"
-    elif match := re.search(r"Ambiguous selector '([^']+)', matches \[(.+?)\]", message):
-        message = f"{match[1]!r} may be any of {match[2]}: add the module's name before it"
-    elif match := re.match(
-        r"Couldn't resolve selector (\S+); <module '([^']+)'.*has no attribute (\w+)", message
-    ):
-        message = f"{match[2]} has no {match[3]!r}{suggest(match[3], _names_in(match[2]))}"
-    elif match := re.match(r"No module named '([^']+)'", message):
-        parent, _, leaf = match[1].rpartition(".")
-        message = f"no module named {match[1]!r}{suggest(leaf, _names_in(parent)) if parent else ''}"
-    elif match := re.match(r"Unable to open file: (.+?)\. Searched", message):
-        message = f"gin file {match[1]} does not exist"
-    if isinstance(error, SyntaxError) and error.lineno:
-        where = f"{error.filename or '--gin'}:{error.lineno}: "
-        token = re.search(r"Failed to parse token '(.*)'", str(error))
-        message = f"{token[1]} is no value: text wants quotes, a macro %, an object @" if token else error.msg
-    return where + message
-
-
-def _parameters_of(selector: str) -> list[str]:
-    configurable = gin_internals._REGISTRY.get_match(selector)
-    return list(_defaults_of(configurable.wrapped)) if configurable else []
-
-
-def _known_selectors() -> list[str]:
-    full = [s for s, _ in gin_internals._REGISTRY.items() if not s.startswith("gin.")]
-    return sorted({".".join(s.split(".")[-n:]) for s in full for n in (1, 2)})
-
-
-def _names_in(module: str) -> list[str]:
-    try:
-        found = importlib.import_module(module)
-    except ImportError:
-        return []
-    return [*vars(found), *(m.name for m in pkgutil.iter_modules(getattr(found, "__path__", [])))]

@@ -9,11 +9,13 @@ from jaxir.simple_types import Count
 
 @cli.also_called(depth="k")
 @writes(output="run file")
-def rerank(*, model: str, run: str, dataset: str, output: str, depth: Count = 100) -> None:
+def rerank(
+    *, model: str, run: str, dataset: str, output: str, depth: Count = 100, keep_rest: bool = False
+) -> None:
     """Reranks the best documents of each query of a run with a cross-encoder.
 
     Writes a run with the cross-encoder's scores (logits). Documents that the run ranks below --depth are left
-    out.
+    out, or with --keep_rest follow in the run's order.
 
     Args:
       model: the cross-encoder: a run or a model directory of ours, hf: or st: and a directory or hub name.
@@ -21,6 +23,7 @@ def rerank(*, model: str, run: str, dataset: str, output: str, depth: Count = 10
       dataset: beir:DIR, where queries and documents are.
       output: the run file to write.
       depth: documents of a query that are read.
+      keep_rest: whether those below come after them, each with a score that is one less.
 
     Raises:
       UserError: no such model, files that do not go together, or a query or document that the dataset lacks.
@@ -32,8 +35,11 @@ def rerank(*, model: str, run: str, dataset: str, output: str, depth: Count = 10
     from jaxir.retrieval.ranking.runs import read_run, write_run
 
     _, directory = parse_dataset(dataset, "beir")
-    candidates = reranking.read_candidates(read_run(run), BeirFolder(directory), depth=depth)
+    found = read_run(run)
+    candidates = reranking.read_candidates(found, BeirFolder(directory), depth=depth)
     scored = reranking.rerank(candidates, CrossEncoder.load(model))
+    if keep_rest:
+        scored = reranking.with_rest(scored, found)
     write_run(output, scored)
     print(f"{output}: {len(scored):,} queries, {sum(map(len, scored.values())):,} answers, by {model}")
 

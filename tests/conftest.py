@@ -14,7 +14,9 @@ os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_p
 # This way of making programs takes a fifth of all the tests' time. `make test-slow` makes them as jaxir does.
 # The variable is for processes with devices of their own.
 os.environ["JAXIR_QUICK_XLA_FLAGS"] = (
-    "" if os.environ.get("JAXIR_AS_USERS_COMPILE") else " --xla_cpu_use_fusion_emitters=false"
+    ""
+    if os.environ.get("JAXIR_AS_USERS_COMPILE")
+    else " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 )
 os.environ["XLA_FLAGS"] += os.environ["JAXIR_QUICK_XLA_FLAGS"]
 # Four devices on two cores: XLA's pool must have a thread for each of them, or collectives starve.
@@ -71,13 +73,15 @@ def collect_what_is_new():
 
 
 @pytest.fixture(scope="module")
-def few_optimizations():
-    """Compiles without most of XLA's optimizations: twice as quick. `make test-slow` does without it.
+def few_optimizations(request):
+    """Compiles without most of XLA's optimizations: twice as quick. `make test-slow` does so too, unless the
+    module is marked `compiled`.
 
     Scoped to modules: pytest leaves a package's fixtures in force until the session ends where packages have
     no `__init__.py`, and the tests that come after would compile other programs than jaxir does.
     """
-    jax.config.update("jax_disable_most_optimizations", not os.environ.get("JAXIR_AS_USERS_COMPILE"))
+    as_users = os.environ.get("JAXIR_AS_USERS_COMPILE") and request.node.get_closest_marker("compiled")
+    jax.config.update("jax_disable_most_optimizations", not as_users)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
 

@@ -158,14 +158,17 @@ def read_candidates(path: str | Path, on_bad_input: OnBadInput | Policy = "stop"
     return parsed_lines(path, parse, on_bad_input)
 
 
-def read_passages(corpus: str | Path, wanted: set[str]) -> dict[str, Document]:
+def read_passages(
+    corpus: str | Path, wanted: set[str], on_bad_input: OnBadInput | Policy = "stop"
+) -> dict[str, Document]:
     """Reads passages by id; the corpus is not held.
 
     Raises:
       BadInputError: a malformed line, or a passage comes twice.
       UserError: the corpus lacks one.
     """
-    return {document.id: document for document in read_wanted(corpus, wanted, named_by="a query found")}
+    passages = read_wanted(corpus, wanted, on_bad_input, named_by="a query found")
+    return {document.id: document for document in passages}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -200,7 +203,7 @@ class QueryCandidates(RecordSource):
         wanted: set[str] = set()
         if self.corpus is not None:
             wanted.update(*map(passages_of, self.questions(OnBadInput("skip"))))
-        texts = read_passages(self.corpus, wanted) if wanted else {}
+        texts = read_passages(self.corpus, wanted, on_bad_input) if wanted else {}
         for some in self.questions(on_bad_input):
             record = {
                 "queries": [(f"{some.id}#{n}", query) for n, query in enumerate(some.queries)],

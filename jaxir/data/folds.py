@@ -38,8 +38,9 @@ def write_folds(targets: str | Path, queries: str | Path, output: str | Path, fo
     def fold_of(text: str) -> int:
         return group_key(text, seed=0) % folds
 
-    sources = {group_key(record["source"][1], seed=0) for record in examples}
-    if not sources.intersection(group_key(query.text, seed=0) for query in questions):
+    asked = {group_key(query.text, seed=0) for query in questions}
+    foreign = sum(group_key(record["source"][1], seed=0) not in asked for record in examples)
+    if foreign == len(examples):
         raise UserError(f"{targets}: none of its sources is a question of {queries}")
     held_out = [[query for query in questions if fold_of(query.text) == k] for k in range(folds)]
     kept = [[r for r in examples if fold_of(r["source"][1]) != k] for k in range(folds)]
@@ -53,4 +54,5 @@ def write_folds(targets: str | Path, queries: str | Path, output: str | Path, fo
                 lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
                 (aside / f"{name}-{number}.jsonl").write_text("".join(lines), encoding="utf-8")
     sizes = [len(some) for some in held_out]
-    return f"{folds} folds of {min(sizes):,} to {max(sizes):,} questions"
+    told = f"; {foreign:,} of {len(examples):,} targets are of no question of {queries}" if foreign else ""
+    return f"{folds} folds of {min(sizes):,} to {max(sizes):,} questions{told}"

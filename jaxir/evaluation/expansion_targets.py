@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from jaxir.data import fingerprints
-from jaxir.data.candidates import read_passages
 from jaxir.data.sentences import sentences_of
-from jaxir.data.sources import Document, Query, read_queries
+from jaxir.data.sources import Document, Query, read_queries, read_wanted
 from jaxir.errors import UserError
 from jaxir.evaluation.answers import joined_tokens, tokens_of
 from jaxir.files import local_path
@@ -75,13 +74,18 @@ def _targets(
     if kind == "answer":
         yield from (Target(query.id, query.text, answers[query.id][0]) for query in questions)
         return
-    wanted = {doc_id for query in questions for doc_id in passages.get(query.id, ())}
-    texts = read_passages(corpus, wanted)
-    for query in questions:
-        own = [joined_tokens(answer) for answer in answers[query.id] if tokens_of(answer)]
-        of_passages = (_in(texts[doc_id], own, kind) for doc_id in passages.get(query.id, ()))
-        if target := next(filter(None, of_passages), None):
-            yield Target(query.id, query.text, target)
+    own = {query.id: [joined_tokens(a) for a in answers[query.id] if tokens_of(a)] for query in questions}
+    asked: dict[str, list[tuple[int, str]]] = {}  # of each passage: at which place of which question
+    for query_id in own:
+        for place, doc_id in enumerate(passages.get(query_id, ())):
+            asked.setdefault(doc_id, []).append((place, query_id))
+    best: dict[str, tuple[int, str]] = {}
+    for document in read_wanted(corpus, asked, named_by="a question has"):
+        for place, query_id in asked[document.id]:
+            known = best.get(query_id)
+            if (known is None or place < known[0]) and (target := _in(document, own[query_id], kind)):
+                best[query_id] = place, target
+    yield from (Target(query.id, query.text, best[query.id][1]) for query in questions if query.id in best)
 
 
 def _in(document: Document, answers: Sequence[str], kind: Kind) -> str | None:

@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxir import cpu
+from jaxir.compile_cache import aside
 from jaxir.data.lines import Policy
 from jaxir.data.text_data import check_data
 from jaxir.data.tokenizer import Tokenizer
@@ -84,7 +85,7 @@ class Program:
         batch = {name: shape(x) for name, x in self._rows.items()}
         with self._partitioner():
             lowered = jitted.lower(like.params, like.auxiliary, like.statistics, batch)
-            self._compiled = lowered.compile()
+            self._compiled = aside(lowered.compile)
 
     def of_rows(self, state: State) -> Any:
         """Returns what the function makes of each row, as host arrays [N, ...]."""

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import queue
 import re
-import threading
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 from flax import nnx
 
+from jaxir.compile_cache import aside
 from jaxir.costs.hlo import Program, parse
 from jaxir.errors import UserError
 from jaxir.features import Features, TextFormat
@@ -24,7 +23,6 @@ from jaxir.training import state as state_lib
 from jaxir.training.recipe import Recipe
 
 GIB = 2**30
-T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -171,26 +169,6 @@ def compile_step(step: Step) -> Compiled:
         limit=None,
         short_by=0,
     )
-
-
-def aside(function: Callable[[], T]) -> T:
-    """Returns what a function does, called on a thread of its own, so that a signal reaches the process.
-
-    The compiler heeds none, for minutes. A command that is stopped leaves without it (`cli.end`).
-    """
-    results: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
-
-    def work() -> None:
-        try:
-            results.put((function(), None))
-        except BaseException as error:
-            results.put((None, error))
-
-    threading.Thread(target=work, name="compiler", daemon=True).start()
-    found, error = results.get()
-    if error is not None:
-        raise error
-    return found
 
 
 class CompilerSettings(NamedTuple):

@@ -16,6 +16,7 @@ from flax import nnx
 from jax.experimental import multihost_utils
 
 from jaxir import distributed
+from jaxir.compile_cache import aside
 from jaxir.data.text_data import check_data
 from jaxir.errors import UserError
 from jaxir.evaluators.bench import Bench
@@ -224,7 +225,7 @@ def train(
             step_fn = state_lib.make_step(plan.with_remat(remat), objective, built, seed)
             jitted = jax.jit(step_fn, donate_argnums=0, out_shardings=(plan.shardings, None))
             with partitioner():
-                return jitted.lower(state, first).compile()
+                return aside(jitted.lower(state, first).compile)
 
         fit_note, remat = None, state_lib.remat_of(model)
         with timed("compiling the step"):

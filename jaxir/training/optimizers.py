@@ -1,4 +1,4 @@
-"""AdamW and Adafactor through optax, with linear warm-up and linear decay to zero at the final step.
+"""AdamW and Adafactor through optax, with linear warm-up and, unless told otherwise, linear decay to zero.
 
 How a model is computed does not change its training: what Adafactor measures of a whole parameter it measures
 of each layer of a scanned stack.
@@ -9,7 +9,7 @@ import fnmatch
 import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -58,6 +58,26 @@ def linear_schedule(
         up = (t + 1.0) / max(warmup_steps, 1)
         down = (steps - t) / max(steps - warmup_steps, 1)
         return learning_rate * jnp.maximum(0.0, jnp.where(t < warmup_steps, up, down))
+
+    return schedule
+
+
+def inverse_sqrt_schedule(learning_rate: float, *, warmup_steps: int) -> Schedule:
+    """Returns the learning rate at each step: up in a line to `learning_rate`, then down by a root.
+
+    Step t (from 1) has learning_rate * min(t / warmup_steps, (t / warmup_steps) ** -0.5), whatever the length
+    of the run (Vaswani et al. 2017, arXiv:1706.03762, equation 3).
+
+    Raises:
+      UserError: a negative or infinite rate, or no warm-up.
+    """
+    if warmup_steps < 1:
+        raise UserError("a learning rate that falls with the square root needs warmup_steps of at least 1")
+    _check_schedule(learning_rate, warmup_steps, warmup_steps + 1)
+
+    def schedule(step: jax.typing.ArrayLike) -> jax.Array:
+        part = (jnp.asarray(step, jnp.float32) + 1.0) / warmup_steps
+        return learning_rate * jnp.minimum(part, jax.lax.rsqrt(part))
 
     return schedule
 
@@ -121,7 +141,10 @@ class AdamW:
       b2: decay of the second moment.
       eps: added to the root of the second moment.
       clip_norm: the global norm to which larger gradients are scaled down; None clips nothing.
-      unfinished_warmup: whether a run may end before its warm-up does; otherwise that is refused.
+      decay: how the rate falls after the warm-up: in a line to zero at the end of the run, or with the
+        square root of the steps, for which there must be a warm-up.
+      unfinished_warmup: whether a run may end before its warm-up does; otherwise that is refused, but with
+        the square root.
       groups: other values of these for parts of what is trained, by a pattern of names, such as
         {"auxiliary.*": {"learning_rate": 1e-3}}; the first that matches counts, and the norm of each part is
         clipped by itself.
@@ -134,6 +157,7 @@ class AdamW:
     b2: Rate = 0.999
     eps: NotNegative = 1e-8
     clip_norm: Positive | None = 1.0
+    decay: Literal["linear", "inverse_sqrt"] = "linear"
     unfinished_warmup: bool = False
     groups: Groups | None = None
 
@@ -146,8 +170,11 @@ class AdamW:
         if self.groups:
             return _in_groups(self, steps)
         warmup_steps = _in_steps(self.warmup_steps, steps)
-        how = {"warmup_steps": warmup_steps, "steps": steps, "unfinished": self.unfinished_warmup}
-        schedule = linear_schedule(self.learning_rate, **how)
+        if self.decay == "inverse_sqrt":
+            schedule = inverse_sqrt_schedule(self.learning_rate, warmup_steps=warmup_steps)
+        else:
+            how = {"warmup_steps": warmup_steps, "steps": steps, "unfinished": self.unfinished_warmup}
+            schedule = linear_schedule(self.learning_rate, **how)
         adamw = optax.adamw(
             schedule, self.b1, self.b2, self.eps, weight_decay=self.weight_decay, mask=decayed
         )

@@ -126,6 +126,19 @@ def test_what_cannot_be_used_costs_a_sentence(folder, capsys):
     assert not (folder / "out.jsonl").exists()
 
 
+def test_a_malformed_line_of_the_passages_is_skipped_where_that_is_asked_for(folder, capsys):
+    path, corpus = candidates(folder), folder / "corpus.jsonl"
+    write(corpus, [{"_id": f"p{x}", "title": "", "text": f"passage {x}"} for x in "abcd"])
+    corpus.write_text(corpus.read_text() + "no JSON\n")
+    source = QueryCandidates(path=str(path), corpus=str(corpus))
+    with pytest.raises(BadInputError, match=r"corpus.jsonl:5"):
+        list(source.records(OnBadInput("stop")))
+    policy = OnBadInput("skip")
+    records = list(source.records(policy))
+    assert [record["passages"][0] for record in records] == [("pa", "passage a"), ("pd", "passage d")]
+    assert policy.skipped.total() == 1
+
+
 def test_folds_hold_a_question_out_of_the_targets_of_its_generator(tmp_path, capsys):
     questions = [{"_id": f"q{n}", "text": f"what is number {n}?"} for n in range(40)]
     write(tmp_path / "queries.jsonl", questions)
@@ -133,7 +146,8 @@ def test_folds_hold_a_question_out_of_the_targets_of_its_generator(tmp_path, cap
     write(tmp_path / "targets.jsonl", targets)
     flags = [f"--targets={tmp_path}/targets.jsonl", f"--queries={tmp_path}/queries.jsonl"]
     assert cli.main("jaxir.expand:folds", [*flags, f"--output={tmp_path}/out", "--folds=3"]) == 0
-    assert "3 folds of " in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "3 folds of " in told and "are of no question" not in told
 
     def records(name):
         return [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
@@ -144,6 +158,9 @@ def test_folds_hold_a_question_out_of_the_targets_of_its_generator(tmp_path, cap
         held_out = {r["text"].upper() for r in some}
         learned = [r["source"] for r in records(f"out/targets-{k}.jsonl")]
         assert held_out.isdisjoint(learned) and len(learned) == 80 - 2 * len(held_out)
+    write(tmp_path / "targets.jsonl", [*targets, {"source": "another", "target": "x"}])
+    assert cli.main("jaxir.expand:folds", [*flags, f"--output={tmp_path}/other", "--folds=3"]) == 0
+    assert "; 1 of 81 targets are of no question of" in capsys.readouterr().out
     # The order of the files says nothing.
     write(tmp_path / "queries.jsonl", questions[::-1])
     assert cli.main("jaxir.expand:folds", [*flags, f"--output={tmp_path}/again", "--folds=3"]) == 0
@@ -162,6 +179,7 @@ def test_targets_are_answers_or_of_the_first_passage_with_one(folder, capsys):
         {"_id": "d1", "title": "Novels", "text": "Novels are long. This one has no author."},
         {"_id": "d2", "title": "Frankenstein", "text": "A novel. Mary Shelley wrote it. Shelley was young."},
         {"_id": "d3", "title": "", "text": "It was then, in 1818."},
+        {"_id": "d4", "title": "Authors", "text": "Percy Shelley was one."},
     ]
     write(folder / "corpus.jsonl", corpus)
     write(
@@ -172,6 +190,7 @@ def test_targets_are_answers_or_of_the_first_passage_with_one(folder, capsys):
     run = [f"{q} Q0 {d} 0 {9 - n} t\n" for q, found in ranked.items() for n, d in enumerate(found)]
     (folder / "run.trec").write_text("".join(run))
     (folder / "qrels.tsv").write_text("q1\td2\t1\nq2\td3\t1\n")
+    (folder / "later.trec").write_text("q1 Q0 d4 1 9 t\nq1 Q0 d2 2 8 t\n")  # the corpus has d4 last
     common = [f"--queries={folder}/queries.jsonl", f"--answers={folder}/answers.jsonl"]
     sentences = ["Mary Shelley wrote it.", "It was then, in 1818."]
     run, texts = f"--run={folder}/run.trec", f"--corpus={folder}/corpus.jsonl"
@@ -179,6 +198,7 @@ def test_targets_are_answers_or_of_the_first_passage_with_one(folder, capsys):
         ("answer", [], ["Shelley", "1818"]),
         ("sentence", [run, texts], sentences),
         ("title", [run, texts], ["Frankenstein"]),
+        ("title", [f"--run={folder}/later.trec", texts], ["Authors"]),
         (
             "sentence",
             [f"--qrels={folder}/qrels.tsv", texts],

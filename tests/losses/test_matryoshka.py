@@ -116,6 +116,7 @@ def value_and_grad(table, batch, *, chunks=1, block_size=None):
     return jax.jit(jax.value_and_grad(lambda t: objective(Linear(t), batch)[0]))(table)
 
 
+@pytest.mark.slow
 def test_chunks_blocks_and_devices_give_the_same_numbers():
     rng = np.random.default_rng(0)
     table = jnp.asarray(rng.normal(size=(2, 50, 16)), jnp.float32)

@@ -90,6 +90,7 @@ def test_masked_as_bert_was_trained():
     assert part.min() == 1 and len(np.unique(part)) == WORDS - 1
 
 
+@pytest.mark.slow
 def test_the_clm_autoencoders_loss_is_equation_3_4():
     model, ids = make_model(dropout=0.0), make_texts()
     objective = CLMAutoencoder(**SMALL)

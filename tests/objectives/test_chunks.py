@@ -41,7 +41,7 @@ def made(objective, model):
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=() if n in ("cpdae", "seed", "prop") else pytest.mark.slow) for n in OBJECTIVES],
+    [pytest.param(n, marks=() if n == "seed" else pytest.mark.slow) for n in OBJECTIVES],
 )
 def test_chunks_change_nothing_but_dropout(name):
     """Masks and word sets are drawn before the batch is cut; of dropout each chunk has its own."""

@@ -114,6 +114,7 @@ def test_the_loss_is_equation_6(name):
     np.testing.assert_allclose(loss, reconstruction + np.mean(terms) + 0.1 * contrast, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 def test_gradients_reach_everything_and_devices_change_nothing(name):
     objective, model = VARIANTS[name], make_model()

@@ -362,7 +362,7 @@ def batch_for(objective, rows=8):
     return pairs(ids) if type(objective.contrastive) is Contrastive else with_next(ids)
 
 
-FAST = ("diffcse", "no projector")
+FAST = ("diffcse",)
 
 
 @pytest.mark.parametrize(

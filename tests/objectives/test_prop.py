@@ -120,6 +120,7 @@ def test_equally_probable_sets_are_in_no_order():
     assert metrics["word_sets_loss"] == metrics["word_sets_accuracy"] == 0
 
 
+@pytest.mark.slow
 def test_gradients_reach_the_encoder_and_devices_change_nothing():
     objective, model = PROP(), make_model(sharing="ade")
     auxiliary, batch, key = made(objective, model), batch_of(make_texts()), jax.random.key(2)

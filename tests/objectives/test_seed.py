@@ -74,6 +74,7 @@ def test_the_loss_is_a_masked_language_model_and_a_decoder_of_short_sight():
     np.testing.assert_allclose(loss, metrics["masked_lm_loss"] + metrics["decoder_loss"], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_gradients_reach_encoder_and_decoder_and_devices_change_nothing():
     objective, model = Seed(**SMALL), make_model()
     auxiliary, batch, key = made(objective, model), batch_of(make_texts()), jax.random.key(2)

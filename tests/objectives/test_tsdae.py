@@ -114,6 +114,7 @@ def value_and_grad(model, auxiliary, ids, key=None):
     return loss, metrics, [jax.tree.map(np.asarray, nnx.to_pure_dict(g)) for g in gradients]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharing", ["sde", "ade"])
 def test_gradients_reach_encoder_and_decoder_and_devices_change_nothing(sharing):
     model = DualEncoderModel(DualEncoderConfig(backbone=BACKBONE, sharing=sharing), rngs=nnx.Rngs(0))
@@ -168,6 +169,7 @@ def test_texts_are_lines_documents_or_a_folder(tmp_path):
         Texts(path=str(tmp_path / "nowhere.txt")).build(tokenizer, features)
 
 
+@pytest.mark.slow
 def test_a_run_on_texts_is_an_encoder_judged_by_sts(tmp_path):
     rng, words = np.random.default_rng(0), [f"{a}{b}" for a in "dhlm" for b in "aeio"]
     lines = [" ".join(rng.choice(words, 6)) for _ in range(40)]

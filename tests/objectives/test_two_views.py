@@ -61,6 +61,7 @@ def test_a_text_that_comes_twice_is_no_negative_of_itself():
     assert loss < apart - 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunks", [2, 4])
 def test_in_chunks_and_on_devices_the_numbers_stay(chunks):
     """ConSERT that drops nothing is not random, so chunks change nothing; nor do devices."""
@@ -82,6 +83,7 @@ def test_in_chunks_and_on_devices_the_numbers_stay(chunks):
             np.testing.assert_allclose(gradient, expected[2][name], atol=1e-4, err_msg=name)
 
 
+@pytest.mark.slow
 def test_on_devices_the_same_random_numbers():
     model, batch, key = make_model(), batch_of(make_texts()), jax.random.key(5)
     partitioner = MeshConfig(data=4).build()

@@ -401,6 +401,7 @@ def test_gradients_that_are_not_scattered_are_pointed_out():
     assert plan.warn_of_whole_gradients([whole._replace(axes=("data",))], params) == []
 
 
+@pytest.mark.slow
 def test_a_batch_is_described_by_what_the_objective_reads():
     how = {"num_negatives": 2, "objective": Contrastive()}
     assert make(**how).batch == "24 pairs of 8 + 16 + 2 x 16 tokens, 1,344 in all"

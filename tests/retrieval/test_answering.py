@@ -246,6 +246,7 @@ def many(tmp_path, folder):
     return read(folder, Tokenizer.load(GOLDEN))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_optimizations")
 def test_answers_are_the_models_whatever_the_batch_and_the_devices(loaded, many):
     model, examples = loaded.model, np.array([4, 0, 10, 2, 3, 9, 8])

@@ -64,11 +64,12 @@ def test_a_batch_has_the_score_of_each_passage_that_was_drawn(tmp_path):
     assert len({tuple(row) for row in drawn.tolist()}) > 2  # rows draw differently
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "loss",
     [
         partial(margin_mse, temperature=0.25),
-        pytest.param(partial(kl_distillation, temperature=0.25), marks=pytest.mark.slow),
+        partial(kl_distillation, temperature=0.25),
     ],
 )
 def test_it_learns_what_the_teacher_knows(tmp_path, loss, capsys):
@@ -91,6 +92,7 @@ def test_it_learns_what_the_teacher_knows(tmp_path, loss, capsys):
     assert losses[1]["agreement"] > 0.9 > losses[0]["agreement"]
 
 
+@pytest.mark.slow
 def test_it_adds_to_another_objective(tmp_path):
     objective = WeightedSum(
         parts={"labels": Contrastive(), "teacher": Distillation()}, weights={"teacher": 0.1}
@@ -113,6 +115,7 @@ def test_it_adds_to_another_objective(tmp_path):
     assert dev_lines and not any("dev/loss" in line for line in dev_lines)  # dev pairs have no scores
 
 
+@pytest.mark.slow
 def test_its_loss_is_measured_on_dev_data_that_have_scores(tmp_path):
     data = write(tmp_path / "m.jsonl")
     dev = Loss(data=data, num_negatives=2, every=1)

@@ -55,6 +55,18 @@ def test_the_rate_rises_to_its_peak_and_falls_to_zero_at_the_last_step():
     np.testing.assert_allclose([float(without(t)) for t in (0, 5, 10)], [1e-3, 5e-4, 0.0], rtol=1e-6)
 
 
+def test_the_rate_may_fall_with_the_square_root_whatever_the_length_of_the_run():
+    optimizer = AdamW(learning_rate=2e-5, warmup_steps=10_000, decay="inverse_sqrt")
+    steps = np.array([1, 50, 9_999, 10_000, 10_001, 40_000])
+    expected = 2e-3 * np.minimum(steps**-0.5, steps * 10_000**-1.5)  # Chuang 2024, appendix B.1
+    for length in (10, 50_000):
+        rates = [float(optimizer.build(length).schedule(jnp.int32(t - 1))) for t in steps]
+        np.testing.assert_allclose(rates, expected, rtol=1e-5)
+    assert expected[3] == pytest.approx(2e-5) and expected[5] == pytest.approx(1e-5)
+    with pytest.raises(UserError, match="needs warmup_steps of at least 1"):
+        AdamW(decay="inverse_sqrt").build(10)
+
+
 @pytest.mark.parametrize("warmup_steps", [10, 40])
 def test_a_run_may_end_within_its_warm_up_where_it_is_told_so(warmup_steps):
     schedule = AdamW(learning_rate=2.0, warmup_steps=warmup_steps, unfinished_warmup=True).build(10).schedule

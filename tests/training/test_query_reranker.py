@@ -188,7 +188,11 @@ def test_it_is_read_as_what_it_was_trained_for(folder, models, tmp_path, capsys)
         convert = [f"--source={models['rd']}", f"--output={tmp_path}/{form}", f"--format={form}"]
         assert cli.main("jaxir.convert:convert", convert) == 0
     onnx = [ri, "--format=onnx", f"--output={tmp_path}/onnx"]
-    run = ["--run=absent", "--dataset=beir:absent"]
+    (tmp_path / "beir/qrels").mkdir(parents=True)
+    (tmp_path / "beir/queries.jsonl").write_text('{"_id": "q", "text": "who?"}\n')
+    (tmp_path / "beir/corpus.jsonl").write_text('{"_id": "d", "title": "", "text": "me"}\n')
+    (tmp_path / "run.trec").write_text("q Q0 d 1 1 t\n")
+    run = [f"--run={tmp_path}/run.trec", f"--dataset=beir:{tmp_path}/beir"]
     (tmp_path / "bare.jsonl").write_text('{"_id": "q", "question": "who?", "outputs": ["me"]}\n')
     bare = f"--candidates={tmp_path}/bare.jsonl"
     for command, flags, sentence in (
@@ -199,7 +203,7 @@ def test_it_is_read_as_what_it_was_trained_for(folder, models, tmp_path, capsys)
         ("expand:rerank", [rd, bare, corpus, *out], "jaxir.expand retrieve finds it"),
         ("expand:rerank", [pairs, candidates, *out], "reads pairs of a query and a passage"),
         ("expand:rerank", [ri, *out], "give --candidates, or --queries and --expansions"),
-        ("rerank:rerank", [ri, *run, f"--output={tmp_path}/x.trec"], "absent"),
+        ("rerank:rerank", [ri, *run, f"--output={tmp_path}/x.trec"], "it is for python -m jaxir.expand"),
         ("export:export", onnx, "a reranker of queries is not exported as a graph"),
     ):
         assert cli.main(f"jaxir.{command}", flags) == 1

@@ -117,6 +117,10 @@ def test_a_reranked_run_has_the_models_scores_of_the_texts(folder, trained, tmp_
     np.testing.assert_allclose([found[q][d] for q, d in pairs], scores, atol=1e-5)
     two = rerank(folder, trained, tmp_path / "two.trec", "--depth=2")
     assert all(set(two[q]) == set(rank(before[q])[:2]) for q in before)
+    whole = rerank(folder, trained, tmp_path / "whole.trec", "--depth=2", "--keep_rest")
+    for q, some in before.items():
+        assert rank(whole[q]) == rank(two[q]) + rank(some)[2:] and len(some) > 2
+        assert {d: whole[q][d] for d in two[q]} == two[q]
 
 
 def test_a_resumed_run_ends_with_the_same_bits(folder, trained, tmp_path, capsys):
@@ -131,6 +135,7 @@ def test_a_resumed_run_ends_with_the_same_bits(folder, trained, tmp_path, capsys
     assert "was trained" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_is_the_one_that_reranks_best(folder, tmp_path, capsys):
     run, deep = tmp_path / "run", tmp_path / "deep.trec"
     found = {
@@ -258,7 +263,8 @@ def test_a_negative_that_is_the_positive_does_not_count():
     assert value_and_grad(Reranking(), model, {k: jnp.asarray(v) for k, v in batch.items()})[0] != after
 
 
-@pytest.mark.parametrize("encoder", ["cross_bert", pytest.param("modernbert", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("encoder", ["cross_bert", "modernbert"])
 def test_in_python(folder, encoder, tmp_path):
     source = f"hf:{shutil.copytree(GOLDEN / encoder, tmp_path / 'start')}"
     if encoder == "modernbert":  # whose tokenizer is of single texts

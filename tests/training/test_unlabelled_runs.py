@@ -56,6 +56,7 @@ def logged(run: Path) -> list[dict]:
     return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_run_as_wang_trains_keeps_the_least_loss_on_held_out_texts(train, tmp_path):
     run = train(
         "run",

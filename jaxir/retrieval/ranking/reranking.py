@@ -55,3 +55,13 @@ def rerank(candidates: Candidates, scorer: Scorer) -> Run:
     pairs = [(queries[query_id], documents[d]) for query_id, some in found.items() for d in some]
     scores = iter(scorer.score(pairs))
     return {query_id: {d: next(scores) for d in some} for query_id, some in found.items()}
+
+
+def with_rest(scored: Run, run: Run) -> Run:
+    """Returns what was scored, and below it what else the run found, in its order; each one less in score."""
+    found = {}
+    for query_id, of_query in scored.items():
+        rest = [document for document in rank(run[query_id]) if document not in of_query]
+        lowest = min(of_query.values())
+        found[query_id] = {**of_query, **{d: lowest - n for n, d in enumerate(rest, 1)}}
+    return found
