@@ -72,7 +72,7 @@ def summary(command: str) -> str:
     if command == "sidecar":
         path, function = PACKAGE / "sidecar" / "install.py", "install"
     elif command == "expand":
-        function = "generate"
+        function = "main"
     source = path.read_text(encoding="utf-8")
     return re.search(rf'^def {function}\(.*?"""(.*?)(?:"""|$)', source, re.DOTALL | re.MULTILINE)[1]
 

@@ -123,8 +123,10 @@ def _of_names(lines: Sequence[str], names: Collection[str]) -> list[str]:
     return kept
 
 
-def main(name: str, argv: Sequence[str] | None = None, *, example: str = "") -> int:
+def main(name: str, argv: Sequence[str] | None = None, *, example: str = "", action: str = "") -> int:
     """Runs the command `name` ("package.module:function") and returns the exit status.
+
+    `action` is what stands before the flags, where a module has several commands.
 
     The function is imported by name, never taken from `__main__`, so that gin files and the command speak
     of the same object. Whatever goes wrong costs one sentence on standard error (see `faults`): the status is
@@ -138,7 +140,8 @@ def main(name: str, argv: Sequence[str] | None = None, *, example: str = "") -> 
         with _unwinding_on_sigterm():
             keep_compiled_programs()
             function = _load(name)
-            status = run(function, arguments, prog=f"python -m {module_name}", example=example)
+            prog = f"python -m {module_name} {action}".rstrip()
+            status = run(function, arguments, prog=prog, example=example)
             sys.stdout.flush()
             return status
     except KeyboardInterrupt:

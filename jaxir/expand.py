@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from jaxir import cli
-from jaxir.errors import UserError
+from jaxir.errors import UserError, suggest
 from jaxir.outputs import writes
 from jaxir.simple_types import Count, Positive, Seed, Within, check_idle
 
@@ -366,31 +366,31 @@ def folds(*, targets: str, queries: str, output: str, folds: Annotated[int, With
     print(f"{output}: {report}")
 
 
+EXAMPLES = {
+    "generate": EXAMPLE,
+    "plan": PLAN,
+    "targets": TARGETS,
+    "folds": FOLDS,
+    "retrieve": RETRIEVE,
+    "rerank": RERANK,
+    "choose": CHOOSE,
+}
+
+
 def main(arguments: list[str]) -> int:
-    """Does what the first argument says."""
-    rest = arguments[1:]
-    match arguments[:1]:
-        case ["generate"]:
-            return cli.main("jaxir.expand:generate", rest, example=EXAMPLE)
-        case ["plan"]:
-            return cli.main("jaxir.expand:plan", rest, example=PLAN)
-        case ["retrieve"]:
-            return cli.main("jaxir.expand:retrieve", rest, example=RETRIEVE)
-        case ["rerank"]:
-            return cli.main("jaxir.expand:rerank", rest, example=RERANK)
-        case ["choose"]:
-            return cli.main("jaxir.expand:choose", rest, example=CHOOSE)
-        case ["targets"]:
-            return cli.main("jaxir.expand:targets", rest, example=TARGETS)
-        case ["folds"]:
-            return cli.main("jaxir.expand:folds", rest, example=FOLDS)
-        case ["--help"] | ["-h"]:
-            return cli.main("jaxir.expand:generate", ["--help"], example=EXAMPLE)
-    print(
-        f"error: say what to do: generate, plan, retrieve, rerank, choose, targets or folds, as {EXAMPLE}",
-        file=sys.stderr,
-    )
-    return 1
+    """Writes texts for texts (`generate`), searches with them (`retrieve`) and chooses of them (`rerank`)."""
+    action, *rest = arguments or [""]
+    if action in EXAMPLES:
+        return cli.main(f"jaxir.expand:{action}", rest, example=EXAMPLES[action], action=action)
+    if action in ("--help", "-h"):
+        print("usage: python -m jaxir.expand ACTION [--FLAG=VALUE ...]\n")
+        for name in EXAMPLES:
+            print(f"  {name:9} {globals()[name].__doc__.splitlines()[0]}")
+        print("\n`python -m jaxir.expand ACTION --help` has its flags and an example.")
+        return 0
+    told = f"there is no {action!r}{suggest(action, EXAMPLES)}" if action else "say what to do"
+    print(f"error: {told} (`python -m jaxir.expand --help` lists what there is)", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import pytest
 
 import jaxir
 from jaxir import __main__ as front
-from jaxir import installation
+from jaxir import expand, installation
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = [name for group in front.COMMANDS.values() for name in group]
@@ -41,7 +41,7 @@ def test_every_command_is_listed_with_its_own_words():
     have = {p.parent.name if p.stem == "__main__" else p.stem for p in files if "cli.main(" in p.read_text()}
     assert have == set(NAMES)
     for name in NAMES:
-        others = {"sidecar": ("sidecar.install", "install"), "expand": ("expand", "generate")}
+        others = {"sidecar": ("sidecar.install", "install"), "expand": ("expand", "main")}
         module, function = others.get(name, (name, name))
         doc = inspect.getdoc(getattr(importlib.import_module(f"jaxir.{module}"), function))
         assert front.summary(name) == doc.splitlines()[0]
@@ -90,6 +90,18 @@ def test_the_version_has_one_place():
 def test_a_mistyped_command_costs_one_sentence(arguments, message):
     done = run("-m", "jaxir", *arguments)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {message}\n")
+
+
+def test_what_expand_does_is_listed(capsys):
+    assert expand.main(["--help"]) == 0
+    listed = capsys.readouterr().out
+    for action in expand.EXAMPLES:
+        assert re.search(rf"^  {action} +[A-Z].*\.$", listed, re.MULTILINE), action
+        assert expand.main([action, "--qqqqq"]) == 2
+        assert capsys.readouterr().err.endswith(f"(see python -m jaxir.expand {action} --help)\n")
+        assert f"python -m jaxir.expand {action} --" in expand.EXAMPLES[action]
+    assert expand.main(["retreive"]) == expand.main([]) == 2
+    assert "there is no 'retreive'; did you mean 'retrieve'?" in capsys.readouterr().err
 
 
 def test_a_command_is_the_one_that_its_own_file_starts(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jaxir.data.lines import MalformedRecord, json_object, parsed_lines, string_field
+from jaxir.data.lines import MalformedRecord, has_text, json_object, parsed_lines, string_field
 
 
 def read_answers(path: str | Path) -> dict[str, list[str]]:
@@ -23,7 +23,7 @@ def read_answers(path: str | Path) -> dict[str, list[str]]:
         query_id, metadata = string_field(record, "_id"), record.get("metadata")
         aside = metadata.get("answers") if isinstance(metadata, dict) else None
         answers = record.get("answers", aside)
-        if not isinstance(answers, list) or not all(isinstance(a, str) and a.strip() for a in answers):
+        if not isinstance(answers, list) or not all(isinstance(a, str) and has_text(a) for a in answers):
             raise MalformedRecord("'answers' is not a list of texts")
         if not answers:
             raise MalformedRecord(

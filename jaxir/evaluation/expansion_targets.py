@@ -12,7 +12,7 @@ from jaxir.data.sources import Document, Query, read_queries, read_wanted
 from jaxir.errors import UserError
 from jaxir.evaluation.answers import joined_tokens, tokens_of
 from jaxir.files import local_path
-from jaxir.retrieval.encoding.windowed_file import OutputsReport, write_windows
+from jaxir.retrieval.encoding.windowed_file import write_windows
 
 Kind = Literal["answer", "sentence", "title"]
 
@@ -25,6 +25,17 @@ class Target(NamedTuple):
     target: str
 
 
+class TargetsReport(NamedTuple):
+    """What was written: counts of targets, and of the questions that were read."""
+
+    targets: int
+    questions: int
+
+    def __str__(self) -> str:
+        without = self.questions - self.targets
+        return f"{self.targets:,} targets" + (f"; {without:,} questions have none" if without else "")
+
+
 def write_targets(
     kind: Kind,
     queries: str | Path,
@@ -33,7 +44,7 @@ def write_targets(
     *,
     passages: Mapping[str, Sequence[str]] | None = None,
     corpus: str | Path | None = None,
-) -> OutputsReport | None:
+) -> TargetsReport:
     """Writes {"_id", "source", "target", "outputs"} for each question that has a target (Mao et al. 2021).
 
     The answer is a question's first; the sentence the first one with an answer, of the first of its passages
@@ -50,11 +61,12 @@ def write_targets(
     Raises:
       UserError: no question has a target, or the corpus lacks a passage.
     """
-    questions = [query for query in read_queries(queries) if query.id in answers]
+    asked = list(read_queries(queries))
+    questions = [query for query in asked if query.id in answers]
     found = list(_targets(kind, questions, answers, passages or {}, corpus))
     if not found:
         raise UserError(f"{queries}: no question has a target: do the files belong together?")
-    return write_windows(
+    write_windows(
         local_path(output, "written to"),
         {"targets": fingerprints.of_values(*found)},
         found,
@@ -62,6 +74,7 @@ def write_targets(
         count=len(found),
         what="writing targets",
     )
+    return TargetsReport(len(found), len(asked))
 
 
 def _targets(

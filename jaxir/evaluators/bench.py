@@ -40,6 +40,16 @@ class Examples(NamedTuple):
     fingerprint: str
 
 
+class _Read(NamedTuple):
+    """Data that were built: of what, the dataset, all examples as arrays [N, ...], and as `Examples`."""
+
+    data: Any
+    features: Features
+    dataset: Any
+    arrays: Rows
+    examples: Examples
+
+
 class Program:
     """A function of (model, auxiliary, batch) that is compiled once and run on the mesh, batch after batch.
 
@@ -144,10 +154,10 @@ class Bench:
         self.training_data, self.batch_size = training_data, batch_size
         self.partitioner, self.on_bad_input = partitioner, on_bad_input
         self._programs: list[Program] = []
-        self._read: list[tuple[Any, Features, Examples]] = []
+        self._read: list[_Read] = []
 
     def examples(self, data: Any, features: Features) -> Examples:
-        """Reads data; evaluators of the same data read them once.
+        """Reads data; evaluators of the same data, or of equal ones, read them once.
 
         Args:
           data: a `data.text_data.TextData`, or a dataset that was built of one.
@@ -156,18 +166,31 @@ class Bench:
         Raises:
           UserError: there are no data.
         """
+        return self._once(data, features).examples
+
+    def arrays(self, data: Any, features: Features) -> Rows:
+        """Returns the rows of `examples`, in their order, as arrays [N, ...] that evaluators share."""
+        return self._once(data, features).arrays
+
+    def dataset(self, data: Any, features: Features) -> Any:
+        """Returns the dataset that `examples` are those of."""
+        return self._once(data, features).dataset
+
+    def _once(self, data: Any, features: Features) -> _Read:
         if data is None:
             raise UserError("it has no data: DEV_SPLIT, or what else names them, is None")
         check_data("its data", data)
-        for source, wanted, found in self._read:
-            if source is data and wanted == features:
-                return found
+        for read in self._read:
+            # Where gin names data twice it makes two, which are equal.
+            if (read.data is data or read.data == data) and read.features == features:
+                return read
         built = data
         if hasattr(data, "build"):
             built = data.build(self.tokenizer, features, on_bad_input=self.on_bad_input)
-        found = Examples(read_rows(built), built.fingerprint)
-        self._read.append((data, features, found))
-        return found
+        arrays = built.once(None)
+        read = _Read(data, features, built, arrays, Examples(_rows_of(arrays), built.fingerprint))
+        self._read.append(read)
+        return read
 
     def program(self, function: Callable[..., Any], rows: Rows, *, chunked: bool = False) -> Program:
         """Returns a program of (model, auxiliary, batch) on `rows`; it is compiled before the first step.
@@ -203,8 +226,11 @@ class Bench:
 
 def read_rows(data: Any, count: int | None = None) -> list[Mapping[str, np.ndarray]]:
     """Returns `count` examples of a dataset, or all, each once, in a random order that is always the same."""
-    batch = data.once(count)
-    return [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
+    return _rows_of(data.once(count))
+
+
+def _rows_of(arrays: Rows) -> list[Rows]:
+    return [dict(zip(arrays, row, strict=True)) for row in zip(*arrays.values(), strict=True)]
 
 
 def stack(rows: list[np.ndarray]) -> np.ndarray:

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxir.errors import UserError
 from jaxir.evaluation.exact_match import exact_match
-from jaxir.evaluators.bench import Bench, State, stack
+from jaxir.evaluators.bench import Bench, State
 from jaxir.evaluators.evaluator import Evaluator, Prepared
 from jaxir.installation import require
 from jaxir.models.decoding import Decoding
@@ -49,13 +49,14 @@ class Generation(Evaluator):
         require("rouge", "rouge_score")
         from rouge_score.rouge_scorer import RougeScorer
 
-        rows, fingerprint = bench.examples(self.data, bench.objective.features(bench.form))
+        features = bench.objective.features(bench.form)
+        rows, fingerprint = bench.examples(self.data, features)
         if not rows:
             raise UserError("its data hold no example")
         targets = [text_of(row["target_ids"], bench.tokenizer) for row in rows]
         how = Decoding(max_new_tokens=self.max_new_tokens, num_beams=self.num_beams)
 
-        write = bench.texts(stack([row["source_ids"] for row in rows]), how)
+        write = bench.texts(bench.arrays(self.data, features)["source_ids"], how)
         scorer = RougeScorer(["rougeL"])
 
         def measure(state: State) -> dict[str, float]:

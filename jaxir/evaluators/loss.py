@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxir.errors import UserError
-from jaxir.evaluators.bench import Bench, State, stack
+from jaxir.evaluators.bench import Bench, State
 from jaxir.evaluators.evaluator import Evaluator, Prepared
 from jaxir.objectives.gradient_cache import with_fitting_chunks
 from jaxir.simple_types import Natural, Object, checked
@@ -36,18 +36,19 @@ class Loss(Evaluator):
     def prepare(self, bench: Bench) -> Prepared:
         """Reads the data; see `Evaluator`."""
         form = dataclasses.replace(bench.form, num_negatives=self.num_negatives)
-        examples = bench.examples(self.data, bench.objective.features(form))
+        features = bench.objective.features(form)
+        examples = bench.examples(self.data, features)
         count, divisor = len(examples.rows), bench.partitioner.batch_divisor()
         if count < divisor:
             raise UserError(f"there are only {count} dev pairs, fewer than the {divisor} devices of a batch")
         # Of fewer rows than a batch, as many as the devices share.
-        kept = examples.rows if count >= bench.batch_size else examples.rows[: count // divisor * divisor]
-        rows = {name: stack([row[name] for row in examples.rows])[: len(kept)] for name in kept[0]}
+        kept = count if count >= bench.batch_size else count // divisor * divisor
+        rows = {name: array[:kept] for name, array in bench.arrays(self.data, features).items()}
 
         def metrics_of(model: Any, auxiliary: Any, batch: Any) -> dict[str, Any]:
             objective = bench.objective
-            if len(kept) < bench.batch_size:
-                objective = with_fitting_chunks(objective, len(kept) // divisor)
+            if kept < bench.batch_size:
+                objective = with_fitting_chunks(objective, kept // divisor)
             loss, metrics = objective(model, batch, None, auxiliary=auxiliary, step=None)
             return metrics | {"loss": loss}
 

@@ -44,7 +44,8 @@ class QueryReranking(Evaluator):
         """
         if not isinstance(self.data, QueryCandidates):
             raise UserError("query reranking is measured on candidates: give it some (DEV_CANDIDATES)")
-        questions = list(self.data.questions(OnBadInput("skip")))  # what is malformed is told below
+        # Of what is skipped the count is told below.
+        questions = list(self.data.questions(OnBadInput(bench.on_bad_input)))
         if (depth := min((some.depth for some in questions), default=max(CUTS))) < max(CUTS):
             raise UserError(
                 f"{self.data.path}: Success@{max(CUTS)} wants candidates that were searched that deep, not to"

@@ -5,15 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-import numpy as np
-
+from jaxir.data.batch_plan import in_one_order
 from jaxir.errors import UserError
 from jaxir.evaluation.exact_match import score_answers
 from jaxir.evaluators.bench import Bench, State
 from jaxir.evaluators.evaluator import Evaluator, Prepared
 from jaxir.models.decoding import Decoding
 from jaxir.objectives.reader import FusionInDecoder
-from jaxir.retrieval.answering.answered import AnsweredQuestions
+from jaxir.retrieval.answering.answered import AnsweredDataset, AnsweredQuestions
 from jaxir.simple_types import Count, checked
 
 
@@ -45,14 +44,14 @@ class Reading(Evaluator):
         if self.data is None:
             raise UserError("it has no data: DEV_RUN, or what else names them, is None")
         features = bench.objective.features(bench.form)
-        data = self.data.build(bench.tokenizer, features, on_bad_input=bench.on_bad_input)
-        ids = data.questions.ids
-        answers = dict(zip(ids, data.answers, strict=True))
+        data: AnsweredDataset = bench.dataset(self.data, features)
+        answers = dict(zip(data.questions.ids, data.answers, strict=True))
+        ids = [data.questions.ids[number] for number in in_one_order(data.num_examples)]
         how = Decoding(max_new_tokens=self.max_new_tokens, num_beams=self.num_beams)
 
-        write = bench.texts(data.questions.sources(np.arange(len(ids))), how)
+        write = bench.texts(bench.arrays(self.data, features)["source_ids"], how)
 
         def measure(state: State) -> Mapping[str, float]:
             return score_answers(dict(zip(ids, write(state), strict=True)), answers).values
 
-        return Prepared(measure, data.fingerprint)
+        return Prepared(measure, bench.examples(self.data, features).fingerprint)

@@ -288,10 +288,10 @@ def _with_new_head(found: StoredModel, *, seed: int, where: str) -> StoredModel:
     """Returns a cross-encoder with the encoder of a dual encoder and a head drawn from N(0, 0.02^2).
 
     Raises:
-      UserError: it has two encoders.
+      UserError: it has two encoders, or is something else.
     """
     config = found.config
-    if config.sharing != "sde":
+    if kinds.name_of(config) != "dual_encoder" or config.sharing != "sde":
         raise UserError(f"{where}: a cross-encoder starts from one encoder, not from {config.summary}")
     made = CrossEncoderConfig(backbone=config.backbone, **cross_encoder.head_of(config.backbone.model_type))
     params = {n: v for n, v in found.params.items() if n.startswith("encoder.")}

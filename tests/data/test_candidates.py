@@ -211,7 +211,8 @@ def test_targets_are_answers_or_of_the_first_passage_with_one(folder, capsys):
         records = list(SourcesAndTargets(path=str(out)).records(OnBadInput("stop")))
         assert [r["target"][1] for r in records] == expected
         assert records[0]["source"][1] == QUESTIONS["q1"]
-    capsys.readouterr()
+        told = f"{len(expected)} targets; {len(QUESTIONS) - len(expected)} questions have none"
+        assert told in capsys.readouterr().out
     for more, sentence in (
         (["--kind=title", run], "needs --corpus, and --run or --qrels"),
         (["--kind=answer", texts], "--corpus is for --kind=sentence and --kind=title"),

@@ -11,11 +11,15 @@ import pytest
 from jaxir.data.array_dataset import ArrayDataset
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
+from jaxir.evaluators.bench import Bench
+from jaxir.evaluators.loss import Loss
+from jaxir.evaluators.reading import Reading
 from jaxir.features import TextFormat
 from jaxir.interop import model_dir
 from jaxir.models.decoding import Decoding
 from jaxir.objectives.reader import FusionInDecoder
 from jaxir.objectives.seq2seq import Seq2Seq
+from jaxir.partitioning import MeshConfig
 from jaxir.retrieval.answering.answered import AnsweredQuestions, dev_questions
 from jaxir.retrieval.answering.questions import read_questions
 from jaxir.retrieval.answering.reader import Reader, write_answers
@@ -182,6 +186,40 @@ def without(name: str, identifier: str):
         path.write_text("".join(line for line in lines if json.loads(line)["_id"] != identifier))
 
     return spoil
+
+
+def test_evaluators_of_equal_data_share_what_is_read(data, monkeypatch):
+    """Data that gin names twice are two that are equal; the passages of dev questions are long and many."""
+    built, build, sources = [], AnsweredQuestions.dataset, []
+
+    def dataset(self, *args):
+        built.append(build(self, *args))
+        return built[-1]
+
+    monkeypatch.setattr(AnsweredQuestions, "dataset", dataset)
+    monkeypatch.setattr(
+        Bench,
+        "texts",
+        lambda _, ids, __: sources.append(ids) or (lambda right: [right[x.tobytes()] for x in ids]),
+    )
+    bench = Bench(
+        tokenizer=Tokenizer.load(GOLDEN),
+        form=FORM,
+        objective=FusionInDecoder(passages=3),
+        training_data=None,
+        batch_size=2,
+        partitioner=MeshConfig().build(jax.devices()[:1]),
+    )
+    Loss(data=data).prepare(bench)
+    reading = Reading(data=dataclasses.replace(data)).prepare(bench)
+    assert len(built) == 1
+    (program,) = bench._programs
+    assert np.shares_memory(program._rows["source_ids"], sources[0])
+    # Whatever their order, each question is judged by its own answers.
+    questions, answers = built[0].questions.sources(np.arange(3)), built[0].answers
+    right = {ids.tobytes(): some[0] for ids, some in zip(questions, answers, strict=True)}
+    assert reading.measure(right)["EM"] == 1.0
+    assert len({some[0] for some in answers}) == 3
 
 
 BAD = {

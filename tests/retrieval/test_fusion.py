@@ -200,7 +200,7 @@ def test_runs_that_do_not_belong_together(tmp_path, capsys, flags):
     (tmp_path / "empty.trec").touch()
     for second, sentence in (
         ("other.trec", f"{tmp_path}/a.trec has no query in common with the other run"),
-        ("empty.trec", f"{tmp_path}/empty.trec: the file is empty: a run has a line for each answer"),
+        ("empty.trec", f"{tmp_path}/empty.trec: the file is empty"),
     ):
         assert (
             fuse(f"--runs={tmp_path}/a.trec,{tmp_path}/{second}", *flags, f"--output={tmp_path}/x.trec") == 1

@@ -1,5 +1,7 @@
 """TREC run files."""
 
+import gzip
+
 import numpy as np
 import pytest
 
@@ -126,6 +128,18 @@ def test_a_run_that_is_cut_off_anywhere_is_noticed(tmp_path, capsys, read, tag):
 def test_no_such_run(tmp_path):
     with pytest.raises(UserError, match="no such run file"):
         read_run(tmp_path / "run")
+    with pytest.raises(UserError, match="is a directory"):
+        read_run(tmp_path)
+
+
+@pytest.mark.parametrize("read", [read_run, by_query])
+def test_a_compressed_run(tmp_path, read):
+    whole = gzip.compress(b"q Q0 a 1 0.5 t\nq Q0 b 2 0.25 t\n")
+    (tmp_path / "run.gz").write_bytes(whole)
+    assert read(tmp_path / "run.gz") == {"q": {"a": 0.5, "b": 0.25}}
+    (tmp_path / "run.gz").write_bytes(whole[:-9])
+    with pytest.raises(BadInputError, match="damaged or truncated gzip"):
+        read(tmp_path / "run.gz")
 
 
 @pytest.mark.parametrize("read", [read_run, by_query])

@@ -219,6 +219,15 @@ def test_it_is_read_as_what_it_was_trained_for(folder, models, tmp_path, capsys)
     assert "leave the corpus out" in capsys.readouterr().err
     assert train(folder, "ri", tmp_path / "run", "--steps=1", "--gin.MAX_RANK=100") == 1
     assert "must be greater: max_rank is 100" in capsys.readouterr().err
+    generator = f"--gin.MODEL={tmp_path}/generator"
+    convert = [f"--source=hf:{GOLDEN / 'seq2seq_1_1'}", "--kind=seq2seq", f"--output={tmp_path}/generator"]
+    assert cli.main("jaxir.convert:convert", convert) == 0
+    assert train(folder, "ri", tmp_path / "run", "--steps=1", generator) == 1
+    assert "a cross-encoder starts from one encoder, not from T5" in capsys.readouterr().err
+    (tmp_path / "others.jsonl").write_text('{"_id": "q", "text": "who?"}\n')
+    dev = evaluated(folder, "ri", f"--gin.DEV_CANDIDATES={tmp_path}/others.jsonl")
+    assert train(folder, "ri", tmp_path / "run", "--steps=1", *dev) == 1
+    assert "others.jsonl:1: no field 'question'" in capsys.readouterr().err
     with pytest.raises(UserError, match="set reads to 'pair'"):
         Reranking().features(TextFormat(8, 8, 2, reads="expanded_query"))
 

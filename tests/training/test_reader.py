@@ -114,6 +114,13 @@ def test_bad_input_costs_one_sentence(folder, tmp_path, capsys, flags, sentence)
     assert not list(tmp_path.iterdir())
 
 
+def test_answers_are_measured_of_readers_alone(folder, tmp_path, capsys):
+    flags = ["--gin_file=gin/generator.gin", "--gin_file=gin/evaluators/reading.gin", f"--gin.MODEL={START}"]
+    flags += [f"--gin.DATA={folder}", "--gin.STEPS=1", "--batch_size=8", f"--output_dir={tmp_path}/run"]
+    assert cli.main("jaxir.train:train", flags) == 1
+    assert capsys.readouterr().err.startswith("error: ")
+
+
 def test_the_authors_checkpoints_are_read(tmp_path, capsys):
     """facebookresearch/FiD saves T5's encoder, and each of its blocks, in a wrapper."""
     theirs = shutil.copytree(GOLDEN / "seq2seq_1_0", tmp_path / "theirs")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import collections
 import functools
 import math
@@ -12,10 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxir.data.lines import as_number
+from jaxir.data.lines import as_number, raw_lines
 from jaxir.errors import BadInputError, UserError
 from jaxir.files import atomic_file, local_path
-from jaxir.reading import open_to_read
 
 Run = dict[str, dict[str, float]]
 TAG = "jaxir"
@@ -58,7 +56,7 @@ def write_run(
 
 
 def read_run(path: str | Path) -> Run:
-    """Reads a TREC run file; warns on standard error where its end looks cut off.
+    """Reads a TREC run file, maybe compressed by gzip; warns on standard error where its end looks cut off.
 
     Returns:
       For each query id, in the order of the file, {document id: score}. Ranks are ignored, as trec_eval does.
@@ -97,31 +95,28 @@ def read_run_by_query(path: str | Path) -> Iterator[tuple[str, dict[str, float]]
 def _lines(path: str | Path) -> Iterator[tuple[int, str, str, float]]:
     """Yields (line number, query id, document id, score); then looks at how the file ends."""
     path = local_path(path)
-    if not path.is_file():
+    if not path.exists():
         raise UserError(f"{path}: no such run file")
     answers: collections.Counter[str] = collections.Counter()
     number, query_id, tag, tag_before, ended = 0, "", "", "", True
-    with open_to_read(path) as file:
-        for number, raw in enumerate(file, start=1):
-            if number == 1:
-                raw = raw.removeprefix(codecs.BOM_UTF8)
-            try:
-                fields = raw.decode("utf-8").split()
-            except UnicodeDecodeError:
-                raise BadInputError(path, number, "not UTF-8") from None
-            if not fields:
-                continue
-            ended = raw.endswith(b"\n")
-            if len(fields) != 6:
-                wanted = "a run line has 6 columns (qid Q0 docid rank score tag)"
-                raise BadInputError(path, number, f"{wanted}, this one {len(fields)}{'' if ended else _CUT}")
-            tag_before = tag
-            query_id, _, doc_id, _, text, tag = fields
-            score = as_number(text)
-            if score is None:
-                raise BadInputError(path, number, f"the score {text!r} is not a finite number")
-            answers[query_id] += 1
-            yield number, query_id, doc_id, score
+    for number, raw in raw_lines(path):
+        try:
+            fields = raw.decode("utf-8").split()
+        except UnicodeDecodeError:
+            raise BadInputError(path, number, "not UTF-8") from None
+        if not fields:
+            continue
+        ended = raw.endswith(b"\n")
+        if len(fields) != 6:
+            wanted = "a run line has 6 columns (qid Q0 docid rank score tag)"
+            raise BadInputError(path, number, f"{wanted}, this one {len(fields)}{'' if ended else _CUT}")
+        tag_before = tag
+        query_id, _, doc_id, _, text, tag = fields
+        score = as_number(text)
+        if score is None:
+            raise BadInputError(path, number, f"the score {text!r} is not a finite number")
+        answers[query_id] += 1
+        yield number, query_id, doc_id, score
     if not answers:
         raise BadInputError(path, None, "the file is empty: a run has a line for each answer")
     if not ended:
