@@ -8,7 +8,7 @@ then SimCSE alone and the peer in processes that take turns.
                                     [--repeats=3] [--objective=NAME[+BINDING...]]... [--dtype=bfloat16]
                                     [--peer_python=PYTHON]
 
-"must cost": the matrix products of the step as it is written, counted (jaxir.planning.work), over SimCSE's.
+"must cost": the matrix products of the step as it is written, counted (jaxir.costs.work), over SimCSE's.
 That an objective reads a text once more, or has a decoder or a frozen generator, is in there; dropout,
 softmax, random numbers and the optimizer are not. SimCSE reads each text twice. Peer: pairs (text, text) with
 MultipleNegativesRankingLoss, as sentence-transformers trains SimCSE. Nothing is downloaded.
@@ -157,7 +157,7 @@ def make_ready(text: str, flags: argparse.Namespace, directory: str) -> Ready:
     from flax import nnx
 
     from jaxir import gin_config
-    from jaxir.planning import work as planned
+    from jaxir.costs import work as planned
     from jaxir.train import train
     from jaxir.training import state as state_lib
     from jaxir.training.optimizers import AdamW

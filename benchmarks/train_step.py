@@ -108,13 +108,13 @@ def work_jaxir(flags: argparse.Namespace) -> dict:
     import optax
     from flax import nnx
 
+    from jaxir.costs import work as planned
     from jaxir.interop.model_dir import LoadedModel
     from jaxir.interop.stored import EncoderSettings
     from jaxir.losses.in_batch import in_batch_softmax
     from jaxir.models.dual_encoder import DualEncoderModel
     from jaxir.objectives.contrastive import Contrastive
     from jaxir.partitioning import MeshConfig
-    from jaxir.planning import work as planned
     from jaxir.training import loop, state
     from jaxir.training.memory import memory_of
     from jaxir.training.optimizers import AdamW
@@ -346,11 +346,11 @@ def peer_encoder(flags: argparse.Namespace, dropout: float = 0.0):
 
 def report(flags: argparse.Namespace, runs: dict[str, list[dict]]) -> None:
     """Prints medians over processes; ratios are medians of those of neighbouring processes."""
-    from jaxir.planning.chips import CHIPS
+    from jaxir.costs import chips
 
     first = runs["jaxir"][0]
-    kind = first["device"].lower()
-    peak = next((c.flops for name, c in CHIPS.items() if name in kind.replace(" ", "")), None)
+    chip = chips.of_kind(first["device"])
+    peak = chip and chip.flops
     print(
         f"\n{flags.model}, {first['parameters'] / 1e6:.1f} M parameters, {flags.batch_size} x "
         f"({flags.query_length} + {flags.passage_length}) tokens, {flags.dtype}; {first['devices']} x "

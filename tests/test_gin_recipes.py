@@ -196,7 +196,7 @@ def test_pieces_compose_in_any_order(model, folder):
         and o not in (*OF_TEXTS, DPR_DIFFCSE, SEQ2SEQ["objectives"], EAR)
     ]
     for number, (objective, run) in enumerate(itertools.product(objectives, PIECES["runs"])):
-        bindings = [*small(model, folder), "DROPOUT=0.25", "REMAT=True", "CHUNKS=2"]
+        bindings = [*small(model, folder), "DROPOUT=0.25", "REMAT=products", "CHUNKS=2"]
         bindings += [] if "TEMPERATURE" in LACKING.get(objective, ()) else ["TEMPERATURE=0.07"]
         bindings += ["FSDP=2", "LEARNING_RATE=0.5", "WARMUP_STEPS=3", "SEED=4"]
         recorded = set()
@@ -215,7 +215,7 @@ def test_pieces_compose_in_any_order(model, folder):
         if loaded is None:
             loaded = bound["model"].build(seed=0, partitioner=partitioner)
             backbone = loaded.model.config.backbone
-            assert (backbone.dropout_rate, backbone.remat, backbone.dtype) == (0.25, True, "float32")
+            assert (backbone.dropout_rate, backbone.remat, backbone.dtype) == (0.25, "products", "float32")
             pairs = bound["data"].build(loaded.tokenizer, pair_features(TextFormat(8, 12)))
             assert (pairs.num_examples, bound["dev"].split) == (40, "dev")
         # Each objective and each optimizer with a BERT and a T5; other models differ by what is bound alone.

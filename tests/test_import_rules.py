@@ -33,6 +33,7 @@ LEAVES = {
     "__version__",
 }
 MAY_IMPORT = {
+    "costs": set(),
     "losses": set(),
     "models": set(),
     "data": set(),
@@ -43,6 +44,7 @@ MAY_IMPORT = {
     "evaluation": {"models", "data", "interop", "retrieval"},
     "evaluators": {"models", "data", "objectives", "interop", "retrieval", "evaluation"},
     "training": {
+        "costs",
         "losses",
         "models",
         "data",
@@ -52,7 +54,7 @@ MAY_IMPORT = {
         "evaluation",
         "evaluators",
     },
-    "planning": {"models", "interop", "training"},
+    "planning": {"costs", "models", "interop", "training"},
     "experiments": {"models", "data", "interop", "retrieval", "evaluation"},
     "serving": {"models", "data", "interop", "retrieval"},
     "tasks": {"data"},  # the folder at the top of the repository

@@ -21,7 +21,8 @@ class CommonOverrides:
 
     Attributes:
       dtype: type of matrix products.
-      remat: whether to recompute blocks in the backward pass.
+      remat: what the backward pass computes anew of blocks: nothing (False or "none"), all but matrix
+        products ("products") or all (True or "all"); "auto": the least with which a step fits.
       scan_layers: whether to scan over the blocks.
       dropout_rate: of every dropout.
       query_max_length: tokens kept of a query.
@@ -29,7 +30,7 @@ class CommonOverrides:
     """
 
     dtype: Literal["float32", "bfloat16"] | None = None
-    remat: bool | None = None
+    remat: layers.Remat | Literal["none", "all"] | None = None
     scan_layers: bool | None = None
     dropout_rate: Rate | None = None
     query_max_length: Count | None = None
@@ -44,7 +45,8 @@ class CommonOverrides:
         """Returns `config` with the changes."""
         fields = (field.name for field in dataclasses.fields(config.backbone))
         changes = {name: self.dropout_rate for name in fields if name.endswith(stored.DROPOUT)}
-        given = _given(dtype=self.dtype, remat=self.remat, scan_layers=self.scan_layers, **changes)
+        remat = {"none": False, "all": True}.get(self.remat, self.remat)
+        given = _given(dtype=self.dtype, remat=remat, scan_layers=self.scan_layers, **changes)
         return stored.replace_backbone(config, **given)
 
     def change_outputs(self) -> bool:

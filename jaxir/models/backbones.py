@@ -41,7 +41,7 @@ class BackboneConfig:
       num_token_types: rows of the token type table; 0 for none. With more than one the encoder's `__call__`
         takes `token_types` [B, L].
       dtype: the type of matrix products and activations; parameters are float32.
-      remat: recompute each block in the backward pass.
+      remat: what the backward pass computes anew of a block.
       scan_layers: stack the blocks' parameters.
       shows_layers: whether its encoder has `layer_and_last`.
     """
@@ -56,7 +56,7 @@ class BackboneConfig:
     max_positions: int | None = None
     num_token_types: int = 0
     dtype: str
-    remat: bool
+    remat: layers.Remat
     scan_layers: bool
 
     @property

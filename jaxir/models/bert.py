@@ -163,7 +163,8 @@ class BertConfig(BackboneConfig):
       dropout_rate: dropout of embeddings and of each sublayer's output.
       attention_dropout_rate: dropout of attention weights. Above 0, training cannot use the fused kernels.
       dtype: the type of matrix products and activations; parameters are float32.
-      remat: recompute each block in the backward pass instead of keeping its activations.
+      remat: what the backward pass computes anew of a block instead of keeping it: nothing, all but
+        matrix products ("products"), or all; "auto" has training take the quickest that fits.
       scan_layers: stack the blocks' parameters and scan over them: compile time does not grow with depth.
     """
 
@@ -184,7 +185,7 @@ class BertConfig(BackboneConfig):
     dropout_rate: Rate = 0.1
     attention_dropout_rate: Rate = 0.1
     dtype: Literal["float32", "bfloat16"] = "float32"
-    remat: bool = False
+    remat: layers.Remat = False
     scan_layers: bool = False
 
     def __post_init__(self):

@@ -132,7 +132,8 @@ class DebertaConfig(BackboneConfig):
       dropout_rate: dropout of embeddings, distances and each sublayer's output.
       attention_dropout_rate: dropout of attention weights.
       dtype: the type of matrix products and activations; parameters are float32.
-      remat: recompute each block in the backward pass instead of keeping its activations.
+      remat: what the backward pass computes anew of a block instead of keeping it: nothing, all but
+        matrix products ("products"), or all; "auto" has training take the quickest that fits.
       scan_layers: stack the blocks' parameters and scan over them: compile time does not grow with depth.
     """
 
@@ -155,7 +156,7 @@ class DebertaConfig(BackboneConfig):
     dropout_rate: Rate = 0.1
     attention_dropout_rate: Rate = 0.1
     dtype: Literal["float32", "bfloat16"] = "float32"
-    remat: bool = False
+    remat: layers.Remat = False
     scan_layers: bool = False
 
     def __post_init__(self):

@@ -7,7 +7,7 @@ in float32. Nothing here draws random numbers by itself: dropout takes a key, an
 import contextlib
 import contextvars
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,15 @@ from jaxir import cpu
 from jaxir.partitioning import Partitioner, constrain, gather_weight, in_force, look_up
 
 M = TypeVar("M", bound=nnx.Module)
+# How much of a block the backward pass computes anew: nothing, all but matrix products, or all; "auto" is
+# for training to choose, and nothing until it has.
+Remat = bool | Literal["products", "auto"]
+# What `jax.checkpoint` keeps beside the inputs of a block, most of it first. Products of two activations,
+# those of attention, are no parameters' and grow with the square of the length: they are not kept.
+POLICIES: dict[Remat, Callable[..., bool]] = {
+    "products": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    True: jax.checkpoint_policies.nothing_saveable,
+}
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
     "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
@@ -282,7 +291,7 @@ def run_stack(
     xs: Sequence[Float[Array, "B L E"]],
     args: Sequence[Sequence[Any]],
     *,
-    remat: bool,
+    remat: Remat,
     keys: Sequence[jax.Array | None],
     per_layer: Sequence[Any] = (),
     span: slice = slice(None),
@@ -298,7 +307,7 @@ def run_stack(
         program then holds one block, whatever the depth.
       xs: inputs of the first block.
       args: of each batch, given to each block as they are.
-      remat: keep only the blocks' inputs for the backward pass and compute the rest anew (jax.checkpoint).
+      remat: what the backward pass computes anew (jax.checkpoint); else all that a block makes is kept.
       keys: of each batch, split into one key for each block; None turns dropout off.
       per_layer: arrays [layers, ...] of what differs from block to block and is not learnt: a window, say.
       span: which of the blocks; each has the key that it has among all of them.
@@ -312,8 +321,8 @@ def run_stack(
         with gather_once():
             return tuple(block(x, *a, *own, key=key) for x, a, key in zip(xs, args, keys, strict=True))
 
-    if remat:
-        apply = jax.checkpoint(apply, static_argnums=0, prevent_cse=not scan)
+    if remat in POLICIES:
+        apply = jax.checkpoint(apply, static_argnums=0, prevent_cse=not scan, policy=POLICIES[remat])
     xs, per_layer = tuple(xs), tuple(map(jnp.asarray, per_layer))
     if scan:
         graphdef, stacked = nnx.split(blocks)

@@ -128,7 +128,8 @@ class ModernBertConfig(BackboneConfig):
       attention_dropout_rate: dropout of attention weights and of what attention adds.
       mlp_dropout_rate: dropout of feed-forward units.
       dtype: the type of matrix products and activations; parameters are float32.
-      remat: recompute each block in the backward pass instead of keeping its activations.
+      remat: what the backward pass computes anew of a block instead of keeping it: nothing, all but
+        matrix products ("products"), or all; "auto" has training take the quickest that fits.
       scan_layers: stack the blocks' parameters, but the first one's, and scan over them.
     """
 
@@ -151,7 +152,7 @@ class ModernBertConfig(BackboneConfig):
     attention_dropout_rate: Rate = 0.0
     mlp_dropout_rate: Rate = 0.0
     dtype: Literal["float32", "bfloat16"] = "float32"
-    remat: bool = False
+    remat: layers.Remat = False
     scan_layers: bool = False
 
     def __post_init__(self):

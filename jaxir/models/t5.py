@@ -113,7 +113,8 @@ class T5Config(BackboneConfig):
       dropout_rate: dropout of embeddings, attention weights, feed-forward units, sublayers' outputs and the
         result, with masks that all positions of a text share.
       dtype: the type of matrix products and activations; parameters are float32.
-      remat: recompute each block in the backward pass instead of keeping its activations.
+      remat: what the backward pass computes anew of a block instead of keeping it: nothing, all but
+        matrix products ("products"), or all; "auto" has training take the quickest that fits.
       scan_layers: stack the blocks' parameters and scan over them: compile time does not grow with depth.
     """
 
@@ -133,7 +134,7 @@ class T5Config(BackboneConfig):
     layer_norm_epsilon: Positive = 1e-6
     dropout_rate: Rate = 0.1
     dtype: Literal["float32", "bfloat16"] = "float32"
-    remat: bool = False
+    remat: layers.Remat = False
     scan_layers: bool = False
 
     @property
@@ -166,7 +167,7 @@ def preset(
     *,
     dropout_rate: Rate = 0.1,
     dtype: Literal["float32", "bfloat16"] = "float32",
-    remat: bool = False,
+    remat: layers.Remat = False,
     scan_layers: bool = False,
 ) -> T5Config:
     """Returns the config of a published T5 encoder.
@@ -175,7 +176,7 @@ def preset(
       name: "1.0-" and small, base, large, 3b or 11b, or "1.1-" and small, base, large, xl or xxl.
       dropout_rate: see T5Config, like the rest.
       dtype: type of matrix products.
-      remat: whether to recompute blocks in the backward pass.
+      remat: what to recompute of blocks in the backward pass.
       scan_layers: whether to scan over the blocks.
 
     Raises:

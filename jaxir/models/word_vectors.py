@@ -32,7 +32,7 @@ class WordVectorsConfig(BackboneConfig):
     vocab_size: Count
     embed_dim: Count
     dtype: Literal["float32", "bfloat16"] = "float32"
-    remat: bool = False
+    remat: layers.Remat = False
     scan_layers: bool = False
 
     @property

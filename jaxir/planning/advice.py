@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
 
 from jaxir.errors import UserError
+from jaxir.models.layers import POLICIES, Remat
 from jaxir.partitioning import MESH_AXES, MeshConfig, Partitioner
 from jaxir.planning.targets import Target
 
@@ -26,15 +27,20 @@ class Setting(NamedTuple):
 
     Attributes:
       fsdp: devices over which parameters are split.
-      remat: whether blocks are recomputed in the backward pass.
+      remat: what is recomputed of blocks in the backward pass.
       chunks: of gradient caching.
       batch_size: pairs of a step.
     """
 
     fsdp: int
-    remat: bool
+    remat: Remat
     chunks: int
     batch_size: int
+
+    def recomputing_more(self) -> list[Remat]:
+        """Returns the ways that recompute more of a block, and keep less."""
+        policies = [False, *POLICIES]
+        return policies[policies.index(self.remat) + 1 :]
 
     def changes(self, other: Setting) -> list[str]:
         """Returns what differs in `self` from `other`, as a user would say it."""
@@ -47,23 +53,21 @@ class Costs(NamedTuple):
 
     Attributes:
       state: parameters, optimizer state and gradients, all of which `fsdp` splits.
-      activations: kept for the backward pass.
-      activations_remat: the same with rematerialisation.
+      activations: kept for the backward pass, by what is recomputed.
       rest: work space, which goes with the rows of a chunk.
       fixed: what no change here makes smaller.
     """
 
     state: float
-    activations: float
-    activations_remat: float
+    activations: Mapping[Remat, float]
     rest: float
     fixed: float
 
     def of(self, new: Setting, old: Setting, chips: float = 1.0) -> float:
         """Returns the bytes that a setting is thought to need, on `chips` times as many chips."""
-        activations = self.activations_remat if new.remat else self.activations
         rows = new.batch_size / old.batch_size * old.chunks / new.chunks / chips
-        return self.state * old.fsdp / new.fsdp + (activations + self.rest) * rows + self.fixed
+        of_rows = (self.activations[new.remat] + self.rest) * rows
+        return self.state * old.fsdp / new.fsdp + of_rows + self.fixed
 
 
 def suggest(
@@ -141,7 +145,7 @@ def _candidates(setting: Setting, fsdp: Sequence[int], divisor: int) -> Iterator
     parts = [n for n in (1, 2, 4, 8, 16, 32, 64) if n <= rows and rows % n == 0]
     options: dict[str, list] = {
         "fsdp": [n for n in sorted(fsdp) if n > setting.fsdp],
-        "remat": [] if setting.remat else [True],
+        "remat": setting.recomputing_more(),
         "chunks": [n for n in parts if n > setting.chunks],
         "batch_size": [setting.batch_size // n for n in parts[1:] if rows % (n * setting.chunks) == 0],
     }

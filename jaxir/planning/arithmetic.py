@@ -8,10 +8,10 @@ import jax
 
 from jaxir.asides import temporary_directory
 from jaxir.compile_cache import aside
+from jaxir.costs.hlo import Program, parse
 from jaxir.errors import UserError
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.planning.activations import Kept
-from jaxir.planning.hlo import Program, parse
 from jaxir.planning.program import Step, bytes_of
 
 # The partitioned program is all that is wanted of XLA's compiler for CPUs: what follows may be quick and bad.
@@ -37,8 +37,8 @@ def estimate(
 
     While a block of a rematerialised stack is differentiated, all that a block keeps is there; two blocks'
     weights are gathered at a time. Each array that is kept is written once and read once, parameters and
-    optimizer state are read and written, and weights are read by the forward, backward and, with
-    rematerialisation, the second forward pass. Gradient caching has one forward pass more, and all of them
+    optimizer state are read and written, and weights are read by the forward, backward and, where products
+    are recomputed, the second forward pass. Gradient caching has one forward pass more, and all of them
     for each of its `chunks`.
     """
     backbone = config.backbone
@@ -49,7 +49,7 @@ def estimate(
         block = max(kept_without_remat.activations - kept.activations, 0) // backbone.num_layers
     gathered = 2 * whole * itemsize // max(1, backbone.num_layers)
     temporaries = kept.gradients + kept.activations + block + gathered
-    passes = 3 + backbone.remat + (chunks > 1)
+    passes = 3 + (backbone.remat is True) + (chunks > 1)
     activations = chunks * (kept_without_remat.activations + kept.activations)
     traffic = 2 * (bytes_of(step.state) + kept.gradients + activations) + chunks * passes * whole * itemsize
     return Estimate(temporaries, traffic)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxir.planning.hlo import Array, Instruction, Program
+from jaxir.costs.hlo import Array, Instruction, Program
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 

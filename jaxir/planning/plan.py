@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jaxir.costs import work
+from jaxir.costs.hlo import Program
 from jaxir.errors import UserError
 from jaxir.features import Tokens
 from jaxir.interop.stored import EncoderSettings
@@ -24,10 +26,8 @@ from jaxir.planning import (
     devices,
     roofline,
     targets,
-    work,
 )
 from jaxir.planning.collectives import Collective
-from jaxir.planning.hlo import Program
 from jaxir.planning.program import (
     Compiled,
     Planned,
@@ -39,7 +39,7 @@ from jaxir.planning.program import (
 )
 from jaxir.planning.report import Memory, Plan, render
 from jaxir.planning.targets import Target
-from jaxir.training.memory import fit_chunks
+from jaxir.training.memory import fit
 from jaxir.training.recipe import Recipe
 
 
@@ -83,19 +83,21 @@ def make(target: Target, planned: Planned) -> Plan:
     """Makes the plan of a run on `target`, whose chips are those of the partitioner.
 
     Raises:
-      UserError: chunks="auto", and no number of chunks fits.
+      UserError: chunks="auto" or remat="auto", and none fits.
     """
-    config, settings, partitioner = planned.config, planned.settings, planned.partitioner
+    settings, partitioner = planned.settings, planned.partitioner
     start = time.monotonic()
-    if planned.chunks == "auto":
-        objective, tried, _ = fit_chunks(
+    if "auto" in (planned.remat, planned.chunks):
+        remat, objective, tried, _ = fit(
+            planned.remat,
             planned.recipe.objective,
-            lambda chosen: _try(target, planned.with_chunks(chosen)),
+            lambda remat, chosen: _try(target, planned.with_remat(remat).with_chunks(chosen)),
             rows=planned.recipe.batch_size // partitioner.batch_divisor(),
             limit=int(target.chip.memory),
             size_of=lambda tried: tried.compiled.size,
+            seconds_of=lambda tried: _seconds(target, tried),
         )
-        planned = planned.with_chunks(objective)
+        planned = planned.with_remat(remat).with_chunks(objective)
     else:
         tried = _try(target, planned)
     batch_size = planned.recipe.batch_size
@@ -120,7 +122,7 @@ def make(target: Target, planned: Planned) -> Plan:
     in_order = list(partitioner.mesh.devices.flat)
     setting = advice.Setting(
         partitioner.mesh.shape["fsdp"],
-        config.backbone.remat,
+        planned.remat,
         planned.chunks,
         batch_size,
     )
@@ -227,6 +229,13 @@ def _try(target: Target, planned: Planned) -> _Tried:
     return _Tried(step, kept, compiled, done._replace(bytes=float(guess.traffic)))
 
 
+def _seconds(target: Target, tried: _Tried) -> float | None:
+    """Returns how long a step takes where the compiler says it; see `memory.least_seconds`."""
+    if target.chip.kind != "tpu" or tried.done is None:
+        return None
+    return sum(filter(None, tried.done.seconds(target.chip)))
+
+
 def _kept(planned: Planned, step: Step | None = None) -> activations.Kept:
     """Returns what a step keeps; with gradient caching that is the embeddings and what one chunk keeps."""
     kept = activations.kept(make_step(planned) if step is None else step)
@@ -249,14 +258,15 @@ def _advise(
     planned: Planned,
 ) -> list[str]:
     partitioner = planned.partitioner
-    kept_remat = _kept(planned.with_remat(True))
     # What the compiler keeps of the activations may be less than what JAX wrote down.
     known = max(memory.temporaries - kept.gradients, 0)
     activation = min(kept.activations, known)
+    kept_by = {planned.remat: activation}
+    for remat in setting.recomputing_more():
+        kept_by[remat] = min(_kept(planned.with_remat(remat)).activations, activation)
     costs = advice.Costs(
         state=memory.state + kept.gradients,
-        activations=activation,
-        activations_remat=min(kept_remat.activations, activation),
+        activations=kept_by,
         rest=known - activation,
         fixed=memory.batch + memory.code,
     )
@@ -275,7 +285,8 @@ def _describe(planned: Planned, step: Step) -> str:
     config = planned.config
     backbone = config.backbone
     count = sum(leaf.size for leaf in jax.tree.leaves(step.state.params))
-    how = [backbone.dtype, "remat" if backbone.remat else "no remat"]
+    remats = {False: "no remat", True: "remat", "products": "remat but for products"}
+    how = [backbone.dtype, remats[backbone.remat]]
     how += ["scanned layers"] if backbone.scan_layers else []
     kind = type(backbone).__name__.removesuffix("Config")
     what = f"{kind} {backbone.num_layers} x {backbone.embed_dim}"

@@ -12,12 +12,13 @@ import jax
 from flax import nnx
 
 from jaxir.compile_cache import aside
+from jaxir.costs.hlo import Program, parse
 from jaxir.errors import UserError
 from jaxir.features import Features, TextFormat
 from jaxir.interop.stored import EncoderSettings
 from jaxir.models.dual_encoder import DualEncoderConfig
+from jaxir.models.layers import Remat
 from jaxir.partitioning import Partitioner
-from jaxir.planning.hlo import Program, parse
 from jaxir.training import state as state_lib
 from jaxir.training.recipe import Recipe
 
@@ -55,14 +56,19 @@ class Planned:
         """Into how many parts the objective cuts a batch: a number, or "auto"."""
         return getattr(self.recipe.objective, "chunks", 1)
 
+    @property
+    def remat(self) -> Remat:
+        """What is recomputed of blocks, or "auto"."""
+        return self.config.backbone.remat
+
     def with_chunks(self, objective: Any, batch_size: int | None = None) -> Planned:
         """Returns the same with an objective that cuts otherwise, for a batch of its own size or another."""
         size = self.recipe.batch_size if batch_size is None else batch_size
         recipe = dataclasses.replace(self.recipe, objective=objective, batch_size=size)
         return dataclasses.replace(self, recipe=recipe)
 
-    def with_remat(self, remat: bool) -> Planned:
-        """Returns the same with blocks recomputed in the backward pass, or with nothing recomputed."""
+    def with_remat(self, remat: Remat) -> Planned:
+        """Returns the same with this much of blocks recomputed in the backward pass."""
         backbone = dataclasses.replace(self.config.backbone, remat=remat)
         return dataclasses.replace(self, config=dataclasses.replace(self.config, backbone=backbone))
 

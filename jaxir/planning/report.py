@@ -7,11 +7,11 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from jaxir.costs.work import Work
 from jaxir.planning.collectives import Collective
 from jaxir.planning.program import CompilerSettings
 from jaxir.planning.roofline import Roofline
 from jaxir.planning.targets import Target
-from jaxir.planning.work import Work
 
 GIB = 2**30
 # As measured on the recipes with two encoders (docs/planning.md).

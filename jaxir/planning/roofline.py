@@ -8,9 +8,9 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from jaxir.costs.work import Work
 from jaxir.planning.collectives import Collective
 from jaxir.planning.targets import Target
-from jaxir.planning.work import Work
 
 
 class Roofline(NamedTuple):
@@ -66,12 +66,8 @@ def estimate(
       target: the chips.
       devices: the mesh's, in its order.
     """
-    chip = target.chip
-    flops = work.flops + (chip.precise_passes - 1) * work.precise_flops
     return Roofline(
-        compute=flops / chip.flops,
-        vector=work.vector / chip.vector_rate if work.vector else None,
-        memory=work.bytes / chip.memory_bandwidth if work.bytes else None,
+        *work.seconds(target.chip),
         interconnect=sum(c.traffic / bandwidth(c.members, target, devices) for c in collectives),
     )
 

@@ -6,8 +6,8 @@ import dataclasses
 import math
 import re
 
+from jaxir.costs.chips import CHIPS, SLICES, Chip
 from jaxir.errors import UserError, suggest
-from jaxir.planning.chips import CHIPS, SLICES, Chip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

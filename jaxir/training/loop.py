@@ -23,6 +23,7 @@ from jaxir.evaluators.bench import Bench
 from jaxir.files import atomic_file, path_of
 from jaxir.interop import model_dir
 from jaxir.interop.model_dir import LoadedModel
+from jaxir.models.layers import Remat
 from jaxir.objectives.objective import Objective
 from jaxir.partitioning import MeshConfig, Partitioner
 from jaxir.training import stages
@@ -32,8 +33,9 @@ from jaxir.training.described import describe
 from jaxir.training.holding import held
 from jaxir.training.logs import Narrator, RunLog, timed
 from jaxir.training.marker import check_run_dir
-from jaxir.training.memory import device_memory, fit_chunks
+from jaxir.training.memory import device_memory, fit
 from jaxir.training.prefetch import prefetch
+from jaxir.training.profiling import Trace, ideal_seconds, steps_to_trace
 from jaxir.training.recipe import Recipe
 from jaxir.training.settings import agreed_settings
 from jaxir.training.suite import Suite, evaluators_of
@@ -137,6 +139,7 @@ def train(
             data = data.build(loaded.tokenizer, features, on_bad_input=recipe.on_bad_input)
         recipe = recipe.settled(data.num_examples)
         steps, batch_size, seed = recipe.steps, recipe.batch_size, recipe.seed
+        to_trace = steps_to_trace(recipe.profile_steps, steps)
         if hasattr(data, "scheduled"):
             data = data.scheduled(steps)
         built = recipe.optimizer.build(steps)
@@ -218,23 +221,25 @@ def train(
         first = next(batches)
 
         # ------------------------------------------------------------ compilation, once
-        def compile_step(objective: Objective) -> Any:
-            step_fn = state_lib.make_step(plan, objective, built, seed)
+        def compile_step(remat: Remat, objective: Objective) -> Any:
+            step_fn = state_lib.make_step(plan.with_remat(remat), objective, built, seed)
             jitted = jax.jit(step_fn, donate_argnums=0, out_shardings=(plan.shardings, None))
             with partitioner():
                 return aside(jitted.lower(state, first).compile)
 
-        chunks_note = None
+        fit_note, remat = None, state_lib.remat_of(model)
         with timed("compiling the step"):
-            if getattr(objective, "chunks", 1) == "auto":
-                objective, compiled, chunks_note = fit_chunks(
+            if "auto" in (remat, getattr(objective, "chunks", 1)):
+                _, objective, compiled, fit_note = fit(
+                    remat,
                     objective,
                     compile_step,
                     rows=batch_size // partitioner.batch_divisor(),
                     limit=device_memory(),
                 )
             else:
-                compiled = compile_step(objective)
+                compiled = compile_step(remat, objective)
+            ideal = ideal_seconds(plan, objective, state, first, partitioner)
         if evaluators:
             bench.objective = objective  # with the chunks that were found
             with timed("compiling the evaluation"):
@@ -250,10 +255,14 @@ def train(
         narrator = Narrator(steps=steps, start_step=start, batch_size=batch_size)
         closing.callback(narrator.close)
         stop = closing.enter_context(StopSignal())
-        if chunks_note:
-            narrator.say(chunks_note)
+        if fit_note:
+            narrator.say(fit_note)
         if start:
             narrator.say(f"resuming {run_dir} at step {start}")
+        trace = Trace(run_dir, to_trace, start_step=start)
+        closing.callback(trace.close)
+        if trace.begun_before:
+            narrator.say(f"no trace of steps {trace.begun_before}: the run goes on after step {start}")
 
         def stopped(why: str) -> UserError:
             log.checkpoint(checkpoints.settle())
@@ -289,13 +298,19 @@ def train(
             narrator.step(done, values["loss"])
             if done % recipe.log_every == 0 or done == steps:
                 values["examples_per_second"] = narrator.lap(done)
+                values["step_seconds"] = batch_size / values["examples_per_second"]
+                if ideal is not None:
+                    values["mfu"] = ideal / values["step_seconds"]
                 log.write(done, values)
                 narrator.tell(done, values)
 
         done, unread = start, None
         closing.enter_context(jax.transfer_guard("disallow"))
         for batch in itertools.chain([first], batches):
+            trace.before(done + 1)
             state, metrics = compiled(state, batch)
+            if traced := trace.after(done + 1, metrics):
+                narrator.say(traced)
             if unread:
                 settle_metrics(*unread)
             done, unread = done + 1, (done + 1, metrics)

@@ -1,4 +1,4 @@
-"""How much memory a compiled step takes of a device, and the fewest chunks of gradient caching that fit."""
+"""How much memory a compiled step takes of a device, and the quickest way to make it fit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from jaxir.costs import chips, hlo, work
 from jaxir.errors import UserError
+from jaxir.models.layers import POLICIES, Remat
 
 HEADROOM = 0.92  # of a device's memory: allocators need some room between arrays
 
@@ -46,49 +48,82 @@ def device_memory() -> int:
     return int(np.min(everywhere)) << 20
 
 
-def fit_chunks(
+def least_seconds(compiled: Any) -> float | None:
+    """Returns how long a step compiled for TPUs takes at full speed, without what it sends.
+
+    None for other devices, whose programs call libraries (cuBLAS, oneDNN) and do not say what these do.
+    """
+    chip = chips.of_kind(jax.local_devices()[0].device_kind)
+    if chip is None or chip.kind != "tpu":
+        return None
+    done = work.compiled(hlo.parse(compiled.as_text()))
+    return sum(filter(None, done.seconds(chip)))
+
+
+def fit(
+    remat: Remat,
     objective: Any,
-    compile_step: Callable[[Any], Any],
+    compile_step: Callable[[Remat, Any], Any],
     *,
     rows: int,
     limit: int,
     size_of: Callable[[Any], int] = memory_of,
-) -> tuple[Any, Any, str]:
-    """Finds the fewest chunks with which a step fits into memory.
+    seconds_of: Callable[[Any], float | None] = least_seconds,
+) -> tuple[Remat, Any, Any, str]:
+    """Finds the fewest chunks with which a step fits into memory, and the quickest remat with these.
 
     Args:
-      objective: has a field `chunks`, a number or "auto".
-      compile_step: objective -> compiled step.
+      remat: what is recomputed of blocks, or "auto".
+      objective: one that caches gradients has a field `chunks`, a number or "auto".
+      compile_step: (remat, objective) -> compiled step.
       rows: examples of the batch on each device; the chunks divide it.
       limit: bytes of each device.
       size_of: compiled step -> the bytes that it holds of each device.
+      seconds_of: compiled step -> seconds, to compare with others'; None where they are not known: the least
+        that can be recomputed is then taken to be quickest.
 
     Returns:
-      The objective with a number of chunks, its compiled step, and a sentence on what was chosen.
+      What is recomputed, the objective with a number of chunks, the compiled step, and a sentence on what was
+      chosen.
 
     Raises:
-      UserError: the step does not fit even with one example a chunk.
+      UserError: the step does not fit even with one example a chunk and all recomputed.
     """
+    in_chunks, by_policy = getattr(objective, "chunks", 1) == "auto", remat == "auto"
     allowed = int(limit * HEADROOM)
-    needed = 0
-    for chunks in (n for n in range(1, rows + 1) if rows % n == 0):
-        # Memory falls no faster than the chunks grow: what cannot fit is not compiled.
-        if needed > allowed * chunks:
-            continue
-        chosen = dataclasses.replace(objective, chunks=chunks)
-        try:
-            compiled = compile_step(chosen)
-        except jax.errors.JaxRuntimeError as error:  # TPU's compiler refuses what does not fit
-            if "RESOURCE_EXHAUSTED" not in str(error):
-                raise
-            continue
-        size = size_of(compiled)
-        if size <= allowed:
-            return chosen, compiled, f"{chunks} chunks: {_gib(size)} of {_gib(limit)} GiB of each device"
-        needed = needed or size
+    needed: dict[Remat, int] = {}
+    policies = (False, *POLICIES) if by_policy else (remat,)
+    for chunks in [n for n in range(1, rows + 1) if rows % n == 0] if in_chunks else [1]:
+        chosen = dataclasses.replace(objective, chunks=chunks) if in_chunks else objective
+        fitting: list[tuple[float, Remat, Any, int]] = []
+        for policy in policies:
+            # Memory falls no faster than the chunks grow: what cannot fit is not compiled.
+            if needed.get(policy, 0) > allowed * chunks:
+                continue
+            try:
+                compiled = compile_step(policy, chosen)
+            except jax.errors.JaxRuntimeError as error:  # TPU's compiler refuses what does not fit
+                if "RESOURCE_EXHAUSTED" not in str(error):
+                    raise
+                continue
+            size = size_of(compiled)
+            if size > allowed:
+                needed.setdefault(policy, size)
+                continue
+            seconds = seconds_of(compiled) if by_policy else None
+            fitting.append((seconds or 0.0, policy, compiled, size))
+            if seconds is None:
+                break
+        if fitting:
+            _, policy, compiled, size = min(fitting, key=lambda found: found[0])
+            told = [f"{chunks} chunks"] * in_chunks + [f"remat={policy}"] * by_policy
+            note = f"{', '.join(told)}: {_gib(size)} of {_gib(limit)} GiB of each device"
+            return policy, chosen, compiled, note
+    least = " and ".join(["one example a chunk"] * in_chunks + ["remat=True"] * by_policy)
+    more = "" if in_chunks and by_policy else ", or set chunks" if by_policy else ", or set remat"
     raise UserError(
-        f"the step does not fit into {_gib(limit)} GiB even with one example a chunk: split the parameters "
-        "over more devices (fsdp), or set remat"
+        f"the step does not fit into {_gib(limit)} GiB even with {least}: split the parameters over more"
+        f" devices (fsdp){more}"
     )
 
 

@@ -44,6 +44,7 @@ class Recipe:
       dev_metric: what tells the best checkpoint, of all metrics of the evaluators.
       dev_distractors: training passages that join the dev passages in the corpus that is searched.
       on_bad_input: stop at the first malformed record, or skip and count them.
+      profile_steps: the first and the last of the steps to trace, such as 10:13 (docs/training.md).
     """
 
     model: Object
@@ -68,6 +69,7 @@ class Recipe:
     dev_metric: str = "nDCG@10"
     dev_distractors: Natural = 0
     on_bad_input: Literal["stop", "skip"] = "stop"
+    profile_steps: str | None = None
 
     def __post_init__(self):
         from jaxir.objectives.objective import Objective  # which imports JAX

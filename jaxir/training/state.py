@@ -1,5 +1,6 @@
 """What a step changes: parameters and optimizer state, sharded by logical axes from the start on."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxir.interop import array_checksums
-from jaxir.models.layers import param_shardings
+from jaxir.models.layers import Remat, param_shardings
 from jaxir.objectives.objective import Objective
 from jaxir.partitioning import Partitioner
 from jaxir.training.optimizers import BuiltOptimizer
@@ -69,6 +70,23 @@ class Plan(NamedTuple):
         """Returns the model and its auxiliary with these arrays."""
         model = nnx.merge(self.graphdef, params)
         return model, None if self.auxiliary is None else nnx.merge(self.auxiliary, auxiliary, statistics)
+
+    def with_remat(self, remat: Remat) -> "Plan":
+        """Returns the same with `remat` wherever a stack of blocks says "auto"."""
+        state = self.abstract
+        modules = self.modules(state.params, state.auxiliary, state.statistics)
+        for _, part in nnx.iter_graph(modules):
+            config = getattr(part, "config", None)
+            if getattr(config, "remat", None) == "auto":
+                part.config = dataclasses.replace(config, remat=remat)
+        graphdef, auxiliary = (None if m is None else nnx.graphdef(m) for m in modules)
+        return self._replace(graphdef=graphdef, auxiliary=auxiliary)
+
+
+def remat_of(model: nnx.Module) -> Remat:
+    """Returns what a model's configuration says of recomputing blocks; False where it has no backbone."""
+    backbone = getattr(getattr(model, "config", None), "backbone", None)
+    return getattr(backbone, "remat", False)
 
 
 def plan_state(

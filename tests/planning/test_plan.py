@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
+from jaxir.costs import hlo, work
 from jaxir.errors import UserError
 from jaxir.interop.stored import EncoderSettings
 from jaxir.models.dual_encoder import DualEncoderConfig, Projection
@@ -17,7 +18,7 @@ from jaxir.models.t5 import T5Config
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.objectives.simcse import SimCSE
 from jaxir.partitioning import MeshConfig
-from jaxir.planning import activations, advice, hlo, plan, program, roofline, targets, work
+from jaxir.planning import activations, advice, plan, program, roofline, targets
 from jaxir.planning.collectives import Collective
 from jaxir.training.memory import HEADROOM
 from jaxir.training.optimizers import Adafactor, AdamW
@@ -120,10 +121,12 @@ def test_what_is_frozen_has_a_forward_pass_alone():
 
 
 def test_recomputing_blocks_costs_a_forward_pass_and_saves_memory():
-    plain, remat = small_step(), small_step(config(remat=True))
+    plain, products, remat = (small_step(config(remat=of)) for of in (False, "products", True))
     assert 1.2 < traced(remat.function, remat).flops / traced(plain.function, plain).flops < 1.4
     assert activations.kept(remat).activations < 0.5 * activations.kept(plain).activations
-    assert useful(remat) == useful(plain) == traced(plain.function, plain).flops
+    assert activations.kept(remat).activations < 0.7 * activations.kept(products).activations
+    assert activations.kept(products).activations < 0.7 * activations.kept(plain).activations
+    assert useful(remat) == useful(products) == useful(plain) == traced(plain.function, plain).flops
     assert activations.kept(remat).gradients == activations.kept(plain).gradients > 0
 
 
@@ -229,6 +232,37 @@ def test_a_step_too_large_for_one_chip_is_told_without_a_compiler():
         program._does_not_fit(RuntimeError("mosaic failed\nat line 3"), held=0)
 
 
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_but_for_products_of_attention_none_is_computed_anew(chunks):
+    objective = Contrastive(chunks=chunks)
+    flops = []
+    for remat in (False, "products", True):
+        step = small_step(config(remat=remat), objective=objective)
+        flops.append(traced(step.function, step).flops)
+    attention = linear = 0
+    for length in (LENGTHS.query_max_length, LENGTHS.passage_max_length):
+        attention += 2 * LAYERS * 2 * BATCH * HEADS * length * length * K
+        linear += 2 * LAYERS * BATCH * length * (4 * E * HEADS * K + 2 * E * F)  # not a block's last
+    assert flops[1] - flops[0] == attention
+    assert flops[2] - flops[1] == linear
+
+
+@pytest.mark.slow
+def test_what_is_recomputed_is_chosen_for_the_planned_chips_memory():
+    def on_one(remat, room):  # of which the program need not be partitioned
+        one = planned(config(remat=remat), mesh={"fsdp": 1}, devices=1)
+        return plan.make(dataclasses.replace(targets.parse("gpu:1xl4"), chip=chip(room)), one)
+
+    sizes = {remat: on_one(remat, 2**40).memory.total for remat in (False, "products", True)}
+    assert list(sizes.values()) == sorted(sizes.values(), reverse=True)
+    for remat, words in (("products", "remat but for products"), (True, "remat")):
+        chosen = on_one("auto", sizes[remat])
+        assert f"float32, {words}, scanned" in chosen.model
+        assert chosen.memory.total == sizes[remat]
+    with pytest.raises(UserError, match=r"does not fit into .* even with remat=True: .*, or set chunks$"):
+        on_one("auto", 1000)
+
+
 @pytest.mark.slow
 def test_chunks_are_chosen_for_the_planned_chips_memory():
     sizes = {n: make(objective=Contrastive(chunks=n)).memory.total for n in (1, 3)}
@@ -281,7 +315,8 @@ def test_a_mesh_for_other_chips_says_which_macros_to_change(mesh, machine, macro
 def test_advice_names_the_smallest_changes_that_are_enough():
     gib = 2**30
     setting = advice.Setting(fsdp=1, remat=False, chunks=1, batch_size=64)
-    costs = advice.Costs(state=20 * gib, activations=16 * gib, activations_remat=4 * gib, rest=gib, fixed=gib)
+    kept = {False: 16 * gib, "products": 9 * gib, True: 4 * gib}
+    costs = advice.Costs(state=20 * gib, activations=kept, rest=gib, fixed=gib)
     target = targets.parse("v6e:2x2")
 
     def lines(limit: float) -> list[str]:
@@ -290,6 +325,7 @@ def test_advice_names_the_smallest_changes_that_are_enough():
     assert costs.of(setting, setting) == 38 * gib
     assert lines(32)[0] == "fsdp=2 (about 28.0 GiB on each chip)"
     assert lines(32)[1] == "remat=True (about 26.0 GiB on each chip)"
+    assert lines(34)[1] == "remat=products (about 31.0 GiB on each chip)"
     assert lines(32)[-1].startswith("a slice of 8 chips, --topology=v6e:2x4, with fsdp=2 (about")
     # Little memory: only several changes at once, each line no superset of another.
     tight = lines(9)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxir.planning import collectives, hlo, work
+from jaxir.costs import hlo, work
+from jaxir.planning import collectives
 
 B, E, F, INNER, OUTER = 8, 16, 32, 5, 3
 

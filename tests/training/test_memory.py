@@ -1,4 +1,7 @@
-"""The fewest chunks of gradient caching that fit into memory."""
+"""The fewest chunks of gradient caching that fit into memory, and the least to recompute."""
+
+import functools
+import os
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +11,8 @@ from flax import nnx
 
 from jaxir.errors import UserError
 from jaxir.objectives.contrastive import Contrastive
-from jaxir.training.memory import HEADROOM, device_memory, fit_chunks, memory_of
+from jaxir.training import loop
+from jaxir.training.memory import HEADROOM, device_memory, fit, memory_of
 
 ROWS = 64
 
@@ -21,7 +25,7 @@ def compile_step():
     batch = {"query_ids": ids, "passage_ids": ids}
     done = {}
 
-    def compile_step(objective):
+    def compile_step(remat, objective):
         if objective.chunks not in done:
             gradient = jax.grad(lambda state: objective(nnx.merge(graph, state), batch)[0])
             done[objective.chunks] = jax.jit(gradient).lower(state).compile()
@@ -33,34 +37,34 @@ def compile_step():
 
 @pytest.mark.slow
 def test_takes_the_fewest_chunks_that_fit(compile_step):
-    sizes = {n: memory_of(compile_step(Contrastive(chunks=n))) for n in (1, 2, 4, 8, 16)}
+    sizes = {n: memory_of(compile_step(False, Contrastive(chunks=n))) for n in (1, 2, 4, 8, 16)}
     assert list(sizes.values()) == sorted(sizes.values(), reverse=True)
     assert sizes[16] < sizes[1] / 2
     for wanted, size in sizes.items():
         limit = int(size / HEADROOM) + 1
-        objective, compiled, note = fit_chunks(
-            Contrastive(chunks="auto"), compile_step, rows=ROWS, limit=limit
+        _, objective, compiled, note = fit(
+            False, Contrastive(chunks="auto"), compile_step, rows=ROWS, limit=limit
         )
         assert objective == Contrastive(chunks=wanted)
-        assert compiled is compile_step(objective)
+        assert compiled is compile_step(False, objective)
         assert note.startswith(f"{wanted} chunks: ")
 
 
 def test_a_step_that_never_fits_costs_a_sentence(compile_step):
     with pytest.raises(UserError, match=r"does not fit into 0\.0 GiB even with one example a chunk"):
-        fit_chunks(Contrastive(chunks="auto"), compile_step, rows=ROWS, limit=10_000)
+        fit(False, Contrastive(chunks="auto"), compile_step, rows=ROWS, limit=10_000)
 
 
 @pytest.mark.slow
 def test_what_cannot_fit_is_not_compiled(compile_step):
-    sizes = {n: memory_of(compile_step(Contrastive(chunks=n))) for n in (1, 16)}
+    sizes = {n: memory_of(compile_step(False, Contrastive(chunks=n))) for n in (1, 16)}
     tried = []
 
-    def counting(objective):
+    def counting(remat, objective):
         tried.append(objective.chunks)
-        return compile_step(objective)
+        return compile_step(remat, objective)
 
-    fit_chunks(Contrastive(chunks="auto"), counting, rows=ROWS, limit=int(sizes[16] / HEADROOM) + 1)
+    fit(False, Contrastive(chunks="auto"), counting, rows=ROWS, limit=int(sizes[16] / HEADROOM) + 1)
     first = next(n for n in (2, 4, 8, 16) if sizes[1] <= sizes[16] * n)
     assert tried[:2] == [1, first]
 
@@ -69,13 +73,13 @@ def test_some_memory_is_left_and_what_cannot_fit_is_left_out():
     def chosen(rows, sizes):
         tried = []
 
-        def compile_step(objective):
+        def compile_step(remat, objective):
             tried.append(objective.chunks)
             return objective.chunks
 
         how = {"rows": rows, "limit": 1000, "size_of": sizes.get}
         try:
-            return fit_chunks(Contrastive(chunks="auto"), compile_step, **how)[1], tried
+            return fit(False, Contrastive(chunks="auto"), compile_step, **how)[2], tried
         except UserError:
             return None, tried
 
@@ -84,6 +88,33 @@ def test_some_memory_is_left_and_what_cannot_fit_is_left_out():
     # Of 16 chunks none holds less than a sixteenth.
     assert chosen(16, {1: 10_000, 16: 900}) == (16, [1, 16])
     assert chosen(8, {1: 10_000}) == (None, [1])
+
+
+def test_fewest_chunks_come_first_and_then_the_quickest_to_recompute():
+    def chosen(chunks, *sizes, **how):
+        def compile_step(remat, objective):
+            tried.append(remat)
+            return sizes[[False, "products", True].index(remat)] / objective.chunks
+
+        tried = []
+        how |= {"rows": 8, "limit": 1000, "size_of": lambda size: size}
+        remat, objective, _, note = fit("auto", Contrastive(chunks=chunks), compile_step, **how)
+        return remat, objective.chunks, note.partition(":")[0], len(tried)
+
+    assert chosen(1, 8000, 3000, 900) == (True, 1, "remat=True", 3)
+    assert chosen(2, 8000, 1800, 900) == ("products", 2, "remat=products", 2)
+    assert chosen("auto", 8000, 3000, 900) == (True, 1, "1 chunks, remat=True", 3)
+    # 8,000 and 3,000 are not tried in two chunks.
+    assert chosen("auto", 8000, 3000, 1500) == (True, 2, "2 chunks, remat=True", 4)
+    # Where their times are known the quickest is taken, of those that fit.
+    seconds = {900: 3.0, 800: 2.0, 700: 2.5}.get
+    assert chosen(1, 900, 800, 700, seconds_of=seconds) == ("products", 1, "remat=products", 3)
+    assert chosen(1, 950, 800, 700, seconds_of=seconds) == ("products", 1, "remat=products", 3)
+    assert chosen(1, 950, 930, 700, seconds_of=seconds) == (True, 1, "remat=True", 3)
+    with pytest.raises(UserError, match=r"even with remat=True: split .* \(fsdp\), or set chunks$"):
+        chosen(1, 8000, 3000, 2000)
+    with pytest.raises(UserError, match=r"with one example a chunk and remat=True: split .* \(fsdp\)$"):
+        chosen("auto", 10_000, 10_000, 10_000)
 
 
 def test_what_is_written_in_place_counts_once():
@@ -101,3 +132,28 @@ def test_the_loop_chooses(tmp_path, capsys):
     result = tiny_run.run(tmp_path / "auto", steps=4, objective=Contrastive(chunks="auto"))
     assert result.step == 4
     assert "1 chunks: 0.0 of" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_loop_chooses_what_is_recomputed(tmp_path, capsys, monkeypatch):
+    """And anew where the run goes on: its settings say "auto", which "products" is not."""
+    model = {"num_layers": 1, "scan_layers": True, "remat": "auto"}
+
+    def run(*sizes, **how):
+        left = list(sizes)
+        monkeypatch.setattr(loop, "device_memory", lambda: 1000)
+        monkeypatch.setattr(loop, "fit", functools.partial(fit, size_of=lambda _: left.pop(0)))
+        settings = {"steps": 12, "dev": None, "model": tiny_run.bert(**model)}
+        result = tiny_run.run(tmp_path / "run", **settings | how)
+        assert not left
+        return result
+
+    with pytest.raises(UserError, match=r"does not fit into .* even with remat=True: split"):
+        run(2000, 2000, 2000)
+    sent = tiny_run.Hooked(tiny_run.pairs(64), lambda step: step == 8 and os.kill(os.getpid(), 15))
+    assert run(2000, 900, data=sent).stopped_by == 15
+    assert "remat=products: " in capsys.readouterr().err
+    with pytest.raises(UserError, match="was trained with model="):
+        run(model=tiny_run.bert(**model | {"remat": "products"}))
+    assert run(2000, 2000, 900).step == 12
+    assert "remat=True: " in capsys.readouterr().err

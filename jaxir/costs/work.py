@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as jax_core
 
-from jaxir.planning.hlo import Instruction, Program
+from jaxir.costs.chips import Chip
+from jaxir.costs.hlo import Instruction, Program
 
 # Instructions that move nothing: names for what is there, or counted where they call.
 _FREE = {
@@ -52,6 +53,18 @@ class Work(NamedTuple):
     precise_flops: float
     vector: float
     bytes: float
+
+    def seconds(self, chip: Chip) -> tuple[float, float | None, float | None]:
+        """Returns how long a chip takes at full speed for products, elementwise operations and HBM traffic.
+
+        None stands for what is not known, of which there are 0.
+        """
+        flops = self.flops + (chip.precise_passes - 1) * self.precise_flops
+        return (
+            flops / chip.flops,
+            self.vector / chip.vector_rate if self.vector else None,
+            self.bytes / chip.memory_bandwidth if self.bytes else None,
+        )
 
 
 def compiled(program: Program) -> Work:

@@ -6,6 +6,7 @@ Peak rates are of dense bfloat16 products. Bandwidths are bytes a second out of 
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Literal
 
 GB, GIB, TERA = 1e9, 2**30, 1e12
@@ -138,6 +139,24 @@ CHIPS = {chip.name: chip for chip in _TPUS} | {
     )
     for name, memory, tera, single, bandwidth, link, network in _GPUS
 }
+
+# TPUs as JAX names them (`Device.device_kind`); a GPU's name there has ours in it.
+_KINDS = {
+    "TPU v4": "v4",
+    "TPU v5 lite": "v5e",
+    "TPU v5e": "v5e",
+    "TPU v5": "v5p",
+    "TPU v5p": "v5p",
+    "TPU v6 lite": "v6e",
+    "TPU v6e": "v6e",
+}
+
+
+def of_kind(device_kind: str) -> Chip | None:
+    """Returns the chip that JAX calls by this name; None where it is not known."""
+    words = [_KINDS.get(device_kind), *re.split(r"[ -]", device_kind.lower())]
+    return next((CHIPS[word] for word in words if word in CHIPS), None)
+
 
 # Slices that Google Cloud offers, smallest first.
 SLICES = {

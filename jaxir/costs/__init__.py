@@ -1,0 +1,1 @@
+"""What a step costs: what its compiled program does, and how quick chips are."""

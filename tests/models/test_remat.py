@@ -1,0 +1,131 @@
+"""Whatever the backward pass computes anew of blocks, no number changes, and it does what its name says."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from test_encoders import BACKBONES, IDS, T5, loss_and_gradients
+
+from jaxir.costs import work
+from jaxir.errors import BadValueError
+from jaxir.interop.overrides import CommonOverrides
+from jaxir.models.dual_encoder import DualEncoderConfig
+from jaxir.models.t5_decoder import T5Decoder
+from jaxir.partitioning import MeshConfig
+from jaxir.training import state
+from jaxir.training.described import describe
+from jaxir.training.optimizers import AdamW
+
+pytestmark = pytest.mark.usefixtures("few_optimizations")
+KEY = jax.random.key(1)
+BOTH_WAYS = [
+    ("t5", True),
+    *(pytest.param(*of, marks=pytest.mark.slow) for of in (("bert", False), ("bert", True), ("t5", False))),
+]
+
+
+@functools.cache
+def all_kept(name, scan):
+    config = dataclasses.replace(BACKBONES[name], scan_layers=scan)
+    return config, *loss_and_gradients(config, KEY)
+
+
+@pytest.mark.parametrize("remat", ["products", True])
+@pytest.mark.parametrize(("name", "scan"), BOTH_WAYS)
+def test_no_number_changes(name, scan, remat):
+    config, loss, gradients = all_kept(name, scan)
+    model = config.make(rngs=nnx.Rngs(0))
+    assert np.abs(model(IDS, key=KEY) - model(IDS)).max() > 0.1  # dropout is on
+    value, found = loss_and_gradients(dataclasses.replace(config, remat=remat), KEY)
+    assert value == pytest.approx(loss, rel=1e-6)
+    largest = max(np.abs(expected).max() for expected in gradients.values())
+    for of, expected in gradients.items():
+        assert np.abs(expected).max() > 1e-4 or of.endswith("key.bias")  # which moves all logits alike
+        np.testing.assert_allclose(found[of], expected, rtol=1e-6, atol=1e-6 * largest, err_msg=of)
+
+
+def flops(make) -> list[float]:
+    """Products of the gradient of an encoder or a decoder, with nothing, most and all computed anew."""
+
+    def of(remat) -> float:
+        graphdef, params = nnx.split(nnx.eval_shape(lambda: make(remat)))
+        x, mask = jnp.ones((*IDS.shape, 32)), IDS != 0
+
+        def loss(params, key):
+            module = nnx.merge(graphdef, params)
+            args = (x, x, mask) if isinstance(module, T5Decoder) else (IDS,)
+            return module(*args, key=key).astype(jnp.float32).sum()
+
+        return work.traced(jax.grad(loss), params, KEY).flops
+
+    return [of(remat) for remat in (False, "products", True)]
+
+
+@pytest.mark.parametrize(
+    ("name", "scan"),
+    [
+        *(("t5", False), ("decoder", True)),
+        *(pytest.param(name, True, marks=pytest.mark.slow) for name in BACKBONES),
+    ],
+)
+def test_what_is_kept_is_not_computed_anew(name, scan):
+    config = dataclasses.replace(BACKBONES.get(name, T5), scan_layers=scan)
+
+    def make(remat):
+        changed = dataclasses.replace(config, remat=remat)
+        if name == "decoder":
+            return T5Decoder(changed, num_layers=2, rngs=nnx.Rngs(0))
+        return changed.make(rngs=nnx.Rngs(0))
+
+    none, products, everything = flops(make)
+    length, tokens = IDS.shape[1], IDS.size
+    # Logits and what is mixed by them, once for each attention of a block; DeBERTa's logits have three terms,
+    # two of them with 2L distances.
+    met = {"deberta": 1 + 4 + 1, "decoder": 4}.get(name, 2)
+    width = 32 if name in ("bert", "modernbert", "deberta") else config.num_heads * config.head_dim
+    assert products - none == 2 * config.num_layers * met * tokens * length * width
+    # Of products with weights all are computed anew but a block's last: 10 to 16 E² a token.
+    assert everything - products > 2 * config.num_layers * tokens * 5 * 32 * 32
+
+
+def test_auto_computes_nothing_anew_until_training_has_chosen():
+    def model(remat):
+        config = DualEncoderConfig(backbone=dataclasses.replace(T5, num_layers=1, remat=remat))
+        return nnx.eval_shape(lambda: config.make(rngs=nnx.Rngs(0)))
+
+    partitioner = MeshConfig().build(jax.devices()[:1])
+
+    def plan(remat):
+        return state.plan_state(model(remat), AdamW().build(1).transform, partitioner, auxiliary=model(remat))
+
+    def of(plan) -> list[float]:
+        def loss(params):
+            both = plan.modules(params, params, {})
+            return sum(module.encode(IDS, tower="query", key=KEY).sum() for module in both)
+
+        return work.traced(jax.grad(loss), plan.abstract.params).flops
+
+    auto = plan("auto")
+    assert of(auto) == of(plan(False))
+    assert of(auto.with_remat(True)) == of(plan(True)) == of(plan(True).with_remat(False)) > of(auto)
+
+
+def test_names_are_what_runs_have_recorded():
+    """A run knows its model by the hash of its configuration as text: "all" is the True of before."""
+    config = DualEncoderConfig(backbone=T5)
+
+    def recorded(remat):
+        return describe(CommonOverrides(remat=remat).executed(config))
+
+    assert recorded(None) == recorded("none") == recorded(False) == describe(config)
+    assert "remat=False" in describe(config)
+    for remat in ("all", True):
+        assert recorded(remat) == describe(config).replace("remat=False", "remat=True")
+    assert "remat='products'" in recorded("products")
+    for wrong in ("dots", 2):
+        with pytest.raises(BadValueError, match=r"^remat must be True or False or 'products' or .*, not"):
+            CommonOverrides(remat=wrong)
