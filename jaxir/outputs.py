@@ -202,9 +202,12 @@ def check_file(path: str | Path) -> None:
     """Checks that `files.atomic_file` can write a file there; what is there is replaced.
 
     Raises:
-      UserError: a directory or a device is there, no file can be, or the bucket takes none.
+      UserError: a directory or a device is there, no file can be, the bucket takes none, or the name tells of
+        compression, which it would not have.
     """
     place = path_of(path)
+    if place.name.endswith(".gz"):
+        raise UserError(f"{path}: outputs are not compressed: leave out .gz")
     if is_bucket(place):
         check_bucket(place, writing=True)
         return

@@ -63,6 +63,7 @@ def bad_places(folder, kind):
     if kind in FILES:
         yield folder / "full", "is a directory"
         yield "/dev/null", "is no file"
+        yield folder / "new.gz", "leave out .gz"
     else:
         yield folder / "file", "already exists|is no directory"
         yield "/proc", "mounted|already exists|cannot be written"
