@@ -176,7 +176,7 @@ def test_what_is_no_earlier_output_is_not_replaced(command, flags, kind, tmp_pat
         "corpus.jsonl": b'{"_id": "d0", "text": "a text"}\n',
         "config.json": b'{"hidden_size": 4}',
         "judged.tsv": b"query-id\tcorpus-id\tscore\nq0\td0\t1\n",
-        "archive.gz": b"\x1f\x8b\x00\xff" * 9000,
+        "archive": b"\x1f\x8b\x00\xff" * 9000,
     }
     for name, content in mine.items():
         (tmp_path / name).write_bytes(content)
