@@ -11,8 +11,8 @@ from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
-# This way of making programs takes a fifth of all the tests' time. `make test-slow` makes them as jaxir does.
-# The variable is for processes with devices of their own.
+# This way of making programs saves a fifth of all the tests' time. `make test-slow` makes those that are marked
+# `compiled` as jaxir does. The variable is for processes with devices of their own.
 os.environ["JAXIR_QUICK_XLA_FLAGS"] = (
     ""
     if os.environ.get("JAXIR_AS_USERS_COMPILE")
@@ -73,15 +73,13 @@ def collect_what_is_new():
 
 
 @pytest.fixture(scope="module")
-def few_optimizations(request):
-    """Compiles without most of XLA's optimizations: twice as quick. `make test-slow` does so too, unless the
-    module is marked `compiled`.
+def few_optimizations():
+    """Compiles without most of XLA's optimizations: twice as quick; not those that are to be as users compile.
 
     Scoped to modules: pytest leaves a package's fixtures in force until the session ends where packages have
     no `__init__.py`, and the tests that come after would compile other programs than jaxir does.
     """
-    as_users = os.environ.get("JAXIR_AS_USERS_COMPILE") and request.node.get_closest_marker("compiled")
-    jax.config.update("jax_disable_most_optimizations", not as_users)
+    jax.config.update("jax_disable_most_optimizations", not os.environ.get("JAXIR_AS_USERS_COMPILE"))
     yield
     jax.config.update("jax_disable_most_optimizations", False)
 

@@ -51,22 +51,19 @@ T5 = T5Config(
     scan_layers=True,
 )
 # All losses with a bag of words, one with T5.
-# `make test-slow` has all of them; `make test` must end within ten minutes.
-ALL = bool(os.environ.get("JAXIR_AS_USERS_COMPILE"))
 ONE_PROCESS = {
     "bag": [
-        *(
-            [{"data": 8}, {"fsdp": 8}, {"data": 2, "fsdp": 4}, {"slices": 2, "data": 2, "fsdp": 2}]
-            if ALL
-            else []
-        ),
+        {"data": 8},
+        {"fsdp": 8},
+        {"data": 2, "fsdp": 4},
+        {"slices": 2, "data": 2, "fsdp": 2},
         {"data": 2, "fsdp": 2, "tensor": 2},
     ],
     "t5": [{"data": 2, "fsdp": 2, "tensor": 2}],
 }
 TWO_PROCESSES = {
     "bag": [{"fsdp": 8}],
-    "t5": [{"slices": 2, "data": 2, "fsdp": 2}] if ALL else [],
+    "t5": [{"slices": 2, "data": 2, "fsdp": 2}],
 }
 
 

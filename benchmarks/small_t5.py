@@ -1,0 +1,72 @@
+"""A small T5 drawn at random, with a vocabulary of its own, for docs/results/generated_text.md.
+
+3 + 3 layers of T5 1.1, 256 wide, 8,000 SentencePiece pieces learnt on passages and queries of a BEIR folder.
+Needs torch, transformers and sentencepiece, in an environment of their own.
+
+    python benchmarks/small_t5.py BEIR_FOLDER OUTPUT
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import tempfile
+from pathlib import Path
+
+import sentencepiece
+import torch
+from transformers import T5Config, T5ForConditionalGeneration
+
+TEXTS = 15_000  # of each, passages and queries
+CHARACTERS = 400  # of a passage
+
+
+def main(data: Path, output: Path) -> None:
+    """Learns the vocabulary, draws the model, and writes both as a folder of transformers."""
+    random.seed(0)
+    torch.manual_seed(0)
+    passages, queries = (
+        [json.loads(line) for line in (data / f"{name}.jsonl").read_text().splitlines()]
+        for name in ("corpus", "queries")
+    )
+    texts = [f"{d['title']} {d['text'][:CHARACTERS]}" for d in random.sample(passages, TEXTS)]
+    texts += [q["text"] for q in random.sample(queries, TEXTS)]
+    output.mkdir(parents=True)
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+        file.writelines(" ".join(text.split()) + "\n" for text in texts)
+        file.flush()
+        sentencepiece.SentencePieceTrainer.train(
+            input=file.name,
+            model_prefix=str(output / "spiece"),
+            vocab_size=8000,
+            pad_id=0,
+            eos_id=1,
+            unk_id=2,
+            bos_id=-1,
+            num_threads=1,
+            minloglevel=2,
+        )
+    config = T5Config(
+        vocab_size=8000,
+        d_model=256,
+        d_kv=64,
+        d_ff=1024,
+        num_layers=3,
+        num_decoder_layers=3,
+        num_heads=4,
+        feed_forward_proj="gated-gelu",
+        tie_word_embeddings=False,
+        decoder_start_token_id=0,
+    )
+    model = T5ForConditionalGeneration(config)
+    with torch.no_grad():  # drawn with deviation 1, it would begin with logits of 16
+        model.lm_head.weight.mul_(config.d_model**-0.5)
+    model.save_pretrained(output)
+    print(f"{output}: {model.num_parameters():,} parameters")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(__doc__.rpartition("    ")[2].strip())
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
