@@ -11,7 +11,7 @@ from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
-# This way of making programs saves a fifth of all the tests' time. `make test-slow` makes those that are marked
+# This way of making programs saves a fifth of all the tests' time. `make test-slow` makes those of tests marked
 # `compiled` as jaxir does. The variable is for processes with devices of their own.
 os.environ["JAXIR_QUICK_XLA_FLAGS"] = (
     ""
@@ -74,7 +74,7 @@ def collect_what_is_new():
 
 @pytest.fixture(scope="module")
 def few_optimizations():
-    """Compiles without most of XLA's optimizations: twice as quick; not those that are to be as users compile.
+    """Compiles without most of XLA's optimizations: twice as quick; not where users' programs are wanted.
 
     Scoped to modules: pytest leaves a package's fixtures in force until the session ends where packages have
     no `__init__.py`, and the tests that come after would compile other programs than jaxir does.

@@ -5,7 +5,6 @@ usage: shard_worker.py OUTPUT, as `launch` of conftest.py starts it
 
 import functools
 import json
-import os
 import sys
 from pathlib import Path
 
