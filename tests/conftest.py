@@ -11,8 +11,8 @@ from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
-# This way of making programs saves a fifth of all the tests' time. `make test-slow` makes those of tests marked
-# `compiled` as jaxir does. The variable is for processes with devices of their own.
+# This way of making programs saves a fifth of all the tests' time. `make test-slow` makes those of tests that
+# are marked `compiled` as jaxir does. The variable is for processes with devices of their own.
 os.environ["JAXIR_QUICK_XLA_FLAGS"] = (
     ""
     if os.environ.get("JAXIR_AS_USERS_COMPILE")
