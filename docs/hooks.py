@@ -118,22 +118,15 @@ PAGES: dict[str, Callable[[], Iterator[str]]] = {
 
 
 def _found_commands() -> dict[str, str]:
-    """Returns {"package.module:function": example}, as the modules give them to `cli.main`.
-
-    One that has several commands has their examples in a dict.
-    """
+    """Returns {"package.module:function": example}, as the modules give them to `cli.main`."""
     found = {}
     for path in (*(ROOT / "jaxir").glob("*.py"), *(ROOT / "jaxir").glob("*/__main__.py")):
         nodes = list(ast.walk(ast.parse(path.read_text())))
         texts = {ast.unparse(n.targets[0]): n.value for n in nodes if isinstance(n, ast.Assign)}
         for node in nodes:
-            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "EXAMPLES":
-                for action, example in zip(node.value.keys, node.value.values, strict=True):
-                    name = f"jaxir.{path.stem}:{ast.literal_eval(action)}"
-                    found[name] = ast.literal_eval(texts.get(ast.unparse(example), example))
-            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "cli.main":
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "cli.main":
                 given = {k.arg: texts.get(ast.unparse(k.value), k.value) for k in node.keywords}
-                if "example" in given and isinstance(node.args[0], ast.Constant):
+                if "example" in given:  # else it is no command of its own
                     found[ast.literal_eval(node.args[0])] = ast.literal_eval(given["example"])
     return found
 

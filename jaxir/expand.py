@@ -25,10 +25,7 @@ RETRIEVE = (
 )
 RERANK = "python -m jaxir.expand rerank --model=RUN --candidates=candidates.jsonl --output=ear.jsonl"
 CHOOSE = "python -m jaxir.expand choose --candidates=candidates.jsonl --by=oracle --output=best.jsonl"
-TARGETS = (
-    "python -m jaxir.expand targets --kind=sentence --queries=queries.jsonl --answers=answers.jsonl"
-    " --run=bm25.trec --corpus=corpus.jsonl --output=targets.jsonl"
-)
+TARGETS = "python -m jaxir.expand targets --kind=answer --queries=q.jsonl --answers=a.jsonl --output=t.jsonl"
 FOLDS = "python -m jaxir.expand folds --targets=targets.jsonl --queries=queries.jsonl --output=FOLDS"
 PLAN = "python -m jaxir.expand plan --model=hf:t5-base --topology=v5e:2x2 --num_outputs=10 --top_k=10"
 
@@ -366,29 +363,34 @@ def folds(*, targets: str, queries: str, output: str, folds: Annotated[int, With
     print(f"{output}: {report}")
 
 
-EXAMPLES = {
-    "generate": EXAMPLE,
-    "plan": PLAN,
-    "targets": TARGETS,
-    "folds": FOLDS,
-    "retrieve": RETRIEVE,
-    "rerank": RERANK,
-    "choose": CHOOSE,
-}
+ACTIONS = ("generate", "plan", "targets", "folds", "retrieve", "rerank", "choose")
 
 
 def main(arguments: list[str]) -> int:
     """Writes texts for texts (`generate`), searches with them (`retrieve`) and chooses of them (`rerank`)."""
     action, *rest = arguments or [""]
-    if action in EXAMPLES:
-        return cli.main(f"jaxir.expand:{action}", rest, example=EXAMPLES[action], action=action)
-    if action in ("--help", "-h"):
-        print("usage: python -m jaxir.expand ACTION [--FLAG=VALUE ...]\n")
-        for name in EXAMPLES:
-            print(f"  {name:9} {globals()[name].__doc__.splitlines()[0]}")
-        print("\n`python -m jaxir.expand ACTION --help` has its flags and an example.")
-        return 0
-    told = f"there is no {action!r}{suggest(action, EXAMPLES)}" if action else "say what to do"
+    match action:
+        case "generate":
+            return cli.main("jaxir.expand:generate", rest, example=EXAMPLE, action=action)
+        case "plan":
+            return cli.main("jaxir.expand:plan", rest, example=PLAN, action=action)
+        case "targets":
+            return cli.main("jaxir.expand:targets", rest, example=TARGETS, action=action)
+        case "folds":
+            return cli.main("jaxir.expand:folds", rest, example=FOLDS, action=action)
+        case "retrieve":
+            return cli.main("jaxir.expand:retrieve", rest, example=RETRIEVE, action=action)
+        case "rerank":
+            return cli.main("jaxir.expand:rerank", rest, example=RERANK, action=action)
+        case "choose":
+            return cli.main("jaxir.expand:choose", rest, example=CHOOSE, action=action)
+        case "--help" | "-h":
+            print("usage: python -m jaxir.expand ACTION [--FLAG=VALUE ...]\n")
+            for name in ACTIONS:
+                print(f"  {name:9} {globals()[name].__doc__.splitlines()[0]}")
+            print("\n`python -m jaxir.expand ACTION --help` has its flags and an example.")
+            return 0
+    told = f"there is no {action!r}{suggest(action, ACTIONS)}" if action else "say what to do"
     print(f"error: {told} (`python -m jaxir.expand --help` lists what there is)", file=sys.stderr)
     return 2
 
