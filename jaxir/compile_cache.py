@@ -38,6 +38,15 @@ def keep_compiled_programs() -> None:
     _remove_half_written(directory)
 
 
+def keep_no_more_programs() -> None:
+    """Has this process neither keep nor reuse compiled programs from here on, whatever it compiled before."""
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()  # the setting is looked at once, by the first program
+
+
 def aside(function: Callable[[], T]) -> T:
     """Returns what a function does, called on a thread of its own, so that a signal reaches the process.
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jaxir.compile_cache import keep_no_more_programs
 from jaxir.costs import work
 from jaxir.errors import UserError
 from jaxir.interop import stored
@@ -100,7 +101,7 @@ def run(
     found = devices.get(target)
     config, settings = architecture.describe_generator(source)
     config = stored.replace_backbone(config, dtype=dtype)
-    jax.config.update("jax_enable_compilation_cache", False)  # of no use to a later process
+    keep_no_more_programs()  # they are of no use to a later process
     partitioner = advice.build_mesh(MeshConfig(), found, target)
     length = max_length or settings.passage_max_length
     batch = Batch(texts=target.count * max(1, batch_tokens // length), length=length, how=how)

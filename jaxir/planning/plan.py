@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jaxir.compile_cache import keep_no_more_programs
 from jaxir.costs import work
 from jaxir.costs.hlo import Program
 from jaxir.errors import UserError
@@ -61,8 +62,9 @@ def run(text: str, recipe: Recipe) -> int:
     found = devices.get(target)
     recipe = recipe.settled()
     config, settings = architecture.describe(recipe.model)
-    # A program compiled for a machine that is not there is of no use to a later process.
-    jax.config.update("jax_enable_compilation_cache", False)
+    # A program compiled for a machine that is not there is of no use to a later process; and one that were
+    # reused would not be written down.
+    keep_no_more_programs()
     partitioner = advice.build_mesh(recipe.mesh, found, target)
     recipe.check_batch(partitioner)
     plan = make(target, Planned(recipe=recipe, config=config, settings=settings, partitioner=partitioner))

@@ -53,12 +53,14 @@ def libtpu() -> str | None:
 
 
 @pytest.mark.slow
-def test_gpus_by_arithmetic_with_nothing_but_a_recipe(model, tmp_path):
+def test_gpus_by_arithmetic_with_nothing_but_a_recipe(model, tmp_path, tmp_path_factory):
     typed = (*MACROS, f"MODEL=hf:{model}", "SHARING=ade_spl")
     macros = [f"--gin.{m}" for m in typed if not m.startswith(("BATCH_SIZE", "STEPS"))]
     flags = ["--batch_size=16", "--steps=1000"]  # of which the recipe says others
-    done = plan("--gin_file=gin/samtone_base.gin", "--topology=gpu:4xh100", *flags, *macros, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    place = {"cwd": tmp_path, "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
+    for _ in range(2):  # the second time with the programs that the first has kept
+        done = plan("--gin_file=gin/samtone_base.gin", "--topology=gpu:4xh100", *flags, *macros, **place)
+        assert done.returncode == 0, done.stderr
     assert "plan for gpu:4xh100: 4 h100 chips" in done.stdout
     assert "ADE-SPL of T5 2 x 32" in done.stdout
     assert "16 pairs of 8 + 16 tokens, 384 in all" in done.stdout
