@@ -340,10 +340,11 @@ def _words(error: OSError | ValueError) -> str:
 
 def _remove_unwritten(path: Path) -> None:
     """Removes a local directory whose writing was interrupted, in which threads may go on for a moment."""
-    deadline = time.monotonic() + REMOVED_WITHIN
-    while path.exists() and time.monotonic() < deadline:
+    deadline, gone = time.monotonic() + REMOVED_WITHIN, 0
+    while gone < 5 and time.monotonic() < deadline:
+        gone = 0 if path.exists() else gone + 1
         shutil.rmtree(path, ignore_errors=True)
-        time.sleep(0.05)  # which may make what is gone anew
+        time.sleep(0.05)  # they may make anew what is gone
 
 
 def _renamed(source: Path, target: Path) -> bool:
