@@ -114,6 +114,11 @@ class Program:
     endless: list[str] = dataclasses.field(default_factory=list)
     turns: int = 1
 
+    @functools.cached_property
+    def instructions(self) -> dict[str, Instruction]:
+        """All instructions by name."""
+        return {i.name: i for computation in self.computations.values() for i in computation.values()}
+
     def steps(self) -> Iterator[Step]:
         """Yields what runs: loops and calls walked into, fusions as one instruction each."""
         yield from self._walk(self.entry, 1)
@@ -131,20 +136,28 @@ class Program:
                 if inner.op == "fusion":
                     yield from self.inside(inner)
 
+    def called(self, instruction: Instruction, computation: str) -> list[tuple[str, int]]:
+        """Returns the computations that an instruction runs, but for a fusion's, and how often each.
+
+        Args:
+          instruction: of any kind.
+          computation: the name of the one it stands in.
+        """
+        if instruction.op == "while":
+            turns = self._turns(instruction, computation)
+            return [(body, turns) for body in instruction.calls("body")]
+        if instruction.op == "conditional":
+            branches = ("branch_computations", "true_computation", "false_computation")
+            return [(branch, 1) for branch in instruction.calls(*branches)]
+        if instruction.op in ("call", "async-start"):
+            return [(name, 1) for name in instruction.calls("to_apply", "calls")]
+        return []
+
     def _walk(self, computation: str, times: int) -> Iterator[Step]:
         for instruction in self.computations[computation].values():
             yield Step(instruction, computation, times)
-            if instruction.op == "while":
-                turns = self._turns(instruction, computation)
-                for body in instruction.calls("body"):
-                    yield from self._walk(body, times * turns)
-            elif instruction.op == "conditional":
-                branches = ("branch_computations", "true_computation", "false_computation")
-                for branch in instruction.calls(*branches):
-                    yield from self._walk(branch, times)
-            elif instruction.op in ("call", "async-start"):
-                for called in instruction.calls("to_apply", "calls"):
-                    yield from self._walk(called, times)
+            for name, turns in self.called(instruction, computation):
+                yield from self._walk(name, times * turns)
 
     def _turns(self, loop: Instruction, computation: str) -> int:
         known = re.search(r"known_trip_count[^\d}]*n[^\d]*(\d+)", loop.attributes)

@@ -70,19 +70,28 @@ class Work(NamedTuple):
 def compiled(program: Program) -> Work:
     """Returns what one chip does in a step of a compiled program."""
     flops = precise = vector = moved = 0.0
-    types = {i.name: i for computation in program.computations.values() for i in computation.values()}
     for step in program.steps():
-        instruction = step.instruction
-        inside = [instruction]
-        if instruction.op == "fusion":
-            inside = [inner for _, inner in program.inside(instruction)]
-        for inner in inside:
-            count = _flops(inner, types)
-            flops += step.times * count
-            precise += step.times * count * ("highest" in inner.attributes)
-            vector += step.times * _vector(inner, types)
-        moved += step.times * _bytes(program, instruction, types)
+        once = of_instruction(program, step.instruction)
+        flops += step.times * once.flops
+        precise += step.times * once.precise_flops
+        vector += step.times * once.vector
+        moved += step.times * once.bytes
     return Work(flops, precise, vector, moved)
+
+
+def of_instruction(program: Program, instruction: Instruction) -> Work:
+    """Returns what one chip does in an instruction, a fusion with all in it; not in computations it runs."""
+    types = program.instructions
+    inside = [instruction]
+    if instruction.op == "fusion":
+        inside = [inner for _, inner in program.inside(instruction)]
+    flops = precise = vector = 0.0
+    for inner in inside:
+        count = _flops(inner, types)
+        flops += count
+        precise += count * ("highest" in inner.attributes)
+        vector += _vector(inner, types)
+    return Work(flops, precise, vector, _bytes(program, instruction, types))
 
 
 def traced(function: Callable[..., Any], *shapes: Any) -> Work:

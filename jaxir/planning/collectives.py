@@ -58,25 +58,40 @@ def read(program: Program, mesh: Mesh) -> list[Collective]:
       mesh: the mesh it was compiled for; partition i is the i-th device of it.
     """
     counts: collections.Counter[Collective] = collections.Counter()
-    for instruction, kind, times in _executed(program):
-        groups = read_groups(instruction.attributes, mesh.devices.size)
+    for step in program.steps():
+        for _, one in begun(program, step.instruction, mesh):
+            counts[one] += step.times
+    found = [one._replace(count=times) for one, times in counts.items()]
+    return sorted(found, key=lambda c: -c.traffic)
+
+
+def begun(program: Program, instruction: Instruction, mesh: Mesh) -> Iterator[tuple[Instruction, Collective]]:
+    """Yields the collectives that an instruction begins, by itself or fused into it, each to run once.
+
+    Args:
+      program: the compiled step.
+      instruction: of any kind.
+      mesh: see `read`.
+    """
+    for inner, kind in _kinds(program, instruction):
+        groups = read_groups(inner.attributes, mesh.devices.size)
         members = tuple(groups[0])
         if len(members) < 2:
             continue
-        arrays = _moved(program, instruction)
-        one = Collective(
-            kind=kind,
-            axes=crossed(groups, mesh),
-            bytes=int(sum(a.bytes for a in arrays)),
-            count=0,
-            group=len(members),
-            members=members,
-            arrays=arrays,
-            source=_source(instruction),
+        arrays = _moved(program, inner)
+        yield (
+            inner,
+            Collective(
+                kind=kind,
+                axes=crossed(groups, mesh),
+                bytes=int(sum(a.bytes for a in arrays)),
+                count=1,
+                group=len(members),
+                members=members,
+                arrays=arrays,
+                source=_source(inner),
+            ),
         )
-        counts[one] += times
-    found = [one._replace(count=times) for one, times in counts.items()]
-    return sorted(found, key=lambda c: -c.traffic)
 
 
 def read_groups(attributes: str, devices: int) -> list[list[int]]:
@@ -112,13 +127,12 @@ def crossed(groups: Sequence[Sequence[int]], mesh: Mesh) -> tuple[str, ...]:
     return tuple(name for i, name in enumerate(mesh.axis_names) if i in varying)
 
 
-def _executed(program: Program) -> Iterator[tuple[Instruction, str, int]]:
-    for step in program.steps():
-        kind = _kind(step.instruction)
-        if kind is not None:
-            yield step.instruction, kind, step.times
-        elif step.instruction.op == "fusion":
-            yield from ((inner, kind, step.times) for inner, kind in _fused(program, step.instruction))
+def _kinds(program: Program, instruction: Instruction) -> Iterator[tuple[Instruction, str]]:
+    kind = _kind(instruction)
+    if kind is not None:
+        yield instruction, kind
+    elif instruction.op == "fusion":
+        yield from _fused(program, instruction)
 
 
 def _fused(program: Program, fusion: Instruction) -> Iterator[tuple[Instruction, str]]:
@@ -154,8 +168,7 @@ def _moved(program: Program, instruction: Instruction) -> tuple[Array, ...]:
         # An asynchronous start gives its inputs, then its outputs (then counters).
         arrays = arrays[len(instruction.operands) : 2 * len(instruction.operands)]
     if kind == "reduce-scatter":
-        found = {i.name: i for c in program.computations.values() for i in c.values()}
-        arrays = tuple(a for name in instruction.operands for a in found[name].arrays)
+        arrays = tuple(a for name in instruction.operands for a in program.instructions[name].arrays)
     return tuple(a for a in arrays if a.dtype != "u32" or a.shape)
 
 

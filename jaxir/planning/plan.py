@@ -25,6 +25,7 @@ from jaxir.planning import (
     arithmetic,
     collectives,
     devices,
+    overlap,
     roofline,
     targets,
 )
@@ -143,6 +144,9 @@ def make(target: Target, planned: Planned) -> Plan:
         work=done,
         collectives=None if done is None else found,
         roofline=None if done is None else roofline.estimate(done, found, target, in_order),
+        overlap=None
+        if program is None or target.chip.kind != "tpu"
+        else overlap.read(program, target, partitioner.mesh, in_order),
         warnings=[
             *warn(found, batch_size, settings),
             *warn_of_whole_gradients(found, step.state.params),

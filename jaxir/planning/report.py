@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from jaxir.costs.work import Work
 from jaxir.planning.collectives import Collective
+from jaxir.planning.overlap import Overlap
 from jaxir.planning.program import CompilerSettings
 from jaxir.planning.roofline import Roofline
 from jaxir.planning.targets import Target
@@ -72,6 +73,7 @@ class Plan(NamedTuple):
       work: of each chip in a step; None where the compiler gave no program.
       collectives: of a step; None likewise.
       roofline: of a step; None likewise.
+      overlap: what of it runs behind other things; None where nothing was compiled.
       warnings: what the program does that it should not.
       advice: what to change where it does not fit.
       seconds: that the compiler took.
@@ -92,6 +94,7 @@ class Plan(NamedTuple):
     work: Work | None
     collectives: Sequence[Collective] | None
     roofline: Roofline | None
+    overlap: Overlap | None
     warnings: Sequence[str]
     advice: Sequence[str]
     seconds: float
@@ -135,7 +138,7 @@ def _lines(plan: Plan) -> Iterator[str]:
         yield ""
         yield from _work(plan, plan.work)
         yield ""
-        yield from _collectives(plan, plan.collectives)
+        yield from _collectives(plan.collectives, plan.overlap)
         yield ""
         yield from _time(plan, plan.roofline)
     for warning in (QUICK, *plan.warnings) if plan.quick else plan.warnings:
@@ -186,22 +189,27 @@ def _work(plan: Plan, work: Work) -> Iterator[str]:
         yield f"  HBM traffic, each chip    {si(work.bytes)}B{about}"
 
 
-def _collectives(plan: Plan, collectives: Sequence[Collective]) -> Iterator[str]:
+def _collectives(found: Sequence[Collective], overlap: Overlap | None) -> Iterator[str]:
     yield "collectives in a step, each chip"
-    if not collectives:
+    if not found:
         yield "  none"
         return
-    yield f"  {'kind':<20}{'over':<20}{'count':>7}{'arrays':>12}{'sent':>12}"
+    heads = ["count", "arrays", "sent", *(["hidden", "waits"] if overlap else [])]
+    yield f"  {'kind':<20}{'over':<20}{heads[0]:>7}{''.join(f'{head:>12}' for head in heads[1:])}"
     sums: dict[tuple[str, tuple[str, ...]], list[float]] = collections.defaultdict(lambda: [0, 0.0, 0.0])
-    for c in collectives:
+    for c in found:
         entry = sums[c.kind, c.axes]
         entry[0] += c.count
         entry[1] += c.count * c.bytes
         entry[2] += c.traffic
     for (kind, axes), (count, size, sent) in sorted(sums.items(), key=lambda item: -item[1][2]):
-        yield f"  {kind:<20}{' x '.join(axes):<20}{count:>7}{si(size) + 'B':>12}{si(sent) + 'B':>12}"
+        sizes = [size, sent]
+        if overlap:
+            hidden = overlap.hidden_bytes.get((kind, axes), 0.0)
+            sizes += [hidden, sent - hidden]
+        yield f"  {kind:<20}{' x '.join(axes):<20}{count:>7}{''.join(f'{si(n)}B'.rjust(12) for n in sizes)}"
     yield "  largest:"
-    for c in collectives[:6]:
+    for c in found[:6]:
         times = f"{c.count} x " if c.count > 1 else ""
         over = " x ".join(c.axes)
         yield f"    {si(c.traffic) + 'B':>9}  {times}{c.kind} {_short(c.types, 34)} over {over}"
@@ -211,10 +219,17 @@ def _collectives(plan: Plan, collectives: Sequence[Collective]) -> Iterator[str]
 
 def _time(plan: Plan, roofline: Roofline) -> Iterator[str]:
     yield "time at full speed (roofline; what runs is slower)"
+    hidden = ""
+    if plan.overlap is not None and roofline.interconnect:
+        waits = roofline.interconnect - plan.overlap.hidden_seconds
+        hidden = f": {duration(plan.overlap.hidden_seconds)} behind other work, {duration(waits)} waited for"
     for name, seconds in roofline.parts.items():
-        yield f"  {name:<22}{duration(seconds):>12} a step"
+        yield f"  {name:<22}{duration(seconds):>12} a step{hidden if name == 'interconnect' else ''}"
     peak = plan.target.count * plan.target.chip.flops
-    for name, seconds in (("all at once", roofline.overlapped), ("one after another", roofline.in_turn)):
+    times = {"all at once": roofline.overlapped, "one after another": roofline.in_turn}
+    if plan.overlap is not None:
+        times = {"all at once": times.pop("all at once"), "as scheduled": plan.overlap.seconds} | times
+    for name, seconds in times.items():
         share = plan.useful_flops / (peak * seconds)
         yield (
             f"  {name:<22}{duration(seconds):>12} a step, {share:.0%} MFU;"

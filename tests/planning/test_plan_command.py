@@ -271,6 +271,7 @@ def test_a_tpu_slice_with_its_own_compiler(machine, model, tmp_path):
     assert not done.stderr
     assert "compiled by the TPU's compiler" in done.stdout
     assert "of 15.75 GiB" in done.stdout
+    assert "\n  as scheduled " in done.stdout and " behind other work, " in done.stdout
     assert "all-gather          fsdp" in done.stdout
     assert f" quick settings: {' '.join(f'{name}={value}' for name, value in quick.items())}\n" in done.stdout
     assert done.stdout.count("warning: ") == 1 and "Plan without them before you trust a fit" in done.stdout

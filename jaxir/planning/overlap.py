@@ -1,0 +1,192 @@
+"""What a step sends while it computes: the compiled program's instructions, followed in their order.
+
+A TPU's program is a schedule: of a collective in two parts, a start and a done, the chip does what stands
+between them meanwhile; one in a single part is waited for.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+from jax.sharding import Mesh
+
+from jaxir.costs import work
+from jaxir.costs.hlo import Instruction, Program
+from jaxir.planning import collectives, roofline
+from jaxir.planning.targets import Target
+
+# Copies between HBM and the chip's own memory, which are under way while other things run.
+_COPIES = ("copy-start", "slice-start")
+_DONE = 'custom_call_target="AsyncCollectiveDone"'
+
+
+class Overlap(NamedTuple):
+    """How a step goes in the order of its program.
+
+    Attributes:
+      seconds: that it takes: each instruction as long as its products, its elementwise operations or its HBM
+        traffic at full speed, whichever is longest, and what is waited for.
+      hidden_seconds: of the collectives' transfers, during which other things run.
+      hidden_bytes: that each chip sends meanwhile, by kind of collective and mesh axes.
+    """
+
+    seconds: float
+    hidden_seconds: float
+    hidden_bytes: Mapping[tuple[str, tuple[str, ...]], float]
+
+
+class _Took(NamedTuple):
+    """Seconds of a computation, and those in which HBM and the links to other chips are busy."""
+
+    seconds: float
+    memory: float
+    links: float
+
+
+@dataclasses.dataclass
+class _Transfer:
+    """Something under way.
+
+    Attributes:
+      name: what ends it refers to it so.
+      left: seconds that it needs yet.
+      carried: whether it gets on only where an instruction carries it on.
+      hidden: seconds that it got on while other things ran.
+    """
+
+    name: str
+    left: float
+    carried: bool = False
+    hidden: float = 0.0
+
+
+class _Queue:
+    """What a resource has to move: one after the other, as they were begun."""
+
+    def __init__(self):
+        self.transfers: dict[str, _Transfer] = {}
+
+    def spend(self, seconds: float, carrying: Collection[str] = ()) -> None:
+        """Has the resource work while other things run."""
+        for transfer in self.transfers.values():
+            if transfer.carried and transfer.name not in carrying:
+                continue
+            moved = min(seconds, transfer.left)
+            transfer.left -= moved
+            transfer.hidden += moved
+            seconds -= moved
+
+    def wait(self, name: str) -> float:
+        """Returns the seconds until a transfer is through, and all that were begun before it."""
+        waited = 0.0
+        for transfer in self.transfers.values():
+            waited += transfer.left
+            transfer.left = 0.0
+            if transfer.name == name:
+                break
+        return waited
+
+
+def read(program: Program, target: Target, mesh: Mesh, devices: Sequence[jax.Device]) -> Overlap:
+    """Follows a step.
+
+    A collective that products carry on (libtpu fuses it into them) gets on only during these. What a chip has
+    to send goes one after the other, and so do copies between HBM and its own memory, for which HBM has time
+    while an instruction computes.
+
+    Args:
+      program: the compiled step of a TPU.
+      target: the chips.
+      mesh: what it was compiled for; partition i is the i-th device of it.
+      devices: the mesh's, in its order.
+    """
+    walk = _Walk(program, target, mesh, devices)
+    took = walk.through(program.entry, 1)
+    return Overlap(took.seconds, walk.hidden_seconds, dict(walk.hidden_bytes))
+
+
+class _Walk:
+    """The way through a program.
+
+    Attributes:
+      hidden_seconds: see `Overlap`; so far.
+      hidden_bytes: likewise.
+    """
+
+    def __init__(self, program: Program, target: Target, mesh: Mesh, devices: Sequence[jax.Device]):
+        self.program, self.target, self.mesh, self.devices = program, target, mesh, devices
+        self.hidden_seconds = 0.0
+        self.hidden_bytes: collections.Counter[tuple[str, tuple[str, ...]]] = collections.Counter()
+
+    def through(self, computation: str, times: int) -> _Took:
+        """Returns what a computation takes, once; what it hides counts `times`."""
+        seconds = memory = links = 0.0
+        sending, copying = _Queue(), _Queue()
+        begun: list[tuple[_Transfer, collectives.Collective, float]] = []
+        for instruction in self.program.computations[computation].values():
+            for name in self._ended(instruction):
+                for queue, other in ((sending, copying), (copying, sending)):
+                    if name in queue.transfers:
+                        waited = queue.wait(name)
+                        other.spend(waited)
+                        seconds += waited
+            own = self._own(instruction, computation, times)
+            memory, links = memory + own.memory, links + own.links
+            if instruction.op in _COPIES:
+                copying.transfers[instruction.name] = _Transfer(instruction.name, own.memory)
+                continue
+            sending.spend(own.seconds - own.links, self._chains(instruction))
+            copying.spend(own.seconds - own.memory)
+            seconds += own.seconds
+            for inner, one in collectives.begun(self.program, instruction, self.mesh):
+                needed = one.traffic / roofline.bandwidth(one.members, self.target, self.devices)
+                links += needed
+                chains = self._chains(inner)
+                name = chains[0] if chains else instruction.name
+                transfer = sending.transfers[name] = _Transfer(name, needed, carried=bool(chains))
+                begun.append((transfer, one, needed))
+                if not chains and not instruction.op.endswith("-start"):
+                    waited = sending.wait(name)
+                    copying.spend(waited)
+                    seconds += waited
+        seconds += max(sum(t.left for t in queue.transfers.values()) for queue in (sending, copying))
+        for transfer, one, needed in begun:
+            if needed:
+                self.hidden_seconds += times * transfer.hidden
+                self.hidden_bytes[one.kind, one.axes] += times * one.traffic * transfer.hidden / needed
+        return _Took(seconds, memory, links)
+
+    def _own(self, instruction: Instruction, computation: str, times: int) -> _Took:
+        """Returns what an instruction takes by itself and with the computations that it runs."""
+        parts = [t or 0.0 for t in work.of_instruction(self.program, instruction).seconds(self.target.chip)]
+        seconds, memory, links = max(parts), parts[-1], 0.0
+        for name, turns in self.program.called(instruction, computation):
+            inner = self.through(name, times * turns)
+            seconds += turns * inner.seconds
+            memory += turns * inner.memory
+            links += turns * inner.links
+        return _Took(seconds, memory, links)
+
+    def _chains(self, instruction: Instruction) -> list[str]:
+        """Returns the collectives in several parts of which an instruction is, or fuses, one."""
+        inside = self.program.inside(instruction) if instruction.op == "fusion" else [("", instruction)]
+        found = (re.search(r'chain_id="?(\w+)', inner.attributes) for _, inner in inside)
+        return list(dict.fromkeys(match[0] for match in found if match))
+
+    def _ended(self, instruction: Instruction) -> list[str]:
+        """Returns the names of the transfers that an instruction waits for."""
+        if instruction.op == "fusion":
+            inside = [inner for _, inner in self.program.inside(instruction)]
+            ends = any(inner.op == "custom-call" and _DONE in inner.attributes for inner in inside)
+            return self._chains(instruction) if ends else []
+        if not instruction.op.endswith("-done"):
+            return []
+        begun = self.program.instructions[instruction.operands[0]]
+        while begun.op.endswith("-update"):
+            begun = self.program.instructions[begun.operands[0]]
+        return [begun.name]

@@ -1,0 +1,138 @@
+"""What a step sends behind other work: schedules as a TPU's compiler writes them, worked out by hand."""
+
+import types
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from jaxir.costs import hlo, work
+from jaxir.planning import collectives, overlap, roofline, targets
+
+V5E = targets.parse("v5e:2x2")
+SQUARE = [types.SimpleNamespace(coords=(x, y, 0)) for x in range(2) for y in range(2)]
+# Four chips in a ring of two links: what a chip sends of an [N] gathered by four is 3/4 of it.
+GATHER = 3 / 4 * 4096 * 4096 * 2 / (2 * V5E.chip.link_bandwidth)
+PRODUCT = 2 * 4096**3 / V5E.chip.flops  # longer than its traffic with HBM, and than a gather
+COPY = 4096 * 4096 * 2 / V5E.chip.memory_bandwidth
+BIG = "bf16[4096,4096]{1,0}"
+# In the chip's own memory: without traffic.
+WHOLE, PART = "bf16[4096,4096]{1,0:S(1)}", "bf16[1024,4096]{1,0:S(1)}"
+OVER_ALL = "replica_groups=[1,4]<=[4], dimensions={0}"
+
+
+def program(body: str) -> hlo.Program:
+    """Returns a program of these lines, for which %a and %b are there."""
+    lines = [f"%a = {WHOLE} parameter(0)", f"%b = {PART} parameter(1)"]
+    lines += [line.strip() for line in body.strip().splitlines()]
+    return hlo.parse("HloModule m\n\nENTRY %main (a: f32[1]) -> f32[1] {\n  " + "\n  ".join(lines) + "\n}\n")
+
+
+def product(name: str) -> str:
+    return f"%{name} = {WHOLE} convolution(%a, %a), dim_labels=bf_io->bf"
+
+
+def follow(found: hlo.Program) -> overlap.Overlap:
+    mesh = Mesh(np.array(jax.devices()[:4]), ("fsdp",))
+    followed = overlap.read(found, V5E, mesh, SQUARE)
+    sent = collectives.read(found, mesh)
+    times = roofline.estimate(work.compiled(found), sent, V5E, SQUARE)
+    assert times.overlapped <= followed.seconds * (1 + 1e-9)
+    assert followed.seconds <= times.in_turn * (1 + 1e-9)
+    assert sum(followed.hidden_bytes.values()) <= sum(c.traffic for c in sent)
+    return followed
+
+
+def test_a_collective_in_one_part_is_waited_for():
+    found = follow(program(f"{product('x')}\n%g = {WHOLE} all-gather(%b), {OVER_ALL}\n{product('y')}"))
+    assert found.seconds == pytest.approx(2 * PRODUCT + GATHER)
+    assert found.hidden_seconds == 0 and not any(found.hidden_bytes.values())
+
+
+def started(name: str) -> str:
+    return f"%{name} = ({PART}, {WHOLE}) all-gather-start(%b), {OVER_ALL}"
+
+
+def test_what_stands_between_start_and_done_hides_it():
+    found = follow(program(f"{started('s')}\n{product('x')}\n%g = {WHOLE} all-gather-done(%s)"))
+    assert found.seconds == pytest.approx(PRODUCT)
+    assert found.hidden_seconds == pytest.approx(GATHER)
+    assert found.hidden_bytes == {("all-gather", ("fsdp",)): pytest.approx(3 / 4 * 4096 * 4096 * 2)}
+    found = follow(program(f"{started('s')}\n%g = {WHOLE} all-gather-done(%s)\n{product('x')}"))
+    assert found.seconds == pytest.approx(PRODUCT + GATHER)
+    assert found.hidden_seconds == 0
+
+
+def test_the_links_send_one_thing_after_the_other():
+    begun = "\n".join(started(f"s{i}") for i in range(9))
+    ended = "\n".join(f"%g{i} = {WHOLE} all-gather-done(%s{i})" for i in range(9))
+    found = follow(program(f"{begun}\n{product('x')}\n{ended}"))
+    assert found.hidden_seconds == pytest.approx(PRODUCT)
+    assert found.seconds == pytest.approx(9 * GATHER) and 9 * GATHER > PRODUCT
+
+
+# What libtpu fuses into products: its start, the product that carries it on, another that does not, its end.
+CARRIED = f"""HloModule m
+
+%start (p0: f32[1]) -> f32[1] {{
+  %p0 = {PART} parameter(0)
+  %g1 = {WHOLE} all-gather(%p0), {OVER_ALL}, frontend_attributes={{chain_id="7"}}
+  ROOT %r0 = ({PART}, {WHOLE}) custom-call(%g1), custom_call_target="AsyncCollectiveStart"
+}}
+
+%carry (p1: f32[1]) -> f32[1] {{
+  %p1 = {WHOLE} parameter(0)
+  %p2 = {PART} parameter(1)
+  %g2 = {WHOLE} all-gather(%p2), {OVER_ALL}, frontend_attributes={{chain_id="7"}}
+  ROOT %r1 = {WHOLE} convolution(%p1, %p1), dim_labels=bf_io->bf
+}}
+
+%end (p3: f32[1]) -> f32[1] {{
+  %p3 = {PART} parameter(0)
+  %g3 = {WHOLE} all-gather(%p3), {OVER_ALL}, frontend_attributes={{chain_id="7"}}
+  ROOT %r2 = {WHOLE} custom-call(%g3), custom_call_target="AsyncCollectiveDone"
+}}
+
+%body (s: (s32[])) -> (s32[]) {{
+  %s = (s32[]) parameter(0)
+  %a = {WHOLE} constant(0)
+  %b = {PART} constant(0)
+  %started = ({PART}, {WHOLE}) fusion(%b), kind=kCustom, calls=%start
+  {product("apart")}
+  %carried = {WHOLE} fusion(%a, %b), kind=kOutput, calls=%carry
+  %ended = {WHOLE} fusion(%b), kind=kCustom, calls=%end
+  ROOT %o = (s32[]) tuple(%s)
+}}
+
+%condition (c: (s32[])) -> pred[] {{
+  %c = (s32[]) parameter(0)
+  ROOT %more = pred[] constant(1)
+}}
+
+ENTRY %main (a: f32[1]) -> f32[1] {{
+  %i = (s32[]) parameter(0)
+  ROOT %loop = (s32[]) while(%i), condition=%condition, body=%body, backend_config={{"known_trip_count":{{"n":"5"}}}}
+}}
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize("carries", [True, False])
+def test_what_products_carry_on_gets_on_during_these_alone(carries):
+    text = CARRIED if carries else CARRIED.replace("calls=%carry", "calls=%plain")
+    plain = CARRIED[CARRIED.index("%carry (") : CARRIED.index("%end (")].replace("%carry", "%plain", 1)
+    plain = "\n".join(line for line in plain.splitlines() if "all-gather" not in line) + "\n\n"
+    loop = hlo.parse(text.replace("%end (", plain + "%end (", 1))
+    found = follow(loop)
+    hidden = 5 * GATHER if carries else 0.0
+    assert found.hidden_seconds == pytest.approx(hidden)
+    assert sum(found.hidden_bytes.values()) == pytest.approx(hidden * 2 * V5E.chip.link_bandwidth)
+    assert found.seconds == pytest.approx(5 * (2 * PRODUCT + GATHER) - hidden)
+
+
+def test_a_copy_from_hbm_has_the_time_that_a_product_leaves_it():
+    copied = f"%c = ({WHOLE}, {BIG}, u32[]) copy-start(%a)"
+    ended = f"%d = {WHOLE} copy-done(%c)"
+    assert COPY < PRODUCT
+    assert follow(program(f"{copied}\n{product('x')}\n{ended}")).seconds == pytest.approx(PRODUCT)
+    assert follow(program(f"{copied}\n{ended}\n{product('x')}")).seconds == pytest.approx(PRODUCT + COPY)
