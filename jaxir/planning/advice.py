@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import jax
 
+from jaxir.costs.targets import Target
 from jaxir.errors import UserError
 from jaxir.models.layers import POLICIES, Remat
 from jaxir.partitioning import MESH_AXES, MeshConfig, Partitioner
-from jaxir.planning.targets import Target
 
 GIB = 2**30
 # Where the arithmetic says that this share of the memory is used, a change counts as one that fits.

@@ -11,18 +11,18 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxir.compile_cache import keep_no_more_programs
-from jaxir.costs import work
+from jaxir.costs import collectives, roofline, targets, work
+from jaxir.costs.roofline import Roofline
+from jaxir.costs.targets import Target
 from jaxir.errors import UserError
 from jaxir.interop import stored
 from jaxir.models.decoding import Decoding
 from jaxir.models.layers import param_shardings
 from jaxir.models.seq2seq import Seq2SeqConfig
 from jaxir.partitioning import MeshConfig, Partitioner
-from jaxir.planning import advice, architecture, collectives, devices, roofline, targets
+from jaxir.planning import advice, architecture, devices
 from jaxir.planning.program import Compiled, Step, bytes_of, compile_step
 from jaxir.planning.report import duration, gib, si
-from jaxir.planning.roofline import Roofline
-from jaxir.planning.targets import Target
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

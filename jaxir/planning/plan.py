@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxir.compile_cache import keep_no_more_programs
-from jaxir.costs import work
+from jaxir.costs import collectives, roofline, targets, work
+from jaxir.costs.collectives import Collective
 from jaxir.costs.hlo import Program
+from jaxir.costs.targets import Target
 from jaxir.errors import UserError
 from jaxir.features import Tokens
 from jaxir.interop.stored import EncoderSettings
@@ -23,13 +25,9 @@ from jaxir.planning import (
     advice,
     architecture,
     arithmetic,
-    collectives,
     devices,
     overlap,
-    roofline,
-    targets,
 )
-from jaxir.planning.collectives import Collective
 from jaxir.planning.program import (
     Compiled,
     Planned,
@@ -40,7 +38,6 @@ from jaxir.planning.program import (
     make_step,
 )
 from jaxir.planning.report import Memory, Plan, render
-from jaxir.planning.targets import Target
 from jaxir.training.memory import fit
 from jaxir.training.recipe import Recipe
 

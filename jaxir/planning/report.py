@@ -7,12 +7,12 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from jaxir.costs.collectives import Collective
+from jaxir.costs.roofline import Roofline
+from jaxir.costs.targets import Target
 from jaxir.costs.work import Work
-from jaxir.planning.collectives import Collective
 from jaxir.planning.overlap import Overlap
 from jaxir.planning.program import CompilerSettings
-from jaxir.planning.roofline import Roofline
-from jaxir.planning.targets import Target
 
 GIB = 2**30
 # As measured on the recipes with two encoders (docs/planning.md).

@@ -35,7 +35,7 @@ from jaxir.training.logs import Narrator, RunLog, timed
 from jaxir.training.marker import check_run_dir
 from jaxir.training.memory import device_memory, fit
 from jaxir.training.prefetch import prefetch
-from jaxir.training.profiling import Trace, ideal_seconds, steps_to_trace
+from jaxir.training.profiling import Trace, ideal_seconds, peak_memory, planned, steps_to_trace
 from jaxir.training.recipe import Recipe
 from jaxir.training.settings import agreed_settings
 from jaxir.training.suite import Suite, evaluators_of
@@ -240,6 +240,7 @@ def train(
             else:
                 compiled = compile_step(remat, objective)
             ideal = ideal_seconds(plan, objective, state, first, partitioner)
+            expected = planned(compiled, partitioner) if jax.process_index() == 0 else {}
         if evaluators:
             bench.objective = objective  # with the chunks that were found
             with timed("compiling the evaluation"):
@@ -301,6 +302,7 @@ def train(
                 values["step_seconds"] = batch_size / values["examples_per_second"]
                 if ideal is not None:
                     values["mfu"] = ideal / values["step_seconds"]
+                values |= peak_memory(jax.local_devices()) | expected
                 log.write(done, values)
                 narrator.tell(done, values)
 

@@ -1,21 +1,24 @@
-"""How well a run uses its chips: its MFU, and a trace of some steps, which XProf opens."""
+"""How well a run uses its chips: beside its MFU what a plan says, and a trace of steps, which XProf opens."""
 
 from __future__ import annotations
 
 import contextlib
 import re
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from jaxir.asides import temporary_directory
-from jaxir.costs import chips, work
+from jaxir.costs import chips, collectives, hlo, roofline, targets, work
 from jaxir.errors import UserError
 from jaxir.files import atomic_file
 from jaxir.objectives.objective import Objective
 from jaxir.partitioning import Partitioner
 from jaxir.training.logs import BOARD
+from jaxir.training.memory import memory_of
 from jaxir.training.state import Batch, Plan, TrainState, make_loss
 
 
@@ -39,6 +42,42 @@ def ideal_seconds(
             batch,
         )
     return flops / (chip.flops * partitioner.mesh.size)
+
+
+def planned(compiled: Any, partitioner: Partitioner) -> dict[str, float]:
+    """Returns what a plan says of a step, read from the program that runs: nothing is compiled for it.
+
+    Its memory on each device, GiB, and on TPUs the seconds of a step at full speed, with all at once and with
+    one thing after another (docs/planning.md). Programs for other devices call libraries and do not say what
+    these do.
+    """
+    try:
+        return _planned(compiled, partitioner)
+    except Exception as error:  # a program that cannot be read is not worth ending the run for
+        print(f"warning: no plan beside the measured figures: {error!r:.200}", file=sys.stderr)
+        return {}
+
+
+def _planned(compiled: Any, partitioner: Partitioner) -> dict[str, float]:
+    figures = {"planned/memory_gib": memory_of(compiled) / chips.GIB}
+    devices = list(partitioner.mesh.devices.flat)
+    target = targets.of_devices(devices)
+    if target is None or target.chip.kind != "tpu":
+        return figures
+    program = hlo.parse(compiled.as_text())
+    sent = collectives.read(program, partitioner.mesh)
+    least = roofline.estimate(work.compiled(program), sent, target, devices)
+    return figures | {
+        "planned/all_at_once_seconds": least.overlapped,
+        "planned/one_after_another_seconds": least.in_turn,
+    }
+
+
+def peak_memory(devices: Sequence[jax.Device]) -> dict[str, float]:
+    """Returns the most memory, GiB, that one of the devices has held so far; nothing where none counts it."""
+    peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in devices]
+    known = [peak for peak in peaks if peak is not None]
+    return {"peak_memory_gib": max(known) / chips.GIB} if known else {}
 
 
 def steps_to_trace(told: str | None, steps: int) -> tuple[int, int] | None:

@@ -5,10 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxir.costs import hlo
+from jaxir.costs import collectives, hlo
 from jaxir.losses.word_distributions import bag_of_words, js_divergences, js_softmax, log_normalised_sigmoid
 from jaxir.partitioning import MeshConfig
-from jaxir.planning import collectives
 
 pytestmark = pytest.mark.usefixtures("few_optimizations")
 

@@ -10,6 +10,7 @@ import jax
 import pytest
 
 from jaxir import expand
+from jaxir.costs import targets
 from jaxir.errors import UserError
 from jaxir.interop import stored
 from jaxir.interop.build import PretrainedSeq2Seq
@@ -19,7 +20,7 @@ from jaxir.models.decoding import Decoding
 from jaxir.models.seq2seq import Seq2SeqConfig
 from jaxir.models.t5 import T5Config
 from jaxir.partitioning import MeshConfig
-from jaxir.planning import architecture, decoding, devices, targets
+from jaxir.planning import architecture, decoding, devices
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 pytestmark = pytest.mark.usefixtures("few_optimizations")

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from jaxir.costs import hlo, work
+from jaxir.costs import hlo, roofline, targets, work
+from jaxir.costs.collectives import Collective
 from jaxir.errors import UserError
 from jaxir.interop.stored import EncoderSettings
 from jaxir.models.dual_encoder import DualEncoderConfig, Projection
@@ -18,8 +19,7 @@ from jaxir.models.t5 import T5Config
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.objectives.simcse import SimCSE
 from jaxir.partitioning import MeshConfig
-from jaxir.planning import activations, advice, plan, program, roofline, targets
-from jaxir.planning.collectives import Collective
+from jaxir.planning import activations, advice, plan, program
 from jaxir.training.memory import HEADROOM
 from jaxir.training.optimizers import Adafactor, AdamW
 from jaxir.training.recipe import Recipe

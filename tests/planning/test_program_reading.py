@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxir.costs import hlo, work
-from jaxir.planning import collectives
+from jaxir.costs import collectives, hlo, work
 
 B, E, F, INNER, OUTER = 8, 16, 32, 5, 3
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from jaxir.costs import targets
 from jaxir.costs.chips import CHIPS, SLICES
 from jaxir.errors import UserError
-from jaxir.planning import targets
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,19 @@
 import dataclasses
 import json
 import os
+import subprocess
+import sys
+import types
+from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import pytest
 from tiny_run import Hooked, pairs, run
 
 from jaxir.costs import chips
 from jaxir.errors import UserError
-from jaxir.training.profiling import steps_to_trace
+from jaxir.training.profiling import peak_memory, planned, steps_to_trace
 
 SETTINGS = {"steps": 6, "dev": None, "checkpoint_every": 6}
 
@@ -59,6 +64,88 @@ def test_a_run_traces_the_steps_it_is_told_to(tmp_path, capsys):
     lines = [line for plane in jax.profiler.ProfileData.from_file(str(file)).planes for line in plane.lines]
     names = [event.name for line in lines for event in line.events]
     assert names.count("CommonPjRtLoadedExecutable::Execute (jit_step)") == 2
+
+
+def test_the_log_has_planned_beside_measured_memory_and_nothing_that_is_not_known(tmp_path):
+    run(tmp_path / "run", **SETTINGS, log_every=3)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    logged = [line for line in lines if "loss" in line]
+    (memory,) = {line["planned/memory_gib"] for line in logged}
+    # Adam has two arrays like the parameters, whose rows two devices share, and a batch of 8 pairs is small.
+    parameters = 4 * (64 * 32 + 32 * 32 + 32)
+    assert 3 * parameters / 2 < memory * 2**30 < 60 * parameters
+    # CPUs count no memory, and no plan has times for them.
+    named = {name for line in logged for name in line if name.startswith(("planned/", "peak_memory", "mfu"))}
+    assert named == {"planned/memory_gib"}
+
+
+def test_the_most_that_a_device_has_held_is_its_backends_count():
+    """No device at hand counts, so these stand for some that do and one that does not."""
+    counts = [None, {"peak_bytes_in_use": 3 * 2**30}, {"bytes_limit": 1}, {"peak_bytes_in_use": 2**29}]
+    devices = [types.SimpleNamespace(memory_stats=lambda count=count: count) for count in counts]
+    assert peak_memory(devices) == {"peak_memory_gib": 3.0}
+    assert peak_memory(devices[::2]) == peak_memory(jax.devices()) == {}
+
+
+def test_a_program_that_cannot_be_read_does_not_end_the_run(capsys):
+    compiled = jax.jit(jnp.sum).lower(jnp.ones([3])).compile()
+    assert planned(compiled, None) == {}  # no mesh
+    assert capsys.readouterr().err.startswith("warning: no plan beside the measured figures: AttributeError")
+
+
+# Prints what a run logs beside its step, and the same figures of the plan, of one program.
+PLANNED_TWICE = """
+import json, sys
+from jaxir.costs import targets
+from jaxir.interop.stored import EncoderSettings
+from jaxir.models.dual_encoder import DualEncoderConfig
+from jaxir.models.t5 import T5Config
+from jaxir.objectives.contrastive import Contrastive
+from jaxir.partitioning import MeshConfig
+from jaxir.planning import devices, plan, program
+from jaxir.training import profiling
+from jaxir.training.optimizers import Adafactor
+from jaxir.training.recipe import Recipe
+
+target = targets.parse("v5e:2x4*2")
+chips = devices.get(target)
+backbone = T5Config(vocab_size=256, embed_dim=128, num_layers=1, num_heads=2, head_dim=64, mlp_dim=128)
+planned = program.Planned(
+    recipe=Recipe(
+        model=object(), objective=Contrastive(), data=None, optimizer=Adafactor(), steps=10, batch_size=64
+    ),
+    config=DualEncoderConfig(backbone=backbone),
+    settings=EncoderSettings(query_max_length=8, passage_max_length=16),
+    partitioner=MeshConfig(slices=2, fsdp=2).build(chips),
+)
+kept = []
+program.aside = lambda compile: kept.append(compile()) or kept[-1]
+made = plan.make(target, planned)
+print(json.dumps([
+    targets.of_devices(chips).name,
+    profiling.planned(*kept, planned.partitioner),
+    [made.memory.total / 2**30, made.roofline.overlapped, made.roofline.in_turn],
+]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not (Path(__file__).parents[2] / ".plan-tools").exists(), reason="no TPU compiler (make plan-tools)"
+)
+def test_what_a_run_logs_is_what_its_plan_says():
+    quick = {"JAX_EXEC_TIME_OPTIMIZATION_EFFORT": "-1.0", "JAX_OPTIMIZATION_LEVEL": "O1"}
+    env = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")} | quick
+    done = subprocess.run([sys.executable, "-c", PLANNED_TWICE], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    name, logged, (memory, overlapped, in_turn) = json.loads(done.stdout.splitlines()[-1])
+    assert name == "v5e:2x4*2"
+    assert logged == {
+        "planned/memory_gib": pytest.approx(memory, rel=0.01),
+        "planned/all_at_once_seconds": overlapped,
+        "planned/one_after_another_seconds": in_turn,
+    }
+    assert in_turn > overlapped > 0
 
 
 def test_a_run_that_stops_within_or_goes_on_after_has_no_trace_and_says_so(tmp_path, capsys):

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from jaxir.costs.collectives import Collective
+from jaxir.costs.targets import Target
 from jaxir.costs.work import Work
-from jaxir.planning.collectives import Collective
-from jaxir.planning.targets import Target
 
 
 class Roofline(NamedTuple):

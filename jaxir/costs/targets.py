@@ -1,13 +1,18 @@
-"""What a plan is made for: a TPU slice or a number of GPUs, by name."""
+"""What a plan is made for, or a run runs on: a TPU slice or a number of GPUs, by name."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from jaxir.costs.chips import CHIPS, SLICES, Chip
+from jaxir.costs.chips import CHIPS, SLICES, Chip, of_kind
 from jaxir.errors import UserError, suggest
+
+if TYPE_CHECKING:
+    import jax
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,6 +42,22 @@ class Target:
             return [parse(f"gpu:{self.count * k}x{self.chip.name}") for k in (2, 4, 8, 16)]
         found = [parse(f"{self.chip.name}:{shape}") for shape in SLICES[self.chip.name]]
         return [target for target in found if target.count > self.count]
+
+
+def of_devices(devices: Sequence[jax.Device]) -> Target | None:
+    """Returns what devices that are there make up: slices of one shape, or GPUs; None of unknown chips."""
+    chip, count = of_kind(devices[0].device_kind), len(devices)
+    if chip is None:
+        return None
+    if chip.kind == "gpu":
+        return Target(
+            name=f"gpu:{count}x{chip.name}", chip=chip, shape=(count,), slices=-(-count // chip.node)
+        )
+    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    places = zip(*(device.coords[: chip.torus] for device in devices), strict=True)
+    shape = tuple(max(along) - min(along) + 1 for along in places)
+    name = f"{chip.name}:{'x'.join(map(str, shape))}" + (f"*{slices}" if slices > 1 else "")
+    return Target(name=name, chip=chip, shape=shape, slices=slices)
 
 
 def parse(text: str) -> Target:
