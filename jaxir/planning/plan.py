@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxir.compile_cache import keep_no_more_programs
-from jaxir.costs import collectives, roofline, targets, work
+from jaxir.costs import collectives, overlap, roofline, targets, work
 from jaxir.costs.collectives import Collective
 from jaxir.costs.hlo import Program
 from jaxir.costs.targets import Target
@@ -26,7 +26,6 @@ from jaxir.planning import (
     architecture,
     arithmetic,
     devices,
-    overlap,
 )
 from jaxir.planning.program import (
     Compiled,

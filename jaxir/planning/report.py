@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from jaxir.costs.collectives import Collective
+from jaxir.costs.overlap import Overlap
 from jaxir.costs.roofline import Roofline
 from jaxir.costs.targets import Target
 from jaxir.costs.work import Work
-from jaxir.planning.overlap import Overlap
 from jaxir.planning.program import CompilerSettings
 
 GIB = 2**30

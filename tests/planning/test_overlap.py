@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from jaxir.costs import hlo, work
-from jaxir.planning import collectives, overlap, roofline, targets
+from jaxir.costs import collectives, hlo, overlap, roofline, targets, work
 
 V5E = targets.parse("v5e:2x2")
 SQUARE = [types.SimpleNamespace(coords=(x, y, 0)) for x in range(2) for y in range(2)]

@@ -15,10 +15,9 @@ from typing import NamedTuple
 import jax
 from jax.sharding import Mesh
 
-from jaxir.costs import work
+from jaxir.costs import collectives, roofline, work
 from jaxir.costs.hlo import Instruction, Program
-from jaxir.planning import collectives, roofline
-from jaxir.planning.targets import Target
+from jaxir.costs.targets import Target
 
 # Copies between HBM and the chip's own memory, which are under way while other things run.
 _COPIES = ("copy-start", "slice-start")
