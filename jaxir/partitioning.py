@@ -62,6 +62,7 @@ class MeshConfig:
       fsdp: devices over which the batch and the parameters are split (fully sharded data parallelism).
       tensor: devices over which heads and feed-forward units are split.
       rules: (logical axis, mesh axes) pairs that go before `DEFAULT_RULES`.
+      fused_attention: whether TPUs run attention as one kernel where it can be (docs/planning.md).
     """
 
     slices: Devices = 1
@@ -69,6 +70,7 @@ class MeshConfig:
     fsdp: Devices = 1
     tensor: Devices = 1
     rules: Rules = ()
+    fused_attention: bool = True
 
     def build(self, devices: Sequence[jax.Device] | None = None) -> Partitioner:
         """Lays `devices` (default: all) out as [slices, data, fsdp, tensor].
@@ -93,7 +95,8 @@ class MeshConfig:
                 raise UserError(f"rule for {name!r}: no mesh axis {wrong[0]!r}; there are {MESH_AXES}")
         grid = _lay_out(devices, sizes)
         types = (jax.sharding.AxisType.Auto,) * len(MESH_AXES)
-        return Partitioner(mesh=Mesh(grid, MESH_AXES, axis_types=types), rules=rules)
+        mesh = Mesh(grid, MESH_AXES, axis_types=types)
+        return Partitioner(mesh=mesh, rules=rules, fused_attention=self.fused_attention)
 
 
 def _axes(target: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -121,16 +124,23 @@ class Partitioner:
       mesh: the devices.
       rules: which mesh axes split a logical axis.
       stand_in: whether the devices only stand for others, as in a plan.
+      fused_attention: as MeshConfig has it.
     """
 
     mesh: Mesh
     rules: Rules = DEFAULT_RULES
     stand_in: bool = False
+    fused_attention: bool = True
 
     @property
     def on_cpu(self) -> bool:
         """Whether programs will run on this machine's CPU."""
         return not self.stand_in and self.mesh.devices.flat[0].platform == "cpu"
+
+    @property
+    def on_tpu(self) -> bool:
+        """Whether programs will run on TPUs, those of a plan too."""
+        return self.mesh.devices.flat[0].platform == "tpu"
 
     def spec(self, axes: Sequence[str | None], shape: Sequence[int] | None = None) -> PartitionSpec:
         """Returns the PartitionSpec of an array whose dimensions are named `axes`.

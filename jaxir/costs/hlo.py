@@ -21,6 +21,8 @@ _BYTES = {
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
 _NAME = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = ")
 _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\](\{[^}]*\})?")
+# What a kernel says of itself stands on lines of its own.
+_CONTINUED = re.compile(r"\n(?=\"|}+,)")
 _COMMENT = re.compile(r"/\*.*?\*/")
 
 
@@ -214,7 +216,7 @@ def parse(text: str) -> Program:
     """Reads the text of a compiled program (`compiled.as_text()`)."""
     computations: dict[str, dict[str, Instruction]] = {}
     entry, current = "", None
-    for line in text.splitlines():
+    for line in _CONTINUED.sub("", text).splitlines():
         if current is None or not line.startswith(" "):
             match = _COMPUTATION.match(line)
             if match and not line.startswith("HloModule"):

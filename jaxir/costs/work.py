@@ -186,6 +186,8 @@ def _subprograms(parameters: dict[str, Any]) -> Iterator[jax_core.Jaxpr]:
 
 
 def _flops(instruction: Instruction, types: dict[str, Instruction]) -> float:
+    if instruction.op == "custom-call":
+        return _said(instruction, r'"cost_estimate":\{"flops":"(\d+)"')
     if instruction.op == "dot":
         left = types[instruction.operands[0]].arrays[0].shape
         contracted = _numbers(instruction.attribute("lhs_contracting_dims"))
@@ -195,7 +197,15 @@ def _flops(instruction: Instruction, types: dict[str, Instruction]) -> float:
     return 0.0
 
 
+def _said(instruction: Instruction, pattern: str) -> float:
+    """Returns what a kernel says of its work, for what is inside cannot be read; 0 where it says nothing."""
+    match = re.search(pattern, instruction.attributes)
+    return float(match[1]) if match else 0.0
+
+
 def _vector(instruction: Instruction, types: dict[str, Instruction]) -> float:
+    if instruction.op == "custom-call":
+        return _said(instruction, r'"elementwise":"(\d+)"')
     if instruction.op in _VECTOR:
         return float(sum(a.size for a in instruction.arrays if a.shape))
     if instruction.op in ("reduce", "reduce-window"):

@@ -13,8 +13,8 @@ from beartype import beartype
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key, jaxtyped
 
-from jaxir.models import layers
-from jaxir.partitioning import constrain
+from jaxir.models import fused_attention, layers
+from jaxir.partitioning import constrain, in_force
 
 # Every key is this near, so that layers with a window and without can be one scanned block.
 NO_WINDOW = 2**30
@@ -259,8 +259,22 @@ def attention(
     if bias is not None and not bias_of_text and bias.shape[0] != 1:
         raise ValueError(f"a bias of {bias.shape[0]} texts: say bias_of_text=True")
     # A bias of each text would get no gradient from cuDNN.
-    fused = not dropped and not crossed and not bias_of_text and near is None
-    if fused and _cudnn_allows(query, key, bias):
+    plain = not crossed and not bias_of_text and start is None
+    if plain and fused_attention.takes(query, key, in_force()):
+        return fused_attention.attend(
+            query,
+            key,
+            value,
+            mask=mask,
+            bias=bias,
+            scale=scale,
+            causal=causal,
+            window=window,
+            dropout_rate=dropout_rate,
+            dropout_key=dropout_key if dropped else None,
+            partitioner=in_force(),
+        )
+    if plain and not dropped and near is None and _cudnn_allows(query, key, bias):
         # A row of padding alone attends to its first position, lest a softmax over nothing give NaN.
         lengths = jnp.maximum(mask.sum(-1, dtype=jnp.int32), 1)
         return jax.nn.dot_product_attention(

@@ -23,10 +23,15 @@ M = TypeVar("M", bound=nnx.Module)
 # How much of a block the backward pass computes anew: nothing, all but matrix products, or all; "auto" is
 # for training to choose, and nothing until it has.
 Remat = bool | Literal["products", "auto"]
+# The name of what fused attention gives, as large as what a product gives: kept, it runs once.
+FUSED = "fused_attention"
 # What `jax.checkpoint` keeps beside the inputs of a block, most of it first. Products of two activations,
 # those of attention, are no parameters' and grow with the square of the length: they are not kept.
 POLICIES: dict[Remat, Callable[..., bool]] = {
-    "products": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "products": jax.checkpoint_policies.save_from_both_policies(
+        jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+        jax.checkpoint_policies.save_only_these_names(FUSED),
+    ),
     True: jax.checkpoint_policies.nothing_saveable,
 }
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {

@@ -103,7 +103,8 @@ def make(target: Target, planned: Planned) -> Plan:
     seconds = time.monotonic() - start
     step, kept, compiled, done = tried
     program = compiled.program
-    with partitioner():
+    # What is inside a kernel cannot be differentiated.
+    with dataclasses.replace(partitioner, fused_attention=False)():
         useful_flops = work.differentiated(step.forward, step.trained, step.state, step.batch)
 
     memory = Memory(

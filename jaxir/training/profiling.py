@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
 import sys
 from collections.abc import Sequence
@@ -34,7 +35,8 @@ def ideal_seconds(
     if chip is None:
         return None
     loss_of = make_loss(plan, objective)
-    with partitioner():
+    # What is inside a kernel cannot be differentiated.
+    with dataclasses.replace(partitioner, fused_attention=False)():
         flops = work.differentiated(
             lambda trained, state, batch: loss_of(trained, state, batch, jax.random.key(0)),
             plan.trained(state.params, state.auxiliary),

@@ -1,0 +1,381 @@
+"""Kernels of attention for TPUs (Pallas): logits and weights [B, H, T, S] never leave the chip.
+
+They are for texts so short that all logits of a head lie in the chip's own memory at once; flash attention
+(Dao et al. 2022) makes its softmax in parts instead. The forward pass keeps the logarithm of each row's sum,
+[B, H, T]; the backward pass makes the weights again, has all gradients in one kernel, and adds up a bias's
+gradient over the texts where it lies.
+
+Keys stand before queries inside, [S, T]: maxima and sums then run from register to register, what they leave
+is compact, and fewer operands of products need turning. Heads that share a register's 128 lanes are read
+together; in products of one the others' lanes are 0, which costs nothing: a matrix unit is no narrower.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+LANES = 128
+# The logit of what is not seen; the sum of two is finite.
+_UNSEEN = -1e30
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """What is fixed of a call.
+
+    Attributes:
+      head_dim: K.
+      scale: factor of the logits.
+      causal: whether a position sees none after it.
+      windowed: whether a position sees none far away.
+      dropout_rate: probability with which a weight is dropped, each by itself.
+      interpret: whether to run on any machine, slowly, for tests.
+    """
+
+    head_dim: int
+    scale: float
+    causal: bool = False
+    windowed: bool = False
+    dropout_rate: float = 0.0
+    interpret: bool = False
+
+    @property
+    def near(self) -> bool:
+        """Whether what a position sees depends on the distance."""
+        return self.causal or self.windowed
+
+    @property
+    def group(self) -> int:
+        """Heads that are read together."""
+        return max(1, LANES // self.head_dim)
+
+    @property
+    def folded(self) -> float:
+        """The part of the scale by which queries can be multiplied without rounding."""
+        return self.scale if math.frexp(self.scale)[0] == 0.5 else 1.0
+
+    @property
+    def rest(self) -> float:
+        """The part of the scale by which logits are multiplied."""
+        return self.scale / self.folded
+
+
+def forward(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    bias: jax.Array | None,
+    lengths: jax.Array,
+    numbers: jax.Array,
+    kind: Kind,
+) -> tuple[jax.Array, jax.Array]:
+    """Attends on one device.
+
+    Args:
+      query: [B, L, H K], of a type that the matrix unit takes, as are the next two.
+      key: likewise.
+      value: likewise.
+      bias: float32 [H, S, T], key before query, or None.
+      lengths: int32 [B]: how many of a text's positions can be seen, at least 1.
+      numbers: int32 [5]: the two words of dropout's key, the places of the first text and of the first head
+        among all devices', and the window.
+      kind: the rest.
+
+    Returns:
+      [B, L, H K], and the logarithms of the rows' sums, float32 [B, H / group, group, L].
+    """
+    shape = _Shape(query, kind)
+    sums = jax.ShapeDtypeStruct((shape.batch, shape.groups, kind.group, shape.length), jnp.float32)
+    return shape.call(
+        _forward,
+        "attention_forward",
+        [
+            (numbers, _SMEM),
+            (lengths, _SMEM),
+            *((x, shape.rows()) for x in (query, key, value)),
+            *shape.bias(bias),
+        ],
+        [(query, shape.rows()), (sums, shape.sums())],
+        products=2,
+        operations=(6 + (bias is not None) + 9 * bool(kind.dropout_rate), 2 + kind.group),
+    )
+
+
+def backward(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    bias: jax.Array | None,
+    lengths: jax.Array,
+    numbers: jax.Array,
+    sums: jax.Array,
+    gradient: jax.Array,
+    kind: Kind,
+) -> tuple[jax.Array, ...]:
+    """Returns the gradients of query, key, value and, where there is one, bias: [H, S, T], of these texts.
+
+    Args:
+      query: as in `forward`, like all that is not named here.
+      key: likewise.
+      value: likewise.
+      bias: likewise.
+      lengths: likewise.
+      numbers: likewise.
+      sums: what `forward` returned.
+      gradient: of the result, [B, L, H K].
+      kind: likewise.
+    """
+    shape = _Shape(query, kind)
+    rows = [(x, shape.rows()) for x in (query, key, value, gradient)]
+    return shape.call(
+        _backward,
+        "attention_backward",
+        [(numbers, _SMEM), (lengths, _SMEM), *rows, (sums, shape.sums()), *shape.bias(bias)],
+        [*rows[:3], *shape.bias(bias, buffers=2)],
+        products=5,
+        operations=(9 + 2 * (bias is not None) + 10 * bool(kind.dropout_rate), 6 + 4 * kind.group),
+    )
+
+
+_SMEM = pl.BlockSpec(memory_space=pltpu.SMEM)
+
+
+class _Shape:
+    """How a call is cut: a program for some texts and the heads of a group, texts after one another."""
+
+    def __init__(self, query: jax.Array, kind: Kind):
+        self.batch, self.length, width = query.shape
+        self.kind, self.heads = kind, width // kind.head_dim
+        self.groups = self.heads // kind.group
+        # Blocks so large that transfers are quick, of which two each fit into 16 MiB, all that a v4 has.
+        most = max(1, (2048 if self.length <= 256 else 1024) // self.length)
+        self.texts = max(n for n in range(1, min(most, self.batch) + 1) if self.batch % n == 0)
+
+    def rows(self) -> pl.BlockSpec:
+        width = self.kind.group * self.kind.head_dim
+        return pl.BlockSpec((self.texts, self.length, width), lambda g, b: (b, 0, g))
+
+    def sums(self) -> pl.BlockSpec:
+        return pl.BlockSpec((self.texts, None, self.kind.group, self.length), lambda g, b: (b, g, 0, 0))
+
+    def bias(self, bias: jax.Array | None, buffers: int = 1) -> list[tuple[jax.Array, pl.BlockSpec]]:
+        # The same for all texts: to read it, a second buffer would be of use once a group.
+        block = (self.kind.group, self.length, self.length)
+        spec = pl.BlockSpec(block, lambda g, b: (g, 0, 0), pipeline_mode=pl.Buffered(buffers))
+        return [] if bias is None else [(bias, spec)]
+
+    def call(
+        self,
+        body: Callable[..., None],
+        name: str,
+        arguments: list[tuple[jax.Array, pl.BlockSpec]],
+        results: list[tuple[Any, pl.BlockSpec]],
+        *,
+        products: int,
+        operations: tuple[int, int],
+    ) -> list[jax.Array]:
+        """Runs a kernel, and says to the compiler and to plans what it does.
+
+        Args:
+          body: the kernel.
+          name: in programs and profiles.
+          arguments: with their blocks.
+          results: what has their shapes and types, with their blocks.
+          products: between [L, K] and [L, L], for each head of a text.
+          operations: elementwise ones, as `jaxir.costs` counts them: for each logit, and for each number of a
+            query.
+        """
+        kind, length = self.kind, self.length
+        numbers = self.batch * length * self.heads * kind.head_dim
+        logits = numbers // kind.head_dim * length
+        for_each_logit, for_each_number = operations
+        for_each_logit += kind.near + (kind.rest != 1.0)
+        moved = sum(math.prod(x.shape) * x.dtype.itemsize for x, _ in (*arguments, *results))
+        return pl.pallas_call(
+            functools.partial(body, kind, len(arguments)),
+            name=name,
+            grid=(self.groups, self.batch // self.texts),
+            in_specs=[spec for _, spec in arguments],
+            out_specs=[spec for _, spec in results],
+            out_shape=[jax.ShapeDtypeStruct(array.shape, array.dtype) for array, _ in results],
+            scratch_shapes=[pltpu.VMEM((length, length), jnp.float32)] if kind.near else [],
+            interpret=kind.interpret,
+            # Texts in their order, for a bias's gradient is added up over them.
+            compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
+            cost_estimate=pl.CostEstimate(
+                flops=2 * products * logits * kind.head_dim, transcendentals=logits, bytes_accessed=moved
+            ),
+            metadata={"elementwise": str(logits * for_each_logit + numbers * for_each_number)},
+        )(*(array for array, _ in arguments))
+
+
+def _forward(kind: Kind, inputs: int, *refs) -> None:
+    numbers, lengths, query, key, value, bias = (*refs[:inputs], None)[:6]
+    out, sums, *near = refs[inputs:]
+    part = _Part(kind, numbers, lengths, query, bias, near)
+
+    def text(i: Any) -> None:
+        q, k, turned = query[i], key[i], value[i].T
+        seen, mixed = part.seen(i), []
+        for h in range(kind.group):
+            logits = part.logits(k, part.own(q, h, kind.folded), h, seen)
+            most = logits.max(axis=0, keepdims=True)
+            weights = jnp.exp(logits - most)
+            total = weights.sum(axis=0, keepdims=True)
+            sums[i, h : h + 1] = most + jnp.log(total)
+            if kind.dropout_rate:
+                weights = jnp.where(part.kept(i, h), weights, 0.0)
+            of_head = turned[h * kind.head_dim : (h + 1) * kind.head_dim]
+            mixed.append(_dot(of_head, weights.astype(of_head.dtype)) / total)
+        mixed = jnp.concatenate(mixed, axis=0).T
+        out[i] = (mixed * part.spared if kind.dropout_rate else mixed).astype(out.dtype)
+
+    part.each(text)
+
+
+def _backward(kind: Kind, inputs: int, *refs) -> None:
+    numbers, lengths, query, key, value, gradient, sums, bias = (*refs[:inputs], None)[:8]
+    of_query, of_key, of_value, *refs = refs[inputs:]
+    of_bias, *near = (None, *refs) if bias is None else refs
+    part = _Part(kind, numbers, lengths, query, bias, near)
+    if of_bias is not None:
+
+        @pl.when(part.first)
+        def _():
+            of_bias[...] = jnp.zeros_like(of_bias)
+
+    def text(i: Any) -> None:
+        q, k, v, g = query[i], key[i], value[i], gradient[i]
+        seen, turned = part.seen(i), k.T
+        d_query, d_key, d_value = [], 0.0, 0.0
+        for h in range(kind.group):
+            own, own_g = part.own(q, h, kind.folded), part.own(g, h)
+            weights = jnp.exp(part.logits(k, own, h, seen) - sums[i, h : h + 1])
+            d_weights, used = _dot(v, own_g, turned=True), weights
+            if kind.dropout_rate:
+                kept = part.kept(i, h)
+                d_weights, used = jnp.where(kept, d_weights, 0.0), jnp.where(kept, weights, 0.0)
+            d_value += _dot(used.astype(v.dtype), own_g)
+            d_logits = weights * (d_weights - (weights * d_weights).sum(axis=0, keepdims=True))
+            if of_bias is not None:
+                of_bias[h] += d_logits
+            d_logits = d_logits.astype(q.dtype)
+            d_key += _dot(d_logits, own)
+            d_query.append(_dot(turned[h * kind.head_dim : (h + 1) * kind.head_dim], d_logits))
+        of_query[i] = (jnp.concatenate(d_query, axis=0).T * (part.spared * kind.scale)).astype(q.dtype)
+        of_key[i] = (d_key * (part.spared * kind.rest)).astype(k.dtype)
+        of_value[i] = (d_value * part.spared).astype(v.dtype)
+
+    part.each(text)
+
+
+class _Part:
+    """What both kernels do: the texts and heads of a program, one by one."""
+
+    def __init__(self, kind: Kind, numbers, lengths, query, bias, near):
+        self.kind, self.numbers, self.lengths, self.bias, self.near = kind, numbers, lengths, bias, near
+        self.texts, self.length, self.width = query.shape
+        self.first_head, self.first_text = pl.program_id(0) * kind.group, pl.program_id(1) * self.texts
+        self.first = pl.program_id(1) == 0
+        self.spared = 1.0 / (1.0 - kind.dropout_rate)
+        if kind.near:
+            pl.when(self.first)(self._write_near)
+
+    def each(self, text: Callable[[Any], None]) -> None:
+        """Has several short texts in each turn, so that there is always something to do."""
+        at_once = max(n for n in (1, 2, 4) if self.texts % n == 0 and (n == 1 or n * self.length <= 256))
+
+        def turn(i: jax.Array, _: None) -> None:
+            for j in range(at_once):
+                text(i * at_once + j)
+
+        jax.lax.fori_loop(0, self.texts // at_once, turn, None)
+
+    def own(self, x: jax.Array, head: int, factor: float = 1.0) -> jax.Array:
+        """Returns [L, group K] with zeros for the other heads."""
+        if self.kind.group == 1:
+            return x if factor == 1.0 else x * jnp.asarray(factor, x.dtype)
+        lane = _places((1, self.width), 1)
+        first = head * self.kind.head_dim
+        inside = (lane >= first) & (lane < first + self.kind.head_dim)
+        return x * jnp.where(inside, factor, 0.0).astype(x.dtype)
+
+    def seen(self, i: Any) -> jax.Array:
+        """Returns [S, 1]: 0 for a text's own positions, else what hides them."""
+        return jnp.where(_places((self.length, 1), 0) < self.lengths[self.first_text + i], 0.0, _UNSEEN)
+
+    def logits(self, key: jax.Array, query: jax.Array, head: int, seen: jax.Array) -> jax.Array:
+        """Returns [S, T]."""
+        logits = _dot(key, query, turned=True)
+        if self.kind.rest != 1.0:
+            logits *= self.kind.rest
+        if self.bias is not None:
+            logits += self.bias[head]
+        if self.kind.near:
+            logits += self.near[0][...]
+        return logits + seen
+
+    def _write_near(self) -> None:
+        shape = (self.length, self.length)
+        distance = _places(shape, 1) - _places(shape, 0)
+        near = distance >= 0 if self.kind.causal else None
+        if self.kind.windowed:
+            inside = jnp.abs(distance) <= self.numbers[4]
+            near = inside if near is None else near & inside
+        self.near[0][...] = jnp.where(near, 0.0, _UNSEEN)
+
+    def kept(self, i: Any, head: int) -> jax.Array:
+        """Returns whether weights [S, T] are kept: the same on any mesh and in both passes."""
+        text, of = self.numbers[2] + self.first_text + i, self.numbers[3] + self.first_head + head
+        return kept(self.numbers[0], self.numbers[1], text, of, self.length, self.kind.dropout_rate)
+
+
+def kept(
+    key0: jax.Array, key1: jax.Array, text: jax.Array, head: jax.Array, length: int, rate: float
+) -> jax.Array:
+    """Returns whether weights [S, T] of a head of a text are kept, each with probability 1 - rate.
+
+    By sixteen bits for each weight, to which `rate` is rounded, of a hash of its place: any part can be made
+    anywhere. JAX's own generator would take longer than all else in a kernel.
+
+    Args:
+      key0: int32 [], of the key.
+      key1: likewise.
+      text: int32 [], place of the text in the batch.
+      head: int32 [].
+      length: S = T, even.
+      rate: probability of the others.
+    """
+    one = _mixed(_mixed(_mixed(text ^ key0) ^ key1) + head)
+    other = _mixed(one ^ key1)
+    shape = (length // 2, length)
+    place = _places(shape, 0) * length + _places(shape, 1)
+    bits = _mixed(place ^ one, other)
+    halves = jnp.concatenate([bits & 0xFFFF, jax.lax.shift_right_logical(bits, 16)], axis=0)
+    return halves >= round(rate * 2**16)
+
+
+def _mixed(x: jax.Array, other: jax.Array | int = 0) -> jax.Array:
+    """Hashes int32 numbers, so that all bits depend on all of x's (Wellons's lowbias32 where other is 0)."""
+    x ^= jax.lax.shift_right_logical(x, 16)
+    x *= 0x7FEB352D
+    x ^= jax.lax.shift_right_logical(x, 15)
+    x = (x + other) * (0x846CA68B - 2**32)
+    return x ^ jax.lax.shift_right_logical(x, 16)
+
+
+def _places(shape: tuple[int, int], dimension: int) -> jax.Array:
+    return jax.lax.broadcasted_iota(jnp.int32, shape, dimension)
+
+
+def _dot(left: jax.Array, right: jax.Array, *, turned: bool = False) -> jax.Array:
+    """Returns the product in float32, of the right operand turned over if so."""
+    contracted = ((1,), (1 if turned else 0,))
+    return jax.lax.dot_general(left, right, (contracted, ((), ())), preferred_element_type=jnp.float32)

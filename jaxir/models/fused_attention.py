@@ -1,0 +1,156 @@
+"""Attention by the kernels of `attention_kernel.py`: differentiable, and split over a mesh as models are."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import Mesh, PartitionSpec
+
+from jaxir.models import attention_kernel, layers
+from jaxir.models.attention_kernel import LANES, Kind
+from jaxir.partitioning import Partitioner
+
+# The longest text of which a head's logits, in float32 and several times, fit into a chip's memory.
+_LONGEST = 512
+
+
+class _Where(NamedTuple):
+    """The devices, the mesh axes that split the batch, and those that split the heads."""
+
+    mesh: Mesh
+    batch: tuple[str, ...]
+    heads: tuple[str, ...]
+
+    def size(self, axes: tuple[str, ...]) -> int:
+        return int(np.prod([self.mesh.shape[axis] for axis in axes], dtype=int))
+
+
+def takes(query: jax.Array, key: jax.Array, partitioner: Partitioner | None) -> bool:
+    """Whether the kernels do what `attention` is asked for texts that attend to themselves.
+
+    Args:
+      query: [B, L, H, K].
+      key: [B, S, G, K].
+      partitioner: the mesh for which the program is made: the machine that traces it may be another.
+    """
+    if partitioner is None or not partitioner.fused_attention or not partitioner.on_tpu:
+        return False
+    _, length, heads, head_dim = query.shape
+    where = _where(partitioner, query.shape)
+    together = max(1, LANES // head_dim)
+    return (
+        query.dtype == jnp.bfloat16
+        and key.shape == query.shape
+        and length % 16 == 0
+        and length <= _LONGEST
+        and (head_dim * together) % LANES == 0
+        and heads // where.size(where.heads) % together == 0
+    )
+
+
+def attend(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    *,
+    mask: jax.Array,
+    bias: jax.Array | None,
+    scale: float,
+    causal: bool,
+    window: int | jax.Array | None,
+    dropout_rate: float,
+    dropout_key: jax.Array | None,
+    partitioner: Partitioner,
+) -> jax.Array:
+    """Does what `attention` does, where `takes` says so. Arguments are as there; the bias is [1, H, L, L].
+
+    The gradient of a bias is added up in float32 over a device's texts, then over devices.
+    """
+    shape = query.shape
+    kind = Kind(
+        head_dim=shape[3],
+        scale=scale,
+        causal=causal,
+        windowed=window is not None,
+        dropout_rate=dropout_rate if dropout_key is not None else 0.0,
+        interpret=partitioner.on_cpu,
+    )
+    words = jnp.zeros((2,), jnp.int32)
+    if kind.dropout_rate:
+        words = jax.lax.bitcast_convert_type(jax.random.bits(dropout_key, (2,)), jnp.int32)
+    numbers = jnp.concatenate([words, jnp.asarray(0 if window is None else window, jnp.int32)[None]])
+    lengths = jnp.maximum(mask.sum(-1, dtype=jnp.int32), 1)
+    turned = None if bias is None else bias[0].astype(jnp.float32).swapaxes(1, 2)
+    flat = (x.reshape(*shape[:2], -1) for x in (query, key, value))
+    return _attend(kind, _where(partitioner, shape), *flat, turned, lengths, numbers).reshape(shape)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _attend(kind, where, query, key, value, bias, lengths, numbers):
+    return _forward(kind, where, query, key, value, bias, lengths, numbers)[0]
+
+
+def _forward(kind, where, query, key, value, bias, lengths, numbers):
+    def run(query, key, value, bias, lengths, numbers):
+        numbers = _placed(where, kind, query, numbers)
+        return attention_kernel.forward(query, key, value, bias, lengths, numbers, kind)
+
+    rows, of_bias, texts, sums = _specs(where)
+    specs = (rows, rows, rows, of_bias, texts, PartitionSpec())
+    out, sums = _on(where, run, specs, (rows, sums))(query, key, value, bias, lengths, numbers)
+    out, sums = checkpoint_name(out, layers.FUSED), checkpoint_name(sums, layers.FUSED)
+    return out, (query, key, value, bias, lengths, numbers, sums)
+
+
+def _backward(kind, where, kept, gradient):
+    def run(query, key, value, bias, lengths, numbers, sums, gradient):
+        numbers = _placed(where, kind, query, numbers)
+        found = attention_kernel.backward(query, key, value, bias, lengths, numbers, sums, gradient, kind)
+        if bias is None:
+            return *found, None
+        of_bias = found[3] / (1.0 - kind.dropout_rate)
+        return *found[:3], jax.lax.psum(of_bias, where.batch) if where.batch else of_bias
+
+    rows, of_bias, texts, sums = _specs(where)
+    specs = (rows, rows, rows, of_bias, texts, PartitionSpec(), sums, rows)
+    return *_on(where, run, specs, (rows, rows, rows, of_bias))(*kept, gradient), None, None
+
+
+_attend.defvjp(_forward, _backward)
+
+
+def _where(partitioner: Partitioner, shape: tuple[int, ...]) -> _Where:
+    spec = partitioner.spec(("batch", "length", "heads", "kv"), shape)
+    batch, heads = (
+        tuple(n for n in ((part,) if isinstance(part, str) else part or ()) if partitioner.mesh.shape[n] > 1)
+        for part in (spec[0], spec[2])
+    )
+    return _Where(partitioner.mesh, batch, heads)
+
+
+def _specs(where: _Where) -> tuple[PartitionSpec, ...]:
+    """Returns those of [B, L, H K], of a bias [H, S, T], of [B] and of sums [B, H / group, group, L]."""
+    batch, heads = where.batch or None, where.heads or None
+    return (
+        PartitionSpec(batch, None, heads),
+        PartitionSpec(heads, None, None),
+        PartitionSpec(batch),
+        PartitionSpec(batch, heads, None, None),
+    )
+
+
+def _on(where: _Where, run: Callable[..., Any], ins: Any, outs: Any) -> Callable[..., Any]:
+    return jax.shard_map(run, mesh=where.mesh, in_specs=ins, out_specs=outs, check_vma=False)
+
+
+def _placed(where: _Where, kind: Kind, query: jax.Array, numbers: jax.Array) -> jax.Array:
+    """Returns a kernel's numbers: of the key, the places of this device's first text and head, the window."""
+    first_text = jax.lax.axis_index(where.batch) * query.shape[0] if where.batch else 0
+    heads = query.shape[2] // kind.head_dim
+    first_head = jax.lax.axis_index(where.heads) * heads if where.heads else 0
+    places = jnp.stack([jnp.asarray(first_text, jnp.int32), jnp.asarray(first_head, jnp.int32)])
+    return jnp.concatenate([numbers[:2], places, numbers[2:]])

@@ -1,0 +1,289 @@
+"""The TPU kernels of attention, interpreted: values and gradients against the definition, on meshes too."""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxir.costs import work
+from jaxir.models import attention_kernel, fused_attention
+from jaxir.models.attention import attention
+from jaxir.models.attention_kernel import Kind
+from jaxir.models.t5 import T5Config
+from jaxir.partitioning import MeshConfig, Partitioner
+
+pytestmark = pytest.mark.usefixtures("few_optimizations")
+
+RNG = np.random.default_rng(0)
+ROWS, LENGTH, HEADS = 4, 16, 4
+# Padding for one text of a device and not for the other, and a text of one token.
+MASK = np.arange(LENGTH)[None] < np.array([16, 9, 1, 12])[:, None]
+KEY = jax.random.key(7)
+
+
+def normal(*shape: int) -> np.ndarray:
+    return RNG.normal(size=shape).astype(np.float32)
+
+
+def definition(query, key, value, bias=None, *, scale, causal=False, window=None, kept=None, rate=0.0):
+    """[B, L, H, K], with weights written out in float32; `kept` [B, H, T, S] says what dropout leaves."""
+    query, key, value = (x.astype(jnp.float32) for x in (query, key, value))
+    logits = scale * jnp.einsum("bthk,bshk->bhts", query, key)
+    logits = logits if bias is None else logits + bias
+    distance = jnp.arange(LENGTH)[:, None] - jnp.arange(LENGTH)[None]
+    near = jnp.ones_like(distance, bool) if window is None else abs(distance) <= window
+    near = near & (distance >= 0) if causal else near
+    weights = jax.nn.softmax(jnp.where(MASK[:, None, None] & near[None, None], logits, -1e9), axis=-1)
+    weights = weights if kept is None else jnp.where(kept, weights / (1.0 - rate), 0.0)
+    return jnp.einsum("bhts,bshk->bthk", weights, value)
+
+
+def what_is_kept(rate: float) -> jax.Array:
+    """[B, H, T, S] of KEY, text by text and head by head."""
+    words = jax.lax.bitcast_convert_type(jax.random.bits(KEY, (2,)), jnp.int32)
+    one = functools.partial(attention_kernel.kept, *words, length=LENGTH, rate=rate)
+    many = jax.vmap(jax.vmap(one, (None, 0)), (0, None))
+    return many(jnp.arange(ROWS), jnp.arange(HEADS)).swapaxes(2, 3)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def with_gradients(function, arrays, cotangent):
+    """The value at real positions, and all gradients with cotangents there alone: others have no meaning."""
+    value, back = jax.vjp(function, *arrays)
+    real = MASK[:, :, None, None]
+    return jnp.where(real, value, 0), *back(jnp.where(real, cotangent, 0).astype(value.dtype))
+
+
+ONE, BATCH, BOTH = {}, {"fsdp": 2, "data": 2}, {"tensor": 2, "data": 2}
+CASES = {
+    "t5": ({"scale": 1.0, "has_bias": True}, ONE),
+    "t5, sharded": ({"scale": 1.0, "has_bias": True}, BOTH),
+    "bert": ({"scale": 0.125, "rate": 0.3}, ONE),
+    "bert, sharded": ({"scale": 0.125, "rate": 0.3}, BOTH),
+    "minilm": ({"scale": 32**-0.5, "dim": 32}, BATCH),
+    "modernbert": ({"scale": 0.125, "window": 3}, BATCH),
+    "wide": ({"scale": 0.3, "has_bias": True, "dim": 128, "rate": 0.3, "causal": True, "window": 5}, BOTH),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_values_and_gradients_are_the_definitions(case):
+    (how, mesh), rate = CASES[case], CASES[case][0].get("rate", 0.0)
+    has_bias, dim = how.get("has_bias", False), how.get("dim", 64)
+    arrays = [jnp.asarray(normal(ROWS, LENGTH, HEADS, dim)) for _ in range(3)]
+    arrays[0] *= 0.3
+    arrays += [jnp.asarray(normal(1, HEADS, LENGTH, LENGTH))] if has_bias else []
+    cotangent = jnp.asarray(normal(*arrays[0].shape))
+    more = {k: v for k, v in how.items() if k not in ("has_bias", "dim")}
+    expected = functools.partial(definition, kept=what_is_kept(rate) if rate else None, **more)
+    partitioner = MeshConfig(**mesh).build(jax.devices()[: 4 if mesh else 1])
+
+    def found(query, key, value, bias=None):
+        return fused_attention.attend(
+            query,
+            key,
+            value,
+            mask=jnp.asarray(MASK),
+            bias=bias,
+            scale=how["scale"],
+            causal=how.get("causal", False),
+            window=jnp.int32(how["window"]) if "window" in how else None,
+            dropout_rate=rate,
+            dropout_key=KEY if rate else None,
+            partitioner=partitioner,
+        )
+
+    wanted = with_gradients(expected, arrays, cotangent)
+    got = with_gradients(found, arrays, cotangent)
+    # Each is a sum of at most 16 x 128 float32 numbers of size 1, of texts and of devices.
+    for name, a, b in zip(("out", "query", "key", "value", "bias"), got, wanted, strict=False):
+        assert np.abs(b).max() > 0.1, name
+        np.testing.assert_allclose(a, b, atol=2e-5, rtol=1e-5, err_msg=name)
+    assert len(got) == len(wanted) == 4 + has_bias
+    if rate:
+        without, *_ = with_gradients(functools.partial(definition, **more), arrays, cotangent)
+        assert np.abs(without - got[0]).max() > 0.1
+
+
+@pytest.fixture
+def as_on_tpus(monkeypatch):
+    """Takes the kernels on this CPU, where they are interpreted."""
+    monkeypatch.setattr(Partitioner, "on_tpu", True)
+
+
+def test_bfloat16_is_as_near_as_attention_written_out(as_on_tpus):
+    arrays = [jnp.asarray(normal(ROWS, LENGTH, HEADS, 64), jnp.bfloat16) for _ in range(3)]
+    arrays += [jnp.asarray(normal(1, HEADS, LENGTH, LENGTH))]
+    cotangent = jnp.asarray(normal(*arrays[0].shape))
+    shared = {"mask": jnp.asarray(MASK), "scale": 0.125}
+
+    def run(query, key, value, bias, *, partitioner):
+        with partitioner():
+            return attention(query, key, value, bias=bias, **shared)
+
+    wanted = with_gradients(functools.partial(definition, scale=0.125), arrays, cotangent)
+    fused = MeshConfig(**BOTH).build()
+    by_kernel, by_xla = (
+        with_gradients(functools.partial(run, partitioner=p), arrays, cotangent)
+        for p in (fused, dataclasses.replace(fused, fused_attention=False))
+    )
+    assert any(np.any(np.asarray(a) != np.asarray(b)) for a, b in zip(by_kernel, by_xla, strict=True))
+    for a, b, c in zip(by_kernel, by_xla, wanted, strict=True):
+        assert a.dtype == b.dtype
+        off = [np.linalg.norm(np.asarray(x, np.float32) - np.asarray(c, np.float32)) for x in (a, b)]
+        assert 0 < off[0] < 1.25 * off[1]
+        assert off[1] < 2**-7 * np.linalg.norm(np.asarray(c, np.float32))  # eight bits
+
+
+def test_an_encoder_trains_with_them_under_any_rematerialisation(as_on_tpus):
+    """T5 on a mesh that splits texts and heads, against attention written out."""
+    ids = jnp.asarray(np.where(MASK, RNG.integers(1, 50, MASK.shape), 0), jnp.int32)
+    whole = MeshConfig(**BOTH).build()
+
+    def of(remat, partitioner, key=None):
+        config = T5Config(
+            vocab_size=50, embed_dim=32, num_layers=2, num_heads=HEADS, head_dim=64, mlp_dim=64,
+            dtype="bfloat16", remat=remat, scan_layers=True,
+        )  # fmt: skip
+        graphdef, params = nnx.split(config.make(rngs=nnx.Rngs(0)), nnx.Param)[:2]
+
+        def loss(params):
+            with partitioner():
+                y = nnx.merge(graphdef, params)(ids, key=key)
+            return jnp.where(MASK[..., None], y.astype(jnp.float32), 0).var()
+
+        return jax.value_and_grad(loss), params
+
+    def kernels(remat, partitioner):
+        function, params = of(remat, partitioner)
+        return len(list(kernels_in(jax.make_jaxpr(function)(params).jaxpr)))
+
+    # Forwards, once more where that is computed anew, and backwards, in the bodies of scans over the layers.
+    assert [kernels(remat, whole) for remat in (False, "products", True)] == [2, 2, 3]
+    written_out = dataclasses.replace(whole, fused_attention=False)
+    assert kernels(True, written_out) == 0
+    found, expected = (
+        jax.jit(function)(params) for function, params in (of("products", whole), of(True, written_out))
+    )
+    assert float(found[0]) == pytest.approx(float(expected[0]), rel=0.01)
+    for (path, a), b in zip(jax.tree.leaves_with_path(found[1]), jax.tree.leaves(expected[1]), strict=True):
+        scale = np.abs(b).max()
+        assert scale > 0, path
+        np.testing.assert_allclose(a / scale, b / scale, atol=0.05, err_msg=str(path))
+
+
+def kernels_in(jaxpr):
+    """Yields the kernels' equations."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "pallas_call":
+            yield equation
+        else:
+            for inner in work._subprograms(equation.params):
+                yield from kernels_in(inner)
+
+
+def test_what_is_dropped_is_as_good_as_random():
+    """Of 2^16 weights the rate, in no row or column more; no text, head or key is like another."""
+    rate, length = 0.1, 256
+    kept = jax.jit(lambda *at: attention_kernel.kept(*map(jnp.int32, at), length, rate))
+    places = ((1, 2, 0, 0), (1, 2, 0, 1), (1, 2, 1, 0), (3, 2, 0, 0), (1, 3, 0, 0))
+    masks = [np.asarray(kept(*at)) for at in places]
+    for mask in masks:
+        deviation = math.sqrt(rate * (1 - rate) / length)
+        assert mask.mean() == pytest.approx(1 - rate, abs=5 * deviation / math.sqrt(length))
+        for axis in (0, 1):
+            means = mask.mean(axis)
+            assert np.abs(means - (1 - rate)).max() < 5 * deviation
+            assert means.std() == pytest.approx(deviation, rel=0.25)
+        pairs = [(np.roll(mask, by, axis), mask) for axis in (0, 1) for by in (1, 2, length // 2)]
+        pairs += [(other, mask) for other in masks if other is not mask] + [(mask.T, mask)]
+        for a, b in pairs:
+            assert abs(np.corrcoef(a.ravel(), b.ravel())[0, 1]) < 5 / length
+
+
+@pytest.mark.parametrize(
+    ("shape", "more", "taken"),
+    [
+        ((4, 64, 4, 64), {}, True),
+        ((4, 512, 2, 128), {}, True),
+        ((4, 64, 8, 32), {}, True),
+        ((4, 64, 4, 64), {"dtype": jnp.float32}, False),
+        ((4, 64, 4, 64), {"kv_heads": 2}, False),
+        ((4, 64, 4, 64), {"fused": False}, False),
+        ((4, 1024, 4, 64), {}, False),
+        ((4, 40, 4, 64), {}, False),
+        ((4, 64, 4, 80), {}, False),
+        ((4, 64, 2, 64), {}, False),  # one head a device: half of a register
+    ],
+)
+def test_what_they_take(as_on_tpus, shape, more, taken):
+    partitioner = MeshConfig(tensor=2, fused_attention=more.get("fused", True)).build()
+    query = jax.ShapeDtypeStruct(shape, more.get("dtype", jnp.bfloat16))
+    key = jax.ShapeDtypeStruct((*shape[:2], more.get("kv_heads", shape[2]), shape[3]), query.dtype)
+    assert fused_attention.takes(query, key, partitioner) == taken
+
+
+def test_no_kernel_on_other_machines():
+    query = jax.ShapeDtypeStruct((4, 64, 4, 64), jnp.bfloat16)
+    assert not fused_attention.takes(query, query, MeshConfig().build())
+    assert not fused_attention.takes(query, query, None)
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize(
+    ("length", "has_bias", "more"),
+    [
+        (256, True, {}),
+        (64, True, {}),
+        (128, False, {"windowed": True, "scale": 0.3}),
+        (256, False, {"dropout_rate": 0.1}),
+    ],
+)
+def test_they_say_what_they_do(length, has_bias, more, backward):
+    """Plans take a kernel's word for its work (`jaxir.costs`): here against what is traced of it."""
+    texts, heads, dim = 16, 4, 64
+    kind = Kind(head_dim=dim, **({"scale": 1.0} | more))
+    x = jax.ShapeDtypeStruct((texts, length, heads * dim), jnp.bfloat16)
+    bias = jax.ShapeDtypeStruct((heads, length, length), jnp.float32) if has_bias else None
+    integers = [jax.ShapeDtypeStruct((n,), jnp.int32) for n in (texts, 5)]
+    sums = jax.ShapeDtypeStruct((texts, heads // 2, 2, length), jnp.float32)
+    function, rest = (attention_kernel.backward, (sums, x)) if backward else (attention_kernel.forward, ())
+    jaxpr = jax.make_jaxpr(functools.partial(function, kind=kind))(x, x, x, bias, *integers, *rest).jaxpr
+    (kernel,) = kernels_in(jaxpr)
+    products, elementwise = traced(kernel.params["jaxpr"])
+    programs = math.prod(kernel.params["grid_mapping"].grid)
+    said = kernel.params["cost_estimate"]
+    # Of two heads side by side each has products as wide as both, but for those that are read turned.
+    wide = (4 + 5) / 5 if backward else 3 / 2
+    assert said.flops * wide == programs * products
+    assert said.flops == 2 * (5 if backward else 2) * texts * heads * length**2 * dim
+    assert int(kernel.params["metadata"]["elementwise"]) == pytest.approx(programs * elementwise, rel=0.03)
+    arguments = (x, x, x, bias, *integers, *rest)
+    results = jax.eval_shape(functools.partial(function, kind=kind), *arguments)
+    moved = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves((arguments, results)))
+    assert said.bytes_accessed == moved
+
+
+def traced(jaxpr) -> tuple[float, float]:
+    """Products and elementwise operations of a kernel's program, as plans count them."""
+    products = elementwise = 0.0
+    once = {"add", "sub", "mul", "div", "exp", "log", "select_n", "lt", "le", "ge", "and", "xor", "abs"}
+    once |= {"shift_right_logical", "convert_element_type"}
+    for equation in jaxpr.eqns:
+        name, out = equation.primitive.name, equation.outvars[0].aval if equation.outvars else None
+        if name == "dot_general":
+            products += work._product(equation)
+        elif name in once:
+            elementwise += out.size
+        elif name.startswith("reduce_"):
+            elementwise += equation.invars[0].aval.size
+        for inner in work._subprograms(equation.params):
+            found = traced(inner)
+            times = equation.params["length"] if name == "scan" else 1
+            products, elementwise = products + times * found[0], elementwise + times * found[1]
+    return products, elementwise
