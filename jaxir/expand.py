@@ -74,6 +74,7 @@ def generate(
     from jaxir.models.decoding import Decoding
     from jaxir.retrieval.encoding.generator import Generator
     from jaxir.retrieval.encoding.outputs_file import write_outputs
+    from jaxir.retrieval.encoding.windowed_file import told
 
     local_path(output, "written to")
     if temperature is top_k is top_p is None:
@@ -91,7 +92,7 @@ def generate(
     with distributed.together():
         generator = Generator.load(model, dtype=dtype, batch_tokens=batch_tokens)
         report = write_outputs(generator, input, output, how, on_bad_input=on_bad_input)
-        distributed.say(f"{output}: {report}, by {model}")
+        distributed.say(told(output, report, f", by {model}"))
 
 
 def plan(
@@ -180,6 +181,7 @@ def retrieve(
     from jaxir.data.answers import read_answers
     from jaxir.data.candidates import read_questions
     from jaxir.evaluation.query_candidates import Retriever, check_answers, write_found
+    from jaxir.retrieval.encoding.windowed_file import told
 
     if answers is None:
         check_idle(retrieve, "--answers", depth=depth)
@@ -198,7 +200,7 @@ def retrieve(
             check_answers(questions, known, answers)
         retriever = Retriever(index, depth=depth, answers=known)
         report = write_found(retriever, questions, output)
-        distributed.say(f"{output}: {report}, searched in {index}")
+        distributed.say(told(output, report, f", searched in {index}"))
 
 
 @writes(output="shared outputs file")
@@ -237,6 +239,7 @@ def rerank(
     """
     from jaxir import distributed
     from jaxir.retrieval.encoding.query_reranker import QueryReranker
+    from jaxir.retrieval.encoding.windowed_file import told
     from jaxir.retrieval.ranking.query_reranking import write_reranked
 
     distributed.maybe_initialize_distributed()
@@ -244,7 +247,7 @@ def rerank(
         questions = _questions(rerank, candidates, queries, expansions, lines_each, num_candidates)
         reranker = QueryReranker.load(model, batch_tokens=batch_tokens)
         report = write_reranked(reranker, questions, output, corpus=corpus, keep=keep)
-        distributed.say(f"{output}: {report}, by {model}")
+        distributed.say(told(output, report, f", by {model}"))
 
 
 @writes(output="shared outputs file")
@@ -273,12 +276,13 @@ def choose(
       num_candidates: expansions of a question that are looked at, the first ones (default: all).
       lines_each: with --expansions, as `retrieve` has it.
     """
+    from jaxir.retrieval.encoding.windowed_file import told
     from jaxir.retrieval.ranking.query_reranking import write_chosen
 
     if by != "place":
         check_idle(choose, "--by=place", place=place)
     questions = _questions(choose, candidates, queries, expansions, lines_each, num_candidates)
-    print(f"{output}: {write_chosen(questions, output, by=by, place=place)}")
+    print(told(output, write_chosen(questions, output, by=by, place=place)))
 
 
 def _questions(

@@ -33,7 +33,7 @@ def read(
     Args:
       model: the reader: a run or a model directory of ours, or hf: and a directory or hub name of a T5.
       run: TREC run file, of any retriever.
-      queries: queries.jsonl[.gz] of _id and text.
+      queries: queries.jsonl[.gz] of _id and text: the questions themselves, not what they were expanded to.
       corpus: corpus.jsonl[.gz] of _id, text and maybe title.
       output: the .jsonl to write, of _id and outputs, which holds the answer.
       passages: best passages of a question that are read.
@@ -45,12 +45,15 @@ def read(
       dtype: type of the matrix products.
     """
     from jaxir import distributed
+    from jaxir.data.candidates import check_unexpanded
     from jaxir.files import local_path
     from jaxir.models.decoding import Decoding
     from jaxir.retrieval.answering.questions import read_questions
     from jaxir.retrieval.answering.reader import Reader, write_answers
+    from jaxir.retrieval.encoding.windowed_file import told
 
     local_path(output, "written to")
+    check_unexpanded(queries)
     how = Decoding(max_new_tokens=max_new_tokens, num_beams=num_beams)
     distributed.maybe_initialize_distributed()
     with distributed.together():
@@ -66,7 +69,7 @@ def read(
             prompt=settings.passage_prompt,
         )
         report = write_answers(reader, questions, output, how)
-        distributed.say(f"{output}: {report}, by {model}")
+        distributed.say(told(output, report, f", by {model}"))
 
 
 if __name__ == "__main__":

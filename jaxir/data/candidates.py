@@ -11,6 +11,7 @@ question alone, as where nothing was written for it.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -242,6 +243,20 @@ def check_corpus(corpus: str | Path | None, *, reads: bool) -> None:
         raise UserError("this reranker reads the first passage of each query: give the corpus it is in")
     if corpus is not None and not reads:
         raise UserError("this reranker reads queries alone, without passages: leave the corpus out")
+
+
+def check_unexpanded(queries: str | Path) -> None:
+    """Checks that the queries of a file are the questions themselves, as people asked them.
+
+    Raises:
+      UserError: they are what `jaxir.expand rerank` or `choose` made of them.
+    """
+    for first in itertools.islice(parsed_lines(queries, lambda line, _: json_object(line), "stop"), 1):
+        if "outputs" in first:
+            raise UserError(
+                f"{queries} has expanded queries, which are searched for: a reader reads the questions"
+                " themselves, of which --run tells the passages"
+            )
 
 
 def passages_of(some: Candidates) -> set[str]:

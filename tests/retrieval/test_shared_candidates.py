@@ -52,7 +52,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_it_is_killed_taken_up_and_shared(folder):
+def test_it_is_killed_taken_up_and_shared(folder, capsys):
     environment = {**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
 
     def retrieve(name: str) -> list[str]:
@@ -91,4 +91,7 @@ def test_it_is_killed_taken_up_and_shared(folder):
         pair = [started(flags, **run, JAX_PROCESS_ID=str(i)) for i in range(2)]
         assert [process.wait(200) for process in pair] == [0, 0]
         assert (folder / name).read_bytes() == (folder / whole).read_bytes()
-    assert not list(folder.glob(".*"))
+    for command, *flags in (retrieve("cut.jsonl"), rerank("both.jsonl")):
+        assert cli.main(f"jaxir.expand:{command}", flags) == 0
+        assert "is complete, nothing to do" in capsys.readouterr().out
+    assert {path.suffixes[-1] for path in folder.glob(".*")} == {".json"}, "nothing is left but descriptions"

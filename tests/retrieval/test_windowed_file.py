@@ -7,19 +7,23 @@ import pytest
 
 from jaxir.errors import UserError
 from jaxir.retrieval.encoding import windowed_file
-from jaxir.retrieval.encoding.windowed_file import MADE, write_windows
+from jaxir.retrieval.encoding.windowed_file import MADE, OutputsReport, told, write_windows
 
 TEXTS = [SimpleNamespace(id=f"t{i}") for i in range(5)]
 
 
-def write(output, model: str) -> list[list[str]]:
-    made = []
-
+def written(output, model: str, made: list[str] | None = None) -> OutputsReport:
     def make(batch, done):
         made.extend(text.id for text in batch)
         return ({"outputs": [model]} for _ in batch)
 
-    write_windows(output, {"model": model}, TEXTS, make, count=len(TEXTS), what="writing", window=2)
+    return write_windows(output, {"model": model}, TEXTS, make, count=len(TEXTS), what="writing", window=2)
+
+
+def write(output, model: str) -> list[str]:
+    """Writes the file and returns the texts for which something was made."""
+    made = []
+    written(output, model, made)
     assert not list(output.parent.glob(".*.unfinished"))
     lines = [json.loads(line) for line in output.read_text().splitlines()]
     assert [line["_id"] for line in lines] == [text.id for text in TEXTS]
@@ -43,6 +47,45 @@ def test_a_run_killed_while_it_tidies_up_leaves_nothing_to_another(tmp_path, mon
     if order == "a window first":
         with pytest.raises(UserError, match="was begun with another model"):
             write(output, "second")
-        assert write(output, "first") == ["t2", "t3"]
+        assert write(output, "first") == []
     else:
         assert write(output, "second") == [text.id for text in TEXTS]
+
+
+def test_what_is_whole_is_not_made_again(tmp_path):
+    output, every = tmp_path / "out.jsonl", [text.id for text in TEXTS]
+    assert write(output, "first") == every
+    before = output.stat()
+    assert write(output, "first") == [] and output.stat() == before
+    report = written(output, "first")
+    assert report == OutputsReport(texts=5, outputs=5, was_complete=True)
+    assert told(output, report) == f"{output} is complete, nothing to do"
+    # Something else, what was changed since, and what lost its description are made anew.
+    assert write(output, "second") == every
+    assert write(output, "first") == every
+    output.write_text(output.read_text().replace("first", "other"))
+    assert write(output, "first") == every
+    (tmp_path / ".out.jsonl.made.json").write_text("{")
+    assert write(output, "first") == every
+    output.unlink()
+    assert write(output, "first") == every
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".out.jsonl.made.json", "out.jsonl"]
+
+
+def test_a_run_killed_before_it_tells_what_it_made_only_puts_it_together_again(tmp_path, monkeypatch):
+    output = tmp_path / "out.jsonl"
+    assert len(write(output, "first")) == 5
+    real = windowed_file.atomic_file
+
+    def killed(path, *args):
+        if path.name == ".out.jsonl.made.json":
+            raise KeyboardInterrupt
+        return real(path, *args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(windowed_file, "atomic_file", killed)
+        with pytest.raises(KeyboardInterrupt):
+            write(output, "second")
+    assert "second" in output.read_text(), "it stands there, under the description of the first"
+    assert write(output, "second") == []
+    assert written(output, "second").was_complete

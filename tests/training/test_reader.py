@@ -114,6 +114,18 @@ def test_bad_input_costs_one_sentence(folder, tmp_path, capsys, flags, sentence)
     assert not list(tmp_path.iterdir())
 
 
+def test_expanded_queries_are_no_questions(folder, tmp_path, capsys):
+    chosen = tmp_path / "gar.jsonl"
+    made = [{"_id": f"q{i}", "outputs": ["a river"]} for i in range(len(ANSWERS))]
+    (tmp_path / "made.jsonl").write_text("".join(json.dumps(r) + "\n" for r in made))
+    flags = [f"--queries={folder}/queries.jsonl", f"--expansions={tmp_path}/made.jsonl", f"--output={chosen}"]
+    assert cli.main("jaxir.expand:choose", flags) == 0
+    assert json.loads(chosen.read_text().splitlines()[0])["text"] == "what is it ? a river"
+    assert read(folder, START, tmp_path / "out.jsonl", "--passages=2", f"--queries={chosen}") == 1
+    assert f"error: {chosen} has expanded queries" in capsys.readouterr().err
+    assert not (tmp_path / "out.jsonl").exists()
+
+
 def test_answers_are_measured_of_readers_alone(folder, tmp_path, capsys):
     flags = ["--gin_file=gin/generator.gin", "--gin_file=gin/evaluators/reading.gin", f"--gin.MODEL={START}"]
     flags += [f"--gin.DATA={folder}", "--gin.STEPS=1", "--batch_size=8", f"--output_dir={tmp_path}/run"]

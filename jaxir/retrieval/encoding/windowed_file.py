@@ -7,6 +7,9 @@ Until all are there they lie beside the output, in the directory `.NAME.unfinish
 
 Texts are batched within their window, so that outputs do not depend on where a run was interrupted, nor on
 how many processes share the windows.
+
+Beside an output that is whole stays `.NAME.made.json`: what it is made of, as in `made.json`, and its
+SHA-256, by which the same command knows that there is nothing to do.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from typing import Any, Protocol, TypeVar
 
 import jax
 
-from jaxir.distributed import wait_for_all
+from jaxir.distributed import as_first, wait_for_all
 from jaxir.errors import UserError
 from jaxir.files import atomic_file, remove_tree
 from jaxir.json_files import read_json
@@ -52,15 +55,30 @@ class OutputsReport:
       texts: texts of the input.
       outputs: what was written for them.
       without: texts for which nothing was.
+      was_complete: whether it was there already, made of the same.
     """
 
     texts: int = 0
     outputs: int = 0
     without: int = 0
+    was_complete: bool = False
+
+    def add(self, outputs: Sequence[Any]) -> None:
+        """Counts a text with its outputs."""
+        self.texts += 1
+        self.outputs += len(outputs)
+        self.without += not outputs
 
     def __str__(self) -> str:
         said = f"{self.texts:,} texts, {self.outputs:,} outputs"
         return said + (f"; nothing was written for {self.without:,} texts" if self.without else "")
+
+
+def told(output: str | Path, report: OutputsReport | None, how: str = "") -> str:
+    """Returns what a command says at its end; `how` follows the counts."""
+    if report is not None and report.was_complete:
+        return f"{output} is complete, nothing to do"
+    return f"{output}: {report}{how}"
 
 
 def write_windows(
@@ -75,8 +93,9 @@ def write_windows(
 ) -> OutputsReport | None:
     """Writes a line {"_id", "outputs", ...} for each record, in order; the file appears only when whole.
 
-    Run again after an interruption it continues; the result is the same. Several processes of one run, which
-    see the same files, each make their part of the windows; the first one puts them together.
+    Run again after an interruption it continues; the result is the same. One that is whole and made of the
+    same is left as it is. Several processes of one run, which see the same files, each make their part of the
+    windows; the first one puts them together.
 
     Args:
       output: the file.
@@ -97,9 +116,9 @@ def write_windows(
     unfinished = output.with_name(f".{output.name}.unfinished")
     windows = [unfinished / f"outputs-{number:05d}.jsonl" for number in range(-(-count // window))]
     with alone(output) if part == 0 else contextlib.nullcontext():
-        if part == 0:
-            _begin(unfinished, made, output)
-        wait_for_all("outputs are begun")
+        complete = part == 0 and _begin(unfinished, made, output)
+        if as_first({"complete": complete})["complete"]:
+            return _complete(output) if part == 0 else None
         own = set(windows[part::parts])
         texts = {place: min(window, count - n * window) for n, place in enumerate(windows)}
         with progress(
@@ -121,7 +140,7 @@ def write_windows(
                     for record, fields in zip(batch, found, strict=True):
                         file.write(_line({"_id": record.id, **fields}))
         wait_for_all("outputs are made")
-        return _finish(windows, output) if part == 0 else None
+        return _finish(windows, made, output) if part == 0 else None
 
 
 def sha256_of(path: Path) -> str:
@@ -138,9 +157,10 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _begin(unfinished: Path, made: Mapping[str, Any], output: Path) -> None:
-    """Makes the directory, or checks that what was begun in it is the same."""
-    if (unfinished / MADE).exists():
+def _begin(unfinished: Path, made: Mapping[str, Any], output: Path) -> bool:
+    """Makes the directory, or checks that what was begun in it is the same; returns whether all is there."""
+    begun = (unfinished / MADE).exists()
+    if begun:
         before = read_json(unfinished / MADE, dict[str, Any])
         for name, value in made.items():
             if before.get(name) != value:
@@ -148,11 +168,28 @@ def _begin(unfinished: Path, made: Mapping[str, Any], output: Path) -> None:
                     f"{output} was begun with another {name} ({before.get(name)!r:.40}, now"
                     f" {value!r:.40}): give the same to finish it, or remove {unfinished}"
                 )
-        return
-    for left in unfinished.glob("outputs-*.jsonl"):  # of a run that was killed while it removed them
-        left.unlink()
-    with atomic_file(unfinished / MADE) as file:
-        file.write(_line(made))
+    if _is_complete(output, made):
+        remove_tree(unfinished)  # of a run that was killed while it removed it
+        return True
+    if not begun:
+        for left in unfinished.glob("outputs-*.jsonl"):  # likewise
+            left.unlink()
+        with atomic_file(unfinished / MADE) as file:
+            file.write(_line(made))
+    return False
+
+
+def _is_complete(output: Path, made: Mapping[str, Any]) -> bool:
+    """Tells whether the output is there, as it was written, and made of the same."""
+    with contextlib.suppress(UserError, FileNotFoundError):  # one of the two is missing, or damaged
+        noted = read_json(_noted(output), dict[str, Any])
+        return noted.get("made") == dict(made) and noted.get("sha256") == sha256_of(output)
+    return False
+
+
+def _noted(output: Path) -> Path:
+    """Returns the file that notes what a whole output is made of."""
+    return output.with_name(f".{output.name}.{MADE}")
 
 
 def _check_window(window: Path, ids: list[str]) -> None:
@@ -162,20 +199,30 @@ def _check_window(window: Path, ids: list[str]) -> None:
             raise _damaged(window)
 
 
-def _finish(windows: list[Path], output: Path) -> OutputsReport:
-    report = OutputsReport()
+def _finish(windows: list[Path], made: Mapping[str, Any], output: Path) -> OutputsReport:
+    """Puts the windows together, and notes what they are made of."""
+    report, digest = OutputsReport(), hashlib.sha256()
     with atomic_file(output, "wb") as file:
         for window in windows:
             if not window.exists():
                 raise UserError(f"{window} was removed meanwhile; run the same command again to make it anew")
             with open_to_read(window) as lines:
                 for line in lines:
-                    number = len(_record(line, window)["outputs"])
-                    report.texts += 1
-                    report.outputs += number
-                    report.without += not number
+                    report.add(_record(line, window)["outputs"])
+                    digest.update(line)
                     file.write(line)
+    with atomic_file(_noted(output)) as file:
+        file.write(_line({"made": made, "sha256": digest.hexdigest()}))
     remove_tree(windows[0].parent)
+    return report
+
+
+def _complete(output: Path) -> OutputsReport:
+    """Returns what is in a file that is whole already."""
+    report = OutputsReport(was_complete=True)
+    with open_to_read(output) as lines:
+        for line in lines:
+            report.add(_record(line, output)["outputs"])
     return report
 
 
