@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jaxir import cli
+from jaxir.simple_types import Positive, check_idle
 from jaxir.training.recipe import Recipe
 
 # What of a recipe decides a step; epochs, that a plan cannot count them.
@@ -15,7 +16,14 @@ OF_A_STEP = (
 @cli.one_of("steps", "epochs")
 @cli.bound_as("jaxir.train:train")
 @cli.takes(Recipe, only=OF_A_STEP, data=None)
-def plan(recipe: Recipe, *, topology: str) -> int:
+def plan(
+    recipe: Recipe,
+    *,
+    topology: str,
+    search: bool = False,
+    prices: list[str] | None = None,
+    hours: Positive | None = None,
+) -> int:
     """Plans a training run: compiles its step for chips that are not there, and says what it needs of them.
 
     Takes what `jaxir.train` takes, gin files above all, but reads neither data nor weights, needs no output
@@ -24,7 +32,17 @@ def plan(recipe: Recipe, *, topology: str) -> int:
 
     Args:
       topology: the chips: v5p:4x4x4, or by arithmetic gpu:8xh100.
+      search: find the mesh, rematerialisation, chunks and scan that are quickest, by compiling some of them;
+        topology may then be several TPU slices, v5e:2x2,v5e:4x4. What was compiled is kept: the same command
+        goes on where it was stopped.
+      prices: of a chip and hour, v5e=1.2,v5p=4.2: which slice of the search is cheapest.
+      hours: that the run may take, of the search.
     """
+    if search:
+        from jaxir.planning import slices
+
+        return slices.run(topology, recipe, prices=prices, hours=hours)
+    check_idle(plan, "--search", prices=prices, hours=hours)
     from jaxir.planning import plan as planning
 
     return planning.run(topology, recipe)

@@ -114,7 +114,7 @@ def build_mesh(mesh: MeshConfig, devices: Sequence[jax.Device], target: Target) 
     try:
         return dataclasses.replace(mesh.build(devices), stand_in=True)
     except UserError as error:
-        changes = _mesh_changes(mesh, target)
+        changes = mesh_changes(mesh, target)
         if not changes:
             raise
         macros = " ".join(f"--gin.{MACROS[axis]}={size}" for axis, size in changes.items())
@@ -124,7 +124,7 @@ def build_mesh(mesh: MeshConfig, devices: Sequence[jax.Device], target: Target) 
         ) from error
 
 
-def _mesh_changes(mesh: MeshConfig, target: Target) -> dict[str, int]:
+def mesh_changes(mesh: MeshConfig, target: Target) -> dict[str, int]:
     """Returns the sizes to change for a mesh to fit a target; fsdp and tensor keep as much as divides it."""
     slices = target.slices if target.chip.kind == "tpu" else math.gcd(max(mesh.slices, 1), target.count)
     left = target.count // slices

@@ -12,7 +12,7 @@ from jaxir.costs.hlo import Program, parse
 from jaxir.errors import UserError
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.planning.activations import Kept
-from jaxir.planning.program import Step, bytes_of
+from jaxir.planning.program import Step, bytes_of, lower
 
 # The partitioned program is all that is wanted of XLA's compiler for CPUs: what follows may be quick and bad.
 _OPTIONS = {"xla_backend_optimization_level": 0, "xla_dump_hlo_as_text": True}
@@ -65,8 +65,7 @@ def partition(step: Step) -> Program | None:
         return None
     with temporary_directory() as directory:
         options = {"xla_dump_to": str(directory), "xla_dump_hlo_pass_re": "spmd-partitioning"} | _OPTIONS
-        with step.partitioner():
-            lowered = step.function.lower(step.state, step.batch)
+        lowered = lower(step)
         aside(lambda: lowered.compile(compiler_options=options))
         written = sorted(directory.glob("*.after_spmd-partitioning.*.txt"))
         if not written:

@@ -53,20 +53,40 @@ def run(text: str, recipe: Recipe) -> int:
     Raises:
       UserError: no such machine, settings that fit neither it nor each other, or no TPU compiler.
     """
+    if "," in text:
+        raise UserError(f"--topology={text}: several machines are compared with --search")
+    target = targets.parse(text)
+    plan = make(target, prepare(recipe, target, devices.get(target)))
+    print(render(plan))
+    return 0 if plan.fits else 1
+
+
+def settled(recipe: Recipe) -> Recipe:
+    """Returns a recipe with its defaults filled in.
+
+    Raises:
+      UserError: it does not say how many steps it has.
+    """
     if recipe.steps is None:
         raise UserError(f"a plan reads no data: how many steps are {recipe.epochs} epochs? give --steps")
-    target = targets.parse(text)
-    found = devices.get(target)
-    recipe = recipe.settled()
+    return recipe.settled()
+
+
+def prepare(recipe: Recipe, target: Target, found: Sequence[jax.Device]) -> Planned:
+    """Returns what is to be planned of a recipe on the devices of a target.
+
+    Raises:
+      UserError: it does not say how many steps it has, nothing says what its model is, or its mesh does not
+        fit the devices or its batch.
+    """
+    recipe = settled(recipe)
     config, settings = architecture.describe(recipe.model)
     # A program compiled for a machine that is not there is of no use to a later process; and one that were
     # reused would not be written down.
     keep_no_more_programs()
     partitioner = advice.build_mesh(recipe.mesh, found, target)
     recipe.check_batch(partitioner)
-    plan = make(target, Planned(recipe=recipe, config=config, settings=settings, partitioner=partitioner))
-    print(render(plan))
-    return 0 if plan.fits else 1
+    return Planned(recipe=recipe, config=config, settings=settings, partitioner=partitioner)
 
 
 class _Tried(NamedTuple):

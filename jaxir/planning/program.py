@@ -67,9 +67,9 @@ class Planned:
         recipe = dataclasses.replace(self.recipe, objective=objective, batch_size=size)
         return dataclasses.replace(self, recipe=recipe)
 
-    def with_remat(self, remat: Remat) -> Planned:
-        """Returns the same with this much of blocks recomputed in the backward pass."""
-        backbone = dataclasses.replace(self.config.backbone, remat=remat)
+    def with_remat(self, remat: Remat, **changes: Any) -> Planned:
+        """Returns the same with this much of blocks recomputed in the backward pass, and other `changes`."""
+        backbone = dataclasses.replace(self.config.backbone, remat=remat, **changes)
         return dataclasses.replace(self, config=dataclasses.replace(self.config, backbone=backbone))
 
 
@@ -146,15 +146,24 @@ def make_step(planned: Planned) -> Step:
     return Step(jitted, plan.abstract, trained, batch, forward, partitioner)
 
 
-def compile_step(step: Step) -> Compiled:
+def lower(step: Step) -> jax.stages.Lowered:
+    """Returns what the compiler is given of a step."""
+    with step.partitioner():
+        return step.function.lower(step.state, step.batch)
+
+
+def compile_step(step: Step, lowered: jax.stages.Lowered | None = None) -> Compiled:
     """Compiles a step for the devices of its mesh.
+
+    Args:
+      step: what is to be compiled.
+      lowered: of it, where it is at hand.
 
     Raises:
       UserError: the compiler refuses it for another reason than memory.
     """
     held = bytes_of(step.state) + bytes_of(step.batch)
-    with step.partitioner():
-        lowered = step.function.lower(step.state, step.batch)
+    lowered = lowered or lower(step)
     try:
         compiled = aside(lowered.compile)
     except jax.errors.JaxRuntimeError as error:

@@ -1,0 +1,136 @@
+"""What a compiled step needs, in a few numbers, which are kept: compiling takes minutes."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+
+import jax
+
+from jaxir.costs import chips, hlo, work
+from jaxir.errors import UserError
+from jaxir.files import atomic_file
+from jaxir.installation import cache_directory
+from jaxir.json_files import made, read_json
+from jaxir.planning import collectives, devices, overlap, roofline
+from jaxir.planning.program import Step, compile_step, compiler_settings, lower
+from jaxir.planning.targets import Target
+from jaxir.training.memory import HEADROOM
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Figures:
+    """A step on each chip of a slice.
+
+    Attributes:
+      size: bytes that it needs.
+      limit: bytes that a chip has.
+      parts: seconds of each kind of work at full speed; none where the compiler gave no program.
+      at_once: seconds, all of it at the same time.
+      scheduled: seconds in the order of the program, what it hides at the same time.
+      in_turn: seconds, one after another.
+      waits: seconds of the interconnect's during which nothing else runs.
+      compiling: seconds that the compiler took.
+    """
+
+    size: int
+    limit: int
+    parts: dict[str, float]
+    at_once: float
+    scheduled: float
+    in_turn: float
+    waits: float
+    compiling: float
+
+    @property
+    def allowed(self) -> int:
+        """Bytes that it may need: as where training chooses (`memory.fit`)."""
+        return int(self.limit * HEADROOM)
+
+    @property
+    def fits(self) -> bool:
+        """Whether it may be run."""
+        return self.size <= self.allowed
+
+    @property
+    def timed(self) -> bool:
+        """Whether there is a program whose times are known."""
+        return bool(self.parts)
+
+
+def measure(step: Step, target: Target) -> tuple[Figures, bool]:
+    """Compiles a step for a TPU slice, unless its figures are kept, and keeps them.
+
+    Returns:
+      The figures, and whether they were kept.
+
+    Raises:
+      UserError: the compiler refuses the step for another reason than memory.
+    """
+    lowered = lower(step)
+    path = cache_directory() / "plans" / f"{_key(lowered, target)}.json"
+    try:
+        return made(Figures, read_json(path, dict), path), True
+    except UserError:  # there are none, or they are damaged
+        pass
+    start = time.monotonic()
+    compiled = compile_step(step, lowered)
+    compiling = time.monotonic() - start
+    limit = compiled.limit or int(target.chip.memory)
+    if compiled.program is None:
+        found = Figures(
+            size=compiled.size,
+            limit=limit,
+            parts={},
+            at_once=0.0,
+            scheduled=0.0,
+            in_turn=0.0,
+            waits=0.0,
+            compiling=compiling,
+        )
+    else:
+        mesh = step.partitioner.mesh
+        in_order = list(mesh.devices.flat)
+        sent = collectives.read(compiled.program, mesh)
+        times = roofline.estimate(work.compiled(compiled.program), sent, target, in_order)
+        followed = overlap.read(compiled.program, target, mesh, in_order)
+        found = Figures(
+            size=compiled.size,
+            limit=limit,
+            parts=times.parts,
+            at_once=times.overlapped,
+            scheduled=followed.seconds,
+            in_turn=times.in_turn,
+            waits=max(times.interconnect - followed.hidden_seconds, 0.0),
+            compiling=compiling,
+        )
+    with atomic_file(path) as file:
+        json.dump(dataclasses.asdict(found), file, indent=2)
+    return found, False
+
+
+def _key(lowered: jax.stages.Lowered, target: Target) -> str:
+    """Returns a name of all that decides the figures: the program, the compiler, how its result is read."""
+    library = devices.find_libtpu()
+    facts = (
+        lowered.as_text(),
+        target.name,
+        compiler_settings(),
+        jax.__version__,
+        library.stat().st_size,
+        [os.environ.get(name) for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")],
+        _readers(),
+    )
+    return hashlib.sha256("\n".join(map(str, facts)).encode()).hexdigest()[:32]
+
+
+@functools.cache
+def _readers() -> str:
+    """Returns a name of the code that reads compiled programs."""
+    sources = [module.__file__ for module in (chips, hlo, work, collectives, overlap, roofline)]
+    return hashlib.sha256(b"".join(Path(source).read_bytes() for source in (*sources, __file__))).hexdigest()

@@ -1,0 +1,195 @@
+"""Which setting of a step is quickest of those that fit, with few of them compiled."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jaxir.models.layers import Remat
+from jaxir.planning.figures import Figures
+
+GIB = 2**30
+# What is thought to need this much more than there is, is not compiled.
+_DOUBT = 1.05
+
+
+class Choice(NamedTuple):
+    """How a step may be run, which changes nothing of what it computes.
+
+    Attributes:
+      fsdp: chips over which parameters are split.
+      tensor: chips over which heads and feed-forward units are split.
+      remat: what is recomputed of blocks.
+      chunks: of gradient caching.
+      scan: whether blocks are scanned over.
+    """
+
+    fsdp: int
+    tensor: int
+    remat: Remat
+    chunks: int
+    scan: bool
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in zip(self._fields, self.words, strict=True))
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Its values as a user would say them."""
+        remat = {False: "none", True: "all"}.get(self.remat, self.remat)
+        return str(self.fsdp), str(self.tensor), str(remat), str(self.chunks), str(self.scan)
+
+
+# What is tried of each, in rising order; of `remat` what keeps most first.
+Levels = Mapping[str, Sequence[Any]]
+# Choice -> its figures, or why there are none.
+Measure = Callable[[Choice], Figures | str]
+# (choice, its figures, how many more are to be compiled as far as is known).
+Say = Callable[[Choice, Figures, int], None]
+
+
+def search(start: Choice, levels: Levels, measure: Measure, say: Say) -> dict[Choice, Figures | str]:
+    """Compiles what may be quickest; returns figures, or why something was not compiled, in order.
+
+    First something that fits: `start` with all recomputed, else with parameters split further. Then what
+    differs from it in one thing. Then, of the combinations, those that would be quicker than the best so far
+    if each change did what it does alone. More chunks are tried only where nothing fits with fewer, as
+    CHUNKS=auto does.
+
+    Args:
+      start: where to begin.
+      levels: what may be tried of each field of a `Choice`.
+      measure: compiles a choice; or says why it cannot be run.
+      say: told of each that was compiled.
+    """
+    found = _Search(levels, measure, say)
+    for chunks in levels["chunks"]:
+        reference = found.something_that_fits(start._replace(chunks=chunks, remat=levels["remat"][-1]))
+        if reference is not None:
+            found.change_one_thing(reference)
+            found.combine(reference)
+            break
+    return found.rows
+
+
+def best(rows: Mapping[Choice, Figures | str]) -> Choice | None:
+    """Returns the quickest that fits, None if none does."""
+    fitting = {choice: f for choice, f in rows.items() if isinstance(f, Figures) and f.fits and f.timed}
+    return min(fitting, key=lambda choice: fitting[choice].scheduled, default=None)
+
+
+class _Search:
+    def __init__(self, levels: Levels, measure: Measure, say: Say):
+        self.levels, self.measure, self.say = levels, measure, say
+        self.rows: dict[Choice, Figures | str] = {}
+
+    def something_that_fits(self, start: Choice) -> Choice | None:
+        """Returns the first choice that fits, with parameters split ever further; None if none does."""
+        further = [start]
+        further += [start._replace(fsdp=fsdp) for fsdp in self.levels["fsdp"] if fsdp > start.fsdp]
+        for tensor in [n for n in self.levels["tensor"] if n > start.tensor]:
+            further += [start._replace(fsdp=fsdp, tensor=tensor) for fsdp in self.levels["fsdp"]]
+        for i, choice in enumerate(further):
+            figures = self._try(choice, len(further) - i - 1)
+            if figures is not None and figures.fits:
+                return choice
+        return None
+
+    def change_one_thing(self, reference: Choice) -> None:
+        """Tries what differs in one field; of numbers ever further ones, until it gets slower."""
+        kept = list(reversed(self.levels["remat"]))  # all recomputed, which is there already, first
+        others = {
+            "remat": [kept[1:]],
+            "fsdp": self._outwards("fsdp", reference.fsdp),
+            "tensor": self._outwards("tensor", reference.tensor),
+            "scan": [[scan for scan in self.levels["scan"] if scan != reference.scan]],
+        }
+        left = sum(len(values) for ways in others.values() for values in ways)
+        for name, ways in others.items():
+            for values in ways:
+                last, slower = self.rows[reference].scheduled, ""
+                for value in values:
+                    left -= 1
+                    choice = reference._replace(**{name: value})
+                    if slower:
+                        self.rows.setdefault(choice, slower)
+                        continue
+                    figures = self._try(choice, left)
+                    if name in ("fsdp", "tensor") and figures is not None and figures.timed:
+                        if figures.scheduled >= last:
+                            slower = f"{name}={value} is slower already"
+                        last = figures.scheduled
+
+    def combine(self, reference: Choice) -> None:
+        """Tries what differs in several fields, the one thought to be quickest first."""
+        values = [list(self._known(reference, name)) for name in Choice._fields]
+        combinations = [Choice(*each) for each in itertools.product(*values)]
+        while True:
+            quickest = self.rows[best(self.rows)].scheduled
+            open_ = {}
+            for choice in combinations:
+                if choice in self.rows:
+                    continue
+                size, seconds = self._thought(reference, choice)
+                if size <= _DOUBT * self.rows[reference].allowed and (seconds or 0.0) < quickest:
+                    open_[choice] = seconds or 0.0
+            if not open_:
+                break
+            self._try(min(open_, key=open_.get), len(open_) - 1)
+        for choice in combinations:
+            if choice not in self.rows:
+                size, seconds = self._thought(reference, choice)
+                if size > _DOUBT * self.rows[reference].allowed:
+                    self.rows[choice] = f"by what each change does, {size / GIB:.2f} GiB"
+                else:
+                    self.rows[choice] = f"by what each change does, {seconds * 1e3:.3g} ms"
+
+    def _outwards(self, name: str, middle: int) -> list[list[int]]:
+        values = self.levels[name]
+        return [[n for n in values if n > middle], [n for n in reversed(values) if n < middle]]
+
+    def _known(self, reference: Choice, name: str) -> Iterator[Any]:
+        """Yields the values of a field of which it is known what they do alone."""
+        for value in (reference.chunks,) if name == "chunks" else self.levels[name]:
+            if isinstance(self.rows.get(reference._replace(**{name: value})), Figures):
+                yield value
+
+    def _thought(self, reference: Choice, choice: Choice) -> tuple[float, float | None]:
+        """Returns bytes and seconds of a choice if each change does what it does alone."""
+        base = self.rows[reference]
+        size, seconds = float(base.size), base.scheduled
+        for name, value in zip(Choice._fields, choice, strict=True):
+            alone = self.rows[reference._replace(**{name: value})]
+            size += alone.size - base.size
+            if not alone.timed:
+                seconds = None
+            elif seconds is not None:
+                seconds += alone.scheduled - base.scheduled
+        return size, seconds
+
+    def _try(self, choice: Choice, left: int) -> Figures | None:
+        """Returns a choice's figures; None where there is no need of them, or none can be had."""
+        if choice not in self.rows:
+            self.rows[choice] = self._needs_more(choice) or self.measure(choice)
+            if isinstance(self.rows[choice], Figures):
+                self.say(choice, self.rows[choice], left)
+        found = self.rows[choice]
+        return found if isinstance(found, Figures) else None
+
+    def _needs_more(self, choice: Choice) -> str:
+        """Returns why a choice needs no compiling to be known not to fit; "" where it does."""
+        policies = list(self.levels["remat"])
+        for other, figures in self.rows.items():
+            if not isinstance(figures, Figures) or figures.fits or other.scan != choice.scan:
+                continue
+            # Of rows and of parameters each chip has at least as many, and keeps at least as much of a block.
+            as_much = (
+                choice.tensor == other.tensor
+                and choice.fsdp <= other.fsdp
+                and policies.index(choice.remat) <= policies.index(other.remat)
+            )
+            # Memory falls no faster than the chunks grow.
+            if as_much and figures.size * other.chunks > figures.allowed * choice.chunks:
+                return f"needs more than {other}, which does not fit"
+        return ""

@@ -1,0 +1,319 @@
+"""`python -m jaxir.plan --search`: the quickest setting of each TPU slice, and the cheapest slice."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+
+from jaxir.costs import work
+from jaxir.errors import UserError
+from jaxir.models.layers import POLICIES
+from jaxir.planning import advice, devices, plan, report, search, targets
+from jaxir.planning.figures import Figures, measure
+from jaxir.planning.program import Planned, bytes_of, compiler_settings, make_step
+from jaxir.planning.search import Choice
+from jaxir.planning.targets import Target
+from jaxir.simple_types import Positive
+from jaxir.training.memory import HEADROOM
+from jaxir.training.recipe import Recipe
+
+GIB = 2**30
+HOUR = 3600.0
+
+
+class Searched(NamedTuple):
+    """What is known of a slice.
+
+    Attributes:
+      target: the slice.
+      rows: figures of each choice, or why it was not compiled.
+      best: the quickest that fits; None where none does.
+      why: the slice was not searched for this reason; "" where it was.
+    """
+
+    target: Target
+    rows: Mapping[Choice, Figures | str]
+    best: Choice | None
+    why: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """Of a step of the best."""
+        return self.rows[self.best].scheduled
+
+
+def run(
+    texts: str, recipe: Recipe, *, prices: Sequence[str] | None = None, hours: Positive | None = None
+) -> int:
+    """Searches slices and prints what was found; returns 0 if there is one to take, else 1.
+
+    As `plan.run` it must be the first to use JAX in its process, and reads neither data nor weights.
+
+    Args:
+      texts: TPU slices, such as "v5e:2x2,v5e:4x4".
+      recipe: what would be trained.
+      prices: of a chip and hour, such as ["v5e=1.2"]: the cheapest slice is wanted, not the quickest.
+      hours: that the run may take.
+
+    Raises:
+      UserError: no such slice, a slice without a price, or settings that fit none.
+    """
+    found = [targets.parse(text) for text in texts.split(",")]
+    if gpus := [target.name for target in found if target.chip.kind == "gpu"]:
+        raise UserError(f"--search compiles, and of {gpus[0]} no compiler is at hand: give TPU slices")
+    priced = _read_prices(prices, found)
+    recipe = plan.settled(recipe)
+    searched = []
+    for target in found:
+        searched.append(_search(target, recipe, hours))
+        print("\n".join(_slice_lines(searched[-1], recipe)), flush=True)
+    chosen = _choose(searched, recipe, priced, hours)
+    if len(found) > 1 or priced or hours:
+        print("\n".join(_comparison(searched, chosen, recipe, priced, hours)))
+    if chosen is not None:
+        print("\n".join(_settings(chosen, recipe)))
+    if compiler_settings().quick:
+        print(f"\nwarning: {report.QUICK}")
+    return 0 if chosen is not None else 1
+
+
+def _read_prices(prices: Sequence[str] | None, found: Sequence[Target]) -> dict[str, float] | None:
+    """Returns what an hour of a chip costs, by the chip's name."""
+    if prices is None:
+        return None
+    read = {}
+    for text in prices:
+        name, _, number = text.partition("=")
+        try:
+            read[name.strip().lower()] = float(number)
+        except ValueError:
+            raise UserError(
+                f"--prices={text}: write CHIP=PRICE, of a chip and hour, such as v5e=1.2"
+            ) from None
+    if missing := [target.chip.name for target in found if not 0 < read.get(target.chip.name, 0) < math.inf]:
+        raise UserError(f"--prices must say what {missing[0]} costs, above 0, such as {missing[0]}=1.2")
+    return read
+
+
+def _search(target: Target, recipe: Recipe, hours: float | None) -> Searched:
+    """Searches a slice, telling on standard error how far it is."""
+    changes = advice.mesh_changes(recipe.mesh, target)
+    mesh = dataclasses.replace(recipe.mesh, **changes)
+    in_reach = devices.get(target)
+    try:
+        base = plan.prepare(dataclasses.replace(recipe, mesh=mesh), target, in_reach)
+    except UserError as error:
+        return Searched(target, {}, None, str(error))
+    if hours is not None:
+        step = make_step(base)
+        with step.partitioner():
+            flops = work.differentiated(step.forward, step.trained, step.state, step.batch)
+        least = flops / (target.count * target.chip.flops) * recipe.steps / HOUR
+        if least > hours:
+            return Searched(target, {}, None, f"its products alone take {least:.3g} hours")
+    teller = _Teller(target)
+    rows = search.search(
+        _start(base),
+        _levels(base),
+        lambda choice: _measured(base, choice, target, in_reach, teller),
+        teller.say,
+    )
+    return Searched(target, rows, search.best(rows))
+
+
+class _Teller:
+    """Says on standard error what was compiled, and about how long the rest takes."""
+
+    def __init__(self, target: Target):
+        self.target, self.compiling, self.kept = target, [], False
+
+    def say(self, choice: Choice, figures: Figures, left: int) -> None:
+        told = f"{figures.size / GIB:.2f} GiB" + ("" if figures.fits else ", does not fit")
+        if figures.timed:
+            told += f", {report.duration(figures.scheduled)} a step"
+        self.compiling.append(figures.compiling)
+        how = "kept" if self.kept else f"{figures.compiling:.0f} s"
+        rest = left * sum(self.compiling) / len(self.compiling)
+        then = f"; about {left} more, {report.duration(rest)}" if left else ""
+        print(f"{self.target.name} {choice}: {told} ({how}){then}", file=sys.stderr, flush=True)
+
+
+def _start(base: Planned) -> Choice:
+    shape = base.partitioner.mesh.shape
+    chunks = base.chunks if isinstance(base.chunks, int) else 1
+    return Choice(shape["fsdp"], shape["tensor"], True, chunks, base.config.backbone.scan_layers)
+
+
+def _levels(base: Planned) -> search.Levels:
+    """Returns what may be tried: what divides the chips of a slice, and the rows of the batch."""
+    shape = base.partitioner.mesh.shape
+    chips = shape["data"] * shape["fsdp"] * shape["tensor"]
+    parts = [n for n in range(1, chips + 1) if chips % n == 0]
+    rows = base.recipe.batch_size // shape["slices"]
+    cuts = hasattr(base.recipe.objective, "chunks")
+    return {
+        "fsdp": parts,
+        "tensor": parts,
+        "remat": [False, *POLICIES],
+        "chunks": [n for n in range(1, rows + 1) if rows % n == 0] if cuts else [1],
+        "scan": [True, False] if base.config.backbone.num_layers > 1 else [base.config.backbone.scan_layers],
+    }
+
+
+def _measured(
+    base: Planned, choice: Choice, target: Target, found: Sequence[jax.Device], teller: _Teller
+) -> Figures | str:
+    """Returns what a choice needs, or why it cannot be run or need not be compiled."""
+    shape, backbone = base.partitioner.mesh.shape, base.config.backbone
+    chips = shape["data"] * shape["fsdp"] * shape["tensor"]
+    if chips % (choice.fsdp * choice.tensor):
+        return f"{chips} chips cannot be split so"
+    for what, size, parts in (
+        ("embed_dim", backbone.embed_dim, choice.fsdp),
+        ("num_heads", getattr(backbone, "num_heads", choice.tensor), choice.tensor),
+        ("mlp_dim", getattr(backbone, "mlp_dim", choice.tensor), choice.tensor),
+    ):
+        if size % parts:
+            return f"{parts} does not divide {what}, {size}"
+    mesh = dataclasses.replace(base.recipe.mesh, data=-1, fsdp=choice.fsdp, tensor=choice.tensor)
+    recipe = dataclasses.replace(base.recipe, mesh=mesh)
+    if hasattr(recipe.objective, "chunks"):
+        objective = dataclasses.replace(recipe.objective, chunks=choice.chunks)
+        recipe = dataclasses.replace(recipe, objective=objective)
+    partitioner = advice.build_mesh(mesh, found, target)
+    try:
+        recipe.check_batch(partitioner)
+    except UserError as error:
+        return str(error)
+    planned = dataclasses.replace(base, recipe=recipe, partitioner=partitioner)
+    step = make_step(planned.with_remat(choice.remat, scan_layers=choice.scan))
+    held = bytes_of(step.state) + bytes_of(step.batch)
+    if held > HEADROOM * target.chip.memory:
+        return f"parameters and optimizer state alone are {held / GIB:.2f} GiB"
+    try:
+        figures, teller.kept = measure(step, target)
+    except UserError as error:
+        return str(error)
+    return figures
+
+
+def _choose(
+    searched: Sequence[Searched], recipe: Recipe, prices: Mapping[str, float] | None, hours: float | None
+) -> Searched | None:
+    """Returns the cheapest slice, or where there are no prices the quickest, of those quick enough."""
+    able = [s for s in searched if s.best is not None]
+    if hours is not None:
+        able = [s for s in able if _hours(s, recipe) <= hours]
+    if prices is None:
+        return min(able, key=lambda s: s.seconds, default=None)
+    return min(able, key=lambda s: (_cost(s, recipe, prices), s.seconds), default=None)
+
+
+def _hours(searched: Searched, recipe: Recipe) -> float:
+    return searched.seconds * recipe.steps / HOUR
+
+
+def _cost(searched: Searched, recipe: Recipe, prices: Mapping[str, float]) -> float:
+    target = searched.target
+    return _hours(searched, recipe) * target.count * prices[target.chip.name]
+
+
+_HEADS = (
+    *("GiB", "products", "elementwise", "HBM", "interconnect", "waits"),
+    *("at once", "scheduled", "in turn", ""),
+)
+
+
+def _slice_lines(searched: Searched, recipe: Recipe) -> Iterator[str]:
+    target = searched.target
+    yield f"search for {target.name}: {target.count} {target.chip.name} chips; ms a step at full speed"
+    if searched.why:
+        yield f"  not searched: {searched.why}"
+        yield ""
+        return
+    figures = {c: f for c, f in searched.rows.items() if isinstance(f, Figures)}
+    ordered = sorted(figures, key=lambda c: (not figures[c].fits, figures[c].scheduled, figures[c].size))
+    rows = [("fsdp", "tensor", "data", "remat", "chunks", "scan", *_HEADS)]
+    rows += [(*_name(c, target), *_cells(figures[c], c == searched.best)) for c in ordered]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        yield "  " + "  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
+    skipped = [(c, why) for c, why in searched.rows.items() if isinstance(why, str)]
+    if skipped:
+        yield "  not compiled"
+    for choice, why in skipped:
+        yield f"    {choice}: {why}"
+    if searched.best is None:
+        yield f"  nothing fits into {HEADROOM:.0%} of {target.chip.memory / GIB:.2f} GiB"
+    yield ""
+
+
+def _name(choice: Choice, target: Target) -> tuple[str, ...]:
+    fsdp, tensor, *rest = choice.words
+    return fsdp, tensor, str(target.count // target.slices // (choice.fsdp * choice.tensor)), *rest
+
+
+def _cells(figures: Figures, best: bool) -> tuple[str, ...]:
+    gib = f"{figures.size / GIB:.2f}"
+    note = "quickest" if best else "" if figures.fits else "does not fit"
+    if not figures.timed:
+        return gib, *[""] * 8, note
+    names = ("matrix products", "elementwise (approx.)", "HBM", "interconnect")
+    seconds = [figures.parts.get(name, 0.0) for name in names]
+    seconds += [figures.waits, figures.at_once, figures.scheduled, figures.in_turn]
+    return gib, *(f"{s * 1e3:.3g}" if s < 1 else f"{s * 1e3:,.0f}" for s in seconds), note
+
+
+def _comparison(
+    searched: Sequence[Searched],
+    chosen: Searched | None,
+    recipe: Recipe,
+    prices: Mapping[str, float] | None,
+    hours: float | None,
+) -> Iterator[str]:
+    yield f"slices, for {recipe.steps:,} steps as scheduled, at full speed"
+    rows = [["slice", "chips", "step", "run", *(["cost"] if prices else []), ""]]
+    for s in searched:
+        row = [s.target.name, str(s.target.count)]
+        if s.best is None:
+            row += [""] * (3 if prices else 2) + [s.why or "nothing fits"]
+        else:
+            row += [report.duration(s.seconds), report.duration(s.seconds * recipe.steps)]
+            row += [f"{_cost(s, recipe, prices):,.2f}"] if prices else []
+            late = hours is not None and _hours(s, recipe) > hours
+            row += ["too slow" if late else ("cheapest" if prices else "quickest") if s is chosen else ""]
+        rows.append(row)
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
+    for row in rows:
+        cells = [cell.rjust(w) for cell, w in zip(row, widths, strict=False)]
+        yield ("  " + "  ".join([*cells, row[-1]])).rstrip()
+    if chosen is None:
+        yield "  none is " + ("quick enough" if any(s.best for s in searched) else "large enough")
+    yield ""
+
+
+def _settings(searched: Searched, recipe: Recipe) -> Iterator[str]:
+    """Yields the lines of a gin file that set the best choice."""
+    target, choice = searched.target, searched.best
+    yield (
+        f"{target.name}: {report.duration(searched.seconds)} a step as scheduled, {recipe.steps:,} steps in"
+        f" {report.duration(searched.seconds * recipe.steps)}, with these lines below a gin file's includes:"
+    )
+    yield ""
+    remat = f'"{choice.remat}"' if isinstance(choice.remat, str) else choice.remat
+    lines = {
+        advice.MACROS["slices"]: target.slices,
+        advice.MACROS["data"]: -1,
+        advice.MACROS["fsdp"]: choice.fsdp,
+        advice.MACROS["tensor"]: choice.tensor,
+        "REMAT": remat,
+        "SCAN": choice.scan,
+    }
+    if hasattr(recipe.objective, "chunks"):
+        lines["CHUNKS"] = choice.chunks
+    yield from (f"{name} = {value}" for name, value in lines.items())
