@@ -12,14 +12,14 @@ from pathlib import Path
 
 import jax
 
-from jaxir.costs import chips, hlo, work
+from jaxir.costs import chips, collectives, hlo, overlap, roofline, work
+from jaxir.costs.targets import Target
 from jaxir.errors import UserError
 from jaxir.files import atomic_file
 from jaxir.installation import cache_directory
 from jaxir.json_files import made, read_json
-from jaxir.planning import collectives, devices, overlap, roofline
+from jaxir.planning import devices
 from jaxir.planning.program import Step, compile_step, compiler_settings, lower
-from jaxir.planning.targets import Target
 from jaxir.training.memory import HEADROOM
 
 

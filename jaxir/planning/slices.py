@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 import jax
 
-from jaxir.costs import work
+from jaxir.costs import targets, work
+from jaxir.costs.targets import Target
 from jaxir.errors import UserError
 from jaxir.models.layers import POLICIES
-from jaxir.planning import advice, devices, plan, report, search, targets
+from jaxir.planning import advice, devices, plan, report, search
 from jaxir.planning.figures import Figures, measure
 from jaxir.planning.program import Planned, bytes_of, compiler_settings, make_step
 from jaxir.planning.search import Choice
-from jaxir.planning.targets import Target
 from jaxir.simple_types import Positive
 from jaxir.training.memory import HEADROOM
 from jaxir.training.recipe import Recipe
