@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,11 +15,18 @@ import pytest
 from jaxir.data import pydocs
 
 SIZES = {"train": 300, "dev": 20, "test": 60}
+# The recipe's 110 steps take five minutes of a core.
+WITH_ANOTHER_RECIPE = """
+import sys
+from jaxir import cli, quickstart
+quickstart.RECIPE = sys.argv.pop()
+cli.end(cli.main("jaxir.quickstart:quickstart", example=""))
+"""
 
 
-def quickstart(output) -> str:
+def quickstart(output, recipe) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "jaxir.quickstart", f"--output={output}"],
+        [sys.executable, "-c", WITH_ANOTHER_RECIPE, f"--output={output}", str(recipe)],
         env=os.environ | {"XLA_FLAGS": ""},  # as users run it
         capture_output=True,
         text=True,
@@ -32,12 +40,20 @@ def quickstart(output) -> str:
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_from_documentation_to_answers(tmp_path, minilm_folder):
-    output, entries = tmp_path / "quickstart", pydocs.collect()
+    output, sources = tmp_path / "quickstart", tmp_path / "site-packages"
+    for name in ("numpy", "chex", "rich"):  # a train, a dev and a test package: all take minutes to read
+        for path in (minilm_folder.parents[1] / name).rglob("*.py"):
+            copy = sources / path.relative_to(minilm_folder.parents[1])
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, copy)
+    entries = pydocs.collect([sources])
     chosen = [[e for e in entries if e.split == split][:size] for split, size in SIZES.items()]
     assert [len(part) for part in chosen] == list(SIZES.values())
     pydocs.write_beir(output / "pydocs", [entry for part in chosen for entry in part])
+    recipe = tmp_path / "fewer_steps.gin"
+    recipe.write_text('include "gin/quickstart.gin"\nSTEPS = 40\nLEARNING_RATE = 1e-4\n')
 
-    said = quickstart(output)
+    said = quickstart(output, recipe)
     assert re.findall(r"^== (\d) of 6", said, re.MULTILINE) == list("123456")
     assert "(pydocs is done" in said
     found = {
@@ -54,7 +70,7 @@ def test_from_documentation_to_answers(tmp_path, minilm_folder):
     answers = said[said.index("== 6 of 6") :]
     assert len(re.findall(r"^ +1  0\.\d+  \S+", answers, re.MULTILINE)) == 4  # one for each question
 
-    again = quickstart(output)
+    again = quickstart(output, recipe)
     run = re.findall(r"^\$ python -m jaxir\.(\w+)", again, re.MULTILINE)
     assert run == ["train", "evaluate", "search"]
     assert "was already complete" in again
