@@ -129,7 +129,7 @@ def measure(size: int, dimension: int, block_size: int | None, name: str, repeat
 
     from jaxir.partitioning import MeshConfig
 
-    device = jax.devices()[0]
+    device = jax.local_devices()[0]
     if size == 0:
         return {"platform": device.platform, "name": device.device_kind, "devices": len(jax.devices())}
     loss = getattr(importlib.import_module(f"jaxir.losses.{MODULES[name]}"), name)

@@ -6,6 +6,7 @@ ROOT="$(dirname "$SCRIPTS")"
 CONFIG="$SCRIPTS/config.sh"
 DRY_RUN=false
 POLL_SECONDS="${POLL_SECONDS:-30}"
+JOB=""
 
 say() { printf '%s\n' "$*" >&2; }
 
@@ -219,8 +220,9 @@ stop_on_workers() {
   on_all_workers "if [ -e $worker ]; then bash $worker stop; else echo nothing to stop; fi"
 }
 
-# job_states: prints the job's state on each worker, one a line: missing, none, running, died, or "exit N".
+# job_states: prints the job's state on each worker, one a line: missing, none, running, died, or "exit N". With JOB
+# set it is that job's, see worker.sh.
 job_states() {
-  local command="bash jaxir/tpu_scripts/worker.sh status || echo jaxir-job missing"
+  local command="${JOB:+JAXIR_JOB=$JOB }bash jaxir/tpu_scripts/worker.sh status || echo jaxir-job missing"
   queued ssh "$NAME" --worker=all --node=all --command="$command" | sed -n 's/^jaxir-job //p; /^gcloud /p'
 }

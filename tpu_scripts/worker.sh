@@ -4,15 +4,17 @@
 #   start COMMAND...   runs COMMAND in the checkout, detached, unless one runs already; output goes to jaxir-run/log
 #   status             prints "jaxir-job none|running|died|exit N"
 #   stop               ends the command: SIGTERM (training saves a checkpoint), after two minutes SIGKILL
+# JAXIR_JOB=NAME in the environment makes it another job, in jaxir-NAME; one runs at a time, for it takes all chips.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-run="$HOME/jaxir-run"
+run="$HOME/jaxir-${JAXIR_JOB:-run}"
 
-# The command and all it started are one process group, whose number is in jaxir-run/pid. (After a reboot that
-# number may be another process's.)
+# alive [DIRECTORY]: the command and all it started are one process group, whose number is in jaxir-run/pid. (After
+# a reboot that number may be another process's.)
 alive() {
-  [[ -f "$run/pid" && ! -f "$run/exit_status" ]] && grep -qs jaxir-run "/proc/$(<"$run/pid")/cmdline"
+  local of="${1:-$run}"
+  [[ -f "$of/pid" && ! -f "$of/exit_status" ]] && grep -qsF "$of/exit_status" "/proc/$(<"$of/pid")/cmdline"
 }
 
 install() {
@@ -28,10 +30,17 @@ install() {
 }
 
 start() {
+  local other
   if alive; then
     printf '%s: already running\n' "$(hostname)"
     return
   fi
+  for other in "$HOME"/jaxir-*/pid; do
+    if alive "${other%/pid}"; then
+      printf 'error: %s: %s runs, and has the chips\n' "$(hostname)" "$(basename "${other%/pid}")" >&2
+      exit 1
+    fi
+  done
   [[ -x .venv/bin/python ]] || {
     printf 'error: %s: nothing is installed: run install.sh first\n' "$(hostname)" >&2
     exit 1

@@ -38,6 +38,16 @@ while at < steps:
 print("complete", flush=True)
 """
 
+# As the report is: written part by part, here the second when the bucket has "go".
+REPORT = """
+import os, pathlib, sys, time
+output = pathlib.Path(sys.argv[1].removeprefix("--output="))
+output.write_text(f"# part 1 on {pathlib.Path.home().name} {sys.argv[2:]}\\n")
+while not (pathlib.Path(os.environ["BUCKET"]) / "go").exists():
+    time.sleep(0.02)
+output.write_text("# both parts\\n")
+"""
+
 TRAIN = """
 TRAIN=(python job.py 5 --output_dir=gs://bucket/run "it's a 'quoted' \\$word" --gin.X='["a b"]')
 """
@@ -61,6 +71,8 @@ class Cloud:
         for script in (ROOT / "tpu_scripts").glob("*.sh"):
             shutil.copy(script, self.checkout / "tpu_scripts")
         (self.checkout / "job.py").write_text(JOB)
+        (self.checkout / "benchmarks").mkdir()
+        (self.checkout / "benchmarks" / "report.py").write_text(REPORT)
         shutil.copy(HERE / "fake_gcloud.py", binaries / "gcloud")
         (binaries / "uv").write_text(UV)
         for file in binaries.iterdir():
@@ -118,7 +130,7 @@ class Cloud:
         return (self.folder / f"worker{worker}/jaxir-run/log").read_text()
 
     def groups(self) -> list[int]:
-        return [int(path.read_text()) for path in self.folder.glob("worker*/jaxir-run/pid")]
+        return [int(path.read_text()) for path in self.folder.glob("worker*/jaxir-*/pid")]
 
     def until(self, condition) -> None:
         end = time.monotonic() + 30

@@ -2,7 +2,8 @@
 """A gcloud that keeps queued resources in a folder, with a home directory for each worker.
 
 FAKE_CLOUD is the folder. calls.jsonl gets every argv. state.json is the queued resource; "next" holds the
-states it takes on, one at each describe. `ssh --command` runs the command in each worker's home.
+states it takes on, one at each describe. `ssh --command` runs the command in each worker's home. The
+folder BUCKET is gs://bucket.
 """
 
 import json
@@ -29,6 +30,8 @@ def load() -> dict | None:
 def main(argv: list[str]) -> int:
     with (CLOUD / "calls.jsonl").open("a") as file:
         file.write(json.dumps(argv) + "\n")
+    if argv[:3] == ["storage", "cp", "--recursive"]:
+        return copy_from_bucket(*(a for a in argv[3:] if not a.startswith("--")))
     assert argv[:3] == ["compute", "tpus", "queued-resources"], argv
     verb, rest = argv[3], argv[4:]
     positional = [a for a in rest if not a.startswith("--")]
@@ -71,7 +74,10 @@ def main(argv: list[str]) -> int:
     elif verb == "scp":
         source, target = positional
         for home in homes(flags["worker"]):
-            shutil.copy(source, home / target.partition(":")[2])
+            if target.startswith("test-slice:"):
+                shutil.copy(source, home / target.partition(":")[2])
+            else:
+                shutil.copy(home / source.partition(":")[2], target)
     elif (CLOUD / "unreachable").exists():
         print("WARNING: Could not prepare all 1 nodes, attempting to ssh into the rest.", file=sys.stderr)
     elif verb == "ssh":
@@ -86,6 +92,23 @@ def main(argv: list[str]) -> int:
     else:
         raise AssertionError(argv)
     return 0
+
+
+def copy_from_bucket(*places: str) -> int:
+    """Copies as the real one does: those that are there, with an error where one is not."""
+    status = 0
+    for place in places[:-1]:
+        source = Path(os.environ["BUCKET"]) / place.removeprefix("gs://bucket/")
+        if source.is_dir():
+            shutil.copytree(source, Path(places[-1]) / source.name, dirs_exist_ok=True)
+        elif source.exists():
+            shutil.copy(source, places[-1])
+        else:
+            print(
+                f"ERROR: (gcloud.storage.cp) The following URLs matched no objects: {place}", file=sys.stderr
+            )
+            status = 1
+    return status
 
 
 def homes(worker: str) -> list[Path]:

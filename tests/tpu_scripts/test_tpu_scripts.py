@@ -10,7 +10,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = ("create.sh", "install.sh", "launch.sh", "logs.sh", "status.sh", "resume.sh", "delete.sh")
+SCRIPTS = (
+    *("create.sh", "install.sh", "launch.sh", "logs.sh", "status.sh", "resume.sh", "delete.sh"),
+    *("fetch.sh", "report.sh"),
+)
+OWN_FLAGS = {
+    "resume.sh": ["--watch"],
+    "logs.sh": ["--worker=all"],
+    "fetch.sh": ["--to=some where"],
+    "report.sh": ["--to=some where", "--scale=tiny"],
+}
 
 
 def test_a_whole_life(cloud):
@@ -125,6 +134,66 @@ def test_logs_are_followed_until_interrupted(cloud):
     assert cloud.calls("ssh")[-1][5:7] == ["--worker=1", "--node=0"]
 
 
+def test_what_a_run_told_is_fetched_while_it_goes_on_and_after(cloud, tmp_path):
+    run_dir, profile = cloud.bucket / "run", "tensorboard/plugins/profile/steps_1_to_2/host.xplane.pb"
+    (run_dir / profile).parent.mkdir(parents=True)
+    (run_dir / profile).write_text("trace")
+    cloud.ok("resume.sh")
+    cloud.until_waiting()
+    flag = f"--to={tmp_path / 'to here'}"
+    done = cloud.run("fetch.sh", flag)
+    assert done.returncode == 1 and "matched no objects: gs://bucket/run/log.jsonl" in done.stderr
+    assert (tmp_path / "to here" / profile).read_text() == "trace"
+    lines = (tmp_path / "to here" / "workers.log").read_text().splitlines()
+    assert sum(line.startswith(f"{os.uname().nodename}: starting at step 0") for line in lines) == 2
+    cloud.ok("delete.sh")
+    cloud.kill()
+    (run_dir / "log.jsonl").write_text("{}")
+    done = cloud.ok("fetch.sh", flag)
+    assert (tmp_path / "to here" / "log.jsonl").read_text() == "{}"
+    assert "test-slice is ABSENT: no worker has a log" in done.stderr
+    assert f"xprof {tmp_path / 'to here'}/tensorboard shows traces" in done.stderr
+
+
+def test_a_report_is_measured_and_brought_back(cloud, tmp_path):
+    for script in ("create.sh", "install.sh", "launch.sh"):
+        cloud.ok(script)
+    flags = ["--scale=tiny", f"--to={tmp_path / 'the report.md'}"]
+    done = cloud.run("report.sh", *flags)  # the chips are taken
+    assert done.returncode == 1 and done.stderr.count("jaxir-run runs, and has the chips") == 2
+    (cloud.bucket / "go").touch()
+    cloud.until(lambda: "2 workers: exit 0" in cloud.ok("status.sh").stdout)
+    done = cloud.ok("report.sh", *flags)
+    assert done.stdout.endswith("# both parts\n")
+    assert (tmp_path / "the report.md").read_text() == "# both parts\n"
+    assert "is ACTIVE: it costs money" in done.stderr
+    assert "the job is complete on all workers" in cloud.ok("resume.sh").stderr  # that of training, still
+
+
+def test_an_interrupted_report_brings_back_what_was_measured(cloud, tmp_path):
+    for script in ("create.sh", "install.sh"):
+        cloud.ok(script)
+    command = ["bash", str(cloud.checkout / "tpu_scripts/report.sh"), f"--config={cloud.config}"]
+    with subprocess.Popen(
+        [*command, "--scale=tiny", f"--to={tmp_path / 'report.md'}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=cloud.environment,
+        start_new_session=True,
+    ) as report:
+        first = cloud.folder / "worker0/jaxir-report/report.md"
+        cloud.until(lambda: first.exists() and first.read_text())
+        os.killpg(report.pid, signal.SIGINT)
+        _, err = report.communicate(timeout=30)
+    assert report.returncode == 130, err
+    assert (tmp_path / "report.md").read_text() == "# part 1 on worker0 ['--scale=tiny']\n"
+    assert f"written: {tmp_path / 'report.md'}\n" in err and "is ACTIVE: it costs money" in err
+    for group in cloud.groups():
+        with pytest.raises(ProcessLookupError):
+            os.killpg(group, 0)
+
+
 def test_an_interrupt_tells_what_exists(cloud):
     command = ["bash", str(cloud.checkout / "tpu_scripts/create.sh"), f"--config={cloud.config}"]
     environment = cloud.environment | {"FAKE_STATES": '["WAITING_FOR_RESOURCES"]'}
@@ -216,9 +285,10 @@ def test_dry_run_of_no_script_runs_gcloud(cloud):
     assert scripts == sorted(SCRIPTS)
     for script in scripts:
         assert "--dry_run" in cloud.ok(script, "--help").stdout
-        for own in ([], ["--watch"] if script == "resume.sh" else ["--worker=all"] * (script == "logs.sh")):
+        for own in ([], OWN_FLAGS.get(script, [])):
             printed = cloud.ok(script, "--dry_run", *own).stdout.splitlines()
-            assert printed and all(line.startswith(("gcloud compute tpus ", "git ")) for line in printed)
+            known = ("gcloud compute tpus ", "gcloud storage cp ", "git ")
+            assert printed and all(line.startswith(known) for line in printed)
     assert cloud.calls() == []
 
 

@@ -1,0 +1,483 @@
+"""A report on this machine, or this slice, to send back: what was planned of it, and what it does.
+
+    python benchmarks/report.py [--output=jaxir-report.md] [--scale=base|small|tiny]
+
+Four parts, each in a process of its own, one at a time, so that one that fails takes no other with it:
+
+    machine     its devices and the versions of what runs on them
+    training    the step of a dual encoder with SamToNe, on random tokens without padding: time, MFU and
+                memory beside what a plan says of the very program that ran
+    loss        SamToNe and its gradient by itself, dense and blockwise (see loss.py)
+    encoding    passages/s of random words, about as long as MS MARCO's, with the model that was trained
+
+Weights are random and nothing is fetched. The file is one page of Markdown with all figures as JSON at its
+end; it is written anew after each part, so that what was measured stays if the rest is interrupted. On a pod
+start it on every machine; each writes its own, and that of the first is the one to send.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+PARTS = ("machine", "training", "loss", "encoding")
+WARM_UP = 2
+VERSIONS = ("jax", "jaxlib", "libtpu", "jax-cuda13-plugin", "jax-cuda12-plugin", "flax", "optax", "numpy")
+
+
+class Scale(NamedTuple):
+    """How much is measured.
+
+    Attributes:
+      about: in words.
+      model: name of `config_of`.
+      pairs: of a batch, on each device.
+      lengths: tokens of a query and of a passage.
+      steps: timed steps of training.
+      sizes: batches of the loss by itself, on all devices.
+      block_size: of the blockwise loss.
+      texts: passages to encode, on each machine.
+    """
+
+    about: str
+    model: str
+    pairs: int
+    lengths: tuple[int, int]
+    steps: int
+    sizes: tuple[int, ...]
+    block_size: int
+    texts: int
+
+
+SCALES = {
+    "base": Scale(
+        "the step of gin/samtone_base.gin, 128 pairs a device",
+        "t5-base",
+        pairs=128,
+        lengths=(64, 256),
+        steps=20,
+        sizes=(16384, 65536),
+        block_size=4096,
+        texts=20000,
+    ),
+    "small": Scale(
+        "MiniLM's shape, for CPUs",
+        "minilm",
+        pairs=32,
+        lengths=(32, 128),
+        steps=5,
+        sizes=(4096,),
+        block_size=1024,
+        texts=1000,
+    ),
+    "tiny": Scale(
+        "whether all of it runs; its times mean nothing",
+        "tiny",
+        pairs=8,
+        lengths=(8, 16),
+        steps=3,
+        sizes=(256,),
+        block_size=64,
+        texts=50,
+    ),
+}
+
+
+def main() -> int:
+    """Parses flags, runs the parts, writes the report after each and prints it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--output", default="jaxir-report.md", help="the file to send (default: %(default)s)")
+    scales = "; ".join(f"{name}: {scale.about}" for name, scale in SCALES.items())
+    parser.add_argument(
+        "--scale", choices=SCALES, help=f"{scales} (default: small on CPUs, base on TPUs and GPUs)"
+    )
+    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
+    flags = parser.parse_args()
+    sys.path.insert(0, str(ROOT))
+    if flags.part:
+        return work(flags.part, flags.scale)
+
+    from jaxir.files import atomic_file
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    found: dict[str, Any] = {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")}
+    status = 0
+    try:
+        for part in PARTS:
+            begin = time.monotonic()
+            print(f"{part} ...", file=sys.stderr, flush=True)
+            found[part] = {"failed": "interrupted"}
+            found[part] = run(part, flags.scale)
+            found[part]["seconds_in_all"] = round(time.monotonic() - begin, 1)
+            if part == "machine":
+                kind = "small" if found[part].get("platform", "cpu") == "cpu" else "base"
+                flags.scale = found["scale"] = flags.scale or kind
+            with atomic_file(flags.output) as file:
+                file.write(render(found))
+            status = status or int("failed" in found[part])
+    except (KeyboardInterrupt, SystemExit) as error:
+        status = error.code if isinstance(error, SystemExit) else 130
+        with atomic_file(flags.output) as file:
+            file.write(render(found))
+    print(render(found, with_json=False))
+    print(f"written: {flags.output}", file=sys.stderr)
+    return status
+
+
+def run(part: str, scale: str | None) -> dict[str, Any]:
+    """Runs one part in its own process; returns its figures, or what went wrong."""
+    command = [sys.executable, str(Path(__file__).resolve()), f"--part={part}"]
+    command += [f"--scale={scale}"] if scale else []
+    environment = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "TF_CPP_MIN_LOG_LEVEL": "2"} | os.environ
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
+        ) as process,
+    ):
+        try:
+            out, _ = process.communicate()
+        except BaseException:
+            process.kill()
+            raise
+        errors.seek(0)
+        lines = [line for line in errors.read().splitlines() if line.strip()]
+    if process.returncode:
+        return {"failed": f"status {process.returncode}: {' | '.join(lines[-3:])[-800:]}"}
+    return json.loads(out.splitlines()[-1])
+
+
+def work(part: str, scale: str | None) -> int:
+    """Measures one part in this process, one of several on a pod; prints its figures."""
+    from jaxir.distributed import maybe_initialize_distributed, together
+
+    maybe_initialize_distributed()
+    with together():
+        measure = {"training": training, "loss": loss, "encoding": encoding}
+        figures = machine() if part == "machine" else measure[part](SCALES[scale])
+        print(json.dumps(figures), flush=True)
+    return 0
+
+
+# ------------------------------------------------------------------------------------------------- parts
+
+
+def machine() -> dict[str, Any]:
+    """Returns what this is."""
+    import jax
+
+    import jaxir
+    from jaxir.costs import targets
+
+    devices, ours = jax.devices(), jax.local_devices()[0]
+    target = targets.of_devices(devices)
+    versions = {}
+    for name in VERSIONS:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    git = subprocess.run(
+        ["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True
+    )
+    limit = (ours.memory_stats() or {}).get("bytes_limit")
+    return {
+        "platform": ours.platform,
+        "kind": ours.device_kind,
+        "devices": len(devices),
+        "machines": jax.process_count(),
+        "topology": target.name if target else None,
+        "memory_gib": limit / 2**30 if limit else None,
+        "jaxir": jaxir.__version__ + (f" ({git.stdout.strip()})" if git.returncode == 0 else ""),
+        "python": platform.python_version(),
+        "versions": versions,
+        "runtime": ours.client.platform_version.splitlines()[0],
+        "system": platform.platform(),
+        "processor": processor(),
+        "cores": len(os.sched_getaffinity(0)),
+    }
+
+
+def processor() -> str:
+    """Returns the name of this machine's processor."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def training(scale: Scale) -> dict[str, Any]:
+    """Compiles the step of training and times it."""
+    import jax
+    import numpy as np
+    from flax import nnx
+
+    from jaxir import distributed
+    from jaxir.features import TextFormat, Tokens
+    from jaxir.models.dual_encoder import DualEncoderModel
+    from jaxir.objectives.contrastive import Contrastive
+    from jaxir.partitioning import MeshConfig
+    from jaxir.training import profiling, state
+    from jaxir.training.optimizers import Adafactor
+
+    partitioner, objective, built = MeshConfig().build(), Contrastive(), Adafactor().build(1000)
+    config = config_of(scale)
+    model = DualEncoderModel(config, rngs=nnx.Rngs(0))
+    plan = state.plan_state(model, built.transform, partitioner)
+    part, parts = distributed.share_of_batch(partitioner)
+    batch_size = scale.pairs * jax.device_count()
+    rng = np.random.default_rng(part)
+    batch = {
+        name: rng.integers(
+            2,
+            config.backbone.vocab_size if isinstance(feature, Tokens) else 2**31 - 1,
+            (batch_size // parts, *feature.shape),
+            dtype=np.int32,
+        )
+        for name, feature in objective.features(TextFormat(*scale.lengths)).items()
+    }
+    batch = distributed.place_share(batch, partitioner, part, parts)
+    begin = time.perf_counter()
+    step = state.make_step(plan, objective, built, 0)
+    train_state = state.initial_state(model, built.transform, plan)
+    with partitioner():
+        jitted = jax.jit(step, donate_argnums=0, out_shardings=(plan.shardings, None))
+        compiled = jitted.lower(train_state, batch).compile()
+    compile_seconds = time.perf_counter() - begin
+    ideal = profiling.ideal_seconds(plan, objective, train_state, batch, partitioner)
+    del model  # whose arrays are the state's: the first step takes them
+    for number in range(WARM_UP + scale.steps):
+        if number == WARM_UP:
+            jax.block_until_ready(train_state)
+            begin = time.perf_counter()
+        train_state, metrics = compiled(train_state, batch)
+    jax.block_until_ready(train_state)
+    seconds = (time.perf_counter() - begin) / scale.steps
+    loss = float(metrics["loss"])
+    if not math.isfinite(loss):
+        raise SystemExit(f"the loss is {loss}")
+    return {
+        "model": config.summary,
+        "parameters": sum(x.size for x in jax.tree.leaves(train_state.params)),
+        "dtype": config.backbone.dtype,
+        "pairs": batch_size,
+        "lengths": list(scale.lengths),
+        "steps": scale.steps,
+        "loss": loss,
+        "compile_seconds": compile_seconds,
+        "step_seconds": seconds,
+        "examples_per_second": batch_size / seconds,
+        "products_at_peak_seconds": ideal,
+        "mfu": ideal / seconds if ideal else None,
+        **profiling.planned(compiled, partitioner),
+        **profiling.peak_memory(jax.local_devices()),
+    }
+
+
+def loss(scale: Scale) -> dict[str, Any]:
+    """Times the loss by itself."""
+    import jax
+    from loss import PRODUCTS, measure
+
+    rows = []
+    for size in scale.sizes:
+        for block_size in (None, scale.block_size):
+            result = measure(size, 768, block_size, "samtone", repeats=3)
+            row = {"B": size, "block_size": block_size, "temporary_gib": result["temporary"] / 2**30}
+            if "step" in result:
+                products = PRODUCTS["samtone", "blockwise" if block_size else "dense"]
+                rate = products * 2 * size**2 * 768 / result["step"] / 1e12
+                row |= {"seconds": result["step"], "tflops": rate, "loss": result["loss"]}
+            rows.append(row)
+    return {"devices": jax.device_count(), "dimension": 768, "rows": rows}
+
+
+def encoding(scale: Scale) -> dict[str, Any]:
+    """Encodes passages twice: the first pass compiles."""
+    import jax
+    import numpy as np
+    from flax import nnx
+
+    from jaxir.interop.stored import EncoderSettings
+    from jaxir.models.dual_encoder import DualEncoderModel
+    from jaxir.retrieval.encoding.batching import EncodingReport
+    from jaxir.retrieval.encoding.dual_encoder import DualEncoder
+    from jaxir.training import profiling
+
+    config = config_of(scale)
+    words = [f"w{n}" for n in range(config.backbone.vocab_size - 4)]
+    settings = EncoderSettings(query_max_length=scale.lengths[0], passage_max_length=scale.lengths[1])
+    encoder = DualEncoder(DualEncoderModel(config, rngs=nnx.Rngs(0)), tokenizer_of(words), settings, "random")
+    rng = np.random.default_rng(0)
+    lengths = np.clip(rng.lognormal(math.log(65), 0.6, scale.texts), 10, scale.lengths[1]).astype(int)
+    texts = [" ".join(rng.choice(words, length)) for length in lengths]
+    passes = []
+    for _ in range(2):
+        report, begin = EncodingReport(), time.perf_counter()
+        encoder.encode(texts, tower="passage", show_progress=False, report=report)
+        passes.append(time.perf_counter() - begin)
+    return {
+        "model": config.summary,
+        "dtype": config.backbone.dtype,
+        "texts": scale.texts,
+        "tokens": report.real_tokens,
+        "padded_tokens": report.padded_tokens,
+        "shapes": len(report.shapes),
+        "devices": jax.local_device_count(),
+        "first_pass_seconds": passes[0],
+        "seconds": passes[1],
+        "passages_per_second": scale.texts / passes[1],
+        **profiling.peak_memory(jax.local_devices()),
+    }
+
+
+def config_of(scale: Scale) -> Any:
+    """Returns the DualEncoderConfig of a scale's model."""
+    from jaxir.models.bert import BertConfig
+    from jaxir.models.dual_encoder import DualEncoderConfig, Projection
+    from jaxir.models.t5 import preset
+
+    if scale.model == "t5-base":
+        backbone = preset("1.1-base", dtype="bfloat16", remat=True, scan_layers=True)
+        return DualEncoderConfig(backbone=backbone, projection=Projection(dimension=768))
+    shape = {"embed_dim": 384, "num_layers": 6, "num_heads": 12, "mlp_dim": 1536}
+    if scale.model == "tiny":
+        shape = {"vocab_size": 1000, "embed_dim": 32, "num_layers": 1, "num_heads": 2, "mlp_dim": 64}
+    return DualEncoderConfig(backbone=BertConfig(**shape))
+
+
+def tokenizer_of(words: list[str]) -> Any:
+    """Returns a tokenizer that knows these words, which blanks separate."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    from jaxir.data import tokenizer
+
+    ids = {word: number for number, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *words])}
+    backend = Tokenizer(models.WordLevel(ids, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    special = [("[CLS]", ids["[CLS]"]), ("[SEP]", ids["[SEP]"])]
+    backend.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=special)
+    with tempfile.TemporaryDirectory() as directory:
+        backend.save(str(Path(directory) / "tokenizer.json"))
+        return tokenizer.Tokenizer.load(directory)
+
+
+# ------------------------------------------------------------------------------------------------ report
+
+
+def render(found: Mapping[str, Any], *, with_json: bool = True) -> str:
+    """Returns the report as Markdown."""
+    lines = []
+    for part, told in zip(PARTS, (of_machine, of_training, of_loss, of_encoding), strict=True):
+        figures = found.get(part, {"failed": "not reached"})
+        lines += ["", f"## {part.capitalize()}", ""]
+        lines += [f"**{figures['failed']}**"] if "failed" in figures else told(figures)
+    kind = found.get("machine", {})
+    title = f"{kind.get('devices', '?')} x {kind.get('kind', '?')}"
+    about = f"{found['date']}, scale {found.get('scale', '?')}"
+    lines = [f"# jaxir on {title}", "", about, *lines, ""]
+    if with_json:
+        lines += ["## All figures", "", "```json", json.dumps(found, indent=1), "```", ""]
+    return "\n".join(lines)
+
+
+def of_machine(m: Mapping[str, Any]) -> Iterator[str]:
+    """Yields what is told of the machine."""
+    slice_ = f" ({m['topology']})" if m["topology"] else ""
+    memory = f", {m['memory_gib']:.2f} GiB each" if m["memory_gib"] else ""
+    yield f"- {m['devices']} x {m['kind']}{slice_}{memory}; machines: {m['machines']}, of {m['cores']} cores"
+    yield f"- {m['processor']}; {m['system']}"
+    versions = ", ".join(f"{name} {version}" for name, version in m["versions"].items())
+    yield f"- jaxir {m['jaxir']}, Python {m['python']}, {versions}"
+    yield f"- {m['runtime']}"
+
+
+def of_training(t: Mapping[str, Any]) -> Iterator[str]:
+    """Yields what is told of training: measured beside planned."""
+    yield (
+        f"{t['model']}, {t['parameters'] / 1e6:,.0f} M parameters, {t['dtype']}; {t['pairs']} pairs of"
+        f" {t['lengths'][0]} + {t['lengths'][1]} tokens; mean of {t['steps']} steps; compiled in"
+        f" {t['compile_seconds']:.0f} s"
+    )
+    best, worst = (t.get(f"planned/{name}_seconds") for name in ("all_at_once", "one_after_another"))
+    ideal = t["products_at_peak_seconds"]
+    rows = [
+        ("step, ms", milli(t["step_seconds"]), milli(best), milli(worst)),
+        ("MFU", share(t["mfu"]), share(best and ideal / best), share(worst and ideal / worst)),
+    ]
+    yield from table(["", "measured", "planned, all at once", "planned, one after another"], rows)
+    held, planned = (t.get(name) for name in ("peak_memory_gib", "planned/memory_gib"))
+    told = "not counted" if held is None else f"{held:.2f} GiB at most"
+    yield ""
+    yield (
+        f"Memory of a device: {told}; planned {planned:.2f} GiB. {t['examples_per_second']:,.0f} pairs/s."
+        if planned is not None
+        else f"Memory of a device: {told}. {t['examples_per_second']:,.0f} pairs/s."
+    )
+
+
+def of_loss(found: Mapping[str, Any]) -> Iterator[str]:
+    """Yields what is told of the loss."""
+    yield f"SamToNe and its gradient, D = {found['dimension']}, float32, over {found['devices']} devices"
+    rows = [
+        (
+            f"{row['B']:,}",
+            f"blockwise, {row['block_size']}" if row["block_size"] else "dense",
+            milli(row.get("seconds")) or "does not fit",
+            f"{row['tflops']:.3g}" if "tflops" in row else "",
+            f"{row['temporary_gib']:.2f}",
+        )
+        for row in found["rows"]
+    ]
+    yield from table(["B", "version", "ms", "TFLOP/s", "temporary GiB a device"], rows)
+
+
+def of_encoding(e: Mapping[str, Any]) -> Iterator[str]:
+    """Yields what is told of encoding."""
+    rate, tokens = e["passages_per_second"], e["tokens"] / e["seconds"]
+    yield f"{e['model']}, {e['dtype']}, the {e['devices']} devices of one machine"
+    yield ""
+    yield (
+        f"**{rate:,.0f} passages/s** ({tokens:,.0f} tokens/s, {e['tokens'] / e['texts']:.0f} tokens each,"
+        f" padded to {e['padded_tokens'] / e['tokens']:.2f} of that); {e['shapes']} shapes were compiled in"
+        f" the first pass, {e['first_pass_seconds']:.0f} s"
+    )
+
+
+def table(head: list[str], rows: list[tuple[str, ...]]) -> Iterator[str]:
+    """Yields a table."""
+    yield ""
+    yield f"| {' | '.join(head)} |"
+    yield f"|{'---|' * len(head)}"
+    for row in rows:
+        yield f"| {' | '.join(cell or '-' for cell in row)} |"
+
+
+def milli(seconds: float | None) -> str:
+    """Returns milliseconds; nothing of None."""
+    return "" if seconds is None else f"{seconds * 1000:,.3g}" if seconds < 1 else f"{seconds * 1000:,.0f}"
+
+
+def share(part: float | None) -> str:
+    """Returns a percentage; nothing of None."""
+    return "" if part is None else f"{part:.0%}"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

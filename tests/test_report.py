@@ -1,0 +1,74 @@
+"""The report that users send back: written part by part, and told as it was measured."""
+
+import importlib.util
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[1] / "benchmarks" / "report.py"
+
+
+def report(output: Path) -> subprocess.Popen:
+    command = [sys.executable, str(SCRIPT), "--scale=tiny", f"--output={output}"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def figures_of(text: str) -> dict:
+    return json.loads(text.split("```json\n")[1].split("\n```")[0])
+
+
+def test_measured_stands_beside_planned():
+    spec = importlib.util.spec_from_file_location("report_script", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where its NamedTuple looks for its types
+    spec.loader.exec_module(module)
+    training = {"model": "T5", "parameters": 110e6, "dtype": "bfloat16", "pairs": 512, "lengths": [64, 256]}
+    training |= {"steps": 20, "compile_seconds": 61.2, "step_seconds": 0.4, "examples_per_second": 1280.0}
+    training |= {"products_at_peak_seconds": 0.1, "mfu": 0.25, "peak_memory_gib": 4.75}
+    training |= {"planned/memory_gib": 4.3, "planned/all_at_once_seconds": 0.2}
+    training |= {"planned/one_after_another_seconds": 0.355}
+    found = {"date": "2026-11-25", "scale": "base", "training": training, "loss": {"failed": "status 1: no"}}
+    text = module.render(found)
+    assert "| step, ms | 400 | 200 | 355 |\n| MFU | 25% | 50% | 28% |\n" in text
+    assert "Memory of a device: 4.75 GiB at most; planned 4.30 GiB. 1,280 pairs/s." in text
+    assert "## Loss\n\n**status 1: no**\n" in text and "## Encoding\n\n**not reached**\n" in text
+    assert figures_of(text) == found
+
+
+@pytest.mark.slow
+def test_all_parts_are_measured_in_one_command(tmp_path):
+    with report(tmp_path / "report.md") as process:
+        out, err = process.communicate(timeout=600)
+    assert process.returncode == 0, err
+    text = (tmp_path / "report.md").read_text()
+    assert text.startswith(out.rstrip("\n")) and "failed" not in text
+    found = figures_of(text)
+    machine, training, loss, encoding = (found[part] for part in ("machine", "training", "loss", "encoding"))
+    assert machine["platform"] == "cpu" and machine["versions"].keys() >= {"jax", "jaxlib"}
+    assert training["pairs"] == 8 * machine["devices"]
+    assert training["step_seconds"] * training["examples_per_second"] == pytest.approx(training["pairs"])
+    assert training["planned/memory_gib"] > 0 and training["mfu"] is None
+    dense, blockwise = loss["rows"]
+    assert blockwise["block_size"] and blockwise["loss"] == pytest.approx(dense["loss"], rel=1e-5)
+    assert encoding["texts"] == 50 and encoding["passages_per_second"] > 0 and encoding["tokens"] > 50 * 10
+
+
+@pytest.mark.slow
+def test_what_was_measured_stays_when_the_rest_is_interrupted(tmp_path):
+    with report(tmp_path / "report.md") as process:
+        end = time.monotonic() + 200
+        while not (tmp_path / "report.md").exists():
+            assert process.poll() is None and time.monotonic() < end
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 143, err
+    text = (tmp_path / "report.md").read_text()
+    assert figures_of(text)["machine"]["platform"] == "cpu"
+    assert "## Training\n\n**interrupted**\n" in text and "## Loss\n\n**not reached**\n" in text
+    assert text.startswith(out.rstrip("\n"))

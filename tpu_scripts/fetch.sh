@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+USAGE="usage: fetch.sh [--config=FILE] [--to=DIRECTORY] [--dry_run]
+
+Fetches what a run has told so far: from its bucket log.jsonl and tensorboard/ with the traces of --profile_steps, from
+the workers, while there are some, what they printed (workers.log, each line with its machine). The run goes on.
+
+  --to=DIRECTORY  where to put it (default: the slice's NAME); files of an earlier time are overwritten
+  --config=FILE   settings (default: config.sh beside this script; see config.example.sh)
+  --dry_run       print the commands instead of running them
+
+example:
+  tpu_scripts/fetch.sh --config=my_slice.sh --to=samtone && xprof samtone/tensorboard"
+set -euo pipefail
+# shellcheck source=tpu_scripts/lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+to=""
+own_flag() {
+  [[ "$1" == --to=?* ]] || return 1
+  to="${1#*=}"
+}
+
+parse_flags "$@"
+load_config
+: "${to:="$NAME"}"
+for word in "${TRAIN[@]}"; do
+  [[ "$word" != --output_dir=* ]] || run_dir="${word#*=}"
+done
+print_logs="sed \"s/^/\$(hostname): /\" jaxir-run/log"
+if "$DRY_RUN"; then
+  slice_state
+  on_all_workers "$print_logs"
+else
+  mkdir -p "$to"
+  state="$(slice_state)"
+  if [[ "$state" == ACTIVE ]]; then
+    on_all_workers "$print_logs" >"$to/workers.log" || say "warning: not every worker's log is in $to/workers.log"
+  else
+    say "note: $NAME is $state: no worker has a log"
+  fi
+fi
+# The logs are in the bucket from the first checkpoint on.
+run gcloud storage cp --recursive "$run_dir/log.jsonl" "$run_dir/tensorboard" "$to" --project="$PROJECT"
+"$DRY_RUN" || say "in $to: xprof $to/tensorboard shows traces, tensorboard --logdir=$to/tensorboard the curves"

@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+USAGE="usage: report.sh [--config=FILE] [--scale=base|small|tiny] [--to=FILE] [--dry_run]
+
+Measures the slice (benchmarks/report.py: its chips, a training step, the loss, encoding; minutes), waits for it and
+brings the report back: one file to read and to send. Ctrl-C ends the measuring; what was measured is brought back.
+Nothing else may run on the slice.
+
+  --scale=NAME   how much is measured (default: as suits the chips)
+  --to=FILE      where to put the report (default: NAME-report.md, with the slice's NAME)
+  --config=FILE  settings (default: config.sh beside this script; see config.example.sh)
+  --dry_run      print the commands instead of running them
+
+example:
+  tpu_scripts/report.sh --config=my_slice.sh"
+set -euo pipefail
+# shellcheck source=tpu_scripts/lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+scale="" to=""
+own_flag() {
+  case "$1" in
+    --scale=base | --scale=small | --scale=tiny) scale=" $1" ;;
+    --to=?*) to="${1#*=}" ;;
+    *) return 1 ;;
+  esac
+}
+
+JOB=report
+worker="JAXIR_JOB=$JOB bash jaxir/tpu_scripts/worker.sh"
+
+# Of the first worker, whose report has every chip of the slice.
+bring_back() { run_queued scp "$NAME:jaxir-report/report.md" "$to" --worker=0 --node=0; }
+
+end_early() {
+  trap - INT TERM
+  say
+  say "interrupted: ending the measuring, to bring back what was measured"
+  on_all_workers "$worker stop" >/dev/null && bring_back && say "written: $to" || true
+  describe_cost
+  exit "$1"
+}
+
+parse_flags "$@"
+load_config
+: "${to:="$NAME-report.md"}"
+on_all_workers "$worker start python benchmarks/report.py --output=../jaxir-report/report.md$scale"
+if "$DRY_RUN"; then
+  say "# until none is running:"
+  job_states
+  bring_back
+  exit
+fi
+trap 'end_early 130' INT
+trap 'end_early 143' TERM
+while states="$(job_states)" && [[ "$states" == *running* ]]; do
+  pause
+done
+[[ -n "$states" ]] || fail "the workers of $NAME do not answer; run this again to go on waiting"
+bring_back
+cat "$to"
+say "written: $to"
+describe_cost
+[[ "$(sort -u <<<"$states")" == "exit 0" ]] || fail "not all could be measured: see the report"
