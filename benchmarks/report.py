@@ -415,21 +415,19 @@ def of_training(t: Mapping[str, Any]) -> Iterator[str]:
         f" {t['lengths'][0]} + {t['lengths'][1]} tokens; mean of {t['steps']} steps; compiled in"
         f" {t['compile_seconds']:.0f} s"
     )
-    best, worst = (t.get(f"planned/{name}_seconds") for name in ("all_at_once", "one_after_another"))
+    names = ("all at once", "as scheduled", "one after another")
+    planned = [t.get(f"planned/{name.replace(' ', '_')}_seconds") for name in names]
     ideal = t["products_at_peak_seconds"]
     rows = [
-        ("step, ms", milli(t["step_seconds"]), milli(best), milli(worst)),
-        ("MFU", share(t["mfu"]), share(best and ideal / best), share(worst and ideal / worst)),
+        ("step, ms", *map(milli, [t["step_seconds"], *planned])),
+        ("MFU", share(t["mfu"]), *(share(seconds and ideal / seconds) for seconds in planned)),
     ]
-    yield from table(["", "measured", "planned, all at once", "planned, one after another"], rows)
-    held, planned = (t.get(name) for name in ("peak_memory_gib", "planned/memory_gib"))
+    yield from table(["", "measured", *(f"planned, {name}" for name in names)], rows)
+    held, needed = (t.get(name) for name in ("peak_memory_gib", "planned/memory_gib"))
     told = "not counted" if held is None else f"{held:.2f} GiB at most"
+    told += "" if needed is None else f", planned {needed:.2f} GiB"
     yield ""
-    yield (
-        f"Memory of a device: {told}; planned {planned:.2f} GiB. {t['examples_per_second']:,.0f} pairs/s."
-        if planned is not None
-        else f"Memory of a device: {told}. {t['examples_per_second']:,.0f} pairs/s."
-    )
+    yield f"Memory of a device: {told}. {t['examples_per_second']:,.0f} pairs/s."
 
 
 def of_loss(found: Mapping[str, Any]) -> Iterator[str]:

@@ -31,11 +31,11 @@ def test_measured_stands_beside_planned():
     training |= {"steps": 20, "compile_seconds": 61.2, "step_seconds": 0.4, "examples_per_second": 1280.0}
     training |= {"products_at_peak_seconds": 0.1, "mfu": 0.25, "peak_memory_gib": 4.75}
     training |= {"planned/memory_gib": 4.3, "planned/all_at_once_seconds": 0.2}
-    training |= {"planned/one_after_another_seconds": 0.355}
+    training |= {"planned/as_scheduled_seconds": 0.3, "planned/one_after_another_seconds": 0.355}
     found = {"date": "2026-11-25", "scale": "base", "training": training, "loss": {"failed": "status 1: no"}}
     text = module.render(found)
-    assert "| step, ms | 400 | 200 | 355 |\n| MFU | 25% | 50% | 28% |\n" in text
-    assert "Memory of a device: 4.75 GiB at most; planned 4.30 GiB. 1,280 pairs/s." in text
+    assert "| step, ms | 400 | 200 | 300 | 355 |\n| MFU | 25% | 50% | 33% | 28% |\n" in text
+    assert "Memory of a device: 4.75 GiB at most, planned 4.30 GiB. 1,280 pairs/s." in text
     assert "## Loss\n\n**status 1: no**\n" in text and "## Encoding\n\n**not reached**\n" in text
     assert figures_of(text) == found
 

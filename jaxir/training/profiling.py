@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from jaxir.asides import temporary_directory
-from jaxir.costs import chips, collectives, hlo, roofline, targets, work
+from jaxir.costs import chips, collectives, hlo, overlap, roofline, targets, work
 from jaxir.errors import UserError
 from jaxir.files import atomic_file
 from jaxir.objectives.objective import Objective
@@ -49,9 +49,9 @@ def ideal_seconds(
 def planned(compiled: Any, partitioner: Partitioner) -> dict[str, float]:
     """Returns what a plan says of a step, read from the program that runs: nothing is compiled for it.
 
-    Its memory on each device, GiB, and on TPUs the seconds of a step at full speed, with all at once and with
-    one thing after another (docs/planning.md). Programs for other devices call libraries and do not say what
-    these do.
+    Its memory on each device, GiB, and on TPUs the seconds of a step at full speed: with all at once, as the
+    compiler has scheduled it, and with one thing after another (docs/planning.md). Programs for other devices
+    call libraries and do not say what these do.
     """
     try:
         return _planned(compiled, partitioner)
@@ -71,6 +71,7 @@ def _planned(compiled: Any, partitioner: Partitioner) -> dict[str, float]:
     least = roofline.estimate(work.compiled(program), sent, target, devices)
     return figures | {
         "planned/all_at_once_seconds": least.overlapped,
+        "planned/as_scheduled_seconds": overlap.read(program, target, partitioner.mesh, devices).seconds,
         "planned/one_after_another_seconds": least.in_turn,
     }
 
