@@ -127,24 +127,34 @@ def take_up(directory: Path, names: Collection[str]) -> dict[str, str]:
 
     Args:
       directory: where it is.
-      names: the files that are there. Those that it does not know yet are read.
+      names: the files that are there. Those of which no process has added a hash are read.
 
     Returns:
       Their hashes, which are what it holds now.
     """
-    path, sums = directory / NAME, {}
-    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-    for line in text.splitlines():
-        if (found := _LINE.fullmatch(line)) and found[2] in names:
-            sums[found[2]] = found[1]
+    wanted, sums, of_others = set(names), {}, sorted(directory.glob(f".{NAME}.*"))
+    for path in (directory / NAME, *of_others):
+        text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+        for line in text.splitlines():
+            if (found := _LINE.fullmatch(line)) and found[2] in wanted:
+                sums[found[2]] = found[1]
     sums |= _digests(directory, [name for name in names if name not in sums])
     write(directory, sums)
+    for path in of_others:
+        path.unlink()
     return sums
 
 
-def append(directory: Path, sums: Mapping[str, str]) -> None:
-    """Adds hashes to a SHA256SUMS that grows."""
-    with (directory / NAME).open("a", encoding="utf-8") as file:
+def append(directory: Path, sums: Mapping[str, str], *, process: int = 0) -> None:
+    """Adds hashes to a SHA256SUMS that grows.
+
+    Args:
+      directory: where it is.
+      sums: the hash of each file, by name.
+      process: of several that write into the directory together all but 0 have a hidden file of their own,
+        which `take_up` adds.
+    """
+    with (directory / (f".{NAME}.{process}" if process else NAME)).open("a", encoding="utf-8") as file:
         file.writelines(_lines(sums))
         file.flush()
         os.fsync(file.fileno())

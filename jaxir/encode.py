@@ -23,10 +23,12 @@ def encode(
     expansion: Literal["typical", "corpus", "document"] | None = None,
     views: Count | None = None,
     on_bad_input: Literal["stop", "skip"] = "stop",
+    ray: str | None = None,
 ) -> None:
     """Encodes a corpus, or queries, into a directory of vectors.
 
-    Run again after an interruption, the same command continues where it stopped.
+    Run again after an interruption, the same command continues where it stopped. Several machines that see
+    the same files share the work, started as for training (docs/sharding.md); so do those of a Ray cluster.
 
     Args:
       model: a jaxir model or run directory, or st: or hf: and a local directory or hub name.
@@ -45,7 +47,11 @@ def encode(
         once).
       views: for --expansions, queries of a document, the first ones (default: 10).
       on_bad_input: stop at the first malformed line, or skip and count them.
+      ray: have the machines of a Ray cluster encode (docs/big_corpora.md): HOST:PORT of its head, or auto for
+        the cluster that this machine is of. They need jaxir and the model, and no other file.
     """
+    from jaxir import distributed
+    from jaxir.retrieval.encoding.cluster import Cluster
     from jaxir.retrieval.encoding.dual_encoder import DualEncoder
     from jaxir.retrieval.encoding.embeddings import encode_corpus
     from jaxir.retrieval.encoding.views import Expansion
@@ -54,17 +60,22 @@ def encode(
     if how and expansions is None:
         raise UserError("--expansion and --views are for --expansions")
     expanded = None if expansions is None else Expansion(path=expansions, **how)
-    encoder = DualEncoder.load(model, dtype=dtype, batch_tokens=batch_tokens)
-    report = encode_corpus(
-        encoder,
-        input,
-        output,
-        tower=tower,
-        shard_size=shard_size,
-        expansion=expanded,
-        on_bad_input=on_bad_input,
-    )
-    print(f"{output}: {report}" if report.texts else f"{output} is complete, nothing to do")
+    cluster = None if ray is None else Cluster.connect(ray, batch_tokens=batch_tokens)
+    if cluster is None:
+        distributed.maybe_initialize_distributed()
+    with distributed.together():
+        encoder = DualEncoder.load(model, dtype=dtype, batch_tokens=batch_tokens)
+        report = encode_corpus(
+            encoder,
+            input,
+            output,
+            tower=tower,
+            shard_size=shard_size,
+            expansion=expanded,
+            on_bad_input=on_bad_input,
+            cluster=cluster,
+        )
+        distributed.say(f"{output}: {report}" if report.texts else f"{output} is complete, nothing to do")
 
 
 if __name__ == "__main__":

@@ -187,6 +187,18 @@ def test_a_list_that_grows_goes_on_after_a_torn_line(tmp_path):
     check(tmp_path)
 
 
+def test_a_list_has_what_other_processes_added(tmp_path, monkeypatch):
+    for name in "abc":
+        (tmp_path / name).write_text(name)
+    digests = {name: hashlib.sha256(name.encode()).hexdigest() for name in "abc"}
+    checksums.take_up(tmp_path, ["a"])
+    checksums.append(tmp_path, {"b": digests["b"]}, process=1)
+    checksums.append(tmp_path, {"c": digests["c"]}, process=2)
+    monkeypatch.setattr(checksums, "_digests", lambda directory, names: dict.fromkeys(names, "read"))
+    assert checksums.take_up(tmp_path, ["a", "b", "c"]) == digests == checksums.read(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["SHA256SUMS", "a", "b", "c"]
+
+
 def test_a_file_whose_hash_is_known_is_read_once(tmp_path):
     path, read = tmp_path / "weights", []
     path.write_bytes(b"weights")

@@ -6,7 +6,8 @@
     SHA256SUMS             the hashes of all of them
 
 A shard is there if both are: the ids and the hashes of both are written first, and either appears only when
-whole. Texts are batched within their shard, so its vectors do not depend on where a run was interrupted.
+whole. Texts are batched within their shard, so its vectors do not depend on where a run was interrupted, nor
+on which of several processes made it.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
 import numpy as np
 
 from jaxir import checksums
 from jaxir.data import fingerprints
 from jaxir.data.lines import OnBadInput, Policy
 from jaxir.data.sources import read_corpus, read_lines, read_queries
+from jaxir.distributed import wait_for_all
 from jaxir.errors import UserError
 from jaxir.files import atomic_file, local_path
 from jaxir.json_files import made, read_json
@@ -34,8 +37,10 @@ from jaxir.outputs import check_work_directory
 from jaxir.progress import progress
 from jaxir.reading import open_to_read
 from jaxir.retrieval.encoding.batching import EncodingReport
+from jaxir.retrieval.encoding.cluster import Cluster
 from jaxir.retrieval.encoding.dual_encoder import DualEncoder, Tower
-from jaxir.retrieval.encoding.views import Expansion, Kind, encode_views
+from jaxir.retrieval.encoding.shards import Shard, encode_by_cluster, encode_shards
+from jaxir.retrieval.encoding.views import Expansion, Kind
 from jaxir.retrieval.npy import read_npy, write_npy
 from jaxir.simple_types import Count, Natural, checked
 
@@ -93,6 +98,11 @@ class EmbeddingsInfo:
     expansions_hash: str = ""
 
     @property
+    def shards(self) -> int:
+        """How many there are."""
+        return -(-self.count // self.shard_size)
+
+    @property
     def read_with(self) -> str | None:
         """How documents were read with generated queries, in words; None: alone."""
         return None if self.expansion is None else f"--expansion={self.expansion} --views={self.views}"
@@ -137,11 +147,14 @@ def encode_corpus(
     shard_size: int = SHARD_SIZE,
     expansion: Expansion | None = None,
     on_bad_input: Policy = "stop",
+    cluster: Cluster | None = None,
 ) -> EncodingReport:
     """Encodes a corpus (tower "passage") or queries (tower "query") into an EMB_DIR.
 
-    Run again after an interruption it continues at the first missing shard; the result is the same, bit for
-    bit on one machine, as that of an uninterrupted run. A complete directory is left as it is.
+    Run again after an interruption it makes the shards that are missing; the result is the same, bit for bit
+    on machines of one kind, as that of an uninterrupted run, in whatever processes it was made. A complete
+    directory is left as it is. Several processes of one run, which see the same files, each make their part
+    of the shards; the machines of a Ray cluster see none of them.
 
     Args:
       encoder: the model.
@@ -149,17 +162,19 @@ def encode_corpus(
         the id.
       output: EMB_DIR.
       tower: which tower reads the texts.
-      shard_size: texts in a shard. At most one shard of work is lost by an interruption.
+      shard_size: texts in a shard. At most one shard of work of each process is lost by an interruption, of a
+        machine of a cluster four.
       expansion: reads documents with generated queries; None: without.
       on_bad_input: "stop" at the first malformed line, before anything is encoded, or "skip" them.
+      cluster: machines that encode in the place of this process, which only reads and writes; None: it does.
 
     Returns:
-      What was done by this call.
+      What was done by this call, in this process or by the cluster.
 
     Raises:
       BadInputError: a malformed line, also of the queries.
-      UserError: the directory is another run's, or another process is writing it, or queries are to expand
-        queries.
+      UserError: the directory is another run's, or another run is writing it, or queries are to expand
+        queries, or a machine of the cluster has another model under the encoder's name.
     """
     if shard_size < 1:
         raise UserError(f"shard_size must be at least 1, not {shard_size}")
@@ -167,59 +182,56 @@ def encode_corpus(
         raise UserError("generated queries expand documents: with --tower=passage only")
     input, output = local_path(input), local_path(output, "written to")
     check_work_directory(output, "embeddings directory")
-    report = EncodingReport()
     info = _describe(encoder, input, tower, shard_size, expansion, on_bad_input)
-    with _writing(output, info) as (done, lock):
-        if done is None:
+    report, part, parts = EncodingReport(), jax.process_index(), jax.process_count()
+    with _writing(output, info) if part == 0 else contextlib.nullcontext() as lock:
+        there = {number for number in range(info.shards) if _is_there(output, number)}
+        sums: dict[str, str] = {}
+        if lock is not None and not _read_manifest(output).complete:
+            sums = checksums.take_up(output, [name for number in there for name in _files(number)])
+        wait_for_all("embeddings are begun")
+        if _read_manifest(output).complete:
             return report
-        records = _records(input, tower, expansion, OnBadInput(on_bad_input))
-        records = itertools.islice(records, done * shard_size, None)
-        ids_of_shards: list[list[str]] = []
+        own = [number for number in range(part, info.shards, parts) if number not in there]
 
-        def windows() -> Iterator[list[Any]]:
-            while shard := list(itertools.islice(records, shard_size)):
-                ids_of_shards.append([doc_id for doc_id, _ in shard])
-                yield [text for _, text in shard]
+        def shards() -> Iterator[Shard]:
+            records = _records(input, tower, expansion, OnBadInput(on_bad_input))
+            for number in range(own[-1] + 1 if own else 0):
+                shard = list(itertools.islice(records, shard_size))
+                if number in wanted:
+                    yield Shard(number, [doc_id for doc_id, _ in shard], [text for _, text in shard])
 
-        sums = checksums.take_up(output, [name for number in range(done) for name in _files(number)])
-        written = {}
+        written, wanted = {}, set(own)
         each = info.views if info.expansion == "typical" else 1
-        initial, total = (each * count for count in (min(info.count, done * shard_size), info.count))
-        with progress(total=total, initial=initial, what=f"encoding {input.name}", unit="texts") as bar:
-            how = {
-                "num_windows": -(-info.count // shard_size),
-                "report": report,
-                "on_batch": bar.update,
-            }
-            if expansion is None:
-                parts = encoder.encode_windows(windows(), tower=tower, **how)
+        sizes = [each * min(shard_size, info.count - n * shard_size) for n in range(part, info.shards, parts)]
+        left = sum(each * min(shard_size, info.count - number * shard_size) for number in own)
+        what = f"encoding {input.name}" + (f", part {part + 1} of {parts}" if parts > 1 else "")
+        with progress(total=sum(sizes), initial=sum(sizes) - left, what=what, unit="texts") as bar:
+            how = {"tower": tower, "num_windows": info.shards, "expanded": expansion is not None}
+            if cluster is None:
+                made = encode_shards(encoder, shards(), **how, report=report, on_batch=bar.update)
             else:
-                parts = encode_views(encoder, windows(), **how)
-            for number, vectors in enumerate(parts, start=done):
-                lock.check()
+                made = encode_by_cluster(cluster, encoder, shards, **how, report=report, on_batch=bar.update)
+            for number, ids, vectors in made:
+                if lock is not None:
+                    lock.check()
                 ids_name, vectors_name = _files(number)
-                ids = json.dumps(ids_of_shards.pop(0), ensure_ascii=False).encode()
-                sums[ids_name] = hashlib.sha256(ids).hexdigest()
+                text = json.dumps(ids, ensure_ascii=False).encode()
+                sums[ids_name] = hashlib.sha256(text).hexdigest()
                 with atomic_file(output / ids_name, "wb") as file:
-                    file.write(ids)
+                    file.write(text)
                 with atomic_file(output / vectors_name, "wb") as file:
                     hashed = checksums.Hashed(file)
                     write_npy(hashed, [vectors])
                     sums[vectors_name] = hashed.hexdigest()
-                    checksums.append(output, {name: sums[name] for name in (ids_name, vectors_name)})
+                    new = {name: sums[name] for name in (ids_name, vectors_name)}
+                    checksums.append(output, new, process=part)
                 written |= {name: checksums.key(output / name) for name in (ids_name, vectors_name)}
-        lock.check()
-        if gone := next((name for name in sums if not (output / name).exists()), None):
-            raise UserError(
-                f"{output / gone} was removed meanwhile; run the same command again to make it anew"
-            )
-        info = dataclasses.replace(info, complete=True)
-        sums[MANIFEST] = hashlib.sha256(_described(info).encode()).hexdigest()
-        checksums.write(output, sums)
-        _write_manifest(output, info)
-        written[MANIFEST] = checksums.key(output / MANIFEST)
-        if written.keys() == sums.keys():  # what others have written is read when it is opened
-            checksums.stamp(output, written)
+        wait_for_all("embeddings are made")
+        if lock is not None:
+            lock.check()
+            _finish(output, info, sums, written)
+        wait_for_all("embeddings are complete")
     return report
 
 
@@ -236,7 +248,7 @@ def open_embeddings(directory: str | Path) -> StoredEmbeddings:
     checksums.check(directory)
     ids: list[str] = []
     shards: list[np.ndarray] = []
-    for number in range(-(-info.count // info.shard_size)):
+    for number in range(info.shards):
         try:
             ids_name, vectors_name = _files(number)
             shard_ids = read_json(directory / ids_name, list[str])
@@ -321,10 +333,11 @@ def _read(input: Path, tower: Tower, on_bad_input: OnBadInput | Policy) -> Itera
 
 
 @contextlib.contextmanager
-def _writing(output: Path, info: EmbeddingsInfo) -> Iterator[tuple[int | None, Lock]]:
-    """Locks `output` for this process; yields how many shards are there (None: all), and the lock."""
+def _writing(output: Path, info: EmbeddingsInfo) -> Iterator[Lock]:
+    """Locks `output` for this process, and sees that its manifest says whether all shards are there."""
     check_work_directory(output, "embeddings directory")
     with locked(output, f"another process is writing {output}") as lock:
+        complete = False
         if (output / MANIFEST).exists():
             stored = _read_manifest(output)
             for name, called in _SAME.items():
@@ -333,20 +346,28 @@ def _writing(output: Path, info: EmbeddingsInfo) -> Iterator[tuple[int | None, L
                         f"{output} was begun with another {called} ({getattr(stored, name)!r}, now "
                         f"{getattr(info, name)!r}): give the same, or another output"
                     )
-            shards = range(-(-info.count // info.shard_size))
-            if stored.complete and all((output / name).exists() for n in shards for name in _files(n)):
-                yield None, lock
-                return
-            if stored.complete:  # some have been removed since
-                _write_manifest(output, info)
-        else:
+            complete = stored.complete and all(_is_there(output, n) for n in range(info.shards))
+        if not complete:  # or some have been removed since
             _write_manifest(output, info)
-        for leftover in output.glob(".*.part"):
-            leftover.unlink()
-        done = 0
-        while all((output / name).exists() for name in _files(done)):
-            done += 1
-        yield done, lock
+            for leftover in output.glob(".*.part"):
+                leftover.unlink()
+        yield lock
+
+
+def _finish(output: Path, info: EmbeddingsInfo, sums: dict[str, str], written: dict[str, Any]) -> None:
+    """Says that all is there, with its hashes; `written` are the keys of what this process wrote itself."""
+    names = [name for number in range(info.shards) for name in _files(number)]
+    if gone := next((name for name in names if not (output / name).exists()), None):
+        raise UserError(f"{output / gone} was removed meanwhile; run the same command again to make it anew")
+    if jax.process_count() > 1:
+        sums = checksums.take_up(output, names)
+    info = dataclasses.replace(info, complete=True)
+    sums[MANIFEST] = hashlib.sha256(_described(info).encode()).hexdigest()
+    checksums.write(output, sums)
+    _write_manifest(output, info)
+    written[MANIFEST] = checksums.key(output / MANIFEST)
+    if written.keys() == sums.keys():  # what others have written is read when it is opened
+        checksums.stamp(output, written)
 
 
 def _write_manifest(directory: Path, info: EmbeddingsInfo) -> None:
@@ -356,6 +377,10 @@ def _write_manifest(directory: Path, info: EmbeddingsInfo) -> None:
 
 def _described(info: EmbeddingsInfo) -> str:
     return json.dumps(dataclasses.asdict(info), indent=2, ensure_ascii=False) + "\n"
+
+
+def _is_there(output: Path, number: int) -> bool:
+    return all((output / name).exists() for name in _files(number))
 
 
 def _files(number: int) -> tuple[str, str]:

@@ -57,6 +57,8 @@ class Runner:
         self.partitioner = partitioner
         self.batch_tokens = batch_tokens or BATCH_TOKENS.get(platform, ACCELERATOR_BATCH_TOKENS)
         self._shape_cost = int(SHAPE_COST.get(platform, ACCELERATOR_SHAPE_COST) * self.batch_tokens)
+        # Programs that speak to other devices must reach all devices in one order, or they wait forever.
+        self._dispatching = threading.Lock() if partitioner.mesh.size > 1 else contextlib.nullcontext()
         graph, state = nnx.split(model)
         leaves, tree = jax.tree.flatten(state)
         shardings = jax.tree.leaves(param_shardings(state, partitioner))
@@ -102,12 +104,10 @@ class Runner:
         results = np.empty([len(counts), *of], dtype)
         program, mesh = self.program(function), self.partitioner.mesh
         in_flight: collections.deque[tuple[Batch, Future[np.ndarray]]] = collections.deque()
-        # Programs that speak to other devices must reach all devices in one order, or they wait forever.
-        dispatching = threading.Lock() if mesh.size > 1 else contextlib.nullcontext()
 
         def compute(batch: Batch) -> np.ndarray:
             arrays = [fill(rows, batch) for rows in columns]
-            with dispatching:
+            with self._dispatching:
                 output = program(self.parameters, *arrays)
             return np.asarray(output)
 

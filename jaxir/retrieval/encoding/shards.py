@@ -1,0 +1,158 @@
+"""Shards of a corpus, each encoded by itself: in this process, or by one of many on machines of a cluster."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from jaxir.errors import UserError
+from jaxir.retrieval.encoding.batching import EncodingReport
+from jaxir.retrieval.encoding.cluster import Cluster
+from jaxir.retrieval.encoding.dual_encoder import DualEncoder, Tower
+from jaxir.retrieval.encoding.views import encode_views
+
+
+class Shard(NamedTuple):
+    """Texts that are batched together.
+
+    Attributes:
+      number: which shard of the corpus it is.
+      ids: of its n texts.
+      texts: these, or for documents that are read with generated queries the views of each.
+    """
+
+    number: int
+    ids: list[str]
+    texts: list[Any]
+
+
+class Encoded(NamedTuple):
+    """What became of a shard: its number, the n ids, and the vectors, float32 [n, D]."""
+
+    number: int
+    ids: list[str]
+    vectors: np.ndarray
+
+
+def encode_shards(
+    encoder: DualEncoder,
+    shards: Iterable[Shard],
+    *,
+    tower: Tower,
+    num_windows: int,
+    expanded: bool,
+    report: EncodingReport | None = None,
+    on_batch: Callable[[int], Any] | None = None,
+) -> Iterator[Encoded]:
+    """Encodes shards one after another; the next one is read and tokenised meanwhile.
+
+    Args:
+      encoder: the model.
+      shards: the shards.
+      tower: "query" or "passage".
+      num_windows: how many the corpus has, wherever they are encoded: batches hang on it.
+      expanded: whether texts are views.
+      report: adds what was done to this.
+      on_batch: called with the number of texts of each batch when it is done.
+    """
+    drawn: collections.deque[Shard] = collections.deque()
+
+    def texts() -> Iterator[list[Any]]:
+        for shard in shards:
+            drawn.append(shard)
+            yield shard.texts
+
+    how = {"num_windows": num_windows, "report": report, "on_batch": on_batch}
+    if expanded:
+        parts = encode_views(encoder, texts(), **how)
+    else:
+        parts = encoder.encode_windows(texts(), tower=tower, **how)
+    for vectors in parts:
+        shard = drawn.popleft()
+        yield Encoded(shard.number, shard.ids, vectors)
+
+
+def encode_by_cluster(
+    cluster: Cluster,
+    encoder: DualEncoder,
+    shards: Callable[[], Iterable[Shard]],
+    *,
+    report: EncodingReport,
+    on_batch: Callable[[int], Any],
+    **how: Any,
+) -> Iterator[Encoded]:
+    """As `encode_shards`, on other machines, in whatever order they are done.
+
+    Args:
+      cluster: the machines.
+      encoder: the model, which they load under its name.
+      shards: reads them.
+      report: as there.
+      on_batch: called with the number of texts of each shard.
+      **how: the rest, as there.
+
+    Raises:
+      UserError: the model has no name, or another one has it there.
+    """
+    if encoder.spec is None:
+        raise UserError("a model that was never saved cannot be loaded by the machines of a cluster: save it")
+    worker = ShardWorker(
+        spec=encoder.spec,
+        fingerprint=encoder.fingerprint,
+        dtype=encoder.model.config.backbone.dtype,
+        batch_tokens=cluster.batch_tokens,
+        how=how,
+    )
+    started = time.perf_counter()
+    for encoded, done in cluster.map(worker, shards):
+        report.texts += done.texts
+        report.real_tokens += done.real_tokens
+        report.padded_tokens += done.padded_tokens
+        report.shapes |= done.shapes
+        report.seconds = time.perf_counter() - started
+        on_batch(done.texts)
+        yield encoded
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ShardWorker:
+    """What a process on another machine needs to encode shards as `encode_shards` does: a few words.
+
+    Attributes:
+      spec: the model, as that machine finds it.
+      fingerprint: of it.
+      dtype: of the matrix products.
+      batch_tokens: tokens of a batch on one device; None suits that machine's.
+      how: what `encode_shards` is given.
+    """
+
+    spec: str
+    fingerprint: str
+    dtype: Literal["float32", "bfloat16"]
+    batch_tokens: int | None
+    how: dict[str, Any]
+
+    def start(self) -> Callable[[Shard], tuple[Encoded, EncodingReport]]:
+        """Loads the model; returns what encodes one shard, in any number of threads.
+
+        Raises:
+          UserError: the model is not there, or is another one.
+        """
+        encoder = DualEncoder.load(self.spec, dtype=self.dtype, batch_tokens=self.batch_tokens)
+        if encoder.fingerprint != self.fingerprint:
+            raise UserError(
+                f"a machine of the cluster has another model under the name {self.spec} (fingerprint"
+                f" {encoder.fingerprint[:12]}, here {self.fingerprint[:12]})"
+            )
+
+        def encode(shard: Shard) -> tuple[Encoded, EncodingReport]:
+            report = EncodingReport()
+            (encoded,) = encode_shards(encoder, [shard], **self.how, report=report)
+            return encoded, report
+
+        return encode

@@ -1,0 +1,24 @@
+"""A Ray cluster of two nodes of one CPU each on this machine; started by tests, in a process of its own.
+
+Prints its address. Of lines on standard input "kill" kills a process that works for Ray Data, "lose" the
+second node with all its processes; each is answered. The end of standard input ends the cluster.
+"""
+
+import sys
+
+import psutil
+from ray.cluster_utils import Cluster
+
+NODE = {"num_cpus": 1, "object_store_memory": 100 << 20}
+
+cluster = Cluster(initialize_head=True, head_node_args=NODE | {"include_dashboard": False})
+other = cluster.add_node(**NODE)
+print(cluster.address, flush=True)
+for line in sys.stdin:
+    if line.strip() == "kill":
+        children = psutil.Process().children(recursive=True)
+        next(child for child in children if "".join(child.cmdline()).startswith("ray::MapWorker")).kill()
+    else:
+        cluster.remove_node(other, allow_graceful=False)
+    print("done", flush=True)
+cluster.shutdown()

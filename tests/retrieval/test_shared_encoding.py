@@ -1,0 +1,175 @@
+"""A corpus encoded by several processes, of a run or of a Ray cluster: any may be killed, files stay the same."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from jaxir import DualEncoder, cli
+from jaxir.errors import UserError
+from jaxir.retrieval.encoding import cluster
+from jaxir.retrieval.encoding.cluster import Cluster
+from jaxir.retrieval.encoding.embeddings import encode_corpus, open_embeddings
+from jaxir.retrieval.encoding.shards import Shard, ShardWorker
+
+SHARD, COUNT = 8, 1201
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, toy, small_model):
+    """A corpus, and `whole`, what one process makes of it."""
+    folder = tmp_path_factory.mktemp("shared")
+    toy.write_corpus(folder / "corpus.jsonl", toy.random_texts(COUNT))
+    process = encode(folder, small_model, "whole")
+    assert process.wait(200) == 0
+    return folder
+
+
+def encode(folder, model, output, *flags, **environment) -> subprocess.Popen:
+    command = [sys.executable, "-m", "jaxir.encode", f"--model={model}", "--input=corpus.jsonl"]
+    command += [f"--output={output}", f"--shard_size={SHARD}", *flags]
+    return subprocess.Popen(
+        command, cwd=folder, env=one_device() | environment, stderr=subprocess.PIPE, text=True
+    )
+
+
+def one_device() -> dict[str, str]:
+    return os.environ | {"XLA_FLAGS": ""}
+
+
+def wait_for_shards(process, directory, count) -> None:
+    deadline = time.monotonic() + 200
+    while len(list(directory.glob("*.npy"))) < count:
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def contents(directory) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+@contextlib.contextmanager
+def ray_cluster():
+    """Yields the address of a cluster, and what tells it to do something and waits until it has."""
+    command = [sys.executable, Path(__file__).with_name("ray_cluster.py")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    # Beside other tests, processes of Ray's own niceness, 15, would get nothing.
+    patient = {"RAY_raylet_start_wait_time_s": "120", "RAY_worker_niceness": "0"}
+    with subprocess.Popen(command, env=one_device() | patient, text=True, **pipes) as process:
+
+        def tell(what: str) -> None:
+            print(what, file=process.stdin, flush=True)
+            assert process.stdout.readline() == "done\n"
+
+        yield process.stdout.readline().strip(), tell
+        process.stdin.close()
+        process.wait(60)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_processes_and_machines_of_a_ray_cluster_may_be_killed(folder, small_model):
+    output = folder / "by_ray"
+    with ray_cluster() as (address, tell):
+        first = encode(folder, small_model, output.name, f"--ray={address}")
+        wait_for_shards(first, output, 3)
+        tell("kill")
+        wait_for_shards(first, output, 30)
+        first.kill()
+        assert first.wait() == -signal.SIGKILL
+        with pytest.raises(UserError, match="unfinished: run the same encode command again"):
+            open_embeddings(output)
+        made = len(list(output.glob("*.npy")))
+        assert made < COUNT // SHARD  # guard: there is something left to do
+        second = encode(folder, small_model, output.name, f"--ray={address}")
+        wait_for_shards(second, output, made + 3)
+        tell("lose")
+        error = second.communicate(timeout=300)[1]
+        assert second.returncode == 0, error
+    assert contents(output) == contents(folder / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_two_processes_of_a_run_share_the_shards_and_one_may_be_killed(folder, small_model):
+    output = folder / "by_two"
+
+    def start() -> list[subprocess.Popen]:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{free.getsockname()[1]}"
+        run = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2"}
+        return [encode(folder, small_model, output.name, **run, JAX_PROCESS_ID=str(n)) for n in range(2)]
+
+    first, second = start()
+    wait_for_shards(first, output, 10)
+    second.kill()
+    second.wait()
+    assert "process 1" in first.communicate(timeout=200)[1] and first.returncode == 1
+    numbers = {int(path.stem[-5:]) for path in output.glob("*.npy")}
+    assert {number % 2 for number in numbers} == {0, 1}, "guard: both have worked"
+    assert len(numbers) < COUNT // SHARD, "guard: there is something left to do"
+    for process in (processes := start()):
+        error = process.communicate(timeout=200)[1]
+        assert process.returncode == 0, error
+    assert len(processes) == 2 and contents(output) == contents(folder / "whole")
+
+
+def test_only_shards_that_are_missing_are_made(tmp_path, toy, encoder):
+    corpus, output = toy.write_corpus(tmp_path / "corpus.jsonl", toy.random_texts(25)), tmp_path / "out"
+    encode_corpus(encoder, corpus, output, shard_size=10)
+    whole = contents(output)
+    for name in ("embeddings-00000.npy", "ids-00002.json"):
+        (output / name).unlink()
+    assert encode_corpus(encoder, corpus, output, shard_size=10).texts == 15
+    assert contents(output) == whole
+
+
+def test_a_machine_with_another_model_is_refused(toy, small_model, other_model, encoder):
+    facts = {"dtype": "float32", "batch_tokens": None, "fingerprint": encoder.fingerprint}
+    how = {"tower": "passage", "num_windows": 1, "expanded": False}
+    shard = Shard(3, ["a", "b"], toy.random_texts(2))
+    encoded, report = ShardWorker(spec=small_model, how=how, **facts).start()(shard)
+    assert (encoded.number, encoded.ids, report.texts) == (3, ["a", "b"], 2)
+    assert encoded.vectors.tolist() == encoder.encode_passages(shard.texts).tolist()
+    with pytest.raises(UserError, match="a machine of the cluster has another model under the name"):
+        ShardWorker(spec=other_model, how=how, **facts).start()
+
+
+def test_a_model_without_a_name_stays_here(tmp_path, toy, encoder):
+    unnamed = DualEncoder(encoder.model, encoder.tokenizer, encoder.settings)
+    corpus = toy.write_corpus(tmp_path / "corpus.jsonl", toy.random_texts(2))
+    with pytest.raises(UserError, match="cannot be loaded by the machines of a cluster: save it"):
+        encode_corpus(unnamed, corpus, tmp_path / "out", cluster=Cluster())
+
+
+@pytest.mark.parametrize(
+    ("machines", "needs", "count"),
+    [
+        ([{"CPU": 8.0}, {"CPU": 4.0}, {"memory": 1e9}], {"num_cpus": 4}, 3),
+        ([{"CPU": 8.0}, {"CPU": 96.0, "GPU": 8.0}], {"num_gpus": 1}, 8),
+        ([{"CPU": 2.0}, {"CPU": 96.0, "TPU": 8.0}, {"TPU": 4.0}], {"resources": {"TPU": 4}}, 3),
+    ],
+)
+def test_what_a_process_takes_of_a_machine(machines, needs, count):
+    assert cluster._share(machines) == (needs, count)
+
+
+def test_a_cluster_that_nobody_can_work_in_is_told():
+    with pytest.raises(UserError, match="start Ray with --num-cpus"):
+        cluster._share([{"memory": 1e9}])
+
+
+def test_without_ray_it_says_how_to_install_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    flags = ["--model=absent", "--input=absent", f"--output={tmp_path}/out", "--ray=auto"]
+    assert cli.main("jaxir.encode:encode", flags) == 1
+    assert "ray is not installed: " in capsys.readouterr().err
