@@ -1,4 +1,4 @@
-"""A corpus encoded by several processes, of a run or of a Ray cluster: any may be killed, files stay the same."""
+"""A corpus encoded by several processes, of a run or of a Ray cluster: any may be killed, the files stay."""
 
 import contextlib
 import os
