@@ -29,6 +29,7 @@ class Figures:
 
     Attributes:
       size: bytes that it needs.
+      held: bytes of state and batch among these.
       limit: bytes that a chip has.
       parts: seconds of each kind of work at full speed; none where the compiler gave no program.
       at_once: seconds, all of it at the same time.
@@ -39,6 +40,7 @@ class Figures:
     """
 
     size: int
+    held: int
     limit: int
     parts: dict[str, float]
     at_once: float
@@ -56,6 +58,11 @@ class Figures:
     def fits(self) -> bool:
         """Whether it may be run."""
         return self.size <= self.allowed
+
+    @property
+    def at_least(self) -> int:
+        """Bytes that it needs however far parameters, their gradients and optimizer state are split."""
+        return max(self.size - 2 * self.held, 0)
 
     @property
     def timed(self) -> bool:
@@ -85,6 +92,7 @@ def measure(step: Step, target: Target) -> tuple[Figures, bool]:
     if compiled.program is None:
         found = Figures(
             size=compiled.size,
+            held=compiled.held,
             limit=limit,
             parts={},
             at_once=0.0,
@@ -101,6 +109,7 @@ def measure(step: Step, target: Target) -> tuple[Figures, bool]:
         followed = overlap.read(compiled.program, target, mesh, in_order)
         found = Figures(
             size=compiled.size,
+            held=compiled.held,
             limit=limit,
             parts=times.parts,
             at_once=times.overlapped,

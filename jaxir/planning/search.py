@@ -10,6 +10,7 @@ from jaxir.models.layers import Remat
 from jaxir.planning.figures import Figures
 
 GIB = 2**30
+_MESH = ("fsdp", "tensor")
 # What is thought to need this much more than there is, is not compiled.
 _DOUBT = 1.05
 
@@ -85,12 +86,13 @@ class _Search:
         self.rows: dict[Choice, Figures | str] = {}
 
     def something_that_fits(self, start: Choice) -> Choice | None:
-        """Returns the first choice that fits, with parameters split ever further; None if none does."""
-        further = [start]
-        further += [start._replace(fsdp=fsdp) for fsdp in self.levels["fsdp"] if fsdp > start.fsdp]
-        for tensor in [n for n in self.levels["tensor"] if n > start.tensor]:
-            further += [start._replace(fsdp=fsdp, tensor=tensor) for fsdp in self.levels["fsdp"]]
-        for i, choice in enumerate(further):
+        """Returns the first choice that fits, with parameters split ever further; None if none does.
+
+        A larger `tensor` is no help where `fsdp` can be larger: it leaves each chip more rows.
+        """
+        further = [fsdp for fsdp in self.levels["fsdp"] if fsdp >= start.fsdp]
+        for i, fsdp in enumerate(further):
+            choice = start._replace(fsdp=fsdp)
             figures = self._try(choice, len(further) - i - 1)
             if figures is not None and figures.fits:
                 return choice
@@ -98,28 +100,34 @@ class _Search:
 
     def change_one_thing(self, reference: Choice) -> None:
         """Tries what differs in one field; of numbers ever further ones, until it gets slower."""
-        kept = list(reversed(self.levels["remat"]))  # all recomputed, which is there already, first
-        others = {
-            "remat": [kept[1:]],
-            "fsdp": self._outwards("fsdp", reference.fsdp),
-            "tensor": self._outwards("tensor", reference.tensor),
-            "scan": [[scan for scan in self.levels["scan"] if scan != reference.scan]],
-        }
-        left = sum(len(values) for ways in others.values() for values in ways)
-        for name, ways in others.items():
-            for values in ways:
-                last, slower = self.rows[reference].scheduled, ""
-                for value in values:
-                    left -= 1
-                    choice = reference._replace(**{name: value})
-                    if slower:
-                        self.rows.setdefault(choice, slower)
-                        continue
-                    figures = self._try(choice, left)
-                    if name in ("fsdp", "tensor") and figures is not None and figures.timed:
-                        if figures.scheduled >= last:
-                            slower = f"{name}={value} is slower already"
-                        last = figures.scheduled
+        levels = self.levels
+        ways = [("remat", list(reversed(levels["remat"]))[1:])]
+        for name in _MESH:
+            now = getattr(reference, name)
+            ways += [(name, [n for n in levels[name] if n > now])]
+            ways += [(name, [n for n in reversed(levels[name]) if n < now])]
+        ways += [("scan", [scan for scan in levels["scan"] if scan != reference.scan])]
+        left = sum(len(values) for _, values in ways)
+        for name, values in ways:
+            last, slower = self.rows[reference].scheduled, ""
+            for value in values:
+                left -= 1
+                choice = reference._replace(**{name: value})
+                if slower:
+                    self.rows.setdefault(choice, slower)
+                    continue
+                figures = self._try(choice, left)
+                if name not in _MESH or figures is None or not figures.timed:
+                    continue
+                saves = name == "fsdp" and value > reference.fsdp and self._lacks_little(reference)
+                if figures.scheduled >= last and not saves:
+                    slower = f"{name}={value} is slower already"
+                last = figures.scheduled
+
+    def _lacks_little(self, reference: Choice) -> bool:
+        """Returns whether more could be kept of blocks if parameters were split further."""
+        others = (self.rows.get(reference._replace(remat=remat)) for remat in self.levels["remat"])
+        return any(isinstance(f, Figures) and not f.fits and f.at_least <= f.allowed for f in others)
 
     def combine(self, reference: Choice) -> None:
         """Tries what differs in several fields, the one thought to be quickest first."""
@@ -144,10 +152,6 @@ class _Search:
                     self.rows[choice] = f"by what each change does, {size / GIB:.2f} GiB"
                 else:
                     self.rows[choice] = f"by what each change does, {seconds * 1e3:.3g} ms"
-
-    def _outwards(self, name: str, middle: int) -> list[list[int]]:
-        values = self.levels[name]
-        return [[n for n in values if n > middle], [n for n in reversed(values) if n < middle]]
 
     def _known(self, reference: Choice, name: str) -> Iterator[Any]:
         """Yields the values of a field of which it is known what they do alone."""
@@ -183,13 +187,12 @@ class _Search:
         for other, figures in self.rows.items():
             if not isinstance(figures, Figures) or figures.fits or other.scan != choice.scan:
                 continue
-            # Of rows and of parameters each chip has at least as many, and keeps at least as much of a block.
-            as_much = (
-                choice.tensor == other.tensor
-                and choice.fsdp <= other.fsdp
-                and policies.index(choice.remat) <= policies.index(other.remat)
-            )
+            # Of rows each chip has at least as many, and keeps at least as much of a block.
+            as_much = policies.index(choice.remat) <= policies.index(other.remat)
+            if choice.tensor != other.tensor or not as_much:
+                continue
+            size = figures.size if choice.fsdp <= other.fsdp else figures.at_least
             # Memory falls no faster than the chunks grow.
-            if as_much and figures.size * other.chunks > figures.allowed * choice.chunks:
-                return f"needs more than {other}, which does not fit"
+            if size * other.chunks > figures.allowed * choice.chunks:
+                return f"needs more than there is, as {other} tells"
         return ""

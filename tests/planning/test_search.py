@@ -1,0 +1,193 @@
+"""Which settings a search compiles, and which it knows not to be worth it; the command, with a compiler."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from jaxir import cli
+from jaxir.errors import UserError
+from jaxir.interop.huggingface import hf_config
+from jaxir.interop.huggingface.weights import write_json
+from jaxir.models import t5
+from jaxir.planning import devices, search
+from jaxir.planning.figures import Figures
+from jaxir.planning.search import Choice
+
+GIB = 2**30
+LEVELS = {
+    "fsdp": [1, 2, 4],
+    "tensor": [1, 2, 4],
+    "remat": [False, "products", True],
+    "chunks": [1, 2, 4, 8],
+    "scan": [True, False],
+}
+START = Choice(1, 1, True, 1, True)
+
+
+class Machine:
+    """Steps of which memory and time are sums: a state that `fsdp` splits, activations that chunks split.
+
+    Attributes:
+      compiled: what was asked for, in order.
+    """
+
+    def __init__(self, *, limit, state=2.0, kept=(40.0, 12.0, 2.0), fsdp_ms=1.0, scan_ms=-2.0):
+        self.limit, self.state, self.kept = limit, state, dict(zip(LEVELS["remat"], kept, strict=True))
+        self.fsdp_ms, self.scan_ms = fsdp_ms, scan_ms
+        self.compiled = []
+
+    def figures(self, choice):
+        size = self.state / choice.fsdp + self.kept[choice.remat] / choice.chunks
+        ms = 100 + {False: -30, "products": -20, True: 0}[choice.remat] + self.fsdp_ms * choice.fsdp
+        ms += 5 * choice.tensor + 10 * choice.chunks + self.scan_ms * choice.scan
+        fits = size <= self.limit
+        return Figures(
+            size=int(size * GIB),
+            held=int(self.state / choice.fsdp * GIB),
+            limit=int(self.limit * GIB / 0.92) + 1,
+            parts={"HBM": ms / 1e3} if fits else {},
+            at_once=ms / 1e3,
+            scheduled=ms / 1e3,
+            in_turn=ms / 1e3,
+            waits=0.0,
+            compiling=60.0,
+        )
+
+    def measure(self, choice):
+        if 4 % (choice.fsdp * choice.tensor):
+            return "cannot be split so"
+        self.compiled.append(choice)
+        return self.figures(choice)
+
+    def quickest(self):
+        """Returns what compiling everything would find, with the fewest chunks."""
+        for chunks in LEVELS["chunks"]:
+            fitting = [
+                Choice(fsdp, tensor, remat, chunks, scan)
+                for fsdp in LEVELS["fsdp"]
+                for tensor in LEVELS["tensor"]
+                for remat in LEVELS["remat"]
+                for scan in LEVELS["scan"]
+                if 4 % (fsdp * tensor) == 0
+            ]
+            fitting = [c for c in fitting if self.figures(c).fits]
+            if fitting:
+                return min(fitting, key=lambda c: self.figures(c).scheduled)
+        return None
+
+
+def run(machine, start=START):
+    told = []
+    rows = search.search(start, LEVELS, machine.measure, lambda *given: told.append(given))
+    assert [choice for choice, _, _ in told] == machine.compiled == list(dict.fromkeys(machine.compiled))
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("limit", "most"),
+    [
+        (50.0, 8),  # all fits: one change at a time, then the one combination that is quicker
+        (15.0, 7),  # nothing kept does not
+        (12.8, 9),  # products fit with parameters split by four, which is slower by itself
+        (3.0, 7),
+        (1.5, 7),  # in two chunks
+    ],
+)
+def test_it_finds_what_compiling_everything_would(limit, most):
+    machine = Machine(limit=limit)
+    rows = run(machine)
+    assert search.best(rows) == machine.quickest()
+    assert len(machine.compiled) <= most
+    for choice, found in rows.items():
+        assert (choice in machine.compiled) == isinstance(found, Figures)
+
+
+def test_each_that_is_not_compiled_says_why():
+    rows = run(Machine(limit=15.0, fsdp_ms=2.0))
+    reasons = {choice: why for choice, why in rows.items() if isinstance(why, str)}
+    assert reasons[START._replace(fsdp=4)] == "fsdp=2 is slower already"
+    assert reasons[START._replace(fsdp=2, remat="products")] == "by what each change does, 97 ms"
+    assert reasons[START._replace(fsdp=2, remat=False)] == "by what each change does, 41.00 GiB"
+
+
+def test_what_keeps_more_than_something_that_does_not_fit_is_not_compiled():
+    machine = Machine(limit=5.0)
+    rows = run(machine)
+    assert START._replace(remat="products") in machine.compiled
+    told = "needs more than there is, as fsdp=1 tensor=1 remat=products chunks=1 scan=True tells"
+    assert rows[START._replace(remat=False)] == told
+
+
+def test_chunks_that_cannot_be_enough_are_passed_over():
+    machine = Machine(limit=0.75, state=0.4)
+    rows = run(machine)
+    assert search.best(rows).chunks == 4 == machine.quickest().chunks
+    assert "needs more than there is" in rows[START._replace(chunks=2)]
+    assert {c.chunks for c in machine.compiled} == {1, 4}
+
+
+def test_where_nothing_fits_it_says_so():
+    machine = Machine(limit=0.1)
+    assert search.best(run(machine)) is None and machine.quickest() is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (("--topology=v5e:2x2,v5e:4x4",), "--topology=v5e:2x2,v5e:4x4: several machines are compared with"),
+        (("--topology=v5e:2x2", "--hours=2"), "--hours is for --search: leave it out"),
+        (
+            ("--topology=gpu:8xh100", "--search"),
+            "--search compiles, and of gpu:8xh100 no compiler is at hand",
+        ),
+        (("--topology=v5e:2x2", "--search", "--prices=v5e"), "--prices=v5e: write CHIP=PRICE"),
+        (("--topology=v5e:2x2,v5p:2x2x1", "--search", "--prices=v5e=1"), "--prices must say what v5p costs"),
+        (("--topology=v5e:2x2", "--search", "--prices=v5e=nan"), "--prices must say what v5e costs"),
+    ],
+)
+def test_a_search_that_is_none_costs_a_sentence(flags, sentence, capsys):
+    assert cli.main("jaxir.plan:plan", ["--gin_file=gin/samtone_base.gin", *flags]) == 1
+    assert capsys.readouterr().err.startswith(f"error: {sentence}")
+
+
+def has_compiler() -> bool:
+    try:
+        return devices.find_libtpu().is_file()
+    except UserError:
+        return False
+
+
+@pytest.mark.skipif(not has_compiler(), reason="libtpu is not installed (make plan-tools)")
+@pytest.mark.slow
+def test_a_search_that_was_killed_goes_on(tmp_path):
+    (tmp_path / "model").mkdir()
+    tiny = t5.T5Config(vocab_size=64, embed_dim=32, num_layers=1, num_heads=2, head_dim=16, mlp_dim=64)
+    write_json(tmp_path / "model" / "config.json", hf_config.describe(tiny, 0))
+    env = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
+    env |= {"JAX_EXEC_TIME_OPTIMIZATION_EFFORT": "-1.0", "JAX_OPTIMIZATION_LEVEL": "O1"}
+    env |= {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    macros = ("QUERY_LENGTH=8", "PASSAGE_LENGTH=16", "BATCH_SIZE=16", "PROJECTION=8", "STEPS=1000")
+    command = [sys.executable, "-m", "jaxir.plan", "--search", "--gin_file=gin/samtone_base.gin"]
+    command += ["--topology=v5e:1x1,v5e:16x16", "--prices=v5e=1.2", "--hours=24", "--gin.SCAN=False"]
+    command += [f"--gin.{m}" for m in (*macros, f"MODEL=hf:{tmp_path / 'model'}")]
+    with subprocess.Popen(command, env=env, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        first = process.stderr.readline()
+        process.send_signal(signal.SIGKILL)
+    assert "v5e:1x1 fsdp=1 tensor=1 remat=all chunks=1 scan=False: 0.0" in first and " s)" in first
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    kept, *others = done.stderr.splitlines()
+    assert kept.partition(" (")[0] == first.partition(" (")[0] and "(kept)" in kept
+    assert [line.partition(":")[2].partition(" chunks")[0] for line in others] == [
+        "1x1 fsdp=1 tensor=1 remat=products",
+        "1x1 fsdp=1 tensor=1 remat=none",
+    ]
+    table, slices, settings = done.stdout.split("\n\n")[0], done.stdout.split("\n\n")[2], done.stdout
+    assert [line.split()[3] for line in table.splitlines()[2:5]].count("all") == 1
+    assert "quickest" in table.splitlines()[2]
+    assert "batch_size must be a multiple of the 256 devices" in slices and "cheapest" in slices
+    assert "\nSLICES = 1\nMESH_DATA = -1\nFSDP = 1\nTENSOR = 1\nREMAT = " in settings
+    assert "\nSCAN = False\nCHUNKS = 1\n" in settings and "compiled under quick settings" in settings
