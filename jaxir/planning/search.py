@@ -12,7 +12,7 @@ from jaxir.planning.figures import Figures
 GIB = 2**30
 _MESH = ("fsdp", "tensor")
 # What is thought to need this much more than there is, is not compiled.
-_DOUBT = 1.05
+_DOUBT = 1.02
 
 
 class Choice(NamedTuple):
@@ -133,25 +133,21 @@ class _Search:
         """Tries what differs in several fields, the one thought to be quickest first."""
         values = [list(self._known(reference, name)) for name in Choice._fields]
         combinations = [Choice(*each) for each in itertools.product(*values)]
+        allowed = self.rows[reference].allowed
         while True:
             quickest = self.rows[best(self.rows)].scheduled
-            open_ = {}
-            for choice in combinations:
-                if choice in self.rows:
-                    continue
-                size, seconds = self._thought(reference, choice)
-                if size <= _DOUBT * self.rows[reference].allowed and (seconds or 0.0) < quickest:
-                    open_[choice] = seconds or 0.0
-            if not open_:
+            thought = {c: self._thought(reference, c) for c in combinations if c not in self.rows}
+            worth = {
+                choice: (not unknown, seconds)
+                for choice, (size, seconds, unknown) in thought.items()
+                if size <= _DOUBT * allowed and (unknown or seconds < quickest)
+            }
+            if not worth:
                 break
-            self._try(min(open_, key=open_.get), len(open_) - 1)
-        for choice in combinations:
-            if choice not in self.rows:
-                size, seconds = self._thought(reference, choice)
-                if size > _DOUBT * self.rows[reference].allowed:
-                    self.rows[choice] = f"by what each change does, {size / GIB:.2f} GiB"
-                else:
-                    self.rows[choice] = f"by what each change does, {seconds * 1e3:.3g} ms"
+            self._try(min(worth, key=worth.get), len(worth) - 1)
+        for choice, (size, seconds, _) in thought.items():
+            tells = f"{size / GIB:.2f} GiB" if size > _DOUBT * allowed else f"{seconds * 1e3:.3g} ms"
+            self.rows[choice] = f"by what each change does, {tells}"
 
     def _known(self, reference: Choice, name: str) -> Iterator[Any]:
         """Yields the values of a field of which it is known what they do alone."""
@@ -159,18 +155,30 @@ class _Search:
             if isinstance(self.rows.get(reference._replace(**{name: value})), Figures):
                 yield value
 
-    def _thought(self, reference: Choice, choice: Choice) -> tuple[float, float | None]:
-        """Returns bytes and seconds of a choice if each change does what it does alone."""
+    def _thought(self, reference: Choice, choice: Choice) -> tuple[float, float, bool]:
+        """Returns bytes and seconds if each change does what it does alone, and whether one is not known."""
         base = self.rows[reference]
-        size, seconds = float(base.size), base.scheduled
+        size, seconds, unknown = float(base.size), base.scheduled, False
         for name, value in zip(Choice._fields, choice, strict=True):
-            alone = self.rows[reference._replace(**{name: value})]
-            size += alone.size - base.size
-            if not alone.timed:
-                seconds = None
-            elif seconds is not None:
-                seconds += alone.scheduled - base.scheduled
-        return size, seconds
+            size += self.rows[reference._replace(**{name: value})].size - base.size
+            effect = self._effect(reference, name, value)
+            seconds, unknown = seconds + (effect or 0.0), unknown or effect is None
+        return size, seconds, unknown
+
+    def _effect(self, reference: Choice, name: str, value: Any) -> float | None:
+        """Returns the seconds that a change adds: alone, or where that has no program, in a combination."""
+        base = self.rows[reference].scheduled
+        alone = self.rows[reference._replace(**{name: value})]
+        if alone.timed:
+            return alone.scheduled - base
+        for choice, figures in self.rows.items():
+            if not isinstance(figures, Figures) or not figures.timed or getattr(choice, name) != value:
+                continue
+            rest = [n for n in Choice._fields if n != name]
+            others = [self.rows.get(reference._replace(**{n: getattr(choice, n)})) for n in rest]
+            if all(isinstance(other, Figures) and other.timed for other in others):
+                return figures.scheduled - base - sum(other.scheduled - base for other in others)
+        return None
 
     def _try(self, choice: Choice, left: int) -> Figures | None:
         """Returns a choice's figures; None where there is no need of them, or none can be had."""
