@@ -44,13 +44,17 @@ class Choice(NamedTuple):
 
 # What is tried of each, in rising order; of `remat` what keeps most first.
 Levels = Mapping[str, Sequence[Any]]
+# Choice -> why it is none; "" where it is one.
+Refuse = Callable[[Choice], str]
 # Choice -> its figures, or why there are none.
 Measure = Callable[[Choice], Figures | str]
 # (choice, its figures, how many more are to be compiled as far as is known).
 Say = Callable[[Choice, Figures, int], None]
 
 
-def search(start: Choice, levels: Levels, measure: Measure, say: Say) -> dict[Choice, Figures | str]:
+def search(
+    start: Choice, levels: Levels, refuse: Refuse, measure: Measure, say: Say
+) -> dict[Choice, Figures | str]:
     """Compiles what may be quickest; returns figures, or why something was not compiled, in order.
 
     First something that fits: `start` with all recomputed, else with parameters split further. Then what
@@ -61,10 +65,11 @@ def search(start: Choice, levels: Levels, measure: Measure, say: Say) -> dict[Ch
     Args:
       start: where to begin.
       levels: what may be tried of each field of a `Choice`.
-      measure: compiles a choice; or says why it cannot be run.
+      refuse: says why a choice cannot be run, without compiling it.
+      measure: compiles a choice, or says why it cannot be run after all.
       say: told of each that was compiled.
     """
-    found = _Search(levels, measure, say)
+    found = _Search(levels, refuse, measure, say)
     for chunks in levels["chunks"]:
         reference = found.something_that_fits(start._replace(chunks=chunks, remat=levels["remat"][-1]))
         if reference is not None:
@@ -81,8 +86,8 @@ def best(rows: Mapping[Choice, Figures | str]) -> Choice | None:
 
 
 class _Search:
-    def __init__(self, levels: Levels, measure: Measure, say: Say):
-        self.levels, self.measure, self.say = levels, measure, say
+    def __init__(self, levels: Levels, refuse: Refuse, measure: Measure, say: Say):
+        self.levels, self.refuse, self.measure, self.say = levels, refuse, measure, say
         self.rows: dict[Choice, Figures | str] = {}
 
     def something_that_fits(self, start: Choice) -> Choice | None:
@@ -133,6 +138,9 @@ class _Search:
         """Tries what differs in several fields, the one thought to be quickest first."""
         values = [list(self._known(reference, name)) for name in Choice._fields]
         combinations = [Choice(*each) for each in itertools.product(*values)]
+        for choice in combinations:
+            if refused := self.refuse(choice):
+                self.rows.setdefault(choice, refused)
         allowed = self.rows[reference].allowed
         while True:
             quickest = self.rows[best(self.rows)].scheduled
@@ -183,7 +191,7 @@ class _Search:
     def _try(self, choice: Choice, left: int) -> Figures | None:
         """Returns a choice's figures; None where there is no need of them, or none can be had."""
         if choice not in self.rows:
-            self.rows[choice] = self._needs_more(choice) or self.measure(choice)
+            self.rows[choice] = self.refuse(choice) or self._needs_more(choice) or self.measure(choice)
             if isinstance(self.rows[choice], Figures):
                 self.say(choice, self.rows[choice], left)
         found = self.rows[choice]

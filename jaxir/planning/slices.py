@@ -120,6 +120,7 @@ def _search(target: Target, recipe: Recipe, hours: float | None) -> Searched:
     rows = search.search(
         _start(base),
         _levels(base),
+        lambda choice: _refused(base, choice),
         lambda choice: _measured(base, choice, target, in_reach, teller),
         teller.say,
     )
@@ -165,21 +166,27 @@ def _levels(base: Planned) -> search.Levels:
     }
 
 
+def _refused(base: Planned, choice: Choice) -> str:
+    """Returns why a choice cannot be run, "" where it can: what it does not divide."""
+    shape, backbone = base.partitioner.mesh.shape, base.config.backbone
+    chips = shape["data"] * shape["fsdp"] * shape["tensor"]
+    rows = base.recipe.batch_size // shape["slices"]
+    for what, size, parts in (
+        ("chips", chips, choice.fsdp * choice.tensor),
+        ("embed_dim", backbone.embed_dim, choice.fsdp),
+        ("num_heads", getattr(backbone, "num_heads", 0), choice.tensor),
+        ("mlp_dim", getattr(backbone, "mlp_dim", 0), choice.tensor),
+        ("rows of the batch", rows, chips // choice.tensor * choice.chunks),
+    ):
+        if size % parts:
+            return f"{parts} does not divide {size} {what}"
+    return ""
+
+
 def _measured(
     base: Planned, choice: Choice, target: Target, found: Sequence[jax.Device], teller: _Teller
 ) -> Figures | str:
     """Returns what a choice needs, or why it cannot be run or need not be compiled."""
-    shape, backbone = base.partitioner.mesh.shape, base.config.backbone
-    chips = shape["data"] * shape["fsdp"] * shape["tensor"]
-    if chips % (choice.fsdp * choice.tensor):
-        return f"{chips} chips cannot be split so"
-    for what, size, parts in (
-        ("embed_dim", backbone.embed_dim, choice.fsdp),
-        ("num_heads", getattr(backbone, "num_heads", choice.tensor), choice.tensor),
-        ("mlp_dim", getattr(backbone, "mlp_dim", choice.tensor), choice.tensor),
-    ):
-        if size % parts:
-            return f"{parts} does not divide {what}, {size}"
     mesh = dataclasses.replace(base.recipe.mesh, data=-1, fsdp=choice.fsdp, tensor=choice.tensor)
     recipe = dataclasses.replace(base.recipe, mesh=mesh)
     if hasattr(recipe.objective, "chunks"):
@@ -188,7 +195,7 @@ def _measured(
     partitioner = advice.build_mesh(mesh, found, target)
     try:
         recipe.check_batch(partitioner)
-    except UserError as error:
+    except UserError as error:  # by rules of its own the mesh splits the batch otherwise
         return str(error)
     planned = dataclasses.replace(base, recipe=recipe, partitioner=partitioner)
     step = make_step(planned.with_remat(choice.remat, scan_layers=choice.scan))
@@ -197,7 +204,7 @@ def _measured(
         return f"parameters and optimizer state alone are {held / GIB:.2f} GiB"
     try:
         figures, teller.kept = measure(step, target)
-    except UserError as error:
+    except UserError as error:  # of the compiler
         return str(error)
     return figures
 

@@ -56,9 +56,10 @@ class Machine:
             compiling=60.0,
         )
 
+    def refuse(self, choice):
+        return "" if 4 % (choice.fsdp * choice.tensor) == 0 else "cannot be split so"
+
     def measure(self, choice):
-        if 4 % (choice.fsdp * choice.tensor):
-            return "cannot be split so"
         self.compiled.append(choice)
         return self.figures(choice)
 
@@ -81,7 +82,7 @@ class Machine:
 
 def run(machine, start=START):
     told = []
-    rows = search.search(start, LEVELS, machine.measure, lambda *given: told.append(given))
+    rows = search.search(start, LEVELS, machine.refuse, machine.measure, lambda *given: told.append(given))
     assert [choice for choice, _, _ in told] == machine.compiled == list(dict.fromkeys(machine.compiled))
     return rows
 
@@ -111,6 +112,12 @@ def test_each_that_is_not_compiled_says_why():
     assert reasons[START._replace(fsdp=4)] == "fsdp=2 is slower already"
     assert reasons[START._replace(fsdp=2, remat="products")] == "by what each change does, 97 ms"
     assert reasons[START._replace(fsdp=2, remat=False)] == "by what each change does, 41.00 GiB"
+
+
+def test_what_does_not_divide_is_not_compiled():
+    rows = run(Machine(limit=15.0, fsdp_ms=-1.0))
+    assert search.best(rows).fsdp == 4
+    assert rows[START._replace(fsdp=4, tensor=2)] == "cannot be split so"
 
 
 def test_what_keeps_more_than_something_that_does_not_fit_is_not_compiled():
