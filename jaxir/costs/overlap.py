@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -142,7 +142,7 @@ class _Walk:
             sending.spend(own.seconds - own.links, self._chains(instruction))
             copying.spend(own.seconds - own.memory)
             seconds += own.seconds
-            for inner, one in collectives.begun(self.program, instruction, self.mesh):
+            for inner, one in self._begun(instruction):
                 needed = one.traffic / roofline.bandwidth(one.members, self.target, self.devices)
                 links += needed
                 chains = self._chains(inner)
@@ -160,10 +160,20 @@ class _Walk:
                 self.hidden_bytes[one.kind, one.axes] += times * one.traffic * transfer.hidden / needed
         return _Took(seconds, memory, links)
 
+    def _begun(self, instruction: Instruction) -> Iterator[tuple[Instruction, collectives.Collective]]:
+        """Yields the collectives that an instruction begins, by itself or in what it starts to run."""
+        yield from collectives.begun(self.program, instruction, self.mesh)
+        if instruction.op == "async-start":
+            for name in instruction.calls("calls"):
+                for inner in self.program.computations[name].values():
+                    yield from collectives.begun(self.program, inner, self.mesh)
+
     def _own(self, instruction: Instruction, computation: str, times: int) -> _Took:
         """Returns what an instruction takes by itself and with the computations that it runs."""
         parts = [t or 0.0 for t in work.of_instruction(self.program, instruction).seconds(self.target.chip)]
         seconds, memory, links = max(parts), parts[-1], 0.0
+        if instruction.op == "async-start":
+            return _Took(seconds, memory, links)
         for name, turns in self.program.called(instruction, computation):
             inner = self.through(name, times * turns)
             seconds += turns * inner.seconds

@@ -72,9 +72,9 @@ def run(
     for target in found:
         searched.append(_search(target, recipe, hours))
         print("\n".join(_slice_lines(searched[-1], recipe)), flush=True)
-    chosen = _choose(searched, recipe, priced, hours)
+    chosen = choose(searched, recipe, priced, hours)
     if len(found) > 1 or priced or hours:
-        print("\n".join(_comparison(searched, chosen, recipe, priced, hours)))
+        print("\n".join(comparison(searched, chosen, recipe, priced, hours)))
     if chosen is not None:
         print("\n".join(_settings(chosen, recipe)))
     if compiler_settings().quick:
@@ -209,10 +209,17 @@ def _measured(
     return figures
 
 
-def _choose(
+def choose(
     searched: Sequence[Searched], recipe: Recipe, prices: Mapping[str, float] | None, hours: float | None
 ) -> Searched | None:
-    """Returns the cheapest slice, or where there are no prices the quickest, of those quick enough."""
+    """Returns the cheapest slice, or where there are no prices the quickest, of those quick enough.
+
+    Args:
+      searched: the slices.
+      recipe: says how many steps a run has.
+      prices: of a chip and hour, by the chip's name.
+      hours: that a run may take.
+    """
     able = [s for s in searched if s.best is not None]
     if hours is not None:
         able = [s for s in able if _hours(s, recipe) <= hours]
@@ -276,13 +283,14 @@ def _cells(figures: Figures, best: bool) -> tuple[str, ...]:
     return gib, *(f"{s * 1e3:.3g}" if s < 1 else f"{s * 1e3:,.0f}" for s in seconds), note
 
 
-def _comparison(
+def comparison(
     searched: Sequence[Searched],
     chosen: Searched | None,
     recipe: Recipe,
     prices: Mapping[str, float] | None,
     hours: float | None,
 ) -> Iterator[str]:
+    """Yields lines that tell slices side by side; see `choose`, of which `chosen` is."""
     yield f"slices, for {recipe.steps:,} steps as scheduled, at full speed"
     rows = [["slice", "chips", "step", "run", *(["cost"] if prices else []), ""]]
     for s in searched:

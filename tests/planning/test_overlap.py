@@ -21,11 +21,12 @@ WHOLE, PART = "bf16[4096,4096]{1,0:S(1)}", "bf16[1024,4096]{1,0:S(1)}"
 OVER_ALL = "replica_groups=[1,4]<=[4], dimensions={0}"
 
 
-def program(body: str) -> hlo.Program:
-    """Returns a program of these lines, for which %a and %b are there."""
+def program(body: str, others: str = "") -> hlo.Program:
+    """Returns a program of these lines, for which %a and %b are there, and of other computations."""
     lines = [f"%a = {WHOLE} parameter(0)", f"%b = {PART} parameter(1)"]
     lines += [line.strip() for line in body.strip().splitlines()]
-    return hlo.parse("HloModule m\n\nENTRY %main (a: f32[1]) -> f32[1] {\n  " + "\n  ".join(lines) + "\n}\n")
+    main = "ENTRY %main (a: f32[1]) -> f32[1] {\n  " + "\n  ".join(lines) + "\n}\n"
+    return hlo.parse(f"HloModule m\n\n{others}{main}")
 
 
 def product(name: str) -> str:
@@ -61,6 +62,20 @@ def test_what_stands_between_start_and_done_hides_it():
     found = follow(program(f"{started('s')}\n%g = {WHOLE} all-gather-done(%s)\n{product('x')}"))
     assert found.seconds == pytest.approx(PRODUCT + GATHER)
     assert found.hidden_seconds == 0
+
+
+def test_a_start_that_wraps_a_collective_is_one():
+    wrapped = f"""%wrapped (p: f32[1]) -> f32[1] {{
+  %p = {PART} parameter(0)
+  ROOT %g = {WHOLE} all-gather(%p), {OVER_ALL}
+}}
+
+"""
+    lines = f"%s = (({PART}), {WHOLE}, u32[]) async-start(%b), calls=%wrapped\n{product('x')}"
+    text = f"{lines}\n%u = (({PART}), {WHOLE}, u32[]) async-update(%s)\n%d = {WHOLE} async-done(%u)"
+    found = follow(program(text, wrapped))
+    assert found.hidden_seconds == pytest.approx(GATHER)
+    assert found.seconds == pytest.approx(PRODUCT)
 
 
 def test_the_links_send_one_thing_after_the_other():

@@ -1,9 +1,11 @@
 """Which settings a search compiles, and which it knows not to be worth it; the command, with a compiler."""
 
+import dataclasses
 import os
 import signal
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -12,7 +14,7 @@ from jaxir.errors import UserError
 from jaxir.interop.huggingface import hf_config
 from jaxir.interop.huggingface.weights import write_json
 from jaxir.models import t5
-from jaxir.planning import devices, search
+from jaxir.planning import devices, search, slices, targets
 from jaxir.planning.figures import Figures
 from jaxir.planning.search import Choice
 
@@ -139,6 +141,35 @@ def test_chunks_that_cannot_be_enough_are_passed_over():
 def test_where_nothing_fits_it_says_so():
     machine = Machine(limit=0.1)
     assert search.best(run(machine)) is None and machine.quickest() is None
+
+
+@pytest.mark.parametrize(
+    ("prices", "hours", "chosen", "costs"),
+    [
+        (None, None, "v5e:4x4", []),
+        ({"v5e": 1.0, "v5p": 4.0}, None, "v5e:2x2", ["8.00", "12.80", "12.80"]),
+        ({"v5e": 1.0, "v5p": 4.0}, 1.5, "v5e:4x4", ["8.00", "12.80", "12.80"]),  # as dear as v5p, but sooner
+        ({"v5e": 1.0, "v5p": 3.0}, 1.5, "v5p:2x2x1", ["8.00", "12.80", "9.60"]),
+        ({"v5e": 1.0, "v5p": 4.0}, 0.5, None, ["8.00", "12.80", "12.80"]),
+    ],
+)
+def test_the_cheapest_slice_that_is_quick_enough(prices, hours, chosen, costs):
+    """1,000 steps of 7.2, 2.88 and 2.88 s; the last slice has nothing that fits."""
+    machine = Machine(limit=50.0)
+    found = []
+    for name, seconds in (("v5e:2x2", 7.2), ("v5e:4x4", 2.88), ("v5p:2x2x1", 2.8801), ("v5e:1x1", None)):
+        figures = dataclasses.replace(machine.figures(START), scheduled=seconds or 1.0)
+        rows = {START: figures if seconds else "too large"}
+        found.append(slices.Searched(targets.parse(name), rows, START if seconds else None))
+    recipe = types.SimpleNamespace(steps=1000)
+    best = slices.choose(found, recipe, prices, hours)
+    assert (best and best.target.name) == chosen
+    told = list(slices.comparison(found, best, recipe, prices, hours))
+    assert [line.split()[0] for line in told[2:6]] == [s.target.name for s in found]
+    assert [cost in line for cost, line in zip(costs, told[2:], strict=False)] == [True] * len(costs)
+    late = [s for s in found if s.best and hours is not None and s.seconds / 3.6 > hours]
+    assert sum(line.endswith("too slow") for line in told) == len(late)
+    assert ("  none is quick enough" in told) == (chosen is None)
 
 
 @pytest.mark.parametrize(
