@@ -95,31 +95,23 @@ class _Search:
 
         A larger `tensor` is no help where `fsdp` can be larger: it leaves each chip more rows.
         """
-        further = [fsdp for fsdp in self.levels["fsdp"] if fsdp >= start.fsdp]
-        for i, fsdp in enumerate(further):
+        for fsdp in [fsdp for fsdp in self.levels["fsdp"] if fsdp >= start.fsdp]:
             choice = start._replace(fsdp=fsdp)
-            figures = self._try(choice, len(further) - i - 1)
+            figures = self._try(choice, len(self._beside(choice)))
             if figures is not None and figures.fits:
                 return choice
         return None
 
     def change_one_thing(self, reference: Choice) -> None:
         """Tries what differs in one field; of numbers ever further ones, until it gets slower."""
-        levels = self.levels
-        ways = [("remat", list(reversed(levels["remat"]))[1:])]
-        for name in _MESH:
-            now = getattr(reference, name)
-            ways += [(name, [n for n in levels[name] if n > now])]
-            ways += [(name, [n for n in reversed(levels[name]) if n < now])]
-        ways += [("scan", [scan for scan in levels["scan"] if scan != reference.scan])]
-        left = sum(len(values) for _, values in ways)
-        for name, values in ways:
+        left = len(self._beside(reference))
+        for name, values in self._ways(reference):
             last, slower = self.rows[reference].scheduled, ""
             for value in values:
-                left -= 1
                 choice = reference._replace(**{name: value})
+                left -= not self.refuse(choice)
                 if slower:
-                    self.rows.setdefault(choice, slower)
+                    self.rows.setdefault(choice, self.refuse(choice) or slower)
                     continue
                 figures = self._try(choice, left)
                 if name not in _MESH or figures is None or not figures.timed:
@@ -128,6 +120,21 @@ class _Search:
                 if figures.scheduled >= last and not saves:
                     slower = f"{name}={value} is slower already"
                 last = figures.scheduled
+
+    def _ways(self, reference: Choice) -> list[tuple[str, list[Any]]]:
+        """Returns fields with the values to try of each, one after the other, beside a reference's."""
+        ways: list[tuple[str, list[Any]]] = [("remat", list(reversed(self.levels["remat"]))[1:])]
+        for name in _MESH:
+            values, now = self.levels[name], getattr(reference, name)
+            ways += [(name, [n for n in values if n > now]), (name, [n for n in reversed(values) if n < now])]
+        ways += [("scan", [scan for scan in self.levels["scan"] if scan != reference.scan])]
+        return ways
+
+    def _beside(self, reference: Choice) -> list[Choice]:
+        """Returns what differs from a choice in one field and can be run."""
+        ways = self._ways(reference)
+        beside = [reference._replace(**{name: value}) for name, values in ways for value in values]
+        return [choice for choice in beside if not self.refuse(choice)]
 
     def _lacks_little(self, reference: Choice) -> bool:
         """Returns whether more could be kept of blocks if parameters were split further."""

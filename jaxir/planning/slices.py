@@ -179,7 +179,7 @@ def _refused(base: Planned, choice: Choice) -> str:
         ("rows of the batch", rows, chips // choice.tensor * choice.chunks),
     ):
         if size % parts:
-            return f"{parts} does not divide {size} {what}"
+            return f"{what}: {size} is no multiple of {parts}"
     return ""
 
 
