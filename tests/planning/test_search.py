@@ -10,11 +10,12 @@ import types
 import pytest
 
 from jaxir import cli
+from jaxir.costs import targets
 from jaxir.errors import UserError
 from jaxir.interop.huggingface import hf_config
 from jaxir.interop.huggingface.weights import write_json
 from jaxir.models import t5
-from jaxir.planning import devices, search, slices, targets
+from jaxir.planning import devices, search, slices
 from jaxir.planning.figures import Figures
 from jaxir.planning.search import Choice
 
