@@ -11,6 +11,12 @@ TIER=spot                         # spot (cheap, preempted at any time), on_dema
 VALID_UNTIL=12h                   # give up if nothing has been granted by then; empty: wait for ever
 EXTRAS=tpu                        # of this package, installed on the workers; tpu,seqio for SeqIO tasks
 
+# For the scripts in gke/ alone: an image in an Artifact Registry that you have made (they add a tag), the name of a
+# reservation where TIER is reserved, and how often a job that was preempted is started again.
+IMAGE=us-docker.pkg.dev/my-project/my-repository/jaxir
+RESERVATION=
+MAX_RESTARTS=50
+
 # What every worker runs in the checkout's directory after each installation: fetching the data, for a new slice
 # has empty disks.
 SETUP="gcloud storage cp --recursive gs://my-bucket/msmarco ."

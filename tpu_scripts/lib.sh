@@ -197,12 +197,17 @@ delete_slice() {
   wait_for ABSENT
 }
 
-install_on_workers() {
-  local archive="${TMPDIR:-/tmp}/jaxir-$NAME.tar.gz" unpack
+archive_commit() { # in $ARCHIVE
+  ARCHIVE="${TMPDIR:-/tmp}/jaxir-$NAME.tar.gz"
   [[ -z "$(git -C "$ROOT" status --porcelain --untracked-files=no)" ]] ||
     say "note: the checkout has changes that are not committed; the workers get the last commit, without them"
-  run git -C "$ROOT" archive --format=tar.gz --output="$archive" HEAD || return 1
-  run_queued scp "$archive" "$NAME:jaxir.tar.gz" --worker=all --node=all || return 1
+  run git -C "$ROOT" archive --format=tar.gz --output="$ARCHIVE" HEAD
+}
+
+install_on_workers() {
+  local unpack
+  archive_commit || return 1
+  run_queued scp "$ARCHIVE" "$NAME:jaxir.tar.gz" --worker=all --node=all || return 1
   unpack="mkdir -p jaxir && find jaxir -mindepth 1 -maxdepth 1 ! -name .venv -exec rm -rf {} +"
   unpack+=" && tar -xzf jaxir.tar.gz -C jaxir && bash jaxir/tpu_scripts/worker.sh install $EXTRAS"
   [[ -z "$SETUP" ]] || unpack+=" && cd jaxir && { $SETUP; }"

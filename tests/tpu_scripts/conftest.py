@@ -66,14 +66,15 @@ class Cloud:
     def __init__(self, folder: Path):
         self.folder, self.bucket, self.checkout = folder / "cloud", folder / "bucket", folder / "checkout"
         binaries = folder / "bin"
-        for directory in (self.folder, self.bucket, self.checkout / "tpu_scripts", binaries):
+        for directory in (self.folder, self.bucket, self.checkout, binaries):
             directory.mkdir(parents=True)
-        for script in (ROOT / "tpu_scripts").glob("*.sh"):
-            shutil.copy(script, self.checkout / "tpu_scripts")
+        shutil.copytree(ROOT / "tpu_scripts", self.checkout / "tpu_scripts")
         (self.checkout / "job.py").write_text(JOB)
         (self.checkout / "benchmarks").mkdir()
         (self.checkout / "benchmarks" / "report.py").write_text(REPORT)
         shutil.copy(HERE / "fake_gcloud.py", binaries / "gcloud")
+        for name in ("xpk", "kubectl"):
+            shutil.copy(HERE / "fake_xpk.py", binaries / name)
         (binaries / "uv").write_text(UV)
         for file in binaries.iterdir():
             file.chmod(file.stat().st_mode | stat.S_IXUSR)

