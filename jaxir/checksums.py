@@ -117,9 +117,9 @@ def write(directory: Path, sums: Mapping[str, str]) -> None:
         file.writelines(_lines(sums))
 
 
-def write_all(directory: Path) -> None:
-    """Writes a SHA256SUMS of all files of a directory that is being written."""
-    write(directory, _digests(directory, _names(directory, ())))
+def write_all(directory: Path, *, without: Collection[str] = ()) -> None:
+    """Writes a SHA256SUMS of all files of a directory that is being written, but for those of `without`."""
+    write(directory, _digests(directory, _names(directory, without)))
 
 
 def take_up(directory: Path, names: Collection[str]) -> dict[str, str]:

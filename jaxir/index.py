@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
 
 from jaxir import cli
 from jaxir.errors import UserError
 from jaxir.files import local_path
-from jaxir.outputs import writes
+from jaxir.outputs import alone, check_output, writes
 from jaxir.reading import check_readable
-from jaxir.simple_types import Share, check_idle
+from jaxir.simple_types import Count, Share, check_idle
+
+if TYPE_CHECKING:
+    from jaxir.retrieval.encoding.embeddings import StoredEmbeddings
+    from jaxir.retrieval.indexes.index import VectorIndex
+    from jaxir.retrieval.indexes.tuning import Recall
 
 
-@writes(output="directory", update="changed directory")
+@writes(unless="parts", output="directory", update="changed directory")
 def index(
     output: str | None = None,
     embeddings: str | None = None,
@@ -30,6 +37,7 @@ def index(
     index_type: Literal["FLAT", "HNSW", "AUTOINDEX"] | None = None,
     update: str | None = None,
     delete: str | None = None,
+    parts: Count | None = None,
 ) -> None:
     """Builds an index over encoded passages, or over the words of a corpus; or changes one (--update).
 
@@ -66,12 +74,16 @@ def index(
         added (of --corpus alone, to a lucene index), those of --delete taken out. It is written anew and
         then takes the old one's place; a Milvus elsewhere is changed where it is.
       delete: for --update, a file with the ids of passages to take out first, one on a line.
+      parts: for scann and exact, build so many indexes, each of its part of the passages, which are searched
+        together (docs/big_corpora.md). Run again after an interruption, the same command builds those that
+        are missing; several machines that see the same files, started as for training, each build some.
     """
     if update is not None:
         others = {"output": output, "model": model, "storage": storage, "target_recall": target_recall}
         others |= {"queries": queries, "fields": fields, "uri": uri, "collection": collection}
         others |= {
             "vectors": vectors,
+            "parts": parts,
             "index_type": index_type,
             "backend": None if backend == "scann" else backend,
         }
@@ -98,6 +110,8 @@ def index(
         raise UserError("--fields is for --backend=lucene")
     if backend not in ("lucene", "lucene_impact"):
         check_idle(index, "--backend=lucene and --backend=lucene_impact", on_bad_input=on_bad_input)
+    if parts is not None and backend not in ("scann", "exact"):
+        raise UserError("--parts is for --backend=scann and --backend=exact only")
     recall = None
     if backend == "lucene_impact":
         from jaxir.retrieval.indexes.lucene import build_impact_index
@@ -124,21 +138,40 @@ def index(
             check_readable(local_path(corpus))
         if model is not None:
             _check_model(model, stored.info.fingerprint)
-        if storage is not None or target_recall is not None:
+
+        def build(some: StoredEmbeddings) -> tuple[VectorIndex, Recall | None]:
+            if storage is None and target_recall is None:
+                return build_index(some, backend=backend, model=model, **milvus), None
             from jaxir.retrieval.indexes.tuning import build_tuned
 
-            built, recall = build_tuned(
-                stored,
-                backend=backend,
-                storage=storage or "float32",
-                target=target_recall,
-                queries=queries,
-                model=model,
-            )
-        else:
-            built = build_index(stored, backend=backend, model=model, **milvus)
+            how = {"storage": storage or "float32", "target": target_recall, "queries": queries}
+            return build_tuned(some, backend=backend, model=model, **how)
+
+        if parts is not None:
+            from jaxir.distributed import say
+            from jaxir.retrieval.indexes.parts_index import build_in_parts
+
+            how = {"backend": backend, "model": model, **measured}
+            with _together(output):
+                build_in_parts(stored, output, parts, build, how=how, corpus=corpus)
+                say(f"{output}: {backend} index of {stored.info.count:,} passages in {parts} parts")
+            return
+        built, recall = build(stored)
         built.save(output, corpus=corpus)
     print(f"{output}: {backend} index of {built.info.count:,} passages" + (f"; {recall}" if recall else ""))
+
+
+@contextlib.contextmanager
+def _together(output: str) -> Iterator[None]:
+    """Joins the processes that this one is started with, of which the first holds the output."""
+    import jax
+
+    from jaxir import distributed
+
+    distributed.maybe_initialize_distributed()
+    with distributed.together(), alone(output) if jax.process_index() == 0 else contextlib.nullcontext():
+        check_output("--output", output, "directory")
+        yield
 
 
 def _check_model(model: str, fingerprint: str) -> None:

@@ -56,7 +56,7 @@ def writes(*, unless: str | None = None, **kinds: Kind) -> Callable[[Callable[..
     What appears when whole is held against other processes meanwhile.
 
     Args:
-      unless: a parameter with which nothing is written.
+      unless: a parameter with which nothing is written, or the function looks and holds itself.
       **kinds: parameters that name outputs, and what each is; None is looked at nowhere.
     """
 

@@ -34,9 +34,9 @@ def search(
     Without --query and --queries each line of standard input is a question. A lucene_impact index takes token
     weights for queries: {"token": 12, ...} in place of a question, "vector" in place of "text" in --queries.
     Several machines search an exact
-    index together: start the same command, with --queries, once on each (TPU pods are known by themselves,
-    elsewhere JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID say who is who). Each reads its
-    part of the vectors, and process 0 writes the run (docs/exact_search.md).
+    index, or one in parts, together: start the same command, with --queries, once on each (TPU pods are known
+    by themselves, elsewhere JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID say who is who).
+    Each reads its part of the vectors, and process 0 writes the run (docs/exact_search.md).
 
     Args:
       index: the index directory.
@@ -73,11 +73,12 @@ def search(
     if (k1, b, feedback) != (None, None, None):
         loaded = _ranked(loaded, k1, b, feedback)
     opening = {"model": model, "dtype": dtype}
-    if loaded.engine == "exact" and (processes := _processes())[1] > 1:
+    if loaded.engine in ("exact", "parts") and (processes := _processes())[1] > 1:
         with distributed.together():
             if queries is None:
                 raise UserError("several processes search a file of queries: give --queries and --output")
-            first, everywhere = processes[0] == 0, loaded.on(MeshConfig().build())
+            everywhere = loaded.shared() if loaded.engine == "parts" else loaded.on(MeshConfig().build())
+            first = processes[0] == 0
             with alone(output) if first else contextlib.nullcontext():
                 _search_file(everywhere, queries, on_bad_input, k, output, writes=first, **opening)
     elif queries is not None:

@@ -44,6 +44,7 @@ ENGINES = {
     "lucene": "jaxir.retrieval.indexes.lucene:LuceneIndex",
     "lucene_impact": "jaxir.retrieval.indexes.lucene:LuceneImpactIndex",
     "entries": "jaxir.retrieval.indexes.entries_index:EntriesIndex",
+    "parts": "jaxir.retrieval.indexes.parts_index:PartsIndex",
 }
 FORMAT = 1
 

@@ -1,0 +1,211 @@
+"""An index in parts: what one of all vectors answers, built again from where it was killed."""
+
+import dataclasses
+import itertools
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from jaxir import cli
+from jaxir.errors import UserError
+from jaxir.retrieval.encoding.embeddings import EmbeddingsInfo, StoredEmbeddings
+from jaxir.retrieval.indexes import parts_index
+from jaxir.retrieval.indexes.exact import ExactIndex
+from jaxir.retrieval.indexes.index import build_index, load_index
+from jaxir.retrieval.indexes.parts_index import PartsIndex, build_in_parts, merge
+from jaxir.retrieval.ranking.runs import read_run
+
+pytestmark = pytest.mark.usefixtures("few_optimizations")
+
+
+def stored(vectors, ids, cut, similarity="dot") -> StoredEmbeddings:
+    info = EmbeddingsInfo(
+        complete=True,
+        count=len(ids),
+        shard_size=cut,
+        tower="passage",
+        fingerprint="f" * 64,
+        model=None,
+        dimension=vectors.shape[1],
+        similarity=similarity,
+        dtype="float32",
+        max_length=8,
+        prompt="",
+        text="text",
+        input_name="corpus.jsonl",
+        input_bytes=1,
+        input_sha256="0" * 64,
+    )
+    return StoredEmbeddings(info, ids, [vectors[at : at + cut] for at in range(0, len(ids), cut)])
+
+
+@pytest.fixture(scope="module")
+def many():
+    """Small whole numbers, so that many scores are equal, also of passages in different parts."""
+    rng = np.random.default_rng(0)
+    vectors = rng.integers(-2, 3, (103, 6)).astype(np.float32)
+    ids = [f"d{i}{'é' * (i % 2)}" for i in rng.permutation(103)]
+    return stored(vectors, ids, 20), rng.integers(-2, 3, (300, 6)).astype(np.float32)
+
+
+def exactly(some):
+    return build_index(some, backend="exact"), None
+
+
+def test_parts_answer_as_one_index(many, tmp_path):
+    passages, queries = many
+    build_in_parts(passages, tmp_path / "index", 4, exactly, how={})
+    index = load_index(tmp_path / "index")
+    assert isinstance(index, PartsIndex) and index.info.settings == {"parts": 4, "backend": "exact"}
+    whole = ExactIndex.build(passages.shards, passages.ids, similarity="dot")
+    for k in (1, 60, 200):
+        scores, ids = index.search(queries, k)
+        expected, names = whole.search(queries, k)
+        assert scores.tolist() == expected.tolist() and ids == names
+        assert len(set(expected[0].tolist())) < min(k, 30) or k == 1, "guard: ties"
+
+
+def test_what_was_built_before_a_kill_is_taken_up(many, tmp_path):
+    passages, queries = many
+    built = []
+
+    def dying(some):
+        if len(built) == 2:
+            raise KeyboardInterrupt
+        built.append(some.ids)
+        return exactly(some)
+
+    def build(some):
+        built.append(some.ids)
+        return exactly(some)
+
+    with pytest.raises(KeyboardInterrupt):
+        build_in_parts(passages, tmp_path / "index", 3, dying, how={"backend": "exact"})
+    assert not (tmp_path / "index").exists()
+    with pytest.raises(UserError, match=r"was begun with another backend \('exact', now 'scann'\)"):
+        build_in_parts(passages, tmp_path / "index", 3, build, how={"backend": "scann"})
+    build_in_parts(passages, tmp_path / "index", 3, build, how={"backend": "exact"})
+    assert [len(ids) for ids in built] == [34, 34, 35] and [*itertools.chain(*built)] == passages.ids
+    assert [path.name for path in tmp_path.iterdir()] == ["index"]
+    assert len(load_index(tmp_path / "index").search(queries, 5)[1]) == 300
+
+
+def test_a_part_with_fewer_answers_than_were_asked_for():
+    found = [
+        (np.array([[3, 1, -np.inf]], np.float32), [["a", "b"]]),
+        (np.array([[3, 2]], np.float32), [["c", "d"]]),
+    ]
+    scores, ids = merge(found, 1, 3)
+    assert (scores.tolist(), ids) == ([[3, 3, 2]], [["c", "a", "d"]])
+    scores, ids = merge(found, 1, 6)
+    assert ids == [["c", "a", "d", "b"]] and scores[0, 4:].tolist() == [-np.inf] * 2
+
+
+def test_answers_of_other_processes_come_whole(monkeypatch):
+    """Ids of other lengths, beyond ASCII, or missing."""
+    sent = []
+
+    def gather(x):
+        sent.append(x)
+        return np.stack([x, x])
+
+    monkeypatch.setattr(parts_index.multihost_utils, "process_allgather", gather)
+    scores, ids = np.array([[2, 1], [5, -np.inf]], np.float32), [["é0", "long-id"], ["x"]]
+    for values, names in parts_index._of_all_processes(scores, ids):
+        assert values.tolist() == scores.tolist() and names == ids
+    assert sent[2].shape == (2, 2, 8)
+
+
+def test_damage_and_mistakes_are_told(many, tmp_path, capsys):
+    passages, queries = many
+    with pytest.raises(UserError, match="103 passages cannot be indexed in 104 parts"):
+        build_in_parts(passages, tmp_path / "index", 104, exactly, how={})
+    with pytest.raises(UserError, match="some ids come twice"):
+        twice = dataclasses.replace(passages, ids=[*passages.ids[1:], passages.ids[1]])
+        build_in_parts(twice, tmp_path / "index", 2, exactly, how={})
+    build_in_parts(passages, tmp_path / "index", 2, exactly, how={})
+    with pytest.raises(UserError, match="not changed in place: build it anew"):
+        load_index(tmp_path / "index").delete(passages.ids[:1])
+    part = tmp_path / "index" / "parts" / "00001"
+    (part / "index.json").write_text(
+        json.dumps(json.loads((part / "index.json").read_text()) | {"fingerprint": "0"})
+    )
+    (part / "SHA256SUMS").unlink()
+    with pytest.raises(UserError, match="is no part of the one around it"):
+        load_index(tmp_path / "index").search(queries, 1)
+    flags = ["--backend=milvus", "--parts=2", "--embeddings=absent", f"--output={tmp_path}/other"]
+    assert cli.main("jaxir.index:index", flags) == 1
+    assert "--parts is for --backend=scann and --backend=exact only" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_two_processes_build_and_search_as_one(tmp_path, toy, small_model):
+    toy.write_corpus(tmp_path / "corpus.jsonl", toy.random_texts(90))
+    toy.write_jsonl(
+        tmp_path / "queries.jsonl",
+        [{"_id": f"q{i}", "text": text} for i, text in enumerate(toy.random_texts(7, seed=1))],
+    )
+    flags = [f"--model={small_model}", "--input=corpus.jsonl", "--output=embeddings"]
+    run(tmp_path, ["encode", *flags])
+    build = ["index", "--embeddings=embeddings", "--backend=exact", "--corpus=corpus.jsonl"]
+    find = ["search", "--queries=queries.jsonl", "--k=30"]
+    run(tmp_path, [*build, "--output=whole"])
+    run(tmp_path, [*find, "--index=whole", "--output=whole.trec"])
+    run(tmp_path, [*build, "--parts=3", "--output=parts"], processes=2)
+    assert load_index(tmp_path / "parts").documents is not None
+    run(tmp_path, [*find, "--index=parts", "--output=parts.trec"], processes=2)
+    expected, found = (read_run(tmp_path / f"{name}.trec") for name in ("whole", "parts"))
+    assert {query: list(answers) for query, answers in found.items()} == {
+        query: list(answers) for query, answers in expected.items()
+    }
+    for query, answers in expected.items():
+        assert list(found[query].values()) == pytest.approx(list(answers.values()), abs=1e-6)
+
+
+def run(folder, command, processes=1) -> None:
+    env = os.environ | {"XLA_FLAGS": ""}
+    if processes > 1:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            env["JAX_COORDINATOR_ADDRESS"] = f"127.0.0.1:{free.getsockname()[1]}"
+        env["JAX_NUM_PROCESSES"] = str(processes)
+    module, *flags = command
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", f"jaxir.{module}", *flags],
+            cwd=folder,
+            env=env | ({"JAX_PROCESS_ID": str(number)} if processes > 1 else {}),
+        )
+        for number in range(processes)
+    ]
+    assert [process.wait(150) for process in started] == [0] * processes
+
+
+@pytest.mark.slow
+def test_scann_in_parts_finds_no_less(tmp_path):
+    """Either part has more vectors than it would compare all of, and looks as far as it does alone."""
+    rng = np.random.default_rng(0)
+    centres = rng.normal(size=(500, 16))
+    vectors = (centres[rng.integers(0, 500, 45_000)] + 0.7 * rng.normal(size=(45_000, 16))).astype(np.float32)
+    queries = (vectors[::150] + 0.3 * rng.normal(size=(300, 16))).astype(np.float32)
+    passages = stored(vectors, [f"d{i}" for i in range(len(vectors))], 20_000, "cosine")
+
+    def build(some):
+        return build_index(some, backend="scann"), None
+
+    whole = build(passages)[0]
+    build_in_parts(passages, tmp_path / "index", 2, build, how={})
+    assert "leaves" in whole.info.settings, "guard: approximate"
+    true = ExactIndex.build(passages.shards, passages.ids).search(queries, 10)[1]
+
+    def recall(index) -> float:
+        found = index.search(queries, 10)[1]
+        return np.mean([len(set(a) & set(b)) / 10 for a, b in zip(found, true, strict=True)])
+
+    assert recall(load_index(tmp_path / "index")) >= recall(whole) - 0.002
