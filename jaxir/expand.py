@@ -46,12 +46,14 @@ def generate(
     batch_tokens: Count | None = None,
     dtype: Literal["float32", "bfloat16"] = "float32",
     on_bad_input: Literal["stop", "skip"] = "stop",
+    ray: str | None = None,
 ) -> None:
     """Writes texts for texts with a generator: queries for documents, say.
 
     Greedily, unless there are beams, or a temperature, top_k or top_p to sample with. Run again after an
     interruption, the same command continues where it stopped. Outputs of a text that say the same are one.
-    Several machines that see the same files share the work, started as for training (docs/sharding.md).
+    Several machines that see the same files share the work, started as for training (docs/sharding.md); so do
+    those of a Ray cluster.
 
     Args:
       model: the generator: a run or a model directory of ours, or hf: and a directory or hub name of a T5.
@@ -68,10 +70,13 @@ def generate(
         suits the platform).
       dtype: type of the matrix products.
       on_bad_input: stop at the first malformed line, or skip and count them.
+      ray: have the machines of a Ray cluster generate (docs/big_corpora.md): HOST:PORT of its head, or auto
+        for the cluster that this machine is of. They need jaxir and the model, and no other file.
     """
     from jaxir import distributed
     from jaxir.files import local_path
     from jaxir.models.decoding import Decoding
+    from jaxir.retrieval.encoding.cluster import Cluster
     from jaxir.retrieval.encoding.generator import Generator
     from jaxir.retrieval.encoding.outputs_file import write_outputs
     from jaxir.retrieval.encoding.windowed_file import told
@@ -88,10 +93,12 @@ def generate(
         top_p=top_p,
         seed=seed,
     )
-    distributed.maybe_initialize_distributed()
+    cluster = None if ray is None else Cluster.connect(ray, batch_tokens=batch_tokens)
+    if cluster is None:
+        distributed.maybe_initialize_distributed()
     with distributed.together():
         generator = Generator.load(model, dtype=dtype, batch_tokens=batch_tokens)
-        report = write_outputs(generator, input, output, how, on_bad_input=on_bad_input)
+        report = write_outputs(generator, input, output, how, on_bad_input=on_bad_input, cluster=cluster)
         distributed.say(told(output, report, f", by {model}"))
 
 

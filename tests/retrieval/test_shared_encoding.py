@@ -43,7 +43,7 @@ def one_device() -> dict[str, str]:
 
 
 def wait_for_shards(process, directory, count) -> None:
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + 300
     while len(list(directory.glob("*.npy"))) < count:
         assert process.poll() is None, directory.with_suffix(".err").read_text()
         assert time.monotonic() < deadline
@@ -73,7 +73,8 @@ def ray_cluster():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.long
+@pytest.mark.timeout(900)
 def test_processes_and_machines_of_a_ray_cluster_may_be_killed(folder, small_model):
     output = folder / "by_ray"
     with ray_cluster() as (address, tell):
@@ -110,7 +111,8 @@ def test_two_processes_of_a_run_share_the_shards_and_one_may_be_killed(folder, s
     wait_for_shards(first, output, 10)
     second.kill()
     second.wait()
-    assert first.wait(200) == 1 and "process 1 does not answer" in output.with_suffix(".err").read_text()
+    assert first.wait(200) == 1
+    assert "run the same command again to resume" in output.with_suffix(".err").read_text()
     numbers = {int(path.stem[-5:]) for path in output.glob("*.npy")}
     assert {number % 2 for number in numbers} == {0, 1}, "guard: both have worked"
     assert len(numbers) < COUNT // SHARD, "guard: there is something left to do"

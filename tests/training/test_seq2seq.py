@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import shutil
 import signal
 import socket
@@ -145,6 +146,35 @@ def test_what_was_interrupted_is_taken_up_and_ends_the_same(data, generator, tmp
     outputs_file.write_outputs(generator, data / "texts.jsonl", cut, SAMPLED, window=3)
     assert calls == [3, 3, 3, 2]
     assert cut.read_bytes() == whole.read_bytes() and not unfinished.exists()
+
+
+class Elsewhere:
+    """In the place of a Ray cluster: what was asked for last is there first; ends when it has done `most`."""
+
+    batch_tokens = None
+
+    def __init__(self, most: int):
+        self.most, self.windows = most, []
+
+    def map(self, worker, windows):
+        make = pickle.loads(pickle.dumps(worker)).start()
+        for window in reversed(list(windows())):
+            if len(self.windows) == self.most:
+                raise KeyboardInterrupt
+            self.windows.append(window[0])
+            yield pickle.loads(pickle.dumps(make(window)))
+
+
+def test_machines_of_a_cluster_write_the_same_and_are_taken_up(data, generator, tmp_path):
+    whole, shared = tmp_path / "whole.jsonl", tmp_path / "shared.jsonl"
+    outputs_file.write_outputs(generator, data / "texts.jsonl", whole, SAMPLED, window=3)
+    first, second = Elsewhere(most=1), Elsewhere(most=3)
+    how = {"how": SAMPLED, "window": 3}
+    with pytest.raises(KeyboardInterrupt):
+        outputs_file.write_outputs(generator, data / "texts.jsonl", shared, cluster=first, **how)
+    report = outputs_file.write_outputs(generator, data / "texts.jsonl", shared, cluster=second, **how)
+    assert (first.windows, second.windows, report.texts) == ([2], [1, 0], 8)
+    assert shared.read_bytes() == whole.read_bytes()
 
 
 def test_another_command_does_not_go_on_with_it(data, generator, tmp_path, monkeypatch, capsys):

@@ -114,6 +114,25 @@ class Cluster:
             raise _own(error) from error
 
 
+class Loaded(Protocol):
+    """A model as a machine has found it by its name."""
+
+    @property
+    def spec(self) -> str | None: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+
+def check_same(model: Loaded, fingerprint: str) -> None:
+    """Raises a UserError where a machine has another model than the command."""
+    if model.fingerprint != fingerprint:
+        raise UserError(
+            f"a machine of the cluster has another model under the name {model.spec} (fingerprint"
+            f" {model.fingerprint[:12]}, here {fingerprint[:12]})"
+        )
+
+
 class _Started:
     """A process of the cluster."""
 

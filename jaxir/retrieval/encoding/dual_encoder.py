@@ -96,7 +96,7 @@ class DualEncoder:
             loaded.tokenizer,
             loaded.settings,
             loaded.fingerprint,
-            spec=_lasting(spec),
+            spec=lasting(spec),
             batch_tokens=batch_tokens,
         )
 
@@ -251,7 +251,7 @@ class DualEncoder:
         return vectors
 
 
-def _lasting(spec: str) -> str:
+def lasting(spec: str) -> str:
     """Returns `spec` with a local directory made absolute, so that it can be loaded from anywhere."""
     kind, colon, place = spec.rpartition(":")
     return f"{kind}{colon}{Path(place).resolve()}" if Path(place).exists() else spec

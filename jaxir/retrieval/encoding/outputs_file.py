@@ -5,14 +5,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from jaxir.data.lines import OnBadInput, Policy
 from jaxir.data.sources import Document, read_corpus
 from jaxir.files import local_path
 from jaxir.models.decoding import Decoding
+from jaxir.retrieval.encoding.cluster import Cluster, check_same
+from jaxir.retrieval.encoding.dual_encoder import lasting
 from jaxir.retrieval.encoding.generator import Generator
-from jaxir.retrieval.encoding.windowed_file import WINDOW, OutputsReport, sha256_of, write_windows
+from jaxir.retrieval.encoding.windowed_file import WINDOW, OutputsReport, lines_of, sha256_of, write_windows
+
+Window = tuple[int, list[Document]]
 
 
 def write_outputs(
@@ -23,10 +27,12 @@ def write_outputs(
     *,
     window: int = WINDOW,
     on_bad_input: Policy = "stop",
+    cluster: Cluster | None = None,
 ) -> OutputsReport | None:
     """Writes {"_id", "outputs"} for each text of a file, in its order; the file appears only when whole.
 
-    Run again after an interruption it continues; several processes of one run share the work.
+    Run again after an interruption it continues; several processes of one run share the work, or the machines
+    of a Ray cluster do it.
 
     Args:
       generator: the model, on devices of this process.
@@ -35,6 +41,7 @@ def write_outputs(
       how: how outputs are made.
       window: texts that are batched together.
       on_bad_input: "stop" at the first malformed line, before anything is generated, or "skip" them.
+      cluster: machines that generate in the place of this process; None: it does.
 
     Returns:
       What is in the file, in the first process; None in the others.
@@ -45,21 +52,93 @@ def write_outputs(
     """
     input, output = local_path(input), local_path(output, "written to")
     count = sum(1 for _ in read_corpus(input, on_bad_input))
+    num_windows = -(-count // window)
+    made = {"input": sha256_of(input), "window": window, **made_by(generator, how)}
+    elsewhere = None
+    if cluster is not None:
+        made["batch_tokens"] = cluster.batch_tokens
+        worker = OutputsWorker(
+            spec=lasting(generator.spec),
+            fingerprint=generator.fingerprint,
+            dtype=generator.model.config.backbone.dtype,
+            batch_tokens=cluster.batch_tokens,
+            how=how,
+            num_windows=num_windows,
+        )
 
-    def make(batch: Sequence[Document], done: Callable[[int], None]) -> Iterator[dict[str, Any]]:
-        texts = [document.contents for document in batch]
-        found = generator.generate(texts, how, num_windows=-(-count // window), on_batch=done)
-        return ({"outputs": outputs} for outputs in found)
+        def elsewhere(
+            windows: Callable[[], Iterator[Window]], done: Callable[[int], Any]
+        ) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+            for number, lines in cluster.map(worker, windows):
+                done(len(lines))
+                yield number, lines
 
     return write_windows(
         output,
-        {"input": sha256_of(input), "window": window, **made_by(generator, how)},
-        read_corpus(input, OnBadInput(on_bad_input)),  # faults have been told
-        make,
+        made,
+        _Corpus(input, on_bad_input),
+        lambda batch, done: write(generator, batch, how, num_windows=num_windows, on_batch=done),
         count=count,
         what=f"generating for {input.name}",
         window=window,
+        elsewhere=elsewhere,
     )
+
+
+def write(
+    generator: Generator, batch: Sequence[Document], how: Decoding, **more: Any
+) -> Iterator[dict[str, list[str]]]:
+    """Yields the outputs of each document; `more` is what `Generator.generate` takes."""
+    texts = [document.contents for document in batch]
+    return ({"outputs": outputs} for outputs in generator.generate(texts, how, **more))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Corpus:
+    """Documents that are read anew wherever they are gone through. Faults have been told."""
+
+    path: Path
+    on_bad_input: Policy
+
+    def __iter__(self) -> Iterator[Document]:
+        return read_corpus(self.path, OnBadInput(self.on_bad_input))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OutputsWorker:
+    """What a process on another machine needs to write outputs.
+
+    Attributes:
+      spec: the generator, as that machine finds it.
+      fingerprint: of it.
+      dtype: of the matrix products.
+      batch_tokens: tokens of the texts of a batch on one device; None suits that machine's.
+      how: how outputs are made.
+      num_windows: how many windows there are, wherever they are handled.
+    """
+
+    spec: str
+    fingerprint: str
+    dtype: Literal["float32", "bfloat16"]
+    batch_tokens: int | None
+    how: Decoding
+    num_windows: int
+
+    def start(self) -> Callable[[Window], tuple[int, list[dict[str, Any]]]]:
+        """Loads the generator; returns what makes the lines of a window, in any number of threads.
+
+        Raises:
+          UserError: the generator is not there, or is another one.
+        """
+        generator = Generator.load(self.spec, dtype=self.dtype, batch_tokens=self.batch_tokens)
+        check_same(generator, self.fingerprint)
+
+        def make(window: Window) -> tuple[int, list[dict[str, Any]]]:
+            number, batch = window
+            found = write(generator, batch, self.how, num_windows=self.num_windows)
+            return number, list(lines_of(batch, found))
+
+        return make
 
 
 def made_by(generator: Generator, how: Decoding) -> dict[str, Any]:

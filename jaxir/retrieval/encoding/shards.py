@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxir.errors import UserError
 from jaxir.retrieval.encoding.batching import EncodingReport
-from jaxir.retrieval.encoding.cluster import Cluster
+from jaxir.retrieval.encoding.cluster import Cluster, check_same
 from jaxir.retrieval.encoding.dual_encoder import DualEncoder, Tower
 from jaxir.retrieval.encoding.views import encode_views
 
@@ -144,11 +144,7 @@ class ShardWorker:
           UserError: the model is not there, or is another one.
         """
         encoder = DualEncoder.load(self.spec, dtype=self.dtype, batch_tokens=self.batch_tokens)
-        if encoder.fingerprint != self.fingerprint:
-            raise UserError(
-                f"a machine of the cluster has another model under the name {self.spec} (fingerprint"
-                f" {encoder.fingerprint[:12]}, here {self.fingerprint[:12]})"
-            )
+        check_same(encoder, self.fingerprint)
 
         def encode(shard: Shard) -> tuple[Encoded, EncodingReport]:
             report = EncodingReport()

@@ -45,6 +45,11 @@ class HasId(Protocol):
 
 
 R = TypeVar("R", bound=HasId)
+# Takes what reads the windows with their numbers and what is told of done records; yields lines of a window.
+Elsewhere = Callable[
+    [Callable[[], Iterator[tuple[int, list[R]]]], Callable[[int], Any]],
+    Iterator[tuple[int, list[dict[str, Any]]]],
+]
 
 
 @dataclasses.dataclass
@@ -90,6 +95,7 @@ def write_windows(
     count: int,
     what: str,
     window: int = WINDOW,
+    elsewhere: Elsewhere[R] | None = None,
 ) -> OutputsReport | None:
     """Writes a line {"_id", "outputs", ...} for each record, in order; the file appears only when whole.
 
@@ -105,6 +111,8 @@ def write_windows(
       count: how many records there are.
       what: what the progress bar says.
       window: records that are handled together.
+      elsewhere: makes the lines in the place of `make`, in other processes, in whatever order; `records` are
+        then read there, more than once.
 
     Returns:
       What is in the file, in the first process; None in the others.
@@ -127,20 +135,32 @@ def write_windows(
             what=what + (f", part {part + 1} of {parts}" if parts > 1 else ""),
             unit="texts",
         ) as bar:
-            remaining = iter(records)
-            for place in windows:
-                batch = list(itertools.islice(remaining, window))
-                if place not in own:
-                    continue
-                if place.exists():
-                    _check_window(place, [record.id for record in batch])
-                    continue
-                found = make(batch, bar.update)
-                with atomic_file(place) as file:
-                    for record, fields in zip(batch, found, strict=True):
-                        file.write(_line({"_id": record.id, **fields}))
+
+            def missing() -> Iterator[tuple[int, list[R]]]:
+                remaining = iter(records)
+                for number, place in enumerate(windows):
+                    batch = list(itertools.islice(remaining, window))
+                    if place in own and place.exists():
+                        _check_window(place, [record.id for record in batch])
+                    elif place in own:
+                        yield number, batch
+
+            def made_here() -> Iterator[tuple[int, Iterable[Mapping[str, Any]]]]:
+                for number, batch in missing():
+                    yield number, lines_of(batch, make(batch, bar.update))
+
+            for number, lines in made_here() if elsewhere is None else elsewhere(missing, bar.update):
+                with atomic_file(windows[number]) as file:
+                    for line in lines:
+                        file.write(_line(line))
         wait_for_all("outputs are made")
         return _finish(windows, made, output) if part == 0 else None
+
+
+def lines_of(records: Sequence[HasId], found: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yields what stands in the line of each record."""
+    for record, fields in zip(records, found, strict=True):
+        yield {"_id": record.id, **fields}
 
 
 def sha256_of(path: Path) -> str:

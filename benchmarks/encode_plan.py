@@ -1,0 +1,82 @@
+"""Passages a second that TPUs encode, by their compiler's account, and hours for whole corpora.
+
+    .venv/bin/python benchmarks/encode_plan.py --model=hf:google/t5-v1_1-base --topology=v5e:2x2
+
+Compiles the program that `jaxir.encode --dtype=bfloat16` runs on a full batch of passages of --length tokens,
+and reads its products and its traffic from it (`jaxir.planning`). Nothing runs, no weight is read. What runs
+is slower: tokenizer, disk and network are not in it, nor padding. `make plan-tools` first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxir.compile_cache import keep_no_more_programs
+from jaxir.costs import work
+from jaxir.errors import UserError
+from jaxir.interop import stored
+from jaxir.interop.build import Pretrained
+from jaxir.models.layers import param_shardings
+from jaxir.partitioning import MeshConfig
+from jaxir.planning import advice, architecture, collectives, devices, roofline, targets
+from jaxir.planning.program import Step, bytes_of, compile_step
+from jaxir.planning.report import gib
+from jaxir.retrieval.encoding.runner import ACCELERATOR_BATCH_TOKENS
+
+CORPORA = {"8.8 million": 8.8e6, "a billion": 1e9}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--model", required=True, help="as jaxir.train takes it: hf:..., st:..., t5x:...")
+    parser.add_argument("--topology", default="v5e:2x2")
+    parser.add_argument("--length", type=int, default=80, help="tokens of a passage")
+    parser.add_argument("--batch_tokens", type=int, default=ACCELERATOR_BATCH_TOKENS)
+    flags = parser.parse_args()
+    target = targets.parse(flags.topology)
+    found = devices.get(target)
+    config, _ = architecture.describe(Pretrained(source=flags.model))
+    config = stored.replace_backbone(config, dtype="bfloat16")
+    keep_no_more_programs()
+    partitioner = advice.build_mesh(MeshConfig(), found, target)
+    graph, state = nnx.split(nnx.eval_shape(lambda: config.make(rngs=nnx.Rngs(0))))
+    state = jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+        state,
+        param_shardings(state, partitioner),
+    )
+    rows = partitioner.sharding(("batch",))
+    texts = target.count * (flags.batch_tokens // flags.length)
+    ids = jax.ShapeDtypeStruct((texts, flags.length), jnp.int32, sharding=rows)
+
+    def encode(state: nnx.State, ids: jax.Array) -> jax.Array:
+        return nnx.merge(graph, state).encode(ids, tower="passage")
+
+    compiled = compile_step(Step(jax.jit(encode, out_shardings=rows), state, state, ids, encode, partitioner))
+    print(f"{flags.model}, bfloat16, {flags.topology}: {texts} passages of {flags.length} tokens a batch")
+    print(f"  memory on each chip {gib(compiled.size)} GiB, of it parameters {gib(bytes_of(state))}")
+    if compiled.program is None or compiled.short_by:
+        print("  does not fit")
+        return 1
+    done = work.compiled(compiled.program)
+    speaking = collectives.read(compiled.program, partitioner.mesh)
+    times = roofline.estimate(done, speaking, target, list(partitioner.mesh.devices.flat))
+    print("  " + ", ".join(f"{name} {1e3 * seconds:.1f} ms" for name, seconds in times.parts.items()))
+    for name, seconds in (("all at once", times.overlapped), ("one after another", times.in_turn)):
+        rate = texts / seconds
+        mfu = done.flops / seconds / target.chip.flops
+        hours = "; ".join(f"{what} in {count / rate / 3600:,.2f} h" for what, count in CORPORA.items())
+        print(f"  {name}: {rate:,.0f} passages/s, {rate / target.count:,.0f} a chip ({mfu:.0%} MFU); {hours}")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except UserError as error:
+        sys.exit(f"error: {error}")
