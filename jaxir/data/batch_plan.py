@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -12,6 +14,10 @@ from jaxir.errors import UserError
 from jaxir.features import Features, Key, Tokens
 
 Batch = dict[str, np.ndarray]
+# From so many examples on, an epoch's order is computed where it is read. Of fewer it is a shuffled array of
+# 4 bytes an example, 0.5 GB at most.
+SHUFFLED_BELOW = 1 << 27
+_ROUNDS = 8
 
 
 def share(batch_size: int, process_index: int, process_count: int) -> slice:
@@ -46,6 +52,45 @@ class Drawn(NamedTuple):
     first: int
 
 
+class Plan:
+    """The examples of any step: a pure function of (seed, step), which threads may call together."""
+
+    def __init__(
+        self, num_examples: int, *, batch_size: int, seed: int, process_index: int = 0, process_count: int = 1
+    ):
+        """Takes what `ArrayDataset.batches` does.
+
+        Raises:
+          UserError: a negative seed, fewer examples than `batch_size`, or it does not divide by
+            `process_count`.
+        """
+        if seed < 0:
+            raise UserError(f"seed must be 0 or more, got {seed}")
+        self._mine = share(batch_size, process_index, process_count)
+        if batch_size > num_examples:
+            raise UserError(
+                f"batch_size is {batch_size:,}, but there are only {num_examples:,} pairs: give a smaller one"
+            )
+        self._num_examples, self._batch_size, self._seed = num_examples, batch_size, seed
+        self._orders: dict[int, np.ndarray | _Permutation] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, step: int) -> Drawn:
+        """Returns the examples of a step."""
+        epoch, place = divmod(step, self._num_examples // self._batch_size)
+        start = place * self._batch_size
+        whole = self._order(epoch)[start : start + self._batch_size]
+        return Drawn(step, epoch, whole[self._mine].astype(np.int64), self._mine.start)
+
+    def _order(self, epoch: int) -> np.ndarray | _Permutation:
+        with self._lock:
+            if epoch not in self._orders:
+                # Of those who read ahead, some are still in the epoch before.
+                self._orders = {e: order for e, order in self._orders.items() if e == epoch - 1}
+                self._orders[epoch] = order_of(self._num_examples, self._seed, epoch)
+            return self._orders[epoch]
+
+
 def draw(
     num_examples: int,
     *,
@@ -55,38 +100,58 @@ def draw(
     process_index: int = 0,
     process_count: int = 1,
 ) -> Iterator[Drawn]:
-    """Yields the examples of each step without end, from `start_step` on: a pure function of (seed, step).
+    """Yields the examples of each step without end, from `start_step` on; see `Plan`."""
+    plan = Plan(
+        num_examples,
+        batch_size=batch_size,
+        seed=seed,
+        process_index=process_index,
+        process_count=process_count,
+    )
+    return map(plan, itertools.count(start_step))
 
-    Args are those of `ArrayDataset.batches`.
 
-    Raises:
-      UserError: a negative seed, fewer examples than `batch_size`, or it does not divide by `process_count`.
+def order_of(num_examples: int, seed: int, epoch: int) -> np.ndarray | _Permutation:
+    """Returns the order of an epoch: its slices are [n], the examples that come there."""
+    if num_examples >= SHUFFLED_BELOW:
+        return _Permutation(num_examples, seed, epoch)
+    order = np.arange(num_examples, dtype=np.uint32)
+    np.random.default_rng([seed, epoch]).shuffle(order)
+    return order
+
+
+class _Permutation:
+    """A random order of range(`size`) that is computed where it is read: a Feistel cipher of the places.
+
+    The cipher permutes the numbers of an even number of bits (Black and Rogaway 2002, "Ciphers with Arbitrary
+    Finite Domains": what it sends beyond `size` goes through it again); each round adds SplitMix64 of a half.
     """
-    if seed < 0:
-        raise UserError(f"seed must be 0 or more, got {seed}")
-    mine = share(batch_size, process_index, process_count)
-    if batch_size > num_examples:
-        raise UserError(
-            f"batch_size is {batch_size:,}, but there are only {num_examples:,} pairs: give a smaller one"
-        )
 
-    def steps() -> Iterator[Drawn]:
-        step, epoch, order = start_step, -1, np.empty(0, np.int64)
-        steps_per_epoch = num_examples // batch_size
-        while True:
-            if step // steps_per_epoch != epoch:
-                epoch = step // steps_per_epoch
-                order = np.random.default_rng([seed, epoch]).permutation(num_examples)
-            start = step % steps_per_epoch * batch_size
-            yield Drawn(step, epoch, order[start : start + batch_size][mine], mine.start)
-            step += 1
+    def __init__(self, size: int, seed: int, epoch: int):
+        self._size, self._half = size, np.uint64(-(-(size - 1).bit_length() // 2))
+        state = _mix(_mix(np.full(1, seed, np.uint64)) + np.uint64(epoch))
+        self._keys = _mix(state + np.arange(_ROUNDS, dtype=np.uint64))
 
-    return steps()
+    def __getitem__(self, places: slice) -> np.ndarray:
+        """Returns uint64 [n], the numbers at places start to stop."""
+        found = np.arange(*places.indices(self._size), dtype=np.uint64)
+        beyond = np.ones(len(found), bool)
+        while beyond.any():
+            found[beyond] = self._once(found[beyond])
+            beyond = found >= self._size
+        return found
+
+    def _once(self, numbers: np.ndarray) -> np.ndarray:
+        mask = (np.uint64(1) << self._half) - np.uint64(1)
+        left, right = numbers >> self._half, numbers & mask
+        for key in self._keys:
+            left, right = right, left ^ (_mix(right ^ key) & mask)
+        return left << self._half | right
 
 
 def in_one_order(num_examples: int, count: int | None = None) -> np.ndarray:
     """Returns `count` examples, or all, each once and shuffled: as the first epoch of seed 0 has them."""
-    return np.random.default_rng([0, 0]).permutation(num_examples)[:count]
+    return order_of(num_examples, 0, 0)[:count].astype(np.int64)
 
 
 def choose(n: int, counts: np.ndarray, examples: np.ndarray, seed_and_epoch: tuple[int, int]) -> np.ndarray:
