@@ -1,4 +1,4 @@
-"""Readers of training pairs: JSONL, TSV and Tevatron-style JSONL, all optionally gzipped.
+"""Readers of training pairs: JSONL, TSV and Tevatron-style JSONL, all optionally gzipped, and Parquet.
 
 An id stands for one text: a file in which it stands for two is malformed, since duplicate masking goes by id.
 """
@@ -22,6 +22,10 @@ from jaxir.data.lines import (
     string_field,
 )
 from jaxir.data.sources import PairExample, joined, text_id
+from jaxir.data.tables import Table
+from jaxir.errors import UserError
+
+_FIELDS = ("query", "passage", "negatives", "query_id", "passage_id")
 
 
 def read_pairs_jsonl(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") -> Iterator[PairExample]:
@@ -31,23 +35,42 @@ def read_pairs_jsonl(path: str | Path, on_bad_input: OnBadInput | Policy = "stop
     objects {"passage_id": "...", "passage": "..."}.
     """
     ids = _Ids()
+    return parsed_lines(path, lambda line, number: _pair(json_object(line), ids), on_bad_input)
 
-    def parse(line: str, number: int) -> PairExample:
-        record = json_object(line)
-        query, passage = needed_text(record, "query"), needed_text(record, "passage")
-        negatives = [
-            {"passage": item} if isinstance(item, str) else as_object(item, "negatives")
-            for item in list_field(record, "negatives")
-        ]
-        return PairExample(
-            ids.of("query", string_field(record, "query_id", None), query),
-            query,
-            ids.of("passage", string_field(record, "passage_id", None), passage),
-            passage,
-            tuple(_passage(ids, n, "passage_id", needed_text(n, "passage")) for n in negatives),
-        )
 
-    return parsed_lines(path, parse, on_bad_input)
+def read_pairs_parquet(path: str | Path, on_bad_input: OnBadInput) -> Iterator[PairExample]:
+    """Yields pairs from the rows of a Parquet file, whose columns are the fields of `read_pairs_jsonl`.
+
+    Some thousand rows are in memory at a time.
+
+    Raises:
+      UserError: it is called otherwise than .parquet, or pyarrow is not installed.
+      BadInputError: it is no Parquet file, or a row is malformed and is not skipped.
+    """
+    table, ids = Table(path), _Ids()
+    if table.kind != "parquet":
+        raise UserError(f"{path}: a Parquet file must be called .parquet")
+    columns = [name for name in _FIELDS if name in table.columns]
+    for number, record in table.records(columns, on_bad_input):
+        try:
+            yield _pair(record, ids)
+        except MalformedRecord as fault:
+            on_bad_input.record(table.path, number, fault.kind, fault.detail)
+
+
+def _pair(record: dict[str, Any], ids: _Ids) -> PairExample:
+    query, passage = needed_text(record, "query"), needed_text(record, "passage")
+    negatives = [
+        {"passage": item} if isinstance(item, str) else as_object(item, "negatives")
+        for item in list_field(record, "negatives")
+    ]
+    return PairExample(
+        ids.of("query", string_field(record, "query_id", None), query),
+        query,
+        ids.of("passage", string_field(record, "passage_id", None), passage),
+        passage,
+        tuple(_passage(ids, n, "passage_id", needed_text(n, "passage")) for n in negatives),
+    )
 
 
 def read_pairs_tsv(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") -> Iterator[PairExample]:

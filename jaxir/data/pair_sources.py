@@ -61,6 +61,17 @@ class JsonlPairs(PairSource):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ParquetPairs(PairSource):
+    """A Parquet file with the columns query, passage, negatives; see `pair_files.read_pairs_parquet`."""
+
+    path: str
+
+    def examples(self, on_bad_input: OnBadInput) -> Iterator[PairExample]:
+        """Yields the pair of each row."""
+        return pair_files.read_pairs_parquet(self.path, on_bad_input)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TsvPairs(PairSource):
     """A file of query<TAB>passage[<TAB>negative...] lines, such as MS MARCO's triples.train.small.tsv."""
 

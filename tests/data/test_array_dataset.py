@@ -7,13 +7,22 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet as pq
 import pytest
 
 from jaxir.data.array_dataset import ArrayDataset
-from jaxir.data.pair_sources import ArrayPairs, BeirPairs, JsonlPairs, TevatronPairs, TsvPairs
+from jaxir.data.pair_sources import (
+    ArrayPairs,
+    BeirPairs,
+    JsonlPairs,
+    ParquetPairs,
+    TevatronPairs,
+    TsvPairs,
+)
 from jaxir.data.sources import PairExample, stable_keys, text_id
 from jaxir.data.tokenizer import Tokenizer
-from jaxir.errors import UserError
+from jaxir.errors import BadInputError, UserError
 from jaxir.features import TextFormat, pair_features
 
 LENGTHS = {"query_length": 12, "passage_length": 20}
@@ -338,8 +347,10 @@ def test_every_source_gives_the_same_pairs(minilm, tmp_path, write_jsonl):
         for q, p, n in rows
     ]
     (tmp_path / "pairs.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
+    pq.write_table(pyarrow.Table.from_pylist(jsonl), tmp_path / "pairs.parquet")
     sources = [
         JsonlPairs(path=str(write_jsonl("pairs.jsonl", jsonl))),
+        ParquetPairs(path=str(tmp_path / "pairs.parquet")),
         TsvPairs(path=str(tmp_path / "pairs.tsv")),
         TevatronPairs(path=str(write_jsonl("tevatron.jsonl", tevatron))),
     ]
@@ -355,6 +366,19 @@ def test_every_source_gives_the_same_pairs(minilm, tmp_path, write_jsonl):
     (tmp_path / "c/qrels/train.tsv").write_text(qrels)
     beir = BeirPairs(directory=str(tmp_path / "c")).build(minilm, pair_features(TextFormat(**LENGTHS))).once()
     assert equal(beir, {k: first[k] for k in beir})
+
+
+def test_malformed_rows_of_parquet_are_told(minilm, tmp_path, capsys):
+    path, features = tmp_path / "pairs.parquet", pair_features(TextFormat(**LENGTHS))
+    rows = [{"query": "q", "passage": "p", "query_id": None}, {"query": "r", "passage": None}]
+    pq.write_table(pyarrow.Table.from_pylist(rows), path)
+    with pytest.raises(BadInputError, match=r"pairs\.parquet:2: field 'passage' is not a string but null"):
+        ParquetPairs(path=str(path)).build(minilm, features)
+    assert ParquetPairs(path=str(path)).build(minilm, features, on_bad_input="skip").num_examples == 1
+    assert "skipped 1 record: field 'passage' is not a string" in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"pairs\.tsv: a Parquet file must be called \.parquet"):
+        (tmp_path / "pairs.tsv").write_text("query\tpassage\n")
+        ParquetPairs(path=str(tmp_path / "pairs.tsv")).build(minilm, features)
 
 
 def test_skipping_is_reported_when_built(minilm, tmp_path, capsys):
