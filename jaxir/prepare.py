@@ -1,4 +1,4 @@
-"""Command: writes one's own pairs, or a published data set, as a BEIR folder."""
+"""Commands: one's own pairs, or a published data set, as a BEIR folder; training data larger than memory."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from jaxir import cli
 from jaxir.errors import UserError, suggest
 from jaxir.outputs import writes
 from jaxir.simple_types import NotNegative, Seed, check_idle
+from jaxir.training.recipe import Recipe
 
 SOURCES = {
     "pairs": "FILE",
@@ -20,6 +21,15 @@ SOURCES = {
     "nq": "FILE",
     "tfds": "beir/NAME",
 }
+# What of a recipe decides how its data are tokenised.
+OF_RECORDS = ("model", "objective", "data", "num_negatives", "on_bad_input")
+PREPARE = """python -m jaxir.prepare --dataset=pairs:faq.csv --output=faq
+  python -m jaxir.prepare --dataset=msmarco:DIR --splits=train,dev.small --output=beir
+  python -m jaxir.prepare --output=squad-test\
+ --dataset=multireqa:mrqa/dev/SQuAD.jsonl.gz,MultiReQA/data/dev/SQuAD/candidates.json.gz"""
+RECORDS = (
+    "python -m jaxir.prepare records --gin_file=gin/samtone_base.gin --gin.DATA=msmarco --output=records"
+)
 
 
 @writes(output="directory")
@@ -57,6 +67,8 @@ def prepare(
     passage, positive, answer, context, document, pos, sentence2, text2, body or text. A passage may be a list
     of passages. TSV and CSV files have a header line; of one without, name the columns by number:
     --query=1 --passage=2. TSV knows no quotes.
+
+    `python -m jaxir.prepare records` writes training data larger than memory.
 
     Args:
       dataset: what to read.
@@ -199,13 +211,48 @@ def _read(
     return {"documents": documents, "queries": queries, "qrels": {splits[0]: judged}}
 
 
+@writes(output="directory")
+@cli.bound_as("jaxir.train:train")
+@cli.takes(Recipe, only=OF_RECORDS, steps=1, batch_size=1)
+def records(recipe: Recipe, *, output: str) -> None:
+    """Writes a recipe's training data as records that training reads from the disk, batch by batch.
+
+    For data larger than memory (docs/datasets.md): tokenised once, for the model, lengths, prompts and fields
+    of the recipe, in ArrayRecord files. Batches are those of the data themselves. Some thousand examples are
+    in memory at a time, and what reading their source holds: of files of pairs a line, of a BEIR folder its
+    corpus.
+
+    Raises:
+      UserError: data that have no records, or the directory exists.
+      BadInputError: a malformed record, unless they are skipped.
+
+    Args:
+      output: the directory to make.
+    """
+    from jaxir.data.lines import OnBadInput
+    from jaxir.data.record_files import write_records
+    from jaxir.data.text_data import RecordSource
+    from jaxir.interop.build import tokenizer_and_settings
+
+    if not isinstance(recipe.data, RecordSource):
+        raise UserError(f"data must have records, as BeirPairs(...) has; {recipe.data!r:.80} has none")
+    tokenizer, settings = tokenizer_and_settings(recipe.model)
+    features = recipe.objective.features(settings.text_format_of(tokenizer, recipe.num_negatives))
+    on_bad_input = OnBadInput(recipe.on_bad_input)
+    written = write_records(output, recipe.data.records(on_bad_input), tokenizer, features)
+    on_bad_input.report()
+    size = sum(size for _, size in written.files.values())
+    files = f"{len(written.files):,} file{'s' if len(written.files) > 1 else ''}"
+    print(f"{output}: {written.counts.examples:,} examples in {files}, {size / 1e6:,.1f} MB")
+    print(f"train on it: the same recipe, and --gin_file=gin/data/records.gin --gin.RECORDS={output}")
+
+
+def main(arguments: list[str]) -> int:
+    """Writes a BEIR folder; with `records` as first argument, what training reads from the disk."""
+    if arguments[:1] != ["records"]:
+        return cli.main("jaxir.prepare:prepare", arguments, example=PREPARE)
+    return cli.main("jaxir.prepare:records", arguments[1:], example=RECORDS, action="records")
+
+
 if __name__ == "__main__":
-    cli.end(
-        cli.main(
-            "jaxir.prepare:prepare",
-            example="python -m jaxir.prepare --dataset=pairs:faq.csv --output=faq\n"
-            "  python -m jaxir.prepare --dataset=msmarco:DIR --splits=train,dev.small --output=beir\n"
-            "  python -m jaxir.prepare --output=squad-test"
-            " --dataset=multireqa:mrqa/dev/SQuAD.jsonl.gz,MultiReQA/data/dev/SQuAD/candidates.json.gz",
-        )
-    )
+    cli.end(main(sys.argv[1:]))

@@ -74,7 +74,7 @@ RECIPES = {"gin"}  # no code
 LAZY = (
     *("tensorflow", "seqio", "tensorflow_datasets", "scann", "matplotlib", "sklearn", "gcsfs", "jnius"),
     *("pymilvus", "milvus_lite", "faiss", "pandas", "grpc", "jax2onnx", "onnx", "onnx_ir", "onnxruntime"),
-    *("pyarrow", "rouge_score", "nltk", "ray"),
+    *("pyarrow", "rouge_score", "nltk", "ray", "grain", "array_record"),
 )
 
 

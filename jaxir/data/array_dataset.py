@@ -5,21 +5,20 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from jaxir.checksums import check, directory_with_checksums
 from jaxir.data import fingerprints
-from jaxir.data.batch_plan import Batch, choose, draw, in_one_order, keys_of_twins, without_twins
+from jaxir.data.batch_plan import Batch, choose, draw, in_one_order, keys_of_twins
+from jaxir.data.record_arrays import ListCounts, RecordReader, check_list
 from jaxir.data.saved_arrays import FORMAT, META, as_pairs_were_named, check_same, in_words, read
-from jaxir.data.text_table import TableBuilder, TextTable
+from jaxir.data.text_table import TextTable
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
-from jaxir.features import Features, Key, Numbers, Record, TokenCounts, Tokens, check_record, fields_of
+from jaxir.features import Features, Key, Record, TokenCounts, Tokens, fields_of
 from jaxir.files import local_path
 from jaxir.mapped import check_unchanged
 from jaxir.progress import progress
@@ -75,39 +74,11 @@ class ArrayDataset:
         self._content: str | None = None
         if not self.num_examples:
             raise UserError("there are no training examples")
+        empty = int(np.sum(np.diff(offsets) == 0))
+        counts = ListCounts(self.num_examples, int(offsets[-1]), empty, left_out, without_others)
         for name, field in self._fields.items():
             if field.count is not None:
-                self._check_list(name, field)
-
-    def _check_list(self, name: str, field: Tokens | Numbers) -> None:
-        empty, count = int(np.sum(np.diff(self._offsets) == 0)), self.num_examples
-        hint = ": set num_negatives to 0, or mine negatives for them" if name == "negatives" else ""
-        if empty:
-            raise UserError(
-                f"a batch wants {field.count} {name} of each example, but {empty:,} of {count:,} have none"
-                f"{hint}"
-            )
-        if not isinstance(field, Tokens) or field.unlike is None:
-            return
-        if self._without_others == count:
-            raise UserError(
-                f"all {name}, cut at {field.length} tokens, are the same as the {field.unlike} of their"
-                " example"
-                f"{hint.replace('for them', 'that are not')}"
-            )
-        kept, cut = len(self._columns[name]), f"cut at {field.length} tokens"
-        if self._left_out:
-            print(
-                f"{self._left_out:,} of {self._left_out + kept:,} {name} left out: {cut} they are the same as"
-                f" the {field.unlike} of their example",
-                file=sys.stderr,
-            )
-        if self._without_others:
-            print(
-                f"warning: {self._without_others:,} of {count:,} examples have no {name} that, {cut}, are not"
-                f" their {field.unlike}: they are trained without",
-                file=sys.stderr,
-            )
+                check_list(name, field, counts)
 
     def __repr__(self) -> str:
         parts = []
@@ -148,54 +119,10 @@ class ArrayDataset:
           UserError: there is no record, one lacks a field, has another kind of value in it, or lists that are
             not equally long or empty where they are read.
         """
-        fields = fields_of(features)
-        builders: dict[str, TableBuilder] = {}
-        for field in fields.values():
-            if isinstance(field, Tokens) and field.table not in builders:
-                builders[field.table] = TableBuilder(tokenizer, field.length, field.prompt, what=field.table)
-        columns: dict[str, list[Any]] = {name: [] for name in fields}
-        offsets = [0]
-        for number, record in enumerate(progress(records, what="tokenising pairs", unit="pairs")):
-            if not number:
-                check_record(record, features)
-            sizes = set()
-            for name, field in fields.items():
-                value = record[name]
-                items = [value] if field.count is None else value
-                if isinstance(field, Tokens):
-                    columns[name].extend(builders[field.table].row(*item) for item in items)
-                else:
-                    columns[name].extend(items)
-                if field.count is not None:
-                    sizes.add(len(items))
-            if len(sizes) > 1:
-                lists = ", ".join(f"{len(record[n])} {n}" for n, f in fields.items() if f.count is not None)
-                raise UserError(f"example {number}: its lists must be equally long, got {lists}")
-            offsets.append(offsets[-1] + (sizes.pop() if sizes else 0))
-        tables = {name: builder.table() for name, builder in builders.items()}
-        arrays = {
-            name: np.array(column, np.int32 if isinstance(fields[name], Tokens) else np.float32)
-            for name, column in columns.items()
-        }
-        starts, left_out, without = np.array(offsets, np.int64), 0, 0
-        for name, field in fields.items():
-            if isinstance(field, Tokens) and field.unlike is not None:
-                keep, starts, without = without_twins(
-                    tables[field.table], arrays[field.unlike], arrays[name], starts
-                )
-                left_out = len(keep) - int(keep.sum())
-                for other, of in fields.items():
-                    if of.count is not None:
-                        arrays[other] = arrays[other][keep]
-        return cls(
-            features=features,
-            tables=tables,
-            columns=arrays,
-            offsets=starts,
-            tokenizer_fingerprint=tokenizer.fingerprint,
-            left_out=left_out,
-            without_others=without,
-        )
+        reader = RecordReader(tokenizer, features)
+        arrays = reader.arrays(progress(records, what="tokenising pairs", unit="pairs"))
+        reader.tell_alike()
+        return cls(features=features, **arrays._asdict(), tokenizer_fingerprint=tokenizer.fingerprint)
 
     def batches(
         self,

@@ -96,11 +96,17 @@ class TableBuilder:
         Raises:
           UserError: more than half of the texts have the same tokens as another one.
         """
+        found = self.take()
+        self.tell_alike()
+        return found
+
+    def take(self) -> TextTable:
+        """Returns the table of the texts so far and forgets them; the next text has row 0 again."""
         self._flush()
-        self._tell_alike()
         flat = np.concatenate([np.empty(0, self._dtype), *self._flat])
         offsets = np.concatenate([[0], np.cumsum(self._sizes, dtype=np.int64)]).astype(np.int64)
         keys = np.frombuffer(b"".join(self._row_of), "<i4").astype(np.int32).reshape(-1, 2)
+        self._row_of, self._flat, self._sizes = {}, [], []
         return TextTable(flat, offsets, keys)
 
     def _flush(self) -> None:
@@ -126,7 +132,12 @@ class TableBuilder:
         self._distinct += len(first) + like_another
         self._like_another += like_another
 
-    def _tell_alike(self) -> None:
+    def tell_alike(self) -> None:
+        """Warns of many texts with equal tokens, of all that came.
+
+        Raises:
+          UserError: more than half of the texts have the same tokens as another one.
+        """
         if self._distinct < _ALIKE_FROM or self._like_another <= _ALIKE_TOLD * self._distinct:
             return
         one, other = self._alike

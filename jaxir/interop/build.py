@@ -249,6 +249,25 @@ class FromScratch:
         return self.config, settings
 
 
+def tokenizer_and_settings(model: Source) -> tuple[Tokenizer, EncoderSettings]:
+    """Returns the tokenizer and the lengths of what `model.build` would build; no weight is read.
+
+    Raises:
+      UserError: as `build`.
+    """
+    if isinstance(model, FromScratch):
+        return Tokenizer.load(Path(model.tokenizer)), model.outline()[1]
+    found = []
+
+    def read(source: str, tokenizer: str | None, kind: str | None = "dual_encoder") -> StoredModel:
+        kind = None if isinstance(model, PretrainedCrossEncoder) else kind
+        found.append(model_dir.read(source, tokenizer=tokenizer, kind=kind)[0])
+        return found[0]
+
+    _, settings = model.outline(read)
+    return found[0].tokenizer, settings
+
+
 def _loaded(
     start: Pretrained | PretrainedCrossEncoder | PretrainedSeq2Seq,
     kind: str | None,

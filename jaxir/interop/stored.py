@@ -91,6 +91,11 @@ class EncoderSettings:
             reads=self.reads,
         )
 
+    def text_format_of(self, tokenizer: Tokenizer | None, num_negatives: int = 0) -> TextFormat:
+        """Returns `text_format` for a tokenizer; None has no attributes."""
+        of_tokens = {name: getattr(tokenizer, name, None) for name in ("mask_id", "vocabulary")}
+        return self.text_format(num_negatives, **of_tokens)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StoredModel:

@@ -131,8 +131,7 @@ def train(
         if not isinstance(loaded, LoadedModel):
             loaded = loaded.build(seed=recipe.seed, partitioner=partitioner)
         model = loaded.model
-        of_tokens = {name: getattr(loaded.tokenizer, name, None) for name in ("mask_id", "vocabulary")}
-        form = loaded.settings.text_format(recipe.num_negatives, **of_tokens)
+        form = loaded.settings.text_format_of(loaded.tokenizer, recipe.num_negatives)
         data = recipe.data
         if hasattr(data, "build"):
             features = objective.features(form)

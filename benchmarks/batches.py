@@ -1,0 +1,167 @@
+"""Batches from memory, from mapped arrays and from records on a disk: examples/s, and what a step waits.
+
+The same random pairs by way of `ArrayDataset` in memory, the same memory-mapped (`ArrayPairs`), and as
+ArrayRecord files read by Grain (`GrainRecords`). Each in a process of its own; of what it reads nothing is in
+the system's cache when it begins. "ahead" is as quickly as the training's own thread takes batches; then a
+step of `--step_ms` follows each batch, in which the process sleeps, as a host does whose accelerator works.
+
+    python benchmarks/batches.py [--pairs=200000] [--batch_size=1024] [--step_ms=100] [--repeats=3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SOURCES = ("memory", "mapped arrays", "records")
+FIGURES = {
+    "open_s": "open, s",
+    "first_s": "first batch, s",
+    "ahead": "examples/s, ahead",
+    "cpu_us": "CPU us an example, ahead",
+    "wait_ms": "a step waits, ms",
+    "grown_mib": "memory grown, MiB",
+}
+STEPS_AHEAD, STEPS_WAITED = 100, 40
+
+
+class RandomIds:
+    """A tokenizer that gives random ids, always the same of a text: 20 of a query and 100 of a passage."""
+
+    vocab_size, fingerprint = 30_522, "random"
+
+    def encode_batch(self, texts: list[str], *, max_length: int) -> list[np.ndarray]:
+        """Returns ids of `max_length` tokens at most, of which a sixth is missing on average."""
+        rngs = [np.random.default_rng(zlib.crc32(text.encode())) for text in texts]
+        sizes = [rng.integers(2 * max_length // 3, max_length + 1) for rng in rngs]
+        return [
+            rng.integers(1, self.vocab_size, size).astype(np.int32)
+            for rng, size in zip(rngs, sizes, strict=True)
+        ]
+
+
+def main() -> int:
+    """Parses flags, runs the sources in turns, prints the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--pairs", type=int, default=200_000)
+    parser.add_argument("--batch_size", type=int, default=1024)
+    parser.add_argument("--step_ms", type=float, default=100)
+    parser.add_argument("--threads", type=int, default=4, help="of GrainRecords")
+    parser.add_argument("--repeats", type=int, default=3, help="processes of each source")
+    parser.add_argument("--worker", nargs=2, metavar=("SOURCE", "DIRECTORY"), help=argparse.SUPPRESS)
+    flags = parser.parse_args()
+    if flags.worker:
+        source, directory = flags.worker
+        print(json.dumps(measured(source, Path(directory), flags)))
+        return 0
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        write(directory, flags.pairs)
+        sizes = {p.name: sum(f.stat().st_size for f in p.iterdir()) / 2**20 for p in directory.iterdir()}
+        print(f"{flags.pairs:,} pairs, {', '.join(f'{n} {s:,.0f} MiB' for n, s in sorted(sizes.items()))}")
+        runs: dict[str, list[dict[str, float]]] = {source: [] for source in SOURCES}
+        for _ in range(flags.repeats):
+            for source in SOURCES:
+                runs[source].append(run(source, directory))
+    print(f"{'medians':28}" + "".join(f"{source:>16}" for source in SOURCES))
+    for figure, title in FIGURES.items():
+        middle = [statistics.median(one[figure] for one in runs[source]) for source in SOURCES]
+        print(f"{title:28}" + "".join(f"{value:16,.2f}" for value in middle))
+    return 0
+
+
+def features() -> Any:
+    """Returns those of pairs of 24 + 120 tokens."""
+    from jaxir.features import TextFormat, pair_features
+
+    return pair_features(TextFormat(query_length=24, passage_length=120))
+
+
+def write(directory: Path, pairs: int) -> None:
+    """Writes the same pairs as arrays and as records."""
+    from jaxir.data.array_dataset import ArrayDataset
+    from jaxir.data.record_files import write_records
+
+    def records() -> Iterator[dict[str, Any]]:
+        for i in range(pairs):
+            yield {"query": (f"q{i}", f"q{i}"), "passage": (f"p{i}", f"p{i}"), "negatives": []}
+
+    ArrayDataset.from_records(records(), RandomIds(), features()).save(directory / "arrays")
+    write_records(directory / "records", records(), RandomIds(), features())
+
+
+def run(source: str, directory: Path) -> dict[str, float]:
+    """Measures one source in a process of its own."""
+    for path in directory.glob("*/*"):
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+    command = [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:]]
+    done = subprocess.run([*command, "--worker", source, str(directory)], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{source} failed:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def measured(source: str, directory: Path, flags: argparse.Namespace) -> dict[str, float]:
+    """Returns the figures of a source."""
+    from jaxir.data.array_dataset import ArrayDataset
+    from jaxir.data.grain_records import RecordDataset
+    from jaxir.data.text_table import TextTable
+    from jaxir.training.prefetch import prefetch
+
+    with contextlib.suppress(ImportError):
+        import grain  # noqa: F401, imported before the clock and the memory are looked at
+    before, began = _peak(), time.perf_counter()
+    if source == "records":
+        data = RecordDataset(directory / "records", features(), threads=flags.threads)
+    else:
+        data = ArrayDataset.load(directory / "arrays", features())
+    if source == "memory":
+        data._tables = {name: TextTable(*map(np.array, table)) for name, table in data._tables.items()}
+        data._columns = {name: np.array(column) for name, column in data._columns.items()}
+        data._offsets = np.array(data._offsets)
+    found = {"open_s": time.perf_counter() - began}
+    began = time.perf_counter()
+    with prefetch(data.batches(batch_size=flags.batch_size, seed=0), lambda batch: batch) as batches:
+        next(batches)
+        found["first_s"], began, cpu = time.perf_counter() - began, time.perf_counter(), time.process_time()
+        for _ in itertools.islice(batches, STEPS_AHEAD):
+            pass
+        examples = STEPS_AHEAD * flags.batch_size
+        found["ahead"] = examples / (time.perf_counter() - began)
+        found["cpu_us"] = (time.process_time() - cpu) / examples * 1e6
+        waits = []
+        for _ in range(STEPS_WAITED):
+            time.sleep(flags.step_ms / 1000)
+            began = time.perf_counter()
+            next(batches)
+            waits.append(time.perf_counter() - began)
+    found["wait_ms"] = statistics.mean(waits) * 1000
+    return found | {"grown_mib": _peak() - before}
+
+
+def _peak() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

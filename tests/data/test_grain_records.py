@@ -1,0 +1,379 @@
+"""Examples in ArrayRecord files, read by Grain: the batches of those in memory, or a sentence."""
+
+import itertools
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxir import cli
+from jaxir.data import batch_plan
+from jaxir.data.array_dataset import ArrayDataset
+from jaxir.data.grain_records import GrainRecords
+from jaxir.data.mixture import MixtureDataset
+from jaxir.data.record_files import META, write_records
+from jaxir.data.sources import PairExample
+from jaxir.data.tokenizer import Tokenizer
+from jaxir.errors import UserError
+from jaxir.features import Key, Numbers, TextFormat, Tokens, pair_features
+
+pytest.importorskip("grain")
+
+ROOT = Path(__file__).resolve().parents[2]
+LENGTHS = {"query_length": 12, "passage_length": 20}
+COUNT = 103
+END = " river bank" * 20  # beyond what is read
+
+
+def example(i: int) -> PairExample:
+    """Passages come twice, lists have 1 to 5 items, some of them the passage itself once it is cut."""
+    passage = f"answer to {i // 2}: " + ("really " * (i // 2) if i % 3 else END)
+    negatives = [(f"n{i}-{j}", f"wrong answer {j} to {i}") for j in range(1 + i % 4)]
+    negatives += [(f"t{i}", passage + " and so on")] if i % 3 == 0 else []
+    return PairExample(f"q{i}", f"question number {i}", f"p{i // 2}", passage, tuple(negatives))
+
+
+EXAMPLES = [example(i) for i in range(COUNT)]
+RECORDS = [e.record() for e in EXAMPLES]
+PAIRS = pair_features(TextFormat(num_negatives=2, **LENGTHS))
+OTHERS = {
+    "ids": Tokens("text", 8, prompt="say "),
+    "key": Key("text"),
+    "weight": Numbers("weight"),
+    "other_ids": Tokens("others", 8, prompt="say ", count=2, among="text"),
+    "other_key": Key("others", 2),
+    "other_scores": Numbers("scores", 2),
+}
+
+
+@pytest.fixture(scope="module")
+def written(minilm, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("records") / "records"
+    write_records(directory, RECORDS, minilm, PAIRS, file_bytes=4000)
+    assert len(list(directory.glob("*.array_record"))) > 3
+    return directory
+
+
+@pytest.fixture(scope="module")
+def in_memory(minilm):
+    return ArrayDataset.from_records(RECORDS, minilm, PAIRS)
+
+
+@pytest.fixture
+def copy(written, tmp_path):
+    return Path(shutil.copytree(written, tmp_path / "copy"))
+
+
+def opened(directory, tokenizer, features=PAIRS):
+    return GrainRecords(directory=str(directory)).build(tokenizer, features)
+
+
+def assert_equal(ours, theirs):
+    assert ours.keys() == theirs.keys()
+    for name, array in theirs.items():
+        assert ours[name].dtype == array.dtype, name
+        np.testing.assert_array_equal(ours[name], array, err_msg=name)
+
+
+def assert_same_batches(ours, theirs, count, **how):
+    pairs = zip(ours.batches(**how), theirs.batches(**how), strict=True)
+    for one, other in itertools.islice(pairs, count):
+        assert_equal(one, other)
+
+
+def test_batches_are_those_of_the_examples_in_memory(written, in_memory, minilm):
+    data = opened(written, minilm)
+    assert (data.num_examples, data.features) == (COUNT, in_memory.features)
+    assert_same_batches(data, in_memory, 40, batch_size=8, seed=3)  # an epoch has 12 whole batches
+    for step in (1, 11, 12, 30, 10**6):
+        assert_same_batches(data, in_memory, 2, batch_size=8, seed=1, start_step=step)
+    for process in range(4):
+        share = {"process_index": process, "process_count": 4}
+        assert_same_batches(data, in_memory, 3, batch_size=8, seed=1, start_step=11, **share)
+    for count in (None, 7):
+        assert_equal(data.once(count), in_memory.once(count))
+    fewer = pair_features(TextFormat(**LENGTHS))
+    alone = ArrayDataset.from_records(RECORDS, minilm, fewer)
+    assert_same_batches(opened(written, minilm, fewer), alone, 3, batch_size=100, seed=0)
+
+
+def test_twins_are_left_out_and_told_as_in_memory(written, minilm, capfd):
+    opened(written, minilm)
+    ours = capfd.readouterr().err
+    ArrayDataset.from_records(RECORDS, minilm, PAIRS)
+    assert ours == capfd.readouterr().err != ""
+
+
+def test_any_fields_are_written(minilm, tmp_path):
+    records = [
+        {
+            "text": (f"t{i}", f"a text {i}"),
+            "weight": i / 4,
+            "others": [(f"o{i}-{j}", f"another {i} {j}") for j in range(2 + i % 3)],
+            "scores": [10.0 * i + j for j in range(2 + i % 3)],
+        }
+        for i in range(9)
+    ]
+    write_records(tmp_path / "records", records, minilm, OTHERS)
+    data = opened(tmp_path / "records", minilm, OTHERS)
+    in_memory = ArrayDataset.from_records(records, minilm, OTHERS)
+    assert_same_batches(data, in_memory, 4, batch_size=4, seed=5)
+    ours, theirs = (d.token_counts("text", minilm.vocab_size) for d in (data, in_memory))
+    assert ours.texts < theirs.texts  # in memory the texts of the list, `among` these, are counted too
+
+
+def test_ids_of_a_large_vocabulary_are_kept(minilm, tmp_path):
+    class Large:
+        vocab_size, fingerprint = 1 << 18, "large"
+
+        def encode_batch(self, texts, **how):
+            return [ids + (1 << 17) for ids in minilm.encode_batch(texts, **how)]
+
+    write_records(tmp_path / "records", RECORDS, Large(), PAIRS)
+    data = opened(tmp_path / "records", Large())
+    assert_same_batches(data, ArrayDataset.from_records(RECORDS, Large(), PAIRS), 13, batch_size=8, seed=5)
+    assert data.once()["query_ids"].max() > 1 << 17
+
+
+def test_different_texts_are_counted_once(written, in_memory, minilm, monkeypatch):
+    monkeypatch.setattr("jaxir.data.grain_records._COUNT_AT_ONCE", 10)
+    ours, theirs = (d.token_counts("query", minilm.vocab_size) for d in (opened(written, minilm), in_memory))
+    assert ours.texts == theirs.texts
+    np.testing.assert_array_equal(ours.texts_with, theirs.texts_with)
+    np.testing.assert_array_equal(ours.occurrences, theirs.occurrences)
+    found = opened(written, minilm).token_counts("passage", minilm.vocab_size)
+    assert found.texts == len({e.passage_id for e in EXAMPLES}) < COUNT
+
+
+def test_records_join_a_mixture(written, in_memory, minilm):
+    mixed = [
+        MixtureDataset({"a": data, "b": in_memory}, rates=[1, 2])
+        for data in (opened(written, minilm), in_memory)
+    ]
+    assert_same_batches(*mixed, 6, batch_size=8, seed=2, start_step=5)
+
+
+def test_threads_end_with_the_batches(written, minilm):
+    batches = opened(written, minilm).batches(batch_size=8, seed=0)
+    next(batches)
+
+    def reading():
+        return [t for t in threading.enumerate() if t.name.startswith("grain-prefetch")]
+
+    assert reading()
+    batches.close()
+    deadline = time.monotonic() + 20
+    while reading() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not reading()
+
+
+def test_the_fingerprint_is_of_all_that_was_written(written, minilm, tmp_path):
+    write_records(tmp_path / "again", RECORDS, minilm, PAIRS)
+    changed = [*RECORDS[:-1], EXAMPLES[-1]._replace(query="another").record()]
+    write_records(tmp_path / "changed", changed, minilm, PAIRS)
+    write_records(tmp_path / "turned", RECORDS[::-1], minilm, PAIRS)
+    told = [opened(p, minilm).fingerprint for p in (written, *(tmp_path / n for n in ("again", "changed")))]
+    assert told[0] == told[1] != told[2]
+    assert opened(tmp_path / "turned", minilm).fingerprint not in told
+
+
+def test_what_does_not_fit_is_refused(written, minilm, sentencepiece_folder, tmp_path):
+    with pytest.raises(UserError, match="another tokenizer"):
+        opened(written, Tokenizer.load(sentencepiece_folder))
+    with pytest.raises(UserError, match="passage length 20, not 64"):
+        opened(written, minilm, pair_features(TextFormat(query_length=12, passage_length=64)))
+    with pytest.raises(
+        UserError, match=r"reads the field 'title', but .* has only query, passage, negatives"
+    ):
+        opened(written, minilm, {"title_ids": Tokens("title", 8)})
+    with pytest.raises(UserError, match="already exists"):
+        write_records(written, RECORDS, minilm, PAIRS)
+    with pytest.raises(UserError, match="there are no training examples"):
+        write_records(tmp_path / "none", [], minilm, PAIRS)
+    with pytest.raises(UserError, match=r"holds no examples as records: records\.json is missing"):
+        opened(tmp_path, minilm)
+    with pytest.raises(UserError, match="batch_size is 104, but there are only 103 pairs"):
+        opened(written, minilm).batches(batch_size=104, seed=0)
+    lacking = [RECORDS[0], EXAMPLES[1]._replace(negatives=()).record()]
+    write_records(tmp_path / "lacking", lacking, minilm, PAIRS)
+    with pytest.raises(UserError, match="wants 2 negatives of each example, but 1 of 2 have none: set"):
+        opened(tmp_path / "lacking", minilm)
+    assert not (tmp_path / "none").exists()
+
+
+def flip(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def garbage(directory: Path, others: Path) -> None:
+    first = directory / "examples-00000.array_record"
+    first.write_bytes((b"not a record\n" * first.stat().st_size)[: first.stat().st_size])
+
+
+def blank(directory: Path, others: Path) -> None:
+    first = directory / "examples-00000.array_record"
+    first.write_bytes(bytes(first.stat().st_size))
+
+
+def truncated(directory: Path, others: Path) -> None:
+    first = directory / "examples-00000.array_record"
+    first.write_bytes(first.read_bytes()[:-70_000])
+
+
+def lost(directory: Path, others: Path) -> None:
+    (directory / "examples-00001.array_record").unlink()
+
+
+def edited(directory: Path, others: Path) -> None:
+    (directory / META).write_text((directory / META).read_text().replace("103", "102"))
+
+
+def in_each_others_place(directory: Path, others: Path) -> None:
+    names = [directory / f"examples-0000{i}.array_record" for i in (1, 2)]
+    contents = [name.read_bytes() for name in names]
+    for name, content in zip(names, reversed(contents), strict=True):
+        name.write_bytes(content)
+
+
+def of_another_directory(directory: Path, others: Path) -> None:
+    name = "examples-00001.array_record"
+    shutil.copy(others / name, directory / name)
+
+
+def a_bit(directory: Path, others: Path) -> None:
+    path = directory / "examples-00001.array_record"
+    token = path.read_bytes().index((25).to_bytes(8, "little"))  # the number of an example that is there
+    flip(path, token + 40)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (truncated, r"examples-00000\.array_record has 61,072 bytes, and was written with 131,072"),
+        (lost, r"examples-00001\.array_record is missing"),
+        (edited, r"records\.json is not what was written"),
+        (garbage, r"examples-00000\.array_record: \w"),
+        (blank, r"examples-00000\.array_record: \w"),
+        (in_each_others_place, r"examples-00001\.array_record: its records are in the place of others"),
+        (of_another_directory, r"examples-00001\.array_record: it has records of another directory"),
+        (a_bit, r"examples-00001\.array_record: .*hash mismatch"),
+    ],
+)
+def test_damage_costs_a_sentence(damage, said, copy, minilm, tmp_path):
+    write_records(tmp_path / "others", RECORDS, minilm, PAIRS, file_bytes=4000)
+    damage(copy, tmp_path / "others")
+    with pytest.raises(UserError, match=rf"^{re.escape(str(copy))} is damaged: .*{said}") as caught:
+        list(itertools.islice(opened(copy, minilm).batches(batch_size=8, seed=0), COUNT // 8))
+    assert "\n" not in str(caught.value)
+
+
+def test_an_order_of_very_many_examples_is_computed_where_it_is_read(monkeypatch):
+    for size in (1, 2, 3, 100, 65_537):
+        drawn = np.random.default_rng([3, 1]).permutation(size)
+        np.testing.assert_array_equal(batch_plan.order_of(size, 3, 1), drawn)
+    monkeypatch.setattr(batch_plan, "SHUFFLED_BELOW", 1)
+    orders = [batch_plan.order_of(20_000, seed, epoch)[:] for seed, epoch in ((3, 1), (3, 2), (4, 1))]
+    for order in orders:
+        np.testing.assert_array_equal(np.sort(order), np.arange(20_000))
+        assert abs(np.corrcoef(order[1:], order[:-1])[0, 1]) < 0.03
+        assert np.sum(np.diff(order.astype(np.int64)) == 1) < 10  # neighbours are parted: 1 is expected
+    assert all(np.mean(a == b) < 0.001 for a, b in itertools.combinations(orders, 2))
+    plan = batch_plan.Plan(10**12, batch_size=4096, seed=0)
+    step = 10**9
+    assert len(set(plan(step).examples.tolist())) == 4096
+    np.testing.assert_allclose(plan(step).examples.mean(), 5e11, rtol=0.05)
+
+
+MEMORY = """
+import itertools, resource, sys
+import grain, numpy as np
+from jaxir.data.grain_records import GrainRecords
+from jaxir.data.record_files import write_records
+from jaxir.features import TextFormat, pair_features
+
+class Long:  # a tokenizer whose texts are long, at no cost
+    vocab_size, fingerprint = 30_000, "long"
+    def encode_batch(self, texts, *, max_length):
+        return [np.arange(max_length, dtype=np.int32) + hash(text) % 1000 for text in texts]
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+def use(count, directory):
+    features = pair_features(TextFormat(query_length=8, passage_length=4096))
+    ids = ((f"q{i}", f"p{i}") for i in range(count))
+    records = ({"query": (q, q), "passage": (p, p), "negatives": []} for q, p in ids)
+    write_records(directory, records, Long(), features)
+    data = GrainRecords(directory=directory).build(Long(), features)
+    for batch in itertools.islice(data.batches(batch_size=50, seed=0), 200):
+        assert batch["passage_ids"].shape == (50, 4096)
+
+use(2_500, sys.argv[1] + "/small")
+small = peak()
+use(10_000, sys.argv[1] + "/large")
+print(small, peak())
+"""
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_data(tmp_path):
+    """20 MB of examples and then 82, an epoch of which is read: the peak stays where it was."""
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY, str(tmp_path)],
+        cwd=ROOT,
+        env=os.environ | {"MALLOC_ARENA_MAX": "1"},  # else glibc has holes in an arena for each thread
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    small, large = map(float, done.stdout.split())
+    written = sum(p.stat().st_size for p in (tmp_path / "large").iterdir()) / 2**20
+    assert written > 75 and large - small < 20, (small, large, written)
+
+
+@pytest.mark.slow
+def test_a_killed_command_leaves_nothing_half_written(folder, tmp_path):
+    """`prepare records` as a process, killed as it writes: no output, and the same command completes."""
+    output, whole = tmp_path / "place" / "records", tmp_path / "whole"
+    output.parent.mkdir()
+    flags = ["--gin_file=gin/pairs.gin", f"--gin.DATA={folder}", f"--gin.MODEL=hf:{ROOT}/tests/golden/bert"]
+    line = [sys.executable, "-m", "jaxir.prepare", "records", *flags]
+
+    def start(directory):
+        return subprocess.Popen([*line, f"--output={directory}"], stderr=subprocess.PIPE, text=True)
+
+    for number in (signal.SIGKILL, signal.SIGTERM):
+        with start(output) as process:
+            while process.poll() is None and not list(output.parent.glob(".*/*.array_record")):
+                time.sleep(0.0005)
+            process.send_signal(number)
+        assert not output.exists()
+    for directory in (output, whole):
+        with start(directory) as process:
+            assert process.wait(300) == 0, process.stderr.read()
+    assert not list(output.parent.glob(".*"))
+    hashes = [json.loads((directory / META).read_text())["hash"] for directory in (output, whole)]
+    assert hashes[0] == hashes[1]
+
+
+def test_the_command_says_what_it_wrote(folder, tmp_path, capsys):
+    flags = ["--gin_file=gin/pairs.gin", f"--gin.DATA={folder}", f"--gin.MODEL=hf:{ROOT}/tests/golden/bert"]
+    output = tmp_path / "records"
+    assert cli.main("jaxir.prepare:records", [*flags, f"--output={output}"]) == 0
+    assert capsys.readouterr().out.startswith(f"{output}: 40 examples in 1 file, 0.1 MB\n")
+    flags += ["--gin_file=gin/data/records.gin", f"--gin.RECORDS={output}", f"--output={tmp_path / 'b'}"]
+    assert cli.main("jaxir.prepare:records", flags) == 1
+    assert "data must have records, as BeirPairs(...) has; GrainRecords(" in capsys.readouterr().err
