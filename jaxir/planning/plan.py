@@ -56,7 +56,9 @@ def run(text: str, recipe: Recipe) -> int:
     if "," in text:
         raise UserError(f"--topology={text}: several machines are compared with --search")
     target = targets.parse(text)
-    plan = make(target, prepare(recipe, target, devices.get(target)))
+    planned = prepare(recipe, target, devices.get(target))
+    planned.recipe.check_batch(planned.partitioner)
+    plan = make(target, planned)
     print(render(plan))
     return 0 if plan.fits else 1
 
@@ -77,7 +79,7 @@ def prepare(recipe: Recipe, target: Target, found: Sequence[jax.Device]) -> Plan
 
     Raises:
       UserError: it does not say how many steps it has, nothing says what its model is, or its mesh does not
-        fit the devices or its batch.
+        fit the devices.
     """
     recipe = settled(recipe)
     config, settings = architecture.describe(recipe.model)
@@ -85,7 +87,6 @@ def prepare(recipe: Recipe, target: Target, found: Sequence[jax.Device]) -> Plan
     # reused would not be written down.
     keep_no_more_programs()
     partitioner = advice.build_mesh(recipe.mesh, found, target)
-    recipe.check_batch(partitioner)
     return Planned(recipe=recipe, config=config, settings=settings, partitioner=partitioner)
 
 

@@ -105,8 +105,9 @@ def _search(target: Target, recipe: Recipe, hours: float | None) -> Searched:
     changes = advice.mesh_changes(recipe.mesh, target)
     mesh = dataclasses.replace(recipe.mesh, **changes)
     in_reach = devices.get(target)
+    base = plan.prepare(dataclasses.replace(recipe, mesh=mesh), target, in_reach)
     try:
-        base = plan.prepare(dataclasses.replace(recipe, mesh=mesh), target, in_reach)
+        base.recipe.check_batch(base.partitioner)
     except UserError as error:
         return Searched(target, {}, None, str(error))
     if hours is not None:
