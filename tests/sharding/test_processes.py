@@ -208,8 +208,10 @@ def test_a_killed_run_on_records_ends_with_the_bits_of_one_in_memory(tmp_path, l
         settings = {"PACE": str(pace), "JAXIR_HEARTBEAT_SECONDS": "10"}
         return launch(*command(flag, run_dir, {"fsdp": 2}), processes=2, devices=1, **settings)
 
-    two = start(of_records, run_dir, pace=0.1)
+    two = start(of_records, run_dir, pace=0.2)
     wait_for_step(two, run_dir, 9)
+    while not saved_steps(run_dir):
+        time.sleep(0.01)
     for process in two:
         process.kill()
     finish(two)
