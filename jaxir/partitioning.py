@@ -219,12 +219,18 @@ def batch_shards(rows: int) -> int:
     return 1 if rows % divisor else divisor
 
 
-def constrain(x: jax.Array, axes: Sequence[str | None]) -> jax.Array:
-    """Constrains an activation to the sharding of `axes` under the partitioner in force, if there is one."""
+def constrain(x: jax.Array, axes: Sequence[str | None], shape: Sequence[int] | None = None) -> jax.Array:
+    """Constrains an activation to the sharding of `axes` under the partitioner in force, if there is one.
+
+    Args:
+      x: any array.
+      axes: the logical names of its dimensions.
+      shape: into how many a dimension can be cut, where not into its size: H for [..., H K].
+    """
     partitioner = _IN_FORCE.get()
     if partitioner is None:
         return x
-    return jax.lax.with_sharding_constraint(x, partitioner.sharding(axes, x.shape))
+    return jax.lax.with_sharding_constraint(x, partitioner.sharding(axes, shape or x.shape))
 
 
 def gather_weight(x: jax.Array, axes: Sequence[str | None]) -> jax.Array:

@@ -119,16 +119,11 @@ class Attention(nnx.Module):
         Returns:
           [B, T, E].
         """
-        split = self._heads
         seen = x if memory is None else memory
-        weights_key = key
-        if self.drop_for_all:
-            # A weight that is dropped for all queries is a value that is dropped: [B, S, G, 1] random
-            # numbers, and nothing that fused kernels would have to know of.
-            value = layers.dropout(split(self.value(seen)), self.dropout_rate, key, same_along=-1)
-            query, keys, weights_key = split(self.query(x)), split(self.key(seen)), None
-        else:
-            query, keys, value = split(self.query(x)), split(self.key(seen)), split(self.value(seen))
+        query, keys, value = (
+            self._heads(project(of))
+            for project, of in ((self.query, x), (self.key, seen), (self.value, seen))
+        )
         if frequencies is not None:
             query, keys = rotate(query, frequencies), rotate(keys, frequencies)
         y = attention(
@@ -142,13 +137,16 @@ class Attention(nnx.Module):
             window=window,
             crossed=memory is not None,
             dropout_rate=self.dropout_rate,
-            dropout_key=weights_key,
+            drop_for_all=self.drop_for_all,
+            dropout_key=key,
         )
         return self.out(y.reshape(*x.shape[:2], -1))
 
     def _heads(self, y: jax.Array) -> jax.Array:
-        y = y.reshape(*y.shape[:2], -1, self.head_dim)
-        return constrain(y, ("batch", "length", "heads", "kv"))
+        # Said of [B, L, H K]: between two reshapes it would keep them apart, each with a layout of its own.
+        heads = y.shape[2] // self.head_dim
+        y = constrain(y, ("batch", "length", "heads"), (*y.shape[:2], heads))
+        return y.reshape(*y.shape[:2], heads, self.head_dim)
 
     def empty_cache(self, rows: int, length: int) -> Cache:
         """Returns the cache [`rows`, `length`, G, K] of self-attention that has read nothing."""
@@ -232,6 +230,7 @@ def attention(
     start: Int[Array, ""] | None = None,
     crossed: bool = False,
     dropout_rate: float = 0.0,
+    drop_for_all: bool = False,
     dropout_key: Key[Array, ""] | None = None,
 ) -> Float[Array, "B T H K"]:
     """Attends from every position to the visible ones: softmax(scale q k^T + bias) v, softmax in float32.
@@ -249,7 +248,8 @@ def attention(
       start: the position, among the keys', of the first query; None: 0, and T = S where positions count.
       crossed: whether the keys are of other texts, so that `mask` says nothing of the queries.
       dropout_rate: probability with which an attention weight is dropped, each by itself.
-      dropout_key: key of that dropout, or None for none. Fused kernels are used without only.
+      drop_for_all: drop a weight for all queries of a text or for none.
+      dropout_key: key of that dropout, or None for none. GPUs' fused kernels are used without only.
 
     Returns:
       [B, T, H, K] in the type of `query`. What stands at positions that see nothing has no meaning.
@@ -271,9 +271,15 @@ def attention(
             causal=causal,
             window=window,
             dropout_rate=dropout_rate,
+            drop_for_all=drop_for_all,
             dropout_key=dropout_key if dropped else None,
             partitioner=in_force(),
         )
+    if drop_for_all:
+        # A weight that is dropped for all queries is a value that is dropped: [B, S, G, 1] random numbers,
+        # and nothing that cuDNN would have to know of.
+        value = layers.dropout(value, dropout_rate, dropout_key, same_along=-1)
+        dropped, dropout_key = False, None
     if plain and not dropped and near is None and _cudnn_allows(query, key, bias):
         # A row of padding alone attends to its first position, lest a softmax over nothing give NaN.
         lengths = jnp.maximum(mask.sum(-1, dtype=jnp.int32), 1)

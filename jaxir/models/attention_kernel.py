@@ -35,7 +35,8 @@ class Kind:
       scale: factor of the logits.
       causal: whether a position sees none after it.
       windowed: whether a position sees none far away.
-      dropout_rate: probability with which a weight is dropped, each by itself.
+      dropout_rate: probability with which a weight is dropped.
+      drop_for_all: whether all queries of a text drop the same ones, or each weight is dropped by itself.
       interpret: whether to run on any machine, slowly, for tests.
     """
 
@@ -44,7 +45,18 @@ class Kind:
     causal: bool = False
     windowed: bool = False
     dropout_rate: float = 0.0
+    drop_for_all: bool = False
     interpret: bool = False
+
+    @property
+    def drops_values(self) -> bool:
+        """Whether values are dropped, which is to drop their weights for all queries."""
+        return self.dropout_rate > 0 and self.drop_for_all
+
+    @property
+    def drops_each(self) -> bool:
+        """Whether weights are dropped one by one."""
+        return self.dropout_rate > 0 and not self.drop_for_all
 
     @property
     def near(self) -> bool:
@@ -104,7 +116,10 @@ def forward(
         ],
         [(query, shape.rows()), (sums, shape.sums())],
         products=2,
-        operations=(6 + (bias is not None) + 9 * bool(kind.dropout_rate), 2 + kind.group),
+        operations=(
+            6 + (bias is not None) + 9 * kind.drops_each,
+            2 + kind.group + (kind.dropout_rate > 0) + 2 * kind.drops_values,
+        ),
     )
 
 
@@ -140,7 +155,10 @@ def backward(
         [(numbers, _SMEM), (lengths, _SMEM), *rows, (sums, shape.sums()), *shape.bias(bias)],
         [*rows[:3], *shape.bias(bias, buffers=2)],
         products=5,
-        operations=(9 + 2 * (bias is not None) + 10 * bool(kind.dropout_rate), 6 + 4 * kind.group),
+        operations=(
+            9 + 2 * (bias is not None) + 10 * kind.drops_each,
+            6 + 4 * kind.group + 4 * kind.drops_values,
+        ),
     )
 
 
@@ -155,7 +173,7 @@ class _Shape:
         self.kind, self.heads = kind, width // kind.head_dim
         self.groups = self.heads // kind.group
         # Blocks so large that transfers are quick, of which two each fit into 16 MiB, all that a v4 has.
-        most = max(1, (2048 if self.length <= 256 else 1024) // self.length)
+        most = max(1, (2048 if self.length <= 256 else 512) // self.length)
         self.texts = max(n for n in range(1, min(most, self.batch) + 1) if self.batch % n == 0)
 
     def rows(self) -> pl.BlockSpec:
@@ -223,6 +241,8 @@ def _forward(kind: Kind, inputs: int, *refs) -> None:
 
     def text(i: Any) -> None:
         q, k, turned = query[i], key[i], value[i].T
+        if kind.drops_values:
+            turned *= part.values_kept(i).astype(turned.dtype)
         seen, mixed = part.seen(i), []
         for h in range(kind.group):
             logits = part.logits(k, part.own(q, h, kind.folded), h, seen)
@@ -230,7 +250,7 @@ def _forward(kind: Kind, inputs: int, *refs) -> None:
             weights = jnp.exp(logits - most)
             total = weights.sum(axis=0, keepdims=True)
             sums[i, h : h + 1] = most + jnp.log(total)
-            if kind.dropout_rate:
+            if kind.drops_each:
                 weights = jnp.where(part.kept(i, h), weights, 0.0)
             of_head = turned[h * kind.head_dim : (h + 1) * kind.head_dim]
             mixed.append(_dot(of_head, weights.astype(of_head.dtype)) / total)
@@ -254,12 +274,15 @@ def _backward(kind: Kind, inputs: int, *refs) -> None:
     def text(i: Any) -> None:
         q, k, v, g = query[i], key[i], value[i], gradient[i]
         seen, turned = part.seen(i), k.T
+        if kind.drops_values:
+            values_kept = part.values_kept(i).T
+            v *= values_kept.astype(v.dtype)
         d_query, d_key, d_value = [], 0.0, 0.0
         for h in range(kind.group):
             own, own_g = part.own(q, h, kind.folded), part.own(g, h)
             weights = jnp.exp(part.logits(k, own, h, seen) - sums[i, h : h + 1])
             d_weights, used = _dot(v, own_g, turned=True), weights
-            if kind.dropout_rate:
+            if kind.drops_each:
                 kept = part.kept(i, h)
                 d_weights, used = jnp.where(kept, d_weights, 0.0), jnp.where(kept, weights, 0.0)
             d_value += _dot(used.astype(v.dtype), own_g)
@@ -271,7 +294,8 @@ def _backward(kind: Kind, inputs: int, *refs) -> None:
             d_query.append(_dot(turned[h * kind.head_dim : (h + 1) * kind.head_dim], d_logits))
         of_query[i] = (jnp.concatenate(d_query, axis=0).T * (part.spared * kind.scale)).astype(q.dtype)
         of_key[i] = (d_key * (part.spared * kind.rest)).astype(k.dtype)
-        of_value[i] = (d_value * part.spared).astype(v.dtype)
+        d_value *= part.spared
+        of_value[i] = (d_value * values_kept if kind.drops_values else d_value).astype(v.dtype)
 
     part.each(text)
 
@@ -333,8 +357,19 @@ class _Part:
 
     def kept(self, i: Any, head: int) -> jax.Array:
         """Returns whether weights [S, T] are kept: the same on any mesh and in both passes."""
+        return kept(*self._of_dropout(i, head), self.length, self.kind.dropout_rate)
+
+    def values_kept(self, i: Any) -> jax.Array:
+        """Returns [group K, S]: 1 for what is kept of values, else 0."""
+        rows = []
+        for head in range(self.kind.group):
+            row = values_kept(*self._of_dropout(i, head), self.length, self.kind.dropout_rate)
+            rows.append(jnp.broadcast_to(jnp.where(row, 1.0, 0.0), (self.kind.head_dim, self.length)))
+        return jnp.concatenate(rows, axis=0)
+
+    def _of_dropout(self, i: Any, head: int) -> tuple[jax.Array, ...]:
         text, of = self.numbers[2] + self.first_text + i, self.numbers[3] + self.first_head + head
-        return kept(self.numbers[0], self.numbers[1], text, of, self.length, self.kind.dropout_rate)
+        return self.numbers[0], self.numbers[1], text, of
 
 
 def kept(
@@ -353,13 +388,23 @@ def kept(
       length: S = T, even.
       rate: probability of the others.
     """
-    one = _mixed(_mixed(_mixed(text ^ key0) ^ key1) + head)
-    other = _mixed(one ^ key1)
     shape = (length // 2, length)
-    place = _places(shape, 0) * length + _places(shape, 1)
-    bits = _mixed(place ^ one, other)
+    bits = _bits(key0, key1, text, head, _places(shape, 0) * length + _places(shape, 1))
     halves = jnp.concatenate([bits & 0xFFFF, jax.lax.shift_right_logical(bits, 16)], axis=0)
     return halves >= round(rate * 2**16)
+
+
+def values_kept(
+    key0: jax.Array, key1: jax.Array, text: jax.Array, head: jax.Array, length: int, rate: float
+) -> jax.Array:
+    """Returns whether the values [1, S] of a head of a text are kept; see `kept`."""
+    bits = _bits(key0, key1, text, head, _places((1, length), 1))
+    return (bits & 0xFFFF) >= round(rate * 2**16)
+
+
+def _bits(key0: jax.Array, key1: jax.Array, text: jax.Array, head: jax.Array, place: jax.Array) -> jax.Array:
+    one = _mixed(_mixed(_mixed(text ^ key0) ^ key1) + head)
+    return _mixed(place ^ one, _mixed(one ^ key1))
 
 
 def _mixed(x: jax.Array, other: jax.Array | int = 0) -> jax.Array:

@@ -161,7 +161,8 @@ class BertConfig(BackboneConfig):
       layer_norm_epsilon: epsilon of every norm.
       activation: of the feed-forward layer.
       dropout_rate: dropout of embeddings and of each sublayer's output.
-      attention_dropout_rate: dropout of attention weights. Above 0, training cannot use the fused kernels.
+      attention_dropout_rate: dropout of attention weights. Above 0, training cannot use GPUs' fused
+        kernels.
       dtype: the type of matrix products and activations; parameters are float32.
       remat: what the backward pass computes anew of a block instead of keeping it: nothing, all but
         matrix products ("products"), or all; "auto" has training take the quickest that fits.

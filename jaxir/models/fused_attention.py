@@ -63,6 +63,7 @@ def attend(
     causal: bool,
     window: int | jax.Array | None,
     dropout_rate: float,
+    drop_for_all: bool,
     dropout_key: jax.Array | None,
     partitioner: Partitioner,
 ) -> jax.Array:
@@ -77,6 +78,7 @@ def attend(
         causal=causal,
         windowed=window is not None,
         dropout_rate=dropout_rate if dropout_key is not None else 0.0,
+        drop_for_all=drop_for_all,
         interpret=partitioner.on_cpu,
     )
     words = jnp.zeros((2,), jnp.int32)

@@ -43,10 +43,15 @@ def definition(query, key, value, bias=None, *, scale, causal=False, window=None
     return jnp.einsum("bhts,bshk->bthk", weights, value)
 
 
-def what_is_kept(rate: float) -> jax.Array:
+def what_is_kept(rate: float, for_all: bool) -> jax.Array:
     """[B, H, T, S] of KEY, text by text and head by head."""
     words = jax.lax.bitcast_convert_type(jax.random.bits(KEY, (2,)), jnp.int32)
-    one = functools.partial(attention_kernel.kept, *words, length=LENGTH, rate=rate)
+
+    def one(text, head):
+        of = attention_kernel.values_kept if for_all else attention_kernel.kept
+        kept = of(*words, text, head, LENGTH, rate)
+        return jnp.broadcast_to(kept.T, (LENGTH, LENGTH)) if for_all else kept
+
     many = jax.vmap(jax.vmap(one, (None, 0)), (0, None))
     return many(jnp.arange(ROWS), jnp.arange(HEADS)).swapaxes(2, 3)
 
@@ -62,7 +67,7 @@ def with_gradients(function, arrays, cotangent):
 ONE, BATCH, BOTH = {}, {"fsdp": 2, "data": 2}, {"tensor": 2, "data": 2}
 CASES = {
     "t5": ({"scale": 1.0, "has_bias": True}, ONE),
-    "t5, sharded": ({"scale": 1.0, "has_bias": True}, BOTH),
+    "t5, sharded": ({"scale": 1.0, "has_bias": True, "rate": 0.3, "for_all": True}, BOTH),
     "bert": ({"scale": 0.125, "rate": 0.3}, ONE),
     "bert, sharded": ({"scale": 0.125, "rate": 0.3}, BOTH),
     "minilm": ({"scale": 32**-0.5, "dim": 32}, BATCH),
@@ -79,8 +84,9 @@ def test_values_and_gradients_are_the_definitions(case):
     arrays[0] *= 0.3
     arrays += [jnp.asarray(normal(1, HEADS, LENGTH, LENGTH))] if has_bias else []
     cotangent = jnp.asarray(normal(*arrays[0].shape))
-    more = {k: v for k, v in how.items() if k not in ("has_bias", "dim")}
-    expected = functools.partial(definition, kept=what_is_kept(rate) if rate else None, **more)
+    for_all = how.get("for_all", False)
+    more = {k: v for k, v in how.items() if k not in ("has_bias", "dim", "for_all")}
+    expected = functools.partial(definition, kept=what_is_kept(rate, for_all) if rate else None, **more)
     partitioner = MeshConfig(**mesh).build(jax.devices()[: 4 if mesh else 1])
 
     def found(query, key, value, bias=None):
@@ -94,6 +100,7 @@ def test_values_and_gradients_are_the_definitions(case):
             causal=how.get("causal", False),
             window=jnp.int32(how["window"]) if "window" in how else None,
             dropout_rate=rate,
+            drop_for_all=for_all,
             dropout_key=KEY if rate else None,
             partitioner=partitioner,
         )
@@ -239,7 +246,7 @@ def test_no_kernel_on_other_machines():
     ("length", "has_bias", "more"),
     [
         (256, True, {}),
-        (64, True, {}),
+        (64, True, {"dropout_rate": 0.1, "drop_for_all": True}),
         (128, False, {"windowed": True, "scale": 0.3}),
         (256, False, {"dropout_rate": 0.1}),
     ],
@@ -262,7 +269,8 @@ def test_they_say_what_they_do(length, has_bias, more, backward):
     wide = (4 + 5) / 5 if backward else 3 / 2
     assert said.flops * wide == programs * products
     assert said.flops == 2 * (5 if backward else 2) * texts * heads * length**2 * dim
-    assert int(kernel.params["metadata"]["elementwise"]) == pytest.approx(programs * elementwise, rel=0.03)
+    # What is done for a position of a text or a head, not for its numbers, is left out.
+    assert int(kernel.params["metadata"]["elementwise"]) == pytest.approx(programs * elementwise, rel=0.04)
     arguments = (x, x, x, bias, *integers, *rest)
     results = jax.eval_shape(functools.partial(function, kind=kind), *arguments)
     moved = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves((arguments, results)))

@@ -235,3 +235,23 @@ def test_bytes_of_a_loop_are_of_the_slices_it_reads():
     once = n * e * e * 4  # every layer, read
     # A turn copies a layer out and multiplies with it; it does not read the whole stack, n times more.
     assert 2 * once < moved < 10 * once
+
+
+# How libtpu writes a Pallas kernel, whose inside no text shows.
+KERNEL = """HloModule attend
+
+ENTRY %main (q: bf16[16,64,128], lengths: s32[16]) -> (bf16[16,64,128], f32[16,1,2,64]) {
+  %q = bf16[16,64,128]{2,1,0:T(8,128)(2,1)} parameter(0)
+  %lengths = s32[16]{0:T(128)} parameter(1)
+  ROOT %attention_forward.1 = (bf16[16,64,128]{2,1,0:T(8,128)(2,1)}, f32[16,1,2,64]{3,2,1,0:T(2,128)}) custom-call(%lengths, %q, %q, %q), custom_call_target="tpu_custom_call", operand_layout_constraints={s32[16]{0}, bf16[16,64,128]{2,1,0}}, frontend_attributes={kernel_metadata={
+"elementwise":"777"
+}}, metadata={op_name="attention_forward/pallas_call"}, backend_config={"custom_call_config":{"body":"TUzvUgFN","cost_estimate":{"flops":"3221","transcendentals":"77","bytes_accessed":"99","remote_bytes_transferred":"0"},"needs_layout_passes":true}}
+}
+"""  # noqa: E501
+
+
+def test_a_kernel_counts_as_what_it_says_of_itself():
+    done = work.compiled(hlo.parse(KERNEL))
+    assert done == (3221, 0, 777, 4 * 16 * 64 * 128 * 2 + 16 * 4 + 16 * 2 * 64 * 4)
+    silent = hlo.parse(KERNEL.replace('"elementwise":"777"', "").replace('"flops":"3221",', ""))
+    assert work.compiled(silent) == done._replace(flops=0, vector=0)
