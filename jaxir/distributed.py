@@ -23,6 +23,8 @@ from jaxir.simple_types import Count, Natural, parse
 
 HEARTBEAT_SECONDS = 100  # JAX's own default
 FAREWELL_SECONDS = 20
+# Another process was preempted or is lost, nothing is wrong (EX_TEMPFAIL): who restarts jobs tells it from 1.
+TRY_AGAIN, SIGTERM_STATUS = 75, 143
 WAITING_TOLD_AFTER_SECONDS = 10
 WEEK_MILLISECONDS = 7 * 24 * 3600 * 1000
 # What a collective says when its other end is gone.
@@ -102,11 +104,12 @@ def together() -> Iterator[None]:
     """While in force, the processes of a run end together: none waits for one that is gone.
 
     A process that ends with an error says so, exits with the status of `faults` and tells the others,
-    which name it and exit with status 1 within seconds; one that is killed or cut off is missed after
-    half of the heartbeat timeout. The process then exits at once, without unwinding: every farewell would
-    wait for the others. One that has nothing left to do waits for the slowest, and they part here: JAX
-    would let them meet when their interpreters end, for `FAREWELL_SECONDS` only, and then abort them all,
-    though everything is saved. Alone, a process is left alone.
+    which name it and exit within seconds, with status 75 if it was ended by SIGTERM, else 1; one that is
+    killed or cut off is missed after half of the heartbeat timeout, and they exit with 75. The process then
+    exits at once, without unwinding: every farewell would wait for the others. One that has nothing left to
+    do waits for the slowest, and they part here: JAX would let them meet when their interpreters end, for
+    `FAREWELL_SECONDS` only, and then abort them all, though everything is saved. Alone, a process is left
+    alone.
     """
     if jax.process_count() == 1:
         yield
@@ -145,15 +148,17 @@ class _Company(threading.Thread):
                 reached = time.monotonic()
             except jax.errors.JaxRuntimeError:
                 if now - reached > self._patience:
-                    self._exit("process 0 does not answer any more")
+                    self._exit("process 0 does not answer any more", TRY_AGAIN)
                 beats, failed = {}, []
-            for key, reason in failed:
-                self._exit(f"process {key.rpartition('/')[2]} stopped ({reason})")
+            for key, told in failed:
+                status, _, reason = told.partition(" ")
+                again = int(status) in (TRY_AGAIN, SIGTERM_STATUS)
+                self._exit(f"process {key.rpartition('/')[2]} stopped ({reason})", TRY_AGAIN if again else 1)
             for key, value in beats.items():
                 if seen.get(key, ("", 0.0))[0] != value:
                     seen[key] = value, now
                 elif now - seen[key][1] > self._patience:
-                    self._exit(f"process {key.rpartition('/')[2]} does not answer any more")
+                    self._exit(f"process {key.rpartition('/')[2]} does not answer any more", TRY_AGAIN)
             if self._ended.wait(self._interval):
                 return
 
@@ -170,25 +175,26 @@ class _Company(threading.Thread):
         first_line, status = str(error).partition("\n")[0], 1
         if isinstance(error, KeyboardInterrupt | Terminated):
             reason, status = (
-                ("interrupted", 130) if isinstance(error, KeyboardInterrupt) else ("SIGTERM", 143)
+                ("interrupted", 130) if isinstance(error, KeyboardInterrupt) else ("SIGTERM", SIGTERM_STATUS)
             )
         elif isinstance(error, UserError | OSError):
             reason = faults.explain(error).sentence
         elif isinstance(error, jax.errors.JaxRuntimeError) and any(word in str(error) for word in LOST):
             reason = f"another process is gone ({first_line:.160}); run the same command again to resume"
+            status = TRY_AGAIN
         else:
             whose, status = faults.blame(error)
             reason = f"{whose}: {type(error).__name__}: {first_line:.160}"
             # Not into a file: on a machine of a pod that may be gone with the process.
             traceback.print_exception(error)
         with contextlib.suppress(jax.errors.JaxRuntimeError):
-            self._client.key_value_set(f"{self.FAILED}{jax.process_index()}", reason)
+            self._client.key_value_set(f"{self.FAILED}{jax.process_index()}", f"{status} {reason}")
         self._end(reason, status)
 
-    def _exit(self, what: str) -> None:
+    def _exit(self, what: str, status: int) -> None:
         if not self._ended.is_set():
             me = jax.process_index()
-            self._end(f"{what}, so process {me} ends too; run the same command again to resume", 1)
+            self._end(f"{what}, so process {me} ends too; run the same command again to resume", status)
 
     def _end(self, sentence: str, status: int) -> None:
         print(f"error: {sentence}", file=sys.stderr, flush=True)

@@ -29,7 +29,7 @@ verdict() {
     "") echo unreachable ;;
     "exit 0") echo complete ;;
     *missing*) echo missing ;;
-    *none* | *died* | *"exit 143"* | *"exit 130"*) echo interrupted ;;
+    *none* | *died* | *"exit 143"* | *"exit 130"* | *"exit 75"*) echo interrupted ;; # 75: as another was
     *running*) echo running ;; # on all workers; or on some, which are about to end like the others
     *) echo failed ;;
   esac

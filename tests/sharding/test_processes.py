@@ -245,12 +245,14 @@ def test_what_one_process_lacks_ends_all_with_one_sentence(tmp_path, launch, fin
     [
         ("RuntimeError('a bug')", 70, "internal: RuntimeError: a bug"),
         ("KeyboardInterrupt()", 130, "interrupted"),
+        ("Terminated()", 143, "SIGTERM"),
     ],
 )
 def test_what_ends_one_process_is_its_status_and_ends_the_other_soon(error, status, reason, launch, finish):
     code = f"""
 import jax, time
 from jaxir.distributed import maybe_initialize_distributed, together
+from jaxir.errors import Terminated
 maybe_initialize_distributed()
 with together():
     if jax.process_index() == 1:
@@ -258,7 +260,7 @@ with together():
     time.sleep(300)
 """
     (other, told), (own, said) = finish(launch("-c", code, processes=2, devices=1))
-    assert (own, other) == (status, 1)
+    assert (own, other) == (status, 75 if status == 143 else 1)
     assert said.splitlines()[-1] == f"error: {reason}"
     assert ("Traceback" in said) == (status == 70)
     assert told.startswith(f"error: process 1 stopped ({reason}), so process 0 ends too")

@@ -17,7 +17,7 @@ KNOWN = {
     ("cluster", "delete"): {"force", "quiet"},
     ("workload", "create"): {
         *("workload", "tpu-type", "num-slices", "docker-image", "command"),
-        *("max-restarts", "termination-grace-period-seconds"),
+        *("max-restarts", "restart-on-exit-codes", "termination-grace-period-seconds"),
     },
     ("workload", "list"): {"filter-by-job"},
     ("workload", "delete"): {"workload", "force", "quiet"},

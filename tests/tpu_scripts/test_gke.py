@@ -48,7 +48,7 @@ def test_a_dry_run_prints_the_very_commands_and_they_are_known(gke):
     size = ["--tpu-type=v5p-16", "--num-slices=1"]
     assert commands[0] == ["xpk", "cluster", "create", *where, *size, "--spot"]
     assert f"--substitutions=^;^_IMAGE={image};_EXTRAS=tpu,seqio" in commands[1]
-    kept = ["--max-restarts=50", "--termination-grace-period-seconds=300"]
+    kept = ["--max-restarts=50", "--restart-on-exit-codes=75", "--termination-grace-period-seconds=300"]
     job = ["--workload=test-slice", *size, f"--docker-image={image}", *kept]
     assert commands[2][:-1] == ["xpk", "workload", "create", *where, *job]
 

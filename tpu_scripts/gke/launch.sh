@@ -15,6 +15,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 # Seconds from SIGTERM to SIGKILL, for a checkpoint; of a spot machine Google takes away less are left.
 GRACE=300
+# The status of a process whose companion is lost; that of one that got SIGTERM, 143, xpk knows.
+LOST=75
 
 parse_flags "$@"
 load_gke_config xpk kubectl
@@ -23,5 +25,5 @@ load_gke_config xpk kubectl
 command="exec$(printf ' %q' "${TRAIN[@]}")"
 [[ -z "$SETUP" ]] || command="{ $SETUP; } && $command"
 xpk_on workload create --workload="$NAME" --tpu-type="$ACCELERATOR_TYPE" --num-slices="$SLICES" \
-  --docker-image="$IMAGE" --max-restarts="$MAX_RESTARTS" --termination-grace-period-seconds="$GRACE" \
-  --command="$command"
+  --docker-image="$IMAGE" --max-restarts="$MAX_RESTARTS" --restart-on-exit-codes="$LOST" \
+  --termination-grace-period-seconds="$GRACE" --command="$command"
