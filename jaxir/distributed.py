@@ -179,7 +179,7 @@ class _Company(threading.Thread):
             )
         elif isinstance(error, UserError | OSError):
             reason = faults.explain(error).sentence
-        elif isinstance(error, jax.errors.JaxRuntimeError) and any(word in str(error) for word in LOST):
+        elif _is_of_the_lost(error):
             reason = f"another process is gone ({first_line:.160}); run the same command again to resume"
             status = TRY_AGAIN
         else:
@@ -203,6 +203,13 @@ class _Company(threading.Thread):
             time.sleep(3 * self._interval)  # the service ends with this process: let the others read it first
         leave_nothing_empty()
         os._exit(status)
+
+
+def _is_of_the_lost(error: BaseException) -> bool:
+    """Whether a collective failed for want of its other end; JAX dispatches some of them at once."""
+    if isinstance(error, ValueError):
+        return "Gloo" in str(error)
+    return isinstance(error, jax.errors.JaxRuntimeError) and any(word in str(error) for word in LOST)
 
 
 def share_of_batch(partitioner: Partitioner) -> tuple[int, int]:
