@@ -2,12 +2,14 @@
 
 import contextlib
 import os
+import pickle
 import signal
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -143,6 +145,36 @@ def test_a_machine_with_another_model_is_refused(toy, small_model, other_model, 
     assert encoded.vectors.tolist() == encoder.encode_passages(shard.texts).tolist()
     with pytest.raises(UserError, match="a machine of the cluster has another model under the name"):
         ShardWorker(spec=other_model, how=how, **facts).start()
+
+
+def test_mistakes_come_back_as_they_are():
+    """Of a start, of a call, and of what reads the windows."""
+
+    def told(worker, window) -> str:
+        started = cluster._Started(pickle.dumps(worker))
+        return str(cluster._unpacked(started(cluster._packed(window))))
+
+    assert told(Failing("start"), 1) == "no model"
+    assert told(Failing("call"), 1) == "not finite"
+    assert told(Failing(""), 1) == "2"
+    assert told(Failing(""), UserError("line 3")) == "line 3"
+
+
+class Failing(NamedTuple):
+    """Adds one, but for what is wrong with it."""
+
+    where: str
+
+    def start(self):
+        if self.where == "start":
+            raise UserError("no model")
+
+        def call(number):
+            if self.where == "call":
+                raise UserError("not finite")
+            return number + 1
+
+        return call
 
 
 def test_a_model_without_a_name_stays_here(tmp_path, toy, encoder):

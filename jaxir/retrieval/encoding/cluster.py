@@ -58,7 +58,6 @@ class Cluster:
           UserError: Ray is not installed, or there is no such cluster.
         """
         require("ray", "ray", "pandas", "pyarrow")
-
         import jax
         import ray
 
@@ -81,11 +80,10 @@ class Cluster:
           windows: makes them, in a process of its own on this machine, again where that dies.
 
         Raises:
-          UserError: one that a worker raises, or no machine has a processor to give.
+          UserError: one that a worker or `windows` raises, or no machine has a processor to give.
         """
         import ray
         from ray.data import ActorPoolStrategy, DataContext, read_datasource
-        from ray.exceptions import RayError
 
         needs, count = _share([node["Resources"] for node in ray.nodes() if node["Alive"]])
         context = DataContext.get_current()
@@ -107,11 +105,11 @@ class Cluster:
             compute=pool,
             **needs,
         )
-        try:
-            for table in made.iter_batches(batch_size=1, batch_format="pyarrow", prefetch_batches=0):
-                yield _unpacked(table)
-        except RayError as error:
-            raise _own(error) from error
+        for table in made.iter_batches(batch_size=1, batch_format="pyarrow", prefetch_batches=0):
+            value = _unpacked(table)
+            if isinstance(value, UserError):
+                raise value
+            yield value
 
 
 class Loaded(Protocol):
@@ -138,10 +136,20 @@ class _Started:
 
     def __init__(self, worker: bytes):
         keep_compiled_programs()  # before JAX is imported, as the worker does
-        self._call = pickle.loads(worker).start()
+        started = _or_error(lambda: pickle.loads(worker).start())
+        self._call = (lambda _: started) if isinstance(started, UserError) else started
 
     def __call__(self, table: pa.Table) -> pa.Table:
-        return _packed(self._call(_unpacked(table)))
+        window = _unpacked(table)
+        return _packed(window if isinstance(window, UserError) else _or_error(lambda: self._call(window)))
+
+
+def _or_error(function: Callable[[], Any]) -> Any:
+    """Returns what a function does, or a UserError that it raises: of that Ray would say a hundred lines."""
+    try:
+        return function()
+    except UserError as error:
+        return UserError(str(error))
 
 
 def _packed(value: Any) -> pa.Table:
@@ -175,7 +183,11 @@ def _source(windows: Callable[[], Iterable[Any]]) -> Any:
 
     def read() -> Iterator[pa.Table]:
         os.chdir(directory)  # where relative paths begin
-        return map(_packed, windows())
+        remaining = iter(windows())
+        while (window := _or_error(lambda: next(remaining, None))) is not None:
+            yield _packed(window)
+            if isinstance(window, UserError):
+                return
 
     class Windows(Datasource):
         supports_distributed_reads = False  # here, where the files are
@@ -188,13 +200,3 @@ def _source(windows: Callable[[], Iterable[Any]]) -> Any:
             return [ReadTask(read, nothing)]
 
     return Windows()
-
-
-def _own(error: BaseException) -> BaseException:
-    """Returns the UserError that a worker has raised, else the error."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if type(cause) is not type(error) and isinstance(cause, UserError):
-            return UserError(str(cause))
-        cause = getattr(cause, "cause", None) or cause.__cause__
-    return error
