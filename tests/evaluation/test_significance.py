@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -100,3 +101,20 @@ def test_confidence_interval_is_that_of_the_normal_distribution_for_many_queries
 def test_holm_by_hand():
     assert holm([0.01, 0.04, 0.03, 0.5]) == pytest.approx([0.04, 0.09, 0.09, 0.5])
     assert holm([0.6, 0.5]) == [1.0, 1.0] and holm([0.2]) == [0.2] and holm([]) == []
+
+
+def test_many_queries_take_little_memory():
+    differences = np.random.default_rng(1).normal(0.01, 1, 100_000)
+    few = queries(differences[:20_000]), queries(np.zeros(20_000))
+    many = queries(differences), queries(np.zeros(100_000))
+    tracemalloc.start()
+    found = compare(*many, resamples=199)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 400e6, "all swaps at once are 1.3 GB"
+    assert found.randomisation == pytest.approx(found.t_test, abs=0.05)
+    # In parts as at once: the same swaps.
+    by_parts = compare(*few, resamples=399).randomisation
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("jaxir.evaluation.significance._AT_ONCE", 2**30)
+        assert compare(*few, resamples=399).randomisation == by_parts
