@@ -68,6 +68,14 @@ def test_constrain_lays_activations_out_only_where_a_mesh_is_in_force():
     assert odd(x[:7]).addressable_shards[0].data.shape == (7, 6)
 
 
+@pytest.mark.parametrize(("heads", "own"), [(8, 6), (6, 24)])
+def test_heads_are_split_between_them_and_not_within(heads, own):
+    x = jnp.ones([2, 24])
+    with MeshConfig(tensor=4).build()():
+        split = jax.jit(lambda x: constrain(2 * x, (None, "heads"), (2, heads))).lower(x).compile()
+    assert split(x).addressable_shards[0].data.shape == (2, own)
+
+
 def test_a_mesh_is_in_force_in_its_own_thread_only():
     x = jnp.ones([8, 6])
     with MeshConfig(fsdp=2).build()(), ThreadPoolExecutor(1) as pool:
