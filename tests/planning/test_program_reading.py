@@ -243,6 +243,7 @@ KERNEL = """HloModule attend
 ENTRY %main (q: bf16[16,64,128], lengths: s32[16]) -> (bf16[16,64,128], f32[16,1,2,64]) {
   %q = bf16[16,64,128]{2,1,0:T(8,128)(2,1)} parameter(0)
   %lengths = s32[16]{0:T(128)} parameter(1)
+  %room = bf16[12,64,128]{2,1,0:T(8,128)(2,1)} custom-call(), custom_call_target="AllocateBuffer"
   ROOT %attention_forward.1 = (bf16[16,64,128]{2,1,0:T(8,128)(2,1)}, f32[16,1,2,64]{3,2,1,0:T(2,128)}) custom-call(%lengths, %q, %q, %q), custom_call_target="tpu_custom_call", operand_layout_constraints={s32[16]{0}, bf16[16,64,128]{2,1,0}}, frontend_attributes={kernel_metadata={
 "elementwise":"777"
 }}, metadata={op_name="attention_forward/pallas_call"}, backend_config={"custom_call_config":{"body":"TUzvUgFN","cost_estimate":{"flops":"3221","transcendentals":"77","bytes_accessed":"99","remote_bytes_transferred":"0"},"needs_layout_passes":true}}
