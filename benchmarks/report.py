@@ -193,9 +193,6 @@ def machine() -> dict[str, Any]:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    git = subprocess.run(
-        ["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True
-    )
     limit = (ours.memory_stats() or {}).get("bytes_limit")
     return {
         "platform": ours.platform,
@@ -204,7 +201,7 @@ def machine() -> dict[str, Any]:
         "machines": jax.process_count(),
         "topology": target.name if target else None,
         "memory_gib": limit / 2**30 if limit else None,
-        "jaxir": jaxir.__version__ + (f" ({git.stdout.strip()})" if git.returncode == 0 else ""),
+        "jaxir": f"{jaxir.__version__} ({commit(ROOT)})",
         "python": platform.python_version(),
         "versions": versions,
         "runtime": ours.client.platform_version.splitlines()[0],
@@ -212,6 +209,17 @@ def machine() -> dict[str, Any]:
         "processor": processor(),
         "cores": len(os.sched_getaffinity(0)),
     }
+
+
+def commit(root: Path) -> str:
+    """Returns the commit of a checkout, or of what `git archive` made of one, as a slice's machines have."""
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"]
+    git = subprocess.run(command, capture_output=True, text=True)
+    if (root / ".git").exists() and git.returncode == 0:
+        return git.stdout.strip()
+    archival = root / ".git_archival.txt"
+    told = archival.read_text().removeprefix("node: ").strip() if archival.exists() else ""
+    return told[:12] if told and not told.startswith("$") else "commit unknown"
 
 
 def processor() -> str:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,11 +23,32 @@ def figures_of(text: str) -> dict:
     return json.loads(text.split("```json\n")[1].split("\n```")[0])
 
 
-def test_measured_stands_beside_planned():
+@pytest.fixture(scope="module")
+def module():
     spec = importlib.util.spec_from_file_location("report_script", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where its NamedTuple looks for its types
     spec.loader.exec_module(module)
+    return module
+
+
+def test_a_report_says_which_commit_it_is_of_on_the_machines_of_a_slice_too(module, tmp_path):
+    repository, unpacked = tmp_path / "repository", tmp_path / "unpacked"
+    repository.mkdir()
+    unpacked.mkdir()
+    for name in (".git_archival.txt", ".gitattributes"):
+        shutil.copy(SCRIPT.parents[1] / name, repository)
+    git = ["git", "-C", str(repository), "-c", "user.name=t", "-c", "user.email=t"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "x"]):
+        subprocess.run([*git, *command], check=True)
+    archive = subprocess.run([*git, "archive", "HEAD"], check=True, capture_output=True).stdout
+    subprocess.run(["tar", "-x", "-C", str(unpacked)], input=archive, check=True)
+    full = subprocess.check_output([*git, "rev-parse", "HEAD"], text=True).strip()
+    assert full.startswith(module.commit(repository)) and len(module.commit(repository)) >= 7
+    assert module.commit(unpacked) == full[:12]
+
+
+def test_measured_stands_beside_planned(module):
     training = {"model": "T5", "parameters": 110e6, "dtype": "bfloat16", "pairs": 512, "lengths": [64, 256]}
     training |= {"steps": 20, "compile_seconds": 61.2, "step_seconds": 0.4, "examples_per_second": 1280.0}
     training |= {"products_at_peak_seconds": 0.1, "mfu": 0.25, "peak_memory_gib": 4.75}
