@@ -201,6 +201,13 @@ def test_a_cluster_that_nobody_can_work_in_is_told():
         cluster._share([{"memory": 1e9}])
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere", "127.0.0.1:99999999"])
+def test_an_address_without_a_cluster_is_told_at_once(address):
+    with pytest.raises(UserError, match=f"there is no Ray cluster at {address} .*start one with `ray start"):
+        Cluster.connect(address)
+    assert "ray" not in sys.modules
+
+
 def test_without_ray_it_says_how_to_install_it(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

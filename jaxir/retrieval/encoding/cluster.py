@@ -10,6 +10,7 @@ import dataclasses
 import logging
 import os
 import pickle
+import socket
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 # Windows that one process works on: while one is computed the next is tokenised. As many wait there.
 AT_ONCE = 2
+ANSWERS_WITHIN = 10.0  # seconds, the head of a cluster
 W = TypeVar("W")
 
 
@@ -58,18 +60,22 @@ class Cluster:
           UserError: Ray is not installed, or there is no such cluster.
         """
         require("ray", "ray", "pandas", "pyarrow")
-        import jax
-        import ray
+        try:
+            if address != "auto":  # Ray itself would try for minutes
+                host, _, port = address.rpartition(":")
+                socket.create_connection((host, int(port)), timeout=ANSWERS_WITHIN).close()
+            import jax
+            import ray
 
-        jax.config.update("jax_platforms", "cpu")
-        if not ray.is_initialized():
-            try:
+            jax.config.update("jax_platforms", "cpu")
+            if not ray.is_initialized():
                 ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-            except (ConnectionError, RuntimeError, ValueError) as error:
-                raise UserError(
-                    f"there is no Ray cluster at {address} ({str(error).partition(chr(10))[0]:.160}): start"
-                    " one with `ray start --head`, and on its other machines `ray start --address=HOST:PORT`"
-                ) from None
+        except (OSError, RuntimeError, ValueError, OverflowError) as error:
+            reason = str(error).partition("\n")[0]
+            raise UserError(
+                f"there is no Ray cluster at {address} ({reason:.160}): start one with `ray start --head`, and"
+                " on its other machines `ray start --address=HOST:PORT`"
+            ) from None
         return cls(batch_tokens=batch_tokens)
 
     def map(self, worker: Worker, windows: Callable[[], Iterable[W]]) -> Iterator[Any]:

@@ -128,10 +128,11 @@ def write_windows(
         if as_first({"complete": complete})["complete"]:
             return _complete(output) if part == 0 else None
         own = set(windows[part::parts])
+        there = {place for place in own if place.exists()}
         texts = {place: min(window, count - n * window) for n, place in enumerate(windows)}
         with progress(
             total=sum(texts[place] for place in own),
-            initial=sum(texts[place] for place in own if place.exists()),
+            initial=sum(texts[place] for place in there),
             what=what + (f", part {part + 1} of {parts}" if parts > 1 else ""),
             unit="texts",
         ) as bar:
@@ -140,7 +141,7 @@ def write_windows(
                 remaining = iter(records)
                 for number, place in enumerate(windows):
                     batch = list(itertools.islice(remaining, window))
-                    if place in own and place.exists():
+                    if place in there:
                         _check_window(place, [record.id for record in batch])
                     elif place in own:
                         yield number, batch
