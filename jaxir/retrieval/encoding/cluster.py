@@ -73,8 +73,8 @@ class Cluster:
         except (OSError, RuntimeError, ValueError, OverflowError) as error:
             reason = str(error).partition("\n")[0]
             raise UserError(
-                f"there is no Ray cluster at {address} ({reason:.160}): start one with `ray start --head`, and"
-                " on its other machines `ray start --address=HOST:PORT`"
+                f"there is no Ray cluster at {address} ({reason:.160}): start one with `ray start --head`,"
+                " and on its other machines `ray start --address=HOST:PORT`"
             ) from None
         return cls(batch_tokens=batch_tokens)
 
