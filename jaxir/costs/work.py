@@ -34,6 +34,8 @@ _VECTOR = {
     "shift-right-arithmetic", "convert", "clamp", "floor", "sign", "remainder", "erf", "cosine", "sine",
     "rng-bit-generator",
 }  # fmt: skip
+# A TPU's bfloat16 products for one of float32 of high precision (XLA's bf16_3x algorithm).
+_HIGH_PASSES = 3
 # Reading these costs their result, not their operand.
 _SLICES = {"dynamic-slice", "slice", "gather", "slice-start"}
 
@@ -47,12 +49,14 @@ class Work(NamedTuple):
       vector: elementwise operations, random numbers and the inputs of reductions, one for each element; a
         transcendental function counts as one.
       bytes: read from and written to HBM.
+      high_flops: those of `flops` that are float32 products of JAX's "high" precision; TPUs' only.
     """
 
     flops: float
     precise_flops: float
     vector: float
     bytes: float
+    high_flops: float = 0.0
 
     def seconds(self, chip: Chip) -> tuple[float, float | None, float | None]:
         """Returns how long a chip takes at full speed for products, elementwise operations and HBM traffic.
@@ -60,6 +64,7 @@ class Work(NamedTuple):
         None stands for what is not known, of which there are 0.
         """
         flops = self.flops + (chip.precise_passes - 1) * self.precise_flops
+        flops += (_HIGH_PASSES - 1) * self.high_flops
         return (
             flops / chip.flops,
             self.vector / chip.vector_rate if self.vector else None,
@@ -69,14 +74,15 @@ class Work(NamedTuple):
 
 def compiled(program: Program) -> Work:
     """Returns what one chip does in a step of a compiled program."""
-    flops = precise = vector = moved = 0.0
+    flops = precise = vector = moved = high = 0.0
     for step in program.steps():
         once = of_instruction(program, step.instruction)
         flops += step.times * once.flops
         precise += step.times * once.precise_flops
         vector += step.times * once.vector
         moved += step.times * once.bytes
-    return Work(flops, precise, vector, moved)
+        high += step.times * once.high_flops
+    return Work(flops, precise, vector, moved, high)
 
 
 def of_instruction(program: Program, instruction: Instruction) -> Work:
@@ -85,13 +91,14 @@ def of_instruction(program: Program, instruction: Instruction) -> Work:
     inside = [instruction]
     if instruction.op == "fusion":
         inside = [inner for _, inner in program.inside(instruction)]
-    flops = precise = vector = 0.0
+    flops = precise = vector = high = 0.0
     for inner in inside:
         count = _flops(inner, types)
         flops += count
         precise += count * ("highest" in inner.attributes)
+        high += count * bool(re.search(r"operand_precision=\{[^}]*\bhigh\b", inner.attributes))
         vector += _vector(inner, types)
-    return Work(flops, precise, vector, _bytes(program, instruction, types))
+    return Work(flops, precise, vector, _bytes(program, instruction, types), high)
 
 
 def traced(function: Callable[..., Any], *shapes: Any) -> Work:

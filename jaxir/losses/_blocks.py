@@ -94,7 +94,9 @@ def _backward(sweep: Sweep, saved, cotangents: tuple[Totals, Totals]):
         if sweep.both:
             softmax += jnp.exp(x - column.extra["top"][None, :]) * column.extra["gradient"][None, :]
         slope += jnp.where(keep, softmax, 0.0)
-        return {"gradient": _product(slope, column.vectors)}, {"gradient": _product(slope.T, row.vectors)}
+        # By default as precise as the dense loss's gradient, which JAX derives from the logits' product.
+        product = functools.partial(jnp.matmul, precision=sweep.gradient_precision)
+        return {"gradient": product(slope, column.vectors)}, {"gradient": product(slope.T, row.vectors)}
 
     of_rows, of_columns = fold(
         sweep,
@@ -121,8 +123,3 @@ def _softmax_extra(sum_: Sum, gradient: jax.Array) -> dict[str, jax.Array]:
     some = sum_.total > 0
     scaled = jnp.where(some, gradient / jnp.where(some, sum_.total, 1.0), 0.0)
     return {"top": jnp.where(some, sum_.top, jnp.inf), "gradient": scaled}
-
-
-def _product(a: jax.Array, b: jax.Array) -> jax.Array:
-    # As precise as the dense loss's gradient, which JAX derives from the logits' product.
-    return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)

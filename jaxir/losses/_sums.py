@@ -29,20 +29,25 @@ def of_batch(
     negative_key: Int32[Array, "B N 2"] | None,
     temperature: float,
     block_size: int | None,
+    gradient_precision: _tiles.GradientPrecision,
 ) -> Sums:
     """Returns the sums of a batch: from [B, B] matrices, or in tiles where `block_size` is given.
 
     Raises:
-      UserError: the temperature or the block size is not positive.
+      UserError: the temperature or the block size is not positive, or a dense loss is asked for a precision.
     """
     if not temperature > 0:
         raise UserError(f"temperature must be positive, not {temperature}")
     batch = query, passage, negatives, query_key, passage_key, negative_key, temperature
     if block_size is None:
+        if gradient_precision != "highest":
+            raise UserError(
+                f'gradient_precision="{gradient_precision}" needs a block_size: the dense loss has the highest'
+            )
         return _Dense(*batch)
     if block_size < 1:
         raise UserError(f"block_size must be at least 1, not {block_size}")
-    return _Blockwise(*batch, block_size)
+    return _Blockwise(*batch, block_size, gradient_precision)
 
 
 class _Dense:
@@ -60,12 +65,22 @@ class _Dense:
 
 class _Blockwise:
     def __init__(
-        self, query, passage, negatives, query_key, passage_key, negative_key, temperature, block_size
+        self,
+        query,
+        passage,
+        negatives,
+        query_key,
+        passage_key,
+        negative_key,
+        temperature,
+        block_size,
+        gradient_precision,
     ):
         self.query, self.passage, self.negatives = query, passage, negatives
         self.keys = tuple(key for key in (query_key, passage_key) if key is not None)
         self.passage_key, self.negative_key = passage_key, negative_key
         self.temperature, self.block_size = temperature, block_size
+        self.gradient_precision = gradient_precision
         self.ring = _tiles.ring_for(len(query))
 
     def in_batch(self, *, bidirectional: bool) -> _rows.Terms:
@@ -98,5 +113,10 @@ class _Blockwise:
 
     def _sweep(self, kind, *, both) -> _tiles.Sweep:
         return _tiles.Sweep(
-            kind=kind, temperature=self.temperature, block_size=self.block_size, both=both, ring=self.ring
+            kind=kind,
+            temperature=self.temperature,
+            block_size=self.block_size,
+            both=both,
+            ring=self.ring,
+            gradient_precision=self.gradient_precision,
         )

@@ -56,6 +56,10 @@ _EMPTY = {"sum": Sum(-math.inf, 0.0), "hardest": -math.inf, "positive": 0.0, "gr
 _JOIN = {"sum": Sum.join, "hardest": jnp.maximum, "positive": jnp.add, "gradient": jnp.add}
 
 
+# JAX's names. On TPUs, products of float32 as six, three and one of bfloat16.
+GradientPrecision = Literal["highest", "high", "default"]
+
+
 @dataclasses.dataclass(frozen=True)
 class Ring:
     """The devices that split the batch, in the order of its shards."""
@@ -82,6 +86,7 @@ class Sweep:
       block_size: rows and columns of a tile, at most.
       both: whether columns get log-sum-exps as rows do.
       ring: the devices that split rows and columns; None for one.
+      gradient_precision: of the products of logits' slopes with vectors; logits always have the highest.
     """
 
     kind: Literal["pairs", "tower", "negatives"]
@@ -89,6 +94,7 @@ class Sweep:
     block_size: int
     both: bool
     ring: Ring | None
+    gradient_precision: GradientPrecision = "highest"
 
 
 class Side(NamedTuple):

@@ -3,6 +3,7 @@
 from beartype import beartype
 from jaxtyping import Array, Float32, Int32, jaxtyped
 
+from jaxir.losses._tiles import GradientPrecision
 from jaxir.losses.samtone import samtone
 from jaxir.simple_types import Count, PositiveNumber
 
@@ -18,6 +19,7 @@ def nt_xent(
     negative_key: Int32[Array, "B N 2"] | None = None,
     temperature: PositiveNumber = 0.05,
     block_size: Count | None = None,
+    gradient_precision: GradientPrecision = "highest",
 ) -> tuple[Float32[Array, ""], dict[str, Float32[Array, ""]]]:
     """The normalised temperature-scaled cross-entropy (Chen et al. 2020; Wang 2022, eq. 2.7 to 2.9).
 
@@ -32,6 +34,6 @@ def nt_xent(
       The loss and the metrics of `samtone`; its two directions are not halved.
     """
     keys = {"query_key": query_key, "passage_key": passage_key, "negative_key": negative_key}
-    how = {"temperature": temperature, "block_size": block_size, "same_tower": "both"}
-    loss, metrics = samtone(query, passage, negatives, **keys, **how)
+    how = {"temperature": temperature, "block_size": block_size, "gradient_precision": gradient_precision}
+    loss, metrics = samtone(query, passage, negatives, **keys, **how, same_tower="both")
     return loss / 2, metrics

@@ -8,6 +8,7 @@ from jaxtyping import Array, Float32, Int32, jaxtyped
 
 from jaxir.errors import UserError
 from jaxir.losses import _rows, _sums
+from jaxir.losses._tiles import GradientPrecision
 from jaxir.simple_types import Count, PositiveNumber, Within
 
 
@@ -24,6 +25,7 @@ def pair(
     bidirectional: bool = True,
     alpha: Annotated[float | int, Within(0, 1)] = 0.1,
     block_size: Count | None = None,
+    gradient_precision: GradientPrecision = "highest",
 ) -> tuple[Float32[Array, ""], dict[str, Float32[Array, ""]]]:
     """The PAIR loss (Ren et al. 2021), as Moiseev et al. 2023 print it in eq. 3.
 
@@ -51,6 +53,8 @@ def pair(
       block_size: None makes [B, B] matrices. A number computes the same loss and gradient in tiles of at most
         so many rows and columns, in memory linear in B; on a mesh, over a ring of the devices that split the
         batch (docs/large_batches.md).
+      gradient_precision: with a block_size, of the products that make gradients from the logits' slopes:
+        "high" and "default" are quicker on accelerators, with a small error (docs/large_batches.md).
 
     Returns:
       The loss and the metrics of `in_batch_softmax`, with `loss_passage_centric` (the mean of -log L_P) and
@@ -70,6 +74,7 @@ def pair(
         negative_key=negative_key,
         temperature=temperature,
         block_size=block_size,
+        gradient_precision=gradient_precision,
     )
     terms = sums.in_batch(bidirectional=bidirectional)
     loss, metrics = _rows.softmax_loss(terms, temperature=temperature, bidirectional=bidirectional)

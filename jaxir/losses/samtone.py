@@ -8,6 +8,7 @@ from jaxtyping import Array, Float32, Int32, jaxtyped
 
 from jaxir.errors import UserError
 from jaxir.losses import _rows, _sums
+from jaxir.losses._tiles import GradientPrecision
 from jaxir.simple_types import Count, PositiveNumber
 
 
@@ -24,6 +25,7 @@ def samtone(
     bidirectional: bool = True,
     same_tower: Literal["query", "passage", "both"] = "query",
     block_size: Count | None = None,
+    gradient_precision: GradientPrecision = "highest",
 ) -> tuple[Float32[Array, ""], dict[str, Float32[Array, ""]]]:
     """Contrastive loss with SAMe TOwer NEgatives (Moiseev et al. 2023, eq. 2).
 
@@ -49,6 +51,8 @@ def samtone(
       block_size: None makes [B, B] matrices. A number computes the same loss and gradient in tiles of at most
         so many rows and columns, in memory linear in B; on a mesh, over a ring of the devices that split the
         batch (docs/large_batches.md).
+      gradient_precision: with a block_size, of the products that make gradients from the logits' slopes:
+        "high" and "default" are quicker on accelerators, with a small error (docs/large_batches.md).
 
     Returns:
       The loss and the metrics of `in_batch_softmax`, with `query_query_similarity` and
@@ -72,6 +76,7 @@ def samtone(
         negative_key=negative_key,
         temperature=temperature,
         block_size=block_size,
+        gradient_precision=gradient_precision,
     )
     terms = sums.in_batch(bidirectional=bidirectional)
     similarity = {}

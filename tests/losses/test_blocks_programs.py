@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 from loss_cases import KEYS
 
+from jaxir.costs import work
+from jaxir.errors import UserError
 from jaxir.losses.in_batch import in_batch_softmax
+from jaxir.losses.nt_xent import nt_xent
 from jaxir.losses.pair import pair
 from jaxir.losses.samtone import samtone
 from jaxir.partitioning import MeshConfig
@@ -79,6 +82,37 @@ def test_a_million_pairs_can_be_traced(name, block_size):
 
     (value, _), gradient = jax.eval_shape(jax.value_and_grad(step, has_aux=True), rows, rows, key, key)
     assert value.shape == () and gradient.shape == rows.shape
+
+
+def precisions(jaxpr):
+    """The precision of every product, in the order of the program."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            yield equation.params["precision"][0].name.lower()
+        for inner in work._subprograms(equation.params):
+            yield from precisions(inner)
+
+
+@pytest.mark.parametrize("precision", ["highest", "high", "default"])
+@pytest.mark.parametrize("loss", [samtone, pair, in_batch_softmax, nt_xent])
+def test_the_gradients_precision_is_not_that_of_logits(loss, precision):
+    """CPUs know one precision: what the program asks for is all that can be seen here."""
+    rows = jax.ShapeDtypeStruct((8, DIM), jnp.float32)
+
+    def step(query, passage):
+        return loss(query, passage, block_size=4, gradient_precision=precision)
+
+    gradient = jax.value_and_grad(step, argnums=(0, 1), has_aux=True)
+    found = list(precisions(jax.make_jaxpr(gradient)(rows, rows).jaxpr))
+    sweeps = {in_batch_softmax: 1, samtone: 2, pair: 2, nt_xent: 3}[loss]
+    # Logits forward, then for each group of columns, last first, logits again and two products with them.
+    assert found == ["highest"] * sweeps + ["highest", precision, precision] * sweeps
+
+
+def test_the_dense_loss_has_no_precision_to_choose():
+    rows = jnp.eye(4)
+    with pytest.raises(UserError, match="needs a block_size"):
+        samtone(rows, rows, gradient_precision="high")
 
 
 def test_memory_is_linear_in_the_batch():

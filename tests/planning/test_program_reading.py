@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxir.costs import collectives, hlo, work
+from jaxir.costs import collectives, hlo, targets, work
 
 B, E, F, INNER, OUTER = 8, 16, 32, 5, 3
 
@@ -183,6 +183,24 @@ def test_a_tpus_hidden_collectives_count_once_a_turn():
     assert found["reduce-scatter"].traffic == 10 * 16 * 8 * 4 * 3 / 4
     done = work.compiled(program)
     assert done.flops == done.precise_flops == 10 * 2 * 5 * 6 * 7
+    assert done.high_flops == 0.0
+
+
+@pytest.mark.parametrize(("precision", "passes"), [("highest", 6), ("high", 3), ("default", 1)])
+def test_a_float32_product_takes_as_many_passes_as_its_precision_wants(precision, passes):
+    said = "" if precision == "default" else f", operand_precision={{{precision},{precision}}}"
+    program = hlo.parse(
+        f"""HloModule product
+
+ENTRY %main (a: f32[5,6], b: f32[6,7]) -> f32[5,7] {{
+  %a = f32[5,6]{{1,0}} parameter(0)
+  %b = f32[6,7]{{1,0}} parameter(1)
+  ROOT %c = f32[5,7]{{1,0}} convolution(%a, %b), dim_labels=bf_io->bf{said}, metadata={{op_name="high"}}
+}}
+"""
+    )
+    chip = targets.parse("v5e:2x2").chip
+    assert work.compiled(program).seconds(chip)[0] == pytest.approx(passes * 2 * 5 * 6 * 7 / chip.flops)
 
 
 @pytest.mark.parametrize(
