@@ -32,9 +32,8 @@ def main() -> None:
     parser.add_argument("--block_size", type=int, default=1024, help="(default: 1024)")
     parser.add_argument("--temperature", type=float, default=0.01, help="(default: 0.01)")
     flags = parser.parse_args()
-    print(
-        "| pairs | gradient_precision | largest error / largest gradient | mean error of a row |\n|---|---|---|---|"
-    )
+    print("| pairs | gradient_precision | largest error / largest gradient | mean error of a row |")
+    print("|---|---|---|---|")
     for name, shared in CASES.items():
         query, passage = pairs(flags.size, flags.dimension, shared)
         exact = in_float64(query, passage, flags.temperature)

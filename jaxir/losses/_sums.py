@@ -42,7 +42,7 @@ def of_batch(
     if block_size is None:
         if gradient_precision != "highest":
             raise UserError(
-                f'gradient_precision="{gradient_precision}" needs a block_size: the dense loss has the highest'
+                f'gradient_precision="{gradient_precision}" needs a block_size: dense losses have the highest'
             )
         return _Dense(*batch)
     if block_size < 1:
