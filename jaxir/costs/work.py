@@ -288,19 +288,11 @@ def _bytes(program: Program, instruction: Instruction, types: dict[str, Instruct
 def _fusion_bytes(program: Program, fusion: Instruction) -> float:
     """Returns what a fusion reads and writes: of what it slices or updates in place only those parts."""
     inner = program.fused(fusion)
-    users: dict[str, list[Instruction]] = {}
-    for instruction in inner.values():
-        for operand in instruction.operands:
-            users.setdefault(operand, []).append(instruction)
     moved = 0.0
     for parameter in inner.values():
-        if parameter.op != "parameter" or any(a.on_chip for a in parameter.arrays):
-            continue
-        uses = users.get(parameter.name, [])
-        if uses and all(u.op in _SLICES for u in uses):
-            moved += sum(a.bytes for u in uses for a in u.arrays)
-        elif [u.op for u in uses] != ["dynamic-update-slice"]:
-            moved += sum(a.bytes for a in parameter.arrays)
+        if parameter.op == "parameter" and not any(a.on_chip for a in parameter.arrays):
+            parts = _parts(program, inner, parameter.name)
+            moved += sum(a.bytes for a in parameter.arrays) if parts is None else parts
     root = next(i for i in inner.values() if i.root)
     results = [inner[name] for name in root.operands] if root.op == "tuple" else [root]
     if len(results) != len(fusion.arrays):  # an operation that gives several arrays itself
@@ -314,6 +306,28 @@ def _fusion_bytes(program: Program, fusion: Instruction) -> float:
             array = inner[result.operands[1]].arrays[0]
         moved += array.bytes
     return moved
+
+
+def _parts(program: Program, inner: dict[str, Instruction], name: str) -> float | None:
+    """Returns the bytes that a fusion reads of a parameter of which it takes parts; None where it takes all."""
+    uses = [instruction for instruction in inner.values() if name in instruction.operands]
+    if [use.op for use in uses] == ["dynamic-update-slice"]:
+        return 0.0
+    moved = 0.0
+    for use in uses:
+        if use.op in _SLICES and use.operands[0] == name:
+            moved += sum(a.bytes for a in use.arrays)
+            continue
+        if use.op != "fusion":  # an index of a slice too
+            return None
+        within = program.fused(use)
+        for parameter in within.values():
+            if parameter.op == "parameter" and use.operands[int(parameter.operands[0])] == name:
+                parts = _parts(program, within, parameter.name)
+                if parts is None:
+                    return None
+                moved += parts
+    return moved if uses else None
 
 
 def _read(types: dict[str, Instruction], name: str) -> float:

@@ -186,6 +186,48 @@ def test_a_tpus_hidden_collectives_count_once_a_turn():
     assert done.high_flops == 0.0
 
 
+@pytest.mark.parametrize(
+    ("use", "read"),
+    [
+        ("dynamic-slice(%p, %i, %i), dynamic_slice_sizes={4,8}", 4 * 8),
+        ("fusion(%i, %p), kind=kLoop, calls=%sliced", 4 * 8),
+        ("fusion(%i, %p), kind=kLoop, calls=%whole", 64 * 8),
+    ],
+)
+def test_a_fusion_reads_what_it_slices_also_in_a_fusion_within(use, read):
+    program = hlo.parse(
+        f"""HloModule slices
+
+%sliced (j: s32[], r: f32[64,8]) -> f32[4,8] {{
+  %j = s32[] parameter(0)
+  %r = f32[64,8]{{1,0}} parameter(1)
+  ROOT %t = f32[4,8]{{1,0}} dynamic-slice(%r, %j, %j), dynamic_slice_sizes={{4,8}}
+}}
+
+%whole (k: s32[], w: f32[64,8]) -> f32[4,8] {{
+  %k = s32[] parameter(0)
+  %w = f32[64,8]{{1,0}} parameter(1)
+  %n = f32[64,8]{{1,0}} negate(%w)
+  ROOT %u = f32[4,8]{{1,0}} dynamic-slice(%n, %k, %k), dynamic_slice_sizes={{4,8}}
+}}
+
+%outer (p: f32[64,8], i: s32[]) -> f32[4,8] {{
+  %p = f32[64,8]{{1,0}} parameter(0)
+  %i = s32[] parameter(1)
+  %s = f32[4,8]{{1,0}} {use}
+  ROOT %e = f32[4,8]{{1,0}} exponential(%s)
+}}
+
+ENTRY %main (x: f32[64,8], at: s32[]) -> f32[4,8] {{
+  %x = f32[64,8]{{1,0}} parameter(0)
+  %at = s32[] parameter(1)
+  ROOT %f = f32[4,8]{{1,0}} fusion(%x, %at), kind=kLoop, calls=%outer
+}}
+"""
+    )
+    assert work.compiled(program).bytes == 4 * (read + 1 + 4 * 8)
+
+
 @pytest.mark.parametrize(("precision", "passes"), [("highest", 6), ("high", 3), ("default", 1)])
 def test_a_float32_product_takes_as_many_passes_as_its_precision_wants(precision, passes):
     said = "" if precision == "default" else f", operand_precision={{{precision},{precision}}}"
