@@ -309,7 +309,7 @@ def _fusion_bytes(program: Program, fusion: Instruction) -> float:
 
 
 def _parts(program: Program, inner: dict[str, Instruction], name: str) -> float | None:
-    """Returns the bytes that a fusion reads of a parameter of which it takes parts; None where it takes all."""
+    """Returns the bytes a fusion reads of a parameter of which it takes parts; None where it takes all."""
     uses = [instruction for instruction in inner.values() if name in instruction.operands]
     if [use.op for use in uses] == ["dynamic-update-slice"]:
         return 0.0
