@@ -39,9 +39,9 @@ from jaxir.reading import open_to_read
 from jaxir.retrieval.encoding.batching import EncodingReport
 from jaxir.retrieval.encoding.cluster import Cluster
 from jaxir.retrieval.encoding.dual_encoder import DualEncoder, Tower
-from jaxir.retrieval.encoding.shards import Shard, encode_by_cluster, encode_shards
+from jaxir.retrieval.encoding.shards import Shard, encode_by_cluster, encode_shards, files_of, write_shard
 from jaxir.retrieval.encoding.views import Expansion, Kind
-from jaxir.retrieval.npy import read_npy, write_npy
+from jaxir.retrieval.npy import read_npy
 from jaxir.simple_types import Count, Natural, checked
 
 FORMAT = 1
@@ -188,7 +188,7 @@ def encode_corpus(
         there = {number for number in range(info.shards) if _is_there(output, number)}
         sums: dict[str, str] = {}
         if lock is not None and not _read_manifest(output).complete:
-            sums = checksums.take_up(output, [name for number in there for name in _files(number)])
+            sums = checksums.take_up(output, [name for number in there for name in files_of(number)])
         wait_for_all("embeddings are begun")
         if _read_manifest(output).complete:
             return report
@@ -212,21 +212,12 @@ def encode_corpus(
                 made = encode_shards(encoder, shards(), **how, report=report, on_batch=bar.update)
             else:
                 made = encode_by_cluster(cluster, encoder, shards, **how, report=report, on_batch=bar.update)
-            for number, ids, vectors in made:
+            for shard in made:
                 if lock is not None:
                     lock.check()
-                ids_name, vectors_name = _files(number)
-                text = json.dumps(ids, ensure_ascii=False).encode()
-                sums[ids_name] = hashlib.sha256(text).hexdigest()
-                with atomic_file(output / ids_name, "wb") as file:
-                    file.write(text)
-                with atomic_file(output / vectors_name, "wb") as file:
-                    hashed = checksums.Hashed(file)
-                    write_npy(hashed, [vectors])
-                    sums[vectors_name] = hashed.hexdigest()
-                    new = {name: sums[name] for name in (ids_name, vectors_name)}
-                    checksums.append(output, new, process=part)
-                written |= {name: checksums.key(output / name) for name in (ids_name, vectors_name)}
+                new = write_shard(output, shard, process=part)
+                sums |= new
+                written |= {name: checksums.key(output / name) for name in new}
         wait_for_all("embeddings are made")
         if lock is not None:
             lock.check()
@@ -250,7 +241,7 @@ def open_embeddings(directory: str | Path) -> StoredEmbeddings:
     shards: list[np.ndarray] = []
     for number in range(info.shards):
         try:
-            ids_name, vectors_name = _files(number)
+            ids_name, vectors_name = files_of(number)
             shard_ids = read_json(directory / ids_name, list[str])
             shard = read_npy(directory / vectors_name, np.float32, (len(shard_ids), info.dimension))
         except UserError as error:
@@ -356,7 +347,7 @@ def _writing(output: Path, info: EmbeddingsInfo) -> Iterator[Lock]:
 
 def _finish(output: Path, info: EmbeddingsInfo, sums: dict[str, str], written: dict[str, Any]) -> None:
     """Says that all is there, with its hashes; `written` are the keys of what this process wrote itself."""
-    names = [name for number in range(info.shards) for name in _files(number)]
+    names = [name for number in range(info.shards) for name in files_of(number)]
     if gone := next((name for name in names if not (output / name).exists()), None):
         raise UserError(f"{output / gone} was removed meanwhile; run the same command again to make it anew")
     if jax.process_count() > 1:
@@ -380,12 +371,7 @@ def _described(info: EmbeddingsInfo) -> str:
 
 
 def _is_there(output: Path, number: int) -> bool:
-    return all((output / name).exists() for name in _files(number))
-
-
-def _files(number: int) -> tuple[str, str]:
-    """Returns the names of a shard's files: the ids, and the vectors."""
-    return f"ids-{number:05d}.json", f"embeddings-{number:05d}.npy"
+    return all((output / name).exists() for name in files_of(number))
 
 
 def _read_manifest(directory: Path) -> EmbeddingsInfo:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import hashlib
+import json
 import time
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from jaxir import checksums
 from jaxir.errors import UserError
+from jaxir.files import atomic_file
 from jaxir.retrieval.encoding.batching import EncodingReport
 from jaxir.retrieval.encoding.cluster import Cluster, check_same
 from jaxir.retrieval.encoding.dual_encoder import DualEncoder, Tower
 from jaxir.retrieval.encoding.views import encode_views
+from jaxir.retrieval.npy import write_npy
 
 
 class Shard(NamedTuple):
@@ -152,3 +158,31 @@ class ShardWorker:
             return encoded, report
 
         return encode
+
+
+def files_of(number: int) -> tuple[str, str]:
+    """Returns the names of a shard's files: the ids, and the vectors."""
+    return f"ids-{number:05d}.json", f"embeddings-{number:05d}.npy"
+
+
+def write_shard(directory: Path, encoded: Encoded, *, process: int = 0) -> dict[str, str]:
+    """Writes a shard's files, either of which appears only when whole, and adds their hashes to SHA256SUMS.
+
+    Args:
+      directory: where to.
+      encoded: the shard.
+      process: which of the run this is (`checksums.append`).
+
+    Returns:
+      The hashes by name.
+    """
+    ids_name, vectors_name = files_of(encoded.number)
+    ids = json.dumps(encoded.ids, ensure_ascii=False).encode()
+    with atomic_file(directory / ids_name, "wb") as file:
+        file.write(ids)
+    with atomic_file(directory / vectors_name, "wb") as file:
+        hashed = checksums.Hashed(file)
+        write_npy(hashed, [encoded.vectors])
+        sums = {ids_name: hashlib.sha256(ids).hexdigest(), vectors_name: hashed.hexdigest()}
+        checksums.append(directory, sums, process=process)
+    return sums
