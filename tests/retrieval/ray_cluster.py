@@ -4,13 +4,29 @@ Prints its address. Of lines on standard input "kill" kills a process that works
 second node with all its processes; each is answered. The end of standard input ends the cluster.
 """
 
+import contextlib
 import sys
+import time
 
 import psutil
+from ray._private import services
 from ray.cluster_utils import Cluster
 
 NODE = {"num_cpus": 1, "object_store_memory": 100 << 20}
+find_node = services.get_node
 
+
+def find_node_patiently(*of):
+    """Ray itself gives a node 30 seconds to start, of which other tests may leave too few."""
+    end = time.monotonic() + 200
+    while time.monotonic() < end:
+        with contextlib.suppress(RuntimeError):
+            return find_node(*of)
+        time.sleep(0.5)
+    return find_node(*of)
+
+
+services.get_node = find_node_patiently
 cluster = Cluster(initialize_head=True, head_node_args=NODE | {"include_dashboard": False})
 other = cluster.add_node(**NODE)
 print(cluster.address, flush=True)

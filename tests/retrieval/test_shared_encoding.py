@@ -66,8 +66,8 @@ def ray_cluster():
     command = [sys.executable, Path(__file__).with_name("ray_cluster.py")]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     # Beside other tests, processes of Ray's own niceness, 15, would get nothing.
-    patient = {"RAY_raylet_start_wait_time_s": "120", "RAY_worker_niceness": "0"}
-    with subprocess.Popen(command, env=one_device() | patient, text=True, **pipes) as process:
+    env = one_device() | {"RAY_worker_niceness": "0"}
+    with subprocess.Popen(command, env=env, text=True, **pipes) as process:
 
         def tell(what: str) -> None:
             print(what, file=process.stdin, flush=True)
