@@ -17,13 +17,13 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxir.compile_cache import keep_no_more_programs
-from jaxir.costs import work
+from jaxir.costs import collectives, roofline, targets, work
 from jaxir.errors import UserError
 from jaxir.interop import stored
 from jaxir.interop.build import Pretrained
 from jaxir.models.layers import param_shardings
 from jaxir.partitioning import MeshConfig
-from jaxir.planning import advice, architecture, collectives, devices, roofline, targets
+from jaxir.planning import advice, architecture, devices
 from jaxir.planning.program import Step, bytes_of, compile_step
 from jaxir.planning.report import gib
 from jaxir.retrieval.encoding.runner import ACCELERATOR_BATCH_TOKENS
