@@ -562,7 +562,7 @@ def test_a_command_takes_the_fields_of_settings(capsys):
 def test_training_has_the_settings_of_a_recipe_and_no_others():
     named = {f.name for f in dataclasses.fields(Recipe)}
     assert set(inspect.signature(train).parameters) == named | {"output_dir"}
-    assert set(inspect.signature(plan).parameters) < named | {"topology"}
+    assert set(inspect.signature(plan).parameters) < named | {"topology", "search", "prices", "hours"}
 
 
 RUN = "q0 Q0 d0 1 0.5 t\n"

@@ -313,6 +313,6 @@ ENTRY %main (q: bf16[16,64,128], lengths: s32[16]) -> (bf16[16,64,128], f32[16,1
 
 def test_a_kernel_counts_as_what_it_says_of_itself():
     done = work.compiled(hlo.parse(KERNEL))
-    assert done == (3221, 0, 777, 4 * 16 * 64 * 128 * 2 + 16 * 4 + 16 * 2 * 64 * 4)
+    assert done == work.Work(3221, 0, 777, 4 * 16 * 64 * 128 * 2 + 16 * 4 + 16 * 2 * 64 * 4)
     silent = hlo.parse(KERNEL.replace('"elementwise":"777"', "").replace('"flops":"3221",', ""))
     assert work.compiled(silent) == done._replace(flops=0, vector=0)
