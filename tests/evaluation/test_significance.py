@@ -103,18 +103,26 @@ def test_holm_by_hand():
     assert holm([0.6, 0.5]) == [1.0, 1.0] and holm([0.2]) == [0.2] and holm([]) == []
 
 
-def test_many_queries_take_little_memory():
-    differences = np.random.default_rng(1).normal(0.01, 1, 100_000)
-    few = queries(differences[:20_000]), queries(np.zeros(20_000))
-    many = queries(differences), queries(np.zeros(100_000))
-    tracemalloc.start()
-    found = compare(*many, resamples=199)
-    _, most = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert most < 400e6, "all swaps at once are 1.3 GB"
-    assert found.randomisation == pytest.approx(found.t_test, abs=0.05)
-    # In parts as at once: the same swaps.
-    by_parts = compare(*few, resamples=399).randomisation
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("jaxir.evaluation.significance._AT_ONCE", 2**30)
-        assert compare(*few, resamples=399).randomisation == by_parts
+def test_many_queries_take_little_memory_and_the_swaps_are_scipys(monkeypatch):
+    differences = np.random.default_rng(1).normal(0.01, 1, 10_000)
+    ours, theirs = queries(differences), queries(np.zeros(10_000))
+
+    def with_memory() -> tuple[float, int]:
+        tracemalloc.start()
+        found = compare(ours, theirs, resamples=1999).randomisation
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return found, most
+
+    monkeypatch.setattr("jaxir.evaluation.significance._AT_ONCE", 2**26)
+    at_once, much = with_memory()
+    monkeypatch.setattr("jaxir.evaluation.significance._AT_ONCE", 2**18)
+    by_parts, little = with_memory()
+    assert little < much / 8
+    expected = compare(ours, theirs).t_test
+    assert at_once == pytest.approx(expected, abs=0.05) and by_parts == pytest.approx(expected, abs=0.05)
+    # The exact test's, where there are few enough to go through all swaps.
+    few, none = queries(differences[:14]), queries(np.zeros(14))
+    assert compare(few, none, resamples=2**14).randomisation == pytest.approx(
+        compare(few, none, resamples=2**14 - 1).randomisation, abs=0.02
+    )
