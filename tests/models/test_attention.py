@@ -204,7 +204,7 @@ def test_what_is_read_piece_by_piece_is_what_is_read_at_once(groups, window, has
         num_heads=4,
         head_dim=4,
         num_kv_heads=groups,
-        stddevs=(0.25,) * 4,
+        stddevs=(0.5,) * 4,
         dtype="float32",
         rngs=nnx.Rngs(0),
     )
