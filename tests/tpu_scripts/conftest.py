@@ -133,6 +133,13 @@ class Cloud:
     def groups(self) -> list[int]:
         return [int(path.read_text()) for path in self.folder.glob("worker*/jaxir-*/pid")]
 
+    def runs(self, process: int) -> bool:
+        """Whether it does: of one that has ended and that nobody waited for, Linux shows no command."""
+        try:
+            return bool(Path(f"/proc/{process}/cmdline").read_bytes())
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+
     def until(self, condition) -> None:
         end = time.monotonic() + 30
         while not condition():
