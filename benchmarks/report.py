@@ -24,6 +24,7 @@ import json
 import math
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import sys
@@ -213,10 +214,11 @@ def machine() -> dict[str, Any]:
 
 def commit(root: Path) -> str:
     """Returns the commit of a checkout, or of what `git archive` made of one, as a slice's machines have."""
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"]
-    git = subprocess.run(command, capture_output=True, text=True)
-    if (root / ".git").exists() and git.returncode == 0:
-        return git.stdout.strip()
+    if (root / ".git").exists() and shutil.which("git"):
+        command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"]
+        git = subprocess.run(command, capture_output=True, text=True)
+        if git.returncode == 0:
+            return git.stdout.strip()
     archival = root / ".git_archival.txt"
     told = archival.read_text().removeprefix("node: ").strip() if archival.exists() else ""
     return told[:12] if told and not told.startswith("$") else "commit unknown"
