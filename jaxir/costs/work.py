@@ -162,7 +162,7 @@ def _inside(equation: jax_core.JaxprEqn, ins: list[bool]) -> tuple[float, list[b
     name, parameters = equation.primitive.name, equation.params
     bodies = list(_subprograms(parameters))
     if name == "scan":
-        carried = slice(parameters["num_consts"], parameters["num_consts"] + parameters["num_carry"])
+        carried = _carried(equation, bodies[0])
         while True:
             flops, outs = _differentiated(bodies[0], ins)
             grown = [a or b for a, b in zip(ins[carried], outs, strict=False)]
@@ -176,6 +176,20 @@ def _inside(equation: jax_core.JaxprEqn, ins: list[bool]) -> tuple[float, list[b
         return _differentiated(bodies[0], ins)
     flops = sum(_differentiated(body, [any(ins)] * len(body.invars))[0] for body in bodies)
     return flops, [any(ins)] * len(equation.outvars)
+
+
+def _carried(scan: jax_core.JaxprEqn, body: jax_core.Jaxpr) -> slice:
+    """Returns which inputs of a scan are carried: after its constants, before what it takes slices of.
+
+    Read off the shapes, for JAX 0.11 names these numbers otherwise than JAX 0.10: what is sliced or stacked has
+    a dimension more outside.
+    """
+
+    def outside(outer: Sequence[Any], inner: Sequence[Any]) -> int:
+        return sum(a.aval.ndim == b.aval.ndim + 1 for a, b in zip(outer, inner, strict=True))
+
+    end = len(body.invars) - outside(scan.invars, body.invars)
+    return slice(end - (len(body.outvars) - outside(scan.outvars, body.outvars)), end)
 
 
 def _product(equation: jax_core.JaxprEqn) -> float:
