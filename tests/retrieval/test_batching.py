@@ -2,9 +2,11 @@
 
 import itertools
 
+import jax
 import numpy as np
 import pytest
 
+from jaxir.retrieval.encoding import runner
 from jaxir.retrieval.encoding.batching import Batch, choose_lengths, fill, plan_batches
 
 
@@ -88,3 +90,12 @@ def test_fill():
     ids = fill(tokens, Batch(np.array([2, 1]), rows=3, length=4))
     assert ids.dtype == np.int32
     np.testing.assert_array_equal(ids, [[1, 2, 3, 0], [7, 0, 0, 0], [0, 0, 0, 0]])
+
+
+@pytest.mark.parametrize("options", runner.COMPILER_OPTIONS.values(), ids=runner.COMPILER_OPTIONS)
+def test_other_platforms_compiler_options_are_still_known(options):
+    """XLA refuses what it does not know, and every platform's knows all."""
+    add = jax.jit(lambda x: x + 1).lower(jax.ShapeDtypeStruct((3,), np.float32))
+    np.testing.assert_array_equal(add.compile(compiler_options=options)(np.zeros(3, np.float32)), 1)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option"):
+        add.compile(compiler_options={"xla_gpu_no_such_option": 1})

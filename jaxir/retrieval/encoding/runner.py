@@ -32,6 +32,10 @@ RUNNERS = 2
 BATCH_TOKENS = {"cpu": 1024}
 ACCELERATOR_BATCH_TOKENS = 32_768
 SHAPE_COST = {"cpu": 0.5}
+# No CUDA graphs: one that a thread begins to record, while others run batches or load what they have compiled,
+# ends with "operation not permitted when stream is capturing" (seen on an H200 with JAX 0.11.2). Graphs need at
+# least so many operations.
+COMPILER_OPTIONS = {"gpu": {"xla_gpu_graph_min_graph_size": 2**30}}
 ACCELERATOR_SHAPE_COST = 8
 
 # (model, int32 arrays [B, L]) -> [B, ...], without dropout; one function, not a new one for each call.
@@ -188,4 +192,6 @@ def _program(
             return function(nnx.merge(graph, jax.tree.unflatten(tree, parameters)), *arrays)
 
     batch, row = partitioner.sharding(("batch", "length")), partitioner.sharding(("batch",))
-    return Program(jax.jit(run, in_shardings=(list(shardings), batch), out_shardings=row))
+    options = COMPILER_OPTIONS.get(jax.default_backend())
+    shardings_in = (list(shardings), batch)
+    return Program(jax.jit(run, in_shardings=shardings_in, out_shardings=row, compiler_options=options))
