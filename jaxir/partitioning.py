@@ -19,6 +19,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -28,6 +29,8 @@ from jaxir.simple_types import Count, checked
 # -1 takes all that the other axes leave.
 Devices = Count | Literal[-1]
 
+# The name, for `jax.checkpoint`, of weights that were gathered from several devices.
+GATHERED = "gathered_weight"
 MESH_AXES = ("slices", "data", "fsdp", "tensor")
 
 # (logical axis, mesh axes), in order of preference; see `Partitioner.spec`.
@@ -249,7 +252,8 @@ def gather_weight(x: jax.Array, axes: Sequence[str | None]) -> jax.Array:
         return x
     at_rest = partitioner.sharding(axes, x.shape)
     in_use = NamedSharding(partitioner.mesh, partitioner.without_batch_axes(at_rest.spec))
-    return _gather(x, at_rest, in_use)
+    gathered = _gather(x, at_rest, in_use)
+    return gathered if at_rest.is_equivalent_to(in_use, x.ndim) else checkpoint_name(gathered, GATHERED)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))

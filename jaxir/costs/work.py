@@ -181,8 +181,8 @@ def _inside(equation: jax_core.JaxprEqn, ins: list[bool]) -> tuple[float, list[b
 def _carried(scan: jax_core.JaxprEqn, body: jax_core.Jaxpr) -> slice:
     """Returns which inputs of a scan are carried: after its constants, before what it takes slices of.
 
-    Read off the shapes, for JAX 0.11 names these numbers otherwise than JAX 0.10: what is sliced or stacked has
-    a dimension more outside.
+    Read off the shapes, for JAX 0.11 names these numbers otherwise than JAX 0.10: what is sliced or stacked
+    has a dimension more outside.
     """
 
     def outside(outer: Sequence[Any], inner: Sequence[Any]) -> int:

@@ -17,21 +17,28 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, jaxtyped
 
 from jaxir import cpu
-from jaxir.partitioning import Partitioner, constrain, gather_weight, in_force, look_up
+from jaxir.partitioning import GATHERED, Partitioner, constrain, gather_weight, in_force, look_up
 
 M = TypeVar("M", bound=nnx.Module)
-# How much of a block the backward pass computes anew: nothing, all but matrix products, or all; "auto" is
-# for training to choose, and nothing until it has.
-Remat = bool | Literal["products", "auto"]
+# How much of a block the backward pass makes anew: nothing, all but matrix products and gathered weights, all
+# but matrix products, or all; "auto" is for training to choose, and nothing until it has.
+Remat = bool | Literal["weights", "products", "auto"]
 # The name of what fused attention gives, as large as what a product gives: kept, it runs once.
 FUSED = "fused_attention"
+
+
+def _products_and(*names: str) -> Callable[..., bool]:
+    return jax.checkpoint_policies.save_from_both_policies(
+        jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+        jax.checkpoint_policies.save_only_these_names(*names),
+    )
+
+
 # What `jax.checkpoint` keeps beside the inputs of a block, most of it first. Products of two activations,
 # those of attention, are no parameters' and grow with the square of the length: they are not kept.
 POLICIES: dict[Remat, Callable[..., bool]] = {
-    "products": jax.checkpoint_policies.save_from_both_policies(
-        jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-        jax.checkpoint_policies.save_only_these_names(FUSED),
-    ),
+    "weights": _products_and(FUSED, GATHERED),
+    "products": _products_and(FUSED),
     True: jax.checkpoint_policies.nothing_saveable,
 }
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {

@@ -32,9 +32,9 @@ RUNNERS = 2
 BATCH_TOKENS = {"cpu": 1024}
 ACCELERATOR_BATCH_TOKENS = 32_768
 SHAPE_COST = {"cpu": 0.5}
-# No CUDA graphs: one that a thread begins to record, while others run batches or load what they have compiled,
-# ends with "operation not permitted when stream is capturing" (seen on an H200 with JAX 0.11.2). Graphs need at
-# least so many operations.
+# No CUDA graphs: one that a thread records while others run batches, or load what they have compiled, ends
+# with "operation not permitted when stream is capturing" (seen on an H200 with JAX 0.11.2). A graph is to
+# have at least so many operations.
 COMPILER_OPTIONS = {"gpu": {"xla_gpu_graph_min_graph_size": 2**30}}
 ACCELERATOR_SHAPE_COST = 8
 
