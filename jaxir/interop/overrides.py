@@ -22,7 +22,8 @@ class CommonOverrides:
     Attributes:
       dtype: type of matrix products.
       remat: what the backward pass computes anew of blocks: nothing (False or "none"), all but matrix
-        products ("products") or all (True or "all"); "auto": the least with which a step fits.
+        products ("products"), all but these and gathered weights ("weights") or all (True or "all"); "auto":
+        the quickest with which a step fits.
       scan_layers: whether to scan over the blocks.
       dropout_rate: of every dropout.
       query_max_length: tokens kept of a query.

@@ -165,7 +165,8 @@ class BertConfig(BackboneConfig):
         kernels.
       dtype: the type of matrix products and activations; parameters are float32.
       remat: what the backward pass computes anew of a block instead of keeping it: nothing, all but
-        matrix products ("products"), or all; "auto" has training take the quickest that fits.
+        matrix products ("products"), all but these and gathered weights ("weights"), or all; "auto" has
+        training take the quickest that fits.
       scan_layers: stack the blocks' parameters and scan over them: compile time does not grow with depth.
     """
 

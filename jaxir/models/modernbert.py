@@ -129,7 +129,8 @@ class ModernBertConfig(BackboneConfig):
       mlp_dropout_rate: dropout of feed-forward units.
       dtype: the type of matrix products and activations; parameters are float32.
       remat: what the backward pass computes anew of a block instead of keeping it: nothing, all but
-        matrix products ("products"), or all; "auto" has training take the quickest that fits.
+        matrix products ("products"), all but these and gathered weights ("weights"), or all; "auto" has
+        training take the quickest that fits.
       scan_layers: stack the blocks' parameters, but the first one's, and scan over them.
     """
 

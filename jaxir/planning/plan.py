@@ -19,7 +19,9 @@ from jaxir.errors import UserError
 from jaxir.features import Tokens
 from jaxir.interop.stored import EncoderSettings
 from jaxir.models.dual_encoder import DualEncoderConfig
+from jaxir.models.layers import Remat
 from jaxir.models.seq2seq import Seq2SeqConfig
+from jaxir.partitioning import Partitioner
 from jaxir.planning import (
     activations,
     advice,
@@ -114,8 +116,9 @@ def make(target: Target, planned: Planned) -> Plan:
             lambda remat, chosen: _try(target, planned.with_remat(remat).with_chunks(chosen)),
             rows=planned.recipe.batch_size // partitioner.batch_divisor(),
             limit=int(target.chip.memory),
+            gathers=partitioner.mesh.shape["fsdp"] > 1,
             size_of=lambda tried: tried.compiled.size,
-            seconds_of=lambda tried: _seconds(target, tried),
+            seconds_of=lambda tried: _seconds(target, partitioner, tried),
         )
         planned = planned.with_remat(remat).with_chunks(objective)
     else:
@@ -253,11 +256,12 @@ def _try(target: Target, planned: Planned) -> _Tried:
     return _Tried(step, kept, compiled, done._replace(bytes=float(guess.traffic)))
 
 
-def _seconds(target: Target, tried: _Tried) -> float | None:
-    """Returns how long a step takes where the compiler says it; see `memory.least_seconds`."""
-    if target.chip.kind != "tpu" or tried.done is None:
+def _seconds(target: Target, partitioner: Partitioner, tried: _Tried) -> float | None:
+    """Returns how long a step takes where the compiler says it; see `memory.scheduled_seconds`."""
+    if target.chip.kind != "tpu" or tried.compiled.program is None:
         return None
-    return sum(filter(None, tried.done.seconds(target.chip)))
+    mesh = partitioner.mesh
+    return overlap.read(tried.compiled.program, target, mesh, list(mesh.devices.flat)).seconds
 
 
 def _kept(planned: Planned, step: Step | None = None) -> activations.Kept:
@@ -309,7 +313,12 @@ def _describe(planned: Planned, step: Step) -> str:
     config = planned.config
     backbone = config.backbone
     count = sum(leaf.size for leaf in jax.tree.leaves(step.state.params))
-    remats = {False: "no remat", True: "remat", "products": "remat but for products"}
+    remats: dict[Remat, str] = {
+        False: "no remat",
+        "weights": "remat but for products and gathered weights",
+        "products": "remat but for products",
+        True: "remat",
+    }
     how = [backbone.dtype, remats[backbone.remat]]
     how += ["scanned layers"] if backbone.scan_layers else []
     kind = type(backbone).__name__.removesuffix("Config")

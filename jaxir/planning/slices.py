@@ -181,6 +181,8 @@ def _refused(base: Planned, choice: Choice) -> str:
     ):
         if size % parts:
             return f"{what}: {size} is no multiple of {parts}"
+    if choice.remat == "weights" and choice.fsdp == 1:
+        return "no weights are gathered to be kept"
     return ""
 
 

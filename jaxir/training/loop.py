@@ -33,7 +33,7 @@ from jaxir.training.described import describe
 from jaxir.training.holding import held
 from jaxir.training.logs import Narrator, RunLog, timed
 from jaxir.training.marker import check_run_dir
-from jaxir.training.memory import device_memory, fit
+from jaxir.training.memory import device_memory, fit, scheduled_seconds
 from jaxir.training.prefetch import prefetch
 from jaxir.training.profiling import Trace, ideal_seconds, peak_memory, planned, steps_to_trace
 from jaxir.training.recipe import Recipe
@@ -235,6 +235,8 @@ def train(
                     compile_step,
                     rows=batch_size // partitioner.batch_divisor(),
                     limit=device_memory(),
+                    gathers=partitioner.mesh.shape["fsdp"] > 1,
+                    seconds_of=functools.partial(scheduled_seconds, partitioner=partitioner),
                 )
             else:
                 compiled = compile_step(remat, objective)

@@ -12,9 +12,10 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxir.costs import chips, hlo, work
+from jaxir.costs import hlo, overlap, targets
 from jaxir.errors import UserError
 from jaxir.models.layers import POLICIES, Remat
+from jaxir.partitioning import Partitioner
 
 HEADROOM = 0.92  # of a device's memory: allocators need some room between arrays
 
@@ -48,16 +49,16 @@ def device_memory() -> int:
     return int(np.min(everywhere)) << 20
 
 
-def least_seconds(compiled: Any) -> float | None:
-    """Returns how long a step compiled for TPUs takes at full speed, without what it sends.
+def scheduled_seconds(compiled: Any, partitioner: Partitioner) -> float | None:
+    """Returns how long a step compiled for TPUs takes at full speed, in the order of its program.
 
     None for other devices, whose programs call libraries (cuBLAS, oneDNN) and do not say what these do.
     """
-    chip = chips.of_kind(jax.local_devices()[0].device_kind)
-    if chip is None or chip.kind != "tpu":
+    devices = list(partitioner.mesh.devices.flat)
+    target = targets.of_devices(devices)
+    if target is None or target.chip.kind != "tpu":
         return None
-    done = work.compiled(hlo.parse(compiled.as_text()))
-    return sum(filter(None, done.seconds(chip)))
+    return overlap.read(hlo.parse(compiled.as_text()), target, partitioner.mesh, devices).seconds
 
 
 def fit(
@@ -67,8 +68,9 @@ def fit(
     *,
     rows: int,
     limit: int,
+    gathers: bool = False,
     size_of: Callable[[Any], int] = memory_of,
-    seconds_of: Callable[[Any], float | None] = least_seconds,
+    seconds_of: Callable[[Any], float | None] = lambda compiled: None,
 ) -> tuple[Remat, Any, Any, str]:
     """Finds the fewest chunks with which a step fits into memory, and the quickest remat with these.
 
@@ -78,6 +80,7 @@ def fit(
       compile_step: (remat, objective) -> compiled step.
       rows: examples of the batch on each device; the chunks divide it.
       limit: bytes of each device.
+      gathers: whether devices gather weights of each other, which could be kept.
       size_of: compiled step -> the bytes that it holds of each device.
       seconds_of: compiled step -> seconds, to compare with others'; None where they are not known: the least
         that can be recomputed is then taken to be quickest.
@@ -92,7 +95,7 @@ def fit(
     in_chunks, by_policy = getattr(objective, "chunks", 1) == "auto", remat == "auto"
     allowed = int(limit * HEADROOM)
     needed: dict[Remat, int] = {}
-    policies = (False, *POLICIES) if by_policy else (remat,)
+    policies = [p for p in (False, *POLICIES) if gathers or p != "weights"] if by_policy else [remat]
     for chunks in [n for n in range(1, rows + 1) if rows % n == 0] if in_chunks else [1]:
         chosen = dataclasses.replace(objective, chunks=chunks) if in_chunks else objective
         fitting: list[tuple[float, Remat, Any, int]] = []

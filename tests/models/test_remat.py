@@ -10,9 +10,10 @@ import pytest
 from flax import nnx
 from test_encoders import BACKBONES, IDS, T5, loss_and_gradients
 
-from jaxir.costs import work
+from jaxir.costs import collectives, hlo, work
 from jaxir.errors import BadValueError
 from jaxir.interop.overrides import CommonOverrides
+from jaxir.models import layers
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.models.t5_decoder import T5Decoder
 from jaxir.partitioning import MeshConfig
@@ -34,7 +35,34 @@ def all_kept(name, scan):
     return config, *loss_and_gradients(config, KEY)
 
 
-@pytest.mark.parametrize("remat", ["products", True])
+def test_gathered_weights_that_are_kept_are_gathered_once():
+    partitioner = MeshConfig(fsdp=4).build()
+    x = jax.device_put(IDS, partitioner.sharding(("batch", "length"), IDS.shape))
+
+    def of(remat):
+        config = dataclasses.replace(T5, scan_layers=True, remat=remat)
+        graphdef, params = nnx.split(config.make(rngs=nnx.Rngs(0)))
+        shardings = layers.param_shardings(params, partitioner)
+
+        def loss(params, key):
+            with partitioner():
+                return (nnx.merge(graphdef, params)(x, key=key) ** 2).sum()
+
+        step = jax.jit(jax.grad(loss), in_shardings=(shardings, None), out_shardings=shardings)
+        compiled = step.lower(params, KEY).compile()
+        sent = collectives.read(hlo.parse(compiled.as_text()), partitioner.mesh)
+        gathered = sum(c.count for c in sent if c.kind == "all-gather" and "while" in c.source)
+        return gathered, compiled(jax.device_put(params, shardings), KEY)
+
+    (twice, expected), (once, found) = of("products"), of("weights")
+    assert 0 < once < 0.55 * twice  # the backward pass has no need of all of them
+    largest = max(np.abs(a).max() for a in jax.tree.leaves(expected))
+    for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True):
+        assert np.abs(a).max() > 0
+        np.testing.assert_allclose(b, a, rtol=1e-6, atol=1e-6 * largest)
+
+
+@pytest.mark.parametrize("remat", ["weights", "products", True])
 @pytest.mark.parametrize(("name", "scan"), BOTH_WAYS)
 def test_no_number_changes(name, scan, remat):
     config, loss, gradients = all_kept(name, scan)
@@ -127,5 +155,7 @@ def test_names_are_what_runs_have_recorded():
         assert recorded(remat) == describe(config).replace("remat=False", "remat=True")
     assert "remat='products'" in recorded("products")
     for wrong in ("dots", 2):
-        with pytest.raises(BadValueError, match=r"^remat must be True or False or 'products' or .*, not"):
+        with pytest.raises(
+            BadValueError, match=r"^remat must be True or False or 'weights' or 'products' or .*, not"
+        ):
             CommonOverrides(remat=wrong)

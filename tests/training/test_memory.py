@@ -94,7 +94,8 @@ def test_fewest_chunks_come_first_and_then_the_quickest_to_recompute():
     def chosen(chunks, *sizes, **how):
         def compile_step(remat, objective):
             tried.append(remat)
-            return sizes[[False, "products", True].index(remat)] / objective.chunks
+            policies = [False, *["weights"] * how.get("gathers", False), "products", True]
+            return sizes[policies.index(remat)] / objective.chunks
 
         tried = []
         how |= {"rows": 8, "limit": 1000, "size_of": lambda size: size}
@@ -111,6 +112,8 @@ def test_fewest_chunks_come_first_and_then_the_quickest_to_recompute():
     assert chosen(1, 900, 800, 700, seconds_of=seconds) == ("products", 1, "remat=products", 3)
     assert chosen(1, 950, 800, 700, seconds_of=seconds) == ("products", 1, "remat=products", 3)
     assert chosen(1, 950, 930, 700, seconds_of=seconds) == (True, 1, "remat=True", 3)
+    # Where devices gather weights of each other they may be kept.
+    assert chosen(1, 8000, 910, 850, 700, gathers=True) == ("weights", 1, "remat=weights", 2)
     with pytest.raises(UserError, match=r"even with remat=True: split .* \(fsdp\), or set chunks$"):
         chosen(1, 8000, 3000, 2000)
     with pytest.raises(UserError, match=r"with one example a chunk and remat=True: split .* \(fsdp\)$"):
