@@ -156,6 +156,6 @@ def test_names_are_what_runs_have_recorded():
     assert "remat='products'" in recorded("products")
     for wrong in ("dots", 2):
         with pytest.raises(
-            BadValueError, match=r"^remat must be True or False or 'weights' or 'products' or .*, not"
+            BadValueError, match=r"^remat must be True or False or 'weights' or .*, not"
         ):
             CommonOverrides(remat=wrong)
