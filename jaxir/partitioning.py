@@ -276,8 +276,8 @@ def look_up(table: jax.Array, ids: jax.Array, axes: tuple[str | None, str | None
     """Returns the rows of a table [N, E] with the given ids [...], in `dtype`; NaN for an id outside it.
 
     With a partitioner in force and ids [B, ...], each device adds up the gradient of its own rows of the
-    batch, and what the devices exchange are those sums: left to itself the compiler may exchange the
-    gradients of [B, L, E] activations.
+    batch in the table's type, and what the devices exchange are those sums, in `dtype`: left to itself the
+    compiler may exchange the gradients of [B, L, E] activations.
     """
     partitioner = _IN_FORCE.get()
     if partitioner is None or ids.ndim < 2 or len(ids) % partitioner.batch_divisor():
@@ -308,6 +308,7 @@ def _look_up_backward(partitioner, axes, dtype, kept, gradient):
         places = jnp.where(ids >= first, ids - first, rows)  # beyond the last: dropped
         total = jnp.zeros((rows, gradient.shape[-1]), table.dtype)
         total = total.at[places].add(gradient.astype(table.dtype), mode="drop")
+        total = total.astype(dtype)  # what is exchanged, as of the gradients of other weights
         for dimension, names in enumerate(scattered):
             if names:
                 # The parts one below another first: of many a reduce-scatter along the last dimension TPU's
@@ -315,7 +316,7 @@ def _look_up_backward(partitioner, axes, dtype, kept, gradient):
                 parts = jnp.split(total, math.prod(mesh.shape[n] for n in names), axis=dimension)
                 total = jax.lax.psum_scatter(jnp.concatenate(parts), names, scatter_dimension=0, tiled=True)
         whole = tuple(n for n in batch if not any(n in names for names in scattered))
-        return jax.lax.psum(total, whole) if whole else total
+        return (jax.lax.psum(total, whole) if whole else total).astype(table.dtype)
 
     whole = (None,) * (ids.ndim - 1)
     parts = [o + s or None for o, s in zip(others, scattered, strict=True)]

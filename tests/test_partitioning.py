@@ -1,5 +1,6 @@
 """The mesh, and where its rules put arrays."""
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -154,3 +155,18 @@ def test_a_lookup_on_a_mesh_equals_that_on_one_device(sizes, rules, rows):
     assert found.sharding == split.sharding and jnp.abs(expected).max() > 0.1
     assert jnp.allclose(found, expected, atol=1e-6)
     assert jnp.isnan(look_up(table, jnp.array([[6]]), ("vocab", "embed"), "float32")).all()
+
+
+def test_gradients_of_a_lookup_are_summed_in_the_tables_type_and_exchanged_in_the_models():
+    partitioner = MeshConfig(data=4).build()
+    table, ids = jnp.zeros((6, 8)), jnp.zeros((4, 300), jnp.int32)  # bfloat16 cannot count beyond 256 by ones
+
+    def loss(table):
+        return look_up(table, ids, ("vocab", "embed"), "bfloat16").astype(jnp.float32).sum()
+
+    with partitioner():
+        lowered = jax.jit(jax.grad(loss)).lower(table)
+    assert re.findall(r"all_reduce.*?-> tensor<6x8x(\w+)>", lowered.as_text(), re.S) == ["bf16"]
+    found = lowered.compile()(table)
+    assert found.dtype == jnp.float32
+    assert (found[0] == 1200).all() and (found[1:] == 0).all()

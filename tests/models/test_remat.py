@@ -155,7 +155,5 @@ def test_names_are_what_runs_have_recorded():
         assert recorded(remat) == describe(config).replace("remat=False", "remat=True")
     assert "remat='products'" in recorded("products")
     for wrong in ("dots", 2):
-        with pytest.raises(
-            BadValueError, match=r"^remat must be True or False or 'weights' or .*, not"
-        ):
+        with pytest.raises(BadValueError, match=r"^remat must be True or False or 'weights' or .*, not"):
             CommonOverrides(remat=wrong)
