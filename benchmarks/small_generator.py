@@ -1,7 +1,7 @@
 """A small masked language model for DiffCSE where none can be fetched, for docs/results/unsupervised.md.
 
 MiniLM's first two layers and a new head learn to fill masks in the texts of a BEIR folder. Needs torch and
-transformers, in an environment of their own.
+transformers, in an environment of their own; takes a GPU where torch finds one.
 
     python benchmarks/small_generator.py BEIR_FOLDER MINILM_FOLDER OUTPUT STEPS
 """
@@ -33,6 +33,8 @@ def main(data: Path, source: str, output: str, steps: int) -> None:
     )
     model.bert.load_state_dict(BertModel.from_pretrained(source).state_dict(), strict=False)
     model.tie_weights()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model.to(device)
     texts = [json.loads(line)["text"] for line in (data / "corpus.jsonl").read_text().splitlines()]
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, steps, pct_start=0.1)
@@ -40,9 +42,10 @@ def main(data: Path, source: str, output: str, steps: int) -> None:
     for step in range(1, steps + 1):
         drawn = [texts[i] for i in rng.integers(len(texts), size=BATCH_SIZE)]
         batch = tokenizer(drawn, padding=True, truncation=True, max_length=LENGTH, return_tensors="pt")
+        batch = batch.to(device)
         ids = batch["input_ids"]
-        special = torch.isin(ids, torch.tensor(tokenizer.all_special_ids))
-        chosen = torch.from_numpy(rng.random(ids.shape) < MASKING) & ~special
+        special = torch.isin(ids, torch.tensor(tokenizer.all_special_ids, device=device))
+        chosen = torch.from_numpy(rng.random(ids.shape) < MASKING).to(device) & ~special
         masked = torch.where(chosen, tokenizer.mask_token_id, ids)
         hidden = model.bert(input_ids=masked, attention_mask=batch["attention_mask"]).last_hidden_state
         logits = model.cls(hidden[chosen])
