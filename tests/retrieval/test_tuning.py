@@ -5,10 +5,11 @@ import pytest
 
 from jaxir import cli
 from jaxir.errors import UserError
+from jaxir.retrieval.indexes import tuning
 from jaxir.retrieval.indexes.exact import ExactIndex
 from jaxir.retrieval.indexes.index import load_index, normalize
 from jaxir.retrieval.indexes.scann_index import BRUTE_FORCE_UP_TO, ScannIndex
-from jaxir.retrieval.indexes.tuning import STEP, Trial, tune
+from jaxir.retrieval.indexes.tuning import NEAR, Trial, tune
 
 pytestmark = pytest.mark.usefixtures("few_optimizations")
 
@@ -45,7 +46,8 @@ def test_a_wanted_recall_is_reached_with_less_work_the_lower_it_is(index, trial)
         assert recall.value > target - 0.05, "the half that nothing was tuned on"
         assert trial.recall(tuned, trial.tuning()) >= target, "the half that it was tuned on"
         leaves = tuned.info.settings["leaves_to_search"]
-        for fewer in [tried for tried in (round(STEP**n) for n in range(64)) if tried < leaves][-1:]:
+        fewer = min(leaves - 1, round((1 - 2 * NEAR) * leaves))
+        if fewer:
             assert trial.recall(tuned.with_settings(leaves_to_search=fewer), trial.tuning()) < target
         assert recall.queries == 500 and recall.of_passages
     low, high = (found[target][0].info.settings for target in (0.7, 0.97))
@@ -54,6 +56,21 @@ def test_a_wanted_recall_is_reached_with_less_work_the_lower_it_is(index, trial)
     assert "recall@10 0." in str(found[0.97][1]) and "500 passages taken for queries" in str(found[0.97][1])
     with pytest.raises(UserError, match="between 0 and 1"):
         tune(index, trial, target=95)
+
+
+@pytest.mark.parametrize(("near", "most"), [(1, 1), (1, 480), (30, 480), (480, 480), (7, 31)])
+def test_the_fewest_leaves_are_found_near_where_they_are_looked_for(near, most):
+    for true in range(1, most + 1, 1 + most // 40):
+        tried: list[int] = []
+
+        def reached(number, true=true, tried=tried):
+            tried.append(number)
+            return number >= true
+
+        found = tuning._fewest(reached, near=near, most=most)
+        assert true <= found <= true + NEAR * found and len(tried) <= 26
+        assert all(1 <= n <= most for n in tried)
+    assert tuning._fewest(lambda n: False, near=near, most=most) is None
 
 
 class OnlyTheNearest:
@@ -69,6 +86,18 @@ class OnlyTheNearest:
 def test_a_passage_is_no_answer_to_itself(trial, vectors, ids):
     nearest = OnlyTheNearest(ExactIndex.build(vectors, ids))
     assert trial.recall(nearest, trial.tuning()[:20]) == 0
+
+
+def test_more_answers_are_looked_for_among_more(index):
+    narrow = index.with_settings(leaves_to_search=2, reorder=15)
+    assert narrow.candidates(10) == {"pre_reorder_num_neighbors": 15, "leaves_to_search": 2}
+    assert narrow.candidates(11)["pre_reorder_num_neighbors"] == 19
+    found = narrow.candidates(100)
+    assert found["pre_reorder_num_neighbors"] == 4 * 90 + 15
+    assert found["leaves_to_search"] == -(-40 * 90 * index.info.settings["leaves"] // COUNT)
+    everything = narrow.candidates(COUNT)
+    assert everything["leaves_to_search"] == index.info.settings["leaves"]
+    assert everything["pre_reorder_num_neighbors"] >= COUNT
 
 
 def test_queries_of_ones_own(index, vectors, ids):

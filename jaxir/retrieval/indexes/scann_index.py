@@ -48,8 +48,9 @@ TRAINING_SAMPLE = 250_000
 # one's, and so is found with fewer leaves.
 SOAR_LAMBDA, SOAR_OVERRETRIEVE = 1.5, 2.0
 BLOCK = 16_384  # vectors normalised at a time
-# Documents in the leaves searched, for each that is asked for: below this even a perfect tree misses some.
-LEAF_DOCUMENTS_PER_ANSWER = 40
+# Leaves and candidates, untuned or tuned, are meant for so many answers. For each answer more there are so
+# many candidates more, and so many documents in the leaves: below this even a perfect tree misses some.
+TUNED_FOR, CANDIDATES_PER_ANSWER, LEAF_DOCUMENTS_PER_ANSWER = 10, 4, 40
 
 
 class ScannIndex(VectorIndex):
@@ -218,9 +219,13 @@ class ScannIndex(VectorIndex):
         settings = self.info.settings
         if "leaves" not in settings:
             return {}
-        least = -(-LEAF_DOCUMENTS_PER_ANSWER * k * settings["leaves"] // self.info.count)
+        more = k - TUNED_FOR
+        least = -(-LEAF_DOCUMENTS_PER_ANSWER * more * settings["leaves"] // self.info.count)
+        candidates = CANDIDATES_PER_ANSWER * more + min(
+            settings["reorder"], CANDIDATES_PER_ANSWER * TUNED_FOR
+        )
         return {
-            "pre_reorder_num_neighbors": max(settings["reorder"], 4 * k),
+            "pre_reorder_num_neighbors": max(settings["reorder"], candidates, k),
             "leaves_to_search": min(settings["leaves"], max(settings["leaves_to_search"], least)),
         }
 
@@ -235,10 +240,15 @@ class ScannIndex(VectorIndex):
         real = np.isfinite(values) & (found < self.info.count)
         rows = np.where(real, found, 0).astype(np.int64)
         values = np.where(real, values, -np.inf).astype(np.float32)
-        order = np.lexsort((self._ranks[rows], -values))
+        # ScaNN orders by score; only where some are equal (or none are left) there is something to order.
+        equal = np.flatnonzero(~(values[:, 1:] < values[:, :-1]).all(axis=1))
+        if len(equal):
+            order = np.lexsort((self._ranks[rows[equal]], -values[equal]))
+            rows[equal] = np.take_along_axis(rows[equal], order, axis=1)
+            values[equal] = np.take_along_axis(values[equal], order, axis=1)
         scores = np.full([len(queries), k], -np.inf, np.float32)
-        scores[:, : order.shape[1]] = np.take_along_axis(values, order, axis=1)
-        ids = self._names[np.take_along_axis(rows, order, axis=1)].tolist()
+        scores[:, : values.shape[1]] = values
+        ids = self._names[rows].tolist()
         if not real.all():
             ids = [names[:count] for names, count in zip(ids, real.sum(axis=1).tolist(), strict=True)]
         return scores, ids
