@@ -22,11 +22,12 @@ from jaxir.retrieval.npy import gather
 
 K = TUNED_FOR
 SAMPLE = 1000  # queries, half of them to tune on and half to report on
-REORDER = (1600, 1100, 800, 560, 400, 280, 200, 140, 100, 70, 50, 40, 30, 25, 20, 17, 14, 12)
+REORDER = (12, 14, 17, 20, 25, 30, 40, 50, 70, 100, 140, 200, 280, 400, 560, 800, 1100, 1600)
+FIRST = REORDER.index(140)
 STEP = 1.3  # between the numbers of leaves that are tried, until the fewest lie between two of them
 NEAR = 0.03  # a share of the leaves that is not looked for more closely
-SLOWER = 1.15  # where so much is lost, fewer candidates lose more: they need too many leaves
-REPEATS = 3
+SLOWER = 1.25  # where so much is lost, there is no better number of candidates beyond
+REPEATS = 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -110,9 +111,10 @@ class Trial:
 def tune(index: ScannIndex, trial: Trial, *, target: float) -> tuple[ScannIndex, Recall]:
     """Returns an index that looks no further than `target` needs, and the recall it has on other queries.
 
-    From the most candidates to compare again down, the fewest leaves are found that reach the target, near
-    those before; of these settings the one that takes the least CPU time. An index that searches by brute
-    force is returned as it is. Where no setting reaches the target, the furthest-looking one is taken.
+    From some number of candidates to compare again down, and then up, the fewest leaves are found that reach
+    the target, near those before; of these settings the one that takes the least CPU time. An index that
+    searches by brute force is returned as it is. Where no setting reaches the target, the furthest-looking
+    one is taken.
 
     Raises:
       UserError: `target` is not between 0 and 1.
@@ -121,25 +123,32 @@ def tune(index: ScannIndex, trial: Trial, *, target: float) -> tuple[ScannIndex,
     if "leaves" not in index.info.settings:
         return index, trial.measure(index)
     which, leaves = trial.tuning(), index.info.settings["leaves"]
-    best = index.with_settings(leaves_to_search=leaves, reorder=REORDER[0])
+    best = index.with_settings(leaves_to_search=leaves, reorder=REORDER[-1])
     least, near = float("inf"), max(1, leaves // 16)
-    for reorder in REORDER:
-
-        def reached(number: int, reorder: int = reorder) -> bool:
-            tried = index.with_settings(leaves_to_search=number, reorder=reorder)
-            return trial.recall(tried, which) >= target
-
-        fewest = _fewest(reached, near=near, most=leaves)
-        if fewest is None:
-            break
-        near = fewest
-        tried = index.with_settings(leaves_to_search=fewest, reorder=reorder)
-        seconds = _seconds(tried, trial.queries[which])
-        if seconds < least:
-            best, least = tried, seconds
-        elif seconds > SLOWER * least:
-            break
+    for order in (REORDER[FIRST::-1], REORDER[FIRST + 1 :]):
+        for reorder in order:
+            tried = _narrowest(index.with_settings(reorder=reorder), trial, target=target, near=near)
+            if tried is None and reorder <= REORDER[FIRST]:
+                break  # with fewer candidates it is further away
+            if tried is None:
+                continue
+            near, seconds = tried.info.settings["leaves_to_search"], _seconds(tried, trial.queries[which])
+            if seconds < least:
+                best, least = tried, seconds
+            elif seconds > SLOWER * least:
+                break
     return best, trial.measure(best)
+
+
+def _narrowest(index: ScannIndex, trial: Trial, *, target: float, near: int) -> ScannIndex | None:
+    """Returns an index that looks into the fewest leaves that reach the target, looking from `near` on."""
+    which, leaves = trial.tuning(), index.info.settings["leaves"]
+    fewest = _fewest(
+        lambda number: trial.recall(index.with_settings(leaves_to_search=number), which) >= target,
+        near=near,
+        most=leaves,
+    )
+    return None if fewest is None else index.with_settings(leaves_to_search=fewest)
 
 
 def _fewest(reached: Callable[[int], bool], *, near: int, most: int) -> int | None:
