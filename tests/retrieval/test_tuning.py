@@ -5,10 +5,11 @@ import pytest
 
 from jaxir import cli
 from jaxir.errors import UserError
-from jaxir.retrieval.indexes import tuning
+from jaxir.retrieval.indexes import scann_index, tuning
 from jaxir.retrieval.indexes.exact import ExactIndex
 from jaxir.retrieval.indexes.index import load_index, normalize
-from jaxir.retrieval.indexes.scann_index import BRUTE_FORCE_UP_TO, ScannIndex
+from jaxir.retrieval.indexes.rows import main_directions
+from jaxir.retrieval.indexes.scann_index import BRUTE_FORCE_UP_TO, ENERGY, NEARLY_ALL, ScannIndex
 from jaxir.retrieval.indexes.tuning import NEAR, Trial, tune
 
 pytestmark = pytest.mark.usefixtures("few_optimizations")
@@ -212,6 +213,43 @@ def test_no_pickle_is_opened(tmp_path, vectors, ids):
     (directory / "SHA256SUMS").unlink()
     with pytest.raises(UserError, match="holds a pickle"):
         load_index(directory)
+
+
+@pytest.fixture
+def flat_vectors(vectors) -> np.ndarray:
+    """Vectors [3000, 64] most of whose length lies in some 30 directions, none of them an axis."""
+    wide = np.concatenate([vectors[:3000], 0.02 * vectors[3000:6000]], axis=1)
+    turn, _ = np.linalg.qr(np.random.default_rng(2).normal(size=(64, 64)))
+    return normalize(wide @ turn).astype(np.float32)
+
+
+def test_codes_are_of_the_main_directions(tmp_path, monkeypatch, flat_vectors, ids):
+    monkeypatch.setattr(scann_index, "BRUTE_FORCE_UP_TO", 2000)
+    some = ids[: len(flat_vectors)]
+    index = ScannIndex.build(flat_vectors, some, storage="int8")
+    directions = index.info.settings["directions"]
+    values = np.linalg.eigvalsh(flat_vectors.T @ flat_vectors)[::-1]
+    assert values[:directions].sum() >= 0.9 * values.sum() > values[: directions - 2].sum()
+    assert directions % 2 == 0 and directions < 32
+    directory = _saved(index, tmp_path)
+    assert np.load(directory / "scann" / "hashed_dataset.npy").shape[1] == directions // 2
+    assert np.load(directory / "scann" / "int8_dataset.npy").shape == flat_vectors.shape
+    wide = {"leaves_to_search": index.info.settings["leaves"], "reorder": 400}
+    near = ExactIndex.build(flat_vectors, some).search(flat_vectors[:100], 10)
+    for found in (index, load_index(directory)):
+        scores, answers = found.with_settings(**wide).search(flat_vectors[:100], 10)
+        np.testing.assert_allclose(scores, near[0], atol=0.02)  # of all dimensions
+        assert np.mean([len({*a} & {*b}) for a, b in zip(answers, near[1], strict=True)]) > 8.5
+    index.delete(some[:2])
+    assert index.search(flat_vectors[2:3], 1)[1] == [["d2"]]
+    assert load_index(_saved(index, tmp_path)).info.settings["directions"] == directions
+    assert "directions" not in index.without_soar().info.settings
+
+
+def test_where_all_directions_count_codes_are_of_the_dimensions(vectors):
+    assert main_directions([vectors], "cosine", energy=ENERGY) > NEARLY_ALL * DIMENSION
+    parts = np.array_split(vectors, 3)
+    assert main_directions(parts, "cosine", energy=0.5) == main_directions([vectors], "cosine", energy=0.5)
 
 
 def test_shards_on_disk_are_not_copied_into_memory(tmp_path, vectors, ids):

@@ -8,7 +8,6 @@ import contextlib
 import copy
 import dataclasses
 import importlib.util
-import itertools
 import os
 import re
 import shutil
@@ -26,7 +25,7 @@ from jaxir.errors import UserError
 from jaxir.files import inside
 from jaxir.installation import how_to_install
 from jaxir.lean_tensorflow import import_tensorflow
-from jaxir.mapped import check_unchanged, open_mapped, pieces
+from jaxir.mapped import open_mapped, pieces
 from jaxir.retrieval.indexes.documents import Documents
 from jaxir.retrieval.indexes.ids import descending_ranks
 from jaxir.retrieval.indexes.index import (
@@ -37,6 +36,7 @@ from jaxir.retrieval.indexes.index import (
     checked,
     normalize,
 )
+from jaxir.retrieval.indexes.rows import BLOCK, contiguous, main_directions, without
 from jaxir.simple_types import Count
 
 Storage = Literal["float32", "bfloat16", "int8"]
@@ -47,7 +47,9 @@ TRAINING_SAMPLE = 250_000
 # SOAR (Sun et al. 2023): a vector is in a second leaf too, whose residual is far from parallel to the first
 # one's, and so is found with fewer leaves.
 SOAR_LAMBDA, SOAR_OVERRETRIEVE = 1.5, 2.0
-BLOCK = 16_384  # vectors normalised at a time
+# Codes are of the main directions (PCA) that have so much of the vectors' squared length: of a text encoder
+# half of all. Where they are nearly all, codes are of the dimensions as they come.
+ENERGY, NEARLY_ALL = 0.9, 0.75
 # Leaves and candidates, untuned or tuned, are meant for so many answers. For each answer more there are so
 # many candidates more, and so many documents in the leaves: below this even a perfect tree misses some.
 TUNED_FOR, CANDIDATES_PER_ANSWER, LEAF_DOCUMENTS_PER_ANSWER = 10, 4, 40
@@ -57,7 +59,8 @@ class ScannIndex(VectorIndex):
     """A ScaNN searcher that can be saved and loaded in another process, and changed.
 
     Each vector is in two of 2 sqrt(N) leaves; a query looks into the nearest of them, scores their
-    vectors by 4-bit codes of two dimensions each, and compares the best of these again by the stored vectors.
+    vectors by 4-bit codes of two main directions each (PCA), and compares the best of these again by the
+    stored vectors.
     Up to 20,000 vectors there is no tree: all are compared. How many leaves and how many candidates, is 1/8
     and 200 unless `tuning.tune` finds less to be enough.
 
@@ -72,6 +75,7 @@ class ScannIndex(VectorIndex):
         "leaves_to_search": Count | None,
         "reorder": Count | None,
         "soar": float | None,
+        "directions": Count | None,
     }
 
     def __init__(self, info: IndexInfo, ids: list[str], documents: Documents | None, searcher: Any):
@@ -112,6 +116,10 @@ class ScannIndex(VectorIndex):
         settings = cls.settings_for(len(ids))
         if settings:
             settings["soar"] = SOAR_LAMBDA
+            directions = main_directions(shards, similarity, energy=ENERGY)
+            directions += directions % 2  # two have a code
+            if directions <= NEARLY_ALL * shards[0].shape[1]:
+                settings["directions"] = directions
         settings["storage"] = storage
         searcher = _build(shards, similarity, settings)
         info = IndexInfo(
@@ -186,7 +194,7 @@ class ScannIndex(VectorIndex):
     def _delete(self, ids: set[str]) -> None:
         if "soar" in self.info.settings:
             gone = np.array([doc_id in ids for doc_id in self.ids])
-            self._waiting = _without(self.vectors(), np.flatnonzero(gone))
+            self._waiting = without(self.vectors(), np.flatnonzero(gone))
             self._hold([doc_id for doc_id in self.ids if doc_id not in ids])
             return
         with self._changing():
@@ -207,8 +215,12 @@ class ScannIndex(VectorIndex):
             self._hold(changed)
 
     def without_soar(self) -> "ScannIndex":
-        """Returns an index of the same vectors and settings, each in one leaf: it must look into more."""
-        settings = {name: value for name, value in self.info.settings.items() if name != "soar"}
+        """Returns an index of the same vectors, each in one leaf, and codes of all dimensions.
+
+        It must look into more leaves, but ScaNN's TensorFlow operations can search it.
+        """
+        left_out = ("soar", "directions")
+        settings = {name: value for name, value in self.info.settings.items() if name not in left_out}
         other = copy.copy(self)
         other.info = dataclasses.replace(self.info, settings=settings)
         other._built, other._waiting = _build(self.vectors(), self.info.similarity, settings), None
@@ -318,10 +330,12 @@ def stored_vectors(directory: Path, storage: Storage) -> Iterator[np.ndarray]:
 def _build(shards: Sequence[np.ndarray], similarity: Similarity, settings: Mapping[str, Any]) -> Any:
     """Returns ScaNN's searcher of the vectors [N, D] that `shards` are."""
     scann, reorder = _scann(), _reorder_type(settings["storage"])
-    with _quiet(), _contiguous(shards, similarity) as vectors:
+    with _quiet(), contiguous(shards, similarity) as vectors:
         builder = scann.builder(vectors, 10, "dot_product")
         if "leaves" not in settings:
             return builder.score_brute_force(reorder).build()
+        if "directions" in settings:
+            builder = builder.pca(settings["directions"], pca_significance_threshold=None)
         builder = builder.tree(
             num_leaves=settings["leaves"],
             num_leaves_to_search=settings["leaves_to_search"],
@@ -333,44 +347,9 @@ def _build(shards: Sequence[np.ndarray], similarity: Similarity, settings: Mappi
         return builder.reorder(settings["reorder"], reorder).build()
 
 
-def _without(shards: Sequence[np.ndarray], gone: np.ndarray) -> list[np.ndarray]:
-    """Returns what is left of the rows of `shards`, of which `gone` are the sorted ones to leave out."""
-    parts, start = [], 0
-    for shard in shards:
-        inside = gone[(gone >= start) & (gone < start + len(shard))] - start
-        edges = [-1, *inside.tolist(), len(shard)]
-        parts += [shard[a + 1 : b] for a, b in itertools.pairwise(edges) if b > a + 1]
-        start += len(shard)
-    return parts
-
-
 def _width(leaves: int) -> tuple[int, int]:
     """Returns how many leaves to search and how many candidates to reorder, untuned."""
     return max(100, leaves // 8), 200
-
-
-@contextlib.contextmanager
-def _contiguous(shards: Sequence[np.ndarray], similarity: Similarity) -> Iterator[np.ndarray]:
-    """Yields the vectors [N, D] as one array, of length 1 for cosine, in memory only where they were.
-
-    One shard that is ready is taken as it is; else they go through a file that nobody else sees.
-    """
-    ready = similarity == "dot" or all(
-        np.abs(np.linalg.norm(piece, axis=1) - 1).max() < 1e-5 for piece in pieces(shards, BLOCK)
-    )
-    if ready and len(shards) == 1:
-        check_unchanged(shards)
-        yield shards[0]
-        return
-    # Beside the shards there is room for such a file, while the system's own directory may be in memory.
-    mapped = getattr(shards[0], "filename", None)
-    near = Path(mapped).parent if mapped and os.access(Path(mapped).parent, os.W_OK) else None
-    with tempfile.TemporaryFile(dir=near) as file:
-        for part in pieces(shards, BLOCK):  # written, not mapped: a full disk is then told
-            file.write(np.ascontiguousarray(part if ready else normalize(part), np.float32).data)
-        file.flush()
-        shape = (sum(map(len, shards)), shards[0].shape[1])
-        yield np.memmap(file, np.float32, "r", shape=shape)
 
 
 def _reorder_type(storage: Storage) -> Any:

@@ -1,0 +1,63 @@
+"""Vectors [N, D] that lie in several shards, on disk or in memory, without copies in memory."""
+
+import contextlib
+import itertools
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from jaxir.mapped import check_unchanged, pieces
+from jaxir.retrieval.indexes.index import Similarity, normalize
+
+BLOCK = 16_384  # vectors normalised at a time
+SAMPLE = 100_000  # vectors whose directions stand for all
+
+
+def main_directions(shards: Sequence[np.ndarray], similarity: Similarity, *, energy: float) -> int:
+    """Returns how many of the D directions that PCA finds have a share of the vectors' squared length."""
+    step = -(-sum(map(len, shards)) // SAMPLE)
+    products = np.zeros([shards[0].shape[1]] * 2, np.float32)
+    for piece in pieces(shards, BLOCK):
+        sample = np.asarray(piece[::step])
+        sample = normalize(sample) if similarity == "cosine" else sample
+        products += sample.T @ sample
+    sums = np.cumsum(np.linalg.eigvalsh(products)[::-1])
+    return int(np.searchsorted(sums, energy * sums[-1])) + 1
+
+
+def without(shards: Sequence[np.ndarray], gone: np.ndarray) -> list[np.ndarray]:
+    """Returns what is left of the rows of `shards`, of which `gone` are the sorted ones to leave out."""
+    parts, start = [], 0
+    for shard in shards:
+        inside = gone[(gone >= start) & (gone < start + len(shard))] - start
+        edges = [-1, *inside.tolist(), len(shard)]
+        parts += [shard[a + 1 : b] for a, b in itertools.pairwise(edges) if b > a + 1]
+        start += len(shard)
+    return parts
+
+
+@contextlib.contextmanager
+def contiguous(shards: Sequence[np.ndarray], similarity: Similarity) -> Iterator[np.ndarray]:
+    """Yields the vectors [N, D] as one array, of length 1 for cosine, in memory only where they were.
+
+    One shard that is ready is taken as it is; else they go through a file that nobody else sees.
+    """
+    ready = similarity == "dot" or all(
+        np.abs(np.linalg.norm(piece, axis=1) - 1).max() < 1e-5 for piece in pieces(shards, BLOCK)
+    )
+    if ready and len(shards) == 1:
+        check_unchanged(shards)
+        yield shards[0]
+        return
+    # Beside the shards there is room for such a file, while the system's own directory may be in memory.
+    mapped = getattr(shards[0], "filename", None)
+    near = Path(mapped).parent if mapped and os.access(Path(mapped).parent, os.W_OK) else None
+    with tempfile.TemporaryFile(dir=near) as file:
+        for part in pieces(shards, BLOCK):  # written, not mapped: a full disk is then told
+            file.write(np.ascontiguousarray(part if ready else normalize(part), np.float32).data)
+        file.flush()
+        shape = (sum(map(len, shards)), shards[0].shape[1])
+        yield np.memmap(file, np.float32, "r", shape=shape)
