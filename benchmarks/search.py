@@ -151,23 +151,31 @@ def choose(directory: str, system: str, way: str) -> list[tuple[float, Setting, 
     if system in TREES:
         return tuned(directory, system, way, queries)
     index = opened(directory, system, way)
-    recall = functools.cache(lambda wide, again: share(index.answer(queries, wide, again), true))
     found = []
     for target in CURVE:
         best, near = None, index.widest // 16
-        for again in index.again:  # from the most down
-            wide = fewest(
-                lambda n, again=again, target=target: recall(n, again) >= target, near=near, most=index.widest
-            )
-            if wide is None:
-                break
-            near, seconds = wide, timed(index, queries, Setting(wide, again), passes=2)
-            if best is None or seconds < best[2]:
-                best = target, Setting(wide, again), seconds
-            elif seconds > 1.3 * best[2]:  # too many leaves by now
-                break
+        first = len(index.again) // 2
+        for order in (index.again[first::-1], index.again[first + 1 :]):
+            for again in order:
+                reached = functools.partial(reaches, index, queries, true, target, again)
+                wide = fewest(reached, near=near, most=index.widest)
+                if wide is None and order[0] == index.again[first]:
+                    break  # with fewer candidates it is further away
+                if wide is None:
+                    continue
+                near, seconds = wide, timed(index, queries, Setting(wide, again), passes=2)
+                if best is None or seconds < best[2]:
+                    best = target, Setting(wide, again), seconds
+                elif seconds > 1.25 * best[2]:
+                    break
         found += [best] if best else []
     return found
+
+
+def reaches(
+    index: Opened, queries: np.ndarray, true: np.ndarray, target: float, again: int, wide: int
+) -> bool:
+    return share(index.answer(queries, wide, again), true) >= target
 
 
 def tuned(directory: str, system: str, way: str, queries: np.ndarray) -> list[tuple[float, Setting, float]]:
@@ -187,9 +195,9 @@ def tuned(directory: str, system: str, way: str, queries: np.ndarray) -> list[tu
 
 
 def fewest(reached: Callable[[int], bool], *, near: int, most: int) -> int | None:
-    """Returns the least number, from 1 to `most`, that is `reached`, as all above it are; None: none."""
+    """Returns the least number (to 2 %) from 1 to `most` that is `reached`, as all above it are, or None."""
     low, high, number = 0, None, max(1, near)
-    while high is None or high - low > 1:
+    while high is None or high - low > max(1, 0.02 * high):
         if reached(number):
             high = number
         elif number == most:

@@ -12,7 +12,7 @@ import numpy as np
 
 K = 10
 HNSW_BUILD = 200  # efConstruction
-CANDIDATES = (400, 280, 200, 150, 120, 100, 80, 70, 60, 50, 40, 35, 30, 25, 20, 16, 12, 10)
+CANDIDATES = (10, 12, 16, 20, 25, 30, 40, 50, 60, 80, 100, 150, 200, 280, 400, 600)
 EXACT = ("jaxir exact", "faiss flat")
 TREES = ("jaxir scann float32", "jaxir scann bfloat16", "jaxir scann int8")
 GRAPHS = ("faiss HNSW", "faiss HNSW, 8 bits", "USearch", "USearch, 8 bits")
