@@ -17,14 +17,18 @@ SAMPLE = 100_000  # vectors whose directions stand for all
 
 
 def main_directions(shards: Sequence[np.ndarray], similarity: Similarity, *, energy: float) -> int:
-    """Returns how many of the D directions that PCA finds have a share of the vectors' squared length."""
-    step = -(-sum(map(len, shards)) // SAMPLE)
-    products = np.zeros([shards[0].shape[1]] * 2, np.float32)
+    """Returns how many of the D directions that PCA finds have a share of the vectors' variance."""
+    step, dimension = -(-sum(map(len, shards)) // SAMPLE), shards[0].shape[1]
+    total, products, seen = np.zeros(dimension), np.zeros([dimension] * 2), 0
     for piece in pieces(shards, BLOCK):
         sample = np.asarray(piece[::step])
         sample = normalize(sample) if similarity == "cosine" else sample
+        total += sample.sum(axis=0, dtype=np.float64)
         products += sample.T @ sample
-    sums = np.cumsum(np.linalg.eigvalsh(products)[::-1])
+        seen += len(sample)
+    # About the mean: a part that all have in common, in some models nearly all of a vector, orders nothing.
+    variances = np.linalg.eigvalsh(products - np.outer(total, total) / seen)[::-1]
+    sums = np.cumsum(variances.clip(0))
     return int(np.searchsorted(sums, energy * sums[-1])) + 1
 
 

@@ -47,8 +47,8 @@ TRAINING_SAMPLE = 250_000
 # SOAR (Sun et al. 2023): a vector is in a second leaf too, whose residual is far from parallel to the first
 # one's, and so is found with fewer leaves.
 SOAR_LAMBDA, SOAR_OVERRETRIEVE = 1.5, 2.0
-# Codes are of the main directions (PCA) that have so much of the vectors' squared length: of a text encoder
-# half of all. Where they are nearly all, codes are of the dimensions as they come.
+# Codes are of the main directions (PCA) that have so much of the vectors' variance, and of half at least, for
+# what tells neighbours apart may lie in small ones. Where they are nearly all, codes are of the dimensions.
 ENERGY, NEARLY_ALL = 0.9, 0.75
 # Leaves and candidates, untuned or tuned, are meant for so many answers. For each answer more there are so
 # many candidates more, and so many documents in the leaves: below this even a perfect tree misses some.
@@ -116,9 +116,10 @@ class ScannIndex(VectorIndex):
         settings = cls.settings_for(len(ids))
         if settings:
             settings["soar"] = SOAR_LAMBDA
-            directions = main_directions(shards, similarity, energy=ENERGY)
+            dimension = shards[0].shape[1]
+            directions = max(main_directions(shards, similarity, energy=ENERGY), dimension // 2)
             directions += directions % 2  # two have a code
-            if directions <= NEARLY_ALL * shards[0].shape[1]:
+            if directions <= NEARLY_ALL * dimension:
                 settings["directions"] = directions
         settings["storage"] = storage
         searcher = _build(shards, similarity, settings)
