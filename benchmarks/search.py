@@ -281,7 +281,10 @@ def curves(chosen: dict, done: dict) -> dict[str, list[Point]]:
             rate, single = (
                 statistics.median(getattr(p, name) for p in of_all) for name in ("rate", "single")
             )
-            points.setdefault(system, []).append(of_all[0]._replace(rate=rate, single=single))
+            setting = Setting(*of_all[0].setting)
+            points.setdefault(system, []).append(
+                of_all[0]._replace(rate=rate, single=single, setting=setting)
+            )
     return {
         system: sorted(p for p in found if not any(o.recall > p.recall and o.rate > p.rate for o in found))
         for system, found in points.items()
