@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import time
 from collections.abc import Callable
@@ -120,11 +121,10 @@ def opened(directory: str, system: str, way: str) -> Opened:
         index = load_index(path)
         if "leaves" not in index.info.settings:
             return Opened(lambda queries, wide, again: index.search(queries, K)[1])
-        return Opened(
-            lambda queries, wide, again: index.with_settings(leaves_to_search=wide, reorder=again).search(
-                queries, K
-            )[1]
+        set_to = functools.cache(
+            lambda wide, again: index.with_settings(leaves_to_search=wide, reorder=again)
         )
+        return Opened(lambda queries, wide, again: set_to(wide, again).search(queries, K)[1])
     if system == "ScaNN":
         import scann
 
