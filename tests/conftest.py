@@ -11,14 +11,15 @@ from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
-# This way of making programs saves a fifth of all the tests' time. `make test-slow` makes those of tests that
-# are marked `compiled` as jaxir does. The variable is for processes with devices of their own.
+# This way of making programs saves half of the time that tests compile for. `make test-slow` makes those of
+# tests marked `compiled` as jaxir does. The first variable is for processes with devices of their own.
 os.environ["JAXIR_QUICK_XLA_FLAGS"] = (
     ""
     if os.environ.get("JAXIR_AS_USERS_COMPILE")
     else " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 )
 os.environ["XLA_FLAGS"] += os.environ["JAXIR_QUICK_XLA_FLAGS"]
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "0" if os.environ.get("JAXIR_AS_USERS_COMPILE") else "1"
 # Four devices on two cores: XLA's pool must have a thread for each of them, or collectives starve.
 os.environ.setdefault("NPROC", "16")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -70,18 +71,6 @@ def collect_what_is_new():
     """
     gc.collect()
     gc.freeze()
-
-
-@pytest.fixture(scope="module")
-def few_optimizations():
-    """Compiles without most of XLA's optimizations: twice as quick; not where users' programs are wanted.
-
-    Scoped to modules: pytest leaves a package's fixtures in force until the session ends where packages have
-    no `__init__.py`, and the tests that come after would compile other programs than jaxir does.
-    """
-    jax.config.update("jax_disable_most_optimizations", not os.environ.get("JAXIR_AS_USERS_COMPILE"))
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def package_folder(name: str) -> Path:

@@ -82,7 +82,6 @@ def run_python(page: str, folder: Path, monkeypatch, *, quick: bool) -> list[str
 WITH_PYTHON = [page for page in PAGES if any(not block.mark for block in blocks(page, "python"))]
 
 
-@pytest.mark.usefixtures("few_optimizations")
 @pytest.mark.parametrize("page", WITH_PYTHON)
 def test_python_runs(page, tmp_path, monkeypatch):
     printed = run_python(page, tmp_path, monkeypatch, quick=True)
@@ -91,7 +90,6 @@ def test_python_runs(page, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.usefixtures("few_optimizations")
 @pytest.mark.parametrize("page", WITH_PYTHON)
 def test_python_prints_what_the_page_says(page, tmp_path, monkeypatch):
     printed, expected = run_python(page, tmp_path, monkeypatch, quick=False), expected_lines(page)

@@ -17,7 +17,6 @@ USES = ["is repaired in spring", "was painted by a child", "appears on an old st
 ENVIRONMENT = {
     **os.environ,
     "JAX_PLATFORMS": "cpu",
-    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # a third of the time goes
     "HF_HUB_OFFLINE": "1",
     "XLA_FLAGS": "",
 }

@@ -20,7 +20,7 @@ from jaxir.models.bert import Bert, BertConfig
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 NAMES = ["bert", "roberta", "distilbert", "modernbert", "deberta"]
-pytestmark = [pytest.mark.compiled, pytest.mark.usefixtures("few_optimizations")]
+pytestmark = pytest.mark.compiled
 
 
 @pytest.fixture(scope="module")

@@ -23,8 +23,6 @@ from jaxir.models.deberta import PUBLISHED, DebertaConfig, DisentangledAttention
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.planning import architecture
 
-pytestmark = pytest.mark.usefixtures("few_optimizations")
-
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "deberta"
 CROSS = GOLDEN.parent / "cross_deberta"
 

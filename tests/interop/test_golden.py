@@ -17,7 +17,7 @@ from jaxir.interop import model_dir, stored
 from jaxir.interop.huggingface import hf
 from jaxir.models.dual_encoder import DualEncoderConfig
 
-pytestmark = [pytest.mark.compiled, pytest.mark.usefixtures("few_optimizations")]
+pytestmark = pytest.mark.compiled
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 ARCHITECTURES = ["bert", "deberta", "distilbert", "minilm", "modernbert", "roberta", "t5_1_0", "t5_1_1"]

@@ -11,8 +11,6 @@ from jaxir.errors import UserError
 from jaxir.interop import model_dir, run_dir
 from jaxir.interop.stores import check_files
 
-pytestmark = pytest.mark.usefixtures("few_optimizations")
-
 # What `training.checkpoints` does to the directory, and nothing else: a checkpoint appears by a rename, the
 # best is named, the one before goes by a rename.
 TRAINER = """

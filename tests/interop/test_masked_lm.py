@@ -20,7 +20,6 @@ from jaxir.objectives.masked_lm import MaskedLM
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 NAMES = ["bert", "roberta", "distilbert"]
-pytestmark = pytest.mark.usefixtures("few_optimizations")
 
 
 @pytest.fixture

@@ -22,8 +22,6 @@ from jaxir.models.bert import BertConfig
 from jaxir.models.dual_encoder import DualEncoderConfig, Projection
 from jaxir.partitioning import MeshConfig
 
-pytestmark = pytest.mark.usefixtures("few_optimizations")
-
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 ROBERTA = f"st:{GOLDEN / 'roberta'}"
 IDS = np.array([[2, 5, 6, 7, 3, 0], [2, 9, 3, 0, 0, 0]], np.int32)

@@ -18,8 +18,6 @@ from jaxir.interop import model_dir, stored
 from jaxir.interop.huggingface import hf
 from jaxir.models.modernbert import PUBLISHED, ModernBertConfig
 
-pytestmark = pytest.mark.usefixtures("few_optimizations")
-
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "modernbert"
 
 

@@ -20,8 +20,6 @@ from jaxir.data.tokenizer import pad_batch
 from jaxir.interop import model_dir
 from jaxir.interop.huggingface import hf
 
-pytestmark = pytest.mark.usefixtures("few_optimizations")
-
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 ARCHITECTURES = ["bert", "deberta", "distilbert", "minilm", "modernbert", "roberta", "t5_1_0", "t5_1_1"]
 
@@ -210,7 +208,7 @@ def test_reading_a_model_imports_neither_torch_nor_transformers(tmp_path):
     paths = os.pathsep.join([str(tmp_path), *sys.path])
     done = subprocess.run(
         [sys.executable, "-c", READ, *folders], capture_output=True, text=True, timeout=120,
-        env=os.environ | {"PYTHONPATH": paths, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
+        env=os.environ | {"PYTHONPATH": paths},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     imported, places = done.stdout.splitlines()

@@ -30,7 +30,6 @@ tf = pytest.importorskip("tensorflow")
 pytest.importorskip("tensorflow_text")
 pytest.importorskip("scann")
 
-pytestmark = pytest.mark.usefixtures("few_optimizations")
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 WORKER = Path(__file__).with_name("saved_model_worker.py")
 QUERIES = ["Where is the TREATY kept?", "", "naïve café 日本 [MASK] \x00 🙂", "the cat sat on the mat " * 30]

@@ -17,7 +17,7 @@ from jaxir.interop.huggingface import seq2seq
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 NAMES = ["seq2seq_1_0", "seq2seq_1_1"]
-pytestmark = [pytest.mark.compiled, pytest.mark.usefixtures("few_optimizations")]
+pytestmark = pytest.mark.compiled
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import pytest
 
 from jaxir.training.optimizers import Adafactor
 
-pytestmark = [pytest.mark.compiled, pytest.mark.usefixtures("few_optimizations")]
+pytestmark = pytest.mark.compiled
 
 SHAPES = {
     "factored": (130, 192),

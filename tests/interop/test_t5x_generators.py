@@ -24,7 +24,7 @@ GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 TOKENIZER = str(GOLDEN / "seq2seq_1_1")
 NAMES = ["seq2seq_1_0", "seq2seq_1_1"]
 INLINED = ("scale", "rel_embedding")
-pytestmark = [pytest.mark.compiled, pytest.mark.usefixtures("few_optimizations")]
+pytestmark = pytest.mark.compiled
 
 
 def convert(source: str, output: Path, *flags: str) -> int:

@@ -21,7 +21,7 @@ from jaxir.errors import UserError
 from jaxir.interop import lazy, model_dir, stored, t5x
 from jaxir.partitioning import MeshConfig
 
-pytestmark = [pytest.mark.compiled, pytest.mark.usefixtures("few_optimizations")]
+pytestmark = pytest.mark.compiled
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 TOKENIZER = str(GOLDEN / "t5_1_1")

@@ -18,7 +18,7 @@ from jaxir.interop.t5x import files as t5x_files
 from jaxir.models.dual_encoder import DualEncoderConfig, Projection
 from jaxir.models.t5 import T5Config
 
-pytestmark = [pytest.mark.compiled, pytest.mark.usefixtures("few_optimizations")]
+pytestmark = pytest.mark.compiled
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 T5 = f"st:{GOLDEN / 't5_1_1'}"

@@ -19,8 +19,6 @@ from jaxir.interop.huggingface import cross_encoder, flax_msgpack, hf, torch_zip
 from jaxir.interop.huggingface.weights import read_tensors
 from jaxir.models.dual_encoder import DualEncoderConfig
 
-pytestmark = pytest.mark.usefixtures("few_optimizations")
-
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 WEIGHTS = GOLDEN / "weights"
 BIN, MSGPACK, SAFE = "pytorch_model.bin", "flax_model.msgpack", "model.safetensors"

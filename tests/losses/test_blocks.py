@@ -11,8 +11,6 @@ from loss_cases import EMBEDDINGS, KEYS, VARIANTS, make_case, to_jax
 from jaxir.losses.in_batch import in_batch_softmax
 from jaxir.partitioning import MeshConfig
 
-pytestmark = pytest.mark.usefixtures("few_optimizations")
-
 BATCH, WIDTH, NEGATIVES = 12, 8, 3
 MESHES = {
     "data2_fsdp2": {"data": 2, "fsdp": 2},

@@ -15,7 +15,7 @@ from jaxir.losses.in_batch import in_batch_softmax
 from jaxir.losses.pair import pair
 from jaxir.losses.samtone import samtone
 
-pytestmark = [pytest.mark.compiled, pytest.mark.usefixtures("few_optimizations")]
+pytestmark = pytest.mark.compiled
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "losses.npz"
 # None: dense. 4: two blocks of 3 of the 6 rows, and of the 12 hard negatives three.

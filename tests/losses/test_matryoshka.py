@@ -16,7 +16,7 @@ from jaxir.losses.samtone import samtone
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.partitioning import MeshConfig
 
-pytestmark = [pytest.mark.compiled, pytest.mark.usefixtures("few_optimizations")]
+pytestmark = pytest.mark.compiled
 INNER = functools.partial(in_batch_softmax, temperature=0.3)
 
 

@@ -12,8 +12,6 @@ from jaxir.losses.bce import bce
 from jaxir.losses.hinges import margin, triplet
 from jaxir.losses.nt_xent import nt_xent
 
-pytestmark = pytest.mark.usefixtures("few_optimizations")
-
 
 def sides(case):
     """The rows, the others that are not the same text, and each row's hard negatives."""

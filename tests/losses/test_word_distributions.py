@@ -9,8 +9,6 @@ from jaxir.costs import collectives, hlo
 from jaxir.losses.word_distributions import bag_of_words, js_divergences, js_softmax, log_normalised_sigmoid
 from jaxir.partitioning import MeshConfig
 
-pytestmark = pytest.mark.usefixtures("few_optimizations")
-
 
 def logits(rows, words=50, scale=3.0, seed=0):
     return jnp.asarray(np.random.default_rng(seed).normal(0, scale, (rows, words)), jnp.float32)

@@ -14,8 +14,6 @@ from flax import nnx
 from jaxir.models import layers
 from jaxir.models.attention import NO_WINDOW, Attention, attention, rope_frequencies, rotate
 
-pytestmark = pytest.mark.usefixtures("few_optimizations")
-
 RNG = np.random.default_rng(0)
 
 

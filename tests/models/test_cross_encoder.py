@@ -19,7 +19,6 @@ from jaxir.models.cross_encoder import join
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 PAIRS = [("da de", "ha he hi"), ("", "la"), ("ma me mi mo", ""), ("sa", "ta te ti to ra re"), ("", "")]
-pytestmark = pytest.mark.usefixtures("few_optimizations")
 
 
 def apart(name: str, lengths=(16, 24)) -> list[jax.Array]:

@@ -23,7 +23,7 @@ from jaxir.partitioning import MeshConfig
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 NAMES = ["seq2seq_1_0", "seq2seq_1_1"]
 EOS, BEAMS, NEW_TOKENS = 1, 4, 12
-pytestmark = [pytest.mark.compiled, pytest.mark.usefixtures("few_optimizations")]
+pytestmark = pytest.mark.compiled
 
 
 @functools.cache

@@ -18,8 +18,6 @@ from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel, Proje
 from jaxir.models.t5 import T5Config
 from jaxir.partitioning import MeshConfig
 
-pytestmark = pytest.mark.usefixtures("few_optimizations")
-
 BERT = BertConfig(vocab_size=64, embed_dim=32, num_layers=2, num_heads=4, mlp_dim=48, max_positions=16)
 ONE = dataclasses.replace(BERT, num_layers=1)
 T5 = T5Config(vocab_size=64, embed_dim=32, num_layers=2, num_heads=4, head_dim=8, mlp_dim=48)

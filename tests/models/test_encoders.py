@@ -22,8 +22,6 @@ from jaxir.models.modernbert import ModernBertConfig
 from jaxir.models.t5 import T5Config
 from jaxir.partitioning import MeshConfig
 
-pytestmark = pytest.mark.usefixtures("few_optimizations")
-
 BERT = BertConfig(vocab_size=50, embed_dim=32, num_layers=2, num_heads=4, mlp_dim=48, max_positions=16)
 T5 = T5Config(vocab_size=50, embed_dim=32, num_layers=2, num_heads=4, head_dim=12, mlp_dim=48)
 RATES = {"embedding_dropout_rate": 0.1, "attention_dropout_rate": 0.1, "mlp_dropout_rate": 0.1}

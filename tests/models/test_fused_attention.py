@@ -17,8 +17,6 @@ from jaxir.models.attention_kernel import Kind
 from jaxir.models.t5 import T5Config
 from jaxir.partitioning import MeshConfig, Partitioner
 
-pytestmark = pytest.mark.usefixtures("few_optimizations")
-
 RNG = np.random.default_rng(0)
 ROWS, LENGTH, HEADS = 4, 16, 4
 # Padding for one text of a device and not for the other, and a text of one token.

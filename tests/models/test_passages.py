@@ -14,7 +14,7 @@ from jaxir.models.decoding import Decoding
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 NAMES = ["seq2seq_1_0", "seq2seq_1_1"]
-pytestmark = [pytest.mark.compiled, pytest.mark.usefixtures("few_optimizations")]
+pytestmark = pytest.mark.compiled
 
 
 @functools.cache

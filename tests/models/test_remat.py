@@ -21,7 +21,6 @@ from jaxir.training import state
 from jaxir.training.described import describe
 from jaxir.training.optimizers import AdamW
 
-pytestmark = pytest.mark.usefixtures("few_optimizations")
 KEY = jax.random.key(1)
 BOTH_WAYS = [
     ("t5", True),

@@ -16,7 +16,6 @@ from jaxir.models.layers import param_shardings
 from jaxir.models.t5 import T5Config
 from jaxir.partitioning import MeshConfig
 
-pytestmark = pytest.mark.usefixtures("few_optimizations")
 SIZES = {
     "vocab_size": 64,
     "embed_dim": 32,

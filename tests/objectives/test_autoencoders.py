@@ -29,7 +29,6 @@ from jaxir.objectives.simcse import SimCSE
 from jaxir.objectives.tsdae import TSDAE
 from jaxir.objectives.weighted_sum import WeightedSum
 
-pytestmark = pytest.mark.usefixtures("few_optimizations")
 SMALL = {"decoder_head_dim": 16, "decoder_layers": 1}
 OBJECTIVES = {
     "clm": CLMAutoencoder(**SMALL),

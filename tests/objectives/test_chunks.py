@@ -17,7 +17,6 @@ from jaxir.objectives.prop import PROP
 from jaxir.objectives.seed import Seed
 from jaxir.objectives.tsdae import TSDAE
 
-pytestmark = pytest.mark.usefixtures("few_optimizations")
 DECODER = {"decoder_head_dim": 16, "decoder_layers": 1, "decoder_dropout": 0.0}
 OBJECTIVES = {
     "cpdae": CPDAE(),

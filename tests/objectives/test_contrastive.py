@@ -19,8 +19,6 @@ from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel, Proje
 from jaxir.objectives.contrastive import Contrastive, Embeddings
 from jaxir.partitioning import MeshConfig
 
-pytestmark = pytest.mark.usefixtures("few_optimizations")
-
 VOCABULARY, WIDTH = 50, 32
 TINY = BertConfig(
     vocab_size=VOCABULARY,

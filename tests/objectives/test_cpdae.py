@@ -26,7 +26,6 @@ from jaxir.objectives.simcse import SimCSE
 from jaxir.objectives.weighted_sum import WeightedSum
 from jaxir.partitioning import MeshConfig
 
-pytestmark = pytest.mark.usefixtures("few_optimizations")
 VARIANTS = {
     "words": CPDAE(),
     "vectors": CPDAE(contrast="vectors", temperature=0.05),

@@ -24,7 +24,6 @@ from jaxir.objectives.simcse import SimCSE
 from jaxir.objectives.weighted_sum import WeightedSum
 from jaxir.partitioning import MeshConfig
 
-pytestmark = pytest.mark.usefixtures("few_optimizations")
 FORM = dataclasses.replace(FORM, vocabulary="words")
 
 
@@ -144,8 +143,13 @@ def numpy_projector(projector, x):
     return (out - out.mean(0)) / np.sqrt(out.var(0) + 1e-5)
 
 
+@nnx.jit
+def encoded(model, ids):
+    return model.unnormalized().encode(ids, tower="passage")
+
+
 def vectors_of(model, ids):
-    return np.asarray(model.unnormalized().encode(ids, tower="passage"), np.float64)
+    return np.asarray(encoded(model, ids), np.float64)
 
 
 def contrast(one, other, temperature=0.05, negatives=None):
@@ -157,22 +161,29 @@ def contrast(one, other, temperature=0.05, negatives=None):
     return np.mean(np.log(np.exp(logits).sum(1)) - np.diag(logits[:, : len(one)]))
 
 
-def judged(auxiliary, read, vector):
-    """The discriminator's hidden states and its log D, log (1 - D) of one text without padding."""
-    count = (read != 0).sum()
+@nnx.jit
+def discriminated(auxiliary, read, vectors):
+    """The discriminator's verdicts [B, L] and logits [B, L, V], None where it has none."""
 
     def first(x):
-        return jnp.concatenate([jnp.asarray(vector, x.dtype)[None, None], x[:, 1:]], axis=1)
+        return x.at[:, 0].set(vectors.astype(x.dtype))
 
-    hidden = auxiliary.discriminator.encoder(jnp.asarray(read[None, :count]), edit=first)
-    z = np.asarray(auxiliary.discriminator.verdict(hidden)[0], np.float64)
-    return hidden, -np.log1p(np.exp(-z)), -np.log1p(np.exp(z))
+    discriminator = auxiliary.discriminator
+    hidden = discriminator.encoder(read, edit=first)
+    verdict = None if discriminator.verdict is None else discriminator.verdict(hidden)[..., 0]
+    if discriminator.head is None:
+        return verdict, None
+    table = discriminator.encoder.token_table.embedding[...]
+    return verdict, discriminator.head(hidden) @ table.T + discriminator.head.bias[...][None, None]
 
 
-def log_p(auxiliary, hidden):
-    head, table = auxiliary.discriminator.head, auxiliary.discriminator.encoder.token_table.embedding[...]
-    logits = np.asarray(head(hidden)[0] @ table.T + head.bias[...][None], np.float64)
-    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+def judged(auxiliary, read, vectors):
+    """log D and log (1 - D) [B, L] of texts, log p [B, L, V] of their tokens; None where there is none."""
+    z, logits = (
+        None if x is None else np.asarray(x, np.float64) for x in discriminated(auxiliary, read, vectors)
+    )
+    log_p = None if logits is None else logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    return *((None, None) if z is None else (-np.log1p(np.exp(-z)), -np.log1p(np.exp(z)))), log_p
 
 
 @pytest.mark.parametrize("task", ["replaced", "mlm", "corrective"])
@@ -182,7 +193,7 @@ def test_the_loss_is_equation_2_3(task):
     objective = diffcse(task=task, weight=0.7)
     auxiliary = made(objective, model)
     batch = batch_of(ids)
-    loss, metrics = objective(model, batch, auxiliary=auxiliary)
+    loss, metrics = nnx.jit(objective)(model, batch, auxiliary=auxiliary)
     placing = jax.random.split(jax.random.split(jax.random.key(0), 1)[0])[0]
     chosen = np.asarray(changes.choose_tokens(ids, placing, share=0.3))
     norms = auxiliary.projector  # evaluation takes the averages, which are 0 and 1 in the beginning
@@ -192,33 +203,25 @@ def test_the_loss_is_equation_2_3(task):
         @ kernels[1]
         / np.sqrt(1 + 1e-5)
     )
-    total, replaced = 0.0, 0
-    for i, row in enumerate(np.asarray(ids)):
-        masked = np.where(chosen[i], MASK, row)
-        read = masked
-        if task != "mlm":
-            logits = np.array(auxiliary.generator(jnp.asarray(masked[None]))[0])
-            logits[:, 0] = -np.inf
-            read = np.where(chosen[i], logits.argmax(-1), row)
-            replaced += (read != row).sum()
-            hidden, log_same, log_other = judged(auxiliary, read, h[i])
-        else:
-            count = (row != 0).sum()
-            hidden = auxiliary.discriminator.encoder(
-                jnp.asarray(read[None, :count]),
-                edit=lambda x, own=h[i]: jnp.concatenate(
-                    [jnp.asarray(own, x.dtype)[None, None], x[:, 1:]], axis=1
-                ),
-            )
+    texts = np.asarray(ids)
+    read = np.where(chosen, MASK, texts)
+    if task != "mlm":
+        logits = np.array(nnx.jit(lambda auxiliary, ids: auxiliary.generator(ids))(auxiliary, read))
+        logits[..., 0] = -np.inf
+        read = np.where(chosen, logits.argmax(-1), texts)
+    log_same, log_other, log_p = judged(auxiliary, read, h.astype(np.float32))
+    total = 0.0
+    for i, row in enumerate(texts):
         for t in range(1, (row != 0).sum()):
-            same = read[t] == row[t]
+            same = read[i, t] == row[t]
             if task == "replaced":
-                total -= (log_same if same else log_other)[t, 0]
+                total -= (log_same if same else log_other)[i, t]
             elif task == "mlm":
-                total -= log_p(auxiliary, hidden)[t, row[t]] * chosen[i, t]
+                total -= log_p[i, t, row[t]] * chosen[i, t]
             else:
-                p = np.exp(log_p(auxiliary, hidden)[t, row[t]])
-                total -= np.log(same * np.exp(log_same[t, 0]) + np.exp(log_other[t, 0]) * p)
+                p = np.exp(log_p[i, t, row[t]])
+                total -= np.log(same * np.exp(log_same[i, t]) + np.exp(log_other[i, t]) * p)
+    replaced = (read != texts).sum()
     assert task == "mlm" or replaced > len(ids)
     np.testing.assert_allclose(metrics["difference_loss"], total / len(ids), rtol=1e-4)
     np.testing.assert_allclose(metrics["contrastive_loss"], contrast(h, h), rtol=1e-4)
@@ -227,7 +230,7 @@ def test_the_loss_is_equation_2_3(task):
     )
     assert 0 <= metrics["difference_accuracy"] < 1
     if task != "mlm":
-        places = (np.asarray(ids) != 0).sum() - len(ids)
+        places = (texts != 0).sum() - len(ids)
         np.testing.assert_allclose(metrics["changed_tokens"], replaced / places, rtol=1e-5)
 
 
@@ -307,15 +310,9 @@ def test_as_the_authors_code_does():
         read[:, 0] = CLS
         unmasked = (read != np.asarray(ids)) & ~np.asarray(chosen) & (np.asarray(ids) != 0)
         assert unmasked.any()
-        for i, row in enumerate(np.asarray(ids)):
-
-            def first(x, own=h[i]):
-                return jnp.concatenate([jnp.asarray(own, x.dtype)[None, None], x[:, 1:]], axis=1)
-
-            hidden = auxiliary.discriminator.encoder(jnp.asarray(read[i : i + 1]), edit=first)
-            z = np.asarray(auxiliary.discriminator.verdict(hidden)[0, :, 0], np.float64)
-            total += np.log1p(np.exp(np.where(read[i] == row, -z, z))).sum()
-            size += len(row)
+        log_same, log_other, _ = judged(auxiliary, read, h.astype(np.float32))
+        total -= np.where(read == np.asarray(ids), log_same, log_other).sum()
+        size += read.size
     np.testing.assert_allclose(metrics["difference_loss"], total / size, rtol=1e-4)
     first, second = (objective(model, batch, jax.random.key(n), auxiliary=auxiliary)[1] for n in (0, 0))
     assert first["difference_loss"] == second["difference_loss"]

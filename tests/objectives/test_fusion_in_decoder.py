@@ -22,7 +22,6 @@ from jaxir.training.optimizers import AdamW
 from jaxir.training.state import initial_state, plan_state
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "seq2seq_1_0"
-pytestmark = pytest.mark.usefixtures("few_optimizations")
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,6 @@ from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel, Proje
 from jaxir.objectives.contrastive import Contrastive, Embeddings
 from jaxir.partitioning import MeshConfig
 
-pytestmark = pytest.mark.usefixtures("few_optimizations")
-
 VOCABULARY, WIDTH, ROWS = 50, 32, 16
 TOWERS = ("query", "passage")
 # A whole encoder takes twenty times as long to compile: `make test-slow` has it.

@@ -12,7 +12,6 @@ from jaxir.losses.in_batch import in_batch_softmax
 from jaxir.objectives.ict import ICT
 from jaxir.partitioning import MeshConfig
 
-pytestmark = pytest.mark.usefixtures("few_optimizations")
 LOSS = functools.partial(in_batch_softmax, temperature=0.05, bidirectional=False)
 
 

@@ -26,7 +26,6 @@ from jaxir.objectives.prop import PROP
 from jaxir.objectives.simcse import SimCSE
 from jaxir.objectives.weighted_sum import WeightedSum
 
-pytestmark = pytest.mark.usefixtures("few_optimizations")
 CORPUS = Corpus(make_texts(rows=30, seed=5))
 
 

@@ -13,7 +13,6 @@ from jaxir.objectives.seed import Seed
 from jaxir.objectives.simcse import SimCSE
 from jaxir.objectives.weighted_sum import WeightedSum
 
-pytestmark = pytest.mark.usefixtures("few_optimizations")
 SMALL = {"decoder_head_dim": 16, "decoder_layers": 1}
 
 
@@ -47,7 +46,7 @@ def test_the_loss_is_a_masked_language_model_and_a_decoder_of_short_sight():
     model, ids, key = make_model(dropout=0.0), make_texts(), jax.random.key(4)
     objective = Seed(span=2, decoder_dropout=0.0, **SMALL)
     auxiliary = made(objective, model)
-    loss, metrics = objective(model, batch_of(ids), key, auxiliary=auxiliary)
+    loss, metrics = nnx.jit(objective)(model, batch_of(ids), key, auxiliary=auxiliary)
     words, table = auxiliary.masked_lm, model.encoder.token_table
     masked, chosen = words.mask(ids, jax.random.split(key, 4)[:2], share=0.15)
 
@@ -59,17 +58,23 @@ def test_the_loss_is_a_masked_language_model_and_a_decoder_of_short_sight():
     terms = [of_masked[i, j, ids[i, j]] for i, j in zip(*np.nonzero(np.asarray(chosen)), strict=True)]
     np.testing.assert_allclose(metrics["masked_lm_loss"], -np.mean(terms), rtol=1e-5)
 
-    vector = model.encode(masked, tower="passage")  # of the masked text
+    vectors = nnx.jit(lambda model: model.encode(masked, tower="passage"))(model)  # of the masked texts
+
+    @nnx.jit
+    def decoded(decoder, table, others, seen):
+        return decoder(table(others), seen, vectors)
+
     total, count = 0.0, 0
-    for i, row in enumerate(np.asarray(ids)):
-        for t in range(1, (row != 0).sum()):
-            # Of one layer and span 2: token t from tokens t - 2 and t - 1 and the vector. What stands before
-            # is nothing to it, so another text may.
-            other = (
-                jnp.asarray(ids[(i + 1) % len(ids), :t]).at[max(0, t - 2) :].set(ids[i, max(0, t - 2) : t])
-            )
-            hidden = auxiliary.decoder(table(other[None]), jnp.ones((1, t), bool), vector[i : i + 1])[0, -1]
-            total, count = total - log_p(hidden)[row[t]], count + 1
+    rows, places = np.asarray(ids), np.arange(ids.shape[1])
+    for t in range(1, ids.shape[1]):
+        # Of one layer and span 2: token t from tokens t - 2 and t - 1 and the vector. What stands before
+        # is nothing to it, so another text may; what stands after is not there.
+        others = np.where(places < t - 2, np.roll(rows, -1, axis=0), rows) * (places < t)
+        seen = np.broadcast_to(places < t, rows.shape)
+        hidden = decoded(auxiliary.decoder, table, others, seen)[:, t - 1]
+        for of_next, row in zip(log_p(hidden), rows, strict=True):
+            if row[t] != 0:
+                total, count = total - of_next[row[t]], count + 1
     np.testing.assert_allclose(metrics["decoder_loss"], total / count, rtol=1e-4)
     np.testing.assert_allclose(loss, metrics["masked_lm_loss"] + metrics["decoder_loss"], rtol=1e-6)
 
@@ -87,9 +92,10 @@ def test_the_defaults_are_the_papers_and_it_adds_up_with_others():
     model, batch, key = make_model(), batch_of(make_texts()), jax.random.key(7)
     objective = WeightedSum(parts={"seed": Seed(**SMALL), "contrast": SimCSE()}, weights={"seed": 0.5})
     auxiliary = made(objective, model)
-    total, metrics = objective(model, batch, key, auxiliary=auxiliary)
+    called = nnx.jit(objective)
+    total, metrics = called(model, batch, key, auxiliary=auxiliary)
     np.testing.assert_allclose(total, 0.5 * metrics["seed/loss"] + metrics["contrast/loss"], rtol=1e-6)
-    first, second = (objective(model, batch, auxiliary=auxiliary)[0] for _ in range(2))
+    first, second = (called(model, batch, auxiliary=auxiliary)[0] for _ in range(2))
     assert first == second > 0
 
 

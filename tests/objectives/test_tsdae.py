@@ -34,7 +34,6 @@ BACKBONE = BertConfig(
     dropout_rate=0.1,
     attention_dropout_rate=0.0,
 )
-pytestmark = pytest.mark.usefixtures("few_optimizations")
 
 
 def texts(rows: int = 8, length: int = 12) -> jax.Array:

@@ -17,7 +17,6 @@ from jaxir.objectives.consert import ConSERT, cut_features, cut_tokens, drop_num
 from jaxir.objectives.simcse import SimCSE
 from jaxir.partitioning import MeshConfig
 
-pytestmark = pytest.mark.usefixtures("few_optimizations")
 AUGMENTATIONS = ("token_shuffling", "token_cutoff", "feature_cutoff", "embedding_dropout")
 
 

@@ -23,7 +23,6 @@ from jaxir.partitioning import MeshConfig
 from jaxir.planning import architecture, decoding, devices
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
-pytestmark = pytest.mark.usefixtures("few_optimizations")
 
 V, E, H, K, F, LAYERS, S, ROWS = 64, 32, 2, 16, 48, 2, 24, 8
 BUCKETS, CHIPS = 32, 4

@@ -24,8 +24,6 @@ from jaxir.training.memory import HEADROOM
 from jaxir.training.optimizers import Adafactor, AdamW
 from jaxir.training.recipe import Recipe
 
-pytestmark = pytest.mark.usefixtures("few_optimizations")
-
 LAYERS, E, HEADS, K, F, D = 2, 32, 2, 8, 64, 24
 LENGTHS = EncoderSettings(query_max_length=8, passage_max_length=16)
 BATCH = 24

@@ -285,7 +285,6 @@ def many(tmp_path, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("few_optimizations")
 def test_answers_are_the_models_whatever_the_batch_and_the_devices(loaded, many):
     model, examples = loaded.model, np.array([4, 0, 10, 2, 3, 9, 8])
     tokens = jax.jit(lambda ids: model.generate(ids, HOW))(many.sources(examples))
@@ -313,7 +312,6 @@ def test_few_lengths_are_read(loaded, folder, monkeypatch):
     assert found == [min(-(-length // 8) * 8, 61) for length in longest]
 
 
-@pytest.mark.usefixtures("few_optimizations")
 def test_what_was_interrupted_is_taken_up_and_ends_the_same(loaded, many, tmp_path, monkeypatch):
     reader = Reader(loaded, spec="x", devices=jax.devices()[:1])
     whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"

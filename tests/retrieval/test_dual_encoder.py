@@ -18,8 +18,6 @@ from jaxir.retrieval.encoding import dual_encoder
 from jaxir.retrieval.encoding.batching import EncodingReport
 from jaxir.retrieval.encoding.dual_encoder import EMBED, DualEncoder
 
-pytestmark = pytest.mark.usefixtures("few_optimizations")
-
 
 @pytest.fixture(scope="module")
 def texts(toy) -> list[str]:

@@ -9,8 +9,6 @@ from jaxir.errors import UserError
 from jaxir.retrieval.indexes.entries_index import EntriesIndex, document_of, entry_ids
 from jaxir.retrieval.indexes.index import load_index
 
-pytestmark = pytest.mark.usefixtures("few_optimizations")
-
 
 def slowly(vectors, ids, queries, k):
     """Every entry of every document, one after the other."""

@@ -20,7 +20,6 @@ from jaxir.retrieval.indexes.index import load_index, normalize
 from jaxir.retrieval.indexes.topk import NO_RANK, block_program, merge_program
 from jaxir.retrieval.indexes.tuning import Trial
 
-pytestmark = pytest.mark.usefixtures("few_optimizations")
 COUNT, DIMENSION = 3000, 24
 
 

@@ -16,8 +16,6 @@ from jaxir.retrieval.indexes.index import load_index, normalize
 from jaxir.retrieval.indexes.milvus_index import MilvusIndex
 from jaxir.retrieval.indexes.scann_index import BRUTE_FORCE_UP_TO, ScannIndex
 
-pytestmark = pytest.mark.usefixtures("few_optimizations")
-
 ENGINES = [ExactIndex, ScannIndex, MilvusIndex]
 
 

@@ -26,7 +26,6 @@ from jaxir.retrieval.indexes.milvus_collection import MilvusCollection
 from jaxir.retrieval.indexes.milvus_index import INSIDE, MilvusIndex
 from jaxir.retrieval.ranking.runs import read_run
 
-pytestmark = pytest.mark.usefixtures("few_optimizations")
 COUNT, DIMENSION = 3000, 16
 # It opens an index under a log of its user's, searches, closes, and stays with it open again.
 USER = """

@@ -20,8 +20,6 @@ from jaxir.retrieval.indexes.index import build_index, load_index
 from jaxir.retrieval.indexes.parts_index import PartsIndex, build_in_parts, merge
 from jaxir.retrieval.ranking.runs import read_run
 
-pytestmark = pytest.mark.usefixtures("few_optimizations")
-
 
 def stored(vectors, ids, cut, similarity="dot") -> StoredEmbeddings:
     info = EmbeddingsInfo(

@@ -26,7 +26,6 @@ DOCUMENTS = {f"d{i}": " ".join(rng.choice(WORDS, rng.integers(1, 40))) for i in 
 QRELS = [(f"q{i}", f"d{i}") for i in range(10)] + [("q0", "d10")]
 # Every query finds 40 documents, and its own among them.
 RUN = {q: [f"d{(7 * i + n) % 80}" for n in range(40)] + [f"d{i}"] for i, q in enumerate(QUERIES)}
-pytestmark = pytest.mark.usefixtures("few_optimizations")
 
 
 @pytest.fixture(scope="module")

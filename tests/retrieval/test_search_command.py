@@ -22,8 +22,6 @@ from jaxir import cli
 from jaxir.errors import UserError
 from jaxir.retrieval.ranking.runs import read_run
 
-pytestmark = pytest.mark.usefixtures("few_optimizations")
-
 
 def command(name: str, *flags: str) -> int:
     return cli.main(f"jaxir.{name}:{name}", flags)

@@ -19,7 +19,7 @@ from jaxir.retrieval.ranking.query_reranking import WINDOW as RERANKED
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 QUESTIONS = 2 * RERANKED + 1  # windows of both commands for either process
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_optimizations")]
+pytestmark = pytest.mark.slow
 
 
 def words(number: int) -> str:
@@ -53,8 +53,6 @@ def folder(tmp_path):
 
 
 def test_it_is_killed_taken_up_and_shared(folder, capsys):
-    environment = {**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-
     def retrieve(name: str) -> list[str]:
         given = [f"--{what}={folder}/{what}.jsonl" for what in ("queries", "answers")]
         given += [f"--expansions={folder}/made.jsonl", f"--index={folder}/index", "--depth=10"]
@@ -65,7 +63,7 @@ def test_it_is_killed_taken_up_and_shared(folder, capsys):
         return ["rerank", *given, f"--model=hf:{folder}/reranker", f"--output={folder}/{name}"]
 
     def started(flags: list[str], **more: str) -> subprocess.Popen:
-        return subprocess.Popen([sys.executable, "-m", "jaxir.expand", *flags], env=environment | more)
+        return subprocess.Popen([sys.executable, "-m", "jaxir.expand", *flags], env=os.environ | more)
 
     for command, *flags in (retrieve("whole.jsonl"), rerank("best.jsonl")):
         assert cli.main(f"jaxir.expand:{command}", flags) == 0

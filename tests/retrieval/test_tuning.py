@@ -12,8 +12,6 @@ from jaxir.retrieval.indexes.rows import main_directions
 from jaxir.retrieval.indexes.scann_index import BRUTE_FORCE_UP_TO, ENERGY, NEARLY_ALL, ScannIndex
 from jaxir.retrieval.indexes.tuning import NEAR, Trial, tune
 
-pytestmark = pytest.mark.usefixtures("few_optimizations")
-
 COUNT, DIMENSION = BRUTE_FORCE_UP_TO + 1_000, 32
 
 

@@ -24,7 +24,6 @@ from jaxir.retrieval.indexes.scann_index import BRUTE_FORCE_UP_TO, ScannIndex, s
 from jaxir.retrieval.indexes.updating import update_index
 from jaxir.sidecar import environment
 
-pytestmark = pytest.mark.usefixtures("few_optimizations")
 BACKENDS = ["exact", "scann", "milvus"]
 GONE = ["d0", "d7", "d39"]
 QUERIES = np.random.default_rng(0).normal(size=(20, 32)).astype(np.float32)

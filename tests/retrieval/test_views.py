@@ -20,7 +20,6 @@ from jaxir.retrieval.indexes.updating import update_index
 from jaxir.retrieval.ranking.rescoring import score_candidates
 from jaxir.retrieval.ranking.runs import read_run
 
-pytestmark = pytest.mark.usefixtures("few_optimizations")
 COUNT, SEP = 30, 3
 
 

@@ -10,7 +10,6 @@ from jaxir.interop import model_dir
 from jaxir.retrieval.encoding.dual_encoder import DualEncoder
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
-pytestmark = pytest.mark.usefixtures("few_optimizations")
 
 MODEL = f"hf:{GOLDEN / 'roberta'}"  # 32 dimensions
 LETTERS = list("abcdefghijklmnopqrstuvwxyz")

@@ -20,11 +20,10 @@ from jaxir.serving.service import Service
 MODEL = f"hf:{Path(__file__).resolve().parent.parent / 'golden/cross_bert'}"
 QUERIES = ["w1 w2 w3", "joined arrays", "w5"]
 DEPTH = 6
-pytestmark = pytest.mark.usefixtures("few_optimizations")
 
 
 @pytest.fixture(scope="module")
-def service(world, few_optimizations) -> Service:
+def service(world) -> Service:
     indexes = [f"{world.root}/dense", f"second={world.root}/second"]
     return Service.open(indexes, limits=Limits(k=20), reranker=MODEL, rerank_depth=DEPTH)
 

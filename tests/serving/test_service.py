@@ -22,12 +22,11 @@ from jaxir.serving.limits import Limits
 from jaxir.serving.metrics import Metrics
 from jaxir.serving.service import Service
 
-pytestmark = pytest.mark.usefixtures("few_optimizations")
 QUERIES = ["w1 w2 w3", "w5", "joined arrays", "w7 w8 w9 " * 9]
 
 
 @pytest.fixture(scope="module")
-def service(world, few_optimizations) -> Service:
+def service(world) -> Service:
     indexes = [f"{world.root}/dense", f"second={world.root}/second", f"again={world.root}/dense"]
     return Service.open(indexes, limits=Limits(k=20))
 

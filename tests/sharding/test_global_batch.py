@@ -17,11 +17,7 @@ import shard_worker as worker
 from jaxir.models.layers import param
 
 # The time is for a busy machine: most of it is one fixture.
-pytestmark = [
-    pytest.mark.timeout(900),
-    pytest.mark.slow,
-    pytest.mark.usefixtures("few_optimizations"),
-]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 DATA_AXES = {"slices", "data", "fsdp"}
 RUNS = [
     (processes, f"{name} on " + " x ".join(f"{axis} {n}" for axis, n in sizes.items()))

@@ -14,7 +14,7 @@ from jaxir import cli
 from jaxir.interop import model_dir
 
 # Most of the time processes start; the limit is for a busy machine.
-pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("few_optimizations")]
+pytestmark = pytest.mark.timeout(900)
 STEPS, PAIRS = 30, 64
 RECIPE = """
 from __gin__ import dynamic_registration

@@ -1,4 +1,4 @@
-"""Makes `tiny_run` importable; the processes of these tests compile quickly, and share what they compile."""
+"""Makes `tiny_run` importable; the processes of these tests share what they compile."""
 
 import os
 import sys
@@ -18,12 +18,11 @@ def compile_cache(tmp_path_factory) -> dict[str, str]:
         **os.environ,
         "JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("xla")),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # a third of the time goes
     }
 
 
 @pytest.fixture(scope="module", autouse=True)
-def in_process_cache(compile_cache, few_optimizations):
+def in_process_cache(compile_cache):
     """Lets the runs in this process share what they compile, too."""
     settings = {
         "jax_compilation_cache_dir": compile_cache["JAX_COMPILATION_CACHE_DIR"],

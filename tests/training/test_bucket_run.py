@@ -53,8 +53,7 @@ def bucket():
 @pytest.fixture
 def start(bucket, compile_cache):
     """Starts Python with arguments in a process that knows the bucket; none outlives the test."""
-    quick = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "true", "XLA_FLAGS": ""}
-    environment = compile_cache | bucket.environment | quick
+    environment = compile_cache | bucket.environment | {"XLA_FLAGS": ""}
     started = []
 
     def process(*arguments: str) -> subprocess.Popen:

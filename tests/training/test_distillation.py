@@ -23,7 +23,6 @@ from jaxir.training.optimizers import AdamW
 GOLDEN = Path(__file__).resolve().parent.parent / "golden/bert"
 BERT = f"st:{GOLDEN}"
 SYLLABLES = [f"{a}{b}" for a in "dhlmnrst" for b in "aeio"]
-pytestmark = pytest.mark.usefixtures("few_optimizations")
 
 
 def write(path, count=32, scored=True):

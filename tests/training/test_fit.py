@@ -21,8 +21,6 @@ from jaxir.partitioning import MeshConfig
 from jaxir.train import train as train_command
 from jaxir.training import fit as fit_module
 
-pytestmark = pytest.mark.usefixtures("few_optimizations")
-
 BERT = f"st:{Path(__file__).parents[1] / 'golden/bert'}"
 WORDS = [f"{x}{y}" for x in "abcde" for y in "aeiou"][:20]
 TEXTS = [(f"{a} {b}", f"{b} {a} {a}") for a in WORDS for b in WORDS[:3]]

@@ -26,7 +26,6 @@ from jaxir.retrieval.encoding.query_reranker import QueryReranker
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 SYLLABLES = [f"{a}{b}" for a in "dhlm" for b in "aeio"]
 KINDS = {"ri": "expanded_query", "rd": "expanded_query_and_passage"}
-pytestmark = pytest.mark.usefixtures("few_optimizations")
 
 
 @pytest.fixture(scope="module")

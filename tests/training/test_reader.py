@@ -21,7 +21,6 @@ GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 QUESTIONS = 640  # five windows
 START = f"hf:{GOLDEN / 'seq2seq_1_1'}"
 ANSWERS = ["a dog", "cheese", "the table", "night", "mat", "a list", "JAX", "the sea"]
-pytestmark = pytest.mark.usefixtures("few_optimizations")
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,6 @@ from jaxir.retrieval.ranking.runs import rank, read_run
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 KINDS = [[f"{a}{b}" for b in "aeio"] for a in "dhlm"]
-pytestmark = pytest.mark.usefixtures("few_optimizations")
 
 
 @pytest.fixture(scope="module")

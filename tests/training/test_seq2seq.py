@@ -31,7 +31,6 @@ TARGETS = {
     "numerical computation": "JAX is a library",
     "the Rhine": "the North Sea",
 }
-pytestmark = pytest.mark.usefixtures("few_optimizations")
 
 
 @pytest.fixture(scope="module")
