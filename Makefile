@@ -19,6 +19,9 @@ UV := $(shell command -v uv 2>/dev/null)
 # Transparent huge pages for malloc: JAX's CPU training step takes a quarter less CPU time (docs/results/performance.md).
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 export TF_CPP_MIN_LOG_LEVEL ?= 2
+# Python keeps the modules it compiles, whatever the shell says: each process of a fresh clone's tests, hundreds
+# of them, would spend seconds to compile what the one before it compiled.
+export PYTHONDONTWRITEBYTECODE :=
 
 ifneq ($(UV),)
   MAKE_VENV := $(UV) venv --quiet --clear --python $(PYTHON) $(VENV)

@@ -116,21 +116,21 @@ def test_the_mlm_autoencoders_loss_is_equation_3_5(vector):
     model, ids, key = make_model(dropout=0.0), make_texts(), jax.random.key(4)
     objective = MLMAutoencoder(vector=vector, decoder_dropout=0.0, **SMALL)
     auxiliary = made(objective, model)
-    loss, metrics = objective(model, batch_of(ids), key, auxiliary=auxiliary)
+    loss, metrics = nnx.jit(objective)(model, batch_of(ids), key, auxiliary=auxiliary)
     chosen = np.asarray(choose_tokens(ids, jax.random.split(key, 3)[0], share=0.8))
     assert metrics["tokens_masked"] == pytest.approx(chosen.sum(1).mean())
-    vectors, table = model.encode(ids, tower="passage"), model.encoder.token_table
+
+    @nnx.jit
+    def decoded(model, decoder, shown):
+        vectors, x = model.encode(ids, tower="passage"), model.encoder.token_table(shown)
+        return decoder(x.at[:, 0].set(vectors) if vector == "first" else x, ids != 0, vectors)
+
+    hidden = np.asarray(decoded(model, auxiliary.decoder, jnp.where(chosen, MASK, ids)), np.float64)
+    logits = hidden @ np.asarray(model.encoder.token_table.embedding[...]).T
     total = 0.0
     for i, row in enumerate(np.asarray(ids)):
-        count = (row != 0).sum()
-        shown = np.where(chosen[i], MASK, row)[None, :count]
-        x = np.array(table(jnp.asarray(shown)))
-        if vector == "first":
-            x[0, 0] = vectors[i]
-        hidden = auxiliary.decoder(jnp.asarray(x), jnp.ones((1, count), bool), vectors[i : i + 1])[0]
-        logits = np.asarray(hidden @ table.embedding[...].T, np.float64)
         for m in np.flatnonzero(chosen[i]):
-            total -= logits[m, row[m]] - np.log(np.exp(logits[m]).sum())
+            total -= logits[i, m, row[m]] - np.log(np.exp(logits[i, m]).sum())
     np.testing.assert_allclose(loss, total / len(ids), rtol=1e-4)
     has_attention = any(
         "value" in str(path) and "attention" not in str(path)

@@ -89,14 +89,16 @@ def test_the_loss_is_the_hinge_over_both_sets_and_a_masked_language_model():
     model, ids, key = make_model(dropout=0.0), make_texts(), jax.random.key(4)
     objective = PROP(margin=0.5)
     auxiliary = made(objective, model)
-    loss, metrics = objective(model, batch_of(ids), key, auxiliary=auxiliary)
+    loss, metrics = nnx.jit(objective)(model, batch_of(ids), key, auxiliary=auxiliary)
     keys = jax.random.split(key, 5)
     sets = objective.draw(ids, auxiliary, keys[0])
     masked, chosen = auxiliary.masked_lm.mask(ids, keys[1:3], share=0.15)
-    document = np.asarray(model.encode(masked, tower="passage"), np.float64)
+    encode = nnx.jit(lambda model, ids, tower: model.encode(ids, tower=tower), static_argnums=2)
+    document = np.asarray(encode(model, masked, "passage"), np.float64)
+    near_document = np.stack([np.asarray(encode(model, sets.ids[:, n], "query")) for n in range(2)], 1)
     terms, right = [], []
     for i in range(len(ids)):
-        near = [float(document[i] @ np.asarray(model.encode(s[None], tower="query"))[0]) for s in sets.ids[i]]
+        near = (near_document[i] @ document[i]).tolist()
         first, second = np.asarray(sets.log_p[i])
         if first != second:
             better, worse = near if first > second else near[::-1]
@@ -105,8 +107,12 @@ def test_the_loss_is_the_hinge_over_both_sets_and_a_masked_language_model():
     assert len(terms) > 4 and 0 < np.mean(right) < 1
     np.testing.assert_allclose(metrics["word_sets_loss"], np.mean(terms), rtol=1e-4)
     assert metrics["word_sets_accuracy"] == pytest.approx(np.mean(right))
-    hidden = model.encoder(masked, key=None)
-    of_masked, _ = over_tokens(*auxiliary.masked_lm.losses(model.encoder, hidden, ids, chosen, share=0.15))
+
+    @nnx.jit
+    def of_words(encoder, head):
+        return over_tokens(*head.losses(encoder, encoder(masked, key=None), ids, chosen, share=0.15))
+
+    of_masked, _ = of_words(model.encoder, auxiliary.masked_lm)
     np.testing.assert_allclose(loss, np.mean(terms) + of_masked, rtol=1e-5)
 
 
