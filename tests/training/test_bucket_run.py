@@ -1,6 +1,7 @@
 """Runs in a bucket, in real processes, against a local server that speaks Cloud Storage's protocol."""
 
 import json
+import os
 import random
 import signal
 import socket
@@ -51,9 +52,9 @@ def bucket():
 
 
 @pytest.fixture
-def start(bucket, compile_cache):
+def start(bucket):
     """Starts Python with arguments in a process that knows the bucket; none outlives the test."""
-    environment = compile_cache | bucket.environment | {"XLA_FLAGS": ""}
+    environment = os.environ | bucket.environment | {"XLA_FLAGS": ""}
     started = []
 
     def process(*arguments: str) -> subprocess.Popen:

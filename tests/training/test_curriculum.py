@@ -134,18 +134,16 @@ def command(folder: Path, run_dir: Path, *flags: str, devices: int = 1, **env: s
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_the_recipe_killed_chunked_and_on_eight_devices(folder, tmp_path, compile_cache):
-    env = {name: compile_cache[name] for name in compile_cache if name.startswith("JAX_")}
-
+def test_the_recipe_killed_chunked_and_on_eight_devices(folder, tmp_path):
     def finish(name: str, *flags: str, **how) -> list[float]:
-        process = command(folder, tmp_path / name, *flags, **env, **how)
+        process = command(folder, tmp_path / name, *flags, **how)
         _, errors = process.communicate(timeout=280)
         assert process.returncode == 0, errors
         found = {row["step"]: row["loss"] for row in log(tmp_path / name) if "loss" in row}
         return [found[step + 1] for step in range(STEPS)]
 
     whole = finish("whole")
-    process = command(folder, tmp_path / "killed", **env)
+    process = command(folder, tmp_path / "killed")
     while not any(row["step"] >= 5 for row in log(tmp_path / "killed")):
         assert process.poll() is None, process.communicate()
         time.sleep(0.002)

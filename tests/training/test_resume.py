@@ -19,10 +19,9 @@ STEPS = 30
 SCRIPT = Path(__file__).parent / "tiny_run.py"
 
 
-def start(run_dir, env) -> subprocess.Popen:
+def start(run_dir) -> subprocess.Popen:
     return subprocess.Popen(
         [sys.executable, str(SCRIPT), f"--run_dir={run_dir}"],
-        env=env,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -67,10 +66,10 @@ def parameters(run_dir, step=STEPS) -> dict[str, np.ndarray]:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory, compile_cache):
+def uninterrupted(tmp_path_factory):
     """A run that nothing interrupts: it has learnt, and kept what it should."""
     run_dir = tmp_path_factory.mktemp("uninterrupted") / "run"
-    code, errors = finish(start(run_dir, compile_cache))
+    code, errors = finish(start(run_dir))
     assert code == 0, errors
     losses = [x["loss"] for x in log(run_dir) if "loss" in x]
     assert len(losses) == STEPS and np.mean(losses[-5:]) < 0.7 * np.mean(losses[:5])
@@ -97,11 +96,11 @@ def assert_same_end(run_dir, uninterrupted):
     assert (run_dir / "COMPLETE").exists()
 
 
-def test_sigterm_saves_the_step_at_hand_and_the_run_resumes(tmp_path, uninterrupted, compile_cache):
+def test_sigterm_saves_the_step_at_hand_and_the_run_resumes(tmp_path, uninterrupted):
     at = random.SystemRandom().randint(2, 25)
     print("SIGTERM after step", at)
     run_dir = tmp_path / "run"
-    process = start(run_dir, compile_cache)
+    process = start(run_dir)
     wait_for_step(process, run_dir, at)
     process.send_signal(signal.SIGTERM)
     code, errors = finish(process)
@@ -109,27 +108,25 @@ def test_sigterm_saves_the_step_at_hand_and_the_run_resumes(tmp_path, uninterrup
     last = saved_steps(run_dir)[-1]
     assert at <= last < STEPS
     assert [x["step"] for x in log(run_dir) if "loss" in x] == list(range(1, last + 1))
-    code, errors = finish(start(run_dir, compile_cache))
+    code, errors = finish(start(run_dir))
     assert code == 0 and f"resuming {run_dir} at step {last}" in errors
     assert_same_end(run_dir, uninterrupted)
 
 
-def test_sigkill_at_any_moment_loses_no_more_than_since_the_last_checkpoint(
-    tmp_path, uninterrupted, compile_cache
-):
+def test_sigkill_at_any_moment_loses_no_more_than_since_the_last_checkpoint(tmp_path, uninterrupted):
     run_dir = tmp_path / "run"
     seed = random.SystemRandom().randint(0, 10**6)
     print("seed", seed)
     rng = random.Random(seed)
     for low in (1, 11, 21):
         at, delay = rng.randint(low, low + 5), rng.uniform(0, 0.05)
-        process = start(run_dir, compile_cache)
+        process = start(run_dir)
         wait_for_step(process, run_dir, at)
         time.sleep(delay)
         process.kill()
         finish(process)
         print("killed after step", at, "with checkpoints", saved_steps(run_dir))
-    code, errors = finish(start(run_dir, compile_cache))
+    code, errors = finish(start(run_dir))
     assert code == 0, errors
     assert_same_end(run_dir, uninterrupted)
     assert not list((run_dir / "checkpoints").glob("*tmp*"))

@@ -1,6 +1,7 @@
 """Two trainers in one directory: one trains, the other is told, and nothing is lost."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -49,14 +50,14 @@ def test_a_run_that_is_removed_meanwhile_ends_and_is_never_called_complete(tmp_p
 
 
 @pytest.fixture
-def start(compile_cache):
+def start():
     """Starts a trainer; none outlives the test."""
     started = []
 
     def process(run_dir: str, **environment: str) -> subprocess.Popen:
         command = [sys.executable, str(SCRIPT), f"--run_dir={run_dir}", STEPS]
         streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-        started.append(subprocess.Popen(command, env=compile_cache | environment, **streams))
+        started.append(subprocess.Popen(command, env=os.environ | environment, **streams))
         return started[-1]
 
     yield process
