@@ -5,6 +5,7 @@ model, joined by dots: "encoder.layers.0.attention.query.kernel".
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -178,18 +179,23 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 def encoder_shapes(config: BackboneConfig) -> dict[str, tuple[int, ...]]:
     """Returns the shape of each parameter of an encoder by canonical name."""
-    unscanned = dataclasses.replace(config, scan_layers=False)
-    return _shapes(nnx.eval_shape(lambda: unscanned.make(rngs=nnx.Rngs(0))))
+    return _shapes(dataclasses.replace(config, scan_layers=False))
 
 
 def model_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Returns the shape of each parameter of a model by canonical name."""
-    unscanned = replace_backbone(config, scan_layers=False)
-    return _shapes(nnx.eval_shape(lambda: unscanned.make(rngs=nnx.Rngs(0))))
+    return _shapes(replace_backbone(config, scan_layers=False))
 
 
-def _shapes(model: nnx.Module) -> dict[str, tuple[int, ...]]:
-    leaves = jax.tree_util.tree_leaves_with_path(nnx.to_pure_dict(nnx.state(model, nnx.Param)))
+@functools.lru_cache(maxsize=32)
+def _outline(config: BackboneConfig | ModelConfig) -> tuple[nnx.GraphDef, nnx.State]:
+    """Returns a model without its numbers; of a small model it takes longer to make than they to read."""
+    return nnx.split(nnx.eval_shape(lambda: config.make(rngs=nnx.Rngs(0))))
+
+
+def _shapes(config: BackboneConfig | ModelConfig) -> dict[str, tuple[int, ...]]:
+    parameters = nnx.to_pure_dict(nnx.filter_state(_outline(config)[1], nnx.Param))
+    leaves = jax.tree_util.tree_leaves_with_path(parameters)
     return {".".join(str(key.key) for key in path): leaf.shape for path, leaf in leaves}
 
 
@@ -237,8 +243,7 @@ def build(stored: StoredModel, partitioner: Partitioner | None = None) -> nnx.Mo
     With a partitioner each parameter goes straight to the devices that hold its parts, and is never whole on
     one of them; without, all go to the default device.
     """
-    model = nnx.eval_shape(lambda: stored.config.make(rngs=nnx.Rngs(0)))
-    graphdef, state = nnx.split(model)
+    graphdef, state = _outline(stored.config)
     scan = stored.config.backbone.scan_layers
 
     def put(path: tuple[Any, ...], leaf: nnx.Variable) -> nnx.Variable:
