@@ -110,6 +110,20 @@ def sentencepiece_folder(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def one_layer(tmp_path_factory) -> Path:
+    """The encoder of golden/bert with its first layer alone, for training whose numbers do not matter."""
+    from safetensors.numpy import load_file, save_file
+
+    folder = tmp_path_factory.mktemp("one_layer") / "bert"
+    shutil.copytree(Path(__file__).parent / "golden" / "bert", folder)
+    config, weights = folder / "config.json", folder / "model.safetensors"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"num_hidden_layers": 1}))
+    kept = {name: x for name, x in load_file(weights).items() if "layer.1." not in name}
+    save_file(kept, weights, {"format": "pt"})
+    return folder
+
+
 def write_folder(directory: Path, *, train: int = 40, held_out: int = 8) -> Path:
     """Writes a BEIR folder whose first 12 training pairs are of sources with 5, 3, 2 and 2 pairs."""
     words = ["apple", "banana", "cherry", "dune", "ember", "fjord", "grove", "harbour", "iris", "jade"]

@@ -24,7 +24,7 @@ PAGES = {
     str(path.relative_to(ROOT)): path for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 }
 # `make test` puts a small model in MiniLM's place and leaves out what is slow; `make test-slow` runs all.
-MINILM, SMALL = "st:sentence-transformers/all-MiniLM-L6-v2", f"st:{ROOT / 'tests/golden/bert'}"
+MINILM = "st:sentence-transformers/all-MiniLM-L6-v2"
 BLOCK = re.compile(
     r"(?:^<!-- (slow|needs [^\n]+) -->\n+)?^( *)```(\w+)\n(.*?)^\2```$", re.MULTILINE | re.DOTALL
 )
@@ -66,13 +66,16 @@ def expected_lines(page: str) -> list[str]:
     return lines
 
 
-def run_python(page: str, folder: Path, monkeypatch, *, quick: bool) -> list[str]:
-    """Runs the page's Python blocks one after the other; returns the lines that they print."""
+def run_python(page: str, folder: Path, monkeypatch, *, instead: str = "") -> list[str]:
+    """Runs the page's Python blocks one after the other; returns the lines that they print.
+
+    With another model in MiniLM's place those that take long are left out.
+    """
     monkeypatch.chdir(folder)
     printed, names = io.StringIO(), {"__name__": "__main__"}
     for block in blocks(page, "python"):
-        if block.mark == "" or (block.mark == "slow" and not quick):
-            text = block.code.replace(MINILM, SMALL) if quick else block.code
+        if block.mark == "" or (block.mark == "slow" and not instead):
+            text = block.code.replace(MINILM, instead or MINILM)
             code = compile("\n" * (block.line - 1) + text, page, "exec")
             with contextlib.redirect_stdout(printed):
                 exec(code, names)
@@ -83,8 +86,8 @@ WITH_PYTHON = [page for page in PAGES if any(not block.mark for block in blocks(
 
 
 @pytest.mark.parametrize("page", WITH_PYTHON)
-def test_python_runs(page, tmp_path, monkeypatch):
-    printed = run_python(page, tmp_path, monkeypatch, quick=True)
+def test_python_runs(page, tmp_path, monkeypatch, one_layer):
+    printed = run_python(page, tmp_path, monkeypatch, instead=f"st:{one_layer}")
     assert len(printed) <= len(expected_lines(page))
 
 
@@ -92,7 +95,7 @@ def test_python_runs(page, tmp_path, monkeypatch):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", WITH_PYTHON)
 def test_python_prints_what_the_page_says(page, tmp_path, monkeypatch):
-    printed, expected = run_python(page, tmp_path, monkeypatch, quick=False), expected_lines(page)
+    printed, expected = run_python(page, tmp_path, monkeypatch), expected_lines(page)
     words = [[NUMBER.sub("N", line).split() for line in lines] for lines in (printed, expected)]
     assert words[0] == words[1]
     numbers = [[float(n) for line in lines for n in NUMBER.findall(line)] for lines in (printed, expected)]

@@ -22,14 +22,12 @@ def search(folders, *flags: str) -> list[subprocess.Popen]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     settings = {
-        "JAX_PLATFORMS": "cpu",
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
         "NPROC": "16",
         "XLA_FLAGS": "--xla_force_host_platform_device_count=2" + os.environ["JAXIR_QUICK_XLA_FLAGS"],
     }
     if len(folders) > 1:
         settings |= {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "JAX_NUM_PROCESSES": str(len(folders))}
-    env = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")} | settings
+    env = os.environ | settings
     return [
         subprocess.Popen(
             [sys.executable, "-m", "jaxir.search", "--index=index", *flags],

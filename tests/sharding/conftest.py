@@ -23,10 +23,7 @@ def launch():
         *arguments: str, processes: int = 1, devices: int = 4, folders: Sequence[Path] = (), **settings: str
     ) -> list[subprocess.Popen]:
         """Starts Python with `arguments`, each process in its one of `folders`, with `settings` set."""
-        env = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}  # what other tests have left
-        env |= {
-            "JAX_PLATFORMS": "cpu",
-            "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+        env = os.environ | {
             "NPROC": "40",  # each device's thread may wait in another collective: there must be more threads
             "TF_CPP_MIN_LOG_LEVEL": "2",
             "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"
