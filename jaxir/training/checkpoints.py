@@ -32,6 +32,7 @@ from jaxir.training.marker import MARKER, begin, check_run_dir, go_on
 from jaxir.training.settings import disagreement
 from jaxir.training.state import TrainState, inspect
 
+_LEAST_PART = 1 << 20  # bytes of an array that a device writes of those that all have
 REMOVED = ".removed"
 
 
@@ -111,6 +112,10 @@ class Checkpoints:
             self.directory.mkdir(parents=True, exist_ok=True)
             self._tidy()
         wait_for_all("the directory of checkpoints is there")
+        # Of an array that several devices have each would write a part, which a program cuts: for what
+        # is small, making the program takes far longer than writing.
+        arrays = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=_LEAST_PART)
+        ocp.type_handlers.register_type_handler(jax.Array, arrays, override=True)
         self._manager = ocp.CheckpointManager(
             self.directory if is_bucket(self.directory) else self.directory.resolve(),
             options=ocp.CheckpointManagerOptions(
