@@ -1,4 +1,7 @@
-"""Attention by the kernels of `attention_kernel.py`: differentiable, and split over a mesh as models are."""
+"""Attention by the kernels of `attention_kernel.py`: differentiable, and split over a mesh as models are.
+
+The kernels are imported where they are used: Pallas takes a fifth of a second, and few machines have a TPU.
+"""
 
 import functools
 from collections.abc import Callable
@@ -10,8 +13,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, PartitionSpec
 
-from jaxir.models import attention_kernel, layers
-from jaxir.models.attention_kernel import LANES, Kind
+from jaxir.models import layers
 from jaxir.partitioning import Partitioner
 
 # The longest text of which a head's logits, in float32 and several times, fit into a chip's memory.
@@ -39,6 +41,8 @@ def takes(query: jax.Array, key: jax.Array, partitioner: Partitioner | None) -> 
     """
     if partitioner is None or not partitioner.fused_attention or not partitioner.on_tpu:
         return False
+    from jaxir.models.attention_kernel import LANES
+
     _, length, heads, head_dim = query.shape
     where = _where(partitioner, query.shape)
     together = max(1, LANES // head_dim)
@@ -71,6 +75,8 @@ def attend(
 
     The gradient of a bias is added up in float32 over a device's texts, then over devices.
     """
+    from jaxir.models.attention_kernel import Kind
+
     shape = query.shape
     kind = Kind(
         head_dim=shape[3],
@@ -98,6 +104,8 @@ def _attend(kind, where, query, key, value, bias, lengths, numbers):
 
 def _forward(kind, where, query, key, value, bias, lengths, numbers):
     def run(query, key, value, bias, lengths, numbers):
+        from jaxir.models import attention_kernel
+
         numbers = _placed(where, kind, query, numbers)
         return attention_kernel.forward(query, key, value, bias, lengths, numbers, kind)
 
@@ -110,6 +118,8 @@ def _forward(kind, where, query, key, value, bias, lengths, numbers):
 
 def _backward(kind, where, kept, gradient):
     def run(query, key, value, bias, lengths, numbers, sums, gradient):
+        from jaxir.models import attention_kernel
+
         numbers = _placed(where, kind, query, numbers)
         found = attention_kernel.backward(query, key, value, bias, lengths, numbers, sums, gradient, kind)
         if bias is None:
@@ -149,7 +159,7 @@ def _on(where: _Where, run: Callable[..., Any], ins: Any, outs: Any) -> Callable
     return jax.shard_map(run, mesh=where.mesh, in_specs=ins, out_specs=outs, check_vma=False)
 
 
-def _placed(where: _Where, kind: Kind, query: jax.Array, numbers: jax.Array) -> jax.Array:
+def _placed(where: _Where, kind: Any, query: jax.Array, numbers: jax.Array) -> jax.Array:
     """Returns a kernel's numbers: of the key, the places of this device's first text and head, the window."""
     first_text = jax.lax.axis_index(where.batch) * query.shape[0] if where.batch else 0
     heads = query.shape[2] // kind.head_dim
