@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from scipy import stats
 
 from jaxir.errors import UserError
 
@@ -62,6 +61,8 @@ def compare(
     Raises:
       UserError: the queries are not the same, or are fewer than two.
     """
+    from scipy import stats
+
     ours, theirs = _paired(system, baseline)
     differences = ours - theirs
     t_test = randomisation = 1.0
@@ -83,6 +84,8 @@ def compare(
 
 
 def _randomisation(differences: np.ndarray, seed: int, resamples: int) -> float:
+    from scipy import stats
+
     rng = np.random.default_rng(seed)
     if 2 ** min(len(differences), 60) <= resamples:
         how = {"permutation_type": "samples", "n_resamples": resamples, "rng": rng}
@@ -125,6 +128,8 @@ def confidence_interval(
     Raises:
       UserError: the queries are not the same, or are fewer than two.
     """
+    from scipy import stats
+
     ours, theirs = _paired(system, baseline)
     found = stats.bootstrap(
         (ours - theirs,),

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
-from scipy import stats
 
 from jaxir.evaluation import pair_space
 from jaxir.evaluation.pair_space import PairSpace
@@ -76,4 +75,6 @@ def scores_of(sets: PairSets, vectors: np.ndarray) -> STSScores:
 def _spearman(cosine: np.ndarray, scores: np.ndarray) -> float:
     if np.ptp(cosine) == 0:  # a collapsed model ranks nothing, and the correlation is undefined
         return 0.0
+    from scipy import stats
+
     return 100 * float(stats.spearmanr(cosine, scores).statistic)

@@ -5,7 +5,6 @@ from typing import ClassVar
 
 import jax
 import numpy as np
-import scipy.special
 from jaxtyping import Float
 
 from jaxir.data.pair_tokenizer import PairTokenizer, TokenPair
@@ -127,4 +126,6 @@ class CrossEncoder:
 
     def relevance(self, pairs: Sequence[tuple[str, str]]) -> Float[np.ndarray, " N"]:
         """Returns the probabilities [N] of being relevant that the logits of N pairs stand for."""
+        import scipy.special
+
         return scipy.special.expit(self.score(pairs))
