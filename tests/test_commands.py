@@ -113,7 +113,11 @@ def test_a_command_is_the_one_that_its_own_file_starts(tmp_path):
     both = {}
     for start in (["-m", "jaxir", "train"], ["-m", "jaxir.train"]):
         (tmp_path / "seen").unlink(missing_ok=True)
-        done = run("-X", "utf8", *start, "--steps=3", cwd=tmp_path, PYTHONPATH=f"{tmp_path}:{ROOT}")
+        ours = {
+            "PYTHONPATH": f"{tmp_path}:{ROOT}",
+            "PYTHONWARNINGS": "",
+        }  # which the tests' own would stand beside
+        done = run("-X", "utf8", *start, "--steps=3", cwd=tmp_path, **ours)
         seen = [line.rsplit(" ", 1) for line in (tmp_path / "seen").read_text().splitlines()]
         assert len({number for _, number in seen}) == 1  # one process from the first to the last
         both[start[1]] = (done.returncode, done.stdout, done.stderr, seen[-1][0])

@@ -38,9 +38,9 @@ class Setting(NamedTuple):
     batch_size: int
 
     def recomputing_more(self) -> list[Remat]:
-        """Returns the ways that recompute more of a block, and keep less."""
+        """Returns the ways that recompute more of a block, and keep less; to keep weights is none of them."""
         policies = [False, *POLICIES]
-        return policies[policies.index(self.remat) + 1 :]
+        return [p for p in policies[policies.index(self.remat) + 1 :] if p != "weights"]
 
     def changes(self, other: Setting) -> list[str]:
         """Returns what differs in `self` from `other`, as a user would say it."""
