@@ -92,14 +92,15 @@ def suggest(
             continue
         found.append((wanted, changed, ", ".join(candidate.changes(setting))))
     lines = [f"{words} (about {wanted / GIB:.1f} GiB on each chip)" for wanted, _, words in found[:4]]
-    for larger in target.larger():
+    for larger, remat in itertools.product(target.larger(), (setting.remat, *setting.recomputing_more())):
         times = larger.count // target.count
-        wanted = costs.of(setting._replace(fsdp=setting.fsdp * times), setting, times)
+        candidate = setting._replace(fsdp=setting.fsdp * times, remat=remat)
+        wanted = costs.of(candidate, setting, times)
         if wanted <= _ROOM * limit and (setting.batch_size // setting.chunks) % (divisor * times) == 0:
             what = "a slice of " if larger.chip.kind == "tpu" else ""
             lines.append(
-                f"{what}{larger.count} chips, --topology={larger.name}, with fsdp={setting.fsdp * times}"
-                f" (about {wanted / GIB:.1f} GiB on each chip)"
+                f"{what}{larger.count} chips, --topology={larger.name}, with"
+                f" {', '.join(candidate.changes(setting))} (about {wanted / GIB:.1f} GiB on each chip)"
             )
             break
     return lines or ["a chip with more memory: no change of these is thought to be enough"]

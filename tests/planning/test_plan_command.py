@@ -24,7 +24,7 @@ from jaxir.planning import plan as planning
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SMALL = t5.T5Config(
-    vocab_size=64, embed_dim=32, num_layers=2, num_heads=2, head_dim=16, mlp_dim=64, dropout_rate=0.0
+    vocab_size=72, embed_dim=32, num_layers=2, num_heads=2, head_dim=16, mlp_dim=64, dropout_rate=0.0
 )
 MACROS = ("QUERY_LENGTH=8", "PASSAGE_LENGTH=16", "BATCH_SIZE=16", "PROJECTION=8", "STEPS=1000", "FSDP=2")
 
@@ -276,16 +276,17 @@ def test_a_tpu_slice_with_its_own_compiler(machine, model, tmp_path):
     assert f" quick settings: {' '.join(f'{name}={value}' for name, value in quick.items())}\n" in done.stdout
     assert done.stdout.count("warning: ") == 1 and "Plan without them before you trust a fit" in done.stdout
     assert "\nfits, by quick settings: " in done.stdout
-    assert_products_are_those_that_were_asked_for(done.stdout)
+    assert "remat but for products" in done.stdout
+    assert_products_are_those_that_were_asked_for(done.stdout, times=1)
 
 
-def assert_products_are_those_that_were_asked_for(told: str) -> None:
-    """The compiler's convolutions are these, shared by four chips."""
+def assert_products_are_those_that_were_asked_for(told: str, *, times: float) -> None:
+    """The compiler's convolutions are these, shared by four chips, and some computed anew."""
     line = next(x for x in told.splitlines() if "products, each chip" in x)
     run, useful = (
         float(part.split()[0]) for part in line.split("chip")[1].replace("of them useful", "").split(", ")
     )
-    assert run == pytest.approx(useful * 4 / 3, rel=0.2)  # with rematerialisation
+    assert run == pytest.approx(useful * times, rel=0.15)
 
 
 @pytest.mark.skipif(libtpu() is None, reason="libtpu is not installed (make plan-tools)")
@@ -312,4 +313,4 @@ def test_deberta_on_a_tpu_slice(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "SDE of Deberta 2 x 32" in done.stdout and "compiled by the TPU's compiler" in done.stdout
     assert "all-gather          fsdp" in done.stdout and "fits, by quick settings: " in done.stdout
-    assert_products_are_those_that_were_asked_for(done.stdout)
+    assert_products_are_those_that_were_asked_for(done.stdout, times=4 / 3)
