@@ -196,6 +196,7 @@ def tuned(directory: str, system: str, way: str, queries: np.ndarray) -> list[tu
 
 def fewest(reached: Callable[[int], bool], *, near: int, most: int) -> int | None:
     """Returns the least number (to 2 %) from 1 to `most` that is `reached`, as all above it are, or None."""
+    # As the tuner looks for leaves (jaxir.retrieval.indexes.tuning): peers' Python may have no jaxir.
     low, high, number = 0, None, max(1, near)
     while high is None or high - low > max(1, 0.02 * high):
         if reached(number):
