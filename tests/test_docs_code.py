@@ -92,6 +92,7 @@ def test_python_runs(page, tmp_path, monkeypatch, one_layer):
 
 
 @pytest.mark.slow
+@pytest.mark.compiled
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", WITH_PYTHON)
 def test_python_prints_what_the_page_says(page, tmp_path, monkeypatch):
