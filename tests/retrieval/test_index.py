@@ -114,6 +114,25 @@ def test_ties_are_broken_by_id(engine):
     assert found == [[f"d{i:03d}" for i in range(96, -1, -4)]]
 
 
+@pytest.mark.parametrize("k", [1, 10, 300])
+def test_a_query_alone_has_the_answer_that_the_long_way_gives(monkeypatch, k):
+    """Without equal scores, with some, and with fewer documents than asked for."""
+    vectors = np.concatenate([clustered(200, 16), np.tile(clustered(50, 16, seed=1)[:5], (10, 1))])
+    index = ScannIndex.build(vectors, [f"d{i}" for i in range(len(vectors))])
+    queries = [*clustered(200, 16)[:20], *vectors[-5:]]
+    short = [index.search(query[None], k) for query in queries]
+    assert [index._in_order(np.zeros(k, int), scores[0], k) for scores, _ in short].count(True) == {
+        1: 25,
+        10: 20,
+    }.get(k, 0)
+    monkeypatch.setattr(ScannIndex, "_in_order", lambda *_: False)
+    for query, (scores, found) in zip(queries, short, strict=True):
+        expected, names = index.search(query[None], k)
+        np.testing.assert_array_equal(scores, expected)
+        assert found == names and scores.dtype == expected.dtype == np.float32
+    assert [found[0][0] for _, found in short[:20]] == [f"d{i}" for i in range(20)]
+
+
 def test_all_engines_in_one_process():
     """TensorFlow (with ScaNN), pymilvus and JAX bring the same native libraries along, each its own."""
     vectors, ids = clustered(500, 16), [f"d{i}" for i in range(500)]

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
-from beartype import beartype
-from jaxtyping import Float, jaxtyped
+from jaxtyping import Float
 
 from jaxir.checksums import check, directory_with_checksums, key
 from jaxir.errors import UserError
@@ -200,7 +199,6 @@ class VectorIndex(Index):
     def _search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, list[list[str]]]:
         """`search` with k <= N and queries as they are compared (normalised for cosine)."""
 
-    @jaxtyped(typechecker=beartype)
     def search(
         self, queries: Float[np.ndarray, "Q D"], k: int
     ) -> tuple[Float[np.ndarray, "Q K"], list[list[str]]]:
@@ -220,14 +218,20 @@ class VectorIndex(Index):
           UserError: the vectors have another dimension than the index, or k < 1.
         """
         check_k(k)
+        # Not by jaxtyping, which takes as long as ScaNN does to answer one query.
+        if queries.ndim != 2 or queries.dtype.kind not in "fV":  # V: bfloat16
+            raise TypeError(
+                f"queries are floating-point numbers [Q, D], not {queries.dtype} {list(queries.shape)}"
+            )
         if queries.shape[1] != self.info.dimension:
             raise UserError(
                 f"the queries have {queries.shape[1]} dimensions and the index {self.info.dimension}:"
                 " they come from different models"
             )
+        queries = np.ascontiguousarray(queries, np.float32)
         if self.info.similarity == "cosine":
             queries = normalize(queries)
-        return self._search(np.ascontiguousarray(queries, np.float32), min(k, self.info.count))
+        return self._search(queries, min(k, self.info.count))
 
     def add(self, embeddings: Embeddings, ids: Sequence[str]) -> None:
         """Adds vectors [M, D] (one array, or shards of it) under new ids.
@@ -396,5 +400,6 @@ def checked(
 
 def normalize(vectors: np.ndarray) -> np.ndarray:
     """Returns vectors [N, D] of length 1; a zero vector stays zero."""
-    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return vectors / np.where(norms == 0, 1, norms)
+    norms = np.sqrt(np.add.reduce(vectors * vectors, axis=1, keepdims=True))  # np.linalg.norm's bits, sooner
+    norms[norms == 0] = 1
+    return vectors / norms

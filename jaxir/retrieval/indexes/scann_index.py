@@ -249,6 +249,8 @@ class ScannIndex(VectorIndex):
         one = len(queries) == 1
         search = self._searcher.search_batched if one else self._searcher.search_batched_parallel
         found, values = search(queries, final_num_neighbors=k, **self.candidates(k))
+        if one and self._in_order(found[0], values[0], k):
+            return values, [self._names[found[0]].tolist()]
         # All queries at once: row by row this took a quarter of a batch's time.
         real = np.isfinite(values) & (found < self.info.count)
         rows = np.where(real, found, 0).astype(np.int64)
@@ -265,6 +267,12 @@ class ScannIndex(VectorIndex):
         if not real.all():
             ids = [names[:count] for names, count in zip(ids, real.sum(axis=1).tolist(), strict=True)]
         return scores, ids
+
+    def _in_order(self, rows: np.ndarray, values: np.ndarray, k: int) -> bool:
+        """Whether one query's answer [K] is whole and without equal scores, as most are."""
+        if len(values) < k or not (values[1:] < values[:-1]).all():
+            return False
+        return -np.inf < values[-1] <= values[0] < np.inf and rows.max() < self.info.count
 
     def _save_engine(self, directory: Path) -> None:
         (directory / ASSETS).mkdir()
