@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
+import time
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -27,11 +27,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Commands keep compiled programs between processes: those of tests, in the checkout, not in the user's home.
 os.environ.setdefault("XDG_CACHE_HOME", str(Path(__file__).resolve().parent.parent / ".pytest_cache" / "xdg"))
-# What one process of a run has compiled, all others take: workers, and the commands that tests start.
-os.environ["JAXIR_TEST_PROGRAMS"] = os.environ.get("JAXIR_TEST_PROGRAMS") or tempfile.mkdtemp(
-    prefix="jaxir-programs-"
+# What one process has compiled, all others take: workers, the commands that tests start, and the next run.
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(
+    Path(__file__).resolve().parent.parent / ".pytest_cache" / "programs"
 )
-os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ["JAXIR_TEST_PROGRAMS"]
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 # A program that another process is just writing, or was killed while it did, is compiled.
 os.environ["PYTHONWARNINGS"] = ",".join(
@@ -51,9 +50,12 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 
-def pytest_unconfigure(config):
-    if not hasattr(config, "workerinput"):  # the workers' is still at work
-        shutil.rmtree(os.environ["JAXIR_TEST_PROGRAMS"], ignore_errors=True)
+def pytest_configure(config):
+    """Forgets programs of two weeks ago, most of which no test wants any more."""
+    if not hasattr(config, "workerinput"):
+        for program in Path(os.environ["JAX_COMPILATION_CACHE_DIR"]).glob("*"):
+            if program.stat().st_mtime < time.time() - 14 * 24 * 3600:
+                program.unlink()
 
 
 def pytest_collection_modifyitems(items):
