@@ -7,7 +7,9 @@ import inspect
 import pkgutil
 import re
 import tokenize
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 from gin import config as gin_internals
 
@@ -34,6 +36,11 @@ def explain(error: BaseException, files: Sequence[str]) -> str:
     if match := re.match(r"Configurable '([^']+)' doesn't have a parameter named '([^']+)'", message):
         known = _parameters_of(match[1])
         message = f"{match[1]} has no parameter {match[2]!r}{suggest(match[2], known)}"
+    elif match := re.match(r"No configurable matching reference '@([^'()]+)", message):
+        known = suggest(match[1], _known_selectors())
+        message = (
+            f"nothing is called {match[1]!r}{known}; bind what is your own in the gin file that imports it"
+        )
     elif match := re.match(r"No configurable matching '([^']+)'", message):
         message = f"nothing is called {match[1]!r}{suggest(match[1], _known_selectors())}"
     elif match := re.search(r"Ambiguous selector '([^']+)', matches \[(.+?)\]", message):
@@ -45,6 +52,7 @@ def explain(error: BaseException, files: Sequence[str]) -> str:
     elif match := re.match(r"No module named '([^']+)'", message):
         parent, _, leaf = match[1].rpartition(".")
         message = f"no module named {match[1]!r}{suggest(leaf, _names_in(parent)) if parent else ''}"
+        where += _importer(error)
     elif match := re.match(r"Unable to open file: (.+?)\. Searched", message):
         message = f"gin file {match[1]} does not exist"
     if isinstance(error, SyntaxError) and error.lineno:
@@ -52,6 +60,13 @@ def explain(error: BaseException, files: Sequence[str]) -> str:
         token = re.search(r"Failed to parse token '(.*)'", str(error))
         message = f"{token[1]} is no value: text wants quotes, a macro %, an object @" if token else error.msg
     return where + message
+
+
+def _importer(error: BaseException) -> str:
+    """Says where a module that a gin file imports wants one that is missing; "" where the gin file does."""
+    libraries = (str(Path(importlib.__file__).parent), str(Path(gin_internals.__file__).parent))
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
+    return "".join(f"{f.filename}:{f.lineno}: " for f in frames[-1:] if not f.filename.startswith(libraries))
 
 
 def _parameters_of(selector: str) -> list[str]:

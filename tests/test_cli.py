@@ -174,6 +174,20 @@ def test_a_misspelt_name_in_a_file_is_located_and_mended(cook, tmp_path, line, m
     assert message in err and len(err.splitlines()) == 1
 
 
+def test_a_module_of_ones_own_that_wants_one_that_is_missing(cook, tmp_path):
+    (tmp_path / "bad.gin").write_text("from __gin__ import dynamic_registration\nimport wanting\n")
+    (tmp_path / "wanting.py").write_text("import json\nimport absent_package\n")
+    code, _, err = cook("--gin_file=bad.gin", "--model=m")
+    assert code == 1
+    assert "wanting.py:2: no module named 'absent_package'" in err and len(err.splitlines()) == 1
+
+
+def test_an_object_of_ones_own_is_bound_where_its_module_is_imported(cook):
+    code, _, err = cook("--gin_file=recipe.gin", "--gin.MODEL=@utensils.Spoon()")
+    assert code == 1
+    assert "nothing is called 'utensils.Spoon'; bind what is your own in the gin file that imports it" in err
+
+
 def test_gin_binds_objects_and_bare_words(cook):
     code, out, _ = cook(
         "--gin_file=recipe.gin", "--gin.MODEL=st:all-MiniLM-L6-v2", "--gin.Objective.temperature=0.1"

@@ -11,6 +11,7 @@ from jaxir.errors import UserError
 from jaxir.evaluators.bench import Bench, State
 from jaxir.evaluators.evaluator import Evaluator, Prepared
 from jaxir.objectives.gradient_cache import with_fitting_chunks
+from jaxir.objectives.objective import loss_and_metrics
 from jaxir.simple_types import Natural, Object, checked
 
 
@@ -49,7 +50,7 @@ class Loss(Evaluator):
             objective = bench.objective
             if kept < bench.batch_size:
                 objective = with_fitting_chunks(objective, kept // divisor)
-            loss, metrics = objective(model, batch, None, auxiliary=auxiliary, step=None)
+            loss, metrics = loss_and_metrics(objective, model, batch, None, auxiliary, None)
             return metrics | {"loss": loss}
 
         program = bench.program(metrics_of, rows)

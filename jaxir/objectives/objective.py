@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import abc
+import inspect
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
+from jaxir.errors import UserError
 from jaxir.features import Features, TextFormat, TokenCounts
 
 Batch = Mapping[str, jax.Array]
@@ -87,3 +90,42 @@ class Objective(abc.ABC):
           auxiliary: what `auxiliary` made.
           step: int32 [], the number of finished steps; None in evaluation.
         """
+
+
+TRAINERS_METRICS = ("loss", "grad_norm", "learning_rate")
+
+
+def loss_and_metrics(
+    objective: Objective, model: Any, batch: Batch, key: jax.Array | None, auxiliary: Any, step: Any
+) -> tuple[jax.Array, Metrics]:
+    """Returns what `objective` says of a batch, once it is known to be a loss and metrics.
+
+    Raises:
+      UserError: it does not take these arguments, its answer is anything else than a float32 loss [] and a
+        dict of numbers [], or a metric has a name of the trainer's.
+    """
+    name = type(objective).__name__
+    try:
+        inspect.signature(objective).bind(model, batch, key, auxiliary=auxiliary, step=step)
+    except TypeError as error:
+        raise UserError(
+            f"{name} must take (model, batch, key=None, *, auxiliary=None, step=None): {error}"
+        ) from None
+    result = objective(model, batch, key, auxiliary=auxiliary, step=step)
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)):
+        raise UserError(f"{name} must return the loss and a dict of metrics, not {_told(result)}")
+    loss, metrics = result
+    if not (isinstance(loss, jax.Array) and loss.shape == () and loss.dtype == jnp.float32):
+        raise UserError(f"{name}'s loss must be float32 [], one number for the batch, not {_told(loss)}")
+    for metric, value in metrics.items():
+        if jnp.shape(value) != ():
+            raise UserError(f"{name}'s metric {metric!r} must be one number, not {_told(value)}")
+        if metric in TRAINERS_METRICS:
+            raise UserError(
+                f"{name}'s metric {metric!r} has a name of the trainer's own metrics: give it another"
+            )
+    return loss, metrics
+
+
+def _told(x: Any) -> str:
+    return f"{x.dtype} {list(x.shape)}" if isinstance(x, jax.Array) else type(x).__name__

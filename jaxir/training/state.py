@@ -11,9 +11,10 @@ import optax
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxir.errors import UserError
 from jaxir.interop import array_checksums
 from jaxir.models.layers import Remat, param_shardings
-from jaxir.objectives.objective import Objective
+from jaxir.objectives.objective import Objective, loss_and_metrics
 from jaxir.partitioning import Partitioner
 from jaxir.training.optimizers import BuiltOptimizer
 from jaxir.training.trained import apart, frozen_names, joined, select, united
@@ -111,7 +112,8 @@ def plan_state(
       frozen: patterns of names that are not trained: no gradient is computed and no moment kept for them.
 
     Raises:
-      UserError: a pattern of `frozen` matches nothing, or they leave nothing to train.
+      UserError: a pattern of `frozen` matches nothing, they leave nothing to train, or what is trained is not
+        float32.
       ValueError: the model holds state that is not a parameter, which no export would have.
     """
     graphdef, variables, rest = nnx.split(model, nnx.Param, ...)
@@ -127,6 +129,10 @@ def plan_state(
     names = frozen_names(joined(params, aux_params), frozen)
     plan = Plan(graphdef, None, None, aux_graphdef, names)
     trained, trained_layout = plan.trained(params, aux_params), plan.trained(layout, aux_layout)
+    for path, x in jax.tree_util.tree_leaves_with_path(trained):
+        if x.dtype != jnp.float32:
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            raise UserError(f"the parameter {name} is {x.dtype} {list(x.shape)}: what is trained is float32")
     opt_shapes = jax.eval_shape(transform.init, trained)
     beside = dict(
         zip(
@@ -259,7 +265,7 @@ def make_loss(plan: Plan, objective: Objective) -> Callable[..., tuple[jax.Array
     ) -> tuple[jax.Array, tuple[Metrics, Any]]:
         params, auxiliary = apart(united(trained, plan.untrained(state.params, state.auxiliary)))
         model, beside = plan.modules(params, auxiliary, state.statistics)
-        loss, metrics = objective(model, batch, key, auxiliary=beside, step=state.step)
+        loss, metrics = loss_and_metrics(objective, model, batch, key, beside, state.step)
         if beside is None:
             return loss, (metrics, state.statistics)
         return loss, (metrics, nnx.to_pure_dict(nnx.state(beside, nnx.Not(nnx.Param))))
