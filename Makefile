@@ -1,7 +1,7 @@
 # make quickstart   everything from a fresh clone to search results, on the documentation installed with Python
 # make install      .venv with all of jaxir (3 GB); EXTRAS=cuda or EXTRAS=tpu adds what an accelerator needs
 # make test         lint and the everyday tests
-# make test-slow    the others, and those against others' numbers once more, compiled as users compile (half an hour)
+# make test-slow    the others, and those against others' numbers once more, compiled as users compile (an hour)
 # make lint         what `make test` checks first
 # make format       rewrite the sources as `make lint` wants them
 # make constraints  refresh constraints.txt from .venv
