@@ -100,6 +100,8 @@ def loss_and_metrics(
 ) -> tuple[jax.Array, Metrics]:
     """Returns what `objective` says of a batch, once it is known to be a loss and metrics.
 
+    Arguments are those of `Objective.__call__`.
+
     Raises:
       UserError: it does not take these arguments, its answer is anything else than a float32 loss [] and a
         dict of numbers [], or a metric has a name of the trainer's.

@@ -131,7 +131,7 @@ def plan_state(
     trained, trained_layout = plan.trained(params, aux_params), plan.trained(layout, aux_layout)
     for path, x in jax.tree_util.tree_leaves_with_path(trained):
         if x.dtype != jnp.float32:
-            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            name = jax.tree_util.keystr(path, simple=True, separator=".")  # as `frozen` has it
             raise UserError(f"the parameter {name} is {x.dtype} {list(x.shape)}: what is trained is float32")
     opt_shapes = jax.eval_shape(transform.init, trained)
     beside = dict(

@@ -76,6 +76,6 @@ def test_what_is_trained_is_float32(dtype):
             self.scale = layers.param(jnp.ones([], dtype))
 
     with pytest.raises(
-        UserError, match=rf"the parameter .*scale is {dtype} \[\]: what is trained is float32"
+        UserError, match=rf"the parameter auxiliary.scale is {dtype} \[\]: what is trained is float32"
     ):
         plan_state(make_model(), optax.sgd(1.0), MeshConfig().build(), auxiliary=Head())

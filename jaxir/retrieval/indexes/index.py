@@ -216,6 +216,7 @@ class VectorIndex(Index):
 
         Raises:
           UserError: the vectors have another dimension than the index, or k < 1.
+          TypeError: they are no floating-point numbers [Q, D].
         """
         check_k(k)
         # Not by jaxtyping, which takes as long as ScaNN does to answer one query.
