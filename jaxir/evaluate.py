@@ -25,6 +25,7 @@ def evaluate(
     run: list[str] | str | None = None,
     qrels: str | None = None,
     answers: str | None = None,
+    answers_in: Literal["text", "document"] = "text",
     corpus: str | None = None,
     predictions: list[str] | str | None = None,
     model: str | None = None,
@@ -51,6 +52,8 @@ def evaluate(
       qrels: judgements of the runs' queries: BEIR (query-id, corpus-id, score) or TREC format.
       answers: instead of judgements, lines of {"_id": query, "answers": [text, ...]}: a document that holds
         one is relevant, and Success@k is the top-k accuracy of open-domain question answering.
+      answers_in: where in a document of --corpus an answer is looked for: in its text, as DPR does, or in the
+        document, its title too.
       corpus: corpus.jsonl[.gz] with the texts of the documents, for --answers.
       predictions: in place of runs, files of written answers (of jaxir.read) to compare with --answers by
         exact match and F1; written as those.
@@ -99,6 +102,8 @@ def evaluate(
         check_idle(evaluate, "data that have splits", split=split)
     if kind in ("run", "predictions"):
         check_idle(evaluate, "a --dataset", split=split, depth=depth)
+    if kind != "run" or answers is None:
+        check_idle(evaluate, "--run with --answers", answers_in=answers_in)
     if kind == "predictions":
         check_idle(evaluate, "retrieval", metrics=metrics, identical_ids=identical_ids)
     metrics = metrics or METRICS.get(kind, DEFAULT_METRICS)
@@ -118,7 +123,14 @@ def evaluate(
         if kind == "run":
             runs = [run] if isinstance(run, str) else run
             scored = report.score_runs(
-                runs, metrics, identical_ids, baseline=baseline, qrels=qrels, answers=answers, corpus=corpus
+                runs,
+                metrics,
+                identical_ids,
+                baseline=baseline,
+                qrels=qrels,
+                answers=answers,
+                corpus=corpus,
+                answers_in=answers_in,
             )
         elif kind == "predictions":
             systems = [predictions] if isinstance(predictions, str) else predictions

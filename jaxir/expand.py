@@ -158,6 +158,7 @@ def retrieve(
     expansions: list[str],
     output: str,
     answers: str | None = None,
+    answers_in: Literal["text", "document"] = "text",
     depth: Count = 100,
     num_candidates: Count | None = None,
     with_question: bool = False,
@@ -178,6 +179,8 @@ def retrieve(
       output: the .jsonl to write: a line for each question, with its expansions and what they find.
       answers: lines of {"_id": question, "answers": [text, ...]}, of all questions (default: not known, as
         when a reranker is used).
+      answers_in: where in a passage they are looked for: in its text, as DPR does, or in the document, its
+        title too.
       depth: passages of a query among which an answer is looked for.
       num_candidates: expansions of a question that are taken, the first ones (default: all).
       with_question: whether the question alone is a candidate after them (the paper's lists are without).
@@ -191,7 +194,7 @@ def retrieve(
     from jaxir.retrieval.encoding.windowed_file import told
 
     if answers is None:
-        check_idle(retrieve, "--answers", depth=depth)
+        check_idle(retrieve, "--answers", depth=depth, answers_in=answers_in)
     distributed.maybe_initialize_distributed()
     with distributed.together():
         questions = read_questions(
@@ -205,7 +208,7 @@ def retrieve(
         known = None if answers is None else read_answers(answers)
         if known is not None:
             check_answers(questions, known, answers)
-        retriever = Retriever(index, depth=depth, answers=known)
+        retriever = Retriever(index, depth=depth, answers=known, answers_in=answers_in)
         report = write_found(retriever, questions, output)
         distributed.say(told(output, report, f", searched in {index}"))
 
@@ -321,6 +324,7 @@ def targets(
     run: str | None = None,
     qrels: str | None = None,
     corpus: str | None = None,
+    answers_in: Literal["text", "document"] = "text",
 ) -> None:
     """Writes what a generator is to write for questions: answers, or sentences or titles of their passages.
 
@@ -335,12 +339,16 @@ def targets(
       run: TREC run file with the passages, best first.
       qrels: in its place, judgements that name the relevant ones.
       corpus: corpus.jsonl[.gz] with the passages.
+      answers_in: of --kind=title, where in a passage an answer is looked for: in its text, as DPR does, or in
+        the document, its title too.
     """
     from jaxir.data.answers import read_answers
     from jaxir.evaluation.expansion_targets import write_targets
     from jaxir.evaluation.judgements import read_judgements
     from jaxir.retrieval.ranking.runs import rank, read_run
 
+    if kind != "title":
+        check_idle(targets, "--kind=title", answers_in=answers_in)
     if kind == "answer":
         check_idle(targets, "--kind=sentence and --kind=title", run=run, qrels=qrels, corpus=corpus)
     elif (run is None) == (qrels is None) or corpus is None:
@@ -351,7 +359,10 @@ def targets(
     elif qrels is not None:
         judged = read_judgements(qrels)
         passages = {q: [d for d, score in found.items() if score > 0] for q, found in judged.items()}
-    report = write_targets(kind, queries, read_answers(answers), output, passages=passages, corpus=corpus)
+    known = read_answers(answers)
+    report = write_targets(
+        kind, queries, known, output, passages=passages, corpus=corpus, answers_in=answers_in
+    )
     print(f"{output}: {report}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import regex
 
@@ -15,27 +16,41 @@ from jaxir.retrieval.ranking.runs import Run, rank
 
 # Runs of letters, digits and marks, and every other visible character by itself.
 _TOKEN = regex.compile(r"[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]")
+# Where a document's answers are looked for: in its text, as Karpukhin et al. do, or in its title, too.
+AnswersIn = Literal["text", "document"]
 
 
 def tokens_of(text: str) -> list[str]:
     """Returns a text's words and signs as they are compared: in lower case, in Unicode's form NFD."""
-    return _TOKEN.findall(unicodedata.normalize("NFD", text).lower())
+    # Each by itself: Python makes a sigma lower by what stands beside it.
+    return [token.lower() for token in _TOKEN.findall(unicodedata.normalize("NFD", text))]
+
+
+def searched(document: Document, answers_in: AnswersIn) -> str:
+    """Returns what of a document is searched for answers."""
+    return document.text if answers_in == "text" else document.contents
 
 
 def judge_by_answers(
-    runs: Sequence[Run], answers: Mapping[str, Sequence[str]], corpus: str | Path, *, depth: int
+    runs: Sequence[Run],
+    answers: Mapping[str, Sequence[str]],
+    corpus: str | Path,
+    *,
+    depth: int,
+    answers_in: AnswersIn = "text",
 ) -> dict[str, dict[str, int]]:
     """Judges what the runs found: 1 where a document holds an answer of the query, 0 where it does not.
 
-    It holds one where the tokens of the answer stand in it next to each other (Karpukhin et al. 2020), so
-    that Success@k against these judgements is the top-k accuracy of the papers on open-domain question
+    It holds one where the tokens of the answer stand in its text next to each other (Karpukhin et al. 2020),
+    so that Success@k against these judgements is the top-k accuracy of the papers on open-domain question
     answering. The corpus is read once, and of its texts none is kept.
 
     Args:
       runs: all the runs to be scored.
       answers: query id to answers; each of these queries counts, answered or not.
-      corpus: corpus.jsonl[.gz]; a document's text is title + ' ' + text.
+      corpus: corpus.jsonl[.gz].
       depth: how far down each run is judged.
+      answers_in: where answers are looked for.
 
     Raises:
       UserError: the runs answer none of the queries, or name a document that the corpus lacks.
@@ -53,7 +68,7 @@ def judge_by_answers(
     qrels: dict[str, dict[str, int]] = {query_id: {} for query_id in answers}
 
     def judge(document: Document) -> None:
-        joined = joined_tokens(document.contents)
+        joined = joined_tokens(searched(document, answers_in))
         for query_id in asked.pop(document.id):
             qrels[query_id][document.id] = int(any(answer in joined for answer in wanted[query_id]))
 

@@ -128,4 +128,4 @@ def evaluate_collection(
     """
     check_depth(metrics, depth)
     run = search_collection(encoder, collection, depth=depth + (identical_ids == "drop"))
-    return evaluate_run(run, collection.qrels, metrics, identical_ids=identical_ids)
+    return evaluate_run(run, collection.qrels, metrics, identical_ids=identical_ids, depth=depth)

@@ -10,7 +10,7 @@ from jaxir.data import fingerprints
 from jaxir.data.sentences import sentences_of
 from jaxir.data.sources import Document, Query, read_queries, read_wanted
 from jaxir.errors import UserError
-from jaxir.evaluation.answers import joined_tokens, tokens_of
+from jaxir.evaluation.answers import AnswersIn, joined_tokens, searched, tokens_of
 from jaxir.files import local_path
 from jaxir.retrieval.encoding.windowed_file import write_windows
 
@@ -44,6 +44,7 @@ def write_targets(
     *,
     passages: Mapping[str, Sequence[str]] | None = None,
     corpus: str | Path | None = None,
+    answers_in: AnswersIn = "text",
 ) -> TargetsReport:
     """Writes {"_id", "source", "target", "outputs"} for each question that has a target (Mao et al. 2021).
 
@@ -57,13 +58,14 @@ def write_targets(
       output: the file, which appears only when whole.
       passages: question id to ids of passages, best first; for a sentence or a title.
       corpus: corpus.jsonl[.gz] with them.
+      answers_in: where in a passage an answer is looked for, if its title is the target.
 
     Raises:
       UserError: no question has a target, or the corpus lacks a passage.
     """
     asked = list(read_queries(queries))
     questions = [query for query in asked if query.id in answers]
-    found = list(_targets(kind, questions, answers, passages or {}, corpus))
+    found = list(_targets(kind, questions, answers, passages or {}, corpus, answers_in))
     if not found:
         raise UserError(f"{queries}: no question has a target: do the files belong together?")
     write_windows(
@@ -83,6 +85,7 @@ def _targets(
     answers: Mapping[str, Sequence[str]],
     passages: Mapping[str, Sequence[str]],
     corpus: str | Path | None,
+    answers_in: AnswersIn,
 ) -> Iterator[Target]:
     if kind == "answer":
         yield from (Target(query.id, query.text, answers[query.id][0]) for query in questions)
@@ -96,12 +99,14 @@ def _targets(
     for document in read_wanted(corpus, asked, named_by="a question has"):
         for place, query_id in asked[document.id]:
             known = best.get(query_id)
-            if (known is None or place < known[0]) and (target := _in(document, own[query_id], kind)):
+            if (known is None or place < known[0]) and (
+                target := _in(document, own[query_id], kind, answers_in)
+            ):
                 best[query_id] = place, target
     yield from (Target(query.id, query.text, best[query.id][1]) for query in questions if query.id in best)
 
 
-def _in(document: Document, answers: Sequence[str], kind: Kind) -> str | None:
+def _in(document: Document, answers: Sequence[str], kind: Kind, answers_in: AnswersIn) -> str | None:
     """Returns the target that a passage gives; None where it holds no answer, or has no title."""
 
     def holds(text: str) -> bool:
@@ -109,5 +114,5 @@ def _in(document: Document, answers: Sequence[str], kind: Kind) -> str | None:
         return any(answer in joined for answer in answers)
 
     if kind == "title":
-        return document.title if holds(document.contents) else None
+        return document.title if holds(searched(document, answers_in)) else None
     return next(filter(holds, sentences_of(document.text)), None)

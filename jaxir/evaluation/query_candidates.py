@@ -10,7 +10,7 @@ from typing import Any
 from jaxir.data import fingerprints
 from jaxir.data.candidates import Candidates
 from jaxir.errors import UserError
-from jaxir.evaluation.answers import joined_tokens, tokens_of
+from jaxir.evaluation.answers import AnswersIn, joined_tokens, searched, tokens_of
 from jaxir.files import local_path
 from jaxir.retrieval.encoding.windowed_file import OutputsReport, sha256_of, write_windows
 from jaxir.retrieval.indexes.index import load_index
@@ -26,13 +26,21 @@ class Retriever:
       index: an index directory: of BM25, or of vectors, whose model then encodes the queries.
       depth: how many passages of a query are looked at; without answers only the first is asked for.
       answers: question id to answers; None: they are not known.
+      answers_in: where in a passage they are looked for.
 
     Raises:
       UserError: there is no such index, or answers are to be looked for and it has no texts.
     """
 
-    def __init__(self, index: str | Path, *, depth: int, answers: Mapping[str, Sequence[str]] | None):
-        self.directory, self.depth = local_path(index), depth
+    def __init__(
+        self,
+        index: str | Path,
+        *,
+        depth: int,
+        answers: Mapping[str, Sequence[str]] | None,
+        answers_in: AnswersIn = "text",
+    ):
+        self.directory, self.depth, self._answers_in = local_path(index), depth, answers_in
         loaded = load_index(self.directory)
         if answers is not None and loaded.documents is None:
             raise UserError(
@@ -67,7 +75,7 @@ class Retriever:
 
         def right(passage: str) -> bool:
             if passage not in known:
-                joined = joined_tokens(self._searcher.index.documents[passage].contents)
+                joined = joined_tokens(searched(self._searcher.index.documents[passage], self._answers_in))
                 known[passage] = any(answer in joined for answer in wanted)
             return known[passage]
 
@@ -79,7 +87,8 @@ class Retriever:
         sums = self.directory / "SHA256SUMS"
         answers = self._answers and fingerprints.of_values(sorted(map(str, self._answers.items())))
         index = sha256_of(sums if sums.exists() else self.directory / "index.json")
-        return {"index": index, "answers": answers, "depth": self.depth}
+        where = {} if answers is None else {"answers_in": self._answers_in}
+        return {"index": index, "answers": answers, "depth": self.depth, **where}
 
 
 def check_answers(questions: Sequence[Candidates], answers: Mapping[str, Sequence[str]], path: str) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxir.data.answers import read_answers, read_written
 from jaxir.errors import UserError
-from jaxir.evaluation.answers import judge_by_answers
+from jaxir.evaluation.answers import AnswersIn, judge_by_answers
 from jaxir.evaluation.exact_match import score_answers
 from jaxir.evaluation.judgements import read_judgements
 from jaxir.evaluation.retrieval import (
@@ -85,6 +85,7 @@ def score_runs(
     qrels: str | None = None,
     answers: str | None = None,
     corpus: str | None = None,
+    answers_in: AnswersIn = "text",
 ) -> Scored:
     """Scores run files against a file of judgements, or by the answers that the documents of `corpus` hold.
 
@@ -97,6 +98,7 @@ def score_runs(
       qrels: the file of judgements.
       answers: the file of answers, in place of `qrels`.
       corpus: where the documents' texts are, with `answers`.
+      answers_in: where in a document answers are looked for.
 
     Raises:
       UserError: unreadable or malformed files, an unknown metric, two systems of one name, or a file that
@@ -114,8 +116,10 @@ def score_runs(
     if answers is not None:
         every = [run for of_system in read.values() for run in of_system]
         depth = max(len(found) for run in every for found in [(), *run.values()])
-        judgements = judge_by_answers(every, read_answers(answers), corpus, depth=depth)
-        note = f"a document is relevant if it holds an answer: answers {answers}, documents {corpus}"
+        known = read_answers(answers)
+        judgements = judge_by_answers(every, known, corpus, depth=depth, answers_in=answers_in)
+        holds = "its text holds" if answers_in == "text" else "its title or text holds"
+        note = f"a document is relevant if {holds} an answer: answers {answers}, documents {corpus}"
     systems = {
         name: System(
             name=name,
@@ -123,7 +127,8 @@ def score_runs(
         )
         for name, of_system in read.items()
     }
-    facts = {"qrels": qrels, "answers": answers, "corpus": corpus, "runs": named}
+    where = None if answers is None else answers_in
+    facts = {"qrels": qrels, "answers": answers, "answers_in": where, "corpus": corpus, "runs": named}
     return Scored(
         systems=list(systems.values()),
         queries=list(judgements),

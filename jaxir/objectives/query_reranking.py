@@ -47,6 +47,8 @@ class QueryReranking(Objective):
     candidates: Count = 50
     chunks: Count = 1
     evaluated_on_pairs = False
+    searched_on_pairs = False
+    reads_with = "score_texts"
 
     def __post_init__(self):
         check_loss(self.loss)

@@ -213,7 +213,14 @@ def test_targets_are_answers_or_of_the_first_passage_with_one(folder, capsys):
         assert records[0]["source"][1] == QUESTIONS["q1"]
         told = f"{len(expected)} targets; {len(QUESTIONS) - len(expected)} questions have none"
         assert told in capsys.readouterr().out
+    # An answer that is in a title alone.
+    write(folder / "novels.jsonl", [{"_id": "q1", "answers": ["Frankenstein"]}])
+    flags = [common[0], f"--answers={folder}/novels.jsonl", run, texts, "--kind=title", f"--output={out}.2"]
+    assert cli.main("jaxir.expand:targets", flags) == 1
+    assert "no question has a target" in capsys.readouterr().err
+    assert cli.main("jaxir.expand:targets", [*flags, "--answers_in=document"]) == 0
     for more, sentence in (
+        (["--kind=sentence", texts, run, "--answers_in=document"], "--answers_in is for --kind=title"),
         (["--kind=title", run], "needs --corpus, and --run or --qrels"),
         (["--kind=answer", texts], "--corpus is for --kind=sentence and --kind=title"),
         (["--kind=title", f"--qrels={folder}/other.tsv", texts], "no question has a target"),

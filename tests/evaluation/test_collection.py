@@ -70,6 +70,11 @@ def test_values_by_hand(folder):
     assert dropped.per_query["RR@10"] == {"1": 0.0, "b": 0.5}
     other = evaluate_collection(CountsWords(), collection, "RR", depth=1, identical_ids="drop")
     assert other.unanswered == 0, "the answer that is dropped is not one of `depth`"
+    answers = [
+        evaluate_collection(CountsWords(), collection, "NumRet", depth=depth, identical_ids="drop").values
+        for depth in (1, 2)
+    ]
+    assert answers == [{"NumRet": 2.0}, {"NumRet": 4.0}], "the query whose own document is not found, too"
     shallow = evaluate_collection(CountsWords(), collection, "RR P@1", depth=1)
     assert shallow.per_query["RR"] == {"1": 1.0, "b": 0.0}
 

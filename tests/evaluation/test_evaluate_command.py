@@ -16,6 +16,7 @@ from jaxir import cli
 from jaxir.data.answers import read_answers
 from jaxir.errors import UserError
 from jaxir.evaluate import evaluate
+from jaxir.evaluation.answers import tokens_of
 from jaxir.evaluation.judgements import read_judgements
 
 RUN = (
@@ -219,6 +220,11 @@ def test_latex(files, capsys):
     assert "% 30 judged queries; answers with their query's own id kept (0 found)" in printed
 
 
+def test_a_word_is_lower_by_itself():
+    """Python writes a sigma at a word's end otherwise, by what follows."""
+    assert tokens_of("\u039f\u0394\u039f\u03a3.\u0391")[0] == tokens_of("\u039f\u0394\u039f\u03a3")[0]
+
+
 def test_answers_are_matched_by_whole_tokens(files, capsys):
     passages = {
         "d1": "The U.S. Senate, 1789.",
@@ -241,6 +247,16 @@ def test_answers_are_matched_by_whole_tokens(files, capsys):
     assert result["per_query"]["Success@1"] == {"q1": 0, "q2": 0, "q3": 1, "q5": 0}
     assert result["per_query"]["Success@2"] == {"q1": 1, "q2": 1, "q3": 1, "q5": 0}
     assert "holds an answer" in capsys.readouterr().out
+    # A title counts where it is asked for.
+    titled = [json.dumps({"_id": i, "title": "Cat X", "text": text}) for i, text in passages.items()]
+    (files / "titled.jsonl").write_text("\n".join(titled))
+    given_titles = given | {"corpus": str(files / "titled.jsonl"), "metrics": "Success@1"}
+    for answers_in, q3 in (("text", 0), ("document", 1)):
+        (files / "odd.trec").write_text("q3 Q0 d3 1 3.0 a\n")
+        result = evaluate(run=str(files / "odd.trec"), **given_titles, answers_in=answers_in)
+        assert result["per_query"]["Success@1"]["q3"] == q3 and result["answers_in"] == answers_in
+    with pytest.raises(UserError, match="--answers_in is for --run with --answers"):
+        evaluate(run=str(files / "odd.trec"), qrels=str(files / "test.tsv"), answers_in="document")
     # What only the baseline finds is judged like the rest.
     (files / "other.trec").write_text("q1 Q0 d9 1 2.0 a\nq3 Q0 d3 1 2.0 a\nq2 Q0 d2 1 2.0 a\n")
     only = files / "only.trec"
