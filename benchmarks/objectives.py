@@ -37,10 +37,11 @@ TOKENIZER = "st:sentence-transformers/all-MiniLM-L6-v2"  # of a package that `ma
 
 
 class Ready(NamedTuple):
-    """A compiled step and what it needs."""
+    """A compiled step, the state that it begins with, and what else it takes: batch and key's data."""
 
     step: Any
-    batch: Any
+    state: Any
+    inputs: tuple[Any, ...]
     flops: float
     compile_seconds: float
 
@@ -123,12 +124,12 @@ def work_jaxir(flags: argparse.Namespace) -> dict:
                 ready[text] = make_ready(text, flags, directory)
             except UserError as error:
                 found[text] = {"left_out": str(error)}
-    states = {text: own.step[1] for text, own in ready.items()}
+    states = {text: own.state for text, own in ready.items()}
     seconds: dict[str, list[tuple[float, float]]] = {text: [] for text in ready}
     for _ in range(WARM_UP + flags.steps):
         for text, own in ready.items():
             wall, cpu = time.perf_counter(), time.process_time()
-            states[text], _ = own.step[0](states[text], own.batch)
+            states[text], _ = own.step(states[text], *own.inputs)
             jax.block_until_ready(states[text])
             seconds[text].append((time.perf_counter() - wall, time.process_time() - cpu))
     for text, own in ready.items():
@@ -157,6 +158,7 @@ def make_ready(text: str, flags: argparse.Namespace, directory: str) -> Ready:
     from flax import nnx
 
     from jaxir import gin_config
+    from jaxir.compile_cache import compile_step
     from jaxir.costs import work as planned
     from jaxir.train import train
     from jaxir.training import state as state_lib
@@ -197,13 +199,13 @@ def make_ready(text: str, flags: argparse.Namespace, directory: str) -> Ready:
         loaded.model, built.transform, partitioner, auxiliary=auxiliary, frozen=frozen
     )
     state = state_lib.initial_state(loaded.model, built.transform, plan, auxiliary)
-    step = state_lib.make_step(plan, objective, built, 0)
+    step, key_data = state_lib.make_step(plan, objective, built), state_lib.key_data_of(0, plan)
     started = time.perf_counter()
     with partitioner():
-        flops = planned.traced(step, state, batch).flops
+        flops = planned.traced(step, state, batch, key_data).flops
         jitted = jax.jit(step, donate_argnums=0, out_shardings=(plan.shardings, None))
-        compiled = jitted.lower(state, batch).compile()
-    return Ready((compiled, state), batch, flops, time.perf_counter() - started)
+        compiled = compile_step(jitted.lower(state, batch, key_data), partitioner)
+    return Ready(compiled, state, (batch, key_data), flops, time.perf_counter() - started)
 
 
 def write_texts(path: Path, flags: argparse.Namespace) -> None:

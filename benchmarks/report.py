@@ -2,13 +2,15 @@
 
     python benchmarks/report.py [--output=jaxir-report.md] [--scale=base|small|tiny]
 
-Four parts, each in a process of its own, one at a time, so that one that fails takes no other with it:
+Five parts, each in a process of its own, one at a time, so that one that fails takes no other with it:
 
     machine     its devices and the versions of what runs on them
     training    the step of a dual encoder with SamToNe, on random tokens without padding: time, MFU and
                 memory beside what a plan says of the very program that ran
     loss        SamToNe and its gradient by itself, dense and blockwise (see loss.py)
     encoding    passages/s of random words, about as long as MS MARCO's, with the model that was trained
+    sparsecores on several v5p or v6e chips: the step with its parameters split over all (FSDP), without and
+                with SPARSE_CORES, which no TPU has run yet
 
 Weights are random and nothing is fetched. The file is one page of Markdown with all figures as JSON at its
 end; it is written anew after each part, so that what was measured stays if the rest is interrupted. On a pod
@@ -35,7 +37,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-PARTS = ("machine", "training", "loss", "encoding")
+PARTS = ("machine", "training", "loss", "encoding", "sparsecores")
 WARM_UP = 2
 VERSIONS = ("jax", "jaxlib", "libtpu", "jax-cuda13-plugin", "jax-cuda12-plugin", "flax", "optax", "numpy")
 
@@ -170,7 +172,12 @@ def work(part: str, scale: str | None) -> int:
 
     maybe_initialize_distributed()
     with together():
-        measure = {"training": training, "loss": loss, "encoding": encoding}
+        measure = {
+            "training": training,
+            "loss": loss,
+            "encoding": encoding,
+            "sparsecores": lambda scale: sparse_cores(scale, available=has_sparse_cores()),
+        }
         figures = machine() if part == "machine" else measure[part](SCALES[scale])
         print(json.dumps(figures), flush=True)
     return 0
@@ -232,13 +239,19 @@ def processor() -> str:
     return next(names, platform.machine())
 
 
-def training(scale: Scale) -> dict[str, Any]:
-    """Compiles the step of training and times it."""
+def training(scale: Scale, **mesh: Any) -> dict[str, Any]:
+    """Compiles the step of training and times it.
+
+    Args:
+      scale: what is measured.
+      **mesh: of `MeshConfig`.
+    """
     import jax
     import numpy as np
     from flax import nnx
 
     from jaxir import distributed
+    from jaxir.compile_cache import compile_step
     from jaxir.features import TextFormat, Tokens
     from jaxir.models.dual_encoder import DualEncoderModel
     from jaxir.objectives.contrastive import Contrastive
@@ -246,7 +259,7 @@ def training(scale: Scale) -> dict[str, Any]:
     from jaxir.training import profiling, state
     from jaxir.training.optimizers import Adafactor
 
-    partitioner, objective, built = MeshConfig().build(), Contrastive(), Adafactor().build(1000)
+    partitioner, objective, built = MeshConfig(**mesh).build(), Contrastive(), Adafactor().build(1000)
     config = config_of(scale)
     model = DualEncoderModel(config, rngs=nnx.Rngs(0))
     plan = state.plan_state(model, built.transform, partitioner)
@@ -264,11 +277,11 @@ def training(scale: Scale) -> dict[str, Any]:
     }
     batch = distributed.place_share(batch, partitioner, part, parts)
     begin = time.perf_counter()
-    step = state.make_step(plan, objective, built, 0)
+    step, key_data = state.make_step(plan, objective, built), state.key_data_of(0, plan)
     train_state = state.initial_state(model, built.transform, plan)
     with partitioner():
         jitted = jax.jit(step, donate_argnums=0, out_shardings=(plan.shardings, None))
-        compiled = jitted.lower(train_state, batch).compile()
+        compiled = compile_step(jitted.lower(train_state, batch, key_data), partitioner)
     compile_seconds = time.perf_counter() - begin
     ideal = profiling.ideal_seconds(plan, objective, train_state, batch, partitioner)
     del model  # whose arrays are the state's: the first step takes them
@@ -276,7 +289,7 @@ def training(scale: Scale) -> dict[str, Any]:
         if number == WARM_UP:
             jax.block_until_ready(train_state)
             begin = time.perf_counter()
-        train_state, metrics = compiled(train_state, batch)
+        train_state, metrics = compiled(train_state, batch, key_data)
     jax.block_until_ready(train_state)
     seconds = (time.perf_counter() - begin) / scale.steps
     loss = float(metrics["loss"])
@@ -357,6 +370,25 @@ def encoding(scale: Scale) -> dict[str, Any]:
     }
 
 
+def sparse_cores(scale: Scale, *, available: bool) -> dict[str, Any]:
+    """Times the step of FSDP without and with SPARSE_CORES."""
+    if not available:
+        return {"skipped": "one chip alone, or chips without SparseCores that send"}
+    return {
+        name: training(scale, data=1, fsdp=-1, sparse_cores=on)
+        for name, on in (("without", False), ("with", True))
+    }
+
+
+def has_sparse_cores() -> bool:
+    """Returns whether these are several chips of which SparseCores can send."""
+    import jax
+
+    from jaxir.compile_cache import SPARSE_CORES
+
+    return jax.device_count() > 1 and jax.devices()[0].device_kind in SPARSE_CORES
+
+
 def config_of(scale: Scale) -> Any:
     """Returns the DualEncoderConfig of a scale's model."""
     from jaxir.models.bert import BertConfig
@@ -364,7 +396,7 @@ def config_of(scale: Scale) -> Any:
     from jaxir.models.t5 import preset
 
     if scale.model == "t5-base":
-        backbone = preset("1.1-base", dtype="bfloat16", remat=True, scan_layers=True)
+        backbone = preset("1.1-base", dtype="bfloat16", remat="products", scan_layers=True)
         return DualEncoderConfig(backbone=backbone, projection=Projection(dimension=768))
     shape = {"embed_dim": 384, "num_layers": 6, "num_heads": 12, "mlp_dim": 1536}
     if scale.model == "tiny":
@@ -394,7 +426,8 @@ def tokenizer_of(words: list[str]) -> Any:
 def render(found: Mapping[str, Any], *, with_json: bool = True) -> str:
     """Returns the report as Markdown."""
     lines = []
-    for part, told in zip(PARTS, (of_machine, of_training, of_loss, of_encoding), strict=True):
+    tellers = (of_machine, of_training, of_loss, of_encoding, of_sparse_cores)
+    for part, told in zip(PARTS, tellers, strict=True):
         figures = found.get(part, {"failed": "not reached"})
         lines += ["", f"## {part.capitalize()}", ""]
         lines += [f"**{figures['failed']}**"] if "failed" in figures else told(figures)
@@ -466,6 +499,21 @@ def of_encoding(e: Mapping[str, Any]) -> Iterator[str]:
         f" padded to {e['padded_tokens'] / e['tokens']:.2f} of that); {e['shapes']} shapes were compiled in"
         f" the first pass, {e['first_pass_seconds']:.0f} s"
     )
+
+
+def of_sparse_cores(found: Mapping[str, Any]) -> Iterator[str]:
+    """Yields what is told of SparseCores that send."""
+    if "skipped" in found:
+        yield found["skipped"]
+        return
+    planned = "planned/as_scheduled_seconds"
+    rows = [
+        (name, milli(f["step_seconds"]), milli(f.get(planned)), share(f["mfu"]), f"{f['loss']:.4f}")
+        for name in ("without", "with")
+        for f in (found[name],)
+    ]
+    yield f"{found['with']['model']}, {found['with']['pairs']} pairs, parameters split over all chips"
+    yield from table(["SPARSE_CORES", "step, ms", "planned, as scheduled", "MFU", "loss"], rows)
 
 
 def table(head: list[str], rows: list[tuple[str, ...]]) -> Iterator[str]:

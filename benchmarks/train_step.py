@@ -108,6 +108,7 @@ def work_jaxir(flags: argparse.Namespace) -> dict:
     import optax
     from flax import nnx
 
+    from jaxir.compile_cache import compile_step
     from jaxir.costs import work as planned
     from jaxir.interop.model_dir import LoadedModel
     from jaxir.interop.stored import EncoderSettings
@@ -136,20 +137,21 @@ def work_jaxir(flags: argparse.Namespace) -> dict:
     batch = {k: jax.device_put(x, rows) for k, x in batch.items()}
 
     def step_with(chunks: int):
-        return state.make_step(plan, Contrastive(loss=in_batch_softmax, chunks=chunks), built, 0)
+        return state.make_step(plan, Contrastive(loss=in_batch_softmax, chunks=chunks), built)
 
+    key_data = state.key_data_of(0, plan)
     train_state = state.initial_state(model, built.transform, plan)
     started = time.perf_counter()
     with partitioner():
-        flops = planned.traced(step_with(1), train_state, batch).flops
+        flops = planned.traced(step_with(1), train_state, batch, key_data).flops
         jitted = jax.jit(step_with(chunks), donate_argnums=0, out_shardings=(plan.shardings, None))
-        compiled = jitted.lower(train_state, batch).compile()
+        compiled = compile_step(jitted.lower(train_state, batch, key_data), partitioner)
     compile_seconds = time.perf_counter() - started
     for step in range(steps):
         if step == WARM_UP:
             jax.block_until_ready(train_state)
             wall, cpu = time.perf_counter(), time.process_time()
-        train_state, _ = compiled(train_state, batch)
+        train_state, _ = compiled(train_state, batch, key_data)
     jax.block_until_ready(train_state)
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     result = {

@@ -66,6 +66,8 @@ class MeshConfig:
       tensor: devices over which heads and feed-forward units are split.
       rules: (logical axis, mesh axes) pairs that go before `DEFAULT_RULES`.
       fused_attention: whether TPUs run attention as one kernel where it can be (docs/planning.md).
+      sparse_cores: whether the SparseCores of TPUs that have some (v5p, v6e) send and receive, while the rest
+        of the chip computes (docs/planning.md).
     """
 
     slices: Devices = 1
@@ -74,6 +76,7 @@ class MeshConfig:
     tensor: Devices = 1
     rules: Rules = ()
     fused_attention: bool = True
+    sparse_cores: bool = False
 
     def build(self, devices: Sequence[jax.Device] | None = None) -> Partitioner:
         """Lays `devices` (default: all) out as [slices, data, fsdp, tensor].
@@ -99,7 +102,8 @@ class MeshConfig:
         grid = _lay_out(devices, sizes)
         types = (jax.sharding.AxisType.Auto,) * len(MESH_AXES)
         mesh = Mesh(grid, MESH_AXES, axis_types=types)
-        return Partitioner(mesh=mesh, rules=rules, fused_attention=self.fused_attention)
+        how = {"fused_attention": self.fused_attention, "sparse_cores": self.sparse_cores}
+        return Partitioner(mesh=mesh, rules=rules, **how)
 
 
 def _axes(target: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -128,12 +132,14 @@ class Partitioner:
       rules: which mesh axes split a logical axis.
       stand_in: whether the devices only stand for others, as in a plan.
       fused_attention: as MeshConfig has it.
+      sparse_cores: likewise.
     """
 
     mesh: Mesh
     rules: Rules = DEFAULT_RULES
     stand_in: bool = False
     fused_attention: bool = True
+    sparse_cores: bool = False
 
     @property
     def on_cpu(self) -> bool:

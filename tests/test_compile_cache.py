@@ -1,10 +1,18 @@
 """Compiled programs are kept between processes, by kind of processor, and never in the way."""
 
+import dataclasses
 import os
 import subprocess
 import sys
+import types
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+
+from jaxir.compile_cache import GPU_OPTIONS, SPARSE_CORE_OPTIONS, compile_step, compiler_options
+from jaxir.partitioning import MeshConfig
 
 CODE = """
 from jaxir.compile_cache import keep_compiled_programs
@@ -70,3 +78,45 @@ def test_a_program_that_was_half_written_when_its_process_was_killed_is_in_nobod
     half.write_bytes(b"half")  # just now: it may be on its way
     run(XDG_CACHE_HOME=str(tmp_path))
     assert half.exists()
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """What a compiler's options go by."""
+
+    platform: str
+    device_kind: str
+
+
+def mesh_of(device, *, sparse_cores=False):
+    mesh = types.SimpleNamespace(devices=np.array([device], dtype=object))
+    return types.SimpleNamespace(mesh=mesh, sparse_cores=sparse_cores)
+
+
+def test_what_compilers_are_told():
+    gpu = Device("gpu", "NVIDIA H100 80GB HBM3")
+    assert compiler_options(mesh_of(gpu)) == compiler_options(mesh_of(gpu, sparse_cores=True)) == GPU_OPTIONS
+    for kind, has in (("TPU v5p", True), ("TPU v5", True), ("TPU v6 lite", True), ("TPU v5 lite", False)):
+        assert compiler_options(mesh_of(Device("tpu", kind))) == {}
+        told = compiler_options(mesh_of(Device("tpu", kind), sparse_cores=True))
+        assert told == (SPARSE_CORE_OPTIONS if has else {})
+    assert compiler_options(MeshConfig(sparse_cores=True).build()) == {}
+
+
+def test_a_compiler_that_does_not_know_an_option_compiles_without(monkeypatch, capsys):
+    lowered = jax.jit(lambda x: jnp.tanh(x @ x)).lower(jnp.ones((2, 2)))
+    given = []
+
+    class Lowered:
+        def compile(self, **how):
+            given.append(how)
+            return lowered.compile(**how)
+
+    gpu = mesh_of(Device("gpu", "NVIDIA H100 80GB HBM3"))
+    compile_step(Lowered(), mesh_of(Device("cpu", "cpu")))
+    assert compile_step(Lowered(), gpu)(jnp.ones((2, 2))).shape == (2, 2)
+    assert given == [{}, {"compiler_options": GPU_OPTIONS}] and not capsys.readouterr().err
+    monkeypatch.setitem(GPU_OPTIONS, "xla_gpu_no_such_option", 1)
+    assert compile_step(Lowered(), gpu)(jnp.ones((2, 2))).shape == (2, 2)
+    assert given[2:] == [{"compiler_options": GPU_OPTIONS}, {}]
+    assert "xla_gpu_no_such_option" in capsys.readouterr().err

@@ -63,6 +63,19 @@ def test_measured_stands_beside_planned(module):
 
 
 @pytest.mark.slow
+def test_fsdp_without_and_with_sparse_cores(module):
+    """Measured where there are none, which go without: two times of one program."""
+    found = module.sparse_cores(module.SCALES["tiny"], available=True)
+    assert found["with"]["loss"] == found["without"]["loss"] and found["with"]["step_seconds"] > 0
+    text = module.render({"date": "2026-11-26", "sparsecores": found})
+    assert "## Sparsecores" in text and "| SPARSE_CORES | step, ms |" in text
+    assert text.count(f"| {found['with']['loss']:.4f} |") == 2
+    assert not module.has_sparse_cores()
+    skipped = module.sparse_cores(module.SCALES["tiny"], available=False)
+    assert "chips without SparseCores" in module.render({"date": "2026-11-26", "sparsecores": skipped})
+
+
+@pytest.mark.slow
 def test_all_parts_are_measured_in_one_command(tmp_path):
     with report(tmp_path / "report.md") as process:
         out, err = process.communicate(timeout=600)

@@ -5,7 +5,7 @@
 PROJECT=my-project                # Google Cloud project with TPU quota
 ZONE=us-east5-a                   # where the quota is
 NAME=samtone-xxl                  # of the queued resource and its slices: lower-case letters, digits, "-"
-ACCELERATOR_TYPE=v5p-128          # as gcloud names it: v4-64, v5litepod-64, v5p-128 (cores), v6e-64 (chips)
+ACCELERATOR_TYPE=v5p-128          # as gcloud names it: v4-64, v5p-128 (cores), v5litepod-64, v6e-64 (chips)
 SLICES=1                          # more than one train together over the data-centre network
 TIER=spot                         # spot (cheap, preempted at any time), on_demand or reserved
 VALID_UNTIL=12h                   # give up if nothing has been granted by then; empty: wait for ever

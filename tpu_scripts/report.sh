@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 USAGE="usage: report.sh [--config=FILE] [--scale=base|small|tiny] [--to=FILE] [--dry_run]
 
-Measures the slice (benchmarks/report.py: its chips, a training step, the loss, encoding; minutes), waits for it and
+Measures the slice (benchmarks/report.py: its chips, training steps, the loss, encoding; minutes), waits for it and
 brings the report back: one file to read and to send. Ctrl-C ends the measuring; what was measured is brought back.
 Nothing else may run on the slice.
 

@@ -12,6 +12,10 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+# What starts a computation that runs beside the next ones until its "-done"; "call-start" one that the
+# SparseCores of a TPU run.
+ASIDE = ("async-start", "call-start")
+
 _BYTES = {
     "pred": 1,
     "bf16": 2,
@@ -151,7 +155,7 @@ class Program:
         if instruction.op == "conditional":
             branches = ("branch_computations", "true_computation", "false_computation")
             return [(branch, 1) for branch in instruction.calls(*branches)]
-        if instruction.op in ("call", "async-start"):
+        if instruction.op in ("call", *ASIDE):
             return [(name, 1) for name in instruction.calls("to_apply", "calls")]
         return []
 

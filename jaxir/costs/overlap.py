@@ -16,7 +16,7 @@ import jax
 from jax.sharding import Mesh
 
 from jaxir.costs import collectives, roofline, work
-from jaxir.costs.hlo import Instruction, Program
+from jaxir.costs.hlo import ASIDE, Instruction, Program
 from jaxir.costs.targets import Target
 
 # Copies between HBM and the chip's own memory, which are under way while other things run.
@@ -163,8 +163,8 @@ class _Walk:
     def _begun(self, instruction: Instruction) -> Iterator[tuple[Instruction, collectives.Collective]]:
         """Yields the collectives that an instruction begins, by itself or in what it starts to run."""
         yield from collectives.begun(self.program, instruction, self.mesh)
-        if instruction.op == "async-start":
-            for name in instruction.calls("calls"):
+        if instruction.op in ASIDE:
+            for name in instruction.calls("to_apply", "calls"):
                 for inner in self.program.computations[name].values():
                     yield from collectives.begun(self.program, inner, self.mesh)
 
@@ -172,7 +172,7 @@ class _Walk:
         """Returns what an instruction takes by itself and with the computations that it runs."""
         parts = [t or 0.0 for t in work.of_instruction(self.program, instruction).seconds(self.target.chip)]
         seconds, memory, links = max(parts), parts[-1], 0.0
-        if instruction.op == "async-start":
+        if instruction.op in ASIDE:
             return _Took(seconds, memory, links)
         for name, turns in self.program.called(instruction, computation):
             inner = self.through(name, times * turns)

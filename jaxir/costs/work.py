@@ -24,6 +24,7 @@ from jaxir.costs.hlo import Instruction, Program
 _FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call",
     "after-all", "partition-id", "replica-id", "copy-done", "slice-done", "async-done", "async-update",
+    "call-start", "call-done",
     "all-gather-done", "all-reduce-done", "collective-permute-done", "opt-barrier", "domain", "iota",
 }  # fmt: skip
 # Elementwise operations that the vector units carry out (XLA writes no others of weight).

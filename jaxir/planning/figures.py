@@ -8,10 +8,13 @@ import hashlib
 import json
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 
+from jaxir import compile_cache
 from jaxir.costs import chips, collectives, hlo, overlap, roofline, work
 from jaxir.costs.targets import Target
 from jaxir.errors import UserError
@@ -80,7 +83,8 @@ def measure(step: Step, target: Target) -> tuple[Figures, bool]:
       UserError: the compiler refuses the step for another reason than memory.
     """
     lowered = lower(step)
-    path = cache_directory() / "plans" / f"{_key(lowered, target)}.json"
+    options = compile_cache.compiler_options(step.partitioner)
+    path = cache_directory() / "plans" / f"{_key(lowered, target, options)}.json"
     try:
         return made(Figures, read_json(path, dict), path), True
     except UserError:  # there are none, or they are damaged
@@ -123,13 +127,14 @@ def measure(step: Step, target: Target) -> tuple[Figures, bool]:
     return found, False
 
 
-def _key(lowered: jax.stages.Lowered, target: Target) -> str:
+def _key(lowered: jax.stages.Lowered, target: Target, options: Mapping[str, Any]) -> str:
     """Returns a name of all that decides the figures: the program, the compiler, how its result is read."""
     library = devices.find_libtpu()
     facts = (
         lowered.as_text(),
         target.name,
         compiler_settings(),
+        options,
         jax.__version__,
         library.stat().st_size,
         [os.environ.get(name) for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")],

@@ -117,6 +117,7 @@ def make(target: Target, planned: Planned) -> Plan:
             rows=planned.recipe.batch_size // partitioner.batch_divisor(),
             limit=int(target.chip.memory),
             gathers=partitioner.mesh.shape["fsdp"] > 1,
+            scanned=planned.config.backbone.scan_layers,
             size_of=lambda tried: tried.compiled.size,
             seconds_of=lambda tried: _seconds(target, partitioner, tried),
         )

@@ -9,9 +9,11 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
-from jaxir.compile_cache import aside
+from jaxir import compile_cache
 from jaxir.costs.hlo import Program, parse
 from jaxir.errors import UserError
 from jaxir.features import Features, TextFormat
@@ -77,7 +79,7 @@ class Step(NamedTuple):
     """A training step before compilation.
 
     Attributes:
-      function: (state, batch) -> (state, metrics), as training jits it.
+      function: (state, batch) -> (state, metrics), as training jits it but for the seed's key within.
       state: a TrainState of sharded shapes.
       trained: the part of it that the optimizer changes.
       batch: sharded shapes by feature name.
@@ -121,10 +123,15 @@ class Compiled(NamedTuple):
 
 
 def make_step(planned: Planned) -> Step:
-    """Makes the step that `jaxir.training.loop.train` runs, from shapes: no weight exists."""
+    """Makes the step that `jaxir.training.loop.train` runs, from shapes: no weight exists.
+
+    Raises:
+      UserError: the objective trains another kind of model.
+    """
     recipe, partitioner = planned.recipe, planned.partitioner
     objective, seed = recipe.objective, recipe.seed
     model = nnx.eval_shape(lambda: planned.config.make(rngs=nnx.Rngs(seed)))
+    objective.check_model(model)
     auxiliary = nnx.eval_shape(lambda: objective.auxiliary(model, form=planned.form, rngs=nnx.Rngs(seed)))
     built = recipe.optimizer.build(recipe.steps)
     frozen = (*objective.frozen, *(recipe.frozen or ()))
@@ -134,7 +141,12 @@ def make_step(planned: Planned) -> Step:
         name: jax.ShapeDtypeStruct((recipe.batch_size, *feature.shape), feature.dtype, sharding=rows)
         for name, feature in planned.features.items()
     }
-    step = state_lib.make_step(plan, objective, built, seed)
+    seeded = state_lib.make_step(plan, objective, built)
+    key_data = np.asarray(jax.random.key_data(jax.random.key(seed)))  # the mesh may be of no device here
+
+    def step(state: state_lib.TrainState, batch: Any) -> Any:
+        return seeded(state, batch, jnp.asarray(key_data))
+
     jitted = jax.jit(step, donate_argnums=0, out_shardings=(plan.shardings, None))
 
     loss_of = state_lib.make_loss(plan, objective)
@@ -165,7 +177,7 @@ def compile_step(step: Step, lowered: jax.stages.Lowered | None = None) -> Compi
     held = bytes_of(step.state) + bytes_of(step.batch)
     lowered = lowered or lower(step)
     try:
-        compiled = aside(lowered.compile)
+        compiled = compile_cache.compile_step(lowered, step.partitioner)
     except jax.errors.JaxRuntimeError as error:
         return _does_not_fit(error, held)
     memory = compiled.memory_analysis()

@@ -15,8 +15,7 @@ import numpy as np
 from flax import nnx
 from jax.experimental import multihost_utils
 
-from jaxir import distributed
-from jaxir.compile_cache import aside
+from jaxir import compile_cache, distributed
 from jaxir.data.text_data import check_data
 from jaxir.errors import UserError
 from jaxir.evaluators.bench import Bench
@@ -109,9 +108,9 @@ def train(
       on_start: called with `output_dir` before the first step, once that is known to be usable.
 
     Raises:
-      UserError: settings that make no sense, a directory that cannot be resumed or in which another process
-        trains, a first batch without any negative, or a loss or gradient that is not finite (no checkpoint
-        is written after it).
+      UserError: settings that make no sense, an objective of another kind of model, a directory that cannot
+        be resumed or in which another process trains, a first batch without any negative, or a loss or
+        gradient that is not finite (no checkpoint is written after it).
     """
     # ---------------------------------------------------------------- settings
     if recipe.steps is not None:
@@ -131,6 +130,7 @@ def train(
         if not isinstance(loaded, LoadedModel):
             loaded = loaded.build(seed=recipe.seed, partitioner=partitioner)
         model = loaded.model
+        objective.check_model(model)
         form = loaded.settings.text_format_of(loaded.tokenizer, recipe.num_negatives)
         data = recipe.data
         if hasattr(data, "build"):
@@ -221,11 +221,12 @@ def train(
 
         # ------------------------------------------------------------ compilation, once
         def compile_step(remat: Remat, objective: Objective) -> Any:
-            step_fn = state_lib.make_step(plan.with_remat(remat), objective, built, seed)
+            step_fn = state_lib.make_step(plan.with_remat(remat), objective, built)
             jitted = jax.jit(step_fn, donate_argnums=0, out_shardings=(plan.shardings, None))
             with partitioner():
-                return aside(jitted.lower(state, first).compile)
+                return compile_cache.compile_step(jitted.lower(state, first, key_data), partitioner)
 
+        key_data = state_lib.key_data_of(seed, plan)
         fit_note, remat = None, state_lib.remat_of(model)
         with timed("compiling the step"):
             if "auto" in (remat, getattr(objective, "chunks", 1)):
@@ -236,6 +237,7 @@ def train(
                     rows=batch_size // partitioner.batch_divisor(),
                     limit=device_memory(),
                     gathers=partitioner.mesh.shape["fsdp"] > 1,
+                    scanned=state_lib.is_scanned(model),
                     seconds_of=functools.partial(scheduled_seconds, partitioner=partitioner),
                 )
             else:
@@ -281,17 +283,20 @@ def train(
             except UserError as error:
                 raise stopped(str(error)) from error
 
-        warned: set[str] = set()
+        warned: set[tuple[str, str]] = set()
 
         def check_negatives(done: int, values: Mapping[str, float], what: str = "batch") -> None:
-            if values.get("rows_without_negatives", 0.0) < 1 - 1e-6:
-                return
-            sentence = f"step {done}: {NO_NEGATIVES.format(what)}"
-            if done == 1 and what == "batch":
-                raise UserError(f"{sentence}; give other pairs, hard negatives or a larger batch_size")
-            if what not in warned:
-                narrator.say(f"warning: {sentence}")
-                warned.add(what)
+            for name, share in values.items():
+                part, _, metric = name.rpartition("/")
+                if metric != "rows_without_negatives" or share < 1 - 1e-6:
+                    continue
+                of_part = f"{part}: " if part else ""
+                sentence = f"step {done}: {of_part}{NO_NEGATIVES.format(what)}"
+                if done == 1 and what == "batch":
+                    raise UserError(f"{sentence}; give other pairs, hard negatives or a larger batch_size")
+                if (name, what) not in warned:
+                    narrator.say(f"warning: {sentence}")
+                    warned.add((name, what))
 
         def settle_metrics(done: int, metrics: state_lib.Metrics) -> None:
             values = {k: float(v) for k, v in jax.device_get(metrics).items()}
@@ -311,7 +316,7 @@ def train(
         closing.enter_context(jax.transfer_guard("disallow"))
         for batch in itertools.chain([first], batches):
             trace.before(done + 1)
-            state, metrics = compiled(state, batch)
+            state, metrics = compiled(state, batch, key_data)
             if traced := trace.after(done + 1, metrics):
                 narrator.say(traced)
             if unread:

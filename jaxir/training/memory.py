@@ -69,6 +69,7 @@ def fit(
     rows: int,
     limit: int,
     gathers: bool = False,
+    scanned: bool = False,
     size_of: Callable[[Any], int] = memory_of,
     seconds_of: Callable[[Any], float | None] = lambda compiled: None,
 ) -> tuple[Remat, Any, Any, str]:
@@ -81,9 +82,12 @@ def fit(
       rows: examples of the batch on each device; the chunks divide it.
       limit: bytes of each device.
       gathers: whether devices gather weights of each other, which could be kept.
+      scanned: whether the blocks are scanned.
       size_of: compiled step -> the bytes that it holds of each device.
       seconds_of: compiled step -> seconds, to compare with others'; None where they are not known: the least
-        that can be recomputed is then taken to be quickest.
+        that can be recomputed is then taken to be quickest, but of scanned blocks what keeps the products
+        (and gathered weights), since to copy all else into the scan's arrays takes longer than to compute it
+        anew (docs/results/gpu.md).
 
     Returns:
       What is recomputed, the objective with a number of chunks, the compiled step, and a sentence on what was
@@ -95,13 +99,17 @@ def fit(
     in_chunks, by_policy = getattr(objective, "chunks", 1) == "auto", remat == "auto"
     allowed = int(limit * HEADROOM)
     needed: dict[Remat, int] = {}
-    policies = [p for p in (False, *POLICIES) if gathers or p != "weights"] if by_policy else [remat]
+    by_time = (*POLICIES, False) if scanned else (False, *POLICIES)
+    policies = [p for p in by_time if gathers or p != "weights"] if by_policy else [remat]
     for chunks in [n for n in range(1, rows + 1) if rows % n == 0] if in_chunks else [1]:
         chosen = dataclasses.replace(objective, chunks=chunks) if in_chunks else objective
         fitting: list[tuple[float, Remat, Any, int]] = []
         for policy in policies:
             # Memory falls no faster than the chunks grow: what cannot fit is not compiled.
             if needed.get(policy, 0) > allowed * chunks:
+                continue
+            # Nor does what keeps everything fit where what keeps nothing does not.
+            if by_policy and scanned and policy is False and all(found[1] is not True for found in fitting):
                 continue
             try:
                 compiled = compile_step(policy, chosen)

@@ -90,6 +90,11 @@ def remat_of(model: nnx.Module) -> Remat:
     return getattr(backbone, "remat", False)
 
 
+def is_scanned(model: nnx.Module) -> bool:
+    """Returns whether a model's blocks are scanned; False where it has no backbone."""
+    return getattr(getattr(getattr(model, "config", None), "backbone", None), "scan_layers", False)
+
+
 def plan_state(
     model: nnx.Module,
     transform: optax.GradientTransformation,
@@ -225,19 +230,26 @@ def put_into(model: nnx.Module, params: Any) -> None:
     nnx.update(model, variables)
 
 
+def key_data_of(seed: int, plan: Plan) -> jax.Array:
+    """Returns what the step's keys are made of (uint32 [K], K by JAX's kind of keys), on every device."""
+    data = np.asarray(jax.random.key_data(jax.random.key(seed)))
+    return jax.make_array_from_callback(data.shape, plan.shardings.step, lambda _: data)
+
+
 def make_step(
-    plan: Plan, objective: Objective, optimizer: BuiltOptimizer, seed: int
-) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
-    """Returns the pure training step (state, batch) -> (next state, metrics), to be jitted.
+    plan: Plan, objective: Objective, optimizer: BuiltOptimizer
+) -> Callable[[TrainState, Batch, jax.Array], tuple[TrainState, Metrics]]:
+    """Returns the pure training step (state, batch, key data) -> (next state, metrics), to be jitted.
 
     Its key is fold_in(key(seed), step): a function of the step alone, so that a resumed run draws what an
-    uninterrupted one would have drawn. Metrics hold the objective's own, `loss`, `grad_norm` (the global norm
-    before clipping) and `learning_rate`; float32 [].
+    uninterrupted one would have drawn. `key_data_of` gives the seed's part; it is no constant of the program,
+    which serves every seed. Metrics hold the objective's own, `loss`, `grad_norm` (the global norm before
+    clipping) and `learning_rate`; float32 [].
     """
     loss_of = make_loss(plan, objective)
 
-    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        key = jax.random.fold_in(jax.random.key(seed), state.step)
+    def step(state: TrainState, batch: Batch, key_data: jax.Array) -> tuple[TrainState, Metrics]:
+        key = jax.random.fold_in(jax.random.wrap_key_data(key_data), state.step)
         trained = plan.trained(state.params, state.auxiliary)
         (loss, (metrics, statistics)), gradients = jax.value_and_grad(loss_of, has_aux=True)(
             trained, state, batch, key

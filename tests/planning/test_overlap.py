@@ -76,6 +76,15 @@ def test_a_start_that_wraps_a_collective_is_one():
     found = follow(program(text, wrapped))
     assert found.hidden_seconds == pytest.approx(GATHER)
     assert found.seconds == pytest.approx(PRODUCT)
+    # One that a SparseCore runs.
+    where = 'async_execution_thread="sparsecore", to_apply=%wrapped'
+    line = f"%s = (({PART}, token[]), {WHOLE}) call-start(%b), {where}"
+    read = program(f"{line}\n{product('x')}\n%d = {WHOLE} call-done(%s)", wrapped)
+    found = follow(read)
+    assert found.hidden_seconds == pytest.approx(GATHER)
+    assert found.seconds == pytest.approx(PRODUCT)
+    (gather,) = collectives.read(read, Mesh(np.array(jax.devices()[:4]), ("fsdp",)))
+    assert gather.kind == "all-gather" and gather.traffic == 3 / 4 * 4096 * 4096 * 2
 
 
 def test_the_links_send_one_thing_after_the_other():

@@ -17,6 +17,7 @@ from jaxir.interop.stored import EncoderSettings
 from jaxir.models.dual_encoder import DualEncoderConfig, Projection
 from jaxir.models.t5 import T5Config
 from jaxir.objectives.contrastive import Contrastive
+from jaxir.objectives.reranking import Reranking
 from jaxir.objectives.simcse import SimCSE
 from jaxir.partitioning import MeshConfig
 from jaxir.planning import activations, advice, plan, program
@@ -76,6 +77,13 @@ def test_the_products_of_a_step_are_those_of_pencil_and_paper():
         expected += 2 * (LAYERS * (dense + attention) + BATCH * E * D + positions)
     expected += 2 * 2 * BATCH * BATCH * D  # query by passage, query by query
     assert forward == expected
+
+
+def test_a_step_of_another_kind_of_model_is_refused():
+    with pytest.raises(
+        UserError, match=r"Reranking trains a cross-encoder .*, but the model is a dual encod"
+    ):
+        small_step(objective=Reranking())
 
 
 @pytest.fixture(scope="module")

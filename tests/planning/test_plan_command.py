@@ -289,6 +289,51 @@ def assert_products_are_those_that_were_asked_for(told: str, *, times: float) ->
     assert run == pytest.approx(useful * times, rel=0.15)
 
 
+FSDP_BY_SPARSE_CORES = """
+import jax, jax.numpy as jnp
+from jaxir import compile_cache
+from jaxir.costs import collectives, hlo, overlap, targets
+from jaxir.partitioning import MeshConfig, gather_weight
+from jaxir.planning import devices
+
+target = targets.parse("v5p:2x2x1")
+found = devices.get(target)
+for sparse_cores in (False, True):
+    partitioner = MeshConfig(fsdp=4, sparse_cores=sparse_cores).build(found)
+
+    def loss(weights, x):
+        def layer(x, w):
+            return jax.nn.relu(x @ gather_weight(w, ("embed", None))), None
+
+        return jax.lax.scan(layer, x, weights)[0].astype(jnp.float32).sum()
+
+    arrays = ((6, 2048, 2048), (None, "embed", None)), ((16384, 2048), ("batch", None))
+    shapes = [jax.ShapeDtypeStruct(s, "bfloat16", sharding=partitioner.sharding(axes)) for s, axes in arrays]
+    with partitioner():
+        lowered = jax.jit(jax.grad(loss)).lower(*shapes)
+    program = hlo.parse(compile_cache.compile_step(lowered, partitioner).as_text())
+    sent = sum(c.traffic for c in collectives.read(program, partitioner.mesh))
+    followed = overlap.read(program, target, partitioner.mesh, found)
+    print(sent, sum(followed.hidden_bytes.values()), followed.seconds)
+"""
+
+
+@pytest.mark.skipif(libtpu() is None, reason="libtpu is not installed (make plan-tools)")
+@pytest.mark.slow
+def test_sparse_cores_hide_what_fsdp_sends(tmp_path):
+    env = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
+    command = [sys.executable, "-c", FSDP_BY_SPARSE_CORES]
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    assert "does not know" not in done.stderr
+    (sent, hidden, seconds), (also, behind, sooner) = (
+        map(float, x.split()) for x in done.stdout.splitlines()
+    )
+    assert also == pytest.approx(sent, rel=0.1) and sent > 6 * 2048 * 2048 * 2
+    assert hidden < 0.1 * sent and behind > 0.5 * sent
+    assert sooner < 0.95 * seconds
+
+
 @pytest.mark.skipif(libtpu() is None, reason="libtpu is not installed (make plan-tools)")
 @pytest.mark.slow
 def test_deberta_on_a_tpu_slice(tmp_path):

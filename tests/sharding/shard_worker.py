@@ -154,10 +154,12 @@ class Program:
             ),
             out_shardings=self.plan.shardings,
         )
-        step = state_lib.make_step(self.plan, objective, built, seed=1)
+        step = state_lib.make_step(self.plan, objective, built)
+        self.key_data = state_lib.key_data_of(1, self.plan)
         jitted = jax.jit(step, out_shardings=(self.plan.shardings, None))
         with partitioner():
-            self.compiled = jitted.lower(self.plan.abstract, self.place(batches()[0], 0)).compile()
+            first = self.place(batches()[0], 0)
+            self.compiled = jitted.lower(self.plan.abstract, first, self.key_data).compile()
 
     def place(self, batch, loss: int):
         rows, whole = (self.partitioner.sharding(axes) for axes in (("batch",), ()))
@@ -172,7 +174,7 @@ class Program:
         found = {f"start{k}": x for k, x in leaves(state.params).items()}
         losses = []
         for batch in batches():
-            state, metrics = self.compiled(state, self.place(batch, list(LOSSES).index(loss)))
+            state, metrics = self.compiled(state, self.place(batch, list(LOSSES).index(loss)), self.key_data)
             losses.append(float(metrics["loss"]))
             if len(losses) == 1:
                 found |= {f"gradients{k}": x for k, x in leaves(state.opt_state[0]["gradients"]).items()}

@@ -96,6 +96,7 @@ def test_a_program_that_cannot_be_read_does_not_end_the_run(capsys):
 # Prints what a run logs beside its step, and the same figures of the plan, of one program.
 PLANNED_TWICE = """
 import json, sys
+from jaxir import compile_cache
 from jaxir.costs import targets
 from jaxir.interop.stored import EncoderSettings
 from jaxir.models.dual_encoder import DualEncoderConfig
@@ -119,7 +120,7 @@ planned = program.Planned(
     partitioner=MeshConfig(slices=2, fsdp=2).build(chips),
 )
 kept = []
-program.aside = lambda compile: kept.append(compile()) or kept[-1]
+compile_cache.aside = lambda compile: kept.append(compile()) or kept[-1]
 made = plan.make(target, planned)
 print(json.dumps([
     targets.of_devices(chips).name,
