@@ -1,5 +1,6 @@
 """docs/adding_a_backbone.md, as a stranger follows it: its files, outside jaxir, train and are loaded."""
 
+import dataclasses
 import importlib
 import json
 import os
@@ -14,11 +15,13 @@ import pytest
 import safetensors.numpy
 from flax import nnx
 
+from jaxir.errors import UserError
 from jaxir.interop import stored
 from jaxir.interop.huggingface import hf
 from jaxir.models import backbones
 from jaxir.models.bert import BertConfig
 from jaxir.models.dual_encoder import DualEncoderConfig
+from jaxir.partitioning import MeshConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "tests" / "golden" / "llama"
@@ -117,6 +120,19 @@ def test_a_configuration_that_lacks_fields_is_told_where_it_is_registered():
         backbones.register(Bare)
 
 
+def test_a_configuration_whose_own_fields_would_be_left_out_is_refused(monkeypatch):
+    monkeypatch.setattr(backbones, "_KINDS", dict(backbones._KINDS))
+
+    class Wide(BertConfig):
+        kind, hugging_face = "wide", ()
+        width: int = 7
+
+    with pytest.raises(TypeError, match=r"Wide is no frozen dataclass: write @dataclasses\.dataclass\(fr"):
+        backbones.register(Wide)
+    assert "wide" not in backbones._KINDS
+    assert backbones.register(dataclasses.dataclass(frozen=True)(Wide)) is backbones._KINDS["wide"]
+
+
 def test_the_pages_backbone_computes_what_transformers_does(tmp_path, monkeypatch):
     """Grouped heads, a causal mask and RoPE, of weights that its table read and that it writes again."""
     (tmp_path / "llama.py").write_text(re.search(r"```python\n(.*?)^```", PAGE, re.M | re.S)[1])
@@ -139,6 +155,69 @@ def test_the_pages_backbone_computes_what_transformers_does(tmp_path, monkeypatc
     assert before.keys() == after.keys()
     for name, value in before.items():
         np.testing.assert_array_equal(value, after[name], err_msg=name)
+
+
+LEAKY = """
+import dataclasses
+from typing import ClassVar
+
+import jax.numpy as jnp
+
+from jaxir.models import layers
+from jaxir.models.backbones import BackboneConfig, Encoder
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MixedConfig(BackboneConfig):
+    kind: ClassVar[str] = "mixed"
+    token_table: ClassVar[str] = "token"
+    vocab_size: int = 20
+    embed_dim: int = 8
+    num_layers: int = 0
+    dtype: str = "float32"
+    remat: bool = False
+    scan_layers: bool = False
+    masked: bool
+
+    def make(self, *, rngs):
+        return Mixed(self, rngs=rngs)
+
+
+class Mixed(Encoder):
+    def __init__(self, config, *, rngs):
+        self.config = config
+        how = {"axis": "vocab", "dtype": config.dtype, "init": layers.normal(1.0)}
+        self.token = layers.Embedding(config.vocab_size, config.embed_dim, **how, rngs=rngs)
+
+    def __call__(self, ids, *, key=None):
+        x = self.token(ids)
+        if self.config.masked:
+            x = jnp.where((ids != 0)[..., None], x, 0.0)
+        return x + jnp.pad(x, ((0, 0), (0, 1), (0, 0)))[:, 1:]  # the next token's
+"""
+
+
+@pytest.mark.parametrize("mesh", [None, MeshConfig(data=2, fsdp=2)])
+def test_one_that_looks_at_padding_is_refused_however_it_gets_its_parameters(mesh, tmp_path, monkeypatch):
+    (tmp_path / "mixed.py").write_text(LEAKY)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mixed", raising=False)
+    make = importlib.import_module("mixed").MixedConfig
+    monkeypatch.delitem(sys.modules, "mixed")
+    partitioner = mesh and mesh.build()
+
+    def both(masked):
+        config = DualEncoderConfig(backbone=make(masked=masked))
+        yield lambda: stored.initialize(config, seed=0, partitioner=partitioner)
+        params = stored.params_of(config.make(rngs=nnx.Rngs(0)))
+        read = stored.StoredModel(config=config, params=params, tokenizer=None, settings=None)
+        yield lambda: stored.build(read, partitioner)
+
+    for build in both(masked=True):
+        assert build().encoder.token.embedding[...].any(axis=1).all(), "of padding, too, nothing has changed"
+    for build in both(masked=False):
+        with pytest.raises(UserError, match=r"^mixed\.Mixed gives a text other vectors where other padding"):
+            build()
 
 
 def test_a_name_is_given_once():

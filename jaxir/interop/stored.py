@@ -25,7 +25,7 @@ from jaxir.interop import kinds
 from jaxir.interop.kinds import ModelConfig
 from jaxir.interop.lazy import LazyArray, place, stack
 from jaxir.models import layers
-from jaxir.models.backbones import BackboneConfig
+from jaxir.models.backbones import BackboneConfig, check_padding
 from jaxir.partitioning import Partitioner
 from jaxir.simple_types import Count, checked
 
@@ -242,6 +242,9 @@ def build(stored: StoredModel, partitioner: Partitioner | None = None) -> nnx.Mo
 
     With a partitioner each parameter goes straight to the devices that hold its parts, and is never whole on
     one of them; without, all go to the default device.
+
+    Raises:
+      UserError: its encoder is one outside jaxir and looks at padding.
     """
     graphdef, state = _outline(stored.config)
     scan = stored.config.backbone.scan_layers
@@ -254,7 +257,9 @@ def build(stored: StoredModel, partitioner: Partitioner | None = None) -> nnx.Mo
         return leaf.replace(place(value, sharding))
 
     placed = jax.tree_util.tree_map_with_path(put, state, is_leaf=lambda x: isinstance(x, nnx.Variable))
-    return nnx.merge(graphdef, placed)
+    model = nnx.merge(graphdef, placed)
+    check_padding(model, partitioner)
+    return model
 
 
 def _stacked(params: Mapping[str, Any], names: list[str], scan: bool) -> Any:
@@ -271,6 +276,9 @@ def initialize(config: ModelConfig, *, seed: int, partitioner: Partitioner | Non
     """Makes a model with random parameters, the same for the same seed whatever the mesh.
 
     With a partitioner the parameters are computed where they live: none is ever whole on one device.
+
+    Raises:
+      UserError: as `build`.
     """
 
     def make() -> nnx.State:
@@ -278,7 +286,9 @@ def initialize(config: ModelConfig, *, seed: int, partitioner: Partitioner | Non
 
     graphdef, abstract = nnx.split(nnx.eval_shape(lambda: config.make(rngs=nnx.Rngs(seed))))
     shardings = None if partitioner is None else layers.param_shardings(abstract, partitioner)
-    return nnx.merge(graphdef, jax.jit(make, out_shardings=shardings)())
+    model = nnx.merge(graphdef, jax.jit(make, out_shardings=shardings)())
+    check_padding(model, partitioner)
+    return model
 
 
 def describe_config(config: ModelConfig) -> dict[str, Any]:

@@ -21,6 +21,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from jaxir.models.place_hash import SPREAD, mixed
+
 LANES = 128
 # The logit of what is not seen; the sum of two is finite.
 _UNSEEN = -1e30
@@ -403,17 +405,8 @@ def values_kept(
 
 
 def _bits(key0: jax.Array, key1: jax.Array, text: jax.Array, head: jax.Array, place: jax.Array) -> jax.Array:
-    one = _mixed(_mixed(_mixed(text ^ key0) ^ key1) + head)
-    return _mixed(place ^ one, _mixed(one ^ key1))
-
-
-def _mixed(x: jax.Array, other: jax.Array | int = 0) -> jax.Array:
-    """Hashes int32 numbers, so that all bits depend on all of x's (Wellons's lowbias32 where other is 0)."""
-    x ^= jax.lax.shift_right_logical(x, 16)
-    x *= 0x7FEB352D
-    x ^= jax.lax.shift_right_logical(x, 15)
-    x = (x + other) * (0x846CA68B - 2**32)
-    return x ^ jax.lax.shift_right_logical(x, 16)
+    one = mixed(mixed(mixed(text ^ key0) ^ key1) + head)
+    return mixed(place * SPREAD ^ one, mixed(one ^ key1))
 
 
 def _places(shape: tuple[int, int], dimension: int) -> jax.Array:

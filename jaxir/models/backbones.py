@@ -5,12 +5,15 @@ to Hugging Face's folders and back. `register` makes it known. One that lies out
 module is imported, by Python or by a gin file: docs/adding_a_backbone.md.
 """
 
+import contextlib
 import inspect
 import operator
 from collections.abc import Callable, Sequence
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from beartype import beartype
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key, jaxtyped
@@ -18,6 +21,7 @@ from jaxtyping import Array, Float, Int, Key, jaxtyped
 from jaxir.errors import UserError
 from jaxir.models import layers
 from jaxir.models.codec import HuggingFace
+from jaxir.partitioning import Partitioner
 
 C = TypeVar("C", bound="type[BackboneConfig]")
 # What changes the token vectors [B, L, E] of a batch before the first block reads them.
@@ -152,6 +156,46 @@ def check_editable(encoder: Encoder) -> None:
         )
 
 
+def check_padding(model: nnx.Module, partitioner: Partitioner | None = None) -> None:
+    """Checks that no encoder outside jaxir, which anybody may have written, looks at padding.
+
+    Three tokens are encoded before five of padding, whose vector is once that of another token: the bits of
+    the three must be the same.
+
+    Args:
+      model: with parameters.
+      partitioner: of their mesh, None where there is none.
+
+    Raises:
+      UserError: it does.
+    """
+    encoders = [module for _, module in nnx.iter_modules(model) if isinstance(module, Encoder)]
+    for encoder in encoders:
+        if type(encoder).__module__.startswith("jaxir."):
+            continue
+        graphdef, state = nnx.split(encoder)
+        name = f"{type(encoder).__module__}.{type(encoder).__name__}"
+        length = min(8, encoder.config.max_positions or 8)
+        ids = np.where(np.arange(length) < 3, np.arange(1, length + 1), 0) % encoder.config.vocab_size
+        batch = np.tile(ids, (partitioner.batch_divisor() if partitioner else 1, 1)).astype(np.int32)
+
+        def ignores_padding(state: nnx.State, graphdef: nnx.GraphDef = graphdef, batch: Any = batch) -> Any:
+            tokens = []
+            for row in (0, 1):
+                copy = nnx.merge(graphdef, state)
+                table = copy.token_table.embedding
+                table[...] = table[...].at[0].set(table[row])
+                tokens.append(copy(jnp.asarray(batch))[:, :3])
+            return jnp.array_equal(*tokens, equal_nan=True)
+
+        with partitioner() if partitioner else contextlib.nullcontext():
+            if not jax.jit(ignores_padding)(state):
+                raise UserError(
+                    f"{name} gives a text other vectors where other padding follows: zero or mask positions"
+                    " whose id is 0 before others look at them (docs/adding_a_backbone.md)"
+                )
+
+
 def edited(xs: Sequence[jax.Array], edits: Sequence[Edit | None] | None) -> list[jax.Array]:
     """Returns token vectors [B, L, E] of several batches, each changed by its edit."""
     if edits is None:
@@ -166,7 +210,7 @@ def register(config: C) -> C:
     """Makes a configuration's class known by its `kind` and its Hugging Face model types; a decorator.
 
     Raises:
-      TypeError: it lacks what every configuration has.
+      TypeError: it lacks what every configuration has, or is no frozen dataclass itself.
       ValueError: another class has such a name already.
     """
     types = {codec.model_type for codec in config.hugging_face}
@@ -183,6 +227,12 @@ def register(config: C) -> C:
         raise TypeError(
             f"the backbone {config.__module__}.{config.__qualname__} lacks {', '.join(missing)}"
             " (docs/adding_a_backbone.md)"
+        )
+    parameters = vars(config).get("__dataclass_params__")  # a base's would leave out this class's fields
+    if parameters is None or not parameters.frozen:
+        raise TypeError(
+            f"the backbone {config.__module__}.{config.__qualname__} is no frozen dataclass: write"
+            " @dataclasses.dataclass(frozen=True) below @register (docs/adding_a_backbone.md)"
         )
     _KINDS[config.kind] = config
     return config

@@ -10,12 +10,13 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Key, jaxtyped
 
 from jaxir.models import layers
+from jaxir.models.activations import gelu
 from jaxir.models.backbones import BackboneConfig
 from jaxir.models.dual_encoder import pool
 from jaxir.partitioning import constrain
 from jaxir.simple_types import Natural, checked
 
-_ACTIVATIONS = {"tanh": jnp.tanh, "relu": nnx.relu, "gelu": layers.ACTIVATIONS["gelu"]}
+_ACTIVATIONS = {"tanh": jnp.tanh, "relu": nnx.relu, "gelu": gelu}
 _EPSILON = 1e-5  # of ModernBERT's norms
 
 

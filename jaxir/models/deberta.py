@@ -16,7 +16,7 @@ from beartype import beartype
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key, jaxtyped
 
-from jaxir.models import layers
+from jaxir.models import activations, layers
 from jaxir.models.attention import Attention, attention
 from jaxir.models.backbones import BackboneConfig, Edit, Encoder, edited, register
 from jaxir.models.codec import ACTIVATIONS, Entry, HuggingFace
@@ -392,6 +392,6 @@ class _Block(nnx.Module):
         weights_key, attention_key, mlp_key = layers.split_key(key, 3)
         y = layers.dropout(self.attention(x, mask, table, rows, key=weights_key), rate, attention_key)
         x = layers.constrain_activation(self.attention_norm(x + y))
-        hidden = layers.ACTIVATIONS[self.config.activation](self.wi(x))
+        hidden = activations.ACTIVATIONS[self.config.activation](self.wi(x))
         y = self.wo(constrain(hidden, ("batch", "length", "mlp")))
         return layers.constrain_activation(self.mlp_norm(x + layers.dropout(y, rate, mlp_key)))

@@ -15,7 +15,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Key, jaxtyped
 
 from jaxir.errors import UserError
-from jaxir.models import layers
+from jaxir.models import activations, layers
 from jaxir.models.attention import Attention, rope_frequencies
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.partitioning import constrain
@@ -137,7 +137,7 @@ class _Block(nnx.Module):
         x = added(x, self.attention(self.attention_norm(x), mask, **seen, key=None), keys[0])
         if self.out is not None:
             x = added(x, self.out(self.value(vector))[:, None], keys[1])
-        hidden = jax.nn.gelu(self.wi(self.mlp_norm(x)), approximate=True)
+        hidden = activations.gelu_tanh(self.wi(self.mlp_norm(x)))
         return added(x, self.wo(constrain(hidden, ("batch", "length", "mlp"))), keys[2])
 
 
@@ -203,7 +203,7 @@ class WordDecoder(nnx.Module):
     @jaxtyped(typechecker=beartype)
     def __call__(self, vector: Float[Array, "B D"]) -> Float[Array, "B V"]:
         """Returns logits [B, V] in float32 of vectors [B, D]."""
-        hidden = self.norm(jax.nn.gelu(self.dense(vector), approximate=False)[:, None])[:, 0]
+        hidden = self.norm(activations.gelu(self.dense(vector))[:, None])[:, 0]
         return constrain(self.out(hidden), ("batch", "vocab"))
 
 

@@ -144,6 +144,10 @@ class DualEncoderModel(nnx.Module):
         model.config = dataclasses.replace(self.config, similarity="dot")
         return model
 
+    def compared(self, x: jax.Array) -> jax.Array:
+        """Returns vectors [B, D] of `unnormalized` as they are compared: where by cosine, of length 1."""
+        return l2_normalize(x) if self.config.similarity == "cosine" else x
+
     def encoder_of(self, tower: Tower) -> Encoder:
         """Returns the encoder of a tower."""
         return self.encoder if self.config.sharing == "sde" else getattr(self, f"{tower}_encoder")
@@ -196,9 +200,7 @@ class DualEncoderModel(nnx.Module):
         if config.projection is not None:
             x = getattr(self, f"{tower}_projection" if config.sharing == "ade" else "projection")(x)
             x = jnp.tanh(x) if config.projection.activation == "tanh" else x
-        if config.similarity == "cosine":
-            x = l2_normalize(x)
-        return constrain(x, ("batch", None))
+        return constrain(self.compared(x), ("batch", None))
 
 
 def _make_projection(config: DualEncoderConfig, *, rngs: nnx.Rngs) -> layers.Linear:

@@ -17,6 +17,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, jaxtyped
 
 from jaxir import cpu
+from jaxir.models import place_hash
 from jaxir.partitioning import GATHERED, Partitioner, constrain, gather_weight, in_force, look_up
 
 M = TypeVar("M", bound=nnx.Module)
@@ -40,12 +41,6 @@ POLICIES: dict[Remat, Callable[..., bool]] = {
     "weights": _products_and(FUSED, GATHERED),
     "products": _products_and(FUSED),
     True: jax.checkpoint_policies.nothing_saveable,
-}
-ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
-    "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
-    "relu": jax.nn.relu,
-    "silu": jax.nn.silu,
 }
 
 
@@ -255,7 +250,7 @@ def dropout(x: jax.Array, rate: float, key: jax.Array | None, *, same_along: int
 
     Args:
       x: any array.
-      rate: probability with which an element is dropped.
+      rate: probability with which an element is dropped, rounded to 2^-24.
       key: randomness; None turns dropout off.
       same_along: a dimension along which all elements share their fate, and one random number: with 1 a
         feature of x [B, L, E] is dropped from all positions of a text or from none.
@@ -265,7 +260,7 @@ def dropout(x: jax.Array, rate: float, key: jax.Array | None, *, same_along: int
     shape = list(x.shape)
     if same_along is not None:
         shape[same_along] = 1
-    kept = jax.random.bernoulli(key, 1.0 - rate, shape)
+    kept = jax.lax.shift_right_logical(place_hash.bits(key, shape), 8) >= round(rate * 2**24)
     return jnp.where(kept, x / (1.0 - rate), jnp.zeros_like(x))
 
 

@@ -10,7 +10,7 @@ from beartype import beartype
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key, jaxtyped
 
-from jaxir.models import layers
+from jaxir.models import activations, layers
 from jaxir.models.backbones import BackboneConfig
 
 
@@ -20,7 +20,7 @@ class MaskedLMConfig:
 
     Attributes:
       backbone: its encoder.
-      activation: of the head's dense layer, a name of `layers.ACTIVATIONS`.
+      activation: of the head's dense layer, a name of `activations.ACTIVATIONS`.
       norm_epsilon: epsilon of the head's norm.
     """
 
@@ -60,7 +60,7 @@ class MaskedLMHead(nnx.Module):
     @jaxtyped(typechecker=beartype)
     def __call__(self, x: Float[Array, "B L E"]) -> Float[Array, "B L E"]:
         """Returns what [B, L, E] are multiplied with the token vectors as."""
-        return self.norm(layers.ACTIVATIONS[self.activation](self.dense(x)))
+        return self.norm(activations.ACTIVATIONS[self.activation](self.dense(x)))
 
 
 class MaskedLanguageModel(nnx.Module):

@@ -15,7 +15,7 @@ from beartype import beartype
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key, jaxtyped
 
-from jaxir.models import layers
+from jaxir.models import activations, layers
 from jaxir.models.attention import NO_WINDOW, Attention, rope_frequencies
 from jaxir.models.backbones import BackboneConfig, Edit, Encoder, edited, register
 from jaxir.models.codec import ACTIVATIONS, Entry, HuggingFace
@@ -281,7 +281,7 @@ class _Mlp(nnx.Module):
         self.wo = dense(units, width, "mlp", "embed", stddev=_out_stddev(config))
 
     def __call__(self, x: jax.Array, *, key: jax.Array | None) -> jax.Array:
-        hidden = layers.ACTIVATIONS[self.config.activation](self.wi_0(x)) * self.wi_1(x)
+        hidden = activations.ACTIVATIONS[self.config.activation](self.wi_0(x)) * self.wi_1(x)
         hidden = layers.dropout(hidden, self.config.mlp_dropout_rate, key)
         return self.wo(constrain(hidden, ("batch", "length", "mlp")))
 

@@ -21,7 +21,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key, jaxtyped
 
 from jaxir.errors import UserError, suggest
-from jaxir.models import layers
+from jaxir.models import activations, layers
 from jaxir.models.attention import Attention
 from jaxir.models.backbones import BackboneConfig, Edit, Encoder, edited, register
 from jaxir.models.codec import ACTIVATIONS, Changed, Entry, HuggingFace, Weights
@@ -350,7 +350,7 @@ class Mlp(nnx.Module):
 
     def __call__(self, x: jax.Array, *, key: jax.Array | None) -> jax.Array:
         """Maps x [B, L, E] to as many."""
-        hidden = layers.ACTIVATIONS[self.config.activation](self.wi_0(x))
+        hidden = activations.ACTIVATIONS[self.config.activation](self.wi_0(x))
         if self.wi_1 is not None:
             hidden *= self.wi_1(x)
         hidden = dropout(hidden, self.config.dropout_rate, key)

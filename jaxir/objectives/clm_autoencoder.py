@@ -48,6 +48,7 @@ class CLMAutoencoder(Objective):
     mean_over: Literal["texts", "tokens"] = "texts"
     chunks: Count | Literal["auto"] = 1
     evaluated_on_pairs = False
+    reads_with = "encode"
 
     def features(self, form: TextFormat) -> Features:
         """Returns what a batch holds: text_ids [L]."""
@@ -81,7 +82,7 @@ class CLMAutoencoder(Objective):
             more = {"tokens_left": (left != 0).sum(1, dtype=jnp.float32).mean()}
 
         def read(part: Batch, keys: tuple[jax.Array | None, ...]) -> tuple[jax.Array, jax.Array]:
-            vector = model.encode(part["left"], tower="passage", key=keys[0])
+            vector = model.unnormalized().encode(part["left"], tower="passage", key=keys[0])
             encoder = model.encoder_of("passage")
             return next_token_losses(auxiliary, encoder, part["ids"], vector, key=keys[1])
 

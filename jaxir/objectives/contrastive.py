@@ -16,7 +16,7 @@ from jaxir.losses.samtone import samtone
 from jaxir.objectives.gradient_cache import embed_in_chunks
 from jaxir.objectives.objective import Batch, Metrics, Objective
 from jaxir.partitioning import constrain
-from jaxir.simple_types import Count, checked
+from jaxir.simple_types import Count, check_value, checked, hints_of
 
 KEYS = ("query_key", "passage_key", "negative_key")
 
@@ -62,6 +62,7 @@ class Contrastive(Objective):
 
     loss: Callable[..., tuple[jax.Array, Metrics]] = samtone
     chunks: Count | Literal["auto"] = 1
+    reads_with = "encode_together"
 
     def __post_init__(self):
         check_loss(self.loss, *KEYS)
@@ -124,15 +125,20 @@ class Contrastive(Objective):
 
 
 def check_loss(loss: Callable[..., Any], *names: str) -> None:
-    """Checks that a loss can be called with three arrays and others by name.
+    """Checks that a loss can be called with three arrays and others by name, and what is bound of it.
 
     Raises:
-      UserError: it cannot: it is no loss, or one of other things.
+      UserError: it cannot: it is no loss, or one of other things; or a setting of it, bound by
+        `functools.partial`, has a value that it may not have.
     """
     try:
         inspect.signature(loss).bind(None, None, None, **dict.fromkeys(names))
     except (TypeError, ValueError) as error:
         raise UserError(f"{call_of(loss)} is no loss for this objective: {error}") from error
+    if isinstance(loss, functools.partial):
+        hints = hints_of(loss.func)
+        for name, value in loss.keywords.items():
+            check_value(f"{name} of {call_of(loss.func)}", value, hints.get(name, Any))
 
 
 def call_of(loss: Callable[..., Any]) -> str:

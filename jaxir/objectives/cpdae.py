@@ -65,6 +65,7 @@ class CPDAE(Objective):
     idf: bool = False
     chunks: Count | Literal["auto"] = 1
     evaluated_on_pairs = False
+    reads_with = "encode_with_tokens"
 
     def features(self, form: TextFormat) -> Features:
         """Returns what a batch holds: text_ids [L], text_key [2]."""
@@ -107,7 +108,7 @@ class CPDAE(Objective):
 
         def read(part: Batch, keys: tuple[jax.Array | None, ...]) -> tuple[Any, Any]:
             texts = [(part["first"], "passage", keys[0]), (part["second"], "passage", keys[1])]
-            vectors, hidden = zip(*model.encode_with_tokens(texts), strict=True)
+            vectors, hidden = zip(*model.unnormalized().encode_with_tokens(texts), strict=True)
             encoder, places = model.encoder_of("passage"), (part["first_chosen"], part["second_chosen"])
             return vectors, [
                 head.losses(encoder, x, part["ids"], chosen, share=self.masking)
@@ -127,7 +128,8 @@ class CPDAE(Objective):
         loss = reconstruction + of_tokens
         metrics |= more | {"reconstruction_loss": reconstruction, "masked_lm_loss": of_tokens}
         if self.contrast is not None:
-            contrastive, more = self._contrast(vectors, logits, batch.get("text_key"))
+            compared = tuple(map(model.compared, vectors))
+            contrastive, more = self._contrast(compared, logits, batch.get("text_key"))
             loss += self.weight * contrastive
             more.pop("rows_without_negatives")  # of which the loop says that the loss is 0
             metrics |= more | {"contrastive_loss": contrastive}

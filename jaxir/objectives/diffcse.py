@@ -14,7 +14,6 @@ from jaxir.errors import UserError
 from jaxir.features import Features, TextFormat, Tokens
 from jaxir.models import layers
 from jaxir.models.backbones import check_editable
-from jaxir.models.dual_encoder import l2_normalize
 from jaxir.models.masked_lm import MaskedLanguageModel
 from jaxir.models.projector import BatchNormProjector
 from jaxir.objectives.changes import Change, Kind, longest, make_change
@@ -92,6 +91,7 @@ class DiffCSE(Objective):
     pooler: PoolerSource | None = None
     follow: Literal["paper", "code"] = "paper"
     chunks: Count | Literal["auto"] = 1
+    reads_with = "encode"
 
     def __post_init__(self):
         if not isinstance(self.contrastive, TwoViews) and (self.texts, self.use) != ("same", "difference"):
@@ -199,8 +199,7 @@ class DiffCSE(Objective):
         if self.use != "difference":
             changed = self._vectors_of_changed(raw, batch["text_ids"], auxiliary, changing, reading)
         vectors, changed = self._projected(found, changed, auxiliary, training=key is not None)
-        unit = l2_normalize if model.config.similarity == "cosine" else lambda x: x
-        contrast, metrics = self._contrast(vectors, changed, batch, unit)
+        contrast, metrics = self._contrast(vectors, changed, batch, model.compared)
         loss = self.contrastive_weight * contrast
         metrics = metrics | {"contrastive_loss": contrast}
         if self._discriminates:

@@ -33,6 +33,7 @@ class Distillation(Objective):
     loss: Callable[..., tuple[jax.Array, Metrics]] = margin_mse
     chunks: Count = 1
     evaluated_on_pairs = False
+    reads_with = "encode_together"
 
     def __post_init__(self):
         check_loss(self.loss, *SCORES)

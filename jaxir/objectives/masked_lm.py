@@ -41,6 +41,7 @@ class MaskedLM(Objective):
     head: MaskedLMSource | None = None
     chunks: Count | Literal["auto"] = 1
     evaluated_on_pairs = False
+    reads_with = "encoder_of"
 
     def features(self, form: TextFormat) -> Features:
         """Returns what a batch holds: text_ids [L]."""

@@ -50,6 +50,7 @@ class MLMAutoencoder(Objective):
     mean_over: Literal["texts", "tokens"] = "texts"
     chunks: Count | Literal["auto"] = 1
     evaluated_on_pairs = False
+    reads_with = "encode"
 
     def features(self, form: TextFormat) -> Features:
         """Returns what a batch holds: text_ids [L]."""
@@ -89,7 +90,7 @@ class MLMAutoencoder(Objective):
 
         def read(part: Batch, keys: tuple[jax.Array | None, ...]) -> tuple[jax.Array, jax.Array]:
             ids, table = part["ids"], model.encoder_of("passage").token_table
-            vector = model.encode(ids, tower="passage", key=keys[0])
+            vector = model.unnormalized().encode(ids, tower="passage", key=keys[0])
             x = table(jnp.where(part["chosen"], auxiliary.mask_id, ids))
             hidden = auxiliary(x, ids != 0, vector, key=keys[1])
             return token_losses(hidden, layers.weight(table.embedding, hidden.dtype), ids)

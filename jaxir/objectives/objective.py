@@ -13,7 +13,16 @@ from flax import nnx
 
 from jaxir.errors import UserError
 from jaxir.features import Features, TextFormat, TokenCounts
+from jaxir.models.cross_encoder import CrossEncoderModel
+from jaxir.models.dual_encoder import DualEncoderModel
+from jaxir.models.seq2seq import Seq2SeqModel
 
+# What each kind of model is called, and what gives one.
+_KINDS = {
+    DualEncoderModel: ("a dual encoder", "Pretrained(...) (gin/models/minilm.gin)"),
+    CrossEncoderModel: ("a cross-encoder", "PretrainedCrossEncoder(...) (gin/models/cross_encoder.gin)"),
+    Seq2SeqModel: ("a generator", "PretrainedSeq2Seq(...) (gin/models/seq2seq.gin)"),
+}
 Batch = Mapping[str, jax.Array]
 Metrics = dict[str, jax.Array]
 
@@ -33,11 +42,26 @@ class Objective(abc.ABC):
         evaluation has only retrieval's metrics.
       searched_on_pairs: whether the model makes vectors, by which dev pairs are searched; without, the dev
         evaluation has only the loss.
+      reads_with: the method of the model that it reads texts with, by which a model of another kind is
+        refused before anything is compiled; None: any model is taken.
     """
 
     frozen: tuple[str, ...] = ()
     evaluated_on_pairs: bool = True
     searched_on_pairs: bool = True
+    reads_with: str | None = None
+
+    def check_model(self, model: Any) -> None:
+        """Raises a UserError where `model` is of another kind than what this trains."""
+        if self.reads_with is None or hasattr(model, self.reads_with):
+            return
+        given, _ = _KINDS.get(type(model), (f"a {type(model).__name__}", ""))
+        fitting = [told for kind, told in _KINDS.items() if hasattr(kind, self.reads_with)]
+        what, source = fitting[0] if fitting else ("another kind of model", "one that has it")
+        raise UserError(
+            f"{type(self).__name__} trains {what} (it calls {self.reads_with}), but the model is {given}:"
+            f" give model={source}, or another objective"
+        )
 
     @abc.abstractmethod
     def features(self, form: TextFormat) -> Features:

@@ -66,6 +66,7 @@ class PROP(Objective):
     subsampling: Positive | None = 1e-4
     chunks: Count | Literal["auto"] = 1
     evaluated_on_pairs = False
+    reads_with = "encode_with_tokens"
 
     def features(self, form: TextFormat) -> Features:
         """Returns what a batch holds: text_ids [L]."""

@@ -33,6 +33,7 @@ class FusionInDecoder(Objective):
     passages: Count = 100
     chunks: Count | Literal["auto"] = 1
     searched_on_pairs = False
+    reads_with = "predict"
 
     def features(self, form: TextFormat) -> Features:
         """Returns what a batch holds: source_ids [P, Lp] and target_ids [Lq]."""

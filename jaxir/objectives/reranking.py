@@ -42,6 +42,8 @@ class Reranking(Objective):
     loss: Callable[..., tuple[jax.Array, Metrics]] = list_softmax
     chunks: Count = 1
     evaluated_on_pairs = False
+    searched_on_pairs = False
+    reads_with = "score_texts"
 
     def __post_init__(self):
         check_loss(self.loss)

@@ -54,6 +54,7 @@ class Seed(Objective):
     decoder_dropout: Rate = 0.1
     chunks: Count | Literal["auto"] = 1
     evaluated_on_pairs = False
+    reads_with = "encode_with_tokens"
 
     def features(self, form: TextFormat) -> Features:
         """Returns what a batch holds: text_ids [L]."""
@@ -84,7 +85,8 @@ class Seed(Objective):
         def read(part: Batch, keys: tuple[jax.Array | None, ...]) -> tuple[Any, Any]:
             encoding, decoding = keys
             encoder, ids = model.encoder_of("passage"), part["ids"]
-            ((vector, hidden),) = model.encode_with_tokens([(part["masked"], "passage", encoding)])
+            texts = [(part["masked"], "passage", encoding)]
+            ((vector, hidden),) = model.unnormalized().encode_with_tokens(texts)
             how = {"share": self.masking}
             of_masked = auxiliary.masked_lm.losses(encoder, hidden, ids, part["chosen"], **how)
             return of_masked, next_token_losses(auxiliary.decoder, encoder, ids, vector, key=decoding)

@@ -31,6 +31,7 @@ class Seq2Seq(Objective):
     source: str = "source"
     target: str = "target"
     searched_on_pairs = False
+    reads_with = "predict"
 
     def __post_init__(self):
         if self.source == self.target:

@@ -93,6 +93,11 @@ class WeightedSum(Objective):
         """Whether all parts are."""
         return all(part.searched_on_pairs for part in self.parts.values())
 
+    def check_model(self, model: Any) -> None:
+        """Raises a UserError where `model` is of another kind than what a part trains."""
+        for part in self.parts.values():
+            part.check_model(model)
+
     def features(self, form: TextFormat) -> Features:
         """Returns what the parts read together.
 

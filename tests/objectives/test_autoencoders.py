@@ -95,7 +95,7 @@ def test_the_clm_autoencoders_loss_is_equation_3_4():
     objective = CLMAutoencoder(**SMALL)
     auxiliary = made(objective, model)
     loss, metrics = objective(model, batch_of(ids), auxiliary=auxiliary)
-    vector = model.encode(ids, tower="passage")
+    vector = model.unnormalized().encode(ids, tower="passage")
     table = model.encoder.token_table
     total = 0.0
     for i, row in enumerate(np.asarray(ids)):
@@ -122,7 +122,7 @@ def test_the_mlm_autoencoders_loss_is_equation_3_5(vector):
 
     @nnx.jit
     def decoded(model, decoder, shown):
-        vectors, x = model.encode(ids, tower="passage"), model.encoder.token_table(shown)
+        vectors, x = model.unnormalized().encode(ids, tower="passage"), model.encoder.token_table(shown)
         return decoder(x.at[:, 0].set(vectors) if vector == "first" else x, ids != 0, vectors)
 
     hidden = np.asarray(decoded(model, auxiliary.decoder, jnp.where(chosen, MASK, ids)), np.float64)

@@ -9,6 +9,7 @@ from flax import nnx
 from unlabelled import FORM, Corpus, batch_of, make_model, make_texts, value_and_grad
 
 from jaxir.errors import UserError
+from jaxir.models.decoder import VectorDecoder
 from jaxir.objectives.clm_autoencoder import CLMAutoencoder
 from jaxir.objectives.cpdae import CPDAE
 from jaxir.objectives.masked_lm import MaskedLM
@@ -34,6 +35,8 @@ def made(objective, model):
     auxiliary = objective.auxiliary(model, form=FORM, rngs=nnx.Rngs(1))
     if isinstance(objective, CPDAE):
         auxiliary.decoder.out.kernel[...] *= 40  # distributions that differ by more than rounding
+    if isinstance(auxiliary, VectorDecoder):
+        auxiliary.layers[0].value.kernel[...] *= 40  # tokens that depend on the vector
     objective.read_corpus(auxiliary, Corpus(make_texts(rows=30, seed=5)))
     return auxiliary
 

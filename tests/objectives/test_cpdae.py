@@ -73,7 +73,8 @@ def test_the_loss_is_equation_6(name):
     keys, head = jax.random.split(key, 6), auxiliary.masked_lm
     masked = [head.mask(ids, keys[at : at + 2], share=0.15) for at in (0, 2)]
     vectors = [model.encode(m, tower="passage") for m, _ in masked]
-    z = [np.asarray(auxiliary.decoder(v), np.float64) for v in vectors]
+    raw = [model.unnormalized().encode(m, tower="passage") for m, _ in masked]
+    z = [np.asarray(auxiliary.decoder(v), np.float64) for v in raw]
     p = [1 / (1 + np.exp(-x)) for x in z]
     y = np.array([[word in text for word in range(WORDS)] for text in Corpus(ids).sets])
     weights = np.ones(WORDS)

@@ -58,7 +58,8 @@ def test_the_loss_is_a_masked_language_model_and_a_decoder_of_short_sight():
     terms = [of_masked[i, j, ids[i, j]] for i, j in zip(*np.nonzero(np.asarray(chosen)), strict=True)]
     np.testing.assert_allclose(metrics["masked_lm_loss"], -np.mean(terms), rtol=1e-5)
 
-    vectors = nnx.jit(lambda model: model.encode(masked, tower="passage"))(model)  # of the masked texts
+    # Of the masked texts, as the encoder gives them.
+    vectors = nnx.jit(lambda model: model.unnormalized().encode(masked, tower="passage"))(model)
 
     @nnx.jit
     def decoded(decoder, table, others, seen):

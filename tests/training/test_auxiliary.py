@@ -21,6 +21,7 @@ from jaxir.objectives.weighted_sum import Ramp, WeightedSum
 from jaxir.training import stages
 from jaxir.training import state as state_lib
 from jaxir.training.optimizers import AdamW
+from jaxir.training.settings import auxiliary_fingerprint, disagreement
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +104,58 @@ def test_another_auxiliary_is_not_resumed(whole, tmp_path):
     ):
         with pytest.raises(UserError, match=f"was trained with {sentence}"):
             run(tmp_path / "run", **{"objective": Sigmoid(), "steps": 30, "checkpoint_every": 15} | change)
+
+
+class Rewritten(Sigmoid):
+    """`Sigmoid`, after its file was changed in what no setting tells of."""
+
+    grows: bool = False
+
+    def auxiliary(self, model, *, form, rngs):
+        found = super().auxiliary(model, form=form, rngs=rngs)
+        if self.grows:
+            found.more = nnx.Linear(self.width, 3, use_bias=False, rngs=rngs)
+        else:
+            found.bias[...] = jnp.float32(-2)
+        return found
+
+
+Rewritten.__qualname__ = "Sigmoid"
+
+
+class Grows(Rewritten):
+    grows = True
+
+
+Grows.__qualname__ = "Sigmoid"
+
+
+def test_other_code_of_an_auxiliary_is_told_by_its_arrays(whole, tmp_path):
+    settings = {"steps": 30, "checkpoint_every": 15}
+    place = tmp_path / "run"
+    shutil.copytree(whole, place)
+    shutil.rmtree(place / "checkpoints" / "30")
+    (place / "COMPLETE").unlink()
+    with pytest.raises(UserError, match=r"with auxiliary modules that began with other values; .*; give"):
+        run(place, objective=Rewritten(), **settings)
+    with pytest.raises(UserError, match=r"auxiliary.more.kernel=nothing, not \[32, 3\] float32; give"):
+        run(place, objective=Grows(), **settings)
+    assert run(place, objective=Sigmoid(), **settings).started_at == 15
+
+
+def test_an_auxiliary_that_was_told_by_its_hash_alone_is_known():
+    now = {"auxiliary": {"hash": "1 arrays a", "arrays": {"bias": "[] float32"}}}
+    assert disagreement({"auxiliary": "1 arrays a"}, now) is None
+    assert "modules that began with other values" in disagreement({"auxiliary": "1 arrays b"}, now)
+    assert "modules, of which there are none now; " in disagreement({"auxiliary": "1 arrays b"}, {})
+    assert disagreement({}, now).startswith("was trained with auxiliary.bias=nothing, not [] float32;")
+    assert disagreement(now, {}).startswith("was trained with auxiliary.bias=[] float32, not nothing;")
+
+
+def test_a_variable_may_hold_several_arrays():
+    both = nnx.Variable((jnp.zeros(3), jnp.ones((2, 2))))
+    told = auxiliary_fingerprint(nnx.Dict(average=both))
+    assert told["arrays"] == {"average.0": "[3] float32", "average.1": "[2, 2] float32"}
 
 
 def test_what_is_frozen_is_not_trained(tmp_path):
@@ -226,6 +279,10 @@ def test_groups_have_rates_decay_and_norms_of_their_own(tmp_path):
 def test_groups_that_match_nothing_or_set_nothing_known(tmp_path):
     for groups, message in (
         ({"auxilary.*": {"learning_rate": 0.1}}, r"group 'auxilary\.\*': no parameter is called so"),
+        (
+            {"t*": {"learning_rate": 0.1}, "table": {"learning_rate": 0.2}},
+            r"group 'table': all of its parameters are of a group before it, such as table of 't\*'",
+        ),
         ({"table": {"learning_rat": 0.1}}, "group 'table': there is no setting 'learning_rat'; did you mean"),
         ({"table": {"learning_rate": -1}}, "learning_rate"),
     ):
@@ -343,7 +400,7 @@ def test_what_follows_from_the_corpus_is_kept_and_another_corpus_is_not_resumed(
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "4")
     (tmp_path / "run" / "COMPLETE").unlink()
     other = Other(data, lambda step: None)
-    with pytest.raises(UserError, match="was trained with auxiliary="):
+    with pytest.raises(UserError, match="with auxiliary modules that began with other values; these follow"):
         run(tmp_path / "run", objective=objective, data=other, **settings)
 
 

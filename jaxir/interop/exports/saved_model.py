@@ -26,7 +26,7 @@ from jaxir.interop.exports import exported, saved_model_readme
 from jaxir.interop.exports.exported import Program, Source
 from jaxir.interop.exports.graph_tokenizer import GraphTokenizer
 from jaxir.lean_tensorflow import import_tensorflow
-from jaxir.models import layers
+from jaxir.models import activations, layers
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -213,7 +213,8 @@ def _converted(
 
     def convert(program: Program) -> Callable[..., tuple[tf.Tensor]]:
         def compute(parameters: list[jax.Array], *inputs: jax.Array) -> jax.Array:
-            return program.compute(nnx.merge(graph, jax.tree.unflatten(tree, parameters)), *inputs)
+            with activations.without_erf():
+                return program.compute(nnx.merge(graph, jax.tree.unflatten(tree, parameters)), *inputs)
 
         converted = jax2tf.convert(
             compute,

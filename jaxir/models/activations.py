@@ -1,0 +1,78 @@
+"""Activation functions by name."""
+
+import contextlib
+import contextvars
+import math
+from collections.abc import Callable, Iterator
+
+import jax
+import jax.numpy as jnp
+
+_without_erf = contextvars.ContextVar("_without_erf", default=False)
+
+
+@contextlib.contextmanager
+def without_erf() -> Iterator[None]:
+    """Has what is traced here make GELU from erfc.
+
+    A program that is written to a file holds erf as a composite, which older readers do not know, such as
+    TensorFlow 2.20's. No cache of traces knows of it: a function that is jitted within a model and was called
+    before keeps its erf.
+    """
+    token = _without_erf.set(True)
+    try:
+        yield
+    finally:
+        _without_erf.reset(token)
+
+
+def _times(gate: Callable[[jax.Array], tuple[jax.Array, jax.Array]]) -> Callable[[jax.Array], jax.Array]:
+    """Returns x -> x gate(x), given gate and slope of float32 values; its backward pass keeps one array.
+
+    The product has x's type, and x is read as float32 for the gate only: were the product made in float32,
+    XLA would write the matrix product that x comes from in float32, too.
+    """
+
+    @jax.custom_jvp
+    def product(x: jax.Array) -> jax.Array:
+        return x * gate(x.astype(jnp.float32))[0].astype(x.dtype)
+
+    @product.defjvp
+    def _(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+        (x,), (dx,) = primals, tangents
+        x32 = x.astype(jnp.float32)
+        value, slope = gate(x32)
+        return x * value.astype(x.dtype), dx * (value + x32 * slope).astype(x.dtype)
+
+    return product
+
+
+def _normal(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns Phi and its slope; by erfc, as `jax.nn.gelu` does it, it takes three times the operations."""
+    z = x * math.sqrt(0.5)
+    erf = 1.0 - jax.lax.erfc(z) if _without_erf.get() else jax.lax.erf(z)
+    return 0.5 * (1.0 + erf), jnp.exp(-z * z) * (1.0 / math.sqrt(2.0 * math.pi))
+
+
+def _nearly_normal(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    inner = math.sqrt(2.0 / math.pi)
+    t = jnp.tanh(inner * (x + 0.044715 * x * x * x))
+    return 0.5 * (1.0 + t), 0.5 * (1.0 - t * t) * inner * (1.0 + 3 * 0.044715 * x * x)
+
+
+def gelu(x: jax.Array) -> jax.Array:
+    """Returns x Phi(x), Phi the normal distribution's (Hendrycks and Gimpel 2016)."""
+    return _times(_normal)(x)
+
+
+def gelu_tanh(x: jax.Array) -> jax.Array:
+    """Returns GELU with Phi by tanh (equation 2 of Hendrycks and Gimpel 2016)."""
+    return _times(_nearly_normal)(x)
+
+
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
+    "relu": jax.nn.relu,
+    "silu": jax.nn.silu,
+}
