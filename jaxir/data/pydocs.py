@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from jaxir.data import docstring_workers
 from jaxir.data.collection_files import write_collection
 from jaxir.data.sources import Document, PairExample, Qrel, Query
 from jaxir.errors import UserError, suggest
@@ -151,8 +152,10 @@ def _split_of(package: str) -> str:
 def _collect(roots: tuple[Path, ...]) -> list[Entry]:
     files = sorted({(module, path) for root in roots for module, path in _modules(root)})
     found: list[Entry] = []
-    for module, path in progress(files, what="reading docstrings", unit="files"):
-        found.extend(_entries(module, path))
+    for entries_of_file in progress(
+        docstring_workers.read(files), total=len(files), what="reading docstrings", unit="files"
+    ):
+        found.extend(entries_of_file)
     found.sort(key=lambda e: (SPLITS[::-1].index(e.split), e.name))
     seen: set[object] = set()
     kept = []
@@ -180,15 +183,20 @@ def _modules(root: Path) -> Iterator[tuple[str, Path]]:
             yield ".".join(names), path
 
 
-def _entries(module: str, path: Path) -> Iterator[Entry]:
+def entries(module: str, path: Path) -> list[Entry]:
+    """Returns the entries of a file, none where Python cannot parse it.
+
+    Args:
+      module: its dotted name.
+      path: it.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in other people's sources
             tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError, RecursionError, OSError):
-        return
-    yield from _entries_of(tree, module, "")
-    yield from _inside(tree, module)
+        return []
+    return [*_entries_of(tree, module, ""), *_inside(tree, module)]
 
 
 def _inside(node: ast.AST, prefix: str) -> Iterator[Entry]:

@@ -1,10 +1,14 @@
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
-from jaxir.data import pydocs
+from jaxir.data import docstring_workers, pydocs
 from jaxir.data.sources import BeirFolder
 from jaxir.errors import UserError
 
@@ -126,6 +130,68 @@ def test_split_docstring():
     assert split("Sum it up.\n\nResumit upper sum it upper.") == ("Sum it up.", "Resumit upper sum it upper.")
     assert split("Sum it up.\n\nSum it up.") == ("Sum it up.", "")
     assert split("Sum it up.\n\n-----\n") == ("Sum it up.", "")
+
+
+@pytest.fixture
+def many(tree, monkeypatch):
+    """The tree with more modules than one process reads where there are several processors."""
+    monkeypatch.setattr(docstring_workers, "FEWEST", 20)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
+    for number in range(40):
+        text = (
+            f'def f{number}():\n    """Feed the animals of cage {number}.\n\n    They are {number + 1}."""\n'
+        )
+        (tree / f"more{number}.py").write_text(text)
+    return tree
+
+
+def test_several_processes_read_what_one_does(many, monkeypatch):
+    started = []
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[-1])
+    together = pydocs.collect([many])
+    assert len(started) == 3 and not any(process.returncode is None for process in started)
+    monkeypatch.setattr(docstring_workers, "FEWEST", 1000)
+    pydocs._collect.cache_clear()
+    assert together == pydocs.collect([many]) and len(together) > 40
+    assert len(started) == 3
+
+
+def test_a_process_that_is_killed_costs_a_sentence(many, monkeypatch):
+    monkeypatch.setattr(
+        docstring_workers, "_CHILD", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    with pytest.raises(UserError, match="a process that read docstrings ended with status -9"):
+        pydocs.collect([many])
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_processes_end_with_the_one_that_started_them(number, many, tmp_path):
+    """And write no traceback, though a terminal's Ctrl-C reaches all of them."""
+    for copy in range(30):  # what takes a while
+        for name in ("zoo.py", *(f"more{number}.py" for number in range(40))):
+            (many / f"copy{copy}_{name}").write_text((many / name).read_text())
+    code = (
+        "import os; from pathlib import Path; from jaxir.data import docstring_workers, pydocs\n"
+        "docstring_workers.FEWEST = 20; os.sched_getaffinity = lambda _: {0, 1}\n"
+        "from jaxir import cli\n"
+        f"pydocs.collect([Path({str(many)!r})] * 20)\n"
+    )
+    with (tmp_path / "said").open("w") as said:
+        command = [sys.executable, "-c", code]
+        process = subprocess.Popen(command, stderr=said, start_new_session=True)
+        processes = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        deadline = time.monotonic() + 60
+        while len(children := processes.read_text().split()) < 2:
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(0.5)
+        (os.kill if number == signal.SIGKILL else os.killpg)(process.pid, number)
+        process.wait(60)
+    while any(Path(f"/proc/{child}").exists() for child in children):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert (tmp_path / "said").read_text().count("Traceback") == (number == signal.SIGINT)  # the parent's
 
 
 @pytest.fixture(scope="module")
