@@ -17,6 +17,9 @@ import numpy as np
 from jaxir.errors import UserError
 
 Record = Mapping[str, Any]
+_LISTS = (list, tuple, Sequence)  # the usual ones first: to ask whether it is a Sequence takes longer
+_NUMBERS = (float, int)
+_LARGEST = float(np.finfo(np.float32).max)
 # What a cross-encoder reads: a query and a passage; an expanded query by itself (EAR's retrieval-independent
 # reranker); or an expanded query and the first passage that it finds (the retrieval-dependent one).
 Reads = Literal["pair", "expanded_query", "expanded_query_and_passage"]
@@ -194,22 +197,52 @@ def fields_of(features: Features) -> dict[str, Tokens | Numbers]:
     return found
 
 
-def check_record(record: Record, features: Features) -> None:
-    """Raises a UserError unless `record` has the fields of `features`, as texts, numbers or lists of them."""
-    for field, feature in fields_of(features).items():
-        if field not in record:
+def check_record(record: Record, fields: Mapping[str, Tokens | Numbers], number: int) -> None:
+    """Checks that a record has what is read of it, as texts, finite numbers or lists of them.
+
+    Args:
+      record: the record.
+      fields: what is read, as `fields_of` gives it.
+      number: which example it is, from 0.
+
+    Raises:
+      UserError: it lacks a field, or has another kind of value in it.
+    """
+    # On the path of millions of records: what is right is passed by quickly.
+    for name, field in fields.items():
+        if name not in record:
+            which = f"example {number} has" if number else "the data have"
             raise UserError(
-                f"the objective reads the field {field!r}, but the data have only {', '.join(record)}"
+                f"the objective reads the field {name!r}, but {which} only {', '.join(map(str, record))}"
             )
-        value, kind = record[field], "text" if isinstance(feature, Tokens) else "number"
-        many = feature.count is not None
-        is_many = isinstance(value, Sequence) and not isinstance(value, str) and not _is_text(value)
-        items = value if is_many else [value]
-        right = all(_is_text(x) if kind == "text" else isinstance(x, int | float) for x in items)
-        if many != is_many or not right:
-            wanted = f"a list of {kind}s" if many else f"a {kind}"
-            raise UserError(f"the objective reads {wanted} in the field {field!r}, but found {value!r:.60}")
+        value = record[name]
+        is_right = _is_text if isinstance(field, Tokens) else _is_number
+        if field.count is None:
+            if not is_right(value):
+                raise _of_another_kind(name, field, f"{value!r:.60}", number)
+        elif isinstance(value, str) or not isinstance(value, _LISTS) or _is_text(value):
+            raise _of_another_kind(name, field, f"{value!r:.60}", number)
+        elif not all(map(is_right, value)):
+            wrong = next(item for item in value if not is_right(item))
+            raise _of_another_kind(name, field, f"{wrong!r:.60} in the list", number)
+
+
+def _of_another_kind(name: str, field: Tokens | Numbers, found: str, number: int) -> UserError:
+    kind = "text" if isinstance(field, Tokens) else "finite number"
+    wanted = f"a {kind}" if field.count is None else f"a list of {kind}s"
+    return UserError(
+        f"example {number}: the objective reads {wanted} in the field {name!r}, but found {found}"
+    )
 
 
 def _is_text(value: Any) -> bool:
-    return isinstance(value, tuple) and len(value) == 2 and all(isinstance(part, str) for part in value)
+    return (
+        isinstance(value, tuple)
+        and len(value) == 2
+        and isinstance(value[0], str)
+        and isinstance(value[1], str)
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, _NUMBERS) and -_LARGEST <= value <= _LARGEST  # and no nan

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from jaxir import faults
+from jaxir import distributed, faults
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -119,13 +119,13 @@ def test_the_reference_has_every_command_and_every_recipe():
 
 
 def test_the_exit_statuses_are_told_alike():
-    """Those of tests/test_cli.py, on both pages that list them."""
+    """Those of tests/test_cli.py and of several processes, on both pages that list them."""
     for page in ("reference/commands.md", "troubleshooting.md"):
         text = " ".join((DOCS / page).read_text().split())
         sentence = re.search(r"[^.]*\b130 after Ctrl-C[^.]*\.", text)[0]
         told = {int(number) for number in re.findall(r"\b\d+\b", sentence)}
         signals = {128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE)}
-        assert told == {0, 1, 2, faults.INTERNAL, *signals}, page
+        assert told == {0, 1, 2, faults.INTERNAL, distributed.TRY_AGAIN, *signals}, page
 
 
 @cache

@@ -141,7 +141,7 @@ COMMON = {
     "objectives": "TEMPERATURE CHUNKS",
     "runs": "DATA TRAIN_SPLIT DEV_SPLIT DEV_DISTRACTORS DEV_METRIC STEPS EPOCHS MIN_STEPS BATCH_SIZE"
     " LEARNING_RATE WARMUP_STEPS EVAL_EVERY CHECKPOINT_EVERY LOG_EVERY KEEP_LAST SEED"
-    " SLICES MESH_DATA FSDP TENSOR FUSED_ATTENTION",
+    " SLICES MESH_DATA FSDP TENSOR FUSED_ATTENTION SPARSE_CORES",
 }
 AUTOENCODERS = [f"gin/objectives/{name}.gin" for name in ("tsdae", "clm_autoencoder", "mlm_autoencoder")]
 OF_TEXTS = [
@@ -344,6 +344,14 @@ def test_rerankers_of_queries_are_traced(kind, tmp_path):
     assert bound["data"].build(loaded.tokenizer, features).num_examples == 16
     assert ("passage_ids" in features) == (kind == "rd") == (loaded.settings.pair_max_length == 20)
     assert trace(bound, loaded, partitioner, num_negatives=0).keys() >= {"loss", "chosen_rank"}
+
+
+def test_a_miss_counts_the_same_on_dev_whatever_training_has(tmp_path):
+    bindings = [f"TRAIN_CANDIDATES={tmp_path}/t.jsonl", f"DEV_CANDIDATES={tmp_path}/d.jsonl", "MAX_RANK=250"]
+    files = ["gin/ear_ri.gin", "gin/evaluators/query_reranking.gin"]
+    gin_config.bind(train, files, bindings, {"output_dir": "run"})
+    bound = gin.get_bindings(train)
+    assert (bound["data"].max_rank, bound["evaluators"][0].data.max_rank) == (250, 101)
 
 
 def test_a_reader_is_traced_and_has_the_papers_settings(folder, tmp_path):

@@ -232,6 +232,8 @@ def test_objects_and_losses_of_another_kind_in_python():
         SimCSE(loss="text")
     with pytest.raises(UserError, match="list_softmax is no loss for this objective: got an unexpected"):
         Contrastive(loss=ranking.list_softmax)
+    with pytest.raises(UserError, match="same_tower of samtone must be 'query' or 'passage' or 'both', not"):
+        Contrastive(loss=functools.partial(samtone.samtone, same_tower="bth"))
     with pytest.raises(UserError, match="generator must be an object, MaskedLMSource or None, not 'hf:x'"):
         DiffCSE(generator="hf:x")
     with pytest.raises(UserError, match="both views of a text are the text itself"):

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxir.checksums import check, directory_with_checksums
 from jaxir.data import fingerprints
-from jaxir.data.batch_plan import Batch, choose, draw, in_one_order, keys_of_twins
+from jaxir.data.batch_plan import Batch, choose, draw, in_one_order, keys_of_twins, noun_of
 from jaxir.data.record_arrays import ListCounts, RecordReader, check_list
 from jaxir.data.saved_arrays import FORMAT, META, as_pairs_were_named, check_same, in_words, read
 from jaxir.data.text_table import TextTable
@@ -157,6 +157,7 @@ class ArrayDataset:
             start_step=start_step,
             process_index=process_index,
             process_count=process_count,
+            noun=noun_of(self.features),
         )
         return (self._batch(one.examples, (seed, one.epoch)) for one in drawn)
 

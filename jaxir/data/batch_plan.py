@@ -56,9 +56,16 @@ class Plan:
     """The examples of any step: a pure function of (seed, step), which threads may call together."""
 
     def __init__(
-        self, num_examples: int, *, batch_size: int, seed: int, process_index: int = 0, process_count: int = 1
+        self,
+        num_examples: int,
+        *,
+        batch_size: int,
+        seed: int,
+        process_index: int = 0,
+        process_count: int = 1,
+        noun: str = "pairs",
     ):
-        """Takes what `ArrayDataset.batches` does.
+        """Takes what `ArrayDataset.batches` does, and what sentences call the examples.
 
         Raises:
           UserError: a negative seed, fewer examples than `batch_size`, or it does not divide by
@@ -69,7 +76,8 @@ class Plan:
         self._mine = share(batch_size, process_index, process_count)
         if batch_size > num_examples:
             raise UserError(
-                f"batch_size is {batch_size:,}, but there are only {num_examples:,} pairs: give a smaller one"
+                f"batch_size is {batch_size:,}, but there are only {num_examples:,} {noun}:"
+                " give a smaller one"
             )
         self._num_examples, self._batch_size, self._seed = num_examples, batch_size, seed
         self._orders: dict[int, np.ndarray | _Permutation] = {}
@@ -99,6 +107,7 @@ def draw(
     start_step: int = 0,
     process_index: int = 0,
     process_count: int = 1,
+    noun: str = "pairs",
 ) -> Iterator[Drawn]:
     """Yields the examples of each step without end, from `start_step` on; see `Plan`."""
     plan = Plan(
@@ -107,8 +116,15 @@ def draw(
         seed=seed,
         process_index=process_index,
         process_count=process_count,
+        noun=noun,
     )
     return map(plan, itertools.count(start_step))
+
+
+def noun_of(features: Features) -> str:
+    """Returns what sentences call examples with these features: texts, or pairs."""
+    single = any(isinstance(f, Tokens) and f.field == "text" for f in features.values())
+    return "texts" if single else "pairs"
 
 
 def order_of(num_examples: int, seed: int, epoch: int) -> np.ndarray | _Permutation:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxir.data import fingerprints
-from jaxir.data.batch_plan import Batch, Plan, choose, in_one_order, keys_of_twins
+from jaxir.data.batch_plan import Batch, Plan, choose, in_one_order, keys_of_twins, noun_of
 from jaxir.data.lines import OnBadInput
 from jaxir.data.record_arrays import check_list
 from jaxir.data.record_files import MEND, Block, read_description
@@ -139,6 +139,7 @@ class RecordDataset:
             seed=seed,
             process_index=process_index,
             process_count=process_count,
+            noun=noun_of(self.features),
         )
         return self._ahead(_Steps(self, plan, seed), start_step)
 

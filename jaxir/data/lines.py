@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import collections
 import gzip
 import json
@@ -39,7 +40,7 @@ class OnBadInput:
     Attributes:
       policy: "stop" or "skip".
       skipped: number of records skipped, by kind of fault.
-      noted: number of records kept although odd (an empty document), by kind.
+      noted: number of records that are odd but no fault (an empty document), by kind.
     """
 
     def __init__(self, policy: Policy = "stop"):
@@ -58,7 +59,7 @@ class OnBadInput:
         self._first.setdefault(kind, f"{path}:{line}")
 
     def note(self, path: str | Path, line: int, kind: str) -> None:
-        """Counts a record that is odd but kept."""
+        """Counts a record that is odd but no fault."""
         self.noted[kind] += 1
         self._first.setdefault(kind, f"{path}:{line}")
 
@@ -67,9 +68,13 @@ class OnBadInput:
         self.skipped[kind] += 1
         self._first.setdefault(kind, f"{path}:{line}")
 
-    def report(self) -> None:
-        """Prints to standard error what was skipped and noted, if anything; then starts counting afresh."""
-        for what, counts in (("skipped", self.skipped), ("kept", self.noted)):
+    def report(self, *, noted: str = "kept") -> None:
+        """Prints to standard error what was skipped and noted, if anything; then starts counting afresh.
+
+        Args:
+          noted: what was done with records that are odd.
+        """
+        for what, counts in (("skipped", self.skipped), (noted, self.noted)):
             for kind, count in counts.most_common():
                 records = "record" if count == 1 else "records"
                 print(f"{what} {count:,} {records}: {kind} (first: {self._first[kind]})", file=sys.stderr)
@@ -208,6 +213,8 @@ def as_number(text: str) -> float | None:
 
 def decode_line(raw: bytes) -> str:
     if b"\0" in raw:
+        if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise MalformedRecord("not UTF-8", "but UTF-16; iconv -f UTF-16 -t utf8 converts it")
         raise MalformedRecord("NUL byte", f"at byte {raw.index(0) + 1} of the line: not a text file?")
     try:
         return raw.decode("utf-8")

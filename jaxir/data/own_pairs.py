@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from jaxir.data.lines import OnBadInput, Policy
@@ -38,6 +38,9 @@ class Pairs(PairSource):
         passages: Sequence[str],
         negatives: Sequence[Sequence[str]] | None = None,
     ):
+        for number, texts in enumerate(() if negatives is None else negatives):
+            if isinstance(texts, str) or not isinstance(texts, Iterable):
+                raise UserError(f"pair {number}: its negatives must be a list of texts, not {texts!r:.40}")
         self.queries, self.passages = list(queries), list(passages)
         self.negatives = [[] for _ in self.queries] if negatives is None else [list(n) for n in negatives]
         if not len(self.queries) == len(self.passages) == len(self.negatives):

@@ -34,7 +34,7 @@ class RecordReader:
     """
 
     def __init__(self, tokenizer: Tokenizer, features: Features):
-        self._features, self._fields = features, fields_of(features)
+        self._fields = fields_of(features)
         self._builders: dict[str, TableBuilder] = {}
         for field in self._fields.values():
             if isinstance(field, Tokens) and field.table not in self._builders:
@@ -47,14 +47,13 @@ class RecordReader:
         """Returns the arrays of `records`, which come after those of earlier calls.
 
         Raises:
-          UserError: a record lacks a field, has another kind of value in it, or lists that are not equally
-            long.
+          UserError: a record lacks a field, has another kind of value in it (a number that is not finite,
+            say), or lists that are not equally long.
         """
         columns: dict[str, list[Any]] = {name: [] for name in self._fields}
         offsets = [0]
         for record in records:
-            if not self._count:
-                check_record(record, self._features)
+            check_record(record, self._fields, self._count)
             sizes = set()
             for name, field in self._fields.items():
                 value = record[name]

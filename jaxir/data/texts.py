@@ -17,13 +17,15 @@ from jaxir.data.lines import (
     raw_lines,
 )
 from jaxir.data.sentences import sentences_of
-from jaxir.data.sources import BeirFolder, read_corpus, read_lines
+from jaxir.data.sources import find_file, read_corpus, read_lines
+from jaxir.data.tables import KINDS
 from jaxir.data.text_data import RecordSource
-from jaxir.errors import BadInputError
+from jaxir.errors import BadInputError, UserError
 from jaxir.features import Record
 from jaxir.files import local_path
 
 SOURCE = ".source"
+_TABLES = tuple(ending for ending in KINDS if ending != ".jsonl")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,7 +34,7 @@ class Texts(RecordSource):
 
     Attributes:
       path: a file with a text on each line; a .jsonl[.gz] of documents (`_id`, `text`, maybe `title`), as the
-        corpus of a BEIR folder; or such a folder.
+        corpus of a BEIR folder; or a folder with such a corpus.
       sentences: whether each text is cut into its sentences (`jaxir.data.sentences`): then a record is a
         sentence, `text`, and the one after it, `next_text`, which is empty after the last one of a text.
     """
@@ -49,7 +51,13 @@ class Texts(RecordSource):
         """Yields (id, text)."""
         place = local_path(self.path)
         if place.is_dir():
-            place = BeirFolder(place).corpus_path
+            place = find_file(place, "corpus.jsonl", "a folder with a corpus")
+        elif place.name.lower().removesuffix(".gz").endswith(_TABLES):
+            raise UserError(
+                f"{self.path}: not read as texts, which are a file with a text on each line (.txt), a .jsonl"
+                " of documents (_id, text) or a folder with such a corpus.jsonl, as jaxir.prepare makes of a"
+                f" table of pairs (--dataset=pairs:{self.path})"
+            )
         if ".jsonl" in Path(place).suffixes:
             documents = read_corpus(place, on_bad_input)
             return ((d.id, d.contents) for d in documents if d.contents)

@@ -44,7 +44,8 @@ class Analysis:
       separability: of its towers (Figure 1).
       nearest: similarity of queries to their nearest passages (Figure 5).
       own: similarity of queries to their own passages.
-      ratio: query-query over query-passage similarity of random pairs (Figure 6).
+      ratio: query-query over query-passage similarity of random pairs (Figure 6); None where no divisor is
+        above 0.
       ratio_of_means: the mean of the former over the mean of the latter, which no small divisor disturbs.
       divisors_not_positive: the share of ratios whose divisor is 0 or less; they say nothing, and are not in
         `ratio`.
@@ -56,7 +57,7 @@ class Analysis:
     separability: Separability
     nearest: Spread
     own: Spread
-    ratio: Spread
+    ratio: Spread | None
     ratio_of_means: float
     divisors_not_positive: float
     points: tuple[np.ndarray, np.ndarray]
@@ -122,7 +123,7 @@ def analyze_model(encoder: TextEncoder, sample: Sample, *, seed: int) -> Analysi
         separability=embedding_space.separability(query, passage, seed=seed),
         nearest=embedding_space.spread(nearest),
         own=embedding_space.spread(np.einsum("nd,nd->n", query, passage).astype(np.float64)),
-        ratio=embedding_space.spread(ratios),
+        ratio=embedding_space.spread(ratios) if len(ratios) else None,
         ratio_of_means=float(numerators.mean() / divisors.mean()),
         divisors_not_positive=float(np.mean(divisors <= 0)),
         points=(plane[: len(shown)], plane[len(shown) :]),
@@ -146,7 +147,12 @@ def tables(analyses: Mapping[str, Analysis]) -> str:
     ]
     similarity = [[name, a.nearest.mean, a.nearest.median, a.own.mean] for name, a in analyses.items()]
     ratio = [
-        [name, a.ratio.median, a.ratio.interquartile_range, a.ratio_of_means, 100 * a.divisors_not_positive]
+        [
+            name,
+            *((a.ratio.median, a.ratio.interquartile_range) if a.ratio else ("none", "none")),
+            a.ratio_of_means,
+            100 * a.divisors_not_positive,
+        ]
         for name, a in analyses.items()
     ]
     parts = (

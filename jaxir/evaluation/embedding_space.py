@@ -17,6 +17,7 @@ FOLDS = 5
 NEIGHBOURS = 10
 MIN_PAIRS = 4 * NEIGHBOURS
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+ALIKE = 1e-6  # vectors of length 1 differ by so much in no number of theirs but by rounding
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -152,11 +153,18 @@ def spread(values: Float[np.ndarray, " S"]) -> Spread:
 
 @jaxtyped(typechecker=beartype)
 def project(vectors: Float[np.ndarray, "N D"], *, seed: int = 0) -> Float[np.ndarray, "N 2"]:
-    """Lays embeddings [N, D] out in the plane by t-SNE (van der Maaten and Hinton 2008) of cosines."""
+    """Lays embeddings [N, D] out in the plane by t-SNE (van der Maaten and Hinton 2008) of cosines.
+
+    Those that do not differ, by more than rounding, are one point: there t-SNE's code reads beyond its arrays
+    and ends the process.
+    """
     from sklearn.manifold import TSNE
 
+    if np.ptp(vectors, axis=0).max() <= ALIKE:
+        return np.zeros((len(vectors), 2), np.float32)
     perplexity = min(30.0, (len(vectors) - 1) / 3)
-    return TSNE(metric="cosine", init="pca", perplexity=perplexity, random_state=seed).fit_transform(vectors)
+    init = "pca" if vectors.shape[1] > 1 else "random"
+    return TSNE(metric="cosine", init=init, perplexity=perplexity, random_state=seed).fit_transform(vectors)
 
 
 def check_pairs(count: int) -> None:

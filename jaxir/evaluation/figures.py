@@ -58,7 +58,7 @@ def nearest(similarities: Mapping[str, np.ndarray], path: Path) -> None:
       path: the PNG to write.
     """
     low = min(float(np.min(values)) for values in similarities.values())
-    edges = np.linspace(np.floor(low * 20) / 20, 1.0, 41)
+    edges = np.linspace(min(np.floor(low * 20) / 20, 0.95), 1.0, 41)  # all may be 1
     with _sheet(path, width=1.4 * WIDTH) as (_, (axes,)):
         # Rounding may leave a similarity a little above 1.
         _histograms(axes, {name: np.minimum(x, 1.0) for name, x in similarities.items()}, edges)
@@ -90,7 +90,7 @@ def ratings(cosines: Mapping[str, Mapping[str, np.ndarray]], path: Path) -> None
       path: the PNG to write.
     """
     low = min(float(x.min()) for groups in cosines.values() for x in groups.values())
-    edges = np.linspace(np.floor(low * 20) / 20, 1.0, 41)
+    edges = np.linspace(min(np.floor(low * 20) / 20, 0.95), 1.0, 41)  # all may be 1
     names = list(dict.fromkeys(group for groups in cosines.values() for group in groups))
     shares = {
         (model, group): np.histogram(np.minimum(x, 1.0), edges)[0] / len(x)
@@ -157,7 +157,7 @@ def _rgb(colour: str) -> tuple[float, float, float]:
 
 def _histograms(axes: Axes, samples: Mapping[str, np.ndarray], edges: np.ndarray) -> None:
     for number, (name, values) in enumerate(samples.items()):
-        density = np.histogram(values, edges)[0] / len(values) / np.diff(edges)
+        density = np.histogram(values, edges)[0] / max(len(values), 1) / np.diff(edges)
         colour = LINES[number % len(LINES)]
         axes.stairs(density, edges, fill=True, color=colour, alpha=0.12, zorder=1)
         axes.stairs(density, edges, color=colour, linewidth=1.2, label=name, zorder=2)

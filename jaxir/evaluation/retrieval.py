@@ -115,6 +115,7 @@ def evaluate_run(
     metrics: str | Sequence[str] = DEFAULT_METRICS,
     *,
     identical_ids: IdenticalIds = "keep",
+    depth: int | None = None,
 ) -> RetrievalScores:
     """Scores a run.
 
@@ -126,6 +127,7 @@ def evaluate_run(
         relevant documents (Wang 2022, eq. 4.1).
       identical_ids: "drop" removes the document with the query's own id from its answers, as the BEIR scripts
         do; "keep" leaves it (collections where both are numbered from 1 need that).
+      depth: how many answers of a query count, of those that are left; None: all.
 
     Raises:
       UserError: an unknown metric, no judgements, or a run that answers none of the judged queries.
@@ -140,7 +142,7 @@ def evaluate_run(
     ranked = {}
     for query_id, answers in judged.items():
         own = query_id if identical_ids == "drop" else None
-        order = rank({doc_id: score for doc_id, score in answers.items() if doc_id != own})
+        order = rank({doc_id: score for doc_id, score in answers.items() if doc_id != own})[:depth]
         # ir_measures passes the run to programs that break ties differently; ranks as scores leave them none.
         if order:
             ranked[query_id] = {doc_id: float(len(order) - place) for place, doc_id in enumerate(order)}
@@ -152,7 +154,7 @@ def evaluate_run(
         name: {q: metric.of_query(found[metric.measure, q], docs) for q, docs in qrels.items()}
         for name, metric in wanted.items()
     }
-    most = cut_at(judged)
+    most = min(cut_at(judged), math.inf if depth is None else depth)
     return RetrievalScores(
         values={
             name: float(result.aggregated[metric.measure])

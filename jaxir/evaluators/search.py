@@ -90,7 +90,7 @@ class Search(Evaluator):
             # Vectors are as the model's similarity wants them, so the inner product is it.
             found = of_queries(state), of_documents(state)
             run = search_vectors(*found, collection, similarity="dot", depth=depth)
-            how = {"identical_ids": self.identical_ids}
+            how = {"identical_ids": self.identical_ids, "depth": self.depth}
             return evaluate_run(run, collection.qrels, list(self.metrics), **how).values
 
         return measure

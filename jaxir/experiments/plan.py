@@ -21,6 +21,8 @@ RESULT = "test.json"
 # What a first stage starts from, in gin/models; a later one starts from the stage before.
 PRETRAINED = ("MODEL", "INITIAL_CHECKPOINT_PATH", "TOKENIZER")
 JUDGES = {"sts": "file or folder of rated pairs", "senteval": "folder of transfer tasks"}
+# What a grid sets in the runs of a cell, and its own flag for that.
+SET_BY_GRID = {"STEPS": "--steps", "SHARING": "--sharing", "DATA": "--datasets"}
 SHARING_TITLES = {"ade": "ADE", "ade_spl": "ADE-SPL", "sde": "SDE"}
 
 
@@ -165,9 +167,10 @@ def plan_cells(
 
     Raises:
       UserError: an axis without values or with one twice, an unknown value, a file or data set that is not
-        there, or fewer steps than stages.
+        there, fewer steps than stages, or a binding of what the grid itself sets.
     """
     check_axes(axes)
+    check_bindings(bindings, SET_BY_GRID)
     methods = {method.name: method for method in map(parse_method, axes.objectives)}
     folders = dict(map(parse_folder, axes.datasets))
     judges = dict(map(parse_judge, axes.judges))
@@ -310,6 +313,18 @@ def parse_judge(text: str) -> tuple[str, str]:
     if not path.exists():
         raise UserError(f"{path}: no such {JUDGES[kind]}")
     return name, f"{kind}:{path}"
+
+
+def check_bindings(bindings: Sequence[str], flags: Mapping[str, str]) -> None:
+    """Raises a UserError for a binding of a name that a flag sets too: it would win in silence.
+
+    Args:
+      bindings: NAME=VALUE.
+      flags: such names, and the flag for each.
+    """
+    for binding in bindings:
+        if flag := flags.get(name := binding.partition("=")[0].strip()):
+            raise UserError(f"bindings cannot set {name}: give {flag} instead")
 
 
 def check_axes(axes: Axes) -> None:

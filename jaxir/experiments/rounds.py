@@ -15,13 +15,15 @@ from typing import Literal
 from jaxir.data.sources import BeirFolder
 from jaxir.errors import UserError
 from jaxir.experiments import runner
-from jaxir.experiments.plan import PRETRAINED, gin_text
+from jaxir.experiments.plan import PRETRAINED, check_bindings, gin_text
 from jaxir.installation import find_recipe
 from jaxir.locks import locked
 from jaxir.simple_types import Count, Natural, Seed, checked
 
 MINED = "gin/experiments/mined.gin"
 LOG = "log.txt"
+# What rounds set in every training run, and their own flag for that.
+SET_BY_ROUNDS = {"STEPS": "--steps", "DATA": "--dataset"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,8 +79,9 @@ def steps_of(settings: RoundSettings, output: Path) -> Iterator[tuple[str, list[
     """Yields the name of each round and its commands, in order.
 
     Raises:
-      UserError: a gin file or split that is not there.
+      UserError: a gin file or split that is not there, or a binding of what the command itself sets.
     """
+    check_bindings(settings.bindings, SET_BY_ROUNDS)
     for file in settings.recipe:
         if find_recipe(file) is None:
             raise UserError(f"gin file {file} does not exist")

@@ -66,7 +66,7 @@ def run_cells(cells: Sequence[Cell], *, steps: int, on_result: Callable[[], None
     failures = []
     left = [cell for cell in cells if not cell.finished]
     done = len(cells) - len(left)
-    with progress(total=len(cells) * steps, what="grid", unit="step", initial=done * steps) as bar:
+    with progress(total=len(cells) * steps, what="grid", unit="steps", initial=done * steps) as bar:
         if done:
             bar.write(f"{done} of {len(cells)} cells are finished already", file=sys.stderr)
         for number, cell in enumerate(left, done + 1):

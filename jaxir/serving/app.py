@@ -247,6 +247,8 @@ async def _invalid(_: Request, error: RequestValidationError) -> JSONResponse:
     if first["type"] == "json_invalid":
         return JSONResponse({"detail": "the body is not JSON"}, 400)
     sentence = f"{where}: {first['msg']}" if where else first["msg"]
+    if isinstance(error.body, bytes):  # it was not read as JSON: a page of another site could send it
+        sentence = "the request needs the header content-type: application/json"
     return JSONResponse({"detail": sentence.encode(errors="replace").decode()}, 422)
 
 

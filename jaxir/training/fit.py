@@ -21,6 +21,7 @@ from jaxir.losses.in_batch import in_batch_softmax
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.objectives.objective import Objective
 from jaxir.objectives.query_reranking import QueryReranking
+from jaxir.objectives.reranking import Reranking
 from jaxir.objectives.seq2seq import Seq2Seq
 from jaxir.partitioning import Partitioner
 from jaxir.retrieval.encoding.cross_encoder import CrossEncoder
@@ -58,8 +59,9 @@ def fit(
 ) -> DualEncoder | CrossEncoder | Generator:
     """Trains a dual encoder on pairs of texts.
 
-    With `PretrainedCrossEncoder` it is a cross-encoder, and with `PretrainedSeq2Seq` a generator, which by
-    default learns to write the query of a passage, and of which `dev` tells the loss.
+    With `PretrainedCrossEncoder` it is a cross-encoder, which by default learns to tell the passage of a
+    query from its hard negatives, and with `PretrainedSeq2Seq` a generator, which by default learns to write
+    the query of a passage, and of which `dev` tells the loss.
 
     What is given as `model` stays as it is. Defaults are what gin/pairs.gin sets. Ctrl-C ends training after
     the step at hand; the encoder has then been trained that far.
@@ -71,7 +73,8 @@ def fit(
       steps: optimizer steps; or else
       epochs: how often to go through the pairs. By default once, and at least 100 steps.
       batch_size: pairs of a step, over all devices.
-      objective: the training method; by default the in-batch softmax at temperature 0.05, or Seq2Seq(...).
+      objective: the training method; by default the in-batch softmax at temperature 0.05, Reranking() or
+        Seq2Seq(...).
       optimizer: AdamW(...) or Adafactor(...); by default AdamW at 3e-5, with a warm-up.
       dev: pairs to evaluate on while training; the encoder is then the best by them, not the last.
       eval_every: steps between evaluations on them; below 1, a share of all steps.
@@ -83,15 +86,22 @@ def fit(
       **settings: what else a `jaxir.training.recipe.Recipe` has: log_every, checkpoint_every, evaluators, ...
 
     Raises:
-      UserError: no such model, pairs or settings that make no sense, or an `output_dir` that cannot be used.
+      UserError: no such model, an objective of another kind of model, pairs or settings that make no sense,
+        a dev_metric without dev or evaluators, or an `output_dir` that cannot be used.
     """
     if num_negatives is None:
         num_negatives = int(isinstance(pairs, Pairs) and all(pairs.negatives))
     if steps is None and epochs is None:
         epochs, settings = 1, {"min_steps": MIN_STEPS} | settings
+    if "dev_metric" in settings and dev is None and not settings.get("evaluators"):
+        raise UserError(
+            f"dev_metric is {settings['dev_metric']!r}, but nothing is evaluated that it could be of: give"
+            " dev or evaluators, or leave it out"
+        )
     kind, usual = DualEncoder, OBJECTIVE
     if isinstance(model, PretrainedCrossEncoder):
         kind = QueryReranker if isinstance(objective, QueryReranking) else CrossEncoder
+        usual = Reranking()
     elif isinstance(model, PretrainedSeq2Seq):
         kind, usual, settings = Generator, WRITING, {"dev_metric": "loss"} | settings
     recipe = Recipe(

@@ -263,6 +263,12 @@ def _in_groups(optimizer: Optimizer, steps: int) -> BuiltOptimizer:
         for pattern in optimizer.groups:
             if pattern not in jax.tree.leaves(found):
                 names = [name_of([key.key for key in path]) for path, _ in jax.tree.leaves_with_path(params)]
+                if taken := [name for name in names if fnmatch.fnmatchcase(name, pattern)]:
+                    first = next(p for p in optimizer.groups if fnmatch.fnmatchcase(taken[0], p))
+                    raise UserError(
+                        f"group {pattern!r}: all of its parameters are of a group before it, such as"
+                        f" {taken[0]} of {first!r}, for the first that matches counts: put it before that"
+                    )
                 raise UserError(f"group {pattern!r}: no parameter is called so{suggest(pattern, names)}")
         return found
 

@@ -65,6 +65,8 @@ def disagreement(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str | None
         if name == "data":
             return f"was trained on other data: {was}, not {given}; {HINT}"
         told = f"{name}={was}, not {given}"
+        if name == "auxiliary":
+            told = _other_arrays(_arrays(was), _arrays(given))
         if isinstance(was, str) and isinstance(given, str) and name in _DESCRIBED:
             told = difference(name, was, given)
         if told is not None:
@@ -72,15 +74,40 @@ def disagreement(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str | None
     return None
 
 
-def auxiliary_fingerprint(auxiliary: nnx.Module) -> str:
-    """Returns the number of arrays and a hash of their names, shapes, types and first content."""
+def _arrays(told: Any) -> Mapping[str, Any]:
+    """Returns an auxiliary's fingerprint as it is told now: not None, and earlier it was the hash alone."""
+    if told is None:
+        return {"hash": None, "arrays": {}}
+    return {"hash": told, "arrays": None} if isinstance(told, str) else told
+
+
+def _other_arrays(was: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """Says in which array two auxiliaries differ; None where they do not."""
+    if was["hash"] == now["hash"]:
+        return None
+    if was["arrays"] is None and now["hash"] is None:
+        return "auxiliary modules, of which there are none now"
+    if was["arrays"] is None or was["arrays"] == now["arrays"]:
+        return (
+            "auxiliary modules that began with other values; these follow from the objective's code and"
+            " settings, the seed and the texts"
+        )
+    names = sorted({*was["arrays"], *now["arrays"]})
+    name = next(n for n in names if was["arrays"].get(n) != now["arrays"].get(n))
+    before, given = (found["arrays"].get(name, "nothing") for found in (was, now))
+    return f"auxiliary.{name}={before}, not {given}"
+
+
+def auxiliary_fingerprint(auxiliary: nnx.Module) -> dict[str, Any]:
+    """Returns a hash of the arrays' names, shapes, types and first content, and each one's shape and type."""
     variables = nnx.to_pure_dict(nnx.state(auxiliary))
     sums = jax.device_get(jax.jit(array_checksums.of_tree)(variables))
     lines = [f"{name} {int(value)}" for name, value in sorted(sums.items())]
     shapes = jax.tree_util.tree_leaves_with_path(variables)
     lines += [f"{jax.tree_util.keystr(path)} {x.shape} {x.dtype}" for path, x in shapes]
     digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
-    return f"{len(shapes)} arrays {digest[:16]}"
+    told = {array_checksums.name_of(path): f"{list(x.shape)} {x.dtype}" for path, x in shapes}
+    return {"hash": f"{len(shapes)} arrays {digest[:16]}", "arrays": told}
 
 
 def model_fingerprint(model: nnx.Module) -> str:

@@ -25,13 +25,19 @@ def evaluators_of(recipe: Recipe) -> list[Evaluator]:
     objective reads, by its loss.
 
     Raises:
-      UserError: see `check_evaluators`.
+      UserError: nothing can be measured on its dev pairs; or see `check_evaluators`.
     """
     found: list[Evaluator] = []
     if recipe.dev is not None and recipe.objective.searched_on_pairs:
         found.append(Retrieval(data=recipe.dev, distractors=recipe.dev_distractors))
     if recipe.dev is not None and recipe.objective.evaluated_on_pairs:
         found.append(Loss(data=recipe.dev))
+    if recipe.dev is not None and not found:
+        raise UserError(
+            f"{type(recipe.objective).__name__} has neither vectors to search dev pairs by nor a loss of"
+            " them: leave dev (DEV_SPLIT) out, and give an evaluator, such as Reranking(...) of"
+            " jaxir.evaluators.reranking (gin/evaluators/reranking.gin)"
+        )
     found.extend(recipe.evaluators or ())
     check_evaluators(found, recipe.dev_metric)
     return found

@@ -7,6 +7,7 @@ import pytest
 
 from jaxir.data import pair_files, sources
 from jaxir.data.lines import OnBadInput
+from jaxir.data.tables import Table
 from jaxir.errors import BadInputError, UserError
 
 
@@ -92,6 +93,18 @@ def read(kind, path, policy):
     reader, _ = READERS[kind]
     known = {"query_ids": {"q1"}, "document_ids": {"d1", "d2"}} if kind == "qrels" else {}
     return list(reader(path, policy, **known))
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_a_file_of_utf16_is_told_how_to_be_converted(tmp_path, encoding):
+    path = tmp_path / "input"
+    path.write_bytes(("\ufeff" + DOC.decode()).encode(encoding))
+    with pytest.raises(BadInputError, match="input:1: not UTF-8 but UTF-16; iconv -f UTF-16 -t utf8"):
+        list(sources.read_corpus(path))
+    path = tmp_path / "input.csv"
+    path.write_bytes("\ufeffquery,passage\na query,a passage\n".encode(encoding))
+    with pytest.raises(BadInputError, match=r"input\.csv:1: not UTF-8 but UTF-16; iconv -f UTF-16 -t utf8"):
+        Table(path)
 
 
 @pytest.mark.parametrize(("kind", "bad", "reason"), BAD, ids=[f"{k}-{r[:40]}" for k, _, r in BAD])

@@ -81,8 +81,8 @@ def test_saved_and_mixed_they_are_the_same(minilm, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"weight": "heavy"}, "reads a number in the field 'weight', but found 'heavy'"),
-        ({"weight": [1.0]}, r"reads a number in the field 'weight', but found \[1.0\]"),
+        ({"weight": "heavy"}, "reads a finite number in the field 'weight', but found 'heavy'"),
+        ({"weight": [1.0]}, r"reads a finite number in the field 'weight', but found \[1.0\]"),
         ({"text": "a text without an id"}, "reads a text in the field 'text', but found 'a text without"),
         ({"others": ("o", "a single one")}, r"reads a list of texts in the field 'others', but found \('o'"),
         ({"scores": [1.0]}, "example 0: its lists must be equally long, got 2 others, 1 scores"),
@@ -91,6 +91,33 @@ def test_saved_and_mixed_they_are_the_same(minilm, tmp_path):
 def test_fields_of_another_kind_cost_a_sentence(minilm, change, message):
     with pytest.raises(UserError, match=message):
         ArrayDataset.from_records([record | change for record in records()], minilm, FEATURES)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weight": None}, "example 5: the objective reads a finite number in the field 'weight', but found"),
+        ({"weight": float("nan")}, "example 5: .* a finite number in the field 'weight', but found nan"),
+        ({"weight": 1e39}, r"example 5: .* a finite number in the field 'weight', but found 1e\+39"),
+        ({"weight": "1.5"}, "example 5: .* a finite number in the field 'weight', but found '1.5'"),
+        ({"text": "ab"}, "example 5: .* reads a text in the field 'text', but found 'ab'"),
+        ({"text": ("t", None)}, r"example 5: .* reads a text in the field 'text', but found \('t', None\)"),
+        ({"others": [("o", "x"), "yz"]}, "list of texts in the field 'others', but found 'yz' in the list"),
+        ({"others": None}, "example 5: .* a list of texts in the field 'others', but found None"),
+        ({"scores": [1.0, None]}, "a list of finite numbers in the field 'scores', but found None in the li"),
+    ],
+)
+def test_every_record_is_checked(minilm, change, message):
+    wrong = [record | (change if i == 5 else {}) for i, record in enumerate(records())]
+    with pytest.raises(UserError, match=message):
+        ArrayDataset.from_records(wrong, minilm, FEATURES)
+
+
+def test_a_later_record_that_lacks_a_field_is_named(minilm):
+    lacking = list(records())
+    del lacking[7]["weight"]
+    with pytest.raises(UserError, match="reads the field 'weight', but example 7 has only text, others, sco"):
+        ArrayDataset.from_records(lacking, minilm, FEATURES)
 
 
 def test_features_that_contradict_each_other():

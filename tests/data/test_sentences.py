@@ -40,4 +40,5 @@ def test_a_sentence_knows_the_next_one_of_its_document(tmp_path):
     assert records(tmp_path / "texts.txt") == [{"text": ("1", "One. Two.")}, {"text": ("2", "Three.")}]
     lines = [{"_id": "a", "text": "One. Two."}, {"_id": "b", "text": "Three."}]
     (tmp_path / "corpus.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    assert [r["text"][0] for r in records(tmp_path / "corpus.jsonl", sentences=True)] == ["a#0", "a#1", "b#0"]
+    for place in (tmp_path / "corpus.jsonl", tmp_path):  # a folder needs nothing else
+        assert [r["text"][0] for r in records(place, sentences=True)] == ["a#0", "a#1", "b#0"]

@@ -10,7 +10,7 @@ from jaxtyping import TypeCheckError
 from jaxir import cli
 from jaxir.analyze import analyze
 from jaxir.errors import UserError
-from jaxir.evaluation import embedding_space
+from jaxir.evaluation import analysis, embedding_space, figures
 
 MODEL = f"hf:{Path(__file__).resolve().parent.parent / 'golden' / 'bert'}"
 WORDS = ["apple", "banana", "cherry", "dune", "ember", "fjord", "grove", "harbour", "iris", "jade"]
@@ -76,6 +76,42 @@ def test_spread_describes_a_sample():
     found = embedding_space.spread(np.arange(101.0))
     assert (found.count, found.mean, found.median, found.interquartile_range) == (101, 50.0, 50.0, 50.0)
     assert found.deviation == pytest.approx(np.arange(101.0).std())
+
+
+@pytest.mark.parametrize("dimension", [1, 384])
+def test_vectors_that_are_all_alike_are_a_point(dimension):
+    """scikit-learn's t-SNE ends with the process on them."""
+    one = np.random.default_rng(0).normal(size=dimension)
+    same = np.tile(one / np.linalg.norm(one), (256, 1)).astype(np.float32)
+    same[::2] *= 1 + 1e-7  # rounding
+    np.testing.assert_array_equal(embedding_space.project(same), np.zeros((256, 2)))
+
+
+def test_vectors_of_one_number_are_laid_out():
+    line = np.where(np.arange(50) % 2, 1.0, -1.0).astype(np.float32)[:, None]
+    plane = embedding_space.project(line)
+    assert plane.shape == (50, 2) and np.isfinite(plane).all() and np.ptp(plane) > 0
+
+
+class Opposite:
+    """A model whose queries lie opposite to its passages, all of which are alike."""
+
+    def encode_queries(self, texts):
+        return -self.encode_passages(texts)
+
+    def encode_passages(self, texts):
+        return np.tile(np.eye(1, 8, dtype=np.float32), (len(texts), 1))
+
+
+def test_a_collapsed_model_is_analysed(folder, tmp_path):
+    sample = analysis.draw_sample(folder, "test", queries=50, documents=60, seed=0)
+    found = {"opposite": analysis.analyze_model(Opposite(), sample, seed=0)}
+    assert found["opposite"].ratio is None and found["opposite"].divisors_not_positive == 1
+    assert "| none " in analysis.tables(found)
+    assert json.loads(json.dumps(found["opposite"].numbers()))["ratio"] is None
+    analysis.draw(found, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["figure1.png", "figure5.png", "figure6.png"]
+    figures.nearest({"ones": np.ones(50)}, tmp_path / "ones.png")  # all edges were 1, with warnings
 
 
 @pytest.fixture(scope="module")

@@ -127,6 +127,15 @@ def test_mistakes_cost_one_sentence_and_write_nothing(tmp_path, flags, capsys):
         ("--metrics=nDGC@10", "there is no metric 'nDGC@10'"),
         ("--bindings=LEARNING_RATE=fast", "LEARNING_RATE must be a number of at least 0, not 'fast'"),
         ("--bindings=MODEL=absent", "refused: absent: no such model directory"),
+        (
+            "--bindings=BATCH_SIZE=8,STEPS=3",
+            "bindings cannot set STEPS: give --steps instead",
+        ),
+        (
+            "--bindings=SHARING=sde",
+            "bindings cannot set SHARING: give --sharing instead",
+        ),
+        ("--bindings=DATA=beir", "bindings cannot set DATA: give --datasets instead"),
         ("--bindings=BATCH_SIZE=0", "BATCH_SIZE must be a whole number of at least 1, not 0"),
     ):
         kept = [flag for flag in flags if not flag.startswith(extra.split("=")[0] + "=")]

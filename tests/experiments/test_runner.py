@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxir import progress
 from jaxir.errors import UserError
 from jaxir.experiments import runner
 from jaxir.experiments.plan import Cell, Commands, Row
@@ -72,6 +73,12 @@ def test_cells_run_once_and_a_failing_one_does_not_stop_the_others(tmp_path, cap
     assert runner.run_cells(mended, steps=4, on_result=lambda: None) == []
     assert [c.result.stat().st_mtime_ns for c in (cells[0], cells[2])] == made
     assert "2 of 3 cells are finished already" in capsys.readouterr().err
+
+
+def test_the_bar_counts_steps(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "EVERY", 0)
+    assert runner.run_cells([cell(tmp_path / "a")], steps=4, on_result=lambda: None) == []
+    assert "grid: 4 of 4 steps," in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])

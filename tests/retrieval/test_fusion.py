@@ -45,7 +45,8 @@ def test_interpolation_by_hand():
     z = fusion.interpolate([A, flat], weights=[0.25, 0.75], normalization="z_score")["q1"]
     assert z["d1"] == pytest.approx(0.25 * a[0]) and z["d5"] == pytest.approx(0.25 * a[2]), "all are average"
     shared = fusion.interpolate([A, B, flat])["q1"]
-    assert shared["d2"] == pytest.approx((0.5 + 0.875 + 1) / 3), "equal weights that add up to 1"
+    assert shared["d2"] == pytest.approx((0.5 + 0.875 + 0) / 3), "equal weights that add up to 1"
+    assert shared["d1"] == pytest.approx((1 + 0 + 1) / 3), "what was found is worth more than what was not"
     raw = fusion.interpolate([A, B], weights=[1, 10], normalization="none")["q1"]
     assert raw["d2"] == pytest.approx(5 + 8) and raw["d4"] == pytest.approx(1 + 9)
 

@@ -224,8 +224,15 @@ def test_queries_that_do_not_fit():
         index.search(np.zeros([1, 9], np.float32), 5)
     with pytest.raises(UserError, match="k must be at least 1"):
         index.search(np.zeros([1, 8], np.float32), 0)
-    with pytest.raises(TypeError, match="queries"):
+    with pytest.raises(TypeError, match=r"queries are an array .*, not float32 \[8\]"):
         index.search(np.zeros([8], np.float32), 5)
+    with pytest.raises(
+        TypeError, match=r"queries are an array of floating-point numbers \[Q, D\], not a list"
+    ):
+        index.search([[1.0] * 8], 5)
+    for number in (np.nan, np.inf):
+        with pytest.raises(UserError, match="the queries have numbers that are not finite"):
+            index.search(np.full([1, 8], number, np.float32), 5)
     index.require_model("a" * 64)
     with pytest.raises(UserError, match=r"made with st:one .* cannot be searched with st:two"):
         index.require_model("b" * 64, "st:two")

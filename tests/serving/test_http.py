@@ -323,9 +323,10 @@ def test_other_refusals(served):
     assert served.request("GET", "/nothing")[0] == 404
     assert served.request("GET", "/search")[0] == 405
     # A page of another site can send text without asking first, and by its own name for this address.
-    assert (
-        served.request("POST", "/search", b'{"queries": ["a"]}', **{"content-type": "text/plain"})[0] == 422
-    )
+    for path, kind in (("/search", "text/plain"), ("/encode", "application/x-www-form-urlencoded")):
+        status, _, body = served.request("POST", path, b'{"queries": ["a"]}', **{"content-type": kind})
+        assert status == 422
+        assert json.loads(body)["detail"] == "the request needs the header content-type: application/json"
     status, _, body = served.request("GET", "/healthz", host="evil.example:80")
     assert status == 400 and b"not called" in body
 

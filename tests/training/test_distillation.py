@@ -126,6 +126,17 @@ def test_its_loss_is_measured_on_dev_data_that_have_scores(tmp_path):
     assert found[0]["dev/loss"] != found[1]["dev/loss"]
 
 
+def test_a_line_whose_scores_are_incomplete_is_told_where_they_are_read(tmp_path):
+    tokenizer, source = Tokenizer.load(GOLDEN), write(tmp_path / "mined.jsonl")
+    lines = (tmp_path / "mined.jsonl").read_text().splitlines(keepends=True)
+    lines[4] = lines[4].replace(', "score": 2.0', "")
+    (tmp_path / "mined.jsonl").write_text("".join(lines))
+    form = TextFormat(16, 24, num_negatives=3)
+    with pytest.raises(UserError, match="reads the field 'passage_score', but example 4 has only"):
+        source.build(tokenizer, Distillation().features(form))
+    assert source.build(tokenizer, Contrastive().features(form)).num_examples == 32
+
+
 def test_what_cannot_be_costs_a_sentence(tmp_path):
     tokenizer = Tokenizer.load(GOLDEN)
     plain = write(tmp_path / "plain.jsonl", scored=False)

@@ -85,6 +85,27 @@ def test_a_run_that_is_kept_is_a_model_and_is_resumed(tmp_path, capsys):
         fit(BERT, other, **settings, eval_every=2, dev_metric="loss")
 
 
+def test_another_seed_trains_with_the_same_program(start, capsys):
+    read, misses = [], []
+
+    def listen(event, **more):
+        if event == "/jax/compilation_cache/cache_hits":
+            read.append(event)
+        if event == "/jax/compilation_cache/cache_misses":
+            misses.append(event)
+
+    fit(start, PAIRS, **SETTINGS, seed=1)
+    jax.monitoring.register_event_listener(listen)
+    try:
+        # One that no earlier run of the tests had: programs are kept.
+        fit(start, PAIRS, **SETTINGS, seed=int.from_bytes(os.urandom(3)) + 2)
+    finally:
+        jax.monitoring.unregister_event_listener(listen)
+    first, second = np.array_split(losses(capsys.readouterr().err), 2)
+    assert read and not misses
+    assert len(first) == 6 and np.abs(first - second).max() > 1e-3
+
+
 @pytest.mark.slow
 def test_defaults_suit_the_pairs(capsys):
     negatives = [[passage] for passage in PAIRS.passages[5:] + PAIRS.passages[:5]]
@@ -134,6 +155,8 @@ def test_an_interrupt_leaves_what_was_trained(start):
         ((["a", ""], ["b", "c"]), "pair 1: its query must be a text, not ''"),
         ((["a"], [None]), "pair 0: its passage must be a text, not None"),
         ((["a"], ["b"], [["c", 7]]), "pair 0: its negative must be a text, not 7"),
+        ((["a"], ["b"], ["xyz"]), "pair 0: its negatives must be a list of texts, not 'xyz'"),
+        ((["a", "b"], ["c", "d"], [["e"], None]), "pair 1: its negatives must be a list of texts, not None"),
     ],
 )
 def test_pairs_that_are_none(arguments, message):
@@ -152,6 +175,7 @@ def test_pairs_that_are_none(arguments, message):
         ("st:/nowhere", {"output_dir": Path(__file__).parent}, "is not empty and is not a training run"),
         (BERT, {"steps": 3, "epochs": 1}, "steps is 3 and epochs is 1: keep one"),
         (BERT, {"steps": 3, "eval_every": 1.5}, "eval_every must be a whole number of steps"),
+        (BERT, {"steps": 3, "dev_metric": "RR@10"}, "dev_metric is 'RR@10', but nothing is evaluated"),
         (BERT, {"steps": 3, "num_negatives": 2}, "60 of 60 have none: set num_negatives to 0"),
     ],
 )

@@ -220,10 +220,11 @@ def test_scanning_the_layers_of_a_model_does_not_change_its_training():
         params["encoder"]["layers"] = scaled
         built = optimizer.build(10)
         plan = state_lib.plan_state(model, built.transform, MeshConfig().build(jax.devices()[:1]))
-        step = jax.jit(state_lib.make_step(plan, Contrastive(), built, 0))
+        step = jax.jit(state_lib.make_step(plan, Contrastive(), built))
+        key_data = state_lib.key_data_of(0, plan)
         state = state_lib.TrainState(jnp.int32(0), params, built.transform.init(params))
         for _ in range(3):
-            state, _ = step(state, batch)
+            state, _ = step(state, batch, key_data)
         return stored.flatten(params), stored.flatten(state.params)
 
     start, scanned = train(True, optimizer)

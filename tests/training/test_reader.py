@@ -17,6 +17,7 @@ import safetensors.numpy
 from jaxir import cli
 from jaxir.evaluate import evaluate
 from jaxir.interop import model_dir
+from jaxir.retrieval.answering.reader import longest_of
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 QUESTIONS = 640  # five windows
@@ -202,3 +203,8 @@ def test_a_killed_command_is_taken_up_and_several_processes_share_the_work(tmp_p
     assert [part.wait(300) for part in parts] == [0, 0]
     expected = output.read_bytes().replace(b'["once", ', b"[", 1)
     assert (tmp_path / "together.jsonl").read_bytes() == expected
+
+
+def test_a_passage_that_spells_padding_keeps_its_end():
+    sources = np.array([[[5, 0, 0, 7, 1, 0], [5, 1, 0, 0, 0, 0]], [[0, 0, 0, 0, 0, 0], [5, 1, 0, 0, 0, 0]]])
+    assert longest_of(sources).tolist() == [5, 2]

@@ -72,7 +72,7 @@ def uninterrupted(tmp_path_factory):
     code, errors = finish(start(run_dir))
     assert code == 0, errors
     losses = [x["loss"] for x in log(run_dir) if "loss" in x]
-    assert len(losses) == STEPS and np.mean(losses[-5:]) < 0.7 * np.mean(losses[:5])
+    assert len(losses) == STEPS and np.mean(losses[-10:]) < 0.7 * np.mean(losses[:10])
     dev = {x["step"]: x["dev/nDCG@10"] for x in log(run_dir) if "dev/nDCG@10" in x}
     assert sorted(dev) == [10, 20, 30]
     best = max(dev, key=lambda step: (dev[step], -step))

@@ -63,7 +63,7 @@ class Reader(Generator):
         # A row has the first tokens of all passages, then their second ones, and so on: what pads it at the
         # end pads each passage, so that a question is as long as its longest one in any batch.
         sources = questions.sources(examples)
-        longest = (sources != 0).sum(-1).max(-1)
+        longest = longest_of(sources)
         longest = np.minimum(-(-longest // _MULTIPLE) * _MULTIPLE, questions.length)
         tokens = self.runner.run(
             _answers(how, questions.passages),
@@ -74,6 +74,15 @@ class Reader(Generator):
             on_batch=on_batch,
         )
         return [self._texts(outputs) for outputs in tokens]
+
+
+def longest_of(sources: np.ndarray) -> np.ndarray:
+    """Returns the length of the longest passage of each question [B], of token ids [B, P, L].
+
+    A passage may spell <pad>: it ends at its last token, not before its first 0.
+    """
+    places = np.arange(1, sources.shape[-1] + 1)
+    return np.where(sources != 0, places, 0).max((-2, -1))
 
 
 class _Asked(NamedTuple):

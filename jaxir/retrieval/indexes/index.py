@@ -204,7 +204,8 @@ class VectorIndex(Index):
     ) -> tuple[Float[np.ndarray, "Q K"], list[list[str]]]:
         """Returns the nearest documents of each query, best first.
 
-        Documents of equal score stand in descending order of id, as trec_eval ranks them.
+        Documents of equal score stand in descending order of id, as trec_eval ranks them. Which of them are
+        found where there are more than k is for the engine to say; "exact" finds the first in that order.
 
         Args:
           queries: vectors [Q, D] from the query tower of the model that made the index.
@@ -215,21 +216,23 @@ class VectorIndex(Index):
           fewer for a query gives fewer ids and fills up its scores with -inf.
 
         Raises:
-          UserError: the vectors have another dimension than the index, or k < 1.
+          UserError: the vectors have another dimension than the index, they are not finite, or k < 1.
           TypeError: they are no floating-point numbers [Q, D].
         """
         check_k(k)
         # Not by jaxtyping, which takes as long as ScaNN does to answer one query.
-        if queries.ndim != 2 or queries.dtype.kind not in "fV":  # V: bfloat16
-            raise TypeError(
-                f"queries are floating-point numbers [Q, D], not {queries.dtype} {list(queries.shape)}"
-            )
+        dtype = getattr(queries, "dtype", None)
+        if dtype is None or queries.ndim != 2 or dtype.kind not in "fV":  # V: bfloat16
+            found = f"a {type(queries).__name__}" if dtype is None else f"{dtype} {list(queries.shape)}"
+            raise TypeError(f"queries are an array of floating-point numbers [Q, D], not {found}")
         if queries.shape[1] != self.info.dimension:
             raise UserError(
                 f"the queries have {queries.shape[1]} dimensions and the index {self.info.dimension}:"
                 " they come from different models"
             )
         queries = np.ascontiguousarray(queries, np.float32)
+        if not np.isfinite(queries).all():
+            raise UserError("the queries have numbers that are not finite")
         if self.info.similarity == "cosine":
             queries = normalize(queries)
         return self._search(queries, min(k, self.info.count))

@@ -178,7 +178,7 @@ def build_lucene_index(
     sidecar = sidecar or shared()
     with directory_with_checksums(output) as aside:
         info, ids = _index(aside, lambda: read_corpus(corpus, collector), fields, sidecar)
-        collector.report()
+        collector.report(noted="left out")
         Documents.write(aside, corpus, ids)
         describe(aside, info, ids)
     return LuceneIndex(info, ids, Documents.open(Path(output), ids), Path(output) / FILES, sidecar)
@@ -215,7 +215,7 @@ def update_lucene_index(
     gone = set(delete)
     kept = [doc_id for doc_id in index.ids if doc_id not in gone]
     new = [] if corpus is None else [d.id for d in read_corpus(corpus, collector)]
-    collector.report()
+    collector.report(noted="left out")
     check_new(new, kept)
 
     def documents() -> Iterator[Document]:

@@ -73,7 +73,8 @@ def interpolate(
             if not answers:
                 continue
             values = normalize(np.fromiter(answers.values(), np.float64))
-            found, lowest = dict(zip(answers, values.tolist(), strict=True)), float(values.min())
+            found = dict(zip(answers, values.tolist(), strict=True))
+            lowest = 0.0 if normalization == "min_max" else float(values.min())  # where all are equal, too
             for doc_id in scores:
                 scores[doc_id] += weight * found.get(doc_id, lowest)
         return scores

@@ -1,0 +1,88 @@
+"""A command that is stopped by a signal: at an awkward moment it ends as at any other."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+both = pytest.mark.parametrize(
+    ("number", "status", "said"),
+    [(signal.SIGINT, 130, "interrupted\n"), (signal.SIGTERM, 143, "stopped by SIGTERM\n")],
+)
+
+
+def stopped(folder, module: str, number: int, **environment: str) -> tuple[int, str, str]:
+    """Runs a module's command `wait`, which is sent a signal; returns its status and what it wrote."""
+    (folder / "waiting.py").write_text(module)
+    code = "from jaxir import cli; cli.end(cli.main('waiting:wait'))"
+    command = ["env", "--default-signal=INT", sys.executable, "-c", code, f"--number={int(number)}"]
+    environment = os.environ | environment
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stdout, done.stderr
+
+
+STOPPED_WITHIN = """
+import gc, os, time
+
+def wait(*, number: int) -> None:
+    \"\"\"Waits.\"\"\"
+
+    def callback(phase, info):  # as JAX has one; what is raised in there, Python drops
+        gc.callbacks.remove(callback)
+        os.kill(os.getpid(), number)
+        time.sleep(0)
+
+    gc.callbacks.append(callback)
+    gc.collect()
+    time.sleep(50)
+"""
+
+
+@both
+def test_a_signal_that_comes_while_garbage_is_collected_is_not_lost(tmp_path, number, status, said):
+    assert stopped(tmp_path, STOPPED_WITHIN, number) == (status, "", said)
+
+
+STOPPED_BEFORE_AWAITING = """
+import os
+
+async def write():
+    pass
+
+def wait(*, number: int) -> None:
+    \"\"\"Waits.\"\"\"
+    writing = write()
+    os.kill(os.getpid(), number)
+"""
+
+
+@both
+def test_what_a_stopped_command_was_about_to_await_is_no_users_affair(tmp_path, number, status, said):
+    assert stopped(tmp_path, STOPPED_BEFORE_AWAITING, number) == (status, "", said)
+
+
+STOPPED_COMPILING = """
+import os, threading
+import jax
+import jax.numpy as jnp
+
+def wait(*, number: int) -> None:
+    \"\"\"Compiles for some seconds.\"\"\"
+
+    def f(x):
+        for i in range(100):
+            x = jnp.sort(x * i, axis=0) @ x
+        return x.sum()
+
+    lowered = jax.jit(jax.grad(f)).lower(jnp.ones((8, 8)))
+    threading.Timer(0.5, os.kill, [os.getpid(), number]).start()
+    lowered.compile()
+    print("it has compiled before it was stopped")
+"""
+
+
+@both
+def test_a_command_that_is_stopped_while_it_compiles_ends_in_good_order(tmp_path, number, status, said):
+    assert stopped(tmp_path, STOPPED_COMPILING, number, JAX_COMPILATION_CACHE_DIR="") == (status, "", said)
