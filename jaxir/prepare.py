@@ -232,11 +232,11 @@ def records(recipe: Recipe, *, output: str) -> None:
     from jaxir.data.lines import OnBadInput
     from jaxir.data.record_files import write_records
     from jaxir.data.text_data import RecordSource
-    from jaxir.interop.build import tokenizer_and_settings
+    from jaxir.interop.build import outline_of
 
     if not isinstance(recipe.data, RecordSource):
         raise UserError(f"data must have records, as BeirPairs(...) has; {recipe.data!r:.80} has none")
-    tokenizer, settings = tokenizer_and_settings(recipe.model)
+    _, settings, tokenizer = outline_of(recipe.model)
     features = recipe.objective.features(settings.text_format_of(tokenizer, recipe.num_negatives))
     on_bad_input = OnBadInput(recipe.on_bad_input)
     written = write_records(output, recipe.data.records(on_bad_input), tokenizer, features)

@@ -52,13 +52,14 @@ def run_typed() -> int:
 @cli.bound_as("jaxir.train:train")
 @cli.takes(Recipe)
 def training(recipe: Recipe, *, output_dir: str) -> None:
-    """Checks all of a training run that can be known within seconds: settings, devices, and the model.
+    """Checks what can be known of a training run within seconds: settings, devices, the model, its objective.
 
     Args:
       output_dir: where the experiment lies; a model in there is still to be made.
     """
-    from jaxir.interop import model_dir
-    from jaxir.interop.build import PretrainedCrossEncoder
+    from flax import nnx
+
+    from jaxir.interop.build import outline_of
     from jaxir.partitioning import MeshConfig
     from jaxir.training.suite import evaluators_of
 
@@ -68,5 +69,5 @@ def training(recipe: Recipe, *, output_dir: str) -> None:
     evaluators_of(recipe)
     source = getattr(recipe.model, "source", None)
     if source is None or not Path(source).is_relative_to(output_dir):
-        kind = {"kind": None} if isinstance(recipe.model, PretrainedCrossEncoder) else {}
-        recipe.model.outline(lambda spec, tokenizer: model_dir.read(spec, tokenizer=tokenizer, **kind)[0])
+        config, _, _ = outline_of(recipe.model)
+        recipe.objective.check_model(nnx.eval_shape(lambda: config.make(rngs=nnx.Rngs(0))))

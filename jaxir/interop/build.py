@@ -25,7 +25,7 @@ from jaxir.models.seq2seq import Seq2SeqConfig
 from jaxir.partitioning import Partitioner
 from jaxir.simple_types import Count, checked
 
-# (the name of a model, a tokenizer's directory or None, the kind or None) -> the model at rest.
+# (the name of a model, a tokenizer's directory or None, the kind or None: any) -> the model at rest.
 Reader = Callable[..., StoredModel]
 
 
@@ -71,7 +71,7 @@ class Pretrained(Overrides):
 
     def outline(self, read: Reader) -> tuple[DualEncoderConfig, EncoderSettings]:
         """Returns the configuration and the lengths with the changes made; see `Source`."""
-        model = self.apply(read(self.source, self.tokenizer), seed=0, where=self.source)
+        model = self.apply(read(self.source, self.tokenizer, "dual_encoder"), seed=0, where=self.source)
         return model.config, model.settings
 
 
@@ -98,7 +98,7 @@ class PretrainedCrossEncoder(CommonOverrides):
 
     def outline(self, read: Reader) -> tuple[CrossEncoderConfig, EncoderSettings]:
         """Returns the configuration and the lengths with the changes made; see `Source`."""
-        model = self.apply(read(self.source, None), seed=0, where=self.source)
+        model = self.apply(read(self.source, None, None), seed=0, where=self.source)
         return model.config, model.settings
 
     def apply(self, model: StoredModel, *, seed: int, where: str) -> StoredModel:
@@ -249,23 +249,22 @@ class FromScratch:
         return self.config, settings
 
 
-def tokenizer_and_settings(model: Source) -> tuple[Tokenizer, EncoderSettings]:
-    """Returns the tokenizer and the lengths of what `model.build` would build; no weight is read.
+def outline_of(model: Source) -> tuple[ModelConfig, EncoderSettings, Tokenizer]:
+    """Returns what `model.build` would build, its lengths and its tokenizer; no weight is read.
 
     Raises:
       UserError: as `build`.
     """
     if isinstance(model, FromScratch):
-        return Tokenizer.load(Path(model.tokenizer)), model.outline()[1]
+        return *model.outline(), Tokenizer.load(Path(model.tokenizer))
     found = []
 
-    def read(source: str, tokenizer: str | None, kind: str | None = "dual_encoder") -> StoredModel:
-        kind = None if isinstance(model, PretrainedCrossEncoder) else kind
+    def read(source: str, tokenizer: str | None, kind: str | None) -> StoredModel:
         found.append(model_dir.read(source, tokenizer=tokenizer, kind=kind)[0])
         return found[0]
 
-    _, settings = model.outline(read)
-    return found[0].tokenizer, settings
+    config, settings = model.outline(read)
+    return config, settings, found[0].tokenizer
 
 
 def _loaded(

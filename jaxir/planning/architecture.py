@@ -57,16 +57,18 @@ def describe_generator(source: str) -> tuple[Seq2SeqConfig, EncoderSettings]:
     return found.config, found.settings
 
 
-def _read_shapes(source: str, tokenizer: str | None, kind: str | None = None) -> StoredModel:
+def _read_shapes(source: str, tokenizer: str | None, kind: str | None) -> StoredModel:
     """Returns a model whose parameters are but shapes: views of one zero, which training can change."""
     generator = kind == "seq2seq"
-    config, settings = describe_generator(source) if generator else _describe_source(source, tokenizer)
+    config, settings = describe_generator(source) if generator else _describe_source(source, tokenizer, kind)
     zero = np.zeros((), np.float32)
     params = {name: np.broadcast_to(zero, shape) for name, shape in stored.model_shapes(config).items()}
     return StoredModel(config=config, params=params, tokenizer=None, settings=settings)
 
 
-def _describe_source(source: str, tokenizer: str | None) -> tuple[DualEncoderConfig, EncoderSettings]:
+def _describe_source(
+    source: str, tokenizer: str | None, model_kind: str | None
+) -> tuple[ModelConfig, EncoderSettings]:
     kind, separator, name = str(source).partition(":")
     if separator and name and kind == "hf":
         backbone = _describe_hf(name)
@@ -76,7 +78,7 @@ def _describe_source(source: str, tokenizer: str | None) -> tuple[DualEncoderCon
         )
     if separator and name and kind == "t5x":
         return t5x.describe(name)
-    found, _ = model_dir.read(source, tokenizer=tokenizer)  # opened, not read
+    found, _ = model_dir.read(source, tokenizer=tokenizer, kind=model_kind)  # opened, not read
     return found.config, found.settings
 
 

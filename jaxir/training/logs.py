@@ -7,9 +7,10 @@ that are done again.
 
 import contextlib
 import json
+import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -160,10 +161,19 @@ class Narrator:
       steps: the run's steps.
       start_step: those already done.
       batch_size: examples per step.
+      evaluations_from: how many evaluations are due at a step and later ones.
     """
 
-    def __init__(self, *, steps: int, start_step: int, batch_size: int):
-        self._steps, self._batch_size = steps, batch_size
+    def __init__(
+        self,
+        *,
+        steps: int,
+        start_step: int,
+        batch_size: int,
+        evaluations_from: Callable[[int], int] = lambda _: 0,
+    ):
+        self._steps, self._batch_size, self._evaluations_from = steps, batch_size, evaluations_from
+        self._evaluations: list[float] = []  # seconds that each took
         self._start = self._shown = self._lap_step = start_step
         self._mark = self._first_done = time.perf_counter()
         first = jax.process_index() == 0
@@ -185,7 +195,9 @@ class Narrator:
             seconds, left = now - self._first_done, self._steps - step
             if left:
                 told = f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.2g}"
-                self.say(f"{told} s a step: about {clock(seconds * left)} for the other {left:,}")
+                rest = f"{told} s a step: about {clock(seconds * left)} for the other {left:,}"
+                due = self._evaluations_from(step)
+                self.say(rest + (f", and {due:,} evaluation{'s'[: due != 1]}" if due else ""))
 
     def lap(self, step: int) -> float:
         """Returns examples per second since the last lap, time spent in `paused` left out."""
@@ -198,6 +210,8 @@ class Narrator:
         """Shows a logged step."""
         rate = values["examples_per_second"]
         left = (self._steps - step) * self._batch_size / max(rate, 1e-9)
+        if self._evaluations:
+            left += statistics.mean(self._evaluations) * self._evaluations_from(step)
         self.say(
             f"step {step}/{self._steps}  loss {values['loss']:.4f}  "
             f"lr {values['learning_rate']:.3g}  {rate:.4g} examples/s  {clock(left)} left"
@@ -214,11 +228,13 @@ class Narrator:
             self._bar.write(text, file=sys.stderr)
 
     @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self, *, evaluating: bool = False) -> Iterator[None]:
         """Leaves what happens inside (an evaluation, a checkpoint) out of the examples per second."""
         begin = time.perf_counter()
         yield
         spent = time.perf_counter() - begin
+        if evaluating:
+            self._evaluations.append(spent)
         self._mark += spent
         self._first_done += spent
 

@@ -256,7 +256,9 @@ def train(
         # ------------------------------------------------------------ the loop
         log = RunLog(run_dir, start_step=start, run=checkpoints.run, hold=hold)
         closing.callback(log.close)
-        narrator = Narrator(steps=steps, start_step=start, batch_size=batch_size)
+        narrator = Narrator(
+            steps=steps, start_step=start, batch_size=batch_size, evaluations_from=suite.count_from
+        )
         closing.callback(narrator.close)
         stop = closing.enter_context(StopSignal())
         if fit_note:
@@ -329,7 +331,7 @@ def train(
             if evaluating or saving:
                 settle_metrics(*unread)
                 unread, value = None, None
-                with narrator.paused(), jax.transfer_guard("allow"):
+                with narrator.paused(evaluating=evaluating), jax.transfer_guard("allow"):
                     if evaluating:
                         scores = evaluated(done, state)
                         check_negatives(done, scores, "dev batches")

@@ -112,6 +112,13 @@ class Suite:
         """Returns whether any evaluator measures after `step`."""
         return any(self._due(every, step) for _, _, every in self._parts)
 
+    def count_from(self, step: int) -> int:
+        """Returns after how many steps, `step` and later ones, any evaluator measures."""
+        at = {self._steps} if self._parts else set()
+        for _, _, every in self._parts:
+            at.update(range(-(-step // every) * every, self._steps, every))
+        return len(at)
+
     def measure(self, step: int, state: TrainState) -> dict[str, float]:
         """Returns what the evaluators that are due measure; in every process what the first one has.
 

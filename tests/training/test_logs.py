@@ -116,13 +116,14 @@ def test_on_a_terminal_the_losses_stay_above_the_bar(monkeypatch, tmp_path):
     assert told == [
         "compiling the step ... Ns",
         "compiling the evaluation ... Ns",
-        "N s a step: about Ns for the other N",
+        "N s a step: about Ns for the other N, and N evaluations",
         step,
         step,
         "step N/N  dev  nDCG@N N  RR@N N  loss N  accuracy N",
         step,
         "step N/N  dev  nDCG@N N  RR@N N  loss N  accuracy N",
     ]
+    assert shown[2].endswith(", and 2 evaluations")
     assert [line.split()[1] for line in shown if "lr" in line] == ["2/6", "4/6", "6/6"]
 
 
@@ -143,6 +144,27 @@ def test_the_second_step_tells_how_long_the_others_take(capsys, monkeypatch):
     narrator.step(3, 2.5)
     narrator.close()
     assert capsys.readouterr().err == "2 s a step: about 3m20s for the other 100\n"
+
+
+def test_the_time_left_counts_the_evaluations_to_come(capsys, monkeypatch):
+    now = iter([0.0, 10.0, 12.0, 20.0, 50.0])
+    monkeypatch.setattr("time.perf_counter", lambda: next(now))
+    narrator = Narrator(
+        steps=12, start_step=0, batch_size=8, evaluations_from=lambda step: len(range(step, 13, 3))
+    )
+    values = {"loss": 1.5, "learning_rate": 1e-4, "examples_per_second": 8.0}
+    narrator.step(1, 2.5)
+    narrator.step(2, 2.5)
+    narrator.tell(3, values)
+    with narrator.paused(evaluating=True):
+        pass
+    narrator.tell(6, values)
+    narrator.close()
+    assert capsys.readouterr().err.splitlines() == [
+        "2 s a step: about 20s for the other 10, and 4 evaluations",
+        "step 3/12  loss 1.5000  lr 0.0001  8 examples/s  9s left",
+        "step 6/12  loss 1.5000  lr 0.0001  8 examples/s  1m36s left",
+    ]
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0s"), (59.6, "1m00s"), (125, "2m05s"), (3725, "1h02m")])

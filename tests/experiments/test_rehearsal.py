@@ -1,0 +1,52 @@
+"""What is found of an experiment's training runs before any of them begins."""
+
+from pathlib import Path
+
+import pytest
+
+from jaxir.errors import UserError
+from jaxir.interop import model_dir
+from jaxir.interop.build import PretrainedCrossEncoder
+from jaxir.planning import architecture
+from jaxir.rehearsal import rehearse
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+
+
+def run(recipe: str, model: str, *more: str) -> list[str]:
+    flags = [f"--gin_file=gin/{recipe}.gin", "--gin.DATA=data", f"--gin.MODEL={model}", "--steps=2", *more]
+    return ["-m", "jaxir.train", *flags, "--seed=1", "--output_dir=elsewhere"]
+
+
+@pytest.fixture(scope="module")
+def reranker(tmp_path_factory) -> str:
+    """A cross-encoder's directory, as training would leave it."""
+    made = PretrainedCrossEncoder(source=f"hf:{GOLDEN / 'cross_distilbert'}").build(seed=0)
+    place = tmp_path_factory.mktemp("models") / "reranker"
+    model_dir.save(place, made.model, made.tokenizer, made.settings)
+    return str(place)
+
+
+def test_models_of_each_kind_are_opened(reranker, tmp_path):
+    mined = "--gin.MINED=mined.jsonl"
+    runs = [
+        run("pairs", f"st:{GOLDEN / 'bert'}"),
+        run("reranker", f"st:{GOLDEN / 'bert'}", mined),
+        run("reranker", reranker, mined),
+        run("generator", f"hf:{GOLDEN / 'seq2seq_1_1'}"),
+    ]
+    rehearse(runs, tmp_path)
+    with pytest.raises(UserError, match=r"^training would be refused: .*is a cross-encoder.*is wanted$"):
+        rehearse([*runs, run("pairs", reranker)], tmp_path)
+
+
+def test_an_objective_of_another_kind_of_model_is_refused(reranker, tmp_path):
+    wrong = run("reranker", reranker, "--gin.MINED=x", "--gin_file=gin/objectives/simcse.gin")
+    with pytest.raises(UserError, match=r"^training would be refused: .*SimCSE trains a dual encoder"):
+        rehearse([wrong], tmp_path)
+
+
+def test_a_cross_encoder_that_was_trained_is_planned(reranker):
+    config, settings = architecture.describe(PretrainedCrossEncoder(source=reranker))
+    loaded = model_dir.load(reranker, kind="cross_encoder")
+    assert (config, settings) == (loaded.model.config, loaded.settings)
