@@ -28,8 +28,10 @@ def module():
     spec = importlib.util.spec_from_file_location("report_script", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where its NamedTuple looks for its types
-    spec.loader.exec_module(module)
-    return module
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(SCRIPT.parent)  # as for a script
+        spec.loader.exec_module(module)
+        yield module
 
 
 def test_a_report_says_which_commit_it_is_of_on_the_machines_of_a_slice_too(module, tmp_path):
