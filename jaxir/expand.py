@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from jaxir import cli
 from jaxir.errors import UserError, suggest
 from jaxir.outputs import writes
-from jaxir.simple_types import Count, Positive, Seed, Within, check_idle
+from jaxir.simple_types import Count, Seed, Temperature, Within, check_idle
 
 if TYPE_CHECKING:
     from jaxir.data.candidates import Candidates
@@ -39,7 +39,7 @@ def generate(
     max_new_tokens: Count = 64,
     num_outputs: Count = 1,
     num_beams: Count = 1,
-    temperature: Positive | None = None,
+    temperature: Temperature | None = None,
     top_k: Count | None = None,
     top_p: Annotated[float, Within(0, 1, without="low")] | None = None,
     seed: Seed = 0,
@@ -109,7 +109,7 @@ def plan(
     max_new_tokens: Count = 64,
     num_outputs: Count = 1,
     num_beams: Count = 1,
-    temperature: Positive | None = None,
+    temperature: Temperature | None = None,
     top_k: Count | None = None,
     top_p: Annotated[float, Within(0, 1, without="low")] | None = None,
     max_length: Count | None = None,

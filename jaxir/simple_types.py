@@ -82,6 +82,7 @@ Natural = Annotated[int, Within(0)]
 Seed = Annotated[int, Within(0, 2**32 - 1)]
 Positive = Annotated[float, Within(0, without="low")]
 PositiveNumber = Annotated[int | float, Within(0, without="low")]
+Temperature = Annotated[float, Within(1e-6)]  # logits divided by less may be more than float32 holds
 NotNegative = Annotated[float, Within(0)]
 NotNegativeNumber = Annotated[int | float, Within(0)]
 Share = Annotated[float, Within(0, 1)]

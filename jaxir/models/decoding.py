@@ -18,7 +18,7 @@ from beartype import beartype
 from jaxtyping import Array, Bool, Float, Float32, Int, Int32, Key, jaxtyped
 
 from jaxir.errors import UserError
-from jaxir.simple_types import Count, Positive, Seed, Within, checked
+from jaxir.simple_types import Count, Seed, Temperature, Within, checked
 
 State = Any
 NextLogits = Callable[[jax.Array, State], tuple[jax.Array, State]]
@@ -46,7 +46,7 @@ class Decoding:
     max_new_tokens: Count = 64
     num_outputs: Count = 1
     num_beams: Count = 1
-    temperature: Positive | None = None
+    temperature: Temperature | None = None
     top_k: Count | None = None
     top_p: Annotated[float, Within(0, 1, without="low")] | None = None
     seed: Seed = 0

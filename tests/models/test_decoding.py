@@ -321,6 +321,7 @@ def test_what_is_drawn_depends_on_the_text_and_the_seed_alone():
         ({"num_outputs": 5, "num_beams": 4}, "5 outputs of an input"),
         ({"top_p": 1.5}, "top_p"),
         ({"temperature": 0.0}, "temperature"),
+        ({"temperature": 1e-40}, "temperature must be a number of at least 1e-06"),
         ({"max_new_tokens": 0}, "max_new_tokens"),
     ],
 )
