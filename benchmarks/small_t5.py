@@ -1,9 +1,9 @@
 """A small T5 drawn at random, with a vocabulary of its own, for docs/results/generated_text.md.
 
-3 + 3 layers of T5 1.1, 256 wide, 8,000 SentencePiece pieces learnt on passages and queries of a BEIR folder.
-Needs torch, transformers and sentencepiece, in an environment of their own.
+3 + 3 layers of T5 1.1, 256 wide, 8,000 SentencePiece pieces (or PIECES) learnt on passages and queries of a
+BEIR folder. Needs torch, transformers and sentencepiece, in an environment of their own.
 
-    python benchmarks/small_t5.py BEIR_FOLDER OUTPUT
+    python benchmarks/small_t5.py BEIR_FOLDER OUTPUT [PIECES]
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import sentencepiece
 import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
-TEXTS = 15_000  # of each, passages and queries
+TEXTS = 15_000  # of each, passages and queries, at most
 CHARACTERS = 400  # of a passage
 
 
-def main(data: Path, output: Path) -> None:
+def main(data: Path, output: Path, pieces: int = 8000) -> None:
     """Learns the vocabulary, draws the model, and writes both as a folder of transformers."""
     random.seed(0)
     torch.manual_seed(0)
@@ -30,8 +30,10 @@ def main(data: Path, output: Path) -> None:
         [json.loads(line) for line in (data / f"{name}.jsonl").read_text().splitlines()]
         for name in ("corpus", "queries")
     )
-    texts = [f"{d['title']} {d['text'][:CHARACTERS]}" for d in random.sample(passages, TEXTS)]
-    texts += [q["text"] for q in random.sample(queries, TEXTS)]
+    texts = [
+        f"{d['title']} {d['text'][:CHARACTERS]}" for d in random.sample(passages, min(TEXTS, len(passages)))
+    ]
+    texts += [q["text"] for q in random.sample(queries, min(TEXTS, len(queries)))]
     output.mkdir(parents=True)
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.writelines(" ".join(text.split()) + "\n" for text in texts)
@@ -39,7 +41,7 @@ def main(data: Path, output: Path) -> None:
         sentencepiece.SentencePieceTrainer.train(
             input=file.name,
             model_prefix=str(output / "spiece"),
-            vocab_size=8000,
+            vocab_size=pieces,
             pad_id=0,
             eos_id=1,
             unk_id=2,
@@ -48,7 +50,7 @@ def main(data: Path, output: Path) -> None:
             minloglevel=2,
         )
     config = T5Config(
-        vocab_size=8000,
+        vocab_size=pieces,
         d_model=256,
         d_kv=64,
         d_ff=1024,
@@ -67,6 +69,6 @@ def main(data: Path, output: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
+    if len(sys.argv) not in (3, 4):
         sys.exit(__doc__.rpartition("    ")[2].strip())
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), *map(int, sys.argv[3:]))
