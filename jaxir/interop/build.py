@@ -25,7 +25,7 @@ from jaxir.models.seq2seq import Seq2SeqConfig
 from jaxir.partitioning import Partitioner
 from jaxir.simple_types import Count, checked
 
-# (the name of a model, a tokenizer's directory or None, the kind or None: any) -> the model at rest.
+# (the name of a model, a tokenizer's directory or None, kind="dual_encoder"; None: any) -> the model at rest.
 Reader = Callable[..., StoredModel]
 
 
@@ -71,7 +71,7 @@ class Pretrained(Overrides):
 
     def outline(self, read: Reader) -> tuple[DualEncoderConfig, EncoderSettings]:
         """Returns the configuration and the lengths with the changes made; see `Source`."""
-        model = self.apply(read(self.source, self.tokenizer, "dual_encoder"), seed=0, where=self.source)
+        model = self.apply(read(self.source, self.tokenizer), seed=0, where=self.source)
         return model.config, model.settings
 
 
@@ -259,7 +259,7 @@ def outline_of(model: Source) -> tuple[ModelConfig, EncoderSettings, Tokenizer]:
         return *model.outline(), Tokenizer.load(Path(model.tokenizer))
     found = []
 
-    def read(source: str, tokenizer: str | None, kind: str | None) -> StoredModel:
+    def read(source: str, tokenizer: str | None, kind: str | None = "dual_encoder") -> StoredModel:
         found.append(model_dir.read(source, tokenizer=tokenizer, kind=kind)[0])
         return found[0]
 

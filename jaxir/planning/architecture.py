@@ -57,7 +57,7 @@ def describe_generator(source: str) -> tuple[Seq2SeqConfig, EncoderSettings]:
     return found.config, found.settings
 
 
-def _read_shapes(source: str, tokenizer: str | None, kind: str | None) -> StoredModel:
+def _read_shapes(source: str, tokenizer: str | None, kind: str | None = "dual_encoder") -> StoredModel:
     """Returns a model whose parameters are but shapes: views of one zero, which training can change."""
     generator = kind == "seq2seq"
     config, settings = describe_generator(source) if generator else _describe_source(source, tokenizer, kind)
