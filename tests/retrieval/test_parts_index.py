@@ -93,6 +93,84 @@ def test_what_was_built_before_a_kill_is_taken_up(many, tmp_path):
     assert len(load_index(tmp_path / "index").search(queries, 5)[1]) == 300
 
 
+# As jaxir.index gives them.
+OPTIONS = {"backend": "exact", "model": None, "storage": None, "target_recall": None, "queries": None}
+
+
+def half_built(tmp_path, passages) -> None:
+    """What a kill after two of three parts leaves."""
+    remaining = [exactly, exactly]
+
+    def dying(some):
+        if not remaining:
+            raise KeyboardInterrupt
+        return remaining.pop()(some)
+
+    with pytest.raises(KeyboardInterrupt):
+        build_in_parts(passages, tmp_path / "index", 3, dying, how=OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("input_sha256", "1" * 64),
+        ("fingerprint", "e" * 64),
+        ("tower", "query"),
+        ("dtype", "bfloat16"),
+        ("max_length", 9),
+        ("prompt", "passage: "),
+        ("text", "title"),
+        ("expansion", "typical"),
+        ("views", 10),
+        ("expansions_hash", "abc"),
+    ],
+)
+def test_parts_of_other_embeddings_are_not_taken_up(many, tmp_path, name, value):
+    passages, _ = many
+    half_built(tmp_path, passages)
+    others = dataclasses.replace(passages, info=dataclasses.replace(passages.info, **{name: value}))
+    with pytest.raises(UserError, match=rf"was begun with another {name} \(.*, now {value!r:.40}\)"):
+        build_in_parts(others, tmp_path / "index", 3, exactly, how=OPTIONS)
+    assert not (tmp_path / "index").exists()
+    build_in_parts(passages, tmp_path / "index", 3, exactly, how=OPTIONS)
+    assert load_index(tmp_path / "index").info.count == 103
+
+
+def test_parts_of_an_earlier_version_cost_a_sentence(many, tmp_path):
+    passages, _ = many
+    half_built(tmp_path, passages)
+    earlier = {"passages": "0" * 64, "model": None, "parts": 3, "backend": "exact", "storage": None}
+    (tmp_path / ".index.unfinished" / ".made.json").write_text(json.dumps(earlier))
+    with pytest.raises(UserError, match=r"was begun by another version of jaxir: remove .*\.unfinished"):
+        build_in_parts(passages, tmp_path / "index", 3, exactly, how=OPTIONS)
+
+
+def test_the_command_builds_in_an_empty_directory_by_any_name(
+    tmp_path, toy, small_model, other_model, monkeypatch, capsys
+):
+    """The one it stands in, or a link's; and takes up no parts of another model there."""
+    corpus = toy.write_corpus(tmp_path / "corpus.jsonl", toy.random_texts(9))
+    for name, model in (("ours", small_model), ("other", other_model)):
+        flags = [f"--model={model}", f"--input={corpus}", f"--output={tmp_path}/{name}"]
+        assert cli.main("jaxir.encode:encode", flags) == 0
+    build = [f"--embeddings={tmp_path}/ours", "--backend=exact", "--parts=2"]
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "link").symlink_to("there")
+    monkeypatch.chdir(tmp_path / "here")
+    assert cli.main("jaxir.index:index", [*build, "--output=."]) == 0
+    monkeypatch.chdir(tmp_path)
+    assert cli.main("jaxir.index:index", [*build, "--output=link"]) == 0
+    for name in ("here", "link"):
+        assert load_index(name).info.settings["parts"] == 2
+    assert (tmp_path / "link").is_symlink() and not list(tmp_path.glob(".*unfinished"))
+    (tmp_path / "here").rename(tmp_path / ".here.unfinished")  # as a kill before the last step leaves it
+    build[0] = f"--embeddings={tmp_path}/other"
+    capsys.readouterr()
+    assert cli.main("jaxir.index:index", [*build, "--output=here"]) == 1
+    assert "error: " in (err := capsys.readouterr().err) and "was begun with another fingerprint" in err
+
+
 def test_a_part_with_fewer_answers_than_were_asked_for():
     found = [
         (np.array([[3, 1, -np.inf]], np.float32), [["a", "b"]]),

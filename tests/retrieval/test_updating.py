@@ -222,6 +222,14 @@ def test_words_are_added_and_deleted(root, tmp_path, toy, capsys):
         assert sentence in capsys.readouterr().err
 
 
+def test_a_file_of_ids_may_have_a_byte_order_mark(root, tmp_path, capsys):
+    directory = built(root, tmp_path, "exact")
+    text = "".join(f"{doc_id}\r\n" for doc_id in GONE)
+    (tmp_path / "gone.txt").write_text(text, encoding="utf-8-sig", newline="")
+    assert index_command(f"--update={directory}", f"--delete={tmp_path}/gone.txt") == 0
+    assert "exact index of 37 passages (0 added, 3 deleted)" in capsys.readouterr().out
+
+
 def updating(directory: Path, *flags: str) -> subprocess.Popen:
     command = [sys.executable, "-m", "jaxir.index", f"--update={directory}", *flags]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

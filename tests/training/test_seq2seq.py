@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from jaxir import cli, expand
+from jaxir.data.expansions import read_expansions
 from jaxir.errors import UserError
 from jaxir.interop import model_dir
 from jaxir.models.decoding import Decoding
@@ -145,6 +146,22 @@ def test_what_was_interrupted_is_taken_up_and_ends_the_same(data, generator, tmp
     outputs_file.write_outputs(generator, data / "texts.jsonl", cut, SAMPLED, window=3)
     assert calls == [3, 3, 3, 2]
     assert cut.read_bytes() == whole.read_bytes() and not unfinished.exists()
+
+
+def test_outputs_without_text_are_left_out(data, tmp_path):
+    """As those that are empty: no reader would take the file. Here the best token is a zero-width space."""
+    model = shutil.copytree(GOLDEN / "seq2seq_1_1", tmp_path / "model")
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    best = next(number for number, (token, _) in enumerate(vocabulary) if token == "at")
+    vocabulary[best][0] = "\u200b"
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    how = Decoding(max_new_tokens=1, num_beams=2, num_outputs=2)
+    blank = Generator.load(f"hf:{model}")
+    outputs_file.write_outputs(blank, data / "texts.jsonl", tmp_path / "out.jsonl", how)
+    found = list(read_expansions(tmp_path / "out.jsonl", [f"t{i}" for i in range(len(TARGETS))]))
+    assert len(found) == len(TARGETS)
+    assert 1 in {len(outputs) for _, outputs in found}, "guard: the other one of two was left out"
 
 
 class Elsewhere:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from jaxir.data.lines import has_text
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.interop import model_dir
 from jaxir.interop.model_dir import LoadedModel
@@ -133,7 +134,7 @@ class Generator:
     def _texts(self, outputs: np.ndarray) -> list[str]:
         outputs = np.where(outputs == self.model.config.eos_id, 0, outputs)
         written = (text_of(ids, self.tokenizer) for ids in outputs)
-        return [text for text in dict.fromkeys(written) if text]
+        return [text for text in dict.fromkeys(written) if has_text(text)]
 
 
 def text_of(ids: np.ndarray, tokenizer: Tokenizer) -> str:

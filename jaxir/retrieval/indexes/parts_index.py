@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import functools
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -29,6 +30,11 @@ from jaxir.simple_types import Count
 PARTS = "parts"  # a directory of index directories
 MADE = ".made.json"
 QUERIES = 256  # whose answers are merged at once
+# What the vectors depend on: parts made of others are not taken up again.
+OF_EMBEDDINGS = (
+    *("input_sha256", "count", "fingerprint", "tower", "dtype", "max_length", "prompt", "text"),
+    *("expansion", "views", "expansions_hash"),
+)
 NOT_CHANGED = "an index in parts is not changed in place: build it anew"
 
 
@@ -191,7 +197,7 @@ def build_in_parts(
       UserError: more parts than passages, ids that are not distinct, several vectors of a document, or what
         was begun there is something else.
     """
-    output = local_path(output, "written to")
+    output = Path(os.path.realpath(local_path(output, "written to")))  # a link stays one
     info, unfinished = stored.info, output.with_name(f".{output.name}.unfinished")
     if info.expansion == "corpus":
         raise UserError("several vectors of a document are not indexed in parts: leave --parts out")
@@ -199,7 +205,8 @@ def build_in_parts(
         raise UserError(f"{info.count} passages cannot be indexed in {parts} parts")
     if len(set(stored.ids)) != info.count:
         raise UserError("some ids come twice")
-    made = {"passages": info.input_sha256, "model": info.fingerprint, "parts": parts, **how}
+    of_embeddings = {name: getattr(info, name) for name in OF_EMBEDDINGS}
+    made = {"embeddings": of_embeddings, "options": {"parts": parts, **how}}
     first, places = jax.process_index() == 0, _places(unfinished, parts)
     if first:
         _begin(unfinished, made, output)
@@ -233,16 +240,19 @@ def build_in_parts(
     wait_for_all("the index is complete")
 
 
-def _begin(unfinished: Path, made: dict[str, Any], output: Path) -> None:
+def _begin(unfinished: Path, made: dict[str, dict[str, Any]], output: Path) -> None:
     """Makes the directory, or checks that what was begun in it is the same."""
     if (unfinished / MADE).exists():
         before = read_json(unfinished / MADE, dict[str, Any])
-        for name, value in made.items():
-            if before.get(name) != value:
-                raise UserError(
-                    f"{output} was begun with another {name} ({before.get(name)!r:.40}, now {value!r:.40}):"
-                    f" give the same to finish it, or remove {unfinished}"
-                )
+        if before.keys() != made.keys():
+            raise UserError(f"{output} was begun by another version of jaxir: remove {unfinished}")
+        for kind, values in made.items():
+            for name, value in values.items():
+                if (was := before[kind].get(name)) != value:
+                    raise UserError(
+                        f"{output} was begun with another {name} ({was!r:.40}, now {value!r:.40}):"
+                        f" give the same to finish it, or remove {unfinished}"
+                    )
         return
     (unfinished / PARTS).mkdir(parents=True, exist_ok=True)
     with atomic_file(unfinished / MADE) as file:

@@ -77,13 +77,13 @@ def update_index(
 
 
 def read_ids(path: str | Path) -> list[str]:
-    """Returns the ids of a file that has one on each line.
+    """Returns the ids of a file that has one on each line. A byte order mark is dropped.
 
     Raises:
       UserError: it is not text.
     """
     try:
-        lines = read_text(local_path(path)).split("\n")
+        lines = read_text(local_path(path)).removeprefix("\ufeff").split("\n")
     except UnicodeDecodeError:
         raise UserError(f"{path} is not a text file of ids") from None
     return [line.removesuffix("\r") for line in lines if line.strip()]
