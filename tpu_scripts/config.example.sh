@@ -18,7 +18,7 @@ RESERVATION=
 MAX_RESTARTS=50
 
 # What every worker runs in the checkout's directory after each installation: fetching the data, for a new slice
-# has empty disks.
+# has empty disks. Of several lines each but the last ends in "&&", so that the first that fails ends it.
 SETUP="gcloud storage cp --recursive gs://my-bucket/msmarco ."
 
 # What every worker runs, in the checkout's directory. The same command resumes: its output must be in a bucket,

@@ -23,9 +23,6 @@ own_flag() {
 parse_flags "$@"
 load_config
 : "${to:="$NAME"}"
-for word in "${TRAIN[@]}"; do
-  [[ "$word" != --output_dir=* ]] || run_dir="${word#*=}"
-done
 print_logs="sed \"s/^/\$(hostname): /\" jaxir-run/log"
 if "$DRY_RUN"; then
   slice_state
@@ -40,5 +37,5 @@ else
   fi
 fi
 # The logs are in the bucket from the first checkpoint on.
-run gcloud storage cp --recursive "$run_dir/log.jsonl" "$run_dir/tensorboard" "$to" --project="$PROJECT"
-"$DRY_RUN" || say "in $to: xprof $to/tensorboard shows traces, tensorboard --logdir=$to/tensorboard the curves"
+run gcloud storage cp --recursive "$RUN_DIR/log.jsonl" "$RUN_DIR/tensorboard" "$to" --project="$PROJECT"
+"$DRY_RUN" || say "in $to: xprof ${to@Q}/tensorboard shows traces, tensorboard --logdir=${to@Q}/tensorboard the curves"

@@ -6,6 +6,9 @@ ROOT="$(dirname "$SCRIPTS")"
 CONFIG="$SCRIPTS/config.sh"
 DRY_RUN=false
 POLL_SECONDS="${POLL_SECONDS:-30}"
+# shellcheck disable=SC2034  # for resume.sh and report.sh
+PATIENCE=10 # polls in a row that may get no answer
+silent=0    # how many the last ones were
 JOB=""
 
 say() { printf '%s\n' "$*" >&2; }
@@ -37,7 +40,7 @@ load_config() {
   [[ -f "$CONFIG" ]] || fail "no settings in $CONFIG: copy $SCRIPTS/config.example.sh there and fill it in"
   # shellcheck source=tpu_scripts/config.example.sh
   source "$CONFIG"
-  local name
+  local name word
   for name in PROJECT ZONE NAME ACCELERATOR_TYPE TIER; do
     [[ -n "${!name:-}" ]] || fail "$CONFIG does not set $name"
   done
@@ -49,8 +52,14 @@ load_config() {
     *) fail "$CONFIG: TIER must be spot, on_demand or reserved, not '$TIER'" ;;
   esac
   [[ -n "${TRAIN[*]:-}" ]] || fail "$CONFIG does not set TRAIN, the command to run"
-  [[ " ${TRAIN[*]} " == *" --output_dir=gs://"* ]] ||
-    fail "$CONFIG: TRAIN has no --output_dir=gs://...: a slice's disks go with it, so a run there could not resume"
+  [[ "$(declare -p TRAIN)" == "declare -a"* ]] ||
+    fail "$CONFIG: TRAIN must be an array, its words between brackets: TRAIN=(python -m jaxir.train ...)"
+  RUN_DIR=""
+  for word in "${TRAIN[@]}"; do
+    [[ "$word" != --output_dir=* ]] || RUN_DIR="${word#*=}"
+  done
+  [[ "$RUN_DIR" == gs://* ]] || fail "$CONFIG: TRAIN has no --output_dir=gs://... as one of its words: a slice's" \
+    "disks go with it, so a run there could not resume"
   : "${VALID_UNTIL:=}" "${EXTRAS:=tpu}" "${SETUP:=}"
   if [[ -z "${RUNTIME_VERSION:-}" ]]; then
     case "$ACCELERATOR_TYPE" in
@@ -110,6 +119,16 @@ slice_state() {
   return "$status"
 }
 
+# look: puts the queued resource's state into $state; fails where gcloud does not tell, which $silent counts.
+look() {
+  if state="$(slice_state)"; then
+    silent=0
+  else
+    ((silent += 1))
+    return 1
+  fi
+}
+
 # on_all_workers COMMAND: runs a shell command, which prints a line, on every worker of every slice.
 on_all_workers() {
   local out status=0
@@ -138,7 +157,7 @@ describe_cost() {
     say "Nothing exists: there is no queued resource $NAME in $ZONE."
   else
     say "Queued resource $NAME ($SLICES x $ACCELERATOR_TYPE, $TIER, $ZONE) is $state: it costs money from ACTIVE on," \
-      "until you run $SCRIPTS/delete.sh --config=$CONFIG"
+      "until you run $SCRIPTS/delete.sh --config=${CONFIG@Q}"
   fi
 }
 
@@ -176,7 +195,7 @@ wait_for() {
     return
   fi
   while true; do
-    state="$(slice_state)" || return 1
+    look || return 1
     [[ "$state" == "$last" ]] || say "$NAME is $state"
     last="$state"
     [[ "$state" != "$wanted" ]] || return 0
@@ -184,7 +203,8 @@ wait_for() {
       ABSENT:*) ;;
       *:ABSENT | *:FAILED | *:SUSPENDED | *:DELETING)
         queued describe "$NAME" --format='yaml(state)' >&2 || true
-        say "error: $NAME is $state and will not become $wanted; delete it with $SCRIPTS/delete.sh --config=$CONFIG"
+        say "error: $NAME is $state and will not become $wanted; delete it with" \
+          "$SCRIPTS/delete.sh --config=${CONFIG@Q}"
         return 1
         ;;
     esac
@@ -204,15 +224,28 @@ archive_commit() { # in $ARCHIVE
   run git -C "$ROOT" archive --format=tar.gz --output="$ARCHIVE" HEAD
 }
 
+# check_idle: fails where a job runs on a worker. (Of an installation that is not there yet none does.)
+check_idle() {
+  local check="for job in run report; do"
+  check+=" if JAXIR_JOB=\$job bash jaxir/tpu_scripts/worker.sh status 2>/dev/null | grep -q running; then"
+  check+=" echo \"error: \$(hostname): a job runs: stop it first, on all workers:"
+  check+=" JAXIR_JOB=\$job bash jaxir/tpu_scripts/worker.sh stop\" >&2; exit 1; fi; done; echo \"\$(hostname): idle\""
+  on_all_workers "$check"
+}
+
+# A job reads the checkout and its data while it runs: whoever calls this has stopped it, or nothing is touched.
 install_on_workers() {
   local unpack
-  archive_commit || return 1
+  check_idle && archive_commit || return 1
   run_queued scp "$ARCHIVE" "$NAME:jaxir.tar.gz" --worker=all --node=all || return 1
   unpack="mkdir -p jaxir && find jaxir -mindepth 1 -maxdepth 1 ! -name .venv -exec rm -rf {} +"
   unpack+=" && tar -xzf jaxir.tar.gz -C jaxir && bash jaxir/tpu_scripts/worker.sh install $EXTRAS"
-  [[ -z "$SETUP" ]] || unpack+=" && cd jaxir && { $SETUP; }"
+  [[ -z "$SETUP" ]] || unpack+=" && cd jaxir && $(setup_command)"
   on_all_workers "$unpack"
 }
+
+# setup_command: prints SETUP as one command on one line, be it several lines or end in ";" or a comment.
+setup_command() { printf 'eval %q' "$SETUP"; }
 
 start_on_workers() {
   local command

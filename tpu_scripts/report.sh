@@ -43,7 +43,9 @@ end_early() {
 parse_flags "$@"
 load_config
 : "${to:="$NAME-report.md"}"
-on_all_workers "$worker start python benchmarks/report.py --output=../jaxir-report/report.md$scale"
+# The report of an earlier time goes once this one begins.
+measure="rm -f ../jaxir-report/report.md; exec python benchmarks/report.py --output=../jaxir-report/report.md$scale"
+on_all_workers "$worker start bash -c ${measure@Q}"
 if "$DRY_RUN"; then
   say "# until none is running:"
   job_states
@@ -52,12 +54,21 @@ if "$DRY_RUN"; then
 fi
 trap 'end_early 130' INT
 trap 'end_early 143' TERM
-while states="$(job_states)" && [[ "$states" == *running* ]]; do
+while true; do
+  answered=true
+  states="$(job_states)" || answered=false
+  if "$answered" && [[ -n "$states" ]]; then
+    [[ "$states" == *running* ]] || break
+    silent=0
+  elif ((++silent == PATIENCE)); then # whoever never answers is not waited for
+    break
+  fi
   pause
 done
-[[ -n "$states" ]] || fail "the workers of $NAME do not answer; run this again to go on waiting"
-bring_back
+[[ -n "$states" && "$states" != *running* ]] ||
+  fail "not all workers of $NAME answer; run this again to go on waiting"
+bring_back || fail "there is no report to bring back: jaxir-report/log on worker 0 says what happened"
 cat "$to"
 say "written: $to"
 describe_cost
-[[ "$(sort -u <<<"$states")" == "exit 0" ]] || fail "not all could be measured: see the report"
+"$answered" && [[ "$(sort -u <<<"$states")" == "exit 0" ]] || fail "not all could be measured: see the report"

@@ -38,7 +38,7 @@ verdict() {
 # One worker that ends ends the job: the others wait for it, or fail because it is gone.
 bring_back() {
   local state states
-  state="$(slice_state)" || return 1
+  look || return 1
   case "$state" in
     ACTIVE)
       states="$(job_states)" || states=""
@@ -53,8 +53,8 @@ bring_back() {
         interrupted) stop_on_workers && start_on_workers ;;
         failed)
           sort <<<"$states" | uniq -c >&2
-          say "error: the job failed; read $SCRIPTS/logs.sh --config=$CONFIG. $NAME still exists and costs money."
-          return 1
+          say "error: the job failed; read $SCRIPTS/logs.sh --config=${CONFIG@Q}. $NAME still exists and costs money."
+          exit 1
           ;;
       esac
       return
@@ -75,6 +75,17 @@ bring_back() {
   wait_for ACTIVE && install_on_workers && start_on_workers
 }
 
+# may_go_on: whether it may do better the next time: gcloud did not answer, or the slice is being taken away.
+may_go_on() {
+  local state=""
+  if ((silent == 0)); then
+    pause # machines may be gone a while before their slice's state says so
+    look || true
+  fi
+  ((silent < PATIENCE)) || fail "gcloud tells no state of $NAME, see above; run this again later"
+  ((silent)) || [[ "$state" == @(SUSPENDING|SUSPENDED|DELETING) ]]
+}
+
 parse_flags "$@"
 load_config
 explain_interrupts
@@ -88,10 +99,12 @@ if "$DRY_RUN"; then
   start_on_workers
   exit
 fi
+silent=$((PATIENCE - 1)) # what is wrong from the beginning is told at once
 while true; do
-  bring_back || exit 1
+  bring_back || { "$watch" && may_go_on; } || exit 1
   if "$complete"; then
-    say "the job is complete on all workers. $NAME still exists and costs money: $SCRIPTS/delete.sh --config=$CONFIG"
+    say "the job is complete on all workers. $NAME still exists and costs money:" \
+      "$SCRIPTS/delete.sh --config=${CONFIG@Q}"
     exit
   fi
   "$watch" || exit 0

@@ -93,7 +93,7 @@ class Cloud:
         for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "x"]):
             subprocess.run([*git, *command], check=True, env=self.environment)
 
-    def configure(self, **changed: str) -> None:
+    def configure(self, train: str = TRAIN, **changed: str) -> None:
         settings = {
             "PROJECT": "my-project",
             "ZONE": "us-east5-a",
@@ -103,7 +103,7 @@ class Cloud:
         settings |= {"TIER": "spot", "VALID_UNTIL": "2h", "EXTRAS": "tpu,seqio"}
         settings |= {"SETUP": "mkdir data && echo some data >data/pairs"} | changed
         lines = [f"{name}='{value}'\n" for name, value in settings.items() if value is not None]
-        self.config.write_text("".join(lines) + TRAIN)
+        self.config.write_text("".join(lines) + train)
 
     def run(self, script: str, *flags: str, **kwargs) -> subprocess.CompletedProcess:
         command = ["bash", str(self.checkout / "tpu_scripts" / script), f"--config={self.config}", *flags]
@@ -123,6 +123,22 @@ class Cloud:
     def state(self) -> str | None:
         path = self.folder / "state.json"
         return json.loads(path.read_text())["state"] if path.exists() else None
+
+    def change_state(self, state: str) -> None:
+        part = self.folder / "state.part"
+        part.write_text(json.dumps({"state": state, "next": []}))
+        part.replace(self.folder / "state.json")
+
+    def start(self, script: str, *flags: str) -> subprocess.Popen:
+        """Starts a script in a session of its own; what it says is all in its stdout."""
+        return subprocess.Popen(
+            ["bash", str(self.checkout / "tpu_scripts" / script), f"--config={self.config}", *flags],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=self.environment,
+            start_new_session=True,
+        )
 
     def steps(self) -> list[int]:
         return [int((self.bucket / f"worker{n}").read_text()) for n in (0, 1)]
@@ -157,7 +173,7 @@ class Cloud:
         self.kill()
         for worker in self.folder.glob("worker*"):
             shutil.rmtree(worker)
-        (self.folder / "state.json").write_text(json.dumps({"state": "SUSPENDED", "next": []}))
+        self.change_state("SUSPENDED")
 
     def kill(self) -> None:
         for group in self.groups():

@@ -2,8 +2,8 @@
 """A gcloud that keeps queued resources in a folder, with a home directory for each worker.
 
 FAKE_CLOUD is the folder. calls.jsonl gets every argv. state.json is the queued resource; "next" holds the
-states it takes on, one at each describe. `ssh --command` runs the command in each worker's home. The
-folder BUCKET is gs://bucket.
+states it takes on, one at each describe. `ssh --command` runs the command in each worker's home; worker N
+does not answer while there is a file silentN. The folder BUCKET is gs://bucket.
 """
 
 import json
@@ -81,6 +81,9 @@ def main(argv: list[str]) -> int:
         for home in homes(flags["worker"]):
             if target.startswith("test-slice:"):
                 shutil.copy(source, home / target.partition(":")[2])
+            elif not (home / source.partition(":")[2]).exists():
+                print(f"scp: {source.partition(':')[2]}: No such file or directory", file=sys.stderr)
+                return 1
             else:
                 shutil.copy(home / source.partition(":")[2], target)
     elif (CLOUD / "unreachable").exists():
@@ -88,6 +91,10 @@ def main(argv: list[str]) -> int:
     elif verb == "ssh":
         status = 0
         for home in homes(flags["worker"]):
+            if (CLOUD / home.name.replace("worker", "silent")).exists():
+                print("ssh: connect to host: Connection timed out", file=sys.stderr)
+                status = 255
+                continue
             environment = os.environ | {"HOME": str(home)}
             done = subprocess.run(
                 ["bash", "-c", flags["command"]], cwd=home, env=environment, stdin=subprocess.DEVNULL

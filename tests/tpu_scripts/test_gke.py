@@ -36,7 +36,10 @@ def test_a_dry_run_prints_the_very_commands_and_they_are_known(gke):
             told = (
                 "Cluster test-slice (1 x v5p-16, spot, and machines without TPUs) is RUNNING: it costs money"
             )
-            assert told in done.stderr and f"gke/delete.sh --config={gke.config}" in done.stderr
+            assert (
+                told in done.stderr
+                and f"gke/delete.sh --config={shlex.quote(str(gke.config))}" in done.stderr
+            )
     assert "there is no cluster test-slice" in gke.ok("gke/delete.sh").stderr
     real = [call if call[0] in ("xpk", "kubectl") else ["gcloud", *call] for call in gke.calls()]
     assert [call for call in real if call[:4] != ["gcloud", "container", "clusters", "list"]] == commands
@@ -76,6 +79,25 @@ def test_sigterm_to_what_xpk_starts_is_one_to_training(gke, tmp_path):
     assert pod.returncode == 143  # with which xpk has a job started again
     assert out.endswith("saved\n") and "it's a 'quoted' $word" in out
     assert (home / "data" / "pairs").read_text() == "some data\n"  # SETUP
+
+
+@pytest.mark.parametrize(
+    "setup",
+    [
+        "\nmkdir data &&\nexport SEEN=yes\n",
+        "mkdir data; export SEEN=yes;",
+        "mkdir data && export SEEN=yes # so",
+    ],
+    ids=["lines", "semicolon", "comment"],
+)
+def test_setup_is_one_line_of_the_job_that_xpk_writes(gke, tmp_path, setup):
+    """xpk writes the command as it is into an indented block of YAML, which a second line would end."""
+    gke.configure('TRAIN=(bash -c "echo \\$SEEN" --output_dir=gs://bucket/run)\n', IMAGE=IMAGE, SETUP=setup)
+    command = shlex.split(gke.ok("gke/launch.sh", "--dry_run").stdout)[-1].removeprefix("--command=")
+    assert "\n" not in command
+    done = subprocess.run(["bash", "-c", f"({command})"], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.stdout, done.stderr, done.returncode) == ("yes\n", "", 0)
+    assert (tmp_path / "data").is_dir()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The scripts against a fake gcloud whose workers are real directories with real processes."""
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -111,6 +112,113 @@ def test_a_job_that_fails_is_not_started_again(cloud):
     assert "it broke" in cloud.log() and cloud.log().count("starting") == 1
 
 
+def test_watching_outlives_a_describe_that_fails(cloud):
+    with cloud.start("resume.sh", "--watch") as watch:
+        cloud.until_waiting()
+        (cloud.folder / "fail_describe").write_text("INTERNAL: connection reset")
+        before = len(cloud.calls("describe"))
+        cloud.until(lambda: len(cloud.calls("describe")) > before + 2 or watch.poll() is not None)
+        (cloud.folder / "fail_describe").unlink()
+        (cloud.bucket / "go").touch()
+        told = watch.communicate(timeout=60)[0]
+    assert watch.returncode == 0 and "INTERNAL: connection reset" in told
+    assert "the job is complete on all workers" in told and cloud.steps() == [5, 5]
+    assert len(cloud.calls("create")) == 1
+
+
+@pytest.mark.slow
+def test_watching_ends_where_gcloud_has_no_answer_any_more(cloud):
+    with cloud.start("resume.sh", "--watch") as watch:
+        cloud.until_waiting()
+        (cloud.folder / "fail_describe").write_text("PERMISSION_DENIED: sign in again")
+        told = watch.communicate(timeout=60)[0]
+    assert watch.returncode == 1 and told.count("PERMISSION_DENIED") == 10
+    assert told.endswith("error: gcloud tells no state of test-slice, see above; run this again later\n")
+    done = cloud.run("resume.sh", "--watch")  # from the beginning, it is told at once
+    assert done.returncode == 1 and done.stderr.count("PERMISSION_DENIED") == 1
+
+
+@pytest.mark.slow
+def test_watching_goes_on_where_a_slice_is_lost_before_the_job_runs(cloud):
+    """While it waits to be granted; and in the middle of installing."""
+    cloud.environment["FAKE_STATES"] = '["WAITING_FOR_RESOURCES"]'
+    once = "touch $BUCKET/installing; until [ -e $BUCKET/on ]; do sleep 0.02; done; [ -e $BUCKET/again ]"
+    cloud.configure(SETUP=once)
+    with cloud.start("resume.sh", "--watch") as watch:
+
+        def requested(times: int) -> None:
+            cloud.until(lambda: len(cloud.calls("create")) == times)
+            cloud.until(lambda: cloud.state() == "WAITING_FOR_RESOURCES")
+
+        requested(1)
+        cloud.change_state("SUSPENDED")
+        requested(2)
+        cloud.change_state("ACTIVE")
+        cloud.until((cloud.bucket / "installing").exists)
+        cloud.change_state("SUSPENDED")
+        (cloud.bucket / "on").touch()
+        requested(3)
+        (cloud.bucket / "again").touch()
+        (cloud.bucket / "go").touch()
+        cloud.change_state("ACTIVE")
+        told = watch.communicate(timeout=60)[0]
+    assert watch.returncode == 0, told
+    assert told.count("test-slice was preempted: requesting it again") == 2
+    assert "the job is complete on all workers" in told and cloud.steps() == [5, 5]
+
+
+def test_watching_ends_where_installing_fails_by_itself(cloud):
+    cloud.configure(SETUP="echo there is no such bucket >&2; false")
+    done = cloud.run("resume.sh", "--watch")
+    assert done.returncode == 1 and "there is no such bucket" in done.stderr
+    assert len(cloud.calls("create")) == 1
+
+
+@pytest.mark.parametrize(
+    "setup",
+    [
+        "\nmkdir data &&\necho some data >data/pairs\n",
+        "mkdir data; echo some data >data/pairs;",
+        "mkdir data && echo some data >data/pairs # copies it",
+    ],
+    ids=["lines", "semicolon", "comment"],
+)
+def test_setup_is_what_bash_reads(cloud, setup):
+    cloud.configure(SETUP=setup)
+    cloud.ok("create.sh")
+    cloud.ok("install.sh")
+    assert (cloud.folder / "worker1/jaxir/data/pairs").read_text() == "some data\n"
+
+
+@pytest.mark.parametrize("job", ["run", "report"])
+def test_nothing_is_installed_under_a_job_that_runs(cloud, job):
+    for script in ("create.sh", "install.sh"):
+        cloud.ok(script)
+    if job == "run":
+        cloud.ok("launch.sh")
+        cloud.until_waiting()
+    else:
+        started = "JAXIR_JOB=report bash jaxir/tpu_scripts/worker.sh start sleep 600"
+        for worker in (0, 1):
+            home = cloud.folder / f"worker{worker}"
+            environment = cloud.environment | {"HOME": str(home)}
+            subprocess.run(["bash", "-c", started], check=True, cwd=home, env=environment)
+    groups = cloud.groups()
+    with (cloud.folder / "worker0/jaxir/data/pairs").open() as data:
+        done = cloud.run("install.sh")
+        assert os.fstat(data.fileno()).st_nlink == 1, "it is not removed"
+    assert done.returncode == 1 and done.stderr.count(": a job runs: stop it first, on all workers: ") == 2
+    assert all(cloud.runs(group) for group in groups) and len(cloud.calls("scp")) == 1
+    line = next(line for line in done.stderr.splitlines() if "a job runs" in line)
+    stop = line.partition("on all workers: ")[2]
+    for worker in (0, 1):
+        home = cloud.folder / f"worker{worker}"
+        environment = cloud.environment | {"HOME": str(home)}
+        subprocess.run(["bash", "-c", stop], check=True, cwd=home, env=environment)
+    assert not any(cloud.runs(group) for group in groups)
+    cloud.ok("install.sh")
+
+
 def test_logs_are_followed_until_interrupted(cloud):
     cloud.ok("resume.sh")
     cloud.until_waiting()
@@ -152,7 +260,7 @@ def test_what_a_run_told_is_fetched_while_it_goes_on_and_after(cloud, tmp_path):
     done = cloud.ok("fetch.sh", flag)
     assert (tmp_path / "to here" / "log.jsonl").read_text() == "{}"
     assert "test-slice is ABSENT: no worker has a log" in done.stderr
-    assert f"xprof {tmp_path / 'to here'}/tensorboard shows traces" in done.stderr
+    assert f"xprof {shlex.quote(str(tmp_path / 'to here'))}/tensorboard shows traces" in done.stderr
 
 
 def test_a_report_is_measured_and_brought_back(cloud, tmp_path):
@@ -168,6 +276,68 @@ def test_a_report_is_measured_and_brought_back(cloud, tmp_path):
     assert (tmp_path / "the report.md").read_text() == "# both parts\n"
     assert "is ACTIVE: it costs money" in done.stderr
     assert "the job is complete on all workers" in cloud.ok("resume.sh").stderr  # that of training, still
+
+
+def measuring(cloud, tmp_path):
+    """Starts report.sh on a slice that has all it needs, and waits until both workers measure."""
+    for script in ("create.sh", "install.sh"):
+        cloud.ok(script)
+    process = cloud.start("report.sh", f"--to={tmp_path / 'report.md'}")
+    parts = [cloud.folder / f"worker{n}/jaxir-report/report.md" for n in (0, 1)]
+    cloud.until(lambda: all(part.exists() and part.read_text() for part in parts))
+    return process
+
+
+def polled(cloud, process, times: int) -> None:
+    before = len(cloud.calls("ssh"))
+    cloud.until(lambda: len(cloud.calls("ssh")) > before + times or process.poll() is not None)
+
+
+@pytest.mark.parametrize("silence", ["silent1", "unreachable"])
+def test_a_report_is_waited_for_when_a_worker_does_not_answer_once(cloud, tmp_path, silence):
+    with measuring(cloud, tmp_path) as report:
+        (cloud.folder / silence).touch()
+        polled(cloud, report, 2)
+        (cloud.folder / silence).unlink()
+        assert report.poll() is None
+        (cloud.bucket / "go").touch()
+        told = report.communicate(timeout=60)[0]
+    assert report.returncode == 0, told
+    assert (tmp_path / "report.md").read_text() == "# both parts\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("silence", ["silent1", "unreachable"])
+def test_workers_that_never_answer_are_not_waited_for(cloud, tmp_path, silence):
+    with measuring(cloud, tmp_path) as report:
+        (cloud.folder / silence).touch()
+        told = report.communicate(timeout=60)[0]
+    assert report.returncode == 1
+    assert told.endswith("error: not all workers of test-slice answer; run this again to go on waiting\n")
+    assert not (tmp_path / "report.md").exists()
+
+
+def test_what_the_others_measured_is_brought_back(cloud, tmp_path):
+    with measuring(cloud, tmp_path) as report:
+        (cloud.folder / "silent1").touch()
+        (cloud.bucket / "go").touch()
+        told = report.communicate(timeout=60)[0]
+    assert report.returncode == 1 and told.endswith("error: not all could be measured: see the report\n")
+    assert (tmp_path / "report.md").read_text() == "# both parts\n"
+
+
+def test_a_report_of_an_earlier_time_is_not_brought_back(cloud, tmp_path):
+    for script in ("create.sh", "install.sh"):
+        cloud.ok(script)
+    (cloud.bucket / "go").touch()
+    cloud.ok("report.sh", f"--to={tmp_path}/first.md")
+    for worker in (0, 1):
+        broken = cloud.folder / f"worker{worker}/jaxir/benchmarks/report.py"
+        broken.write_text("import nothing_there\n")
+    done = cloud.run("report.sh", f"--to={tmp_path}/second.md")
+    assert done.returncode == 1 and not (tmp_path / "second.md").exists()
+    assert "error: there is no report to bring back: jaxir-report/log on worker 0 says what" in done.stderr
+    assert "nothing_there" in (cloud.folder / "worker0/jaxir-report/log").read_text()
 
 
 def test_an_interrupted_report_brings_back_what_was_measured(cloud, tmp_path):
@@ -206,7 +376,7 @@ def test_an_interrupt_tells_what_exists(cloud):
     assert (
         "Queued resource test-slice (1 x v5p-16, spot, us-east5-a) is WAITING_FOR_RESOURCES: it costs" in err
     )
-    assert f"delete.sh --config={cloud.config}" in err
+    assert f"delete.sh --config={shlex.quote(str(cloud.config))}" in err
 
 
 @pytest.mark.parametrize(
@@ -338,6 +508,26 @@ def test_bad_settings_cost_one_sentence(cloud, changed, message):
     if "TRAIN" in changed:
         cloud.config.write_text(cloud.config.read_text().replace("gs://", "/tmp/"))
     done = cloud.run("create.sh")
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: ") and message in done.stderr
+    assert cloud.calls() == []
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        ('TRAIN="python job.py --output_dir=gs://bucket/run"\n', "TRAIN must be an array, its words between"),
+        ("TRAIN=(bash -c 'python job.py --output_dir=gs://bucket/run')\n", "TRAIN has no --output_dir=gs://"),
+        (
+            "TRAIN=(python job.py --output_dir=gs://bucket/run --output_dir=run)\n",
+            "TRAIN has no --output_dir=",
+        ),
+        ("TRAIN=()\n", "does not set TRAIN"),
+    ],
+)
+def test_train_is_words_of_which_one_says_where(cloud, train, message):
+    cloud.configure(train)
+    done = cloud.run("launch.sh")
     assert done.returncode == 1 and done.stderr.count("\n") == 1
     assert done.stderr.startswith("error: ") and message in done.stderr
     assert cloud.calls() == []

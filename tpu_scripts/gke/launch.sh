@@ -23,7 +23,7 @@ load_gke_config xpk kubectl
 # xpk runs the command in a subshell and sends SIGTERM to that: it must be training itself, which saves then. (Not
 # every bash makes it so without "exec".)
 command="exec$(printf ' %q' "${TRAIN[@]}")"
-[[ -z "$SETUP" ]] || command="{ $SETUP; } && $command"
+[[ -z "$SETUP" ]] || command="$(setup_command) && $command" # of one line: xpk writes it into YAML
 xpk_on workload create --workload="$NAME" --tpu-type="$ACCELERATOR_TYPE" --num-slices="$SLICES" \
   --docker-image="$IMAGE" --max-restarts="$MAX_RESTARTS" --restart-on-exit-codes="$LOST" \
   --termination-grace-period-seconds="$GRACE" --command="$command"

@@ -41,6 +41,6 @@ describe_cost() {
     say "Nothing exists: there is no cluster $CLUSTER in $PROJECT."
   else
     say "Cluster $CLUSTER ($SLICES x $ACCELERATOR_TYPE, $TIER, and machines without TPUs) is $status: it costs money" \
-      "until you run $HERE/delete.sh --config=$CONFIG"
+      "until you run $HERE/delete.sh --config=${CONFIG@Q}"
   fi
 }
