@@ -5,6 +5,7 @@ import base64
 import contextlib
 import hashlib
 import importlib.resources
+import json
 import re
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -56,6 +57,7 @@ def build_app(service: Service, metrics: Metrics) -> FastAPI:
         lifespan=lifespan,
         docs_url=None,  # FastAPI's own pages load their code from another host
         redoc_url=None,
+        redirect_slashes=False,  # a redirection is to the Host header's name: behind a proxy to localhost
         responses=PROBLEMS,
     )
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -63,7 +65,7 @@ def build_app(service: Service, metrics: Metrics) -> FastAPI:
     app.add_exception_handler(ChangedError, _changed)
     app.add_exception_handler(DamagedError, _damaged)
     app.add_exception_handler(UserError, _failed)
-    app.add_exception_handler(Busy, _failed)
+    app.add_exception_handler(Busy, _busy)
     app.add_exception_handler(Exception, _fault)
 
     @app.post("/search", response_model=SearchResponse, responses=UNFIT)
@@ -153,15 +155,16 @@ def _search_response(service: Service, request: Any, found: list[dict[str, Ranki
     for query, rankings in zip(request.queries, found, strict=True):
         marker = Marker(query) if request.documents else None
         shown: dict[str, dict[str, Any]] = {}
+        lengths: dict[str, int] = {}
         systems = []
         for system, ranking in rankings.items():
             hits = []
             for rank, (doc_id, score) in enumerate(zip(ranking.ids, ranking.scores, strict=True), start=1):
                 if (marker is not None or request.full) and doc_id not in shown:
                     shown[doc_id] = _shown(service, marker, doc_id, full=request.full)
+                    lengths[doc_id] = _length(shown[doc_id].get("document"))
                 hit = {"rank": rank, "id": doc_id, "score": score, **shown.get(doc_id, {})}
-                if hit.get("document") is not None:
-                    whole_characters += len(hit["document"]["title"]) + len(hit["document"]["text"])
+                whole_characters += lengths.get(doc_id, 0)
                 hits.append(hit)
                 if whole_characters > service.limits.whole_characters:
                     most = f"{service.limits.whole_characters:,} characters"
@@ -182,6 +185,14 @@ def _shown(service: Service, marker: Marker | None, doc_id: str, *, full: bool) 
     if full:
         shown["document"] = document._asdict() if document is not None else None
     return shown
+
+
+def _length(document: dict[str, Any] | None) -> int:
+    """Returns the characters of a whole document, its metadata as they are sent."""
+    if document is None:
+        return 0
+    metadata = json.dumps(document["metadata"], ensure_ascii=False)
+    return len(document["title"]) + len(document["text"]) + len(metadata)
 
 
 def _document_response(service: Service, doc_id: str, index: str | None, query: str) -> JSONResponse:
@@ -256,8 +267,14 @@ async def _http_problem(_: Request, error: HTTPException) -> JSONResponse:
     return JSONResponse({"detail": error.detail}, error.status_code, headers=error.headers)
 
 
-async def _failed(_: Request, error: Exception) -> JSONResponse:
+async def _busy(_: Request, error: Busy) -> JSONResponse:
     return JSONResponse({"detail": str(error)}, 503, headers={"retry-after": "1"})
+
+
+async def _failed(_: Request, error: UserError) -> JSONResponse:
+    print(f"error: {error}", file=sys.stderr, flush=True)  # with paths and addresses of this machine
+    sentence = "the service cannot answer this now; its standard error says why"
+    return JSONResponse({"detail": sentence}, 503, headers={"retry-after": "1"})
 
 
 async def _changed(_: Request, error: ChangedError) -> JSONResponse:

@@ -70,6 +70,10 @@ class Guard:
                 return
             sentence = f"there was no answer within {self._limits.answer_seconds:g} s: the service is busy"
             await _refuse(_Refused(503, sentence), receive, send_marked)
+        except asyncio.CancelledError:  # by uvicorn, which waits no longer for answers under way
+            if started:
+                raise
+            await _refuse(_Refused(503, "the service ends"), receive, send_marked)
         except Exception:
             if not started:
                 await _refuse(_Refused(500, "a fault of the service"), receive, send_marked)

@@ -18,7 +18,8 @@ class Limits:
       query_characters: length of a query.
       passage_characters: length of a passage to encode; the model cuts it at its own maximum length.
       k: documents asked for each query. Every search has this depth, so that there is one program for it.
-      whole_characters: length of all the whole documents that one search may answer with.
+      whole_characters: length of all the whole documents, their metadata as JSON included, that one search
+        may answer with.
       head_seconds: time for a client to send a request's head, from its first byte.
       body_seconds: time to send its body.
       read_seconds: time for it to take more of an answer that it has not read.

@@ -41,6 +41,7 @@ def listen(host: str, port: int) -> socket.socket:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
+            listener.listen()  # of two sockets that are only bound so neither is refused
         except OSError:
             listener.close()
             raise
@@ -52,8 +53,13 @@ def listen(host: str, port: int) -> socket.socket:
 
 def url_of(listener: socket.socket) -> str:
     """Returns the address that a browser takes."""
-    host, port = listener.getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    return f"http://{_host(listener)}:{listener.getsockname()[1]}"
+
+
+def _host(listener: socket.socket) -> str:
+    """Returns the name that its address has in a URL."""
+    host = listener.getsockname()[0]
+    return f"[{host}]" if ":" in host else host
 
 
 def is_loopback(listener: socket.socket) -> bool:
@@ -73,7 +79,7 @@ def run(
       account: what notes every request.
       on_ready: called when the first client may come.
     """
-    hosts = LOOPBACK_NAMES if is_loopback(listener) else None
+    hosts = {*LOOPBACK_NAMES, _host(listener)} if is_loopback(listener) else None
     guard = Guard(app, limits=limits, hosts=hosts, connections=lambda: len(server.server_state.connections))
     config = uvicorn.Config(
         account.around(guard),

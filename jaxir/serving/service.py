@@ -318,8 +318,8 @@ def _named(spec: str) -> tuple[str, str]:
     name, equals, directory = spec.partition("=")
     if not equals or "/" in name:
         name, directory = Path(spec).resolve().name, spec
-    if not directory:
-        raise UserError(f"{spec!r} lacks a directory; write NAME=DIR")
+    if not name or not directory:
+        raise UserError(f"{spec!r} lacks a {'directory' if name else 'name'}; write NAME=DIR")
     return name, directory
 
 

@@ -89,7 +89,7 @@ def running(directory: Path, *flags: str) -> Iterator[Server]:
     with process:
         try:
             line = process.stdout.readline()
-            assert line.startswith("serving on http://127.0.0.1:"), log.read_text()
+            assert line.startswith("serving on http://127.0.0."), log.read_text()
             yield Server(process, line.split()[-1], log)
         finally:
             process.send_signal(signal.SIGTERM)
@@ -187,9 +187,10 @@ def served(tmp_path_factory, start) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def without_texts(tmp_path_factory, world) -> Iterator[Server]:
-    """A server of an index that was built without a corpus, and its access.log."""
+    """A server of an index that was built without a corpus, at 127.0.0.2, and its access.log."""
     directory = tmp_path_factory.mktemp("without_texts")
     flags = [f"--index={world.root}/without_texts", f"--access_log={directory}/access.log"]
+    flags.append("--host=127.0.0.2")
     with running(directory, *flags) as server:
         yield server
     assert re.fullmatch("loading .*\n", server.log.read_text())

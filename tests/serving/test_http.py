@@ -19,8 +19,10 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from jaxir.errors import UserError
 from jaxir.serving.guard import Guard
 from jaxir.serving.limits import Limits
+from jaxir.serving.server import listen
 
 DEEP = b"[" * 100_000
 
@@ -331,6 +333,21 @@ def test_other_refusals(served):
     assert status == 400 and b"not called" in body
 
 
+def test_an_address_is_a_name_of_its_own_service(served, without_texts):
+    assert without_texts.url.startswith("http://127.0.0.2:")
+    for host, status in (("127.0.0.2", 200), ("localhost:1", 200), ("127.0.0.3", 400), ("evil.example", 400)):
+        assert without_texts.request("GET", "/healthz", host=host)[0] == status
+    assert served.request("GET", "/healthz", host="127.0.0.2")[0] == 400
+
+
+def test_no_address_leads_to_another_one(served):
+    """Behind a proxy, which sends Host: localhost, that would be one of the client's own machine."""
+    for method, path, body in (("GET", "/docs/", None), ("POST", "/search/", {"queries": ["w1"]})):
+        status, headers, content = served.request(method, path, body, host="localhost")
+        assert (status, json.loads(content)) == (404, {"detail": "Not Found"})
+        assert "location" not in headers
+
+
 def test_huge_bodies_are_refused_whether_announced_or_not(served):
     body = b"x" * 3_000_000
     status, headers, content = served.request("POST", "/search", body, **{"content-type": "application/json"})
@@ -464,6 +481,41 @@ def test_sigterm_ends_what_is_under_way_and_leaves_no_process(tmp_path, start):
         time.sleep(0.1)
     assert not [pid for pid in offspring if Path(f"/proc/{pid}/stat").exists()]
     assert "Traceback" not in server.log.read_text()
+
+
+@pytest.mark.slow
+def test_what_is_not_answered_when_the_service_ends_is_told_so(tmp_path, world, start_over):
+    """The request's body never comes; the time for answers under way is 15 s."""
+    (tmp_path / "limits.gin").write_text(
+        "from __gin__ import dynamic_registration\n"
+        "from jaxir import serve\n"
+        "from jaxir.serving import limits\n"
+        "serve.serve.limits = @limits.Limits()\n"
+        "limits.Limits.body_seconds = 60.0\n"
+        "limits.Limits.answer_seconds = 60.0\n"
+    )
+    flags = (f"--index={world.root}/without_texts", f"--gin_file={tmp_path}/limits.gin")
+    head = b"POST /search HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n"
+    with start_over(tmp_path, *flags) as server:
+        with socket.create_connection(server.address, timeout=60) as connection:
+            connection.sendall(head + b"{")
+            time.sleep(0.5)
+            server.process.send_signal(signal.SIGTERM)
+            answer = b""
+            while data := connection.recv(65536):
+                answer += data
+        assert server.process.wait(30) == 0
+    assert answer.startswith(b"HTTP/1.1 503 ") and answer.endswith(b'{"detail": "the service ends"}')
+    log = server.log.read_text()
+    assert "POST /search 503" in log and "Traceback" not in log
+
+
+def test_an_address_is_taken_before_anything_is_loaded():
+    """Of two services that start together one loads its models, and the other one ends."""
+    with listen("127.0.0.1", 0) as first:
+        port = first.getsockname()[1]
+        with pytest.raises(UserError, match=f"on 127.0.0.1, port {port}: address already in use"):
+            listen("127.0.0.1", port)
 
 
 def test_an_address_in_use_is_told_before_anything_is_loaded(served, capsys):

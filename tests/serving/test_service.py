@@ -1,6 +1,7 @@
 """Vectors in few shapes, and several indexes behind one service."""
 
 import asyncio
+import contextlib
 import json
 import re
 
@@ -8,10 +9,11 @@ import jax
 import numpy as np
 import pytest
 
-from jaxir import DualEncoder, cpu
+from jaxir import DualEncoder, ExactIndex, cpu
 from jaxir.data.sources import Document
 from jaxir.errors import UserError
 from jaxir.retrieval.encoding.dual_encoder import EMBED
+from jaxir.retrieval.indexes.milvus_index import MilvusIndex
 from jaxir.retrieval.ranking.fusion import reciprocal_rank_fusion
 from jaxir.serving.account import AccessLog
 from jaxir.serving.app import build_app
@@ -204,6 +206,53 @@ def test_a_fault_is_told_without_its_details(service):
     assert json.loads(sent[1]["body"]) == {"detail": "a fault of the service (RuntimeError)"}
 
 
+def answered(service, path: str, body: dict) -> tuple[int, dict]:
+    """Returns the status and the answer of a request that the application gets."""
+    app, sent = build_app(service, Metrics(service)), []
+
+    async def receive():
+        return {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
+
+    async def send(message):
+        sent.append(message)
+
+    async def ask(_):
+        headers = [(b"content-type", b"application/json")]
+        scope = {"type": "http", "method": "POST", "path": path, "headers": headers, "query_string": b""}
+        await app(scope, receive, send)
+
+    asked(service, ask)
+    return sent[0]["status"], json.loads(b"".join(part["body"] for part in sent[1:]))
+
+
+def test_metadata_count_among_what_is_answered_whole(world, tmp_path, toy):
+    records = [{"_id": i, "text": "w1", "metadata": {"raw": 1000 * i}} for i in "abcde"]
+    corpus = toy.write_jsonl(tmp_path / "corpus.jsonl", records)
+    facts = {"fingerprint": world.encoder.fingerprint, "model": world.model}
+    vectors = world.encoder.encode_passages([r["text"] for r in records])
+    ExactIndex.build(vectors, list("abcde"), **facts).save(tmp_path / "index", corpus=corpus)
+    whole = 5 * (len("w1") + len(json.dumps(records[0]["metadata"])))
+    for characters, status in ((whole, 200), (whole - 1, 422)):
+        service = Service.open([f"{tmp_path}/index"], limits=Limits(k=5, whole_characters=characters))
+        got, answer = answered(service, "/search", {"queries": ["w1"], "k": 5, "full": True})
+        assert got == status
+    assert "full: these documents have more than 5,064 characters" in answer["detail"]
+
+
+def test_an_engine_that_fails_tells_clients_nothing_of_the_machine(world, tmp_path, capsys):
+    vectors, ids = world.encoder.encode_passages(["w1", "w2"]), ["a", "b"]
+    facts = {"similarity": "cosine", "fingerprint": world.encoder.fingerprint, "model": world.model}
+    MilvusIndex.build(vectors, ids, **facts).save(tmp_path / "index")
+    service = Service.open([f"{tmp_path}/index"], limits=Limits(k=2))
+    with contextlib.closing(service.opened[0].index) as index:
+        index._collection._client.drop_collection("passages")  # as another user of a Milvus does
+        status, answer = answered(service, "/search", {"queries": ["w1"], "k": 2})
+    assert status == 503
+    assert answer == {"detail": "the service cannot answer this now; its standard error says why"}
+    err = capsys.readouterr().err
+    assert "error: " in err and str(tmp_path) in err
+
+
 def test_an_access_log_that_cannot_be_written(tmp_path, capsys):
     with pytest.raises(UserError, match=r"cannot write the access log .*nowhere/log: no such file"):
         AccessLog(str(tmp_path / "nowhere" / "log"))
@@ -232,12 +281,12 @@ def test_indexes_of_one_model_share_it(service, world):
         (["{root}/dense", "{root}/dense"], "the name 'dense' is taken: give .*/dense another one"),
         (["hybrid={root}/dense"], "the name 'hybrid' is taken"),
         (["{root}/model"], "is not an index"),
+        (["={root}/dense"], "'=.*/dense' lacks a name; write NAME=DIR"),
+        (["dense="], "'dense=' lacks a directory; write NAME=DIR"),
         (["{root}/dense", "{root}/foreign"], "dense and foreign have no document in common"),
     ],
 )
 def test_indexes_that_cannot_be_served(world, names, sentence):
-    from jaxir import ExactIndex
-
     foreign = world.root / "foreign"
     if not foreign.exists():
         vectors = world.encoder.encode_passages(["w1", "w2"])
