@@ -269,6 +269,6 @@ def of_model_type(model_type: str, *, where: object) -> tuple[type[BackboneConfi
       UserError: none is registered by this name.
     """
     known = {codec.model_type: (kind, codec) for kind in _KINDS.values() for codec in kind.hugging_face}
-    if model_type not in known:
+    if not isinstance(model_type, str) or model_type not in known:
         raise UserError(f"{where}: model_type {model_type!r} is not supported; there are {', '.join(known)}")
     return known[model_type]

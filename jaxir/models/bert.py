@@ -89,7 +89,8 @@ def _write_reserved(config: "BertConfig", pad_id: int) -> dict[str, Any]:
     return {_POSITIONS: config.max_positions + reserved}
 
 
-_ABSOLUTE = {"position_embedding_type": "absolute"}
+# A decoder's tokens look at none that follow.
+_ENCODER = {"position_embedding_type": "absolute", "is_decoder": False}
 _FOLDERS = (
     HuggingFace(
         model_type="bert",
@@ -97,7 +98,7 @@ _FOLDERS = (
         entries=_ENTRIES | {"max_positions": _POSITIONS},
         weights=lambda config: _BERT,
         implied={"reserved_positions": 0},
-        fixed=_ABSOLUTE,
+        fixed=_ENCODER,
         left_out=_LEFT_OUT,
         masked_lm={
             "dense": "cls.predictions.transform.dense",
@@ -110,7 +111,7 @@ _FOLDERS = (
         architecture="RobertaModel",
         entries=_ENTRIES,
         weights=_roberta_weights,
-        fixed=_ABSOLUTE,
+        fixed=_ENCODER,
         read_more=_read_reserved,
         write_more=_write_reserved,
         pad_id=1,

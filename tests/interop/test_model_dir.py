@@ -246,7 +246,7 @@ DAMAGES = {
     "pooling": (_edit("1_Pooling/config.json", pooling_mode="max"), "pooling max is not supported"),
     "two poolings": (_edit("1_Pooling/config.json", pooling_mode=["cls", "mean"]), r"cls \+ mean is not"),
     "modules": (
-        _write("modules.json", '[{"type": "a.Transformer", "path": ""}]'),
+        _write("modules.json", '[{"type": "sentence_transformers.models.Transformer", "path": ""}]'),
         "modules Transformer are not",
     ),
     "similarity": (

@@ -9,7 +9,7 @@ import numpy as np
 from jaxir.errors import UserError
 from jaxir.features import Reads
 from jaxir.interop import stored
-from jaxir.interop.huggingface import hf, hf_config
+from jaxir.interop.huggingface import hf, hf_config, st_files, tokenizer_files
 from jaxir.interop.huggingface.weights import (
     SINGLE,
     read_json,
@@ -66,8 +66,10 @@ def head_of(model_type: str | None) -> dict[str, Any]:
 def is_one(directory: Path) -> bool:
     """Whether a folder holds a model for sequence classification with one label, and no dual encoder."""
     path = directory / "config.json"
-    if (directory / "modules.json").exists() or not path.is_file():
+    if not path.is_file():
         return False
+    if (directory / st_files.MODULES).exists():
+        return st_files.kind_of(directory) == "cross_encoder"
     content = read_json(path)
     architectures = content.get("architectures") or [""]
     return str(architectures[0]).endswith("ForSequenceClassification") and (
@@ -92,8 +94,6 @@ def read(directory: Path) -> StoredModel:
         kinds = ", ".join(_HEADS)
         raise UserError(f"{directory}: model_type {content['model_type']!r} is no cross-encoder: {kinds} are")
     head = _HEADS[content["model_type"]]
-    _check_output(directory, content)
-    tokenizer = hf.read_tokenizer(directory, encoder)
     params = {f"encoder.{name}": value for name, value in encoder.params.items()}
     config = CrossEncoderConfig(
         backbone=encoder.config,
@@ -101,11 +101,19 @@ def read(directory: Path) -> StoredModel:
         activation=_activation(content, directory),
         normed=head.norm is not None,
     )
+    params |= _read_head(directory, head, config)
+    about = st_files.read_config(directory, "cross_encoder")
+    _check_output(directory, content, about)
+    _check_use(directory, about)
+    tokenizer = hf.read_tokenizer(directory, encoder)
+    transformer = st_files.read_transformer(directory, encoder, "cross_encoder")
+    if transformer.lower_case:
+        tokenizer = tokenizer_files.lower_cased(tokenizer, directory)
     return StoredModel(
         config=config,
-        params=params | _read_head(directory, head, config),
+        params=params,
         tokenizer=tokenizer,
-        settings=_settings(directory, content, hf.max_length(directory, encoder)),
+        settings=_settings(directory, content, transformer.max_length),
     )
 
 
@@ -158,9 +166,10 @@ def write(directory: Path, model: StoredModel) -> None:
     score = {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}
     write_json(directory / "config.json", content | {"architectures": [architecture]} | label | score)
     write_tensors(directory / SINGLE, tensors)
-    model.tokenizer.save(directory)
-    path = directory / "tokenizer_config.json"
-    write_json(path, read_optional_json(path) | {"model_max_length": model.settings.pair_max_length})
+    length = model.settings.pair_max_length
+    hf.save_tokenizer(directory, model, length)
+    path = directory / tokenizer_files.CONFIG
+    write_json(path, read_optional_json(path) | {"model_max_length": length})
 
 
 def _read_head(directory: Path, head: _Head, config: CrossEncoderConfig) -> dict[str, np.ndarray]:
@@ -215,16 +224,28 @@ def _may_pool(model_type: str, pooling: str) -> bool:
     return pooling == "cls" or (model_type == "modernbert" and pooling == "mean")
 
 
-def _check_output(directory: Path, content: dict[str, Any]) -> None:
+def _check_use(directory: Path, about: dict[str, Any]) -> None:
+    """Refuses what sentence-transformers would do beside the model."""
+    if about["prompts"].get(about.get("default_prompt_name")):
+        raise UserError(f"{directory / st_files.CONFIG}: a prompt before pairs of texts is not supported")
+    path = directory / st_files.MODULES
+    modules = st_files.modules(directory) if path.exists() else []
+    if modules not in ([], [("Transformer", directory)]):
+        raise UserError(
+            f"{path}: the modules {', '.join(kind for kind, _ in modules)} are not supported: a cross-encoder"
+            " has one Transformer, in the folder itself"
+        )
+
+
+def _check_output(directory: Path, content: dict[str, Any], about: dict[str, Any]) -> None:
     """Refuses a folder whose scores sentence-transformers makes otherwise than by a logit or its sigmoid."""
-    path = directory / "config_sentence_transformers.json"
     named = (
-        read_optional_json(path).get("activation_fn"),
+        about.get("activation_fn"),
         (content.get("sentence_transformers") or {}).get("activation_fn"),
         content.get("sbert_ce_default_activation_function"),
     )
     name = next((name for name in named if name), None)
-    if name is not None and name.rpartition(".")[2] not in _OUTPUTS:
+    if name is not None and str(name).rpartition(".")[2] not in _OUTPUTS:
         raise UserError(
             f"{directory}: its scores are made by {name}, only {' and '.join(_OUTPUTS)} are known"
         )

@@ -17,7 +17,7 @@ import numpy as np
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
 from jaxir.interop import stored
-from jaxir.interop.huggingface import hf_config
+from jaxir.interop.huggingface import hf_config, tokenizer_files
 from jaxir.interop.huggingface.weights import (
     SINGLE,
     read_json,
@@ -29,6 +29,7 @@ from jaxir.interop.huggingface.weights import (
 from jaxir.interop.stored import StoredModel
 from jaxir.models.backbones import BackboneConfig
 from jaxir.models.codec import Changed, Weights
+from jaxir.simple_types import Count, fits
 
 _DEFAULT_LENGTH = 512
 # Of the model's ids; tables of embeddings are rounded up a little.
@@ -94,9 +95,10 @@ def read_tokenizer(directory: Path, encoder: Encoder) -> Tokenizer:
     """Reads the tokenizer of a folder and checks that it belongs to the encoder.
 
     Raises:
-      UserError: there is none, it pads with another id, or it has more ids than the encoder has vectors.
+      UserError: there is none, it pads with another id, it has more ids than the encoder has vectors, or as
+        `tokenizer_files.load`.
     """
-    tokenizer = Tokenizer.load(directory)
+    tokenizer = tokenizer_files.load(directory)
     if (tokenizer.pad_swap or 0) != encoder.pad_id:
         raise UserError(
             f"{directory}: the tokenizer pads with id {tokenizer.pad_swap or 0},"
@@ -117,11 +119,19 @@ def read_tokenizer(directory: Path, encoder: Encoder) -> Tokenizer:
 
 
 def max_length(directory: Path, encoder: Encoder) -> int:
-    """Returns the tokens at which texts are cut where only tokenizer_config.json says it."""
-    limit = read_optional_json(directory / "tokenizer_config.json").get("model_max_length")
+    """Returns the tokens at which texts are cut where only tokenizer_config.json says it, or nothing does.
+
+    Raises:
+      UserError: what it says is no number of tokens.
+    """
+    path, positions = directory / tokenizer_files.CONFIG, encoder.config.max_positions
+    limit = read_optional_json(path).get("model_max_length")
     # transformers writes 1e30 for "no limit".
-    limit = _DEFAULT_LENGTH if limit is None or limit > 1_000_000 else int(limit)
-    return min(limit, encoder.config.max_positions or limit)
+    if limit is None or (isinstance(limit, int | float) and limit > 1_000_000):
+        return positions or _DEFAULT_LENGTH
+    if not fits(limit, Count):
+        raise UserError(f"{path}: model_max_length is {limit!r:.40}, which is no number of tokens")
+    return min(limit, positions or limit)
 
 
 def write_encoder(
@@ -153,7 +163,19 @@ def write_tower(directory: Path, model: StoredModel, *, tower: str) -> None:
     prefix = "encoder." if model.config.sharing == "sde" else f"{tower}_encoder."
     params = {n.removeprefix(prefix): v for n, v in model.params.items() if n.startswith(prefix)}
     write_encoder(directory, model.config.backbone, params, pad_id=model.tokenizer.pad_swap or 0)
-    model.tokenizer.save(directory)
+    save_tokenizer(directory, model, length_of(model, tower))
+
+
+def save_tokenizer(directory: Path, model: StoredModel, max_length: int) -> None:
+    """Writes the tokenizer of a model that reads texts of at most so many tokens."""
+    token_types = model.config.backbone.num_token_types > 1
+    tokenizer_files.save(model.tokenizer, directory, max_length=max_length, token_types=token_types)
+
+
+def length_of(model: StoredModel, tower: str) -> int:
+    """Returns the tokens at which texts of a tower are cut: of an SDE's only one, the longer's."""
+    lengths = {"query": model.settings.query_max_length, "passage": model.settings.passage_max_length}
+    return max(lengths.values()) if model.config.sharing == "sde" else lengths[tower]
 
 
 def read_part(

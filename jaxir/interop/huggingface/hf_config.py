@@ -1,6 +1,6 @@
 """Hugging Face's config.json to the configuration of a backbone, and back, by the backbone's own table."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ from jaxir.interop.huggingface.weights import require
 from jaxir.models import backbones
 from jaxir.models.backbones import BackboneConfig
 from jaxir.models.codec import Entry, HuggingFace
+from jaxir.simple_types import Natural, fits
 
 
 def parse(content: Any, path: Path) -> tuple[BackboneConfig, int]:
@@ -24,13 +25,18 @@ def parse(content: Any, path: Path) -> tuple[BackboneConfig, int]:
     for entry, value in codec.fixed.items():
         if (found := content.get(entry)) not in (None, value):
             raise UserError(f"{path}: {entry} {found!r} is not supported, only {value!r}")
+    if not fits(pad_id, Natural):
+        raise UserError(f"{path}: pad_token_id is {pad_id!r:.40}, which is no id")
     fields = {ours: _read(content, _entry(theirs), path) for ours, theirs in codec.entries.items()}
     try:
-        return kind(**codec.implied | fields | codec.read_more(content, pad_id)), pad_id
+        config = kind(**codec.implied | fields | codec.read_more(content, pad_id))
     except KeyError as error:
         raise UserError(f"{path}: {error} is missing") from error
     except (TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{path}: {error}") from error
+    if pad_id >= config.vocab_size:
+        raise UserError(f"{path}: pad_token_id is {pad_id}, but there are only {config.vocab_size} ids")
+    return config, pad_id
 
 
 def _entry(theirs: str | Entry) -> Entry:
@@ -41,7 +47,7 @@ def _read(content: Mapping[str, Any], entry: Entry, path: Path) -> Any:
     value = require(content, entry.name, path) if entry.required else content.get(entry.name, entry.default)
     if entry.values is None:
         return value
-    if value not in entry.values:
+    if not isinstance(value, Hashable) or value not in entry.values:
         raise UserError(
             f"{path}: {entry.name} {value!r} is not supported; there are {', '.join(entry.values)}"
         )

@@ -5,11 +5,10 @@ from typing import Any, NamedTuple
 
 from jaxir.data import tokenizer
 from jaxir.errors import UserError
+from jaxir.interop.huggingface import st_files
 from jaxir.interop.huggingface.weights import FILES
 
-MODULES = "modules.json"
-_CONFIGS = ("config.json", "sentence_bert_config.json")
-_PROMPTS = "config_sentence_transformers.json"
+_CONFIGS = ("config.json", *st_files.TRANSFORMER_CONFIGS)
 _OTHER_WEIGHTS = (".safetensors", ".bin", ".msgpack", ".h5", ".ot", ".onnx", ".gguf", ".pt", ".pth", ".ckpt")
 
 
@@ -33,8 +32,8 @@ def describing(names: Collection[str], read: Callable[[str], Any], what: str, *,
     """
     folders = _folders(names, read, what, modules)
     root = next(iter(folders))
-    found = [MODULES] if modules else []
-    found += [name for name in (_PROMPTS,) if name in names]
+    found = [st_files.MODULES] if modules else []
+    found += [name for name in (st_files.CONFIG,) if name in names]
     found += [root + name for name in _CONFIGS if root + name in names]
     if root + "config.json" not in found:
         raise UserError(f"{what}: it has no config.json, so it is no model of transformers")
@@ -72,14 +71,15 @@ def _folders(names: Collection[str], read: Callable[[str], Any], what: str, modu
     """Returns the folder of each module ("" or with a slash at its end), and whether it must have weights."""
     if not modules:
         return {"": True}
-    if MODULES not in names:
+    if st_files.MODULES not in names:
         raise UserError(
-            f"{what}: it is no sentence-transformers model (no {MODULES}); for its encoder alone write hf:"
+            f"{what}: it is no sentence-transformers model (no {st_files.MODULES}); for its encoder alone"
+            " write hf:"
         )
     try:
-        listed = [(m["path"].strip("/"), m["type"].rpartition(".")[2]) for m in read(MODULES)]
+        listed = [(m["path"].strip("/"), m["type"].rpartition(".")[2]) for m in read(st_files.MODULES)]
     except (TypeError, KeyError, AttributeError) as error:
-        raise UserError(f"{what}: its {MODULES} is not a list of modules") from error
+        raise UserError(f"{what}: its {st_files.MODULES} is not a list of modules") from error
     folders = {f"{path}/" if path else "": kind in ("Transformer", "Dense") for path, kind in listed}
     return folders or {"": True}
 

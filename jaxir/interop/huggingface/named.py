@@ -16,8 +16,8 @@ def read(form: str, name: str, kind: str | None) -> StoredModel:
       form: "hf" or "st".
       name: a local directory, or a name on the hub; as `hub.resolve` takes it.
       kind: "dual_encoder", "cross_encoder" or "seq2seq"; None: a cross-encoder where the files say that it is
-        one (of "st", those of a local directory), else a dual encoder: folders of T5 hold both that and a
-        generator.
+        one, which on the hub those of "st" say that list their modules, else a dual encoder: folders of T5
+        hold both that and a generator.
 
     Raises:
       UserError: there is no such model, it is damaged, or of an architecture that is not known here.
@@ -28,11 +28,18 @@ def read(form: str, name: str, kind: str | None) -> StoredModel:
         directory = hub.resolve(name, check=hf.check)
         pairs = kind == "cross_encoder" or (kind is None and cross_encoder.is_one(directory))
         return cross_encoder.read(directory) if pairs else _encoder(directory)
-    if kind == "cross_encoder" or (kind is None and cross_encoder.is_one(Path(name))):
+    if kind == "cross_encoder":
         return cross_encoder.read(hub.resolve(name, default_owner="cross-encoder", check=hf.check))
-    check = sentence_transformers.check
+
+    def is_of_pairs(directory: Path) -> bool:
+        return kind is None and cross_encoder.is_one(directory)
+
+    def check(directory: Path) -> None:
+        (hf if is_of_pairs(directory) else sentence_transformers).check(directory)
+
     directory = hub.resolve(name, default_owner="sentence-transformers", modules=True, check=check)
-    return sentence_transformers.read(directory)
+    read_one = cross_encoder.read if is_of_pairs(directory) else sentence_transformers.read
+    return read_one(directory)
 
 
 def _encoder(directory: Path) -> StoredModel:

@@ -5,12 +5,9 @@ from typing import Any, get_args
 
 import numpy as np
 
-from jaxir.asides import temporary_directory
-from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
-from jaxir.files import inside
 from jaxir.interop import stored
-from jaxir.interop.huggingface import hf
+from jaxir.interop.huggingface import hf, st_files, tokenizer_files
 from jaxir.interop.huggingface.weights import (
     SINGLE,
     read_json,
@@ -22,8 +19,10 @@ from jaxir.interop.huggingface.weights import (
 )
 from jaxir.interop.stored import EncoderSettings, StoredModel
 from jaxir.models.dual_encoder import DualEncoderConfig, Pooling, Projection
+from jaxir.simple_types import fits
 
 _ORDER = ("Transformer", "Pooling", "Dense", "Normalize")
+_VECTOR = "sentence_embedding"  # what sentence-transformers calls the vector of a text
 _POOLING_FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -45,6 +44,7 @@ def check(directory: Path) -> None:
     Raises:
       UserError: they are not.
     """
+    st_files.read_config(directory, "dual_encoder")
     modules = _modules(directory)
     hf.check(modules["Transformer"])
     _read_pooling(modules["Pooling"] / "config.json", has_prompts=False)
@@ -58,41 +58,47 @@ def read(directory: Path) -> StoredModel:
     Raises:
       UserError: a file is missing or damaged, or the folder does something that a dual encoder here cannot.
     """
+    about = st_files.read_config(directory, "dual_encoder")
+    if (dimension := about.get("truncate_dim")) is not None:
+        path = directory / st_files.CONFIG
+        raise UserError(
+            f"{path}: truncate_dim {dimension!r:.40} is not supported: without it vectors are whole"
+        )
     modules = _modules(directory)
     root = modules["Transformer"]
     encoder = hf.read_encoder(root)
     tokenizer = hf.read_tokenizer(root, encoder)
-    transformer = read_optional_json(root / "sentence_bert_config.json")
-    if transformer.get("do_lower_case"):
-        tokenizer = _lower_cased(tokenizer, root)
-    prompts = read_optional_json(directory / "config_sentence_transformers.json")
+    transformer = st_files.read_transformer(root, encoder, "dual_encoder")
+    if transformer.lower_case:
+        tokenizer = tokenizer_files.lower_cased(tokenizer, root)
     projection, params = None, {f"encoder.{name}": value for name, value in encoder.params.items()}
     if "Dense" in modules:
         projection, projection_params = _read_dense(modules["Dense"])
         params |= projection_params
     similarity = "cosine"
-    if "Normalize" not in modules:
-        similarity = prompts.get("similarity_fn_name") or "cosine"
+    if "Normalize" in modules:
+        path = modules["Normalize"] / "config.json"
+        _check_names(read_optional_json(path), path)
+    else:
+        similarity = about.get("similarity_fn_name") or "cosine"
         if similarity not in ("cosine", "dot"):
             raise UserError(f"{directory}: similarity {similarity!r} is not supported, only cosine and dot")
+    prompts = _prompts(about)
     config = DualEncoderConfig(
         backbone=encoder.config,
-        pooling=_read_pooling(modules["Pooling"] / "config.json", bool(_prompts(prompts))),
+        pooling=_read_pooling(modules["Pooling"] / "config.json", any(prompts.values())),
         projection=projection,
         similarity=similarity,
     )
     stored.check_params(params, stored.model_shapes(config), str(directory))
-    length = transformer.get("max_seq_length") or hf.max_length(root, encoder)
-    found = _prompts(prompts)
     return StoredModel(
         config=config,
         params=params,
         tokenizer=tokenizer,
         settings=EncoderSettings(
-            query_max_length=length,
-            passage_max_length=length,
-            query_prompt=found.get("query", ""),
-            passage_prompt=found.get("passage", ""),
+            query_max_length=transformer.query_max_length,
+            passage_max_length=transformer.passage_max_length,
+            **prompts,
         ),
     )
 
@@ -109,12 +115,13 @@ def write(directory: Path, model: StoredModel, *, tower: str) -> None:
             f"sentence-transformers has no {config.pooling} pooling: --format=onnx and saved_model have it"
         )
     hf.write_tower(directory, model, tower=tower)
-    lengths = {"query": settings.query_max_length, "passage": settings.passage_max_length}
-    length = max(lengths.values()) if config.sharing == "sde" else lengths[tower]
-    write_json(directory / "sentence_bert_config.json", {"max_seq_length": length, "do_lower_case": False})
+    length = hf.length_of(model, tower)
+    write_json(
+        directory / st_files.TRANSFORMER_CONFIGS[0], {"max_seq_length": length, "do_lower_case": False}
+    )
     prompts = {"query": settings.query_prompt, "document": settings.passage_prompt}
     write_json(
-        directory / "config_sentence_transformers.json",
+        directory / st_files.CONFIG,
         {
             "prompts": {name: text for name, text in prompts.items() if text},
             "default_prompt_name": None,
@@ -140,49 +147,45 @@ def write(directory: Path, model: StoredModel, *, tower: str) -> None:
         }
         for i, kind in enumerate(modules)
     ]
-    write_json(directory / "modules.json", listed)
+    write_json(directory / st_files.MODULES, listed)
 
 
 def _modules(directory: Path) -> dict[str, Path]:
     """Returns the folder of each module, by kind."""
-    path = directory / "modules.json"
-    if not path.is_file():
-        hint = "; for a plain Hugging Face folder write hf:" if (directory / "config.json").is_file() else ""
-        raise UserError(f"{path}: no such file, so this is no sentence-transformers folder{hint}")
-    content = read_json(path)
-    if not isinstance(content, list):
-        raise UserError(f"{path}: not a list of modules")
-    kinds = [require(module, "type", path).rpartition(".")[2] for module in content]
+    found = st_files.modules(directory)
+    kinds = [kind for kind, _ in found]
     wanted = [kind for kind in _ORDER if kind in kinds]
     if kinds != wanted or kinds[:2] != ["Transformer", "Pooling"]:
         raise UserError(
-            f"{path}: the modules {', '.join(kinds)} are not supported;"
+            f"{directory / st_files.MODULES}: the modules {', '.join(kinds)} are not supported;"
             f" there may be {', '.join(_ORDER)}, in this order, the last two or not"
         )
-    places = [require(module, "path", path) for module in content]
+    return dict(found)
+
+
+def _prompts(about: dict[str, Any]) -> dict[str, str]:
+    """Returns the prompts as settings have them.
+
+    Where no name says whose a prompt is, the default one is put before queries and passages: that is what
+    `encode`, which most folders were made for, does in every version of sentence-transformers.
+    """
+    prompts, name = about["prompts"], about.get("default_prompt_name")
+    of_passages = ("document", "passage", "corpus")
+    default = "" if name in (None, "query", *of_passages) else prompts[name]
     return {
-        kind: directory if place == "" else Path(inside(directory, place, said_by=path))
-        for kind, place in zip(kinds, places, strict=True)
+        "query_prompt": prompts.get("query", default),
+        "passage_prompt": next((prompts[n] for n in of_passages if n in prompts), default),
     }
-
-
-def _prompts(content: dict[str, Any]) -> dict[str, str]:
-    """Returns the prompts by tower, chosen by the names that sentence-transformers chooses by."""
-    prompts = content.get("prompts") or {}
-    default = prompts.get(content.get("default_prompt_name")) or ""
-    found = {
-        "query": prompts.get("query", default),
-        "passage": next((prompts[n] for n in ("document", "passage", "corpus") if n in prompts), default),
-    }
-    return {tower: text for tower, text in found.items() if text}
 
 
 def _read_pooling(path: Path, has_prompts: bool) -> str:
-    content = read_json(path)
+    content = read_json(path, dict[str, Any])
     mode = content.get("pooling_mode")
     if mode is None:
         mode = [name for flag, name in _POOLING_FLAGS.items() if content.get(flag)] or ["mean"]
-    modes = [mode] if isinstance(mode, str) else list(mode)
+    modes = [mode] if isinstance(mode, str) else mode
+    if not fits(modes, list[str]):
+        raise UserError(f"{path}: pooling_mode {mode!r:.40} is no name of a pooling")
     if len(modes) != 1 or modes[0] not in _POOLINGS:
         known = ", ".join(_POOLINGS)
         raise UserError(f"{path}: pooling {' + '.join(modes)} is not supported, only {known}")
@@ -200,27 +203,33 @@ def _write_pooling(directory: Path, config: DualEncoderConfig) -> None:
 
 def _read_dense(directory: Path) -> tuple[Projection, dict[str, np.ndarray]]:
     path = directory / "config.json"
-    content = read_json(path)
+    content = read_json(path, dict[str, Any])
     name = content.get("activation_function", _DENSE_ACTIVATIONS["tanh"])
-    activation = {full.rpartition(".")[2]: ours for ours, full in _DENSE_ACTIVATIONS.items()}.get(
-        name.rpartition(".")[2]
-    )
+    known = {full.rpartition(".")[2]: ours for ours, full in _DENSE_ACTIVATIONS.items()}
+    activation = known.get(str(name).rpartition(".")[2]) if str(name).startswith("torch.") else None
     if activation is None:
-        raise UserError(f"{path}: activation {name} is not supported, only Identity and Tanh")
-    if (
-        content.get("use_residual")
-        or content.get("module_input_name", "sentence_embedding") != "sentence_embedding"
-    ):
-        raise UserError(f"{path}: a Dense with a residual or on single tokens is not supported")
+        raise UserError(f"{path}: activation {name} is not supported, only torch's Identity and Tanh")
+    if content.get("use_residual"):
+        raise UserError(f"{path}: a Dense with a residual is not supported")
+    _check_names(content, path)
     tensors = read_tensors(directory)
     kernel = require(tensors, "linear.weight", directory).astype(np.float32).T
     params = {"projection.kernel": kernel}
     if content.get("bias", True):
         params["projection.bias"] = require(tensors, "linear.bias", directory).astype(np.float32)
+    elif "linear.bias" in tensors:
+        raise UserError(f"{path}: bias is false, but the weights beside it have a linear.bias")
     dimension = require(content, "out_features", path)
     return Projection(
         dimension=dimension, use_bias="projection.bias" in params, activation=activation
     ), params
+
+
+def _check_names(content: dict[str, Any], path: Path) -> None:
+    """Refuses a module that reads or makes something else than the vectors of texts."""
+    for entry in ("module_input_name", "module_output_name"):
+        if content.get(entry) not in (None, _VECTOR):
+            raise UserError(f"{path}: {entry} {content[entry]!r:.40} is not supported, only {_VECTOR}")
 
 
 def _write_dense(
@@ -236,16 +245,3 @@ def _write_dense(
     write_json(directory / "config.json", content)
     tensors = {"linear.weight": np.asarray(kernel).T} | ({} if bias is None else {"linear.bias": bias})
     write_tensors(directory / SINGLE, tensors)
-
-
-def _lower_cased(tokenizer: Tokenizer, root: Path) -> Tokenizer:
-    """Returns `tokenizer` with lower-casing put before what it does to a text."""
-    with temporary_directory() as directory:
-        tokenizer.save(directory)
-        if not (directory / "tokenizer.json").is_file():
-            raise UserError(f"{root}: do_lower_case needs a tokenizer.json")
-        content = read_json(directory / "tokenizer.json")
-        steps = [{"type": "Lowercase"}] + ([content["normalizer"]] if content.get("normalizer") else [])
-        content["normalizer"] = {"type": "Sequence", "normalizers": steps}
-        write_json(directory / "tokenizer.json", content)
-        return Tokenizer.load(directory)

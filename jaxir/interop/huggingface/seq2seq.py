@@ -111,7 +111,7 @@ def write(directory: Path, model: StoredModel) -> None:
     tensors |= hf.tensors_of_part(_weights(config), _shapes(config), params)
     write_json(directory / "config.json", content)
     write_tensors(directory / SINGLE, tensors)
-    model.tokenizer.save(directory)
+    hf.save_tokenizer(directory, model, model.settings.passage_max_length)
 
 
 def _is_scaled(content: Mapping[str, Any]) -> bool:

@@ -17,6 +17,7 @@ from jaxir.interop.lazy import Index, LazyArray
 from jaxir.json_files import read_json
 
 SINGLE = "model.safetensors"
+_FLOATS = ("F64", "F32", "F16", "BF16")  # of safetensors; integers are ids, or weights without their scale
 _GIT_LFS = b"version https://git-lfs"
 
 
@@ -57,8 +58,10 @@ def _open_several(form: _Format, directory: Path) -> dict[str, LazyArray]:
         if not Path(inside(directory, name, said_by=index)).is_file():
             raise UserError(f"{directory / name}: no such file, though {form.index} names it")
     tensors: dict[str, LazyArray] = {}
-    for name in sorted(set(files)):
-        tensors.update(_open(form, directory / name))
+    for file in sorted(set(files)):
+        held = _open(form, directory / file)
+        # Another file may hold a tensor of that name too, one that was trained on or left behind.
+        tensors |= {name: value for name, value in held.items() if weight_map.get(name) == file}
     missing = sorted(set(weight_map) - set(tensors))
     if missing:
         raise UserError(f"{index}: no file holds {missing[0]}")
@@ -79,6 +82,11 @@ def _open_safetensors(path: Path) -> dict[str, LazyArray]:
     def lazy(name: str, shape: Sequence[int]) -> LazyArray:
         def read(index: Index) -> np.ndarray:
             with _opened(path) as file:
+                if (kind := file.get_slice(name).get_dtype()) not in _FLOATS:
+                    raise UserError(
+                        f"{path}: {name:.100} holds numbers of type {kind}; weights are read of"
+                        f" {', '.join(_FLOATS)}"
+                    )
                 return file.get_slice(name)[index] if index else file.get_tensor(name)
 
         return LazyArray(shape, read)

@@ -1,0 +1,183 @@
+"""What sentence-transformers writes beside a model, of either kind: its modules, prompts and lengths."""
+
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxir.errors import UserError
+from jaxir.files import inside
+from jaxir.interop.huggingface import hf
+from jaxir.interop.huggingface.weights import read_json, read_optional_json, require
+from jaxir.interop.kinds import KINDS
+from jaxir.simple_types import Count, fits
+
+MODULES = "modules.json"
+CONFIG = "config_sentence_transformers.json"
+# Of a Transformer, by what it held before all were named as BERT's: the first that says anything is read.
+_ARCHITECTURES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+TRANSFORMER_CONFIGS = tuple(f"sentence_{name}_config.json" for name in _ARCHITECTURES)
+_CLASSES = {"SentenceTransformer": "dual_encoder", "CrossEncoder": "cross_encoder"}
+_TASKS = {"dual_encoder": "feature-extraction", "cross_encoder": "sequence-classification"}
+# Arguments of from_pretrained that a folder may give.
+_OF_TOKENIZER = ("tokenizer_args", "processor_kwargs")
+_ARGUMENTS = (*_OF_TOKENIZER, "model_args", "model_kwargs", "config_args", "config_kwargs")
+# Those that change nothing but how a model is fetched and computed: here it is computed in float32 anyway.
+_IDLE = {
+    *("torch_dtype", "dtype", "attn_implementation", "device_map", "low_cpu_mem_usage", "use_cache"),
+    *("add_pooling_layer", "use_safetensors", "use_fast", "clean_up_tokenization_spaces"),
+    *("trust_remote_code", "local_files_only", "cache_dir", "revision", "token"),
+}
+_AS_HERE = {"padding_side": "right", "truncation_side": "right", "truncation": True, "padding": True}
+
+
+class Transformer(NamedTuple):
+    """How a Transformer reads texts.
+
+    Attributes:
+      max_length: tokens at which texts are cut.
+      query_max_length: likewise, of queries.
+      passage_max_length: likewise, of documents.
+      lower_case: whether texts are lower-cased before the tokenizer has them.
+    """
+
+    max_length: int
+    query_max_length: int
+    passage_max_length: int
+    lower_case: bool
+
+
+def kind_of(directory: Path) -> str | None:
+    """Returns the kind of model in a folder with modules.json, as `kinds.KINDS` has it, or None."""
+    return _CLASSES.get(read_optional_json(directory / CONFIG).get("model_type") or "SentenceTransformer")
+
+
+def read_config(directory: Path, kind: str) -> dict[str, Any]:
+    """Reads config_sentence_transformers.json, of which there need be none.
+
+    Raises:
+      UserError: it is damaged, or says that the folder holds another kind of model.
+    """
+    path = directory / CONFIG
+    content = read_optional_json(path)
+    model_type = content.get("model_type")
+    if model_type is not None and (found := _CLASSES.get(str(model_type))) != kind:
+        what = KINDS[found].what if found else f"a {model_type!s:.40}"
+        raise UserError(f"{path}: the folder holds {what}; {KINDS[kind].what} is wanted")
+    prompts, default = content.get("prompts") or {}, content.get("default_prompt_name")
+    if not fits(prompts, dict[str, str | None]) or not fits(default, str | None):
+        raise UserError(f"{path}: its prompts are no texts by their names")
+    if default is not None and default not in prompts:
+        raise UserError(f"{path}: default_prompt_name {default!r:.40} is the name of no prompt")
+    return content | {"prompts": {name: text or "" for name, text in prompts.items()}}
+
+
+def modules(directory: Path) -> list[tuple[str, Path]]:
+    """Returns the kind and the folder of each module that modules.json lists.
+
+    Raises:
+      UserError: there is no such file, it is damaged, or it names a module of somebody else's.
+    """
+    path = directory / MODULES
+    if not path.is_file():
+        hint = "; for a plain Hugging Face folder write hf:" if (directory / "config.json").is_file() else ""
+        raise UserError(f"{path}: no such file, so this is no sentence-transformers folder{hint}")
+    content = read_json(path)
+    if not isinstance(content, list):
+        raise UserError(f"{path}: not a list of modules")
+    found = []
+    for module in content:
+        full, place = require(module, "type", path), require(module, "path", path)
+        if not str(full).startswith("sentence_transformers."):
+            raise UserError(f"{path}: the module {full!r:.80} is not one of sentence-transformers' own")
+        folder = directory if place == "" else Path(inside(directory, place, said_by=path))
+        found.append((full.rpartition(".")[2], folder))
+    return found
+
+
+def read_transformer(directory: Path, encoder: hf.Encoder, kind: str) -> Transformer:
+    """Reads how the Transformer in a folder reads texts.
+
+    Args:
+      directory: the module's folder; with no such file in it its tokenizer says the length.
+      encoder: the one that it holds: no text is longer than its positions.
+      kind: of the model that the module is part of, as `kinds.KINDS` has it.
+
+    Raises:
+      UserError: the file is damaged, or says something that is not done here.
+    """
+    files = ((directory / name, read_optional_json(directory / name)) for name in TRANSFORMER_CONFIGS)
+    path, content = next((found for found in files if found[1]), (directory / TRANSFORMER_CONFIGS[0], {}))
+    _check_use(content, path, kind)
+    given, called = _of_arguments(content, path), _of_calls(content, path)
+
+    def length(name: str) -> int | None:
+        return _length(content.get(name), name, path)
+
+    whole = called or given or length("max_seq_length") or hf.max_length(directory, encoder)
+    query, passage = (called or length(name) or whole for name in ("query_length", "document_length"))
+    limit = encoder.config.max_positions or max(whole, query, passage)
+    if max(whole, query, passage) > limit and jax.process_index() == 0:
+        print(
+            f"note: {path} says {max(whole, query, passage)} tokens, but the model has {limit} positions:"
+            " texts are cut there",
+            file=sys.stderr,
+        )
+    lengths = (min(length, limit) for length in (whole, query, passage))
+    return Transformer(*lengths, lower_case=bool(content.get("do_lower_case")))
+
+
+def _check_use(content: dict[str, Any], path: Path, kind: str) -> None:
+    task = content.get("transformer_task", _TASKS[kind])
+    if task != _TASKS[kind]:
+        raise UserError(f"{path}: transformer_task {task!r:.40} is not supported, only {_TASKS[kind]}")
+    if content.get("query_expansion"):
+        raise UserError(f"{path}: query_expansion is not supported")
+    if kind == "dual_encoder" and content.get("module_output_name", "token_embeddings") != "token_embeddings":
+        raise UserError(
+            f"{path}: module_output_name {content['module_output_name']!r:.40} is not supported, only"
+            " token_embeddings"
+        )
+
+
+def _of_arguments(content: dict[str, Any], path: Path) -> int | None:
+    """Returns the length that the tokenizer is made with."""
+    found = None
+    for group in _ARGUMENTS:
+        for name, value in _object(content, group, path).items():
+            if name == "model_max_length" and group in _OF_TOKENIZER:
+                found = _length(value, f"{group}.{name}", path)
+            elif name not in _IDLE:
+                _check_as_here(group, name, value, path)
+    return found
+
+
+def _of_calls(content: dict[str, Any], path: Path) -> int | None:
+    """Returns the length that the tokenizer is called with."""
+    found, calls = None, _object(content, "processing_kwargs", path)
+    for group in ("common", "text"):  # others are of images and chats
+        for name, value in _object(calls, group, path).items():
+            if name == "max_length":
+                found = _length(value, f"processing_kwargs.{group}.{name}", path)
+            else:
+                _check_as_here(f"processing_kwargs.{group}", name, value, path)
+    return found
+
+
+def _check_as_here(group: str, name: str, value: Any, path: Path) -> None:
+    if name not in _AS_HERE or _AS_HERE[name] != value:
+        raise UserError(f"{path}: {group} sets {name} to {value!r:.40}, which is not supported")
+
+
+def _object(content: dict[str, Any], name: str, path: Path) -> dict[str, Any]:
+    value = content.get(name) or {}
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: {name} is no JSON object")
+    return value
+
+
+def _length(value: Any, name: str, path: Path) -> int | None:
+    if not fits(value, Count | None):
+        raise UserError(f"{path}: {name} is {value!r:.40}, which is no number of tokens")
+    return value

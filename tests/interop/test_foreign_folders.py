@@ -1,0 +1,173 @@
+"""What a folder of sentence-transformers or transformers says beside its weights is done, or refused."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import transformers
+
+from jaxir import CrossEncoder, PretrainedCrossEncoder
+from jaxir.data.tokenizer import Tokenizer
+from jaxir.errors import UserError
+from jaxir.interop import formats, model_dir
+
+pytestmark = pytest.mark.compiled
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+TEXTS = ["Dogs CHASE the Café", "the cat sat on the mat", "a 猫 and a 犬"]
+
+
+def change(path: Path, **changes) -> None:
+    content = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(content | changes))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A copy of a dual encoder of BERT, with a Dense of its own and no Normalize."""
+    return Path(shutil.copytree(GOLDEN / "bert", tmp_path / "folder"))
+
+
+@pytest.fixture
+def pairs_folder(tmp_path):
+    """What sentence-transformers 6.2 saves of a cross-encoder."""
+    shutil.copytree(GOLDEN / "cross_bert", tmp_path / "pairs")
+    return Path(shutil.copytree(GOLDEN / "cross_saved", tmp_path / "pairs", dirs_exist_ok=True))
+
+
+@pytest.mark.parametrize("form", ["st", "hf"])
+def test_a_saved_cross_encoder_keeps_its_head(form, pairs_folder, tmp_path):
+    golden = np.load(GOLDEN / "cross_bert" / "golden.npz")
+    formats.convert(f"{form}:{pairs_folder}", tmp_path / "ours", "jaxir")
+    scores = CrossEncoder.load(str(tmp_path / "ours")).score([tuple(p) for p in golden["pairs"].tolist()])
+    np.testing.assert_allclose(scores, golden["pair_scores"], atol=1e-5)
+    head = PretrainedCrossEncoder(source=f"{form}:{pairs_folder}").build(seed=0).model.classifier.kernel[...]
+    tensors = safetensors.numpy.load_file(pairs_folder / "model.safetensors")
+    np.testing.assert_array_equal(head, tensors["classifier.weight"].T)
+
+
+def test_a_saved_cross_encoder_says_what_it_is(pairs_folder):
+    with pytest.raises(UserError, match=r"config_sentence_transformers\.json: the folder holds a cross-enc"):
+        model_dir.read(f"st:{pairs_folder}", kind="dual_encoder")
+    change(pairs_folder / "config_sentence_transformers.json", model_type="SparseEncoder")
+    with pytest.raises(UserError, match=r"holds a SparseEncoder; a dual encoder"):
+        model_dir.read(f"st:{pairs_folder}", kind=None)
+    change(pairs_folder / "config_sentence_transformers.json", model_type="CrossEncoder")
+    listed = json.loads((pairs_folder / "modules.json").read_text())
+    more = {
+        "idx": 1,
+        "name": "1",
+        "path": "1_Dense",
+        "type": "sentence_transformers.base.modules.dense.Dense",
+    }
+    (pairs_folder / "modules.json").write_text(json.dumps([*listed, more]))
+    with pytest.raises(UserError, match=r"modules\.json: the modules Transformer, Dense are not supported"):
+        model_dir.read(f"st:{pairs_folder}", kind=None)
+
+
+def test_a_cross_encoder_with_a_prompt_is_refused(pairs_folder):
+    about = {"prompts": {"web": "Rank: "}, "default_prompt_name": "web"}
+    change(pairs_folder / "config_sentence_transformers.json", **about)
+    with pytest.raises(UserError, match="a prompt before pairs of texts is not supported"):
+        model_dir.read(f"st:{pairs_folder}", kind="cross_encoder")
+
+
+def theirs(directory: Path) -> list[list[int]]:
+    return transformers.AutoTokenizer.from_pretrained(directory)(TEXTS)["input_ids"]
+
+
+def ours(tokenizer: Tokenizer) -> list[list[int]]:
+    rows, pad = tokenizer.encode_batch(TEXTS, max_length=64), tokenizer.pad_swap
+    return [[{0: pad, pad: 0}.get(i, i) if pad else i for i in row.tolist()] for row in rows]
+
+
+def bare(directory: Path, **normalizer) -> None:
+    """Leaves of a folder's tokenizer a tokenizer.json alone, with another normaliser."""
+    (directory / "tokenizer_config.json").unlink(missing_ok=True)
+    spec = json.loads((directory / "tokenizer.json").read_text())
+    spec["normalizer"] = normalizer or None
+    (directory / "tokenizer.json").write_text(json.dumps(spec))
+
+
+BERTS = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None}
+
+
+@pytest.mark.parametrize("to", ["hf", "st"])
+@pytest.mark.parametrize("name", ["bert", "roberta", "t5_1_1"])
+def test_transformers_tokenises_with_what_is_written(name, to, tmp_path):
+    """Also where a model has a tokenizer.json alone, which BERT's class would not heed."""
+    source = model_dir.read(f"st:{GOLDEN / name}")[0]
+    source.tokenizer.save(tmp_path / "tokenizer")
+    bare(tmp_path / "tokenizer", **(BERTS | {"lowercase": False} if name == "bert" else {}))
+    tokenizer = Tokenizer.load(tmp_path / "tokenizer")
+    loaded = model_dir.load(f"hf:{GOLDEN / name}")
+    model_dir.save(tmp_path / "ours", loaded.model, tokenizer, source.settings)
+    formats.convert(str(tmp_path / "ours"), tmp_path / "out", to)
+    assert theirs(tmp_path / "out") == ours(tokenizer)
+    again = model_dir.read(f"{to}:{tmp_path / 'out'}")[0].tokenizer
+    assert ours(again) == ours(tokenizer) and again.fingerprint == tokenizer.fingerprint
+    read = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert (read.model_max_length, read.pad_token_id) == (24, source.tokenizer.pad_swap or 0)
+
+
+def test_transformers_gives_a_written_cross_encoder_its_token_types(tmp_path):
+    loaded = model_dir.load(f"hf:{GOLDEN / 'cross_bert'}", kind="cross_encoder")
+    loaded.tokenizer.save(tmp_path / "tokenizer")
+    bare(tmp_path / "tokenizer", **BERTS, lowercase=False)
+    cased = Tokenizer.load(tmp_path / "tokenizer")
+    model_dir.save(tmp_path / "ours", loaded.model, cased, loaded.settings)
+    formats.convert(str(tmp_path / "ours"), tmp_path / "out", "hf")
+    read = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert theirs(tmp_path / "out") == ours(cased) and read.model_max_length == 40
+    assert read([["a cat", "The dog"]])["token_type_ids"][0][-1] == 1
+
+
+SETTINGS = {
+    "as it is": {},
+    "cased": {"do_lower_case": False},
+    "accents": {"do_lower_case": True, "strip_accents": False},
+    "Chinese": {"tokenize_chinese_chars": False},
+    "the class alone": {"do_lower_case": None, "strip_accents": None},
+    "another class": {"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": False},
+    "no class": {"tokenizer_class": None, "do_lower_case": False},
+}
+
+
+@pytest.mark.parametrize("form", ["hf", "st"])
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_texts_are_normalised_as_transformers_does(settings, form, folder):
+    path = folder / "tokenizer_config.json"
+    content = json.loads(path.read_text()) | SETTINGS[settings]
+    path.write_text(json.dumps({k: v for k, v in content.items() if v is not None}))
+    found, before = model_dir.read(f"{form}:{folder}")[0].tokenizer, Tokenizer.load(folder)
+    assert ours(found) == theirs(folder)
+    differs = settings not in ("as it is", "the class alone", "another class")
+    assert (found.fingerprint != before.fingerprint) == differs
+
+
+def test_a_class_that_lower_cases_does_so_where_nothing_is_said(folder):
+    spec = json.loads((folder / "tokenizer.json").read_text())
+    spec["normalizer"]["lowercase"] = False
+    (folder / "tokenizer.json").write_text(json.dumps(spec))
+    change(folder / "tokenizer_config.json", tokenizer_class="BertTokenizerFast")
+    path = folder / "tokenizer_config.json"
+    path.write_text(
+        json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "do_lower_case"})
+    )
+    assert ours(model_dir.read(f"st:{folder}")[0].tokenizer) == theirs(folder) != ours(Tokenizer.load(folder))
+    path.unlink()  # now only the type of the model says which class it is
+    with pytest.raises(
+        UserError, match=r"otherwise than tokenizer\.json says.* write PreTrainedTokenizerFast"
+    ):
+        model_dir.read(f"st:{folder}")
+
+
+def test_what_was_lower_cased_stays_so_in_another_toolkit(folder, tmp_path):
+    """Else BERT's class would make a normaliser anew, by a tokenizer_config.json that is silent on it."""
+    change(folder / "tokenizer_config.json", do_lower_case=False)
+    change(folder / "sentence_bert_config.json", do_lower_case=True)
+    lowered = model_dir.read(f"st:{folder}")[0].tokenizer
+    formats.convert(f"st:{folder}", tmp_path / "out", "st")
+    assert theirs(tmp_path / "out") == ours(lowered) != theirs(folder)
