@@ -80,6 +80,7 @@ class Tokenizer:
     Attributes:
       vocab_size: number of ids, added tokens included.
       mask_id: the id of its mask token, None where it has none.
+      model_file: the name of the SentencePiece model that is read; None where tokenizer.json is.
       pad_swap: the tokenizer's own padding id where it was exchanged with id 0, else None.
       fingerprint: SHA-256 (hex) of what determines the ids.
     """
@@ -87,7 +88,7 @@ class Tokenizer:
     def __init__(self, backend: _Backend, files: dict[str, bytes]):
         self._backend = backend
         self._files = files
-        self.vocab_size = backend.vocab_size
+        self.vocab_size, self.model_file = backend.vocab_size, backend.model_file
         self.pad_swap = backend.pad_id or None
         swap = {self.pad_swap: 0, 0: self.pad_swap} if self.pad_swap is not None else {}
         self.mask_id = swap.get(backend.mask_id, backend.mask_id)
@@ -231,6 +232,7 @@ class _Backend:
     pad_id: int
     vocab_size: int
     mask_id: int | None = None
+    model_file: str | None = None
     num_special: int
     words_are_independent: bool
     encode: Callable[[list[str], int], list[list[int]]]
@@ -275,7 +277,7 @@ class _SentencePieceBackend(_Backend):
                 f"{path}: padding id {processor.pad_id()} and EOS id {self._eos}, where T5's convention has"
                 " padding 0 and an EOS; give a directory with a tokenizer.json"
             )
-        self.content, self.pad_id = content, 0
+        self.content, self.pad_id, self.model_file = content, 0, path.name
         self.vocab_size = processor.get_piece_size()
         pieces = (processor.id_to_piece(i) for i in range(self.vocab_size))
         self.words_are_independent = not any("\u2581" in piece.lstrip("\u2581") for piece in pieces)

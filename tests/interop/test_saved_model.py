@@ -3,12 +3,14 @@
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from flax import nnx
 from tokenizers import Tokenizer as Library
 from tokenizers import normalizers, processors
 
@@ -16,10 +18,13 @@ from jaxir import CrossEncoder, DualEncoder, cli
 from jaxir.data.pair_tokenizer import PairTokenizer
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
+from jaxir.interop.exports import onnx_readme
+from jaxir.interop.exports.exported import Source
 from jaxir.interop.exports.graph_tokenizer import GraphTokenizer
 from jaxir.interop.exports.graph_wordpiece import check
+from jaxir.interop.stored import EncoderSettings
 from jaxir.models.bert import BertConfig
-from jaxir.models.dual_encoder import Projection
+from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel, Projection
 from jaxir.models.t5 import T5Config
 from jaxir.retrieval.indexes.exact import ExactIndex
 from jaxir.retrieval.indexes.index import load_index, normalize
@@ -115,6 +120,20 @@ def test_ten_thousand_texts_have_the_ids_of_sentencepiece(sentencepiece_folder):
     tokenizer = Tokenizer.load(sentencepiece_folder)
     pieces = [tokenizer.decode([i]) or " " for i in range(tokenizer.vocab_size)]
     assert_same_ids(tokenizer, varied_texts(pieces, 10_000), 48)
+
+
+def test_of_several_sentencepiece_models_the_one_that_is_read_goes_along(sentencepiece_folder, tmp_path):
+    folder = Path(shutil.copytree(sentencepiece_folder, tmp_path / "folder"))
+    (folder / "tokenizer.model").write_bytes(b"none of T5's")
+    tokenizer = Tokenizer.load(folder)
+    GraphTokenizer(tokenizer)  # which compares its ids with the tokenizer's
+    backbone = T5Config(vocab_size=1000, embed_dim=8, num_layers=1, num_heads=1, head_dim=8, mlp_dim=8)
+    model = DualEncoderModel(DualEncoderConfig(backbone=backbone), rngs=nnx.Rngs(0))
+    settings = EncoderSettings(query_max_length=8, passage_max_length=16)
+    source = Source(name="m", model=model, tokenizer=tokenizer, settings=settings, fingerprint="0")
+    tokenizer.save(tmp_path)
+    onnx_readme.write(tmp_path, source, opset=1, versions={"onnxruntime": "1", "jax2onnx": "1", "jax": "1"})
+    assert 'SentencePieceProcessor(model_file="spiece.model")' in (tmp_path / "README.md").read_text()
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from flax import nnx
 
 from jaxir.errors import UserError
 from jaxir.interop import formats, model_dir, stored
+from jaxir.interop.exports import exported
 from jaxir.interop.huggingface import seq2seq
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
@@ -127,6 +128,14 @@ def test_what_is_no_generator_costs_one_sentence(folder, how):
     with pytest.raises(UserError, match=sentence) as caught:
         model_dir.load(f"hf:{folder}", kind="seq2seq")
     assert str(folder) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_no_graph_is_made_of_a_generator(loaded):
+    source = exported.Source(name="GENERATOR", **loaded["seq2seq_1_1"]._asdict())
+    with pytest.raises(
+        UserError, match=r"GENERATOR is a generator, which writes texts .*: no graph is made of it"
+    ):
+        exported.form_of(source)
 
 
 def test_other_models_cost_one_sentence():

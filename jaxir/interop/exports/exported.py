@@ -79,8 +79,16 @@ class Form:
 
 
 def form_of(source: Source) -> Form:
-    """Returns how a model is exported."""
-    return _FORMS[kinds.name_of(source.model.config)](source)
+    """Returns how a model is exported.
+
+    Raises:
+      UserError: it is of a kind that is not, or reads its texts in a way that is not.
+    """
+    form = _FORMS.get(kinds.name_of(source.model.config))
+    if form is None:
+        what = kinds.of(source.model.config).what
+        raise UserError(f"{source.name} is {what}: no graph is made of it, but formats hf and t5x hold it")
+    return form(source)
 
 
 def _of_towers(source: Source) -> Form:

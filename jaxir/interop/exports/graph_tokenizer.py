@@ -49,14 +49,12 @@ class GraphTokenizer:
         self._pad = tokenizer.pad_swap
         with temporary_directory() as directory:
             tokenizer.save(directory)
-            path = directory / "tokenizer.json"
-            if path.is_file():
-                text = path.read_text(encoding="utf-8")
+            if tokenizer.model_file is None:
+                text = (directory / "tokenizer.json").read_text(encoding="utf-8")
                 self._pieces: Any = WordPiece(json.loads(text))
                 self._template = _template(text, num_texts)
             else:
-                (model,) = directory.glob("*.model")
-                self._pieces = _SentencePiece(model.read_bytes())
+                self._pieces = _SentencePiece((directory / tokenizer.model_file).read_bytes())
                 end = tokenizer.encode_batch([""], max_length=2)[0].tolist()
                 template = ([_Part(n), *(_Part(n, i) for i in end)] for n in range(num_texts))
                 self._template = list(itertools.chain.from_iterable(template))

@@ -89,11 +89,10 @@ def write(directory: Path, source: Source, *, opset: int, versions: Mapping[str,
     """
     form = exported.form_of(source)
     names = inputs_of(form.programs[0])
-    if (directory / "tokenizer.json").is_file():
+    if source.tokenizer.model_file is None:
         code, package = _TOKENIZERS.format(types=_TYPES if "token_type_ids" in names else ""), "tokenizers"
     else:
-        (file,) = directory.glob("*.model")
-        code, package = _SENTENCEPIECE.format(file=file.name), "sentencepiece"
+        code, package = _SENTENCEPIECE.format(file=source.tokenizer.model_file), "sentencepiece"
     functions, calls = zip(*map(_function, form.programs), strict=True)
     longest = source.model.config.backbone.max_positions
     files = " and ".join(f"`{program.name}.onnx`" for program in form.programs)
