@@ -164,6 +164,15 @@ def test_a_class_that_lower_cases_does_so_where_nothing_is_said(folder):
         model_dir.read(f"st:{folder}")
 
 
+def test_the_class_that_a_modernbert_names_is_not_heeded(tmp_path):
+    folder = Path(shutil.copytree(GOLDEN / "modernbert", tmp_path / "folder"))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(GOLDEN / "bert" / name, folder)
+    change(folder / "tokenizer_config.json", do_lower_case=False)
+    change(folder / "config.json", pad_token_id=0)
+    assert ours(model_dir.read(f"st:{folder}")[0].tokenizer) == theirs(folder) == ours(Tokenizer.load(folder))
+
+
 def test_what_was_lower_cased_stays_so_in_another_toolkit(folder, tmp_path):
     """Else BERT's class would make a normaliser anew, by a tokenizer_config.json that is silent on it."""
     change(folder / "tokenizer_config.json", do_lower_case=False)

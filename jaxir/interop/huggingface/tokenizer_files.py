@@ -20,6 +20,7 @@ _JSON = "tokenizer.json"
 _BERTS = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MPNetTokenizer")  # or with "Fast"
 _BERT_TYPES = ("bert", "distilbert")
 _AS_IT_IS = "PreTrainedTokenizerFast"  # the class that takes all from tokenizer.json
+_TYPES_AS_THEY_ARE = ("modernbert",)  # whose folders often name a class that is wrong: it is not heeded
 # Entry of tokenizer_config.json -> that of a BertNormalizer, and what those classes do where it is missing.
 _NORMALIZER = {
     "do_lower_case": ("lowercase", True),
@@ -47,6 +48,8 @@ def load(directory: Path) -> Tokenizer:
     made = dict(_NORMALIZER.values()) | said
     model = read_optional_json(directory / "config.json")
     named = config.get("tokenizer_class") or model.get("tokenizer_class")
+    if model.get("model_type") in _TYPES_AS_THEY_ARE:
+        return tokenizer
     by_type = named is None and model.get("model_type") in _BERT_TYPES
     if _effect(made) == _effect(normalizer) or not (by_type or str(named).removesuffix("Fast") in _BERTS):
         return tokenizer
