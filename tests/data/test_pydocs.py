@@ -168,14 +168,15 @@ def test_a_process_that_is_killed_costs_a_sentence(many, monkeypatch):
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_processes_end_with_the_one_that_started_them(number, many, tmp_path):
     """And write no traceback, though a terminal's Ctrl-C reaches all of them."""
-    for copy in range(30):  # what takes a while
-        for name in ("zoo.py", *(f"more{number}.py" for number in range(40))):
-            (many / f"copy{copy}_{name}").write_text((many / name).read_text())
+    slowly = (
+        "import time; from jaxir.data import docstring_workers, pydocs; read = pydocs.entries\n"
+        "pydocs.entries = lambda *file: time.sleep(1) or read(*file)\n"
+    )
     code = (
         "import os; from pathlib import Path; from jaxir.data import docstring_workers, pydocs\n"
         "docstring_workers.FEWEST = 20; os.sched_getaffinity = lambda _: {0, 1}\n"
-        "from jaxir import cli\n"
-        f"pydocs.collect([Path({str(many)!r})] * 20)\n"
+        f"docstring_workers._CHILD = {slowly!r} + docstring_workers._CHILD\n"
+        f"pydocs.collect([Path({str(many)!r})])\n"
     )
     with (tmp_path / "said").open("w") as said:
         command = [sys.executable, "-c", code]
