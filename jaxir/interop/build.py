@@ -249,8 +249,10 @@ class FromScratch:
         return self.config, settings
 
 
-def outline_of(model: Source) -> tuple[ModelConfig, EncoderSettings, Tokenizer]:
+def outline_of(model: Source) -> tuple[ModelConfig, EncoderSettings, Tokenizer | None]:
     """Returns what `model.build` would build, its lengths and its tokenizer; no weight is read.
+
+    The tokenizer is None where a source of one's own opens no model to say the rest.
 
     Raises:
       UserError: as `build`.
@@ -264,7 +266,7 @@ def outline_of(model: Source) -> tuple[ModelConfig, EncoderSettings, Tokenizer]:
         return found[0]
 
     config, settings = model.outline(read)
-    return config, settings, found[0].tokenizer
+    return config, settings, found[0].tokenizer if found else None
 
 
 def _loaded(

@@ -6,7 +6,7 @@ import pytest
 
 from jaxir.errors import UserError
 from jaxir.interop import model_dir
-from jaxir.interop.build import PretrainedCrossEncoder
+from jaxir.interop.build import Pretrained, PretrainedCrossEncoder, outline_of
 from jaxir.planning import architecture
 from jaxir.rehearsal import rehearse
 
@@ -50,3 +50,13 @@ def test_a_cross_encoder_that_was_trained_is_planned(reranker):
     config, settings = architecture.describe(PretrainedCrossEncoder(source=reranker))
     loaded = model_dir.load(reranker, kind="cross_encoder")
     assert (config, settings) == (loaded.model.config, loaded.settings)
+
+
+def test_a_source_of_ones_own_need_not_open_a_model():
+    made = outline_of(Pretrained(source=f"st:{GOLDEN / 'bert'}"))
+
+    class Own:
+        def outline(self, read):
+            return made[:2]
+
+    assert made[2] is not None and outline_of(Own()) == (*made[:2], None)
