@@ -1,9 +1,10 @@
 """A small T5 drawn at random, with a vocabulary of its own, for docs/results/generated_text.md.
 
-3 + 3 layers of T5 1.1, 256 wide, 8,000 SentencePiece pieces (or PIECES) learnt on passages and queries of a
-BEIR folder. Needs torch, transformers and sentencepiece, in an environment of their own.
+3 + 3 layers of T5 1.1 (or LAYERS), 256 wide (or WIDTH), 8,000 SentencePiece pieces (or PIECES) learnt on
+passages and queries of a BEIR folder. Needs torch, transformers and sentencepiece, in an environment of their
+own.
 
-    python benchmarks/small_t5.py BEIR_FOLDER OUTPUT [PIECES]
+    python benchmarks/small_t5.py BEIR_FOLDER OUTPUT [PIECES [WIDTH [LAYERS]]]
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ TEXTS = 15_000  # of each, passages and queries, at most
 CHARACTERS = 400  # of a passage
 
 
-def main(data: Path, output: Path, pieces: int = 8000) -> None:
+def main(data: Path, output: Path, pieces: int = 8000, width: int = 256, layers: int = 3) -> None:
     """Learns the vocabulary, draws the model, and writes both as a folder of transformers."""
     random.seed(0)
     torch.manual_seed(0)
@@ -31,7 +32,8 @@ def main(data: Path, output: Path, pieces: int = 8000) -> None:
         for name in ("corpus", "queries")
     )
     texts = [
-        f"{d['title']} {d['text'][:CHARACTERS]}" for d in random.sample(passages, min(TEXTS, len(passages)))
+        f"{d.get('title', '')} {d['text'][:CHARACTERS]}"
+        for d in random.sample(passages, min(TEXTS, len(passages)))
     ]
     texts += [q["text"] for q in random.sample(queries, min(TEXTS, len(queries)))]
     output.mkdir(parents=True)
@@ -51,12 +53,12 @@ def main(data: Path, output: Path, pieces: int = 8000) -> None:
         )
     config = T5Config(
         vocab_size=pieces,
-        d_model=256,
+        d_model=width,
         d_kv=64,
-        d_ff=1024,
-        num_layers=3,
-        num_decoder_layers=3,
-        num_heads=4,
+        d_ff=4 * width,
+        num_layers=layers,
+        num_decoder_layers=layers,
+        num_heads=width // 64,
         feed_forward_proj="gated-gelu",
         tie_word_embeddings=False,
         decoder_start_token_id=0,
@@ -69,6 +71,6 @@ def main(data: Path, output: Path, pieces: int = 8000) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) not in (3, 4):
+    if len(sys.argv) not in (3, 4, 5, 6):
         sys.exit(__doc__.rpartition("    ")[2].strip())
     main(Path(sys.argv[1]), Path(sys.argv[2]), *map(int, sys.argv[3:]))

@@ -2,18 +2,21 @@
 
 Writes corpus.jsonl (a sentence a passage), answers.jsonl, queries.jsonl, a file of questions for each split
 (train.jsonl, dev.jsonl, test.jsonl), and targets.jsonl, from which a generator learns to write sentences:
-some words of each, also of test's articles, after an interrogative, stand for a question.
+some words of each, also of test's articles, after an interrogative, stand for a question. So it is with
+answers.jsonl and titles.jsonl in the folder targets, where a few words are kept from the question and
+written, or its article's title.
 
     python benchmarks/xquad_sentences.py XQUAD_FOLDER OUTPUT
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ WORDS = re.compile(r"\w[\w'’-]*")
 ASKED = ("Who", "What", "When", "Where", "Which", "How many", "How", "Why", "In what")
 EACH = 40  # pairs of a sentence
 SHARE = (0.25, 0.6)  # of a sentence's longer words
+HOLE = 3  # words that are asked for, at most
 
 
 def main(source: str, output: str) -> None:
@@ -35,14 +39,26 @@ def main(source: str, output: str) -> None:
         for n, text in enumerate(ENDS.split(d["text"]))
     ]
     queries = {q["_id"]: q for q in lines_of(folder / "queries.jsonl")}
+    titles = {d["_id"]: d["title"] for d in lines_of(folder / "corpus.jsonl")}
     pairs = [{"source": words_of(p["text"], rng), "target": p["text"]} for p in passages for _ in range(EACH)]
     rng.shuffle(pairs)
+    answers_of = [pair for p in passages for _ in range(EACH) for pair in answered(p["text"], rng)]
+    titles_of = [
+        {"source": words_of(p["text"], rng), "target": titles[p["_id"].rpartition("_")[0]]}
+        for p in passages
+        for _ in range(EACH)
+    ]
+    rng.shuffle(answers_of)
+    rng.shuffle(titles_of)
     with atomic_directory(output) as place:
         write(place / "corpus.jsonl", passages)
         write(place / "queries.jsonl", queries.values())
         answers = ({"_id": q["_id"], "answers": q["metadata"]["answers"]} for q in queries.values())
         write(place / "answers.jsonl", answers)
         write(place / "targets.jsonl", pairs)
+        (place / "targets").mkdir()
+        write(place / "targets" / "answers.jsonl", answers_of)
+        write(place / "targets" / "titles.jsonl", titles_of)
         for split in ("train", "dev", "test"):
             rows = (folder / "qrels" / f"{split}.tsv").read_text().splitlines()[1:]
             write(
@@ -60,9 +76,40 @@ def words_of(text: str, rng: random.Random) -> str:
     return f"{rng.choice(ASKED)} {' '.join(words[i] for i in kept)}?"
 
 
+def answered(text: str, rng: random.Random) -> Iterator[dict[str, str]]:
+    """Yields what stands for a question about some words of a sentence, and those words."""
+    words = text.split()
+    if hole := hole_in(words, rng):
+        rest = " ".join(words[: hole.start] + words[hole.stop :])
+        if WORDS.search(rest):
+            yield {"source": words_of(rest, rng), "target": bare(" ".join(words[hole]))}
+
+
+def hole_in(words: list[str], rng: random.Random) -> slice | None:
+    """Returns where some words lie that may be asked for, told ones at both ends, or None."""
+    size = rng.randint(1, HOLE)
+    places = [n for n in range(len(words) - size + 1) if told(words[n]) and told(words[n + size - 1])]
+    if not places:
+        return None
+    place = rng.choice(places)
+    return slice(place, place + size)
+
+
+def told(word: str) -> bool:
+    """Returns whether a word may be asked for: a name, a number or a longer word."""
+    return len(bare(word)) > 4 or any(c.isdigit() for c in word) or bare(word)[:1].isupper()
+
+
+def bare(words: str) -> str:
+    """Returns words without the punctuation around them."""
+    return words.strip(".,;:()\"'“”")
+
+
 def lines_of(path: Path) -> list[dict[str, Any]]:
-    """Returns the records of a JSONL file."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    """Returns the records of a JSONL file, gzipped or not."""
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt") as lines:
+        return [json.loads(line) for line in lines]
 
 
 def write(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
