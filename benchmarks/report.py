@@ -384,9 +384,9 @@ def has_sparse_cores() -> bool:
     """Returns whether these are several chips of which SparseCores can send."""
     import jax
 
-    from jaxir.compile_cache import SPARSE_CORES
+    from jaxir.compile_cache import can_send
 
-    return jax.device_count() > 1 and jax.devices()[0].device_kind in SPARSE_CORES
+    return can_send(jax.devices())
 
 
 def config_of(scale: Scale) -> Any:

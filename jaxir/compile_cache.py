@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -76,10 +76,15 @@ def keep_no_more_programs() -> None:
 
 def compiler_options(partitioner: Partitioner) -> Mapping[str, Any]:
     """Returns what the compiler is told of a step of training for a mesh."""
-    device = partitioner.mesh.devices.flat[0]
-    if device.platform == "gpu":
+    devices = list(partitioner.mesh.devices.flat)
+    if devices[0].platform == "gpu":
         return GPU_OPTIONS
-    return SPARSE_CORE_OPTIONS if partitioner.sparse_cores and device.device_kind in SPARSE_CORES else {}
+    return SPARSE_CORE_OPTIONS if partitioner.sparse_cores and can_send(devices) else {}
+
+
+def can_send(devices: Sequence[jax.Device]) -> bool:
+    """Returns whether these are several chips, and have SparseCores that can send for them."""
+    return len(devices) > 1 and devices[0].device_kind in SPARSE_CORES
 
 
 def compile_step(lowered: jax.stages.Lowered, partitioner: Partitioner) -> jax.stages.Compiled:

@@ -88,8 +88,10 @@ class Device:
     device_kind: str
 
 
-def mesh_of(device, *, sparse_cores=False):
-    mesh = types.SimpleNamespace(devices=np.array([device], dtype=object))
+def mesh_of(device, *, sparse_cores=False, count=2):
+    devices = np.empty(count, object)
+    devices[:] = [device] * count
+    mesh = types.SimpleNamespace(devices=devices)
     return types.SimpleNamespace(mesh=mesh, sparse_cores=sparse_cores)
 
 
@@ -100,6 +102,7 @@ def test_what_compilers_are_told():
         assert compiler_options(mesh_of(Device("tpu", kind))) == {}
         told = compiler_options(mesh_of(Device("tpu", kind), sparse_cores=True))
         assert told == (SPARSE_CORE_OPTIONS if has else {})
+        assert compiler_options(mesh_of(Device("tpu", kind), sparse_cores=True, count=1)) == {}
     assert compiler_options(MeshConfig(sparse_cores=True).build()) == {}
 
 

@@ -24,6 +24,7 @@ class Choice(NamedTuple):
       remat: what is recomputed of blocks.
       chunks: of gradient caching.
       scan: whether blocks are scanned over.
+      sparse_cores: whether the chips' SparseCores send.
     """
 
     fsdp: int
@@ -31,15 +32,17 @@ class Choice(NamedTuple):
     remat: Remat
     chunks: int
     scan: bool
+    sparse_cores: bool
 
     def __str__(self) -> str:
-        return " ".join(f"{name}={value}" for name, value in zip(self._fields, self.words, strict=True))
+        words = [f"{name}={value}" for name, value in zip(self._fields, self.words, strict=True)]
+        return " ".join(words if self.sparse_cores else words[:-1])
 
     @property
     def words(self) -> tuple[str, ...]:
         """Its values as a user would say them."""
         remat = {False: "none", True: "all"}.get(self.remat, self.remat)
-        return str(self.fsdp), str(self.tensor), str(remat), str(self.chunks), str(self.scan)
+        return str(self.fsdp), str(self.tensor), str(remat), *map(str, self[3:])
 
 
 # What is tried of each, in rising order; of `remat` what keeps most first.
@@ -127,7 +130,8 @@ class _Search:
         for name in _MESH:
             values, now = self.levels[name], getattr(reference, name)
             ways += [(name, [n for n in values if n > now]), (name, [n for n in reversed(values) if n < now])]
-        ways += [("scan", [scan for scan in self.levels["scan"] if scan != reference.scan])]
+        for name in ("scan", "sparse_cores"):
+            ways += [(name, [on for on in self.levels[name] if on != getattr(reference, name)])]
         return ways
 
     def _beside(self, reference: Choice) -> list[Choice]:
@@ -208,7 +212,9 @@ class _Search:
         """Returns why a choice needs no compiling to be known not to fit; "" where it does."""
         policies = list(self.levels["remat"])
         for other, figures in self.rows.items():
-            if not isinstance(figures, Figures) or figures.fits or other.scan != choice.scan:
+            if not isinstance(figures, Figures) or figures.fits:
+                continue
+            if (other.scan, other.sparse_cores) != (choice.scan, choice.sparse_cores):
                 continue
             # Of rows each chip has at least as many, and keeps at least as much of a block.
             as_much = policies.index(choice.remat) <= policies.index(other.remat)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import jax
 
+from jaxir.compile_cache import can_send
 from jaxir.costs import targets, work
 from jaxir.costs.targets import Target
 from jaxir.errors import UserError
@@ -120,7 +121,7 @@ def _search(target: Target, recipe: Recipe, hours: float | None) -> Searched:
     teller = _Teller(target)
     rows = search.search(
         _start(base),
-        _levels(base),
+        _levels(base, in_reach),
         lambda choice: _refused(base, choice),
         lambda choice: _measured(base, choice, target, in_reach, teller),
         teller.say,
@@ -148,10 +149,17 @@ class _Teller:
 def _start(base: Planned) -> Choice:
     shape = base.partitioner.mesh.shape
     chunks = base.chunks if isinstance(base.chunks, int) else 1
-    return Choice(shape["fsdp"], shape["tensor"], True, chunks, base.config.backbone.scan_layers)
+    return Choice(
+        shape["fsdp"],
+        shape["tensor"],
+        True,
+        chunks,
+        base.config.backbone.scan_layers,
+        base.recipe.mesh.sparse_cores,
+    )
 
 
-def _levels(base: Planned) -> search.Levels:
+def _levels(base: Planned, in_reach: Sequence[jax.Device]) -> search.Levels:
     """Returns what may be tried: what divides the chips of a slice, and the rows of the batch."""
     shape = base.partitioner.mesh.shape
     chips = shape["data"] * shape["fsdp"] * shape["tensor"]
@@ -164,6 +172,7 @@ def _levels(base: Planned) -> search.Levels:
         "remat": [False, *POLICIES],
         "chunks": [n for n in range(1, rows + 1) if rows % n == 0] if cuts else [1],
         "scan": [True, False] if base.config.backbone.num_layers > 1 else [base.config.backbone.scan_layers],
+        "sparse_cores": [False, True] if can_send(in_reach) else [base.recipe.mesh.sparse_cores],
     }
 
 
@@ -190,7 +199,8 @@ def _measured(
     base: Planned, choice: Choice, target: Target, found: Sequence[jax.Device], teller: _Teller
 ) -> Figures | str:
     """Returns what a choice needs, or why it cannot be run or need not be compiled."""
-    mesh = dataclasses.replace(base.recipe.mesh, data=-1, fsdp=choice.fsdp, tensor=choice.tensor)
+    given = {"fsdp": choice.fsdp, "tensor": choice.tensor, "sparse_cores": choice.sparse_cores}
+    mesh = dataclasses.replace(base.recipe.mesh, data=-1, **given)
     recipe = dataclasses.replace(base.recipe, mesh=mesh)
     if hasattr(recipe.objective, "chunks"):
         objective = dataclasses.replace(recipe.objective, chunks=choice.chunks)
@@ -255,8 +265,10 @@ def _slice_lines(searched: Searched, recipe: Recipe) -> Iterator[str]:
         return
     figures = {c: f for c, f in searched.rows.items() if isinstance(f, Figures)}
     ordered = sorted(figures, key=lambda c: (not figures[c].fits, figures[c].scheduled, figures[c].size))
-    rows = [("fsdp", "tensor", "data", "remat", "chunks", "scan", *_HEADS)]
+    rows = [("fsdp", "tensor", "data", "remat", "chunks", "scan", "sparse cores", *_HEADS)]
     rows += [(*_name(c, target), *_cells(figures[c], c == searched.best)) for c in ordered]
+    if not any(choice.sparse_cores for choice in searched.rows):
+        rows = [(*row[:6], *row[7:]) for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     for row in rows:
         yield "  " + "  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
@@ -334,4 +346,6 @@ def _settings(searched: Searched, recipe: Recipe) -> Iterator[str]:
     }
     if hasattr(recipe.objective, "chunks"):
         lines["CHUNKS"] = choice.chunks
+    if choice.sparse_cores:
+        lines["SPARSE_CORES"] = "True  # which no TPU has run yet: compare step_seconds without it"
     yield from (f"{name} = {value}" for name, value in lines.items())

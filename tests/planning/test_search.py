@@ -26,8 +26,9 @@ LEVELS = {
     "remat": [False, "products", True],
     "chunks": [1, 2, 4, 8],
     "scan": [True, False],
+    "sparse_cores": [False],
 }
-START = Choice(1, 1, True, 1, True)
+START = Choice(1, 1, True, 1, True, False)
 
 
 class Machine:
@@ -37,15 +38,16 @@ class Machine:
       compiled: what was asked for, in order.
     """
 
-    def __init__(self, *, limit, state=2.0, kept=(40.0, 12.0, 2.0), fsdp_ms=1.0, scan_ms=-2.0):
+    def __init__(self, *, limit, state=2.0, kept=(40.0, 12.0, 2.0), fsdp_ms=1.0, scan_ms=-2.0, sent_ms=0.0):
         self.limit, self.state, self.kept = limit, state, dict(zip(LEVELS["remat"], kept, strict=True))
-        self.fsdp_ms, self.scan_ms = fsdp_ms, scan_ms
+        self.fsdp_ms, self.scan_ms, self.sent_ms = fsdp_ms, scan_ms, sent_ms
         self.compiled = []
 
     def figures(self, choice):
         size = self.state / choice.fsdp + self.kept[choice.remat] / choice.chunks
         ms = 100 + {False: -30, "products": -20, True: 0}[choice.remat] + self.fsdp_ms * choice.fsdp
         ms += 5 * choice.tensor + 10 * choice.chunks + self.scan_ms * choice.scan
+        ms += self.sent_ms * (choice.fsdp - 1) * (not choice.sparse_cores) + choice.sparse_cores
         fits = size <= self.limit
         return Figures(
             size=int(size * GIB),
@@ -66,15 +68,16 @@ class Machine:
         self.compiled.append(choice)
         return self.figures(choice)
 
-    def quickest(self):
+    def quickest(self, levels=LEVELS):
         """Returns what compiling everything would find, with the fewest chunks."""
-        for chunks in LEVELS["chunks"]:
+        for chunks in levels["chunks"]:
             fitting = [
-                Choice(fsdp, tensor, remat, chunks, scan)
-                for fsdp in LEVELS["fsdp"]
-                for tensor in LEVELS["tensor"]
-                for remat in LEVELS["remat"]
-                for scan in LEVELS["scan"]
+                Choice(fsdp, tensor, remat, chunks, scan, sparse_cores)
+                for fsdp in levels["fsdp"]
+                for tensor in levels["tensor"]
+                for remat in levels["remat"]
+                for scan in levels["scan"]
+                for sparse_cores in levels["sparse_cores"]
                 if 4 % (fsdp * tensor) == 0
             ]
             fitting = [c for c in fitting if self.figures(c).fits]
@@ -83,9 +86,9 @@ class Machine:
         return None
 
 
-def run(machine, start=START):
+def run(machine, start=START, levels=LEVELS):
     told = []
-    rows = search.search(start, LEVELS, machine.refuse, machine.measure, lambda *given: told.append(given))
+    rows = search.search(start, levels, machine.refuse, machine.measure, lambda *given: told.append(given))
     assert [choice for choice, _, _ in told] == machine.compiled == list(dict.fromkeys(machine.compiled))
     return rows
 
@@ -142,6 +145,18 @@ def test_chunks_that_cannot_be_enough_are_passed_over():
 def test_where_nothing_fits_it_says_so():
     machine = Machine(limit=0.1)
     assert search.best(run(machine)) is None and machine.quickest() is None
+
+
+@pytest.mark.parametrize(("sent_ms", "sends"), [(10.0, True), (0.0, False)])
+def test_sparse_cores_send_where_that_is_quicker(sent_ms, sends):
+    """Parameters have to be split, and are sent: by SparseCores beside the rest, which costs 1 ms."""
+    machine = Machine(limit=3.2, state=4.8, sent_ms=sent_ms)
+    levels = LEVELS | {"sparse_cores": [False, True]}
+    rows = run(machine, levels=levels)
+    best = search.best(rows)
+    assert best == machine.quickest(levels) and best.fsdp > 1 and best.sparse_cores == sends
+    assert str(best).endswith("scan=True sparse_cores=True" if sends else "scan=True")
+    assert len(machine.compiled) <= 8
 
 
 @pytest.mark.parametrize(
