@@ -47,7 +47,7 @@ class Machine:
         size = self.state / choice.fsdp + self.kept[choice.remat] / choice.chunks
         ms = 100 + {False: -30, "products": -20, True: 0}[choice.remat] + self.fsdp_ms * choice.fsdp
         ms += 5 * choice.tensor + 10 * choice.chunks + self.scan_ms * choice.scan
-        ms += self.sent_ms * (choice.fsdp - 1) * (not choice.sparse_cores) + choice.sparse_cores
+        ms += self.sent_ms * (choice.fsdp - 1) * (not choice.sparse_cores)
         fits = size <= self.limit
         return Figures(
             size=int(size * GIB),
@@ -82,7 +82,7 @@ class Machine:
             ]
             fitting = [c for c in fitting if self.figures(c).fits]
             if fitting:
-                return min(fitting, key=lambda c: self.figures(c).scheduled)
+                return min(fitting, key=lambda c: self.figures(c).scheduled * (1.02 if c.sparse_cores else 1))
         return None
 
 
@@ -147,9 +147,9 @@ def test_where_nothing_fits_it_says_so():
     assert search.best(run(machine)) is None and machine.quickest() is None
 
 
-@pytest.mark.parametrize(("sent_ms", "sends"), [(10.0, True), (0.0, False)])
+@pytest.mark.parametrize(("sent_ms", "sends"), [(10.0, True), (0.5, False)])
 def test_sparse_cores_send_where_that_is_quicker(sent_ms, sends):
-    """Parameters have to be split, and are sent: by SparseCores beside the rest, which costs 1 ms."""
+    """Parameters must be split and are sent, by SparseCores beside the rest; .5 % is not worth it."""
     machine = Machine(limit=3.2, state=4.8, sent_ms=sent_ms)
     levels = LEVELS | {"sparse_cores": [False, True]}
     rows = run(machine, levels=levels)
