@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import enum
 import functools
+import hashlib
 import inspect
+import os
+import re
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
+
+import jax
+import numpy as np
+
+from jaxir.training.function_code import code_of, enclosed, innermost, is_installed
+
+CODE = "__code__"  # of a function, among its arguments
+# What names of local functions hold, and what stands for it where a text is read as Python.
+_LOCAL = {"<lambda>": "__lambda__", "<locals>": "__locals__"}
 
 
 class Described(str):
@@ -29,23 +42,54 @@ def describe(value: Any, bindings: Callable[[Any], Mapping[str, Any]] = lambda _
       bindings: the arguments of a function that are bound elsewhere (by gin, say).
     """
     found: set[str] = set()
+    open_now: set[int] = set()
 
     def call(function: Any, given: Mapping[str, Any]) -> str:
-        parameters = inspect.signature(function).parameters
+        core = innermost(function)
+        name = _name(core)
+        try:
+            parameters = inspect.signature(function).parameters
+        except ValueError:  # of a function in C
+            parameters = {}
         defaults = {n: p.default for n, p in parameters.items() if p.default not in (p.empty, None)}
-        name = f"{function.__module__}.{function.__qualname__}"
-        return listed(name, defaults | dict(bindings(function)) | dict(given), defaults)
+        values, untold = defaults | dict(bindings(function)) | dict(given), {}
+        if isinstance(core, types.FunctionType):
+            untold = enclosed(core)
+            if not is_installed(core):
+                untold[CODE] = code_of(core, text)
+        # Earlier, nothing was told of what a function encloses, nor of its code.
+        return listed(name, untold | values, defaults | untold)
 
     def listed(name: str, values: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
         texts = {k: text(v) for k, v in values.items()}
-        found.update(f"{name}.{k}={texts[k]}" for k, v in defaults.items() if text(v) == texts[k])
+        usual = {k for k, v in defaults.items() if v is values[k] or text(v) == texts[k]}
+        found.update(f"{name}.{k}={texts[k]}" for k in usual)
         return f"{name}({', '.join(f'{k}={v}' for k, v in texts.items())})"
 
     def text(value: Any) -> str:
+        if isinstance(value, str | int | float | bool | None) and not isinstance(value, enum.Enum):
+            return repr(value)
+        if id(value) in open_now:  # a function that encloses itself, say
+            return "..."
+        open_now.add(id(value))
+        try:
+            return of_object(value)
+        finally:
+            open_now.remove(id(value))
+
+    def of_object(value: Any) -> str:
         if isinstance(value, functools.partial):
-            parameters = inspect.signature(value.func).parameters
-            return call(value.func, dict(zip(parameters, value.args, strict=False)) | value.keywords)
-        if isinstance(value, types.FunctionType | types.BuiltinFunctionType):
+            try:
+                names = list(inspect.signature(value.func).parameters)
+            except ValueError:
+                names = []
+            names += [f"argument_{n}" for n in range(len(names), len(value.args))]
+            return call(value.func, dict(zip(names, value.args, strict=False)) | value.keywords)
+        if isinstance(value, type | types.ModuleType):
+            return _name(value)
+        if isinstance(value, types.MethodType):
+            return listed(_name(value.__func__), {"self": value.__self__}, {})
+        if callable(value) and isinstance(getattr(value, "__name__", None), str):  # made by jax.jit, say
             return call(value, {})
         if dataclasses.is_dataclass(value):
             fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
@@ -54,13 +98,50 @@ def describe(value: Any, bindings: Callable[[Any], Mapping[str, Any]] = lambda _
             return listed("dict", {str(k): v for k, v in value.items()}, {})
         if isinstance(value, list | tuple):
             return f"[{', '.join(map(text, value))}]"
-        if isinstance(value, str | int | float | bool | None):
+        if isinstance(value, set | frozenset):
+            return f"[{', '.join(sorted(map(text, value)))}]"
+        if isinstance(value, enum.Enum):
+            return f"{type(value).__qualname__}.{value.name}"
+        if isinstance(value, np.generic):
+            return repr(value.item())
+        if isinstance(value, np.ndarray | jax.Array):
+            return _array(value)
+        if isinstance(value, bytes | complex | range | re.Pattern | types.EllipsisType):
             return repr(value)
-        return listed(type(value).__qualname__, {k: v for k, v in vars(value).items() if k[0] != "_"}, {})
+        if isinstance(value, np.dtype | os.PathLike):
+            return repr(str(value))
+        fields = _slots(value) | getattr(value, "__dict__", {})
+        return listed(type(value).__qualname__, {k: v for k, v in fields.items() if k[0] != "_"}, {})
 
     described = Described(text(value))
     described.defaults = frozenset(found)
     return described
+
+
+def _name(value: Any) -> str:
+    """Returns what a class, function or module is called."""
+    called = getattr(value, "__qualname__", value.__name__)
+    module = getattr(value, "__module__", None)
+    return f"{module}.{called}" if isinstance(module, str) else called
+
+
+def _slots(value: Any) -> dict[str, Any]:
+    """Returns what a value has in `__slots__`."""
+    slots = [getattr(cls, "__slots__", ()) for cls in type(value).__mro__]
+    names = [name for found in slots for name in ([found] if isinstance(found, str) else found)]
+    return {name: getattr(value, name) for name in names if hasattr(value, name)}
+
+
+def _array(value: np.ndarray | jax.Array) -> str:
+    """Returns the shape, type and a hash of the content of an array, where this process has all of it."""
+    told = f"array(shape={list(value.shape)}, dtype={str(value.dtype)!r}"
+    if isinstance(value, jax.Array):
+        if not value.is_fully_addressable:
+            return f"{told})"
+        if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+            value = jax.random.key_data(value)
+    digest = hashlib.sha256(np.ascontiguousarray(jax.device_get(value)).tobytes()).hexdigest()
+    return f"{told}, content={digest[:16]!r})"
 
 
 def _defaults(value: Any) -> dict[str, Any]:
@@ -83,10 +164,11 @@ def difference(name: str, was: str, now: str) -> str | None:
     if was == now:
         return None
     try:
-        trees = [ast.parse(text, mode="eval").body for text in (was, now)]
-    except SyntaxError:  # of a local class, say
+        trees = [ast.parse(_as_python(text), mode="eval").body for text in (was, now)]
+    except SyntaxError:  # of a name that is no word in a dict, say
         return f"{name}={was}, not {now}"
-    return next(_differences(name, *trees, getattr(now, "defaults", ())), None)
+    told = next(_differences(name, *trees, _normal(getattr(now, "defaults", ()))), None)
+    return told and _as_told(told)
 
 
 def _differences(name: str, was: ast.expr, now: ast.expr, defaults: Collection[str]) -> Iterator[str]:
@@ -101,15 +183,39 @@ def _differences(name: str, was: ast.expr, now: ast.expr, defaults: Collection[s
         return
     old, new = ({word.arg: word.value for word in x.keywords} for x in (was, now))
     for field in [*old, *(field for field in new if field not in old)]:
+        if field == CODE:
+            if field in old and field in new and _other_code(old[field], new[field]):
+                yield f"other code in {name} ({kinds[0]})"
+            continue
         if field in old and field in new:
             yield from _differences(f"{name}.{field}", old[field], new[field], defaults)
         elif field in old:
             yield f"{name}.{field}={ast.unparse(old[field])}, which there is no more"
-        elif f"{kinds[0]}.{field}={ast.unparse(new[field])}" not in _normal(defaults):
+        elif f"{kinds[0]}.{field}={ast.unparse(new[field])}" not in defaults:
             yield f"no {name}.{field}, not with {ast.unparse(new[field])}"
 
 
 def _normal(defaults: Collection[str]) -> set[str]:
     """Returns texts `Name.field=value` as Python writes them."""
-    named = (text.partition("=") for text in defaults)
+    named = (_as_python(text).partition("=") for text in defaults)
     return {f"{name}={ast.unparse(ast.parse(value, mode='eval'))}" for name, _, value in named}
+
+
+def _other_code(was: ast.expr, now: ast.expr) -> bool:
+    """Returns whether two texts of `code_of` differ; those of two versions of Python cannot be compared."""
+    (version, digest), (other_version, other_digest) = (ast.literal_eval(x).split() for x in (was, now))
+    return version == other_version and digest != other_digest
+
+
+def _as_python(text: str) -> str:
+    """Returns a text with names of local functions and classes as Python can read them."""
+    for name, word in _LOCAL.items():
+        text = text.replace(name, word)
+    return text
+
+
+def _as_told(text: str) -> str:
+    """Undoes `_as_python`."""
+    for name, word in _LOCAL.items():
+        text = text.replace(word, name)
+    return text

@@ -1,0 +1,191 @@
+"""Settings that are functions: told apart by what they do, in every process, and resumed where they agree."""
+
+import enum
+import functools
+import importlib.util
+import shutil
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from tiny_run import run
+
+from jaxir.errors import UserError
+from jaxir.objectives.contrastive import Contrastive
+from jaxir.objectives.weighted_sum import Ramp, WeightedSum
+from jaxir.training.described import describe, difference
+
+MINE = '''
+import functools
+import jax
+
+HALF, TABLE = 0.5, {}
+
+def twice(x):
+    return x * 2
+
+def decorated(function):
+    @functools.wraps(function)
+    def inner(step):
+        return function(step)
+    return inner
+
+@decorated
+def weight(step):
+    """Doubles."""
+    half = [HALF for _ in range(1)][0]
+    return twice(half) if step is None else twice(half) / 1.0
+
+def between(start):
+    return lambda step: start
+
+jitted = jax.jit(weight)
+fixed = between(0.5)
+'''
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Writes a user's module, and imports it anew."""
+
+    def write(source):
+        (tmp_path / "mine.py").write_text(source)
+        spec = importlib.util.spec_from_file_location("mine", tmp_path / "mine.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    sys.dont_write_bytecode, before = True, sys.dont_write_bytecode  # of two texts within a second
+    yield write
+    sys.dont_write_bytecode = before
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "differ"),
+    [
+        ("# nothing", "", ()),
+        ("def between", "# A comment, further lines.\n\n\ndef between", ()),
+        ('"""Doubles."""', '"""Makes it two times as large."""', ()),
+        ("TABLE = 0.5, {}", "TABLE = 0.5, {1: 2}", ()),  # what may change as it goes is not compared
+        ("HALF, TABLE = 0.5", "HALF, TABLE = 0.25", ("weight", "jitted")),  # named by a comprehension
+        ("return x * 2", "return x * 3", ("weight", "jitted")),  # of a function that is called
+        ("/ 1.0", "/ 1.5", ("weight", "jitted")),
+        ("function(step)", "function(step) + 1", ("weight", "jitted")),
+        ("between(0.5)", "between(0.75)", ("fixed",)),
+        ("lambda step: start", "lambda step: start * 2", ("fixed",)),
+    ],
+)
+def test_a_function_is_told_by_what_it_does(written, old, new, differ):
+    before = written(MINE)
+    told = {name: describe({"f": getattr(before, name)}) for name in ("weight", "jitted", "fixed")}
+    after = written(MINE.replace(old, new))
+    found = {
+        name: difference("objective", told[name], describe({"f": getattr(after, name)})) for name in told
+    }
+    assert {name for name, difference in found.items() if difference} == {*differ}
+    for sentence in filter(None, found.values()):
+        assert sentence.startswith(("other code in objective.f", "objective.f.start=0.5, not 0.75"))
+
+
+def test_other_processes_tell_the_same(written, tmp_path):
+    module = written(MINE)
+    here = [str(describe(getattr(module, name))) for name in ("weight", "jitted", "fixed")]
+    program = (
+        "import mine; from jaxir.training.described import describe;"
+        "print([str(describe(getattr(mine, n))) for n in ('weight', 'jitted', 'fixed')])"
+    )
+    where = {"PYTHONPATH": f"{tmp_path}:{':'.join(sys.path)}", "JAX_PLATFORMS": "cpu"}
+    for seed in ("1", "2"):
+        told = subprocess.run(
+            [sys.executable, "-c", program],
+            env=where | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert told.stdout == f"{here}\n"
+
+
+def test_code_of_another_python_cannot_be_told_and_that_of_packages_goes_by_its_name():
+    mine = describe(lambda step: 1.0)
+    assert difference("f", mine.replace("__code__='3.", "__code__='2."), mine) is None
+    assert "__code__" not in describe(optax.global_norm)
+    was, now = (describe(optax.linear_schedule(0.0, 1.0, steps)) for steps in (10, 20))
+    assert difference("f", was, now) == "f.transition_steps=10, not 20"
+    assert describe(jax.nn.relu) != describe(jax.nn.silu)
+
+
+class Kind(enum.Enum):
+    A, B = 1, 2
+
+
+class Slotted:
+    __slots__ = ("rate",)
+
+    def __init__(self, rate):
+        self.rate = rate
+
+    def at(self, step):
+        return self.rate
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (np.float32(0.5), np.float32(0.25)),
+        (np.arange(3), np.array([0, 2, 1])),
+        (jnp.arange(3), jnp.arange(4)),
+        (jax.jit(jnp.sin), jax.jit(jnp.cos)),
+        (np.maximum, np.minimum),
+        (Kind.A, Kind.B),
+        (Slotted(1), Slotted(2)),
+        (Slotted(1).at, Slotted(2).at),
+        (Slotted, Kind),
+        (jnp.float32, jnp.bfloat16),
+        (np.dtype("int8"), np.dtype("int16")),
+        ({"a", "b"}, {"a", "c"}),
+        (b"a", b"b"),
+        (max, min),
+        (functools.partial(max, 1), functools.partial(max, 2)),
+    ],
+)
+def test_settings_of_any_kind_are_told_apart(one, other):
+    first, second = describe({"x": one}), describe({"x": other})
+    assert difference("f", first, describe({"x": one})) is None
+    assert difference("f", first, second).startswith("f.x")
+
+
+def test_runs_of_before_told_less_of_functions_and_go_on(written):
+    now = describe({"f": written(MINE).fixed, "g": optax.linear_schedule(0.0, 1.0, 10)})
+    was = "dict(f=mine.between.<locals>.<lambda>(), g=optax.schedules._schedule.polynomial_schedule.<locals>"
+    assert difference("objective", f"{was}.schedule())", now) is None
+    assert difference("objective", f"{was}.other())", now).startswith("objective.g=optax.schedules._sch")
+
+
+def test_a_number_of_numpys_is_the_number():
+    assert describe(np.float32(0.5)) == describe(0.5)
+
+
+def test_a_run_whose_function_was_changed_is_not_resumed(written, tmp_path):
+    """As its file is edited between two runs."""
+    settings = {"steps": 6, "checkpoint_every": 3, "eval_every": 6}
+
+    def objective(source):
+        weights = {"a": written(source).weight, "b": Ramp(start=0.0, end=1.0, steps=4)}
+        return WeightedSum(parts={"a": Contrastive(), "b": Contrastive()}, weights=weights)
+
+    place, source = tmp_path / "run", "weight = lambda step: 0.5\n"
+    source = f"import jax.numpy as jnp\n{source.replace('0.5', 'jnp.float32(0.5)')}"
+    run(place, objective=objective(source), **settings)
+    shutil.rmtree(place / "checkpoints" / "6")
+    (place / "COMPLETE").unlink()
+    with pytest.raises(
+        UserError,
+        match=r"trained with other code in objective\.weights\.a \(mine\.<lambda>\); give the settings",
+    ):
+        run(place, objective=objective(source.replace("0.5", "0.25")), **settings)
+    assert run(place, objective=objective(f"# Mine.\n{source}"), **settings).started_at == 3
