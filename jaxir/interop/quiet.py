@@ -5,6 +5,8 @@ import gc
 import logging
 import sys
 import threading
+import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,8 @@ from typing import Any
 def quiet_orbax() -> Iterator[None]:
     """Keeps Orbax from printing the tracebacks of errors that are reported in one sentence.
 
-    It logs them, lets them end its threads, and abandons coroutines that raise when they are collected.
+    It logs them, lets them end its threads, and abandons coroutines and tasks that complain when they are
+    collected. An error that leaves the block holds none of them any more.
     """
     if not isinstance(sys.unraisablehook, _WithoutLateAnswers):
         sys.unraisablehook = _WithoutLateAnswers(sys.unraisablehook)
@@ -33,15 +36,35 @@ def quiet_orbax() -> Iterator[None]:
             collection_hook(details)
 
     thread_hook, collection_hook = threading.excepthook, sys.unraisablehook
-    logger = logging.getLogger("absl")
-    logger.addFilter(logged)
+
+    def retrieved(record: logging.LogRecord) -> bool:
+        return record.getMessage().partition("\n")[0] != "Task exception was never retrieved"
+
+    filters = {"absl": logged, "asyncio": retrieved}
+    for name, filter in filters.items():
+        logging.getLogger(name).addFilter(filter)
     threading.excepthook, sys.unraisablehook = ended_thread, collected
     try:
         yield
+    except BaseException as error:
+        _forget_frames(error)
+        raise
     finally:
-        gc.collect()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+            gc.collect()
         threading.excepthook, sys.unraisablehook = thread_hook, collection_hook
-        logger.removeFilter(logged)
+        for name, filter in filters.items():
+            logging.getLogger(name).removeFilter(filter)
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Lets go of what the functions that an error and its causes have left knew."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 class _WithoutLateAnswers:

@@ -2,7 +2,11 @@
 
 import dataclasses
 import json
+import os
+import re
 import shutil
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -352,6 +356,46 @@ def test_what_no_stage_can_start_from(whole, tmp_path):
     ):
         with pytest.raises(UserError, match=message):
             run(tmp_path / "run", objective=objective, steps=5, auxiliary_from=str(start))
+
+
+OTHER_SHAPE = """
+import dataclasses, sys
+from beside import Sigmoid
+from flax import nnx
+from tiny_run import run
+from jaxir.errors import UserError
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Narrow(Sigmoid):
+    def auxiliary(self, model, *, form, rngs):
+        found = super().auxiliary(model, form=form, rngs=rngs)
+        found.head = nnx.Linear(self.width, 16, use_bias=False, rngs=rngs)
+        return found
+
+start, later, kind = sys.argv[1:]
+try:
+    run(later, objective=Narrow() if kind == "narrow" else Sigmoid(), steps=5, dev=None, auxiliary_from=start)
+except UserError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(("kind", "sentence"), [("narrow", "has head.kernel"), ("damaged", "is damaged")])
+def test_what_no_stage_can_start_from_costs_one_sentence_and_nothing_of_orbaxs(
+    whole, tmp_path, kind, sentence
+):
+    """To the end of the process, as it lets go of what was being read."""
+    shutil.copytree(whole, start := tmp_path / "start")
+    best = json.loads((start / "checkpoints/best.json").read_text())["step"]
+    place = start / "checkpoints" / str(best) / "auxiliary"
+    data = sorted([*place.glob("d/*"), *place.glob("ocdbt.process_0/d/*")], key=lambda p: p.stat().st_size)
+    for path in data[-3:] if kind == "damaged" else ():
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    program = [sys.executable, "-W", "default", "-c", OTHER_SHAPE, start, tmp_path / "later", kind]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run(program, env=environment, capture_output=True, text=True, check=True)
+    assert ended.stdout.count("\n") == 1 and f"{start}: its auxiliary {sentence}" in ended.stdout
+    assert not re.search("Traceback|never|orbax", ended.stderr), ended.stderr
 
 
 class Weights(nnx.Module):
