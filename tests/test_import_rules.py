@@ -54,7 +54,7 @@ MAY_IMPORT = {
         "evaluation",
         "evaluators",
     },
-    "planning": {"costs", "models", "interop", "training"},
+    "planning": {"costs", "models", "objectives", "interop", "training"},
     "experiments": {"models", "data", "interop", "retrieval", "evaluation"},
     "serving": {"models", "data", "interop", "retrieval"},
     "tasks": {"data"},  # the folder at the top of the repository

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxir.errors import UserError
+from jaxir.errors import UserError, suggest
 from jaxir.features import Features, TextFormat, TokenCounts
 from jaxir.models.cross_encoder import CrossEncoderModel
 from jaxir.models.dual_encoder import DualEncoderModel
@@ -43,7 +44,7 @@ class Objective(abc.ABC):
       searched_on_pairs: whether the model makes vectors, by which dev pairs are searched; without, the dev
         evaluation has only the loss.
       reads_with: the method of the model that it reads texts with, by which a model of another kind is
-        refused before anything is compiled; None: any model is taken.
+        refused before data are read; None: only once the loss is traced.
     """
 
     frozen: tuple[str, ...] = ()
@@ -53,15 +54,8 @@ class Objective(abc.ABC):
 
     def check_model(self, model: Any) -> None:
         """Raises a UserError where `model` is of another kind than what this trains."""
-        if self.reads_with is None or hasattr(model, self.reads_with):
-            return
-        given, _ = _KINDS.get(type(model), (f"a {type(model).__name__}", ""))
-        fitting = [told for kind, told in _KINDS.items() if hasattr(kind, self.reads_with)]
-        what, source = fitting[0] if fitting else ("another kind of model", "one that has it")
-        raise UserError(
-            f"{type(self).__name__} trains {what} (it calls {self.reads_with}), but the model is {given}:"
-            f" give model={source}, or another objective"
-        )
+        if self.reads_with is not None and not hasattr(model, self.reads_with):
+            raise UserError(_other_kind(self, model, self.reads_with))
 
     @abc.abstractmethod
     def features(self, form: TextFormat) -> Features:
@@ -116,6 +110,26 @@ class Objective(abc.ABC):
         """
 
 
+def auxiliary_of(
+    objective: Objective, model: nnx.Module, *, form: TextFormat, rngs: nnx.Rngs
+) -> nnx.Module | None:
+    """Returns the objective's `auxiliary`, once it is known to be a module or nothing.
+
+    Arguments are those of `Objective.auxiliary`.
+
+    Raises:
+      UserError: it is something else, or asks the model for what that does not have.
+    """
+    with _naming_kind(objective, model):
+        found = objective.auxiliary(model, form=form, rngs=rngs)
+    if found is None or isinstance(found, nnx.Module):
+        return found
+    raise UserError(
+        f"{type(objective).__name__}.auxiliary must return an nnx.Module or None, not {_told(found)}: what is"
+        " no module goes into one, such as nnx.Dict(name=...)"
+    )
+
+
 TRAINERS_METRICS = ("loss", "grad_norm", "learning_rate")
 
 
@@ -127,8 +141,8 @@ def loss_and_metrics(
     Arguments are those of `Objective.__call__`.
 
     Raises:
-      UserError: it does not take these arguments, its answer is anything else than a float32 loss [] and a
-        dict of numbers [], or a metric has a name of the trainer's.
+      UserError: it does not take these arguments or asks the model for what that does not have; its answer
+        is anything else than a float32 loss [] and a dict of numbers []; a metric has a name that is taken.
     """
     name = type(objective).__name__
     try:
@@ -137,7 +151,8 @@ def loss_and_metrics(
         raise UserError(
             f"{name} must take (model, batch, key=None, *, auxiliary=None, step=None): {error}"
         ) from None
-    result = objective(model, batch, key, auxiliary=auxiliary, step=step)
+    with _naming_kind(objective, model):
+        result = objective(model, batch, key, auxiliary=auxiliary, step=step)
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)):
         raise UserError(f"{name} must return the loss and a dict of metrics, not {_told(result)}")
     loss, metrics = result
@@ -151,6 +166,34 @@ def loss_and_metrics(
                 f"{name}'s metric {metric!r} has a name of the trainer's own metrics: give it another"
             )
     return loss, metrics
+
+
+@contextlib.contextmanager
+def _naming_kind(objective: Objective, model: Any) -> Iterator[None]:
+    """Has an objective that calls what the model does not have say so; other slips keep their traceback."""
+    try:
+        yield
+    except AttributeError as error:
+        if error.obj is not model or error.name is None:
+            raise
+        raise UserError(_other_kind(objective, model, error.name)) from error
+    except TypeError as error:
+        if str(error) != f"{type(model).__name__!r} object is not callable":
+            raise
+        raise UserError(_other_kind(objective, model, "__call__")) from error
+
+
+def _other_kind(objective: Objective, model: Any, method: str) -> str:
+    """Says that a model has no such method, and which kind has it."""
+    name = type(objective).__name__
+    given, _ = _KINDS.get(type(model), (f"a {type(model).__name__}", ""))
+    for kind, (what, source) in _KINDS.items():
+        if any(method in vars(parent) for parent in kind.__mro__):
+            return (
+                f"{name} trains {what} (it calls {method}), but the model is {given}: give model={source}, or"
+                " another objective"
+            )
+    return f"{name} calls {method}, which the model, {given}, does not have{suggest(method, dir(model))}"
 
 
 def _told(x: Any) -> str:

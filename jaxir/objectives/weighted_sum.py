@@ -12,7 +12,14 @@ from flax import nnx
 
 from jaxir.errors import UserError
 from jaxir.features import Feature, Features, TextFormat, fields_of
-from jaxir.objectives.objective import Batch, Corpus, Metrics, Objective
+from jaxir.objectives.objective import (
+    Batch,
+    Corpus,
+    Metrics,
+    Objective,
+    auxiliary_of,
+    loss_and_metrics,
+)
 from jaxir.simple_types import Count, Natural, NotNegative, checked
 
 
@@ -117,7 +124,7 @@ class WeightedSum(Objective):
 
     def auxiliary(self, model: nnx.Module, *, form: TextFormat, rngs: nnx.Rngs) -> nnx.Module | None:
         """Makes that of each part."""
-        made = {name: part.auxiliary(model, form=form, rngs=rngs) for name, part in self.parts.items()}
+        made = {name: auxiliary_of(part, model, form=form, rngs=rngs) for name, part in self.parts.items()}
         made = {name: module for name, module in made.items() if module is not None}
         return _Parts(made) if made else None
 
@@ -139,7 +146,7 @@ class WeightedSum(Objective):
         total, metrics = jnp.float32(0), {}
         for number, (name, part) in enumerate(self.parts.items()):
             own = None if key is None else jax.random.fold_in(key, number)
-            loss, found = part(model, batch, own, auxiliary=getattr(auxiliary, name, None), step=step)
+            loss, found = loss_and_metrics(part, model, batch, own, getattr(auxiliary, name, None), step)
             weight = self.weights.get(name, 1.0)
             found = {**found, "loss": loss}
             if callable(weight):

@@ -20,6 +20,7 @@ from jaxir.features import Features, TextFormat
 from jaxir.interop.stored import EncoderSettings
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.models.layers import Remat
+from jaxir.objectives.objective import auxiliary_of
 from jaxir.partitioning import Partitioner
 from jaxir.training import state as state_lib
 from jaxir.training.recipe import Recipe
@@ -132,7 +133,7 @@ def make_step(planned: Planned) -> Step:
     objective, seed = recipe.objective, recipe.seed
     model = nnx.eval_shape(lambda: planned.config.make(rngs=nnx.Rngs(seed)))
     objective.check_model(model)
-    auxiliary = nnx.eval_shape(lambda: objective.auxiliary(model, form=planned.form, rngs=nnx.Rngs(seed)))
+    auxiliary = nnx.eval_shape(lambda: auxiliary_of(objective, model, form=planned.form, rngs=nnx.Rngs(seed)))
     built = recipe.optimizer.build(recipe.steps)
     frozen = (*objective.frozen, *(recipe.frozen or ()))
     plan = state_lib.plan_state(model, built.transform, partitioner, auxiliary=auxiliary, frozen=frozen)

@@ -23,7 +23,7 @@ from jaxir.files import atomic_file, path_of
 from jaxir.interop import model_dir
 from jaxir.interop.model_dir import LoadedModel
 from jaxir.models.layers import Remat
-from jaxir.objectives.objective import Objective
+from jaxir.objectives.objective import Objective, auxiliary_of
 from jaxir.partitioning import MeshConfig, Partitioner
 from jaxir.training import stages
 from jaxir.training import state as state_lib
@@ -160,7 +160,7 @@ def train(
 
         # ------------------------------------------------------------ the run's directory
         rngs = nnx.Rngs(jax.random.fold_in(jax.random.key(seed), AUXILIARY))
-        auxiliary = objective.auxiliary(model, form=form, rngs=rngs)
+        auxiliary = auxiliary_of(objective, model, form=form, rngs=rngs)
         objective.read_corpus(auxiliary, data)
         agreed = agreed_settings(
             recipe,

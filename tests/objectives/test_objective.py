@@ -6,11 +6,12 @@ import jax.numpy as jnp
 import optax
 import pytest
 from flax import nnx
-from unlabelled import make_model
+from unlabelled import FORM, make_model
 
 from jaxir.errors import UserError
 from jaxir.models import layers
-from jaxir.objectives.objective import Objective, loss_and_metrics
+from jaxir.objectives.objective import Objective, auxiliary_of, loss_and_metrics
+from jaxir.objectives.weighted_sum import WeightedSum
 from jaxir.partitioning import MeshConfig
 from jaxir.training.state import plan_state
 
@@ -67,6 +68,72 @@ def test_an_answer_is_given_on():
         ONE,
         {"hits": ONE},
     )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Asks(Answers):
+    """Of a user's own, who did not say what it reads with."""
+
+    how: object = None
+
+    def __call__(self, model, batch, key=None, *, auxiliary=None, step=None):
+        return self.how(model), {}
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        (
+            lambda m: m(ONE, ONE),
+            r"generator \(it calls __call__\), but the model is a dual encoder: give",
+        ),
+        (lambda m: m.predict(ONE, ONE), r"Asks trains a generator \(it calls predict\), but .*, or another"),
+        (lambda m: m.score_texts(ONE, ONE), "trains a cross-encoder .* give model=PretrainedCrossEncoder"),
+        (
+            lambda m: m.encdoe(ONE),
+            "Asks calls encdoe, .* does not have; did you mean 'encode'",
+        ),
+    ],
+)
+def test_an_objective_that_calls_what_another_kind_of_model_has(how, sentence):
+    model = make_model()
+    objective = Asks(how=how)
+    for asking in (objective, WeightedSum(parts={"a": objective})):
+        with pytest.raises(UserError, match=sentence):
+            nnx.jit(lambda m, asking=asking: loss_and_metrics(asking, m, {}, None, None, None))(model)
+
+
+def test_a_slip_of_an_objective_keeps_its_traceback():
+    for how, error in ((lambda m: m.config.nothing, AttributeError), (lambda m: ONE(m), TypeError)):
+        with pytest.raises(error):
+            loss_and_metrics(Asks(how=how), make_model(), {}, None, None, None)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Beside(Answers):
+    def auxiliary(self, model, *, form, rngs):
+        return self.answer(model)
+
+
+@pytest.mark.parametrize(
+    ("answer", "sentence"),
+    [
+        (
+            lambda m: layers.param(ONE),
+            "Beside.auxiliary must return an nnx.Module or None, not Param: what",
+        ),
+        (lambda m: {"scale": layers.param(ONE)}, "must return an nnx.Module or None, not dict"),
+        (lambda m: ONE, r"must return an nnx.Module or None, not float32 \[\]"),
+        (
+            lambda m: m.output_table,
+            "Beside trains a generator .it calls output_table., but",
+        ),
+    ],
+)
+def test_what_is_beside_the_model_is_a_module(answer, sentence):
+    for objective in (Beside(answer=answer), WeightedSum(parts={"a": Beside(answer=answer)})):
+        with pytest.raises(UserError, match=sentence):
+            auxiliary_of(objective, make_model(), form=FORM, rngs=nnx.Rngs(0))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int32"])
