@@ -14,6 +14,7 @@ from typing import NamedTuple
 from jaxir.data.sources import BeirFolder
 from jaxir.errors import UserError
 from jaxir.evaluation.datasets import parse_dataset
+from jaxir.experiments import inputs
 from jaxir.experiments.methods import Method, Stage, parse_method
 from jaxir.installation import find_recipe
 
@@ -114,6 +115,8 @@ class Cell:
       commands: what makes it.
       identity: the commands, the judges' left out, as they are wherever grid and data lie: two cells of one
         identity are the same.
+      inputs: what they read, by name and content.
+      judged_by: what each judge reads, likewise.
     """
 
     row: Row
@@ -122,6 +125,8 @@ class Cell:
     directory: Path
     commands: Commands
     identity: tuple[str, ...]
+    inputs: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    judged_by: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def result(self) -> Path:
@@ -176,6 +181,11 @@ def plan_cells(
     judges = dict(map(parse_judge, axes.judges))
     for folder in folders.values():
         BeirFolder(folder).qrels_path(split)
+    data = {
+        name: {f"data set {name}": inputs.of_collection(BeirFolder(folder), "train", split)}
+        for name, folder in folders.items()
+    }
+    judged_by = {name: inputs.of_file(spec.partition(":")[2]) for name, spec in judges.items()}
     stages = max(len(method.stages) for method in methods.values())
     if steps < stages:
         raise UserError(f"steps is {steps}, but there must be at least one for each of {stages} stages")
@@ -204,7 +214,9 @@ def plan_cells(
                 commands.append((run, ("-m", "jaxir.train", *arguments)))
             return tuple(commands)
 
-        return cell(row, dataset, seed, parts, training, None)
+        own = [*recipe, *(stage.gin_file for stage in method.stages), model_file(model), *variant.gin_files]
+        read = data[dataset] | inputs.of_gin_files(own)
+        return cell(row, dataset, seed, parts, training, None, read)
 
     def cell(
         row: Row,
@@ -213,6 +225,7 @@ def plan_cells(
         parts: Sequence[str],
         training: Callable[[Path, str], tuple[tuple[Path, tuple[str, ...]], ...]],
         model: str | None,
+        read: Mapping[str, str],
     ) -> Cell:
         def commands(directory: Path, folder: str) -> Commands:
             tested = ("-m", "jaxir.evaluate", f"--model={model or directory / 'model'}")
@@ -235,6 +248,8 @@ def plan_cells(
             directory=directory,
             commands=commands(directory, folders[dataset]),
             identity=commands(Path("CELL"), "DATA")._replace(judging={}).lines(),
+            inputs=read,
+            judged_by=judged_by,
         )
 
     crossed = itertools.product(
@@ -244,7 +259,7 @@ def plan_cells(
     for dataset, text in itertools.product(folders, axes.untrained):
         name, _, model = text.partition("=")
         row = Row(model="", sharing="", objective=name, variant="")
-        cells.append(cell(row, dataset, axes.seeds[0], [dataset, name], lambda *_: (), model))
+        cells.append(cell(row, dataset, axes.seeds[0], [dataset, name], lambda *_: (), model, data[dataset]))
     for dataset, text in itertools.product(folders, axes.runs):
         name, _, file = text.partition("=")
         directory = output_dir / "cells" / f"{dataset}-{name}"
@@ -257,6 +272,7 @@ def plan_cells(
                 directory=directory,
                 commands=scoring(directory),
                 identity=scoring(Path("CELL")).lines(),
+                inputs=data[dataset] | {f"run {name}": inputs.of_file(file)},
             )
         )
     return cells

@@ -14,7 +14,7 @@ from typing import Literal
 
 from jaxir.data.sources import BeirFolder
 from jaxir.errors import UserError
-from jaxir.experiments import runner
+from jaxir.experiments import inputs, runner
 from jaxir.experiments.plan import PRETRAINED, check_bindings, gin_text
 from jaxir.installation import find_recipe
 from jaxir.locks import locked
@@ -133,9 +133,13 @@ def run_rounds(settings: RoundSettings, output: Path, *, say: Callable[[str], No
         for _, steps in steps_of(settings, Path("OUT"))
         for step in steps
     )
+    read = inputs.of_gin_files(settings.recipe)
+    read["the data set"] = inputs.of_collection(BeirFolder(settings.dataset), "train", settings.split)
+    if settings.first_run is not None:
+        read["first_run"] = inputs.of_file(settings.first_run)
     with locked(output, f"another process works in {output}"):
-        runner.check_begun(output, identity)
-        runner.begin(output, identity)
+        runner.check_begun(output, identity, read)
+        runner.begin(output, identity, read)
         for name, steps in planned:
             for step in steps:
                 if step.done.exists():

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,12 @@ from jaxir.errors import UserError
 from jaxir.experiments.plan import Cell
 from jaxir.experiments.table import read_judges, read_scores
 from jaxir.files import atomic_file
+from jaxir.json_files import read_json
 from jaxir.locks import descriptors
 from jaxir.progress import progress
 
 POLL_SECONDS = 0.2
-COMMANDS = "commands.txt"
+COMMANDS, INPUTS = "commands.txt", "inputs.json"
 
 
 class Interrupted(Exception):
@@ -59,10 +60,11 @@ def run_cells(cells: Sequence[Cell], *, steps: int, on_result: Callable[[], None
 
     Raises:
       Interrupted: on SIGINT or SIGTERM, once the command at work has saved what it had.
-      UserError: a cell was begun with other commands.
+      UserError: a cell was begun with other commands, or read other data.
     """
     for cell in cells:
-        check_begun(cell.directory, cell.identity)
+        check_begun(cell.directory, cell.identity, cell.inputs)
+        check_judges(cell)
     failures = []
     left = [cell for cell in cells if not cell.finished]
     done = len(cells) - len(left)
@@ -104,7 +106,7 @@ def run_cell(cell: Cell, *, on_steps: Callable[[int], None]) -> None:
       CommandFailed: one of them failed.
       Interrupted: a signal came.
     """
-    begin(cell.directory, cell.identity)
+    begin(cell.directory, cell.identity, inputs_of(cell))
     before = 0
     for run, arguments in cell.commands.training:
         if not (run / "COMPLETE").exists():
@@ -225,14 +227,26 @@ def last_words(log: Path) -> str:
     return text.rpartition("\n")[2].rpartition("\r")[2].removeprefix("error: ")
 
 
-def begin(directory: Path, identity: Sequence[str]) -> None:
-    """Makes the directory of an experiment and writes its commands there, which tell how results are made."""
+def begin(directory: Path, identity: Sequence[str], inputs: Mapping[str, str]) -> None:
+    """Makes the directory of an experiment and writes there how its results are made.
+
+    Args:
+      directory: of the experiment.
+      identity: its commands.
+      inputs: what they read, by name (see `experiments.inputs`).
+    """
     with atomic_file(directory / COMMANDS) as file:
         file.writelines(line + "\n" for line in identity)
+    with atomic_file(directory / INPUTS) as file:
+        json.dump(_recorded(directory) | dict(inputs), file, indent=2)
+        file.write("\n")
 
 
-def check_begun(directory: Path, identity: Sequence[str]) -> None:
-    """Raises a UserError where a directory was begun with other commands: no table must mix experiments."""
+def check_begun(directory: Path, identity: Sequence[str], inputs: Mapping[str, str]) -> None:
+    """Raises a UserError where a directory was begun with other commands or with files of other content.
+
+    No table must mix experiments. Of a directory of before it is not known what was read.
+    """
     path, now = directory / COMMANDS, tuple(identity)
     before = tuple(path.read_text(encoding="utf-8").splitlines()) if path.exists() else now
     if before != now:
@@ -241,3 +255,35 @@ def check_begun(directory: Path, identity: Sequence[str]) -> None:
         raise UserError(
             f"{directory} was begun with {differing}; give another output_dir, or remove that directory"
         )
+    read = _recorded(directory)
+    for name, content in inputs.items():
+        if read.get(name, content) != content:
+            raise UserError(
+                f"{directory} was begun when {name} had other content; give another output_dir, or remove"
+                " that directory"
+            )
+
+
+def check_judges(cell: Cell) -> None:
+    """Raises a UserError where a judge has judged a cell by other data than it has now."""
+    read = _recorded(cell.directory)
+    for name, content in cell.judged_by.items():
+        path = cell.judged[name]
+        if path.exists() and read.get(_judge(name), content) != content:
+            raise UserError(
+                f"{path} was made when judge {name} had other data: give it another name, or remove that file"
+            )
+
+
+def inputs_of(cell: Cell) -> dict[str, str]:
+    """Returns what the commands of a cell and its judges read, by name and content."""
+    return {**cell.inputs, **{_judge(name): content for name, content in cell.judged_by.items()}}
+
+
+def _judge(name: str) -> str:
+    return f"judge {name}"
+
+
+def _recorded(directory: Path) -> dict[str, str]:
+    path = directory / INPUTS
+    return read_json(path, dict[str, str]) if path.exists() else {}

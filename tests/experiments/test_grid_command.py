@@ -41,6 +41,7 @@ def test_a_grid_from_end_to_end(tmp_path, flags):
     pair = out / "cells" / "toy-tiny-ade_spl-pair-seed0"
     assert sorted(p.name for p in pair.iterdir()) == [
         "commands.txt",
+        "inputs.json",
         "log.txt",
         "model",
         "stage1",
@@ -107,7 +108,7 @@ def test_a_grid_on_texts_with_judges_an_untrained_model_and_a_run(tmp_path, fold
     ]  # one of eight queries, and no judge
     cells = tmp_path / "grid" / "cells"
     assert sorted(p.name for p in (cells / "toy-BERT").iterdir()) == [
-        *("commands.txt", "judge_cats.json", "judge_tasks.json", "log.txt", "test.json")
+        *("commands.txt", "inputs.json", "judge_cats.json", "judge_tasks.json", "log.txt", "test.json")
     ]
     log = (cells / "toy-minilm-sde-simcse-seed7" / "log.txt").read_text()
     assert log.count("$ python -m jaxir.train") == 1  # what was there when the judge came was left alone

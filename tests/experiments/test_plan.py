@@ -269,6 +269,7 @@ def test_a_cell_is_the_same_wherever_grid_and_data_lie(folder, tmp_path):
     (there,) = planned(axes(moved, datasets=[f"pairs={moved}"]), output_dir=tmp_path / "there")
     assert here.identity == there.identity
     assert here.commands != there.commands
+    assert here.inputs == there.inputs
 
 
 @pytest.mark.parametrize(

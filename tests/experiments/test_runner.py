@@ -1,6 +1,7 @@
 """Cells in real processes: finished ones are left alone, failing ones told, interrupted ones taken up."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 from jaxir import progress
 from jaxir.errors import UserError
 from jaxir.experiments import runner
-from jaxir.experiments.plan import Cell, Commands, Row
+from jaxir.experiments.plan import PLAIN, Axes, Cell, Commands, Row, plan_cells
 from jaxir.locks import locked
 
 # A run that trains: a line of its log per step, COMPLETE at the end, and 143 when told to stop.
@@ -73,6 +74,72 @@ def test_cells_run_once_and_a_failing_one_does_not_stop_the_others(tmp_path, cap
     assert runner.run_cells(mended, steps=4, on_result=lambda: None) == []
     assert [c.result.stat().st_mtime_ns for c in (cells[0], cells[2])] == made
     assert "2 of 3 cells are finished already" in capsys.readouterr().err
+
+
+@pytest.fixture
+def grid_of(tmp_path, folder, model, tiny_gin):
+    """Plans a grid of everything, whose cells are all finished; `write` replaces what it reads."""
+    (tmp_path / "mine.gin").write_text("include 'gin/objectives/in_batch_softmax.gin'\n")
+    (tmp_path / "sts.tsv").write_text("score\tsentence1\tsentence2\n5\ta cat\tcats\n")
+    (tmp_path / "bm25.trec").write_text("q1 Q0 d1 1 1.0 bm25\n")
+    made = shutil.copytree(folder, tmp_path / "data")
+
+    def planned():
+        axes = Axes(
+            models=[str(tiny_gin)],
+            sharing=["sde"],
+            objectives=["standard", f"mine={tmp_path / 'mine.gin'}"],
+            variants=(PLAIN,),
+            datasets=[f"toy={made}"],
+            seeds=[0],
+            untrained=[f"BERT={model}"],
+            judges=[f"rated=sts:{tmp_path / 'sts.tsv'}"],
+            runs=[f"BM25={tmp_path / 'bm25.trec'}"],
+        )
+        how = {"recipe": ["gin/pairs.gin"], "steps": 4, "bindings": [], "metrics": "RR", "split": "test"}
+        return plan_cells(axes, output_dir=tmp_path / "grid", **how)
+
+    for cell in planned():
+        runner.begin(cell.directory, cell.identity, runner.inputs_of(cell))
+        for path in (cell.result, *cell.judged.values()):
+            path.write_text(json.dumps({"metrics": {"RR": 1.0}, "per_query": {"RR": {"q": 1.0}}}))
+    return planned
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "sentence"),
+    [
+        ("mine.gin", "# A comment.\n", None),
+        ("mine.gin", "train.train.seed = 3\n", "toy-tiny-sde-mine-seed0 was begun when .*mine.gin had other"),
+        (
+            "tiny.gin",
+            "PASSAGE_LENGTH = 9\n",
+            "sde-standard-seed0 was begun when .*tiny.gin had other",
+        ),
+        ("data/qrels/train.tsv", "q1\td2\t1\n", "was begun when data set toy had other content"),
+        ("data/qrels/test.tsv", "q1\td2\t1\n", "was begun when data set toy had other content"),
+        ("data/corpus.jsonl", '{"_id": "x", "text": "x"}\n', "was begun when data set toy had other content"),
+        ("bm25.trec", "q1 Q0 d2 2 0.5 bm25\n", "toy-BM25 was begun when run BM25 had other content"),
+        ("sts.tsv", "1\ta cat\ta dog\n", r"judge_rated.json was made when judge rated had other data: give"),
+    ],
+)
+def test_what_was_made_of_files_that_have_changed_since_is_in_no_table(
+    grid_of, tmp_path, file, change, sentence
+):
+    def run():
+        return runner.run_cells(grid_of(), steps=4, on_result=lambda: None)
+
+    assert run() == []
+    with (tmp_path / file).open("a") as opened:
+        opened.write(change)
+    if sentence is None:
+        assert run() == []
+        return
+    with pytest.raises(UserError, match=sentence):
+        run()
+    for cell in grid_of():  # of before, when nothing was written down
+        (cell.directory / runner.INPUTS).unlink()
+    assert run() == []
 
 
 def test_the_bar_counts_steps(tmp_path, capsys, monkeypatch):

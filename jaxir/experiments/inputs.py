@@ -1,0 +1,46 @@
+"""What an experiment reads, by content: files of the same name that changed must not meet in one table."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from jaxir.data.sources import BeirFolder
+from jaxir.installation import RECIPES, find_recipe
+from jaxir.reading import open_to_read
+
+
+def of_file(path: str | Path) -> str:
+    """Returns a hash of a file's content, or of the names and sizes of all files of a folder."""
+    path = Path(path)
+    if path.is_dir():
+        found = sorted((str(p.relative_to(path)), p.stat().st_size) for p in path.rglob("*") if p.is_file())
+        return _hash("\n".join(f"{name} {size}" for name, size in found).encode("utf-8", "surrogateescape"))
+    with open_to_read(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
+def of_collection(folder: BeirFolder, *splits: str) -> str:
+    """Returns a hash of the sizes of corpus and queries, and of the judgements of those splits there are."""
+    sizes = [str(path.stat().st_size) for path in (folder.corpus_path, folder.queries_path)]
+    there = [split for split in dict.fromkeys(splits) if split in folder.splits]
+    return _hash("\n".join([*sizes, *(of_file(folder.qrels_path(split)) for split in there)]).encode())
+
+
+def of_gin_files(files: Iterable[str | Path]) -> dict[str, str]:
+    """Returns hashes of those gin files that are no recipes of jaxir's, by their names.
+
+    Lines of comments do not count.
+    """
+    own = {}
+    for file in files:
+        path = find_recipe(file)
+        if path is not None and not path.resolve().is_relative_to((RECIPES / "gin").resolve()):
+            lines = (line.strip() for line in path.read_bytes().splitlines())
+            own[str(file)] = _hash(b"\n".join(line for line in lines if line and line[:1] != b"#"))
+    return own
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
