@@ -23,7 +23,7 @@ RESULT = "test.json"
 PRETRAINED = ("MODEL", "INITIAL_CHECKPOINT_PATH", "TOKENIZER")
 JUDGES = {"sts": "file or folder of rated pairs", "senteval": "folder of transfer tasks"}
 # What a grid sets in the runs of a cell, and its own flag for that.
-SET_BY_GRID = {"STEPS": "--steps", "SHARING": "--sharing", "DATA": "--datasets"}
+SET_BY_GRID = {"STEPS": "--steps", "SHARING": "--sharing", "DATA": "--datasets", "SEED": "--seeds"}
 SHARING_TITLES = {"ade": "ADE", "ade_spl": "ADE-SPL", "sde": "SDE"}
 
 

@@ -23,7 +23,7 @@ from jaxir.simple_types import Count, Natural, Seed, checked
 MINED = "gin/experiments/mined.gin"
 LOG = "log.txt"
 # What rounds set in every training run, and their own flag for that.
-SET_BY_ROUNDS = {"STEPS": "--steps", "DATA": "--dataset"}
+SET_BY_ROUNDS = {"STEPS": "--steps", "DATA": "--dataset", "SEED": "--seed", "MINED": "--first_run"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -175,7 +175,7 @@ def _search(settings: RoundSettings, folder: BeirFolder, model: Path, here: Path
 def _train(settings: RoundSettings, here: Path, *, start: Path | None, mined: bool) -> Step:
     files = [*settings.recipe, *([MINED] if mined else [])]
     bindings = [f"STEPS={settings.steps}", f"DATA={gin_text(str(settings.dataset))}", *settings.bindings]
-    bindings = [b for b in bindings if mined or not b.startswith(("NEGATIVES=", "MINED="))]
+    bindings = [b for b in bindings if mined or not b.startswith("NEGATIVES=")]
     if mined:
         bindings.append(f"MINED={gin_text(str(here / 'negatives' / 'train.jsonl'))}")
     if start is not None:

@@ -150,10 +150,23 @@ class WeightedSum(Objective):
             weight = self.weights.get(name, 1.0)
             found = {**found, "loss": loss}
             if callable(weight):
-                found["weight"] = weight = weight(step)
+                found["weight"] = weight = _at(step, weight, name)
             total += loss * weight
             metrics |= {f"{name}/{metric}": value for metric, value in found.items()}
         return total, metrics
+
+
+def _at(step: jax.Array | None, weight: Callable[[jax.Array | None], jax.Array], name: str) -> jax.Array:
+    """Returns a weight at a step, once it is known to be one in evaluation too."""
+    try:
+        return weight(step)
+    except TypeError as error:
+        if step is not None:
+            raise
+        raise UserError(
+            f"the weight of {name!r} must be known in evaluation, too, where it is given None for the step:"
+            f" {error}"
+        ) from error
 
 
 class _Parts(nnx.Module):

@@ -116,6 +116,8 @@ def test_two_at_once_in_one_directory_are_refused(tmp_path, flags, capsys):
         ("--cross_encoder=hf:reader", "needs max_relevance, relevance_margin or both"),
         ("--bindings=STEPS=3", "bindings cannot set STEPS: give --steps instead"),
         ("--bindings=DATA=x", "bindings cannot set DATA: give --dataset instead"),
+        ("--bindings=SEED=3", "bindings cannot set SEED: give --seed instead"),
+        ("--bindings=MINED=x", "bindings cannot set MINED: give --first_run instead"),
         ("--bindings=TEMPERATURE=0", "TEMPERATURE must be a number above 0, not 0"),
         ("--bindings=BATCHSIZE=8", "macro BATCHSIZE is set but nothing uses it; did you mean 'BATCH_SIZE'?"),
         ("--bindings=DEV_METRIC=nope", "nope"),

@@ -11,6 +11,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import tiny_run
 from beside import Sigmoid, arrays
@@ -214,6 +215,22 @@ def test_parts_of_a_sum_have_random_numbers_of_their_own():
     total, found = WeightedSum(parts={"a": Drawn(), "b": Drawn()})(None, {}, jax.random.key(0))
     assert abs(found["a/loss"] - found["b/loss"]) > 0.01
     assert total == pytest.approx(float(found["a/loss"] + found["b/loss"]))
+
+
+def test_a_weight_that_evaluation_cannot_tell_costs_a_sentence(tmp_path):
+    """As optax's schedules are, which know steps alone."""
+    falling = optax.linear_schedule(1.0, 0.0, 10)
+    parts = {"a": Contrastive(), "b": Contrastive()}
+    with pytest.raises(UserError, match=r"the weight of 'b' must be known in evaluation, too, .* None"):
+        run(tmp_path / "run", objective=WeightedSum(parts=parts, weights={"b": falling}), steps=5)
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    told = lambda step: falling(10 if step is None else step)  # noqa: E731
+    run(tmp_path / "run", objective=WeightedSum(parts=parts, weights={"b": told}), steps=5)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert [line["b/weight"] for line in lines if "b/weight" in line] == pytest.approx(
+        [1, 0.9, 0.8, 0.7, 0.6]
+    )
+    assert [line["dev/b/weight"] for line in lines if "dev/b/weight" in line] == [0.0]
 
 
 def test_sums_that_make_no_sense():
