@@ -247,12 +247,15 @@ def si(number: float) -> str:
     """Returns a number with a prefix for a unit, such as "1.5 G"."""
     if number <= 0:
         return "0 "
+    number = float(f"{number:.3g}")  # 999.9 k are 1 M
     power = min(int(math.log10(number) / 3), 6) if number >= 1 else 0
     return f"{number / 1000**power:.3g} {['', 'k', 'M', 'G', 'T', 'P', 'E'][power]}"
 
 
 def duration(seconds: float) -> str:
     """Returns a time in the unit that suits it."""
+    if seconds < 120:
+        seconds = float(f"{seconds:.3g}")
     if seconds < 1:
         return f"{seconds * 1000:.3g} ms"
     if seconds < 120:
