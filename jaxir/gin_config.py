@@ -12,7 +12,7 @@ import logging
 import re
 import sys
 import tokenize
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -299,28 +299,61 @@ def _check_made(scope: str, selector: str, within: tuple[tuple[str, str], ...]) 
         circle = [*within[within.index((scope, selector)) :], (scope, selector)]
         way = " -> ".join(name.rpartition(".")[2] for _, name in circle)
         raise UserError(f"{way.rpartition(' ')[2]} would be made of itself ({way})")
-    parts, parameters = scope.split("/") if scope else [], {}
+    for reference in _references(_bound(scope, selector)):
+        if reference.evaluate:
+            own = _scope_of(reference) or scope
+            _check_made(own, reference.configurable.selector, (*within, (scope, selector)))
+
+
+def _bound(scope: str, selector: str) -> list[_Key]:
+    """Returns the innermost binding within a scope of each parameter of a configurable."""
+    parts, found = scope.split("/") if scope else [], {}
     for depth in range(len(parts) + 1):
-        parameters |= gin_internals._CONFIG.get(("/".join(parts[:depth]), selector), {})
-    values = list(parameters.values())
+        outer = "/".join(parts[:depth])
+        for parameter in gin_internals._CONFIG.get((outer, selector), {}):
+            found[parameter] = _Key(outer, selector, parameter)
+    return list(found.values())
+
+
+def _references(keys: Sequence[_Key]) -> Iterator[Any]:
+    """Yields the objects and functions that bindings refer to, be it by way of macros."""
+    values = [key.value for key in keys]
     while values:
         for reference in gin_internals.iterate_references(values.pop()):
             if macro := _macro_of(reference):
                 values.append(_Key.of_macro(macro).value)
-            elif reference.evaluate:
-                own = reference.scoped_selector.rpartition("/")[0] or scope
-                _check_made(own, reference.configurable.selector, (*within, (scope, selector)))
+            else:
+                yield reference
+
+
+def _scope_of(reference: Any) -> str:
+    return reference.scoped_selector.rpartition("/")[0]
+
+
+def _reached(command: str) -> set[_Key]:
+    """Returns the bindings that a command hangs on: not those of what other files put in another's place."""
+    found: set[_Key] = set()
+    made = [("", command)]
+    for scope, selector in made:  # which grows meanwhile
+        keys = _bound(scope, selector)
+        found.update(keys)
+        others = [(_scope_of(r) or scope, r.configurable.selector) for r in _references(keys)]
+        made += [other for other in dict.fromkeys(others) if other not in made]
+    return found
 
 
 def _check_values(command: str) -> None:
     """Refuses values that a parameter cannot have, and empty texts of the command, by the name it goes by."""
+    reached = _reached(command)
     for (scope, selector), parameters in gin_internals._CONFIG.items():
         configurable = gin_internals._REGISTRY.get_match(selector)
         if selector.startswith("gin.") or configurable is None:
             continue
         hints, defaults = hints_of(configurable.wrapped), _defaults_of(configurable.wrapped)
         for parameter in parameters:
-            *_, last = _chain(_Key(scope, selector, parameter))
+            if (key := _Key(scope, selector, parameter)) not in reached:
+                continue
+            *_, last = _chain(key)
             value = _resolved(last.value)
             if parameter in defaults and value is defaults[parameter]:
                 continue

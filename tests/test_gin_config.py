@@ -6,6 +6,7 @@ import pytest
 from jaxir import cli, gin_config
 from jaxir.errors import UserError
 from jaxir.simple_types import Positive, Seed, Share
+from jaxir.train import train
 
 
 @cli.one_of("steps", "epochs")
@@ -258,3 +259,39 @@ def test_a_value_that_makes_no_sense_is_an_error(bind, binding, sentence):
     with pytest.raises(UserError) as raised:
         bind(f"--gin.{binding}")
     assert str(raised.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("more", "fits"),
+    [
+        ("", False),
+        ("train.train.data = @texts.Texts()", True),
+        ("train.train.data = @here/msmarco.MsMarcoPairs()\nhere/msmarco.MsMarcoPairs.split = 'dev'", True),
+        (
+            "train.train.data = @mixture.Mixture()\nmixture.Mixture.sources = [@msmarco.MsMarcoTriples()]",
+            False,
+        ),
+    ],
+)
+def test_values_are_checked_where_they_are_read(tmp_path, more, fits):
+    """A binding counts neither where another file puts something in its place nor below one of a scope."""
+    path = tmp_path / "recipe.gin"
+    path.write_text(f"""
+from __gin__ import dynamic_registration
+from jaxir import train
+from jaxir.data import mixture
+from jaxir.data import msmarco
+from jaxir.data import texts
+SPLIT = None
+train.train.data = @msmarco.MsMarcoPairs()
+msmarco.MsMarcoPairs.directory = "there"
+msmarco.MsMarcoPairs.split = %SPLIT
+msmarco.MsMarcoTriples.split = %SPLIT
+texts.Texts.path = "there"
+{more}
+""")
+    if fits:
+        gin_config.bind(train, [str(path)], [], {})
+    else:
+        with pytest.raises(UserError, match=r"^SPLIT must be text, not None$"):
+            gin_config.bind(train, [str(path)], [], {})

@@ -386,6 +386,21 @@ def test_a_reader_is_traced_and_has_the_papers_settings(folder, tmp_path):
     features = bound["objective"].features(loaded.settings.text_format(0))
     assert bound["data"].build(loaded.tokenizer, features).num_examples == 8
     assert trace(bound, loaded, partitioner, num_negatives=0).keys() >= {"loss", "token_accuracy"}
+    # The piece's source of pairs needs a split; the reader's, in its place, takes the whole run without one.
+    gin.clear_config()
+    whole = [*needed, "TRAIN_SPLIT=None", "DEV_SPLIT=None"]
+    gin_config.bind(train, files, whole, {"output_dir": "run"})
+    bound = gin.get_bindings(train)
+    assert bound["data"].split is bound["dev"].split is None
+
+
+@pytest.mark.parametrize("loss", ["margin", "triplet"])
+def test_a_loss_in_anothers_place_has_its_own_settings(folder, loss):
+    """SamToNe's same_tower is a choice of towers, theirs True or False."""
+    files = ["gin/samtone_base.gin", f"gin/objectives/{loss}.gin"]
+    gin_config.bind(train, files, [f"DATA={folder}"], {"output_dir": "run"})
+    bound = gin.get_bindings(train)
+    assert bound["objective"].loss.__name__ == loss
 
 
 def test_dpr_and_diffcse_are_traced_together(folder):
