@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
+import re
 import sys
 import textwrap
 from typing import Any, Literal
@@ -128,7 +128,10 @@ def prepare(
     own = {k: v for k, v in (dataclasses.asdict(columns) | sizes).items() if v is not None}
     if own:
         raise UserError(f"--{next(iter(own))} is for --dataset=pairs:FILE only")
-    splits, collector = splits or ["test"], OnBadInput(on_bad_input)
+    splits, collector = list(dict.fromkeys(splits or ["test"])), OnBadInput(on_bad_input)
+    for split in splits:
+        if not re.fullmatch(r"\w[\w.-]*", split):
+            raise UserError(f"--splits has {split!r}, which is no name of a file: qrels/SPLIT.tsv")
     with atomic_directory(output) as folder:
         collection = _read(kind, where, splits, with_context, data_dir, collector)
         counts = write_collection(folder, **collection)
@@ -181,13 +184,8 @@ def _read(
     if kind == "msmarco":
         from jaxir.data.msmarco import MsMarcoFolder
 
-        folder = MsMarcoFolder(where, on_bad_input)
-        queries = itertools.chain.from_iterable([folder.queries(split) for split in splits])
-        return {
-            "documents": folder.documents(),
-            "queries": queries,
-            "qrels": {s: folder.qrels(s) for s in splits},
-        }
+        documents, queries, qrels = MsMarcoFolder(where, on_bad_input).collection(splits)
+        return {"documents": documents, "queries": queries, "qrels": qrels}
     if kind == "tfds":
         from jaxir.data.tfds_beir import TfdsBeir
 

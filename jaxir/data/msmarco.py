@@ -7,12 +7,15 @@ papers report); qrels.dev.tsv and the triples are files of their own. Triples of
 
 from __future__ import annotations
 
+import array
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from jaxir.data.lines import MalformedRecord, OnBadInput, Policy, parsed_lines
 from jaxir.data.pair_sources import PairSource
@@ -26,7 +29,7 @@ from jaxir.data.sources import (
     read_judged_pairs,
     read_qrels,
 )
-from jaxir.errors import UserError, suggest
+from jaxir.errors import BadInputError, UserError, suggest
 from jaxir.files import local_path
 from jaxir.simple_types import Count, checked
 
@@ -66,13 +69,43 @@ class MsMarcoFolder:
         """Yields the passages. They have no titles."""
         return (Document(i, "", text) for i, text in read_texts(self._collection, self.on_bad_input))
 
-    def queries(self, split: str) -> Iterator[Query]:
-        """Yields the queries of `split`, those without a judgement among them."""
-        return itertools.starmap(Query, read_texts(self._file("queries", split), self.on_bad_input))
+    def queries(self, *splits: str) -> Iterator[Query]:
+        """Yields the queries of splits, those without a judgement among them; what several have comes once.
 
-    def qrels(self, split: str) -> Iterator[Qrel]:
-        """Yields the judgements of `split`."""
-        return read_qrels(self._file("qrels", split), self.on_bad_input, trec=True)
+        Raises:
+          BadInputError: a malformed line, or a query that has another text in an earlier split.
+        """
+        known: dict[str, str] = {}
+        for path in [self._file("queries", split) for split in splits]:
+            for identifier, text in read_texts(path, self.on_bad_input):
+                if identifier not in known:
+                    known[identifier] = text
+                    yield Query(identifier, text)
+                elif known[identifier] != text:
+                    reason = f"query {identifier!r} has another text than in an earlier split"
+                    raise BadInputError(path, None, reason)
+
+    def qrels(
+        self,
+        split: str,
+        *,
+        query_ids: Container[str] | None = None,
+        document_ids: Container[str] | None = None,
+    ) -> Iterator[Qrel]:
+        """Yields the judgements of `split`, checked against the ids where they are given."""
+        known = {"query_ids": query_ids, "document_ids": document_ids}
+        return read_qrels(self._file("qrels", split), self.on_bad_input, trec=True, **known)
+
+    def collection(
+        self, splits: Sequence[str]
+    ) -> tuple[Iterable[Document], Iterable[Query], dict[str, Iterator[Qrel]]]:
+        """Returns the passages, the queries of splits, and the judgements of each.
+
+        They are to be read in this order: judgements are checked against what was read before them.
+        """
+        documents, queries = _Noted(self.documents()), _Noted(self.queries(*splits))
+        known = {"query_ids": queries, "document_ids": documents}
+        return documents, queries, {split: self.qrels(split, **known) for split in splits}
 
     def pairs(self, split: str) -> Iterator[PairExample]:
         """Yields a pair for each relevant judgement of `split`.
@@ -110,6 +143,27 @@ class MsMarcoFolder:
                 f"{self.directory} has no split {split!r} (has: {known}){suggest(split, self.splits)}"
             )
         return find_file(self.directory, f"{kind}.{split}.tsv", "an MS MARCO folder")
+
+
+class _Noted:
+    """Documents or queries that are read once, after which it knows their ids: by hashes, 8 bytes each."""
+
+    def __init__(self, items: Iterator[Document] | Iterator[Query]):
+        self._items, self._read = items, array.array("q")
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self._items:
+            self._read.append(hash(item.id))
+            yield item
+
+    @functools.cached_property
+    def _hashes(self) -> np.ndarray:
+        return np.sort(self._read)
+
+    def __contains__(self, identifier: str) -> bool:
+        wanted = hash(identifier)
+        at = np.searchsorted(self._hashes, wanted)
+        return at < len(self._hashes) and self._hashes[at] == wanted
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -221,6 +221,7 @@ class Answers:
         """
         question_ids_of_text: dict[str, list[str]] = {}
         query_of_text: dict[str, Query] = {}
+        text_of_id: dict[str, str] = {}
         answered: set[str] = set()
         pairs: set[tuple[str, str]] = set()
         unanswered: dict[str, int] = {}
@@ -229,6 +230,10 @@ class Answers:
         def judge(context: Context) -> list[tuple[Query, Sentence]]:
             judged = []
             for question in context.questions:
+                if text_of_id.setdefault(question.id, question.text) != question.text:
+                    fault = "a question id stands for two questions:", repr(question.id)
+                    self._on_bad_input.record(self._where, context.line, *fault)
+                    continue
                 query = query_of_text.setdefault(question.text, Query(question.id, question.text))
                 for sentence in context.sentences:
                     relevant = any(_overlap(sentence.span, answer) for answer in question.answers)

@@ -24,7 +24,7 @@ from jaxir.data.lines import (
     string_field,
 )
 from jaxir.data.pair_sources import PairSource
-from jaxir.data.sources import Document, PairExample, Qrel, Query, text_id
+from jaxir.data.sources import Document, PairExample, Qrel, Query, new_id, text_id
 from jaxir.data.tfds_records import read_tfds
 
 NO_ANSWER = "question without a long answer"
@@ -48,7 +48,8 @@ class Example(NamedTuple):
 
 def read_natural_questions(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") -> Iterator[Example]:
     """Yields the examples of a simplified file, train or dev, perhaps gzipped."""
-    return parsed_lines(path, lambda line, number: _example(json_object(line), number), on_bad_input)
+    seen: set[str] = set()
+    return parsed_lines(path, lambda line, number: _example(json_object(line), number, seen), on_bad_input)
 
 
 def read_tfds_natural_questions(
@@ -181,7 +182,7 @@ class _Page:
         return self._text(self.tokens.index("<H1>"), self.tokens.index("</H1>"))
 
 
-def _example(record: dict[str, Any], number: int) -> Example:
+def _example(record: dict[str, Any], number: int, seen: set[str]) -> Example:
     question = needed_text(record, "question_text")
     identifier = record.get("example_id")
     if type(identifier) is not int:
@@ -204,7 +205,8 @@ def _example(record: dict[str, Any], number: int) -> Example:
         as_object(c, "long_answer_candidates") for c in list_field(record, "long_answer_candidates")
     ]
     top = [_span(item, "long_answer_candidates") for item in candidates if item.get("top_level")]
-    return Example(number, Query(str(identifier), question), page.passages(answers), page.passages(top))
+    passages = page.passages(answers), page.passages(top)
+    return Example(number, Query(new_id(str(identifier), seen), question), *passages)
 
 
 def _span(item: dict[str, Any], field: str) -> tuple[int, int]:

@@ -201,8 +201,8 @@ def read_qrels(
     path: str | Path,
     on_bad_input: OnBadInput | Policy = "stop",
     *,
-    query_ids: Collection[str] | None = None,
-    document_ids: Collection[str] | None = None,
+    query_ids: Container[str] | None = None,
+    document_ids: Container[str] | None = None,
     trec: bool = False,
 ) -> Iterator[Qrel]:
     """Yields the judgements of a qrels/SPLIT.tsv: query-id, corpus-id, score, with or without a header line.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -43,7 +44,11 @@ def read_tfds(
     except tfds.core.registered.DatasetNotFoundError as error:
         known = tfds.list_builders(with_community_datasets=False)
         raise UserError(f"TFDS has no data set {name!r}{suggest(name.partition('/')[0], known)}") from error
-    except ValueError as error:  # a configuration it does not have
+    except (ValueError, AssertionError) as error:  # a configuration or version it does not have
+        dataset, _, config = name.partition("/")
+        known = tfds.builder_cls(dataset).builder_configs
+        if re.fullmatch(r"\w+", config) and config not in known:
+            raise UserError(f"TFDS has no {name!r}{suggest(config, known)}") from error
         raise UserError(f"TFDS: {str(error).splitlines()[0]}") from error
     if not builder.is_prepared():
         raise UserError(

@@ -42,6 +42,41 @@ def test_msmarco_with_two_splits(tmp_path, capsys):
     assert collection.qrels == {"1048585": {"3": 1}} and len(collection.documents) == 6
 
 
+def test_msmarco_splits_that_share_queries(tmp_path, capsys):
+    """As dev and dev.small do: dev.small is some of dev."""
+    folder, output = published.write_msmarco(tmp_path / "msmarco"), tmp_path / "out"
+    published.write_lines(folder / "queries.dev.tsv", ["55\twhat is a mill", "1048585\twhere do rivers end"])
+    published.write_lines(folder / "qrels.dev.tsv", ["55\t0\t2\t1", "1048585\t0\t3\t1"])
+    flags = [f"--dataset=msmarco:{folder}", f"--output={output}"]
+    assert prepare(*flags, "--splits=dev,dev.small,dev") == 0
+    assert "6 passages, 2 queries, 2 judgements (dev), 1 judgements (dev.small)" in capsys.readouterr().out
+    assert [read_collection(output, s).query_ids for s in ("dev", "dev.small")] == [
+        ["55", "1048585"],
+        ["1048585"],
+    ]
+    other = published.write_lines(folder / "queries.dev.small.tsv", ["1048585\twhere do they begin"])
+    assert prepare(*flags[:1], f"--output={tmp_path}/other", "--splits=dev,dev.small") == 1
+    said = f"error: {other}: query '1048585' has another text than in an earlier split\n"
+    assert capsys.readouterr().err == said and not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("cut", ["collection", "queries.train"])
+def test_msmarco_files_that_are_cut_off_are_noticed(tmp_path, capsys, cut):
+    folder, output = published.write_msmarco(tmp_path / "msmarco"), tmp_path / "out"
+    place = folder / f"{cut}.tsv"
+    lines = place.read_text().splitlines(keepends=True)
+    place.write_text("".join(lines[:1] if cut == "queries.train" else lines[:5]))
+    flags = [f"--dataset=msmarco:{folder}", "--splits=train", f"--output={output}"]
+    assert prepare(*flags) == 1
+    line, unknown = {"collection": (3, "document '5'"), "queries.train": (2, "query '634306'")}[cut]
+    judged = folder / "qrels.train.tsv"
+    assert capsys.readouterr().err == f"error: {judged}:{line}: judges an unknown {unknown}\n"
+    assert not output.exists()
+    assert prepare(*flags, "--on_bad_input=skip") == 0
+    assert f"judges an unknown {unknown.split()[0]} (first: {judged}:{line})" in capsys.readouterr().err
+    assert set(read_collection(output, "train").qrels) <= {"121352", "634306"}
+
+
 @pytest.mark.parametrize("with_context", ["true", "false"])
 def test_multireqa(tmp_path, with_context):
     mrqa, candidates = published.write_multireqa(tmp_path)
@@ -93,13 +128,17 @@ def test_beir_from_tfds(tmp_path):
         ("multireqa:{}/a.jsonl.gz", "takes two files, MRQA_FILE,CANDIDATES_FILE"),
         ("nq:{}/none.jsonl", "no such file or directory"),
         ("nq:{}/bad.jsonl", "bad.jsonl:2: not valid JSON"),
+        ("nq:{}/twice.jsonl", "twice.jsonl:2: duplicate id '1'"),
+        ("nq:{}/good.jsonl --splits=../dev", r"--splits has '\.\./dev', which is no name of a file"),
     ],
 )
 def test_bad_input_leaves_nothing_behind(tmp_path, capsys, dataset, message):
     good = json.dumps(published.nq_record(1, "what", published.PARAGRAPH))
-    published.write_lines(tmp_path / "bad.jsonl", [good, "{"])
+    for name, lines in {"bad": [good, "{"], "twice": [good, good], "good": [good]}.items():
+        published.write_lines(tmp_path / f"{name}.jsonl", lines)
     before = sorted(tmp_path.iterdir())
-    assert prepare(f"--dataset={dataset.format(tmp_path)}", f"--output={tmp_path / 'out'}") == 1
+    flags = f"--dataset={dataset.format(tmp_path)}".split()
+    assert prepare(*flags, f"--output={tmp_path / 'out'}") == 1
     err = capsys.readouterr().err
     assert err.startswith("error: ") and err.count("\n") == 1
     assert re.search(message, err)

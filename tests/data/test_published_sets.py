@@ -183,6 +183,17 @@ def test_malformed_multireqa_lines_have_a_place(multi, which, record, reason):
     with pytest.raises(BadInputError) as raised:
         examples(multireqa.MultiReqaPairs(**multi))
     assert str(raised.value).startswith(f"{path}:{lines.count(chr(10))}: ") and reason in str(raised.value)
+
+
+def test_two_questions_of_one_id_are_malformed(multi):
+    """As where files of several splits were put together."""
+    path = Path(multi["mrqa"])
+    record = {"context": published.LAKE, "qas": [{"qid": "a1", "question": "How old is it?"}]}
+    lines = gzip.decompress(path.read_bytes()).decode() + json.dumps(record) + "\n"
+    path.write_text(lines)
+    with pytest.raises(BadInputError, match=r":6: a question id stands for two questions: 'a1'$"):
+        examples(multireqa.MultiReqaPairs(**multi))
+    assert len(examples(multireqa.MultiReqaPairs(**multi), "skip")) > 3
     assert len(examples(multireqa.MultiReqaPairs(**multi), "skip")) == 7
 
 

@@ -160,7 +160,8 @@ def test_names_that_are_no_beir_set(name, message):
     [
         ("beir/fiqa", "train", r"beir/fiqa is not prepared in .*: run `tfds build beir/fiqa` first"),
         ("beri/fiqa", "train", "TFDS has no data set 'beri/fiqa'"),
-        ("beir/nope", "train", "nope"),
+        ("beir/scifac", "train", "^TFDS has no 'beir/scifac'; did you mean 'scifact'"),
+        ("beir/scifact:9.9.9", "train", "cannot be loaded at version 9.9.9, only: 1.0.0"),
         ("beir/scifact", "validation", r"has no split 'validation' \(has: .*train"),
     ],
 )
