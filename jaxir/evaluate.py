@@ -9,7 +9,7 @@ from typing import Any, Literal
 from jaxir import cli
 from jaxir.errors import UserError
 from jaxir.evaluation.datasets import parse_dataset
-from jaxir.evaluation.retrieval import DEFAULT_METRICS, QUESTION_METRICS, TITLE_METRICS
+from jaxir.evaluation.retrieval import ANSWER_METRICS, DEFAULT_METRICS, QUESTION_METRICS, TITLE_METRICS
 from jaxir.evaluation.sts_files import has_splits
 from jaxir.outputs import writes
 from jaxir.simple_types import Count, check_idle
@@ -64,8 +64,9 @@ def evaluate(
         Spearman's correlation x 100); senteval:DIR (transfer tasks; accuracy of logistic regression).
       split: which of the dataset's judgements, the name of a file under qrels/; which part of STS-B and SICK
         in a folder of several tasks.
-      metrics: separated by spaces, as ir_measures spells them; None: nDCG@10 RR@10 P@1 R@100, of duplicate
-        questions nDCG@10 R@10 P@10 R@100, of titles CappedR@10 P@10.
+      metrics: separated by spaces, as ir_measures spells them; None: nDCG@10 RR@10 P@1 R@100, by answers
+        Success@1 Success@5 Success@20 Success@100, of duplicate questions nDCG@10 R@10 P@10 R@100, of titles
+        CappedR@10 P@10.
       baseline: what to compare with: the name of one of the systems, or [NAME=]FILE[+FILE...], which may be
         among the runs.
       identical_ids: keep or drop answers that have their query's own id (ArguAna needs drop; collections that
@@ -106,7 +107,8 @@ def evaluate(
         check_idle(evaluate, "--run with --answers", answers_in=answers_in)
     if kind == "predictions":
         check_idle(evaluate, "retrieval", metrics=metrics, identical_ids=identical_ids)
-    metrics = metrics or METRICS.get(kind, DEFAULT_METRICS)
+    default = METRICS.get(kind, DEFAULT_METRICS) if answers is None else ANSWER_METRICS
+    metrics = metrics or default
     if kind == "sts":
         from jaxir.evaluation import sentence_reports
 

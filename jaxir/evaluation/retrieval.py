@@ -27,14 +27,16 @@ IdenticalIds = Literal["keep", "drop"]
 DEFAULT_METRICS = "nDCG@10 RR@10 P@1 R@100"
 QUESTION_METRICS = "nDCG@10 R@10 P@10 R@100"  # of duplicate questions (BEIR; Wang 2022, eq. 4.2)
 TITLE_METRICS = "CappedR@10 P@10"  # of eProduct (Wang 2022, eq. 4.1)
-# ir_measures' programs that run in this process; the others (Perl, C) read files and refuse some ids.
+# Of answers: what is right and was not found is not known, so recall and nDCG would be of what was found.
+ANSWER_METRICS = "Success@1 Success@5 Success@20 Success@100"
+# ir_measures' programs that run in this process; the others (Perl, C) read files and refuse some ids. Its
+# accuracy leaves out queries, of each system others.
 PROGRAMS = ir_measures.providers.FallbackProvider(
     [
         ir_measures.pytrec_eval,
         ir_measures.compat,
         ir_measures.judged,
         ir_measures.msmarco,
-        ir_measures.accuracy,
     ]
 )
 ALIASES = {"hit": "Success", "hits": "Success", "mrr": "RR", "map": "AP"}

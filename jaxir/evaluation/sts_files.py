@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from jaxir.data.lines import MalformedRecord, as_number, decode_line, numbered_lines, parsed_lines, raw_lines
+from jaxir.data.lines import MalformedRecord, as_number, decode_line, parsed_lines, raw_lines
 from jaxir.errors import BadInputError, UserError
 from jaxir.files import local_path
 
@@ -47,12 +47,20 @@ def read_sts(path: str | Path) -> Sets:
 
     Raises:
       BadInputError: a file with fewer than two different scores, or a malformed line.
-      UserError: no such file or folder, none of the files, or one whose name is that of a setting.
+      UserError: no such file or folder, none of the files, two of one name, or one whose name is that of a
+        setting.
     """
     path = local_path(path)
     if not path.is_dir() and not path.is_file():
         raise UserError(f"{path} is neither a folder nor a file of rated pairs: {EXPECTED}")
-    found = {name: reader for file in _files(path) for name, reader in _reader(file)}
+    found: dict[str, _Pairs] = {}
+    files: dict[str, Path] = {}
+    for file in _files(path):
+        for name, reader in _reader(file):
+            if name in found:
+                both = f"{files[name].name} and {file.name}"
+                raise UserError(f"{path}: the pairs of {both} are both called {name!r}; rename or remove one")
+            found[name], files[name] = reader, file
     if not found:
         raise UserError(f"{path} has no rated pairs: {EXPECTED}")
     for name in set(found) & set(SETTINGS):
@@ -140,7 +148,8 @@ def _year_pairs(file: Path) -> Iterator[SentencePair]:
     gold = file.with_name(file.name.replace(".input.", ".gs."))
     if not gold.is_file():
         raise UserError(f"{file} has no {gold.name} beside it, the people's scores")
-    scores = {number: raw.strip() for number, raw in numbered_lines(gold)}
+    lines = {number: raw.strip() for number, raw in raw_lines(gold)}
+    scores = {number: raw for number, raw in lines.items() if raw}
     last = 0
     for last, raw in raw_lines(file):
         if last not in scores:
@@ -152,6 +161,8 @@ def _year_pairs(file: Path) -> Iterator[SentencePair]:
             raise BadInputError(file, last, f"{fault.kind} {fault.detail}".rstrip()) from None
     if scores and max(scores) > last:
         raise BadInputError(gold, last + 1, f"a score of no pair: {file.name} has {last} lines")
+    if len(lines) < last - 1:  # the last one, if it is empty, may lack its end
+        raise BadInputError(gold, None, f"it has {len(lines)} lines, and {file.name} {last}: is it cut off?")
 
 
 def _parse_tsv(line: str, number: int) -> SentencePair | None:

@@ -247,6 +247,8 @@ def test_answers_are_matched_by_whole_tokens(files, capsys):
     assert result["per_query"]["Success@1"] == {"q1": 0, "q2": 0, "q3": 1, "q5": 0}
     assert result["per_query"]["Success@2"] == {"q1": 1, "q2": 1, "q3": 1, "q5": 0}
     assert "holds an answer" in capsys.readouterr().out
+    usual = evaluate(run=str(files / "run.trec"), **given)["metrics"]
+    assert usual == {"Success@1": 0.25, "Success@5": 0.75, "Success@20": 0.75, "Success@100": 0.75}
     # A title counts where it is asked for.
     titled = [json.dumps({"_id": i, "title": "Cat X", "text": text}) for i, text in passages.items()]
     (files / "titled.jsonl").write_text("\n".join(titled))

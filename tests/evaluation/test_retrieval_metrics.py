@@ -113,6 +113,7 @@ def test_identical_ids_policy():
         ("", "no metric given"),
         ("P", "cannot be computed"),
         ("RR@0", "cannot be computed"),
+        ("Accuracy@5", "cannot be computed"),
         ("RR@ten", "cannot be computed"),
         ("nDCG(foo=1)@10", "cannot be computed"),
         ("nDCG(dcg='exp-log2')@10", "cannot be computed"),
