@@ -138,18 +138,22 @@ def _write(values: dict[str, Any], output: str, text: str, draw: Callable[[Path]
 def name_models(models: list[str]) -> dict[str, str]:
     """Returns the name and the specification of each model; without NAME= it is named by its specification.
 
+    A directory may have = in its name.
+
     Raises:
-      UserError: no model, or two of one name.
+      UserError: no model, a name or model that is empty, or two of one name.
     """
     from jaxir.errors import UserError
 
     named: dict[str, str] = {}
     for text in models:
         name, equals, spec = text.partition("=")
+        if Path(text.removeprefix("st:").removeprefix("hf:")).is_dir():
+            name, equals = text, ""
         if name in named:
             raise UserError(f"models has {name!r} twice; write NAME=MODEL")
-        if equals and not spec:
-            raise UserError(f"{text!r} lacks a model; write NAME=MODEL")
+        if equals and not (name and spec):
+            raise UserError(f"{text!r} lacks a {'model' if name else 'name'}; write NAME=MODEL")
         named[name] = spec if equals else text
     if not named:
         raise UserError("models must have at least one model")

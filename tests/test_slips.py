@@ -46,6 +46,7 @@ SLIPS = [
     ("mine", ["--run=a\nb", "--dataset=beir:."], r"a\nb: no such run file"),
     ("rerank", ["--model=", "--run=a.trec", "--dataset=beir:."], "--model is empty"),
     ("analyze", ["--models=A=,B=m", "--dataset=beir:."], "'A=' lacks a model"),
+    ("analyze", ["--models==m", "--dataset=beir:."], "'=m' lacks a name"),
     ("sample", ["--dataset=beir:.", "--train=3", "--output=~/here"], "~/here: shells leave ~ as it is"),
     ("serve", ["--index=i", "--host=..", "--port=0"], "cannot serve on .., port 0"),
     (

@@ -66,8 +66,9 @@ def parse_system(text: str) -> tuple[str, list[str]]:
     Raises:
       UserError: a file is missing.
     """
-    if Path(text).is_file():  # whatever signs its name has
-        return Path(text).stem, [text]
+    for found in ([text], text.split("+")):
+        if all(Path(file).is_file() for file in found):  # whatever signs their names have
+            return Path(found[0]).stem, found
     name, equals, files = text.partition("=")
     if not equals:
         name, files = Path(text.split("+")[0]).stem, text

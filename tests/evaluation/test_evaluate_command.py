@@ -189,6 +189,18 @@ def test_a_baseline_among_the_runs_counts_once(files, capsys, spelling):
     assert [line for line in printed.splitlines() if "same run" not in line] == named.splitlines()
 
 
+def test_runs_in_directories_with_an_equals_sign(files):
+    """As experiments name them: lr=1e-5/run.trec is a file, not one called lr."""
+    given, _ = write_runs(files)
+    runs = []
+    for seed in range(2):
+        runs.append(files / f"lr=1e-5,seed={seed}" / f"b{seed}.trec")
+        runs[-1].parent.mkdir()
+        (files / f"b{seed}.trec").rename(runs[-1])
+    result = evaluate(qrels=given["qrels"], run=["+".join(map(str, runs))], baseline=str(files / "a.trec"))
+    assert result["runs"] == {"b0": [*map(str, runs)], "a": [str(files / "a.trec")]}
+
+
 def test_seeds_are_a_baseline_in_any_order_and_a_part_of_them_is_another_one(files):
     given, _ = write_runs(files)
     seeds = [str(files / f"b{i}.trec") for i in (2, 0, 1)]

@@ -55,3 +55,11 @@ def test_the_command_writes_figure_and_numbers(tmp_path, capsys):
     assert {group: found["count"] for group, found in groups.items()} == {"0-1": 1, "3-4": 1, "4-5": 2}
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["analysis.json", "figure2-2.png"]
     assert f"| 4-5    |     2 | {groups['4-5']['mean']:.3f} |" in capsys.readouterr().out
+
+
+def test_a_model_in_a_directory_with_an_equals_sign_has_its_own_name(tmp_path):
+    (tmp_path / "lr=1e-5").symlink_to(MODEL.removeprefix("hf:"))
+    (tmp_path / "x.tsv").write_text("score\tsentence1\tsentence2\n1\ta dog\ta cat\n4.5\ta\tb\n")
+    models = [f"hf:{tmp_path}/lr=1e-5", f"again=hf:{tmp_path}/lr=1e-5"]
+    found = analyze(models=models, dataset=f"sts:{tmp_path}/x.tsv", output=str(tmp_path / "out"))["models"]
+    assert list(found) == [models[0], "again"] and found["again"]["ratings"] == found[models[0]]["ratings"]
