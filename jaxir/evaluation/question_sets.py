@@ -106,8 +106,13 @@ def _is_beir(directory: Path) -> bool:
     return any((directory / name).is_file() for name in ("corpus.jsonl", "corpus.jsonl.gz"))
 
 
-def _collection(documents: Mapping[str, str], queries: Mapping[str, str], qrels: Duplicates) -> Collection:
+def _collection(
+    path: Path, documents: Mapping[str, str], queries: Mapping[str, str], qrels: Duplicates
+) -> Collection:
+    """Returns the queries with duplicates; raises a BadInputError where the file `path` has none."""
     judged = {query: documents for query, documents in qrels.items() if documents}
+    if not judged:
+        raise BadInputError(path, None, "no question in it has a duplicate to be found")
     return Collection(
         document_ids=list(documents),
         documents=list(documents.values()),
@@ -132,7 +137,7 @@ def _quora_ir(folder: Path, split: str) -> Collection:
             if duplicate not in documents and duplicate not in queries:
                 raise BadInputError(path, line, f"{duplicate!r} is neither in corpus.tsv nor a query")
         qrels[qid] = {duplicate: 1 for duplicate in named if duplicate in documents}
-    return _collection(documents, queries, qrels)
+    return _collection(path, documents, queries, qrels)
 
 
 def _table(path: Path, columns: int) -> Iterator[tuple[int, list[str]]]:
@@ -146,6 +151,10 @@ def _table(path: Path, columns: int) -> Iterator[tuple[int, list[str]]]:
         if len(fields) != columns:
             found = f"expected {columns} columns separated by tabs, found {len(fields)}"
             raise BadInputError(path, number, found)
+        if number == 1 and fields[0].isdecimal():
+            raise BadInputError(
+                path, number, f"the first line is a question, {fields[0]!r}: a header is missing"
+            )
         if fields[0] in seen:
             raise BadInputError(path, number, f"duplicate id {fields[0]!r}")
         seen.add(fields[0])
@@ -174,7 +183,7 @@ def _quora_release(path: Path) -> Collection:
             line = reader.line_num
     except csv.Error as error:
         raise BadInputError(path, line + 1, str(error)) from error
-    return _collection(texts, texts, qrels)
+    return _collection(path, texts, texts, qrels)
 
 
 def _text_lines(path: Path) -> Iterator[str]:
@@ -203,7 +212,9 @@ def _forum(path: Path, split: str) -> Collection:
         if name not in held_out
     }
     queries = {name: post["title"] for name, post in posts.items() if name in parts[split]}
-    return _collection(documents, queries, {name: dict.fromkeys(posts[name]["dups"], 1) for name in queries})
+    return _collection(
+        path, documents, queries, {name: dict.fromkeys(posts[name]["dups"], 1) for name in queries}
+    )
 
 
 def _posts(path: Path) -> dict[str, dict[str, Any]]:

@@ -159,6 +159,22 @@ def test_twelve_forums_are_averaged(tmp_path, capsys):
             "qid\tquestion\tduplicate_qids\n4\ta\t1,99\n",
             "queries.tsv:2: '99' is neither in corpus",
         ),
+        ("test-queries.tsv", "4\tx\t1\n6\ty\t2\n", "queries.tsv:1: the first line is a question, '4': a h"),
+        (
+            "corpus.tsv",
+            "1\ta\n2\tb\n",
+            "corpus.tsv:1: the first line is a question, '1': a header is missing",
+        ),
+        (
+            "test-queries.tsv",
+            "qid\tquestion\tduplicate_qids\n4\ta\t\n",
+            "queries.tsv: no question in it has a duplicate to be found",
+        ),
+        (
+            "quora_duplicate_questions.tsv",
+            RELEASE.replace("\t1\n", "\t0\n"),
+            "questions.tsv: no question in it has a duplicate to be found",
+        ),
         (
             "quora_duplicate_questions.tsv",
             RELEASE + "4\t1\t2\ta\tb\tyes\n",
@@ -184,6 +200,7 @@ def test_damaged_questions_say_where_and_why(tmp_path, name, content, sentence):
         ("{", "gis_questions.json: not valid JSON"),
         ('{"1": {"title": "a"}}', "post '1' needs the texts title, body and creationdate"),
         (json.dumps(posts({3: ["99"]}, 3)), "post '3' duplicates '99', which is not there"),
+        (json.dumps(posts({}, 3)), "gis_questions.json: no question in it has a duplicate to be found"),
     ],
 )
 def test_damaged_forums_say_where_and_why(tmp_path, content, sentence):
