@@ -28,6 +28,7 @@ from jaxir.data.sources import (
     new_id,
     read_judged_pairs,
     read_qrels,
+    splits_in,
 )
 from jaxir.errors import BadInputError, UserError, suggest
 from jaxir.files import local_path
@@ -56,14 +57,8 @@ class MsMarcoFolder:
     @property
     def splits(self) -> list[str]:
         """Names of the splits that have both queries and judgements."""
-        found = [
-            {
-                p.name.removesuffix(".gz")[len(kind) : -len(".tsv")]
-                for p in self.directory.glob(f"{kind}*.tsv*")
-            }
-            for kind in ("queries.", "qrels.")
-        ]
-        return sorted(found[0] & found[1])
+        asked, judged = (splits_in(self.directory, kind) for kind in ("queries.", "qrels."))
+        return [split for split in asked if split in judged]
 
     def documents(self) -> Iterator[Document]:
         """Yields the passages. They have no titles."""

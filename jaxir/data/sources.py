@@ -6,6 +6,7 @@ Readers stream, read gzip, and tell file, line and reason of what is malformed (
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -314,6 +315,12 @@ def find_file(directory: Path, name: str, kind: str) -> Path:
     raise UserError(f"{directory} is not {kind}: it has no {name} or {name}.gz")
 
 
+def splits_in(directory: Path, kind: str) -> list[str]:
+    """Returns SPLIT of each file `kind`SPLIT.tsv[.gz] of a directory, not of backups and hidden files."""
+    found = (re.fullmatch(rf"{re.escape(kind)}(\w.*)\.tsv(\.gz)?", p.name) for p in directory.glob("*.tsv*"))
+    return sorted({match[1] for match in found if match})
+
+
 class BeirFolder:
     """A collection: corpus.jsonl[.gz], queries.jsonl[.gz], qrels/SPLIT.tsv.
 
@@ -334,8 +341,7 @@ class BeirFolder:
     @property
     def splits(self) -> list[str]:
         """Names of the splits that have judgements."""
-        names = (p.name.removesuffix(".gz") for p in (self.directory / "qrels").glob("*.tsv*"))
-        return sorted({name.removesuffix(".tsv") for name in names})
+        return splits_in(self.directory / "qrels", "")
 
     def qrels_path(self, split: str) -> Path:
         """Returns the file of judgements of `split`.

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from jaxir.data.lines import json_object, parsed_lines, string_field
-from jaxir.data.sources import BeirFolder
-from jaxir.errors import UserError
+from jaxir.data.sources import BeirFolder, new_id
+from jaxir.errors import BadInputError, UserError
 from jaxir.files import atomic_directory
 
 
@@ -28,7 +28,7 @@ def write_sample(
       The numbers of documents and queries that are left, those that are judged.
 
     Raises:
-      BadInputError: a malformed line.
+      BadInputError: a malformed line, or what is judged is not there.
       UserError: no such folder or split, fewer judgements, or the output exists.
     """
     folder = BeirFolder(directory)
@@ -53,6 +53,16 @@ def write_sample(
 
 def _copy_lines(source: Path, target: Path, ids: set[str]) -> None:
     """Copies the lines of a .jsonl[.gz] file whose `_id` is one of `ids`, just as they are."""
-    lines = parsed_lines(source, lambda line, _: (string_field(json_object(line), "_id"), line), "stop")
+    found: set[str] = set()
+
+    def parse(line: str, _: int) -> str:
+        identifier = string_field(json_object(line), "_id")
+        return f"{line}\n" if identifier in ids and new_id(identifier, found) else ""
+
     with target.open("w", encoding="utf-8") as file:
-        file.writelines(line + "\n" for identifier, line in lines if identifier in ids)
+        file.writelines(parsed_lines(source, parse, "stop"))
+    if missing := ids - found:
+        what = (
+            f"it lacks {min(missing)!r}, which is judged ({len(missing):,} of {len(ids):,}): is it cut off?"
+        )
+        raise BadInputError(source, None, what)

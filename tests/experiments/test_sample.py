@@ -1,9 +1,11 @@
 """A smaller BEIR folder keeps what is judged, and nothing else."""
 
+import shutil
+
 import pytest
 
 from jaxir.data.sources import BeirFolder
-from jaxir.errors import UserError
+from jaxir.errors import BadInputError, UserError
 from jaxir.sample import sample
 
 
@@ -35,3 +37,31 @@ def test_bad_settings_cost_one_sentence_and_write_nothing(folder, tmp_path, chan
     with pytest.raises(UserError, match=message):
         sample(**flags)
     assert not (tmp_path / "small").exists()
+
+
+def test_a_folder_that_is_cut_off_costs_one_sentence(folder, tmp_path):
+    """What could not be searched in, or evaluated on, is not written."""
+    copy, flags = shutil.copytree(folder, tmp_path / "copy"), {"output": str(tmp_path / "small"), "train": 40}
+    for name in ("corpus", "queries"):
+        whole = (copy / f"{name}.jsonl").read_text()
+        lines = whole.splitlines(keepends=True)
+        (copy / f"{name}.jsonl").write_text("".join(lines[:5]))
+        with pytest.raises(
+            BadInputError, match=rf"{name}\.jsonl: it lacks '.*', which is judged \(.*cut off"
+        ):
+            sample(dataset=str(copy), **flags)
+        (copy / f"{name}.jsonl").write_text(whole + lines[0])
+        with pytest.raises(BadInputError, match=rf"{name}\.jsonl:{len(lines) + 1}: duplicate id"):
+            sample(dataset=str(copy), **flags)
+        (copy / f"{name}.jsonl").write_text(whole)
+    assert not (tmp_path / "small").exists()
+
+
+def test_backups_and_hidden_files_are_no_splits(folder, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    for name in ("test.tsv~", "test.tsv.bak", "._test.tsv", ".x.tsv.swp"):
+        (copy / "qrels" / name).write_text("not judgements")
+    assert BeirFolder(copy).splits == ["dev", "test", "train"]
+    sample(dataset=str(copy), output=str(tmp_path / "small"), train=10)
+    (copy / "qrels/test.tsv").rename(copy / "qrels/test.small.tsv")
+    assert BeirFolder(copy).splits == ["dev", "test.small", "train"]
