@@ -227,4 +227,5 @@ def decode_line(raw: bytes) -> str:
 
 def _json_type(value: Any) -> str:
     names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
-    return names.get(type(value), "a number")
+    known = names.get(type(value)) or ("a number" if isinstance(value, int | float) else None)
+    return known or type(value).__name__  # of Parquet: bytes, datetime

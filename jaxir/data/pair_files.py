@@ -5,7 +5,6 @@ An id stands for one text: a file in which it stands for two is malformed, since
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,8 @@ from jaxir.data.lines import (
 )
 from jaxir.data.sources import PairExample, joined, text_id
 from jaxir.data.tables import Table
-from jaxir.errors import UserError
+from jaxir.errors import BadInputError, UserError
+from jaxir.simple_types import fits
 
 _FIELDS = ("query", "passage", "negatives", "query_id", "passage_id")
 
@@ -50,6 +50,8 @@ def read_pairs_parquet(path: str | Path, on_bad_input: OnBadInput) -> Iterator[P
     table, ids = Table(path), _Ids()
     if table.kind != "parquet":
         raise UserError(f"{path}: a Parquet file must be called .parquet")
+    if missing := [name for name in ("query", "passage") if name not in table.columns]:
+        raise BadInputError(path, None, f"no column {missing[0]!r} (it has {', '.join(table.columns)})")
     columns = [name for name in _FIELDS if name in table.columns]
     for number, record in table.records(columns, on_bad_input):
         try:
@@ -142,7 +144,7 @@ def _passage(ids: _Ids, record: dict[str, Any], id_field: str, text: str) -> tup
 def _tevatron_passage(ids: _Ids, item: Any, field: str) -> tuple[tuple[str, str], float | None]:
     record = as_object(item, field)
     score = record.get("score")
-    if score is not None and (not isinstance(score, int | float) or not math.isfinite(score)):
+    if score is not None and not fits(score, float):
         raise MalformedRecord(f"a passage of {field!r} has a score that is no number:", repr(score))
     text = joined(string_field(record, "title", ""), string_field(record, "text"))
     if not text:

@@ -20,6 +20,7 @@ from jaxir.evaluation.retrieval import (
     evaluate_run,
     parse_metrics,
 )
+from jaxir.evaluation.significance import check_comparable
 from jaxir.evaluation.systems import Pair, System, compare_systems
 from jaxir.evaluation.tables import Style, format_table
 from jaxir.retrieval.ranking.runs import read_run
@@ -235,13 +236,17 @@ def score_model(
     check_depth(metrics, depth)
     collection = COLLECTIONS[kind](directory, split)
     name, files = ("", []) if baseline is None else parse_system(baseline)
-    read = [read_run(file) for file in files]  # malformed ones cost no encoding
+    # Runs that are malformed, or of other queries, cost no encoding.
+    against = [
+        evaluate_run(read_run(file), collection.qrels, metrics, identical_ids=identical_ids) for file in files
+    ]
+    if against:
+        check_comparable(against[0].queries)
     encoder = DualEncoder.load(model)
     scores = evaluate_collection(encoder, collection, metrics, depth=depth, identical_ids=identical_ids)
     count = len(collection.documents)
     systems = [System(name=model, scores=[scores])]
     if baseline is not None:
-        against = [evaluate_run(run, collection.qrels, metrics, identical_ids=identical_ids) for run in read]
         systems.append(System(name=name if name != model else "baseline", scores=against))
     facts = {
         "model": model,

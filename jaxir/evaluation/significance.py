@@ -155,11 +155,16 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
+def check_comparable(queries: int) -> None:
+    """Raises a UserError where systems have too few queries to be compared on."""
+    if queries < 2:
+        raise UserError("a paired test needs at least two queries")
+
+
 def _paired(system: Mapping[str, float], baseline: Mapping[str, float]) -> tuple[np.ndarray, np.ndarray]:
     """Returns both systems' values [Q] in the same order of queries."""
     if system.keys() != baseline.keys():
         raise UserError("two systems can only be compared on the same queries")
-    if len(system) < 2:
-        raise UserError("a paired test needs at least two queries")
+    check_comparable(len(system))
     ours = np.array([system[query_id] for query_id in system], np.float64)
     return ours, np.array([baseline[query_id] for query_id in system], np.float64)

@@ -376,6 +376,12 @@ def test_malformed_rows_of_parquet_are_told(minilm, tmp_path, capsys):
         ParquetPairs(path=str(path)).build(minilm, features)
     assert ParquetPairs(path=str(path)).build(minilm, features, on_bad_input="skip").num_examples == 1
     assert "skipped 1 record: field 'passage' is not a string" in capsys.readouterr().err
+    pq.write_table(pyarrow.table({"query": [b"q"], "passage": ["p"]}), path)
+    with pytest.raises(BadInputError, match=r"pairs\.parquet:1: field 'query' is not a string but bytes"):
+        ParquetPairs(path=str(path)).build(minilm, features)
+    pq.write_table(pyarrow.table({"question": ["q"], "passage": ["p"]}), path)
+    with pytest.raises(BadInputError, match=r"parquet: no column 'query' \(it has question, passage\)"):
+        ParquetPairs(path=str(path)).build(minilm, features)
     with pytest.raises(UserError, match=r"pairs\.tsv: a Parquet file must be called \.parquet"):
         (tmp_path / "pairs.tsv").write_text("query\tpassage\n")
         ParquetPairs(path=str(tmp_path / "pairs.tsv")).build(minilm, features)

@@ -90,6 +90,26 @@ def test_a_metric_of_more_answers_than_are_searched_for_is_refused_before_anythi
         evaluate(**given | {"depth": 100})
 
 
+@pytest.mark.parametrize(
+    ("run", "qrels", "sentence"),
+    [
+        ("x1 Q0 d1 1 2.0 a\n", "q1\td1\t1\nq2\td1\t1\n", "the run answers none of the judged queries"),
+        ("q1 Q0 d1 1 2.0 a\n", "q1\td1\t1\n", "a paired test needs at least two queries"),
+    ],
+)
+def test_a_baseline_that_cannot_be_compared_with_costs_no_encoding(files, run, qrels, sentence):
+    (files / "qrels").mkdir()
+    (files / "qrels/test.tsv").write_text(f"query-id\tcorpus-id\tscore\n{qrels}")
+    (files / "corpus.jsonl").write_text('{"_id": "d1", "text": "a"}\n')
+    (files / "queries.jsonl").write_text('{"_id": "q1", "text": "a"}\n{"_id": "q2", "text": "b"}\n')
+    (files / "base.trec").write_text(run)
+    given = {"model": str(files / "no model"), "dataset": f"beir:{files}"}
+    with pytest.raises(UserError, match=sentence):
+        evaluate(**given, baseline=str(files / "base.trec"))
+    with pytest.raises(UserError, match="no model"):
+        evaluate(**given)
+
+
 def test_baseline_is_compared_by_paired_tests(files, capsys):
     result = evaluate(**arguments(files, metrics="RR@10", baseline=str(files / "other.trec")))
     (pair,) = result["comparisons"]
