@@ -10,7 +10,7 @@ from jaxir.evaluation.collection import evaluate_collection
 from jaxir.evaluation.question_sets import CQADUPSTACK, FORUMS, read_cqadupstack
 from jaxir.evaluation.report import Report, lengths_of
 from jaxir.evaluation.retrieval import IdenticalIds, check_depth, parse_metrics
-from jaxir.evaluation.tables import Style, format_table
+from jaxir.evaluation.tables import Style, caption, format_table
 from jaxir.retrieval.encoding.dual_encoder import DualEncoder
 
 
@@ -60,7 +60,9 @@ def cqadupstack(
     if missing:
         note += f"\nnot there: {', '.join(missing)} ({CQADUPSTACK})"
     return Report(
-        text=note + "\n\n" + format_table(["forum", "documents", "queries", *names], rows, style=style),
+        text=caption(note, style)
+        + "\n\n"
+        + format_table(["forum", "documents", "queries", *names], rows, style=style),
         values={
             "model": model,
             "fingerprint": encoder.fingerprint,

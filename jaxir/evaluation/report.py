@@ -22,7 +22,7 @@ from jaxir.evaluation.retrieval import (
 )
 from jaxir.evaluation.significance import check_comparable
 from jaxir.evaluation.systems import Pair, System, compare_systems
-from jaxir.evaluation.tables import Style, format_table
+from jaxir.evaluation.tables import Style, caption, format_table
 from jaxir.retrieval.ranking.runs import read_run
 
 if TYPE_CHECKING:
@@ -298,7 +298,9 @@ def retrieval(scored: Scored, *, per_query: bool = False, style: Style = "markdo
         parts.append(format_table(["system", *metrics], rows, style=style))
         if pairs:
             count = len(pairs) // len(metrics)
-            parts.append(f"p-values are corrected for {count} comparisons by each metric (Holm)")
+            parts.append(
+                caption(f"p-values are corrected for {count} comparisons by each metric (Holm)", style)
+            )
             parts.append(_pair_rows(pairs, style))
     if len(systems) > 1:
         values = {
@@ -355,7 +357,7 @@ def _caption(note: str, systems: Sequence[System], style: Style) -> str:
         for system in systems
         if len(system.scores) > 1
     ]
-    return "\n".join(f"% {line}" if style == "latex" else line for line in lines)
+    return caption("\n".join(lines), style)
 
 
 def _mean(system: System, metric: str) -> float | str:

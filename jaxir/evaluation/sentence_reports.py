@@ -12,7 +12,7 @@ from jaxir.evaluation.pair_space import CUTOFFS, PairSpace
 from jaxir.evaluation.report import Report, lengths_of
 from jaxir.evaluation.sts import STSScores, scores_of, sentences_of
 from jaxir.evaluation.sts_files import SETTINGS, read_sts, read_sts_tasks
-from jaxir.evaluation.tables import Style, format_table
+from jaxir.evaluation.tables import Style, caption, format_table
 from jaxir.installation import require
 
 if TYPE_CHECKING:
@@ -47,9 +47,8 @@ def sts(model: str, directory: Path, split: str, style: Style = "markdown") -> R
     encoder = DualEncoder.load(model)
     if one is not None:
         scores = scores_of(one, encoder.encode_queries(sentences_of(one)))
-        return _report(
-            encoder, model, f"sts:{directory}", STS_NOTE, _set_table(scores, style), _values(scores)
-        )
+        table = _set_table(scores, style)
+        return _report(encoder, model, f"sts:{directory}", STS_NOTE, table, style, _values(scores))
     of_tasks = {}
     for name, sets in tasks.items():
         of_tasks[name] = scores_of(sets, encoder.encode_queries(sentences_of(sets)))
@@ -65,7 +64,7 @@ def sts(model: str, directory: Path, split: str, style: Style = "markdown") -> R
     table = format_table(["task", "pairs", *SETTINGS, *SPACE], rows, digits=2, style=style)
     values = {"split": split, "tasks": {n: _values(s) for n, s in of_tasks.items()}, "average": average}
     note = f"{STS_NOTE}\nof tasks with train, dev and test: {split}"
-    return _report(encoder, model, f"sts:{directory}", note, table, values)
+    return _report(encoder, model, f"sts:{directory}", note, table, style, values)
 
 
 def senteval(model: str, directory: Path, style: Style = "markdown") -> Report:
@@ -92,7 +91,7 @@ def senteval(model: str, directory: Path, style: Style = "markdown") -> Report:
     )
     found = {name: dataclasses.asdict(s) for name, s in scores.items()}
     values = {"tasks": found, "average": average, "missing": missing}
-    return _report(encoder, model, f"senteval:{directory}", note, table, values)
+    return _report(encoder, model, f"senteval:{directory}", note, table, style, values)
 
 
 def _set_table(scores: STSScores, style: Style) -> str:
@@ -117,10 +116,17 @@ def _space(space: PairSpace | None) -> list[float | None]:
 
 
 def _report(
-    encoder: DualEncoder, model: str, dataset: str, note: str, table: str, values: dict[str, Any]
+    encoder: DualEncoder,
+    model: str,
+    dataset: str,
+    note: str,
+    table: str,
+    style: Style,
+    values: dict[str, Any],
 ) -> Report:
     facts = {"model": model, "fingerprint": encoder.fingerprint, "dataset": dataset}
+    above = caption(f"{dataset}\nmodel: {model}; {lengths_of(encoder)}\n{note}", style)
     return Report(
-        text=f"{dataset}\nmodel: {model}; {lengths_of(encoder)}\n{note}\n\n{table}",
+        text=f"{above}\n\n{table}",
         values={**facts, **dataclasses.asdict(encoder.settings), **values},
     )

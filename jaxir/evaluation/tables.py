@@ -46,6 +46,11 @@ def format_table(
     return "\n".join([head, "|" + "|".join(rule) + "|", *body])
 
 
+def caption(text: str, style: Style) -> str:
+    """Returns what stands over a table, of LaTeX as comments."""
+    return "\n".join(f"% {line}" for line in text.splitlines()) if style == "latex" else text
+
+
 def _text(cell: object, digits: int) -> str:
     if cell is None:
         return ""

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -250,6 +251,18 @@ def test_latex(files, capsys):
     printed = capsys.readouterr().out
     assert printed.count(r"\begin{tabular}{") == 2 and r"$\pm$" in printed
     assert "% 30 judged queries; answers with their query's own id kept (0 found)" in printed
+    assert "% p-values are corrected" in printed and is_latex(printed)
+    (files / "x.tsv").write_text("score\tsentence1\tsentence2\n1\ta dog\ta cat\n4.5\ta\tb\n")
+    model = f"hf:{Path(__file__).resolve().parent.parent / 'golden' / 'bert'}"
+    evaluate(model=model, dataset=f"sts:{files}/x.tsv", table="latex")
+    printed = capsys.readouterr().out
+    assert "% Spearman's correlation" in printed and is_latex(printed)
+
+
+def is_latex(printed: str) -> bool:
+    """Whether nothing stands beside tables but comments."""
+    beside = re.sub(r"\\begin\{tabular\}.*?\\end\{tabular\}", "", printed, flags=re.DOTALL)
+    return all(line.startswith("% ") for line in beside.splitlines() if line)
 
 
 def test_a_word_is_lower_by_itself():
