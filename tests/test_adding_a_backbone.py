@@ -161,6 +161,7 @@ LEAKY = """
 import dataclasses
 from typing import ClassVar
 
+import jax
 import jax.numpy as jnp
 
 from jaxir.models import layers
@@ -191,9 +192,11 @@ class Mixed(Encoder):
 
     def __call__(self, ids, *, key=None):
         x = self.token(ids)
-        if self.config.masked:
-            x = jnp.where((ids != 0)[..., None], x, 0.0)
-        return x + jnp.pad(x, ((0, 0), (0, 1), (0, 0)))[:, 1:]  # the next token's
+        real = (ids != 0)[..., None].astype(x.dtype) if self.config.masked else jnp.ones_like(x[..., :1])
+        x = x * real
+        mean = x.sum(1, keepdims=True) / jnp.maximum(real.sum(1, keepdims=True), 1.0)
+        near = jnp.pad(x, ((0, 0), (0, 1), (0, 0)))[:, 1:]  # the next token's
+        return layers.constrain_activation(x + near + jax.nn.gelu(mean))
 """
 
 
