@@ -184,8 +184,13 @@ def fields_of(features: Features) -> dict[str, Tokens | Numbers]:
 
     Raises:
       ValueError: two features want different things of one field, or a key has no tokens beside it.
+      UserError: one is something else.
     """
     found: dict[str, Tokens | Numbers] = {}
+    for name, feature in features.items():
+        if not isinstance(feature, Tokens | Numbers | Key):
+            told = f"Tokens, Numbers or Key of jaxir.features, not {type(feature).__name__}"
+            raise UserError(f"feature {name!r} must be a {told}")
     for feature in features.values():
         if not isinstance(feature, Key) and found.setdefault(feature.field, feature) != feature:
             raise ValueError(f"{feature} and {found[feature.field]} read one field")

@@ -17,6 +17,7 @@ from flax import nnx
 
 from jaxir.errors import UserError
 from jaxir.interop import stored
+from jaxir.interop.build import FromScratch
 from jaxir.interop.huggingface import hf
 from jaxir.models import backbones
 from jaxir.models.bert import BertConfig
@@ -221,6 +222,17 @@ def test_one_that_looks_at_padding_is_refused_however_it_gets_its_parameters(mes
     for build in both(masked=False):
         with pytest.raises(UserError, match=r"^mixed\.Mixed gives a text other vectors where other padding"):
             build()
+
+
+def test_one_that_is_not_registered_is_refused_before_it_is_trained(tmp_path, monkeypatch):
+    (tmp_path / "mixed.py").write_text(LEAKY)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mixed", raising=False)
+    config = DualEncoderConfig(backbone=importlib.import_module("mixed").MixedConfig(masked=True))
+    monkeypatch.delitem(sys.modules, "mixed")
+    source = FromScratch(config=config, tokenizer="none", query_max_length=8, passage_max_length=8)
+    with pytest.raises(UserError, match=r"^MixedConfig is not registered, .* put @register"):
+        source.outline()
 
 
 def test_a_name_is_given_once():

@@ -17,7 +17,7 @@ from jaxir.interop.huggingface import cross_encoder, hf, hub, masked_lm
 from jaxir.interop.model_dir import LoadedModel
 from jaxir.interop.overrides import CommonOverrides, Overrides
 from jaxir.interop.stored import EncoderSettings, ModelConfig, StoredModel
-from jaxir.models import layers
+from jaxir.models import backbones, layers
 from jaxir.models.cross_encoder import CrossEncoderConfig
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.models.masked_lm import MaskedLanguageModel, MaskedLMConfig
@@ -223,7 +223,8 @@ class FromScratch:
         """Makes the model; each parameter is computed on the devices of `partitioner` that hold it.
 
         Raises:
-          UserError: there is no such tokenizer, it has more ids than the model, or a length is too large.
+          UserError: there is no such tokenizer, it has more ids than the model, a length is too large, or the
+            backbone is not registered.
         """
         tokenizer = Tokenizer.load(Path(self.tokenizer))
         backbone = self.config.backbone
@@ -239,6 +240,7 @@ class FromScratch:
 
     def outline(self, read: Reader | None = None) -> tuple[DualEncoderConfig, EncoderSettings]:
         """Returns the configuration and the lengths; see `Source`. Nothing is read."""
+        backbones.check_registered(self.config.backbone)
         settings = EncoderSettings(
             query_max_length=self.query_max_length,
             passage_max_length=self.passage_max_length,

@@ -206,6 +206,15 @@ def edited(xs: Sequence[jax.Array], edits: Sequence[Edit | None] | None) -> list
 _KINDS: dict[str, type[BackboneConfig]] = {}
 
 
+def check_registered(config: BackboneConfig) -> None:
+    """Raises a UserError where a backbone was not registered: what is saved of it could not be opened."""
+    if config.kind not in _KINDS:
+        raise UserError(
+            f"{type(config).__name__} is not registered, so that no trained model of it could be opened: put"
+            " @register of jaxir.models.backbones above it (docs/adding_a_backbone.md)"
+        )
+
+
 def register(config: C) -> C:
     """Makes a configuration's class known by its `kind` and its Hugging Face model types; a decorator.
 

@@ -193,7 +193,8 @@ def _other_kind(objective: Objective, model: Any, method: str) -> str:
                 f"{name} trains {what} (it calls {method}), but the model is {given}: give model={source}, or"
                 " another objective"
             )
-    return f"{name} calls {method}, which the model, {given}, does not have{suggest(method, dir(model))}"
+    public = [known for known in dir(model) if not known.startswith("_")]
+    return f"{name} calls {method}, which the model, {given}, does not have{suggest(method, public)}"
 
 
 def _told(x: Any) -> str:

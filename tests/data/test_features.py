@@ -123,6 +123,8 @@ def test_a_later_record_that_lacks_a_field_is_named(minilm):
 def test_features_that_contradict_each_other():
     with pytest.raises(ValueError, match="read one field"):
         fields_of({"a": Tokens("text", 8), "b": Tokens("text", 9)})
+    with pytest.raises(UserError, match=r"feature 'b' must be a Tokens, Numbers or Key .* not str"):
+        fields_of({"a": Tokens("text", 8), "b": "passage"})
     with pytest.raises(ValueError, match="has no tokens of the same texts"):
         fields_of({"a": Tokens("text", 8), "b": Key("text", 2)})
 

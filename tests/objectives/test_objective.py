@@ -93,6 +93,7 @@ class Asks(Answers):
             lambda m: m.encdoe(ONE),
             "Asks calls encdoe, .* does not have; did you mean 'encode'",
         ),
+        (lambda m: m.embed(ONE), r"Asks calls embed, which the model, a dual encoder, does not have(\n|$)"),
     ],
 )
 def test_an_objective_that_calls_what_another_kind_of_model_has(how, sentence):
