@@ -235,6 +235,17 @@ def test_one_that_is_not_registered_is_refused_before_it_is_trained(tmp_path, mo
         source.outline()
 
 
+def test_a_module_that_a_table_lacks_is_named():
+    """A trained model of such a backbone ends `jaxir.convert --to=hf` with it."""
+    params = {"layers.0.up.kernel": np.ones((2, 3), np.float32)}
+    shapes = {name: x.shape for name, x in params.items()}
+    assert set(hf.tensors_of_part({"layers.*.up": "block.*.fc"}, shapes, params)) == {"block.0.fc.weight"}
+    with pytest.raises(
+        UserError, match=r"no counterpart of its module 'layers\.\*\.up': add it to `weights`"
+    ):
+        hf.tensors_of_part({"layers.*.down": "block.*.fc"}, shapes, params)
+
+
 def test_a_name_is_given_once():
     known = dict(backbones._KINDS)
 

@@ -285,7 +285,11 @@ def _tensors_of_encoder(
 def _tensors(
     weights: Weights, shapes: Mapping[str, tuple[int, ...]], *, first_layer: int = 0
 ) -> list[_Tensor]:
-    """Returns the tensors that hold parameters, by a table of modules."""
+    """Returns the tensors that hold parameters, by a table of modules.
+
+    Raises:
+      UserError: a module is not in the table.
+    """
     table, found = {}, {}
     for ours, theirs in weights.items():
         modules = (ours,) if isinstance(ours, str) else ours
@@ -294,7 +298,13 @@ def _tensors(
     for name in shapes:
         module, _, leaf = name.rpartition(".")
         layer = (re.search(r"(?:^|\.)layers\.(\d+)\.", module) or ["", ""])[1]
-        modules, theirs = table[module.replace(f"layers.{layer}.", "layers.*.", 1) if layer else module]
+        known = module.replace(f"layers.{layer}.", "layers.*.", 1) if layer else module
+        if known not in table:
+            raise UserError(
+                f"the model's Hugging Face table has no counterpart of its module {known!r}: add it to"
+                " `weights` (docs/adding_a_backbone.md)"
+            )
+        modules, theirs = table[known]
         ours = tuple(f"{m.replace('*', layer)}.{leaf}" for m in modules)
         number = str(int(layer) + first_layer) if layer else ""
         tensor = theirs.name.replace("*", number) + (".bias" if leaf == "bias" else ".weight")
