@@ -1,6 +1,5 @@
 """Questions with a hole and the passage that fills it, from which a reader learns to copy.
 
-For docs/results/generated_text.md.
 A question is what stands around a few words of a passage, some of it left out; its answer is those words, as
 in unsupervised question answering by clozes (Lewis et al. 2019). They are read as questions are later:
 
