@@ -44,7 +44,7 @@ def explain(error: BaseException) -> Fault:
     if isinstance(error, MemoryError):
         return Fault(f"there is not enough memory{_reason(error)}; {_kept(error)}", 1)
     text = " ".join(str(error).split())
-    text = text if len(text) <= 300 else f"{text[:300]}..."
+    text = text if len(text) <= 800 else f"{text[:800]}..."
     whose, status = blame(error)
     return Fault(f"{whose}: {type(error).__name__}: {text}; {_kept(error)}", status)
 

@@ -18,9 +18,10 @@ from flax import nnx
 from jaxir.errors import UserError
 from jaxir.interop import stored
 from jaxir.interop.build import FromScratch
-from jaxir.interop.huggingface import hf
+from jaxir.interop.huggingface import hf, hf_config
 from jaxir.models import backbones
 from jaxir.models.bert import BertConfig
+from jaxir.models.codec import HuggingFace
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.partitioning import MeshConfig
 
@@ -164,6 +165,7 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from jaxir.models import layers
 from jaxir.models.backbones import BackboneConfig, Encoder
@@ -180,6 +182,8 @@ class MixedConfig(BackboneConfig):
     remat: bool = False
     scan_layers: bool = False
     masked: bool
+    beside: str = ""
+    window: int = 4
 
     def make(self, *, rngs):
         return Mixed(self, rngs=rngs)
@@ -190,25 +194,41 @@ class Mixed(Encoder):
         self.config = config
         how = {"axis": "vocab", "dtype": config.dtype, "init": layers.normal(1.0)}
         self.token = layers.Embedding(config.vocab_size, config.embed_dim, **how, rngs=rngs)
+        if config.beside == "array":
+            self.scale = jnp.ones(8)
+        if config.beside == "state":
+            self.scale = nnx.BatchStat(jnp.ones(8))
+        if config.beside == "linear":
+            self.linear = nnx.Linear(8, 8, rngs=rngs)
 
     def __call__(self, ids, *, key=None):
         x = self.token(ids)
+        if self.config.beside == "linear":
+            x = self.linear(x)
         real = (ids != 0)[..., None].astype(x.dtype) if self.config.masked else jnp.ones_like(x[..., :1])
         x = x * real
         mean = x.sum(1, keepdims=True) / jnp.maximum(real.sum(1, keepdims=True), 1.0)
         near = jnp.pad(x, ((0, 0), (0, 1), (0, 0)))[:, 1:]  # the next token's
+        if self.config.beside == "pooled":
+            return mean[:, 0]
         return layers.constrain_activation(x + near + jax.nn.gelu(mean))
 """
 
 
-@pytest.mark.parametrize("mesh", [None, MeshConfig(data=2, fsdp=2)])
-def test_one_that_looks_at_padding_is_refused_however_it_gets_its_parameters(mesh, tmp_path, monkeypatch):
+@pytest.fixture
+def mixed(tmp_path, monkeypatch):
+    """The module of a user's file, which is not registered."""
     (tmp_path / "mixed.py").write_text(LEAKY)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(backbones, "_KINDS", dict(backbones._KINDS))
     monkeypatch.delitem(sys.modules, "mixed", raising=False)
-    make = importlib.import_module("mixed").MixedConfig
+    yield importlib.import_module("mixed")
     monkeypatch.delitem(sys.modules, "mixed")
-    partitioner = mesh and mesh.build()
+
+
+@pytest.mark.parametrize("mesh", [None, MeshConfig(data=2, fsdp=2)])
+def test_one_that_looks_at_padding_is_refused_however_it_gets_its_parameters(mesh, mixed):
+    make, partitioner = mixed.MixedConfig, mesh and mesh.build()
 
     def both(masked):
         config = DualEncoderConfig(backbone=make(masked=masked))
@@ -224,12 +244,44 @@ def test_one_that_looks_at_padding_is_refused_however_it_gets_its_parameters(mes
             build()
 
 
-def test_one_that_is_not_registered_is_refused_before_it_is_trained(tmp_path, monkeypatch):
-    (tmp_path / "mixed.py").write_text(LEAKY)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "mixed", raising=False)
-    config = DualEncoderConfig(backbone=importlib.import_module("mixed").MixedConfig(masked=True))
-    monkeypatch.delitem(sys.modules, "mixed")
+@pytest.mark.parametrize("mesh", [None, MeshConfig(data=2, fsdp=2)])
+def test_what_one_may_be_made_of(mesh, mixed):
+    """Flax's own layers, whose axes have no names, but no arrays that nothing would train or save."""
+    partitioner = mesh and mesh.build()
+
+    def initialized(beside):
+        config = DualEncoderConfig(backbone=mixed.MixedConfig(masked=True, beside=beside))
+        return config, stored.initialize(config, seed=0, partitioner=partitioner)
+
+    for beside, what in (("array", "a plain array"), ("state", "BatchStat")):
+        with pytest.raises(UserError, match=rf"^mixed\.Mixed holds 'scale' .{what}., which is neither"):
+            initialized(beside)
+    with pytest.raises(UserError, match=r"^mixed\.Mixed must give a vector for each token, .*8, 8\], and"):
+        initialized("pooled")
+    config, model = initialized("linear")
+    params = stored.params_of(model)
+    read = stored.StoredModel(config=config, params=params, tokenizer=None, settings=None)
+    again = stored.build(read, partitioner).encoder.linear.kernel[...]
+    assert again.any() and np.array_equal(again, model.encoder.linear.kernel[...])
+
+
+def test_a_setting_that_a_table_lacks_is_named_where_it_would_be_lost(mixed, monkeypatch):
+    codec = HuggingFace(
+        model_type="mixed",
+        architecture="MixedModel",
+        entries={"vocab_size": "vocab_size", "embed_dim": "hidden_size", "num_layers": "num_hidden_layers"},
+        implied={"masked": True},
+        weights=lambda config: {"token": "token"},
+    )
+    monkeypatch.setattr(mixed.MixedConfig, "hugging_face", (codec,))
+    config = backbones.register(mixed.MixedConfig)(masked=True, dtype="bfloat16")
+    assert hf_config.parse(hf_config.describe(config, 0), Path("config.json"))[0].window == 4
+    with pytest.raises(UserError, match=r"would not hold window 5 .* is read as 4\. Add it to `entries` or"):
+        hf_config.describe(dataclasses.replace(config, window=5), 0)
+
+
+def test_one_that_is_not_registered_is_refused_before_it_is_trained(mixed):
+    config = DualEncoderConfig(backbone=mixed.MixedConfig(masked=True))
     source = FromScratch(config=config, tokenizer="none", query_max_length=8, passage_max_length=8)
     with pytest.raises(UserError, match=r"^MixedConfig is not registered, .* put @register"):
         source.outline()

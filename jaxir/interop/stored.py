@@ -249,14 +249,15 @@ def build(stored: StoredModel, partitioner: Partitioner | None = None) -> nnx.Mo
     graphdef, state = _outline(stored.config)
     scan = stored.config.backbone.scan_layers
 
-    def put(path: tuple[Any, ...], leaf: nnx.Variable) -> nnx.Variable:
+    def put(path: tuple[Any, ...], leaf: nnx.Variable, sharding: Any = None) -> nnx.Variable:
         value = _stacked(stored.params, [str(key.key) for key in path], scan)
         if partitioner is None:
             return leaf.replace(jnp.asarray(np.asarray(value, np.float32)))
-        sharding = partitioner.sharding(leaf.get_metadata()["logical_axes"], value.shape)
-        return leaf.replace(place(value, sharding))
+        return leaf.replace(place(value, sharding.get_value()))
 
-    placed = jax.tree_util.tree_map_with_path(put, state, is_leaf=lambda x: isinstance(x, nnx.Variable))
+    shardings = [] if partitioner is None else [layers.param_shardings(state, partitioner)]
+    is_leaf = layers.is_variable
+    placed = jax.tree_util.tree_map_with_path(put, state, *shardings, is_leaf=is_leaf)
     model = nnx.merge(graphdef, placed)
     check_padding(model, partitioner)
     return model

@@ -146,6 +146,22 @@ class Encoder(nnx.Module):
         raise NotImplementedError(f"{type(self).__name__} does not show its layers")
 
 
+def make_encoder(config: BackboneConfig, *, rngs: nnx.Rngs) -> Encoder:
+    """Makes the encoder of a configuration, with random parameters.
+
+    Raises:
+      UserError: one in a user's file holds arrays that no training and no file would have.
+    """
+    encoder = config.make(rngs=rngs)
+    if found := layers.not_of(encoder, nnx.Param):
+        raise UserError(
+            f"{type(encoder).__module__}.{type(encoder).__name__} holds {found}, which is neither trained nor"
+            " saved: a parameter is made by jaxir.models.layers.param, a constant where it is used"
+            " (docs/adding_a_backbone.md)"
+        )
+    return encoder
+
+
 def check_editable(encoder: Encoder) -> None:
     """Raises a UserError unless an encoder takes edits: one in a user's file need not."""
     own = type(encoder).together is not Encoder.together
@@ -158,7 +174,7 @@ def check_editable(encoder: Encoder) -> None:
 
 
 def check_padding(model: nnx.Module, partitioner: Partitioner | None = None) -> None:
-    """Checks that no encoder outside jaxir, which anybody may have written, looks at padding.
+    """Checks that each encoder outside jaxir, which anybody may have written, gives vectors to tokens alone.
 
     Three tokens are encoded before five of padding, whose vector is once that of another token: the bits of
     the three must be the same.
@@ -168,7 +184,7 @@ def check_padding(model: nnx.Module, partitioner: Partitioner | None = None) -> 
       partitioner: of their mesh, None where there is none.
 
     Raises:
-      UserError: it does.
+      UserError: one looks at padding, or gives something else than [B, L, E].
     """
     encoders = [module for _, module in nnx.iter_modules(model) if isinstance(module, Encoder)]
     for encoder in encoders:
@@ -180,11 +196,19 @@ def check_padding(model: nnx.Module, partitioner: Partitioner | None = None) -> 
         ids = np.where(np.arange(length) < 3, np.arange(1, length + 1), 0) % encoder.config.vocab_size
         batch = np.tile(ids, (partitioner.batch_divisor() if partitioner else 1, 1)).astype(np.int32)
 
-        def tokens(state: nnx.State, row: int, graphdef: nnx.GraphDef = graphdef, ids: Any = batch) -> Any:
+        def tokens(
+            state: nnx.State, row: int, graphdef: Any = graphdef, ids: Any = batch, name: str = name
+        ) -> Any:
             copy = nnx.merge(graphdef, state)
             table = copy.token_table.embedding
             table[...] = table[...].at[0].set(table[row])
-            return copy(jnp.asarray(ids))[:, :3]
+            found, wanted = copy(jnp.asarray(ids)), (*ids.shape, copy.config.embed_dim)
+            if jnp.shape(found) != wanted:
+                raise UserError(
+                    f"{name} must give a vector for each token, [B, L, E] {list(wanted)}, and gives"
+                    f" {list(jnp.shape(found))}: pooling comes after it (docs/adding_a_backbone.md)"
+                )
+            return found[:, :3]
 
         # Twice the same program: two copies of it in one may be rounded in two ways.
         run, same = jax.jit(tokens), jax.jit(functools.partial(jnp.array_equal, equal_nan=True))

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int, Key, jaxtyped
 
 from jaxir.models import layers
 from jaxir.models.activations import gelu
-from jaxir.models.backbones import BackboneConfig
+from jaxir.models.backbones import BackboneConfig, make_encoder
 from jaxir.models.dual_encoder import pool
 from jaxir.partitioning import constrain
 from jaxir.simple_types import Natural, checked
@@ -77,7 +77,7 @@ class CrossEncoderModel(nnx.Module):
             )
 
         self.config = config
-        self.encoder = config.backbone.make(rngs=rngs)
+        self.encoder = make_encoder(config.backbone, rngs=rngs)
         width = config.backbone.embed_dim
         self.pooler = dense(width, "affinity", use_bias=not config.normed)
         norm = layers.LayerNorm(width, epsilon=_EPSILON, dtype="float32", use_bias=False)

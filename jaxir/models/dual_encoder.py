@@ -14,7 +14,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key, jaxtyped
 
 from jaxir.models import layers
-from jaxir.models.backbones import BackboneConfig, Edit, Encoder, check_editable
+from jaxir.models.backbones import BackboneConfig, Edit, Encoder, check_editable, make_encoder
 from jaxir.partitioning import constrain
 from jaxir.simple_types import Count, checked
 
@@ -101,10 +101,10 @@ class DualEncoderModel(nnx.Module):
     def __init__(self, config: DualEncoderConfig, *, rngs: nnx.Rngs):
         self.config = config
         if config.sharing == "sde":
-            self.encoder = config.backbone.make(rngs=rngs)
+            self.encoder = make_encoder(config.backbone, rngs=rngs)
         else:
-            self.query_encoder = config.backbone.make(rngs=rngs)
-            self.passage_encoder = config.backbone.make(rngs=rngs)
+            self.query_encoder = make_encoder(config.backbone, rngs=rngs)
+            self.passage_encoder = make_encoder(config.backbone, rngs=rngs)
         if config.projection is not None and config.sharing == "ade":
             self.query_projection = _make_projection(config, rngs=rngs)
             self.passage_projection = _make_projection(config, rngs=rngs)

@@ -65,6 +65,17 @@ def size_of(module: nnx.Module) -> str:
     return f"{count} parameters"
 
 
+def not_of(module: nnx.Module, kind: type[nnx.Variable]) -> str | None:
+    """Returns what a module holds first that is no `kind` of variable: "'scale' (a plain array)", say."""
+    for path, node in nnx.iter_graph(module):
+        # Not the state: while JAX traces, Flax has plain arrays among what is fixed.
+        for name, x in {} if is_variable(node) else getattr(node, "__dict__", {}).items():
+            if isinstance(x, jax.Array | np.ndarray) or (is_variable(x) and not isinstance(x, kind)):
+                what = type(x).__name__ if is_variable(x) else "a plain array"
+                return f"{'.'.join(map(str, (*path, name)))!r} ({what})"
+    return None
+
+
 def of_shapes(module: nnx.Module) -> bool:
     """Whether a module's parameters are but shapes, as in a plan."""
     return any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(nnx.state(module, nnx.Param)))
@@ -122,10 +133,11 @@ def param_shardings(state: nnx.State, partitioner: Partitioner) -> nnx.State:
         axes = p.get_metadata().get("logical_axes", (None,) * len(shape))
         return p.replace(partitioner.sharding(axes, shape))
 
-    return jax.tree.map(one, state, is_leaf=_is_variable)
+    return jax.tree.map(one, state, is_leaf=is_variable)
 
 
-def _is_variable(x: Any) -> bool:
+def is_variable(x: Any) -> bool:
+    """Whether `x` is one, for `is_leaf` of JAX's trees."""
     return isinstance(x, nnx.Variable)
 
 
@@ -278,7 +290,7 @@ def make_stack(make_block: Callable[[nnx.Rngs], nnx.Module], num: int, *, scan: 
     if not scan:
         return nnx.List([make_block(nnx.Rngs(key)) for key in keys])
     stacked = jax.vmap(lambda key: nnx.state(make_block(nnx.Rngs(key)), nnx.Param))(keys)
-    for p in jax.tree.leaves(stacked, is_leaf=_is_variable):
+    for p in jax.tree.leaves(stacked, is_leaf=is_variable):
         p.set_metadata(logical_axes=("layers", *p.get_metadata()["logical_axes"]))
     graphdef, _ = nnx.split(nnx.eval_shape(lambda: make_block(nnx.Rngs(0))))
     return nnx.merge(graphdef, stacked)

@@ -11,7 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Key, jaxtyped
 
 from jaxir.models import activations, layers
-from jaxir.models.backbones import BackboneConfig
+from jaxir.models.backbones import BackboneConfig, make_encoder
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class MaskedLanguageModel(nnx.Module):
 
     def __init__(self, config: MaskedLMConfig, *, rngs: nnx.Rngs):
         self.config = config
-        self.encoder = config.backbone.make(rngs=rngs)
+        self.encoder = make_encoder(config.backbone, rngs=rngs)
         self.head = config.make_head(rngs=rngs)
 
     @jaxtyped(typechecker=beartype)

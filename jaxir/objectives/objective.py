@@ -16,6 +16,7 @@ from jaxir.errors import UserError, suggest
 from jaxir.features import Features, TextFormat, TokenCounts
 from jaxir.models.cross_encoder import CrossEncoderModel
 from jaxir.models.dual_encoder import DualEncoderModel
+from jaxir.models.layers import not_of
 from jaxir.models.seq2seq import Seq2SeqModel
 
 # What each kind of model is called, and what gives one.
@@ -113,21 +114,29 @@ class Objective(abc.ABC):
 def auxiliary_of(
     objective: Objective, model: nnx.Module, *, form: TextFormat, rngs: nnx.Rngs
 ) -> nnx.Module | None:
-    """Returns the objective's `auxiliary`, once it is known to be a module or nothing.
+    """Returns the objective's `auxiliary`, once it is known to be a module of variables, or nothing.
 
     Arguments are those of `Objective.auxiliary`.
 
     Raises:
-      UserError: it is something else, or asks the model for what that does not have.
+      UserError: it is something else, holds plain arrays, or asks the model for what that does not have.
     """
     with _naming_kind(objective, model):
         found = objective.auxiliary(model, form=form, rngs=rngs)
-    if found is None or isinstance(found, nnx.Module):
-        return found
-    raise UserError(
-        f"{type(objective).__name__}.auxiliary must return an nnx.Module or None, not {_told(found)}: what is"
-        " no module goes into one, such as nnx.Dict(name=...)"
-    )
+    if found is None:
+        return None
+    name = f"{type(objective).__name__}.auxiliary"
+    if not isinstance(found, nnx.Module):
+        raise UserError(
+            f"{name} must return an nnx.Module or None, not {_told(found)}: what is no module goes into one,"
+            " such as nnx.Dict(name=...)"
+        )
+    if plain := not_of(found, nnx.Variable):
+        raise UserError(
+            f"{name} holds {plain}, which would not be trained: jaxir.models.layers.param makes a parameter"
+            " of an array, nnx.Variable what the objective changes itself"
+        )
+    return found
 
 
 TRAINERS_METRICS = ("loss", "grad_norm", "learning_rate")

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxir.errors import UserError
 from jaxir.interop import array_checksums
-from jaxir.models.layers import Remat, param_shardings
+from jaxir.models.layers import Remat, not_of, param_shardings
 from jaxir.objectives.objective import Objective, loss_and_metrics
 from jaxir.partitioning import Partitioner
 from jaxir.training.optimizers import BuiltOptimizer
@@ -117,13 +117,12 @@ def plan_state(
       frozen: patterns of names that are not trained: no gradient is computed and no moment kept for them.
 
     Raises:
-      UserError: a pattern of `frozen` matches nothing, they leave nothing to train, or what is trained is not
-        float32.
-      ValueError: the model holds state that is not a parameter, which no export would have.
+      UserError: a pattern of `frozen` matches nothing, they leave nothing to train, what is trained is not
+        float32, or the model holds state that is not a parameter, which no export would have.
     """
-    graphdef, variables, rest = nnx.split(model, nnx.Param, ...)
-    if jax.tree.leaves(rest):
-        raise ValueError(f"the trainer keeps only nnx.Param, but the model also holds {rest}")
+    graphdef, variables, _ = nnx.split(model, nnx.Param, ...)
+    if found := not_of(model, nnx.Param):
+        raise UserError(f"the model holds {found}: only an nnx.Param is trained and saved")
     whole = NamedSharding(partitioner.mesh, PartitionSpec())
     params, layout = _laid_out(variables, partitioner)
     aux_graphdef, aux_params, aux_layout, statistics = None, {}, {}, {}

@@ -1,8 +1,10 @@
 """What an objective of a user's own may not answer: each costs one sentence that names it."""
 
 import dataclasses
+from functools import partial
 
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 from flax import nnx
@@ -135,6 +137,26 @@ def test_what_is_beside_the_model_is_a_module(answer, sentence):
     for objective in (Beside(answer=answer), WeightedSum(parts={"a": Beside(answer=answer)})):
         with pytest.raises(UserError, match=sentence):
             auxiliary_of(objective, make_model(), form=FORM, rngs=nnx.Rngs(0))
+
+
+class Holder(nnx.Module):
+    def __init__(self, kind):
+        self.scale = layers.param(ONE)
+        self.parts = nnx.List([kind(ONE)])
+
+
+@pytest.mark.parametrize("shapes", [False, True])
+def test_plain_arrays_beside_the_model_would_not_be_trained(shapes):
+    """In a plan, too, where the auxiliary is traced."""
+    for kind in (jnp.asarray, np.asarray, nnx.BatchStat, layers.param):
+        objective = Beside(answer=lambda m, kind=kind: Holder(kind))
+        of = partial(auxiliary_of, objective, make_model(), form=FORM, rngs=nnx.Rngs(0))
+        make = partial(nnx.eval_shape, of) if shapes else of
+        if kind in (nnx.BatchStat, layers.param):
+            assert isinstance(make().parts[0], nnx.Variable)
+            continue
+        with pytest.raises(UserError, match=r"Beside.auxiliary holds 'parts.0' .a plain array., which would"):
+            make()
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int32"])

@@ -1,10 +1,12 @@
 """Hugging Face's config.json to the configuration of a backbone, and back, by the backbone's own table."""
 
+import dataclasses
 from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any
 
 from jaxir.errors import UserError
+from jaxir.interop import stored
 from jaxir.interop.huggingface.weights import require
 from jaxir.models import backbones
 from jaxir.models.backbones import BackboneConfig
@@ -69,7 +71,7 @@ def describe(config: BackboneConfig, pad_id: int) -> dict[str, Any]:
     """Returns the content of config.json; the inverse of `parse`.
 
     Raises:
-      UserError: Hugging Face has no architecture of this shape.
+      UserError: Hugging Face has no architecture of this shape, or the backbone's table does not say all.
     """
     codec = codec_of(config)
     for ours, value in codec.implied.items():
@@ -86,7 +88,7 @@ def describe(config: BackboneConfig, pad_id: int) -> dict[str, Any]:
         entries |= codec.write_more(config, pad_id)
     except ValueError as error:
         raise UserError(f"Hugging Face's {error}") from error
-    return {
+    content = {
         "architectures": [codec.architecture],
         "model_type": codec.model_type,
         "torch_dtype": "float32",
@@ -95,3 +97,19 @@ def describe(config: BackboneConfig, pad_id: int) -> dict[str, Any]:
         **codec.written,
         **entries,
     }
+    _check_whole(config, parse(content, Path("config.json"))[0])
+    return content
+
+
+def _check_whole(config: BackboneConfig, read: BackboneConfig) -> None:
+    """Checks that `read` is what was written, which a table in a user's file may say in part only."""
+    for field in dataclasses.fields(config):
+        name = field.name
+        computed = name in stored.EXECUTION or name.endswith(stored.DROPOUT)
+        if computed or getattr(config, name) == getattr(read, name):
+            continue
+        raise UserError(
+            f"a folder of Hugging Face's would not hold {name} {getattr(config, name)!r} of this model: it is"
+            f" read as {getattr(read, name)!r}. Add it to `entries` or `implied` of {type(config).__name__}'s"
+            " table (docs/adding_a_backbone.md)"
+        )
