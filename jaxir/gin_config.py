@@ -97,8 +97,9 @@ def bind(
       only: the parameters that will be read, where not all are: what others hang on need not be set.
 
     Raises:
-      UserError: a file that does not exist, a misspelt binding or macro (with the name that was meant), a
-        required value left open, a value of the wrong type, or one thing set both by a flag and by a binding.
+      UserError: a file that does not exist, a misspelt binding or macro (with the name that was meant), one
+        that is typed and that nothing reads, a required value left open, a value of the wrong type, or one
+        thing set both by a flag and by a binding.
     """
     defaults = _parse(files, function, bindings)
     typed = [_key_of(binding) for binding in bindings]
@@ -112,6 +113,8 @@ def bind(
         parameters = gin_internals._CONFIG.get(_parameter(function, "")[:2], {})
         for name in set(parameters) - set(only):
             del parameters[name]
+    else:
+        _check_read(_parameter(function, "").selector, typed)
     _check_values(_parameter(function, "").selector)
     bound = set(gin.get_bindings(function, resolve_references=False))
     gin.finalize()
@@ -340,6 +343,22 @@ def _reached(command: str) -> set[_Key]:
         others = [(_scope_of(r) or scope, r.configurable.selector) for r in _references(keys)]
         made += [other for other in dict.fromkeys(others) if other not in made]
     return found
+
+
+def _check_read(command: str, typed: Sequence[_Key]) -> None:
+    """Refuses parameters that are typed of something that the command does not make."""
+    reached = _reached(command)
+    for key in typed:
+        configurable = gin_internals._REGISTRY.get_match(key.selector)
+        # What a user's own code has decorated takes its bindings wherever it is called.
+        if key.selector == MACRO or key in reached or not getattr(configurable, "import_source", None):
+            continue
+        alike = {other for other in reached if other.parameter == key.parameter and other.selector != MACRO}
+        names = sorted("/".join(filter(None, (other.scope, str(other)))) for other in alike)
+        raise UserError(
+            f"{key} is set but nothing reads it: this command makes no such object"
+            + (f"; there are {', '.join(names)}" if names else "")
+        )
 
 
 def _check_values(command: str) -> None:

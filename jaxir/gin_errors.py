@@ -59,6 +59,8 @@ def explain(error: BaseException, files: Sequence[str]) -> str:
         where = f"{error.filename or '--gin'}:{error.lineno}: "
         token = re.search(r"Failed to parse token '(.*)'", str(error))
         message = f"{token[1]} is no value: text wants quotes, a macro %, an object @" if token else error.msg
+        if re.match(r"\s*(from\s.*)?import\s.*,", error.text or ""):
+            message = "gin imports one name on a line"
     return where + message
 
 

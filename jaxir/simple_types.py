@@ -47,6 +47,8 @@ class _Object:
     """What is no text, number or list, for the metadata of a hint whose class would be heavy to import."""
 
     def __contains__(self, value: Any) -> bool:
+        if isinstance(value, Later) and issubclass(value.kind, type):
+            return False  # a class, where its object is meant
         return type(value) not in _PLAIN
 
     def __str__(self) -> str:

@@ -162,6 +162,7 @@ def test_a_mistake_costs_one_sentence(cook, args, code, message):
         ),
         ("kitchen.cook.model = minilm", "bad.gin:4: minilm is no value: text wants quotes, a macro %"),
         ("kitchen.cook.steps =", "bad.gin:4: "),
+        ("from jaxir import errors, files", "bad.gin:4: gin imports one name on a line"),
         ("kitchen.cook.model = [1,\n  2", "bad.gin:4: [ is not closed"),
         ('kitchen.cook.model = """m', "bad.gin: text is not closed"),
     ],

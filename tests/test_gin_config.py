@@ -295,3 +295,51 @@ texts.Texts.path = "there"
     else:
         with pytest.raises(UserError, match=r"^SPLIT must be text, not None$"):
             gin_config.bind(train, [str(path)], [], {})
+
+
+@pytest.mark.parametrize(
+    ("typed", "sentence"),
+    [
+        ("msmarco.MsMarcoPairs.split=dev", "; there are here/MsMarcoPairs.split"),
+        ("texts.Texts.path=there", ""),
+        ("here/msmarco.MsMarcoPairs.split=train", None),
+        ("msmarco.MsMarcoPairs.directory=elsewhere", None),  # within the scope, too
+        ("kept.Kept.of=dev", None),  # by a call that gin does not see
+    ],
+)
+def test_what_is_typed_of_what_is_not_made_is_an_error(tmp_path, monkeypatch, typed, sentence):
+    (tmp_path / "kept.py").write_text(
+        "import gin\n@gin.configurable\nclass Kept:\n  def __init__(self, of): pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "recipe.gin"
+    path.write_text("""
+from __gin__ import dynamic_registration
+from jaxir import train
+from jaxir.data import msmarco
+from jaxir.data import texts
+import kept
+train.train.data = @here/msmarco.MsMarcoPairs()
+here/msmarco.MsMarcoPairs.split = "dev"
+""")
+    if sentence is None:
+        gin_config.bind(train, [str(path)], [typed], {})
+        return
+    with pytest.raises(UserError) as raised:
+        gin_config.bind(train, [str(path)], [typed], {})
+    name = ".".join(typed.partition("=")[0].split(".")[1:])
+    assert str(raised.value) == (
+        f"{name} is set but nothing reads it: this command makes no such object{sentence}"
+    )
+
+
+def test_a_class_where_an_object_is_meant_is_an_error(tmp_path):
+    path = tmp_path / "recipe.gin"
+    path.write_text("""
+from __gin__ import dynamic_registration
+from jaxir import train
+from jaxir.data import texts
+train.train.data = @texts.Texts
+""")
+    with pytest.raises(UserError, match=r"train.data must be an object, @NAME\(\) in gin files or None, not @Texts$"):
+        gin_config.bind(train, [str(path)], [], {})
