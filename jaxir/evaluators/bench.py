@@ -23,6 +23,7 @@ from jaxir.partitioning import Partitioner
 from jaxir.retrieval.encoding.generator import text_of
 
 Rows = Mapping[str, np.ndarray]  # arrays [N, ...] by name
+WRITTEN = ", written with "
 
 
 class State(Protocol):
@@ -222,6 +223,11 @@ class Bench:
         """Compiles all programs for a `training.state.Plan`."""
         for program in self._programs:
             program.compile(plan, getattr(self.objective, "chunks", 1))
+
+
+def written(examples: str, how: Decoding) -> str:
+    """Tells data, of which `examples` tells the examples, with how texts are written of them."""
+    return f"{examples}{WRITTEN}max_new_tokens={how.max_new_tokens}, num_beams={how.num_beams}"
 
 
 def read_rows(data: Any, count: int | None = None) -> list[Mapping[str, np.ndarray]]:

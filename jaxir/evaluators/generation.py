@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxir.errors import UserError
 from jaxir.evaluation.exact_match import exact_match
-from jaxir.evaluators.bench import Bench, State
+from jaxir.evaluators.bench import Bench, State, written
 from jaxir.evaluators.evaluator import Evaluator, Prepared
 from jaxir.installation import require
 from jaxir.models.decoding import Decoding
@@ -66,4 +66,4 @@ class Generation(Evaluator):
                 "exact_match": float(np.mean([exact_match(text, [target]) for target, text in pairs])),
             }
 
-        return Prepared(measure, fingerprint)
+        return Prepared(measure, written(fingerprint, how))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from jaxir.data.batch_plan import in_one_order
 from jaxir.errors import UserError
 from jaxir.evaluation.exact_match import score_answers
-from jaxir.evaluators.bench import Bench, State
+from jaxir.evaluators.bench import Bench, State, written
 from jaxir.evaluators.evaluator import Evaluator, Prepared
 from jaxir.models.decoding import Decoding
 from jaxir.objectives.reader import FusionInDecoder
@@ -54,4 +54,4 @@ class Reading(Evaluator):
         def measure(state: State) -> Mapping[str, float]:
             return score_answers(dict(zip(ids, write(state), strict=True)), answers).values
 
-        return Prepared(measure, bench.examples(self.data, features).fingerprint)
+        return Prepared(measure, written(bench.examples(self.data, features).fingerprint, how))

@@ -292,6 +292,14 @@ def test_runs_whose_loss_was_told_with_distractors_are_resumed(tmp_path):
     assert "dev=" in disagreement(earlier | {"dev": "loss on other pairs, 40 distractors"}, record)
 
 
+def test_runs_that_did_not_tell_how_texts_were_written_are_resumed():
+    told = {"dev": "EM on 8 questions, hash a, written with max_new_tokens=4, num_beams=1"}
+    assert disagreement({"dev": "EM on 8 questions, hash a"}, told) is None
+    assert "dev=" in disagreement({"dev": "EM on 8 questions, hash b"}, told)
+    assert "dev=" in disagreement({"dev": None}, told)
+    assert "dev=" in disagreement({"dev": "EM on 8 questions, hash a"}, {"dev": None})
+
+
 def test_sts_in_the_loop_is_sts_of_the_encoder(tmp_path):
     lines = [
         "5\tda de\tda de di",

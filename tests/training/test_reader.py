@@ -99,6 +99,16 @@ def test_a_resumed_run_ends_with_the_same_bits(folder, tmp_path, capsys):
     assert again.fingerprint == whole.fingerprint != model_dir.load(START, kind="seq2seq").fingerprint
 
 
+def test_answers_that_are_written_in_another_way_tell_no_best_checkpoint(folder, tmp_path, capsys):
+    settings = ["--gin_file=gin/evaluators/reading.gin", f"--gin.DEV_RUN={folder}/run.trec", "--steps=2"]
+    settings += ["--gin.EVAL_EVERY=1", "--gin.CHECKPOINT_EVERY=1", "--gin.DEV_NEW_TOKENS=4"]
+    assert train(folder, tmp_path / "run", *settings) == 0
+    capsys.readouterr()
+    assert train(folder, tmp_path / "run", *settings, "--gin.DEV_BEAMS=2") == 1
+    error = capsys.readouterr().err
+    assert "num_beams=1, not EM on 8 questions" in error and "num_beams=2; give the settings" in error
+
+
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [

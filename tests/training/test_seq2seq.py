@@ -108,6 +108,16 @@ def test_a_resumed_run_ends_with_the_same_bits(data, tmp_path, capsys):
     assert "source and target are both the field 'source'" in capsys.readouterr().err
 
 
+def test_texts_that_are_written_in_another_way_tell_no_best_checkpoint(data, tmp_path, capsys):
+    settings = ["--gin_file=gin/evaluators/generation.gin", f"--gin.DEV_TARGETS={data}/targets.jsonl"]
+    settings += ["--gin.DEV_METRIC=rougeL", "--gin.EVAL_EVERY=1", "--gin.CHECKPOINT_EVERY=1", "--steps=2"]
+    assert train(data, tmp_path / "run", *settings, "--gin.DEV_NEW_TOKENS=4") == 0
+    capsys.readouterr()
+    assert train(data, tmp_path / "run", *settings, "--gin.DEV_NEW_TOKENS=5") == 1
+    assert "max_new_tokens=4, num_beams=1, not rougeL on 8" in capsys.readouterr().err
+    assert train(data, tmp_path / "run", *settings, "--gin.DEV_NEW_TOKENS=4") == 0
+
+
 @pytest.fixture(scope="module")
 def generator():
     return Generator.load(f"hf:{GOLDEN / 'seq2seq_1_1'}")
