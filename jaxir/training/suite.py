@@ -99,13 +99,17 @@ class Suite:
         self._bench.compile(plan)
 
     def try_out(self, state: TrainState) -> None:
-        """Has the evaluators that are not jaxir's measure once, so that faults show before the first step.
+        """Has evaluators measure once, so that faults show before the first step.
+
+        They are those that are not jaxir's and, where the best checkpoint goes by another of its metrics than
+        the loss, that of the objective, which may have no such metric.
 
         Raises:
           UserError: one has not measured what it names.
         """
         for evaluator, prepared, _ in self._parts:
-            if not type(evaluator).__module__.startswith("jaxir."):
+            by_objective = isinstance(evaluator, Loss) and self.best_by == evaluator.full_name("accuracy")
+            if by_objective or not type(evaluator).__module__.startswith("jaxir."):
                 self._measured("tried before the first step", evaluator, prepared, state, {})
 
     def due(self, step: int) -> bool:

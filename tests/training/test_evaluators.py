@@ -216,6 +216,10 @@ def test_evaluators_have_a_schedule_of_their_own_as_a_share_too(tmp_path):
             "tried before the first step: evaluator Norm has measured no norm, only n",
         ),
         (
+            {"objective": WeightedSum(parts={"pairs": Contrastive()}), "dev_metric": "accuracy"},
+            "tried before the first step: evaluator Loss has measured no accuracy, only loss, pairs/accuracy",
+        ),
+        (
             {"evaluators": [Retrieval(name="none", data=None)]},
             "evaluator Retrieval 'none': it has no data: DEV_SPLIT, or what else names them, is None",
         ),
