@@ -45,6 +45,7 @@ NO_NEGATIVES = (
     "no pair of the {} has a negative, so the loss is 0 whatever the model does: no hard negatives but the"
     " passages themselves, and no other pairs with another query and another passage (told by their ids)"
 )
+ENDED = "step {}: the data's batches ended, of a run of {} steps: `batches` must go on without end"
 
 
 class Data(Protocol):
@@ -217,7 +218,9 @@ def train(
                 lambda batch: distributed.place_share(batch, partitioner, part, parts),
             )
         )
-        first = next(batches)
+        first = next(batches, None)
+        if first is None:
+            raise UserError(ENDED.format(start, steps))
 
         # ------------------------------------------------------------ compilation, once
         def compile_step(remat: Remat, objective: Objective) -> Any:
@@ -345,6 +348,8 @@ def train(
                 log.checkpoint(checkpoints.poll())
             if stopping or done == steps:
                 break
+        else:
+            raise stopped(ENDED.format(done, steps))
 
         # ------------------------------------------------------------ the end
         log.checkpoint(checkpoints.settle())

@@ -1,6 +1,7 @@
 """How the loop ends: the records of its last step, numbers that are not finite, a second Ctrl-C."""
 
 import functools
+import itertools
 import json
 import signal
 
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from tiny_run import Bag, pairs, run
+from tiny_run import Bag, Hooked, pairs, run
 
 from jaxir.errors import UserError
 from jaxir.losses.matryoshka import matryoshka
@@ -69,6 +70,28 @@ def test_what_is_not_finite_beside_the_loss_ends_the_run_unsaved(tmp_path, objec
         run(tmp_path / "run", objective=objective, **ONE_STEP)
     assert not steps_in(tmp_path / "run")
     assert not (tmp_path / "run" / "COMPLETE").exists()
+
+
+class Ending(Hooked):
+    """Data of the user's own whose batches do not go on without end."""
+
+    def __init__(self, count):
+        super().__init__(pairs(64), lambda step: None)
+        self._count = count
+
+    def batches(self, *, start_step=0, **kwargs):
+        endless = super().batches(start_step=start_step, **kwargs)
+        return itertools.islice(endless, max(0, self._count - start_step))
+
+
+def test_data_that_end_before_the_run_do_not_end_it_in_silence(tmp_path):
+    told = "the data's batches ended, of a run of 10 steps"
+    with pytest.raises(UserError, match=f"^step 5: {told}.*last good checkpoint is .*checkpoints/4$"):
+        run(tmp_path / "run", data=Ending(5), steps=10, checkpoint_every=4)
+    assert steps_in(tmp_path / "run") == ["4"] and not (tmp_path / "run" / "COMPLETE").exists()
+    with pytest.raises(UserError, match=f"^step 4: {told}"):
+        run(tmp_path / "run", data=Ending(4), steps=10, checkpoint_every=4)
+    assert run(tmp_path / "run", data=Ending(10), steps=10, checkpoint_every=4).step == 10
 
 
 def test_a_second_interrupt_does_not_wait_for_the_step():
