@@ -234,6 +234,14 @@ def test_objects_and_losses_of_another_kind_in_python():
         Contrastive(loss=ranking.list_softmax)
     with pytest.raises(UserError, match="same_tower of samtone must be 'query' or 'passage' or 'both', not"):
         Contrastive(loss=functools.partial(samtone.samtone, same_tower="bth"))
+    for wrong, sentence in (
+        ({"temperature": "x"}, "temperature of in_batch_softmax must be a number above 0, not 'x'"),
+        ({"temperatur": 1.0}, r"in_batch_softmax\(temperatur=1.0\) cannot be called: got an unexpected"),
+    ):
+        loss = functools.partial(in_batch.in_batch_softmax, **wrong)
+        for given in (loss, functools.partial(matryoshka.matryoshka, loss=loss)):
+            with pytest.raises(UserError, match=f"^{sentence}"):
+                Contrastive(loss=given)
     with pytest.raises(UserError, match="generator must be an object, MaskedLMSource or None, not 'hf:x'"):
         DiffCSE(generator="hf:x")
     with pytest.raises(UserError, match="both views of a text are the text itself"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -129,16 +130,28 @@ def check_loss(loss: Callable[..., Any], *names: str) -> None:
 
     Raises:
       UserError: it cannot: it is no loss, or one of other things; or a setting of it, bound by
-        `functools.partial`, has a value that it may not have.
+        `functools.partial`, has a value that it may not have, or is none of its; likewise of a loss within.
     """
+    _check_bound(loss)
     try:
         inspect.signature(loss).bind(None, None, None, **dict.fromkeys(names))
     except (TypeError, ValueError) as error:
         raise UserError(f"{call_of(loss)} is no loss for this objective: {error}") from error
-    if isinstance(loss, functools.partial):
-        hints = hints_of(loss.func)
-        for name, value in loss.keywords.items():
-            check_value(f"{name} of {call_of(loss.func)}", value, hints.get(name, Any))
+
+
+def _check_bound(function: Any) -> None:
+    """Checks what `functools.partial` has bound of a function, and of functions among that."""
+    if not isinstance(function, functools.partial):
+        return
+    with contextlib.suppress(ValueError):  # of a function in C, which tells no signature
+        try:
+            inspect.signature(function.func).bind_partial(*function.args, **function.keywords)
+        except TypeError as error:
+            raise UserError(f"{call_of(function)} cannot be called: {error}") from error
+    hints = hints_of(function.func)
+    for name, value in function.keywords.items():
+        check_value(f"{name} of {call_of(function.func)}", value, hints.get(name, Any))
+        _check_bound(value)
 
 
 def call_of(loss: Callable[..., Any]) -> str:
