@@ -24,7 +24,8 @@ def check_data(what: str, data: Any) -> None:
         try:
             inspect.signature(data.build).bind(None, None, on_bad_input="stop")
         except (AttributeError, TypeError, ValueError) as error:
-            raise UserError(f"{what} must be data, such as BeirPairs(...), not {data!r:.80}") from error
+            known = "Pairs(queries, passages) or BeirPairs(directory=...)"
+            raise UserError(f"{what} must be data, such as {known}, not {data!r:.80}") from error
 
 
 class TextData(abc.ABC):

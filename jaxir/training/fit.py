@@ -11,7 +11,7 @@ from typing import Any
 from jaxir.asides import temporary_directory
 from jaxir.data.array_dataset import ArrayDataset
 from jaxir.data.own_pairs import Pairs
-from jaxir.data.text_data import TextData
+from jaxir.data.text_data import TextData, check_data
 from jaxir.errors import UserError
 from jaxir.interop import model_dir, stored
 from jaxir.interop.build import FromScratch, Pretrained, PretrainedCrossEncoder, PretrainedSeq2Seq
@@ -107,8 +107,8 @@ def fit(
     recipe = Recipe(
         model=_start(model),
         objective=objective or usual,
-        data=Shortened(pairs),
-        dev=dev and Shortened(dev),
+        data=_shortened("pairs", pairs),
+        dev=None if dev is None else _shortened("dev", dev),
         steps=steps,
         epochs=epochs,
         batch_size=batch_size,
@@ -138,6 +138,12 @@ class Shortened:
         """Builds the data; see `TextData`."""
         found = self.data.build(*args, **kwargs)
         return found.shortened() if isinstance(found, ArrayDataset) else found
+
+
+def _shortened(what: str, data: Any) -> Any:
+    """Returns data that are `Shortened`; a dataset that was built as it is."""
+    check_data(what, data)
+    return Shortened(data) if hasattr(data, "build") else data
 
 
 @dataclasses.dataclass(frozen=True)

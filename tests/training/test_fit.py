@@ -184,6 +184,22 @@ def test_what_cannot_be_trained_is_said_before_anything_is_compiled(model, setti
         fit(model, PAIRS, **settings)
 
 
+def test_pairs_and_dev_that_are_no_data_are_said_by_these_names():
+    listed = [("how do I undo a commit?", "git revert makes a new commit.")]
+    known = r"must be data, such as Pairs\(queries, passages\) or BeirPairs\(.*\), not \["
+    with pytest.raises(UserError, match=f"^pairs {known}"):
+        fit(BERT, listed, steps=1)
+    for nothing in (listed, []):
+        with pytest.raises(UserError, match=f"^dev {known}"):
+            fit(BERT, PAIRS, steps=1, dev=nothing)
+
+
+def test_a_dataset_that_was_built_is_trained_on_as_it_is(start):
+    form = start.settings.text_format_of(start.tokenizer, 0)
+    data = PAIRS.build(start.tokenizer, pair_features(form)).shortened()
+    np.testing.assert_array_equal(*(encode(fit(start, given, **SETTINGS)) for given in (data, PAIRS)))
+
+
 def test_defaults_are_those_of_the_recipe(start, request):
     request.addfinalizer(gin.clear_config)
     gin_config.bind(train_command, ["gin/pairs.gin"], ["DATA=x"], {})
