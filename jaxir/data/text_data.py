@@ -28,6 +28,24 @@ def check_data(what: str, data: Any) -> None:
             raise UserError(f"{what} must be data, such as {known}, not {data!r:.80}") from error
 
 
+def dataset_of(
+    data: Any, tokenizer: Tokenizer, features: Features, *, on_bad_input: OnBadInput | Policy
+) -> Any:
+    """Returns the dataset of data that passed `check_data`: one that was built as it is.
+
+    Raises:
+      UserError: the data cannot be built, or the dataset was built without one of the features.
+    """
+    if hasattr(data, "build"):
+        return data.build(tokenizer, features, on_bad_input=on_bad_input)
+    if lacking := [name for name in features if name not in getattr(data, "features", features)]:
+        raise UserError(
+            f"the dataset was built with {', '.join(data.features)}, and {', '.join(lacking)} must be"
+            " there too: build it with the features that are read, or give what it is built of"
+        )
+    return data
+
+
 class TextData(abc.ABC):
     """What is common to all kinds of data: one `build`. A kind defines `dataset`."""
 

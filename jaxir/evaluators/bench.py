@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxir import cpu
 from jaxir.compile_cache import aside
 from jaxir.data.lines import Policy
-from jaxir.data.text_data import check_data
+from jaxir.data.text_data import check_data, dataset_of
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
 from jaxir.features import Features, TextFormat
@@ -185,11 +185,9 @@ class Bench:
             # Where gin names data twice it makes two, which are equal.
             if (read.data is data or read.data == data) and read.features == features:
                 return read
-        built = data
-        if hasattr(data, "build"):
-            built = data.build(self.tokenizer, features, on_bad_input=self.on_bad_input)
-        arrays = built.once(None)
-        read = _Read(data, features, built, arrays, Examples(_rows_of(arrays), built.fingerprint))
+        dataset = dataset_of(data, self.tokenizer, features, on_bad_input=self.on_bad_input)
+        arrays = dataset.once(None)
+        read = _Read(data, features, dataset, arrays, Examples(_rows_of(arrays), dataset.fingerprint))
         self._read.append(read)
         return read
 

@@ -16,7 +16,7 @@ from flax import nnx
 from jax.experimental import multihost_utils
 
 from jaxir import compile_cache, distributed
-from jaxir.data.text_data import check_data
+from jaxir.data.text_data import check_data, dataset_of
 from jaxir.errors import UserError
 from jaxir.evaluators.bench import Bench
 from jaxir.files import atomic_file, path_of
@@ -133,10 +133,8 @@ def train(
         model = loaded.model
         objective.check_model(model)
         form = loaded.settings.text_format_of(loaded.tokenizer, recipe.num_negatives)
-        data = recipe.data
-        if hasattr(data, "build"):
-            features = objective.features(form)
-            data = data.build(loaded.tokenizer, features, on_bad_input=recipe.on_bad_input)
+        features = objective.features(form)
+        data = dataset_of(recipe.data, loaded.tokenizer, features, on_bad_input=recipe.on_bad_input)
         recipe = recipe.settled(data.num_examples)
         steps, batch_size, seed = recipe.steps, recipe.batch_size, recipe.seed
         to_trace = steps_to_trace(recipe.profile_steps, steps)

@@ -257,6 +257,14 @@ def test_what_is_no_data_and_dimensions_that_vectors_lack_are_refused_before_the
         ({"data": MeshConfig()}, r"data must be data, such as Pairs\(.* or BeirPairs.*, not MeshConfig\("),
         ({"evaluators": [Loss(data=MeshConfig(), name="x")]}, r"evaluator Loss 'x': its data must be data, "),
         (
+            {"num_negatives": 2},
+            "^the dataset was built with query_ids, .*, and negative_ids, negative_key must be there too",
+        ),
+        (
+            {"evaluators": [Loss(data=pairs(8), name="x", num_negatives=2)]},
+            "^evaluator Loss 'x': the dataset was built with .* negative_key must be there too",
+        ),
+        (
             {"evaluators": [Retrieval(data=pairs(8), name="x", dimensions=[8, 99])]},
             "have 32 dimensions, not 99",
         ),
