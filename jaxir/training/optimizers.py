@@ -171,6 +171,8 @@ class AdamW:
             return _in_groups(self, steps)
         warmup_steps = _in_steps(self.warmup_steps, steps)
         if self.decay == "inverse_sqrt":
+            # A run of one step may be all warm-up.
+            warmup_steps = max(warmup_steps, 1 if 0 < self.warmup_steps < 1 else 0)
             schedule = inverse_sqrt_schedule(self.learning_rate, warmup_steps=warmup_steps)
         else:
             how = {"warmup_steps": warmup_steps, "steps": steps, "unfinished": self.unfinished_warmup}

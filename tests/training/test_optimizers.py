@@ -63,6 +63,9 @@ def test_the_rate_may_fall_with_the_square_root_whatever_the_length_of_the_run()
         rates = [float(optimizer.build(length).schedule(jnp.int32(t - 1))) for t in steps]
         np.testing.assert_allclose(rates, expected, rtol=1e-5)
     assert expected[3] == pytest.approx(2e-5) and expected[5] == pytest.approx(1e-5)
+    shares = AdamW(learning_rate=2e-5, warmup_steps=0.05, decay="inverse_sqrt")
+    for length, first in ((1, 2e-5), (10, 2e-5), (40, 1e-5)):
+        assert float(shares.build(length).schedule(jnp.int32(0))) == pytest.approx(first)
     with pytest.raises(UserError, match="needs warmup_steps of at least 1"):
         AdamW(decay="inverse_sqrt").build(10)
 
