@@ -151,6 +151,22 @@ def test_add_and_delete_and_save(tmp_path, vectors, ids, count):
         index.add(new[:1, :16].copy(), ["n9"])
 
 
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+def test_greater_numbers_than_there_were_are_not_cut_off(similarity):
+    """ScaNN codes int8 vectors by the greatest number of each dimension among those that it is built of."""
+    rng = np.random.default_rng(2)
+    old, new, queries = (rng.normal(size=(n, DIMENSION)).astype(np.float32) for n in (600, 200, 100))
+    old[:, : DIMENSION // 2] /= 10
+    new[:, DIMENSION // 2 :] /= 10
+    ids = [f"d{i}" for i in range(800)]
+    grown = ScannIndex.build(old, ids[:600], similarity=similarity, storage="int8")
+    grown.add(new, ids[600:])
+    exact = ExactIndex.build(np.concatenate([old, new]), ids, similarity=similarity)
+    near, found = (index.search(queries, 10) for index in (exact, grown))
+    assert np.mean([len(set(a) & set(b)) for a, b in zip(near[1], found[1], strict=True)]) > 9.5
+    np.testing.assert_allclose(found[0], near[0], atol=0.02 * np.abs(near[0]).max())
+
+
 def test_a_changed_tree_holds_each_vector_under_its_id(tmp_path, vectors, ids):
     old = COUNT - 500
     index = ScannIndex.build(vectors[:old], ids[:old], storage="bfloat16")

@@ -64,8 +64,9 @@ class ScannIndex(VectorIndex):
     Up to 20,000 vectors there is no tree: all are compared. How many leaves and how many candidates, is 1/8
     and 200 unless `tuning.tune` finds less to be enough.
 
-    ScaNN cannot change an index whose vectors are in two leaves: what is added or deleted waits for the next
-    search or `save`, which builds the tree anew.
+    ScaNN cannot change an index whose vectors are in two leaves, and codes what is added to int8 vectors by
+    the greatest numbers of those that were there: what is added to either, or deleted, waits for the next
+    search or `save`, which builds it anew.
     """
 
     engine = "scann"
@@ -176,8 +177,13 @@ class ScannIndex(VectorIndex):
             with stored_vectors(place, self.info.settings["storage"]) as vectors:
                 return [vectors]  # a mapping outlives its file
 
+    @property
+    def _built_anew(self) -> bool:
+        """Whether a change builds it anew, where ScaNN cannot make it or would cut off what is greater."""
+        return "soar" in self.info.settings or self.info.settings["storage"] == "int8"
+
     def _add(self, shards: list[np.ndarray], ids: list[str]) -> None:
-        if "soar" in self.info.settings:
+        if self._built_anew:
             # Copies of what the caller may still write to; memory-mapped shards stay on disk.
             own = [shard.copy() if shard.flags.writeable else shard for shard in shards]
             self._waiting = [*self.vectors(), *own]
@@ -193,7 +199,7 @@ class ScannIndex(VectorIndex):
                 new = new[len(vectors) :]
 
     def _delete(self, ids: set[str]) -> None:
-        if "soar" in self.info.settings:
+        if self._built_anew:
             gone = np.array([doc_id in ids for doc_id in self.ids])
             self._waiting = without(self.vectors(), np.flatnonzero(gone))
             self._hold([doc_id for doc_id in self.ids if doc_id not in ids])
