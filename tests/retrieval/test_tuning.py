@@ -167,6 +167,17 @@ def test_greater_numbers_than_there_were_are_not_cut_off(similarity):
     np.testing.assert_allclose(found[0], near[0], atol=0.02 * np.abs(near[0]).max())
 
 
+@pytest.mark.parametrize("left", [200, 1])
+def test_fewer_vectors_than_leaves_are_all_compared(tmp_path, index, vectors, ids, left):
+    few = index.with_settings(leaves_to_search=1)
+    few.delete(ids[left:])
+    expected = ExactIndex.build(vectors[:left], ids[:left]).search(vectors[:20], 10)
+    for found in (few, load_index(_saved(few, tmp_path))):
+        scores, answers = found.search(vectors[:20], 10)
+        assert answers == expected[1] and not found.tuned
+        np.testing.assert_allclose(scores, expected[0], atol=1e-5)
+
+
 def test_a_changed_tree_holds_each_vector_under_its_id(tmp_path, vectors, ids):
     old = COUNT - 500
     index = ScannIndex.build(vectors[:old], ids[:old], storage="bfloat16")

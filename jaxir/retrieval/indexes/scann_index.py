@@ -66,7 +66,8 @@ class ScannIndex(VectorIndex):
 
     ScaNN cannot change an index whose vectors are in two leaves, and codes what is added to int8 vectors by
     the greatest numbers of those that were there: what is added to either, or deleted, waits for the next
-    search or `save`, which builds it anew.
+    search or `save`, which builds it anew. Where fewer vectors are left than there are leaves, all are
+    compared from then on.
     """
 
     engine = "scann"
@@ -203,6 +204,9 @@ class ScannIndex(VectorIndex):
             gone = np.array([doc_id in ids for doc_id in self.ids])
             self._waiting = without(self.vectors(), np.flatnonzero(gone))
             self._hold([doc_id for doc_id in self.ids if doc_id not in ids])
+            settings = self.info.settings
+            if len(self.ids) < settings.get("leaves", 0):
+                self.info = dataclasses.replace(self.info, settings={"storage": settings["storage"]})
             return
         with self._changing():
             self._searcher.delete(sorted(ids))
