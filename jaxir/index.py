@@ -49,8 +49,8 @@ def index(
       embeddings: what jaxir.encode wrote.
       backend: scann (approximate, fast, exact up to some thousands of passages), exact, lucene (BM25),
         lucene_impact (learned sparse vectors), or milvus (embedded, or a server by --uri).
-      corpus: the corpus; its titles and texts are stored, for jaxir.search to show. With --embeddings, the
-        one that was encoded.
+      corpus: the corpus, a .jsonl[.gz] or a .txt[.gz] with a text on each line, whose number is the id; its
+        titles and texts are stored, for jaxir.search to show. With --embeddings, the one that was encoded.
       vectors: for lucene_impact, .jsonl[.gz] lines of {"id": ..., "vector": {token: weight}}, the weights
         whole numbers, as Anserini's collections of SPLADE, uniCOIL and DeepImpact have them.
       model: the model that jaxir.search should load for queries (default: the one that encoded the

@@ -198,6 +198,22 @@ def read_lines(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") -> 
     return parsed_lines(path, lambda line, number: Query(str(number), line), on_bad_input)
 
 
+def has_lines(path: str | Path) -> bool:
+    """Whether a file is read as texts, one on each line, and not as records."""
+    return Path(path).name.removesuffix(".gz").endswith(".txt")
+
+
+def read_documents(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") -> Iterator[Document]:
+    """Yields the documents of a corpus.jsonl[.gz], or the texts of a .txt[.gz], whose ids are their lines.
+
+    Raises:
+      BadInputError: a malformed line.
+    """
+    if has_lines(path):
+        return (Document(line.id, "", line.text) for line in read_lines(path, on_bad_input))
+    return read_corpus(path, on_bad_input)
+
+
 def read_qrels(
     path: str | Path,
     on_bad_input: OnBadInput | Policy = "stop",

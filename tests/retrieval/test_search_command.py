@@ -103,6 +103,19 @@ def test_queries_to_a_run(tmp_path, index, toy, encoder, texts, capsys):
         assert list(run[f"q{i}"].values()) == pytest.approx(scores[i].tolist(), abs=1e-5)
 
 
+def test_texts_on_lines_are_shown_as_they_were_encoded(tmp_path, small_model, capsys):
+    lines = tmp_path / "lines.txt"
+    lines.write_text("w1 w2 w3\n\nw7 w8 é\n", encoding="utf-8")
+    assert command("encode", f"--model={small_model}", f"--input={lines}", f"--output={tmp_path}/emb") == 0
+    flags = [f"--embeddings={tmp_path}/emb", "--backend=exact", f"--output={tmp_path}/index"]
+    assert command("index", *flags, f"--corpus={lines}") == 0
+    capsys.readouterr()
+    assert command("search", f"--index={tmp_path}/index", "--query=w1") == 0
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
+    found = {head[2]: snippet for head, snippet in zip(shown[::2], shown[1::2], strict=True)}
+    assert found == {"1": ["w1", "w2", "w3"], "3": ["w7", "w8", "é"]}
+
+
 def test_one_question(index, capsys, texts):
     assert command("search", f"--index={index}", "--query=w1 w2", "--k=3") == 0
     lines = capsys.readouterr().out.splitlines()

@@ -46,6 +46,14 @@ def index(sidecar, tmp_path, write_corpus) -> str:
     return str(tmp_path / "index")
 
 
+def test_a_corpus_may_be_a_text_on_each_line(sidecar, tmp_path):
+    (tmp_path / "lines.txt").write_text("cats drink milk\n\ndogs bark\n")
+    build_lucene_index(tmp_path / "lines.txt", tmp_path / "index")
+    index = load_index(tmp_path / "index")
+    assert index.search(["a dog", "milk"], 2)[1] == [["3"], ["1"]]
+    assert index.documents["3"].text == "dogs bark"
+
+
 def test_an_index_describes_itself(index):
     loaded = load_index(index)
     assert loaded.query_kind == "texts"

@@ -27,7 +27,7 @@ import numpy as np
 from jaxir import checksums
 from jaxir.data import fingerprints
 from jaxir.data.lines import OnBadInput, Policy
-from jaxir.data.sources import read_corpus, read_lines, read_queries
+from jaxir.data.sources import has_lines, read_corpus, read_lines, read_queries
 from jaxir.distributed import wait_for_all
 from jaxir.errors import UserError
 from jaxir.files import atomic_file, local_path
@@ -288,7 +288,7 @@ def _describe(
         dtype=encoder.model.config.backbone.dtype,
         max_length=max_length,
         prompt=prompt,
-        text="(title + ' ' + text).strip()" if tower == "passage" and not _has_lines(input) else "text",
+        text="(title + ' ' + text).strip()" if tower == "passage" and not has_lines(input) else "text",
         input_name=input.name,
         input_bytes=input.stat().st_size,
         input_sha256=digest.hexdigest(),
@@ -296,11 +296,6 @@ def _describe(
         views=expansion.views if expansion else 0,
         expansions_hash=of_queries.hex() if expansion else "",
     )
-
-
-def _has_lines(input: Path) -> bool:
-    """Whether it has a text on each line."""
-    return input.name.removesuffix(".gz").endswith(".txt")
 
 
 def _records(
@@ -316,7 +311,7 @@ def _records(
 
 
 def _read(input: Path, tower: Tower, on_bad_input: OnBadInput | Policy) -> Iterator[tuple[str, str]]:
-    if _has_lines(input):
+    if has_lines(input):
         return map(tuple, read_lines(input, on_bad_input))
     if tower == "query":
         return ((query.id, query.text) for query in read_queries(input, on_bad_input))

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxir.data.lines import OnBadInput
-from jaxir.data.sources import Document, read_corpus
+from jaxir.data.sources import Document, read_documents
 from jaxir.errors import DamagedError, UserError
 from jaxir.retrieval.npy import read_npy, write_npy
 from jaxir.simple_types import fits
@@ -101,7 +101,7 @@ class Documents:
 
         Args:
           directory: where to.
-          corpus: a corpus file; None where all are in `kept`.
+          corpus: a corpus file, as `read_documents` takes it; None where all are in `kept`.
           ids: of the documents, in the order of the index.
           kept: documents of an earlier index.
           new: the ids that are taken from the corpus; None takes all from there.
@@ -117,7 +117,7 @@ class Documents:
                 for doc_id, line in kept.lines([i for i in ids if i not in wanted]):
                     offsets[row_of[doc_id]] = file.tell()
                     file.write(line)
-            for document in read_corpus(corpus, OnBadInput("skip")) if corpus is not None else ():
+            for document in read_documents(corpus, OnBadInput("skip")) if corpus is not None else ():
                 if document.id in wanted:
                     offsets[row_of[document.id]] = file.tell()
                     stored = [document.title, document.text]

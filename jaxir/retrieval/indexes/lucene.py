@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxir.checksums import directory_with_checksums
 from jaxir.data.lines import MalformedRecord, OnBadInput, Policy
-from jaxir.data.sources import Document, read_corpus
+from jaxir.data.sources import Document, read_documents
 from jaxir.data.sparse_vectors import SparseVector, read_sparse_vectors, weights_of
 from jaxir.errors import UserError
 from jaxir.progress import progress
@@ -160,12 +160,12 @@ def build_lucene_index(
     on_bad_input: Policy = "stop",
     sidecar: Sidecar | None = None,
 ) -> LuceneIndex:
-    """Indexes a corpus.jsonl[.gz] in a new directory, with its documents for display.
+    """Indexes a corpus in a new directory, with its documents for display.
 
     Documents with neither title nor text are left out, as Pyserini does.
 
     Args:
-      corpus: the corpus file.
+      corpus: the corpus file, as `read_documents` takes it.
       output: the index directory; it appears only when whole.
       fields: "flat" (title, a space and text in one field) or "multifield".
       on_bad_input: stop at the first malformed line, or skip and count them.
@@ -177,7 +177,7 @@ def build_lucene_index(
     collector = OnBadInput(on_bad_input)
     sidecar = sidecar or shared()
     with directory_with_checksums(output) as aside:
-        info, ids = _index(aside, lambda: read_corpus(corpus, collector), fields, sidecar)
+        info, ids = _index(aside, lambda: read_documents(corpus, collector), fields, sidecar)
         collector.report(noted="left out")
         Documents.write(aside, corpus, ids)
         describe(aside, info, ids)
@@ -214,7 +214,7 @@ def update_lucene_index(
         raise UserError(f"{directory} is a damaged index: it has no documents")
     gone = set(delete)
     kept = [doc_id for doc_id in index.ids if doc_id not in gone]
-    new = [] if corpus is None else [d.id for d in read_corpus(corpus, collector)]
+    new = [] if corpus is None else [d.id for d in read_documents(corpus, collector)]
     collector.report(noted="left out")
     check_new(new, kept)
 
@@ -222,7 +222,7 @@ def update_lucene_index(
         for doc_id, _ in stored.lines(kept):
             yield stored[doc_id]
         if corpus is not None:
-            yield from read_corpus(corpus, OnBadInput("skip"))
+            yield from read_documents(corpus, OnBadInput("skip"))
 
     with directory_with_checksums(directory, overwrite=True) as aside:
         info, ids = _index(aside, documents, index.info.settings["fields"], index.sidecar)
