@@ -41,6 +41,7 @@ SLIPS = [
         ["--model=hf:", "--run=run.trec", "--dataset=beir:."],
         "hf: names no model: write hf:DIR or hf:NAME",
     ),
+    ("encode", ["--model=w2v:", "--input=a.trec"], "w2v: names no model: write w2v:FILE"),
     ("mine", ["--run=a.trec", "--dataset=beir:.", "--gin.mine.margin=True"], "mine.margin must be a number"),
     ("mine", ["--run= ", "--dataset=beir:."], "--run is empty"),
     ("mine", ["--run=a\nb", "--dataset=beir:."], r"a\nb: no such run file"),

@@ -55,6 +55,8 @@ T = TypeVar("T")
 
 UNFINISHED = "UNFINISHED"  # in a bucket, beside a model that is being written
 FORMAT = 1
+# How models that are not ours are written: one of these, a colon, and what stands here.
+FORMS = {"t5x": ("DIR",), "st": ("DIR", "NAME"), "hf": ("DIR", "NAME"), "w2v": ("FILE",)}
 
 
 def load(
@@ -186,9 +188,9 @@ def read(
 
 def _read(spec: str, tokenizer: str | None, kind: str | None) -> tuple[StoredModel, str | None]:
     form, separator, name = str(spec).partition(":")
-    if separator and form in ("t5x", "st", "hf") and not name:
+    if separator and form in FORMS and not name:
         raise UserError(
-            f"{spec} names no model: write {form}:DIR{'' if form == 't5x' else f' or {form}:NAME'}"
+            f"{spec} names no model: write {' or '.join(f'{form}:{what}' for what in FORMS[form])}"
         )
     if separator and form == "t5x":
         return t5x.read(name, tokenizer=tokenizer, generator=kind == "seq2seq"), None

@@ -1,8 +1,10 @@
 """DualEncoder: the right vector for each text, in order, with no shape compiled twice."""
 
 import re
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -17,6 +19,8 @@ from jaxir.interop import model_dir
 from jaxir.retrieval.encoding import dual_encoder
 from jaxir.retrieval.encoding.batching import EncodingReport
 from jaxir.retrieval.encoding.dual_encoder import EMBED, DualEncoder
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "bert"
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +145,26 @@ def test_vectors_that_are_not_finite(small_model):
 def test_no_such_model(tmp_path):
     with pytest.raises(UserError, match="nothing: no such model directory"):
         DualEncoder.load(str(tmp_path / "nothing"))
+
+
+@pytest.mark.parametrize("form", ["", "st:", "hf:"])
+def test_a_directory_with_a_colon_in_its_name_is_found_from_anywhere(tmp_path, monkeypatch, toy, form):
+    place = tmp_path / "runs" / "12:30" / "model"
+    if form:
+        shutil.copytree(GOLDEN, place)
+    else:
+        place.parent.mkdir(parents=True)
+        toy.save_model(place, seed=0)
+    monkeypatch.chdir(tmp_path)
+    encoder = DualEncoder.load(f"{form}runs/12:30/model")
+    monkeypatch.chdir("/")
+    assert encoder.spec == f"{form}{place}"
+    assert DualEncoder.load(encoder.spec).fingerprint == encoder.fingerprint
+
+
+@pytest.mark.parametrize("spec", ["hf:google/bert", "st:a@main", "t5x:gs://bucket/run", "gs://bucket/run"])
+def test_what_is_no_local_directory_keeps_its_name(spec):
+    assert dual_encoder.lasting(spec) == spec
 
 
 def test_the_public_names():

@@ -253,7 +253,9 @@ class DualEncoder:
 
 def lasting(spec: str) -> str:
     """Returns `spec` with a local directory made absolute, so that it can be loaded from anywhere."""
-    kind, colon, place = spec.rpartition(":")
+    kind, colon, place = spec.partition(":")
+    if kind not in model_dir.FORMS:  # a colon of the path
+        kind, colon, place = "", "", spec
     return f"{kind}{colon}{Path(place).resolve()}" if Path(place).exists() else spec
 
 
