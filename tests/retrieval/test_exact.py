@@ -13,6 +13,7 @@ from jaxir import cli
 from jaxir.cpu import has_quick_bfloat16
 from jaxir.errors import UserError
 from jaxir.partitioning import MeshConfig
+from jaxir.retrieval.encoding.embeddings import open_embeddings
 from jaxir.retrieval.indexes import exact, rounding, topk
 from jaxir.retrieval.indexes.exact import ExactIndex
 from jaxir.retrieval.indexes.exact_rows import Rows
@@ -348,3 +349,19 @@ def test_the_command_tells_what_smaller_types_cost(tmp_path, toy, small_model, c
         r"exact index of 200 passages; recall@10 0\.\d{4} against exact search on 10 held-out", told
     )
     assert load_index(tmp_path / "index").info.settings == {"storage": "int8", "target_recall": 0.9}
+
+
+@pytest.mark.parametrize("parts", [None, 2])
+def test_a_single_passage_is_stored_in_a_smaller_type(tmp_path, toy, small_model, parts, capsys):
+    """Alone, or in a part: nothing can be measured with it."""
+    corpus = toy.write_corpus(tmp_path / "corpus.jsonl", toy.random_texts(2 * parts - 1 if parts else 1))
+    encode = [f"--model={small_model}", f"--input={corpus}", f"--output={tmp_path}/emb"]
+    assert cli.main("jaxir.encode:encode", encode) == 0
+    flags = ["--backend=exact", "--storage=int8", *([] if parts is None else [f"--parts={parts}"])]
+    flags += [f"--embeddings={tmp_path}/emb", f"--output={tmp_path}/index"]
+    assert cli.main("jaxir.index:index", flags) == 0
+    assert ("recall" in capsys.readouterr().out) == bool(parts), "of the part that has two"
+    index, vectors = load_index(tmp_path / "index"), open_embeddings(tmp_path / "emb")
+    scores, found = index.search(vectors.shards[0], 1)
+    assert [row[0] for row in found] == vectors.ids
+    np.testing.assert_allclose(scores[:, 0], 1, atol=0.01)

@@ -178,10 +178,11 @@ def build_tuned(
     target: float | None,
     queries: str | None,
     model: str | None,
-) -> tuple[VectorIndex, Recall]:
+) -> tuple[VectorIndex, Recall | None]:
     """Builds an index of what `encode` wrote and measures its recall against exact search in float32.
 
-    Of several vectors of a document (corpus expansion) it is the recall of vectors.
+    Of several vectors of a document (corpus expansion) it is the recall of vectors. Of a single passage, and
+    without queries, there is nothing to measure.
 
     Args:
       stored: from `open_embeddings`.
@@ -212,8 +213,10 @@ def build_tuned(
             raise UserError("the embeddings do not say which model made them: give --model")
         texts = [query.text for query in read_queries(queries)]
         vectors = DualEncoder.load(model).encode_queries(texts)
-    trial = Trial(stored.shards, stored.ids, similarity=info.similarity, queries=vectors)
     options = {"storage": storage}
+    if target is None and vectors is None and info.count == 1:
+        return build_index(stored, backend=backend, model=model, **options), None
+    trial = Trial(stored.shards, stored.ids, similarity=info.similarity, queries=vectors)
     if backend == "exact":
         options["target_recall"] = target
     index = build_index(stored, backend=backend, model=model, **options)
