@@ -45,7 +45,8 @@ def test_a_wanted_recall_is_reached_with_less_work_the_lower_it_is(index, trial)
         assert recall.value > target - 0.05, "the half that nothing was tuned on"
         assert trial.recall(tuned, trial.tuning()) >= target, "the half that it was tuned on"
         leaves = tuned.info.settings["leaves_to_search"]
-        fewer = min(leaves - 1, round((1 - 2 * NEAR) * leaves))
+        # Not one leaf fewer: where few candidates are compared again, a leaf more may lose a passage.
+        fewer = min(leaves - 1, round(0.8 * leaves))
         if fewer:
             assert trial.recall(tuned.with_settings(leaves_to_search=fewer), trial.tuning()) < target
         assert recall.queries == 500 and recall.of_passages
