@@ -341,5 +341,7 @@ from jaxir import train
 from jaxir.data import texts
 train.train.data = @texts.Texts
 """)
-    with pytest.raises(UserError, match=r"train.data must be an object, @NAME\(\) in gin files or None, not @Texts$"):
+    with pytest.raises(
+        UserError, match=r"train.data must be an object, @NAME\(\) in gin files or None, not @Texts$"
+    ):
         gin_config.bind(train, [str(path)], [], {})

@@ -12,7 +12,7 @@ from jaxir.asides import temporary_directory
 from jaxir.data.array_dataset import ArrayDataset
 from jaxir.data.own_pairs import Pairs
 from jaxir.data.text_data import TextData, check_data
-from jaxir.errors import UserError
+from jaxir.errors import UserError, suggest
 from jaxir.interop import model_dir, stored
 from jaxir.interop.build import FromScratch, Pretrained, PretrainedCrossEncoder, PretrainedSeq2Seq
 from jaxir.interop.overrides import Overrides
@@ -38,6 +38,7 @@ WRITING = Seq2Seq(source="passage", target="query")
 OBJECTIVE = Contrastive(loss=functools.partial(in_batch_softmax, temperature=0.05))
 OPTIMIZER = AdamW(learning_rate=3e-5, warmup_steps=0.05)
 MIN_STEPS, DROPOUT = 100, 0.0
+_CALLED = {"data": "pairs", "mesh": "partitioner"}  # of the recipe -> here
 
 
 def fit(
@@ -86,9 +87,13 @@ def fit(
       **settings: what else a `jaxir.training.recipe.Recipe` has: log_every, checkpoint_every, evaluators, ...
 
     Raises:
-      UserError: no such model, an objective of another kind of model, pairs or settings that make no sense,
-        a dev_metric without dev or evaluators, or an `output_dir` that cannot be used.
+      UserError: no such model, an objective of another kind of model, pairs or settings that make no sense
+        or that there are not, a dev_metric without dev or evaluators, or an `output_dir` that cannot be used.
     """
+    known = {field.name: field.name for field in dataclasses.fields(Recipe)} | _CALLED
+    for name in settings:
+        if known.get(name) != name:
+            raise UserError(f"fit has no setting {name!r}{suggest(known.get(name, name), known.values())}")
     if num_negatives is None:
         num_negatives = int(isinstance(pairs, Pairs) and all(pairs.negatives))
     if steps is None and epochs is None:

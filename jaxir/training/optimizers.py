@@ -248,13 +248,16 @@ Optimizer = AdamW | Adafactor
 def _in_groups(optimizer: Optimizer, steps: int) -> BuiltOptimizer:
     """Returns an optimizer that treats each of `optimizer.groups` by settings of its own."""
     known = [f.name for f in dataclasses.fields(optimizer) if f.name != "groups"]
-    settings = {"": dataclasses.replace(optimizer, groups=None)}
+    rest = dataclasses.replace(optimizer, groups=None)
+    built = {"": rest.build(steps)}
     for pattern, changes in optimizer.groups.items():
         for name in changes:
             if name not in known:
                 raise UserError(f"group {pattern!r}: there is no setting {name!r}{suggest(name, known)}")
-        settings[pattern] = dataclasses.replace(settings[""], **changes)
-    built = {pattern: group.build(steps) for pattern, group in settings.items()}
+        try:
+            built[pattern] = dataclasses.replace(rest, **changes).build(steps)
+        except UserError as error:
+            raise UserError(f"group {pattern!r}: {error}") from error
 
     def label(path: Sequence[Any], _: Any) -> str:
         name = name_of([key.key for key in path])

@@ -267,7 +267,7 @@ def test_a_model_with_other_state_is_refused():
     from jaxir.partitioning import MeshConfig
     from jaxir.training.optimizers import AdamW
 
-    with pytest.raises(ValueError, match=r"keeps only nnx\.Param"):
+    with pytest.raises(UserError, match=r"the model holds 'mean' \(BatchStat\): only an nnx\.Param is"):
         state_lib.plan_state(Averaging(), AdamW().build(1).transform, MeshConfig().build())
 
 
@@ -305,7 +305,8 @@ def test_groups_that_match_nothing_or_set_nothing_known(tmp_path):
             r"group 'table': all of its parameters are of a group before it, such as table of 't\*'",
         ),
         ({"table": {"learning_rat": 0.1}}, "group 'table': there is no setting 'learning_rat'; did you mean"),
-        ({"table": {"learning_rate": -1}}, "learning_rate"),
+        ({"table": {"learning_rate": -1}}, "group 'table': learning_rate must be"),
+        ({"table": {"warmup_steps": 9}}, "group 'table': warmup_steps must be .* less than the 5 steps"),
     ):
         with pytest.raises(UserError, match=message):
             run(tmp_path / "run", objective=Sigmoid(), optimizer=AdamW(groups=groups), steps=5)

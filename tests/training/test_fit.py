@@ -177,6 +177,8 @@ def test_pairs_that_are_none(arguments, message):
         (BERT, {"steps": 3, "eval_every": 1.5}, "eval_every must be a whole number of steps"),
         (BERT, {"steps": 3, "dev_metric": "RR@10"}, "dev_metric is 'RR@10', but nothing is evaluated"),
         (BERT, {"steps": 3, "num_negatives": 2}, "60 of 60 have none: set num_negatives to 0"),
+        (BERT, {"steps": 3, "log_evry": 1}, "^fit has no setting 'log_evry'; did you mean 'log_every'"),
+        (BERT, {"steps": 3, "mesh": None}, "^fit has no setting 'mesh'; did you mean 'partitioner'"),
     ],
 )
 def test_what_cannot_be_trained_is_said_before_anything_is_compiled(model, settings, message):
