@@ -131,7 +131,7 @@ class WeightedSum(Objective):
     def read_corpus(self, auxiliary: Any, data: Corpus) -> None:
         """Has each part set what follows from the data."""
         for name, part in self.parts.items():
-            part.read_corpus(getattr(auxiliary, name, None), data)
+            part.read_corpus(_of_part(auxiliary, name), data)
 
     def __call__(
         self,
@@ -146,7 +146,7 @@ class WeightedSum(Objective):
         total, metrics = jnp.float32(0), {}
         for number, (name, part) in enumerate(self.parts.items()):
             own = None if key is None else jax.random.fold_in(key, number)
-            loss, found = loss_and_metrics(part, model, batch, own, getattr(auxiliary, name, None), step)
+            loss, found = loss_and_metrics(part, model, batch, own, _of_part(auxiliary, name), step)
             weight = self.weights.get(name, 1.0)
             found = {**found, "loss": loss}
             if callable(weight):
@@ -167,6 +167,11 @@ def _at(step: jax.Array | None, weight: Callable[[jax.Array | None], jax.Array],
             f"the weight of {name!r} must be known in evaluation, too, where it is given None for the step:"
             f" {error}"
         ) from error
+
+
+def _of_part(auxiliary: Any, name: str) -> Any:
+    """Returns the auxiliary of a part, None where it has none: not what every module has by that name."""
+    return None if auxiliary is None else vars(auxiliary).get(name)
 
 
 class _Parts(nnx.Module):

@@ -13,7 +13,7 @@ from unlabelled import FORM, make_model
 from jaxir.errors import UserError
 from jaxir.models import layers
 from jaxir.objectives.objective import Objective, auxiliary_of, loss_and_metrics
-from jaxir.objectives.weighted_sum import WeightedSum
+from jaxir.objectives.weighted_sum import WeightedSum, _Parts
 from jaxir.partitioning import MeshConfig
 from jaxir.training.state import plan_state
 
@@ -137,6 +137,30 @@ def test_what_is_beside_the_model_is_a_module(answer, sentence):
     for objective in (Beside(answer=answer), WeightedSum(parts={"a": Beside(answer=answer)})):
         with pytest.raises(UserError, match=sentence):
             auxiliary_of(objective, make_model(), form=FORM, rngs=nnx.Rngs(0))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Given(Answers):
+    """Answers with what it is given beside the model."""
+
+    def __call__(self, model, batch, key=None, *, auxiliary=None, step=None):
+        return self.answer(auxiliary), {}
+
+
+def test_a_part_of_a_sum_is_given_its_own_auxiliary_whatever_it_is_called():
+    """Every module has methods `train` and `eval`."""
+    found = {}
+
+    def part(name):
+        def given(auxiliary):
+            found[name] = auxiliary
+            return ONE
+
+        return Given(answer=given)
+
+    parts = _Parts({"eval": Holder(layers.param)})
+    WeightedSum(parts={"train": part("train"), "eval": part("eval")})(None, {}, auxiliary=parts)
+    assert found["train"] is None and isinstance(found["eval"], Holder)
 
 
 class Holder(nnx.Module):
