@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import inspect
+import numbers
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -75,9 +78,11 @@ class WeightedSum(Objective):
                 raise UserError(f"the name of an objective in a sum must be a word, not {name!r}")
             if getattr(self.parts[name], "chunks", 1) == "auto":
                 raise UserError(f'objective {name!r} of a sum cannot have chunks="auto": give a number')
-        for name in self.weights:
+        for name, weight in self.weights.items():
             if name not in self.parts:
                 raise UserError(f"there is no objective {name!r} to weigh, only {', '.join(self.parts)}")
+            if callable(weight):
+                _check_takes_step(weight, name)
         if not any(self.weights.get(name, 1) for name in self.parts):
             raise UserError("all weights of a sum of objectives are 0, and so would be the loss")
 
@@ -159,7 +164,7 @@ class WeightedSum(Objective):
 def _at(step: jax.Array | None, weight: Callable[[jax.Array | None], jax.Array], name: str) -> jax.Array:
     """Returns a weight at a step, once it is known to be one in evaluation too."""
     try:
-        return weight(step)
+        found = weight(step)
     except TypeError as error:
         if step is not None:
             raise
@@ -167,6 +172,18 @@ def _at(step: jax.Array | None, weight: Callable[[jax.Array | None], jax.Array],
             f"the weight of {name!r} must be known in evaluation, too, where it is given None for the step:"
             f" {error}"
         ) from error
+    if not isinstance(found, numbers.Real | jax.Array) or jnp.shape(found) != ():
+        what = f"an array {list(found.shape)}" if isinstance(found, jax.Array) else repr(found)
+        raise UserError(f"the weight of {name!r} must be one number at a step, not {what}")
+    return found
+
+
+def _check_takes_step(weight: Callable[..., Any], name: str) -> None:
+    with contextlib.suppress(ValueError):  # of a function in C, which tells no signature
+        try:
+            inspect.signature(weight).bind(None)
+        except TypeError as error:
+            raise UserError(f"the weight of {name!r} must be a function of the step: {error}") from error
 
 
 def _of_part(auxiliary: Any, name: str) -> Any:

@@ -193,3 +193,18 @@ def test_what_is_trained_is_float32(dtype):
         UserError, match=rf"the parameter auxiliary.scale is {dtype} \[\]: what is trained is float32"
     ):
         plan_state(make_model(), optax.sgd(1.0), MeshConfig().build(), auxiliary=Head())
+
+
+@pytest.mark.parametrize(
+    ("weight", "sentence"),
+    [
+        (lambda: 1.0, "the weight of 'a' must be a function of the step: too many positional arguments"),
+        (lambda step: None, "the weight of 'a' must be one number at a step, not None"),
+        (lambda step: jnp.ones(2), r"the weight of 'a' must be one number at a step, not an array \[2\]"),
+    ],
+)
+def test_a_weight_of_a_sum_is_a_number_at_each_step(weight, sentence):
+    with pytest.raises(UserError, match=sentence):
+        WeightedSum(parts={"a": Answers(answer=(ONE, {}))}, weights={"a": weight})(
+            None, {}, step=jnp.int32(1)
+        )
