@@ -80,6 +80,8 @@ def in_file(
       shape: the array's shape.
       strides: numbers from one element to the next along each dimension, none negative; by default the last
         dimension is the densest.
+
+    Reading one of other numbers than floating-point ones costs a UserError.
     """
     if strides is None:
         strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
@@ -89,6 +91,11 @@ def in_file(
     def read(index: Index) -> np.ndarray:
         if 0 in shape:
             return np.empty(shape, np.float32)[index]
+        if not jax.dtypes.issubdtype(dtype, np.floating):  # integers are ids, or weights without their scale
+            raise UserError(
+                f"{path}: an array {list(shape)} in it holds numbers of type {dtype}; weights are read of"
+                " floating-point numbers"
+            )
         try:
             mapped = np.memmap(path, np.uint8, "r", offset, (extent,))
         except (OSError, ValueError) as error:  # it is gone, or shorter than it was
