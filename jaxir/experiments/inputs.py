@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from jaxir.data.sources import BeirFolder
+from jaxir.errors import UserError
 from jaxir.installation import RECIPES, find_recipe
 from jaxir.reading import open_to_read
 
@@ -26,6 +27,16 @@ def of_collection(folder: BeirFolder, *splits: str) -> str:
     sizes = [str(path.stat().st_size) for path in (folder.corpus_path, folder.queries_path)]
     there = [split for split in dict.fromkeys(splits) if split in folder.splits]
     return _hash("\n".join([*sizes, *(of_file(folder.qrels_path(split)) for split in there)]).encode())
+
+
+def check_split(folder: BeirFolder, split: str) -> None:
+    """Raises a UserError where too few queries of a split are judged to compare systems on."""
+    queries = {qrel.query_id for qrel in folder.qrels(split)}
+    if len(queries) < 2:
+        raise UserError(
+            f"{folder.qrels_path(split)}: {len(queries)} queries are judged, and the paired tests by which"
+            " systems are compared need at least two"
+        )
 
 
 def of_gin_files(files: Iterable[str | Path]) -> dict[str, str]:

@@ -180,7 +180,7 @@ def plan_cells(
     folders = dict(map(parse_folder, axes.datasets))
     judges = dict(map(parse_judge, axes.judges))
     for folder in folders.values():
-        BeirFolder(folder).qrels_path(split)
+        inputs.check_split(BeirFolder(folder), split)
     data = {
         name: {f"data set {name}": inputs.of_collection(BeirFolder(folder), "train", split)}
         for name, folder in folders.items()

@@ -134,6 +134,7 @@ def run_rounds(settings: RoundSettings, output: Path, *, say: Callable[[str], No
         for step in steps
     )
     read = inputs.of_gin_files(settings.recipe)
+    inputs.check_split(BeirFolder(settings.dataset), settings.split)
     read["the data set"] = inputs.of_collection(BeirFolder(settings.dataset), "train", settings.split)
     if settings.first_run is not None:
         read["first_run"] = inputs.of_file(settings.first_run)

@@ -296,6 +296,13 @@ def test_a_grid_that_cannot_be_planned_is_explained(folder, changes, message):
         planned(axes(folder, **changes), output_dir=Path("grid"))
 
 
+def test_a_split_of_one_query_is_refused_before_anything_is_trained(folder):
+    lines = (folder / "qrels" / "test.tsv").read_text().splitlines()
+    (folder / "qrels" / "few.tsv").write_text("\n".join(lines[:2]) + "\n")
+    with pytest.raises(UserError, match=r"few.tsv: 1 queries are judged, .* need at least two"):
+        planned(axes(folder), output_dir=Path("grid"), split="few")
+
+
 def test_fewer_steps_than_stages_are_refused(folder):
     with pytest.raises(UserError, match="steps is 1"):
         plan.plan_cells(
