@@ -121,8 +121,10 @@ class Cloud:
         return [call for call in calls if verb is None or call[3] == verb]
 
     def state(self) -> str | None:
-        path = self.folder / "state.json"
-        return json.loads(path.read_text())["state"] if path.exists() else None
+        try:
+            return json.loads((self.folder / "state.json").read_text())["state"]
+        except FileNotFoundError:
+            return None
 
     def change_state(self, state: str) -> None:
         part = self.folder / "state.part"

@@ -27,6 +27,13 @@ def load() -> dict | None:
     return json.loads(STATE.read_text()) if STATE.exists() else None
 
 
+def put(found: dict) -> None:
+    """Writes the state at once: a test may read it at any moment."""
+    part = STATE.with_suffix(f".{os.getpid()}")
+    part.write_text(json.dumps(found))
+    part.replace(STATE)
+
+
 def main(argv: list[str]) -> int:
     with (CLOUD / "calls.jsonl").open("a") as file:
         file.write(json.dumps(argv) + "\n")
@@ -51,7 +58,7 @@ def main(argv: list[str]) -> int:
         later = json.loads(
             os.environ.get("FAKE_STATES", '["WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE"]')
         )
-        STATE.write_text(json.dumps({"state": "ACCEPTED", "next": later}))
+        put({"state": "ACCEPTED", "next": later})
         for worker in range(WORKERS):
             shutil.rmtree(CLOUD / f"worker{worker}", ignore_errors=True)
             (CLOUD / f"worker{worker}").mkdir()
@@ -64,7 +71,7 @@ def main(argv: list[str]) -> int:
     if verb == "describe":
         if found["next"]:
             found["state"] = found["next"].pop(0)
-            STATE.write_text(json.dumps(found))
+            put(found)
         if found["state"] == "GONE":
             STATE.unlink()
             fail(verb, "NOT_FOUND: Resource was not found")
@@ -73,7 +80,7 @@ def main(argv: list[str]) -> int:
     elif verb == "delete":
         if found["state"] == "ACTIVE" and "force" not in flags:
             fail(verb, "FAILED_PRECONDITION: it has nodes")
-        STATE.write_text(json.dumps({"state": "DELETING", "next": ["DELETING", "GONE"]}))
+        put({"state": "DELETING", "next": ["DELETING", "GONE"]})
     elif found["state"] != "ACTIVE":
         fail(verb, f"the queued resource is {found['state']}")
     elif verb == "scp":
