@@ -45,10 +45,10 @@ def test_a_wanted_recall_is_reached_with_less_work_the_lower_it_is(index, trial)
         assert recall.value > target - 0.05, "the half that nothing was tuned on"
         assert trial.recall(tuned, trial.tuning()) >= target, "the half that it was tuned on"
         leaves = tuned.info.settings["leaves_to_search"]
-        # Not one leaf fewer: where few candidates are compared again, a leaf more may lose a passage.
-        fewer = min(leaves - 1, round(0.8 * leaves))
-        if fewer:
-            assert trial.recall(tuned.with_settings(leaves_to_search=fewer), trial.tuning()) < target
+        # Recall need not rise with every leaf: one number just below was tried, and did not reach it.
+        fewer = range(max(1, leaves - max(1, int(NEAR * leaves))), leaves)
+        tried = [tuned.with_settings(leaves_to_search=number) for number in fewer]
+        assert not tried or min(trial.recall(index, trial.tuning()) for index in tried) < target
         assert recall.queries == 500 and recall.of_passages
     low, high = (found[target][0].info.settings for target in (0.7, 0.97))
     assert low["leaves_to_search"] < high["leaves_to_search"] < index.info.settings["leaves"]
