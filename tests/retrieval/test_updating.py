@@ -135,6 +135,27 @@ def test_what_cannot_be_done_changes_nothing(root, tmp_path, toy, backend, capsy
     assert not [p for p in tmp_path.iterdir() if p.name.endswith(".part")]
 
 
+def test_vectors_of_the_other_tower_are_not_added(root, tmp_path, small_model, capsys):
+    directory = built(root, tmp_path, "exact")
+    flags = [f"--model={small_model}", f"--input={root}/new.jsonl", f"--output={tmp_path}/queries"]
+    assert cli.main("jaxir.encode:encode", [*flags, "--tower=query"]) == 0
+    before, asked = fingerprint(directory), open_embeddings(root / "new").shards[0]
+    update = [f"--update={directory}", f"--embeddings={tmp_path}/queries", f"--corpus={root}/new.jsonl"]
+    assert index_command(*update) == 1
+    error = capsys.readouterr().err
+    assert "are of the query tower, those of the index of the passage tower" in error
+    assert "encode the new ones with --tower=passage" in error and error.count("\n") == 1
+    assert fingerprint(directory) == before
+
+    # What an index of before does not say is not held against anyone.
+    described = json.loads((directory / "index.json").read_text())
+    assert described.pop("tower") == "passage"
+    (directory / "index.json").write_text(json.dumps(described))
+    (directory / "SHA256SUMS").unlink()
+    assert index_command(*update) == 0
+    assert load_index(directory).search(asked, 1)[1] != []
+
+
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [

@@ -61,6 +61,7 @@ class IndexInfo:
       fingerprint: of the model that made the vectors; None where they came from elsewhere.
       model: the model as it was named to `encode`; None likewise.
       read_with: how documents were read with generated queries, in words; None: alone.
+      tower: which tower of the model read the documents; None: not known, or entries, which are of passages.
       settings: the engine's own.
     """
 
@@ -71,6 +72,7 @@ class IndexInfo:
     fingerprint: str | None = None
     model: str | None = None
     read_with: str | None = None
+    tower: Literal["query", "passage"] | None = None
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -362,8 +364,9 @@ def build_index(
         model=model or stored.info.model,
         **options,
     )
-    if stored.info.expansion != "corpus":  # of entries the engine says it
-        index.info = dataclasses.replace(index.info, read_with=stored.info.read_with)
+    if stored.info.expansion != "corpus":  # entries say themselves how they are read, and are of passages
+        read = {"read_with": stored.info.read_with, "tower": stored.info.tower}
+        index.info = dataclasses.replace(index.info, **read)
     return index
 
 

@@ -230,6 +230,7 @@ def build_in_parts(
             fingerprint=info.fingerprint,
             model=of_part["model"],
             read_with=info.read_with,
+            tower=info.tower,
             settings={"parts": parts, "backend": of_part["engine"]},
         )
         if corpus is not None:

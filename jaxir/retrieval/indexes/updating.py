@@ -133,6 +133,11 @@ def _checked(
             f" {info.fingerprint[:12]}), the index with {index.info.model or 'another'} (fingerprint"
             f" {(index.info.fingerprint or 'unknown')[:12]}): they cannot be searched together"
         )
+    if index.info.tower is not None and info.tower != index.info.tower:
+        raise UserError(
+            f"the embeddings are of the {info.tower} tower, those of the index of the {index.info.tower}"
+            f" tower: encode the new ones with --tower={index.info.tower}"
+        )
     if info.read_with != index.info.read_with:
         raise UserError(
             f"the documents of the embeddings were read {_reading(info.read_with)}, those of the index"
