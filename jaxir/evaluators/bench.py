@@ -186,7 +186,7 @@ class Bench:
             if (read.data is data or read.data == data) and read.features == features:
                 return read
         dataset = dataset_of(data, self.tokenizer, features, on_bad_input=self.on_bad_input)
-        arrays = dataset.once(None)
+        arrays = _each_once(dataset, None)
         read = _Read(data, features, dataset, arrays, Examples(_rows_of(arrays), dataset.fingerprint))
         self._read.append(read)
         return read
@@ -229,8 +229,21 @@ def written(examples: str, how: Decoding) -> str:
 
 
 def read_rows(data: Any, count: int | None = None) -> list[Mapping[str, np.ndarray]]:
-    """Returns `count` examples of a dataset, or all, each once, in a random order that is always the same."""
-    return _rows_of(data.once(count))
+    """Returns `count` examples of a dataset, or all, each once, in a random order that is always the same.
+
+    Raises:
+      UserError: the dataset cannot give them.
+    """
+    return _rows_of(_each_once(data, count))
+
+
+def _each_once(data: Any, count: int | None) -> Rows:
+    if not hasattr(data, "once"):
+        raise UserError(
+            f"{type(data).__name__} has no `once`, which gives the examples that are evaluated"
+            " (docs/adding_a_data_kind.md)"
+        )
+    return data.once(count)
 
 
 def _rows_of(arrays: Rows) -> list[Rows]:

@@ -93,5 +93,7 @@ class Reranking(Evaluator):
             }
             return evaluate_run(reranked, judgements, list(self.metrics)).values
 
-        told = fingerprints.of_values(*(tuple(some) for some in candidates.found.values()), *queries, *texts)
+        found = (tuple(some) for some in candidates.found.values())
+        judged = (f"{query_id} {sorted(judgements[query_id].items())}" for query_id in candidates.found)
+        told = fingerprints.of_values(*found, *queries, *texts, *judged)
         return Prepared(measure, f"{len(queries)} queries, hash {told[: fingerprints.DIGITS]}")

@@ -93,6 +93,22 @@ def test_distractors_of_data_without_passages_cost_a_sentence():
         evaluation(pairs(21, seed=25), distractors=5, training=texts)
 
 
+class OnlyBatches:
+    """Data of one's own without `once`, which training does not ask for."""
+
+    num_examples, fingerprint = 40, "a"
+
+    def batches(self, **how):
+        return pairs(40, seed=9).batches(**how)
+
+
+@pytest.mark.parametrize("which", ["dev", "training"])
+def test_data_that_cannot_be_evaluated_cost_a_sentence(which):
+    some = {"dev": pairs(21, seed=25), "training": pairs(40, seed=9)} | {which: OnlyBatches()}
+    with pytest.raises(UserError, match="OnlyBatches has no `once`, which gives the examples that are eval"):
+        evaluation(some["dev"], distractors=5, training=some["training"])
+
+
 @pytest.mark.parametrize("count", [16, 21])
 def test_loss_and_accuracy_are_means_over_full_batches_without_dropout(count):
     dev = pairs(count, seed=1)

@@ -142,7 +142,8 @@ def test_a_resumed_run_ends_with_the_same_bits(folder, trained, tmp_path, capsys
 
 @pytest.mark.slow
 def test_the_best_checkpoint_is_the_one_that_reranks_best(folder, tmp_path, capsys):
-    run, deep = tmp_path / "run", tmp_path / "deep.trec"
+    run, deep, held = tmp_path / "run", tmp_path / "deep.trec", folder / "qrels" / "held.tsv"
+    shutil.copy(folder / "qrels" / "train.tsv", held)
     found = {
         f"q{i}": [*(f"d{(i + n) % 48}-0" for n in (1, 2, 3, 5, 6, 7)), *(f"d{i}-{n}" for n in (1, 2, 3, 0))]
         for i in range(48)
@@ -150,7 +151,7 @@ def test_the_best_checkpoint_is_the_one_that_reranks_best(folder, tmp_path, caps
     deep.write_text(
         "".join(f"{q} Q0 {d} 0 {10 - n} t\n" for q, ids in found.items() for n, d in enumerate(ids))
     )
-    flags = ["--gin_file=gin/evaluators/reranking.gin", "--gin.DEV_RUN_SPLIT=train", "--gin.EVAL_EVERY=2"]
+    flags = ["--gin_file=gin/evaluators/reranking.gin", "--gin.DEV_RUN_SPLIT=held", "--gin.EVAL_EVERY=2"]
     for shallow, sentence in (
         (
             [f"--gin.DEV_RUN={folder}/run.trec"],
@@ -174,6 +175,12 @@ def test_the_best_checkpoint_is_the_one_that_reranks_best(folder, tmp_path, caps
     reranked = rerank(folder, run, tmp_path / "new.trec", "--depth=10", f"--run={deep}")
     scores = evaluate_run(reranked, read_judgements(folder / "qrels/train.tsv"), ["nDCG@10"])
     assert scores.values["nDCG@10"] == pytest.approx(best["value"], abs=1e-9)
+    # By other judgements the best may be another: the run does not go on with them.
+    held.write_text(held.read_text().replace("d7-0", "d7-1"))
+    flags += ["--gin.CHECKPOINT_EVERY=2", "--gin.LEARNING_RATE=5e-2"]
+    assert train(folder, run, *flags, "--steps=8") == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "was trained with dev=nDCG@10 on 48 queries, hash" in error
 
 
 @pytest.mark.parametrize("to", ["hf", "st", "jaxir"])
