@@ -17,7 +17,7 @@ from jaxir.partitioning import constrain
 from jaxir.simple_types import Natural, checked
 
 _ACTIVATIONS = {"tanh": jnp.tanh, "relu": nnx.relu, "gelu": gelu}
-_EPSILON = 1e-5  # of ModernBERT's norms
+_EPSILON = 1e-5  # of the head's norm, where the backbone has no epsilon of its own
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,8 @@ class CrossEncoderConfig:
       pooling: what the layer after the encoder reads: "cls", the first token, or "mean" of the real ones.
       activation: what follows that layer: "tanh" (BERT, RoBERTa), "relu" (DistilBERT) or "gelu" (ModernBERT,
         DeBERTa).
-      normed: whether that layer has no bias and a norm after its activation (ModernBERT).
+      normed: whether that layer has no bias and a norm after its activation (ModernBERT), with the epsilon of
+        the backbone's norms.
       separator: of `score_texts`: the token that begins a passage behind a query, where one does (RoBERTa:
         </s>). It takes the place of the passage's own first token ([CLS], <s>), which is left out where there
         is none. "own": the passage stays whole, for its first token is no special one (T5). "unknown" where
@@ -80,7 +81,8 @@ class CrossEncoderModel(nnx.Module):
         self.encoder = make_encoder(config.backbone, rngs=rngs)
         width = config.backbone.embed_dim
         self.pooler = dense(width, "affinity", use_bias=not config.normed)
-        norm = layers.LayerNorm(width, epsilon=_EPSILON, dtype="float32", use_bias=False)
+        epsilon = getattr(config.backbone, "layer_norm_epsilon", _EPSILON)
+        norm = layers.LayerNorm(width, epsilon=epsilon, dtype="float32", use_bias=False)
         self.norm = norm if config.normed else None
         self.classifier = dense(1, None)
 

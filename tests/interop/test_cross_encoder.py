@@ -16,6 +16,7 @@ from jaxir.data.pair_tokenizer import PairTokenizer
 from jaxir.data.tokenizer import Tokenizer, pad_batch
 from jaxir.errors import UserError
 from jaxir.interop import model_dir, stored
+from jaxir.models import activations
 from jaxir.models.bert import Bert, BertConfig
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
@@ -128,6 +129,21 @@ SPOILT = {
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "no weights in it"),
     "other padding": (lambda f: change(f, "tokenizer_config.json", pad_token="[UNK]"), "pads with id 1"),
 }
+
+
+def test_modernberts_head_has_the_epsilon_of_its_norms(tmp_path):
+    folder = shutil.copytree(GOLDEN / "cross_modernbert", tmp_path / "model")
+    change(folder, "config.json", norm_eps=0.1)
+    model = model_dir.load(f"hf:{folder}", kind="cross_encoder").model
+    ids = jnp.array([[2, 5, 9, 3, 6, 3], [2, 7, 3, 8, 3, 0]], jnp.int32)
+    hidden, found = nnx.jit(lambda m, x: (m.encoder(x), m.score(x, jnp.zeros_like(x))))(model, ids)
+    real = np.asarray(ids != 0)[..., None]
+    mean = (np.asarray(hidden) * real).sum(1) / real.sum(1)
+    head = {name: np.asarray(x) for name, x in stored.params_of(model).items()}
+    x = np.asarray(activations.gelu(jnp.asarray(mean @ head["pooler.kernel"])))
+    x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 0.1) * head["norm.scale"]
+    expected = x @ head["classifier.kernel"] + head["classifier.bias"]
+    np.testing.assert_allclose(found, expected[:, 0], atol=1e-5)
 
 
 @pytest.mark.parametrize("how", SPOILT)
