@@ -16,8 +16,10 @@ from jaxir.data.pair_tokenizer import PairTokenizer
 from jaxir.data.tokenizer import Tokenizer, pad_batch
 from jaxir.errors import UserError
 from jaxir.interop import model_dir, stored
+from jaxir.interop.build import PretrainedCrossEncoder
 from jaxir.models import activations
 from jaxir.models.bert import Bert, BertConfig
+from jaxir.models.dual_encoder import DualEncoderConfig
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 NAMES = ["bert", "roberta", "distilbert", "modernbert", "deberta"]
@@ -129,6 +131,37 @@ SPOILT = {
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "no weights in it"),
     "other padding": (lambda f: change(f, "tokenizer_config.json", pad_token="[UNK]"), "pads with id 1"),
 }
+
+
+DAMAGED = {
+    "labels": ({"id2label": 5}, "id2label no object of labels"),
+    "architectures": ({"architectures": {"0": "BertModel"}}, "architectures is no list of names"),
+    "an object": ({"sentence_transformers": "Identity"}, "sentence_transformers is no JSON object"),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGED)
+def test_a_damaged_configuration_costs_one_sentence(folder, what):
+    changes, sentence = DAMAGED[what]
+    change(folder, "config.json", **changes)
+    with pytest.raises(UserError) as caught:
+        model_dir.read(f"hf:{folder}", kind=None)
+    assert str(caught.value).startswith(f"{folder / 'config.json'}: ") and sentence in str(caught.value)
+
+
+def test_a_classifier_of_two_labels_gives_its_encoder(folder):
+    """Of two labels, its default, transformers says nothing in config.json."""
+    with_labels(folder, 2)
+    content = json.loads((folder / "config.json").read_text())
+    kept = {name: value for name, value in content.items() if name not in ("id2label", "label2id")}
+    (folder / "config.json").write_text(json.dumps(kept))
+    found = model_dir.read(f"hf:{folder}", kind=None)[0]
+    assert isinstance(found.config, DualEncoderConfig)
+    started = PretrainedCrossEncoder(source=f"hf:{folder}").build(seed=0).model
+    assert started.classifier.kernel.shape == (32, 1) and np.any(started.classifier.kernel[...])
+    change(folder, "config.json", num_labels=1)
+    with pytest.raises(UserError, match="it has 2 labels, where a cross-encoder has one"):
+        model_dir.read(f"hf:{folder}", kind=None)
 
 
 def test_modernberts_head_has_the_epsilon_of_its_norms(tmp_path):

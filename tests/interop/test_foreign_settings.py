@@ -210,6 +210,7 @@ REFUSED = {
         "activation None is not",
     ),
     "unsaid bias": (edit(DENSE, bias=False), r"bias is false, but the weights beside it have a linear\.bias"),
+    "dimension": (edit(DENSE, out_features="16"), r"2_Dense/config\.json: out_features is '16', which is no"),
     "Dense of nothing": (write(DENSE, "[]"), r"2_Dense/config\.json: the file is damaged"),
     "poolings": (write(POOLING, "[]"), r"1_Pooling/config\.json: the file is damaged"),
     "null": (write(POOLING, "null"), r"1_Pooling/config\.json: the file is damaged"),

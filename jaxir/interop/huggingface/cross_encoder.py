@@ -64,17 +64,23 @@ def head_of(model_type: str | None) -> dict[str, Any]:
 
 
 def is_one(directory: Path) -> bool:
-    """Whether a folder holds a model for sequence classification with one label, and no dual encoder."""
+    """Whether a folder holds a model for sequence classification with one label, and no dual encoder.
+
+    Raises:
+      UserError: its config.json is damaged.
+    """
     path = directory / "config.json"
     if not path.is_file():
         return False
     if (directory / st_files.MODULES).exists():
         return st_files.kind_of(directory) == "cross_encoder"
-    content = read_json(path)
-    architectures = content.get("architectures") or [""]
-    return str(architectures[0]).endswith("ForSequenceClassification") and (
-        len(content.get("id2label") or {"0": ""}) == 1
-    )
+    content = read_json(path, dict[str, Any])
+    architectures, labels = content.get("architectures") or [""], content.get("id2label")
+    if not fits(architectures, list[str]) or not fits(labels, dict[str, Any] | None):
+        raise UserError(f"{path}: architectures is no list of names, or id2label no object of labels")
+    # transformers writes the labels but where there are two.
+    count = content.get("num_labels", 2) if labels is None else len(labels)
+    return architectures[0].endswith("ForSequenceClassification") and count == 1
 
 
 def read(directory: Path) -> StoredModel:
@@ -239,9 +245,12 @@ def _check_use(directory: Path, about: dict[str, Any]) -> None:
 
 def _check_output(directory: Path, content: dict[str, Any], about: dict[str, Any]) -> None:
     """Refuses a folder whose scores sentence-transformers makes otherwise than by a logit or its sigmoid."""
+    told = content.get("sentence_transformers") or {}
+    if not fits(told, dict[str, Any]):
+        raise UserError(f"{directory / 'config.json'}: sentence_transformers is no JSON object")
     named = (
         about.get("activation_fn"),
-        (content.get("sentence_transformers") or {}).get("activation_fn"),
+        told.get("activation_fn"),
         content.get("sbert_ce_default_activation_function"),
     )
     name = next((name for name in named if name), None)

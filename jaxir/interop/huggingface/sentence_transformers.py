@@ -19,7 +19,7 @@ from jaxir.interop.huggingface.weights import (
 )
 from jaxir.interop.stored import EncoderSettings, StoredModel
 from jaxir.models.dual_encoder import DualEncoderConfig, Pooling, Projection
-from jaxir.simple_types import fits
+from jaxir.simple_types import Count, fits
 
 _ORDER = ("Transformer", "Pooling", "Dense", "Normalize")
 _VECTOR = "sentence_embedding"  # what sentence-transformers calls the vector of a text
@@ -220,6 +220,8 @@ def _read_dense(directory: Path) -> tuple[Projection, dict[str, np.ndarray]]:
     elif "linear.bias" in tensors:
         raise UserError(f"{path}: bias is false, but the weights beside it have a linear.bias")
     dimension = require(content, "out_features", path)
+    if not fits(dimension, Count):
+        raise UserError(f"{path}: out_features is {dimension!r:.40}, which is no number of dimensions")
     return Projection(
         dimension=dimension, use_bias="projection.bias" in params, activation=activation
     ), params
