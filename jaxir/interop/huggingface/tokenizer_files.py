@@ -1,12 +1,13 @@
 """Tokenizers of Hugging Face's folders, read as transformers reads them and written so that it reads ours.
 
-Of a tokenizer.json some classes of transformers, BERT's above all, take the vocabulary alone: how a text is
-normalised tokenizer_config.json says, and where that names no class the model's type decides which it is.
+Of a tokenizer.json some classes of transformers, BERT's and RoBERTa's, take the vocabulary alone: how a text
+is normalised, or whether a space goes before it, tokenizer_config.json says, and where that names no class
+the model's type decides which it is.
 """
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tokenizers
 
@@ -17,16 +18,48 @@ from jaxir.interop.huggingface.weights import read_json, read_optional_json, wri
 
 CONFIG = "tokenizer_config.json"
 _JSON = "tokenizer.json"
-_BERTS = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MPNetTokenizer")  # or with "Fast"
-_BERT_TYPES = ("bert", "distilbert")
 _AS_IT_IS = "PreTrainedTokenizerFast"  # the class that takes all from tokenizer.json
 _TYPES_AS_THEY_ARE = ("modernbert",)  # whose folders often name a class that is wrong: it is not heeded
-# Entry of tokenizer_config.json -> that of a BertNormalizer, and what those classes do where it is missing.
-_NORMALIZER = {
-    "do_lower_case": ("lowercase", True),
-    "strip_accents": ("strip_accents", None),
-    "tokenize_chinese_chars": ("handle_chinese_chars", True),
-}
+
+
+class _Remade(NamedTuple):
+    """A part of a tokenizer.json that some classes make anew, by tokenizer_config.json.
+
+    Attributes:
+      part: its name.
+      type: what it must be there.
+      classes: theirs, or with "Fast".
+      model_types: of which a folder that names no class has one of these.
+      entries: of tokenizer_config.json -> that of the part, and what the classes do where it is missing.
+    """
+
+    part: str
+    type: str
+    classes: tuple[str, ...]
+    model_types: tuple[str, ...]
+    entries: Mapping[str, tuple[str, Any]]
+
+
+_REMADE = (
+    _Remade(
+        "normalizer",
+        "BertNormalizer",
+        classes=("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "MPNetTokenizer"),
+        model_types=("bert", "distilbert"),
+        entries={
+            "do_lower_case": ("lowercase", True),
+            "strip_accents": ("strip_accents", None),
+            "tokenize_chinese_chars": ("handle_chinese_chars", True),
+        },
+    ),
+    _Remade(
+        "pre_tokenizer",
+        "ByteLevel",
+        classes=("RobertaTokenizer",),
+        model_types=("roberta",),
+        entries={"add_prefix_space": ("add_prefix_space", False)},
+    ),
+)
 
 
 def load(directory: Path) -> Tokenizer:
@@ -41,24 +74,29 @@ def load(directory: Path) -> Tokenizer:
     side = config.get("truncation_side", (content.get("truncation") or {}).get("direction", "right"))
     if str(side).lower() != "right":
         raise UserError(f"{directory}: its tokenizer cuts texts on the {side}, where only right is supported")
-    normalizer = content.get("normalizer") or {}
-    if normalizer.get("type") != "BertNormalizer":
-        return tokenizer
-    said = {ours: config[entry] for entry, (ours, _) in _NORMALIZER.items() if entry in config}
-    made = dict(_NORMALIZER.values()) | said
     model = read_optional_json(directory / "config.json")
     named = config.get("tokenizer_class") or model.get("tokenizer_class")
     if model.get("model_type") in _TYPES_AS_THEY_ARE:
         return tokenizer
-    by_type = named is None and model.get("model_type") in _BERT_TYPES
-    if _effect(made) == _effect(normalizer) or not (by_type or str(named).removesuffix("Fast") in _BERTS):
-        return tokenizer
-    if by_type and _effect(made) != _effect(normalizer | said):
-        raise UserError(
-            f"{directory}: transformers normalises texts otherwise than {_JSON} says, for {CONFIG} names no"
-            f" tokenizer_class: write {_AS_IT_IS} there for what {_JSON} says, else {', '.join(_NORMALIZER)}"
-        )
-    return _changed(tokenizer, lambda normalizer: normalizer | made, directory)
+    for remade in _REMADE:
+        part = content.get(remade.part) or {}
+        by_type = named is None and model.get("model_type") in remade.model_types
+        if part.get("type") != remade.type or not (
+            by_type or str(named).removesuffix("Fast") in remade.classes
+        ):
+            continue
+        said = {ours: config[entry] for entry, (ours, _) in remade.entries.items() if entry in config}
+        made = dict(remade.entries.values()) | said
+        if _effect(made) == _effect(part):
+            continue
+        if by_type and _effect(made) != _effect(part | said):
+            raise UserError(
+                f"{directory}: transformers makes the {remade.part} otherwise than {_JSON} says, for {CONFIG}"
+                f" names no tokenizer_class: write {_AS_IT_IS} there for what {_JSON} says, else"
+                f" {', '.join(remade.entries)}"
+            )
+        tokenizer = _changed(tokenizer, remade.part, lambda part, made=made: part | made, directory)
+    return tokenizer
 
 
 def lower_cased(tokenizer: Tokenizer, where: Path) -> Tokenizer:
@@ -74,7 +112,7 @@ def lower_cased(tokenizer: Tokenizer, where: Path) -> Tokenizer:
             "normalizers": [{"type": "Lowercase"}, *([normalizer] if normalizer else [])],
         }
 
-    return _changed(tokenizer, lower, where)
+    return _changed(tokenizer, "normalizer", lower, where)
 
 
 def save(tokenizer: Tokenizer, directory: Path, *, max_length: int, token_types: bool) -> None:
@@ -97,22 +135,24 @@ def save(tokenizer: Tokenizer, directory: Path, *, max_length: int, token_types:
     write_json(directory / CONFIG, about | config)
 
 
-def _effect(normalizer: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Returns what a BertNormalizer does: accents go with upper case where it does not say."""
-    lower, accents = normalizer.get("lowercase"), normalizer.get("strip_accents")
-    return lower, lower if accents is None else accents, normalizer.get("handle_chinese_chars")
+def _effect(part: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Returns what such a part does: of a BertNormalizer accents go with upper case where it does not say."""
+    lower, accents = part.get("lowercase"), part.get("strip_accents")
+    accents = lower if accents is None else accents
+    return lower, accents, part.get("handle_chinese_chars"), part.get("add_prefix_space")
 
 
 def _changed(
-    tokenizer: Tokenizer, change: Callable[[dict[str, Any] | None], dict[str, Any]], where: Path
+    tokenizer: Tokenizer, part: str, change: Callable[[dict[str, Any] | None], dict[str, Any]], where: Path
 ) -> Tokenizer:
+    """Returns the tokenizer of a folder with a part of its tokenizer.json changed."""
     with temporary_directory() as directory:
         tokenizer.save(directory)
         if not (directory / _JSON).is_file():
             raise UserError(f"{where}: do_lower_case needs a {_JSON}")
         content = read_json(directory / _JSON)
-        write_json(directory / _JSON, content | {"normalizer": change(content.get("normalizer"))})
-        # A class of BERT's would make a normaliser of its own again, of the folder that this is written to.
+        write_json(directory / _JSON, content | {part: change(content.get(part))})
+        # Such a class would make the part anew again, of the folder that this is written to.
         config = read_optional_json(directory / CONFIG)
         if config.pop("tokenizer_class", None):
             write_json(directory / CONFIG, config)
