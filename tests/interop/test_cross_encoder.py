@@ -15,7 +15,7 @@ from flax import nnx
 from jaxir.data.pair_tokenizer import PairTokenizer
 from jaxir.data.tokenizer import Tokenizer, pad_batch
 from jaxir.errors import UserError
-from jaxir.interop import model_dir, stored
+from jaxir.interop import formats, model_dir, stored
 from jaxir.interop.build import PretrainedCrossEncoder
 from jaxir.models import activations
 from jaxir.models.bert import Bert, BertConfig
@@ -162,6 +162,26 @@ def test_a_classifier_of_two_labels_gives_its_encoder(folder):
     change(folder, "config.json", num_labels=1)
     with pytest.raises(UserError, match="it has 2 labels, where a cross-encoder has one"):
         model_dir.read(f"hf:{folder}", kind=None)
+
+
+def test_token_types_that_the_tokenizer_does_not_give_are_not_read(loaded, folder, tmp_path):
+    """transformers gives a model what model_input_names says, and a BERT that is told no types has zeros."""
+    change(folder, "tokenizer_config.json", model_input_names=["input_ids", "attention_mask"])
+    pair = ["a cat", "the dog sat"]
+    assert "token_type_ids" not in transformers.AutoTokenizer.from_pretrained(folder)(*pair)
+    model, tokenizer = loaded["bert"].model, loaded["bert"].tokenizer
+    tokens = PairTokenizer(tokenizer).encode([tuple(pair)], max_length=40)
+    ids, types = (jnp.asarray(pad_batch(rows, 40)) for rows in zip(*tokens, strict=True))
+    expected = score(model, ids, jnp.zeros_like(types))
+    assert np.abs(score(model, ids, types) - expected).min() > 1e-3
+    formats.convert(f"hf:{folder}", tmp_path / "out", "hf", kind="cross_encoder")
+    for place in (folder, tmp_path / "out"):
+        found = model_dir.load(f"hf:{place}", kind="cross_encoder").model
+        np.testing.assert_allclose(score(found, ids, types), expected, atol=1e-6)
+    assert "token_type_ids" not in transformers.AutoTokenizer.from_pretrained(tmp_path / "out")(*pair)
+    change(folder, "tokenizer_config.json", model_input_names="input_ids")
+    with pytest.raises(UserError, match=r"tokenizer_config\.json: model_input_names is no list of names"):
+        model_dir.load(f"hf:{folder}", kind="cross_encoder")
 
 
 def test_modernberts_head_has_the_epsilon_of_its_norms(tmp_path):

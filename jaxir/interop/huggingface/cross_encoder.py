@@ -53,6 +53,7 @@ _WITHOUT_FIRST = ("t5", "mt5")
 _PREFIXES = {"modernbert": "model", "deberta-v2": "deberta"}
 # Scores of any other function of the logit would mean something else than they do here.
 _OUTPUTS = ("Identity", "Sigmoid")
+_TYPES, _TYPE_TABLE = "token_type_ids", "embeddings.token_type.embedding"
 _READS = "jaxir_reads"  # of config.json, where it does not read pairs: ours alone
 
 
@@ -100,6 +101,8 @@ def read(directory: Path) -> StoredModel:
         kinds = ", ".join(_HEADS)
         raise UserError(f"{directory}: model_type {content['model_type']!r} is no cross-encoder: {kinds} are")
     head = _HEADS[content["model_type"]]
+    if not _has_token_types(directory):
+        encoder = _of_one_type(encoder)
     params = {f"encoder.{name}": value for name, value in encoder.params.items()}
     config = CrossEncoderConfig(
         backbone=encoder.config,
@@ -120,6 +123,25 @@ def read(directory: Path) -> StoredModel:
         params=params,
         tokenizer=tokenizer,
         settings=_settings(directory, content, transformer.max_length),
+    )
+
+
+def _has_token_types(directory: Path) -> bool:
+    """Whether the tokenizer of a folder gives its model token types, where that reads any."""
+    path = directory / tokenizer_files.CONFIG
+    names = read_optional_json(path).get("model_input_names")
+    if not fits(names, list[str] | None):
+        raise UserError(f"{path}: model_input_names is no list of names")
+    return names is None or _TYPES in names
+
+
+def _of_one_type(encoder: hf.Encoder) -> hf.Encoder:
+    """Returns an encoder that is told no token types: all tokens are of the first, and no other is kept."""
+    if encoder.config.num_token_types < 2:
+        return encoder
+    config = dataclasses.replace(encoder.config, num_token_types=1)
+    return encoder._replace(
+        config=config, params=encoder.params | {_TYPE_TABLE: encoder.params[_TYPE_TABLE][:1]}
     )
 
 
