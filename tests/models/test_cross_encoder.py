@@ -44,6 +44,15 @@ def test_joined_texts_are_the_tokenizers_pairs(name):
             assert kinds[: len(pair.ids)].tolist() == pair.types.tolist() and kinds[: len(pair.ids)].any()
 
 
+def test_padding_that_is_spelt_out_takes_no_token_from_a_query():
+    pairs, given = PairTokenizer(Tokenizer.load(GOLDEN / "cross_bert")), ("a [PAD] cat", "the [PAD] dog")
+    rows = [Tokenizer.load(GOLDEN / "cross_bert").encode_batch([text], max_length=16) for text in given]
+    assert all((row[0][1:-1] == 0).any() for row in rows)
+    ids, _ = jax.jit(lambda q, p: join(q, p, separator=None))(*(jnp.asarray(pad_batch(r, 16)) for r in rows))
+    (expected,) = pairs.encode([given], max_length=31)
+    np.testing.assert_array_equal(ids, pad_batch([expected.ids], 31))
+
+
 def t5_with_pairs(folder: Path) -> Path:
     """The golden T5 with what T5's published tokenizers say of two texts."""
     path = shutil.copytree(GOLDEN / "t5_1_1", folder / "t5") / "tokenizer.json"
