@@ -39,7 +39,9 @@ class Target:
     def larger(self) -> list[Target]:
         """Returns targets of the same chip with more of them, smallest first."""
         if self.chip.kind == "gpu":
-            return [parse(f"gpu:{self.count * k}x{self.chip.name}") for k in (2, 4, 8, 16)]
+            counts = [self.count * k for k in (2, 4, 8, 16)]
+            whole = [n for n in counts if n <= self.chip.node or n % self.chip.node == 0]
+            return [parse(f"gpu:{n}x{self.chip.name}") for n in whole]
         found = [parse(f"{self.chip.name}:{shape}") for shape in SLICES[self.chip.name]]
         return [target for target in found if target.count > self.count]
 

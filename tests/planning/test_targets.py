@@ -56,6 +56,12 @@ def test_larger_slices_are_offered_smallest_first():
     assert [t.count for t in targets.parse("gpu:8xh100").larger()] == [16, 32, 64, 128]
 
 
+def test_no_more_gpus_are_offered_than_fill_their_nodes():
+    """12 of three times four, or of six twice, do not: a step too large for six ended with that sentence."""
+    assert [t.count for t in targets.parse("gpu:3xl4").larger()] == [6, 24, 48]
+    assert [t.count for t in targets.parse("gpu:6xh100").larger()] == [24, 48, 96]
+
+
 def test_rings_close_where_the_makers_say():
     assert CHIPS["v5p"].wraps((4, 4, 8)) == (True, True, True)
     assert CHIPS["v5p"].wraps((2, 4, 4)) == (False, False, False)
