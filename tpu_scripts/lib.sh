@@ -58,6 +58,7 @@ load_config() {
   for word in "${TRAIN[@]}"; do
     [[ "$word" != --output_dir=* ]] || RUN_DIR="${word#*=}"
   done
+  RUN_DIR="${RUN_DIR%"${RUN_DIR##*[!/]}"}" # in a bucket RUN//log.jsonl is another object than RUN/log.jsonl
   [[ "$RUN_DIR" == gs://* ]] || fail "$CONFIG: TRAIN has no --output_dir=gs://... as one of its words: a slice's" \
     "disks go with it, so a run there could not resume"
   : "${VALID_UNTIL:=}" "${EXTRAS:=tpu}" "${SETUP:=}"

@@ -257,7 +257,10 @@ def test_what_a_run_told_is_fetched_while_it_goes_on_and_after(cloud, tmp_path):
     cloud.ok("delete.sh")
     cloud.kill()
     (run_dir / "log.jsonl").write_text("{}")
+    cloud.configure("TRAIN=(python job.py 5 --output_dir=gs://bucket/run/)\n")  # run//log.jsonl is none
     done = cloud.ok("fetch.sh", flag)
+    copied = [call for call in cloud.calls() if call[0] == "storage"][-1]
+    assert copied[3:5] == ["gs://bucket/run/log.jsonl", "gs://bucket/run/tensorboard"]
     assert (tmp_path / "to here" / "log.jsonl").read_text() == "{}"
     assert "test-slice is ABSENT: no worker has a log" in done.stderr
     assert f"xprof {shlex.quote(str(tmp_path / 'to here'))}/tensorboard shows traces" in done.stderr
