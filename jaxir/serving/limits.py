@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from jaxir.errors import UserError
 from jaxir.simple_types import Count, Positive, checked
 
 
@@ -24,8 +25,11 @@ class Limits:
       body_seconds: time to send its body.
       read_seconds: time for it to take more of an answer that it has not read.
       answer_seconds: time from the head to the end of the answer.
-      waiting: queries of all clients that wait for one engine.
+      waiting: queries of all clients that wait for one engine; no fewer than `queries`, which come at once.
       connections: open connections.
+
+    Raises:
+      UserError: `waiting` is below `queries`: a request of so many would never be answered.
     """
 
     body_bytes: Count = 2_000_000
@@ -40,3 +44,10 @@ class Limits:
     answer_seconds: Positive = 30.0
     waiting: Count = 10_000
     connections: Count = 500
+
+    def __post_init__(self):
+        if self.waiting < self.queries:
+            raise UserError(
+                f"Limits: waiting is {self.waiting}, but one request may have {self.queries} queries: make"
+                " waiting larger, or queries smaller"
+            )

@@ -47,7 +47,10 @@ class Metrics:
 
     def text(self, accept: str) -> tuple[bytes, str]:
         """Returns all metrics in the format that an Accept header asks for, and its content type."""
-        encode, content_type = choose_encoder(accept)
+        try:
+            encode, content_type = choose_encoder(accept)
+        except (TypeError, ValueError):  # of a version that is no number
+            encode, content_type = choose_encoder("")
         return encode(self._registry), content_type
 
 

@@ -246,7 +246,8 @@ class Service:
         dense = {o.name: o for o in self.opened if o.kind == "dense"}
         opened = dense.get(index) if index is not None else next(iter(dense.values()), None)
         if opened is None:
-            raise KeyError(f"no index {index!r} here has a model" if index else "no index here has a model")
+            which = "no index here" if index is None else f"no index {index!r} here"
+            raise KeyError(f"{which} has a model")
         batcher = self._batchers[id(self.engines[opened.name]), tower]
         answers = await batcher.results([Question(text, tower=tower) for text in texts])
         return opened, np.stack([answer.vector for answer in answers])

@@ -22,7 +22,7 @@ from jaxir.sidecar import environment
 
 TESTS = Path(__file__).resolve().parent.parent
 XSS = "<script>document.title = 'owned'</script>"
-SPECIAL_ID = "a/b//é?#%2F&c"
+SPECIAL_ID = "./a/../b//é?#%2F&c"
 DOCUMENTS = [
     {"_id": "cats", "title": "Joining arrays", "text": "w1 w2 w3 the array that was joined w4"},
     {

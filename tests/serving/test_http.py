@@ -186,6 +186,9 @@ def test_metrics_count_what_is_asked(served, world):
     assert after["jaxir_compiled_shapes", *engine] > 3 and grown["jaxir_compiled_shapes", *engine] == 0
     assert after["jaxir_index_documents", "exact", "dense"] == 64
     assert after["process_resident_memory_bytes",] > 1e6
+    for kind in ("application/openmetrics-text; version=new", "text/plain; version=1.x"):
+        status, headers, _ = served.request("GET", "/metrics", accept=kind)
+        assert (status, headers["content-type"][:24]) == (200, "text/plain; version=0.0.")
 
 
 def read_until(path: Path, pattern: str) -> str:

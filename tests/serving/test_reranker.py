@@ -104,7 +104,7 @@ def test_clients_share_batches_and_are_counted(service):
 
 
 def test_too_many_are_refused(world):
-    limits = Limits(k=20, waiting=1)
+    limits = Limits(k=20, queries=1, waiting=1)
     service = Service.open([f"{world.root}/dense"], limits=limits, reranker=MODEL, rerank_depth=DEPTH)
 
     async def two(running):

@@ -147,6 +147,8 @@ def test_encode(world, service):
         opened, queries = await running.encode(QUERIES, "query", None)
         with pytest.raises(KeyError, match="no index 'other' here has a model"):
             await running.encode(QUERIES, "query", "other")
+        with pytest.raises(KeyError, match="no index '' here has a model"):
+            await running.encode(QUERIES, "query", "")
         return opened, queries, (await running.encode(QUERIES, "passage", "dense"))[1]
 
     opened, queries, passages = asked(service, both)
@@ -299,3 +301,10 @@ def test_indexes_that_cannot_be_served(world, names, sentence):
 def test_limits_are_above_nothing():
     with pytest.raises(UserError, match="k must be a whole number of at least 1, not 0"):
         Limits(k=0)
+
+
+def test_a_request_as_large_as_may_be_can_wait():
+    """It was told that 0 queries wait already, however often it came again."""
+    with pytest.raises(UserError, match="waiting is 32, but one request may have 64 queries"):
+        Limits(waiting=32)
+    assert Limits(waiting=32, queries=32).waiting == 32
