@@ -186,7 +186,8 @@ class _Company(threading.Thread):
             whose, status = faults.blame(error)
             reason = f"{whose}: {type(error).__name__}: {first_line:.160}"
             # Not into a file: on a machine of a pod that may be gone with the process.
-            traceback.print_exception(error)
+            with contextlib.suppress(OSError):  # as in `_end`
+                traceback.print_exception(error)
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             self._client.key_value_set(f"{self.FAILED}{jax.process_index()}", f"{status} {reason}")
         self._end(reason, status)
@@ -197,8 +198,9 @@ class _Company(threading.Thread):
             self._end(f"{what}, so process {me} ends too; run the same command again to resume", status)
 
     def _end(self, sentence: str, status: int) -> None:
-        print(f"error: {sentence}", file=sys.stderr, flush=True)
-        sys.stdout.flush()
+        with contextlib.suppress(OSError):  # their readers may have gone: the process ends all the same
+            print(f"error: {sentence}", file=sys.stderr, flush=True)
+            sys.stdout.flush()
         if jax.process_index() == 0:
             time.sleep(3 * self._interval)  # the service ends with this process: let the others read it first
         leave_nothing_empty()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import io
+import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 from tqdm import tqdm
@@ -53,6 +56,22 @@ def progress(
         disable=hidden or not (terminal or lines),
         **how,
     )
+
+
+@contextlib.contextmanager
+def outliving_reader() -> Iterator[None]:
+    """Has standard error go nowhere from then on if its reader has gone: `tee` at Ctrl-C, or a terminal.
+
+    For what is told of work that is worth more than the telling.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.EIO):
+            raise
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 2)
+        os.close(nowhere)
 
 
 class _Lines(io.TextIOBase):

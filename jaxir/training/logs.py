@@ -20,7 +20,7 @@ from tqdm import tqdm
 from jaxir.asides import temporary_directory
 from jaxir.errors import UserError
 from jaxir.files import atomic_file, is_bucket, path_of
-from jaxir.progress import progress
+from jaxir.progress import outliving_reader, progress
 from jaxir.simple_types import fits
 from jaxir.training.damage import keep_aside
 from jaxir.training.holding import Hold, Undisputed
@@ -225,7 +225,8 @@ class Narrator:
     def say(self, text: str) -> None:
         """Prints one line, above the bar."""
         if jax.process_index() == 0:
-            self._bar.write(text, file=sys.stderr)
+            with outliving_reader():
+                self._bar.write(text, file=sys.stderr)
 
     @contextlib.contextmanager
     def paused(self, *, evaluating: bool = False) -> Iterator[None]:

@@ -25,6 +25,7 @@ from jaxir.interop.model_dir import LoadedModel
 from jaxir.models.layers import Remat
 from jaxir.objectives.objective import Objective, auxiliary_of
 from jaxir.partitioning import MeshConfig, Partitioner
+from jaxir.progress import outliving_reader
 from jaxir.training import stages
 from jaxir.training import state as state_lib
 from jaxir.training.checkpoints import Checkpoints
@@ -388,8 +389,9 @@ class StopSignal:
         if self.received is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.received = self.received or signal.Signals(number)
-        # Not print: a signal may come in the midst of one.
-        os.write(2, f"\n{self.received.name}: ends after this step, and saves it\n".encode())
+        with outliving_reader():
+            # Not print: a signal may come in the midst of one.
+            os.write(2, f"\n{self.received.name}: ends after this step, and saves it\n".encode())
 
 
 def mark_complete(run_dir: Path, steps: int) -> None:

@@ -266,6 +266,24 @@ with together():
     assert told.startswith(f"error: process 1 stopped ({reason}), so process 0 ends too")
 
 
+@pytest.mark.slow
+def test_a_process_whose_reader_has_gone_ends_with_the_others(launch):
+    """Its last sentence reached nobody, which ended the thread that was to end the process."""
+    code = """
+import jax, time
+from jaxir.distributed import maybe_initialize_distributed, together
+from jaxir.errors import UserError
+maybe_initialize_distributed()
+with together():
+    if jax.process_index() == 1:
+        raise UserError("no pairs here")
+    time.sleep(300)
+"""
+    first, other = launch("-c", code, processes=2, devices=1)
+    first.stderr.close()
+    assert (other.wait(timeout=400), first.wait(timeout=200)) == (1, 1)
+
+
 def test_who_waits_for_others_says_so(launch):
     code = (
         "import jaxir.distributed as d; d.WAITING_TOLD_AFTER_SECONDS = 0.5; d.maybe_initialize_distributed()"

@@ -3,7 +3,11 @@
 import functools
 import itertools
 import json
+import os
+import pty
 import signal
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -102,6 +106,37 @@ def test_a_second_interrupt_does_not_wait_for_the_step():
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
         assert stop.received is signal.SIGTERM
+
+
+UNHEARD = """
+import signal, sys
+from jaxir.training.logs import Narrator
+from jaxir.training.loop import StopSignal
+
+narrator = Narrator(steps=9, start_step=0, batch_size=1)
+with StopSignal() as stop:
+    for act in sys.argv[1:]:
+        signal.raise_signal(signal.SIGINT) if act == "interrupt" else narrator.say(act)
+    print(stop.received.name, stop.requested(2))
+"""
+
+
+@pytest.mark.parametrize(
+    ("opened", "acts"),
+    [
+        (os.pipe, ("interrupt", "step 2/9")),
+        (os.pipe, ("step 1/9", "interrupt")),
+        (pty.openpty, ("step 1/9", "interrupt")),
+    ],
+)
+def test_a_run_whose_reader_has_gone_goes_on_and_ends_in_good_order(opened, acts):
+    """Ctrl-C ends tee of `train 2>&1 | tee log` at once; and a terminal is closed behind a disowned run."""
+    reader, writer = opened()
+    os.close(reader)
+    with open(writer, "w") as nobody:  # noqa: PTH123 (a descriptor)
+        command = [sys.executable, "-c", UNHEARD, *acts]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=nobody, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "SIGINT True\n")
 
 
 def test_what_fails_before_the_first_step_leaves_no_directory_but_one_that_was_there(tmp_path):
