@@ -29,6 +29,7 @@ class Chip:
       node: GPUs joined by the fast links; 0 for a TPU.
       vector_rate: elementwise operations a second, outside the matrix units; approximate.
       precise_passes: bfloat16 products that one float32 product of highest precision takes the time of.
+      single_passes: likewise of the default precision.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Chip:
     torus: int = 0
     node: int = 0
     precise_passes: float = 6.0
+    single_passes: float = 1.0
 
     def wraps(self, shape: tuple[int, ...]) -> tuple[bool, ...]:
         """Returns for each dimension of a slice whether its ends are joined.
@@ -113,7 +115,8 @@ _TPUS = (
 # that many 10^9 bytes are left beside the driver, if XLA is let have them (XLA_PYTHON_CLIENT_MEM_FRACTION is
 # .75 unless set). The network's bandwidth is approximate: one 400 Gb/s adapter a GPU (DGX H100, H200, B200),
 # 200 Gb/s (DGX A100), 100 Gb/s shared by the node (L4, L40S). An elementwise operation is half of a float32
-# multiply-add. A float32 product of highest precision runs outside the tensor cores, at the float32 peak.
+# multiply-add. A float32 product of highest precision runs outside the tensor cores, at the float32 peak; of
+# the default precision in TF32, at half of the bfloat16 rate.
 # name: (memory in GB, bfloat16 and float32 TFLOP/s, GB/s of memory, NVLink or PCIe, and network)
 _GPUS = (
     ("a100", 80, 312, 19.5, 2039, 300, 25),
@@ -136,6 +139,7 @@ CHIPS = {chip.name: chip for chip in _TPUS} | {
         vector_rate=single / 2 * TERA,
         node=8,
         precise_passes=tera / single,
+        single_passes=2.0,
     )
     for name, memory, tera, single, bandwidth, link, network in _GPUS
 }

@@ -51,6 +51,7 @@ class Work(NamedTuple):
         transcendental function counts as one.
       bytes: read from and written to HBM.
       high_flops: those of `flops` that are float32 products of JAX's "high" precision; TPUs' only.
+      single_flops: those of `flops` that are float32 products of the default precision.
     """
 
     flops: float
@@ -58,6 +59,7 @@ class Work(NamedTuple):
     vector: float
     bytes: float
     high_flops: float = 0.0
+    single_flops: float = 0.0
 
     def seconds(self, chip: Chip) -> tuple[float, float | None, float | None]:
         """Returns how long a chip takes at full speed for products, elementwise operations and HBM traffic.
@@ -65,7 +67,7 @@ class Work(NamedTuple):
         None stands for what is not known, of which there are 0.
         """
         flops = self.flops + (chip.precise_passes - 1) * self.precise_flops
-        flops += (_HIGH_PASSES - 1) * self.high_flops
+        flops += (_HIGH_PASSES - 1) * self.high_flops + (chip.single_passes - 1) * self.single_flops
         return (
             flops / chip.flops,
             self.vector / chip.vector_rate if self.vector else None,
@@ -75,7 +77,7 @@ class Work(NamedTuple):
 
 def compiled(program: Program) -> Work:
     """Returns what one chip does in a step of a compiled program."""
-    flops = precise = vector = moved = high = 0.0
+    flops = precise = vector = moved = high = single = 0.0
     for step in program.steps():
         once = of_instruction(program, step.instruction)
         flops += step.times * once.flops
@@ -83,7 +85,8 @@ def compiled(program: Program) -> Work:
         vector += step.times * once.vector
         moved += step.times * once.bytes
         high += step.times * once.high_flops
-    return Work(flops, precise, vector, moved, high)
+        single += step.times * once.single_flops
+    return Work(flops, precise, vector, moved, high, single)
 
 
 def of_instruction(program: Program, instruction: Instruction) -> Work:
@@ -92,29 +95,33 @@ def of_instruction(program: Program, instruction: Instruction) -> Work:
     inside = [instruction]
     if instruction.op == "fusion":
         inside = [inner for _, inner in program.inside(instruction)]
-    flops = precise = vector = high = 0.0
+    flops = precise = vector = high = single = 0.0
     for inner in inside:
         count = _flops(inner, types)
         flops += count
         precise += count * ("highest" in inner.attributes)
         high += count * bool(re.search(r"operand_precision=\{[^}]*\bhigh\b", inner.attributes))
+        single += count * _is_single(inner, types)
         vector += _vector(inner, types)
-    return Work(flops, precise, vector, _bytes(program, instruction, types), high)
+    return Work(flops, precise, vector, _bytes(program, instruction, types), high, single)
 
 
 def traced(function: Callable[..., Any], *shapes: Any) -> Work:
     """Returns the products of `function` as it is written, over all chips; nothing else is counted."""
-    return Work(*_trace(jax.make_jaxpr(function)(*shapes).jaxpr), 0.0, 0.0)
+    flops, precise, single = _trace(jax.make_jaxpr(function)(*shapes).jaxpr)
+    return Work(flops, precise, 0.0, 0.0, single_flops=single)
 
 
-def _trace(jaxpr: jax_core.Jaxpr) -> tuple[float, float]:
-    flops = precise = 0.0
+def _trace(jaxpr: jax_core.Jaxpr) -> tuple[float, float, float]:
+    flops = precise = single = 0.0
     for equation in jaxpr.eqns:
         name, parameters = equation.primitive.name, equation.params
         if name == "dot_general":
-            count = _product(equation)
+            count, precision = _product(equation), str(parameters["precision"])
             flops += count
-            precise += count * ("HIGHEST" in str(parameters["precision"]))
+            precise += count * ("HIGHEST" in precision)
+            by_default = "HIGH" not in precision and equation.invars[0].aval.dtype == jnp.float32
+            single += count * by_default
             continue
         times = parameters["length"] if name == "scan" else 1
         inner = [_trace(sub) for sub in _subprograms(parameters)]
@@ -122,7 +129,8 @@ def _trace(jaxpr: jax_core.Jaxpr) -> tuple[float, float]:
             inner = [max(inner)]
         flops += times * sum(i[0] for i in inner)
         precise += times * sum(i[1] for i in inner)
-    return flops, precise
+        single += times * sum(i[2] for i in inner)
+    return flops, precise, single
 
 
 def differentiated(function: Callable[..., Any], trained: Any, *others: Any) -> float:
@@ -217,6 +225,13 @@ def _flops(instruction: Instruction, types: dict[str, Instruction]) -> float:
     if instruction.op == "convolution":
         return _convolution_flops(instruction, types)
     return 0.0
+
+
+def _is_single(instruction: Instruction, types: dict[str, Instruction]) -> bool:
+    """Whether it is a float32 product of the default precision; of GPUs' programs, which have no others."""
+    if instruction.op != "dot" or "operand_precision" in instruction.attributes:
+        return False
+    return types[instruction.operands[0]].arrays[0].dtype == "f32"
 
 
 def _said(instruction: Instruction, pattern: str) -> float:

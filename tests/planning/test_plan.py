@@ -380,6 +380,22 @@ def test_the_roofline_is_arithmetic_on_the_tables():
     assert times.interconnect == pytest.approx(10 * 7e6 / 450e9)
     precise = roofline.estimate(done._replace(precise_flops=done.flops), [], target, [])
     assert precise.compute == pytest.approx(989 / 67)
+    # A GPU multiplies float32 in TF32, at half of the rate; a TPU in bfloat16.
+    single = done._replace(single_flops=done.flops / 2)
+    assert roofline.estimate(single, [], target, []).compute == pytest.approx(1.5)
+    of_tpu = [work.seconds(targets.parse("v5e:2x2").chip)[0] for work in (done, single)]
+    assert of_tpu[0] == of_tpu[1] > 0
+
+
+@pytest.mark.parametrize("gpus", [1, 4])
+def test_products_in_float32_take_a_gpu_twice_as_long(gpus):
+    done = {
+        dtype: make(f"gpu:{gpus}xh100", config(dtype=dtype), mesh={"fsdp": 1}, devices=gpus)
+        for dtype in ("bfloat16", "float32")
+    }
+    single = {dtype: made.work.single_flops / made.work.flops for dtype, made in done.items()}
+    assert single["bfloat16"] < 0.2 and single["float32"] > 0.9, single
+    assert done["float32"].roofline.compute > 1.5 * done["bfloat16"].roofline.compute
 
 
 def test_activations_of_the_whole_batch_on_every_chip_are_pointed_out():
