@@ -228,7 +228,7 @@ def _flops(instruction: Instruction, types: dict[str, Instruction]) -> float:
 
 
 def _is_single(instruction: Instruction, types: dict[str, Instruction]) -> bool:
-    """Whether it is a float32 product of the default precision; of GPUs' programs, which have no others."""
+    """Whether it is a float32 product of the default precision; TPUs' programs have convolutions."""
     if instruction.op != "dot" or "operand_precision" in instruction.attributes:
         return False
     return types[instruction.operands[0]].arrays[0].dtype == "f32"

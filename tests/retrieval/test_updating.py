@@ -137,9 +137,9 @@ def test_what_cannot_be_done_changes_nothing(root, tmp_path, toy, backend, capsy
 
 def test_vectors_of_the_other_tower_are_not_added(root, tmp_path, small_model, capsys):
     directory = built(root, tmp_path, "exact")
+    before = fingerprint(directory)
     flags = [f"--model={small_model}", f"--input={root}/new.jsonl", f"--output={tmp_path}/queries"]
     assert cli.main("jaxir.encode:encode", [*flags, "--tower=query"]) == 0
-    before, asked = fingerprint(directory), open_embeddings(root / "new").shards[0]
     update = [f"--update={directory}", f"--embeddings={tmp_path}/queries", f"--corpus={root}/new.jsonl"]
     assert index_command(*update) == 1
     error = capsys.readouterr().err
@@ -153,7 +153,7 @@ def test_vectors_of_the_other_tower_are_not_added(root, tmp_path, small_model, c
     (directory / "index.json").write_text(json.dumps(described))
     (directory / "SHA256SUMS").unlink()
     assert index_command(*update) == 0
-    assert load_index(directory).search(asked, 1)[1] != []
+    assert load_index(directory).info.count == 48
 
 
 @pytest.mark.parametrize(
