@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import functools
 import gc
 import importlib
@@ -18,6 +19,7 @@ import os
 import re
 import signal
 import sys
+import termios
 import threading
 import typing
 import warnings
@@ -29,6 +31,7 @@ import docstring_parser
 from jaxir import faults, simple_types
 from jaxir.compile_cache import keep_compiled_programs
 from jaxir.errors import BadValueError, Terminated, UsageError, UserError, suggest
+from jaxir.progress import drop
 from jaxir.simple_types import simple
 
 AGAIN_SECONDS = 0.05
@@ -137,7 +140,7 @@ def main(name: str, argv: Sequence[str] | None = None, *, example: str = "", act
     arguments = sys.argv[1:] if argv is None else argv
     _open_streams()
     try:
-        with _unwinding_on_sigterm():
+        with _unwinding_on_sigterm(), _hearing_terminals_end():
             keep_compiled_programs()
             function = _load(name)
             prog = f"python -m {module_name} {action}".rstrip()
@@ -199,9 +202,7 @@ def _open_streams() -> None:
 
 def _drop_output() -> None:
     """Has what is still to be written to standard output go nowhere."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
+    drop(sys.stdout.fileno())
 
 
 @contextlib.contextmanager
@@ -244,6 +245,36 @@ def _unwinding_on_sigterm() -> Iterator[None]:
     finally:
         sys.unraisablehook = usual
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def _hearing_terminals_end() -> Iterator[None]:
+    """Takes SIGHUP, which comes when a terminal or its ssh connection has gone, as SIGTERM.
+
+    Where it is ignored (`nohup`), it stays so. What is written to the terminal from then on goes nowhere.
+    """
+
+    def stop(number: int, frame: object) -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the kernel and the shell both send it
+        for descriptor in (1, 2):
+            try:
+                termios.tcgetattr(descriptor)
+            except termios.error as error:
+                if error.args[0] == errno.EIO:
+                    drop(descriptor)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGHUP) != signal.SIG_DFL
+    ):
+        yield
+        return
+    signal.signal(signal.SIGHUP, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def run(function: Callable[..., Any], argv: Sequence[str], *, prog: str, example: str) -> int:

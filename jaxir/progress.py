@@ -69,9 +69,14 @@ def outliving_reader() -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.EPIPE, errno.EIO):
             raise
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 2)
-        os.close(nowhere)
+        drop(2)
+
+
+def drop(descriptor: int) -> None:
+    """Has what is written to `descriptor` from then on go nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)
 
 
 class _Lines(io.TextIOBase):

@@ -86,3 +86,41 @@ def wait(*, number: int) -> None:
 @both
 def test_a_command_that_is_stopped_while_it_compiles_ends_in_good_order(tmp_path, number, status, said):
     assert stopped(tmp_path, STOPPED_COMPILING, number, JAX_COMPILATION_CACHE_DIR="") == (status, "", said)
+
+
+CLOSED = """
+import atexit, sys, time
+from pathlib import Path
+
+def wait(*, number: int) -> None:
+    \"\"\"Waits, and puts things in order when it is stopped.\"\"\"
+    try:
+        print("ready", flush=True)
+        time.sleep(50)
+    finally:
+        print("said to", "nobody", flush=True)
+        print("said to nobody", file=sys.stderr, flush=True)
+        Path("in_order").touch()
+"""
+
+
+def test_a_command_whose_terminal_is_closed_ends_in_good_order(tmp_path):
+    (tmp_path / "waiting.py").write_text(CLOSED)
+    code = "from jaxir import cli; cli.end(cli.main('waiting:wait'))"
+    ours, theirs = os.openpty()
+    streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+    command = ["setsid", "--ctty", sys.executable, "-c", code, "--number=0"]
+    process = subprocess.Popen(command, cwd=tmp_path, **streams)
+    os.close(theirs)
+    assert os.read(ours, 100) == b"ready\r\n"
+    os.close(ours)
+    assert process.wait(60) == 143 and (tmp_path / "in_order").exists()
+
+
+def test_a_command_under_nohup_stays_when_its_terminal_goes(tmp_path):
+    heard = STOPPED_BEFORE_AWAITING.replace("writing = write()", "").replace("os.kill", "print('on'); os.kill")
+    (tmp_path / "waiting.py").write_text(heard)
+    code = "from jaxir import cli; cli.end(cli.main('waiting:wait'))"
+    command = ["nohup", sys.executable, "-c", code, f"--number={int(signal.SIGHUP)}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "on\n"), done.stderr

@@ -1,6 +1,7 @@
 """Interrupted runs, in real processes: they end with the very parameters of an uninterrupted one."""
 
 import json
+import os
 import random
 import signal
 import subprocess
@@ -108,6 +109,24 @@ def test_sigterm_saves_the_step_at_hand_and_the_run_resumes(tmp_path, uninterrup
     last = saved_steps(run_dir)[-1]
     assert at <= last < STEPS
     assert [x["step"] for x in log(run_dir) if "loss" in x] == list(range(1, last + 1))
+    code, errors = finish(start(run_dir))
+    assert code == 0 and f"resuming {run_dir} at step {last}" in errors
+    assert_same_end(run_dir, uninterrupted)
+
+
+def test_a_terminal_that_is_closed_saves_the_step_at_hand_and_the_run_resumes(tmp_path, uninterrupted):
+    run_dir = tmp_path / "run"
+    ours, theirs = os.openpty()
+    command = ["setsid", "--ctty", sys.executable, str(SCRIPT), f"--run_dir={run_dir}"]
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    said = b""
+    while b"step 5" not in said:
+        said += os.read(ours, 10000)
+    os.close(ours)
+    assert process.wait(100) == 143
+    last = saved_steps(run_dir)[-1]
+    assert 5 <= last < STEPS
     code, errors = finish(start(run_dir))
     assert code == 0 and f"resuming {run_dir} at step {last}" in errors
     assert_same_end(run_dir, uninterrupted)
