@@ -9,7 +9,7 @@ from typing import Annotated
 from jaxir.data.lines import OnBadInput
 from jaxir.data.sentences import sentences_of
 from jaxir.data.text_data import RecordSource
-from jaxir.data.texts import Texts
+from jaxir.data.texts import Texts, named
 from jaxir.errors import UserError
 from jaxir.features import Record
 from jaxir.simple_types import Within, checked
@@ -40,10 +40,10 @@ class Clozes(RecordSource):
         """
         some = False
         for record in Texts(path=self.path).records(on_bad_input):
-            identifier, text = record["text"]
-            for number, sentences in enumerate(self._passages(sentences_of(text))):
+            _, text = record["text"]
+            for sentences in self._passages(sentences_of(text)):
                 some = True
-                yield _cloze(f"{identifier}#{number}", sentences)
+                yield _cloze(sentences)
         if not some:
             raise UserError(f"{self.path}: no text has two sentences, one of which could be taken out")
 
@@ -55,11 +55,10 @@ class Clozes(RecordSource):
             start = end
 
 
-def _cloze(identifier: str, sentences: list[str]) -> Record:
-    numbered = list(enumerate(sentences))
-    contexts = [" ".join(s for n, s in numbered if n != left_out) for left_out, _ in numbered]
+def _cloze(sentences: list[str]) -> Record:
+    rests = (sentences[:left_out] + sentences[left_out + 1 :] for left_out in range(len(sentences)))
     return {
-        "passage": (identifier, " ".join(sentences)),
-        "sentences": [(f"{identifier}.{n}", sentence) for n, sentence in numbered],
-        "contexts": [(f"{identifier}.{n}", context) for n, context in enumerate(contexts)],
+        "passage": named(" ".join(sentences)),
+        "sentences": [named(sentence) for sentence in sentences],
+        "contexts": [named(" ".join(rest)) for rest in rests],
     }

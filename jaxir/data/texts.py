@@ -30,7 +30,7 @@ _TABLES = tuple(ending for ending in KINDS if ending != ".jsonl")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Texts(RecordSource):
-    """Texts: the field `text`.
+    """Texts: the field `text`, known by its words: those that are the same are one text, wherever they stand.
 
     Attributes:
       path: a file with a text on each line; a .jsonl[.gz] of documents (`_id`, `text`, maybe `title`), as the
@@ -45,10 +45,9 @@ class Texts(RecordSource):
     def records(self, on_bad_input: OnBadInput) -> Iterator[Record]:
         """Yields the texts or their sentences; documents without any are left out."""
         texts = self._texts(on_bad_input)
-        return _sentences(texts) if self.sentences else ({"text": text} for text in texts)
+        return _sentences(texts) if self.sentences else ({"text": named(text)} for text in texts)
 
-    def _texts(self, on_bad_input: OnBadInput) -> Iterator[tuple[str, str]]:
-        """Yields (id, text)."""
+    def _texts(self, on_bad_input: OnBadInput) -> Iterator[str]:
         place = local_path(self.path)
         if place.is_dir():
             place = find_file(place, "corpus.jsonl", "a folder with a corpus")
@@ -60,13 +59,18 @@ class Texts(RecordSource):
             )
         if ".jsonl" in Path(place).suffixes:
             documents = read_corpus(place, on_bad_input)
-            return ((d.id, d.contents) for d in documents if d.contents)
-        return map(tuple, read_lines(place, on_bad_input))
+            return (document.contents for document in documents if document.contents)
+        return (line.text for line in read_lines(place, on_bad_input))
 
 
-def _sentences(texts: Iterable[tuple[str, str]]) -> Iterator[Record]:
-    for identifier, text in texts:
-        found = [(f"{identifier}#{number}", s) for number, s in enumerate(sentences_of(text))]
+def named(text: str) -> tuple[str, str]:
+    """Returns a text with its id, which is the text: losses take two of one id for no negatives."""
+    return text, text
+
+
+def _sentences(texts: Iterable[str]) -> Iterator[Record]:
+    for text in texts:
+        found = [named(sentence) for sentence in sentences_of(text)]
         for sentence, following in zip(found, [*found[1:], ("", "")], strict=True):
             yield {"text": sentence, "next_text": following}
 

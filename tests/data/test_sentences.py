@@ -1,12 +1,18 @@
 """Texts cut into sentences, each with the next one."""
 
+import functools
 import json
 
+import numpy as np
 import pytest
 
+from jaxir.data.clozes import Clozes
 from jaxir.data.lines import OnBadInput
 from jaxir.data.sentences import sentences_of
 from jaxir.data.texts import Texts
+from jaxir.features import TextFormat
+from jaxir.objectives.ict import ICT
+from jaxir.objectives.simcse import SimCSE
 
 
 @pytest.mark.parametrize(
@@ -31,14 +37,36 @@ def records(path, **settings):
 
 def test_a_sentence_knows_the_next_one_of_its_document(tmp_path):
     (tmp_path / "texts.txt").write_text("One. Two.\nThree.\n")
+    one, two, three = ((text, text) for text in ("One.", "Two.", "Three."))
     expected = [
-        {"text": ("1#0", "One."), "next_text": ("1#1", "Two.")},
-        {"text": ("1#1", "Two."), "next_text": ("", "")},
-        {"text": ("2#0", "Three."), "next_text": ("", "")},
+        {"text": one, "next_text": two},
+        {"text": two, "next_text": ("", "")},
+        {"text": three, "next_text": ("", "")},
     ]
     assert records(tmp_path / "texts.txt", sentences=True) == expected
-    assert records(tmp_path / "texts.txt") == [{"text": ("1", "One. Two.")}, {"text": ("2", "Three.")}]
+    assert [r["text"][1] for r in records(tmp_path / "texts.txt")] == ["One. Two.", "Three."]
     lines = [{"_id": "a", "text": "One. Two."}, {"_id": "b", "text": "Three."}]
     (tmp_path / "corpus.jsonl").write_text("\n".join(map(json.dumps, lines)))
     for place in (tmp_path / "corpus.jsonl", tmp_path):  # a folder needs nothing else
-        assert [r["text"][0] for r in records(place, sentences=True)] == ["a#0", "a#1", "b#0"]
+        assert records(place, sentences=True) == expected
+
+
+@pytest.mark.parametrize("name", ["texts.txt", "corpus.jsonl"])
+@pytest.mark.parametrize("data", [Texts, functools.partial(Texts, sentences=True), Clozes])
+def test_texts_that_are_the_same_have_one_key_wherever_they_stand(name, data, tmp_path, minilm):
+    """By it losses leave out a text's twins, which would be its negatives: nearer than any other text."""
+    texts = ["Red apples. Green pears.", "Blue plums. Old trees.", "Red apples. Green pears."]
+    lines = (
+        texts
+        if name == "texts.txt"
+        else [json.dumps({"_id": f"{n}", "text": t}) for n, t in enumerate(texts)]
+    )
+    (tmp_path / name).write_text("\n".join(lines))
+    objective = ICT() if data is Clozes else SimCSE()
+    dataset = data(path=str(tmp_path / name)).build(minilm, objective.features(TextFormat(12, 24)))
+    batch = dataset.once()
+    (keys,) = (batch[key] for key in batch if key.endswith("_key"))
+    (ids,) = (batch[x] for x in ("text_ids", "whole_ids") if x in batch)
+    same_keys, same_texts = ((x[:, None] == x[None]).all(-1) for x in (keys, ids))
+    np.testing.assert_array_equal(same_keys, same_texts)
+    assert same_texts.sum() == (10 if len(ids) == 6 else 5)  # 3 texts or 6 sentences, of which twins
