@@ -306,6 +306,26 @@ def test_chunks_reach_all_parts_of_an_objective_of_texts(objective):
         assert {part.chunks for part in getattr(found, "parts", {"": found}).values()} == {2}
 
 
+def test_consert_has_its_own_loss_wherever_it_takes_part():
+    """SimCSE's, one direction of the in-batch softmax, is the default of the same macro."""
+    sums = ["gin/unsupervised.gin", "gin/objectives/diffcse.gin", "gin/objectives/multi_task.gin"]
+    consert = "@consert.ConSERT()"
+    for files, bindings in {
+        (sums[0], "gin/objectives/consert.gin"): [],
+        (sums[0], sums[1]): [f"DIFFCSE_OF={consert}"],
+        (sums[0], sums[2]): [f"CONTRASTIVE={consert}"],
+        tuple(sums): ["CONTRASTIVE=@diffcse.DiffCSE()", f"DIFFCSE_OF={consert}"],
+    }.items():
+        for chosen, expected in (("", "nt_xent"), ("CONTRASTIVE_LOSS=@in_batch.in_batch_softmax", None)):
+            given = ["TEXT=x", *bindings, *filter(None, [chosen])]
+            gin_config.bind(train, files, given, {"output_dir": "run"})
+            found = gin.get_bindings(train)["objective"]
+            found = getattr(found, "parts", {"contrastive": found})["contrastive"]
+            loss = getattr(found, "contrastive", found).loss
+            assert loss.__name__ == (expected or "in_batch_softmax")
+            assert gin.query_parameter("in_batch_softmax.bidirectional") is False  # equation 3.1, as SimCSE's
+
+
 @pytest.mark.parametrize("more", ["", "gin/experiments/targets.gin"])
 def test_generators_are_traced(more, folder, tmp_path):
     targets = tmp_path / "targets.jsonl"

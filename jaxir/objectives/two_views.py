@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
 
 import jax
 
@@ -65,3 +66,8 @@ class TwoViews(Contrastive, abc.ABC):
         key = batch.get("text_key")
         pair = embeddings.query, embeddings.passage, embeddings.negatives
         return self.loss(*pair, query_key=key, passage_key=key)
+
+
+def loss_of(chosen: Callable[..., Any] | Literal["own"], own: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the loss that is chosen for several objectives, of which each has one of its `own`."""
+    return own if chosen == "own" else chosen
