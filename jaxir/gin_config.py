@@ -7,8 +7,10 @@ function or class of the project, or of a user's own module, is configurable wit
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import logging
+import pprint
 import re
 import sys
 import tokenize
@@ -48,6 +50,15 @@ def _reraise(error: BaseException, message: str) -> NoReturn:
 
 _gins_reraise = gin_internals.utils.augment_exception_message_and_reraise
 gin_internals.utils.augment_exception_message_and_reraise = _reraise
+
+
+class _InOrder:
+    """Writes dicts of a configuration as they are; gin sorts them, and parts of a sum draw in their order."""
+
+    pformat = staticmethod(functools.partial(pprint.pformat, sort_dicts=False))
+
+
+gin_internals.pprint = _InOrder
 
 
 class _Key(NamedTuple):

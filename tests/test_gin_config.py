@@ -345,3 +345,14 @@ train.train.data = @texts.Texts
         UserError, match=r"train.data must be an object, @NAME\(\) in gin files or None, not @Texts$"
     ):
         gin_config.bind(train, [str(path)], [], {})
+
+
+def test_what_a_run_records_has_the_parts_of_a_sum_in_their_order(tmp_path):
+    """Each draws its random numbers and its first parameters by its place."""
+    files = ["gin/unsupervised.gin", "gin/objectives/multi_task.gin"]
+    gin_config.bind(train, files, ["TEXT=texts.txt"], {"output_dir": "run"})
+    again = tmp_path / "config.gin"
+    again.write_text(gin_config.operative_config())
+    for given, bindings in ((files, ["TEXT=texts.txt"]), ([str(again)], [])):
+        gin_config.bind(train, given, bindings, {"output_dir": "run"})
+        assert list(gin.get_bindings(train)["objective"].parts) == ["contrastive", "autoencoder"]
