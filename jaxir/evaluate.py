@@ -99,8 +99,11 @@ def evaluate(
         check_idle(evaluate, "retrieval", metrics=metrics, identical_ids=identical_ids, depth=depth)
     if kind in ("sts", "senteval", "cqadupstack"):
         check_idle(evaluate, "retrieval from one collection", per_query=per_query)
-    if kind == "senteval" or (kind == "sts" and not has_splits(path)):
+    if kind == "senteval":
         check_idle(evaluate, "data that have splits", split=split)
+    if kind == "sts" and not has_splits(path):
+        what = "data that have splits, a folder of tasks (of one give the file, as sts:STSB/sts-dev.csv)"
+        check_idle(evaluate, what, split=split)
     if kind in ("run", "predictions"):
         check_idle(evaluate, "a --dataset", split=split, depth=depth)
     if kind != "run" or answers is None:

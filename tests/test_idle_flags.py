@@ -1,5 +1,8 @@
 """A flag that nothing would read is refused, before anything is read or written."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from jaxir import cli
@@ -15,7 +18,7 @@ IDLE = [
     (
         "evaluate",
         "--model=absent --dataset=sts:{here}/parts --split=dev",
-        "--split is for data that have splits",
+        "--split is for data that have splits, a folder of tasks (of one give the file, as sts:STSB/sts-dev",
     ),
     ("evaluate", "--model=absent --dataset=sts:{here} --split=dev", "--split is for data that have splits"),
     (
@@ -91,3 +94,11 @@ def test_only_a_folder_of_tasks_has_splits_of_rated_pairs(tmp_path):
     assert has_splits(tmp_path) and not has_splits(tmp_path / "STSBenchmark")
     (tmp_path / "STSBenchmark" / "other.tsv").touch()
     assert not has_splits(tmp_path)
+
+
+def test_pages_give_a_split_to_no_task_alone():
+    pages = [page.read_text() for page in (Path(__file__).parent.parent / "docs").rglob("*.md")]
+    of_files = [
+        x for page in pages for x in re.findall(r"--dataset=sts:(\S+)( --split\S*)?", page) if "STSB" in x[0]
+    ]
+    assert len(of_files) >= 3 and not any(split for _, split in of_files)
