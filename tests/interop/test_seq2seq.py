@@ -109,6 +109,25 @@ def test_tables_that_are_one_in_the_file_are_one_here(folder):
     assert model.head is None and model.config.tied and not model.config.scaled
 
 
+def test_tables_that_are_one_are_written_twice_where_outputs_are_not_scaled(folder, tmp_path):
+    """Without lm_head transformers 4 draws one at random: tie_word_embeddings, which says it, is false."""
+    without(folder, "lm_head")
+    model, theirs = seq2seq.read(folder), tmp_path / "theirs"
+    theirs.mkdir()
+    seq2seq.write(theirs, model)
+    tensors = safetensors.numpy.load_file(theirs / "model.safetensors")
+    np.testing.assert_array_equal(tensors["lm_head.weight"], tensors["shared.weight"])
+    assert json.loads((theirs / "config.json").read_text())["tie_word_embeddings"] is False
+    again = seq2seq.read(theirs)
+    assert again.config.tied and stored.fingerprint(again) == stored.fingerprint(model)
+
+
+def test_a_second_table_beside_tied_ones_is_told(folder, capsys):
+    change(folder, tie_word_embeddings=True)
+    assert seq2seq.read(folder).config.tied
+    assert "lm_head.weight is left out: it is another table than shared.weight" in capsys.readouterr().err
+
+
 SPOILT = {
     "encoder alone": (lambda f: without(f, "decoder."), "no decoder among its weights"),
     "a missing layer": (

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxir.errors import UserError
 from jaxir.interop import stored
@@ -18,7 +19,8 @@ from jaxir.models.codec import Weights
 from jaxir.models.seq2seq import START, Seq2SeqConfig
 from jaxir.models.t5 import T5Config
 
-_HEAD = "lm_head.weight"
+_HEAD, _TABLE = "lm_head.weight", "shared.weight"
+_ROWS_AT_ONCE = 4096  # of two tables that are compared
 # Fusion-in-Decoder's code adds it to the scores of cross-attention, in every block.
 _CROSS_BIAS = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 
@@ -32,10 +34,19 @@ def read(directory: Path) -> StoredModel:
     encoder, path = hf.read_encoder(directory), directory / "config.json"
     content = read_json(path)
     _check(directory, content, encoder.config, encoder.pad_id)
-    names = read_tensors(directory).keys()
+    found = read_tensors(directory)
+    names = found.keys()
     if not any(name.startswith("decoder.block.") for name in names):
         raise UserError(f"{directory}: no decoder among its weights, only an encoder")
-    config = _config(path, content, encoder.config, has_head=_HEAD in names)
+    # Folders may hold the token table under a second name.
+    has_head = _HEAD in names and not _are_equal(found[_HEAD], encoder.params["token.embedding"])
+    config = _config(path, content, encoder.config, has_head=has_head)
+    if has_head and config.tied and jax.process_index() == 0:
+        print(
+            f"warning: {directory}: {_HEAD} is left out: it is another table than {_TABLE}, and config.json"
+            " says that they are one; if they are two, set tie_word_embeddings to false there",
+            file=sys.stderr,
+        )
     # T5's own folders may hold it too, where it means nothing.
     if _CROSS_BIAS in names and any(map(hf.is_wrapped, names)) and jax.process_index() == 0:
         print(
@@ -61,7 +72,7 @@ def outline(path: Path) -> Seq2SeqConfig:
     content = read_json(path)
     backbone, pad_id = hf_config.parse(content, path)
     _check(path.parent, content, backbone, pad_id)
-    return _config(path, content, backbone, has_head=content.get("tie_word_embeddings", True) is False)
+    return _config(path, content, backbone, has_head=True)  # unless it is scaled, as all published ones
 
 
 def _check(directory: Path, content: Mapping[str, Any], backbone: BackboneConfig, pad_id: int) -> None:
@@ -81,7 +92,6 @@ def _config(path: Path, content: Mapping[str, Any], backbone: T5Config, *, has_h
         return Seq2SeqConfig(
             backbone=backbone,
             num_decoder_layers=content.get("num_decoder_layers") or backbone.num_layers,
-            # Folders of 1.0 may hold the table under a second name.
             tied=scaled or not has_head,
             scaled=scaled,
             eos_id=content.get("eos_token_id", 1),
@@ -109,6 +119,8 @@ def write(directory: Path, model: StoredModel) -> None:
     encoder = {n.removeprefix("encoder."): v for n, v in params.items() if n.startswith("encoder.")}
     tensors: dict[str, Any] = hf.tensors_of(config.backbone, encoder, pad_id=0)
     tensors |= hf.tensors_of_part(_weights(config), _shapes(config), params)
+    if config.tied and not config.scaled:
+        tensors[_HEAD] = tensors[_TABLE]  # transformers 4 draws one at random where it is missing
     write_json(directory / "config.json", content)
     write_tensors(directory / SINGLE, tensors)
     hf.save_tokenizer(directory, model, model.settings.passage_max_length)
@@ -119,6 +131,14 @@ def _is_scaled(content: Mapping[str, Any]) -> bool:
     if content["model_type"] != "t5":
         return False
     return bool(content.get("scale_decoder_outputs", content.get("tie_word_embeddings", True) is not False))
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    """Whether two arrays, which may be at rest, are the same; what differs early is not read on."""
+    if one.shape != other.shape:
+        return False
+    starts = range(0, one.shape[0], _ROWS_AT_ONCE)
+    return all(np.array_equal(*(x[at : at + _ROWS_AT_ONCE] for x in (one, other))) for at in starts)
 
 
 def _weights(config: Seq2SeqConfig) -> Weights:
