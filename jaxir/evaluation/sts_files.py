@@ -35,20 +35,21 @@ class SentencePair(NamedTuple):
 Sets = dict[str, list[SentencePair]]
 
 
-def read_sts(path: str | Path) -> Sets:
+def read_sts(path: str | Path, split: str | None = None) -> Sets:
     """Reads a file of rated pairs, or every one of a folder in the order of their names.
 
     Args:
       path: .tsv files of `score<TAB>sentence1<TAB>sentence2` under a header line, or the files of a year of
         SemEval (pairs without a score are left out), of the STS benchmark or of SICK, as `EXPECTED` says.
+      split: of a folder with train, dev and test, the one that is taken; None: all of them.
 
     Returns:
       The pairs of each file, by its name without ending; of a year by the NAME of its subset.
 
     Raises:
       BadInputError: a file with fewer than two different scores, or a malformed line.
-      UserError: no such file or folder, none of the files, two of one name, or one whose name is that of a
-        setting.
+      UserError: no such file or folder, none of the files, two of one name, one whose name is that of a
+        setting, or a folder with other splits alone.
     """
     path = local_path(path)
     if not path.is_dir() and not path.is_file():
@@ -65,7 +66,8 @@ def read_sts(path: str | Path) -> Sets:
         raise UserError(f"{path} has no rated pairs: {EXPECTED}")
     for name in set(found) & set(SETTINGS):
         raise UserError(f"{path}: {name!r} names what is made of several files; rename that file")
-    return {name: read() for name, read in found.items()}
+    sets = {name: read() for name, read in found.items()}
+    return sets if split is None or not path.is_dir() else _of_split(path, sets, split)
 
 
 def read_sts_tasks(path: str | Path, split: str = "test") -> dict[str, Sets]:
@@ -82,7 +84,7 @@ def read_sts_tasks(path: str | Path, split: str = "test") -> dict[str, Sets]:
     Raises:
       BadInputError, UserError: as `read_sts`; a task without the split.
     """
-    return {folder.name: _of_split(folder, read_sts(folder), split) for folder in _tasks(local_path(path))}
+    return {folder.name: read_sts(folder, split) for folder in _tasks(local_path(path))}
 
 
 def has_splits(path: str | Path) -> bool:

@@ -23,7 +23,8 @@ class STS(Evaluator):
     Of several files, each one's correlation is logged besides as `spearman/FILE`, and that of each setting.
 
     Attributes:
-      path: a file of rated pairs, or a folder of such: see `evaluation.sts_files.read_sts`.
+      path: a file of rated pairs, or a folder of such: see `evaluation.sts_files.read_sts`. Of a folder with
+        train, dev and test it is dev.
       setting: what `spearman` is of several files: "all" of all pairs together, "mean" of the files' values,
         "wmean" weighted by their pairs.
     """
@@ -35,7 +36,7 @@ class STS(Evaluator):
 
     def prepare(self, bench: Bench) -> Prepared:
         """Reads the files; see `Evaluator`."""
-        sets, form = read_sts(self.path), bench.form
+        sets, form = read_sts(self.path, "dev"), bench.form
         texts = [form.query_prompt + sentence for sentence in sentences_of(sets)]
         ids = bench.tokenizer.encode_batch(texts, max_length=form.query_length)
         vectors_of = bench.vectors(pad_batch(ids, form.query_length), "query")

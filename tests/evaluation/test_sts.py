@@ -143,7 +143,8 @@ def test_official_layouts(tmp_path):
     with pytest.raises(UserError, match=r"plain has no split 'dev', only test, train"):
         read_sts_tasks(tmp_path, "dev")
     only = read_sts(tmp_path / "STSBenchmark" / "sts-dev.csv")
-    assert only == {"sts-dev": benchmark["sts-dev"]}
+    assert only == {"sts-dev": benchmark["sts-dev"]} == read_sts(tmp_path / "STSBenchmark", "dev")
+    assert read_sts(tmp_path / "STS16-en-test", "dev") == year
 
 
 @pytest.mark.parametrize(

@@ -341,6 +341,9 @@ def test_sts_in_the_loop_is_sts_of_the_encoder(tmp_path):
         (tmp_path / f"{name}.tsv").write_text(
             "\n".join(["score\tsentence1\tsentence2", *lines[: 6 if name == "a" else 4]])
         )
+    (tmp_path / "splits").mkdir()  # by whose test split no checkpoint may be chosen
+    for name, file in (("test", "a"), ("dev", "b"), ("train", "a")):
+        shutil.copy(tmp_path / f"{file}.tsv", tmp_path / "splits" / f"{name}.tsv")
     words = ["da de di", "ha he hi", "la le li", "ma me mi"]
     encoder = fit(
         f"st:{Path(__file__).parent.parent / 'golden/bert'}",
@@ -350,6 +353,7 @@ def test_sts_in_the_loop_is_sts_of_the_encoder(tmp_path):
         evaluators=[
             STS(path=str(tmp_path)),
             STS(path=str(tmp_path / "b.tsv"), name="one"),
+            STS(path=str(tmp_path / "splits"), name="splits"),
             STS(path=str(tmp_path), name="weighted", setting="wmean"),
         ],
         dev_metric="spearman",
@@ -361,7 +365,8 @@ def test_sts_in_the_loop_is_sts_of_the_encoder(tmp_path):
     names = {name: f"spearman/{name}".rstrip("/") for name in found}
     told = {name: logged(tmp_path / "run", f"dev/{log}")[best["step"]] for name, log in names.items()}
     assert told == pytest.approx(found, abs=1e-6) and len(set(told.values())) == 5
-    assert logged(tmp_path / "run", "dev/one/spearman")[best["step"]] == told["b"]
+    for one in ("one", "splits"):
+        assert logged(tmp_path / "run", f"dev/{one}/spearman")[best["step"]] == told["b"]
     assert logged(tmp_path / "run", "dev/weighted/spearman")[best["step"]] == told["wmean"]
     space = scores.space["all"]
     assert logged(tmp_path / "run", "dev/uniformity")[best["step"]] == pytest.approx(
