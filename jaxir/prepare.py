@@ -234,7 +234,7 @@ def records(recipe: Recipe, *, output: str) -> None:
 
     if not isinstance(recipe.data, RecordSource):
         raise UserError(f"data must have records, as BeirPairs(...) has; {recipe.data!r:.80} has none")
-    _, settings, tokenizer = outline_of(recipe.model)
+    _, settings, tokenizer = outline_of(recipe.model, weights=False)
     if tokenizer is None:
         raise UserError(f"{type(recipe.model).__name__} says no tokenizer without building its model")
     features = recipe.objective.features(settings.text_format_of(tokenizer, recipe.num_negatives))

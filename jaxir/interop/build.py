@@ -251,10 +251,13 @@ class FromScratch:
         return self.config, settings
 
 
-def outline_of(model: Source) -> tuple[ModelConfig, EncoderSettings, Tokenizer | None]:
+def outline_of(
+    model: Source, *, weights: bool = True
+) -> tuple[ModelConfig, EncoderSettings, Tokenizer | None]:
     """Returns what `model.build` would build, its lengths and its tokenizer; no weight is read.
 
-    The tokenizer is None where a source of one's own opens no model to say the rest.
+    The tokenizer is None where a source of one's own opens no model to say the rest. `weights` is whether
+    there must be some, where `build` would read them.
 
     Raises:
       UserError: as `build`.
@@ -264,7 +267,8 @@ def outline_of(model: Source) -> tuple[ModelConfig, EncoderSettings, Tokenizer |
     found = []
 
     def read(source: str, tokenizer: str | None, kind: str | None = "dual_encoder") -> StoredModel:
-        found.append(model_dir.read(source, tokenizer=tokenizer, kind=kind)[0])
+        wanted = weights and not _is_drawn(model)
+        found.append(model_dir.read(source, tokenizer=tokenizer, kind=kind, weights=wanted)[0])
         return found[0]
 
     config, settings = model.outline(read)
@@ -279,19 +283,26 @@ def _loaded(
     *,
     tokenizer: str | None = None,
 ) -> LoadedModel:
+    drawn = _is_drawn(start)
+
     def built(found: StoredModel, fingerprint: str | None) -> LoadedModel:
         model = start.apply(found, seed=seed, where=start.source)
-        if isinstance(start, Pretrained) and start.from_scratch:
-            drawn = stored.initialize(model.config, seed=seed, partitioner=partitioner)
+        if drawn:
+            made = stored.initialize(model.config, seed=seed, partitioner=partitioner)
             fingerprint = stored.initial_fingerprint(model.config, model.tokenizer, seed)
-            return LoadedModel(drawn, model.tokenizer, model.settings, fingerprint)
+            return LoadedModel(made, model.tokenizer, model.settings, fingerprint)
         another = start.change_outputs() or kinds.of(model.config) is not kinds.of(found.config)
         if fingerprint is None or another:
             how = {"source": start.source}
             fingerprint = stored.initial_fingerprint(model.config, model.tokenizer, seed, **how)
         return LoadedModel(stored.build(model, partitioner), model.tokenizer, model.settings, fingerprint)
 
-    return model_dir.read_with(built, start.source, tokenizer=tokenizer, kind=kind)
+    return model_dir.read_with(built, start.source, tokenizer=tokenizer, kind=kind, weights=not drawn)
+
+
+def _is_drawn(start: Source) -> bool:
+    """Whether it starts from random parameters, so that its source needs none."""
+    return isinstance(start, Pretrained) and bool(start.from_scratch)
 
 
 def pooler_of(source: str | None) -> PretrainedPooler | None:

@@ -101,6 +101,7 @@ def read_with(
     *,
     tokenizer: str | None = None,
     kind: str | None = "dual_encoder",
+    weights: bool = True,
 ) -> T:
     """Returns `build` of what `read` returns, whose parameters it reads.
 
@@ -110,7 +111,7 @@ def read_with(
       UserError: as `read` and `build`.
     """
     while True:
-        found, fingerprint = read(spec, tokenizer=tokenizer, kind=kind)
+        found, fingerprint = read(spec, tokenizer=tokenizer, kind=kind, weights=weights)
         try:
             return build(found, fingerprint)
         except UserError:
@@ -167,7 +168,7 @@ def fingerprint_of(model: nnx.Module, tokenizer: Tokenizer, settings: EncoderSet
 
 
 def read(
-    spec: str, *, tokenizer: str | None = None, kind: str | None = "dual_encoder"
+    spec: str, *, tokenizer: str | None = None, kind: str | None = "dual_encoder", weights: bool = True
 ) -> tuple[StoredModel, str | None]:
     """Opens a model; the second value is its fingerprint, where the files say it.
 
@@ -175,18 +176,21 @@ def read(
       spec: as `load` takes it.
       tokenizer: of a model that has none of its own (see `t5x.read`).
       kind: which kind of model it must be, one of `kinds.KINDS`; None: what the files say it is.
+      weights: whether the parameters' values count; where not, an encoder of `hf:` needs none.
 
     Raises:
       UserError: there is no such model, one of its files is missing or damaged, it has a tokenizer, or is of
         another kind.
     """
-    found, fingerprint = _read(spec, tokenizer, kind)
+    found, fingerprint = _read(spec, tokenizer, kind, weights)
     if kind not in (None, kinds.name_of(found.config)):
         raise UserError(f"{spec} is {kinds.of(found.config).what}; {kinds.KINDS[kind].what} is wanted")
     return found, fingerprint
 
 
-def _read(spec: str, tokenizer: str | None, kind: str | None) -> tuple[StoredModel, str | None]:
+def _read(
+    spec: str, tokenizer: str | None, kind: str | None, weights: bool
+) -> tuple[StoredModel, str | None]:
     form, separator, name = str(spec).partition(":")
     if separator and form in FORMS and not name:
         raise UserError(
@@ -199,7 +203,7 @@ def _read(spec: str, tokenizer: str | None, kind: str | None) -> tuple[StoredMod
     if separator and form == "w2v":
         return word_vectors.read(name), None
     if separator and form in ("st", "hf"):
-        return named.read(form, name, kind), None
+        return named.read(form, name, kind, weights=weights), None
     directory = path_of(spec)
     check_bucket(directory)
     check_unicode(directory)

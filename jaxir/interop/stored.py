@@ -187,6 +187,12 @@ def model_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return _shapes(replace_backbone(config, scan_layers=False))
 
 
+def shapes_alone(config: ModelConfig) -> dict[str, np.ndarray]:
+    """Returns parameters whose values do not count: views of one zero, which training can change."""
+    zero = np.zeros((), np.float32)
+    return {name: np.broadcast_to(zero, shape) for name, shape in model_shapes(config).items()}
+
+
 @functools.lru_cache(maxsize=32)
 def _outline(config: BackboneConfig | ModelConfig) -> tuple[nnx.GraphDef, nnx.State]:
     """Returns a model without its numbers; of a small model it takes longer to make than they to read."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
 from jaxir.errors import UserError
 from jaxir.interop import model_dir, stored, t5x
 from jaxir.interop.build import Source
@@ -58,12 +56,10 @@ def describe_generator(source: str) -> tuple[Seq2SeqConfig, EncoderSettings]:
 
 
 def _read_shapes(source: str, tokenizer: str | None, kind: str | None = "dual_encoder") -> StoredModel:
-    """Returns a model whose parameters are but shapes: views of one zero, which training can change."""
+    """Returns a model whose parameters are but shapes."""
     generator = kind == "seq2seq"
     config, settings = describe_generator(source) if generator else _describe_source(source, tokenizer, kind)
-    zero = np.zeros((), np.float32)
-    params = {name: np.broadcast_to(zero, shape) for name, shape in stored.model_shapes(config).items()}
-    return StoredModel(config=config, params=params, tokenizer=None, settings=settings)
+    return StoredModel(config=config, params=stored.shapes_alone(config), tokenizer=None, settings=settings)
 
 
 def _describe_source(

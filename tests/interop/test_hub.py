@@ -15,10 +15,12 @@ import safetensors.numpy
 
 from jaxir.errors import UserError
 from jaxir.interop import model_dir
+from jaxir.interop.build import Pretrained
 from jaxir.interop.huggingface import hf, hub_files
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 T5 = "google/t5-tiny"
+T5_FOLDER = f"hf:{GOLDEN / 't5_1_1'}"
 # What such a repository holds beside: the same weights for others, and in another precision.
 OTHERS = (
     *(
@@ -47,6 +49,8 @@ for spec in sys.argv[1:]:
             found = hub.resolve(name, default_owner="sentence-transformers", modules=True)
         elif kind == "hf":
             found = hub.resolve(name)
+        elif kind == "architecture":
+            found = hub.resolve(name, weights=False)
         elif kind == "checked":
             from jaxir.interop.huggingface import hf
             found = hub.resolve(name, check=hf.check)
@@ -201,6 +205,19 @@ def test_which_weights(hub, resolve):
         np.testing.assert_array_equal(read[name], np.asarray(value), err_msg=name)
     assert "a/shards: model-00001-of-00002.safetensors and 1 more, " in said
     assert len(said.splitlines()) == len(cases) + 1
+
+
+def test_an_architecture_is_fetched_without_weights_and_these_later(hub, resolve):
+    hub.add(T5, files_of("t5_1_1"))
+    (directory,), said = resolve(f"architecture:{T5}")
+    assert not [name for name, _ in fetched(hub) if name.endswith((".safetensors", ".bin"))]
+    assert "tokenizer.json" in said and "safetensors" not in said
+    drawn = Pretrained(source=f"hf:{directory}", from_scratch=True)
+    assert drawn.build(seed=1).model.config == Pretrained(source=T5_FOLDER).build(seed=1).model.config
+    hub.asked.clear()
+    assert resolve(f"architecture:{T5}", HF_HUB_OFFLINE="1")[0] == [directory]
+    assert resolve(f"hf:{T5}")[0] == [directory]
+    assert [name for name, _ in fetched(hub)] == ["model.safetensors"]
 
 
 def test_each_module_has_weights_of_its_own():

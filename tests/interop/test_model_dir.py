@@ -476,6 +476,23 @@ def test_a_model_from_scratch_has_anothers_architecture_and_parameters_of_its_ow
         assert all(np.abs(first - x).max() > 0.01 for x in different)
 
 
+@pytest.mark.parametrize("change", [{}, {"sharing": "ade_spl", "projection": 8, "scan_layers": True}])
+def test_a_model_from_scratch_needs_a_configuration_and_a_tokenizer_alone(change, tmp_path):
+    whole = Path(ROBERTA.partition(":")[2])
+    folder = tmp_path / "folder"
+    shutil.copytree(whole, folder, ignore=shutil.ignore_patterns("*.safetensors", "*.npz"))
+    drawn, other = (
+        Pretrained(source=f"hf:{place}", from_scratch=True, **change).build(seed=1)
+        for place in (folder, whole)
+    )
+    assert drawn.model.config == other.model.config and drawn.fingerprint == other.fingerprint
+    first, second = (stored.params_of(m.model) for m in (drawn, other))
+    jax.tree.map(np.testing.assert_array_equal, first, second)
+    for start in (Pretrained(source=f"hf:{folder}"), Pretrained(source=f"hf:{folder}", from_scratch=False)):
+        with pytest.raises(UserError, match=r"model\.safetensors"):
+            start.build(seed=1)
+
+
 def test_a_place_may_be_told_by_way_of_its_parent(tmp_path, monkeypatch):
     model = model_dir.load(ROBERTA)
     (tmp_path / "here").mkdir()

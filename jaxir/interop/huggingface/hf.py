@@ -77,7 +77,18 @@ def check(directory: Path) -> None:
     Raises:
       UserError: it does not.
     """
-    hf_config.parse(read_json(directory / "config.json"), directory / "config.json")
+    read_architecture(directory)
+
+
+def read_architecture(directory: Path) -> Encoder:
+    """Reads config.json alone; there are no parameters.
+
+    Raises:
+      UserError: it is missing or damaged, or the architecture is not one of ours.
+    """
+    path = directory / "config.json"
+    config, pad_id = hf_config.parse(read_json(path), path)
+    return Encoder(config, {}, pad_id)
 
 
 def read_encoder(directory: Path) -> Encoder:
@@ -86,9 +97,9 @@ def read_encoder(directory: Path) -> Encoder:
     Raises:
       UserError: a file is missing or damaged, the architecture is not one of ours, or the two do not fit.
     """
-    path = directory / "config.json"
-    config, pad_id = hf_config.parse(read_json(path), path)
-    return Encoder(config, _to_params(config, read_tensors(directory), pad_id, directory), pad_id)
+    found = read_architecture(directory)
+    params = _to_params(found.config, read_tensors(directory), found.pad_id, directory)
+    return found._replace(params=params)
 
 
 def read_tokenizer(directory: Path, encoder: Encoder) -> Tokenizer:

@@ -5,7 +5,7 @@ import importlib.util
 import itertools
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ def resolve(
     *,
     default_owner: str | None = None,
     modules: bool = False,
+    weights: bool = True,
     check: Callable[[Path], None] = lambda directory: None,
 ) -> Path:
     """Returns the directory of the model `name`.
@@ -46,6 +47,7 @@ def resolve(
         all-MiniLM-L6-v2 is taken from the package that holds it, where that is installed.
       default_owner: owner of a hub name that has none.
       modules: whether it is read as a sentence-transformers folder, whose modules may have weights too.
+      weights: whether they are read; of what is read without, they are neither fetched nor missed.
       check: given the directory of what comes from the hub before the weights are there; raises a UserError
         where they would be of no use.
 
@@ -57,7 +59,7 @@ def resolve(
     if found is not None:
         checksums.check(found, may_grow=True)  # of what `jaxir.export` has written
         return found
-    wish = _parse(name, default_owner, modules)
+    wish = _parse(name, default_owner, modules, weights)
     if (wish.name, wish.revision) == (MINILM, _MAIN) and (packaged := _packaged_minilm()) is not None:
         return packaged
     there = _ask(wish, lambda directory: _is_whole(wish, directory))
@@ -78,7 +80,7 @@ def configuration(name: str) -> Path:
     found = _local(name)
     if found is not None:
         return found / file
-    wish = _parse(name, None, modules=False)
+    wish = _parse(name, None, modules=False, weights=False)
     there = _ask(wish, lambda directory: (directory / file).is_file())
     if isinstance(there, Path):
         hub_download.check(there, [file])
@@ -130,7 +132,13 @@ def _is_whole(wish: Wish, directory: Path) -> bool:
 def _in_cache(wish: Wish, directory: Path) -> hub_files.Wanted:
     """Returns what is read of a copy in the cache; raises a UserError where it lacks something."""
     names = {p.relative_to(directory).as_posix() for p in directory.rglob("*") if p.is_file()}
-    return hub_files.wanted(names, lambda file: read_json(directory / file), wish.name, modules=wish.modules)
+    return _wanted(wish, names, lambda file: read_json(directory / file))
+
+
+def _wanted(wish: Wish, names: Collection[str], read: Callable[[str], Any]) -> hub_files.Wanted:
+    if wish.weights:
+        return hub_files.wanted(names, read, wish.name, modules=wish.modules)
+    return hub_files.Wanted(hub_files.describing(names, read, wish.name, modules=wish.modules), [])
 
 
 def _fetch(wish: Wish, there: Repository, check: Callable[[Path], None]) -> Path:
@@ -143,7 +151,7 @@ def _fetch(wish: Wish, there: Repository, check: Callable[[Path], None]) -> Path
     for file in hub_files.describing(there.files, read, wish.name, modules=wish.modules):
         there.fetch(file)
     check(there.directory)
-    chosen = hub_files.wanted(there.files, read, wish.name, modules=wish.modules)
+    chosen = _wanted(wish, there.files, read)
     for file in chosen.small:
         there.fetch(file)
     missing = [file for file in (*chosen.weights, *chosen.small) if file not in before]
@@ -190,7 +198,7 @@ def _local(name: str) -> Path | None:
     return None
 
 
-def _parse(name: str, default_owner: str | None, modules: bool) -> Wish:
+def _parse(name: str, default_owner: str | None, modules: bool, weights: bool) -> Wish:
     """Splits NAME@REVISION."""
     hub_name, at, revision = name.partition("@")
     if hub_name.startswith((".", "~", "/")) or hub_name.count("/") > 1 or not hub_name:
@@ -200,7 +208,7 @@ def _parse(name: str, default_owner: str | None, modules: bool) -> Wish:
     if at and Path(hub_name).is_dir():
         raise UserError(f"{name}: {hub_name} is a local directory, and only models on the hub have revisions")
     owned = f"{default_owner}/{hub_name}" if default_owner and "/" not in hub_name else hub_name
-    return Wish(owned, revision or _MAIN, "st" if default_owner else "hf", modules)
+    return Wish(owned, revision or _MAIN, "st" if default_owner else "hf", modules, weights)
 
 
 def _packaged_minilm() -> Path | None:

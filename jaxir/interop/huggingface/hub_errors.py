@@ -38,12 +38,14 @@ class Wish(NamedTuple):
       revision: a branch, tag, commit or refs/pr/N.
       kind: "hf" or "st", as it is written before the name.
       modules: whether it is read as a sentence-transformers folder.
+      weights: whether its weights are read.
     """
 
     name: str
     revision: str
     kind: str
     modules: bool
+    weights: bool
 
 
 class NotGivenNowError(UserError):

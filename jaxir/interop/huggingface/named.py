@@ -1,7 +1,9 @@
 """Models by `hf:NAME` and `st:NAME`: which folder a name means, and which kind of model is in it."""
 
+import dataclasses
 from pathlib import Path
 
+from jaxir.interop import stored
 from jaxir.interop.huggingface import cross_encoder, hf, hub, sentence_transformers, seq2seq
 from jaxir.interop.stored import EncoderSettings, StoredModel
 from jaxir.models.dual_encoder import DualEncoderConfig
@@ -9,7 +11,7 @@ from jaxir.models.dual_encoder import DualEncoderConfig
 _DEFAULT_LENGTH = 512
 
 
-def read(form: str, name: str, kind: str | None) -> StoredModel:
+def read(form: str, name: str, kind: str | None, *, weights: bool = True) -> StoredModel:
     """Reads a model of Hugging Face or sentence-transformers.
 
     Args:
@@ -18,12 +20,16 @@ def read(form: str, name: str, kind: str | None) -> StoredModel:
       kind: "dual_encoder", "cross_encoder" or "seq2seq"; None: a cross-encoder where the files say that it is
         one, which on the hub those of "st" say that list their modules, else a dual encoder: folders of T5
         hold both that and a generator.
+      weights: whether they are wanted; where not, a dual encoder of "hf" needs none, and its parameters are
+        shapes alone (see `stored.shapes_alone`).
 
     Raises:
       UserError: there is no such model, it is damaged, or of an architecture that is not known here.
     """
     if kind == "seq2seq":
         return seq2seq.read(hub.resolve(name, check=hf.check))
+    if form == "hf" and kind == "dual_encoder" and not weights:
+        return _architecture(hub.resolve(name, weights=False, check=hf.check))
     if form == "hf":
         directory = hub.resolve(name, check=hf.check)
         pairs = kind == "cross_encoder" or (kind is None and cross_encoder.is_one(directory))
@@ -42,8 +48,17 @@ def read(form: str, name: str, kind: str | None) -> StoredModel:
     return read_one(directory)
 
 
+def _architecture(directory: Path) -> StoredModel:
+    """A folder as `_encoder` reads it, but for its weights."""
+    model = _dual_encoder(directory, hf.read_architecture(directory))
+    return dataclasses.replace(model, params=stored.shapes_alone(model.config))
+
+
 def _encoder(directory: Path) -> StoredModel:
-    encoder = hf.read_encoder(directory)
+    return _dual_encoder(directory, hf.read_encoder(directory))
+
+
+def _dual_encoder(directory: Path, encoder: hf.Encoder) -> StoredModel:
     length = min(_DEFAULT_LENGTH, encoder.config.max_positions or _DEFAULT_LENGTH)
     return StoredModel(
         config=DualEncoderConfig(backbone=encoder.config),
