@@ -14,7 +14,7 @@ import pprint
 import re
 import sys
 import tokenize
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -119,13 +119,15 @@ def bind(
     if only is not None:
         _fill_unread([_parameter(function, name) for name in only])
     _check_macros({key.scope for key in typed if key.selector == MACRO}, used_by_files, defaults)
+    read = _read(_parameter(function, "").selector) if only is None else None
+    _check_set(read)
     _check_made("", _parameter(function, "").selector, ())
     if only is not None:
         parameters = gin_internals._CONFIG.get(_parameter(function, "")[:2], {})
         for name in set(parameters) - set(only):
             del parameters[name]
     else:
-        _check_read(_parameter(function, "").selector, typed)
+        _check_read(read, typed)
     _check_values(_parameter(function, "").selector)
     bound = set(gin.get_bindings(function, resolve_references=False))
     gin.finalize()
@@ -261,7 +263,7 @@ def _referred_macros() -> list[str]:
 
 
 def _check_macros(typed: Collection[str], used_by_files: Collection[str], defaults: Collection[str]) -> None:
-    """Refuses macros that are misspelt, not set, or typed in vain; warns of others in vain, and forgets them.
+    """Refuses macros that are misspelt, unset, or typed in vain; warns of others in vain, and forgets them.
 
     Pieces of a recipe may offer more than others use, but what is typed is meant to change something.
     """
@@ -284,11 +286,26 @@ def _check_macros(typed: Collection[str], used_by_files: Collection[str], defaul
                 raise UserError(what + meant)
             print(f"warning: {what}{suggest(name, used)}", file=sys.stderr)
         del config[name, MACRO]
-    for (scope, selector), parameters in config.items():
-        for parameter, value in parameters.items():
-            if _is_required(value):
-                name = _Key(scope, selector, parameter)
-                raise UserError(f"{name} must be set: --gin.{name}=...")
+
+
+def _check_set(read: set[_Key] | None) -> None:
+    """Refuses required values that are left open; of what is not read it forgets those, and what has them.
+
+    Args:
+      read: what is read; None: all is.
+    """
+    config = gin_internals._CONFIG
+    keys = [_Key(*key, name) for key, parameters in config.items() for name in parameters]
+    left_open = [key for key in keys if _is_required(key.value)]
+    macros = None if read is None else _macros_behind(read)
+    for key in left_open:
+        if read is None or key in read or (key.selector == MACRO and key.scope in macros):
+            raise UserError(f"{key} must be set: --gin.{key}=...")
+    unset = {key.scope for key in left_open if key.selector == MACRO}
+    for key in [key for key in keys if key in left_open or _macros_behind([key]) & unset]:
+        del config[key[:2]][key.parameter]
+        if not config[key[:2]]:
+            del config[key[:2]]
 
 
 def _shipped_macros() -> set[str]:
@@ -356,20 +373,54 @@ def _reached(command: str) -> set[_Key]:
     return found
 
 
-def _check_read(command: str, typed: Sequence[_Key]) -> None:
-    """Refuses parameters that are typed of something that the command does not make."""
-    reached = _reached(command)
+def _read(command: str) -> set[_Key]:
+    """Returns the bindings that are read: what a command hangs on, and what a user's own code has decorated.
+
+    That takes its bindings wherever it is called.
+    """
+    return _reached(command) | {key for key in _parameters_bound() if not _is_imported(key)}
+
+
+def _check_read(read: set[_Key], typed: Sequence[_Key]) -> None:
+    """Refuses parameters and macros that are typed of something that the command does not make."""
+    macros = _macros_behind(read)
     for key in typed:
-        configurable = gin_internals._REGISTRY.get_match(key.selector)
-        # What a user's own code has decorated takes its bindings wherever it is called.
-        if key.selector == MACRO or key in reached or not getattr(configurable, "import_source", None):
-            continue
-        alike = {other for other in reached if other.parameter == key.parameter and other.selector != MACRO}
-        names = sorted("/".join(filter(None, (other.scope, str(other)))) for other in alike)
-        raise UserError(
-            f"{key} is set but nothing reads it: this command makes no such object"
-            + (f"; there are {', '.join(names)}" if names else "")
-        )
+        if key.selector == MACRO:
+            kept = key.scope in macros
+            there_are = [other for other in _parameters_bound() if key.scope in _macros_behind([other])]
+            more = "; it is of {}"
+        else:
+            kept = key in read or not _is_imported(key)
+            there_are = [other for other in read if other.parameter == key.parameter]
+            more = "; there are {}"
+        if not kept:
+            names = ", ".join(sorted("/".join(filter(None, (k.scope, str(k)))) for k in there_are))
+            raise UserError(
+                f"{key} is set but nothing reads it: this command makes no such object"
+                + (more.format(names) if names else "")
+            )
+
+
+def _parameters_bound() -> list[_Key]:
+    """Returns all parameters that anything is bound to, whether or not a command hangs on them."""
+    config = gin_internals._CONFIG.items()
+    return [_Key(*key, name) for key, bound in config if key[1] != MACRO for name in bound]
+
+
+def _is_imported(key: _Key) -> bool:
+    configurable = gin_internals._REGISTRY.get_match(key.selector)
+    return bool(getattr(configurable, "import_source", None))
+
+
+def _macros_behind(keys: Iterable[_Key]) -> set[str]:
+    """Returns the macros that parameters hang on, be it by way of others."""
+    found: set[str] = set()
+    values = [key.value for key in keys]
+    while values:
+        macros = {_macro_of(reference) for reference in gin_internals.iterate_references(values.pop())}
+        values += [_Key.of_macro(name).value for name in macros - found if name]
+        found.update(filter(None, macros))
+    return found
 
 
 def _check_values(command: str) -> None:

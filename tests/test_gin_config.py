@@ -333,6 +333,24 @@ here/msmarco.MsMarcoPairs.split = "dev"
     )
 
 
+@pytest.mark.parametrize(
+    ("files", "typed", "what"),
+    [
+        (["gin/objectives/margin.gin"], "TEMPERATURE=0.02", "in_batch_softmax.temperature"),
+        (["gin/objectives/bce.gin"], "BLOCK_SIZE=64", "in_batch_softmax.block_size"),
+        (["gin/evaluators/sts.gin", "gin/evaluators/search.gin"], "STS=dev.tsv", "STS.path"),
+    ],
+)
+def test_a_macro_that_is_typed_of_what_is_not_made_is_an_error(files, typed, what):
+    files, needed = ["gin/pairs.gin", *files], ["DATA=x"]
+    needed += ["DEV_COLLECTION=y"] if len(files) > 2 else []
+    sentence = f"{typed.partition('=')[0]} is set but nothing reads it: this command makes no such object"
+    with pytest.raises(UserError, match=f"^{sentence}; it is of {what}$"):
+        gin_config.bind(train, files, [*needed, typed], {})
+    gin_config.bind(train, files, needed, {})  # what is not made need not be set, either
+    assert "%gin.REQUIRED" not in gin_config.operative_config()
+
+
 def test_a_class_where_an_object_is_meant_is_an_error(tmp_path):
     path = tmp_path / "recipe.gin"
     path.write_text("""
