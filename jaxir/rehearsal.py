@@ -68,6 +68,12 @@ def training(recipe: Recipe, *, output_dir: str) -> None:
     recipe.check_batch((recipe.mesh or MeshConfig()).build())
     evaluators_of(recipe)
     source = getattr(recipe.model, "source", None)
-    if source is None or not Path(source).is_relative_to(output_dir):
+    made_here = source is not None and Path(source).is_relative_to(output_dir)
+    if made_here and getattr(recipe.model, "from_scratch", None):
+        raise UserError(
+            f"{source} would be trained in vain, for the run after it starts from random parameters: give"
+            " FROM_SCRATCH=True by --bindings, which gives it to the first run alone, not in a gin file"
+        )
+    if not made_here:
         config, _, _ = outline_of(recipe.model)
         recipe.objective.check_model(nnx.eval_shape(lambda: config.make(rngs=nnx.Rngs(0))))

@@ -20,7 +20,7 @@ from jaxir.installation import find_recipe
 
 RESULT = "test.json"
 # What a first stage starts from, in gin/models; a later one starts from the stage before.
-PRETRAINED = ("MODEL", "INITIAL_CHECKPOINT_PATH", "TOKENIZER")
+PRETRAINED = ("MODEL", "INITIAL_CHECKPOINT_PATH", "TOKENIZER", "FROM_SCRATCH")
 JUDGES = {"sts": "file or folder of rated pairs", "senteval": "folder of transfer tasks"}
 # What a grid sets in the runs of a cell, and its own flag for that.
 SET_BY_GRID = {"STEPS": "--steps", "SHARING": "--sharing", "DATA": "--datasets", "SEED": "--seeds"}
@@ -205,8 +205,7 @@ def plan_cells(
             for stage, share, run, start in stages_of(method, steps, directory):
                 given = [f"STEPS={share}", *shared, *stage.bindings]
                 if start is not None:
-                    given = [binding for binding in given if binding.partition("=")[0] not in PRETRAINED]
-                    given.append(f"MODEL={gin_text(str(start))}")
+                    given = starting_from(start, given)
                 files = [*recipe, model_file(model), stage.gin_file, *variant.gin_files]
                 arguments = [f"--gin_file={file}" for file in files]
                 arguments += [f"--gin.{binding}" for binding in given]
@@ -295,6 +294,12 @@ def stages_of(method: Method, steps: int, directory: Path) -> Iterator[tuple[Sta
         run = directory / ("model" if place == count - 1 else f"stage{place + 1}")
         yield stage, share, run, start
         start = run
+
+
+def starting_from(run: Path, bindings: Sequence[str]) -> list[str]:
+    """Returns bindings with a run's model as what is started from, in place of what they say of that."""
+    others = [b for b in bindings if b.partition("=")[0].strip() not in PRETRAINED]
+    return [*others, f"MODEL={gin_text(str(run))}"]
 
 
 def model_file(model: str) -> str:

@@ -15,7 +15,7 @@ from typing import Literal
 from jaxir.data.sources import BeirFolder
 from jaxir.errors import UserError
 from jaxir.experiments import inputs, runner
-from jaxir.experiments.plan import PRETRAINED, check_bindings, gin_text
+from jaxir.experiments.plan import check_bindings, gin_text, starting_from
 from jaxir.installation import find_recipe
 from jaxir.locks import locked
 from jaxir.simple_types import Count, Natural, Seed, checked
@@ -180,8 +180,7 @@ def _train(settings: RoundSettings, here: Path, *, start: Path | None, mined: bo
     if mined:
         bindings.append(f"MINED={gin_text(str(here / 'negatives' / 'train.jsonl'))}")
     if start is not None:
-        bindings = [b for b in bindings if b.partition("=")[0] not in PRETRAINED]
-        bindings.append(f"MODEL={gin_text(str(start))}")
+        bindings = starting_from(start, bindings)
     arguments = [*(f"--gin_file={file}" for file in files), *(f"--gin.{binding}" for binding in bindings)]
     arguments += [f"--seed={settings.seed}", f"--output_dir={here / 'model'}"]
     return _step("train", arguments, here / "model" / "COMPLETE")

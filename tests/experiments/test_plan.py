@@ -263,6 +263,21 @@ def test_only_the_first_stage_starts_from_a_checkpoint_that_is_given(folder):
     assert (found.source, found.tokenizer, found.projection) == (f"grid/cells/{cell.name}/stage1", None, 8)
 
 
+def test_only_the_first_stage_starts_from_random_parameters(folder):
+    (cell,) = plan.plan_cells(
+        axes(folder, models=["minilm"], sharing=["sde"], objectives=["pair"]),
+        recipe=["gin/runs/few_steps.gin"],
+        steps=2,
+        bindings=["FROM_SCRATCH=True"],
+        metrics="P@1",
+        split="test",
+        output_dir=Path("grid"),
+    )
+    first, second = (resolve(words)["model"] for _, words in cell.commands.training)
+    assert first.from_scratch and second.from_scratch is None
+    assert second.source == f"grid/cells/{cell.name}/stage1"
+
+
 def test_a_cell_is_the_same_wherever_grid_and_data_lie(folder, tmp_path):
     (here,) = planned(axes(folder), output_dir=tmp_path / "here")
     moved = folder.rename(tmp_path / "moved")

@@ -46,6 +46,13 @@ def test_an_objective_of_another_kind_of_model_is_refused(reranker, tmp_path):
         rehearse([wrong], tmp_path)
 
 
+def test_a_stage_whose_model_the_next_one_would_not_start_from_is_refused(tmp_path):
+    (tmp_path / "random.gin").write_text('include "gin/pairs.gin"\nFROM_SCRATCH = True\n')
+    second = ["-m", "jaxir.train", f"--gin_file={tmp_path}/random.gin", "--gin.DATA=data", "--steps=2"]
+    with pytest.raises(UserError, match=r"stage1 would be trained in vain, for .* random parameters"):
+        rehearse([[*second, f"--gin.MODEL={tmp_path}/cell/stage1"]], tmp_path)
+
+
 def test_a_cross_encoder_that_was_trained_is_planned(reranker):
     config, settings = architecture.describe(PretrainedCrossEncoder(source=reranker))
     loaded = model_dir.load(reranker, kind="cross_encoder")

@@ -145,7 +145,7 @@ def test_rounds_over_a_whole_recipe_train_on_what_they_mine(tmp_path, folder):
         mining=["--negatives=3"],
         backend="exact",
         depth=20,
-        bindings=["NEGATIVES=2"],
+        bindings=["NEGATIVES=2", "FROM_SCRATCH=True"],
         metrics="P@1",
         split="test",
         seed=5,
@@ -165,6 +165,7 @@ def test_rounds_over_a_whole_recipe_train_on_what_they_mine(tmp_path, folder):
             assert bound["num_negatives"] == 2 and bound["model"].source == f"{tmp_path}/round0/model"
         else:
             assert bound["data"].directory == str(folder)
+        assert bound["model"].from_scratch is (None if number else True)
     gin.clear_config()
 
 
