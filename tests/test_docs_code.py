@@ -7,6 +7,7 @@ takes long, `<!-- slow -->`: `make test-slow` runs it.
 import contextlib
 import functools
 import importlib
+import inspect
 import io
 import re
 import shlex
@@ -210,3 +211,18 @@ def test_benchmarks_have_the_flags_that_pages_give_them(name):
     }
     known = re.findall(r'add_argument\(\s*"(--\w+)"', (ROOT / "benchmarks" / name).read_text())
     assert flags <= set(known)
+
+
+def test_what_pages_bind_by_name_is_there():
+    modules: dict[str, list[str]] = {}
+    for path in (ROOT / "jaxir").rglob("*.py"):
+        modules.setdefault(path.stem, []).append(".".join(path.relative_to(ROOT).with_suffix("").parts))
+    named = re.compile(r"\b([a-z_0-9]+)\.([A-Z]\w*)\.([a-z_]+)\b")
+    found = {(page, *m) for page, path in PAGES.items() for m in named.findall(path.read_text())}
+    lacking = []
+    for page, module, kind, name in sorted(found):
+        kinds = [getattr(importlib.import_module(m), kind, None) for m in modules.get(module, ())]
+        kinds = [k for k in kinds if k is not None]
+        if kinds and not any(name in inspect.signature(k).parameters or hasattr(k, name) for k in kinds):
+            lacking.append(f"{page}: {module}.{kind}.{name}")
+    assert found and not lacking
