@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import tokenize
 from pathlib import Path
 
 from jaxir.errors import UserError
-from jaxir.installation import find_recipe
+from jaxir.installation import find_recipe, included_in
 
 
 def check_includes(file: Path, within: tuple[Path, ...] = ()) -> None:
@@ -20,7 +19,7 @@ def check_includes(file: Path, within: tuple[Path, ...] = ()) -> None:
     chain = (*within, path)
     if path and path.resolve() in [other.resolve() for other in within]:
         raise UserError(f"{within[-1]} includes {path}: gin files that include themselves have no end")
-    for name in re.findall(r"""^include\s+['"](.+?)['"]""", text, re.M):
+    for name in included_in(text):
         check_includes(Path(name), chain)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -21,6 +22,11 @@ RECIPES = PACKAGE
 def find_recipe(file: str | Path) -> Path | None:
     """Returns the gin file that `file` means: that of the working directory, else jaxir's own, else None."""
     return next((path for path in (Path(file), RECIPES / file) if path.is_file()), None)
+
+
+def included_in(text: str) -> list[str]:
+    """Returns the gin files that one with this text includes, as it names them."""
+    return re.findall(r"""^include\s+['"](.+?)['"]""", text, re.M)
 
 
 def clone() -> Path | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jaxir.data.sources import BeirFolder
 from jaxir.errors import UserError
-from jaxir.installation import RECIPES, find_recipe
+from jaxir.installation import RECIPES, find_recipe, included_in
 from jaxir.reading import open_to_read
 
 
@@ -39,17 +39,36 @@ def check_split(folder: BeirFolder, split: str) -> None:
         )
 
 
+def of_training_splits(folder: BeirFolder, name: str, bindings: Iterable[str]) -> dict[str, str]:
+    """Returns hashes of the judgements that runs train on and choose checkpoints by, if they are there.
+
+    Args:
+      folder: the collection.
+      name: what it is called.
+      bindings: gin bindings of the runs, the last one of a name counts.
+    """
+    pairs = (binding.partition("=")[::2] for binding in bindings)
+    given = {macro.strip(): value.strip(" '\"") for macro, value in pairs}
+    splits = {given.get("TRAIN_SPLIT", "train"), given.get("DEV_SPLIT", "dev")}
+    there = sorted(splits & set(folder.splits))
+    return {f"split {split} of {name}": of_file(folder.qrels_path(split)) for split in there}
+
+
 def of_gin_files(files: Iterable[str | Path]) -> dict[str, str]:
-    """Returns hashes of those gin files that are no recipes of jaxir's, by their names.
+    """Returns hashes of those gin files that are no recipes of jaxir's, and of those that they include.
 
     Lines of comments do not count.
     """
-    own = {}
-    for file in files:
+    own: dict[str, str] = {}
+    left = list(files)
+    for file in left:  # which grows meanwhile
         path = find_recipe(file)
-        if path is not None and not path.resolve().is_relative_to((RECIPES / "gin").resolve()):
-            lines = (line.strip() for line in path.read_bytes().splitlines())
-            own[str(file)] = _hash(b"\n".join(line for line in lines if line and line[:1] != b"#"))
+        if path is None or str(file) in own or path.resolve().is_relative_to((RECIPES / "gin").resolve()):
+            continue
+        content = path.read_bytes()
+        lines = (line.strip() for line in content.splitlines())
+        own[str(file)] = _hash(b"\n".join(line for line in lines if line and line[:1] != b"#"))
+        left += included_in(content.decode(errors="replace"))
     return own
 
 

@@ -214,7 +214,9 @@ def plan_cells(
             return tuple(commands)
 
         own = [*recipe, *(stage.gin_file for stage in method.stages), model_file(model), *variant.gin_files]
-        read = data[dataset] | inputs.of_gin_files(own)
+        folder, given = BeirFolder(folders[dataset]), [*bindings, *variant.bindings]
+        splits = inputs.of_training_splits(folder, f"data set {dataset}", given)
+        read = data[dataset] | splits | inputs.of_gin_files(own)
         return cell(row, dataset, seed, parts, training, None, read)
 
     def cell(

@@ -135,7 +135,9 @@ def run_rounds(settings: RoundSettings, output: Path, *, say: Callable[[str], No
     )
     read = inputs.of_gin_files(settings.recipe)
     inputs.check_split(BeirFolder(settings.dataset), settings.split)
-    read["the data set"] = inputs.of_collection(BeirFolder(settings.dataset), "train", settings.split)
+    folder = BeirFolder(settings.dataset)
+    read["the data set"] = inputs.of_collection(folder, "train", settings.split)
+    read |= inputs.of_training_splits(folder, "the data set", settings.bindings)
     if settings.first_run is not None:
         read["first_run"] = inputs.of_file(settings.first_run)
     with locked(output, f"another process works in {output}"):

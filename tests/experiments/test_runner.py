@@ -79,7 +79,8 @@ def test_cells_run_once_and_a_failing_one_does_not_stop_the_others(tmp_path, cap
 @pytest.fixture
 def grid_of(tmp_path, folder, model, tiny_gin):
     """Plans a grid of everything, whose cells are all finished; `write` replaces what it reads."""
-    (tmp_path / "mine.gin").write_text("include 'gin/objectives/in_batch_softmax.gin'\n")
+    (tmp_path / "mine.gin").write_text(f"include '{tmp_path}/base.gin'\n")
+    (tmp_path / "base.gin").write_text("include 'gin/objectives/in_batch_softmax.gin'\n")
     (tmp_path / "sts.tsv").write_text("score\tsentence1\tsentence2\n5\ta cat\tcats\n")
     (tmp_path / "bm25.trec").write_text("q1 Q0 d1 1 1.0 bm25\n")
     made = shutil.copytree(folder, tmp_path / "data")
@@ -116,7 +117,9 @@ def grid_of(tmp_path, folder, model, tiny_gin):
             "PASSAGE_LENGTH = 9\n",
             "sde-standard-seed0 was begun when .*tiny.gin had other",
         ),
+        ("base.gin", "TEMPERATURE = 0.5\n", "-mine-seed0 was begun when .*base.gin had other content"),
         ("data/qrels/train.tsv", "q1\td2\t1\n", "was begun when data set toy had other content"),
+        ("data/qrels/dev.tsv", "q1\td2\t1\n", "was begun when split dev of data set toy had other content"),
         ("data/qrels/test.tsv", "q1\td2\t1\n", "was begun when data set toy had other content"),
         ("data/corpus.jsonl", '{"_id": "x", "text": "x"}\n', "was begun when data set toy had other content"),
         ("bm25.trec", "q1 Q0 d2 2 0.5 bm25\n", "toy-BM25 was begun when run BM25 had other content"),
