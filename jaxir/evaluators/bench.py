@@ -24,6 +24,7 @@ from jaxir.retrieval.encoding.generator import text_of
 
 Rows = Mapping[str, np.ndarray]  # arrays [N, ...] by name
 WRITTEN = ", written with "
+ONE_BATCH = ", in one batch of "
 
 
 class State(Protocol):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxir.errors import UserError
-from jaxir.evaluators.bench import Bench, State
+from jaxir.evaluators.bench import ONE_BATCH, Bench, State
 from jaxir.evaluators.evaluator import Evaluator, Prepared
 from jaxir.objectives.gradient_cache import with_fitting_chunks
 from jaxir.objectives.objective import loss_and_metrics
@@ -22,7 +22,8 @@ class Loss(Evaluator):
 
     They are means over the full batches of a fixed order; the rows left after the last full one do not count,
     for a smaller or filled-up batch would have other in-batch negatives. With fewer data than a batch of
-    training that is one smaller batch.
+    training that is one smaller batch, of as many rows as the devices can share: a run whose best checkpoint
+    goes by it is resumed on devices that share as many.
 
     Attributes:
       data: has the fields that the objective reads: a `data.text_data.TextData`.
@@ -59,4 +60,5 @@ class Loss(Evaluator):
             found = program.of_batches(state)
             return {name: float(np.mean([m[name] for m in found], dtype=np.float64)) for name in found[0]}
 
-        return Prepared(measure, examples.fingerprint)
+        one_batch = f"{ONE_BATCH}{kept}" if count < bench.batch_size else ""
+        return Prepared(measure, f"{examples.fingerprint}{one_batch}")

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jaxir.evaluators.bench import WRITTEN
+from jaxir.evaluators.bench import ONE_BATCH, WRITTEN
 from jaxir.interop import array_checksums
 from jaxir.training.described import describe, difference
 from jaxir.training.recipe import Recipe
@@ -56,8 +56,9 @@ def disagreement(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str | None
         was, given = saved.get(name), now.get(name)
         if name == "dev" and str(was).startswith(_OF_LOSS):  # earlier, distractors were told with losses too
             was = was.partition(" distractors")[0].rpartition(", ")[0] if "distractors" in was else was
-        if name == "dev" and WRITTEN not in str(was):  # earlier, it was not told how texts were written
-            given = given and given.partition(WRITTEN)[0]
+        for told in (WRITTEN, ONE_BATCH) if name == "dev" and given else ():
+            if told not in str(was):  # earlier, neither how texts were written nor rows were told
+                given = given.partition(told)[0]
         if was == given:
             continue
         if name in ("data", "dev") and _OF_FIRST_BATCH.search(str(was)):

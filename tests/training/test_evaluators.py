@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -326,6 +327,27 @@ def test_runs_that_did_not_tell_how_texts_were_written_are_resumed():
     assert "dev=" in disagreement({"dev": "EM on 8 questions, hash b"}, told)
     assert "dev=" in disagreement({"dev": None}, told)
     assert "dev=" in disagreement({"dev": "EM on 8 questions, hash a"}, {"dev": None})
+
+
+def test_the_loss_of_one_smaller_batch_tells_its_rows():
+    """On four devices two of ten rows are left out: the values of two meshes are not compared."""
+
+    def told(devices, batch_size):
+        bench = Bench(
+            tokenizer=None,
+            form=TextFormat(LENGTH, LENGTH),
+            objective=Contrastive(),
+            training_data=pairs(40, seed=9),
+            batch_size=batch_size,
+            partitioner=MeshConfig().build(jax.devices()[:devices]),
+        )
+        return {"dev": f"loss on {Loss(data=pairs(10, seed=2)).prepare(bench).data}"}
+
+    assert re.search("in one batch of 10, not .* in one batch of 8;", disagreement(told(1, 16), told(4, 16)))
+    assert disagreement(told(1, 16), told(2, 16)) is None
+    assert disagreement(told(1, 8), told(4, 8)) is None
+    earlier = {"dev": told(1, 16)["dev"].partition(", in one")[0]}
+    assert disagreement(earlier, told(4, 16)) is None
 
 
 def test_sts_in_the_loop_is_sts_of_the_encoder(tmp_path):
