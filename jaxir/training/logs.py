@@ -85,6 +85,14 @@ class RunLog:
         """Writes that the checkpoint of `step` is whole; None is for none."""
         if self._file is not None and step is not None:
             self._write_line({"step": step, "checkpoint": True, "time": round(time.time(), 3)})
+            self.bring()
+
+    def bring(self) -> None:
+        """Brings the logs to the run's bucket, if it is in one.
+
+        Also before a checkpoint is saved: a run that goes on from it has no other place to know of the steps.
+        """
+        if self._file is not None:
             self._board.flush()
             self._copy()
 

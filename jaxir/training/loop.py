@@ -342,6 +342,7 @@ def train(
                         narrator.tell_dev(done, {k: scores[k] for k in suite.directions if k in scores})
                     if saving or checkpoints.is_best(value):
                         log.checkpoint(checkpoints.settle())
+                        log.bring()
                         checkpoints.save(done, state, value)
             else:
                 log.checkpoint(checkpoints.poll())

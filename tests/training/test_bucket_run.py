@@ -234,6 +234,8 @@ def test_signals_at_any_moment_change_nothing(bucket, start, tmp_path):
         process = run("gs://bucket/run")
         while not bucket.names(f"run/checkpoints/{after}/") and process.poll() is None:
             time.sleep(0.005)
+        # A run that goes on from there knows of the steps before from nowhere else.
+        assert f'"step": {after}, '.encode() in bucket["run/log.jsonl"]
         time.sleep(rng.uniform(0, 0.5))
         process.send_signal(number)
         output, _ = process.communicate()
