@@ -205,6 +205,13 @@ def _drop_output() -> None:
     drop(sys.stdout.fileno())
 
 
+def _is_unheard(number: signal.Signals) -> bool:
+    """Whether a signal would end the process, and a handler can be set here."""
+    return (
+        threading.current_thread() is threading.main_thread() and signal.getsignal(number) == signal.SIG_DFL
+    )
+
+
 @contextlib.contextmanager
 def _unwinding_on_sigterm() -> Iterator[None]:
     """Has SIGTERM raise `Terminated` where it would end the process at once; a second one does that.
@@ -232,10 +239,7 @@ def _unwinding_on_sigterm() -> Iterator[None]:
         timer.daemon = True
         timer.start()
 
-    if (
-        threading.current_thread() is not threading.main_thread()
-        or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL
-    ):
+    if not _is_unheard(signal.SIGTERM):
         yield
         return
     signal.signal(signal.SIGTERM, stop)
@@ -264,10 +268,7 @@ def _hearing_terminals_end() -> Iterator[None]:
                     drop(descriptor)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    if (
-        threading.current_thread() is not threading.main_thread()
-        or signal.getsignal(signal.SIGHUP) != signal.SIG_DFL
-    ):
+    if not _is_unheard(signal.SIGHUP):
         yield
         return
     signal.signal(signal.SIGHUP, stop)
