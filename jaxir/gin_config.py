@@ -12,30 +12,37 @@ import inspect
 import logging
 import pprint
 import re
-import sys
 import tokenize
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import gin
 from gin import config as gin_internals
 
-from jaxir.errors import UserError, suggest
+from jaxir.errors import UserError
+from jaxir.gin_checks import check_macros, check_made, check_read, check_set, check_values
 from jaxir.gin_errors import explain
 from jaxir.gin_files import check_includes
+from jaxir.gin_keys import (
+    MACRO,
+    UNKNOWN,
+    Key,
+    chain_of,
+    is_required,
+    macro_of,
+    parameter_of,
+    read_by,
+    referred_macros,
+)
 from jaxir.installation import RECIPES
-from jaxir.simple_types import Later, check_not_empty, check_value, hints_of
 
-MACRO = "gin.macro"
 DEFAULT = "default/"  # before a macro's name in a piece
-MISSPELT = 0.8  # so like another name that it was meant to be that one
 PLACES = ("output_dir",)  # where a run lies is no part of what it is
 PARSE_ERRORS = (
     *(ValueError, OSError, SyntaxError, ImportError, AttributeError, NameError, TypeError, KeyError),
     tokenize.TokenError,
 )
-UNKNOWN = inspect.Parameter.empty  # a value that only a call gives
 
 
 def _reraise(error: BaseException, message: str) -> NoReturn:
@@ -59,27 +66,6 @@ class _InOrder:
 
 
 gin_internals.pprint = _InOrder
-
-
-class _Key(NamedTuple):
-    """A parameter of a configurable, or a macro: (NAME, "gin.macro", "value")."""
-
-    scope: str
-    selector: str
-    parameter: str
-
-    @classmethod
-    def of_macro(cls, name: str) -> _Key:
-        return cls(name, MACRO, "value")
-
-    @property
-    def value(self) -> Any:
-        """What is bound to it; None where nothing is."""
-        return gin_internals._CONFIG.get(self[:2], {}).get(self.parameter)
-
-    def __str__(self) -> str:
-        name = self.selector.rpartition(".")[2]
-        return self.scope if self.selector == MACRO else f"{name}.{self.parameter}"
 
 
 def bind(
@@ -114,21 +100,21 @@ def bind(
     """
     defaults = _parse(files, function, bindings)
     typed = [_key_of(binding) for binding in bindings]
-    used_by_files = set(_referred_macros())
+    used_by_files = set(referred_macros())
     _set_flags(function, flags, typed)
     if only is not None:
-        _fill_unread([_parameter(function, name) for name in only])
-    _check_macros({key.scope for key in typed if key.selector == MACRO}, used_by_files, defaults)
-    read = _read(_parameter(function, "").selector) if only is None else None
-    _check_set(read)
-    _check_made("", _parameter(function, "").selector, ())
+        _fill_unread([parameter_of(function, name) for name in only])
+    check_macros({key.scope for key in typed if key.selector == MACRO}, used_by_files, defaults)
+    read = read_by(parameter_of(function, "").selector) if only is None else None
+    check_set(read)
+    check_made("", parameter_of(function, "").selector, ())
     if only is not None:
-        parameters = gin_internals._CONFIG.get(_parameter(function, "")[:2], {})
+        parameters = gin_internals._CONFIG.get(parameter_of(function, "")[:2], {})
         for name in set(parameters) - set(only):
             del parameters[name]
     else:
-        _check_read(read, typed)
-    _check_values(_parameter(function, "").selector)
+        check_read(read, typed)
+    check_values(parameter_of(function, "").selector)
     bound = set(gin.get_bindings(function, resolve_references=False))
     gin.finalize()
     return gin.get_configurable(function), bound | flags.keys()
@@ -197,28 +183,16 @@ def _parse(files: Sequence[str], function: Callable[..., Any], bindings: Sequenc
     return defaults
 
 
-def _key_of(binding: str) -> _Key:
+def _key_of(binding: str) -> Key:
     name = binding.partition("=")[0].strip()
     if "." not in name:
-        return _Key.of_macro(name)
+        return Key.of_macro(name)
     parsed = gin_internals.ParsedBindingKey.parse(name)
-    return _Key(parsed.scope, parsed.complete_selector, parsed.arg_name)
+    return Key(parsed.scope, parsed.complete_selector, parsed.arg_name)
 
 
-def _parameter(function: Callable[..., Any], name: str) -> _Key:
-    return _Key("", f"{function.__module__}.{function.__name__}", name)
-
-
-def _chain(key: _Key) -> list[_Key]:
-    """Returns `key`, the macro that it is bound to, the macro that this one is bound to, and so on."""
-    chain = [key]
-    while (name := _macro_of(chain[-1].value)) and _Key.of_macro(name) not in chain:
-        chain.append(_Key.of_macro(name))
-    return chain
-
-
-def _set_flags(function: Callable[..., Any], flags: dict[str, Any], typed: Sequence[_Key]) -> None:
-    chains = {flag: _chain(_parameter(function, flag)) for flag in flags}
+def _set_flags(function: Callable[..., Any], flags: dict[str, Any], typed: Sequence[Key]) -> None:
+    chains = {flag: chain_of(parameter_of(function, flag)) for flag in flags}
     for flag, chain in chains.items():
         for key in chain:
             if key in typed:
@@ -232,241 +206,25 @@ def _set_flags(function: Callable[..., Any], flags: dict[str, Any], typed: Seque
         elif flag not in PLACES or own.value is not None:
             gin.bind_parameter(own, value)
     alternatives = getattr(function, "one_of", ())
-    given = {n for n in alternatives if n in flags or set(_chain(_parameter(function, n))) & set(typed)}
+    given = {n for n in alternatives if n in flags or set(chain_of(parameter_of(function, n))) & set(typed)}
     for name in set(alternatives) - given if given else ():
-        own, *linked = _chain(_parameter(function, name))
-        alone = linked and _referred_macros().count(linked[0].scope) == 1
+        own, *linked = chain_of(parameter_of(function, name))
+        alone = linked and referred_macros().count(linked[0].scope) == 1
         if own.value is not None:
             gin.bind_parameter(linked[0] if alone else own, None)
 
 
-def _fill_unread(read: Sequence[_Key]) -> None:
+def _fill_unread(read: Sequence[Key]) -> None:
     """Sets macros that are required, but that nothing which will be read hangs on."""
     config, needed, values = gin_internals._CONFIG, set(), [key.value for key in read]
     while values:
         for reference in gin_internals.iterate_references(values.pop()):
-            macro = _macro_of(reference)
-            found = [_Key.of_macro(macro)[:2]] if macro else []
+            macro = macro_of(reference)
+            found = [Key.of_macro(macro)[:2]] if macro else []
             found += [key for key in config if not macro and key[1] == reference.configurable.selector]
             values += [value for key in found if key not in needed for value in config.get(key, {}).values()]
             needed.update(found)
     for key, parameters in config.items():
         for name, value in parameters.items():
-            if key not in needed and key[1] == MACRO and _is_required(value):
+            if key not in needed and key[1] == MACRO and is_required(value):
                 parameters[name] = UNKNOWN
-
-
-def _referred_macros() -> list[str]:
-    """Returns the macro of each place where one is used."""
-    references = gin_internals.iterate_references(gin_internals._CONFIG)
-    return [name for reference in references if (name := _macro_of(reference))]
-
-
-def _check_macros(typed: Collection[str], used_by_files: Collection[str], defaults: Collection[str]) -> None:
-    """Refuses macros that are misspelt, unset, or typed in vain; warns of others in vain, and forgets them.
-
-    Pieces of a recipe may offer more than others use, but what is typed is meant to change something.
-    """
-    config = gin_internals._CONFIG
-    defined = {scope for scope, selector in config if selector == MACRO}
-    used = set(_referred_macros())
-    for name in sorted(defined):
-        _check_ends(name, ())
-    for name in sorted(used - defined):
-        raise UserError(f"macro {name} is used but never set{suggest(name, defined - used)}")
-    unused = sorted(defined - used)
-    shipped = _shipped_macros() if unused else set()
-    for name in unused:
-        what = f"macro {name} is set but nothing uses it"
-        if name in typed:
-            there_are = f" (there are {', '.join(sorted(used))})" if used else ""
-            raise UserError(what + (suggest(name, used) or there_are))
-        if name not in used_by_files and name not in defaults:
-            if name not in shipped and (meant := suggest(name, used | shipped, likeness=MISSPELT)):
-                raise UserError(what + meant)
-            print(f"warning: {what}{suggest(name, used)}", file=sys.stderr)
-        del config[name, MACRO]
-
-
-def _check_set(read: set[_Key] | None) -> None:
-    """Refuses required values that are left open; of what is not read it forgets those, and what has them.
-
-    Args:
-      read: what is read; None: all is.
-    """
-    config = gin_internals._CONFIG
-    keys = [_Key(*key, name) for key, parameters in config.items() for name in parameters]
-    left_open = [key for key in keys if _is_required(key.value)]
-    macros = None if read is None else _macros_behind(read)
-    for key in left_open:
-        if read is None or key in read or (key.selector == MACRO and key.scope in macros):
-            raise UserError(f"{key} must be set: --gin.{key}=...")
-    unset = {key.scope for key in left_open if key.selector == MACRO}
-    for key in [key for key in keys if key in left_open or _macros_behind([key]) & unset]:
-        del config[key[:2]][key.parameter]
-        if not config[key[:2]]:
-            del config[key[:2]]
-
-
-def _shipped_macros() -> set[str]:
-    """Returns the macros that jaxir's own gin files know: none of them is a misspelling."""
-    files = (RECIPES / "gin").rglob("*.gin")
-    return {name for file in files for name in re.findall(r"^(?:default/)?(\w+) *=", file.read_text(), re.M)}
-
-
-def _check_ends(name: str, within: tuple[str, ...]) -> None:
-    """Raises a UserError where a macro refers to itself, be it by way of others."""
-    if name in within:
-        way = " -> ".join([*within[within.index(name) :], name])
-        raise UserError(f"macro {name} refers to itself ({way}) and so has no value")
-    for reference in gin_internals.iterate_references(_Key.of_macro(name).value):
-        if other := _macro_of(reference):
-            _check_ends(other, (*within, name))
-
-
-def _check_made(scope: str, selector: str, within: tuple[tuple[str, str], ...]) -> None:
-    """Raises a UserError where an object is made of itself, be it by way of others."""
-    if (scope, selector) in within:
-        circle = [*within[within.index((scope, selector)) :], (scope, selector)]
-        way = " -> ".join(name.rpartition(".")[2] for _, name in circle)
-        raise UserError(f"{way.rpartition(' ')[2]} would be made of itself ({way})")
-    for reference in _references(_bound(scope, selector)):
-        if reference.evaluate:
-            own = _scope_of(reference) or scope
-            _check_made(own, reference.configurable.selector, (*within, (scope, selector)))
-
-
-def _bound(scope: str, selector: str) -> list[_Key]:
-    """Returns the innermost binding within a scope of each parameter of a configurable."""
-    parts, found = scope.split("/") if scope else [], {}
-    for depth in range(len(parts) + 1):
-        outer = "/".join(parts[:depth])
-        for parameter in gin_internals._CONFIG.get((outer, selector), {}):
-            found[parameter] = _Key(outer, selector, parameter)
-    return list(found.values())
-
-
-def _references(keys: Sequence[_Key]) -> Iterator[Any]:
-    """Yields the objects and functions that bindings refer to, be it by way of macros."""
-    values = [key.value for key in keys]
-    while values:
-        for reference in gin_internals.iterate_references(values.pop()):
-            if macro := _macro_of(reference):
-                values.append(_Key.of_macro(macro).value)
-            else:
-                yield reference
-
-
-def _scope_of(reference: Any) -> str:
-    return reference.scoped_selector.rpartition("/")[0]
-
-
-def _reached(command: str) -> set[_Key]:
-    """Returns the bindings that a command hangs on: not those of what other files put in another's place."""
-    found: set[_Key] = set()
-    made = [("", command)]
-    for scope, selector in made:  # which grows meanwhile
-        keys = _bound(scope, selector)
-        found.update(keys)
-        others = [(_scope_of(r) or scope, r.configurable.selector) for r in _references(keys)]
-        made += [other for other in dict.fromkeys(others) if other not in made]
-    return found
-
-
-def _read(command: str) -> set[_Key]:
-    """Returns the bindings that are read: what a command hangs on, and what a user's own code has decorated.
-
-    That takes its bindings wherever it is called.
-    """
-    return _reached(command) | {key for key in _parameters_bound() if not _is_imported(key)}
-
-
-def _check_read(read: set[_Key], typed: Sequence[_Key]) -> None:
-    """Refuses parameters and macros that are typed of something that the command does not make."""
-    macros = _macros_behind(read)
-    for key in typed:
-        if key.selector == MACRO:
-            kept = key.scope in macros
-            there_are = [other for other in _parameters_bound() if key.scope in _macros_behind([other])]
-            more = "; it is of {}"
-        else:
-            kept = key in read or not _is_imported(key)
-            there_are = [other for other in read if other.parameter == key.parameter]
-            more = "; there are {}"
-        if not kept:
-            names = ", ".join(sorted("/".join(filter(None, (k.scope, str(k)))) for k in there_are))
-            raise UserError(
-                f"{key} is set but nothing reads it: this command makes no such object"
-                + (more.format(names) if names else "")
-            )
-
-
-def _parameters_bound() -> list[_Key]:
-    """Returns all parameters that anything is bound to, whether or not a command hangs on them."""
-    config = gin_internals._CONFIG.items()
-    return [_Key(*key, name) for key, bound in config if key[1] != MACRO for name in bound]
-
-
-def _is_imported(key: _Key) -> bool:
-    configurable = gin_internals._REGISTRY.get_match(key.selector)
-    return bool(getattr(configurable, "import_source", None))
-
-
-def _macros_behind(keys: Iterable[_Key]) -> set[str]:
-    """Returns the macros that parameters hang on, be it by way of others."""
-    found: set[str] = set()
-    values = [key.value for key in keys]
-    while values:
-        macros = {_macro_of(reference) for reference in gin_internals.iterate_references(values.pop())}
-        values += [_Key.of_macro(name).value for name in macros - found if name]
-        found.update(filter(None, macros))
-    return found
-
-
-def _check_values(command: str) -> None:
-    """Refuses values that a parameter cannot have, and empty texts of the command, by the name it goes by."""
-    reached = _reached(command)
-    for (scope, selector), parameters in gin_internals._CONFIG.items():
-        configurable = gin_internals._REGISTRY.get_match(selector)
-        if selector.startswith("gin.") or configurable is None:
-            continue
-        hints, defaults = hints_of(configurable.wrapped), _defaults_of(configurable.wrapped)
-        for parameter in parameters:
-            if (key := _Key(scope, selector, parameter)) not in reached:
-                continue
-            *_, last = _chain(key)
-            value = _resolved(last.value)
-            if parameter in defaults and value is defaults[parameter]:
-                continue
-            check_value(str(last), value, hints.get(parameter, Any))
-            if selector == command:
-                check_not_empty(str(last), value)
-
-
-def _resolved(value: Any) -> Any:
-    """Returns a bound value with that of its macros, and `Later` or `UNKNOWN` where a call gives it."""
-    if isinstance(value, list | tuple):
-        return type(value)(map(_resolved, value))
-    if isinstance(value, dict):
-        return {_resolved(k): _resolved(v) for k, v in value.items()}
-    if macro := _macro_of(value):
-        return _resolved(_Key.of_macro(macro).value)
-    if not isinstance(value, gin_internals.ConfigurableReference):
-        return value
-    made, name = value.configurable.wrapped, f"@{value.configurable.name}"
-    if not value.evaluate:
-        return Later(name, type(made))
-    return Later(f"{name}()", made) if inspect.isclass(made) else UNKNOWN
-
-
-def _defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
-    return {name: p.default for name, p in inspect.signature(function).parameters.items()}
-
-
-def _macro_of(value: Any) -> str | None:
-    selector = getattr(value, "scoped_selector", "")
-    return selector.removesuffix(f"/{MACRO}") if selector.endswith(f"/{MACRO}") else None
-
-
-def _is_required(value: Any) -> bool:
-    return getattr(value, "scoped_selector", None) == "gin.REQUIRED/gin.constant"

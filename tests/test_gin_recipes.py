@@ -11,7 +11,7 @@ import gin
 import jax
 import pytest
 
-from jaxir import gin_config
+from jaxir import gin_config, gin_keys
 from jaxir.data.expanded_pairs import ExpandedPairs
 from jaxir.data.pair_sources import TevatronPairs
 from jaxir.data.selection import Bottom, Curriculum, First, Gold, Random, Top
@@ -87,9 +87,7 @@ def test_a_head_names_what_must_be_set_and_only_macros_that_there_are(file):
     head = "\n".join(itertools.takewhile(lambda line: line.startswith("#"), lines))
     gin_config._parse([file], train, [])
     opened = {
-        name
-        for name in gin_config._referred_macros()
-        if gin_config._is_required(gin_config._Key.of_macro(name).value)
+        name for name in gin_keys.referred_macros() if gin_keys.is_required(gin_keys.Key.of_macro(name).value)
     }
     assert set(re.findall(r"Must be set: ([A-Z_]+)", head)) == opened
     known = {scope for scope, selector in gin_config.gin_internals._CONFIG if selector == "gin.macro"}
