@@ -105,15 +105,14 @@ def bind(
     if only is not None:
         _fill_unread([parameter_of(function, name) for name in only])
     check_macros({key.scope for key in typed if key.selector == MACRO}, used_by_files, defaults)
-    read = read_by(parameter_of(function, "").selector) if only is None else None
-    check_set(read)
+    read = read_by(parameter_of(function, "").selector)
+    check_set(read if only is None else None)
     check_made("", parameter_of(function, "").selector, ())
+    check_read(read, typed)
     if only is not None:
         parameters = gin_internals._CONFIG.get(parameter_of(function, "")[:2], {})
         for name in set(parameters) - set(only):
             del parameters[name]
-    else:
-        check_read(read, typed)
     check_values(parameter_of(function, "").selector)
     bound = set(gin.get_bindings(function, resolve_references=False))
     gin.finalize()

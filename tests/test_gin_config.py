@@ -347,6 +347,8 @@ def test_a_macro_that_is_typed_of_what_is_not_made_is_an_error(files, typed, wha
     sentence = f"{typed.partition('=')[0]} is set but nothing reads it: this command makes no such object"
     with pytest.raises(UserError, match=f"^{sentence}; it is of {what}$"):
         gin_config.bind(train, files, [*needed, typed], {})
+    with pytest.raises(UserError, match=f"^{sentence}; it is of {what}$"):  # as plan and prepare ask
+        gin_config.arguments(train, files, [*needed, typed], {}, ["model", "data"])
     gin_config.bind(train, files, needed, {})  # what is not made need not be set, either
     assert "%gin.REQUIRED" not in gin_config.operative_config()
 
