@@ -64,7 +64,9 @@ def _read_layers(content: Mapping[str, Any], pad_id: int) -> dict[str, Any]:
         rope = (content.get("rope_parameters") or {}).get(kind) or {}
         if rope.get("rope_type", "default") != "default" or content.get("rope_scaling"):
             raise ValueError("RoPE is supported without scaling only")
-        bases[kind] = float(rope.get("rope_theta", content.get(name, default)))
+        base = rope.get("rope_theta", content.get(name, default))
+        # transformers 4: without a base of their own local layers have the global one.
+        bases[kind] = bases[_GLOBAL] if kind == _LOCAL and base is None else float(base)
     return {"global_every": every, "global_rope_base": bases[_GLOBAL], "local_rope_base": bases[_LOCAL]}
 
 

@@ -67,6 +67,8 @@ def test_config_json_as_transformers_4_wrote_it(tmp_path):
     assert hf.read_encoder(folder).config == hf.read_encoder(GOLDEN).config
     bases = edited(tmp_path / "b", layer_types=..., rope_parameters=..., local_rope_theta=500)
     assert hf.read_encoder(bases).config.local_rope_base == 500.0
+    one = edited(tmp_path / "one", layer_types=..., rope_parameters=..., local_rope_theta=None)
+    assert hf.read_encoder(one).config.local_rope_base == 160_000.0
 
 
 @pytest.mark.parametrize(
