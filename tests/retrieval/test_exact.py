@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -349,6 +350,25 @@ def test_the_command_tells_what_smaller_types_cost(tmp_path, toy, small_model, c
         r"exact index of 200 passages; recall@10 0\.\d{4} against exact search on 10 held-out", told
     )
     assert load_index(tmp_path / "index").info.settings == {"storage": "int8", "target_recall": 0.9}
+
+
+def test_recall_is_not_measured_on_queries_of_a_model_that_was_trained_on(tmp_path, toy, capsys):
+    """It has the name of the one that encoded the passages, and other vectors of the same size."""
+    corpus = toy.write_corpus(tmp_path / "corpus.jsonl", toy.random_texts(20, seed=9))
+    queries = [{"_id": f"q{i}", "text": t} for i, t in enumerate(toy.random_texts(4, seed=8, max_words=10))]
+    queries = toy.write_jsonl(tmp_path / "queries.jsonl", queries)
+    model, after = toy.save_model(tmp_path / "model", seed=0), toy.save_model(tmp_path / "after", seed=1)
+    encode = [f"--model={model}", f"--input={corpus}", f"--output={tmp_path}/emb"]
+    assert cli.main("jaxir.encode:encode", encode) == 0
+    shutil.rmtree(model)
+    shutil.move(after, model)
+    flags = ["--backend=exact", f"--embeddings={tmp_path}/emb", f"--output={tmp_path}/index"]
+    assert cli.main("jaxir.index:index", [*flags, "--storage=int8", f"--queries={queries}"]) == 1
+    assert re.search(
+        r"the embeddings were made with .*/model \(fingerprint \w+\), not with this model \(\w+\)",
+        capsys.readouterr().err,
+    )
+    assert not (tmp_path / "index").exists()
 
 
 @pytest.mark.parametrize("parts", [None, 2])

@@ -137,6 +137,18 @@ class StoredEmbeddings:
     ids: list[str]
     shards: list[np.ndarray]
 
+    def require_model(self, fingerprint: str) -> None:
+        """Checks that a model's queries may be compared with these vectors.
+
+        Raises:
+          UserError: another model made them.
+        """
+        if fingerprint != self.info.fingerprint:
+            raise UserError(
+                f"the embeddings were made with {self.info.model or 'another model'} (fingerprint"
+                f" {self.info.fingerprint[:12]}), not with this model ({fingerprint[:12]})"
+            )
+
 
 def encode_corpus(
     encoder: DualEncoder,

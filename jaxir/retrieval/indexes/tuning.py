@@ -193,7 +193,8 @@ def build_tuned(
       model: encodes queries, where it is not the one that encoded the passages.
 
     Raises:
-      UserError: a target out of range, or queries that cannot be read or encoded.
+      UserError: a target out of range, or queries that cannot be read or encoded, or only by another model
+        than the one that made the embeddings.
     """
     if target is not None:
         check_target(target)
@@ -212,7 +213,9 @@ def build_tuned(
         if model is None:
             raise UserError("the embeddings do not say which model made them: give --model")
         texts = [query.text for query in read_queries(queries)]
-        vectors = DualEncoder.load(model).encode_queries(texts)
+        encoder = DualEncoder.load(model)
+        stored.require_model(encoder.fingerprint)  # trained on since, it has the same name
+        vectors = encoder.encode_queries(texts)
     options = {"storage": storage}
     if target is None and vectors is None and info.count == 1:
         return build_index(stored, backend=backend, model=model, **options), None
