@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from jaxir import cli
 from jaxir.errors import UserError
-from jaxir.files import local_path
 from jaxir.outputs import alone, check_output, writes
-from jaxir.reading import check_readable
 from jaxir.simple_types import Count, Share, check_idle
 
 if TYPE_CHECKING:
@@ -129,13 +127,14 @@ def index(
         built = build_lucene_index(corpus, output, fields=fields or "flat", on_bad_input=on_bad_input)
     else:
         from jaxir.retrieval.encoding.embeddings import open_embeddings
+        from jaxir.retrieval.indexes.documents import check_corpus
         from jaxir.retrieval.indexes.index import build_index
 
         if embeddings is None:
             raise UserError(f"--backend={backend} needs --embeddings")
         stored = open_embeddings(embeddings)
-        if corpus is not None:  # it is read when all else is done
-            check_readable(local_path(corpus))
+        if corpus is not None:  # its texts are read when all else is done
+            check_corpus(corpus, stored)
         if model is not None:
             _check_model(model, stored.info.fingerprint)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import select
@@ -41,6 +42,19 @@ def read_text(path: Path, errors: str = "strict") -> str:
     """
     with open_to_read(path) as file:
         return file.read().decode("utf-8", errors)
+
+
+def sha256_of(path: Path) -> str:
+    """Returns the SHA-256 of a file, as text.
+
+    Raises:
+      OSError: as `open_to_read`.
+    """
+    digest = hashlib.sha256()
+    with open_to_read(path) as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def check_readable(path: Path) -> None:

@@ -12,7 +12,8 @@ from jaxir.data.candidates import Candidates
 from jaxir.errors import UserError
 from jaxir.evaluation.answers import AnswersIn, joined_tokens, searched, tokens_of
 from jaxir.files import local_path
-from jaxir.retrieval.encoding.windowed_file import OutputsReport, sha256_of, write_windows
+from jaxir.reading import sha256_of
+from jaxir.retrieval.encoding.windowed_file import OutputsReport, write_windows
 from jaxir.retrieval.indexes.index import load_index
 from jaxir.retrieval.searcher import Searcher
 

@@ -20,6 +20,8 @@ import pytest
 
 from jaxir import cli
 from jaxir.errors import UserError
+from jaxir.retrieval.indexes.exact import ExactIndex
+from jaxir.retrieval.indexes.index import load_index
 from jaxir.retrieval.ranking.runs import read_run
 
 
@@ -114,6 +116,39 @@ def test_texts_on_lines_are_shown_as_they_were_encoded(tmp_path, small_model, ca
     shown = [line.split() for line in capsys.readouterr().out.splitlines()]
     found = {head[2]: snippet for head, snippet in zip(shown[::2], shown[1::2], strict=True)}
     assert found == {"1": ["w1", "w2", "w3"], "3": ["w7", "w8", "é"]}
+
+
+def test_texts_of_another_file_are_not_shown_under_the_numbers_of_its_lines(tmp_path, small_model, capsys):
+    lines, others = tmp_path / "lines.txt", tmp_path / "others.txt"
+    lines.write_text("w1 w2 w3\nw7 w8\n", encoding="utf-8")
+    others.write_text("w4\nw5\nw6\n", encoding="utf-8")
+    assert command("encode", f"--model={small_model}", f"--input={lines}", f"--output={tmp_path}/emb") == 0
+    flags = [f"--embeddings={tmp_path}/emb", "--backend=exact", f"--output={tmp_path}/index"]
+    capsys.readouterr()
+    assert command("index", *flags, f"--corpus={others}") == 1
+    assert "others.txt is not the file that was encoded (lines.txt)" in capsys.readouterr().err
+    assert not (tmp_path / "index").exists()
+
+
+@pytest.mark.parametrize("parts", [[], ["--parts=2"]])
+def test_a_corpus_that_lacks_documents_is_told_before_an_index_is_built(
+    tmp_path, small_model, toy, texts, parts, capsys, monkeypatch
+):
+    corpus = toy.write_corpus(tmp_path / "corpus.jsonl", texts[:6])
+    partial = toy.write_corpus(tmp_path / "partial.jsonl", texts[:5])
+    more = toy.write_corpus(tmp_path / "more.jsonl", texts[:7])
+    assert command("encode", f"--model={small_model}", f"--input={corpus}", f"--output={tmp_path}/emb") == 0
+    flags = [f"--embeddings={tmp_path}/emb", "--backend=exact", f"--output={tmp_path}/new/index", *parts]
+    built = []
+    build = ExactIndex.build.__func__
+    counting = classmethod(lambda *args, **options: built.append(args) or build(*args, **options))
+    monkeypatch.setattr(ExactIndex, "build", counting)
+    capsys.readouterr()
+    assert command("index", *flags, f"--corpus={partial}") == 1
+    assert "lacks 1 of the 6 documents that were encoded, for example 'd5'" in capsys.readouterr().err
+    assert not built and not (tmp_path / "new").exists()
+    assert command("index", *flags, f"--corpus={more}") == 0, "and one that has others besides is taken"
+    assert built and load_index(tmp_path / "new" / "index").documents["d5"].text == texts[5]
 
 
 def test_one_question(index, capsys, texts):

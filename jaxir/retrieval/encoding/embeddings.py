@@ -35,7 +35,7 @@ from jaxir.json_files import made, read_json
 from jaxir.locks import Lock, locked
 from jaxir.outputs import check_work_directory
 from jaxir.progress import progress
-from jaxir.reading import open_to_read
+from jaxir.reading import sha256_of
 from jaxir.retrieval.encoding.batching import EncodingReport
 from jaxir.retrieval.encoding.cluster import Cluster
 from jaxir.retrieval.encoding.dual_encoder import DualEncoder, Tower
@@ -274,7 +274,7 @@ def _describe(
     on_bad_input: Policy,
 ) -> EmbeddingsInfo:
     """Reads the whole input once, so that a fault in it is told before any work, and describes the run."""
-    digest, of_queries = hashlib.sha256(), fingerprints.ValuesHash()
+    of_queries = fingerprints.ValuesHash()
     count = queries = 0
     for _, item in _records(input, tower, expansion, on_bad_input):
         count += 1
@@ -284,9 +284,6 @@ def _describe(
             of_queries.add(found)
     if expansion is not None and not queries:
         raise UserError(f"{expansion.path}: there is no query for any document")
-    with open_to_read(input) as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
     prompt, max_length = encoder.text_settings(tower)
     return EmbeddingsInfo(
         complete=False,
@@ -303,7 +300,7 @@ def _describe(
         text="(title + ' ' + text).strip()" if tower == "passage" and not has_lines(input) else "text",
         input_name=input.name,
         input_bytes=input.stat().st_size,
-        input_sha256=digest.hexdigest(),
+        input_sha256=sha256_of(input),
         expansion=expansion and expansion.kind,
         views=expansion.views if expansion else 0,
         expansions_hash=of_queries.hex() if expansion else "",

@@ -31,7 +31,7 @@ from jaxir.files import atomic_file, remove_tree
 from jaxir.json_files import read_json
 from jaxir.outputs import alone
 from jaxir.progress import progress
-from jaxir.reading import open_to_read
+from jaxir.reading import open_to_read, sha256_of
 
 WINDOW = 1024  # texts, at most which a process loses by an interruption
 MADE = "made.json"
@@ -162,20 +162,6 @@ def lines_of(records: Sequence[HasId], found: Iterable[Mapping[str, Any]]) -> It
     """Yields what stands in the line of each record."""
     for record, fields in zip(records, found, strict=True):
         yield {"_id": record.id, **fields}
-
-
-def sha256_of(path: Path) -> str:
-    """Returns the SHA-256 of a file, as one of the things that lines are made of."""
-
-    def blocks() -> Iterator[bytes]:
-        with open_to_read(path) as file:
-            while block := file.read(1 << 20):
-                yield block
-
-    digest = hashlib.sha256()
-    for block in blocks():
-        digest.update(block)
-    return digest.hexdigest()
 
 
 def _begin(unfinished: Path, made: Mapping[str, Any], output: Path) -> bool:

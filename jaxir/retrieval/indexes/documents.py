@@ -7,17 +7,24 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import weakref
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from jaxir.data.lines import OnBadInput
-from jaxir.data.sources import Document, read_documents
+from jaxir.data.sources import Document, has_lines, read_documents
 from jaxir.errors import DamagedError, UserError
+from jaxir.files import local_path
+from jaxir.reading import check_readable, sha256_of
 from jaxir.retrieval.npy import read_npy, write_npy
 from jaxir.simple_types import fits
+
+if TYPE_CHECKING:
+    from jaxir.retrieval.encoding.embeddings import StoredEmbeddings
 
 _TEXTS = "documents.jsonl"
 _OFFSETS = "documents-offsets.npy"
@@ -124,12 +131,7 @@ class Documents:
                     stored += [document.metadata] if document.metadata is not None else []
                     line = json.dumps(stored, ensure_ascii=False)
                     file.write(line.encode(errors="replace") + b"\n")  # metadata may be no Unicode text
-        missing = np.flatnonzero(offsets < 0)
-        if len(missing):
-            raise UserError(
-                f"{corpus} lacks {len(missing)} of the {len(wanted)} documents that were encoded, "
-                f"for example {ids[missing[0]]!r}: is it the corpus that was encoded?"
-            )
+        _check_none([ids[row] for row in np.flatnonzero(offsets < 0)], corpus, len(wanted))
         with (directory / _OFFSETS).open("wb") as file:
             write_npy(file, [offsets])
 
@@ -140,3 +142,34 @@ class Documents:
         offsets = np.load(directory / _OFFSETS)[[row_of[doc_id] for doc_id in after]]
         with (directory / _OFFSETS).open("wb") as file:
             write_npy(file, [offsets])
+
+
+def check_corpus(corpus: str | Path, stored: StoredEmbeddings) -> None:
+    """Checks that a corpus has the documents that were encoded, before an index is built to hold them.
+
+    A file with the bytes of the one that was encoded is not looked into, nor is a pipe, which is read once.
+
+    Raises:
+      OSError: it cannot be read.
+      UserError: it lacks a document; or it has a text on each line and is another file than was encoded.
+    """
+    path = local_path(corpus)
+    check_readable(path)
+    if stat.S_ISFIFO(path.stat().st_mode) or sha256_of(path) == stored.info.input_sha256:
+        return
+    if has_lines(path):  # any other text has lines of these numbers, too
+        raise UserError(
+            f"{corpus} is not the file that was encoded ({stored.info.input_name}), and its documents are"
+            " known by the numbers of their lines only: give that one"
+        )
+    there = {document.id for document in read_documents(path, OnBadInput("skip"))}
+    ids = dict.fromkeys(stored.ids)
+    _check_none([doc_id for doc_id in ids if doc_id not in there], corpus, len(ids))
+
+
+def _check_none(missing: Sequence[str], corpus: str | Path | None, count: int) -> None:
+    if missing:
+        raise UserError(
+            f"{corpus} lacks {len(missing)} of the {count} documents that were encoded, "
+            f"for example {missing[0]!r}: is it the corpus that was encoded?"
+        )

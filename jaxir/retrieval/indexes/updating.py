@@ -14,7 +14,7 @@ from jaxir.files import local_path
 from jaxir.locks import locked
 from jaxir.reading import read_text
 from jaxir.retrieval.encoding.embeddings import StoredEmbeddings
-from jaxir.retrieval.indexes.documents import Documents
+from jaxir.retrieval.indexes.documents import Documents, check_corpus
 from jaxir.retrieval.indexes.ids import check_new, check_there
 from jaxir.retrieval.indexes.index import Index, VectorIndex, checked, load_index
 from jaxir.retrieval.indexes.lucene import LuceneIndex, update_lucene_index
@@ -151,6 +151,8 @@ def _checked(
             if corpus is None
             else f"{directory} stores no documents for display: leave out the corpus"
         )
+    if corpus is not None:
+        check_corpus(corpus, embeddings)
     return embeddings.ids
 
 
