@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -217,6 +218,16 @@ def test_damage_and_mistakes_are_told(many, tmp_path, capsys):
     flags = ["--backend=milvus", "--parts=2", "--embeddings=absent", f"--output={tmp_path}/other"]
     assert cli.main("jaxir.index:index", flags) == 1
     assert "--parts is for --backend=scann and --backend=exact only" in capsys.readouterr().err
+
+
+def test_a_part_in_the_place_of_another_is_told(many, tmp_path):
+    """It is whole, of the same model, and would give its passages twice."""
+    passages, queries = many
+    build_in_parts(passages, tmp_path / "index", 2, exactly, how={})
+    shutil.rmtree(tmp_path / "index" / "parts" / "00001")
+    shutil.copytree(tmp_path / "index" / "parts" / "00000", tmp_path / "index" / "parts" / "00001")
+    with pytest.raises(UserError, match="00001 is a damaged index: it is no part of the one around it"):
+        load_index(tmp_path / "index").search(queries, 3)
 
 
 @pytest.mark.slow

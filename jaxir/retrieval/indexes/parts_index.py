@@ -78,15 +78,16 @@ class PartsIndex(VectorIndex):
     def _opened(self) -> list[VectorIndex]:
         first, step = self._share
         found = []
-        for place in self.parts[first::step]:
-            part = load_index(place)
+        for n in range(first, len(self.parts), step):
+            part = load_index(self.parts[n])
             of = [getattr(part.info, name) for name in ("similarity", "dimension", "fingerprint")]
-            if not isinstance(part, VectorIndex) or of != [
-                self.info.similarity,
-                self.info.dimension,
-                self.info.fingerprint,
-            ]:
-                raise UserError(f"{place} is a damaged index: it is no part of the one around it")
+            # Each has checksums of its own: another index's part has them, too.
+            if (
+                not isinstance(part, VectorIndex)
+                or of != [self.info.similarity, self.info.dimension, self.info.fingerprint]
+                or part.ids != self.ids[_range_of(n, len(self.parts), self.info.count)]
+            ):
+                raise UserError(f"{self.parts[n]} is a damaged index: it is no part of the one around it")
             found.append(part)
         return found
 
@@ -214,7 +215,7 @@ def build_in_parts(
     own = range(jax.process_index(), parts, jax.process_count())
     for n in progress(own, what="building parts", unit="parts"):
         if not places[n].exists():
-            index, recall = build(_rows(stored, info.count * n // parts, info.count * (n + 1) // parts))
+            index, recall = build(_rows(stored, _range_of(n, parts, info.count)))
             index.save(places[n])
             index.close()
             if recall is not None:
@@ -264,12 +265,18 @@ def _places(directory: Path, parts: int) -> list[Path]:
     return [directory / PARTS / f"{number:05d}" for number in range(parts)]
 
 
-def _rows(stored: StoredEmbeddings, start: int, stop: int) -> StoredEmbeddings:
+def _range_of(n: int, parts: int, count: int) -> slice:
+    """Returns which of all passages are in part `n`."""
+    return slice(count * n // parts, count * (n + 1) // parts)
+
+
+def _rows(stored: StoredEmbeddings, rows: slice) -> StoredEmbeddings:
     """Returns some of the passages; their vectors stay where they are."""
+    start, stop = rows.start, rows.stop
     shards, at = [], 0
     for shard in stored.shards:
         if at < stop and at + len(shard) > start:
             shards.append(shard[max(0, start - at) : stop - at])
         at += len(shard)
     info = dataclasses.replace(stored.info, count=stop - start)
-    return StoredEmbeddings(info, stored.ids[start:stop], shards)
+    return StoredEmbeddings(info, stored.ids[rows], shards)
