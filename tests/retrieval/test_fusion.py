@@ -44,6 +44,9 @@ def test_interpolation_by_hand():
     flat = {"q1": {"d1": 3.0, "d5": 3.0}}
     z = fusion.interpolate([A, flat], weights=[0.25, 0.75], normalization="z_score")["q1"]
     assert z["d1"] == pytest.approx(0.25 * a[0]) and z["d5"] == pytest.approx(0.25 * a[2]), "all are average"
+    rounded = {"q1": {"d1": 0.1, "d5": 0.1, "d6": 0.1}}  # whose mean is above 0.1
+    z = fusion.interpolate([A, rounded], weights=[0.25, 0.75], normalization="z_score")["q1"]
+    assert z["d1"] == pytest.approx(0.25 * a[0]) and z["d6"] == pytest.approx(0.25 * a[2]), "all are average"
     shared = fusion.interpolate([A, B, flat])["q1"]
     assert shared["d2"] == pytest.approx((0.5 + 0.875 + 0) / 3), "equal weights that add up to 1"
     assert shared["d1"] == pytest.approx((1 + 0 + 1) / 3), "what was found is worth more than what was not"

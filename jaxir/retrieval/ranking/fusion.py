@@ -177,8 +177,8 @@ def _min_max(scores: np.ndarray) -> np.ndarray:
 
 
 def _z_score(scores: np.ndarray) -> np.ndarray:
-    deviation = scores.std()
-    return (scores - scores.mean()) / deviation if deviation else np.zeros_like(scores)
+    # Not by the deviation, which is above 0 where the mean of equal scores is rounded.
+    return (scores - scores.mean()) / scores.std() if np.ptp(scores) else np.zeros_like(scores)
 
 
 _NORMALIZATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
