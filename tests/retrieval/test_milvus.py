@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -196,6 +197,25 @@ def test_a_file_of_ones_own(tmp_path, vectors, ids, monkeypatch):
         MilvusIndex.build(vectors[:50], ids[:50], uri=database, collection="one")
 
 
+def test_a_collection_that_another_index_has_made_anew_is_told(tmp_path, vectors, ids, monkeypatch):
+    """It has the name, and as many vectors of the same size: of another model, say."""
+    database = tmp_path / "all.milvus"
+    monkeypatch.setenv("MILVUS_URI", str(database))
+    for name, found in (("old", vectors[:50]), ("new", vectors[50:100])):
+        index = MilvusIndex.build(found, ids[:50], uri=database)
+        index.save(tmp_path / name)
+        index.close()
+        if name == "old":
+            collection = MilvusCollection(database, "passages")
+            collection.drop()
+            collection.close()
+    with pytest.raises(UserError, match=r"passages in .* is not this index's: it was dropped, and another"):
+        load_index(tmp_path / "old")
+    index = load_index(tmp_path / "new")
+    assert index.search(vectors[[53]], 1)[1] == [[ids[3]]]
+    index.close()
+
+
 def test_what_cannot_be_reached_is_told_soon(tmp_path, vectors, ids, monkeypatch):
     monkeypatch.setattr(milvus_collection, "CONNECT_SECONDS", 1.0)
     with socket.socket() as silent:
@@ -337,6 +357,7 @@ def test_a_server_by_commands(tmp_path, toy, small_model, encoder, server, capsy
     assert command("index", *flags, f"--corpus={corpus}") == 0
     assert "milvus index of 60 passages" in capsys.readouterr().out
     described = json.loads((tmp_path / "index" / "index.json").read_text())
+    assert re.fullmatch("[0-9a-f]{32}", described["settings"].pop("mark"))
     assert described["settings"] == {
         "uri": server, "collection": "docs", "index_type": "FLAT", "next_row": 60
     }  # fmt: skip
@@ -382,7 +403,7 @@ def test_a_server_by_commands(tmp_path, toy, small_model, encoder, server, capsy
     other.drop()
     assert command("search", *asked, f"--output={tmp_path}/run3") == 1
     assert "has no collection docs (any more)" in capsys.readouterr().err
-    other.create([np.ones([3, 7], np.float32)], "FLAT", cosine=True)
+    other.create([np.ones([3, 7], np.float32)], "FLAT", cosine=True, mark=None)
     assert command("search", *asked, f"--output={tmp_path}/run3") == 1
     assert "not row and vector of 32 dimensions" in capsys.readouterr().err
     other.close()

@@ -47,6 +47,7 @@ FEW = 256  # queries that are searched without a bar: a server asks for so many 
 THREADS = 4
 BUILD_PARAMETERS = {"HNSW": {"M": 16, "efConstruction": 200}}
 ROW, VECTOR = "row", "vector"
+MARK = "jaxir.mark"
 
 
 class MilvusCollection:
@@ -91,26 +92,42 @@ class MilvusCollection:
         if self.exists():
             raise UserError(f"there is a collection {self.name} in {self._where} already: name another one")
 
-    def open(self, dimension: int) -> None:
+    def open(self, dimension: int, mark: str | None) -> None:
         """Makes a collection that exists ready to be searched.
 
+        Args:
+          dimension: of its vectors.
+          mark: what it was made with; None of an index of before there were marks. Where either has none it
+            is not looked at.
+
         Raises:
-          UserError: it does not exist, or its vectors have another dimension.
+          UserError: it does not exist, its vectors have another dimension, or another index made it.
         """
         if not self.exists():
             raise UserError(f"{self._where} has no collection {self.name} (any more): build the index again")
         with self._telling():
-            fields = self._client.describe_collection(self.name, timeout=CONNECT_SECONDS)["fields"]
+            described = self._client.describe_collection(self.name, timeout=CONNECT_SECONDS)
+            fields = described["fields"]
             found = {field["name"]: field["params"].get("dim") for field in fields}
             if set(found) != {ROW, VECTOR} or int(found[VECTOR]) != dimension:
                 raise UserError(
                     f"the collection {self.name} in {self._where} is not this index's: it has fields {found},"
                     f" not {ROW} and {VECTOR} of {dimension} dimensions"
                 )
+            there = described.get("description") or described.get("properties", {}).get(MARK)
+            if mark is not None and there and there != mark:
+                raise UserError(
+                    f"the collection {self.name} in {self._where} is not this index's: it was dropped, and"
+                    " another one made under its name; build the index again"
+                )
             self._client.load_collection(self.name)
 
-    def create(self, vectors: Sequence[np.ndarray], index_type: IndexType, *, cosine: bool) -> None:
+    def create(
+        self, vectors: Sequence[np.ndarray], index_type: IndexType, *, cosine: bool, mark: str | None
+    ) -> None:
         """Makes a collection of vectors (shards [n, D]) under the rows 0, 1, ...; removed on any error.
+
+        By `mark` `open` knows it: its description, which milvus-lite forgets, while it keeps properties.
 
         Raises:
           UserError: there is one of this name, or Milvus cannot take it.
@@ -118,7 +135,7 @@ class MilvusCollection:
         pymilvus = _pymilvus()
         self.require_new()
         count, dimension = sum(map(len, vectors)), vectors[0].shape[1]
-        schema = self._client.create_schema(auto_id=False)
+        schema = self._client.create_schema(auto_id=False, description=mark or "")
         schema.add_field(ROW, pymilvus.DataType.INT64, is_primary=True)
         schema.add_field(VECTOR, pymilvus.DataType.FLOAT_VECTOR, dim=dimension)
         index = self._client.prepare_index_params()
@@ -126,7 +143,8 @@ class MilvusCollection:
             VECTOR, index_type=index_type, metric_type="IP", params=BUILD_PARAMETERS.get(index_type, {})
         )
         with self._telling():
-            self._client.create_collection(self.name, schema=schema, timeout=ANSWER_SECONDS)
+            kept = {} if self._embedded is None or mark is None else {"properties": {MARK: mark}}
+            self._client.create_collection(self.name, schema=schema, timeout=ANSWER_SECONDS, **kept)
         try:
             self.insert(vectors, 0, cosine=cosine)
             with self._telling():

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import re
+import secrets
 import shutil
 import weakref
 from collections.abc import Mapping, Sequence
@@ -54,6 +55,7 @@ class MilvusIndex(VectorIndex):
         "collection": str,
         "index_type": IndexType,
         "next_row": Natural,
+        "mark": str | None,
     }
 
     def __init__(
@@ -129,6 +131,7 @@ class MilvusIndex(VectorIndex):
                 "collection": collection,
                 "index_type": index_type,
                 "next_row": len(ids),
+                "mark": secrets.token_hex(16),
             },
         )
         index = cls(info, ids, None, np.arange(len(ids)), shards=shards)
@@ -176,7 +179,7 @@ class MilvusIndex(VectorIndex):
                 self._fill(self._where())
                 self._shards = None
             collection = MilvusCollection(self._where(), self.info.settings["collection"])
-            collection.open(self.info.dimension)
+            collection.open(self.info.dimension, self.info.settings.get("mark"))
             self._collection = collection
         return self._collection
 
@@ -184,7 +187,7 @@ class MilvusIndex(VectorIndex):
         """Makes the collection of the vectors that wait for it."""
         settings, cosine = self.info.settings, self.info.similarity == "cosine"
         with self._new(where) as collection:
-            collection.create(self._shards, settings["index_type"], cosine=cosine)
+            collection.create(self._shards, settings["index_type"], cosine=cosine, mark=settings.get("mark"))
 
     def _make_temporary(self) -> None:
         closing = contextlib.ExitStack()
