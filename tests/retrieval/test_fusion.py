@@ -24,7 +24,7 @@ def order(run, query="q1"):
 
 
 def test_reciprocal_ranks_by_hand():
-    run = fusion.reciprocal_rank_fusion([A, B], constant=60)
+    run = fusion.reciprocal_rank_fusion([A, B])
     expected = {"d2": 1 / 62 + 1 / 62, "d1": 1 / 61 + 1 / 63, "d4": 1 / 61, "d3": 1 / 63}
     assert order(run) == ["d1", "d2", "d4", "d3"]
     assert run["q1"] == pytest.approx(expected)
