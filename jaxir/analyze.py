@@ -41,7 +41,7 @@ def analyze(
         use for the flags below output.
       output: directory to write; it must not exist.
       split: which of the dataset's queries.
-      queries: most queries to look at; each with one relevant document.
+      queries: most queries to look at; each with one relevant document, which no other of them has.
       documents: most documents to look for the nearest in: the relevant ones, the others drawn at random.
       seed: of all drawing.
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,8 @@ class Sample:
     """The texts that are looked at.
 
     Attributes:
-      queries: N texts.
-      passages: a relevant document of each.
+      queries: N texts, all different.
+      passages: a relevant document of each; no two of the same text.
       documents: the corpus in which nearest passages are looked for; the relevant ones are among them.
       document_ids: their ids.
     """
@@ -73,6 +74,9 @@ class Analysis:
 def draw_sample(directory: Path, split: str, *, queries: int, documents: int, seed: int) -> Sample:
     """Draws queries with a relevant document each, and documents to look for nearest ones in.
 
+    Of queries that share their text, a document or its text, one is drawn: a classifier fitted to some of the
+    copies knows the others, and they are neighbours of each other, however well the towers overlap.
+
     Args:
       directory: a BEIR folder.
       split: whose queries.
@@ -87,17 +91,32 @@ def draw_sample(directory: Path, split: str, *, queries: int, documents: int, se
     rng = np.random.default_rng(seed)
     best = {query_id: max(judged, key=judged.__getitem__) for query_id, judged in collection.qrels.items()}
     usable = [place for place, q in enumerate(collection.query_ids) if collection.qrels[q][best[q]] > 0]
-    chosen = [usable[place] for place in np.sort(rng.permutation(len(usable))[:queries])]
+    text_of = dict(zip(collection.document_ids, collection.documents, strict=True))
+    drawn = _without_copies(
+        (usable[i], collection.queries[usable[i]], text_of[best[collection.query_ids[usable[i]]]])
+        for i in rng.permutation(len(usable))
+    )
+    chosen = sorted(itertools.islice(drawn, queries))
     embedding_space.check_pairs(len(chosen))
     relevant = [best[collection.query_ids[place]] for place in chosen]
     kept = _documents(collection, set(relevant), documents, rng)
-    text_of = dict(zip(collection.document_ids, collection.documents, strict=True))
     return Sample(
         queries=[collection.queries[place] for place in chosen],
         passages=[text_of[document_id] for document_id in relevant],
         documents=[text_of[document_id] for document_id in kept],
         document_ids=kept,
     )
+
+
+def _without_copies(pairs: Iterable[tuple[int, str, str]]) -> Iterator[int]:
+    """Yields the places of (place, query, passage), but of those with a text that was there before."""
+    queries, passages = set(), set()
+    for place, *texts in pairs:
+        query, passage = (" ".join(text.casefold().split()) for text in texts)
+        if query not in queries and passage not in passages:
+            queries.add(query)
+            passages.add(passage)
+            yield place
 
 
 def _documents(collection: Collection, relevant: set[str], count: int, rng: np.random.Generator) -> list[str]:

@@ -73,6 +73,7 @@ def separability(
     sides of a pair are in the same fold. For the neighbours, queries of one half of the pairs meet passages
     of the other half, for a query's own passage is its neighbour by design. Queries and passages are
     different texts: even one tower for both has 0.5 only where its embeddings do not show which is which.
+    Nor may a passage be in several pairs: it would be told, and found, by its copies.
 
     Args:
       query: [N, D] embeddings, row i pairs with row i of `passage`.
@@ -170,7 +171,10 @@ def project(vectors: Float[np.ndarray, "N D"], *, seed: int = 0) -> Float[np.nda
 def check_pairs(count: int) -> None:
     """Raises a UserError where there are too few pairs to tell towers apart."""
     if count < MIN_PAIRS:
-        raise UserError(f"telling towers apart needs at least {MIN_PAIRS} queries, not {count}")
+        raise UserError(
+            f"telling towers apart needs at least {MIN_PAIRS} queries, not {count}, each with a passage"
+            " of its own"
+        )
 
 
 def _labelled(query: np.ndarray, passage: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

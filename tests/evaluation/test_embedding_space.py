@@ -1,6 +1,7 @@
 """Separability, ratios and figures: on clouds of points whose answers are known, and on a model."""
 
 import json
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -124,12 +125,43 @@ def folder(tmp_path_factory):
         words = rng.choice(WORDS, 6).tolist()
         corpus.append({"_id": f"d{i}", "text": " ".join(words)})
         if i < 50:
-            queries.append({"_id": f"q{i}", "text": " ".join(words[:3])})
+            queries.append({"_id": f"q{i}", "text": " ".join(words[:5])})
             lines.append(f"q{i}\td{i}\t1\n")
     (directory / "qrels" / "test.tsv").write_text("".join(lines))
     for name, records in (("corpus", corpus), ("queries", queries)):
         (directory / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     return directory
+
+
+class Drawn:
+    """A model that gives each text a random vector, whatever its tower: its towers overlap."""
+
+    def encode_queries(self, texts):
+        return self.encode_passages(texts)
+
+    def encode_passages(self, texts):
+        return unit(np.stack([cloud(zlib.crc32(text.encode()), 1, 64)[0] for text in texts]))
+
+
+def test_passages_of_several_queries_do_not_set_towers_apart(tmp_path):
+    """As in SQuAD, where five questions share a paragraph: of its copies each told the others."""
+    (tmp_path / "qrels").mkdir()
+    corpus = [{"_id": f"d{i}", "text": f"passage {i // 2}{' ' * (i % 2)}"} for i in range(400)]
+    queries = [{"_id": f"q{i}", "text": f"query {i % 900}"} for i in range(1000)]
+    for name, records in (("corpus", corpus), ("queries", queries)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    lines = [f"q{i}\td{i % 400}\t1\n" for i in range(1000)]
+    (tmp_path / "qrels/test.tsv").write_text("".join(["query-id\tcorpus-id\tscore\n", *lines]))
+    sample = analysis.draw_sample(tmp_path, "test", queries=2000, documents=400, seed=0)
+    found = analysis.analyze_model(Drawn(), sample, seed=0)
+    assert abs(found.separability.auc - 0.5) < 0.06
+    assert abs(found.separability.neighbours - 0.5) < 0.03
+    assert len(sample.queries) == len(set(sample.queries)) == 200
+    assert len({text.strip() for text in sample.passages}) == 200
+    few = analysis.draw_sample(tmp_path, "test", queries=50, documents=400, seed=0)
+    assert len(few.queries) == 50 and len(few.documents) == 400
+    with pytest.raises(UserError, match="not 39, each with a passage of its own"):
+        analysis.draw_sample(tmp_path, "test", queries=39, documents=400, seed=0)
 
 
 @pytest.mark.slow
