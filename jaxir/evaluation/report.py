@@ -301,7 +301,7 @@ def retrieval(scored: Scored, *, per_query: bool = False, style: Style = "markdo
             parts.append(
                 caption(f"p-values are corrected for {count} comparisons by each metric (Holm)", style)
             )
-            parts.append(_pair_rows(pairs, style))
+            parts.append(_pair_rows(pairs, systems, style))
     if len(systems) > 1:
         values = {
             **scored.facts,
@@ -376,22 +376,25 @@ def _metric_rows(pairs: Sequence[Pair], systems: Sequence[System], style: Style)
             pair.metric,
             _mean(by_name[before], pair.metric),
             _mean(by_name[after], pair.metric),
-            *_difference(pair),
+            *_difference(pair, by_name),
         ]
         for pair in pairs
     ]
     return format_table(header, rows, style=style)
 
 
-def _pair_rows(pairs: Sequence[Pair], style: Style) -> str:
+def _pair_rows(pairs: Sequence[Pair], systems: Sequence[System], style: Style) -> str:
+    by_name = {system.name: system for system in systems}
     header = ["metric", "system", "against", "difference", "better", "worse", "t-test p", "randomisation p"]
-    rows = [[pair.metric, pair.system, pair.baseline, *_difference(pair)] for pair in pairs]
+    rows = [[pair.metric, pair.system, pair.baseline, *_difference(pair, by_name)] for pair in pairs]
     return format_table(header, rows, style=style)
 
 
-def _difference(pair: Pair) -> list[object]:
+def _difference(pair: Pair, by_name: Mapping[str, System]) -> list[object]:
+    """Lays a comparison out; the difference is that of the values shown, which of counts are no means."""
     c = pair.comparison
-    return [c.difference, c.wins, c.losses, f"{pair.t_test:.2g}", f"{pair.randomisation:.2g}"]
+    ours, theirs = (by_name[name].mean(pair.metric) for name in (pair.system, pair.baseline))
+    return [ours - theirs, c.wins, c.losses, f"{pair.t_test:.2g}", f"{pair.randomisation:.2g}"]
 
 
 def lengths_of(encoder: DualEncoder) -> str:

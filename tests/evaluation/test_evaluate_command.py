@@ -55,6 +55,18 @@ def test_values_by_hand(files, capsys, qrels):
     assert "| q3    | 0.5000 |" in printed and "0.4206" in printed
 
 
+def test_a_difference_of_counts_is_that_of_the_counts_beside_it(files, capsys):
+    other = str(files / "other.trec")
+    evaluate(**arguments(files, metrics="NumRet RR@10", baseline=other))
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    shown = {row[1]: row[3:8:2] for row in rows if len(row) > 8}
+    assert shown["NumRet"] == ["3.0000", "5.0000", "2.0000"]
+    assert shown["RR@10"] == ["0.6667", "0.3333", "-0.3333"]
+    third = f"third={shutil.copy(files / 'run.trec', files / 'third.trec')}"
+    evaluate(**arguments(files, run=[str(files / "run.trec"), third], metrics="NumRet", baseline=other))
+    assert "| NumRet | run    | other   |     2.0000 |" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("line", ["a query\td1\t2\n", "a\t0\td1\t2\n", "a 0  d1 2\n"])
 def test_judgements_of_either_format_need_no_header(files, line):
     (files / "qrels").write_text(line)
