@@ -38,9 +38,10 @@ own_flag() { return 1; } # a script that has flags of its own defines it again
 
 load_config() {
   [[ -f "$CONFIG" ]] || fail "no settings in $CONFIG: copy $SCRIPTS/config.example.sh there and fill it in"
+  local name word file="$CONFIG"
+  [[ "$file" == */* ]] || file="./$file" # a name without a slash is looked for on the PATH first
   # shellcheck source=tpu_scripts/config.example.sh
-  source "$CONFIG"
-  local name word
+  source "$file"
   for name in PROJECT ZONE NAME ACCELERATOR_TYPE TIER; do
     [[ -n "${!name:-}" ]] || fail "$CONFIG does not set $name"
   done

@@ -551,6 +551,19 @@ def test_help_needs_nothing_and_has_an_example(script, tmp_path):
     assert done.returncode == 1 and "config.example.sh" in done.stderr
 
 
+def test_settings_without_a_slash_are_those_of_the_directory(cloud, tmp_path):
+    """bash's "source" looks on the PATH first: with tpu_scripts there, its config.sh, and another slice."""
+    here = tmp_path / "experiment"
+    here.mkdir()
+    shutil.copy(cloud.config, here / "config.sh")
+    scripts = cloud.checkout / "tpu_scripts"
+    (scripts / "config.sh").write_text(cloud.config.read_text().replace("test-slice", "another"))
+    environment = cloud.environment | {"PATH": f"{scripts}:{cloud.environment['PATH']}"}
+    command = ["delete.sh", "--config=config.sh", "--dry_run"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=here)
+    assert done.returncode == 0 and " delete test-slice --force " in done.stdout
+
+
 def test_the_example_settings_are_usable(cloud):
     shutil.copy(ROOT / "tpu_scripts/config.example.sh", cloud.config)
     out = cloud.ok("create.sh", "--dry_run").stdout
