@@ -31,7 +31,7 @@ def mine(
 
     Writes OUTPUT/train.jsonl, which TevatronPairs(path=...) of jaxir.data.pair_sources trains on with
     num_negatives, and OUTPUT/mining.json with the settings. Documents that any split judges relevant to the
-    query, and documents of the same text as one of those, are never its negatives.
+    query, and documents of the same text as one of those or as the query, are never its negatives.
 
     Args:
       run: TREC run file over the split's queries (jaxir.search --queries writes one), of any retriever.

@@ -64,6 +64,21 @@ def test_no_positive_and_no_twin_of_one_is_mined(folder, capsys):
     assert recorded["negatives"] == 37 and len(recorded["run"]["sha256"]) == 64
 
 
+def test_the_query_itself_is_no_negative_of_it(folder, capsys, toy):
+    """As where questions are searched for duplicates: the best answer of all."""
+    itself = [{"_id": "q1", "text": "Question  1"}, {"_id": "copy", "text": "question 2"}]
+    every = [{"_id": i, "text": t} for i, t in DOCUMENTS.items()]
+    toy.write_jsonl(folder / "corpus.jsonl", [*every, *itself])
+    for query_id, best in (("q1", ["q1", "copy"]), ("q2", ["copy"])):
+        lines = [f"{query_id} Q0 {d} 0 {s} t\n" for d, s in scores([*best, *RUN[query_id]]).items()]
+        (folder / f"{query_id}.trec").write_text("".join(lines))
+    (folder / "run.trec").write_text("".join((folder / f"q{i}.trec").read_text() for i in (1, 2)))
+    found = mine(folder, negatives=100)
+    assert found == {"q1": ["copy", "d20", "d21", "d22"], "q2": RUN["q2"]}, "the copy is of another query"
+    assert "dropped: 1 known positives, 2 of the query's text" in capsys.readouterr().out
+    assert json.loads((folder / "out/mining.json").read_text())["dropped"] == {"positive": 1, "query": 2}
+
+
 def test_the_window_counts_ranks_of_the_run(folder):
     found = mine(folder, first=2, last=6, negatives=100)
     assert found["q0"] == ["d5", "d10"] and found["q1"] == ["d21", "d22"] and found["q2"] == ["d31", "d32"]

@@ -37,10 +37,11 @@ LEFT_OUT = {
     RELEVANT: "without one that the cross-encoder lets pass",
 }
 # Why an answer in the window of ranks is no candidate.
-POSITIVE, TWIN, EMPTY, NEAR = "positive", "duplicate", "empty", "margin"
+POSITIVE, TWIN, OWN, EMPTY, NEAR = "positive", "duplicate", "query", "empty", "margin"
 DROPPED = {
     POSITIVE: "known positives",
     TWIN: "duplicates of one",
+    OWN: "of the query's text",
     EMPTY: "without text",
     NEAR: "within the margin",
 }
@@ -93,7 +94,7 @@ class MiningReport:
         positive among the answers, so that no margin can be told), `few` (no candidate is left), `relevant`
         (the cross-encoder takes every candidate for relevant).
       dropped: answers within the window of ranks that are no candidates, by reason: known `positive`, a
-        `duplicate` of one, `empty`, too near to a positive (`margin`).
+        `duplicate` of one, of the text of the `query`, `empty`, too near to a positive (`margin`).
       judged: candidates that the cross-encoder read; each query's are drawn until it has enough.
       false_negatives: those of them that it dropped, by reason: `max_relevance`, `relevance_margin`.
     """
@@ -121,7 +122,7 @@ def mine(
     """Writes OUTPUT/train.jsonl, pairs with negatives in Tevatron's format, and OUTPUT/mining.json.
 
     A document is no negative of a query if any split judges it relevant to it, or if it has the same text as
-    one that is (white space and case apart).
+    one that is, or as the query (white space and case apart).
 
     Args:
       run: what a retriever found for the queries of `split`; a query's lines must stand together.
@@ -248,11 +249,12 @@ def _candidates(
                 continue
             ceiling = min(answers[doc_id] for doc_id in there) - settings.margin
         twins = set().union(*(known.twins.get(doc_id, ()) for doc_id in positives))
-        found = []
+        own, found = known.own.get(query_id, ()), []
         for doc_id in rank(answers)[settings.first - 1 : settings.last]:
             reasons = (
                 (POSITIVE, doc_id in positives),
                 (TWIN, doc_id in twins),
+                (OWN, doc_id in own),
                 (EMPTY, doc_id in known.empty),
                 (NEAR, answers[doc_id] > ceiling),
             )

@@ -1,4 +1,4 @@
-"""What must not be mined: documents that are known to be relevant, and others of the same text."""
+"""What must not be mined: documents that are known to be relevant, others of the same text, and the query."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from jaxir.data.sources import BeirFolder, Document
+from jaxir.data.sources import BeirFolder
 from jaxir.errors import UserError
 
 
@@ -17,12 +17,14 @@ class KnownPositives(NamedTuple):
       asked: the positives that a split judges, by query.
       every: those of the same queries in any split.
       twins: the documents that have the text of a positive, itself among them, by its id.
+      own: the documents that have the text of a query, by its id.
       empty: the documents without text.
     """
 
     asked: dict[str, list[str]]
     every: dict[str, set[str]]
     twins: dict[str, list[str]]
+    own: dict[str, list[str]]
     empty: set[str]
 
     @classmethod
@@ -33,7 +35,7 @@ class KnownPositives(NamedTuple):
           UserError: no such split, none relevant in it, or a positive that the corpus lacks or has no text.
         """
         asked, every = _read_positives(folder, split)
-        return cls(asked, every, *_read_twins(folder, every))
+        return cls(asked, every, *_read_copies(folder, every))
 
 
 def _read_positives(folder: BeirFolder, split: str) -> tuple[dict[str, list[str]], dict[str, set[str]]]:
@@ -52,25 +54,27 @@ def _read_positives(folder: BeirFolder, split: str) -> tuple[dict[str, list[str]
     return asked, every
 
 
-def _read_twins(
+def _read_copies(
     folder: BeirFolder, positives: Mapping[str, set[str]]
-) -> tuple[dict[str, list[str]], set[str]]:
-    """Returns the documents that have the text of a positive, by its id, and those that have no text."""
+) -> tuple[dict[str, list[str]], dict[str, list[str]], set[str]]:
+    """Returns the documents of the text of a positive, of a query, by their ids, and those without text."""
     wanted = set().union(*positives.values())
-    texts = {d.id: _digest(d) for d in folder.documents_again("reading positives") if d.id in wanted}
+    texts = {d.id: _digest(d.contents) for d in folder.documents_again("reading positives") if d.id in wanted}
     if lacking := wanted - texts.keys():
         raise UserError(f"{folder.corpus_path}: it lacks {min(lacking)!r}, which is judged relevant")
-    nothing = _digest(Document("", "", ""))
+    nothing = _digest("")
     if textless := [doc_id for doc_id, digest in texts.items() if digest == nothing]:
         raise UserError(f"{folder.corpus_path}: {textless[0]!r} is judged relevant and has no text")
-    of_text: dict[bytes, list[str]] = {digest: [] for digest in (*texts.values(), nothing)}
+    queries = {query.id: _digest(query.text) for query in folder.queries() if query.id in positives}
+    of_text: dict[bytes, list[str]] = {d: [] for d in (*texts.values(), *queries.values(), nothing)}
     for document in folder.documents_again("looking for duplicates"):
-        if (digest := _digest(document)) in of_text:
+        if (digest := _digest(document.contents)) in of_text:
             of_text[digest].append(document.id)
     twins = {doc_id: of_text[digest] for doc_id, digest in texts.items() if len(of_text[digest]) > 1}
-    return twins, set(of_text[nothing])
+    own = {query_id: of_text[digest] for query_id, digest in queries.items() if of_text[digest]}
+    return twins, own, set(of_text[nothing])
 
 
-def _digest(document: Document) -> bytes:
-    text = " ".join(document.contents.casefold().split())
+def _digest(text: str) -> bytes:
+    text = " ".join(text.casefold().split())
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
