@@ -2,7 +2,8 @@
 USAGE="usage: fetch.sh [--config=FILE] [--to=DIRECTORY] [--dry_run]
 
 Fetches what a run has told so far: from its bucket log.jsonl and tensorboard/ with the traces of --profile_steps, from
-the workers, while there are some, what they printed (workers.log, each line with its machine). The run goes on.
+the workers, while there are some, what they printed (workers.log, each line with its machine; where not all answer, one
+of an earlier time stays). The run goes on.
 
   --to=DIRECTORY  where to put it (default: the slice's NAME); files of an earlier time are overwritten
   --config=FILE   settings (default: config.sh beside this script; see config.example.sh)
@@ -31,7 +32,14 @@ else
   mkdir -p "$to"
   state="$(slice_state)"
   if [[ "$state" == ACTIVE ]]; then
-    on_all_workers "$print_logs" >"$to/workers.log" || say "warning: not every worker's log is in $to/workers.log"
+    if on_all_workers "$print_logs" >"$to/workers.part"; then
+      mv "$to/workers.part" "$to/workers.log"
+    elif [[ -s "$to/workers.log" ]]; then
+      say "warning: not every worker's log came: $to/workers.log is of an earlier time, $to/workers.part is what came"
+    else
+      mv "$to/workers.part" "$to/workers.log"
+      say "warning: not every worker's log is in $to/workers.log"
+    fi
   else
     say "note: $NAME is $state: no worker has a log"
   fi

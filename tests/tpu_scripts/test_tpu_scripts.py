@@ -266,6 +266,29 @@ def test_what_a_run_told_is_fetched_while_it_goes_on_and_after(cloud, tmp_path):
     assert f"xprof {shlex.quote(str(tmp_path / 'to here'))}/tensorboard shows traces" in done.stderr
 
 
+def test_logs_of_an_earlier_time_outlive_workers_that_do_not_answer(cloud, tmp_path):
+    (cloud.bucket / "run/tensorboard").mkdir(parents=True)
+    (cloud.bucket / "run/log.jsonl").write_text("{}")
+    cloud.ok("resume.sh")
+    cloud.until_waiting()
+    to, flag = tmp_path / "told", f"--to={tmp_path / 'told'}"
+    (cloud.folder / "silent1").touch()
+    assert "not every worker's log is in" in cloud.ok("fetch.sh", flag).stderr
+    assert (to / "workers.log").read_text().count("starting at step 0") == 1
+    (cloud.folder / "silent1").unlink()
+    cloud.ok("fetch.sh", flag)
+    whole = (to / "workers.log").read_text()
+    assert whole.count("starting at step 0") == 2 and not (to / "workers.part").exists()
+    (cloud.folder / "unreachable").touch()
+    done = cloud.ok("fetch.sh", flag)
+    assert "workers.log is of an earlier time" in done.stderr and (to / "workers.log").read_text() == whole
+    (cloud.folder / "unreachable").unlink()
+    (cloud.folder / "silent1").touch()
+    cloud.ok("fetch.sh", flag)
+    assert (to / "workers.log").read_text() == whole
+    assert (to / "workers.part").read_text().count("starting at step 0") == 1
+
+
 def test_a_report_is_measured_and_brought_back(cloud, tmp_path):
     for script in ("create.sh", "install.sh", "launch.sh"):
         cloud.ok(script)
