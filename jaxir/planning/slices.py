@@ -90,8 +90,11 @@ def _read_prices(prices: Sequence[str] | None, found: Sequence[Target]) -> dict[
     read = {}
     for text in prices:
         name, _, number = text.partition("=")
+        name = name.strip().lower()
+        if name in read:
+            raise UserError(f"--prices has two prices of {name}")
         try:
-            read[name.strip().lower()] = float(number)
+            read[name] = float(number)
         except ValueError:
             raise UserError(
                 f"--prices={text}: write CHIP=PRICE, of a chip and hour, such as v5e=1.2"

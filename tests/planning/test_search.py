@@ -199,6 +199,10 @@ def test_the_cheapest_slice_that_is_quick_enough(prices, hours, chosen, costs):
         ),
         (("--topology=v5e:2x2", "--search", "--prices=v5e"), "--prices=v5e: write CHIP=PRICE"),
         (("--topology=v5e:2x2,v5p:2x2x1", "--search", "--prices=v5e=1"), "--prices must say what v5p costs"),
+        (
+            ("--topology=v5e:2x2,v5p:2x2x1", "--search", "--prices=v5e=1,V5E=9"),
+            "--prices has two prices of v5e",
+        ),
         (("--topology=v5e:2x2", "--search", "--prices=v5e=nan"), "--prices must say what v5e costs"),
     ],
 )
