@@ -176,6 +176,10 @@ class Tokenizer:
         swap = {self.pad_swap: 0, 0: self.pad_swap} if self.pad_swap is not None else {}
         return self._backend.decode([swap.get(int(i), int(i)) for i in ids])
 
+    def knows(self, token: str) -> bool:
+        """Whether one of its ids is that of `token`, as it stands here."""
+        return self._backend.knows(token)
+
     def save(self, directory: str | Path) -> None:
         """Writes the files it was loaded from (and the converted tokenizer.json, if any) into `directory`."""
         directory = path_of(directory)
@@ -238,6 +242,7 @@ class _Backend:
     encode: Callable[[list[str], int], list[list[int]]]
     decode: Callable[[list[int]], str]
     tokens: Callable[[], list[str | None]]
+    knows: Callable[[str], bool]
 
 
 class _HuggingFaceBackend(_Backend):
@@ -262,6 +267,9 @@ class _HuggingFaceBackend(_Backend):
 
     def tokens(self) -> list[str | None]:
         return [self._tokenizer.id_to_token(i) for i in range(self.vocab_size)]
+
+    def knows(self, token: str) -> bool:
+        return self._tokenizer.token_to_id(token) is not None
 
 
 class _SentencePieceBackend(_Backend):
@@ -291,6 +299,9 @@ class _SentencePieceBackend(_Backend):
 
     def tokens(self) -> list[str | None]:
         return [self._processor.id_to_piece(i) for i in range(self.vocab_size)]
+
+    def knows(self, token: str) -> bool:
+        return self._processor.id_to_piece(self._processor.piece_to_id(token)) == token
 
 
 def _sentencepiece(content: bytes, path: Path) -> Any:

@@ -13,6 +13,7 @@ from jaxir import CrossEncoder, PretrainedCrossEncoder
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
 from jaxir.interop import formats, model_dir
+from jaxir.interop.huggingface import tokenizer_files
 
 pytestmark = pytest.mark.compiled
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
@@ -195,6 +196,49 @@ def test_the_class_that_a_modernbert_names_is_not_heeded(tmp_path):
     change(folder / "tokenizer_config.json", do_lower_case=False)
     change(folder / "config.json", pad_token_id=0)
     assert ours(model_dir.read(f"st:{folder}")[0].tokenizer) == theirs(folder) == ours(Tokenizer.load(folder))
+
+
+DECODER = {"content": "mice", "lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
+NAMED = {
+    "by id": ("tokenizer_config.json", {"added_tokens_decoder": {"NEXT": DECODER | {"special": False}}}),
+    "more": ("tokenizer_config.json", {"additional_special_tokens": ["mice"]}),
+    "extra": ("tokenizer_config.json", {"extra_special_tokens": ["mice"]}),
+    "a map": ("special_tokens_map.json", {"additional_special_tokens": ["mice"]}),
+    "a file": ("added_tokens.json", {"mice": "NEXT"}),
+}
+
+
+@pytest.mark.parametrize("name", ["bert", "t5"])
+@pytest.mark.parametrize("how", NAMED)
+def test_tokens_that_a_tokenizer_lacks_are_not_left_out_in_silence(
+    how, name, folder, sentencepiece_folder, tmp_path
+):
+    """Where files beside it name them, for transformers adds them."""
+    if name == "t5":
+        folder = Path(shutil.copytree(GOLDEN / "t5_1_1", tmp_path / "t5"))
+        (folder / "tokenizer.json").unlink()
+        shutil.copy(sentencepiece_folder / "spiece.model", folder)
+        config = {"tokenizer_class": "T5Tokenizer", "extra_ids": 0}
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+        change(folder / "config.json", vocab_size=2000)
+    before = tokenizer_files.load(folder)
+    file, content = NAMED[how]
+    content = json.loads(json.dumps(content).replace('"NEXT":', f'"{before.vocab_size}":'))
+    change(folder / file, **{k: before.vocab_size if v == "NEXT" else v for k, v in content.items()})
+    reads = transformers.AutoTokenizer.from_pretrained(folder)
+    text = "cats chase mice, and mice eat"
+    same = reads(text)["input_ids"] == before.encode_batch([text], max_length=64)[0].tolist()
+    assert same == (name == "t5" and how == "a map")
+    if same:  # nor does transformers see it there
+        assert tokenizer_files.load(folder).fingerprint == before.fingerprint
+        return
+    lacking = "spiece.model" if name == "t5" else "tokenizer.json"
+    with pytest.raises(UserError, match=rf"{file} names the token 'mice', which {lacking} lacks") as caught:
+        tokenizer_files.load(folder)
+    assert "\n" not in str(caught.value)
+    reads.save_pretrained(folder)  # as it says
+    found = tokenizer_files.load(folder).encode_batch([text], max_length=64)[0].tolist()
+    assert found == reads(text)["input_ids"]
 
 
 def test_what_was_lower_cased_stays_so_in_another_toolkit(folder, tmp_path):

@@ -5,7 +5,8 @@ is normalised, or whether a space goes before it, tokenizer_config.json says, an
 the model's type decides which it is.
 """
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,9 @@ from jaxir.interop.huggingface.weights import read_json, read_optional_json, wri
 
 CONFIG = "tokenizer_config.json"
 _JSON = "tokenizer.json"
+_MAP, _ADDED = "special_tokens_map.json", "added_tokens.json"
+_MORE, _BY_ID = ("additional_special_tokens", "extra_special_tokens"), "added_tokens_decoder"
+_SENTINEL = re.compile("\u2581?<extra_id_[0-9]+>")  # T5's, which no text holds
 _AS_IT_IS = "PreTrainedTokenizerFast"  # the class that takes all from tokenizer.json
 _TYPES_AS_THEY_ARE = ("modernbert",)  # whose folders often name a class that is wrong: it is not heeded
 
@@ -66,9 +70,17 @@ def load(directory: Path) -> Tokenizer:
     """Reads the tokenizer of a folder with config.json as transformers does.
 
     Raises:
-      UserError: there is none, it is damaged, cuts texts on the left, or says not enough of what it does.
+      UserError: there is none, it is damaged, cuts texts on the left, lacks tokens that the files beside it
+        name, or says not enough of what it does.
     """
     tokenizer, config = Tokenizer.load(directory), read_optional_json(directory / CONFIG)
+    for name, token in _named(directory, in_json=tokenizer.model_file is None):
+        if not (tokenizer.knows(token) or _SENTINEL.fullmatch(token)):
+            raise UserError(
+                f"{directory}: {name} names the token {token!r:.40}, which {tokenizer.model_file or _JSON}"
+                " lacks and transformers adds to it; its"
+                " AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) writes a tokenizer.json that has it"
+            )
     # Where there is none, transformers itself makes one, by the settings.
     content = read_optional_json(directory / _JSON)
     side = config.get("truncation_side", (content.get("truncation") or {}).get("direction", "right"))
@@ -133,6 +145,26 @@ def save(tokenizer: Tokenizer, directory: Path, *, max_length: int, token_types:
     about = {"tokenizer_class": _AS_IT_IS, "pad_token": pad}
     about |= {"model_max_length": max_length, "model_input_names": inputs}
     write_json(directory / CONFIG, about | config)
+
+
+def _named(directory: Path, *, in_json: bool) -> Iterator[tuple[str, str]]:
+    """Yields what the files beside a tokenizer name as tokens of it: the file's name and the token.
+
+    special_tokens_map.json counts beside a tokenizer.json, where no other file has the tokens by their ids.
+    """
+    config = read_optional_json(directory / CONFIG)
+    found = {CONFIG: [config.get(entry) for entry in (*_MORE, _BY_ID)]}
+    if in_json and not config.get(_BY_ID):
+        more = read_optional_json(directory / _MAP)
+        found[_MAP] = [more.get(entry) for entry in _MORE]
+    found[_ADDED] = [list(read_optional_json(directory / _ADDED))]
+    for name, groups in found.items():
+        for tokens in groups:
+            tokens = list(tokens.values()) if isinstance(tokens, dict) else tokens
+            for token in tokens if isinstance(tokens, list) else ():
+                token = token.get("content") if isinstance(token, dict) else token
+                if isinstance(token, str):
+                    yield name, token
 
 
 def _effect(part: Mapping[str, Any]) -> tuple[Any, ...]:
