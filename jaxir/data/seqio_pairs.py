@@ -310,7 +310,9 @@ def _converter_class() -> type:
             counts = filled.sum(axis=1)
             if not counts.all():
                 raise UserError(f"a batch wants {count} {name} of each example, but an example has none")
-            return choose(count, counts, numbers, self._seed)
+            # What fills a list up may stand anywhere in it.
+            there = np.argsort(~filled, axis=1, kind="stable")
+            return np.take_along_axis(there, choose(count, counts, numbers, self._seed), axis=1)
 
     def _dense(column: tf.Tensor | tf.RaggedTensor) -> tf.Tensor:
         if not isinstance(column, tf.RaggedTensor):

@@ -154,6 +154,33 @@ def test_a_task_or_a_mixture_of_somebody_else(minilm):
         assert len(np.unique(batch["passage_key"], axis=0)) == 2  # without ids a text's hash is its key
 
 
+def test_an_empty_negative_of_somebody_elses_task_is_none_wherever_it_stands(minilm):
+    import seqio
+    import tensorflow as tf
+
+    def read(split, shuffle_files, seed=None):
+        rows = {"query": ["one", "two"], "passage": ["first", "second"]}
+        rows["negatives"] = [["", "third", "fourth"], ["fifth", "", "sixth"]]
+        return tf.data.Dataset.from_tensor_slices(rows)
+
+    ranks = {"query": 0, "passage": 0, "negatives": 1}
+    texts = seqio.PassThroughVocabulary(0)
+    seqio.TaskRegistry.add(
+        "with_empty_negatives",
+        source=seqio.FunctionDataSource(read, splits=["train"]),
+        preprocessors=[],
+        output_features={
+            name: seqio.Feature(texts, add_eos=False, dtype=tf.string, rank=rank)
+            for name, rank in ranks.items()
+        },
+    )
+    features = pair_features(TextFormat(num_negatives=1, **LENGTHS))
+    dataset = SeqioPairs(mixture="with_empty_negatives").build(minilm, features)
+    batches = itertools.islice(dataset.batches(batch_size=2, seed=0), 16)
+    rows = np.concatenate([batch["negative_ids"].reshape(2, -1) for batch in batches])
+    assert {minilm.decode(row[row != 0]) for row in rows} == {"third", "fourth", "fifth", "sixth"}
+
+
 def fingerprint(name, tokenizer, **settings):
     return (
         SeqioPairs(mixture=name)
