@@ -20,7 +20,7 @@ from jaxir.features import Features, TextFormat
 from jaxir.models.decoding import Decoding
 from jaxir.objectives.objective import Objective
 from jaxir.partitioning import Partitioner
-from jaxir.retrieval.encoding.generator import text_of
+from jaxir.retrieval.encoding.generator import check_tokens, text_of
 
 Rows = Mapping[str, np.ndarray]  # arrays [N, ...] by name
 WRITTEN = ", written with "
@@ -216,7 +216,13 @@ class Bench:
             return jnp.where(tokens == model.config.eos_id, 0, tokens)
 
         program = self.program(write, {"source_ids": ids}, chunked=True)
-        return lambda state: [text_of(tokens, self.tokenizer) for tokens in program.of_rows(state)]
+
+        def texts(state: State) -> list[str]:
+            rows = program.of_rows(state)
+            check_tokens(rows, "the model")
+            return [text_of(tokens, self.tokenizer) for tokens in rows]
+
+        return texts
 
     def compile(self, plan: Any) -> None:
         """Compiles all programs for a `training.state.Plan`."""

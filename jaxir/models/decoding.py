@@ -25,6 +25,7 @@ NextLogits = Callable[[jax.Array, State], tuple[jax.Array, State]]
 # (logits [N, V], step []) -> ids [N].
 Choose = Callable[[jax.Array, jax.Array], jax.Array]
 
+FAULT = -1  # in place of a token: the logits are not finite, and say nothing
 _NEVER = -1e9  # a score; as in transformers, whose beams these are
 
 
@@ -96,7 +97,7 @@ def decode(
       eos_id: the token that ends an output.
 
     Returns:
-      [N, T], with 0 after the end.
+      [N, T], with 0 after the end. An output whose logits are not finite ends there, with FAULT.
     """
 
     def more(loop: _Loop) -> jax.Array:
@@ -104,13 +105,19 @@ def decode(
 
     def step(loop: _Loop) -> _Loop:
         logits, state = next_logits(loop.ids, loop.state)
-        ids = jnp.where(loop.ended, 0, choose(logits, loop.step).astype(jnp.int32))
+        ids = jnp.where(_finite(logits), choose(logits, loop.step).astype(jnp.int32), FAULT)
+        ids = jnp.where(loop.ended, 0, ids)
         tokens = jax.lax.dynamic_update_slice_in_dim(loop.tokens, ids[:, None], loop.step, axis=1)
-        return _Loop(loop.step + 1, ids, tokens, loop.ended | (ids == eos_id), state)
+        return _Loop(loop.step + 1, ids, tokens, loop.ended | (ids == eos_id) | (ids == FAULT), state)
 
     rows = len(ended)
     tokens, first = jnp.zeros((rows, max_new_tokens), jnp.int32), jnp.full((rows,), start_id, jnp.int32)
     return jax.lax.while_loop(more, step, _Loop(jnp.int32(0), first, tokens, ended, state)).tokens
+
+
+def _finite(logits: jax.Array) -> jax.Array:
+    """Tells of which outputs the logits [N, V] are finite, [N]; NaN is the greatest wherever it stands."""
+    return jnp.isfinite(logits.max(-1))
 
 
 def greedy(logits: Float[Array, "N V"], step: Int[Array, ""]) -> Int[Array, " N"]:
@@ -186,6 +193,7 @@ class _Beams(NamedTuple):
     ended_tokens: jax.Array  # [B, K, T]
     ended_scores: jax.Array  # [B, K], by length
     improvable: jax.Array  # [B]
+    faulty: jax.Array  # [B], whether logits were not finite
     state: State
 
 
@@ -217,7 +225,8 @@ def beam_search(
       length_penalty: above 0 prefers long outputs, 0 does not ask for the length.
 
     Returns:
-      The K best outputs of each input [B, K, T], with 0 after the end, and their scores, best first.
+      The K best outputs of each input [B, K, T], with 0 after the end, and their scores, best first. Those of
+      an input whose logits are not finite are FAULT throughout.
     """
     rows, beams = len(ended), num_beams
 
@@ -227,6 +236,7 @@ def beam_search(
     def step(now: _Beams) -> _Beams:
         logits, state = next_logits(now.ids, now.state)
         size = logits.shape[-1]
+        faulty = now.faulty | (now.improvable & ~_finite(logits).reshape(rows, beams).all(1))
         scores = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1).reshape(rows, beams, size)
         scores = (scores + now.scores[..., None]).reshape(rows, -1)
         # Twice as many as there are beams: as many may end, and as many must go on.
@@ -245,7 +255,7 @@ def beam_search(
 
         open_scores, chosen = jax.lax.top_k(jnp.where(ends, _NEVER, scores), beams)
         parents, ids = (_gathered(x, chosen) for x in (parents, ids))
-        improvable = now.improvable & (open_scores[:, 0] / by_length > ended_scores[:, -1])
+        improvable = now.improvable & ~faulty & (open_scores[:, 0] / by_length > ended_scores[:, -1])
         return _Beams(
             length,
             _gathered(tokens, chosen),
@@ -254,6 +264,7 @@ def beam_search(
             ended_tokens,
             ended_scores,
             improvable,
+            faulty,
             jax.tree.map(lambda x: _reordered(x, parents), state),
         )
 
@@ -261,9 +272,11 @@ def beam_search(
     none = jnp.full((rows, beams), _NEVER, jnp.float32)
     first = jnp.full((rows * beams,), start_id, jnp.int32)
     # All beams are the same at first: only one of them counts.
-    start = _Beams(jnp.int32(0), tokens, none.at[:, 0].set(0.0), first, tokens, none, ~ended, state)
+    open_scores = none.at[:, 0].set(0.0)
+    faulty = jnp.zeros_like(ended)
+    start = _Beams(jnp.int32(0), tokens, open_scores, first, tokens, none, ~ended, faulty, state)
     end = jax.lax.while_loop(more, step, start)
-    return end.ended_tokens, end.ended_scores
+    return jnp.where(end.faulty[:, None, None], FAULT, end.ended_tokens), end.ended_scores
 
 
 def _gathered(x: jax.Array, places: jax.Array) -> jax.Array:

@@ -158,6 +158,7 @@ class Seq2SeqModel(nnx.Module):
 
         Returns:
           int32 [B, how.num_outputs, how.max_new_tokens], 0 after the end; of a row of padding alone, zeros.
+          Where logits are not finite, `decoding.FAULT`.
         """
         rows = len(source_ids)
         none = (source_ids == 0).reshape(rows, -1).all(1)

@@ -137,6 +137,16 @@ def test_expanded_queries_are_no_questions(folder, tmp_path, capsys):
     assert not (tmp_path / "out.jsonl").exists()
 
 
+def test_logits_that_are_not_finite_cost_a_sentence(folder, tmp_path, capsys):
+    model = shutil.copytree(GOLDEN / "seq2seq_1_1", tmp_path / "model")
+    weights = safetensors.numpy.load_file(model / "model.safetensors")
+    weights["encoder.block.0.layer.0.SelfAttention.q.weight"][0, 0] = np.nan
+    safetensors.numpy.save_file(weights, model / "model.safetensors", {"format": "pt"})
+    assert read(folder, f"hf:{model}", tmp_path / "out.jsonl", "--passages=2") == 1
+    assert f"error: model hf:{model} gives logits that are not finite" in capsys.readouterr().err
+    assert not (tmp_path / "out.jsonl").exists()
+
+
 def test_answers_are_measured_of_readers_alone(folder, tmp_path, capsys):
     flags = ["--gin_file=gin/generator.gin", "--gin_file=gin/evaluators/reading.gin", f"--gin.MODEL={START}"]
     flags += [f"--gin.DATA={folder}", "--gin.STEPS=1", "--batch_size=8", f"--output_dir={tmp_path}/run"]

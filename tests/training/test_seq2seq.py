@@ -11,7 +11,9 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+import safetensors.numpy
 
 from jaxir import cli, expand
 from jaxir.data.expansions import read_expansions
@@ -172,6 +174,24 @@ def test_outputs_without_text_are_left_out(data, tmp_path):
     found = list(read_expansions(tmp_path / "out.jsonl", [f"t{i}" for i in range(len(TARGETS))]))
     assert len(found) == len(TARGETS)
     assert 1 in {len(outputs) for _, outputs in found}, "guard: the other one of two was left out"
+
+
+@pytest.fixture
+def damaged(tmp_path) -> str:
+    """A generator with a weight of the decoder that is no number."""
+    model = shutil.copytree(GOLDEN / "seq2seq_1_1", tmp_path / "damaged")
+    weights = safetensors.numpy.load_file(model / "model.safetensors")
+    weights["decoder.block.1.layer.2.DenseReluDense.wo.weight"][0, 0] = np.nan
+    safetensors.numpy.save_file(weights, model / "model.safetensors", {"format": "pt"})
+    return f"hf:{model}"
+
+
+@pytest.mark.parametrize("flags", [[], ["--top_k=5"], ["--top_p=0.9"], ["--num_beams=2"]])
+def test_logits_that_are_not_finite_cost_a_sentence(data, damaged, tmp_path, capsys, flags):
+    """They became a whole file of no outputs, with which documents and questions are read alone."""
+    assert generate(data, damaged, tmp_path / "out.jsonl", "--max_new_tokens=4", *flags) == 1
+    assert f"error: model {damaged} gives logits that are not finite" in capsys.readouterr().err
+    assert not (tmp_path / "out.jsonl").exists()
 
 
 class Elsewhere:

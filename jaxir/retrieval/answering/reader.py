@@ -59,6 +59,9 @@ class Reader(Generator):
 
         Returns:
           The outputs of each, the best first; there is none where nothing is said.
+
+        Raises:
+          UserError: the model gives logits that are not finite.
         """
         # A row has the first tokens of all passages, then their second ones, and so on: what pads it at the
         # end pads each passage, so that a question is as long as its longest one in any batch.
@@ -73,7 +76,7 @@ class Reader(Generator):
             num_windows=num_windows,
             on_batch=on_batch,
         )
-        return [self._texts(outputs) for outputs in tokens]
+        return self.written(tokens)
 
 
 def longest_of(sources: np.ndarray) -> np.ndarray:

@@ -10,9 +10,10 @@ import numpy as np
 
 from jaxir.data.lines import has_text
 from jaxir.data.tokenizer import Tokenizer
+from jaxir.errors import UserError
 from jaxir.interop import model_dir
 from jaxir.interop.model_dir import LoadedModel
-from jaxir.models.decoding import Decoding
+from jaxir.models.decoding import FAULT, Decoding
 from jaxir.models.seq2seq import Seq2SeqModel
 from jaxir.partitioning import MeshConfig
 from jaxir.retrieval.encoding.runner import Runner
@@ -117,6 +118,9 @@ class Generator:
         Returns:
           The outputs of each text, the best first, those that say the same and those that say nothing left
           out.
+
+        Raises:
+          UserError: the model gives logits that are not finite.
         """
         how = how or Decoding()
         settings, to = self.settings, self.settings.passage_max_length
@@ -129,12 +133,27 @@ class Generator:
             num_windows=num_windows,
             on_batch=on_batch,
         )
+        return self.written(tokens)
+
+    def written(self, tokens: np.ndarray) -> list[list[str]]:
+        """Returns the outputs of texts, of tokens [N, K, T]; raises a UserError as `check_tokens`."""
+        check_tokens(tokens, f"model {self.spec}")
         return [self._texts(outputs) for outputs in tokens]
 
     def _texts(self, outputs: np.ndarray) -> list[str]:
         outputs = np.where(outputs == self.model.config.eos_id, 0, outputs)
         written = (text_of(ids, self.tokenizer) for ids in outputs)
         return [text for text in dict.fromkeys(written) if has_text(text)]
+
+
+def check_tokens(tokens: np.ndarray, model: str) -> None:
+    """Checks tokens that a model wrote.
+
+    Raises:
+      UserError: there are none, for its logits were not finite.
+    """
+    if (tokens == FAULT).any():
+        raise UserError(f"{model} gives logits that are not finite")
 
 
 def text_of(ids: np.ndarray, tokenizer: Tokenizer) -> str:
