@@ -9,6 +9,8 @@ from pathlib import Path
 
 import gin
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jaxir import gin_config, gin_keys
@@ -448,6 +450,10 @@ def test_the_settings_of_he_2022():
     assert (model.pooling, model.similarity) == ("cls", "dot")
     loss = bound["objective"].loss
     assert gin.query_parameter("TEMPERATURE/gin.macro.value") == 1 and loss.__name__ == "in_batch_softmax"
+    two = jnp.eye(2)
+    value, metrics = loss(two, two, passage_key=jnp.arange(4, dtype=jnp.int32).reshape(2, 2))
+    np.testing.assert_allclose(value, np.log(1 + np.exp(-1)), rtol=1e-6)  # in one direction, by dot products
+    assert "loss_passage_to_query" not in metrics
 
 
 @pytest.mark.parametrize(
