@@ -61,11 +61,14 @@ class ExpandedPairs(TextData):
 
         Raises:
           BadInputError: as `read_expansions`.
-          UserError: the objective reads no pairs, lengths leave no room, a passage is not in the corpus, or
-            no passage has a query.
+          UserError: the objective reads no pairs, lengths leave no room, a passage is not in the corpus, no
+            passage has a query, or several are to be appended where there is one, the gold one.
         """
+        gold = isinstance(self.selection, Gold)
+        if gold and self.appended > 1:
+            raise UserError(f"{self.appended} queries cannot be appended: the gold query is one")
         passages, query = _expanded_features(features)
-        golds = _GoldQueries(Words(), texts_too=isinstance(self.selection, Gold))
+        golds = _GoldQueries(Words(), texts_too=gold)
         joiner = Joiner(tokenizer, features[passages[0]].length, features[query].length)
         records = self.pairs.records(on_bad_input)
         base = ArrayDataset.from_records(golds.noted(records, features[query].field), tokenizer, features)
@@ -120,7 +123,8 @@ class ExpandedPairs(TextData):
             )
         if not counts.any():
             raise UserError(f"{self.expansions}: there is no query for any document of the pairs")
-        if alone := int(np.sum(counts == 0)):
+        alone = int(np.sum(counts == 0))
+        if alone and not isinstance(self.selection, Gold):
             print(
                 f"{alone:,} of {len(counts):,} documents have no generated query: they are read alone",
                 file=sys.stderr,

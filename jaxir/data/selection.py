@@ -6,6 +6,7 @@ import abc
 import dataclasses
 from typing import ClassVar, Literal
 
+from jaxir.errors import UserError
 from jaxir.simple_types import Count, checked
 
 
@@ -121,6 +122,14 @@ class Gold(Selection):
 def selection_of(
     name: Literal["curriculum", "random", "top", "bottom", "first", "gold"], groups: int = 3, k: int = 1
 ) -> Selection:
-    """Returns a way of choosing by its name, a curriculum of `groups`, the top or bottom `k`."""
+    """Returns a way of choosing by its name, a curriculum of `groups`, the top or bottom `k`.
+
+    Raises:
+      UserError: groups or a k that the way of that name does not read.
+    """
+    if groups != Curriculum.groups and name != "curriculum":
+        raise UserError(f"{groups} groups are for the selection 'curriculum', not for {name!r}")
+    if k != Top.k and name not in ("top", "bottom"):
+        raise UserError(f"the first or last {k} are for the selections 'top' and 'bottom', not for {name!r}")
     made = {"curriculum": Curriculum(groups), "random": Random(), "top": Top(k), "bottom": Bottom(k)}
     return (made | {"first": First(), "gold": Gold()})[name]

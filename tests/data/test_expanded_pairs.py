@@ -13,7 +13,7 @@ from jaxir.data.joining import Joiner
 from jaxir.data.mixture import Mixture
 from jaxir.data.pair_sources import BeirPairs, TevatronPairs
 from jaxir.data.rouge import Words, rouge_l
-from jaxir.data.selection import Bottom, Curriculum, First, Gold, Random, Top
+from jaxir.data.selection import Bottom, Curriculum, First, Gold, Random, Top, selection_of
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import BadInputError, UserError
 from jaxir.features import TextFormat, Tokens, pair_features
@@ -175,6 +175,23 @@ def test_strategies_of_figure_7(collection, minilm, selection, queries):
     negatives = drawn(data, minilm, steps=3, name="negative_ids")
     if isinstance(selection, Gold):  # the gold query is that of the pair, for its negatives too
         assert all(text.endswith(QUERY) for text in negatives)
+
+
+def test_what_a_selection_does_not_read_is_refused(collection, minilm, capsys):
+    """Trained by another selection than meant, in silence."""
+    for given, sentence in (
+        ({"name": "random", "groups": 4}, "4 groups are for the selection 'curriculum', not for 'random'"),
+        ({"name": "curriculum", "k": 5}, "the first or last 5 are for the selections 'top' and 'bottom'"),
+        ({"name": "gold", "k": 5}, "not for 'gold'"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            selection_of(**given)
+    assert selection_of("random", groups=3, k=1) == Random() and selection_of("bottom", k=5) == Bottom(5)
+    with pytest.raises(UserError, match="3 queries cannot be appended: the gold query is one"):
+        source(collection, selection=Gold(), appended=3).build(minilm, pair_features(FORM))
+    capsys.readouterr()
+    source(collection, selection=Gold()).build(minilm, pair_features(FORM))
+    assert "read alone" not in capsys.readouterr().err, "the one without a generated query has the gold one"
 
 
 @pytest.mark.parametrize("selection", [Top(), Curriculum(3), Bottom(k=2)])
