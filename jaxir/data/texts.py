@@ -57,7 +57,7 @@ class Texts(RecordSource):
                 " of documents (_id, text) or a folder with such a corpus.jsonl, as jaxir.prepare makes of a"
                 f" table of pairs (--dataset=pairs:{self.path})"
             )
-        if ".jsonl" in Path(place).suffixes:
+        if ".jsonl" in Path(place.name.lower()).suffixes:
             documents = read_corpus(place, on_bad_input)
             return (document.contents for document in documents if document.contents)
         return (line.text for line in read_lines(place, on_bad_input))

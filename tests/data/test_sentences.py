@@ -2,6 +2,7 @@
 
 import functools
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -47,7 +48,8 @@ def test_a_sentence_knows_the_next_one_of_its_document(tmp_path):
     assert [r["text"][1] for r in records(tmp_path / "texts.txt")] == ["One. Two.", "Three."]
     lines = [{"_id": "a", "text": "One. Two."}, {"_id": "b", "text": "Three."}]
     (tmp_path / "corpus.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    for place in (tmp_path / "corpus.jsonl", tmp_path):  # a folder needs nothing else
+    shutil.copy(tmp_path / "corpus.jsonl", tmp_path / "CORPUS.JSONL")  # whose lines were texts
+    for place in (tmp_path / "corpus.jsonl", tmp_path / "CORPUS.JSONL", tmp_path):  # a folder needs no more
         assert records(place, sentences=True) == expected
 
 
