@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from jaxir.data.lines import MalformedRecord, OnBadInput, decode_line, json_obje
 from jaxir.errors import BadInputError, UserError
 from jaxir.files import local_path
 from jaxir.installation import how_to_install
+from jaxir.progress import progress
 
 KINDS = {
     ".jsonl": "jsonl",
@@ -21,7 +21,6 @@ KINDS = {
     ".csv": "csv",
     ".parquet": "parquet",
 }
-_LOOKED_AT = 1000  # lines of a JSONL file that are asked for their keys
 _LONGEST_FIELD = 1 << 24  # characters of a CSV field; beyond it a quote was not closed
 
 Record = tuple[int, dict[str, Any]]
@@ -33,7 +32,7 @@ class Table:
     Attributes:
       path: the file.
       kind: "jsonl", "tsv", "csv" or "parquet", by the file's name.
-      columns: the names of the fields: the keys of the first records, the first line, or the schema. A file
+      columns: the names of the fields: the keys of all records, the first line, or the schema. A file
         without a header has the columns "1", "2", ...
 
     Args:
@@ -74,11 +73,11 @@ class Table:
 
     def _columns(self) -> list[str]:
         if self.kind == "parquet":
-            return self._open_parquet().schema_arrow.names
+            return self._distinct(self._open_parquet().schema_arrow.names, None)
         if self.kind == "jsonl":
-            found = (parsed for _, parsed in itertools.islice(self._json_lines(), _LOOKED_AT))
+            lines = progress(self._json_lines(), what="looking for fields", unit="lines")
             columns = list(
-                dict.fromkeys(key for parsed in found if isinstance(parsed, dict) for key in parsed)
+                dict.fromkeys(key for _, parsed in lines if isinstance(parsed, dict) for key in parsed)
             )
             if not columns:
                 next((self._raise(*line) for line in self._json_lines()), None)
@@ -88,7 +87,9 @@ class Table:
             self._raise(number, first)
         if self._numbered:
             return [str(n) for n in range(1, len(first) + 1)]
-        names = [name.strip() for name in first]
+        return self._distinct([name.strip() for name in first], number)
+
+    def _distinct(self, names: list[str], number: int | None) -> list[str]:
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise BadInputError(self.path, number, f"two columns are called {twice!r}")
         return names

@@ -16,6 +16,7 @@ from jaxir.data.lines import OnBadInput
 from jaxir.data.pair_sources import BeirPairs, TevatronPairs
 from jaxir.data.pair_table import PairTable
 from jaxir.data.sources import BeirFolder
+from jaxir.errors import BadInputError
 
 SPLITS = ("train", "dev", "test")
 ROWS = [
@@ -178,6 +179,25 @@ def test_lists_of_passages_and_tevatrons_objects(tmp_path):
     assert [p.example for p in PairTable(path).pairs(OnBadInput())] == list(
         TevatronPairs(path=str(path)).examples(OnBadInput())
     )
+
+
+def test_a_field_that_only_late_lines_have_is_read(tmp_path, capsys):
+    """A file whose second part has negatives: the first thousand lines alone were asked for their fields."""
+    records = [{"query": f"q{n}", "passage": f"p{n}"} for n in range(1500)]
+    records += [{"query": q, "passage": p, "neg": [f"not {p}"], "qid": str(n)} for n, (q, p) in enumerate(ROWS)]
+    path = write_jsonl(tmp_path / "a.jsonl", records)
+    assert prepare(f"--dataset=pairs:{path}", f"--output={tmp_path / 'out'}", "--dev=0", "--test=0") == 0
+    assert "query = query, passage = passage, negatives = neg, query_id = qid" in capsys.readouterr().out
+    mined = TevatronPairs(path=str(tmp_path / "out/negatives.jsonl")).examples(OnBadInput())
+    found = [(m.query_id, m.passage, [text for _, text in m.negatives]) for m in mined]
+    assert found == [(str(n), p, [f"not {p}"]) for n, (_, p) in enumerate(ROWS)]
+
+
+def test_two_columns_of_one_name_are_refused_in_parquet_too(tmp_path):
+    columns = [pyarrow.array([text]) for text in ("a query", "one passage", "another")]
+    parquet.write_table(pyarrow.table(columns, names=["query", "passage", "passage"]), tmp_path / "a.parquet")
+    with pytest.raises(BadInputError, match=r"a\.parquet: two columns are called 'passage'"):
+        PairTable(tmp_path / "a.parquet")
 
 
 def test_a_file_without_a_header_is_read_by_number(tmp_path, capsys):
