@@ -19,7 +19,7 @@ def read_judgements(path: str | Path) -> dict[str, dict[str, int]]:
       BadInputError: a malformed line, or a judgement that contradicts an earlier one.
       UserError: no such file.
     """
-    _, first = next(numbered_lines(path))
+    _, first = next(numbered_lines(path), (0, b""))  # what is blank has no record, as its reader says
     is_beir = len(first.split(b"\t")) == 3 or len(first.split()) != 4
     return by_query(read_qrels(path) if is_beir else _read_trec(path))
 

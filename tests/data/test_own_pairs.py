@@ -184,7 +184,9 @@ def test_lists_of_passages_and_tevatrons_objects(tmp_path):
 def test_a_field_that_only_late_lines_have_is_read(tmp_path, capsys):
     """A file whose second part has negatives: the first thousand lines alone were asked for their fields."""
     records = [{"query": f"q{n}", "passage": f"p{n}"} for n in range(1500)]
-    records += [{"query": q, "passage": p, "neg": [f"not {p}"], "qid": str(n)} for n, (q, p) in enumerate(ROWS)]
+    records += [
+        {"query": q, "passage": p, "neg": [f"not {p}"], "qid": str(n)} for n, (q, p) in enumerate(ROWS)
+    ]
     path = write_jsonl(tmp_path / "a.jsonl", records)
     assert prepare(f"--dataset=pairs:{path}", f"--output={tmp_path / 'out'}", "--dev=0", "--test=0") == 0
     assert "query = query, passage = passage, negatives = neg, query_id = qid" in capsys.readouterr().out

@@ -274,6 +274,8 @@ def test_dpr_reads_a_json_array_object_by_object(tmp_path, monkeypatch):
         ("[GOOD,\nGOOD", ":2", "a comma or the end of the JSON array is missing"),
         ("[GOOD\n\nGOOD]", ":3", "a comma or the end of the JSON array is missing"),
         ("[GOOD,\n]", ":2", "not valid JSON (Expecting value)"),
+        ("[GOOD,\n" + 5000 * "1" + "]", ":2", "not valid JSON (Exceeds the limit"),
+        ("[GOOD,\n" + 100_000 * "[", ":2", "not valid JSON (maximum recursion depth exceeded"),
         ("[GOOD,\n{\n'a': 1}]", ":3", "not valid JSON (Expecting property name"),
         ('[GOOD,\n{"question', ":2", "not valid JSON ("),
         ("[GOOD]\n\nmore", ":3", "text after the end of the JSON array"),

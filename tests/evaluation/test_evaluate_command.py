@@ -15,7 +15,7 @@ from scipy import stats
 
 from jaxir import cli
 from jaxir.data.answers import read_answers
-from jaxir.errors import UserError
+from jaxir.errors import BadInputError, UserError
 from jaxir.evaluate import evaluate
 from jaxir.evaluation.answers import tokens_of
 from jaxir.evaluation.judgements import read_judgements
@@ -71,6 +71,12 @@ def test_a_difference_of_counts_is_that_of_the_counts_beside_it(files, capsys):
 def test_judgements_of_either_format_need_no_header(files, line):
     (files / "qrels").write_text(line)
     assert read_judgements(files / "qrels") == {"a query" if "query" in line else "a": {"d1": 2}}
+
+
+def test_judgements_that_are_blank_cost_a_sentence(files):
+    (files / "qrels").write_text("\n \n")
+    with pytest.raises(BadInputError, match="qrels: the file has no usable record"):
+        read_judgements(files / "qrels")
 
 
 def test_identical_ids_dropped_on_request(files, capsys):
