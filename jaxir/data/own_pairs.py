@@ -83,13 +83,14 @@ class Pairs(PairSource):
         """
         columns = PairColumns(query=query, passage=passage, negatives=negatives, title=title)
         collector = OnBadInput(on_bad_input)
-        found = [pair.example for pair in PairTable(path, columns).pairs(collector)]
+        found: dict[tuple[str, str], list[str]] = {}  # of a pair that comes again all negatives are one list
+        for pair in PairTable(path, columns).pairs(collector):
+            example = pair.example
+            of_pair = found.setdefault((example.query, example.passage), [])
+            of_pair.extend(text for _, text in example.negatives)
         collector.report()
-        return cls(
-            [pair.query for pair in found],
-            [pair.passage for pair in found],
-            [[text for _, text in pair.negatives] for pair in found],
-        )
+        queries, passages = zip(*found, strict=True)
+        return cls(queries, passages, list(found.values()))
 
     def examples(self, on_bad_input: OnBadInput) -> Iterator[PairExample]:
         """Yields the pairs; a text's hash is its id."""

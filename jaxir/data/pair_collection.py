@@ -27,7 +27,7 @@ class Prepared(NamedTuple):
       counts: of the folder.
       queries: distinct queries of each split.
       held_out: how the splits came about.
-      with_negatives: lines of negatives.jsonl; 0 where there is no such file.
+      with_negatives: pairs in negatives.jsonl; 0 where there is no such file.
       example: a pair that is trained on.
     """
 
@@ -50,7 +50,8 @@ def write_pairs(
     """Writes corpus.jsonl, queries.jsonl and qrels/{train,dev,test}.tsv into an existing empty `folder`.
 
     The file is read twice, for of its texts only hashes are held. Where it has negatives, these are
-    documents too, and negatives.jsonl has the pairs of train that have some, in Tevatron's format.
+    documents too, and negatives.jsonl has the pairs of train that have some, in Tevatron's format: a line for
+    each time that a pair comes with other ones.
 
     Args:
       folder: where to.
@@ -97,12 +98,14 @@ def write_pairs(
             for document in (pair.passage, *pair.negatives):
                 if is_new("passage", document.id):
                     writer.document(document)
-            writer.judge(split, Qrel(pair.query.id, pair.passage.id, 1))
+            ids = pair.query.id, pair.passage.id
+            if is_new("pair", *ids):
+                writer.judge(split, Qrel(*ids, 1))
             if split == TRAIN:
                 example = example or pair
                 if pair.negatives:
                     file.write(_tevatron_line(pair))
-                    with_negatives += 1
+                    with_negatives += is_new("with negatives", *ids)
         counts = writer.counts()
     if not with_negatives:
         (folder / NEGATIVES).unlink()

@@ -99,7 +99,8 @@ class PairTable:
 
         Args:
           on_bad_input: what to do with malformed records. Pairs without a query or a passage, pairs seen
-            before, and passages that are their own query are of no use: they are left out and counted.
+            before, and passages that are their own query are of no use: they are left out and counted. A pair
+            that comes again with other negatives (triplets) is given again, with these.
 
         Raises:
           BadInputError: a malformed record, unless they are skipped, or no pair at all.
@@ -119,11 +120,13 @@ class PairTable:
                     on_bad_input.leave_out(self.path, line, "without a passage")
                 elif passage.contents == query.text:
                     on_bad_input.leave_out(self.path, line, "the passage is the query")
-                elif pair in seen:
-                    on_bad_input.leave_out(self.path, line, "a pair seen before")
                 else:
-                    seen.add(pair)
-                    yield Pair(query, passage, negatives)
+                    new = [n for n in negatives if hash((pair, n.contents)) not in seen]
+                    if pair in seen and not new:
+                        on_bad_input.leave_out(self.path, line, "a pair seen before")
+                        continue
+                    seen.update([pair, *(hash((pair, n.contents)) for n in new)])
+                    yield Pair(query, passage, new)
         if not seen:
             raise BadInputError(self.path, None, "the file has no usable record")
 

@@ -13,6 +13,7 @@ from pyarrow import parquet
 
 from jaxir import cli
 from jaxir.data.lines import OnBadInput
+from jaxir.data.own_pairs import Pairs
 from jaxir.data.pair_sources import BeirPairs, TevatronPairs
 from jaxir.data.pair_table import PairTable
 from jaxir.data.sources import BeirFolder
@@ -193,6 +194,27 @@ def test_a_field_that_only_late_lines_have_is_read(tmp_path, capsys):
     mined = TevatronPairs(path=str(tmp_path / "out/negatives.jsonl")).examples(OnBadInput())
     found = [(m.query_id, m.passage, [text for _, text in m.negatives]) for m in mined]
     assert found == [(str(n), p, [f"not {p}"]) for n, (_, p) in enumerate(ROWS)]
+
+
+def test_a_pair_that_comes_again_keeps_its_other_negatives(tmp_path, capsys):
+    """Triplets have a line for each negative: all but the first were left out with "a pair seen before"."""
+    records = [
+        {"anchor": q, "positive": p, "negative": f"{number} {p}"} for number in (1, 2, 3) for q, p in ROWS
+    ]
+    path = write_jsonl(tmp_path / "a.jsonl", [*records, records[0], {**records[0], "negative": None}])
+    assert prepare(f"--dataset=pairs:{path}", f"--output={tmp_path / 'out'}", "--test=4", "--dev=4") == 0
+    out, err = capsys.readouterr()
+    assert err == f"skipped 2 records: a pair seen before (first: {path}:{len(records) + 1})\n"
+    assert f"negatives.jsonl: {len(ROWS) - 8} of the pairs to train on, with their negatives" in out
+    trained = [(p.query, p.passage) for p in pairs_of(tmp_path / "out", "train")]
+    assert len(set(trained)) == len(trained) == len(ROWS) - 8
+    mined = TevatronPairs(path=str(tmp_path / "out/negatives.jsonl")).examples(OnBadInput())
+    found = [(m.query, m.passage, [text for _, text in m.negatives]) for m in mined]
+    assert found == [(q, p, [f"{n} {p}"]) for n in (1, 2, 3) for q, p in trained]
+    assert {d.text for d in BeirFolder(tmp_path / "out").corpus()} >= {f"3 {p}" for _, p in ROWS}
+    read = Pairs.read(path)
+    assert list(zip(read.queries, read.passages, strict=True)) == ROWS
+    assert read.negatives == [[f"{n} {p}" for n in (1, 2, 3)] for _, p in ROWS]
 
 
 def test_two_columns_of_one_name_are_refused_in_parquet_too(tmp_path):
