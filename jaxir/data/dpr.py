@@ -25,6 +25,7 @@ from jaxir.data.lines import (
     numbered_lines,
     string_field,
 )
+from jaxir.data.pair_files import is_negative
 from jaxir.data.pair_sources import PairSource
 from jaxir.data.sources import PairExample, joined, text_id
 from jaxir.errors import BadInputError
@@ -45,8 +46,9 @@ class DprPairs(PairSource):
 
 
 def read_dpr(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") -> Iterator[PairExample]:
-    """Yields a pair for each of `positive_ctxs` of each object, with all its `hard_negative_ctxs`.
+    """Yields a pair for each of `positive_ctxs` of each object, with its `hard_negative_ctxs`.
 
+    Of these, all but those that are among the positive ones, too.
     Ids are the hashes of the texts: equal passages are one, whatever the file calls them.
 
     Raises:
@@ -157,7 +159,12 @@ def _pairs(record: dict[str, Any]) -> list[PairExample]:
     )
     if not positives:
         raise MalformedRecord("no passage in 'positive_ctxs'")
-    return [PairExample(text_id(query), query, *positive, negatives) for positive in positives]
+    return [
+        PairExample(
+            text_id(query), query, *text, tuple(n for n in negatives if is_negative(n, text, positives))
+        )
+        for text in positives
+    ]
 
 
 def _passage(record: dict[str, Any]) -> tuple[str, str]:

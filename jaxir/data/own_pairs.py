@@ -7,9 +7,10 @@ from pathlib import Path
 
 from jaxir.data.lines import OnBadInput, Policy
 from jaxir.data.pair_sources import PairSource
-from jaxir.data.pair_table import PairColumns, PairTable
+from jaxir.data.pair_table import PairColumns, PairTable, Positives
 from jaxir.data.sources import PairExample, text_id
 from jaxir.errors import UserError
+from jaxir.files import local_path
 
 
 class Pairs(PairSource):
@@ -84,11 +85,15 @@ class Pairs(PairSource):
         columns = PairColumns(query=query, passage=passage, negatives=negatives, title=title)
         collector = OnBadInput(on_bad_input)
         found: dict[tuple[str, str], list[str]] = {}  # of a pair that comes again all negatives are one list
+        positives, pairs = Positives(), []
         for pair in PairTable(path, columns).pairs(collector):
-            example = pair.example
+            positives.add(pair)
+            pairs.append(pair)
+        for example in (positives.without(pair).example for pair in pairs):
             of_pair = found.setdefault((example.query, example.passage), [])
             of_pair.extend(text for _, text in example.negatives)
         collector.report()
+        positives.report(local_path(path))
         queries, passages = zip(*found, strict=True)
         return cls(queries, passages, list(found.values()))
 

@@ -12,7 +12,7 @@ import numpy as np
 from jaxir.data.collection_files import CollectionWriter, Counts
 from jaxir.data.holdout import HeldOut, group_key, hold_out
 from jaxir.data.lines import OnBadInput
-from jaxir.data.pair_table import Pair, PairTable
+from jaxir.data.pair_table import Pair, PairTable, Positives
 from jaxir.data.sources import Document, Qrel
 from jaxir.progress import progress
 
@@ -51,7 +51,7 @@ def write_pairs(
 
     The file is read twice, for of its texts only hashes are held. Where it has negatives, these are
     documents too, and negatives.jsonl has the pairs of train that have some, in Tevatron's format: a line for
-    each time that a pair comes with other ones.
+    each time that a pair comes with other ones. What any pair has for a passage of the query is none of them.
 
     Args:
       folder: where to.
@@ -66,7 +66,9 @@ def write_pairs(
       UserError: splits that cannot be had of these pairs.
     """
     queries, query_keys, passage_keys = (array.array("q") for _ in range(3))
+    positives = Positives()
     for pair in progress(table.pairs(on_bad_input), what="reading pairs", unit="pairs"):
+        positives.add(pair)
         queries.append(hash(pair.query.text))
         query_keys.append(group_key(pair.query.text, seed))
         passage_keys.append(group_key(pair.passage.contents, seed))
@@ -90,8 +92,8 @@ def write_pairs(
         CollectionWriter(folder, num_queries) as writer,
         (folder / NEGATIVES).open("w", encoding="utf-8") as file,
     ):
-        for number, pair in zip(held_out.split, again, strict=True):
-            split = splits[number]
+        for number, found in zip(held_out.split, again, strict=True):
+            split, pair = splits[number], positives.without(found)
             if is_new("query", pair.query.id):
                 writer.query(pair.query)
                 num_queries[split] += 1
@@ -107,6 +109,7 @@ def write_pairs(
                     file.write(_tevatron_line(pair))
                     with_negatives += is_new("with negatives", *ids)
         counts = writer.counts()
+    positives.report(table.path)
     if not with_negatives:
         (folder / NEGATIVES).unlink()
     return Prepared(counts, num_queries, held_out, with_negatives, example)

@@ -5,7 +5,7 @@ An id stands for one text: a file in which it stands for two is malformed, since
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,8 +96,9 @@ def read_tevatron(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") 
         {"query_id": "...", "query": "...", "positive_passages": [{"docid", "title", "text"}, ...],
          "negative_passages": [{"docid", "title", "text"}, ...]}
 
-    `title` and `negative_passages` may be absent. Each pair carries all negatives of its line, and where all
-    passages have a `score` (`jaxir.mine --teacher` writes it) these, too.
+    `title` and `negative_passages` may be absent. Each pair carries all negatives of its line but those that
+    are positive passages there, too, and where all passages have a `score` (`jaxir.mine --teacher` writes it)
+    these.
     """
     ids = _Ids()
 
@@ -111,14 +112,28 @@ def read_tevatron(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") 
         )
         if not positives:
             raise MalformedRecord("no positive passage in 'positive_passages'")
-        texts, scores = tuple(text for text, _ in negatives), tuple(score for _, score in negatives)
-        found = [PairExample(query_id, query, *text, texts, score, scores) for text, score in positives]
+        every = [text for text, _ in positives]
+        found = []
+        for text, score in positives:
+            of_pair = [(n, s) for n, s in negatives if is_negative(n, text, every)]
+            texts, scores = tuple(n for n, _ in of_pair), tuple(s for _, s in of_pair)
+            found.append(PairExample(query_id, query, *text, texts, score, scores))
         if any(score is None for _, score in (*positives, *negatives)):
             return [pair._replace(passage_score=None, negative_scores=None) for pair in found]
         return found
 
     for examples in parsed_lines(path, parse, on_bad_input):
         yield from examples
+
+
+def is_negative(
+    text: tuple[str, str], passage: tuple[str, str], positives: Sequence[tuple[str, str]]
+) -> bool:
+    """Whether a text, (id, text), may be a pair's negative: it is no other positive passage of the query.
+
+    That it may be the pair's own passage is the affair of who reads the pairs, as once both are cut.
+    """
+    return text[1] == passage[1] or all(text[1] != other for _, other in positives)
 
 
 class _Ids:

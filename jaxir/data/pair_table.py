@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -169,6 +170,33 @@ class _Ids:
                 raise MalformedRecord(f"{kind} id stands for two different texts:", repr(identifier))
             self._id_of.setdefault(key, identifier)
         return self._id_of.get(key) or text_id(text)
+
+
+class Positives:
+    """The passages of each query, by hashes: one record's negative may be another's passage."""
+
+    def __init__(self) -> None:
+        self._pairs: set[int] = set()
+        self._left_out = 0
+
+    def add(self, pair: Pair) -> None:
+        """Notes the passage of a query."""
+        self._pairs.add(hash((pair.query.text, pair.passage.contents)))
+
+    def without(self, pair: Pair) -> Pair:
+        """Returns the pair without the negatives that are passages of its query, and counts these."""
+        kept = [n for n in pair.negatives if hash((pair.query.text, n.contents)) not in self._pairs]
+        self._left_out += len(pair.negatives) - len(kept)
+        return pair._replace(negatives=kept)
+
+    def report(self, path: Path) -> None:
+        """Prints to standard error how many negatives were left out, if any."""
+        if self._left_out:
+            print(
+                f"{path}: {self._left_out:,} negatives left out: another record has them for a passage of the"
+                " query",
+                file=sys.stderr,
+            )
 
 
 def _find_columns(table: Table, named: Mapping[str, str], prefix: str) -> dict[str, str]:

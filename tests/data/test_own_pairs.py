@@ -217,6 +217,41 @@ def test_a_pair_that_comes_again_keeps_its_other_negatives(tmp_path, capsys):
     assert read.negatives == [[f"{n} {p}" for n in (1, 2, 3)] for _, p in ROWS]
 
 
+def test_a_passage_of_a_query_is_no_negative_of_it_in_another_record(tmp_path, capsys):
+    """Each of two answers stands among the other one's negatives, as BM25 finds them."""
+    answers = [(q, p, [f"also {p}", f"not {p}"]) for q, p in ROWS]
+    answers += [(q, f"also {p}", [p, f"not {p}"]) for q, p in ROWS]
+    path = write_jsonl(tmp_path / "a.jsonl", [{"query": q, "pos": p, "neg": n} for q, p, n in answers])
+    assert prepare(f"--dataset=pairs:{path}", f"--output={tmp_path / 'out'}", "--test=4", "--dev=4") == 0
+    told = f"{path}: {2 * len(ROWS)} negatives left out: another record has them for a passage of the query\n"
+    assert capsys.readouterr().err == told
+    mined = list(TevatronPairs(path=str(tmp_path / "out/negatives.jsonl")).examples(OnBadInput()))
+    assert len(mined) == 2 * (len(ROWS) - 8)
+    read = Pairs.read(path)
+    assert capsys.readouterr().err == told
+    for _, negatives in [*((m.passage, [text for _, text in m.negatives]) for m in mined),
+                         *zip(read.passages, read.negatives, strict=True)]:  # fmt: skip
+        assert len(negatives) == 1 and negatives[0].startswith("not ")
+
+
+def test_a_positive_passage_is_no_negative_in_its_line_of_tevatron(tmp_path):
+    passages = {name: {"docid": name, "text": f"text {name}"} for name in "abc"}
+    scored = [{**passages[name], "score": float(n)} for n, name in enumerate("abc")]
+    record = {
+        "query_id": "q",
+        "query": "a query",
+        "positive_passages": scored[:2],
+        "negative_passages": scored,
+    }
+    path = write_jsonl(tmp_path / "a.jsonl", [record])
+    pairs = list(TevatronPairs(path=str(path)).examples(OnBadInput()))
+    # A pair's own passage stays, as one that is the same once cut: it is told, and masked.
+    assert [(p.passage_id, [i for i, _ in p.negatives], p.negative_scores) for p in pairs] == [
+        ("a", ["a", "c"], (0.0, 2.0)),
+        ("b", ["b", "c"], (1.0, 2.0)),
+    ]
+
+
 def test_two_columns_of_one_name_are_refused_in_parquet_too(tmp_path):
     columns = [pyarrow.array([text]) for text in ("a query", "one passage", "another")]
     parquet.write_table(pyarrow.table(columns, names=["query", "passage", "passage"]), tmp_path / "a.parquet")

@@ -266,6 +266,15 @@ def test_dpr_reads_a_json_array_object_by_object(tmp_path, monkeypatch):
     assert pairs[1].query_id == pairs[2].query_id
 
 
+def test_a_positive_passage_of_dpr_is_no_hard_negative_of_its_question(tmp_path):
+    a, b, c = ({"title": "T", "text": text} for text in "abc")
+    record = {"question": "what", "positive_ctxs": [a, b], "hard_negative_ctxs": [b, c]}
+    (tmp_path / "dpr.json").write_text(json.dumps([record]))
+    pairs = examples(dpr.DprPairs(path=str(tmp_path / "dpr.json")))
+    found = {p.passage: [text for _, text in p.negatives] for p in pairs}
+    assert found == {"T a": ["T c"], "T b": ["T b", "T c"]}  # its own is masked, as once both are cut
+
+
 @pytest.mark.parametrize("at_once", [1, 4096])
 @pytest.mark.parametrize(
     ("text", "place", "reason"),
