@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxir.data.lines import MalformedRecord, OnBadInput, Policy, parsed_lines
+from jaxir.data.lines import MalformedRecord, OnBadInput, Policy, has_text, parsed_lines
 from jaxir.data.pair_sources import PairSource
 from jaxir.data.sources import (
     Document,
@@ -213,7 +213,7 @@ def read_texts(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") -> 
         identifier, tab, text = line.partition("\t")
         if not tab:
             raise MalformedRecord("expected id<TAB>text", "but the line has no tab")
-        if not (text := text.strip()):
+        if not has_text(text := text.strip()):
             raise MalformedRecord("no text after the tab")
         return new_id(identifier.strip(), seen), text
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from jaxir.data.lines import OnBadInput, Policy
+from jaxir.data.lines import OnBadInput, Policy, has_text
 from jaxir.data.pair_sources import PairSource
 from jaxir.data.pair_table import PairColumns, PairTable, Positives
 from jaxir.data.sources import PairExample, text_id
@@ -54,7 +54,7 @@ class Pairs(PairSource):
         for number, texts in enumerate(zip(self.queries, self.passages, self.negatives, strict=True)):
             query, passage, negatives = texts
             for name, text in (("query", query), ("passage", passage), *(("negative", n) for n in negatives)):
-                if not isinstance(text, str) or not text.strip():
+                if not isinstance(text, str) or not has_text(text):
                     raise UserError(f"pair {number}: its {name} must be a text, not {text!r:.40}")
 
     @classmethod

@@ -14,6 +14,7 @@ from jaxir.data.lines import (
     OnBadInput,
     Policy,
     as_object,
+    has_text,
     json_object,
     list_field,
     needed_text,
@@ -82,8 +83,8 @@ def read_pairs_tsv(path: str | Path, on_bad_input: OnBadInput | Policy = "stop")
         texts = [column.strip() for column in line.split("\t")]
         if len(texts) < 2:
             raise MalformedRecord("expected query<TAB>passage[<TAB>negative...]", "but the line has no tab")
-        if not all(texts):
-            raise MalformedRecord("an empty column", f"(number {texts.index('') + 1})")
+        if not all(found := list(map(has_text, texts))):
+            raise MalformedRecord("an empty column", f"(number {found.index(False) + 1})")
         (query_id, query), (passage_id, passage), *negatives = ((text_id(text), text) for text in texts)
         return PairExample(query_id, query, passage_id, passage, tuple(negatives))
 
@@ -162,6 +163,6 @@ def _tevatron_passage(ids: _Ids, item: Any, field: str) -> tuple[tuple[str, str]
     if score is not None and not fits(score, float):
         raise MalformedRecord(f"a passage of {field!r} has a score that is no number:", repr(score))
     text = joined(string_field(record, "title", ""), string_field(record, "text"))
-    if not text:
+    if not has_text(text):
         raise MalformedRecord(f"a passage of {field!r} has neither title nor text")
     return (ids.of("passage", string_field(record, "docid"), text), text), score

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxir.data.lines import MalformedRecord, OnBadInput, string_field
+from jaxir.data.lines import MalformedRecord, OnBadInput, has_text, string_field
 from jaxir.data.sources import Document, PairExample, Query, text_id
 from jaxir.data.tables import Table
 from jaxir.errors import BadInputError, UserError, suggest
@@ -115,9 +115,9 @@ class PairTable:
                 continue
             for passage in passages or [Document("", "", "")]:
                 pair = hash((query.text, passage.contents))
-                if not query.text:
+                if not has_text(query.text):
                     on_bad_input.leave_out(self.path, line, "without a query")
-                elif not passage.contents:
+                elif not has_text(passage.contents):
                     on_bad_input.leave_out(self.path, line, "without a passage")
                 elif passage.contents == query.text:
                     on_bad_input.leave_out(self.path, line, "the passage is the query")
@@ -148,7 +148,7 @@ class PairTable:
         return (
             query,
             [self._with_id(p) for p in passages],
-            [self._with_id(n) for n in negatives if n.contents and n.contents not in positive],
+            [self._with_id(n) for n in negatives if has_text(n.contents) and n.contents not in positive],
         )
 
     def _with_id(self, passage: Document) -> Document:

@@ -18,6 +18,7 @@ from jaxir.data.lines import (
     OnBadInput,
     Policy,
     as_integer,
+    has_text,
     json_object,
     needed_text,
     parsed_lines,
@@ -134,7 +135,7 @@ def read_corpus(
         metadata = record.get("metadata")
         kept = metadata if isinstance(metadata, dict) and metadata else None
         document = Document(new_id(identifier, seen) if unique else identifier, title, text, kept)
-        if not document.contents:
+        if not has_text(document.contents):
             collector.note(path, number, "document with neither title nor text")
         return document
 
@@ -195,7 +196,11 @@ def read_lines(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") -> 
     Raises:
       BadInputError: a malformed line.
     """
-    return parsed_lines(path, lambda line, number: Query(str(number), line), on_bad_input)
+
+    def parse(line: str, number: int) -> Query | None:
+        return Query(str(number), line) if has_text(line) else None  # of blanks that ASCII has not
+
+    return parsed_lines(path, parse, on_bad_input)
 
 
 def has_lines(path: str | Path) -> bool:
@@ -300,7 +305,7 @@ def read_judged_pairs(
         if qrel is None or qrel.score <= 0:
             return None
         passage = contents[qrel.document_id]
-        if not passage:
+        if not has_text(passage):
             raise MalformedRecord("the relevant document has neither title nor text:", repr(qrel.document_id))
         return PairExample(qrel.query_id, query_texts[qrel.query_id], qrel.document_id, passage)
 

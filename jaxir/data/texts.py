@@ -11,6 +11,7 @@ from jaxir.data.lines import (
     MalformedRecord,
     OnBadInput,
     decode_line,
+    has_text,
     json_object,
     needed_text,
     parsed_lines,
@@ -59,7 +60,7 @@ class Texts(RecordSource):
             )
         if ".jsonl" in Path(place.name.lower()).suffixes:
             documents = read_corpus(place, on_bad_input)
-            return (document.contents for document in documents if document.contents)
+            return (document.contents for document in documents if has_text(document.contents))
         return (line.text for line in read_lines(place, on_bad_input))
 
 

@@ -6,7 +6,15 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from jaxir.data.lines import MalformedRecord, OnBadInput, Policy, json_object, needed_text, string_field
+from jaxir.data.lines import (
+    MalformedRecord,
+    OnBadInput,
+    Policy,
+    has_text,
+    json_object,
+    needed_text,
+    string_field,
+)
 from jaxir.data.pair_sources import PairSource
 from jaxir.data.sources import Document, PairExample, Qrel, Query
 from jaxir.data.tfds_records import read_tfds
@@ -33,7 +41,7 @@ class TfdsBeirPairs(PairSource):
             if record["score"] < 1:
                 return None
             document = _document(record)
-            if not document.contents:
+            if not has_text(document.contents):
                 raise MalformedRecord("the relevant document has neither title nor text:", repr(document.id))
             return PairExample(*_query(record), document.id, document.contents)
 

@@ -54,6 +54,8 @@ BAD = [
     ("qrels", b"q1\td1\t2\n", "contradicts an earlier judgement of 'd1' for 'q1'"),
     ("qrels", b"q9\td1\t1\n", "judges an unknown query 'q9'"),
     ("qrels", b"q1\td9\t1\n", "judges an unknown document 'd9'"),
+    ("tsv", "x\t\u200b\n".encode(), "an empty column (number 2)"),
+    ("tevatron", TEVATRON.replace(b'"x"', b'"\\u200b"').replace(b'"T"', b'""'), "neither title nor text"),
     ("jsonl", line(query="x"), "no field 'passage'"),
     ("jsonl", line(query="", passage="x"), "field 'query' is empty"),
     ("jsonl", line(query="x", passage=3), "field 'passage' is not a string but a number"),
@@ -185,6 +187,11 @@ def beir(tmp_path, write_jsonl):
     return tmp_path / "c"
 
 
+def test_lines_that_are_blank_in_other_signs_than_ascii_are_no_texts(tmp_path):
+    (tmp_path / "a.txt").write_text("one\n\u3000\n\xa0 \n\u200b\u200b\n\x0c\n two \n", encoding="utf-8")
+    assert list(sources.read_lines(tmp_path / "a.txt")) == [("1", "one"), ("6", " two ")]
+
+
 def test_beir_folder_gives_a_pair_for_each_relevant_judgement(beir):
     folder = sources.BeirFolder(beir)
     assert folder.splits == ["train"]
@@ -202,9 +209,10 @@ def test_beir_folder_gives_a_pair_for_each_relevant_judgement(beir):
         ("q1\tempty\t1", "train.tsv:5: the relevant document has neither title nor text: 'empty'"),
     ],
 )
-def test_beir_pairs_are_checked_against_the_collection(beir, judgement, reason):
+@pytest.mark.parametrize("blank", ["", "\\u200b"])  # no tokenizer has a piece for white space of no width
+def test_beir_pairs_are_checked_against_the_collection(beir, judgement, reason, blank):
     with (beir / "corpus.jsonl").open("a") as file:
-        file.write('{"_id": "empty", "text": ""}\n')
+        file.write(f'{{"_id": "empty", "text": "{blank}"}}\n')
     with (beir / "qrels/train.tsv").open("a") as file:
         file.write(judgement + "\n")
     with pytest.raises(BadInputError) as raised:

@@ -17,7 +17,7 @@ from jaxir.data.own_pairs import Pairs
 from jaxir.data.pair_sources import BeirPairs, TevatronPairs
 from jaxir.data.pair_table import PairTable
 from jaxir.data.sources import BeirFolder
-from jaxir.errors import BadInputError
+from jaxir.errors import BadInputError, UserError
 
 SPLITS = ("train", "dev", "test")
 ROWS = [
@@ -250,6 +250,16 @@ def test_a_positive_passage_is_no_negative_in_its_line_of_tevatron(tmp_path):
         ("a", ["a", "c"], (0.0, 2.0)),
         ("b", ["b", "c"], (1.0, 2.0)),
     ]
+
+
+def test_texts_without_a_sign_that_shows_are_none(tmp_path, capsys):
+    rows = [*ROWS, ("\u200b", "an answer"), ("a question", "\ufeff")]
+    path = write_jsonl(tmp_path / "a.jsonl", [{"query": q, "pos": p, "neg": ["\u200b"]} for q, p in rows])
+    read = Pairs.read(path)
+    assert (len(read), read.negatives) == (len(ROWS), [[]] * len(ROWS))
+    assert capsys.readouterr().err.count("skipped 1 record: without a") == 2
+    with pytest.raises(UserError, match="pair 0: its passage must be a text"):
+        Pairs(["a question"], ["\u200b"])
 
 
 def test_two_columns_of_one_name_are_refused_in_parquet_too(tmp_path):

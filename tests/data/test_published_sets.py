@@ -55,6 +55,7 @@ def test_msmarco_triples_are_pairs_with_the_negatives_of_their_run(tmp_path):
     [
         ("collection.tsv", "no tab", "expected id<TAB>text but the line has no tab"),
         ("collection.tsv", "9\t ", "no text after the tab"),
+        ("collection.tsv", "9\t\u200b", "no text after the tab"),
         ("collection.tsv", "3\tagain", "duplicate id '3'"),
         ("queries.train.tsv", "a b\ttext", "white space in it"),
         ("qrels.train.tsv", "7\t3\t1", "expected 4 tab-separated columns (query-id, 0, document-id, score)"),

@@ -46,7 +46,11 @@ def test_a_sentence_knows_the_next_one_of_its_document(tmp_path):
     ]
     assert records(tmp_path / "texts.txt", sentences=True) == expected
     assert [r["text"][1] for r in records(tmp_path / "texts.txt")] == ["One. Two.", "Three."]
-    lines = [{"_id": "a", "text": "One. Two."}, {"_id": "b", "text": "Three."}]
+    lines = [
+        {"_id": "a", "text": "One. Two."},
+        {"_id": "b", "text": "Three."},
+        {"_id": "c", "text": "\u200b"},
+    ]
     (tmp_path / "corpus.jsonl").write_text("\n".join(map(json.dumps, lines)))
     shutil.copy(tmp_path / "corpus.jsonl", tmp_path / "CORPUS.JSONL")  # whose lines were texts
     for place in (tmp_path / "corpus.jsonl", tmp_path / "CORPUS.JSONL", tmp_path):  # a folder needs no more

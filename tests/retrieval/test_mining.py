@@ -13,7 +13,7 @@ from jaxir.retrieval.mining.hard_negatives import MiningSettings
 from jaxir.retrieval.mining.hard_negatives import mine as mine_run
 from jaxir.retrieval.ranking.runs import read_run_by_query
 
-DOCUMENTS = {f"d{i}": f"text number {i}" for i in range(60)} | {"twin": "Text  NUMBER 0", "empty": " "}
+DOCUMENTS = {f"d{i}": f"text number {i}" for i in range(60)} | {"twin": "Text  NUMBER 0", "empty": " \u200b"}
 # q0: d0 and, in another split, d1 are right; q1: d2; q2: d3, which the run has not found.
 QRELS = {"train": {"q0": {"d0": 1, "d5": 0}, "q1": {"d2": 2}, "q2": {"d3": 1}, "q3": {"d4": 1}}}
 QRELS |= {"dev": {"q0": {"d1": 1, "d10": 0}, "q9": {"d8": 1}}}

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from jaxir.data.lines import has_text
 from jaxir.data.sources import BeirFolder
 from jaxir.errors import UserError
 
@@ -76,5 +77,5 @@ def _read_copies(
 
 
 def _digest(text: str) -> bytes:
-    text = " ".join(text.casefold().split())
+    text = " ".join(text.casefold().split()) if has_text(text) else ""
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
