@@ -20,7 +20,7 @@ def sentences_of(text: str) -> list[str]:
     """
     found, start = [], 0
     for end in _END.finditer(text):
-        kept = len(end[0].rstrip()) if "\n" not in end[0] else 0  # closing quotes are the sentence's
+        kept = len(end[0].rstrip())  # closing quotes are the sentence's
         found.append(text[start : end.start() + kept])
         start = end.end()
     found.append(text[start:])

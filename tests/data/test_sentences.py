@@ -2,6 +2,7 @@
 
 import functools
 import json
+import random
 import shutil
 
 import numpy as np
@@ -26,10 +27,19 @@ from jaxir.objectives.simcse import SimCSE
         ("v1.2 is 3.5 times as quick.", ["v1.2 is 3.5 times as quick."]),
         ("你好。再见！", ["你好。", "再见！"]),
         (" \n ", []),
+        ('He said "Go."\nThen (so.)\n\nBye', ['He said "Go."', "Then (so.)", "Bye"]),
+        ("「你好。」\n再见！", ["「你好。」", "再见！"]),
     ],
 )
 def test_where_sentences_end(text, expected):
     assert sentences_of(text) == expected
+
+
+def test_no_sign_of_a_text_is_lost_when_it_is_cut():
+    draw = random.Random(0)
+    for _ in range(5000):
+        text = "".join(draw.choices('aB1é_ \t\n.!?。"”’」)(“「', k=20))
+        assert "".join("".join(sentences_of(text)).split()) == "".join(text.split())
 
 
 def records(path, **settings):
