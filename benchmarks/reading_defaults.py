@@ -5,8 +5,8 @@ defaults in place of their own, drawn anew each time, so that only what is read 
 
     question: what is the default of name? context: Identity(validate_args=0.9, name=32)      ->  32
 
-corpus.jsonl, queries.jsonl, answers.jsonl and qrels/ have the questions for defaults as they are, train.jsonl,
-dev.jsonl and test.jsonl those of a split, and passages their first characters. No passage of a held-out
+corpus.jsonl, queries.jsonl, answers.jsonl and qrels/ have the questions for defaults as they are, with the
+first characters of passages, train.jsonl, dev.jsonl and test.jsonl those of a split. No passage of a held-out
 question is among what is learnt from.
 
     python benchmarks/reading_defaults.py DOC_QUESTIONS OUTPUT
@@ -38,7 +38,7 @@ PASSAGE = 200  # characters
 def main(source: str, output: str) -> None:
     """Writes the folder and prints how much is in it."""
     rng, folder = random.Random(0), Path(source)
-    passages = {d["_id"]: {**d, "text": " ".join(d["text"].split())} for d in lines_of(folder / "corpus.jsonl")}
+    passages = {p["_id"]: p | {"text": " ".join(p["text"].split())} for p in lines_of(folder / "corpus.jsonl")}
     judged = {split: pairs_of(folder, split) for split in ("train", "dev", "test")}
     held_out = {passage for split in ("dev", "test") for _, passage in judged[split]}
     targets = list(targets_of([p for i, p in passages.items() if i not in held_out], rng))
