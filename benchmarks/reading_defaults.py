@@ -38,7 +38,8 @@ PASSAGE = 200  # characters
 def main(source: str, output: str) -> None:
     """Writes the folder and prints how much is in it."""
     rng, folder = random.Random(0), Path(source)
-    passages = {p["_id"]: p | {"text": " ".join(p["text"].split())} for p in lines_of(folder / "corpus.jsonl")}
+    records = lines_of(folder / "corpus.jsonl")
+    passages = {p["_id"]: p | {"text": " ".join(p["text"].split())} for p in records}
     judged = {split: pairs_of(folder, split) for split in ("train", "dev", "test")}
     held_out = {passage for split in ("dev", "test") for _, passage in judged[split]}
     targets = list(targets_of([p for i, p in passages.items() if i not in held_out], rng))
