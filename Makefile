@@ -18,6 +18,9 @@ STAMP := $(VENV)/.installed
 UV := $(shell command -v uv 2>/dev/null)
 # Transparent huge pages for malloc: JAX's CPU training step takes a quarter less CPU time (docs/results/performance.md).
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
+# Tests make and drop programs all the time: memory that malloc keeps, the kernel need not clear again.
+TESTS_MALLOC := glibc.malloc.trim_threshold=4000000000:glibc.malloc.top_pad=67108864:glibc.malloc.mmap_threshold=1073741824
+test test-slow: export GLIBC_TUNABLES := $(GLIBC_TUNABLES):$(TESTS_MALLOC)
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 # Python keeps the modules it compiles, whatever the shell says: each process of a fresh clone's tests, hundreds
 # of them, would spend seconds to compile what the one before it compiled.

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import stat
@@ -72,9 +73,10 @@ class Cloud:
         (self.checkout / "job.py").write_text(JOB)
         (self.checkout / "benchmarks").mkdir()
         (self.checkout / "benchmarks" / "report.py").write_text(REPORT)
-        shutil.copy(HERE / "fake_gcloud.py", binaries / "gcloud")
-        for name in ("xpk", "kubectl"):
-            shutil.copy(HERE / "fake_xpk.py", binaries / name)
+        for name, program in (("gcloud", "gcloud"), ("xpk", "xpk"), ("kubectl", "xpk")):
+            # Not by `env python3`: a machine's shims may take longer than what the program does.
+            started = [sys.executable, "-IS", str(HERE / f"fake_{program}.py"), name]
+            (binaries / name).write_text(f'#!/bin/sh\nexec {shlex.join(started)} "$@"\n')
         (binaries / "uv").write_text(UV)
         for file in binaries.iterdir():
             file.chmod(file.stat().st_mode | stat.S_IXUSR)

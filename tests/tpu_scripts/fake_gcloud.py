@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """A gcloud that keeps queued resources in a folder, with a home directory for each worker.
 
 FAKE_CLOUD is the folder. calls.jsonl gets every argv. state.json is the queued resource; "next" holds the
@@ -134,4 +133,4 @@ def homes(worker: str) -> list[Path]:
     return [CLOUD / f"worker{n}" for n in (range(WORKERS) if worker == "all" else [int(worker)])]
 
 
-sys.exit(main(sys.argv[1:]))
+sys.exit(main(sys.argv[2:]))

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """An xpk and a kubectl that only note what they are told, and refuse what the real ones do not know.
 
 FAKE_CLOUD is the folder: calls.jsonl gets every argv after the name; "cluster" is there while the cluster is.
@@ -47,4 +46,4 @@ def main(name: str, argv: list[str]) -> int:
     return 0
 
 
-sys.exit(main(Path(sys.argv[0]).name, sys.argv[1:]))
+sys.exit(main(sys.argv[1], sys.argv[2:]))
