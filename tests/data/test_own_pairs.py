@@ -114,6 +114,9 @@ def test_a_group_too_large_is_trained_on_and_what_cannot_be_held_out_is_said(tmp
         "warning: test was to have 30 queries; more cannot be held out, for 40 queries share passages with"
         " each other\n"
     )
+    # From 1 on it is a number, below a share, rounded up.
+    assert prepare(f"--dataset=pairs:{path}", "--test=1", "--dev=0.05", f"--output={tmp_path / 'd'}") == 0
+    assert [len(pairs_of(tmp_path / "d", split)) for split in ("test", "dev")] == [1, 3]
     path = write(tmp_path / "one.csv", ["question", "answer"], faq[:40])
     assert prepare(f"--dataset=pairs:{path}", f"--output={tmp_path / 'c'}") == 1
     assert "no test queries can be held out" in capsys.readouterr().err
