@@ -270,6 +270,9 @@ def test_several_queries_are_appended_while_they_fit(collection, minilm):
     assert text == "how old is the oak tree? how old is the tree is the oak old"
     joiner = Joiner(minilm, 14, 8)
     document, (short, long) = np.array([101, 7, 8, 102]), joiner.queries(["a", "one two three four five six"])
+    assert short.tolist() == [1037, 102], "a [SEP] behind it, and no [CLS] in the middle of a text"
+    cut = joiner.join(np.array([101, *range(7, 19), 102]), [short])
+    assert cut.tolist() == [101, *range(7, 17), 102, 1037, 102]
     assert joiner.join(document, []).tolist() == document.tolist()
     assert joiner.join(document, [long, long, short]).tolist() == [*document, *long, *short]
     with pytest.raises(UserError, match="documents of 8 tokens have no room for a query of 8"):
