@@ -210,6 +210,17 @@ def request(model: Path, signature: str, texts=None, ids=None, imports=("tensorf
     return {"model": str(model), "signature": signature, "inputs": inputs, "imports": list(imports), **more}
 
 
+def library_tokens(
+    folder: Path, padding: str, texts: list, max_length: int
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Returns ids and token types as the tokenizers library itself gives and pads them."""
+    library = Library.from_file(str(folder / "tokenizer.json"))
+    library.enable_truncation(max_length)
+    library.enable_padding(pad_id=library.token_to_id(padding), pad_token=padding)
+    found = library.encode_batch(texts)
+    return [row.ids for row in found], [row.type_ids for row in found]
+
+
 @pytest.mark.slow
 def test_served_without_jax(tmp_path, sentencepiece_folder, save_model):
     """All kinds of exports through one process, for each costs the import of TensorFlow."""
@@ -244,9 +255,8 @@ def test_served_without_jax(tmp_path, sentencepiece_folder, save_model):
     assert export(f"--model={bytes_}", f"--output={out['bytes']}", "--signatures=ids") == 0
 
     roberta = DualEncoder.load(bytes_)
-    rows = roberta.tokenizer.encode_batch(["a cat", "the mats of"], max_length=24)
-    width = max(map(len, rows))
-    ids = [[*map(int, row), *[0] * (width - len(row))] for row in rows]
+    ids, _ = library_tokens(GOLDEN / "roberta", "<pad>", ["a cat", "the mats of"], 24)
+    assert ids[0][0] == 0 and ids[0][-1] == 1  # <s> is 0 there, and padding 1
     too_long, scann = [[5] * 41], ("tensorflow_text", "scann")
     answers = answers_of(
         tmp_path,
@@ -295,7 +305,8 @@ def test_served_without_jax(tmp_path, sentencepiece_folder, save_model):
     about = json.loads((out["words"] / "jaxir_export.json").read_text())
     assert about["versions"].keys() == {"tensorflow", "tensorflow-text", "scann", "jax"}
     assert about["default"] == "search" and about["fingerprint"] == encoder.fingerprint
-    assert "tensorflow-text" not in (out["bytes"] / "README.md").read_text()
+    readme = (out["bytes"] / "README.md").read_text()
+    assert "tensorflow-text" not in readme and "with its padding, 1, on the right" in readme
     graph = (out["words"] / "saved_model.pb").read_bytes()
     assert all(platform in graph for platform in (b"CPU", b"CUDA", b"TPU"))
 
@@ -363,6 +374,8 @@ def test_pairs_served_without_jax(tmp_path, minilm_folder, save_cross_encoder):
     texts = dict(zip(("queries", "passages"), map(list, zip(*pairs, strict=True)), strict=True))
     scorers = {name: CrossEncoder.load(model) for name, model in models.items()}
     tokens = {name: scorer.tokens(pairs) for name, scorer in scorers.items()}
+    own, _ = library_tokens(GOLDEN / "cross_modernbert", "[PAD]", pairs, scorers["modernbert"].max_length)
+    assert own[0][-1] == 1  # its padding
 
     def padded(name: str, field: str) -> list[list[int]]:
         rows = [getattr(row, field).tolist() for row in tokens[name]]
@@ -376,7 +389,7 @@ def test_pairs_served_without_jax(tmp_path, minilm_folder, save_cross_encoder):
     answers = answers_of(
         tmp_path,
         [
-            asked("modernbert", "score_ids", ids=padded("modernbert", "ids")),
+            asked("modernbert", "score_ids", ids=own),
             asked("bert", "score", **texts),
             asked("bert", "score_ids", ids=padded("bert", "ids"), token_types=padded("bert", "types")),
             asked("distilbert", "score", **texts),

@@ -185,10 +185,17 @@ def _signatures(
         tokens = tokenizer(prompted, program.max_length)[: len(program.inputs)]
         return computed[program.compute](*(t.to_tensor(0) for t in tokens))
 
+    def of_ids(program: Program, ids: tf.Tensor, *types: tf.Tensor) -> tuple[tf.Tensor]:
+        pad = source.tokenizer.pad_swap
+        if pad is not None:  # requests have the tokenizer's own ids, of which the model has two exchanged
+            ids = tf.where(ids == pad, 0, tf.where(ids == 0, pad, ids))
+        return computed[program.compute](ids, *types)
+
     found = {}
     for program in programs:
         gives = {program.output: f"float32 {program.shape}"}
-        found[f"{program.name}_ids"] = signature(ids_spec, program.inputs, computed[program.compute], **gives)
+        compute = functools.partial(of_ids, program)
+        found[f"{program.name}_ids"] = signature(ids_spec, program.inputs, compute, **gives)
         if tokenizer is not None:
             compute = functools.partial(of_texts, program)
             found[program.name] = signature(texts_spec, program.texts, compute, **gives)

@@ -59,7 +59,8 @@ def write(
         *rows,
         "",
         f"`serving_default` is `{default}`. B, the number of rows, is free; so is L, the number of columns.",
-        "Ids are those of the model's tokenizer, special tokens included, with 0 as padding on the right.",
+        "Ids are those of the model's tokenizer, special tokens included, with its padding,"
+        f" {source.tokenizer.pad_swap or 0}, on the right.",
         *(["A text must be valid UTF-8; another one fails the request."] if has_text else []),
         "",
         "## In Python",
