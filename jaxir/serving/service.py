@@ -117,7 +117,7 @@ class Service:
 
         Raises:
           UserError: there is none, two have one name or no document in common, or one cannot be searched; or
-            the reranker cannot be loaded, or has nothing to read.
+            the reranker cannot be loaded, or lacks a text to read.
         """
         limits = limits or Limits()
         if not indexes:
@@ -142,8 +142,7 @@ class Service:
             raise UserError(f"no index here holds vectors: leave out the model {model}")
         stage = None
         if reranker is not None:
-            if not any(o.index.documents is not None for o in opened):
-                raise UserError(f"{RERANKED}: no index has texts to read; build one with --corpus")
+            _check_texts(opened)
             stage = Reranker(reranker, depth=rerank_depth)
         service = cls(opened, limits, stage)
         for engine in service._engines():
@@ -336,6 +335,25 @@ def _searcher(
             index.require_model(other.searcher.encoder.fingerprint, model or index.info.model)
             return Searcher(index, other.searcher.encoder)
     return Searcher.open(index, model=model, dtype=dtype)
+
+
+def _check_texts(opened: Sequence[Opened]) -> None:
+    """Checks that a reranker can read every document that the indexes may find.
+
+    Raises:
+      UserError: a document's text is stored with no index: it would be judged as an empty one.
+    """
+    stored = [o for o in opened if o.index.documents is not None]
+    if not stored:
+        raise UserError(f"{RERANKED}: no index has texts to read; build one with --corpus")
+    read = set().union(*(o.index.ids for o in stored))
+    for each in (o for o in opened if o not in stored):
+        lacking = [doc_id for doc_id in each.index.ids if doc_id not in read]
+        if lacking:
+            raise UserError(
+                f"{RERANKED}: no index has a text to read of {len(lacking):,} documents of the index"
+                f" {each.name} ({lacking[0]!r} is one); build it with --corpus"
+            )
 
 
 def _by_model(opened: Sequence[Opened]) -> list[list[Opened]]:

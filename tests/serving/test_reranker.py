@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxir import CrossEncoder, cli
+from jaxir import CrossEncoder, ExactIndex, cli
 from jaxir.errors import UserError
 from jaxir.retrieval.encoding.cross_encoder import score_pairs
 from jaxir.retrieval.ranking.runs import rank, read_run, write_run
@@ -129,6 +129,19 @@ def test_what_cannot_be_served_costs_a_sentence(world, indexes, flags, sentence)
     given = {k: v.format(model=world.model) if isinstance(v, str) else v for k, v in flags.items()}
     with pytest.raises(UserError, match=sentence):
         Service.open(names, limits=Limits(k=20), **{"rerank_depth": DEPTH} | given)
+
+
+def test_a_document_whose_text_no_index_has_is_not_judged_as_an_empty_one(world, tmp_path):
+    """A dense index without texts that has grown beside the one that has them."""
+    vectors = np.eye(len(world.ids) + 1, world.encoder.dimension, dtype=np.float32)
+    facts = {"fingerprint": world.encoder.fingerprint, "model": world.model}
+    ExactIndex.build(vectors, [*world.ids, "new"], **facts).save(tmp_path / "grown")
+    names = [f"{world.root}/second", str(tmp_path / "grown")]
+    with pytest.raises(UserError, match=r"a text to read of 1 documents of the index grown \('new' is one\)"):
+        Service.open(names, limits=Limits(k=20), reranker=MODEL, rerank_depth=DEPTH)
+    Service.open(
+        [names[0], f"{world.root}/without_texts"], limits=Limits(k=20), reranker=MODEL, rerank_depth=6
+    )
 
 
 @pytest.mark.slow
