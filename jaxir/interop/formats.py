@@ -92,12 +92,23 @@ def _write(
     kind = kinds.name_of(model.config)
     if kind == "seq2seq" and to == "st":
         raise UserError(f"{source} is {kinds.KINDS[kind].what}: st folders hold encoders and cross-encoders")
+    if to == "hf" or kind != "dual_encoder":
+        _say_prompts(model)
     with atomic_directory(output) as aside:
         if whole := {"cross_encoder": cross_encoder.write, "seq2seq": seq2seq.write}.get(kind):
             whole(aside, model)
             write_all(aside)
         else:
             _write_towers(aside, model, source, to)
+
+
+def _say_prompts(model: StoredModel) -> None:
+    """Says what a folder without a place for prompts does not: whoever reads it puts none before texts."""
+    of = {"queries": model.settings.query_prompt, "passages": model.settings.passage_prompt}
+    prompts = " and ".join(f"{prompt!r} before {texts}" for texts, prompt in of.items() if prompt)
+    if prompts:
+        said = f"note: the folder does not say this model's prompts: where it is used, put {prompts}"
+        print(said, file=sys.stderr)
 
 
 def _write_towers(directory: Path, model: StoredModel, source: str, to: Literal["hf", "st"]) -> None:

@@ -174,6 +174,30 @@ def test_one_length_for_two_is_said(tmp_path, capsys):
     assert model_dir.load(f"st:{tmp_path / 'out'}").settings.query_max_length == 24
 
 
+@pytest.mark.parametrize(
+    ("source", "format", "said"),
+    [
+        ("hf:{golden}/cross_bert", "st", True),
+        ("hf:{golden}/cross_bert", "hf", True),
+        ("hf:{golden}/seq2seq_1_1", "hf", True),
+        ("st:{golden}/roberta", "hf", True),
+        ("st:{golden}/roberta", "st", False),
+    ],
+)
+def test_prompts_that_a_folder_cannot_hold_are_said(source, format, said, tmp_path, capsys):
+    """A reranker whose encoder was E5 has its prompts, and other scores without them."""
+    kind = "seq2seq" if "seq2seq" in source else None
+    loaded = model_dir.load(source.format(golden=GOLDEN), kind=kind)
+    settings = dataclasses.replace(loaded.settings, query_prompt="query: ", passage_prompt="passage: ")
+    model_dir.save(tmp_path / "ours", loaded.model, loaded.tokenizer, settings)
+    flags = [f"--model={tmp_path / 'ours'}", f"--format={format}", f"--output={tmp_path / 'out'}"]
+    assert cli.main("jaxir.export:export", flags) == 0
+    told = "prompts: where it is used, put 'query: ' before queries and 'passage: ' before passages\n"
+    assert (told in capsys.readouterr().err) == said
+    there = model_dir.load(f"{format if said else 'st'}:{tmp_path / 'out'}", kind=kind).settings
+    assert (there.query_prompt == "query: ") != said
+
+
 def test_do_lower_case_of_the_folder_reaches_the_tokenizer(tmp_path):
     shutil.copytree(GOLDEN / "roberta", tmp_path / "model")
     path = tmp_path / "model" / "sentence_bert_config.json"
