@@ -12,6 +12,7 @@ import safetensors.numpy
 import transformers
 from flax import nnx
 
+from jaxir import CrossEncoder
 from jaxir.data.pair_tokenizer import PairTokenizer
 from jaxir.data.tokenizer import Tokenizer, pad_batch
 from jaxir.errors import UserError
@@ -81,6 +82,15 @@ def test_tokens_and_scores_of_pairs_match(loaded, name):
     logits = np.asarray(score(model.model, ids, types))
     # As the folders say: cross_bert's scores are logits, the others' their sigmoid.
     scores = logits if name == "bert" else 1 / (1 + np.exp(-logits))
+    np.testing.assert_allclose(scores, arrays["pair_scores"], atol=1e-5)
+
+
+def test_what_was_trained_in_bfloat16_is_used_in_float32(tmp_path):
+    """As dual encoders are: the scores are those of its exports, too."""
+    arrays = golden("bert")
+    loaded = model_dir.load(f"hf:{GOLDEN / 'cross_bert'}", kind="cross_encoder", dtype="bfloat16")
+    model_dir.save(tmp_path / "model", loaded.model, loaded.tokenizer, loaded.settings)
+    scores = CrossEncoder.load(str(tmp_path / "model")).score([tuple(p) for p in arrays["pairs"].tolist()])
     np.testing.assert_allclose(scores, arrays["pair_scores"], atol=1e-5)
 
 

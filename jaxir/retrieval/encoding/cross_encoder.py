@@ -78,7 +78,7 @@ class CrossEncoder:
     def load(
         cls, spec: str, *, batch_tokens: int | None = None, devices: Sequence[jax.Device] | None = None
     ) -> "CrossEncoder":
-        """Loads a cross-encoder.
+        """Loads a cross-encoder, to compute in float32 whatever it was trained in.
 
         Args:
           spec: a jaxir model directory or run; `hf:` or `st:` and a local directory or hub name.
@@ -88,7 +88,8 @@ class CrossEncoder:
         Raises:
           UserError: there is no such model, it is damaged, or it is no cross-encoder.
         """
-        loaded = model_dir.load(spec, kind="cross_encoder")
+        # A run's model remembers in which type its products were when it was trained.
+        loaded = model_dir.load(spec, kind="cross_encoder", dtype="float32")
         return cls(loaded, spec=spec, batch_tokens=batch_tokens, devices=devices)
 
     def score(self, pairs: Sequence[tuple[str, str]]) -> Float[np.ndarray, " N"]:
