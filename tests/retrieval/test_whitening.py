@@ -71,6 +71,20 @@ def test_a_corpus_is_white_and_every_pair_has_the_paper_s_similarity(k, texts, f
     np.testing.assert_allclose(found @ found.T, white @ white.T, atol=1e-4)
 
 
+def test_a_model_that_was_trained_in_bfloat16_is_whitened_as_it_is_used(texts, file, tmp_path, capsys):
+    loaded = model_dir.load(MODEL, dtype="bfloat16")
+    model_dir.save(tmp_path / "model", loaded.model, loaded.tokenizer, loaded.settings)
+    status, said = whiten(
+        capsys, f"--model={tmp_path / 'model'}", f"--input={file}", f"--output={tmp_path / 'out'}"
+    )
+    assert status == 0, said
+    whole = model_dir.load(str(tmp_path / "out"), similarity="dot", dtype="float32")
+    encoder = DualEncoder(whole.model, whole.tokenizer, whole.settings, whole.fingerprint)
+    after = encoder.encode_passages(texts, show_progress=False).astype(np.float64)
+    np.testing.assert_allclose(after.mean(0), 0, atol=1e-3)
+    np.testing.assert_allclose(np.cov(after.T, bias=True), np.eye(31), atol=1e-3)
+
+
 def test_a_projection_becomes_part_of_the_map_and_leaves_by_sentence_transformers(
     texts, file, tmp_path, capsys
 ):

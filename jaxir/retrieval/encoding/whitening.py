@@ -58,8 +58,10 @@ def whiten(found: StoredModel, texts: Iterable[str], *, dimensions: int | None, 
         raise UserError(f"{where}: a whitening is of one tower, and this model has two ({config.sharing})")
     if config.projection is not None and config.projection.activation != "identity":
         raise UserError(f"{where}: a {config.projection.activation} follows its projection: no linear map")
-    # As they are before they are made of length 1, which is done behind the map.
-    raw = dataclasses.replace(found, config=dataclasses.replace(config, similarity="dot"))
+    # As they are before they are made of length 1, which is done behind the map; and in float32, as the model
+    # will be used: a run's remembers in which type its products were when it was trained.
+    config = stored.replace_backbone(dataclasses.replace(config, similarity="dot"), dtype="float32")
+    raw = dataclasses.replace(found, config=config)
     encoder = DualEncoder(stored.build(raw), found.tokenizer, found.settings, "unnamed", spec=where)
     count, mean, covariance = _moments(encoder, texts)
     matrix, kept = whitening(mean, covariance, dimensions, count=count)
