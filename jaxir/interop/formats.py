@@ -55,13 +55,16 @@ def convert(
         )
     if optimizer_state and to != "t5x":
         raise UserError(f"the state of the optimizer can be written to t5x only, not to {to}")
+    changes = {"pooling": pooling, "similarity": similarity}
+    given = [name for name, value in changes.items() if value is not None]
+    if given and to == "hf":
+        raise UserError(
+            f"hf holds the encoder alone, which has no {given[0]}: leave out --{given[0]}, or write st"
+        )
     if to == "jaxir":
         model_dir.check_output(output)  # before a download of hours
     elif to != "t5x" or not is_bucket(output):
         check_new_directory(output)
-
-    changes = {"pooling": pooling, "similarity": similarity}
-    given = [name for name, value in changes.items() if value is not None]
 
     def write(model: StoredModel, _: str | None) -> None:
         if given:

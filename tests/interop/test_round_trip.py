@@ -165,6 +165,15 @@ def test_hf_export_is_the_encoder_alone_and_refuses_a_projection(tmp_path, capsy
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.parametrize("flag", ["--pooling=cls", "--similarity=dot"])
+def test_what_an_hf_folder_has_no_place_for_is_not_taken(flag, tmp_path, capsys):
+    flags = [f"--source=st:{GOLDEN / 'roberta'}", "--to=hf", f"--output={tmp_path / 'out'}", flag]
+    assert cli.main("jaxir.convert:convert", flags) == 1
+    name = flag[2:].partition("=")[0]
+    assert f"which has no {name}: leave out --{name}, or write st" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_one_length_for_two_is_said(tmp_path, capsys):
     loaded = model_dir.load(f"st:{GOLDEN / 'roberta'}", query_max_length=8)
     model_dir.save(tmp_path / "ours", loaded.model, loaded.tokenizer, loaded.settings)
