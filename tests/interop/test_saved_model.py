@@ -18,10 +18,11 @@ from jaxir import CrossEncoder, DualEncoder, cli
 from jaxir.data.pair_tokenizer import PairTokenizer
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
-from jaxir.interop.exports import onnx_readme
+from jaxir.interop.exports import onnx_readme, saved_model_readme
 from jaxir.interop.exports.exported import Source
 from jaxir.interop.exports.graph_tokenizer import GraphTokenizer
 from jaxir.interop.exports.graph_wordpiece import check
+from jaxir.interop.exports.saved_model import Signature
 from jaxir.interop.stored import EncoderSettings
 from jaxir.models.bert import BertConfig
 from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel, Projection
@@ -134,6 +135,22 @@ def test_of_several_sentencepiece_models_the_one_that_is_read_goes_along(sentenc
     tokenizer.save(tmp_path)
     onnx_readme.write(tmp_path, source, opset=1, versions={"onnxruntime": "1", "jax2onnx": "1", "jax": "1"})
     assert 'SentencePieceProcessor(model_file="spiece.model")' in (tmp_path / "README.md").read_text()
+
+
+def test_who_makes_the_ids_is_told_of_prompts_and_lengths(tmp_path):
+    tokenizer = Tokenizer.load(GOLDEN / "roberta")
+    backbone = BertConfig(vocab_size=100, embed_dim=8, num_layers=1, num_heads=2, mlp_dim=8)
+    model = DualEncoderModel(DualEncoderConfig(backbone=backbone), rngs=nnx.Rngs(0))
+    settings = EncoderSettings(query_max_length=8, passage_max_length=16, query_prompt="query: ")
+    source = Source(name="m", model=model, tokenizer=tokenizer, settings=settings, fingerprint="0")
+    signatures = {"query_ids": Signature(None, {"ids": "int32 [B, L]"}, {"vectors": "float32 [B, 8]"})}
+    given = {"default": "query_ids", "versions": {"tensorflow": "1", "jax": "1"}, "index": None}
+    saved_model_readme.write(tmp_path, source, signatures=signatures, **given)
+    readme = (tmp_path / "README.md").read_text()
+    told = (
+        "Before they are ids, queries are cut at 8 tokens and begin with the prompt 'query: ', passages at 16"
+    )
+    assert told in readme
 
 
 @pytest.mark.slow

@@ -49,7 +49,8 @@ def write(
     has_text = "tensorflow-text" in versions
     lines = [
         *exported.describe(source, "a TensorFlow SavedModel"),
-        *([f"In the signatures that take texts, {exported.form_of(source).cut}."] if has_text else []),
+        f"{'In the signatures that take texts' if has_text else 'Before they are ids'},"
+        f" {exported.form_of(source).cut}.",
         *([index.about] if index is not None else []),
         "",
         "## Signatures",
