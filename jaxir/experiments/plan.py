@@ -376,6 +376,13 @@ def check_axes(axes: Axes) -> None:
         allowed = r"[\w.-]*" if axis == "datasets" else r"[\w.]*"  # a cell's directory joins names by -
         if wrong := [name for name in names if not re.fullmatch(allowed, name)]:
             raise UserError(f"a name in {axis} may have letters, digits, . and _, not {wrong[0]!r}")
+    titled = {
+        "objectives": [parse_method(text).title for text in axes.objectives],
+        "variants": [variant.title for variant in axes.variants],
+    }
+    for axis, titles in titled.items():  # cells of one title would be one row, with the scores of the last
+        if twice := sorted({title for title in titles if titles.count(title) > 1}):
+            raise UserError(f"two {axis} are called {twice[0]!r} in tables: give each a title of its own")
     for sharing in axes.sharing:
         if sharing not in SHARING_TITLES:
             raise UserError(f"there is no sharing {sharing!r}; there are {', '.join(SHARING_TITLES)}")

@@ -227,6 +227,10 @@ def axes(folder, **changes) -> plan.Axes:
     return plan.Axes(**given | changes)
 
 
+def variant(name: str, *bindings: str, title: str = "") -> plan.Variant:
+    return plan.Variant(name=name, title=title or name, bindings=bindings)
+
+
 def test_stages_share_the_steps_and_follow_one_another(folder):
     (cell,) = planned(
         axes(
@@ -304,6 +308,11 @@ def test_a_cell_is_the_same_wherever_grid_and_data_lie(folder, tmp_path):
         ({"runs": ["BM25=no/such.trec"]}, "no/such.trec: no such run file"),
         ({"runs": ["BM25=x"], "untrained": ["BM25=x"]}, "untrained and runs has 'BM25' twice"),
         ({"untrained": ["w2v:vectors"]}, "an untrained model is NAME=MODEL, not 'w2v:vectors'"),
+        (
+            {"objectives": ["samtone", "SamToNe=gin/objectives/pair.gin"]},
+            "two objectives are called 'SamToNe'",
+        ),
+        ({"variants": [variant("a", title="x"), variant("b", title="x")]}, "two variants are called 'x'"),
     ],
 )
 def test_a_grid_that_cannot_be_planned_is_explained(folder, changes, message):
