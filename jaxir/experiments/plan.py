@@ -175,7 +175,8 @@ def plan_cells(
         there, fewer steps than stages, or a binding of what the grid itself sets.
     """
     check_axes(axes)
-    check_bindings(bindings, SET_BY_GRID)
+    for given in (bindings, *(variant.bindings for variant in axes.variants)):
+        check_bindings(given, SET_BY_GRID)
     methods = {method.name: method for method in map(parse_method, axes.objectives)}
     folders = dict(map(parse_folder, axes.datasets))
     judges = dict(map(parse_judge, axes.judges))

@@ -313,6 +313,8 @@ def test_a_cell_is_the_same_wherever_grid_and_data_lie(folder, tmp_path):
             "two objectives are called 'SamToNe'",
         ),
         ({"variants": [variant("a", title="x"), variant("b", title="x")]}, "two variants are called 'x'"),
+        ({"variants": [variant("a", "STEPS=3")]}, "bindings cannot set STEPS: give --steps instead"),
+        ({"variants": [variant("a", "SHARING=ade")]}, "cannot set SHARING: give --sharing instead"),
     ],
 )
 def test_a_grid_that_cannot_be_planned_is_explained(folder, changes, message):
