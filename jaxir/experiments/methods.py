@@ -14,11 +14,13 @@ class Stage:
 
     Attributes:
       gin_file: the objective.
-      bindings: gin bindings, NAME=VALUE.
+      bindings: gin bindings, NAME=VALUE, that make it what it is called.
+      defaults: likewise, in place of which a grid may have others.
     """
 
     gin_file: str
     bindings: tuple[str, ...] = ()
+    defaults: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,8 +39,10 @@ class Method:
     stages: tuple[Stage, ...]
 
 
-def _of_texts(name: str, title: str, *bindings: str, piece: str | None = None) -> Method:
-    stage = Stage(gin_file=f"gin/objectives/{piece or name}.gin", bindings=bindings)
+def _of_texts(
+    name: str, title: str, *bindings: str, piece: str | None = None, defaults: tuple[str, ...] = ()
+) -> Method:
+    stage = Stage(gin_file=f"gin/objectives/{piece or name}.gin", bindings=bindings, defaults=defaults)
     return Method(name=name, title=title, stages=(stage,))
 
 
@@ -76,7 +80,7 @@ METHODS = {
         _of_texts("diffcse_tanh", "DiffCSE w/o BatchNorm", 'PROJECTOR="tanh"', piece="diffcse"),
         # The models of grids are compared by cosine, which wants a temperature (docs/cpdae.md).
         _of_texts("cpdae", "CPDAE"),
-        _of_texts("cpdae_r", "CPDAE_R", 'CONTRAST="vectors"', "TEMPERATURE=0.05", piece="cpdae"),
+        _of_texts("cpdae_r", "CPDAE_R", 'CONTRAST="vectors"', piece="cpdae", defaults=("TEMPERATURE=0.05",)),
         _of_texts("seed", "SEED"),
         _of_texts("prop", "PROP"),
         _of_texts("ict", "ICT"),

@@ -231,6 +231,21 @@ def variant(name: str, *bindings: str, title: str = "") -> plan.Variant:
     return plan.Variant(name=name, title=title or name, bindings=bindings)
 
 
+def test_a_temperature_that_is_given_is_that_of_an_objective_with_one_of_its_own(folder):
+    changes = {
+        "objectives": ["cpdae_r"],
+        "variants": [plan.PLAIN, variant("cold", "TEMPERATURE=0.01")],
+        "sharing": ["sde"],
+    }
+    given = {"recipe": ["gin/unsupervised.gin"], "bindings": ["TEXT=texts.txt"]}
+    cells = planned(axes(folder, **changes), **given, output_dir=Path("grid"))
+    found = [resolve(cell.commands.training[0][1])["objective"] for cell in cells]
+    assert [(objective.contrast, objective.temperature) for objective in found] == [
+        ("vectors", 0.05),
+        ("vectors", 0.01),
+    ]
+
+
 def test_stages_share_the_steps_and_follow_one_another(folder):
     (cell,) = planned(
         axes(
@@ -315,6 +330,10 @@ def test_a_cell_is_the_same_wherever_grid_and_data_lie(folder, tmp_path):
         ({"variants": [variant("a", title="x"), variant("b", title="x")]}, "two variants are called 'x'"),
         ({"variants": [variant("a", "STEPS=3")]}, "bindings cannot set STEPS: give --steps instead"),
         ({"variants": [variant("a", "SHARING=ade")]}, "cannot set SHARING: give --sharing instead"),
+        (
+            {"variants": [variant("a", "SAME_TOWER=query")], "objectives": ["samtone", "samtone_both"]},
+            "cannot set SAME_TOWER: the objective samtone_both is that with SAME_TOWER=both",
+        ),
     ],
 )
 def test_a_grid_that_cannot_be_planned_is_explained(folder, changes, message):
