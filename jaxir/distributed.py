@@ -269,6 +269,17 @@ def all_agree(fine: bool) -> bool:
         return bool(np.all(multihost_utils.process_allgather(np.array(fine))))
 
 
+def of_all(text: str) -> list[str]:
+    """Returns the texts that the processes have, in their order, once every one has come here."""
+    if jax.process_count() == 1:
+        return [text]
+    own = np.frombuffer(text.encode(), np.uint8)
+    with jax.transfer_guard("allow"):
+        sizes = np.ravel(multihost_utils.process_allgather(np.int32(len(own))))
+        rows = multihost_utils.process_allgather(np.pad(own, (0, int(sizes.max()) - len(own))))
+    return [bytes(row[:size]).decode() for row, size in zip(np.asarray(rows), sizes, strict=True)]
+
+
 def as_first(values: Mapping[str, float]) -> dict[str, float]:
     """Returns the values that process 0 has; all must have the same names."""
     if jax.process_count() == 1:

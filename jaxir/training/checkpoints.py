@@ -20,7 +20,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from jaxir.distributed import all_agree, wait_for_all
+from jaxir.distributed import all_agree, of_all, wait_for_all
 from jaxir.errors import UserError
 from jaxir.files import atomic_file, is_bucket, move_tree, path_of, remove_tree
 from jaxir.interop.quiet import quiet_orbax
@@ -155,6 +155,17 @@ class Checkpoints:
                 self.run = go_on(self.run_dir, resumed.run, self.settings)
                 self._write_best()
         return resumed
+
+    def check_begun(self, state: TrainState) -> None:
+        """Raises a UserError where the state before the first step is another one in another process."""
+        if jax.process_count() == 1:
+            return
+        _, sums = jax.device_get(self._inspect(state))
+        if len(set(of_all(json.dumps(_whole_numbers(sums))))) > 1:
+            raise UserError(
+                "the processes begin with other parameters: give all of them the same model, and what else"
+                " they start from"
+            )
 
     def withdraw(self) -> None:
         """Removes what `open` has made, where the run ends before its first step; in a bucket it stays."""

@@ -37,7 +37,7 @@ from jaxir.training.memory import device_memory, fit, scheduled_seconds
 from jaxir.training.prefetch import prefetch
 from jaxir.training.profiling import Trace, ideal_seconds, peak_memory, planned, steps_to_trace
 from jaxir.training.recipe import Recipe
-from jaxir.training.settings import agreed_settings
+from jaxir.training.settings import agreed_settings, check_alike
 from jaxir.training.suite import Suite, evaluators_of
 
 COMPLETE = "COMPLETE"
@@ -171,6 +171,7 @@ def train(
             dev=suite.told,
             parts=parts,
         )
+        check_alike(agreed | {name: getattr(recipe, name) for name in ("eval_every", "checkpoint_every")})
         checkpoints = Checkpoints(
             run_dir,
             agreed | stages.describe(recipe.auxiliary_from),
@@ -196,6 +197,8 @@ def train(
                 plan,
                 read_corpus=lambda beside: objective.read_corpus(beside, data),
             )
+        if not resumed:
+            checkpoints.check_begun(state)
         closing.callback(lambda: state_lib.put_into(model, state.params))
 
         def say_what_it_is() -> None:

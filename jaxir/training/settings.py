@@ -1,6 +1,7 @@
 """The settings that the parts of an interrupted run must share, as JSON values that name themselves."""
 
 import hashlib
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -8,6 +9,8 @@ from typing import Any
 import jax
 from flax import nnx
 
+from jaxir.distributed import of_all
+from jaxir.errors import UserError
 from jaxir.evaluators.bench import ONE_BATCH, WRITTEN
 from jaxir.interop import array_checksums
 from jaxir.training.described import describe, difference
@@ -68,14 +71,34 @@ def disagreement(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str | None
             )
         if name == "data":
             return f"was trained on other data: {was}, not {given}; {HINT}"
-        told = f"{name}={was}, not {given}"
-        if name == "auxiliary":
-            told = _other_arrays(_arrays(was), _arrays(given))
-        if isinstance(was, str) and isinstance(given, str) and name in _DESCRIBED:
-            told = difference(name, was, given)
-        if told is not None:
+        if (told := _other(name, was, given)) is not None:
             return f"was trained with {told}; {HINT}"
     return None
+
+
+def check_alike(settings: Mapping[str, Any]) -> None:
+    """Raises a UserError, in all processes of a run, where one of them has other settings than the first.
+
+    They would train one model on what none of them was told: rows of other data, or replicas that differ.
+    """
+    first, *others = map(json.loads, of_all(json.dumps(settings)))
+    for number, own in enumerate(others, start=1):
+        for name in sorted({*own, *first}, key=lambda name: (name in _HASHED, name)):
+            was, given = own.get(name), first.get(name)
+            if was != given and (told := _other(name, was, given)) is not None:
+                raise UserError(
+                    f"process {number} has {told} as process 0 has: start the same command, on the same data,"
+                    " in every process of the run"
+                )
+
+
+def _other(name: str, was: Any, given: Any) -> str | None:
+    """Says how two values of a setting differ; None where they do not."""
+    if name == "auxiliary":
+        return _other_arrays(_arrays(was), _arrays(given))
+    if isinstance(was, str) and isinstance(given, str) and name in _DESCRIBED:
+        return difference(name, was, given)
+    return f"{name}={was}, not {given}"
 
 
 def _arrays(told: Any) -> Mapping[str, Any]:

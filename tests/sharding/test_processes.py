@@ -1,6 +1,7 @@
 """`python -m jaxir.train` in two processes: interrupted, resumed with others, stopped by one of them."""
 
 import json
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 from beside import arrays
+from safetensors.numpy import load_file, save_file
 
 from jaxir import cli
 from jaxir.interop import model_dir
@@ -236,6 +238,39 @@ def test_what_one_process_lacks_ends_all_with_one_sentence(tmp_path, launch, fin
     assert own == "error: pairs.jsonl: no such file or directory\n"
     assert told.count("error: ") == 1 and "process 1 stopped (pairs.jsonl: no such file or directory)" in told
     assert "Traceback" not in told
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("other", "sentence"),
+    [
+        ("pairs.jsonl", "process 1 has data=64 pairs of 160 + 160 tokens, hash"),
+        ("recipe.gin", "process 1 has optimizer.learning_rate=0.001, not 0.0003 as process 0 has: start the"),
+        pytest.param("model", "the processes begin with other parameters", marks=pytest.mark.slow),
+    ],
+)
+def test_what_one_process_has_otherwise_ends_all_before_the_first_step(
+    tmp_path, launch, finish, pairs, other, sentence
+):
+    """They trained one model on it, and replicas that differed, in silence."""
+    folders = [tmp_path / "first", tmp_path / "second"]
+    for folder in folders:
+        shutil.copytree(TOKENIZER, folder / "model")
+        shutil.copy(pairs, folder)
+        recipe(folder, pairs.name)
+        with (folder / "recipe.gin").open("a") as file:
+            file.write('train.train.model = @build.Pretrained()\nbuild.Pretrained.source = "hf:model"\n')
+    changed = folders[1] / other
+    if other == "model":
+        weights = load_file(changed / "model.safetensors")
+        weights["embeddings.LayerNorm.weight"] += 0.01
+        save_file(weights, changed / "model.safetensors")
+    else:
+        changed.write_text(changed.read_text().replace("apple", "jade").replace("3e-4", "1e-3"))
+    flags = command("--gin_file=recipe.gin", tmp_path / "run", {"data": 2})
+    for status, told in finish(launch(*flags, processes=2, devices=1, folders=folders)):
+        assert status == 1
+        assert told.count("error: ") == 1 and told.splitlines()[-1].startswith(f"error: {sentence}")
     assert not (tmp_path / "run").exists()
 
 
