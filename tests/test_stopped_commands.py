@@ -109,7 +109,8 @@ def test_a_command_whose_terminal_is_closed_ends_in_good_order(tmp_path):
     code = "from jaxir import cli; cli.end(cli.main('waiting:wait'))"
     ours, theirs = os.openpty()
     streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
-    command = ["setsid", "--ctty", sys.executable, "-c", code, "--number=0"]
+    # The signal is heard also where the tests run under nohup.
+    command = ["env", "--default-signal=HUP", "setsid", "--ctty", sys.executable, "-c", code, "--number=0"]
     process = subprocess.Popen(command, cwd=tmp_path, **streams)
     os.close(theirs)
     said = b""
