@@ -346,12 +346,13 @@ def _check_texts(opened: Sequence[Opened]) -> None:
     stored = [o for o in opened if o.index.documents is not None]
     if not stored:
         raise UserError(f"{RERANKED}: no index has texts to read; build one with --corpus")
-    read = set().union(*(o.index.ids for o in stored))
-    for each in (o for o in opened if o not in stored):
+    without = [o for o in opened if o.index.documents is None]
+    read = set().union(*(o.index.ids for o in stored)) if without else set()
+    for each in without:
         lacking = [doc_id for doc_id in each.index.ids if doc_id not in read]
         if lacking:
             raise UserError(
-                f"{RERANKED}: no index has a text to read of {len(lacking):,} documents of the index"
+                f"{RERANKED}: no index has the text of {len(lacking):,} of the documents of the index"
                 f" {each.name} ({lacking[0]!r} is one); build it with --corpus"
             )
 

@@ -137,7 +137,7 @@ def test_a_document_whose_text_no_index_has_is_not_judged_as_an_empty_one(world,
     facts = {"fingerprint": world.encoder.fingerprint, "model": world.model}
     ExactIndex.build(vectors, [*world.ids, "new"], **facts).save(tmp_path / "grown")
     names = [f"{world.root}/second", str(tmp_path / "grown")]
-    with pytest.raises(UserError, match=r"a text to read of 1 documents of the index grown \('new' is one\)"):
+    with pytest.raises(UserError, match=r"text of 1 of the documents of the index grown \('new' is one\)"):
         Service.open(names, limits=Limits(k=20), reranker=MODEL, rerank_depth=DEPTH)
     Service.open(
         [names[0], f"{world.root}/without_texts"], limits=Limits(k=20), reranker=MODEL, rerank_depth=6
