@@ -13,12 +13,15 @@ from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
-# This way of making programs saves half of the time that tests compile for. `make test-slow` makes those of
+# This way of making programs saves most of the time that tests compile for: no optimisation, in XLA's client
+# either (JAX's variable does not reach it), and fusions made as before MLIR. `make test-slow` makes those of
 # tests marked `compiled` as jaxir does. The first variable is for processes with devices of their own.
 os.environ["JAXIR_QUICK_XLA_FLAGS"] = (
     ""
     if os.environ.get("JAXIR_AS_USERS_COMPILE")
-    else " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+    else " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    " --xla_cpu_opt_preset=CPU_OPT_PRESET_FAST_COMPILE --xla_cpu_parallel_codegen_split_count=1"
+    " --xla_cpu_use_fusion_emitters=false --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters"
 )
 os.environ["XLA_FLAGS"] += os.environ["JAXIR_QUICK_XLA_FLAGS"]
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "0" if os.environ.get("JAXIR_AS_USERS_COMPILE") else "1"
