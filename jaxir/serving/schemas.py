@@ -141,9 +141,10 @@ def _question(text: str) -> str:
 
 def request_models(known: list[str], limits: Limits) -> tuple[type[BaseModel], type[BaseModel]]:
     """Returns what /search and /encode take, with the limits of a service and the names of its systems."""
+    # As it stands, blanks too: some models read them, and every other command has them read.
     query = Annotated[
         str,
-        StringConstraints(strip_whitespace=True, min_length=1, max_length=limits.query_characters),
+        StringConstraints(min_length=1, max_length=limits.query_characters),
         AfterValidator(_question),
     ]
     # The bound on the length makes halves of surrogate pairs no strings either.

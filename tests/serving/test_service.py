@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import re
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -13,8 +14,10 @@ from jaxir import DualEncoder, ExactIndex, cpu
 from jaxir.data.sources import Document
 from jaxir.errors import UserError
 from jaxir.retrieval.encoding.dual_encoder import EMBED
+from jaxir.retrieval.indexes.index import load_index
 from jaxir.retrieval.indexes.milvus_index import MilvusIndex
 from jaxir.retrieval.ranking.fusion import reciprocal_rank_fusion
+from jaxir.retrieval.searcher import Searcher
 from jaxir.serving.account import AccessLog
 from jaxir.serving.app import build_app
 from jaxir.serving.engines import DenseEngine
@@ -239,6 +242,24 @@ def test_metadata_count_among_what_is_answered_whole(world, tmp_path, toy):
         got, answer = answered(service, "/search", {"queries": ["w1"], "k": 5, "full": True})
         assert got == status
     assert "full: these documents have more than 5,064 characters" in answer["detail"]
+
+
+def test_a_query_is_searched_as_it_stands_as_by_every_command(tmp_path):
+    model = f"st:{Path(__file__).parent.parent}/golden/modernbert"  # whose tokens tell blanks
+    encoder = DualEncoder.load(model)
+    ids, texts = ["a", "b", "c"], ["the cat sat", "a dog", "mice eat cheese"]
+    facts = {"similarity": "cosine", "fingerprint": encoder.fingerprint, "model": model}
+    ExactIndex.build(encoder.encode_passages(texts), ids, **facts).save(tmp_path / "index")
+    searcher = Searcher(load_index(tmp_path / "index"), encoder)
+    queries = ["the cat", " the cat", "the cat ", "the cat\n"]
+    service = Service.open([f"{tmp_path}/index"], limits=Limits(k=3))
+    status, answer = answered(service, "/search", {"queries": queries, "k": 3})
+    assert status == 200 and [each["query"] for each in answer["results"]] == queries
+    hits = [each["systems"][0]["hits"] for each in answer["results"]]
+    scores, found = searcher.search(queries, 3)
+    assert [[hit["id"] for hit in of_query] for of_query in hits] == found
+    np.testing.assert_allclose([[hit["score"] for hit in some] for some in hits], scores, atol=1e-5)
+    assert np.abs(scores[1:3] - scores[0]).max(axis=1).min() > 1e-3, "blanks make no difference here"
 
 
 def test_an_engine_that_fails_tells_clients_nothing_of_the_machine(world, tmp_path, capsys):
