@@ -21,6 +21,7 @@ from jaxir.data.lines import (
     parsed_lines,
     string_field,
 )
+from jaxir.data.pair_table import check_no_header
 from jaxir.data.sources import PairExample, joined, text_id
 from jaxir.data.tables import Table
 from jaxir.errors import BadInputError, UserError
@@ -85,6 +86,8 @@ def read_pairs_tsv(path: str | Path, on_bad_input: OnBadInput | Policy = "stop")
             raise MalformedRecord("expected query<TAB>passage[<TAB>negative...]", "but the line has no tab")
         if not all(found := list(map(has_text, texts))):
             raise MalformedRecord("an empty column", f"(number {found.index(False) + 1})")
+        if number == 1:
+            check_no_header(*texts[:2])
         (query_id, query), (passage_id, passage), *negatives = ((text_id(text), text) for text in texts)
         return PairExample(query_id, query, passage_id, passage, tuple(negatives))
 

@@ -110,6 +110,8 @@ class PairTable:
         for line, record in self._table.records(list(self.columns.values()), on_bad_input):
             try:
                 query, passages, negatives = self._parse(record)
+                if self._table.numbered and line == 1:
+                    check_no_header(query.text, passages[0].text)
             except MalformedRecord as fault:
                 on_bad_input.record(self.path, line, fault.kind, fault.detail)
                 continue
@@ -153,6 +155,14 @@ class PairTable:
 
     def _with_id(self, passage: Document) -> Document:
         return passage._replace(id=self._ids.of("passage", passage.id, passage.contents))
+
+
+def check_no_header(query: str, passage: str) -> None:
+    """Raises a MalformedRecord where the first pair of a file without a header line are columns' names."""
+    usual = {name for names in USUAL.values() for name in names}
+    if usual.issuperset((query.casefold(), passage.casefold())):
+        detail = f"({query}, {passage}): remove that line"
+        raise MalformedRecord("the names of columns where the first pair is expected", detail)
 
 
 class _Ids:

@@ -34,6 +34,7 @@ class Table:
       kind: "jsonl", "tsv", "csv" or "parquet", by the file's name.
       columns: the names of the fields: the keys of all records, the first line, or the schema. A file
         without a header has the columns "1", "2", ...
+      numbered: whether it is such a file.
 
     Args:
       path: the file.
@@ -49,7 +50,7 @@ class Table:
         if suffix not in KINDS:
             raise UserError(f"{path}: what kind of file it is must show in its name: {', '.join(KINDS)}")
         self.kind = KINDS[suffix]
-        self._numbered = numbered and self.kind in ("tsv", "csv")
+        self.numbered = numbered and self.kind in ("tsv", "csv")
         self.columns = self._columns()
 
     def records(self, columns: list[str], on_bad_input: OnBadInput) -> Iterator[Record]:
@@ -85,7 +86,7 @@ class Table:
         number, first = next(self._rows(), (None, []))
         if isinstance(first, MalformedRecord):
             self._raise(number, first)
-        if self._numbered:
+        if self.numbered:
             return [str(n) for n in range(1, len(first) + 1)]
         return self._distinct([name.strip() for name in first], number)
 
@@ -109,7 +110,7 @@ class Table:
 
     def _separated(self) -> Iterator[tuple[int, dict[str, Any] | MalformedRecord]]:
         rows = self._rows()
-        if not self._numbered:
+        if not self.numbered:
             next(rows)
         width = len(self.columns)
         for number, row in rows:

@@ -176,6 +176,16 @@ def test_unknown_policy_is_refused():
         OnBadInput("ignore")
 
 
+@pytest.mark.parametrize("header", [b"Query\tpassage\tnegative\n", b"qid\tquestion\tanswer\n"])
+def test_a_header_line_is_no_pair(tmp_path, capsys, header):
+    path = tmp_path / "pairs.tsv"
+    path.write_bytes(header + READERS["tsv"][1] + b"query\tpassage\n")
+    with pytest.raises(BadInputError, match=r"tsv:1: the names of columns where the first pair is expected"):
+        read("tsv", path, "stop")
+    assert [pair.query for pair in read("tsv", path, "skip")] == ["a query", "query"]
+    assert "skipped 1 record: the names of columns" in capsys.readouterr().err
+
+
 @pytest.fixture
 def beir(tmp_path, write_jsonl):
     write_jsonl("c/corpus.jsonl", [{"_id": f"d{i}", "title": f"t{i}", "text": f"x{i}"} for i in range(4)])

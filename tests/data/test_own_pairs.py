@@ -288,6 +288,21 @@ def test_a_file_without_a_header_is_read_by_number(tmp_path, capsys):
     }
 
 
+@pytest.mark.parametrize("header", ["Question\tAnswer", "1\ttitle\tbody"])
+def test_a_header_line_is_no_pair_of_a_file_that_is_read_by_number(tmp_path, capsys, header):
+    path, width = tmp_path / "a.tsv", header.count("\t") + 1
+    rows = [f"{n}\t{q}\t{p!r}".split("\t")[-width:] for n, (q, p) in enumerate(ROWS)]
+    path.write_text("".join("\t".join(row) + "\n" for row in [header.split("\t"), *rows]))
+    flags = [f"--query={width - 1}", f"--passage={width}", f"--output={tmp_path / 'out'}"]
+    assert prepare(f"--dataset=pairs:{path}", *flags) == 1
+    names = ", ".join(header.split("\t")[-2:])
+    sentence = "the names of columns where the first pair is expected"
+    assert f"{path}:1: {sentence} ({names}): remove that line" in capsys.readouterr().err
+    assert prepare(f"--dataset=pairs:{path}", *flags, "--on_bad_input=skip") == 0
+    assert f"skipped 1 record: {sentence} (first: {path}:1)" in capsys.readouterr().err
+    assert sum(len(pairs_of(tmp_path / "out", split)) for split in SPLITS) == len(ROWS)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "flags", "message"),
     [
