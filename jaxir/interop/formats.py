@@ -68,12 +68,21 @@ def convert(
 
     def write(model: StoredModel, _: str | None) -> None:
         if given:
+            if (found := kinds.name_of(model.config)) != "dual_encoder":
+                raise UserError(
+                    f"{source} is {kinds.KINDS[found].what}, without {given[0]}: leave out --{given[0]}"
+                    + (
+                        ", or take its encoder alone by --kind=dual_encoder"
+                        if source.startswith("hf:")
+                        else ""
+                    )
+                )
             model = Overrides(**changes).apply(model, seed=0, where=source)
         _write(model, source, output, to, optimizer_state)
 
     if given and kind not in (None, "dual_encoder"):
         raise UserError(f"a {kind} has no {given[0]}: leave out --{given[0]}")
-    model_dir.read_with(write, source, tokenizer=tokenizer, kind="dual_encoder" if given else kind)
+    model_dir.read_with(write, source, tokenizer=tokenizer, kind=kind)
 
 
 def _write(

@@ -194,6 +194,25 @@ def test_token_types_that_the_tokenizer_does_not_give_are_not_read(loaded, folde
         model_dir.load(f"hf:{folder}", kind="cross_encoder")
 
 
+@pytest.mark.parametrize("changes", [{"pooling": "mean"}, {"similarity": "dot"}])
+def test_settings_of_dual_encoders_make_none_of_a_cross_encoder(folder, tmp_path, changes):
+    name, out = next(iter(changes)), tmp_path / "out"
+    formats.convert(f"hf:{folder}", tmp_path / "ours", "jaxir")
+    for source, alone in (
+        (f"hf:{folder}", ", or take its encoder alone by --kind=dual_encoder"),
+        ("ours", ""),
+    ):
+        source = source if ":" in source else str(tmp_path / source)
+        with pytest.raises(UserError) as caught:
+            formats.convert(source, out, "jaxir", **changes)
+        what = "a cross-encoder, which scores pairs of texts (jaxir.rerank)"
+        assert str(caught.value) == f"{source} is {what}, without {name}: leave out --{name}{alone}"
+        assert not out.exists()
+    formats.convert(f"hf:{folder}", out, "jaxir", kind="dual_encoder", **changes)
+    config = model_dir.read(str(out))[0].config
+    assert isinstance(config, DualEncoderConfig) and getattr(config, name) == changes[name]
+
+
 def test_modernberts_head_has_the_epsilon_of_its_norms(tmp_path):
     folder = shutil.copytree(GOLDEN / "cross_modernbert", tmp_path / "model")
     change(folder, "config.json", norm_eps=0.1)
