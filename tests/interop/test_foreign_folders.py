@@ -148,6 +148,31 @@ def test_texts_are_normalised_as_transformers_does(settings, form, folder):
     assert (found.fingerprint != before.fingerprint) == differs
 
 
+@pytest.mark.parametrize(
+    ("name", "entry"), [("bert", "cls_token"), ("bert", "sep_token"), ("roberta", "cls_token")]
+)
+def test_tokens_round_a_text_are_those_that_the_settings_name(name, entry, tmp_path):
+    folder = Path(shutil.copytree(GOLDEN / name, tmp_path / "folder"))
+    config = {"cls_token": "<s>", "sep_token": "</s>", "mask_token": "<mask>"}
+    config |= json.loads((folder / "tokenizer_config.json").read_text())
+    config["tokenizer_class"] = {"bert": "BertTokenizerFast", "roberta": "RobertaTokenizer"}[name]
+    path, spec = folder / "tokenizer_config.json", json.loads((folder / "tokenizer.json").read_text())
+    path.write_text(json.dumps(config | {entry: {"content": config[entry]}}))
+    assert ours(model_dir.read(f"st:{folder}")[0].tokenizer) == ours(Tokenizer.load(GOLDEN / name))
+    path.write_text(json.dumps(config | {entry: config["mask_token"]}))
+    if name == "bert":
+        assert theirs(folder) != ours(Tokenizer.load(folder))
+    for sentence in (f"as its {entry}, and tokenizer.json puts '.*' and '.*' round a text", "puts nothing"):
+        with pytest.raises(UserError, match=sentence):
+            model_dir.read(f"st:{folder}")
+        (folder / "tokenizer.json").write_text(json.dumps(spec | {"post_processor": None}))
+    (folder / "tokenizer.json").write_text(json.dumps(spec))
+    path.write_text(
+        json.dumps(config | {entry: config["mask_token"], "tokenizer_class": "PreTrainedTokenizerFast"})
+    )
+    assert ours(model_dir.read(f"st:{folder}")[0].tokenizer) == ours(Tokenizer.load(GOLDEN / name))
+
+
 def test_a_class_that_lower_cases_does_so_where_nothing_is_said(folder):
     spec = json.loads((folder / "tokenizer.json").read_text())
     spec["normalizer"]["lowercase"] = False

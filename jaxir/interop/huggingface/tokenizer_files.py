@@ -93,9 +93,10 @@ def load(directory: Path) -> Tokenizer:
     for remade in _REMADE:
         part = content.get(remade.part) or {}
         by_type = named is None and model.get("model_type") in remade.model_types
-        if part.get("type") != remade.type or not (
-            by_type or str(named).removesuffix("Fast") in remade.classes
-        ):
+        if not (by_type or str(named).removesuffix("Fast") in remade.classes):
+            continue
+        _check_ends(directory, content, config)
+        if part.get("type") != remade.type:
             continue
         said = {ours: config[entry] for entry, (ours, _) in remade.entries.items() if entry in config}
         made = dict(remade.entries.values()) | said
@@ -165,6 +166,29 @@ def _named(directory: Path, *, in_json: bool) -> Iterator[tuple[str, str]]:
                 token = token.get("content") if isinstance(token, dict) else token
                 if isinstance(token, str):
                     yield name, token
+
+
+def _check_ends(directory: Path, content: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    """Raises a UserError where the settings name other tokens than tokenizer.json puts round a text.
+
+    transformers' classes of BERT and RoBERTa take those of the settings, since its version 5.
+    """
+    part = content.get("post_processor") or {"type": "TemplateProcessing", "single": []}
+    if part["type"] == "TemplateProcessing":
+        put = [piece["SpecialToken"]["id"] for piece in part["single"] if "SpecialToken" in piece]
+    elif part["type"] in ("BertProcessing", "RobertaProcessing"):
+        put = [part[name][0] for name in ("cls", "sep")]
+    else:
+        return
+    for entry in ("cls_token", "sep_token") if content else ():
+        token = config.get(entry)
+        token = token.get("content") if isinstance(token, dict) else token
+        if token is not None and token not in put:
+            raise UserError(
+                f"{directory}: {CONFIG} names {token!r:.40} as its {entry}, and {_JSON} puts"
+                f" {' and '.join(map(repr, put)) or 'nothing'} round a text: which the model was trained with"
+                " cannot be told; mend the one that is wrong"
+            )
 
 
 def _effect(part: Mapping[str, Any]) -> tuple[Any, ...]:
