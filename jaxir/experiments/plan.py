@@ -204,11 +204,11 @@ def plan_cells(
 
         def training(directory: Path, folder: str) -> tuple[tuple[Path, tuple[str, ...]], ...]:
             shared = [f"SHARING={sharing}", f"DATA={gin_text(folder)}", *bindings, *variant.bindings]
-            names = {_name_of(binding) for binding in shared}
+            names = {name_of(binding) for binding in shared}
             commands = []
             for stage, share, run, start in stages_of(method, steps, directory):
                 given = [f"STEPS={share}", *shared, *stage.bindings]
-                given += [default for default in stage.defaults if _name_of(default) not in names]
+                given += [default for default in stage.defaults if name_of(default) not in names]
                 if start is not None:
                     given = starting_from(start, given)
                 files = [*recipe, model_file(model), stage.gin_file, *variant.gin_files]
@@ -305,7 +305,7 @@ def stages_of(method: Method, steps: int, directory: Path) -> Iterator[tuple[Sta
 
 def starting_from(run: Path, bindings: Sequence[str]) -> list[str]:
     """Returns bindings with a run's model as what is started from, in place of what they say of that."""
-    others = [b for b in bindings if _name_of(b) not in PRETRAINED]
+    others = [b for b in bindings if name_of(b) not in PRETRAINED]
     return [*others, f"MODEL={gin_text(str(run))}"]
 
 
@@ -351,21 +351,22 @@ def check_bindings(bindings: Sequence[str], flags: Mapping[str, str]) -> None:
       flags: such names, and the flag for each.
     """
     for binding in bindings:
-        if flag := flags.get(name := _name_of(binding)):
+        if flag := flags.get(name := name_of(binding)):
             raise UserError(f"bindings cannot set {name}: give {flag} instead")
 
 
 def _check_leaves(method: Method, bindings: Sequence[str]) -> None:
     """Raises a UserError for a binding of what makes a method the one that it is: the method's would win."""
-    own = {_name_of(binding): binding for stage in method.stages for binding in stage.bindings}
-    for name in map(_name_of, bindings):
+    own = {name_of(binding): binding for stage in method.stages for binding in stage.bindings}
+    for name in map(name_of, bindings):
         if name in own:
             raise UserError(
                 f"bindings cannot set {name}: the objective {method.name} is that with {own[name]}"
             )
 
 
-def _name_of(binding: str) -> str:
+def name_of(binding: str) -> str:
+    """Returns the NAME of NAME=VALUE, which may have spaces round it."""
     return binding.partition("=")[0].strip()
 
 

@@ -15,7 +15,7 @@ from typing import Literal
 from jaxir.data.sources import BeirFolder
 from jaxir.errors import UserError
 from jaxir.experiments import inputs, runner
-from jaxir.experiments.plan import check_bindings, gin_text, starting_from
+from jaxir.experiments.plan import check_bindings, gin_text, name_of, starting_from
 from jaxir.installation import find_recipe
 from jaxir.locks import locked
 from jaxir.simple_types import Count, Natural, Seed, checked
@@ -178,7 +178,7 @@ def _search(settings: RoundSettings, folder: BeirFolder, model: Path, here: Path
 def _train(settings: RoundSettings, here: Path, *, start: Path | None, mined: bool) -> Step:
     files = [*settings.recipe, *([MINED] if mined else [])]
     bindings = [f"STEPS={settings.steps}", f"DATA={gin_text(str(settings.dataset))}", *settings.bindings]
-    bindings = [b for b in bindings if mined or not b.startswith("NEGATIVES=")]
+    bindings = [b for b in bindings if mined or name_of(b) != "NEGATIVES"]
     if mined:
         bindings.append(f"MINED={gin_text(str(here / 'negatives' / 'train.jsonl'))}")
     if start is not None:

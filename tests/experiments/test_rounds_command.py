@@ -145,7 +145,7 @@ def test_rounds_over_a_whole_recipe_train_on_what_they_mine(tmp_path, folder):
         mining=["--negatives=3"],
         backend="exact",
         depth=20,
-        bindings=["NEGATIVES=2", "FROM_SCRATCH=True"],
+        bindings=["NEGATIVES =2", "FROM_SCRATCH=True"],
         metrics="P@1",
         split="test",
         seed=5,
