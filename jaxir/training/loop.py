@@ -37,7 +37,7 @@ from jaxir.training.memory import device_memory, fit, scheduled_seconds
 from jaxir.training.prefetch import prefetch
 from jaxir.training.profiling import Trace, ideal_seconds, peak_memory, planned, steps_to_trace
 from jaxir.training.recipe import Recipe
-from jaxir.training.settings import agreed_settings, check_alike
+from jaxir.training.settings import agreed_settings, check_alike, weights
 from jaxir.training.suite import Suite, evaluators_of
 
 COMPLETE = "COMPLETE"
@@ -174,7 +174,7 @@ def train(
         check_alike(agreed | {name: getattr(recipe, name) for name in ("eval_every", "checkpoint_every")})
         checkpoints = Checkpoints(
             run_dir,
-            agreed | stages.describe(recipe.auxiliary_from),
+            agreed | weights(model) | stages.describe(recipe.auxiliary_from),
             keep_last=recipe.keep_last,
             metric=suite.best_by,
             greater_is_better=suite.greater_is_better,

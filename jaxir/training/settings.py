@@ -17,7 +17,8 @@ from jaxir.training.described import describe, difference
 from jaxir.training.recipe import Recipe
 
 HINT = "give the settings of that run to resume it, or another output_dir"
-_HASHED = ("auxiliary", "model")  # told last: they follow from others, such as the objective's and the seed
+_WEIGHTS = "weights"
+_HASHED = ("auxiliary", "model", _WEIGHTS)  # told last: they follow from others, as from the seed
 _DESCRIBED = ("objective", "optimizer")
 _OF_LOSS = ("loss on ", "accuracy on ")
 _OF_FIRST_BATCH = re.compile(r"\b\d+ examples [0-9a-f]{16}\b")  # how data were told before `Data.fingerprint`
@@ -57,6 +58,10 @@ def disagreement(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str | None
     """Says in which way a run, saved with some settings, cannot go on with others; None where it can."""
     for name in sorted({*saved, *now}, key=lambda name: (name in _HASHED, name)):
         was, given = saved.get(name), now.get(name)
+        if name == _WEIGHTS:
+            if told := _other_weights(was or {}, given or {}):
+                return told
+            continue
         if name == "dev" and str(was).startswith(_OF_LOSS):  # earlier, distractors were told with losses too
             was = was.partition(" distractors")[0].rpartition(", ")[0] if "distractors" in was else was
         for told in (WRITTEN, ONE_BATCH) if name == "dev" and given else ():
@@ -92,6 +97,19 @@ def check_alike(settings: Mapping[str, Any]) -> None:
                 )
 
 
+def _other_weights(was: Mapping[str, str], now: Mapping[str, str]) -> str | None:
+    """Says that a run began from other weights; None where it did not, or where that cannot be told.
+
+    Runs of earlier versions did not write theirs, and random weights may be rounded otherwise elsewhere.
+    """
+    if was.get("on") != now.get("on") or was == now:
+        return None
+    return (
+        f"was begun from other weights: {was['hash']}, not {now['hash']}; give the model that it began from"
+        " to resume it, or another output_dir"
+    )
+
+
 def _other(name: str, was: Any, given: Any) -> str | None:
     """Says how two values of a setting differ; None where they do not."""
     if name == "auxiliary":
@@ -123,6 +141,15 @@ def _other_arrays(was: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     name = next(n for n in names if was["arrays"].get(n) != now["arrays"].get(n))
     before, given = (found["arrays"].get(name, "nothing") for found in (was, now))
     return f"auxiliary.{name}={before}, not {given}"
+
+
+def weights(model: nnx.Module) -> dict[str, dict[str, str]]:
+    """Returns, as a setting, a hash of the parameters that a run begins from, and the kind of device."""
+    parameters = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    sums = jax.device_get(jax.jit(array_checksums.of_tree)(parameters))
+    lines = [f"{name} {int(value)}" for name, value in sorted(sums.items())]
+    digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    return {_WEIGHTS: {"hash": digest[:16], "on": jax.default_backend()}}
 
 
 def auxiliary_fingerprint(auxiliary: nnx.Module) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from jaxir.data.array_dataset import ArrayDataset
 from jaxir.data.mixture import MixtureDataset
 from jaxir.errors import UserError
 from jaxir.features import pair_features
+from jaxir.interop.run_dir import sealed
 from jaxir.models import layers
 from jaxir.models.dual_encoder import l2_normalize
 from jaxir.objectives.contrastive import Contrastive
@@ -245,6 +246,29 @@ def test_a_run_of_before_whose_data_cannot_be_told_is_not_resumed(tmp_path, inte
     with pytest.raises(UserError, match="by an earlier jaxir, which knew its data by their first batch"):
         run(tmp_path / "run")
     assert steps_in(tmp_path / "run") == steps_in(interrupted_run)
+
+
+def test_resuming_from_other_weights_is_refused(tmp_path, interrupted_run):
+    shutil.copytree(interrupted_run, tmp_path / "run")
+    refused = r"was begun from other weights: \w{16}, not \w{16}; give the model .*another output_dir"
+    with pytest.raises(UserError, match=refused):
+        run(tmp_path / "run", model=Bag(seed=1))
+    assert steps_in(tmp_path / "run") == steps_in(interrupted_run)
+    assert run(tmp_path / "run").step == 30
+    with pytest.raises(UserError, match=refused):  # not "is complete"
+        run(tmp_path / "run", model=Bag(seed=1))
+
+
+@pytest.mark.parametrize("told", [None, {"hash": "0" * 16, "on": "tpu"}])
+def test_a_run_whose_first_weights_cannot_be_compared_is_resumed(tmp_path, interrupted_run, told):
+    """An earlier jaxir did not write them; on another kind of device random ones may be rounded otherwise."""
+    shutil.copytree(interrupted_run, tmp_path / "run")
+    for path in [tmp_path / "run/run.json", *(tmp_path / "run/checkpoints").glob("*/run/metadata")]:
+        record = json.loads(path.read_text())
+        assert record["settings"].pop("weights")["on"] == "cpu"
+        record["settings"] |= {"weights": told} if told else {}
+        path.write_text(json.dumps(sealed(record) if "sha256" in record else record))
+    assert run(tmp_path / "run").step == 30
 
 
 @pytest.fixture(scope="module")
