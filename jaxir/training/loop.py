@@ -174,7 +174,7 @@ def train(
         check_alike(agreed | {name: getattr(recipe, name) for name in ("eval_every", "checkpoint_every")})
         checkpoints = Checkpoints(
             run_dir,
-            agreed | weights(model) | stages.describe(recipe.auxiliary_from),
+            agreed | weights(model, partitioner) | stages.describe(recipe.auxiliary_from),
             keep_last=recipe.keep_last,
             metric=suite.best_by,
             greater_is_better=suite.greater_is_better,

@@ -13,6 +13,7 @@ from jaxir.distributed import of_all
 from jaxir.errors import UserError
 from jaxir.evaluators.bench import ONE_BATCH, WRITTEN
 from jaxir.interop import array_checksums
+from jaxir.partitioning import Partitioner
 from jaxir.training.described import describe, difference
 from jaxir.training.recipe import Recipe
 
@@ -59,7 +60,7 @@ def disagreement(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str | None
     for name in sorted({*saved, *now}, key=lambda name: (name in _HASHED, name)):
         was, given = saved.get(name), now.get(name)
         if name == _WEIGHTS:
-            if told := _other_weights(was or {}, given or {}):
+            if told := _other_weights(was, given):
                 return told
             continue
         if name == "dev" and str(was).startswith(_OF_LOSS):  # earlier, distractors were told with losses too
@@ -97,16 +98,18 @@ def check_alike(settings: Mapping[str, Any]) -> None:
                 )
 
 
-def _other_weights(was: Mapping[str, str], now: Mapping[str, str]) -> str | None:
+def _other_weights(was: Any, now: Any) -> str | None:
     """Says that a run began from other weights; None where it did not, or where that cannot be told.
 
-    Runs of earlier versions did not write theirs, and random weights may be rounded otherwise elsewhere.
+    Runs of earlier versions did not write theirs, and random weights may be rounded otherwise on other
+    devices or another mesh.
     """
-    if was.get("on") != now.get("on") or was == now:
+    told = [value if isinstance(value, Mapping) else {} for value in (was, now)]
+    if len({value.get("on") for value in told}) > 1 or len({value.get("hash") for value in told}) == 1:
         return None
     return (
-        f"was begun from other weights: {was['hash']}, not {now['hash']}; give the model that it began from"
-        " to resume it, or another output_dir"
+        f"was begun from other weights: {told[0].get('hash')}, not {told[1].get('hash')}; give the model that"
+        " it began from to resume it, or another output_dir"
     )
 
 
@@ -143,13 +146,13 @@ def _other_arrays(was: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     return f"auxiliary.{name}={before}, not {given}"
 
 
-def weights(model: nnx.Module) -> dict[str, dict[str, str]]:
-    """Returns, as a setting, a hash of the parameters that a run begins from, and the kind of device."""
+def weights(model: nnx.Module, partitioner: Partitioner) -> dict[str, dict[str, str]]:
+    """Returns, as a setting, a hash of the parameters that a run begins from, and the mesh that made them."""
     parameters = nnx.to_pure_dict(nnx.state(model, nnx.Param))
     sums = jax.device_get(jax.jit(array_checksums.of_tree)(parameters))
     lines = [f"{name} {int(value)}" for name, value in sorted(sums.items())]
     digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
-    return {_WEIGHTS: {"hash": digest[:16], "on": jax.default_backend()}}
+    return {_WEIGHTS: {"hash": digest[:16], "on": f"{jax.default_backend()} {dict(partitioner.mesh.shape)}"}}
 
 
 def auxiliary_fingerprint(auxiliary: nnx.Module) -> dict[str, Any]:
