@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -27,6 +28,10 @@ os.environ["XLA_FLAGS"] += os.environ["JAXIR_QUICK_XLA_FLAGS"]
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "0" if os.environ.get("JAXIR_AS_USERS_COMPILE") else "1"
 # Four devices on two cores: XLA's pool must have a thread for each of them, or collectives starve.
 os.environ.setdefault("NPROC", "16")
+# OpenMP's threads sleep where they wait for each other: beside workers t-SNE took ten times its time.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Java compiles once and not thoroughly: what tests ask of it takes less time than that would.
+os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Commands keep compiled programs between processes: those of tests, in the checkout, not in the user's home.
@@ -35,8 +40,8 @@ os.environ.setdefault("XDG_CACHE_HOME", str(Path(__file__).resolve().parent.pare
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(
     Path(__file__).resolve().parent.parent / ".pytest_cache" / "programs"
 )
-# But for what is sooner compiled than written, most of what tests do outside of a program.
-os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.05"
+# But for what is sooner compiled than written.
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.01"
 # A program that another process is just writing, or was killed while it did, is compiled.
 os.environ["PYTHONWARNINGS"] = ",".join(
     f"ignore:Error {doing} persistent compilation cache" for doing in ("reading", "writing")
@@ -46,6 +51,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # what tests of severa
 import jax
 import numpy as np
 import pytest
+from jax._src.interpreters import mlir
 
 # A shell starts what it puts into the background without Ctrl-C, and processes of tests would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -53,6 +59,19 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+of_thread = threading.local()
+
+
+def one_context(make=mlir.make_ir_context):
+    """Loads MLIR's dialects once for hundreds of programs: JAX does for each, a fourteenth of all time."""
+    if getattr(of_thread, "left", 0) == 0:  # a new one now and then: it keeps what programs say
+        of_thread.context, of_thread.left = make(), 500
+    of_thread.left -= 1
+    return of_thread.context
+
+
+mlir.make_ir_context = one_context
 
 # Traces make millions of objects that live: looking for cycles among them after each 700 new ones, as Python
 # does, takes a twentieth of the tests' time.
