@@ -42,6 +42,8 @@ os.environ["JAX_COMPILATION_CACHE_DIR"] = str(
 )
 # But for what is sooner compiled than written.
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.01"
+# Of the lines of Python that a program came from no test asks.
+os.environ["JAX_TRACEBACK_IN_LOCATIONS_LIMIT"] = "0"
 # A program that another process is just writing, or was killed while it did, is compiled.
 os.environ["PYTHONWARNINGS"] = ",".join(
     f"ignore:Error {doing} persistent compilation cache" for doing in ("reading", "writing")
