@@ -113,6 +113,8 @@ def test_another_run_is_refused(tmp_path, toy, encoder, other_model):
         encode_corpus(encoder, corpus, tmp_path / "out", shard_size=5)
     with pytest.raises(UserError, match=r"begun with another --tower \('passage', now 'query'\)"):
         encode_corpus(encoder, corpus, tmp_path / "out", tower="query")
+    with pytest.raises(UserError, match=r"begun with another --dtype \('float32', now 'bfloat16'\)"):
+        encode_corpus(DualEncoder.load(encoder.spec, dtype="bfloat16"), corpus, tmp_path / "out")
     toy.write_corpus(tmp_path / "corpus.jsonl", toy.random_texts(20, seed=9))
     with pytest.raises(UserError, match="begun with another input"):
         encode_corpus(encoder, corpus, tmp_path / "out")

@@ -213,6 +213,12 @@ def test_interrupted_it_goes_on_and_another_expansion_is_refused(collection, enc
     for other in ({"kind": "corpus", "views": 2}, {"kind": "typical", "views": 3}):
         with pytest.raises(UserError, match="begun with another"):
             encoded(encoder, folder, tmp_path / "broken", **other)
+    # As many queries, written anew.
+    records = [json.loads(line) for line in (folder / "queries.jsonl").read_text().splitlines()]
+    anew = [{**record, "outputs": [f"{text} w1" for text in record["outputs"]]} for record in records]
+    (folder / "anew.jsonl").write_text("".join(json.dumps(record) + "\n" for record in anew))
+    with pytest.raises(UserError, match="begun with another --expansions"):
+        encoded(encoder, folder, tmp_path / "broken", name="anew.jsonl", kind="corpus", views=3)
     again, resumed = encoded(encoder, folder, tmp_path / "broken", kind="corpus", views=3)
     assert again.ids == stored.ids and np.array_equal(vectors, resumed)
 

@@ -57,12 +57,11 @@ def test_ranks_are_those_of_the_first_passage_with_an_answer(folder):
     search = [f"--index={folder}/index", f"--queries={folder}/q.jsonl", f"--output={folder}/run", "--k=1"]
     assert cli.main("jaxir.search:search", search) == 0
     assert [line.split()[2] for line in (folder / "run").read_text().splitlines()] == found["q1"].passages
-    # Titles count where they are asked for, and are part of what a file was made with.
+    # Titles count where they are asked for; they and the answers are part of what a file was made with.
     write(folder / "answers.jsonl", [{"_id": i, "answers": ["Dracula"]} for i in ANSWERS])
     for more, ranks in (([], [None] * 3), (["--answers_in=document"], [1, 2, 2])):
-        name = f"titles{len(more)}.jsonl"
-        assert cli.main("jaxir.expand:retrieve", flags(folder, "--depth=3", *more, name=name)) == 0
-        assert next(read_candidates(folder / name)).ranks == ranks
+        assert cli.main("jaxir.expand:retrieve", flags(folder, "--depth=3", *more)) == 0
+        assert next(read_candidates(folder / "out.jsonl")).ranks == ranks
     write(folder / "answers.jsonl", [{"_id": i, "answers": a} for i, a in ANSWERS.items()])
     # An answer that is deeper than is looked is a miss; without answers only the first passages are told.
     assert cli.main("jaxir.expand:retrieve", flags(folder, "--depth=1", "--num_candidates=2")) == 0

@@ -176,6 +176,9 @@ def test_the_output_is_of_queries_and_of_candidates_in_their_new_order(folder, m
         if kind == "ri":
             other = reranker.score([(query, "something else") for query, _ in pairs])
             np.testing.assert_allclose(other, record["scores"], atol=1e-5)
+    assert rerank(folder, kind, models[kind], tmp_path / "best.jsonl", "--keep=2") == 0
+    for some, record in zip(read_candidates(tmp_path / "best.jsonl"), records, strict=True):
+        assert some.outputs == record["outputs"][:2], "another number of them is another file"
 
 
 def test_it_is_read_as_what_it_was_trained_for(folder, models, tmp_path, capsys):
