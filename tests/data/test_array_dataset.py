@@ -291,6 +291,11 @@ def test_saved_arrays_that_do_not_fit_are_refused(dataset, minilm, sentencepiece
     path.write_bytes(content)
     source.build(minilm, pair_features(TextFormat(**LENGTHS)))
     (folder / "SHA256SUMS").unlink()  # as jaxir once wrote them
+    offsets = np.load(folder / "offsets.npy")
+    np.save(folder / "offsets.npy", offsets[:-1])
+    with pytest.raises(UserError, match="is damaged: its arrays do not belong together"):
+        source.build(minilm, pair_features(TextFormat(**LENGTHS)))
+    np.save(folder / "offsets.npy", offsets)
     path = folder / "passages_flat.npy"
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(UserError, match="is damaged"):

@@ -329,9 +329,10 @@ def test_batches_are_a_function_of_seed_and_step(folder, minilm, tmp_path):
             base,
             expanded(folder, tmp_path, Curriculum(2)).build(minilm, base.features),
             expanded(folder, tmp_path, Curriculum(3), most=2).build(minilm, base.features),
+            expanded(folder, tmp_path, Curriculum(3), appended=2).build(minilm, base.features),
         )
     }
-    assert len(prints) == 4
+    assert len(prints) == 5
 
 
 def expanded(folder, tmp_path, selection, **settings) -> ExpandedPairs:

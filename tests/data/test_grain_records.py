@@ -106,6 +106,18 @@ def test_batches_are_those_of_the_examples_in_memory(written, in_memory, minilm)
     assert_same_batches(opened(written, minilm, fewer), alone, 3, batch_size=100, seed=0)
 
 
+def test_a_text_that_comes_again_much_later_is_written_whole(minilm, tmp_path):
+    """Examples are tokenised 1,024 at a time, and a text of earlier ones is not there any more."""
+    records = [
+        PairExample(f"q{i % 40}", f"question {i % 40}", f"p{i % 30}", f"answer {i % 30}").record()
+        for i in range(1030)
+    ]
+    features = pair_features(TextFormat(**LENGTHS))
+    write_records(tmp_path / "records", records, minilm, features)
+    written = opened(tmp_path / "records", minilm, features)
+    assert_equal(written.once(), ArrayDataset.from_records(records, minilm, features).once())
+
+
 def test_twins_are_left_out_and_told_as_in_memory(written, minilm, capfd):
     opened(written, minilm)
     ours = capfd.readouterr().err

@@ -1,5 +1,6 @@
 """Several sources as one: whose batch a step is, repeatable and resumable; packed when asked."""
 
+import collections
 import itertools
 
 import numpy as np
@@ -88,6 +89,23 @@ def test_batches_are_a_function_of_seed_and_step(minilm, sources, rates, packed)
     halves = [first.batches(batch_size=8, seed=5, process_index=i, process_count=2) for i in (0, 1)]
     for batch, *parts in zip(whole[:20], *halves, strict=False):
         assert_equal(batch, {name: np.concatenate([p[name] for p in parts]) for name in batch})
+
+
+def test_a_run_of_very_many_steps_is_resumed_where_it_was(minilm, sources):
+    """Steps are drawn 65,536 at a time: how many of them each source had is counted over all of these."""
+    dataset = Mixture(sources=sources, rates=[3, 1, 1]).build(minilm, pair_features(TextFormat(**LENGTHS)))
+    step = 2**17 + 3
+    before = collections.Counter()
+    order = itertools.chain.from_iterable(dataset._schedule(8, 5)(at, 2**16) for at in (0, 2**16, 2**17))
+    before.update(itertools.islice(order, step))
+    own = [
+        source.build(minilm, pair_features(TextFormat(**LENGTHS))).batches(
+            batch_size=8, seed=5, start_step=before[number]
+        )
+        for number, source in enumerate(sources)
+    ]
+    for batch in take(dataset.batches(batch_size=8, seed=5, start_step=step), 12):
+        assert_equal(batch, next(own["abc".index(names(batch)[0][0])]))
 
 
 def test_packed_batches_hold_all_sources_in_proportion(minilm, sources):
