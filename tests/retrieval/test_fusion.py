@@ -60,6 +60,8 @@ def test_rescoring_by_hand():
     assert run["q1"] == pytest.approx({"d1": 11.0, "d2": 15.0, "d3": 5.0}) and run["q2"] == {"d1": -18.0}
     assert fusion.rescore(A, dense, alpha=0) == A
     assert set(fusion.rescore(A, dense, alpha=20, depth=2)["q1"]) == {"d1", "d2"}
+    worst_first = {"q1": dict(reversed(A["q1"].items()))}
+    assert set(fusion.rescore(worst_first, dense, alpha=20, depth=2)["q1"]) == {"d1", "d2"}
     with pytest.raises(UserError, match=r"'q1': 2 of 3 documents to rescore have no score .*'d1'"):
         fusion.rescore(A, {"q1": {"d3": 1.0}}, alpha=1)
 
@@ -132,6 +134,15 @@ def test_a_model_scores_every_candidate(tmp_path, toy, small_model):
         best = sorted(first[f"q{i}"], key=first[f"q{i}"].get, reverse=True)[:30]
         expected = {d: first[f"q{i}"][d] + 2.5 * float(vectors[int(d[1:])] @ asked[i]) for d in best}
         assert found[f"q{i}"] == pytest.approx(expected, abs=1e-5)
+    other = DualEncoder.load(toy.save_model(tmp_path / "other", seed=7))
+    with pytest.raises(UserError, match=r"made with .*, not with this model"):
+        score_candidates(
+            first,
+            queries={f"q{i}": texts[i] for i in range(3)},
+            embeddings=open_embeddings(tmp_path / "emb"),
+            encoder=other,
+            depth=30,
+        )
 
 
 class Doubles:

@@ -102,7 +102,10 @@ def test_negatives_are_those_that_the_cross_encoder_lets_pass(folder, judge, rel
     assert whole.dropped == {"positive": sum(d in RUN[q] for q, d in QRELS)}
 
 
-def test_the_margin_is_below_the_least_relevant_positive(folder, judge, relevance):
+@pytest.mark.parametrize("judged", [QRELS, QRELS[::-1]], ids=["in order", "reversed"])
+def test_the_margin_is_below_the_least_relevant_positive(folder, judge, relevance, judged):
+    lines = [f"{q}\t{d}\t1\n" for q, d in judged]
+    (folder / "qrels" / "train.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(lines))
     ceilings = {q: min(relevance[p] for p in QRELS if p[0] == q) - 0.01 for q in QUERIES}
     passing = {q: [d for d in candidates(q) if relevance[q, d] <= ceilings[q]] for q in QUERIES}
     found, report = mine(folder, judge, relevance_margin=0.01, negatives=100, last=41)
