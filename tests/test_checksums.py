@@ -111,6 +111,11 @@ def swapped(place):
     (place / "part" / "vectors.npy").write_bytes((place / "ids.json").read_bytes())
 
 
+def with_other_sums(place):
+    """The files are what they were when they were looked at, but not what they are said to be now."""
+    checksums.write(place, dict.fromkeys(checksums.read(place), "0" * 64))
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
@@ -119,6 +124,7 @@ def swapped(place):
         (lambda place: (place / "ids.json").unlink(), "ids.json is missing"),
         (lambda place: shutil.rmtree(place / "part"), "part/vectors.npy is missing"),
         (lambda place: (place / "part" / "more.npy").touch(), "part/more.npy was not there"),
+        (with_other_sums, "ids.json is not what was written"),
         (lambda place: (place / "SHA256SUMS").write_text("nothing\n"), "is no line of such a file"),
         (lambda place: (place / "SHA256SUMS").write_bytes(b"\xff" * 90), "cannot be read"),
         (lambda place: (place / "SHA256SUMS").write_text(f"{'0' * 64}  ../other\n"), "outside"),

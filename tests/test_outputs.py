@@ -164,6 +164,7 @@ def test_what_a_command_reads_is_not_replaced(command, flags, tmp_path, monkeypa
         ("fuse", ["--runs=a.trec,b.trec", "--method=rrf"], "run file"),
         ("search", ["--index=absent", "--queries=absent"], "run file"),
         ("evaluate", ["--run=a.trec", "--qrels=qrels.tsv"], "report"),
+        ("expand choose", ["--candidates=candidates.jsonl"], "file of outputs"),
     ],
 )
 def test_what_is_no_earlier_output_is_not_replaced(command, flags, kind, tmp_path, monkeypatch, capsys):
@@ -171,6 +172,7 @@ def test_what_is_no_earlier_output_is_not_replaced(command, flags, kind, tmp_pat
     for name in ("a.trec", "b.trec"):
         (tmp_path / name).write_text("q0 Q0 d0 1 0.5 t\n")
     (tmp_path / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq0\td0\t1\n")
+    (tmp_path / "candidates.jsonl").write_text('{"_id": "q0", "question": "why", "outputs": ["so"]}\n')
     mine = {
         "thesis.txt": b"six words are in this line\n",
         "corpus.jsonl": b'{"_id": "d0", "text": "a text"}\n',
@@ -180,7 +182,7 @@ def test_what_is_no_earlier_output_is_not_replaced(command, flags, kind, tmp_pat
     }
     for name, content in mine.items():
         (tmp_path / name).write_bytes(content)
-        assert cli.main(f"jaxir.{command}:{command}", [*flags, f"--output={name}"]) == 1
+        assert cli.main(function_of(command)[0], [*flags, f"--output={name}"]) == 1
         said = f"error: {name} is there already and is no {kind}: give another output, or remove it first\n"
         assert capsys.readouterr().err == said
         assert (tmp_path / name).read_bytes() == content
@@ -189,7 +191,7 @@ def test_what_is_no_earlier_output_is_not_replaced(command, flags, kind, tmp_pat
     (tmp_path / "empty").touch()
     for _ in range(2):  # the second time its own output is there
         for name in ("new", "empty"):
-            assert cli.main(f"jaxir.{command}:{command}", [*flags, f"--output={name}"]) == 0
+            assert cli.main(function_of(command)[0], [*flags, f"--output={name}"]) == 0
             assert (tmp_path / name).stat().st_size
 
 
