@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from jaxir.data.sources import BeirFolder
 from jaxir.errors import UserError
 from jaxir.installation import RECIPES, find_recipe, included_in
+from jaxir.interop.run_dir import CONFIG, checkpoint_of
 from jaxir.reading import open_to_read
+
+MODEL_FILES = (CONFIG, "config.json", "modules.json")  # of ours, Hugging Face's, sentence-transformers'
 
 
 def of_file(path: str | Path) -> str:
@@ -57,7 +62,7 @@ def of_training_splits(folder: BeirFolder, name: str, bindings: Iterable[str]) -
 def of_gin_files(files: Iterable[str | Path]) -> dict[str, str]:
     """Returns hashes of those gin files that are no recipes of jaxir's, and of those that they include.
 
-    Lines of comments do not count.
+    Lines of comments do not count; what their macros name does, as `of_named` has it.
     """
     own: dict[str, str] = {}
     left = list(files)
@@ -68,8 +73,57 @@ def of_gin_files(files: Iterable[str | Path]) -> dict[str, str]:
         content = path.read_bytes()
         lines = (line.strip() for line in content.splitlines())
         own[str(file)] = _hash(b"\n".join(line for line in lines if line and line[:1] != b"#"))
-        left += included_in(content.decode(errors="replace"))
+        text = content.decode(errors="replace")
+        macros = re.findall(r"""^(\w+ *= *(['"]).+\2) *$""", text, re.M)
+        own |= {f"{name} of {file}": found for name, found in of_named(m for m, _ in macros).items()}
+        left += included_in(text)
     return own
+
+
+def of_named(bindings: Iterable[str]) -> dict[str, str]:
+    """Returns hashes of the files and models on this disk that gin bindings name, by the macros' names.
+
+    Other folders do not count: one may be called as a split is.
+    """
+    pairs = (binding.partition("=")[::2] for binding in bindings)
+    named = {macro.strip(): value.strip(" '\"") for macro, value in pairs}
+    found = {macro: of_model(value) for macro, value in named.items()}
+    return {macro: content for macro, content in found.items() if content is not None}
+
+
+def of_model(spec: str) -> str | None:
+    """Returns a hash of a model on this disk, or of a file: of what is in it, for weights are of one size.
+
+    None of what is not there, as on the hub, and of a folder without a model.
+    """
+    scheme = re.match(r"(hf|st|w2v|t5x):", spec)
+    path = Path(spec[scheme.end() :] if scheme else spec)
+    try:
+        if path.is_file():
+            return _of_files((path,))
+        if not path.is_dir() or not (scheme or any((path / name).is_file() for name in MODEL_FILES)):
+            return None
+    except OSError:  # too long for a path
+        return None
+    checkpoint = checkpoint_of(path)  # whose record has checksums
+    return _of_files(_of_folder(path) if checkpoint is None else (path / CONFIG, checkpoint / "run/metadata"))
+
+
+def _of_folder(folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.rglob("*")):
+        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if path.is_file() and not hidden and path.suffix != ".md":
+            yield path
+
+
+def _of_files(paths: Iterable[Path]) -> str:
+    state = tuple((str(p), s.st_size, s.st_mtime_ns, s.st_ino) for p in paths for s in [p.stat()])
+    return _of_unchanged(state)
+
+
+@functools.cache  # cells of a grid have one model
+def _of_unchanged(state: tuple[tuple[str, int, int, int], ...]) -> str:
+    return _hash("\n".join(f"{Path(path).name} {of_file(path)}" for path, *_ in state).encode())
 
 
 def _hash(content: bytes) -> str:

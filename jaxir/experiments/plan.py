@@ -222,7 +222,7 @@ def plan_cells(
         folder, given = BeirFolder(folders[dataset]), [*bindings, *variant.bindings]
         splits = inputs.of_training_splits(folder, f"data set {dataset}", given)
         read = data[dataset] | splits | inputs.of_gin_files(own)
-        return cell(row, dataset, seed, parts, training, None, read)
+        return cell(row, dataset, seed, parts, training, None, read | inputs.of_named(given))
 
     def cell(
         row: Row,
@@ -265,7 +265,9 @@ def plan_cells(
     for dataset, text in itertools.product(folders, axes.untrained):
         name, _, model = text.partition("=")
         row = Row(model="", sharing="", objective=name, variant="")
-        cells.append(cell(row, dataset, axes.seeds[0], [dataset, name], lambda *_: (), model, data[dataset]))
+        content = inputs.of_model(model)
+        read = data[dataset] | ({} if content is None else {f"model {name}": content})
+        cells.append(cell(row, dataset, axes.seeds[0], [dataset, name], lambda *_: (), model, read))
     for dataset, text in itertools.product(folders, axes.runs):
         name, _, file = text.partition("=")
         directory = output_dir / "cells" / f"{dataset}-{name}"

@@ -138,8 +138,11 @@ def run_rounds(settings: RoundSettings, output: Path, *, say: Callable[[str], No
     folder = BeirFolder(settings.dataset)
     read["the data set"] = inputs.of_collection(folder, "train", settings.split)
     read |= inputs.of_training_splits(folder, "the data set", settings.bindings)
+    read |= inputs.of_named(settings.bindings)
     if settings.first_run is not None:
         read["first_run"] = inputs.of_file(settings.first_run)
+    judges = [flag.removeprefix("--") for flag in settings.mining if flag.startswith("--cross_encoder=")]
+    read |= inputs.of_named(judges)
     with locked(output, f"another process works in {output}"):
         runner.check_begun(output, identity, read)
         runner.begin(output, identity, read)

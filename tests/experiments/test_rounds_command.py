@@ -1,6 +1,7 @@
 """`python -m jaxir.rounds`: its commands, what it takes up again, and a whole run in real processes."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -167,6 +168,28 @@ def test_rounds_over_a_whole_recipe_train_on_what_they_mine(tmp_path, folder):
             assert bound["data"].directory == str(folder)
         assert bound["model"].from_scratch is (None if number else True)
     gin.clear_config()
+
+
+@pytest.mark.parametrize(("name", "called"), [("bert", "MODEL"), ("cross_bert", "cross_encoder")])
+def test_rounds_are_taken_up_with_the_models_that_they_were_begun_with(tmp_path, flags, capsys, name, called):
+    for golden in ("bert", "cross_bert"):
+        shutil.copytree(GOLDEN / golden, tmp_path / golden)
+    reader = [f"--cross_encoder=hf:{tmp_path / 'cross_bert'}", "--max_relevance=0.1"]
+    bound = [f"{flag},MODEL=hf:{tmp_path / 'bert'}" if "--bindings" in flag else flag for flag in flags]
+    for number in (0, 1):  # all is there, or so it seems
+        here = tmp_path / "out" / f"round{number}"
+        for made in ("index/index.json", "train.trec", "negatives/mining.json", "model/COMPLETE"):
+            (here / made).parent.mkdir(parents=True, exist_ok=True)
+            (here / made).touch()
+        values = {"q1": 1.0, "q2": 0.5}
+        scores = {"metrics": {"P@1": 0.75, "RR": 0.75}, "per_query": {"P@1": values, "RR": values}}
+        (here / "test.json").write_text(json.dumps(scores))
+    assert cli.main("jaxir.rounds:rounds", [*bound, *reader]) == 0
+    weights = tmp_path / name / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4] + bytes(4))  # of the same size
+    capsys.readouterr()
+    assert cli.main("jaxir.rounds:rounds", [*bound, *reader]) == 1
+    assert f"out was begun when {called} had other content; give another" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -82,8 +82,13 @@ def grid_of(tmp_path, folder, model, tiny_gin):
     (tmp_path / "mine.gin").write_text(f"include '{tmp_path}/base.gin'\n")
     (tmp_path / "base.gin").write_text("include 'gin/objectives/in_batch_softmax.gin'\n")
     (tmp_path / "sts.tsv").write_text("score\tsentence1\tsentence2\n5\ta cat\tcats\n")
+    (tmp_path / "dev.tsv").write_text("score\tsentence1\tsentence2\n5\ta cat\tcats\n")
     (tmp_path / "bm25.trec").write_text("q1 Q0 d1 1 1.0 bm25\n")
     made = shutil.copytree(folder, tmp_path / "data")
+    for name in ("theirs", "other", "third"):
+        shutil.copytree(model.removeprefix("hf:"), tmp_path / name)
+    with tiny_gin.open("a") as opened:
+        opened.write(f'DECODER = "hf:{tmp_path / "third"}"\n')
 
     def planned():
         axes = Axes(
@@ -93,12 +98,13 @@ def grid_of(tmp_path, folder, model, tiny_gin):
             variants=(PLAIN,),
             datasets=[f"toy={made}"],
             seeds=[0],
-            untrained=[f"BERT={model}"],
+            untrained=[f"BERT=hf:{tmp_path / 'theirs'}"],
             judges=[f"rated=sts:{tmp_path / 'sts.tsv'}"],
             runs=[f"BM25={tmp_path / 'bm25.trec'}"],
         )
-        how = {"recipe": ["gin/pairs.gin"], "steps": 4, "bindings": [], "metrics": "RR", "split": "test"}
-        return plan_cells(axes, output_dir=tmp_path / "grid", **how)
+        how = {"recipe": ["gin/pairs.gin"], "steps": 4, "metrics": "RR", "split": "test"}
+        bindings = [f"MODEL='hf:{tmp_path / 'other'}'", f"STS={tmp_path / 'dev.tsv'}", "DEV_SPLIT=dev"]
+        return plan_cells(axes, output_dir=tmp_path / "grid", bindings=bindings, **how)
 
     for cell in planned():
         runner.begin(cell.directory, cell.identity, runner.inputs_of(cell))
@@ -123,6 +129,7 @@ def grid_of(tmp_path, folder, model, tiny_gin):
         ("data/qrels/test.tsv", "q1\td2\t1\n", "was begun when data set toy had other content"),
         ("data/corpus.jsonl", '{"_id": "x", "text": "x"}\n', "was begun when data set toy had other content"),
         ("bm25.trec", "q1 Q0 d2 2 0.5 bm25\n", "toy-BM25 was begun when run BM25 had other content"),
+        ("dev.tsv", "1\ta cat\ta dog\n", "-seed0 was begun when STS had other content"),
         ("sts.tsv", "1\ta cat\ta dog\n", r"judge_rated.json was made when judge rated had other data: give"),
     ],
 )
@@ -143,6 +150,27 @@ def test_what_was_made_of_files_that_have_changed_since_is_in_no_table(
     for cell in grid_of():  # of before, when nothing was written down
         (cell.directory / runner.INPUTS).unlink()
     assert run() == []
+
+
+@pytest.mark.parametrize(
+    ("folder_of", "sentence"),
+    [
+        ("theirs", "toy-BERT was begun when model BERT had other content"),
+        ("other", "-seed0 was begun when MODEL had other content"),
+        ("third", "-seed0 was begun when DECODER of .*tiny.gin had other content"),
+    ],
+)
+def test_what_was_made_with_a_model_that_has_other_weights_since_is_in_no_table(
+    grid_of, tmp_path, folder_of, sentence
+):
+    (tmp_path / folder_of / "README.md").write_text("what a model is does not depend on this")
+    assert runner.run_cells(grid_of(), steps=4, on_result=lambda: None) == []
+    weights = tmp_path / folder_of / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-4] + bytes(4))  # of the same size
+    assert weights.stat().st_size == len(content) and weights.read_bytes() != content
+    with pytest.raises(UserError, match=sentence):
+        runner.run_cells(grid_of(), steps=4, on_result=lambda: None)
 
 
 def test_the_bar_counts_steps(tmp_path, capsys, monkeypatch):
