@@ -60,6 +60,7 @@ def test_a_query_without_answers_is_not_in_the_file(tmp_path):
         ({"q": [("a\u2003b", 1.0)]}, "white space"),
         ({"q": [("a", float("nan"))]}, "is nan"),
         ({"q": [("a", float("inf"))]}, "is inf"),
+        ({"q": [("a", -1e39)]}, "the score -1e[+]39 of document 'a' for query 'q' is too great"),
         ({"q": [("a", 1.0), ("a", 2.0)]}, "same document twice"),
     ],
 )
@@ -77,6 +78,7 @@ def test_what_cannot_be_written(tmp_path, run, message):
         (b"q Q0 a 1 nan t\n", r"run:1: the score 'nan'"),
         (b"q Q0 a 1 -Infinity t\n", r"run:1: the score '-Infinity'"),
         (b"q Q0 a 1 1e999 t\n", r"run:1: the score '1e999'"),
+        (b"q Q0 a 1 9e38 t\nq Q0 b 2 8e38 t\n", r"run:1: the score '9e38' is too great: .* in float32"),
         (b"q Q0 a 1 1_0 t\n", r"run:1: the score '1_0'"),
         ("q Q0 a 1 ١٢ t\n".encode(), r"run:1: the score '١٢'"),
         (b"", r"run: the file is empty"),

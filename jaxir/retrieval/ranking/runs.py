@@ -17,6 +17,8 @@ from jaxir.files import atomic_file, local_path
 
 Run = dict[str, dict[str, float]]
 TAG = "jaxir"
+GREATEST = float(np.finfo(np.float32).max)
+_TOO_GREAT = "too great: ranks are by scores in float32, as trec_eval's, where it would be infinite"
 _CUT = ": the file is cut off here, what came after is missing"
 
 
@@ -37,7 +39,8 @@ def write_run(
       tag: the name of the system, the last column.
 
     Raises:
-      UserError: an id or the tag is empty or holds white space, a score is not finite, or an id comes twice.
+      UserError: an id or the tag is empty or holds white space, a score is not finite in float32, or an id
+        comes twice.
     """
     _check_field("tag", tag)
     with atomic_file(path) as file:
@@ -52,6 +55,9 @@ def write_run(
                 _check_field("document id", doc_id)
                 if not math.isfinite(score):
                     raise UserError(f"the score of document {doc_id!r} for query {query_id!r} is {score}")
+                if abs(score) > GREATEST:
+                    what = f"the score {score!s} of document {doc_id!r} for query {query_id!r}"
+                    raise UserError(f"{what} is {_TOO_GREAT}")
                 file.write(f"{query_id} Q0 {doc_id} {rank} {score!s} {tag}\n")
 
 
@@ -63,7 +69,7 @@ def read_run(path: str | Path) -> Run:
 
     Raises:
       BadInputError: the file is empty, is not UTF-8 or ends within a line, or a line has not six columns, has
-        a score that is not a finite number, or names a document a second time for its query.
+        a score that is not a finite number in float32, or names a document a second time for its query.
     """
     run: Run = {}
     for number, query_id, doc_id, score in _lines(path):
@@ -115,6 +121,8 @@ def _lines(path: str | Path) -> Iterator[tuple[int, str, str, float]]:
         score = as_number(text)
         if score is None:
             raise BadInputError(path, number, f"the score {text!r} is not a finite number")
+        if abs(score) > GREATEST:
+            raise BadInputError(path, number, f"the score {text!r} is {_TOO_GREAT}")
         answers[query_id] += 1
         yield number, query_id, doc_id, score
     if not answers:
