@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -247,3 +248,20 @@ def test_bad_input_costs_a_sentence_before_any_work(collection, encoder, small_m
     flags = [f"--model={small_model}", f"--input={folder}/corpus.jsonl", f"--output={tmp_path}/out"]
     assert cli.main("jaxir.encode:encode", [*flags, "--views=3"]) == 1
     assert "--expansion and --views are for --expansions" in capsys.readouterr().err
+
+
+def test_a_model_with_no_room_for_queries_is_refused_and_nothing_is_begun(
+    collection, encoder, small_model, tmp_path, capsys
+):
+    folder, lengths = collection[0], encoder.settings
+    shutil.copytree(small_model, narrow := tmp_path / "narrow")
+    described = json.loads((narrow / "jaxir.json").read_text())
+    described["settings"]["query_max_length"] = lengths.passage_max_length
+    del described["sha256"]
+    (narrow / "jaxir.json").write_text(json.dumps(described))
+    flags = [f"--input={folder}/corpus.jsonl", f"--expansions={folder}/queries.jsonl"]
+    flags.append(f"--output={tmp_path}/out")
+    assert cli.main("jaxir.encode:encode", [f"--model={narrow}", *flags]) == 1
+    assert "have no room for a query of" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert cli.main("jaxir.encode:encode", [f"--model={small_model}", *flags]) == 0

@@ -40,7 +40,7 @@ from jaxir.retrieval.encoding.batching import EncodingReport
 from jaxir.retrieval.encoding.cluster import Cluster
 from jaxir.retrieval.encoding.dual_encoder import DualEncoder, Tower
 from jaxir.retrieval.encoding.shards import Shard, encode_by_cluster, encode_shards, files_of, write_shard
-from jaxir.retrieval.encoding.views import Expansion, Kind
+from jaxir.retrieval.encoding.views import Expansion, Kind, joiner_of
 from jaxir.retrieval.npy import read_npy
 from jaxir.simple_types import Count, Natural, checked
 
@@ -186,12 +186,15 @@ def encode_corpus(
     Raises:
       BadInputError: a malformed line, also of the queries.
       UserError: the directory is another run's, or another run is writing it, or queries are to expand
-        queries, or a machine of the cluster has another model under the encoder's name.
+        queries or leave no room for documents, or a machine of the cluster has another model under the
+        encoder's name.
     """
     if shard_size < 1:
         raise UserError(f"shard_size must be at least 1, not {shard_size}")
     if expansion is not None and tower != "passage":
         raise UserError("generated queries expand documents: with --tower=passage only")
+    if expansion is not None:
+        joiner_of(encoder)  # while nothing is written yet
     input, output = local_path(input), local_path(output, "written to")
     check_work_directory(output, "embeddings directory")
     info = _describe(encoder, input, tower, shard_size, expansion, on_bad_input)

@@ -78,6 +78,16 @@ class Expansion:
             pass
 
 
+def joiner_of(encoder: DualEncoder) -> Joiner:
+    """Returns what appends queries to documents within a model's maximum lengths.
+
+    Raises:
+      UserError: queries leave no room for documents in them.
+    """
+    settings = encoder.settings
+    return Joiner(encoder.tokenizer, settings.passage_max_length, settings.query_max_length)
+
+
 def encode_views(
     encoder: DualEncoder, windows: Iterable[Sequence[Sequence[View]]], **how: object
 ) -> Iterator[np.ndarray]:
@@ -94,8 +104,7 @@ def encode_views(
     Raises:
       UserError: queries leave no room for documents in the model's maximum lengths.
     """
-    settings, sizes = encoder.settings, []
-    joiner = Joiner(encoder.tokenizer, settings.passage_max_length, settings.query_max_length)
+    joiner, sizes = joiner_of(encoder), []
 
     def tokens() -> Iterator[list[np.ndarray]]:
         for window in windows:
