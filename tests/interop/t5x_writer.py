@@ -45,7 +45,7 @@ def write(
     *,
     version: int = 2,
     inlined: tuple[str, ...] = ("scale", "rel_embedding", "projection_layer/kernel"),
-    chunks: tuple[int, int] = (13, 7),
+    chunks: tuple[int, int] = (29, 23),
     path_on_top: bool = False,
     in_bucket: bool = False,
     optimizer: bool = True,

@@ -71,7 +71,7 @@ VERSIONS = {
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_version_and_type_gives_the_same_bits(version, brain, encoder, tmp_path):
     kernel = encoder["encoder/layers_0/mlp/wo/kernel"]
-    assert kernel.shape[0] % 13 and kernel.shape[1] % 7, "chunks at the edges must be padded"
+    assert kernel.shape[0] % 29 and kernel.shape[1] % 23, "chunks at the edges must be padded"
     params = {p: v.astype(ml_dtypes.bfloat16) if brain else v for p, v in encoder.items()}
     t5x_writer.write(tmp_path, params, **VERSIONS[version])
     found = model_dir.read(f"t5x:{tmp_path}", tokenizer=TOKENIZER)[0]
