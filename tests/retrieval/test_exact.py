@@ -17,7 +17,7 @@ from jaxir.partitioning import MeshConfig
 from jaxir.retrieval.encoding.embeddings import open_embeddings
 from jaxir.retrieval.indexes import exact, rounding, topk
 from jaxir.retrieval.indexes.exact import ExactIndex
-from jaxir.retrieval.indexes.exact_rows import Rows
+from jaxir.retrieval.indexes.exact_rows import STEP, Rows
 from jaxir.retrieval.indexes.index import load_index, normalize
 from jaxir.retrieval.indexes.topk import NO_RANK, block_program, merge_program
 from jaxir.retrieval.indexes.tuning import Trial
@@ -290,6 +290,21 @@ def test_smaller_storage_costs_recall_that_is_told(tmp_path, points, storage, si
     loaded.delete([found[1][0]])
     loaded.save(tmp_path / "changed")
     assert load_index(tmp_path / "changed").search(points[1:2], 4)[1] == [["new", *found[1][1:4]]]
+
+
+def test_vectors_of_every_block_that_is_written_keep_their_scales(tmp_path):
+    """Each vector is of another length, so that no other's scale does for it."""
+    count = STEP + 100
+    vectors = np.random.default_rng(3).standard_normal((count, 8)).astype(np.float32)
+    vectors *= np.linspace(1, 9, count, dtype=np.float32)[:, None]
+    ids = [f"d{i}" for i in range(count)]
+    index = ExactIndex.build(vectors, ids, similarity="dot", storage="int8")
+    index.save(tmp_path / "index")
+    for queries in (vectors[-20:], -vectors[:20]):
+        scores, found = load_index(tmp_path / "index").search(queries, 5)
+        assert found == index.search(queries, 5)[1]
+        near = [[queries[q] @ vectors[int(d[1:])] for d in row] for q, row in enumerate(found)]
+        np.testing.assert_allclose(scores, near, rtol=0.05)
 
 
 def test_an_index_from_before_there_were_types(tmp_path, points):
