@@ -69,10 +69,12 @@ class Step:
     Attributes:
       arguments: after `python`.
       done: the file that is there once it is finished.
+      results: files that later commands read, and that nothing else would show to have changed.
     """
 
     arguments: tuple[str, ...]
     done: Path
+    results: tuple[Path, ...] = ()
 
 
 def steps_of(settings: RoundSettings, output: Path) -> Iterator[tuple[str, list[Step]]]:
@@ -97,9 +99,8 @@ def steps_of(settings: RoundSettings, output: Path) -> Iterator[tuple[str, list[
             steps += _search(settings, folder, before, here)
         if run is not None:
             mining = [f"--run={run}", f"--dataset=beir:{settings.dataset}", *settings.mining]
-            steps.append(
-                _step("mine", [*mining, f"--output={here / 'negatives'}"], here / "negatives/mining.json")
-            )
+            mined, report = here / "negatives/train.jsonl", here / "negatives/mining.json"
+            steps.append(_step("mine", [*mining, f"--output={mined.parent}"], report, mined, report))
         start = before if number and settings.start == "previous" else None
         steps.append(_train(settings, here, start=start, mined=run is not None))
         scoring = [
@@ -109,7 +110,9 @@ def steps_of(settings: RoundSettings, output: Path) -> Iterator[tuple[str, list[
         ]
         result = here / "test.json"
         steps.append(
-            _step("evaluate", [*scoring, f"--metrics={settings.metrics}", f"--output={result}"], result)
+            _step(
+                "evaluate", [*scoring, f"--metrics={settings.metrics}", f"--output={result}"], result, result
+            )
         )
         yield here.name, steps
 
@@ -123,8 +126,8 @@ def run_rounds(settings: RoundSettings, output: Path, *, say: Callable[[str], No
       say: told of each command before it runs.
 
     Raises:
-      UserError: the directory was begun with other settings, another process works in it, or a command
-        failed.
+      UserError: the directory was begun with other settings, another process works in it, a result of an
+        earlier call has changed since, or a command failed.
       Interrupted: on SIGINT or SIGTERM, once the command at work has saved what it had.
     """
     planned = list(steps_of(settings, output))
@@ -145,6 +148,12 @@ def run_rounds(settings: RoundSettings, output: Path, *, say: Callable[[str], No
     read |= inputs.of_named(judges)
     with locked(output, f"another process works in {output}"):
         runner.check_begun(output, identity, read)
+        results = {
+            name: [str(path.relative_to(output / name)) for step in steps for path in step.results]
+            for name, steps in planned
+        }
+        for name, names in results.items():
+            runner.check_results(output / name, names)
         runner.begin(output, identity, read)
         for name, steps in planned:
             for step in steps:
@@ -158,6 +167,7 @@ def run_rounds(settings: RoundSettings, output: Path, *, say: Callable[[str], No
                         pass
                 except runner.CommandFailed as error:
                     raise UserError(f"{name}: {command} failed: {error} (see {log})") from error
+                runner.note_results(output / name, results[name])
     return [steps[-1].done for _, steps in planned]
 
 
@@ -174,7 +184,7 @@ def _search(settings: RoundSettings, folder: BeirFolder, model: Path, here: Path
     return [
         _step("encode", encode, index / "index.json"),
         _step("index", build, index / "index.json"),
-        _step("search", search, run),
+        _step("search", search, run, run),
     ]
 
 
@@ -191,5 +201,5 @@ def _train(settings: RoundSettings, here: Path, *, start: Path | None, mined: bo
     return _step("train", arguments, here / "model" / "COMPLETE")
 
 
-def _step(command: str, arguments: Sequence[str], done: Path) -> Step:
-    return Step(arguments=("-m", f"jaxir.{command}", *arguments), done=done)
+def _step(command: str, arguments: Sequence[str], done: Path, *results: Path) -> Step:
+    return Step(arguments=("-m", f"jaxir.{command}", *arguments), done=done, results=results)

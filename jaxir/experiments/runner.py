@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxir import checksums
 from jaxir.errors import UserError
 from jaxir.experiments.plan import Cell
 from jaxir.experiments.table import read_judges, read_scores
@@ -60,11 +61,12 @@ def run_cells(cells: Sequence[Cell], *, steps: int, on_result: Callable[[], None
 
     Raises:
       Interrupted: on SIGINT or SIGTERM, once the command at work has saved what it had.
-      UserError: a cell was begun with other commands, or read other data.
+      UserError: a cell was begun with other commands, read other data, or has a result that has changed.
     """
     for cell in cells:
         check_begun(cell.directory, cell.identity, cell.inputs)
         check_judges(cell)
+        check_results(cell.directory, _results(cell))
     failures = []
     left = [cell for cell in cells if not cell.finished]
     done = len(cells) - len(left)
@@ -120,6 +122,7 @@ def run_cell(cell: Cell, *, on_steps: Callable[[int], None]) -> None:
         if not result.exists():
             for _ in running(arguments, cell.directory / "log.txt"):
                 pass
+            note_results(cell.directory, _results(cell))
 
 
 def running(arguments: Sequence[str], log: Path) -> Iterator[None]:
@@ -278,6 +281,37 @@ def check_judges(cell: Cell) -> None:
 def inputs_of(cell: Cell) -> dict[str, str]:
     """Returns what the commands of a cell and its judges read, by name and content."""
     return {**cell.inputs, **{_judge(name): content for name, content in cell.judged_by.items()}}
+
+
+def note_results(directory: Path, names: Sequence[str]) -> None:
+    """Notes the content of results that commands have just made, in the SHA256SUMS of their experiment.
+
+    Args:
+      directory: of the experiment.
+      names: all its results, whether they are there yet or not.
+    """
+    noted = checksums.read(directory) or {}  # also of judges that are not asked this time
+    there = [name for name in sorted({*names, *noted}) if (directory / name).exists()]
+    if noted or there:
+        checksums.take_up(directory, there)
+
+
+def check_results(directory: Path, names: Sequence[str]) -> None:
+    """Raises a UserError where a result is not what its command made: cut, or of another experiment.
+
+    Those that were removed are made again; of those that nothing is noted of it is, for they were made by
+    hand, or by a process that was killed then.
+
+    Args:
+      directory: of the experiment.
+      names: all its results, whether they are there yet or not.
+    """
+    note_results(directory, names)
+    checksums.check(directory, may_grow=True)
+
+
+def _results(cell: Cell) -> list[str]:
+    return [path.name for path in (cell.result, *cell.judged.values())]
 
 
 def _judge(name: str) -> str:

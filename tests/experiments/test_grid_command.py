@@ -40,6 +40,7 @@ def test_a_grid_from_end_to_end(tmp_path, flags):
     assert (out / "table.md").read_text() == done.stdout
     pair = out / "cells" / "toy-tiny-ade_spl-pair-seed0"
     assert sorted(p.name for p in pair.iterdir()) == [
+        "SHA256SUMS",
         "commands.txt",
         "inputs.json",
         "log.txt",

@@ -48,6 +48,7 @@ def test_rounds_from_end_to_end(tmp_path, flags):
     assert [line.split("|")[1].strip(" -:") for line in lines] == ["round", "", "0", "1"]
     out = tmp_path / "out"
     assert sorted(p.name for p in (out / "round1").iterdir()) == [
+        "SHA256SUMS",
         "embeddings",
         "index",
         "log.txt",
@@ -170,20 +171,45 @@ def test_rounds_over_a_whole_recipe_train_on_what_they_mine(tmp_path, folder):
     gin.clear_config()
 
 
+def finish(out: Path) -> None:
+    """Makes a round on pairs and one on mined negatives, as if all their commands had run."""
+    for number in (0, 1):
+        here = out / f"round{number}"
+        for made in ("index/index.json", "negatives/mining.json", "model/COMPLETE"):
+            (here / made).parent.mkdir(parents=True, exist_ok=True)
+            (here / made).touch()
+        (here / "train.trec").write_text("q1 Q0 d1 1 1.0 t\nq2 Q0 d1 1 1.0 t\n")
+        (here / "negatives" / "train.jsonl").write_text("{}\n{}\n")
+        values = {"q1": 1.0, "q2": 0.5}
+        scores = {"metrics": {"P@1": 0.75, "RR": 0.75}, "per_query": {"P@1": values, "RR": values}}
+        (here / "test.json").write_text(json.dumps(scores))
+
+
+@pytest.mark.parametrize(
+    "name", ["train.trec", "negatives/train.jsonl", "negatives/mining.json", "test.json"]
+)
+def test_what_a_round_has_made_is_noticed_to_have_changed(tmp_path, flags, capsys, name):
+    finish(tmp_path / "out")
+    for _ in range(2):
+        assert cli.main("jaxir.rounds:rounds", flags) == 0
+    path = tmp_path / "out" / "round1" / name
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2] or b"{}")  # cut at a line's end
+    capsys.readouterr()
+    assert cli.main("jaxir.rounds:rounds", flags) == 1
+    error = capsys.readouterr().err
+    assert f"out/round1 is damaged: {name} is not what was written" in error and error.count("\n") == 1
+    path.write_bytes(content)
+    assert cli.main("jaxir.rounds:rounds", flags) == 0
+
+
 @pytest.mark.parametrize(("name", "called"), [("bert", "MODEL"), ("cross_bert", "cross_encoder")])
 def test_rounds_are_taken_up_with_the_models_that_they_were_begun_with(tmp_path, flags, capsys, name, called):
     for golden in ("bert", "cross_bert"):
         shutil.copytree(GOLDEN / golden, tmp_path / golden)
     reader = [f"--cross_encoder=hf:{tmp_path / 'cross_bert'}", "--max_relevance=0.1"]
     bound = [f"{flag},MODEL=hf:{tmp_path / 'bert'}" if "--bindings" in flag else flag for flag in flags]
-    for number in (0, 1):  # all is there, or so it seems
-        here = tmp_path / "out" / f"round{number}"
-        for made in ("index/index.json", "train.trec", "negatives/mining.json", "model/COMPLETE"):
-            (here / made).parent.mkdir(parents=True, exist_ok=True)
-            (here / made).touch()
-        values = {"q1": 1.0, "q2": 0.5}
-        scores = {"metrics": {"P@1": 0.75, "RR": 0.75}, "per_query": {"P@1": values, "RR": values}}
-        (here / "test.json").write_text(json.dumps(scores))
+    finish(tmp_path / "out")
     assert cli.main("jaxir.rounds:rounds", [*bound, *reader]) == 0
     weights = tmp_path / name / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-4] + bytes(4))  # of the same size

@@ -1,5 +1,6 @@
 """Cells in real processes: finished ones are left alone, failing ones told, interrupted ones taken up."""
 
+import dataclasses
 import json
 import shutil
 import signal
@@ -171,6 +172,39 @@ def test_what_was_made_with_a_model_that_has_other_weights_since_is_in_no_table(
     assert weights.stat().st_size == len(content) and weights.read_bytes() != content
     with pytest.raises(UserError, match=sentence):
         runner.run_cells(grid_of(), steps=4, on_result=lambda: None)
+
+
+def test_a_result_that_has_changed_since_it_was_made_is_in_no_table(tmp_path):
+    cells = [cell(tmp_path / "a"), cell(tmp_path / "b", steps=8)]
+
+    def run():
+        return runner.run_cells(cells, steps=4, on_result=lambda: None)
+
+    assert run() == [] and run() == []
+    made = [c.result.read_bytes() for c in cells]
+    cells[0].result.write_bytes(made[1])
+    with pytest.raises(UserError, match=r"a is damaged: test\.json is not what was written"):
+        run()
+    cells[0].result.unlink()  # as that sentence advises: it is made anew
+    assert run() == [] and cells[0].result.read_bytes() == made[0]
+    cells[0].result.write_bytes(made[1])
+    with pytest.raises(UserError, match="a is damaged"):  # which is noted as well
+        run()
+    (cells[0].directory / "SHA256SUMS").unlink()  # it was changed on purpose
+    assert run() == []
+    cells[0].result.write_bytes(made[0])
+    with pytest.raises(UserError, match="a is damaged"):
+        run()
+
+
+def test_a_judge_that_is_not_asked_any_more_keeps_what_is_noted_of_it(grid_of):
+    (judged,) = (c for c in grid_of() if c.name == "toy-BERT")
+    assert runner.run_cells([judged], steps=4, on_result=lambda: None) == []
+    without = dataclasses.replace(judged, commands=judged.commands._replace(judging={}), judged_by={})
+    assert runner.run_cells([without], steps=4, on_result=lambda: None) == []
+    judged.judged["rated"].write_text("{}")
+    with pytest.raises(UserError, match=r"damaged: judge_rated\.json is not what was written"):
+        runner.run_cells([judged], steps=4, on_result=lambda: None)
 
 
 def test_the_bar_counts_steps(tmp_path, capsys, monkeypatch):
