@@ -90,8 +90,12 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-    """Puts the tests that take long first: at the end one of two workers would wait for them."""
-    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+    """Puts the tests that take long first: at the end one of the workers would wait for them.
+
+    Those of servers come next, so that one worker has them all: each that has any starts servers for them.
+    """
+    serving = Path(__file__).parent / "serving"
+    items.sort(key=lambda i: (i.get_closest_marker("long") is None, serving not in i.path.parents))
 
 
 # What a machine of CI may lack; all else is installed there.
