@@ -226,8 +226,8 @@ def last_step(run: Path) -> int:
 
 def last_words(log: Path) -> str:
     """Returns the last line of a log, without `error: ` before it."""
-    text = log.read_text(encoding="utf-8", errors="replace").strip()
-    return text.rpartition("\n")[2].rpartition("\r")[2].removeprefix("error: ")
+    text = log.read_text(encoding="utf-8", errors="replace").strip()  # which takes a bar's \r for \n
+    return text.rpartition("\n")[2].removeprefix("error: ")
 
 
 def begin(directory: Path, identity: Sequence[str], inputs: Mapping[str, str]) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -38,6 +39,7 @@ run, result = map(pathlib.Path, sys.argv[1:])
 steps = len((run / "log.jsonl").read_text().splitlines())
 result.write_text(json.dumps({"metrics": {"P@1": steps / 10}, "per_query": {"P@1": {"q": steps / 10}}}))
 """
+JUDGE = 'import pathlib, sys; pathlib.Path(sys.argv[1]).write_text(\'{"spearman": {"all": 50.0}}\')'
 FAIL = "import sys; print('so far so good'); sys.exit('error: the data are bad')"
 
 
@@ -207,10 +209,68 @@ def test_a_judge_that_is_not_asked_any_more_keeps_what_is_noted_of_it(grid_of):
         runner.run_cells([judged], steps=4, on_result=lambda: None)
 
 
+def judged(before: Cell, content: str) -> Cell:
+    """The cell with a judge, whose data have that content."""
+    judging = {"rated": ("-c", JUDGE, str(before.directory / "judge_rated.json"))}
+    commands = before.commands._replace(judging=judging)
+    return dataclasses.replace(before, commands=commands, judged_by={"rated": content})
+
+
+def test_what_is_there_of_a_cell_is_not_made_again(tmp_path, capsys):
+    """Its model where its test had failed, and both where a judge comes later."""
+
+    def commands_of(made: Cell) -> list[str]:
+        assert runner.run_cells([made], steps=4, on_result=lambda: None) == []
+        said = (tmp_path / "a" / "log.txt").read_text()
+        return [line[-9:] for line in said.splitlines() if line.startswith("$ python")]
+
+    plain = cell(tmp_path / "a")
+    assert len(commands_of(plain)) == 2
+    plain.result.unlink()
+    assert len(commands_of(plain)) == 3
+    assert len(commands_of(judged(plain, "1"))) == 4
+    assert "rated Spearman 0.5000" in capsys.readouterr().err
+
+
+def test_what_a_judge_has_read_is_remembered_until_it_reads_other_data(tmp_path):
+    def run(made: Cell):
+        return runner.run_cells([made], steps=4, on_result=lambda: None)
+
+    plain = cell(tmp_path / "a")
+    assert run(judged(plain, "1")) == []
+    plain.result.unlink()
+    assert run(plain) == []  # which writes down what is read, but for the judge's data
+    other = judged(plain, "2")
+    with pytest.raises(UserError, match=r"judge_rated\.json was made when judge rated had other data"):
+        run(other)
+    other.judged["rated"].unlink()  # as that sentence advises
+    assert run(other) == [] and run(other) == []
+
+
 def test_the_bar_counts_steps(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(progress, "EVERY", 0)
     assert runner.run_cells([cell(tmp_path / "a")], steps=4, on_result=lambda: None) == []
     assert "grid: 4 of 4 steps," in capsys.readouterr().err
+
+
+def test_the_steps_of_a_stage_come_after_those_before(tmp_path):
+    first = cell(tmp_path / "a")
+    second = tmp_path / "a" / "second"
+    train = (second, ("-c", TRAIN, str(second), "3", "0"))
+    both = first.commands._replace(training=(*first.commands.training, train))
+    seen = []
+    runner.run_cell(dataclasses.replace(first, commands=both), on_steps=seen.append)
+    assert seen == sorted(seen) and seen[-1] == 4 + 3 and 4 in seen
+
+
+def test_the_end_of_a_log_that_is_being_written(tmp_path):
+    assert runner.last_step(tmp_path) == 0
+    log = tmp_path / "log.jsonl"
+    for torn in ("", '{"step": 9', '{"loss": 1}\n', "null\n"):
+        log.write_text("".join(f'{{"step": {n}, "loss": 0.5}}\n' for n in range(1, 300)) + torn)
+        assert runner.last_step(tmp_path) == 299
+    log.write_bytes(b"a bar\r1 of 2\r2 of 2\rerror: no room\n")
+    assert runner.last_words(log) == "no room"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
@@ -256,6 +316,30 @@ def test_a_killed_command_is_a_failure(tmp_path):
     )
     assert failure.reason == "killed by SIGKILL"
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL  # handlers are put back
+
+
+@pytest.mark.parametrize("ends", ["os.kill(os.getpid(), signal.SIGTERM)", "sys.exit(128 + signal.SIGTERM)"])
+def test_a_command_that_is_stopped_from_outside_stops_the_grid(tmp_path, ends):
+    """Which would else go on with what its user, or the system that shuts down, has just stopped."""
+    stopped = cell(tmp_path / "stopped")
+    stop = ("-c", f"import os, signal, sys; {ends}")
+    commands = stopped.commands._replace(training=((tmp_path / "stopped" / "model", stop),))
+    cells = [dataclasses.replace(stopped, commands=commands), cell(tmp_path / "next")]
+    with pytest.raises(runner.Interrupted) as told:
+        runner.run_cells(cells, steps=4, on_result=lambda: None)
+    assert told.value.args == (signal.SIGTERM,)
+    assert not (tmp_path / "next").exists()
+
+
+def test_a_command_that_nobody_waits_for_any_more_ends(tmp_path):
+    place = tmp_path / "pid"
+    script = "import os, sys, time; os.write(os.open(sys.argv[1], 65), b'%d' % os.getpid()); time.sleep(60)"
+    command = runner.attended(["-c", script, str(place)])
+    while next(command) or not (place.exists() and place.read_text()):
+        pass
+    command.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(place.read_text()), 0)
 
 
 WORKS = """
