@@ -168,7 +168,7 @@ def stamp(directory: str | Path, keys: Mapping[str, Any]) -> None:
       keys: what `key` gave of each before it was read, or once it was written, by name.
     """
     directory = Path(directory)
-    if _settled(keys, lambda name: key(directory / name)):
+    if _settled(keys.values()):
         with contextlib.suppress(OSError, UserError), atomic_file(_stamp_path(directory)) as file:
             file.write(_state(directory, keys))
 
@@ -198,7 +198,7 @@ def stamp_file(path: Path, expected: str, found: tuple[int, int, int, int] | Non
       expected: its hash.
       found: what `key` gave of it before it was read, or once it was written.
     """
-    if found is not None and _settled({path: found}, key):
+    if found is not None and _settled([found]):
         with contextlib.suppress(OSError, UserError), atomic_file(_stamp_path(path)) as file:
             file.write(f"{expected} {found}\n")
 
@@ -227,13 +227,11 @@ class Hashed:
         return self._digest.hexdigest()
 
 
-def _settled(keys: Mapping[Any, Any], look: Callable[[Any], Any]) -> bool:
-    """Waits until files will show by their times that they change; returns whether none has done so yet."""
-    newest = max((max(found[1:3]) for found in keys.values()), default=0)
+def _settled(keys: Collection[tuple[int, int, int, int]]) -> bool:
+    """Waits until files will show by their times that they change; returns whether they will."""
+    newest = max((max(found[1:3]) for found in keys), default=0)
     time.sleep(min(max(newest + TICK_NS - time.time_ns(), 0), TICK_NS) / 1e9)
-    if newest + TICK_NS > time.time_ns():  # by another machine's clock
-        return False
-    return keys == {name: look(name) for name in keys}
+    return newest + TICK_NS <= time.time_ns()  # by another machine's clock it may not be
 
 
 def _lines(sums: Mapping[str, str]) -> list[str]:

@@ -116,6 +116,11 @@ def with_other_sums(place):
     checksums.write(place, dict.fromkeys(checksums.read(place), "0" * 64))
 
 
+def with_a_folder_in_place_of_sums(place):
+    (place / "SHA256SUMS").unlink()
+    (place / "SHA256SUMS").mkdir()
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
@@ -127,6 +132,7 @@ def with_other_sums(place):
         (with_other_sums, "ids.json is not what was written"),
         (lambda place: (place / "SHA256SUMS").write_text("nothing\n"), "is no line of such a file"),
         (lambda place: (place / "SHA256SUMS").write_bytes(b"\xff" * 90), "cannot be read"),
+        (with_a_folder_in_place_of_sums, "cannot be read: .*directory"),
         (lambda place: (place / "SHA256SUMS").write_text(f"{'0' * 64}  ../other\n"), "outside"),
         (lambda place: (place / "SHA256SUMS").write_text(f"{'0' * 64}  /etc/passwd\n"), "outside"),
         (lambda place: (place / "SHA256SUMS").write_text(f"{'0' * 64}  ids.json\n"), "was not there"),
@@ -143,6 +149,8 @@ def test_damage_costs_a_sentence(written, damage, said):
 def test_what_may_change_and_what_is_older(written):
     (written / "engine.db" / "rows").write_text("changed")
     (written / ".nfs0001").touch()
+    (written / ".cache").mkdir()
+    (written / ".cache" / "file").touch()
     check(written, without=("engine.db",))
     (written / "README").touch()
     check(written, without=("engine.db",), may_grow=True)
