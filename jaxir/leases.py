@@ -49,14 +49,14 @@ class Lease:
 
     def __init__(self, directory: Path, doing: str):
         check_bucket(directory, writing=True)
-        from google.api_core import retry
         from google.cloud import storage
+        from google.cloud.storage.retry import DEFAULT_RETRY  # api_core's own knows no failed upload
 
         self._directory, self._doing = directory, doing
         bucket, _, prefix = str(directory).removeprefix("gs://").partition("/")
         self._bucket = storage.Client().bucket(bucket)
         self._name = f"{prefix.rstrip('/')}/{LEASE}".lstrip("/")
-        self._how = {"timeout": ATTEMPTS / 2, "retry": retry.Retry(timeout=ATTEMPTS)}
+        self._how = {"timeout": ATTEMPTS / 2, "retry": DEFAULT_RETRY.with_timeout(ATTEMPTS)}
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self._about = {"host": socket.gethostname(), "process": os.getpid(), "since": now}
         self._about["token"] = secrets.token_hex(16)

@@ -152,6 +152,7 @@ def test_who_has_lost_a_lease_is_told_and_leaves_the_other_its_own(bucket):
 
 def test_a_bucket_that_is_away_for_a_while_costs_no_lease_and_for_long_a_sentence(bucket, monkeypatch):
     monkeypatch.setattr(leases, "ATTEMPTS", 0.3)
+    monkeypatch.setattr(leases, "STALE_AFTER", 3.0)
     with lease() as held:
         bucket.admit = lambda name: False
         time.sleep(0.3)
@@ -162,8 +163,66 @@ def test_a_bucket_that_is_away_for_a_while_costs_no_lease_and_for_long_a_sentenc
             while True:
                 time.sleep(0.05)
                 held.check()
+        assert time.monotonic() - held._renewed < leases.STALE_AFTER, "before another may take it over"
         bucket.admit = lambda name: True
         held.check()
     bucket.admit = lambda name: False
     with pytest.raises(UserError, match="gs://bucket/run could not be leased"), lease():
         pass
+
+
+def test_a_lease_that_another_took_over_unnoticed_is_left_to_it(bucket, monkeypatch):
+    monkeypatch.setattr(leases, "RENEWED_EVERY", 60.0)
+    with lease():
+        bucket.put("run/LEASE", b'{"host": "other"}')
+    assert bucket["run/LEASE"] == b'{"host": "other"}'
+
+
+def test_a_lease_that_is_gone_meanwhile_is_not_held(bucket):
+    with lease() as held:
+        bucket.put("run/LEASE", b"{}")
+        bucket.remove("run/LEASE")
+        with pytest.raises(UserError, match=r"now \(it has come and gone\); this one ends"):
+            while True:
+                time.sleep(0.05)
+                held.check()
+    assert not bucket.names()
+
+
+def test_a_lease_whose_holder_ends_meanwhile_is_taken_at_once(bucket, monkeypatch, capsys):
+    monkeypatch.setattr(leases, "STALE_AFTER", 60.0)
+    bucket.put("run/LEASE", b"{}")
+    threading.Timer(0.2, bucket.remove, ["run/LEASE"]).start()
+    with lease() as held:
+        held.check()
+    said = capsys.readouterr().err
+    assert "waiting up to 60 s" in said and "taken over" not in said
+
+
+def test_a_lease_of_which_only_the_answer_was_lost_is_ones_own(bucket, monkeypatch, capsys):
+    """The bucket has written it, and says on being asked again that it is there."""
+    put, lost = bucket.put, []
+
+    def put_and_lose_the_first_answer(name, content, condition=None):
+        code = put(name, content, condition)
+        if lost:
+            return code
+        lost.append(code)
+        return 503
+
+    monkeypatch.setattr(bucket, "put", put_and_lose_the_first_answer)
+    with lease() as held:
+        held.check()
+    assert lost == [200] and "is leased" not in capsys.readouterr().err
+    assert not bucket.names()
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff", b"[1]"])
+def test_a_lease_that_says_nothing_is_taken_over_too(bucket, monkeypatch, capsys, content):
+    monkeypatch.setattr(leases, "STALE_AFTER", 0.2)
+    monkeypatch.setattr(leases, "RENEWED_EVERY", 0.05)
+    bucket.put("run/LEASE", content)
+    with lease() as held:
+        held.check()
+    said = capsys.readouterr().err
+    assert "gs://bucket/run is leased (?, process ?, since ?)" in said and "is taken over" in said
