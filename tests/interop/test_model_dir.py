@@ -15,7 +15,7 @@ from flax import nnx
 
 from jaxir import cli
 from jaxir.errors import UserError
-from jaxir.interop import formats, model_dir, stored
+from jaxir.interop import formats, model_dir, run_dir, stored
 from jaxir.interop.build import FromScratch, Pretrained
 from jaxir.interop.huggingface import hub
 from jaxir.models.bert import BertConfig
@@ -73,6 +73,31 @@ def test_run_directory_means_its_best_else_its_latest_checkpoint(scan, tmp_path)
     (tmp_path / "run" / "checkpoints" / "best.json").symlink_to("nowhere")
     with pytest.raises(UserError, match=r"best\.json: no such file"):
         model_dir.load(str(tmp_path / "run"))
+
+
+def test_what_else_lies_among_checkpoints_is_none(tmp_path):
+    for name in ("9", "10", "007", "8.orbax-checkpoint-tmp-1", ".7.removed"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "11").touch()
+    assert run_dir.checkpoint_steps(tmp_path) == [9, 10]
+    assert run_dir.checkpoint_steps(tmp_path / "11") == run_dir.checkpoint_steps(tmp_path / "12") == []
+
+
+def test_a_record_and_a_best_json_that_are_of_no_checkpoint_are_damaged(tmp_path):
+    checkpoint = tmp_path / "checkpoints" / "1"
+    path = checkpoint / "run" / "metadata"
+    path.parent.mkdir(parents=True)
+    record = {"step": 1, "dev_value": None, "settings": {}}
+    for wrong in ({"step": 2}, {"dev_value": "0.5"}, {"settings": []}, {"checksums": {}}):
+        path.write_text(json.dumps(record | wrong))
+        with pytest.raises(run_dir.Damaged, match="1/run/metadata: "):
+            run_dir.read_record(checkpoint)
+    path.write_text(json.dumps(record))
+    assert run_dir.read_record(checkpoint) == record
+    (tmp_path / "jaxir.json").touch()
+    (tmp_path / "checkpoints" / "best.json").write_text('{"step": true}')
+    with pytest.raises(UserError, match=r"best\.json names step True, but there is no such checkpoint"):
+        run_dir.checkpoint_of(tmp_path)
 
 
 def test_the_fingerprint_knows_weights_architecture_and_tokenizer_but_not_how_it_is_computed(tmp_path):

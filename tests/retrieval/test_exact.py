@@ -224,6 +224,16 @@ def test_what_fills_a_block_up_is_no_answer():
     assert found == [list("abcde")] and scores.tolist() == [[-3, -7, -11, -15, -19]]
 
 
+def test_zeros_of_both_signs_are_ties():
+    """A float -0.0 ranks below 0.0 for XLA; in one dimension that is what products are."""
+    vectors = np.where(np.arange(40) % 2, -0.0, 0.0).astype(np.float32)[:, None]
+    ids = names(40)
+    queries = np.float32([[-1], [1]])
+    scores, found = ExactIndex.build(vectors, ids, similarity="dot").search(queries, 7)
+    assert found == [sorted(ids, reverse=True)[:7]] * 2
+    assert not np.signbit(scores).any()
+
+
 @pytest.mark.parametrize("k", [3, 12, 100])
 @pytest.mark.parametrize("kind", ["ties", "rising", "random"])
 def test_groups_are_opened_as_needed(k, kind):

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -80,3 +81,45 @@ def test_a_checkpoint_with_another_number_than_was_saved_is_set_aside(tmp_path, 
     with opened(tmp_path / "run", None) as (checkpoints, resumed):
         assert resumed.step == 1 and checkpoints.steps() == [1]
     assert "checkpoint 2 is broken (its checksums do not match its content)" in capsys.readouterr().err
+
+
+def test_an_index_that_is_gone_is_damage_and_the_best_is_named_anew(tmp_path, capsys):
+    """The one checkpoint that was evaluated is set aside, so that none is the best any more."""
+    with opened(tmp_path / "run", "loss") as (checkpoints, _):
+        for step, value in ((1, None), (2, 0.5)):
+            checkpoints.save(step, state(step), value)
+            checkpoints.settle()
+    assert best_in(tmp_path / "run")["step"] == 2
+    (tmp_path / "run" / "checkpoints" / "2" / "params" / stores.ORBAX_INDEX).unlink()
+    with opened(tmp_path / "run", "loss") as (checkpoints, resumed):
+        assert resumed.step == 1 and checkpoints.best() is None
+    assert f"checkpoint 2 is broken ({tmp_path}/run/checkpoints/2/params/" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "checkpoints" / "best.json").exists()
+
+
+def test_a_checkpoint_whose_record_is_another_ones_is_set_aside(tmp_path, capsys):
+    """By a copy under another number, or by a changed word that decides the course of the run."""
+    with opened(tmp_path / "run", None) as (checkpoints, _):
+        checkpoints.save(1, state(1), None)
+        checkpoints.settle()
+    directory = tmp_path / "run" / "checkpoints"
+    shutil.copytree(directory / "1", directory / "2")
+    shutil.copytree(directory / "1", directory / "3")
+    path = directory / "3" / "run" / "metadata"
+    path.write_text(path.read_text().replace('"step": 1', '"step": 3'))
+    with opened(tmp_path / "run", None) as (checkpoints, resumed):
+        assert resumed.step == 1 and checkpoints.steps() == [1]
+    said = capsys.readouterr().err
+    assert "checkpoint 2 is broken" in said and "metadata: of another step" in said
+    assert "checkpoint 3 is broken" in said and "metadata: not what was written there" in said
+
+
+def test_only_what_was_made_is_withdrawn(tmp_path):
+    with opened(tmp_path / "run", None) as (checkpoints, _):
+        checkpoints.withdraw()
+    assert not list((tmp_path / "run").iterdir())
+    with opened(tmp_path / "run", None):
+        pass
+    with opened(tmp_path / "run", None) as (checkpoints, _):
+        checkpoints.withdraw()
+    assert (tmp_path / "run" / "run.json").exists(), "of the run that was begun before"

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
@@ -103,9 +104,11 @@ def test_what_is_known_to_be_damage():
     ):
         assert not is_damage(passing) and not is_damage(caused(passing)), passing
     for damage in (
-        FileNotFoundError(errno.ENOENT, ""),
+        *(OSError(n, "") for n in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)),
         KeyError("opt_state"),
         json.JSONDecodeError("Expecting value", "", 0),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
+        ValueError("OUT_OF_RANGE: Requested byte range is not valid for value of size 3"),
         ValueError("DATA_LOSS: Error decoding manifest"),
         ValueError("NOT_FOUND: Metadata does not exist"),
         ValueError("FAILED_PRECONDITION: Error reading: Truncated Zstd-compressed stream"),
@@ -262,10 +265,28 @@ def test_parts_add_up_however_an_array_is_cut():
                 high, starts, shape
             )
             assert parts % 2**32 == whole, shape
+    for dtype in (jnp.bfloat16, np.float16, np.int32, np.int8):
+        values = np.asarray(rng.normal(size=(6, 5)) * 50).astype(dtype)
+        whole = array_checksums.of_part(values, (0, 0), (6, 5))
+        assert whole == int(jax.jit(array_checksums.of_array)(values)), dtype
     square = rng.normal(size=(8, 8)).astype(np.float32)
     known = array_checksums.of_part(square, (0, 0), (8, 8))
     for changed in (square.T, -square, square[::-1], np.roll(square, 1), square + 1):
         assert array_checksums.of_part(np.ascontiguousarray(changed), (0, 0), (8, 8)) != known
+
+
+def test_parts_of_an_array_that_are_read_again_are_counted_once():
+    values = np.arange(12, dtype=np.float32).reshape(3, 4)
+    top, bottom = ((slice(0, 2), slice(0, 4)), (slice(2, 3), slice(0, 4)))
+    known = array_checksums.of_part(values, (0, 0), (3, 4))
+    for expected in (known, known + 1):
+        reading = array_checksums.Reading("w", (3, 4), expected)
+        for part, is_last in ((top, False), (top, False), (bottom, True), (bottom, False), (top, True)):
+            if is_last and expected != known:
+                with pytest.raises(UserError, match=r"^w is damaged"):
+                    reading.add(part, values[part])
+            else:
+                reading.add(part, values[part])
 
 
 def test_a_run_without_best_json_is_told_to_be_taken_as_it_is_by_its_newest(tmp_path, stopped, capfd):

@@ -1,6 +1,7 @@
 """The loop within one process: what stops it, what it refuses, and that the mesh changes nothing."""
 
 import copy
+import dataclasses
 import itertools
 import json
 import os
@@ -26,11 +27,12 @@ from jaxir.errors import UserError
 from jaxir.features import pair_features
 from jaxir.interop.run_dir import sealed
 from jaxir.models import layers
-from jaxir.models.dual_encoder import l2_normalize
+from jaxir.models.dual_encoder import DualEncoderModel, l2_normalize
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.objectives.objective import Objective
 from jaxir.objectives.weighted_sum import WeightedSum
 from jaxir.training.optimizers import Adafactor, AdamW
+from jaxir.training.settings import disagreement, model_fingerprint
 
 
 def params_of(model) -> dict[str, np.ndarray]:
@@ -246,6 +248,25 @@ def test_a_run_of_before_whose_data_cannot_be_told_is_not_resumed(tmp_path, inte
     with pytest.raises(UserError, match="by an earlier jaxir, which knew its data by their first batch"):
         run(tmp_path / "run")
     assert steps_in(tmp_path / "run") == steps_in(interrupted_run)
+
+
+def test_a_dev_set_of_before_that_cannot_be_told_is_named_as_such():
+    saved, now = {"dev": "nDCG@10 on 21 examples 0123456789abcdef"}, {"dev": "nDCG@10 on 21 pairs"}
+    assert disagreement(saved, now).startswith("was begun by an earlier jaxir, which knew its data by their")
+
+
+def test_a_model_is_known_by_its_config_and_by_the_names_shapes_and_types_of_its_parameters():
+    config = tiny_run.bert().config
+    other = dataclasses.replace(config, pooling="cls")
+    kinds = [
+        *(DualEncoderModel(c, rngs=nnx.Rngs(0)) for c in (config, other)),
+        nnx.Dict(a=nnx.Param(jnp.zeros((2, 3)))),
+        nnx.Dict(b=nnx.Param(jnp.zeros((2, 3)))),
+        nnx.Dict(a=nnx.Param(jnp.zeros((3, 2)))),
+        nnx.Dict(a=nnx.Param(jnp.zeros((2, 3), jnp.bfloat16))),
+    ]
+    assert len(set(map(model_fingerprint, kinds))) == len(kinds)
+    assert model_fingerprint(tiny_run.bert(seed=1)) == model_fingerprint(kinds[0])
 
 
 def test_resuming_from_other_weights_is_refused(tmp_path, interrupted_run):

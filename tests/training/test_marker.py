@@ -10,7 +10,7 @@ from tiny_run import Hooked, pairs, run
 
 from jaxir.errors import UserError
 from jaxir.training.logs import own_lines
-from jaxir.training.marker import go_on
+from jaxir.training.marker import check_run_dir, go_on
 
 SETTINGS = {"steps": 12, "checkpoint_every": 3, "eval_every": 4}
 
@@ -155,6 +155,17 @@ def test_a_directory_with_a_run_json_of_something_else_is_not_written_to(tmp_pat
         with pytest.raises(UserError, match=rf"^{place}/run.json.* there is no checkpoint either"):
             run(place)
         assert (place / "run.json").read_text() == content and len(list(place.iterdir())) == 1
+
+
+def test_checkpoints_of_something_else_mark_no_run(tmp_path):
+    (tmp_path / "checkpoints" / "3").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "3" / "model.pt").touch()
+    with pytest.raises(UserError, match=r"is not empty and is not a training run \(it has no run\.json\)"):
+        check_run_dir(tmp_path)
+    (tmp_path / "checkpoints" / "4" / "run").mkdir(parents=True)
+    record = {"step": 4, "dev_value": None, "settings": {}}
+    (tmp_path / "checkpoints" / "4" / "run" / "metadata").write_text(json.dumps(record))
+    check_run_dir(tmp_path)  # whose newest is one of ours
 
 
 def test_a_run_that_was_killed_before_it_was_marked_begins_again(tmp_path):
