@@ -327,11 +327,11 @@ def _edit_backbone(**changes):
     return edit
 
 
-def _edit_sums(name, value):
+def _edit_sums(name, value, *, there=True):
     def edit(directory):
         path = directory / "jaxir.json"
         content = json.loads(path.read_text())
-        assert name in content["checksums"]
+        assert (name in content["checksums"]) == there
         content["checksums"] |= {name: value}
         del content["sha256"]
         path.write_text(json.dumps(content))
@@ -353,6 +353,7 @@ JAXIR_DAMAGES = {
     "fingerprint": (_edit("jaxir.json", fingerprint="12"), r"jaxir\.json: the fingerprint is damaged"),
     "sums": (_edit("jaxir.json", checksums=["a"]), "its checksums are damaged"),
     "fewer sums": (_edit("jaxir.json", checksums={}), "is damaged: it was written with other arrays"),
+    "more sums": (_edit_sums("encoder.more", 1, there=False), r"with other arrays \(encoder\.more\)"),
     "another sum": (
         _edit_sums("encoder.layers.0.wi.bias", 1),
         "wi.bias is damaged: its numbers are not those",

@@ -126,6 +126,16 @@ def test_rounded_products_cost_no_answer(points, comparisons, similarity):
     np.testing.assert_allclose(scores, expected_scores, rtol=1e-6, atol=1e-6)
 
 
+def test_what_rounding_tells_apart_and_is_equal_goes_by_id(comparisons):
+    """257 + 1 is 129 + 129, but in bfloat16 257 is 256."""
+    vectors = np.float32([[257, 1], [129, 129], *([-i, 0] for i in range(40))])
+    ids = ["y", "x", *(f"d{i}" for i in range(40))]
+    index = ExactIndex.build(vectors, ids, similarity="dot")
+    scores, found = index.search(np.ones((rounding.LEAST_QUERIES, 2), np.float32), 2)
+    assert np.all(scores == 258) and found == [["y", "x"]] * len(scores)
+    assert [rounded for *_, rounded in comparisons] == [True]
+
+
 def test_rounding_is_not_tried_again_where_it_says_little(comparisons):
     """Among 3,000 vectors of 125 kinds it never can."""
     vectors, queries = with_ties(COUNT, 3, 0), with_ties(300, 3, 1)

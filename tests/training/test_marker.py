@@ -97,9 +97,12 @@ def test_whatever_the_damage_of_a_run_json_it_is_told(tmp_path, stopped, capsys)
 def test_settings_tell_a_run_json_of_an_earlier_version(tmp_path, stopped, capsys):
     settings = json.loads((stopped / "run.json").read_text())["settings"]
     (tmp_path / "run.json").write_bytes(changed({"settings": settings | {"seed": 3}}))
-    go_on(tmp_path, None, settings)
+    name = go_on(tmp_path, None, settings)
     said = f"warning: {tmp_path}/run.json is of another run than the checkpoints: it was trained with seed=3,"
     assert capsys.readouterr().err.startswith(f"{said} not 0; it is kept as")
+    # Killed before its next checkpoint, it keeps the name that run.json, and its log, have by now.
+    assert go_on(tmp_path, None, settings) == name == json.loads((tmp_path / "run.json").read_text())["run"]
+    assert capsys.readouterr().err == ""
 
 
 def test_a_run_json_of_another_run_is_told_and_kept(tmp_path, stopped, other, capsys):
