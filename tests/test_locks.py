@@ -15,13 +15,23 @@ import pytest
 from jaxir import leases
 from jaxir.errors import UserError
 from jaxir.files import path_of
-from jaxir.locks import descriptors, locked
+from jaxir.locks import descriptors, leave_nothing_empty, locked, writing
 
 HOLDER = """
 import sys, time
 from pathlib import Path
 from jaxir.locks import locked
 with locked(Path(sys.argv[1]), "held"):
+    print("mine", flush=True)
+    time.sleep(60)
+"""
+
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from jaxir.locks import writing
+with writing(Path(sys.argv[1])):
     print("mine", flush=True)
     time.sleep(60)
 """
@@ -85,6 +95,31 @@ def test_a_directory_that_its_holder_removes_while_it_is_taken_is_made_again(tmp
         with pytest.raises(UserError, match=r"^no$"), locked(place, "no"):
             pass
     assert not place.exists()
+
+
+def test_an_output_is_held_by_the_process_that_writes_it_and_no_longer(tmp_path):
+    out = tmp_path / "a" / "out"
+    (tmp_path / "link").symlink_to("a")
+    with writing(out), writing(tmp_path / "link" / "out"):  # as parts of one command do
+        pass
+    assert [p.name for p in tmp_path.iterdir()] == ["link"]
+    holder = subprocess.Popen([sys.executable, "-c", WRITER, out], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout.readline() == "mine\n"
+        for place in (out, tmp_path / "link" / "out"):
+            with pytest.raises(UserError, match=f"another process is writing {place}"), writing(place):
+                pass
+    finally:
+        holder.kill()
+        holder.communicate()
+
+
+def test_a_process_that_ends_without_unwinding_leaves_nothing_empty(tmp_path):
+    with locked(tmp_path / "a" / "b", "no"), writing(tmp_path / "a" / "b" / "c" / "out"):
+        for name in (p for p in (tmp_path / "a" / "b" / "c").iterdir() if p.name.startswith(".")):
+            name.unlink()
+        leave_nothing_empty()
+        assert not list(tmp_path.iterdir())
 
 
 def test_a_directory_that_the_system_cannot_lock_is_worked_in_with_a_warning(tmp_path, monkeypatch, capsys):

@@ -133,7 +133,9 @@ def test_what_rounding_tells_apart_and_is_equal_goes_by_id(comparisons):
     index = ExactIndex.build(vectors, ids, similarity="dot")
     scores, found = index.search(np.ones((rounding.LEAST_QUERIES, 2), np.float32), 2)
     assert np.all(scores == 258) and found == [["y", "x"]] * len(scores)
-    assert [rounded for *_, rounded in comparisons] == [True]
+    few = ExactIndex.build(vectors[:12], ids[:12], similarity="dot")  # less than would be compared again
+    assert few.search(np.ones((rounding.LEAST_QUERIES, 2), np.float32), 2)[1] == found
+    assert [rounded for *_, rounded in comparisons] == [True, False]
 
 
 def test_rounding_is_not_tried_again_where_it_says_little(comparisons):
@@ -171,6 +173,10 @@ def test_how_far_rounding_moves_a_score_is_bounded(points):
     assert lengths[0] == pytest.approx(np.linalg.norm(vectors, axis=1).max())
     bound = rounding.greatest_errors(queries, *np.asarray(lengths))
     assert np.all(moved < bound) and np.all(bound < 20 * moved)
+    # Of what rounding leaves as it is only the sums are not exact.
+    summed = np.abs(rounded[0] @ rounded[1].T - rounded[0].astype(np.float64) @ rounded[1].T).max(axis=1)
+    lengths = rounding.lengths_program(mesh)(rounded[1], np.ones(len(vectors), np.float32))[0]
+    assert lengths[1] == 0 and np.all(summed < rounding.greatest_errors(rounded[0], *np.asarray(lengths)))
 
 
 @pytest.mark.parametrize("storage", ["float32", "int8"])
@@ -234,16 +240,6 @@ def test_what_fills_a_block_up_is_no_answer():
     assert found == [list("abcde")] and scores.tolist() == [[-3, -7, -11, -15, -19]]
 
 
-def test_zeros_of_both_signs_are_ties():
-    """A float -0.0 ranks below 0.0 for XLA; in one dimension that is what products are."""
-    vectors = np.where(np.arange(40) % 2, -0.0, 0.0).astype(np.float32)[:, None]
-    ids = names(40)
-    queries = np.float32([[-1], [1]])
-    scores, found = ExactIndex.build(vectors, ids, similarity="dot").search(queries, 7)
-    assert found == [sorted(ids, reverse=True)[:7]] * 2
-    assert not np.signbit(scores).any()
-
-
 @pytest.mark.parametrize("k", [3, 12, 100])
 @pytest.mark.parametrize("kind", ["ties", "rising", "random"])
 def test_groups_are_opened_as_needed(k, kind):
@@ -269,6 +265,17 @@ def test_groups_are_opened_as_needed(k, kind):
     order = np.lexsort((np.broadcast_to(ranks, scores.shape), -scores))[:, :k]
     np.testing.assert_array_equal(best[0], np.take_along_axis(scores, order, axis=1))
     np.testing.assert_array_equal(np.sort(best[1], axis=1), np.sort(ranks[order], axis=1))
+
+
+def test_one_more_tied_group_than_there_is_room_for():
+    """The first four of five groups are opened, and the answers are in the last ones."""
+    size = 32 * topk.GROUP
+    scores = (np.arange(size) <= topk.FEW_GROUPS).astype(np.float32)[None]
+    ranks = np.arange(size, dtype=np.int32)[::-1]
+    none = np.full((1, 3), -np.inf, np.float32), np.full((1, 3), NO_RANK, np.int32)
+    found = jax.jit(topk._take)(scores, np.ones(size, np.float32), ranks, *none)
+    assert found[0].tolist() == [[1, 1, 1]]
+    assert sorted(found[1][0].tolist()) == ranks[topk.FEW_GROUPS - 2 : topk.FEW_GROUPS + 1][::-1].tolist()
 
 
 def test_ranks_in_the_millions_break_ties():
