@@ -63,6 +63,8 @@ def test_a_directory_made_for_a_lock_goes_if_nothing_came_into_it(tmp_path):
     with locked(tmp_path / "a" / "b", "no"):
         (tmp_path / "a" / "b" / "file").touch()
     assert (tmp_path / "a" / "b" / "file").exists()
+    with locked(tmp_path / "a" / "b", "held still"):
+        pass
     with pytest.raises(UserError, match="file is not a directory"), locked(tmp_path / "a/b/file", "no"):
         pass
 
