@@ -203,7 +203,7 @@ def test_who_has_lost_a_lease_is_told_and_leaves_the_other_its_own(bucket):
 
 def test_a_bucket_that_is_away_for_a_while_costs_no_lease_and_for_long_a_sentence(bucket, monkeypatch):
     monkeypatch.setattr(leases, "ATTEMPTS", 0.3)
-    monkeypatch.setattr(leases, "STALE_AFTER", 3.0)
+    monkeypatch.setattr(leases, "STALE_AFTER", 6.0)
     with lease() as held:
         bucket.admit = lambda name: False
         time.sleep(0.3)
