@@ -17,6 +17,8 @@ from jaxir.retrieval.indexes.lucene import build_impact_index, build_lucene_inde
 from jaxir.retrieval.ranking.runs import read_run
 from jaxir.retrieval.searcher import Searcher
 from jaxir.sidecar.client import Sidecar
+from jaxir.sidecar.server.lucene import Changed, _Searchers
+from jaxir.sidecar.server.state import state_of
 from jaxir.sidecar.settings import Bm25, Rm3
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "beir"
@@ -146,6 +148,18 @@ def test_what_is_open_is_not_read_where_its_files_were_cut(index):
     with pytest.raises(ChangedError, match="lucene was changed while it was in use; start again"):
         opened.search(["cat"], 1)
     assert opened.sidecar.pid == pid
+
+
+@pytest.mark.parametrize("said", [None, "queryCount = 2 is not equal to completedTaskCount = 1"])
+def test_what_was_searched_while_its_files_were_written_to_is_no_answer(tmp_path, said):
+    """Lucene answers of both contents, or fails without a word of why."""
+    file = tmp_path / "segments_1"
+    file.write_bytes(b"one")
+    state = state_of(tmp_path)
+    with pytest.raises(Changed), _Searchers().use(str(tmp_path), state, "bm25", object):
+        file.write_bytes(b"another")
+        if said is not None:
+            raise RuntimeError(said)
 
 
 def test_damage_is_told(index):

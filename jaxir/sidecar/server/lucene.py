@@ -144,7 +144,7 @@ class _Searchers:
         """Yields the searcher of an index, opened now if it is not yet.
 
         One that is open goes on where the index was removed or another one put in its place: its files are
-        still there for it. It does not where these were written to or cut.
+        still there for it. It does not where these were written to or cut, be it while it is used.
 
         Args:
           index: the directory.
@@ -160,8 +160,7 @@ class _Searchers:
         state = now if opened is None else opened
         if state is None:
             raise Refused(f"{index} is not a Lucene index")
-        if now is not None and now[0] == state[0] and now != state:
-            raise Changed(index)
+        _check_unchanged(index, now, state)
         key = json.dumps([index, state, how], sort_keys=True)
         with self._lock:
             searcher = self._open.get(key)
@@ -182,6 +181,13 @@ class _Searchers:
                 self._users[id(searcher)] -= 1
                 if not self._users[id(searcher)] and all(searcher is not s for s in self._open.values()):
                     searcher.close()
+            _check_unchanged(index, state_of(index), state)  # of what Lucene says then nobody learns why
+
+
+def _check_unchanged(index: str, now: list[Any] | None, before: list[Any]) -> None:
+    """Raises a Changed where files of the same directory have been written to or cut."""
+    if now is not None and now[0] == before[0] and now != before:
+        raise Changed(index)
 
 
 def _set_feedback(searcher: Any, feedback: dict[str, Any]) -> None:
