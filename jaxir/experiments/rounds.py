@@ -148,12 +148,8 @@ def run_rounds(settings: RoundSettings, output: Path, *, say: Callable[[str], No
     read |= inputs.of_named(judges)
     with locked(output, f"another process works in {output}"):
         runner.check_begun(output, identity, read)
-        results = {
-            name: [str(path.relative_to(output / name)) for step in steps for path in step.results]
-            for name, steps in planned
-        }
-        for name, names in results.items():
-            runner.check_results(output / name, names)
+        for name, steps in planned:
+            runner.check_results(output / name, _results(output / name, steps))
         runner.begin(output, identity, read)
         for name, steps in planned:
             for step in steps:
@@ -167,8 +163,13 @@ def run_rounds(settings: RoundSettings, output: Path, *, say: Callable[[str], No
                         pass
                 except runner.CommandFailed as error:
                     raise UserError(f"{name}: {command} failed: {error} (see {log})") from error
-                runner.note_results(output / name, results[name])
+                runner.note_results(output / name, _results(output / name, steps))
     return [steps[-1].done for _, steps in planned]
+
+
+def _results(here: Path, steps: Sequence[Step]) -> list[str]:
+    made = (path for step in steps if step.done.exists() for path in step.results)
+    return [str(path.relative_to(here)) for path in made]
 
 
 def _search(settings: RoundSettings, folder: BeirFolder, model: Path, here: Path) -> list[Step]:
@@ -196,9 +197,10 @@ def _train(settings: RoundSettings, here: Path, *, start: Path | None, mined: bo
         bindings.append(f"MINED={gin_text(str(here / 'negatives' / 'train.jsonl'))}")
     if start is not None:
         bindings = starting_from(start, bindings)
+    run = here / "model"
     arguments = [*(f"--gin_file={file}" for file in files), *(f"--gin.{binding}" for binding in bindings)]
-    arguments += [f"--seed={settings.seed}", f"--output_dir={here / 'model'}"]
-    return _step("train", arguments, here / "model" / "COMPLETE")
+    arguments += [f"--seed={settings.seed}", f"--output_dir={run}"]
+    return _step("train", arguments, run / "COMPLETE", run / "run.json")  # another one for each run
 
 
 def _step(command: str, arguments: Sequence[str], done: Path, *results: Path) -> Step:

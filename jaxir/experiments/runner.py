@@ -114,6 +114,7 @@ def run_cell(cell: Cell, *, on_steps: Callable[[int], None]) -> None:
         if not (run / "COMPLETE").exists():
             for _ in running(arguments, cell.directory / "log.txt"):
                 on_steps(before + last_step(run))
+            note_results(cell.directory, _results(cell))
         before += last_step(run)
         on_steps(before)
     tests = {cell.result: cell.commands.testing}
@@ -311,7 +312,9 @@ def check_results(directory: Path, names: Sequence[str]) -> None:
 
 
 def _results(cell: Cell) -> list[str]:
-    return [path.name for path in (cell.result, *cell.judged.values())]
+    # A run is another one each time that it is begun; what is in it has checksums of its own.
+    runs = [run / "run.json" for run, _ in cell.commands.training if (run / "COMPLETE").exists()]
+    return [str(path.relative_to(cell.directory)) for path in (cell.result, *cell.judged.values(), *runs)]
 
 
 def _judge(name: str) -> str:

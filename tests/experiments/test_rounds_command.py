@@ -180,13 +180,15 @@ def finish(out: Path) -> None:
             (here / made).touch()
         (here / "train.trec").write_text("q1 Q0 d1 1 1.0 t\nq2 Q0 d1 1 1.0 t\n")
         (here / "negatives" / "train.jsonl").write_text("{}\n{}\n")
+        (here / "model" / "run.json").write_text('{"run": "1"}')
         values = {"q1": 1.0, "q2": 0.5}
         scores = {"metrics": {"P@1": 0.75, "RR": 0.75}, "per_query": {"P@1": values, "RR": values}}
         (here / "test.json").write_text(json.dumps(scores))
 
 
 @pytest.mark.parametrize(
-    "name", ["train.trec", "negatives/train.jsonl", "negatives/mining.json", "test.json"]
+    "name",
+    ["train.trec", "negatives/train.jsonl", "negatives/mining.json", "model/run.json", "test.json"],
 )
 def test_what_a_round_has_made_is_noticed_to_have_changed(tmp_path, flags, capsys, name):
     finish(tmp_path / "out")

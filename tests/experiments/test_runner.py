@@ -25,6 +25,7 @@ run, steps, pause = pathlib.Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 run.mkdir(parents=True, exist_ok=True)
 log = run / "log.jsonl"
+(run / "run.json").write_text(json.dumps({"run": str(time.time_ns())}))
 done = len(log.read_text().splitlines()) if log.exists() else 0
 for step in range(done + 1, steps + 1):
     time.sleep(pause)
@@ -197,6 +198,23 @@ def test_a_result_that_has_changed_since_it_was_made_is_in_no_table(tmp_path):
     cells[0].result.write_bytes(made[0])
     with pytest.raises(UserError, match="a is damaged"):
         run()
+
+
+def test_a_run_that_was_trained_for_another_cell_is_not_tested(tmp_path):
+    cells = [cell(tmp_path / "a"), cell(tmp_path / "b", steps=8)]
+
+    def run():
+        return runner.run_cells(cells, steps=4, on_result=lambda: None)
+
+    assert run() == []
+    cells[0].result.unlink()
+    shutil.rmtree(tmp_path / "a" / "model")
+    shutil.copytree(tmp_path / "b" / "model", tmp_path / "a" / "model")
+    with pytest.raises(UserError, match=r"a is damaged: model/run\.json is not what was written"):
+        run()
+    shutil.rmtree(tmp_path / "a" / "model")  # it is trained anew
+    assert run() == [] and run() == []
+    assert json.loads(cells[0].result.read_text())["metrics"] == {"P@1": 0.4}
 
 
 def test_a_judge_that_is_not_asked_any_more_keeps_what_is_noted_of_it(grid_of):
