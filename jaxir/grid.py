@@ -75,7 +75,7 @@ def grid(
     from jaxir.experiments import plan, runner, table
     from jaxir.files import atomic_file
     from jaxir.locks import locked
-    from jaxir.rehearsal import rehearse
+    from jaxir.rehearsal import check_typed, rehearse
 
     parse_metrics(metrics)
     seeds = ["0"] if seeds is None else [str(seed) for seed in seeds]
@@ -110,6 +110,7 @@ def grid(
         (arguments for cell in cells if not cell.finished for _, arguments in cell.commands.training),
         out,
     )
+    check_typed(runner.typed_runs(cells))
 
     def write_tables(*, finished: bool = False) -> str:
         results = table.collect(cells)

@@ -1,4 +1,4 @@
-"""What training runs of an experiment would refuse at their beginning, found before any directory is made.
+"""What is wrong with training runs of an experiment, found before any directory is made.
 
 In a process of its own: to read a recipe is to import what it names, which may take a TPU that the runs need.
 """
@@ -6,6 +6,7 @@ In a process of its own: to read a recipe is to import what it names, which may 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -30,20 +31,40 @@ def rehearse(commands: Iterable[Sequence[str]], output_dir: Path) -> None:
     """
     own = [tuple(a for a in c[2:] if not a.startswith(("--seed=", "--output_dir="))) for c in commands]
     runs = [[*arguments, f"--output_dir={output_dir}"] for arguments in dict.fromkeys(own)]
+    if said := _said_by("training", runs):
+        raise UserError(f"training would be refused: {said}")
+
+
+def check_typed(commands: Iterable[Sequence[str]]) -> None:
+    """Checks complete runs of which nothing is noted, for their commands were typed, as `typed` does.
+
+    Args:
+      commands: what follows `python` in those that would have trained them.
+
+    Raises:
+      UserError: one of them was trained with other settings.
+    """
+    if said := _said_by("typed", [c[2:] for c in commands]):
+        raise UserError(said)
+
+
+def _said_by(check: str, runs: Sequence[Sequence[str]]) -> str:
+    """Returns what a check says of the first run that is wrong, a list of arguments; nothing if none is."""
     if not runs:
-        return
-    done = subprocess.run(
-        [sys.executable, "-c", _CHILD], input=json.dumps(runs), capture_output=True, text=True
-    )
-    if done.returncode:
-        said = done.stderr.strip().rpartition("\n")[2] or f"its check ended with status {done.returncode}"
-        raise UserError(f"training would be refused: {said.removeprefix('error: ')}")
+        return ""
+    typed = json.dumps([check, runs])
+    done = subprocess.run([sys.executable, "-c", _CHILD], input=typed, capture_output=True, text=True)
+    if not done.returncode:
+        return ""
+    said = done.stderr.strip().rpartition("\n")[2] or f"its check ended with status {done.returncode}"
+    return said.removeprefix("error: ")
 
 
 def run_typed() -> int:
-    """Checks the runs that are typed on standard input and returns the exit status."""
-    for arguments in json.load(sys.stdin):
-        if status := cli.main("jaxir.rehearsal:training", arguments):
+    """Makes the check of the runs that standard input names, and returns the exit status."""
+    check, runs = json.load(sys.stdin)
+    for arguments in runs:
+        if status := cli.main(f"jaxir.rehearsal:{check}", arguments):
             return status
     return 0
 
@@ -77,3 +98,34 @@ def training(recipe: Recipe, *, output_dir: str) -> None:
     if not made_here:
         config, _, _ = outline_of(recipe.model)
         recipe.objective.check_model(nnx.eval_shape(lambda: config.make(rngs=nnx.Rngs(0))))
+
+
+@cli.one_of("steps", "epochs")
+@cli.bound_as("jaxir.train:train")
+@cli.takes(Recipe)
+def typed(recipe: Recipe, *, output_dir: str) -> None:
+    """Checks that a run was trained with this recipe, by its config.gin; one without that is taken as it is.
+
+    Args:
+      output_dir: of the run. It, data and models may have lain elsewhere: paths count by their last part.
+    """
+    from jaxir import gin_config
+
+    path = Path(output_dir) / "config.gin"
+    if not path.exists():
+        return
+    then = _statements(path.read_text(encoding="utf-8"))
+    now = _statements(gin_config.operative_config() or "")
+    if then != now:
+        difference = sorted(then - now) or sorted(now - then)
+        raise UserError(
+            f"{output_dir} was trained with {'' if then - now else 'no '}{difference[0]:.160}: give another"
+            f" output_dir, remove that directory, or, to take it as it is, its config.gin"
+        )
+
+
+def _statements(config: str) -> set[str]:
+    """Returns the statements of a gin file, however its lines are broken."""
+    text = re.sub(r"^#.*\n", "", config.replace("\\\n", " "), flags=re.M)
+    text = re.sub(r"""(?<=['"])[^'"\n]*/(?=[^'"/\n]+['"])""", "", text)
+    return {" ".join(statement.split()) for statement in re.split(r"\n(?=\S)", text)} - {""}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import shlex
@@ -266,6 +267,13 @@ def check_begun(directory: Path, identity: Sequence[str], inputs: Mapping[str, s
                 f"{directory} was begun when {name} had other content; give another output_dir, or remove"
                 " that directory"
             )
+
+
+def typed_runs(cells: Sequence[Cell]) -> list[Sequence[str]]:
+    """Returns the commands of complete runs that no grid has trained, as those that `--dry_run` prints."""
+    unknown = (cell for cell in cells if not (cell.directory / COMMANDS).exists())
+    training = itertools.chain.from_iterable(cell.commands.training for cell in unknown)
+    return [arguments for run, arguments in training if (run / "COMPLETE").exists()]
 
 
 def check_judges(cell: Cell) -> None:

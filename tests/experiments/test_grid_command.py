@@ -1,6 +1,7 @@
 """`python -m jaxir.grid` from flags to table, with real training in real processes."""
 
 import json
+import shlex
 import subprocess
 import sys
 
@@ -109,7 +110,15 @@ def test_a_grid_on_texts_with_judges_an_untrained_model_and_a_run(tmp_path, fold
     ]  # one of eight queries, and no judge
     cells = tmp_path / "grid" / "cells"
     assert sorted(p.name for p in (cells / "toy-BERT").iterdir()) == [
-        *("commands.txt", "inputs.json", "judge_cats.json", "judge_tasks.json", "log.txt", "test.json")
+        *(
+            "SHA256SUMS",
+            "commands.txt",
+            "inputs.json",
+            "judge_cats.json",
+            "judge_tasks.json",
+            "log.txt",
+            "test.json",
+        )
     ]
     log = (cells / "toy-minilm-sde-simcse-seed7" / "log.txt").read_text()
     assert log.count("$ python -m jaxir.train") == 1  # what was there when the judge came was left alone
@@ -161,3 +170,20 @@ def test_dry_run_prints_what_can_be_typed(tmp_path, flags, capsys):
     assert [line.split()[2] for line in lines] == ["jaxir.train", "jaxir.train", "jaxir.evaluate"]
     assert "--gin.BATCH_SIZE=8" in lines[0] and "--seed=0" in lines[0]
     assert not (tmp_path / "grid").exists()
+
+
+@pytest.mark.slow
+def test_a_grid_takes_what_was_typed_with_its_settings_and_no_other(tmp_path, flags):
+    def run(*more):
+        command = [sys.executable, "-m", "jaxir.grid", *flags, "--objectives=pair", "--sharing=sde", *more]
+        return subprocess.run(command, capture_output=True, text=True, timeout=800)
+
+    for line in run("--dry_run").stdout.splitlines():
+        python, *arguments = shlex.split(line)
+        assert python == "python"
+        subprocess.run([sys.executable, *arguments], check=True, capture_output=True, timeout=400)
+    other = run("--steps=20")
+    assert other.returncode == 1 and other.stderr.count("\n") == 1
+    assert "pair-seed0/stage1 was trained with STEPS = 12: give another output_dir" in other.stderr
+    same = run()
+    assert same.returncode == 0 and "1 of 1 cells are finished already" in same.stderr

@@ -4,11 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from jaxir import cli, gin_config
 from jaxir.errors import UserError
 from jaxir.interop import model_dir
 from jaxir.interop.build import Pretrained, PretrainedCrossEncoder, outline_of
 from jaxir.planning import architecture
 from jaxir.rehearsal import rehearse
+from jaxir.train import _write_gin, train
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 
@@ -51,6 +53,33 @@ def test_a_stage_whose_model_the_next_one_would_not_start_from_is_refused(tmp_pa
     second = ["-m", "jaxir.train", f"--gin_file={tmp_path}/random.gin", "--gin.DATA=data", "--steps=2"]
     with pytest.raises(UserError, match=r"stage1 would be trained in vain, for .* random parameters"):
         rehearse([[*second, f"--gin.MODEL={tmp_path}/cell/stage1"]], tmp_path)
+
+
+def test_a_run_that_was_typed_is_known_by_its_settings_wherever_data_and_models_lay(tmp_path, capsys):
+    place = tmp_path / "grid" / "cells" / "a" / "model"
+    place.mkdir(parents=True)
+
+    def check(data: str, *bindings: str, seed: int = 1) -> str:
+        flags = [f"--gin.DATA={data}", "--gin.MODEL=hf:someone/model", "--gin.BATCH_SIZE=8", "--steps=2"]
+        flags += [*(f"--gin.{b}" for b in bindings), f"--seed={seed}", f"--output_dir={place}"]
+        assert cli.main("jaxir.rehearsal:typed", ["--gin_file=gin/pairs.gin", *flags]) in (0, 1)
+        return capsys.readouterr().err
+
+    assert check("data") == "", "of before, when it had no config.gin"
+    given = ["gin/pairs.gin"], ["DATA=/somewhere/else/data", "MODEL=hf:someone/model", "BATCH_SIZE=8"]
+    gin_config.bind(train, *given, {"steps": 2, "seed": 1, "output_dir": str(place)})
+    _write_gin(place)
+    assert check("data") == check("a/longer/way/to/" * 9 + "data") == ""
+    for said, differing in {
+        check("other"): "DATA = 'data'",
+        check("data", "BATCH_SIZE=16"): "BATCH_SIZE = 8",
+        check("data", seed=2): "SEED = 1",
+        check("data", "AdamW.b2=0.5"): "no optimizers.AdamW.b2 = 0.5",
+    }.items():
+        sentence = (
+            f"error: {place} was trained with {differing}: give another output_dir, remove that directory"
+        )
+        assert said.startswith(sentence) and said.count("\n") == 1
 
 
 def test_a_cross_encoder_that_was_trained_is_planned(reranker):

@@ -2,8 +2,11 @@
 
 import asyncio
 import contextlib
+import functools
 import json
 import re
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -13,7 +16,9 @@ import pytest
 from jaxir import DualEncoder, ExactIndex, cpu
 from jaxir.data.sources import Document
 from jaxir.errors import UserError
+from jaxir.partitioning import MeshConfig
 from jaxir.retrieval.encoding.dual_encoder import EMBED
+from jaxir.retrieval.encoding.runner import Runner
 from jaxir.retrieval.indexes.index import load_index
 from jaxir.retrieval.indexes.milvus_index import MilvusIndex
 from jaxir.retrieval.ranking.fusion import reciprocal_rank_fusion
@@ -79,6 +84,21 @@ def test_vectors_are_the_models_and_nothing_compiles_after_the_start(world, toy)
     for count in (1, 2, 3, 13, len(texts)):
         np.testing.assert_allclose(engine.encode(texts[:count], "query"), expected[:count], atol=2e-6)
     assert programs == before
+
+
+def test_threads_that_ask_for_a_program_at_once_get_one(world):
+    """Two were made, and what the one that was not kept had compiled, the first client waited for again."""
+    runner = Runner(world.encoder.model, MeshConfig().build(jax.local_devices()[:1]))
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            for _ in range(100):
+                function = functools.partial(EMBED["query"])
+                programs = [pool.submit(runner.program, function) for _ in range(4)]
+                assert len({id(program.result()) for program in programs}) == 1
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_a_cpu_multiplies_bfloat16_numbers_here_as_in_every_other_command(world, monkeypatch):

@@ -41,6 +41,8 @@ ACCELERATOR_SHAPE_COST = 8
 # (model, int32 arrays [B, L]) -> [B, ...], without dropout; one function, not a new one for each call.
 Function = Callable[..., jax.Array]
 
+_finding = threading.Lock()
+
 
 class Runner:
     """Runs functions of a model over rows of tokens; the model's arrays lie on the devices once for all.
@@ -71,7 +73,8 @@ class Runner:
 
     def program(self, function: Function) -> Program:
         """Returns the program of a function; models of one architecture share it and all that is compiled."""
-        return _program(*self._structure, function)
+        with _finding:  # of two that threads make at once, the one that is not kept has compiled in vain
+            return _program(*self._structure, function)
 
     def call(self, function: Function, *arrays: np.ndarray) -> np.ndarray:
         """Runs one batch of arrays [B, L], compiled if its shape is new; returns [B, ...]."""
