@@ -9,7 +9,7 @@ import numpy as np
 from jaxir.errors import UserError
 from jaxir.features import Reads
 from jaxir.interop import stored
-from jaxir.interop.huggingface import hf, hf_config, st_files, tokenizer_files
+from jaxir.interop.huggingface import hf, hf_config, st_files, st_names, tokenizer_files
 from jaxir.interop.huggingface.weights import (
     SINGLE,
     read_json,
@@ -73,7 +73,7 @@ def is_one(directory: Path) -> bool:
     path = directory / "config.json"
     if not path.is_file():
         return False
-    if (directory / st_files.MODULES).exists():
+    if (directory / st_names.MODULES).exists():
         return st_files.kind_of(directory) == "cross_encoder"
     content = read_json(path, dict[str, Any])
     architectures, labels = content.get("architectures") or [""], content.get("id2label")
@@ -255,8 +255,8 @@ def _may_pool(model_type: str, pooling: str) -> bool:
 def _check_use(directory: Path, about: dict[str, Any]) -> None:
     """Refuses what sentence-transformers would do beside the model."""
     if about["prompts"].get(about.get("default_prompt_name")):
-        raise UserError(f"{directory / st_files.CONFIG}: a prompt before pairs of texts is not supported")
-    path = directory / st_files.MODULES
+        raise UserError(f"{directory / st_names.CONFIG}: a prompt before pairs of texts is not supported")
+    path = directory / st_names.MODULES
     modules = st_files.modules(directory) if path.exists() else []
     if modules not in ([], [("Transformer", directory)]):
         raise UserError(

@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 
 from jaxir.data import tokenizer
 from jaxir.errors import UserError
-from jaxir.interop.huggingface import st_files
+from jaxir.interop.huggingface import st_names
 from jaxir.interop.huggingface.weights import FILES
 
-_CONFIGS = ("config.json", *st_files.TRANSFORMER_CONFIGS)
+_CONFIGS = ("config.json", *st_names.TRANSFORMER_CONFIGS)
 _OTHER_WEIGHTS = (".safetensors", ".bin", ".msgpack", ".h5", ".ot", ".onnx", ".gguf", ".pt", ".pth", ".ckpt")
 
 
@@ -32,8 +32,8 @@ def describing(names: Collection[str], read: Callable[[str], Any], what: str, *,
     """
     folders = _folders(names, read, what, modules)
     root = next(iter(folders))
-    found = [st_files.MODULES] if modules else []
-    found += [name for name in (st_files.CONFIG,) if name in names]
+    found = [st_names.MODULES] if modules else []
+    found += [name for name in (st_names.CONFIG,) if name in names]
     found += [root + name for name in _CONFIGS if root + name in names]
     if root + "config.json" not in found:
         raise UserError(f"{what}: it has no config.json, so it is no model of transformers")
@@ -71,15 +71,15 @@ def _folders(names: Collection[str], read: Callable[[str], Any], what: str, modu
     """Returns the folder of each module ("" or with a slash at its end), and whether it must have weights."""
     if not modules:
         return {"": True}
-    if st_files.MODULES not in names:
+    if st_names.MODULES not in names:
         raise UserError(
-            f"{what}: it is no sentence-transformers model (no {st_files.MODULES}); for its encoder alone"
+            f"{what}: it is no sentence-transformers model (no {st_names.MODULES}); for its encoder alone"
             " write hf:"
         )
     try:
-        listed = [(m["path"].strip("/"), m["type"].rpartition(".")[2]) for m in read(st_files.MODULES)]
+        listed = [(m["path"].strip("/"), m["type"].rpartition(".")[2]) for m in read(st_names.MODULES)]
     except (TypeError, KeyError, AttributeError) as error:
-        raise UserError(f"{what}: its {st_files.MODULES} is not a list of modules") from error
+        raise UserError(f"{what}: its {st_names.MODULES} is not a list of modules") from error
     folders = {f"{path}/" if path else "": kind in ("Transformer", "Dense") for path, kind in listed}
     return folders or {"": True}
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxir.errors import UserError
 from jaxir.interop import stored
-from jaxir.interop.huggingface import hf, st_files, tokenizer_files
+from jaxir.interop.huggingface import hf, st_files, st_names, tokenizer_files
 from jaxir.interop.huggingface.weights import (
     SINGLE,
     read_json,
@@ -60,7 +60,7 @@ def read(directory: Path) -> StoredModel:
     """
     about = st_files.read_config(directory, "dual_encoder")
     if (dimension := about.get("truncate_dim")) is not None:
-        path = directory / st_files.CONFIG
+        path = directory / st_names.CONFIG
         raise UserError(
             f"{path}: truncate_dim {dimension!r:.40} is not supported: without it vectors are whole"
         )
@@ -117,11 +117,11 @@ def write(directory: Path, model: StoredModel, *, tower: str) -> None:
     hf.write_tower(directory, model, tower=tower)
     length = hf.length_of(model, tower)
     write_json(
-        directory / st_files.TRANSFORMER_CONFIGS[0], {"max_seq_length": length, "do_lower_case": False}
+        directory / st_names.TRANSFORMER_CONFIGS[0], {"max_seq_length": length, "do_lower_case": False}
     )
     prompts = {"query": settings.query_prompt, "document": settings.passage_prompt}
     write_json(
-        directory / st_files.CONFIG,
+        directory / st_names.CONFIG,
         {
             "prompts": {name: text for name, text in prompts.items() if text},
             "default_prompt_name": None,
@@ -147,7 +147,7 @@ def write(directory: Path, model: StoredModel, *, tower: str) -> None:
         }
         for i, kind in enumerate(modules)
     ]
-    write_json(directory / st_files.MODULES, listed)
+    write_json(directory / st_names.MODULES, listed)
 
 
 def _modules(directory: Path) -> dict[str, Path]:
@@ -157,7 +157,7 @@ def _modules(directory: Path) -> dict[str, Path]:
     wanted = [kind for kind in _ORDER if kind in kinds]
     if kinds != wanted or kinds[:2] != ["Transformer", "Pooling"]:
         raise UserError(
-            f"{directory / st_files.MODULES}: the modules {', '.join(kinds)} are not supported;"
+            f"{directory / st_names.MODULES}: the modules {', '.join(kinds)} are not supported;"
             f" there may be {', '.join(_ORDER)}, in this order, the last two or not"
         )
     return dict(found)

@@ -9,15 +9,11 @@ import jax
 from jaxir.errors import UserError
 from jaxir.files import inside
 from jaxir.interop.huggingface import hf
+from jaxir.interop.huggingface.st_names import CONFIG, MODULES, TRANSFORMER_CONFIGS
 from jaxir.interop.huggingface.weights import read_json, read_optional_json, require
 from jaxir.interop.kinds import KINDS
 from jaxir.simple_types import Count, fits
 
-MODULES = "modules.json"
-CONFIG = "config_sentence_transformers.json"
-# Of a Transformer, by what it held before all were named as BERT's: the first that says anything is read.
-_ARCHITECTURES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-TRANSFORMER_CONFIGS = tuple(f"sentence_{name}_config.json" for name in _ARCHITECTURES)
 _CLASSES = {"SentenceTransformer": "dual_encoder", "CrossEncoder": "cross_encoder"}
 _TASKS = {"dual_encoder": "feature-extraction", "cross_encoder": "sequence-classification"}
 # Arguments of from_pretrained that a folder may give.
