@@ -75,12 +75,13 @@ def check_bucket(path: Path, *, writing: bool = False) -> None:
     """
     if not is_bucket(path):
         return
-    from google.api_core import exceptions, retry
+    from google.api_core import exceptions
     from google.auth.exceptions import DefaultCredentialsError
     from google.cloud import storage
+    from google.cloud.storage.retry import DEFAULT_RETRY
 
     bucket, _, prefix = str(path).removeprefix("gs://").partition("/")
-    how = {"timeout": BUCKET_SECONDS / 2, "retry": retry.Retry(timeout=BUCKET_SECONDS)}
+    how = {"timeout": BUCKET_SECONDS / 2, "retry": DEFAULT_RETRY.with_timeout(BUCKET_SECONDS)}
     try:
         try:
             client = storage.Client()

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import bucket_server
+import local_server
 import numpy as np
 import pytest
 
@@ -209,6 +210,28 @@ def test_a_bucket_out_of_reach_costs_one_sentence_within_seconds(bucket, monkeyp
     for wrong in ("gs://", "s3://bucket/run"):
         with pytest.raises(UserError, match="gs://BUCKET/PATH"):
             files.path_of(wrong)
+
+
+@pytest.mark.parametrize("code", [502, 504])
+def test_a_bucket_whose_gateway_fails_for_a_moment_is_asked_again(monkeypatch, code):
+    codes = [code]
+
+    class Gateway(local_server.Handler):
+        def do_GET(self):
+            content = b'{"kind": "storage#objects"}'
+            self.send_response(codes.pop() if codes else 200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *args):
+            pass
+
+    with local_server.serve(Gateway) as url:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
+        files.check_bucket(files.path_of("gs://bucket/run"))
+    assert codes == []
 
 
 def test_without_gcsfs_a_bucket_costs_one_sentence(monkeypatch):
