@@ -391,15 +391,12 @@ def test_gradients_reach_all_but_the_generator_and_devices_change_nothing(name):
 @pytest.mark.parametrize("task", ["replaced", "mlm", "corrective"])
 def test_the_discriminator_alone_reaches_the_encoder_through_the_vector(task):
     model, batch, key = make_model(), batch_of(make_texts()), jax.random.key(2)
-    objective = diffcse(contrastive_weight=0.0, task=task, weight=1.0)
+    # So small that a gradient of anything else would show.
+    objective = diffcse(contrastive_weight=0.0, task=task, weight=1e-20)
     auxiliary = made(objective, model)
     _, _, reached, _ = value_and_grad(objective, model, auxiliary, batch, key)
-    assert all(np.abs(g).max() > 0 for n, g in reached.items() if "key.bias" not in n)
-    assert np.abs(reached["encoder.embeddings.token.embedding"]).max() > 1e-5
-    if task == "replaced":  # of each task the loss is the sum of both parts, as above
-        nothing = diffcse(contrastive_weight=0.0, task=task, weight=1e-30)
-        _, _, none, _ = value_and_grad(nothing, model, made(nothing, model), batch, key)
-        assert all(np.abs(g).max() < 1e-25 for g in none.values())
+    assert all(0 < np.abs(g).max() < 1e-15 for n, g in reached.items() if "key.bias" not in n)
+    assert np.abs(reached["encoder.embeddings.token.embedding"]).max() > 1e-25
 
 
 @pytest.mark.parametrize(
