@@ -139,19 +139,22 @@ def test_gradients_reach_everything_and_devices_change_nothing(name):
 
 def test_the_contrast_alone_reaches_the_encoder():
     model, batch, key = make_model(), batch_of(make_texts()), jax.random.key(2)
-    slopes = [
-        value_and_grad(objective, model, made(objective, model), batch, key)[2]
-        for objective in (CPDAE(weight=100.0), CPDAE(contrast=None))
-    ]
-    for path, gradient in slopes[0].items():
+    # So heavy that nothing else can give gradients as large.
+    objective = CPDAE(weight=1e20)
+    gradients = value_and_grad(objective, model, made(objective, model), batch, key)[2]
+    for path, gradient in gradients.items():
         if "attention.key.bias" not in path:
-            assert np.abs(gradient - slopes[1][path]).max() > 1e-6, path
+            assert np.abs(gradient).max() > 1e12, path
 
 
 def test_evaluation_is_the_same_each_time_and_its_maskings_differ():
     model, batch = make_model(), batch_of(make_texts())
     auxiliary = made(CPDAE(), model)
-    (first, metrics), (second, _) = (CPDAE()(model, batch, auxiliary=auxiliary) for _ in range(2))
+    # Traced each time: what is random in Python would differ too.
+    (first, metrics), (second, _) = (
+        nnx.jit(lambda *parts: CPDAE()(*parts[:2], auxiliary=parts[2]))(model, batch, auxiliary)
+        for _ in range(2)
+    )
     assert first == second and metrics["positive_divergence"] > 0
 
 
