@@ -25,6 +25,7 @@ IDS = jnp.array([[4, 5, 6, 7], [8, 9, 0, 0]], jnp.int32)
 
 
 encode = nnx.jit(lambda model, ids, tower: model.encode(ids, tower=tower), static_argnames="tower")
+hidden_of = nnx.jit(lambda encoder: encoder(IDS))
 
 
 def names_of(model):
@@ -56,7 +57,7 @@ def test_heads_equal_a_plain_transcription(pooling, activation, similarity):
     config = DualEncoderConfig(backbone=ONE, pooling=pooling, projection=projection, similarity=similarity)
     model = DualEncoderModel(config, rngs=nnx.Rngs(0))
     model.projection.bias[...] = jnp.linspace(-1, 1, 8)
-    hidden = np.asarray(nnx.jit(lambda encoder: encoder(IDS))(model.encoder))
+    hidden = np.asarray(hidden_of(model.encoder))
     kept = {"cls": lambda n: slice(1), "lasttoken": lambda n: slice(n - 1, n), "mean": slice}[pooling]
     pooled = np.stack([row[kept(n)].mean(0) for row, n in zip(hidden, (4, 2), strict=True)])
     expected = pooled @ np.asarray(model.projection.kernel) + np.linspace(-1, 1, 8, dtype=np.float32)
