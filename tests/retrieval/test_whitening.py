@@ -48,13 +48,19 @@ def by_the_paper(vectors: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     return mean, (u @ np.diag(1 / np.sqrt(s)))[:, :k]
 
 
+@pytest.fixture(scope="module")
+def before(texts):
+    return raw_vectors(MODEL, texts)
+
+
 @pytest.mark.parametrize("k", [31, 8])  # a LayerNorm's outputs span a dimension less than they have
-def test_a_corpus_is_white_and_every_pair_has_the_paper_s_similarity(k, texts, file, tmp_path, capsys):
+def test_a_corpus_is_white_and_every_pair_has_the_paper_s_similarity(
+    k, texts, before, file, tmp_path, capsys
+):
     flags = [f"--model={MODEL}", f"--input={file}", f"--output={tmp_path / 'out'}"]
     flags += [] if k == 31 else [f"--dimensions={k}"]
     status, said = whiten(capsys, *flags)
     assert status == 0, said
-    before = raw_vectors(MODEL, texts)
     after = raw_vectors(str(tmp_path / "out"), texts)
     assert np.abs(np.cov(before.T, bias=True) - np.eye(32)).max() > 0.1
     np.testing.assert_allclose(after.mean(0), 0, atol=1e-3)
