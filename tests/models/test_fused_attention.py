@@ -151,7 +151,7 @@ def test_an_encoder_trains_with_them_under_any_rematerialisation(as_on_tpus):
     ids = jnp.asarray(np.where(MASK, RNG.integers(1, 50, MASK.shape), 0), jnp.int32)
     whole = MeshConfig(**BOTH).build()
 
-    def traced(remat, partitioner):
+    def program(remat, partitioner):
         config = T5Config(
             vocab_size=50, embed_dim=32, num_layers=2, num_heads=HEADS, head_dim=64, mlp_dim=64,
             dtype="bfloat16", remat=remat, scan_layers=True,
@@ -168,10 +168,10 @@ def test_an_encoder_trains_with_them_under_any_rematerialisation(as_on_tpus):
     def kernels(traced):
         return len(list(kernels_in(traced.jaxpr.jaxpr)))
 
-    by_kernels = {remat: traced(remat, whole) for remat in (False, "products", True)}
+    by_kernels = {remat: program(remat, whole) for remat in (False, "products", True)}
     # Forwards, once more where that is computed anew, and backwards, in the bodies of scans over the layers.
     assert [kernels(of) for of, _ in by_kernels.values()] == [2, 2, 3]
-    written_out = traced(True, dataclasses.replace(whole, fused_attention=False))
+    written_out = program(True, dataclasses.replace(whole, fused_attention=False))
     assert kernels(written_out[0]) == 0
     found, expected = (of.lower().compile()(params) for of, params in (by_kernels["products"], written_out))
     assert float(found[0]) == pytest.approx(float(expected[0]), rel=0.01)
