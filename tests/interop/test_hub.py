@@ -123,28 +123,35 @@ def test_a_command_fetches_what_is_read_and_nothing_else_and_needs_no_network_ag
     assert (said, hub.asked) == ("", []) and Path(offline).is_dir()
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json"])
-def test_a_damaged_file_of_the_cache_is_told_and_fetched_again_once_it_is_removed(hub, resolve, file):
-    hub.add(T5, files_of("t5_1_1"))
-    (directory,), _ = resolve(f"st:{T5}")
-    blob = (Path(directory) / file).resolve()
-    content = blob.read_bytes()
-    damaged = bytearray(content)
-    damaged[len(damaged) // 2] ^= 1
-    blob.write_bytes(damaged)
+def test_a_damaged_file_of_the_cache_is_told_and_fetched_again_once_it_is_removed(hub, resolve):
+    """One of weights and one of the small ones: each process resolves two models."""
+    damaged = {"google/weights": "model.safetensors", "google/words": "tokenizer.json"}
+    for name in damaged:
+        hub.add(name, files_of("t5_1_1"))
+    specs = [f"st:{name}" for name in damaged]
+    directories, _ = resolve(*specs)
+    files = [f"{directory}/{file}" for directory, file in zip(directories, damaged.values(), strict=True)]
+    blobs = [Path(file).resolve() for file in files]
+    contents = [blob.read_bytes() for blob in blobs]
+    for blob, content in zip(blobs, contents, strict=True):
+        middle = len(content) // 2
+        blob.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
     hub.asked.clear()
     for environment in ({}, {"HF_HUB_OFFLINE": "1"}):
-        (said,), _ = resolve(f"st:{T5}", **environment)
-        assert said == (
-            f"{directory}/{file} is damaged: it is not what came from the hub; remove {blob}, and the same"
+        said, _ = resolve(*specs, **environment)
+        assert said == [
+            f"{file} is damaged: it is not what came from the hub; remove {blob}, and the same"
             " command fetches it again"
-        )
+            for file, blob in zip(files, blobs, strict=True)
+        ]
     assert fetched(hub) == []
-    blob.unlink()
-    assert resolve(f"st:{T5}")[0] == [directory]
-    assert blob.read_bytes() == content and [name for name, _ in fetched(hub)] == [file]
+    for blob in blobs:
+        blob.unlink()
+    assert resolve(*specs)[0] == directories
+    assert [blob.read_bytes() for blob in blobs] == contents
+    assert [name for name, _ in fetched(hub)] == list(damaged.values())
     hub.asked.clear()
-    assert resolve(f"st:{T5}", HF_HUB_OFFLINE="1")[0] == [directory]
+    assert resolve(*specs, HF_HUB_OFFLINE="1")[0] == directories
 
 
 def fetched(hub) -> list[tuple[str, int | None]]:
