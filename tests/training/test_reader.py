@@ -45,8 +45,8 @@ def folder(tmp_path_factory):
     return place
 
 
-def train(folder, output, *more: str) -> int:
-    flags = ["--gin_file=gin/reader.gin", f"--gin.MODEL={START}", f"--gin.DATA={folder}"]
+def train(folder, output, *more: str, model: str = START) -> int:
+    flags = ["--gin_file=gin/reader.gin", f"--gin.MODEL={model}", f"--gin.DATA={folder}"]
     flags += [f"--gin.ANSWERS={folder}/answers.jsonl", f"--gin.RUN={folder}/run.trec", "--batch_size=8"]
     flags += ["--gin.QUERY_LENGTH=12", "--gin.PASSAGE_LENGTH=48", "--gin.PASSAGES=2", "--gin.REMAT=False"]
     return cli.main("jaxir.train:train", [*flags, f"--output_dir={output}", *more])
@@ -99,12 +99,15 @@ def test_a_resumed_run_ends_with_the_same_bits(folder, tmp_path, capsys):
     assert again.fingerprint == whole.fingerprint != model_dir.load(START, kind="seq2seq").fingerprint
 
 
-def test_answers_that_are_written_in_another_way_tell_no_best_checkpoint(folder, tmp_path, capsys):
+def test_answers_that_are_written_in_another_way_tell_no_best_checkpoint(
+    folder, one_layer_seq2seq, tmp_path, capsys
+):
+    model = f"hf:{one_layer_seq2seq}"
     settings = ["--gin_file=gin/evaluators/reading.gin", f"--gin.DEV_RUN={folder}/run.trec", "--steps=2"]
     settings += ["--gin.EVAL_EVERY=1", "--gin.CHECKPOINT_EVERY=1", "--gin.DEV_NEW_TOKENS=4"]
-    assert train(folder, tmp_path / "run", *settings) == 0
+    assert train(folder, tmp_path / "run", *settings, model=model) == 0
     capsys.readouterr()
-    assert train(folder, tmp_path / "run", *settings, "--gin.DEV_BEAMS=2") == 1
+    assert train(folder, tmp_path / "run", *settings, "--gin.DEV_BEAMS=2", model=model) == 1
     error = capsys.readouterr().err
     assert "num_beams=1, not EM on 8 questions" in error and "num_beams=2; give the settings" in error
 
