@@ -173,8 +173,8 @@ def small(folder: Path) -> list[str]:
     return [*sizes, f"--gin.MODEL=hf:{MODEL}", f"--gin.DATA={folder}"]
 
 
-def test_flags_override_a_recipe_and_its_record_repeats_the_run(tmp_path, folder, capfd):
-    run, model = tmp_path / "run", f"hf:{MODEL}"
+def test_flags_override_a_recipe_and_its_record_repeats_the_run(tmp_path, folder, one_layer, capfd):
+    run, model = tmp_path / "run", f"hf:{one_layer}"
     sizes = [
         "--gin.QUERY_LENGTH=8",
         "--gin.PASSAGE_LENGTH=12",
