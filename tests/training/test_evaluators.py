@@ -4,7 +4,6 @@ import dataclasses
 import json
 import re
 import shutil
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -350,7 +349,7 @@ def test_the_loss_of_one_smaller_batch_tells_its_rows():
     assert disagreement(earlier, told(4, 16)) is None
 
 
-def test_sts_in_the_loop_is_sts_of_the_encoder(tmp_path):
+def test_sts_in_the_loop_is_sts_of_the_encoder(tmp_path, one_layer):
     lines = [
         "5\tda de\tda de di",
         "3\tha he\tha ha he he",
@@ -368,7 +367,7 @@ def test_sts_in_the_loop_is_sts_of_the_encoder(tmp_path):
         shutil.copy(tmp_path / f"{file}.tsv", tmp_path / "splits" / f"{name}.tsv")
     words = ["da de di", "ha he hi", "la le li", "ma me mi"]
     encoder = fit(
-        f"st:{Path(__file__).parent.parent / 'golden/bert'}",
+        f"st:{one_layer}",
         Pairs(words, words),
         steps=2,
         batch_size=4,
@@ -398,16 +397,15 @@ def test_sts_in_the_loop_is_sts_of_the_encoder(tmp_path):
     assert (best["metric"], best["value"]) == ("spearman", told["all"])
 
 
-BERT = f"st:{Path(__file__).parent.parent / 'golden/bert'}"
 WORDS = ["da de di", "ha he hi", "la le li", "ma me mi"]
 
 
-def trained(path, evaluators, best_by):
+def trained(model, path, evaluators, best_by):
     how = {"steps": 2, "batch_size": 4, "evaluators": evaluators, "dev_metric": best_by}
-    return fit(BERT, Pairs(WORDS, WORDS), **how, output_dir=path)
+    return fit(f"st:{model}", Pairs(WORDS, WORDS), **how, output_dir=path)
 
 
-def test_search_in_the_loop_is_search_of_the_encoder(tmp_path):
+def test_search_in_the_loop_is_search_of_the_encoder(tmp_path, one_layer):
     """By a metric of a collection, some queries of which are documents too."""
     rng = np.random.default_rng(0)
     texts = {f"d{n}": " ".join(rng.choice([*WORDS[n % 4].split(), "ro"], 5)) for n in range(40)}
@@ -427,7 +425,7 @@ def test_search_in_the_loop_is_search_of_the_encoder(tmp_path):
         Search(dataset=str(tmp_path), name="kept"),
         Search(dataset=f"cqadupstack:{tmp_path}/cqa", name="forums"),
     ]
-    encoder = trained(tmp_path / "run", judges, "R@10")
+    encoder = trained(one_layer, tmp_path / "run", judges, "R@10")
     best = best_of(tmp_path / "run")
     assert best["metric"] == "R@10"
     collection = read_collection(tmp_path, "dev")
@@ -441,24 +439,29 @@ def test_search_in_the_loop_is_search_of_the_encoder(tmp_path):
     assert (android, unix) == pytest.approx((found["R@10"], fewer)) and android != unix > 0
     assert mean == pytest.approx((android + unix) / 2)
     with pytest.raises(UserError, match="metric 'R@@10' cannot be computed"):
-        trained(tmp_path / "other", [Search(dataset=str(tmp_path), wanted="R@@10")], "R@10")
+        trained(one_layer, tmp_path / "other", [Search(dataset=str(tmp_path), wanted="R@@10")], "R@10")
     with pytest.raises(UserError, match="R@1000 is of 1000 answers, and a query has 100: set depth to 1000"):
-        trained(tmp_path / "other", [Search(dataset=str(tmp_path), wanted="P@1 R@1000", depth=100)], "P@1")
+        trained(
+            one_layer,
+            tmp_path / "other",
+            [Search(dataset=str(tmp_path), wanted="P@1 R@1000", depth=100)],
+            "P@1",
+        )
     with pytest.raises(
         UserError,
         match="evaluator Search: dataset must be beir:DIR or quora:DIR or eproduct:DIR or cqadupstack:DIR",
     ):
-        trained(tmp_path / "other", [Search(dataset="sts:x", wanted="R@10")], "R@10")
+        trained(one_layer, tmp_path / "other", [Search(dataset="sts:x", wanted="R@10")], "R@10")
     assert not (tmp_path / "other").exists()
 
 
-def test_transfer_tasks_in_the_loop_are_those_of_vectors_of_their_own_length(tmp_path):
+def test_transfer_tasks_in_the_loop_are_those_of_vectors_of_their_own_length(tmp_path, one_layer):
     rng = np.random.default_rng(0)
     for file, words in zip(TASKS["CR"].files, (WORDS[:2], WORDS[2:]), strict=True):
         (tmp_path / file).parent.mkdir(exist_ok=True)
         rows = [" ".join(rng.choice(" ".join([*words, *WORDS]).split(), 4)) for _ in range(20)]
         (tmp_path / file).write_text("\n".join(rows) + "\n")
-    trained(tmp_path / "run", [SentEval(directory=str(tmp_path), folds=3)], "transfer")
+    trained(one_layer, tmp_path / "run", [SentEval(directory=str(tmp_path), folds=3)], "transfer")
     best = best_of(tmp_path / "run")
     convert(str(tmp_path / "run"), tmp_path / "model", "jaxir", similarity="dot")
     tasks = read_senteval(tmp_path)
