@@ -449,7 +449,7 @@ def crowd(served, bench, clients: int, seconds: float):
 
 
 def test_fifty_clients_at_once(served, bench):
-    crowd(served, bench, 50, 5)
+    crowd(served, bench, 50, 3)
 
 
 @pytest.mark.slow
