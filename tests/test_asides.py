@@ -53,8 +53,8 @@ def test_a_thread_that_writes_a_moment_longer_leaves_nothing(tmp_path):
     def write(aside: Path) -> None:
         for number in range(60):
             place = aside / f"params{number % 5}"
-            place.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(FileNotFoundError):  # removed at once
+            with contextlib.suppress(FileNotFoundError, FileExistsError):  # removed meanwhile
+                place.mkdir(parents=True, exist_ok=True)
                 (place / str(number)).touch()
             time.sleep(0.005)
 

@@ -402,7 +402,7 @@ WORDS = ["da de di", "ha he hi", "la le li", "ma me mi"]
 
 def trained(model, path, evaluators, best_by):
     how = {"steps": 2, "batch_size": 4, "evaluators": evaluators, "dev_metric": best_by}
-    return fit(f"st:{model}", Pairs(WORDS, WORDS), **how, output_dir=path)
+    return fit(model, Pairs(WORDS, WORDS), **how, output_dir=path)
 
 
 def test_search_in_the_loop_is_search_of_the_encoder(tmp_path, one_layer):
@@ -425,7 +425,8 @@ def test_search_in_the_loop_is_search_of_the_encoder(tmp_path, one_layer):
         Search(dataset=str(tmp_path), name="kept"),
         Search(dataset=f"cqadupstack:{tmp_path}/cqa", name="forums"),
     ]
-    encoder = trained(one_layer, tmp_path / "run", judges, "R@10")
+    model = f"st:{one_layer}"
+    encoder = trained(model, tmp_path / "run", judges, "R@10")
     best = best_of(tmp_path / "run")
     assert best["metric"] == "R@10"
     collection = read_collection(tmp_path, "dev")
@@ -439,10 +440,10 @@ def test_search_in_the_loop_is_search_of_the_encoder(tmp_path, one_layer):
     assert (android, unix) == pytest.approx((found["R@10"], fewer)) and android != unix > 0
     assert mean == pytest.approx((android + unix) / 2)
     with pytest.raises(UserError, match="metric 'R@@10' cannot be computed"):
-        trained(one_layer, tmp_path / "other", [Search(dataset=str(tmp_path), wanted="R@@10")], "R@10")
+        trained(model, tmp_path / "other", [Search(dataset=str(tmp_path), wanted="R@@10")], "R@10")
     with pytest.raises(UserError, match="R@1000 is of 1000 answers, and a query has 100: set depth to 1000"):
         trained(
-            one_layer,
+            model,
             tmp_path / "other",
             [Search(dataset=str(tmp_path), wanted="P@1 R@1000", depth=100)],
             "P@1",
@@ -451,7 +452,7 @@ def test_search_in_the_loop_is_search_of_the_encoder(tmp_path, one_layer):
         UserError,
         match="evaluator Search: dataset must be beir:DIR or quora:DIR or eproduct:DIR or cqadupstack:DIR",
     ):
-        trained(one_layer, tmp_path / "other", [Search(dataset="sts:x", wanted="R@10")], "R@10")
+        trained(model, tmp_path / "other", [Search(dataset="sts:x", wanted="R@10")], "R@10")
     assert not (tmp_path / "other").exists()
 
 
@@ -461,13 +462,17 @@ def test_transfer_tasks_in_the_loop_are_those_of_vectors_of_their_own_length(tmp
         (tmp_path / file).parent.mkdir(exist_ok=True)
         rows = [" ".join(rng.choice(" ".join([*words, *WORDS]).split(), 4)) for _ in range(20)]
         (tmp_path / file).write_text("\n".join(rows) + "\n")
-    trained(one_layer, tmp_path / "run", [SentEval(directory=str(tmp_path), folds=3)], "transfer")
+    convert(f"st:{one_layer}", tmp_path / "cosine", "jaxir", similarity="cosine")
+    judges = [SentEval(directory=str(tmp_path), folds=3)]
+    trained(str(tmp_path / "cosine"), tmp_path / "run", judges, "transfer")
     best = best_of(tmp_path / "run")
     convert(str(tmp_path / "run"), tmp_path / "model", "jaxir", similarity="dot")
     tasks = read_senteval(tmp_path)
     vectors = DualEncoder.load(str(tmp_path / "model")).encode_queries(texts_of(tasks))
     assert np.abs(np.linalg.norm(vectors, axis=1) - 1).max() > 0.1
-    dev = scores_of(tasks, vectors, folds=3)["CR"].dev
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    dev, of_unit = (scores_of(tasks, v, folds=3)["CR"].dev for v in (vectors, unit))
+    assert dev != pytest.approx(of_unit)
     assert 40 < dev < 100 and best["metric"] == "transfer" and best["value"] == pytest.approx(dev)
     assert logged(tmp_path / "run", "dev/transfer/CR")[best["step"]] == pytest.approx(dev)
 
