@@ -58,9 +58,8 @@ def test_equals_the_papers_equation(variant, negatives, keys, temperature, block
 def test_equals_torchs_cross_entropy(name, loss, block_size):
     golden = np.load(GOLDEN)
     case = {n: jnp.asarray(golden[n]) for n in EMBEDDINGS}
-    value, gradients = jax.value_and_grad(
-        lambda x: loss(**x, temperature=float(golden["temperature"]), block_size=block_size)[0]
-    )(case)
+    of = functools.partial(loss, temperature=float(golden["temperature"]), block_size=block_size)
+    value, gradients = jax.jit(jax.value_and_grad(lambda x: of(**x)[0]))(case)
     assert golden[name] > 0.3
     np.testing.assert_allclose(value, golden[name], rtol=1e-6)
     for n in EMBEDDINGS:
@@ -117,24 +116,24 @@ def test_finite_when_every_negative_is_masked(variant, batch, block_size):
     }
     embeddings = case["query"], case["passage"], case["negatives"]
     with jax.debug_nans(True):  # no NaN on the way either, so that users can hunt their own with it
+        of = functools.partial(loss, temperature=0.1, **settings, block_size=block_size)
         (value, metrics), gradients = jax.value_and_grad(
-            lambda q, p, n: loss(q, p, n, **keys, temperature=0.1, **settings, block_size=block_size),
-            argnums=(0, 1, 2),
-            has_aux=True,
+            lambda q, p, n: of(q, p, n, **keys), argnums=(0, 1, 2), has_aux=True
         )(*embeddings)
+        assert float(of(*embeddings)[0]) != 0
     np.testing.assert_allclose(value, 0.0, atol=1e-6)
     np.testing.assert_allclose(metrics["rows_without_negatives"], 1.0, atol=1e-6)
     for gradient in gradients:
         np.testing.assert_array_equal(gradient, np.zeros_like(gradient))
-    assert float(loss(*embeddings, temperature=0.1, **settings)[0]) != 0
 
 
-@pytest.mark.parametrize("block_size", [None, 2])
+@pytest.mark.parametrize("block_size", BLOCK_SIZES)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_extreme_logits_stay_finite(variant, block_size):
     """At temperature 0.01 the logits are +-100: in float32 every sum's exp is inf, every positive's 0."""
     loss, expected, settings = VARIANTS[variant]
-    query = np.outer([1, 1, -1, -1], np.eye(8)[0])
+    # Shapes and blocks of the cases above, whose compiled operations serve here too.
+    query = np.outer([1, 1, 1, -1, -1, -1], np.eye(5)[0])
     case = {"query": query, "passage": -query, "negatives": np.stack([query, query], axis=1)}
     arrays = to_jax(case)
     value, gradients = jax.value_and_grad(
@@ -150,11 +149,13 @@ def test_a_masked_row_has_no_gradient_from_its_duplicate(block_size):
     case = to_jax(make_case(batch=2, negatives=0))
     own = case["query_key"].at[1].set(case["query_key"][0])
 
-    def loss(passage, query_key):
+    @jax.jit
+    @jax.grad
+    def gradient(passage, query_key):
         return samtone(case["query"], passage, query_key=query_key, temperature=0.5, block_size=block_size)[0]
 
-    assert np.abs(jax.grad(loss)(case["passage"], case["query_key"])).max() > 1e-2
-    np.testing.assert_array_equal(jax.grad(loss)(case["passage"], own), 0)
+    assert np.abs(gradient(case["passage"], case["query_key"])).max() > 1e-2
+    np.testing.assert_array_equal(gradient(case["passage"], own), 0)
 
 
 @pytest.mark.parametrize("block_size", [None, 1, 2])
@@ -186,11 +187,20 @@ def test_metrics_by_hand(block_size):
     passage = jnp.asarray([[1, 0], [0, 1], [0, -1], [-0.6, 0.8]], jnp.float32)
     negatives = jnp.asarray([[[0.6, -0.8]], [[0.6, -0.8]], [[0.6, -0.8]], [[-0.8, -0.6]]], jnp.float32)
     settings = {"temperature": 0.1, "block_size": block_size}
-    loss, metrics = samtone(query, passage, negatives, same_tower="both", **settings)
-    assert float(metrics["accuracy"]) == 0.5
-    assert float(samtone(query, passage, **settings)[1]["accuracy"]) == 0.75
     alike = jnp.full((4, 2), 0.5)  # a collapsed model: none of its ties is a right answer
-    assert float(in_batch_softmax(alike, alike, **settings)[1]["accuracy"]) == 0
+
+    @jax.jit
+    def of(query, passage, negatives, alike):
+        return (
+            samtone(query, passage, negatives, same_tower="both", **settings),
+            samtone(query, passage, **settings)[1]["accuracy"],
+            in_batch_softmax(alike, alike, **settings)[1]["accuracy"],
+        )
+
+    (loss, metrics), without_negatives, collapsed = of(query, passage, negatives, alike)
+    assert float(metrics["accuracy"]) == 0.5
+    assert float(without_negatives) == 0.75
+    assert float(collapsed) == 0
     np.testing.assert_allclose(metrics["positive_similarity"], (1 + 1 - 0.6 + 0.6) / 4, rtol=1e-6)
     off_query = (0 + 0.8 - 1 + 0.6 + 0 - 0.8) / 6
     off_passage = (0 + 0 - 0.6 - 1 + 0.8 - 0.8) / 6

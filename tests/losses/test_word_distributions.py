@@ -1,5 +1,7 @@
 """Losses of word distributions against numpy transcriptions of Ma et al. 2022's equations, in float64."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +14,11 @@ from jaxir.partitioning import MeshConfig
 
 def logits(rows, words=50, scale=3.0, seed=0):
     return jnp.asarray(np.random.default_rng(seed).normal(0, scale, (rows, words)), jnp.float32)
+
+
+@functools.partial(jax.jit, static_argnames="temperature")
+def contrast(first, second, **settings):
+    return js_softmax(*map(log_normalised_sigmoid, (first, second)), **settings)
 
 
 def distribution(z):
@@ -62,7 +69,7 @@ def test_the_reconstruction_is_equation_4():
 @pytest.mark.parametrize("temperature", [1.0, 0.1])
 def test_the_contrast_is_equation_5(temperature):
     first, second = logits(5), logits(5, seed=1) + 2 * logits(5)
-    loss, metrics = js_softmax(*map(log_normalised_sigmoid, (first, second)), temperature=temperature)
+    loss, metrics = contrast(first, second, temperature=temperature)
     p, q = distribution(first), distribution(second)
     np.testing.assert_allclose(loss, equation_5(p, q, temperature=temperature), rtol=1e-5)
     own = np.mean([js(a, b) for a, b in zip(p, q, strict=True)])
@@ -73,13 +80,12 @@ def test_the_contrast_is_equation_5(temperature):
 def test_texts_of_equal_keys_are_no_negatives():
     first, second = logits(5), logits(5, seed=1)
     key = jnp.asarray([[1, 1], [2, 2], [1, 1], [3, 3], [2, 2]], jnp.int32)
-    loss, _ = js_softmax(*map(log_normalised_sigmoid, (first, second)), key=key)
-    expected = equation_5(
-        distribution(first), distribution(second), lambda i, k: not (key[i] == key[k]).all()
-    )
+    loss, _ = contrast(first, second, key=key)
+    same = (np.asarray(key)[:, None] == np.asarray(key)).all(-1)
+    expected = equation_5(distribution(first), distribution(second), lambda i, k: not same[i, k])
     np.testing.assert_allclose(loss, expected, rtol=1e-6)
-    assert loss < js_softmax(*map(log_normalised_sigmoid, (first, second)))[0] - 0.1
-    alone = js_softmax(*map(log_normalised_sigmoid, (first[:1], second[:1])))
+    assert loss < contrast(first, second, temperature=1.0)[0] - 0.1
+    alone = contrast(first[:1], second[:1])
     assert alone[0] == 0 and alone[1]["rows_without_negatives"] == 1
 
 
