@@ -83,14 +83,18 @@ def value_and_grad(objective, model, auxiliary, batch, key):
 
 def overfit(objective, model, auxiliary, ids, *, steps: int, rate: float = 1e-2) -> list[float]:
     """Trains on one batch, with other random numbers at each step; returns the losses."""
+    return train(*training_step(objective, model, auxiliary, rate=rate), batch_of(ids), steps=steps)
+
+
+def training_step(objective, model, auxiliary, *, rate: float = 1e-2):
+    """The parameters with the optimizer's state, and the compiled step from them to the next ones."""
     import optax
 
     graphs, states = zip(*(nnx.split(m) for m in (model, auxiliary)), strict=True)
-    transform, batch = optax.adam(rate), batch_of(ids)
-    kept = transform.init(states)
+    transform = optax.adam(rate)
 
     @jax.jit
-    def step(states, kept, key):
+    def step(states, kept, batch, key):
         def loss_of(states):
             model, auxiliary = (nnx.merge(g, s) for g, s in zip(graphs, states, strict=True))
             return objective(model, batch, key, auxiliary=auxiliary)[0]
@@ -100,9 +104,14 @@ def overfit(objective, model, auxiliary, ids, *, steps: int, rate: float = 1e-2)
             updates, kept = transform.update(slope, kept)
         return optax.apply_updates(states, updates), kept, loss
 
-    losses = []
+    return (states, transform.init(states)), step
+
+
+def train(start, step, batch, *, steps: int) -> list[float]:
+    """Takes steps on one batch, with other random numbers at each; returns the losses."""
+    (states, kept), losses = start, []
     for number in range(steps):
-        states, kept, loss = step(states, kept, jax.random.key(number))
+        states, kept, loss = step(states, kept, batch, jax.random.key(number))
         losses.append(float(loss))
     return losses
 
