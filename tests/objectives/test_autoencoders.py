@@ -13,10 +13,10 @@ from unlabelled import (
     WORDS,
     batch_of,
     devices_change_nothing,
+    gradients_of,
     make_model,
     make_texts,
     overfit,
-    value_and_grad,
 )
 
 from jaxir.errors import UserError
@@ -45,16 +45,15 @@ def made(objective, model, seed=1):
 def test_chosen_tokens_are_words_as_many_as_asked_and_at_least_one():
     ids = jnp.tile(make_texts(rows=40), (50, 1))
     words = (np.asarray(ids) > SEP).sum(1)
+    choose = jax.jit(choose_tokens, static_argnames="share")
     for share in (0.5, 0.8):
-        chosen = np.asarray(
-            jax.jit(lambda i, k, s=share: choose_tokens(i, k, share=s))(ids, jax.random.key(0))
-        )
+        chosen = np.asarray(choose(ids, jax.random.key(0), share=share))
         assert not chosen[np.asarray(ids) <= SEP].any() and (chosen.sum(1) >= 1).all()
         long = words >= 8
         assert chosen[long].sum() / words[long].sum() == pytest.approx(share, abs=0.02)
         assert (np.abs(chosen.sum(1) - share * words)[words > 1] < 1).all()
     nothing = jnp.asarray([[CLS, SEP, 0, 0]], jnp.int32)
-    assert not choose_tokens(nothing, jax.random.key(0), share=0.8).any()
+    assert not choose(nothing, jax.random.key(0), share=0.8).any()
 
 
 @pytest.mark.parametrize("share", [0.01, 0.15, 0.3, 0.8, 0.99])
@@ -151,10 +150,8 @@ def test_the_decoders_width_and_the_vectors_may_differ():
 
     model = make_model(projection=Projection(dimension=8))
     for objective in (CLMAutoencoder(**SMALL), MLMAutoencoder(**SMALL)):
-        auxiliary = made(objective, model)
-        loss, _, _, gradients = value_and_grad(
-            objective, model, auxiliary, batch_of(make_texts()), jax.random.key(0)
-        )
+        auxiliary, batch = made(objective, model), batch_of(make_texts())
+        loss, gradients = gradients_of("auxiliary", objective, model, auxiliary, batch, jax.random.key(0))
         assert np.isfinite(loss) and all(np.abs(g).max() > 0 for n, g in gradients.items() if "project" in n)
 
 

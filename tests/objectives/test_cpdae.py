@@ -12,6 +12,7 @@ from unlabelled import (
     WORDS,
     Corpus,
     batch_of,
+    gradients_of,
     make_model,
     make_texts,
     overfit,
@@ -141,7 +142,7 @@ def test_the_contrast_alone_reaches_the_encoder():
     model, batch, key = make_model(), batch_of(make_texts()), jax.random.key(2)
     # So heavy that nothing else can give gradients as large.
     objective = CPDAE(weight=1e20)
-    gradients = value_and_grad(objective, model, made(objective, model), batch, key)[2]
+    _, gradients = gradients_of("model", objective, model, made(objective, model), batch, key)
     for path, gradient in gradients.items():
         if "attention.key.bias" not in path:
             assert np.abs(gradient).max() > 1e12, path

@@ -1,6 +1,7 @@
 """DiffCSE: the changes, equation 2.3 in numpy, who has a gradient, devices, chunks, every variant."""
 
 import dataclasses
+import functools
 import re
 
 import jax
@@ -8,7 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from unlabelled import CLS, FORM, MASK, SEP, WORDS, batch_of, make_model, make_texts, overfit, value_and_grad
+from unlabelled import (
+    CLS,
+    FORM,
+    MASK,
+    SEP,
+    WORDS,
+    batch_of,
+    gradients_of,
+    make_model,
+    make_texts,
+    overfit,
+    value_and_grad,
+)
 
 from jaxir.errors import UserError
 from jaxir.features import TextFormat
@@ -93,7 +106,8 @@ ONE = jnp.asarray(
 
 def test_masks_are_inserted_among_the_words_as_many_as_asked():
     texts = jnp.asarray([[CLS, *range(4, 24), SEP, 0, 0]] * 500, jnp.int32)
-    found = changes.insert_masks(texts, jax.random.key(0), share=0.15, mask_id=MASK)
+    insert = jax.jit(functools.partial(changes.insert_masks, share=0.15, mask_id=MASK))
+    found = insert(texts, jax.random.key(0))
     assert (
         found.ids.shape[1] == 24 + changes.most_inserted(24, 0.15) == changes.longest(24, ("insert",), 0.15)
     )
@@ -107,7 +121,7 @@ def test_masks_are_inserted_among_the_words_as_many_as_asked():
         assert (original[~new] == left).all()
         where |= set(np.flatnonzero(new))
     assert where == set(range(1, 24))  # anywhere but before the first token and after the last
-    few = changes.insert_masks(ONE, jax.random.key(1), share=0.15, mask_id=MASK)
+    few = insert(ONE, jax.random.key(1))
     assert few.masked.sum(1).tolist() == [1, 1, 0] and few.ids[2].tolist() == [CLS, SEP] + [0] * 7
 
 
@@ -390,11 +404,11 @@ def test_gradients_reach_all_but_the_generator_and_devices_change_nothing(name):
 
 @pytest.mark.parametrize("task", ["replaced", "mlm", "corrective"])
 def test_the_discriminator_alone_reaches_the_encoder_through_the_vector(task):
-    model, batch, key = make_model(), batch_of(make_texts()), jax.random.key(2)
+    model, batch, key = make_model(dropout=0.0), batch_of(make_texts()), jax.random.key(2)
     # So small that a gradient of anything else would show.
-    objective = diffcse(contrastive_weight=0.0, task=task, weight=1e-20)
+    objective = diffcse(contrastive=_WithoutDropout(), contrastive_weight=0.0, task=task, weight=1e-20)
     auxiliary = made(objective, model)
-    _, _, reached, _ = value_and_grad(objective, model, auxiliary, batch, key)
+    _, reached = gradients_of("model", objective, model, auxiliary, batch, key)
     assert all(0 < np.abs(g).max() < 1e-15 for n, g in reached.items() if "key.bias" not in n)
     assert np.abs(reached["encoder.embeddings.token.embedding"]).max() > 1e-25
 
@@ -420,10 +434,8 @@ def test_chunks_change_nothing(name):
 
 def test_vectors_of_another_width_are_mapped_to_the_discriminators():
     model = make_model(projection=Projection(dimension=8))
-    auxiliary = made(diffcse(), model)
-    loss, _, _, gradients = value_and_grad(
-        diffcse(), model, auxiliary, batch_of(make_texts()), jax.random.key(0)
-    )
+    auxiliary, batch = made(diffcse(), model), batch_of(make_texts())
+    loss, gradients = gradients_of("auxiliary", diffcse(), model, auxiliary, batch, jax.random.key(0))
     assert np.isfinite(loss) and np.abs(gradients["discriminator.project.kernel"]).max() > 0
 
 

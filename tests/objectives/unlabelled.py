@@ -81,6 +81,21 @@ def value_and_grad(objective, model, auxiliary, batch, key):
     return loss, metrics, *named
 
 
+def gradients_of(part, objective, model, auxiliary, batch, key):
+    """Loss, and the gradients {name: array} of the "model" or the "auxiliary" alone: a smaller program."""
+    modules = {"model": model, "auxiliary": auxiliary}
+    graphs = {name: nnx.graphdef(module) for name, module in modules.items()}
+    states = {name: nnx.state(module) for name, module in modules.items()}
+
+    def loss_of(moved, states, batch, key):
+        states = states | {part: moved}
+        made = {name: nnx.merge(graphs[name], state, copy=True) for name, state in states.items()}
+        return objective(made["model"], batch, key, auxiliary=made["auxiliary"])[0]
+
+    loss, slopes = jax.jit(jax.value_and_grad(loss_of))(states[part], states, batch, key)
+    return loss, {".".join(map(str, path)): np.asarray(g[...]) for path, g in nnx.to_flat_state(slopes)}
+
+
 def overfit(objective, model, auxiliary, ids, *, steps: int, rate: float = 1e-2) -> list[float]:
     """Trains on one batch, with other random numbers at each step; returns the losses."""
     return train(*training_step(objective, model, auxiliary, rate=rate), batch_of(ids), steps=steps)
