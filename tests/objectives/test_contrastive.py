@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from unlabelled import WORDS
 
 from jaxir import gin_config
 from jaxir.features import TextFormat
@@ -19,13 +20,14 @@ from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel, Proje
 from jaxir.objectives.contrastive import Contrastive, Embeddings
 from jaxir.partitioning import MeshConfig
 
-VOCABULARY, WIDTH = 50, 32
+# The sizes of `unlabelled`, whose compiled operations serve here too.
+VOCABULARY, WIDTH = WORDS, 32
 TINY = BertConfig(
     vocab_size=VOCABULARY,
     embed_dim=WIDTH,
-    num_layers=2,
+    num_layers=1,
     num_heads=2,
-    mlp_dim=64,
+    mlp_dim=32,
     max_positions=16,
     dropout_rate=0.3,
     attention_dropout_rate=0.0,
@@ -45,7 +47,7 @@ def model():
 @pytest.fixture
 def batch():
     rng = np.random.default_rng(0)
-    ids = {"query_ids": (8, 4), "passage_ids": (8, 6), "negative_ids": (8, 2, 6)}
+    ids = {"query_ids": (8, 4), "passage_ids": (8, 12), "negative_ids": (8, 2, 12)}
     keys = {"query_key": (8, 2), "passage_key": (8, 2), "negative_key": (8, 2, 2)}
     arrays = {k: rng.integers(1, VOCABULARY, shape).astype(np.int32) for k, shape in ids.items()}
     arrays |= {k: rng.integers(0, 2**31, shape).astype(np.int32) for k, shape in keys.items()}
@@ -82,7 +84,7 @@ def test_loss_sees_negatives_and_keys(model, batch):
 
 def test_pairs_alone_are_enough(model, batch):
     objective = Contrastive()
-    pairs = {k: batch[k] for k in objective.features(TextFormat(4, 6)) if k.endswith("_ids")}
+    pairs = {k: batch[k] for k in objective.features(TextFormat(4, 12)) if k.endswith("_ids")}
     embeddings = objective.embed(model, pairs)
     assert embeddings.negatives is None
     chex.assert_trees_all_close(objective(model, pairs)[0], samtone(embeddings.query, embeddings.passage)[0])

@@ -176,6 +176,12 @@ def contrast(one, other, temperature=0.05, negatives=None):
 
 
 @nnx.jit
+def written(auxiliary, ids):
+    """The generator's logits [B, L, V]."""
+    return auxiliary.generator(ids)
+
+
+@nnx.jit
 def discriminated(auxiliary, read, vectors):
     """The discriminator's verdicts [B, L] and logits [B, L, V], None where it has none."""
 
@@ -220,7 +226,7 @@ def test_the_loss_is_equation_2_3(task):
     texts = np.asarray(ids)
     read = np.where(chosen, MASK, texts)
     if task != "mlm":
-        logits = np.array(nnx.jit(lambda auxiliary, ids: auxiliary.generator(ids))(auxiliary, read))
+        logits = np.array(written(auxiliary, read))
         logits[..., 0] = -np.inf
         read = np.where(chosen, logits.argmax(-1), texts)
     log_same, log_other, log_p = judged(auxiliary, read, h.astype(np.float32))
@@ -318,7 +324,7 @@ def test_as_the_authors_code_does():
         placing, replacing = jax.random.split(own)
         chosen = changes.choose_tokens(ids, placing, share=0.3)
         masked = changes_as_bert(ids, chosen, replacing)
-        logits = np.array(auxiliary.generator(masked))
+        logits = np.array(written(auxiliary, masked))
         logits[..., 0] = -np.inf
         read = np.where(np.asarray(ids) != 0, logits.argmax(-1), 0)
         read[:, 0] = CLS
