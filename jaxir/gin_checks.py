@@ -72,6 +72,8 @@ def check_set(read: set[Key] | None) -> None:
     for key in left_open:
         if read is None or key in read or (key.selector == MACRO and key.scope in macros):
             raise UserError(f"{key} must be set: --gin.{key}=...")
+    if not left_open:
+        return
     unset = {key.scope for key in left_open if key.selector == MACRO}
     for key in [key for key in keys if key in left_open or macros_behind([key]) & unset]:
         del config[key[:2]][key.parameter]
@@ -95,20 +97,19 @@ def check_read(read: set[Key], typed: Sequence[Key]) -> None:
     """Refuses parameters and macros that are typed of something that the command does not make."""
     macros = macros_behind(read)
     for key in typed:
+        if key.scope in macros if key.selector == MACRO else key in read or not is_imported(key):
+            continue
         if key.selector == MACRO:
-            kept = key.scope in macros
             there_are = [other for other in parameters_bound() if key.scope in macros_behind([other])]
             more = "; it is of {}"
         else:
-            kept = key in read or not is_imported(key)
             there_are = [other for other in read if other.parameter == key.parameter]
             more = "; there are {}"
-        if not kept:
-            names = ", ".join(sorted("/".join(filter(None, (k.scope, str(k)))) for k in there_are))
-            raise UserError(
-                f"{key} is set but nothing reads it: this command makes no such object"
-                + (more.format(names) if names else "")
-            )
+        names = ", ".join(sorted("/".join(filter(None, (k.scope, str(k)))) for k in there_are))
+        raise UserError(
+            f"{key} is set but nothing reads it: this command makes no such object"
+            + (more.format(names) if names else "")
+        )
 
 
 def check_values(command: str) -> None:
