@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import first_layers
 
 from jaxir import CrossEncoder, ExactIndex, cli
 from jaxir.errors import UserError
@@ -17,15 +18,22 @@ from jaxir.serving.metrics import Metrics
 from jaxir.serving.reranker import Reranker
 from jaxir.serving.service import Service
 
-MODEL = f"hf:{Path(__file__).resolve().parent.parent / 'golden/cross_bert'}"
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 QUERIES = ["w1 w2 w3", "joined arrays", "w5"]
 DEPTH = 6
 
 
 @pytest.fixture(scope="module")
-def service(world) -> Service:
+def model(tmp_path_factory) -> str:
+    """A cross-encoder of one layer: a service compiles it in a dozen shapes."""
+    folder = tmp_path_factory.mktemp("one_layer") / "cross_bert"
+    return f"hf:{first_layers(folder, 'cross_bert', ('num_hidden_layers',), 'layer.1.')}"
+
+
+@pytest.fixture(scope="module")
+def service(world, model) -> Service:
     indexes = [f"{world.root}/dense", f"second={world.root}/second"]
-    return Service.open(indexes, limits=Limits(k=20), reranker=MODEL, rerank_depth=DEPTH)
+    return Service.open(indexes, limits=Limits(k=20), reranker=model, rerank_depth=DEPTH)
 
 
 def asked(service: Service, coroutine_of):
@@ -36,7 +44,7 @@ def asked(service: Service, coroutine_of):
     return asyncio.run(inside())
 
 
-def test_the_reranked_are_the_hybrids_best_in_the_order_of_jaxir_rerank(service, world, tmp_path):
+def test_the_reranked_are_the_hybrids_best_in_the_order_of_jaxir_rerank(service, world, model, tmp_path):
     assert service.systems == ["dense", "second", "hybrid", "reranked"]
     found = asked(service, lambda running: running.search(QUERIES, 10, ["reranked", "hybrid"]))
     run = {
@@ -48,7 +56,7 @@ def test_the_reranked_are_the_hybrids_best_in_the_order_of_jaxir_rerank(service,
         "".join(json.dumps({"_id": f"q{n}", "text": q}) + "\n" for n, q in enumerate(QUERIES))
     )
     (tmp_path / "corpus.jsonl").write_text((world.root / "corpus.jsonl").read_text())
-    flags = [f"--model={MODEL}", f"--run={tmp_path}/hybrid.trec", f"--dataset=beir:{tmp_path}"]
+    flags = [f"--model={model}", f"--run={tmp_path}/hybrid.trec", f"--dataset=beir:{tmp_path}"]
     assert cli.main("jaxir.rerank:rerank", [*flags, f"--output={tmp_path}/new.trec"]) == 0
     expected = read_run(tmp_path / "new.trec")
     moved = 0
@@ -66,26 +74,26 @@ def test_the_reranked_are_the_hybrids_best_in_the_order_of_jaxir_rerank(service,
     assert moved
 
 
-def test_alone_and_cut_and_with_one_index(service, world):
+def test_alone_and_cut_and_with_one_index(service, world, model):
     found = asked(service, lambda running: running.search(QUERIES, 2, ["reranked"]))
     whole = asked(service, lambda running: running.search(QUERIES, 10, ["reranked"]))
     for few, many in zip(found, whole, strict=True):
         assert list(few) == ["reranked"] and few["reranked"].ids == many["reranked"].ids[:2]
-    one = Service.open([f"{world.root}/dense"], limits=Limits(k=20), reranker=MODEL, rerank_depth=DEPTH)
+    one = Service.open([f"{world.root}/dense"], limits=Limits(k=20), reranker=model, rerank_depth=DEPTH)
     assert one.systems == ["dense", "reranked"]
     (answer,) = asked(one, lambda running: running.search(QUERIES[:1], 3, one.systems))
     (dense,) = asked(one, lambda running: running.search(QUERIES[:1], DEPTH, ["dense"]))
     assert len(answer["dense"].ids) == 3 and set(answer["reranked"].ids) <= set(dense["dense"].ids)
 
 
-def test_nothing_compiles_after_the_start_and_texts_of_any_length_are_read(service):
+def test_nothing_compiles_after_the_start_and_texts_of_any_length_are_read(service, model):
     reranker = service.reranker
     programs = reranker.shapes._runner.program(score_pairs).executables
     before = dict(programs)
     assert len(before) == len(reranker.shapes.compiled) > 5
     pairs = [("w1 " * n, "w2 w3 " * m) for n in (1, 7, 60) for m in (0, 1, 9, 200)]
     scores = reranker.score(pairs)
-    np.testing.assert_allclose(scores, CrossEncoder.load(MODEL).score(pairs), atol=1e-5)
+    np.testing.assert_allclose(scores, CrossEncoder.load(model).score(pairs), atol=1e-5)
     for count in (1, 2, 5):
         np.testing.assert_allclose(reranker.score(pairs[:count]), scores[:count], atol=1e-5)
     assert programs == before
@@ -103,9 +111,9 @@ def test_clients_share_batches_and_are_counted(service):
     assert 'jaxir_compiled_shapes{indexes="reranked",tower="pair"}' in text
 
 
-def test_too_many_are_refused(world):
+def test_too_many_are_refused(world, model):
     limits = Limits(k=20, queries=1, waiting=1)
-    service = Service.open([f"{world.root}/dense"], limits=limits, reranker=MODEL, rerank_depth=DEPTH)
+    service = Service.open([f"{world.root}/dense"], limits=limits, reranker=model, rerank_depth=DEPTH)
 
     async def two(running):
         with pytest.raises(Busy):
@@ -119,34 +127,45 @@ def test_too_many_are_refused(world):
     [
         (["dense"], {"reranker": "hf:./nowhere"}, "no such directory"),
         (["dense"], {"reranker": "{model}"}, "is a dual encoder, which makes vectors"),
-        (["dense"], {"reranker": MODEL, "rerank_depth": 21}, "--rerank_depth is 21, but searches find 20"),
-        (["without_texts"], {"reranker": MODEL}, "no index has texts to read; build one with --corpus"),
+        (
+            ["dense"],
+            {"reranker": "{cross_encoder}", "rerank_depth": 21},
+            "--rerank_depth is 21, but searches find 20",
+        ),
+        (
+            ["without_texts"],
+            {"reranker": "{cross_encoder}"},
+            "no index has texts to read; build one with --corpus",
+        ),
         (["reranked=dense"], {}, "the name 'reranked' is taken"),
     ],
 )
-def test_what_cannot_be_served_costs_a_sentence(world, indexes, flags, sentence):
+def test_what_cannot_be_served_costs_a_sentence(world, model, indexes, flags, sentence):
     names = [f"{world.root}/{i}" if "=" not in i else i.replace("=", f"={world.root}/") for i in indexes]
-    given = {k: v.format(model=world.model) if isinstance(v, str) else v for k, v in flags.items()}
+    given = {
+        k: v.format(model=world.model, cross_encoder=model) if isinstance(v, str) else v
+        for k, v in flags.items()
+    }
     with pytest.raises(UserError, match=sentence):
         Service.open(names, limits=Limits(k=20), **{"rerank_depth": DEPTH} | given)
 
 
-def test_a_document_whose_text_no_index_has_is_not_judged_as_an_empty_one(world, tmp_path):
+def test_a_document_whose_text_no_index_has_is_not_judged_as_an_empty_one(world, model, tmp_path):
     """A dense index without texts that has grown beside the one that has them."""
     vectors = np.eye(len(world.ids) + 1, world.encoder.dimension, dtype=np.float32)
     facts = {"fingerprint": world.encoder.fingerprint, "model": world.model}
     ExactIndex.build(vectors, [*world.ids, "new"], **facts).save(tmp_path / "grown")
     names = [f"{world.root}/second", str(tmp_path / "grown")]
     with pytest.raises(UserError, match=r"text of 1 of the documents of the index grown \('new' is one\)"):
-        Service.open(names, limits=Limits(k=20), reranker=MODEL, rerank_depth=DEPTH)
+        Service.open(names, limits=Limits(k=20), reranker=model, rerank_depth=DEPTH)
     Service.open(
-        [names[0], f"{world.root}/without_texts"], limits=Limits(k=20), reranker=MODEL, rerank_depth=6
+        [names[0], f"{world.root}/without_texts"], limits=Limits(k=20), reranker=model, rerank_depth=6
     )
 
 
 @pytest.mark.slow
-def test_over_http(world, start_over, tmp_path):
-    flags = [f"--index={world.root}/dense", f"--reranker={MODEL}", f"--rerank_depth={DEPTH}"]
+def test_over_http(world, model, start_over, tmp_path):
+    flags = [f"--index={world.root}/dense", f"--reranker={model}", f"--rerank_depth={DEPTH}"]
     with start_over(tmp_path, *flags) as server:
         answer = server.ask("/search", queries=QUERIES[:1], k=4)["results"][0]["systems"]
         assert [system["system"] for system in answer] == ["dense", "reranked"]
@@ -154,7 +173,7 @@ def test_over_http(world, start_over, tmp_path):
         assert [hit["rank"] for hit in hits] == [1, 2, 3, 4] and answer[1]["ms"]["rerank"] > 0
         texts = [world.documents[hit["id"]] for hit in hits]
         pairs = [(QUERIES[0], f"{d['title']} {d['text']}".strip()) for d in texts]
-        scores = CrossEncoder.load(MODEL).score(pairs)
+        scores = CrossEncoder.load(model).score(pairs)
         np.testing.assert_allclose([hit["score"] for hit in hits], scores, atol=1e-5)
         health = json.loads(server.request("GET", "/healthz")[2])
         assert health["systems"] == ["dense", "reranked"] and health["reranker"] == "cross_bert"
@@ -164,5 +183,5 @@ def test_over_http(world, start_over, tmp_path):
 
 
 def test_the_reranker_takes_any_cross_encoder(tmp_path):
-    reranker = Reranker(MODEL.replace("bert", "roberta"), depth=2)
+    reranker = Reranker(f"hf:{GOLDEN}/cross_roberta", depth=2)
     assert len(reranker.score([("a", "b"), ("c", "")])) == 2
