@@ -267,12 +267,14 @@ def test_metadata_count_among_what_is_answered_whole(world, tmp_path, toy):
 
 
 def two_layers_of_modernbert(folder: Path) -> Path:
-    """Copies the golden one with two layers of seven, for each shape of a service compiles all of them."""
+    """Copies the golden one with two of seven layers, for texts of one length: a service compiles each."""
     shutil.copytree(Path(__file__).parent.parent / "golden/modernbert", folder)
     config, weights = folder / "config.json", folder / "model.safetensors"
     settings = json.loads(config.read_text())
     settings |= {"num_hidden_layers": 2, "layer_types": settings["layer_types"][:2]}
     config.write_text(json.dumps(settings))
+    lengths = folder / "tokenizer_config.json"
+    lengths.write_text(json.dumps(json.loads(lengths.read_text()) | {"model_max_length": 16}))
     kept = {name: x for name, x in load_file(weights).items() if not re.match(r"layers\.[2-9]", name)}
     save_file(kept, weights, {"format": "pt"})
     return folder
