@@ -1,6 +1,7 @@
 """A plan of a small dual encoder: its numbers against those of shapes, hands and XLA."""
 
 import dataclasses
+import functools
 import math
 import re
 import types
@@ -52,11 +53,17 @@ def planned(model=None, *, optimizer=None, mesh=None, devices=4, objective=None,
         optimizer=optimizer or Adafactor(),
         **({"steps": 1000, "batch_size": BATCH} | how),
     )
-    partitioner = MeshConfig(**(mesh or {"fsdp": 2})).build(jax.devices()[:devices])
+    partitioner = (mesh or MeshConfig(fsdp=2)).build(jax.devices()[:devices])
     return program.Planned(recipe=recipe, config=model or config(), settings=LENGTHS, partitioner=partitioner)
 
 
-def small_step(model=None, **how) -> program.Step:
+def small_step(model=None, *, objective=None, **how) -> program.Step:
+    return step_of(model or config(), objective=objective or Contrastive(), **how)
+
+
+@functools.cache
+def step_of(model, **how) -> program.Step:
+    """One for all tests that ask for it, and so traced once: JAX keeps what it has traced of a step."""
     return program.make_step(planned(model, **how))
 
 
@@ -89,7 +96,7 @@ def test_a_step_of_another_kind_of_model_is_refused():
 @pytest.fixture(scope="module")
 def compiled() -> tuple[program.Step, program.Compiled]:
     """The scanned step, fully sharded, compiled for four CPU devices."""
-    step = small_step(mesh={"fsdp": 4})
+    step = small_step(mesh=MeshConfig(fsdp=4))
     return step, program.compile_step(step)
 
 
@@ -129,22 +136,23 @@ def test_what_is_frozen_has_a_forward_pass_alone():
 def test_recomputing_blocks_costs_a_forward_pass_and_saves_memory():
     plain, products, remat = (small_step(config(remat=of)) for of in (False, "products", True))
     assert 1.2 < traced(remat.function, remat).flops / traced(plain.function, plain).flops < 1.4
-    assert activations.kept(remat).activations < 0.5 * activations.kept(plain).activations
-    assert activations.kept(remat).activations < 0.7 * activations.kept(products).activations
-    assert activations.kept(products).activations < 0.7 * activations.kept(plain).activations
+    all_kept, some_kept, least_kept = map(activations.kept, (plain, products, remat))
+    assert least_kept.activations < 0.5 * all_kept.activations
+    assert least_kept.activations < 0.7 * some_kept.activations
+    assert some_kept.activations < 0.7 * all_kept.activations
     assert useful(remat) == useful(products) == useful(plain) == traced(plain.function, plain).flops
-    assert activations.kept(remat).gradients == activations.kept(plain).gradients > 0
+    assert least_kept.gradients == all_kept.gradients > 0
 
 
 def test_more_devices_keep_less_of_the_batch_each():
-    one = activations.kept(small_step(mesh={"fsdp": 1}, devices=1))
-    four = activations.kept(small_step(mesh={"fsdp": 4}))
+    one = activations.kept(small_step(mesh=MeshConfig(fsdp=1), devices=1))
+    four = activations.kept(small_step(mesh=MeshConfig(fsdp=4)))
     assert four.activations < 0.3 * one.activations
     assert four.gradients < 0.3 * one.gradients
 
 
 def test_state_and_batch_are_the_compiled_programs_arguments():
-    step = small_step(optimizer=AdamW(), mesh={"tensor": 2, "fsdp": 2}, num_negatives=2)
+    step = small_step(optimizer=AdamW(), mesh=MeshConfig(tensor=2, fsdp=2), num_negatives=2)
     with step.partitioner():
         compiled = step.function.lower(step.state, step.batch).compile()
     held = program.bytes_of(step.state) + program.bytes_of(step.batch)
@@ -156,8 +164,13 @@ def make(text="gpu:4xl4", model=None, **how) -> plan.Plan:
     return plan.make(targets.parse(text), planned(model, **how))
 
 
-def test_a_plan_by_arithmetic_holds_together():
-    made = make()
+@pytest.fixture(scope="module")
+def gpu() -> plan.Plan:
+    return make()
+
+
+def test_a_plan_by_arithmetic_holds_together(gpu):
+    made = gpu
     assert made.fits
     assert not made.compiled
     assert made.mesh == {"slices": 1, "data": 2, "fsdp": 2, "tensor": 1}
@@ -176,11 +189,6 @@ def test_a_plan_by_arithmetic_holds_together():
     text = plan.render(made)
     for line in ("plan for gpu:4xl4", "parameters, float32", "all-gather", "1,000 steps", "fits: "):
         assert line in text
-
-
-@pytest.fixture(scope="module")
-def gpu() -> plan.Plan:
-    return make()
 
 
 @pytest.mark.parametrize(
@@ -218,7 +226,8 @@ def test_what_does_not_fit_says_so_and_what_to_do():
     large = config()
     backbone = dataclasses.replace(large.backbone, embed_dim=4096, num_layers=24, mlp_dim=10240, num_heads=64)
     large = dataclasses.replace(large, backbone=backbone)
-    made = make("gpu:1xl4", model=large, mesh={"fsdp": 1}, devices=1)  # one device: nothing is compiled
+    one = MeshConfig(fsdp=1)  # device, for which nothing is compiled
+    made = make("gpu:1xl4", model=large, mesh=one, devices=1)
     assert not made.fits
     text = plan.render(made)
     assert "does not fit" in text
@@ -256,7 +265,7 @@ def test_but_for_products_of_attention_none_is_computed_anew(chunks):
 @pytest.mark.slow
 def test_what_is_recomputed_is_chosen_for_the_planned_chips_memory():
     def on_one(remat, room):  # of which the program need not be partitioned
-        one = planned(config(remat=remat), mesh={"fsdp": 1}, devices=1)
+        one = planned(config(remat=remat), mesh=MeshConfig(fsdp=1), devices=1)
         return plan.make(dataclasses.replace(targets.parse("gpu:1xl4"), chip=chip(room)), one)
 
     sizes = {remat: on_one(remat, 2**40).memory.total for remat in (False, "products", True)}
@@ -388,11 +397,16 @@ def test_the_roofline_is_arithmetic_on_the_tables():
 
 
 @pytest.mark.parametrize("gpus", [1, 4])
-def test_products_in_float32_take_a_gpu_twice_as_long(gpus):
-    done = {
-        dtype: make(f"gpu:{gpus}xh100", config(dtype=dtype), mesh={"fsdp": 1}, devices=gpus)
-        for dtype in ("bfloat16", "float32")
-    }
+def test_products_in_float32_take_a_gpu_twice_as_long(gpus, gpu):
+    """By arithmetic on one, and in the program that four are given."""
+    if gpus == 1:
+        low, whole = (
+            make("gpu:1xh100", config(dtype=dtype), mesh=MeshConfig(fsdp=1), devices=1)
+            for dtype in ("bfloat16", "float32")
+        )
+    else:
+        low, whole = make(model=config(dtype="bfloat16")), gpu
+    done = {"bfloat16": low, "float32": whole}
     single = {dtype: made.work.single_flops / made.work.flops for dtype, made in done.items()}
     assert single["bfloat16"] < 0.2 and single["float32"] > 0.9, single
     assert done["float32"].roofline.compute > 1.5 * done["bfloat16"].roofline.compute
