@@ -251,14 +251,14 @@ def test_the_keys_and_values_of_a_memory_are_computed_once():
     )
     x, memory = jnp.asarray(normal(2, 3, 16)), jnp.asarray(normal(2, 5, 6))
     mask = jnp.arange(5)[None] < jnp.array([[5], [2]])
-    cache = module.remember(memory)
+    cache = nnx.jit(lambda module, memory: module.remember(memory))(module, memory)
     assert cache.key.shape == (2, 5, 2, 4)
     assert cache.filled == 5
-    whole = module(x, mask, memory=memory, key=None)
+    whole = nnx.jit(lambda module, x: module(x, mask, memory=memory, key=None))(module, x)
+    recall = nnx.jit(lambda module, x, cache: module.recall(x, cache, mask))
     for t in range(3):
-        np.testing.assert_allclose(
-            module.recall(x[:, t : t + 1], cache, mask), whole[:, t : t + 1], atol=2e-6
-        )
+        found = recall(module, x[:, t : t + 1], cache)
+        np.testing.assert_allclose(found, whole[:, t : t + 1], atol=2e-6)
 
 
 def test_no_kernel_takes_a_memorys_padding_for_that_of_the_queries(monkeypatch):

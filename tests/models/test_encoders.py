@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import jaxtyping
 import numpy as np
 import pytest
+import scipy.special
 from flax import nnx
 
 from jaxir import cpu
@@ -124,8 +125,9 @@ def test_each_dropout_acts_alone(name, rate):
     config = SHALLOW[name]
     names = (field.name for field in dataclasses.fields(config))
     rates = {name: 0.0 for name in names if name.endswith("dropout_rate")} | {rate: 0.5}
-    model = dataclasses.replace(config, **rates).make(rngs=nnx.Rngs(0))
-    assert np.abs(run(model, IDS, jax.random.key(0)) - run(model, IDS)).max() > 1e-3
+    dropping = dataclasses.replace(config, **rates).make(rngs=nnx.Rngs(0))
+    off = run(config.make(rngs=nnx.Rngs(0)), IDS)  # of the same parameters, whatever the rates
+    assert np.abs(run(dropping, IDS, jax.random.key(0)) - off).max() > 1e-3
 
 
 def test_t5_drops_features_from_all_positions_of_a_text():
@@ -160,15 +162,20 @@ def _random_shapes(jaxpr):
 def test_dropping_values_drops_attention_weights_for_all_queries():
     """Held against T5X's order of things: softmax, then a mask [B, H, 1, S] on the weights, then values."""
     rng = np.random.default_rng(0)
-    query, key, value = (jnp.asarray(rng.normal(size=(2, 6, 4, 8)), jnp.float32) for _ in range(3))
-    real, rate = jnp.array([[True] * 6, [True] * 5 + [False]]), 0.4
-    dropped = layers.dropout(value, rate, jax.random.key(3), same_along=-1)
-    ours = attention(query, key, dropped, mask=real, bias=None, scale=1.0)
-    logits = jnp.einsum("BTHK,BSHK->BHTS", query, key)
-    weights = jax.nn.softmax(jnp.where(real[:, None, None, :], logits, -1e10), axis=-1)
-    kept = np.asarray(dropped != 0.0).all(-1).transpose(0, 2, 1)[:, :, None].astype(np.float32)
+    query, key, value = (rng.normal(size=(2, 6, 4, 8)).astype(np.float32) for _ in range(3))
+    real, rate = np.array([[True] * 6, [True] * 5 + [False]]), 0.4
+
+    @jax.jit
+    def dropped_and_attended(query, key, value):
+        dropped = layers.dropout(value, rate, jax.random.key(3), same_along=-1)
+        return dropped, attention(query, key, dropped, mask=jnp.asarray(real), bias=None, scale=1.0)
+
+    dropped, ours = dropped_and_attended(query, key, value)
+    logits = np.einsum("BTHK,BSHK->BHTS", query, key)
+    weights = scipy.special.softmax(np.where(real[:, None, None, :], logits, -1e10), axis=-1)
+    kept = (np.asarray(dropped) != 0.0).all(-1).transpose(0, 2, 1)[:, :, None].astype(np.float32)
     assert 0.3 < kept.mean() < 0.9
-    theirs = jnp.einsum("BHTS,BSHK->BTHK", weights * kept / (1 - rate), value)
+    theirs = np.einsum("BHTS,BSHK->BTHK", weights * kept / (1 - rate), value)
     np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
@@ -195,7 +202,7 @@ def test_each_layer_has_its_own_key(scan, remat):
 
 @pytest.mark.parametrize("name", SLOWLY)
 def test_bfloat16_computes_otherwise_but_nearly_the_same(name):
-    config = BACKBONES[name]
+    config = SHALLOW[name]
     low = dataclasses.replace(config, dtype="bfloat16")
     models = [c.make(rngs=nnx.Rngs(0)) for c in (config, low)]
     assert {p.dtype for p in jax.tree.leaves(nnx.state(models[1]))} == {jnp.dtype("float32")}
@@ -208,8 +215,9 @@ def test_bfloat16_computes_otherwise_but_nearly_the_same(name):
 
 
 @pytest.mark.parametrize("scan", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("config", [BERT, pytest.param(T5, marks=pytest.mark.slow)], ids=["bert", "t5"])
-def test_quick_products_of_a_cpu_give_gradients_as_near_to_float32s_as_plain_ones(config, scan, monkeypatch):
+@pytest.mark.parametrize("name", ["bert", pytest.param("t5", marks=pytest.mark.slow)])
+def test_quick_products_of_a_cpu_give_gradients_as_near_to_float32s_as_plain_ones(name, scan, monkeypatch):
+    config = BACKBONES[name] if scan else SHALLOW[name]
     made, product = [], cpu._product
     monkeypatch.setattr(cpu, "has_quick_bfloat16", lambda: True)
     monkeypatch.setattr(cpu, "_product", lambda *args: made.append(args) or product(*args))
@@ -236,14 +244,14 @@ def test_compiled_size_does_not_grow_with_depth_when_scanned():
         return len(jax.jit(gradient).lower(state, jax.random.key(0)).as_text().splitlines())
 
     assert size(True, 16) < 1.02 * size(True, 4)
-    assert size(False, 8) > 1.7 * size(False, 4)
+    assert size(False, 4) > 1.7 * size(False, 2)
 
 
-@pytest.mark.parametrize("config", BACKBONES.values(), ids=BACKBONES)
+@pytest.mark.parametrize("config", SHALLOW.values(), ids=SHALLOW)
 def test_padding_changes_nothing(config):
     model = config.make(rngs=nnx.Rngs(0))
-    padded = jnp.pad(IDS[1:, :3], ((0, 0), (0, 7)))
-    np.testing.assert_allclose(run(model, padded)[:, :3], run(model, IDS[1:, :3]), atol=1e-5)
+    assert (IDS[1] != 0).tolist() == [True] * 3 + [False] * 5
+    np.testing.assert_allclose(run(model, IDS)[1:, :3], run(model, IDS[1:, :3]), atol=1e-5)
 
 
 def test_attention_written_out_equals_the_library():
@@ -252,8 +260,8 @@ def test_attention_written_out_equals_the_library():
     bias = jnp.asarray(rng.normal(size=(1, 4, 6, 6)), jnp.float32)
     mask = jnp.array([[True] * 6, [True] * 2 + [False] * 4])
     shared = {"mask": mask, "bias": bias, "scale": 0.7, "dropout_rate": 1e-9}
-    library = attention(query, key, value, **shared, dropout_key=None)
-    written_out = attention(query, key, value, **shared, dropout_key=jax.random.key(0))
+    of = jax.jit(lambda *arrays, key: attention(*arrays, **shared, dropout_key=key))
+    library, written_out = (of(query, key, value, key=drawn) for drawn in (None, jax.random.key(0)))
     np.testing.assert_allclose(written_out, library, atol=1e-6)
 
 
@@ -338,8 +346,7 @@ def test_every_parameter_names_its_axes(config):
 
 @pytest.mark.parametrize("name", SLOWLY)
 def test_an_edit_changes_what_the_first_block_reads_and_no_other_batch(name):
-    config = BACKBONES[name]
-    model = config.make(rngs=nnx.Rngs(0))
+    model = SHALLOW[name].make(rngs=nnx.Rngs(0))
 
     def read(edit):
         seen = []
@@ -348,9 +355,12 @@ def test_an_edit_changes_what_the_first_block_reads_and_no_other_batch(name):
             seen.append(x.shape)
             return edit(x)
 
-        pair = nnx.jit(lambda model: model.together([IDS, IDS[:, :4]], [None, None], [edit_and_note, None]))
-        one = nnx.jit(lambda model: model(IDS, edit=edit_and_note))(model)
-        both = pair(model)
+        @nnx.jit
+        def alone_and_together(model):
+            pair = model.together([IDS, IDS[:, :4]], [None, None], [edit_and_note, None])
+            return model(IDS, edit=edit_and_note), pair
+
+        one, both = alone_and_together(model)
         assert set(seen) == {(2, 8, 32)}
         np.testing.assert_allclose(np.where((IDS != 0)[..., None], one - both[0], 0), 0, atol=1e-5)
         return both
@@ -367,8 +377,9 @@ def test_an_encoder_that_takes_no_edits_is_told():
         def together(self, ids, keys):
             return super().together(ids, keys)
 
-    model = DualEncoderModel(DualEncoderConfig(backbone=BERT), rngs=nnx.Rngs(0))
-    model.encoder = Own(BERT, rngs=nnx.Rngs(0))
-    assert model.encode(IDS, tower="query").shape == (2, 32)
+    config = SHALLOW["bert"]
+    model = DualEncoderModel(DualEncoderConfig(backbone=config), rngs=nnx.Rngs(0))
+    model.encoder = Own(config, rngs=nnx.Rngs(0))
+    assert nnx.jit(lambda model: model.encode(IDS, tower="query"))(model).shape == (2, 32)
     with pytest.raises(UserError, match=r"Own.together takes no 'edits' \(docs/adding_a_backbone.md\)"):
         model.encode(IDS, tower="query", edit=lambda x: x)
