@@ -54,7 +54,7 @@ def save_model(directory, *, seed: int) -> str:
     files.mkdir()
     backend.save(str(files / "tokenizer.json"))
     backbone = BertConfig(
-        vocab_size=len(vocabulary), embed_dim=32, num_layers=2, num_heads=2, mlp_dim=64, max_positions=64
+        vocab_size=len(vocabulary), embed_dim=32, num_layers=1, num_heads=2, mlp_dim=64, max_positions=64
     )
     model = DualEncoderModel(DualEncoderConfig(backbone=backbone, sharing="ade"), rngs=nnx.Rngs(seed))
     settings = model_dir.EncoderSettings(query_max_length=16, passage_max_length=MAX_LENGTH)

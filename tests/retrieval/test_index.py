@@ -94,8 +94,9 @@ def test_scann_finds_what_exact_finds(count):
     ids = [f"d{i}" for i in range(count)]
     near = ScannIndex.build(vectors, ids)
     assert ("leaves" in near.info.settings) == (count > BRUTE_FORCE_UP_TO)
+    exactly = ExactIndex.build(vectors, ids)
     for k in (10, 100):
-        expected_scores, expected = ExactIndex.build(vectors, ids).search(queries, k)
+        expected_scores, expected = exactly.search(queries, k)
         scores, found = near.search(queries, k)
         recall = np.mean([len(set(a) & set(b)) / k for a, b in zip(found, expected, strict=True)])
         assert recall >= (0.9 if "leaves" in near.info.settings else 1)

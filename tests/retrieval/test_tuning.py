@@ -9,10 +9,19 @@ from jaxir.retrieval.indexes import scann_index, tuning
 from jaxir.retrieval.indexes.exact import ExactIndex
 from jaxir.retrieval.indexes.index import load_index, normalize
 from jaxir.retrieval.indexes.rows import main_directions
-from jaxir.retrieval.indexes.scann_index import BRUTE_FORCE_UP_TO, ENERGY, NEARLY_ALL, ScannIndex
+from jaxir.retrieval.indexes.scann_index import ENERGY, NEARLY_ALL, ScannIndex
 from jaxir.retrieval.indexes.tuning import NEAR, Trial, tune
 
-COUNT, DIMENSION = BRUTE_FORCE_UP_TO + 1_000, 32
+COUNT, DIMENSION = 6_000, 32
+
+
+@pytest.fixture(scope="module", autouse=True)
+def trees_of_few_vectors():
+    """They are as those of many, of which tests/retrieval/test_index.py has one."""
+    assert COUNT < scann_index.BRUTE_FORCE_UP_TO
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scann_index, "BRUTE_FORCE_UP_TO", COUNT - 1_000)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -168,8 +177,9 @@ def test_greater_numbers_than_there_were_are_not_cut_off(similarity):
     np.testing.assert_allclose(found[0], near[0], atol=0.02 * np.abs(near[0]).max())
 
 
-@pytest.mark.parametrize("left", [200, 1])
+@pytest.mark.parametrize("left", [150, 1])
 def test_fewer_vectors_than_leaves_are_all_compared(tmp_path, index, vectors, ids, left):
+    assert left < index.info.settings["leaves"]
     few = index.with_settings(leaves_to_search=1)
     few.delete(ids[left:])
     expected = ExactIndex.build(vectors[:left], ids[:left]).search(vectors[:20], 10)
@@ -201,7 +211,7 @@ def test_a_changed_tree_holds_each_vector_under_its_id(tmp_path, vectors, ids):
 
 
 def test_the_command_tells_the_recall_it_reached(tmp_path, toy, small_model, encoder, capsys):
-    texts, asked = toy.random_texts(300, seed=9), toy.random_texts(20, seed=8, max_words=10)
+    texts, asked = toy.random_texts(300, seed=9, max_words=10), toy.random_texts(20, seed=8, max_words=10)
     corpus = toy.write_corpus(tmp_path / "corpus.jsonl", texts)
     queries = [{"_id": f"q{i}", "text": t} for i, t in enumerate(asked)]
     queries = toy.write_jsonl(tmp_path / "queries.jsonl", queries)
