@@ -64,8 +64,7 @@ def test_heads_equal_a_plain_transcription(pooling, activation, similarity):
     expected = np.tanh(expected) if activation == "tanh" else expected
     if similarity == "cosine":
         expected /= np.linalg.norm(expected, axis=1, keepdims=True)
-    # Not in one program: of an encoder's operations those of other heads are compiled already.
-    found = model.encode(IDS, tower="query")
+    found = encode(model, IDS, tower="query")
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 

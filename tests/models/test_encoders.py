@@ -131,7 +131,7 @@ def test_each_dropout_acts_alone(name, rate):
 
 
 def test_t5_drops_features_from_all_positions_of_a_text():
-    config = dataclasses.replace(T5, dropout_rate=0.5)
+    config = dataclasses.replace(SHALLOW["t5"], dropout_rate=0.5)
     out = np.asarray(run(config.make(rngs=nnx.Rngs(0)), IDS, jax.random.key(0)))
     dropped = out == 0.0  # by the last dropout, that of the result
     np.testing.assert_array_equal(dropped, np.broadcast_to(dropped[:, :1], dropped.shape))
@@ -281,7 +281,7 @@ def test_wrong_ranks_and_lengths_raise():
 
 
 def test_an_id_outside_the_vocabulary_cannot_hide():
-    output = run(Bert(BERT, rngs=nnx.Rngs(0)), jnp.array([[4, 50]], jnp.int32))
+    output = run(SHALLOW["bert"].make(rngs=nnx.Rngs(0)), jnp.array([[4, 50]], jnp.int32))
     assert np.isnan(output).any()
 
 

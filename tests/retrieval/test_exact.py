@@ -140,17 +140,18 @@ def test_what_rounding_tells_apart_and_is_equal_goes_by_id(comparisons):
 
 def test_rounding_is_not_tried_again_where_it_says_little(comparisons):
     """Among 3,000 vectors of 125 kinds it never can."""
-    vectors, queries = with_ties(COUNT, 3, 0), with_ties(300, 3, 1)
+    # As wide as `points`, and with as many answers as others want: of one program.
+    vectors, queries = (np.pad(with_ties(n, 3, n), [(0, 0), (0, DIMENSION - 3)]) for n in (COUNT, 300))
     ids = names(COUNT)
     index = ExactIndex.build(vectors, ids, similarity="dot")
-    expected_scores, expected = ranking(queries, vectors, ids, 7)
+    expected_scores, expected = ranking(queries, vectors, ids, 10)
     for _ in range(2):
-        scores, found = index.search(queries, 7)
+        scores, found = index.search(queries, 10)
         np.testing.assert_array_equal(scores, expected_scores)
         assert found == expected
     assert [rounded for *_, rounded in comparisons] == [True, False, False]
     index.delete(ids[:1])
-    index.search(queries, 7)
+    index.search(queries, 10)
     assert comparisons[3][2], "another index is another matter"
 
 
