@@ -1,6 +1,6 @@
 """A folder that stands for Google Cloud, and a checkout whose scripts work on it."""
 
-import json
+import ast
 import os
 import shlex
 import shutil
@@ -56,23 +56,25 @@ TRAIN=(python job.py 5 --output_dir=gs://bucket/run "it's a 'quoted' \\$word" --
 UV = """#!/usr/bin/env bash
 echo "$@" >>"$HOME/uv_calls"
 case "$1" in
-  venv) mkdir -p .venv/bin && ln -sf "$REAL_PYTHON" .venv/bin/python ;;
+  venv)
+    mkdir -p .venv/bin
+    # Without the packages that are installed: looking for them takes longer than what the jobs do.
+    printf '#!/bin/sh\\nexec "%s" -IS "$@"\\n' "$REAL_PYTHON" >.venv/bin/python
+    chmod +x .venv/bin/python
+    ;;
 esac
 """
 
 
 class Cloud:
-    """A folder with the fake gcloud's state, a small checkout with the real scripts, and a bucket."""
+    """A folder with the fake gcloud's state, a copy of `checkout`, and a bucket."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, checkout: Path):
         self.folder, self.bucket, self.checkout = folder / "cloud", folder / "bucket", folder / "checkout"
         binaries = folder / "bin"
-        for directory in (self.folder, self.bucket, self.checkout, binaries):
+        for directory in (self.folder, self.bucket, binaries):
             directory.mkdir(parents=True)
-        shutil.copytree(ROOT / "tpu_scripts", self.checkout / "tpu_scripts")
-        (self.checkout / "job.py").write_text(JOB)
-        (self.checkout / "benchmarks").mkdir()
-        (self.checkout / "benchmarks" / "report.py").write_text(REPORT)
+        shutil.copytree(checkout, self.checkout)
         for name, program in (("gcloud", "gcloud"), ("xpk", "xpk"), ("kubectl", "xpk")):
             # Not by `env python3`: a machine's shims may take longer than what the program does.
             started = [sys.executable, "-IS", str(HERE / f"fake_{program}.py"), name]
@@ -91,9 +93,6 @@ class Cloud:
         }
         self.config = folder / "my slice.sh"  # a path with a blank
         self.configure()
-        git = ["git", "-C", str(self.checkout), "-c", "user.name=t", "-c", "user.email=t"]
-        for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "x"]):
-            subprocess.run([*git, *command], check=True, env=self.environment)
 
     def configure(self, train: str = TRAIN, **changed: str) -> None:
         settings = {
@@ -118,20 +117,20 @@ class Cloud:
         return done
 
     def calls(self, verb: str | None = None) -> list[list[str]]:
-        path = self.folder / "calls.jsonl"
-        calls = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        path = self.folder / "calls"
+        calls = [ast.literal_eval(line) for line in path.read_text().splitlines()] if path.exists() else []
         return [call for call in calls if verb is None or call[3] == verb]
 
     def state(self) -> str | None:
         try:
-            return json.loads((self.folder / "state.json").read_text())["state"]
+            return (self.folder / "state").read_text().split()[0]
         except FileNotFoundError:
             return None
 
     def change_state(self, state: str) -> None:
         part = self.folder / "state.part"
-        part.write_text(json.dumps({"state": state, "next": []}))
-        part.replace(self.folder / "state.json")
+        part.write_text(state)
+        part.replace(self.folder / "state")
 
     def start(self, script: str, *flags: str) -> subprocess.Popen:
         """Starts a script in a session of its own; what it says is all in its stdout."""
@@ -187,8 +186,23 @@ class Cloud:
                 continue
 
 
+@pytest.fixture(scope="session")
+def checkout(tmp_path_factory) -> Path:
+    """A small checkout with the real scripts."""
+    checkout = tmp_path_factory.mktemp("small") / "checkout"
+    shutil.copytree(ROOT / "tpu_scripts", checkout / "tpu_scripts")
+    (checkout / "job.py").write_text(JOB)
+    (checkout / "benchmarks").mkdir()
+    (checkout / "benchmarks" / "report.py").write_text(REPORT)
+    git = ["git", "-C", str(checkout), "-c", "user.name=t", "-c", "user.email=t"]
+    environment = os.environ | {"GIT_CONFIG_GLOBAL": os.devnull}
+    for command in (["init", "-q", "--template="], ["add", "."], ["commit", "-q", "-m", "x"]):
+        subprocess.run([*git, *command], check=True, env=environment)
+    return checkout
+
+
 @pytest.fixture
-def cloud(tmp_path):
-    cloud = Cloud(tmp_path)
+def cloud(tmp_path, checkout):
+    cloud = Cloud(tmp_path, checkout)
     yield cloud
     cloud.kill()

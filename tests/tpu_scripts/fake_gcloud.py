@@ -1,19 +1,18 @@
 """A gcloud that keeps queued resources in a folder, with a home directory for each worker.
 
-FAKE_CLOUD is the folder. calls.jsonl gets every argv. state.json is the queued resource; "next" holds the
-states it takes on, one at each describe. `ssh --command` runs the command in each worker's home; worker N
-does not answer while there is a file silentN. The folder BUCKET is gs://bucket.
+FAKE_CLOUD is the folder. The file "calls" gets every argv, a line each. "state" is the queued resource: its
+state, and those that it takes on, one at each describe. `ssh --command` runs the command in each worker's
+home; worker N does not answer while there is a file silentN. The folder BUCKET is gs://bucket.
+
+It imports little, not even pathlib: it is started hundreds of times, and imports were most of its time.
 """
+# ruff: noqa: PTH102, PTH105, PTH107, PTH110, PTH112, PTH119, PTH123
 
-import json
 import os
-import shutil
-import subprocess
 import sys
-from pathlib import Path
 
-CLOUD = Path(os.environ["FAKE_CLOUD"])
-STATE = CLOUD / "state.json"
+CLOUD = os.environ["FAKE_CLOUD"]
+STATE = f"{CLOUD}/state"
 WORKERS = int(os.environ.get("FAKE_WORKERS", "2"))
 
 
@@ -22,24 +21,42 @@ def fail(verb: str, reason: str):
     sys.exit(1)
 
 
-def load() -> dict | None:
-    return json.loads(STATE.read_text()) if STATE.exists() else None
+def read(path: str) -> str:
+    with open(path) as file:
+        return file.read()
 
 
-def put(found: dict) -> None:
+def put(*states: str) -> None:
     """Writes the state at once: a test may read it at any moment."""
-    part = STATE.with_suffix(f".{os.getpid()}")
-    part.write_text(json.dumps(found))
-    part.replace(STATE)
+    part = f"{STATE}.{os.getpid()}"
+    with open(part, "w") as file:
+        file.write(" ".join(states))
+    os.replace(part, STATE)
+
+
+def copy(source: str, target: str) -> None:
+    import shutil
+
+    shutil.copy(source, target)
+
+
+def run_in(home: str, command: str) -> int:
+    """Runs a shell's command in a home directory, and returns its status."""
+    process = os.fork()
+    if process == 0:
+        os.chdir(home)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.execvpe("bash", ["bash", "-c", command], os.environ | {"HOME": home})
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
 def main(argv: list[str]) -> int:
-    with (CLOUD / "calls.jsonl").open("a") as file:
-        file.write(json.dumps(argv) + "\n")
+    with open(f"{CLOUD}/calls", "a") as file:
+        file.write(f"{argv!r}\n")
     if argv[0] == "builds" or argv[:3] == ["container", "clusters", "get-credentials"]:
         return 0
     if argv[:3] == ["container", "clusters", "list"]:
-        print("RUNNING" if (CLOUD / "cluster").exists() else "", end="")
+        print("RUNNING" if os.path.exists(f"{CLOUD}/cluster") else "", end="")
         return 0
     if argv[:3] == ["storage", "cp", "--recursive"]:
         return copy_from_bucket(*(a for a in argv[3:] if not a.startswith("--")))
@@ -48,19 +65,20 @@ def main(argv: list[str]) -> int:
     positional = [a for a in rest if not a.startswith("--")]
     flags = dict(a[2:].partition("=")[::2] for a in rest if a.startswith("--"))
     assert {"project", "zone", "quiet"} <= flags.keys(), argv
-    if (CLOUD / f"fail_{verb}").exists():
-        fail(verb, (CLOUD / f"fail_{verb}").read_text())
-    found = load()
+    if os.path.exists(f"{CLOUD}/fail_{verb}"):
+        fail(verb, read(f"{CLOUD}/fail_{verb}"))
+    found = read(STATE).split() if os.path.exists(STATE) else []
     if verb == "create":
         if found:
             fail(verb, f"ALREADY_EXISTS: Resource '{positional[0]}' already exists")
-        later = json.loads(
-            os.environ.get("FAKE_STATES", '["WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE"]')
-        )
-        put({"state": "ACCEPTED", "next": later})
-        for worker in range(WORKERS):
-            shutil.rmtree(CLOUD / f"worker{worker}", ignore_errors=True)
-            (CLOUD / f"worker{worker}").mkdir()
+        later = os.environ.get("FAKE_STATES", "WAITING_FOR_RESOURCES PROVISIONING ACTIVE")
+        put("ACCEPTED", *later.split())
+        for home in homes("all"):
+            if os.path.exists(home):
+                import shutil
+
+                shutil.rmtree(home)
+            os.mkdir(home)
         return 0
     if not found:
         fail(
@@ -68,44 +86,41 @@ def main(argv: list[str]) -> int:
             f"NOT_FOUND: Resource 'projects/p/locations/z/queuedResources/{positional[0]}' was not found",
         )
     if verb == "describe":
-        if found["next"]:
-            found["state"] = found["next"].pop(0)
-            put(found)
-        if found["state"] == "GONE":
-            STATE.unlink()
+        if len(found) > 1:
+            del found[0]
+            put(*found)
+        if found[0] == "GONE":
+            os.remove(STATE)
             fail(verb, "NOT_FOUND: Resource was not found")
-        shown = {"value(state.state)": found["state"], "yaml(state)": f"state:\n  state: {found['state']}"}
+        shown = {"value(state.state)": found[0], "yaml(state)": f"state:\n  state: {found[0]}"}
         print(shown[flags["format"]])
     elif verb == "delete":
-        if found["state"] == "ACTIVE" and "force" not in flags:
+        if found[0] == "ACTIVE" and "force" not in flags:
             fail(verb, "FAILED_PRECONDITION: it has nodes")
-        put({"state": "DELETING", "next": ["DELETING", "GONE"]})
-    elif found["state"] != "ACTIVE":
-        fail(verb, f"the queued resource is {found['state']}")
+        put("DELETING", "DELETING", "GONE")
+    elif found[0] != "ACTIVE":
+        fail(verb, f"the queued resource is {found[0]}")
     elif verb == "scp":
         source, target = positional
         for home in homes(flags["worker"]):
             if target.startswith("test-slice:"):
-                shutil.copy(source, home / target.partition(":")[2])
-            elif not (home / source.partition(":")[2]).exists():
-                print(f"scp: {source.partition(':')[2]}: No such file or directory", file=sys.stderr)
+                copy(source, f"{home}/{target.partition(':')[2]}")
+                continue
+            source = source.partition(":")[2]
+            if not os.path.exists(f"{home}/{source}"):
+                print(f"scp: {source}: No such file or directory", file=sys.stderr)
                 return 1
-            else:
-                shutil.copy(home / source.partition(":")[2], target)
-    elif (CLOUD / "unreachable").exists():
+            copy(f"{home}/{source}", target)
+    elif os.path.exists(f"{CLOUD}/unreachable"):
         print("WARNING: Could not prepare all 1 nodes, attempting to ssh into the rest.", file=sys.stderr)
     elif verb == "ssh":
         status = 0
         for home in homes(flags["worker"]):
-            if (CLOUD / home.name.replace("worker", "silent")).exists():
+            if os.path.exists(home.replace(f"{CLOUD}/worker", f"{CLOUD}/silent")):
                 print("ssh: connect to host: Connection timed out", file=sys.stderr)
                 status = 255
                 continue
-            environment = os.environ | {"HOME": str(home)}
-            done = subprocess.run(
-                ["bash", "-c", flags["command"]], cwd=home, env=environment, stdin=subprocess.DEVNULL
-            )
-            status = status or done.returncode
+            status = run_in(home, flags["command"]) or status
         return status
     else:
         raise AssertionError(argv)
@@ -114,12 +129,15 @@ def main(argv: list[str]) -> int:
 
 def copy_from_bucket(*places: str) -> int:
     """Copies as the real one does: those that are there, with an error where one is not."""
+    import shutil
+
     status = 0
     for place in places[:-1]:
-        source = Path(os.environ["BUCKET"]) / place.removeprefix("gs://bucket/")
-        if source.is_dir():
-            shutil.copytree(source, Path(places[-1]) / source.name, dirs_exist_ok=True)
-        elif source.exists():
+        source = place.replace("gs://bucket", os.environ["BUCKET"], 1)
+        if os.path.isdir(source):
+            target = f"{places[-1]}/{os.path.basename(source)}"
+            shutil.copytree(source, target, dirs_exist_ok=True)
+        elif os.path.exists(source):
             shutil.copy(source, places[-1])
         else:
             print(
@@ -129,8 +147,8 @@ def copy_from_bucket(*places: str) -> int:
     return status
 
 
-def homes(worker: str) -> list[Path]:
-    return [CLOUD / f"worker{n}" for n in (range(WORKERS) if worker == "all" else [int(worker)])]
+def homes(worker: str) -> list[str]:
+    return [f"{CLOUD}/worker{n}" for n in (range(WORKERS) if worker == "all" else [worker])]
 
 
 sys.exit(main(sys.argv[2:]))

@@ -1,10 +1,9 @@
 """An xpk and a kubectl that only note what they are told, and refuse what the real ones do not know.
 
-FAKE_CLOUD is the folder: calls.jsonl gets every argv after the name; "cluster" is there while the cluster is.
+FAKE_CLOUD is the folder: "calls" gets every argv after the name; "cluster" is there while the cluster is.
 The flags are those of xpk 1.16.0.
 """
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -25,8 +24,8 @@ KUBECTL = {"selector", "tail", "follow", "prefix", "max-log-requests"}
 
 
 def main(name: str, argv: list[str]) -> int:
-    with (CLOUD / "calls.jsonl").open("a") as file:
-        file.write(json.dumps([name, *argv]) + "\n")
+    with (CLOUD / "calls").open("a") as file:
+        file.write(f"{[name, *argv]!r}\n")
     flags = {a[2:].partition("=")[0] for a in argv if a.startswith("--")}
     if name == "kubectl":
         assert argv[0] == "logs" and flags <= KUBECTL, argv

@@ -141,7 +141,7 @@ def test_watching_ends_where_gcloud_has_no_answer_any_more(cloud):
 @pytest.mark.slow
 def test_watching_goes_on_where_a_slice_is_lost_before_the_job_runs(cloud):
     """While it waits to be granted; and in the middle of installing."""
-    cloud.environment["FAKE_STATES"] = '["WAITING_FOR_RESOURCES"]'
+    cloud.environment["FAKE_STATES"] = "WAITING_FOR_RESOURCES"
     once = "touch $BUCKET/installing; until [ -e $BUCKET/on ]; do sleep 0.02; done; [ -e $BUCKET/again ]"
     cloud.configure(SETUP=once)
     with cloud.start("resume.sh", "--watch") as watch:
@@ -380,6 +380,7 @@ def test_an_interrupted_report_brings_back_what_was_measured(cloud, tmp_path):
     ) as report:
         first = cloud.folder / "worker0/jaxir-report/report.md"
         cloud.until(lambda: first.exists() and first.read_text())
+        cloud.until(lambda: "worker.sh status ||" in str(cloud.calls("ssh")[-1]))  # all workers have begun
         os.killpg(report.pid, signal.SIGINT)
         _, err = report.communicate(timeout=30)
     assert report.returncode == 130, err
@@ -390,7 +391,7 @@ def test_an_interrupted_report_brings_back_what_was_measured(cloud, tmp_path):
 
 def test_an_interrupt_tells_what_exists(cloud):
     command = ["bash", str(cloud.checkout / "tpu_scripts/create.sh"), f"--config={cloud.config}"]
-    environment = cloud.environment | {"FAKE_STATES": '["WAITING_FOR_RESOURCES"]'}
+    environment = cloud.environment | {"FAKE_STATES": "WAITING_FOR_RESOURCES"}
     with subprocess.Popen(
         command, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
     ) as create:
@@ -441,7 +442,7 @@ def test_workers_that_do_not_answer_are_no_success(cloud):
 
 
 def test_a_request_that_fails_ends_the_waiting(cloud):
-    done = cloud.run("create.sh", env={"FAKE_STATES": '["WAITING_FOR_RESOURCES", "FAILED"]'})
+    done = cloud.run("create.sh", env={"FAKE_STATES": "WAITING_FOR_RESOURCES FAILED"})
     assert done.returncode == 1
     assert "error: test-slice is FAILED and will not become ACTIVE; delete it with" in done.stderr
     assert "  state: FAILED" in done.stderr  # what gcloud says of it
@@ -467,7 +468,7 @@ def test_dry_run_prints_the_very_commands(cloud, tmp_path):
     for path in cloud.folder.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     for script in ("create.sh", "install.sh", "launch.sh"):
-        environment = cloud.environment | {"FAKE_STATES": '["ACTIVE"]'}
+        environment = cloud.environment | {"FAKE_STATES": "ACTIVE"}
         subprocess.run(["bash", "-c", printed[script]], check=True, env=environment, capture_output=True)
     assert [c for c in cloud.calls() if c[3] != "describe"] == [c for c in real if c[3] != "describe"]
 
