@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -37,13 +38,20 @@ def run(**environment: str) -> str:
     return done.stdout
 
 
-def test_programs_are_kept_and_used_again(tmp_path):
-    first = run(XDG_CACHE_HOME=str(tmp_path))
-    (kept,) = (tmp_path / "jaxir").iterdir()
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory) -> tuple[Path, str]:
+    """A user's cache that one process has filled, and what that printed. (A copy would serve no other.)"""
+    home = tmp_path_factory.mktemp("home")
+    return home, run(XDG_CACHE_HOME=str(home))
+
+
+def test_programs_are_kept_and_used_again(filled):
+    home, first = filled
+    (kept,) = (home / "jaxir").iterdir()
     assert kept.name.startswith("programs-")
     names = {p.name for p in kept.iterdir() if p.name.endswith("-cache")}
     assert names
-    assert run(XDG_CACHE_HOME=str(tmp_path)) == first
+    assert run(XDG_CACHE_HOME=str(home)) == first
     assert {p.name for p in kept.iterdir() if p.name.endswith("-cache")} == names
 
 
@@ -63,9 +71,9 @@ def test_a_broken_cache_costs_nothing_but_time(tmp_path, damage):
     assert float(run(XDG_CACHE_HOME=str(tmp_path))) > 0
 
 
-def test_a_program_that_was_half_written_when_its_process_was_killed_is_in_nobodys_way(tmp_path):
-    run(XDG_CACHE_HOME=str(tmp_path))
-    (kept,) = (tmp_path / "jaxir").iterdir()
+def test_a_program_that_was_half_written_when_its_process_was_killed_is_in_nobodys_way(filled):
+    home, _ = filled
+    (kept,) = (home / "jaxir").iterdir()
     programs = set(kept.glob("*-cache"))
     assert programs
     for path in kept.iterdir():
@@ -73,11 +81,12 @@ def test_a_program_that_was_half_written_when_its_process_was_killed_is_in_nobod
     half = kept / "jit_other-1-cache"
     half.write_bytes(b"half")
     os.utime(half, (0, 0))
-    run(XDG_CACHE_HOME=str(tmp_path))
+    run(XDG_CACHE_HOME=str(home))
     assert set(kept.glob("*-cache")) == programs
     half.write_bytes(b"half")  # just now: it may be on its way
-    run(XDG_CACHE_HOME=str(tmp_path))
+    run(XDG_CACHE_HOME=str(home))
     assert half.exists()
+    half.unlink()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,6 +22,12 @@ LENGTHS = {"query_length": 12, "passage_length": 24}
 COUNT = 67
 
 
+@pytest.fixture(autouse=True)
+def small_buffer(monkeypatch):
+    """Of several epochs of the small files here, as the real one of all but large files."""
+    monkeypatch.setattr(seqio_tasks, "SHUFFLE_BUFFER", 4 * COUNT)
+
+
 @pytest.fixture
 def pairs_file(write_jsonl):
     records = [
