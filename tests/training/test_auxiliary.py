@@ -390,29 +390,37 @@ class Narrow(Sigmoid):
         found.head = nnx.Linear(self.width, 16, use_bias=False, rngs=rngs)
         return found
 
-start, later, kind = sys.argv[1:]
-try:
-    run(later, objective=Narrow() if kind == "narrow" else Sigmoid(), steps=5, dev=None, auxiliary_from=start)
-except UserError as error:
-    print(error)
+for kind, objective in (("narrow", Narrow()), ("damaged", Sigmoid())):
+    start, later = f"{sys.argv[1]}/{kind}", f"{sys.argv[1]}/later"
+    try:
+        run(later, objective=objective, steps=5, dev=None, auxiliary_from=start)
+    except UserError as error:
+        print(error)
 """
 
 
-@pytest.mark.parametrize(("kind", "sentence"), [("narrow", "has head.kernel"), ("damaged", "is damaged")])
-def test_what_no_stage_can_start_from_costs_one_sentence_and_nothing_of_orbaxs(
-    whole, tmp_path, kind, sentence
-):
-    """To the end of the process, as it lets go of what was being read."""
-    shutil.copytree(whole, start := tmp_path / "start")
-    best = json.loads((start / "checkpoints/best.json").read_text())["step"]
-    place = start / "checkpoints" / str(best) / "auxiliary"
-    data = sorted([*place.glob("d/*"), *place.glob("ocdbt.process_0/d/*")], key=lambda p: p.stat().st_size)
-    for path in data[-3:] if kind == "damaged" else ():
+@pytest.fixture(scope="module")
+def refused(whole, tmp_path_factory):
+    """A process that can start from neither of two runs, and where these are."""
+    place = tmp_path_factory.mktemp("refused")
+    for kind in ("narrow", "damaged"):
+        shutil.copytree(whole, place / kind)
+    best = json.loads((whole / "checkpoints/best.json").read_text())["step"]
+    damaged = place / "damaged" / "checkpoints" / str(best) / "auxiliary"
+    data = [*damaged.glob("d/*"), *damaged.glob("ocdbt.process_0/d/*")]
+    for path in sorted(data, key=lambda p: p.stat().st_size)[-3:]:
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    program = [sys.executable, "-W", "default", "-c", OTHER_SHAPE, start, tmp_path / "later", kind]
+    program = [sys.executable, "-W", "default", "-c", OTHER_SHAPE, place]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    ended = subprocess.run(program, env=environment, capture_output=True, text=True, check=True)
-    assert ended.stdout.count("\n") == 1 and f"{start}: its auxiliary {sentence}" in ended.stdout
+    return subprocess.run(program, env=environment, capture_output=True, text=True, check=True), place
+
+
+@pytest.mark.parametrize(("kind", "sentence"), [("narrow", "has head.kernel"), ("damaged", "is damaged")])
+def test_what_no_stage_can_start_from_costs_one_sentence_and_nothing_of_orbaxs(refused, kind, sentence):
+    """To the end of the process, as it lets go of what was being read."""
+    ended, place = refused
+    (said,) = [line for line in ended.stdout.splitlines() if f"{place / kind}: " in line]
+    assert f"{place / kind}: its auxiliary {sentence}" in said and ended.stdout.count("\n") == 2
     assert not re.search("Traceback|never|orbax", ended.stderr), ended.stderr
 
 

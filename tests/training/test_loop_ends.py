@@ -1,5 +1,6 @@
 """How the loop ends: the records of its last step, numbers that are not finite, a second Ctrl-C."""
 
+import contextlib
 import functools
 import itertools
 import json
@@ -108,35 +109,54 @@ def test_a_second_interrupt_does_not_wait_for_the_step():
         assert stop.received is signal.SIGTERM
 
 
+CASES = [
+    (os.pipe, ("interrupt", "step 2/9")),
+    (os.pipe, ("step 1/9", "interrupt")),
+    (pty.openpty, ("step 1/9", "interrupt")),
+]
+# A process for each case, forked from one that has imported all: imports are dear.
 UNHEARD = """
-import signal, sys
+import json, os, signal, sys
 from jaxir.training.logs import Narrator
 from jaxir.training.loop import StopSignal
 
+for writer, acts in json.loads(sys.argv[1]):
+    if (process := os.fork()) == 0:
+        os.dup2(writer, 2)
+        break
+    print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), flush=True)
+else:
+    sys.exit()
+
 narrator = Narrator(steps=9, start_step=0, batch_size=1)
 with StopSignal() as stop:
-    for act in sys.argv[1:]:
+    for act in acts:
         signal.raise_signal(signal.SIGINT) if act == "interrupt" else narrator.say(act)
     print(stop.received.name, stop.requested(2))
 """
 
 
-@pytest.mark.parametrize(
-    ("opened", "acts"),
-    [
-        (os.pipe, ("interrupt", "step 2/9")),
-        (os.pipe, ("step 1/9", "interrupt")),
-        (pty.openpty, ("step 1/9", "interrupt")),
-    ],
-)
-def test_a_run_whose_reader_has_gone_goes_on_and_ends_in_good_order(opened, acts):
+@pytest.fixture(scope="module")
+def unheard():
+    """What the process of each case has printed, and how it has ended."""
+    with contextlib.ExitStack() as opened:
+        told = []
+        for opening, acts in CASES:
+            reader, writer = opening()
+            os.close(reader)
+            opened.callback(os.close, writer)
+            told.append((writer, acts))
+        command = [sys.executable, "-c", UNHEARD, json.dumps(told)]
+        how = {"pass_fds": [writer for writer, _ in told], "text": True, "timeout": 120, "check": True}
+        lines = subprocess.run(command, stdout=subprocess.PIPE, **how).stdout.splitlines()
+    assert len(lines) == 2 * len(CASES), lines
+    return list(zip(lines[::2], lines[1::2], strict=True))
+
+
+@pytest.mark.parametrize("case", range(len(CASES)))
+def test_a_run_whose_reader_has_gone_goes_on_and_ends_in_good_order(unheard, case):
     """Ctrl-C ends tee of `train 2>&1 | tee log` at once; and a terminal is closed behind a disowned run."""
-    reader, writer = opened()
-    os.close(reader)
-    with open(writer, "w") as nobody:  # noqa: PTH123 (a descriptor)
-        command = [sys.executable, "-c", UNHEARD, *acts]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=nobody, text=True, timeout=120)
-    assert (done.returncode, done.stdout) == (0, "SIGINT True\n")
+    assert unheard[case] == ("SIGINT True", "0")
 
 
 def test_what_fails_before_the_first_step_leaves_no_directory_but_one_that_was_there(tmp_path):
