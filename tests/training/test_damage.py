@@ -14,16 +14,14 @@ import pytest
 import tensorstore
 import tiny_run
 from flax import nnx
-from tiny_run import Hooked, pairs, run
+from tiny_run import Hooked, ToOne, pairs, run
 
 from jaxir import cli
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
-from jaxir.features import pair_features
 from jaxir.interop import array_checksums, model_dir, stores
 from jaxir.interop.run_dir import checkpoint_of
 from jaxir.interop.stored import EncoderSettings
-from jaxir.objectives.objective import Objective
 from jaxir.training import checkpoints
 from jaxir.training.damage import is_damage
 
@@ -141,17 +139,6 @@ def test_a_kill_amid_the_removal_of_a_checkpoint_leaves_none_half_there(tmp_path
 # ------------------------------------------------------------------------------------------ parameters
 
 
-class Shrinking(Objective):
-    """Draws all parameters to 1: here they are only saved, and a backward pass through BERT is dear."""
-
-    def features(self, form):
-        return pair_features(form)
-
-    def __call__(self, model, batch, key=None, *, auxiliary=None, step=None):
-        leaves = jax.tree.leaves(nnx.state(model, nnx.Param))
-        return sum(jnp.square(x - 1).sum() for x in leaves), {}
-
-
 @pytest.fixture(scope="module", params=["saved", pytest.param("run", marks=pytest.mark.slow), "scanned run"])
 def model(request, tmp_path_factory) -> tuple[Path, Path]:
     """A directory that is a model, and where its parameters are."""
@@ -163,7 +150,7 @@ def model(request, tmp_path_factory) -> tuple[Path, Path]:
         model_dir.save(directory, bert, tokenizer, settings)
         return directory, Path("params")
     about = {"config": bert.config, "tokenizer": tokenizer, "settings": settings}
-    run(directory, model=bert, objective=Shrinking(), steps=4, dev=None)
+    run(directory, model=bert, objective=ToOne(), steps=4, dev=None)
     model_dir.write_description(directory, **about)
     return directory, Path("checkpoints/4/params")
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_run import LENGTH, Bag, pairs, run
+from tiny_run import LENGTH, Bag, ToOne, pairs, run
 
 from jaxir import Pairs, fit
 from jaxir.errors import UserError
@@ -115,10 +115,10 @@ def test_loss_and_accuracy_are_means_over_full_batches_without_dropout(count):
     model, scores = evaluation(dev)
     batches = dev.batches(batch_size=1, seed=0)
     rows = [next(batches) for _ in range(count)]
-    found = []
+    found, loss_of = [], jax.jit(lambda batch: Contrastive()(model, batch, None))
     for at in (0, 8):
-        batch = {k: jax.numpy.concatenate([r[k] for r in rows[at : at + 8]]) for k in rows[0]}
-        loss, metrics = Contrastive()(model, batch, None)
+        batch = {k: np.concatenate([r[k] for r in rows[at : at + 8]]) for k in rows[0]}
+        loss, metrics = loss_of(batch)
         found.append((float(loss), float(metrics["accuracy"])))
     assert (scores["loss"], scores["accuracy"]) == pytest.approx(np.mean(found, axis=0), rel=1e-5)
     assert found[0] != found[1]
@@ -128,9 +128,9 @@ def test_fewer_pairs_than_a_batch_are_one_smaller_batch():
     _, scores = evaluation(pairs(7, seed=1), batch_size=512)
     _, one_device = evaluation(pairs(7, seed=1), batch_size=4, devices=1)
     assert scores["loss"] == pytest.approx(one_device["loss"], rel=1e-5)
+    _, at_once = evaluation(pairs(7, seed=1), batch_size=512, devices=1)
     for objective in (Contrastive(chunks=4), WeightedSum(parts={"a": Contrastive(chunks=4)})):
         _, in_chunks = evaluation(pairs(7, seed=1), batch_size=512, devices=1, objective=objective)
-        _, at_once = evaluation(pairs(7, seed=1), batch_size=512, devices=1)
         assert in_chunks["loss"] == pytest.approx(at_once["loss"], rel=1e-5)
 
 
@@ -212,20 +212,20 @@ def test_evaluators_have_a_schedule_of_their_own_as_a_share_too(tmp_path):
         ),
         ({"evaluators": [Norm]}, "evaluators must be objects such as Retrieval(...), not <class"),
         (
-            {"evaluators": [Norm(name="late", values={10: UserError("no more")})]},
-            "step 10: evaluator Norm 'late': no more; training stopped, ",
+            {"evaluators": [Norm(name="late", values={2: UserError("no more")})]},
+            "step 2: evaluator Norm 'late': no more; training stopped, ",
         ),
         (
-            {"evaluators": [Norm(values={20: np.nan})]},
-            "step 20: evaluator Norm: norm is nan; training stopped",
+            {"evaluators": [Norm(values={4: np.nan})]},
+            "step 4: evaluator Norm: norm is nan; training stopped",
         ),
         (
-            {"evaluators": [Norm(values={10: {"loss": 1.0}})]},
-            "step 10: evaluator Norm measures loss, as another one does: give it a name; training stopped",
+            {"evaluators": [Norm(values={2: {"loss": 1.0}})]},
+            "step 2: evaluator Norm measures loss, as another one does: give it a name; training stopped",
         ),
         (
-            {"evaluators": [Norm(values={10: {"n": 1.0}})], "dev_metric": "norm"},
-            "step 10: evaluator Norm has measured no norm, only n; training stopped",
+            {"evaluators": [Norm(values={2: {"n": 1.0}})], "dev_metric": "norm"},
+            "step 2: evaluator Norm has measured no norm, only n; training stopped",
         ),
         (
             {"evaluators": [Norm(values={0: {"n": 1.0}})], "dev_metric": "norm"},
@@ -247,14 +247,14 @@ def test_evaluators_have_a_schedule_of_their_own_as_a_share_too(tmp_path):
 )
 def test_evaluators_that_cannot_be_cost_a_sentence(tmp_path, settings, sentence):
     with pytest.raises(UserError) as error:
-        run(tmp_path / "run", **settings)
+        run(tmp_path / "run", eval_every=2, **settings)
     assert str(error.value).startswith(sentence)
     assert (tmp_path / "run").exists() == sentence.startswith("step")
 
 
 def test_a_fault_of_an_evaluator_names_it_and_the_step(tmp_path):
-    with pytest.raises(RuntimeError, match="step 10: evaluator Norm: KeyError: 'x'") as error:
-        run(tmp_path / "run", evaluators=[Norm(values={10: KeyError("x")})])
+    with pytest.raises(RuntimeError, match="step 2: evaluator Norm: KeyError: 'x'") as error:
+        run(tmp_path / "run", eval_every=2, evaluators=[Norm(values={2: KeyError("x")})])
     assert isinstance(error.value.__cause__, KeyError)
 
 
@@ -349,6 +349,14 @@ def test_the_loss_of_one_smaller_batch_tells_its_rows():
     assert disagreement(earlier, told(4, 16)) is None
 
 
+WORDS = ["da de di", "ha he hi", "la le li", "ma me mi"]
+
+
+def trained(model, path, evaluators, best_by):
+    how = {"steps": 2, "batch_size": 4, "evaluators": evaluators, "dev_metric": best_by}
+    return fit(model, Pairs(WORDS, WORDS), objective=ToOne(), **how, output_dir=path)
+
+
 def test_sts_in_the_loop_is_sts_of_the_encoder(tmp_path, one_layer):
     lines = [
         "5\tda de\tda de di",
@@ -365,21 +373,13 @@ def test_sts_in_the_loop_is_sts_of_the_encoder(tmp_path, one_layer):
     (tmp_path / "splits").mkdir()  # by whose test split no checkpoint may be chosen
     for name, file in (("test", "a"), ("dev", "b"), ("train", "a")):
         shutil.copy(tmp_path / f"{file}.tsv", tmp_path / "splits" / f"{name}.tsv")
-    words = ["da de di", "ha he hi", "la le li", "ma me mi"]
-    encoder = fit(
-        f"st:{one_layer}",
-        Pairs(words, words),
-        steps=2,
-        batch_size=4,
-        evaluators=[
-            STS(path=str(tmp_path)),
-            STS(path=str(tmp_path / "b.tsv"), name="one"),
-            STS(path=str(tmp_path / "splits"), name="splits"),
-            STS(path=str(tmp_path), name="weighted", setting="wmean"),
-        ],
-        dev_metric="spearman",
-        output_dir=tmp_path / "run",
-    )
+    judges = [
+        STS(path=str(tmp_path)),
+        STS(path=str(tmp_path / "b.tsv"), name="one"),
+        STS(path=str(tmp_path / "splits"), name="splits"),
+        STS(path=str(tmp_path), name="weighted", setting="wmean"),
+    ]
+    encoder = trained(f"st:{one_layer}", tmp_path / "run", judges, "spearman")
     best = best_of(tmp_path / "run")
     scores = evaluate_sts(encoder, read_sts(tmp_path))
     found = scores.spearman | {"": scores.spearman["all"]}
@@ -395,14 +395,6 @@ def test_sts_in_the_loop_is_sts_of_the_encoder(tmp_path, one_layer):
     )
     assert logged(tmp_path / "run", "dev/alignment")[best["step"]] == pytest.approx(space.alignment, abs=1e-5)
     assert (best["metric"], best["value"]) == ("spearman", told["all"])
-
-
-WORDS = ["da de di", "ha he hi", "la le li", "ma me mi"]
-
-
-def trained(model, path, evaluators, best_by):
-    how = {"steps": 2, "batch_size": 4, "evaluators": evaluators, "dev_metric": best_by}
-    return fit(model, Pairs(WORDS, WORDS), **how, output_dir=path)
 
 
 def test_search_in_the_loop_is_search_of_the_encoder(tmp_path, one_layer):
@@ -483,7 +475,7 @@ def test_on_cpus_a_batch_is_evaluated_before_the_next_one_begins():
 
     def slow(model, _, batch):
         x = jnp.ones([400, 400]) * batch["x"].mean()
-        return jax.lax.fori_loop(0, 50, lambda _, x: jnp.sin(x @ x), x).sum()
+        return jax.lax.fori_loop(0, 10, lambda _, x: jnp.sin(x @ x), x).sum()
 
     rows = {"x": np.ones([24, 1], np.float32)}
     program = Program(slow, rows, batch_size=8, partitioner=partitioner)

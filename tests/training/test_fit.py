@@ -1,6 +1,8 @@
 """Training as a library call: pairs of texts in, an encoder out, as docs/python.md has it."""
 
+import contextlib
 import inspect
+import io
 import json
 import os
 import signal
@@ -42,20 +44,32 @@ def start() -> DualEncoder:
     return DualEncoder.load(BERT)
 
 
-def test_train_save_load_search(start, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    before = encode(start)
-    encoder = fit(start, PAIRS, **SETTINGS)
-    told = losses(capsys.readouterr().err)
+@pytest.fixture(scope="module")
+def small(one_layer) -> DualEncoder:
+    """What is trained."""
+    return DualEncoder.load(f"st:{one_layer}")
+
+
+@pytest.fixture(scope="module")
+def fitted(small, tmp_path_factory):
+    """What it is after training, its vectors before, what was said, and where a run might have been left."""
+    place, before = tmp_path_factory.mktemp("fitted"), encode(small)
+    with pytest.MonkeyPatch.context() as patched, contextlib.redirect_stderr(io.StringIO()) as said:
+        patched.setattr(tempfile, "tempdir", str(place))
+        return fit(small, PAIRS, **SETTINGS), before, losses(said.getvalue()), place
+
+
+def test_train_save_load_search(small, fitted, tmp_path):
+    encoder, before, told, place = fitted
     assert len(told) == 6 and told[-1] < told[0]
-    assert list(tmp_path.iterdir()) == []  # nothing of the run is kept
-    np.testing.assert_array_equal(encode(start), before)  # what it started from is as it was
+    assert list(place.iterdir()) == []  # nothing of the run is kept
+    np.testing.assert_array_equal(encode(small), before)  # what it started from is as it was
     vectors = encode(encoder)
     assert np.abs(vectors - before).max() > 0.01
     encoder.save(tmp_path / "model")
     loaded = DualEncoder.load(str(tmp_path / "model"))
     np.testing.assert_allclose(encode(loaded), vectors, atol=1e-6)
-    assert loaded.fingerprint == encoder.fingerprint != start.fingerprint
+    assert loaded.fingerprint == encoder.fingerprint != small.fingerprint
     assert json.loads((tmp_path / "model/jaxir.json").read_text())["fingerprint"] == encoder.fingerprint
     ids = [str(n) for n in range(9)]
     index = ExactIndex.build(vectors, ids, fingerprint=encoder.fingerprint)
@@ -85,7 +99,7 @@ def test_a_run_that_is_kept_is_a_model_and_is_resumed(tmp_path, capsys):
         fit(BERT, other, **settings, eval_every=2, dev_metric="loss")
 
 
-def test_another_seed_trains_with_the_same_program(start, capsys):
+def test_another_seed_trains_with_the_same_program(small, capsys):
     read, misses = [], []
 
     def listen(event, **more):
@@ -97,10 +111,10 @@ def test_another_seed_trains_with_the_same_program(start, capsys):
     at_least = jax.config.jax_persistent_cache_min_compile_time_secs
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)  # also what is compiled in no time
     try:
-        fit(start, PAIRS, **SETTINGS, seed=1)
+        fit(small, PAIRS, **SETTINGS, seed=1)
         jax.monitoring.register_event_listener(listen)
         # One that no earlier run of the tests had: programs are kept.
-        fit(start, PAIRS, **SETTINGS, seed=int.from_bytes(os.urandom(3)) + 2)
+        fit(small, PAIRS, **SETTINGS, seed=int.from_bytes(os.urandom(3)) + 2)
     finally:
         jax.monitoring.unregister_event_listener(listen)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", at_least)
@@ -199,10 +213,10 @@ def test_pairs_and_dev_that_are_no_data_are_said_by_these_names():
             fit(BERT, PAIRS, steps=1, dev=nothing)
 
 
-def test_a_dataset_that_was_built_is_trained_on_as_it_is(start):
-    form = start.settings.text_format_of(start.tokenizer, 0)
-    data = PAIRS.build(start.tokenizer, pair_features(form)).shortened()
-    np.testing.assert_array_equal(*(encode(fit(start, given, **SETTINGS)) for given in (data, PAIRS)))
+def test_a_dataset_that_was_built_is_trained_on_as_it_is(small, fitted):
+    form = small.settings.text_format_of(small.tokenizer, 0)
+    data = PAIRS.build(small.tokenizer, pair_features(form)).shortened()
+    np.testing.assert_array_equal(encode(fit(small, data, **SETTINGS)), encode(fitted[0]))
 
 
 def test_defaults_are_those_of_the_recipe(start, request):

@@ -65,6 +65,25 @@ def sent(number, at):
     return Hooked(pairs(64), lambda step: os.kill(os.getpid(), number) if step == at else None)
 
 
+class Line(Bag):
+    """The mean of token vectors, then a layer that computes in bfloat16."""
+
+    def __init__(self):
+        super().__init__(dropout_rate=0.0)
+        self.line = layers.Linear(
+            tiny_run.WIDTH,
+            tiny_run.WIDTH,
+            axes=("embed", "mlp"),
+            use_bias=True,
+            dtype="bfloat16",
+            init=layers.normal(0.2),
+            rngs=nnx.Rngs(1),
+        )
+
+    def encode(self, ids, *, tower, key=None):
+        return l2_normalize(self.line(super().encode(ids, tower=tower, key=key)).astype(jnp.float32))
+
+
 class Poisoned(Contrastive):
     """A loss that is not a number for batches that hold the query with this key; dev has none of it."""
 
@@ -130,7 +149,7 @@ def test_a_part_of_a_sum_without_a_negative_is_told(tmp_path, capsys):
     with pytest.raises(UserError, match=r"^step 1: pairs: no pair of the batch has a negative, so the loss"):
         run(tmp_path / "run", objective=both, data=masked, dev=None)
     assert losses(tmp_path / "run") == {}
-    run(tmp_path / "good", objective=both, steps=5, eval_every=1, dev=of_one_passage(21, seed=1))
+    run(tmp_path / "good", objective=both, steps=4, eval_every=1, dev=of_one_passage(21, seed=1))
     errors = capsys.readouterr().err
     assert errors.count("warning: step 1: pairs: no pair of the dev batches has a negative") == 1
 
@@ -164,25 +183,25 @@ def test_parameters_that_overflow_are_never_saved(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_step_saves_it_and_restores_the_handlers(tmp_path, number):
     before = signal.getsignal(number)
-    result = run(tmp_path / "run", data=sent(number, 12))
+    result = run(tmp_path / "run", data=sent(number, 12), steps=16)
     assert result.stopped_by is number and 9 <= result.step <= 13
     assert steps_in(tmp_path / "run")[-1] == result.step
     assert signal.getsignal(number) is before
-    resumed = run(tmp_path / "run")
-    assert resumed.step == 30 and resumed.stopped_by is None
+    resumed = run(tmp_path / "run", steps=16)
+    assert resumed.step == 16 and resumed.stopped_by is None
 
 
 def test_a_complete_run_is_left_alone(tmp_path):
     model = Bag()
-    first = run(tmp_path / "run", model=model)
+    first = run(tmp_path / "run", model=model, steps=10)
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("*") if p.is_file()}
     again = Bag()
-    second = run(tmp_path / "run", model=again)
-    assert second == first._replace(started_at=30)
+    second = run(tmp_path / "run", model=again, steps=10)
+    assert second == first._replace(started_at=10)
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("*") if p.is_file()} == before
     (tmp_path / "run" / "COMPLETE").unlink()  # killed between the last checkpoint and this mark
-    run(tmp_path / "run")
-    assert (tmp_path / "run" / "COMPLETE").read_text() == "30 steps\n"
+    run(tmp_path / "run", steps=10)
+    assert (tmp_path / "run" / "COMPLETE").read_text() == "10 steps\n"
     for name, value in params_of(model).items():
         assert np.array_equal(params_of(again)[name], value)
         assert not np.array_equal(params_of(Bag())[name], value)
@@ -193,18 +212,18 @@ def test_a_complete_run_is_left_alone(tmp_path):
     [
         ({"batch_size": 16}, "batch_size=8, not 16"),
         ({"seed": 1}, "seed=0, not 1"),
-        ({"steps": 31}, "(optimizer|steps)="),
+        ({"steps": 13}, "(optimizer|steps)="),
         ({"learning_rate": 1.0}, r"optimizer\.learning_rate=0.0003, not 1.0;"),
         ({"objective": Poisoned()}, "objective="),
         ({"dev": pairs(21, seed=2)}, "dev=nDCG@10 on 21 pairs"),
         ({"dev_metric": "loss"}, "dev="),
-        ({"model": tiny_run.bert()}, "model="),
+        ({"model": Line()}, "model="),
     ],
 )
 def test_resuming_with_other_settings_is_refused(tmp_path, interrupted_run, change, name):
     shutil.copytree(interrupted_run, tmp_path / "run")
     with pytest.raises(UserError, match=rf"was trained with {name}.*another output_dir"):
-        run(tmp_path / "run", **change)
+        run(tmp_path / "run", **INTERRUPTED | change)
     assert steps_in(tmp_path / "run") == steps_in(interrupted_run)
 
 
@@ -232,10 +251,10 @@ def test_resuming_on_other_data_is_refused_though_the_first_batch_is_the_same(tm
         with pytest.raises(
             UserError, match=r"was trained on other data: 64 pairs .* not 64 .*another output"
         ):
-            run(tmp_path / "run", data=other)
-    assert run(tmp_path / "run", data=pairs(64)).step == 30
+            run(tmp_path / "run", data=other, **INTERRUPTED)
+    assert run(tmp_path / "run", data=pairs(64), **INTERRUPTED).step == 12
     with pytest.raises(UserError, match="was trained on other data"):  # not "is complete"
-        run(tmp_path / "run", data=other)
+        run(tmp_path / "run", data=other, **INTERRUPTED)
 
 
 def test_a_run_of_before_whose_data_cannot_be_told_is_not_resumed(tmp_path, interrupted_run):
@@ -246,7 +265,7 @@ def test_a_run_of_before_whose_data_cannot_be_told_is_not_resumed(tmp_path, inte
         del record["sha256"], record["checksums"]  # which came with the data's hash
         path.write_text(json.dumps(record))
     with pytest.raises(UserError, match="by an earlier jaxir, which knew its data by their first batch"):
-        run(tmp_path / "run")
+        run(tmp_path / "run", **INTERRUPTED)
     assert steps_in(tmp_path / "run") == steps_in(interrupted_run)
 
 
@@ -273,11 +292,11 @@ def test_resuming_from_other_weights_is_refused(tmp_path, interrupted_run):
     shutil.copytree(interrupted_run, tmp_path / "run")
     refused = r"was begun from other weights: \w{16}, not \w{16}; give the model .*another output_dir"
     with pytest.raises(UserError, match=refused):
-        run(tmp_path / "run", model=Bag(seed=1))
+        run(tmp_path / "run", model=Bag(seed=1), **INTERRUPTED)
     assert steps_in(tmp_path / "run") == steps_in(interrupted_run)
-    assert run(tmp_path / "run").step == 30
+    assert run(tmp_path / "run", **INTERRUPTED).step == 12
     with pytest.raises(UserError, match=refused):  # not "is complete"
-        run(tmp_path / "run", model=Bag(seed=1))
+        run(tmp_path / "run", model=Bag(seed=1), **INTERRUPTED)
 
 
 @pytest.mark.parametrize("told", [None, "damaged", {"hash": "0" * 16, "on": "tpu"}])
@@ -289,15 +308,25 @@ def test_a_run_whose_first_weights_cannot_be_compared_is_resumed(tmp_path, inter
         assert record["settings"].pop("weights")["on"].startswith("cpu {")
         record["settings"] |= {"weights": told} if told else {}
         path.write_text(json.dumps(sealed(record) if "sha256" in record else record))
-    assert run(tmp_path / "run").step == 30
+    assert run(tmp_path / "run", **INTERRUPTED).step == 12
+
+
+INTERRUPTED = {"steps": 12, "checkpoint_every": 3, "eval_every": 4}
 
 
 @pytest.fixture(scope="module")
 def interrupted_run(tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("interrupted") / "run"
-    result = run(run_dir, data=sent(signal.SIGTERM, 16), keep_last=3, dev=pairs(21, seed=1))
-    assert 12 <= result.step < 30
+    result = run(run_dir, data=sent(signal.SIGTERM, 8), keep_last=3, **INTERRUPTED)
+    assert 4 <= result.step < 12
     return run_dir
+
+
+@pytest.fixture(scope="module")
+def resumed_run(tmp_path_factory, interrupted_run):
+    """The same run, resumed to its end; and its best value."""
+    run_dir = shutil.copytree(interrupted_run, tmp_path_factory.mktemp("resumed") / "run")
+    return run_dir, run(run_dir, **INTERRUPTED).best_value
 
 
 def damage(path, how):
@@ -325,19 +354,20 @@ def damage(path, how):
         ),
     ],
 )
-def test_a_broken_checkpoint_is_reported_and_an_older_one_used(tmp_path, interrupted_run, capsys, item, how):
+def test_a_broken_checkpoint_is_reported_and_an_older_one_used(
+    tmp_path, interrupted_run, resumed_run, capsys, item, how
+):
     run_dir = tmp_path / "run"
     shutil.copytree(interrupted_run, run_dir)
     *_, older, newest = steps_in(run_dir)
     data = max((run_dir / "checkpoints" / str(newest) / item).rglob("d/*"), key=lambda p: p.stat().st_size)
     damage(data, how)
-    result = run(run_dir)
+    result = run(run_dir, **INTERRUPTED)
     errors = capsys.readouterr().err
     assert f"checkpoint {newest} is broken" in errors and f"resuming {run_dir} at step {older}" in errors
     assert (run_dir / "broken" / str(newest)).is_dir()
-    whole = tmp_path / "whole"
-    shutil.copytree(interrupted_run, whole)
-    assert run(whole).best_value == result.best_value
+    whole, best_value = resumed_run
+    assert best_value == result.best_value
     assert losses(whole) == losses(run_dir)
 
 
@@ -347,7 +377,7 @@ def test_without_a_whole_checkpoint_the_run_stops(tmp_path, interrupted_run):
     for step in steps_in(run_dir):
         (run_dir / "checkpoints" / str(step) / "params" / "manifest.ocdbt").write_bytes(b"no")
     with pytest.raises(UserError, match=r"no checkpoint of .* is whole"):
-        run(run_dir)
+        run(run_dir, **INTERRUPTED)
     assert not (run_dir / "broken").exists()
 
 
@@ -362,12 +392,12 @@ def test_a_directory_that_is_no_run_is_never_written_to(tmp_path, interrupted_ru
     shutil.copytree(interrupted_run, gone)
     shutil.rmtree(gone / "checkpoints")
     with pytest.raises(UserError, match=r"the checkpoints of .* are gone"):
-        run(gone)
+        run(gone, **INTERRUPTED)
 
 
 def test_a_full_disk_costs_one_sentence_and_no_checkpoint(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    run_dir = tmp_path / "run"
+    run_dir, settings = tmp_path / "run", {"steps": 16, "dev": None, "log_every": 16}
 
     def fill_disk(step):
         if step == 12:
@@ -378,11 +408,11 @@ def test_a_full_disk_costs_one_sentence_and_no_checkpoint(tmp_path):
     try:
         sentence = r"^checkpoint 14 could not be saved \(file too large\); the last good .*/7$"
         with pytest.raises(UserError, match=sentence):
-            run(run_dir, data=Hooked(pairs(64), fill_disk), dev=None, log_every=30)
+            run(run_dir, data=Hooked(pairs(64), fill_disk), **settings)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert [p.name for p in (run_dir / "checkpoints").iterdir()] == ["7"]
-    assert run(run_dir, dev=None, log_every=30).step == 30
+    assert run(run_dir, **settings).step == 16
 
 
 @pytest.mark.parametrize(
@@ -423,25 +453,6 @@ def test_nothing_compiles_and_nothing_is_transferred_once_the_loop_runs(tmp_path
     assert len(compiled) > 3  # the listener hears
     # The first evaluation compiles its search; the prefetching thread is at most 3 steps ahead of the loop.
     assert [step for step in compiled if step is not None and step > 5 + 3] == []
-
-
-class Line(Bag):
-    """The mean of token vectors, then a layer that computes in bfloat16."""
-
-    def __init__(self):
-        super().__init__(dropout_rate=0.0)
-        self.line = layers.Linear(
-            tiny_run.WIDTH,
-            tiny_run.WIDTH,
-            axes=("embed", "mlp"),
-            use_bias=True,
-            dtype="bfloat16",
-            init=layers.normal(0.2),
-            rngs=nnx.Rngs(1),
-        )
-
-    def encode(self, ids, *, tower, key=None):
-        return l2_normalize(self.line(super().encode(ids, tower=tower, key=key)).astype(jnp.float32))
 
 
 def test_on_a_cpu_products_of_bfloat16_numbers_have_the_quick_form(tmp_path, monkeypatch):

@@ -116,10 +116,11 @@ CASES = [
 ]
 # A process for each case, forked from one that has imported all: imports are dear.
 UNHEARD = """
-import json, os, signal, sys
+import gc, json, os, signal, sys
 from jaxir.training.logs import Narrator
 from jaxir.training.loop import StopSignal
 
+gc.freeze()  # else each process would copy, at its end, all that it has from the first
 for writer, acts in json.loads(sys.argv[1]):
     if (process := os.fork()) == 0:
         os.dup2(writer, 2)

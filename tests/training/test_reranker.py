@@ -62,17 +62,20 @@ def folder(tmp_path_factory):
     return place
 
 
-def train(folder, output, *more: str) -> int:
+def train(folder, output, *more: str, model: str = f"st:{GOLDEN / 'bert'}") -> int:
     flags = ["--gin_file=gin/reranker.gin", f"--gin.DATA={folder}", f"--gin.MINED={folder}/mined.jsonl"]
-    flags += [f"--gin.MODEL=st:{GOLDEN / 'bert'}", "--gin.QUERY_LENGTH=16", "--gin.PASSAGE_LENGTH=24"]
+    flags += [f"--gin.MODEL={model}", "--gin.QUERY_LENGTH=16", "--gin.PASSAGE_LENGTH=24"]
     flags += ["--gin.NEGATIVES=3", "--gin.LEARNING_RATE=2e-3", "--gin.CHECKPOINT_EVERY=20"]
     return cli.main("jaxir.train:train", [*flags, f"--output_dir={output}", *more])
 
 
+SIX_STEPS = ("--steps=6", "--gin.CHECKPOINT_EVERY=3", "--keep_last=2")
+
+
 @pytest.fixture(scope="module")
-def trained(folder, tmp_path_factory):
+def trained(folder, one_layer, tmp_path_factory):
     run = tmp_path_factory.mktemp("runs") / "run"
-    assert train(folder, run, "--steps=6", "--gin.CHECKPOINT_EVERY=3", "--keep_last=2") == 0
+    assert train(folder, run, *SIX_STEPS, model=f"st:{one_layer}") == 0
     return run
 
 
@@ -128,15 +131,15 @@ def test_a_reranked_run_has_the_models_scores_of_the_texts(folder, trained, tmp_
         assert {d: whole[q][d] for d in two[q]} == two[q]
 
 
-def test_a_resumed_run_ends_with_the_same_bits(folder, trained, tmp_path, capsys):
+def test_a_resumed_run_ends_with_the_same_bits(folder, trained, one_layer, tmp_path, capsys):
     shutil.copytree(trained, tmp_path / "cut")
     shutil.rmtree(tmp_path / "cut/checkpoints/6")
-    settings = ("--steps=6", "--gin.CHECKPOINT_EVERY=3", "--keep_last=2")
-    assert train(folder, tmp_path / "cut", *settings) == 0
+    model = f"st:{one_layer}"
+    assert train(folder, tmp_path / "cut", *SIX_STEPS, model=model) == 0
     assert "resum" in capsys.readouterr().err
     whole, again = (model_dir.load(str(p), kind="cross_encoder") for p in (trained, tmp_path / "cut"))
     assert again.fingerprint == whole.fingerprint and again.settings == whole.settings
-    assert train(folder, tmp_path / "cut", *settings, "--gin.QUERY_LENGTH=12") == 1
+    assert train(folder, tmp_path / "cut", *SIX_STEPS, "--gin.QUERY_LENGTH=12", model=model) == 1
     assert "was trained" in capsys.readouterr().err
 
 
@@ -196,7 +199,8 @@ def test_it_is_written_and_read(trained, tmp_path, to):
         return
     golden = safetensors.numpy.load_file(GOLDEN / "cross_bert/model.safetensors")
     tensors = safetensors.numpy.load_file(out / "model.safetensors")
-    assert {n: x.shape for n, x in tensors.items()} == {n: x.shape for n, x in golden.items()}
+    of_one_layer = {n: x.shape for n, x in golden.items() if "layer.1." not in n}
+    assert {n: x.shape for n, x in tensors.items()} == of_one_layer
     told, theirs = (json.loads((d / "config.json").read_text()) for d in (out, GOLDEN / "cross_bert"))
     assert told["architectures"] == theirs["architectures"] and told["id2label"] == theirs["id2label"]
 
