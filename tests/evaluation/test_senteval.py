@@ -138,20 +138,20 @@ def test_files_are_read_as_senteval_reads_them(tmp_path):
 
 
 def test_what_is_there_is_judged_and_what_is_not_is_told(folder, tmp_path, capsys):
-    """By the command, on a model of no use: SST2 and MPQA, the others are missing."""
-    for task in ("SST", "MPQA"):
+    """By the command, on a model of no use: SST2 and TREC, the others are missing."""
+    for task in ("SST", "TREC"):  # not those of nested folds: in ten they take six hundred fits
         (tmp_path / task).symlink_to(folder / task)
     model = f"hf:{Path(__file__).parents[1] / 'golden' / 'bert'}"
     values = evaluate(model=model, dataset=f"senteval:{tmp_path}", output=str(tmp_path / "out.json"))
     assert json.loads((tmp_path / "out.json").read_text()) == values
-    assert list(values["tasks"]) == ["MPQA", "SST2"] and list(values["missing"]) == [
+    assert list(values["tasks"]) == ["SST2", "TREC"] and list(values["missing"]) == [
         "MR",
         "CR",
         "SUBJ",
-        "TREC",
+        "MPQA",
         "MRPC",
     ]
-    mean = np.mean([values["tasks"][name]["accuracy"] for name in ("MPQA", "SST2")])
+    mean = np.mean([values["tasks"][name]["accuracy"] for name in ("SST2", "TREC")])
     assert values["average"]["accuracy"] == pytest.approx(mean)
     printed = capsys.readouterr().out
     assert (

@@ -172,7 +172,7 @@ def test_a_number_of_numpys_is_the_number():
 
 def test_a_run_whose_function_was_changed_is_not_resumed(written, tmp_path):
     """As its file is edited between two runs."""
-    settings = {"steps": 6, "checkpoint_every": 3, "eval_every": 6}
+    settings = {"steps": 6, "checkpoint_every": 3, "dev": None}
 
     def objective(source):
         weights = {"a": written(source).weight, "b": Ramp(start=0.0, end=1.0, steps=4)}

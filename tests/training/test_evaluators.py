@@ -455,7 +455,7 @@ def test_transfer_tasks_in_the_loop_are_those_of_vectors_of_their_own_length(tmp
         rows = [" ".join(rng.choice(" ".join([*words, *WORDS]).split(), 4)) for _ in range(20)]
         (tmp_path / file).write_text("\n".join(rows) + "\n")
     convert(f"st:{one_layer}", tmp_path / "cosine", "jaxir", similarity="cosine")
-    judges = [SentEval(directory=str(tmp_path), folds=3)]
+    judges = [SentEval(directory=str(tmp_path), folds=2)]
     trained(str(tmp_path / "cosine"), tmp_path / "run", judges, "transfer")
     best = best_of(tmp_path / "run")
     convert(str(tmp_path / "run"), tmp_path / "model", "jaxir", similarity="dot")
@@ -463,7 +463,7 @@ def test_transfer_tasks_in_the_loop_are_those_of_vectors_of_their_own_length(tmp
     vectors = DualEncoder.load(str(tmp_path / "model")).encode_queries(texts_of(tasks))
     assert np.abs(np.linalg.norm(vectors, axis=1) - 1).max() > 0.1
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    dev, of_unit = (scores_of(tasks, v, folds=3)["CR"].dev for v in (vectors, unit))
+    dev, of_unit = (scores_of(tasks, v, folds=2)["CR"].dev for v in (vectors, unit))
     assert dev != pytest.approx(of_unit)
     assert 40 < dev < 100 and best["metric"] == "transfer" and best["value"] == pytest.approx(dev)
     assert logged(tmp_path / "run", "dev/transfer/CR")[best["step"]] == pytest.approx(dev)

@@ -140,8 +140,8 @@ def test_expanded_queries_are_no_questions(folder, tmp_path, capsys):
     assert not (tmp_path / "out.jsonl").exists()
 
 
-def test_logits_that_are_not_finite_cost_a_sentence(folder, tmp_path, capsys):
-    model = shutil.copytree(GOLDEN / "seq2seq_1_1", tmp_path / "model")
+def test_logits_that_are_not_finite_cost_a_sentence(folder, one_layer_seq2seq, tmp_path, capsys):
+    model = shutil.copytree(one_layer_seq2seq, tmp_path / "model")
     weights = safetensors.numpy.load_file(model / "model.safetensors")
     weights["encoder.block.0.layer.0.SelfAttention.q.weight"][0, 0] = np.nan
     safetensors.numpy.save_file(weights, model / "model.safetensors", {"format": "pt"})

@@ -124,8 +124,8 @@ def test_texts_that_are_written_in_another_way_tell_no_best_checkpoint(
 
 
 @pytest.fixture(scope="module")
-def generator():
-    return Generator.load(f"hf:{GOLDEN / 'seq2seq_1_1'}")
+def generator(one_layer_seq2seq):
+    return Generator.load(f"hf:{one_layer_seq2seq}")
 
 
 SAMPLED = Decoding(max_new_tokens=5, num_outputs=3, top_k=30, seed=3)
@@ -180,11 +180,11 @@ def test_outputs_without_text_are_left_out(data, tmp_path):
 
 
 @pytest.fixture
-def damaged(tmp_path) -> str:
+def damaged(one_layer_seq2seq, tmp_path) -> str:
     """A generator with a weight of the decoder that is no number."""
-    model = shutil.copytree(GOLDEN / "seq2seq_1_1", tmp_path / "damaged")
+    model = shutil.copytree(one_layer_seq2seq, tmp_path / "damaged")
     weights = safetensors.numpy.load_file(model / "model.safetensors")
-    weights["decoder.block.1.layer.2.DenseReluDense.wo.weight"][0, 0] = np.nan
+    weights["decoder.block.0.layer.2.DenseReluDense.wo.weight"][0, 0] = np.nan
     safetensors.numpy.save_file(weights, model / "model.safetensors", {"format": "pt"})
     return f"hf:{model}"
 
@@ -226,11 +226,13 @@ def test_machines_of_a_cluster_write_the_same_and_are_taken_up(data, generator, 
     assert shared.read_bytes() == whole.read_bytes()
 
 
-def test_another_command_does_not_go_on_with_it(data, generator, tmp_path, monkeypatch, capsys):
+def test_another_command_does_not_go_on_with_it(
+    data, generator, one_layer_seq2seq, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr(generator, "generate", lambda *a, **k: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         outputs_file.write_outputs(generator, data / "texts.jsonl", tmp_path / "a.jsonl", Decoding(top_k=5))
-    model = f"hf:{GOLDEN / 'seq2seq_1_1'}"
+    model = f"hf:{one_layer_seq2seq}"
     assert generate(data, model, tmp_path / "a.jsonl", "--top_k=4") == 1
     assert "was begun with another" in (told := capsys.readouterr().err) and "(5, now 4)" in told, told
     assert generate(data, model, tmp_path / "a.jsonl", "--top_k=5", "--batch_tokens=64") == 1
