@@ -173,11 +173,14 @@ def end(status: int) -> NoReturn:
     which no signal reaches: the process would wait for it, and die of a segmentation fault, for JAX's client
     goes first. What the command held is closed by then: its stack was unwound.
     """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends what is done by now without a traceback
+    gc.collect()  # what closes itself when it goes, and is part of a cycle
     if status in STOPPED:
-        gc.collect()  # what closes itself when it goes, and is part of a cycle
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
+    gc.freeze()  # or the interpreter looks for cycles in all of JAX, time and again: 0.3 s
     raise SystemExit(status)
 
 
