@@ -54,6 +54,7 @@ import jax
 import numpy as np
 import pytest
 from jax._src.interpreters import mlir
+from shallow import first_layers
 
 # A shell starts what it puts into the background without Ctrl-C, and processes of tests would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -147,31 +148,18 @@ def sentencepiece_folder(tmp_path_factory) -> Path:
     return folder
 
 
-def first_layers(folder: Path, name: str, counts: tuple[str, ...], second: str) -> Path:
-    """Copies a golden model with its first layer alone: `counts` of config.json say how many, `second` names
-    parameters of the other."""
-    from safetensors.numpy import load_file, save_file
-
-    shutil.copytree(Path(__file__).parent / "golden" / name, folder)
-    config, weights = folder / "config.json", folder / "model.safetensors"
-    config.write_text(json.dumps(json.loads(config.read_text()) | dict.fromkeys(counts, 1)))
-    kept = {name: x for name, x in load_file(weights).items() if second not in name}
-    save_file(kept, weights, {"format": "pt"})
-    return folder
-
-
 @pytest.fixture(scope="session")
 def one_layer(tmp_path_factory) -> Path:
     """The encoder of golden/bert with its first layer alone, for training whose numbers do not matter."""
     folder = tmp_path_factory.mktemp("one_layer") / "bert"
-    return first_layers(folder, "bert", ("num_hidden_layers",), "layer.1.")
+    return first_layers(folder, "bert", ("num_hidden_layers",), r"layer\.1\.")
 
 
 @pytest.fixture(scope="session")
 def one_layer_seq2seq(tmp_path_factory) -> Path:
     """The same of golden/seq2seq_1_1: a layer that reads and one that writes."""
     folder = tmp_path_factory.mktemp("one_layer") / "seq2seq"
-    return first_layers(folder, "seq2seq_1_1", ("num_layers", "num_decoder_layers"), "block.1.")
+    return first_layers(folder, "seq2seq_1_1", ("num_layers", "num_decoder_layers"), r"block\.1\.")
 
 
 def write_folder(directory: Path, *, train: int = 40, held_out: int = 8) -> Path:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import first_layers
+from shallow import first_layers
 
 from jaxir import gin_config, gin_keys
 from jaxir.data.expanded_pairs import ExpandedPairs
@@ -240,7 +240,8 @@ def texts(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def generator(tmp_path_factory) -> str:
     folder = tmp_path_factory.mktemp("generator") / "mlm_bert"
-    return f"hf:{first_layers(folder, 'mlm_bert', ('num_hidden_layers',), 'layer.1.')}"
+    first_layers(folder, "mlm_bert", ("num_hidden_layers",), r"layer\.1\.")
+    return f"hf:{folder}"
 
 
 MULTI_TASK = [

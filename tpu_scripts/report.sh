@@ -31,11 +31,12 @@ worker="JAXIR_JOB=$JOB bash jaxir/tpu_scripts/worker.sh"
 # Of the first worker, whose report has every chip of the slice.
 bring_back() { run_queued scp "$NAME:jaxir-report/report.md" "$to" --worker=0 --node=0; }
 
+begun=false # a report that is there before this one begins is an earlier one
 end_early() {
   trap - INT TERM
   say
   say "interrupted: ending the measuring, to bring back what was measured"
-  on_all_workers "$worker stop" >/dev/null && bring_back && say "written: $to" || true
+  on_all_workers "$worker stop" >/dev/null && "$begun" && bring_back && say "written: $to" || true
   describe_cost
   exit "$1"
 }
@@ -45,15 +46,16 @@ load_config
 : "${to:="$NAME-report.md"}"
 # The report of an earlier time goes once this one begins.
 measure="rm -f ../jaxir-report/report.md; exec python benchmarks/report.py --output=../jaxir-report/report.md$scale"
+trap 'end_early 130' INT
+trap 'end_early 143' TERM
 on_all_workers "$worker start bash -c ${measure@Q}"
+begun=true
 if "$DRY_RUN"; then
   say "# until none is running:"
   job_states
   bring_back
   exit
 fi
-trap 'end_early 130' INT
-trap 'end_early 143' TERM
 while true; do
   answered=true
   states="$(job_states)" || answered=false

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import first_layers
+from shallow import first_layers
 
 from jaxir import CrossEncoder, ExactIndex, cli
 from jaxir.errors import UserError
@@ -27,7 +27,8 @@ DEPTH = 6
 def model(tmp_path_factory) -> str:
     """A cross-encoder of one layer: a service compiles it in a dozen shapes."""
     folder = tmp_path_factory.mktemp("one_layer") / "cross_bert"
-    return f"hf:{first_layers(folder, 'cross_bert', ('num_hidden_layers',), 'layer.1.')}"
+    first_layers(folder, "cross_bert", ("num_hidden_layers",), r"layer\.1\.")
+    return f"hf:{folder}"
 
 
 @pytest.fixture(scope="module")

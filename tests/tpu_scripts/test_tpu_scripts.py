@@ -389,6 +389,32 @@ def test_an_interrupted_report_brings_back_what_was_measured(cloud, tmp_path):
     cloud.until(lambda: not any(cloud.runs(group) for group in cloud.groups()))
 
 
+def test_an_interrupt_while_measuring_begins_ends_it_and_brings_no_earlier_report(cloud, tmp_path):
+    """It had ended the script alone: what had begun on some workers went on, and nothing was said."""
+    for script in ("create.sh", "install.sh"):
+        cloud.ok(script)
+    for worker in ("worker0", "worker1"):
+        (cloud.folder / worker / "jaxir-report").mkdir()
+    (cloud.folder / "worker0/jaxir-report/report.md").write_text("an earlier one")
+    os.mkfifo(cloud.folder / "worker1/jaxir-report/log")  # which nobody reads: it waits for that
+    command = ["bash", str(cloud.checkout / "tpu_scripts/report.sh"), f"--config={cloud.config}"]
+    with subprocess.Popen(
+        [*command, "--scale=tiny", f"--to={tmp_path / 'report.md'}"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=cloud.environment,
+        start_new_session=True,
+    ) as report:
+        begun = cloud.folder / "worker0/jaxir-report/pid"
+        cloud.until(lambda: begun.exists() and begun.read_text())
+        os.killpg(report.pid, signal.SIGINT)
+        _, err = report.communicate(timeout=30)
+    assert report.returncode == 130, err
+    assert "interrupted: ending the measuring" in err and "is ACTIVE: it costs money" in err
+    assert not any(cloud.runs(group) for group in cloud.groups())
+    assert not (tmp_path / "report.md").exists() and "written" not in err
+
+
 def test_an_interrupt_tells_what_exists(cloud):
     command = ["bash", str(cloud.checkout / "tpu_scripts/create.sh"), f"--config={cloud.config}"]
     environment = cloud.environment | {"FAKE_STATES": "WAITING_FOR_RESOURCES"}
