@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from jaxir import cli
+from jaxir import cli, reading
 from jaxir.data.lines import numbered_lines
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import BadInputError, UserError
@@ -25,10 +25,11 @@ def test_what_the_system_says_names_the_file(tmp_path):
         assert raised.value.filename == str(tmp_path / "broken")
 
 
-def test_a_pipe_that_nothing_fills_is_an_empty_file(tmp_path):
+def test_a_pipe_that_nothing_fills_is_an_empty_file(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "pipe")
     with open_to_read(tmp_path / "pipe") as file:
         assert file.read() == b""
+    monkeypatch.setattr(reading, "PIPE_SECONDS", 0.2)  # all wait in one place
     with pytest.raises(BadInputError, match="the file is empty"):
         list(numbered_lines(tmp_path / "pipe"))
     with pytest.raises(UserError, match="not valid JSON"):
@@ -59,7 +60,8 @@ def folder_and_run(folder):
 
 @pytest.mark.parametrize("kind", ["broken", "pipe", "loop", "directory"])
 @pytest.mark.parametrize("name", ["run", "qrels/test.tsv"])
-def test_a_command_says_which_file_it_cannot_read(folder_and_run, capsys, kind, name):
+def test_a_command_says_which_file_it_cannot_read(folder_and_run, capsys, monkeypatch, kind, name):
+    monkeypatch.setattr(reading, "PIPE_SECONDS", 0.2)
     path = folder_and_run / name
     flags = [f"--run={folder_and_run / 'run'}", f"--qrels={folder_and_run / 'qrels/test.tsv'}"]
     assert cli.main("jaxir.evaluate:evaluate", flags) == 0

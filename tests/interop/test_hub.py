@@ -36,6 +36,7 @@ OTHERS = (
 )
 RESOLVE = """
 import json, sys
+from jaxir import cli
 from jaxir.distributed import maybe_initialize_distributed
 from jaxir.errors import UserError
 from jaxir.interop.huggingface import hub, hub_download
@@ -59,6 +60,7 @@ for spec in sys.argv[1:]:
         print(json.dumps(str(found)))
     except UserError as error:
         print(json.dumps({"error": str(error)}))
+cli.end(0)
 """
 
 
