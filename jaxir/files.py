@@ -287,8 +287,8 @@ def atomic_directory(path: str | Path, *, overwrite: bool = False) -> Iterator[P
                     path.rename(old)
                     aside.rename(path)
                     shutil.rmtree(old, ignore_errors=True)
-        except BaseException:
-            _remove_unwritten(aside)
+        except BaseException as error:
+            _remove_unwritten(aside, interrupted=not isinstance(error, Exception))
             raise
 
 
@@ -339,8 +339,15 @@ def _words(error: OSError | ValueError) -> str:
     return (getattr(error, "strerror", None) or str(error)).lower()
 
 
-def _remove_unwritten(path: Path) -> None:
-    """Removes a local directory whose writing was interrupted, in which threads may go on for a moment."""
+def _remove_unwritten(path: Path, *, interrupted: bool) -> None:
+    """Removes a local directory whose writing was interrupted, in which threads may go on for a moment.
+
+    Where a fault came before anything was written, nobody writes.
+    """
+    if not interrupted:
+        with contextlib.suppress(OSError):  # something is in it
+            path.rmdir()
+            return
     deadline, gone = time.monotonic() + REMOVED_WITHIN, 0
     while gone < 5 and time.monotonic() < deadline:
         gone = 0 if path.exists() else gone + 1
