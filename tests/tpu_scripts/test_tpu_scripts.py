@@ -366,26 +366,38 @@ def test_a_report_of_an_earlier_time_is_not_brought_back(cloud, tmp_path):
     assert "nothing_there" in (cloud.folder / "worker0/jaxir-report/log").read_text()
 
 
-def test_an_interrupted_report_brings_back_what_was_measured(cloud, tmp_path):
-    for script in ("create.sh", "install.sh"):
-        cloud.ok(script)
+def interrupted_report(cloud, to: Path, *whens) -> str:
+    """Measures, is interrupted as soon as each of `whens` is true, and returns what was said of it."""
     command = ["bash", str(cloud.checkout / "tpu_scripts/report.sh"), f"--config={cloud.config}"]
     with subprocess.Popen(
-        [*command, "--scale=tiny", f"--to={tmp_path / 'report.md'}"],
+        [*command, "--scale=tiny", f"--to={to}"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=cloud.environment,
         start_new_session=True,
     ) as report:
-        first = cloud.folder / "worker0/jaxir-report/report.md"
-        cloud.until(lambda: first.exists() and first.read_text())
-        cloud.until(lambda: "worker.sh status ||" in str(cloud.calls("ssh")[-1]))  # all workers have begun
+        for when in whens:
+            cloud.until(when)
         os.killpg(report.pid, signal.SIGINT)
         _, err = report.communicate(timeout=30)
     assert report.returncode == 130, err
-    assert (tmp_path / "report.md").read_text() == "# part 1 on worker0 ['--scale=tiny']\n"
-    assert f"written: {tmp_path / 'report.md'}\n" in err and "is ACTIVE: it costs money" in err
+    assert "interrupted: ending the measuring" in err and "is ACTIVE: it costs money" in err
+    return err
+
+
+def test_an_interrupted_report_brings_back_what_was_measured(cloud, tmp_path):
+    for script in ("create.sh", "install.sh"):
+        cloud.ok(script)
+    first, to = cloud.folder / "worker0/jaxir-report/report.md", tmp_path / "report.md"
+    err = interrupted_report(
+        cloud,
+        to,
+        lambda: first.exists() and first.read_text(),
+        lambda: "worker.sh status ||" in str(cloud.calls("ssh")[-1]),  # all workers have begun
+    )
+    assert to.read_text() == "# part 1 on worker0 ['--scale=tiny']\n"
+    assert f"written: {to}\n" in err
     cloud.until(lambda: not any(cloud.runs(group) for group in cloud.groups()))
 
 
@@ -397,22 +409,10 @@ def test_an_interrupt_while_measuring_begins_ends_it_and_brings_no_earlier_repor
         (cloud.folder / worker / "jaxir-report").mkdir()
     (cloud.folder / "worker0/jaxir-report/report.md").write_text("an earlier one")
     os.mkfifo(cloud.folder / "worker1/jaxir-report/log")  # which nobody reads: it waits for that
-    command = ["bash", str(cloud.checkout / "tpu_scripts/report.sh"), f"--config={cloud.config}"]
-    with subprocess.Popen(
-        [*command, "--scale=tiny", f"--to={tmp_path / 'report.md'}"],
-        stderr=subprocess.PIPE,
-        text=True,
-        env=cloud.environment,
-        start_new_session=True,
-    ) as report:
-        begun = cloud.folder / "worker0/jaxir-report/pid"
-        cloud.until(lambda: begun.exists() and begun.read_text())
-        os.killpg(report.pid, signal.SIGINT)
-        _, err = report.communicate(timeout=30)
-    assert report.returncode == 130, err
-    assert "interrupted: ending the measuring" in err and "is ACTIVE: it costs money" in err
-    assert not any(cloud.runs(group) for group in cloud.groups())
-    assert not (tmp_path / "report.md").exists() and "written" not in err
+    begun, to = cloud.folder / "worker0/jaxir-report/pid", tmp_path / "report.md"
+    err = interrupted_report(cloud, to, lambda: begun.exists() and begun.read_text())
+    cloud.until(lambda: not any(cloud.runs(group) for group in cloud.groups()))
+    assert not to.exists() and "written" not in err
 
 
 def test_an_interrupt_tells_what_exists(cloud):
