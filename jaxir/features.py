@@ -17,6 +17,10 @@ import numpy as np
 from jaxir.errors import UserError
 
 Record = Mapping[str, Any]
+# Arrays of token ids hold 0 after the last token of a text. A text may also spell out the tokenizer's padding
+# token ("[PAD]"), which is a token like any other: arrays hold this number for it, and models read row 0 of
+# their table there. So `ids != 0` is true at every token of a text and nowhere else.
+PADDING_TOKEN = -1
 _LISTS = (list, tuple, Sequence)  # the usual ones first: to ask whether it is a Sequence takes longer
 _NUMBERS = (float, int)
 _LARGEST = float(np.finfo(np.float32).max)
@@ -63,6 +67,8 @@ class TextFormat:
 @dataclasses.dataclass(frozen=True)
 class Tokens:
     """Token ids of a text: int32 [length], or [count, length] of a list of texts; 0 is padding.
+
+    A padding token that the text itself spells out is `PADDING_TOKEN`.
 
     Attributes:
       field: the field of the record.

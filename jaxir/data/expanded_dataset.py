@@ -43,7 +43,7 @@ class DocumentQueries(NamedTuple):
 
     def row(self, query: int) -> np.ndarray:
         """Returns the tokens of a query."""
-        return self.tokens.flat[self.tokens.offsets[query] : self.tokens.offsets[query + 1]]
+        return self.tokens.row(query)
 
 
 class ExpandedDataset:
@@ -174,8 +174,7 @@ class ExpandedDataset:
         """Returns documents [P, L] with the queries that are chosen for them."""
         joined = np.zeros_like(ids)
         for row, (document, queries) in enumerate(zip(ids, chosen, strict=True)):
-            length = int(np.max(np.flatnonzero(document), initial=-1)) + 1
-            tokens = self._joiner.join(document[:length], queries)
+            tokens = self._joiner.join(document[document != 0], queries)
             joined[row, : len(tokens)] = tokens
         return joined
 

@@ -29,7 +29,7 @@ import numpy as np
 
 from jaxir import checksums
 from jaxir.data.record_arrays import ListCounts, RecordArrays, RecordReader
-from jaxir.data.text_table import TextTable
+from jaxir.data.text_table import TextTable, with_padding_tokens
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
 from jaxir.features import Features, Numbers, Record, Tokens, fields_of
@@ -258,7 +258,7 @@ class Block:
         columns = np.arange(length)
         real = columns < texts[..., 3:]
         places = np.where(real, self._begin(texts, items)[..., None] + columns, 0)
-        return np.where(real, self._tokens[places], 0).astype(np.int32)
+        return np.where(real, with_padding_tokens(self._tokens[places]), 0)
 
     def table(self, name: str, wanted: np.ndarray) -> TextTable:
         """Returns the texts of a field that is no list, of the examples where `wanted` (bool [b]) is true."""

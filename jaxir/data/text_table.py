@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxir.data.sources import key_digest
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
-from jaxir.features import TokenCounts
+from jaxir.features import PADDING_TOKEN, TokenCounts
 
 _TOKENISE_AT_ONCE = 4096
 _COUNT_AT_ONCE = 65_536
@@ -22,7 +22,7 @@ class TextTable(NamedTuple):
     """Token ids of distinct texts, end to end.
 
     Attributes:
-      flat: [T], uint16 where the vocabulary allows it, else int32.
+      flat: [T], uint16 where the vocabulary allows it, else int32. A text's padding tokens are 0 here.
       offsets: int64 [M + 1]; text m is flat[offsets[m]:offsets[m + 1]].
       keys: int32 [M, 2], the hash of each text's id.
     """
@@ -38,7 +38,15 @@ class TextTable(NamedTuple):
         columns = np.arange(length)
         real = columns < sizes[..., None]
         positions = np.where(real, starts[..., None] + columns, 0)
-        return np.where(real, self.flat[positions], 0).astype(np.int32)
+        return np.where(real, self.tokens(positions), 0)
+
+    def tokens(self, places: Any) -> np.ndarray:
+        """Returns the ids at `places` [...] of `flat`, int32; the nearest ones for places beyond its ends."""
+        return with_padding_tokens(self.flat.take(places, mode="clip"))
+
+    def row(self, number: int) -> np.ndarray:
+        """Returns the ids of one text, int32 [n]."""
+        return self.tokens(np.arange(self.offsets[number], self.offsets[number + 1]))
 
     def token_counts(self, vocab_size: int) -> TokenCounts:
         """Counts the tokens of all texts but the first and the last one of each, which are special."""
@@ -55,6 +63,11 @@ class TextTable(NamedTuple):
             distinct = np.unique(text * vocab_size + flat[inside]) % vocab_size
             texts_with += np.bincount(distinct, minlength=vocab_size)
         return TokenCounts(texts, texts_with, occurrences)
+
+
+def with_padding_tokens(stored: np.ndarray) -> np.ndarray:
+    """Returns the ids of tokens that are stored without padding, int32: 0 is a padding token of a text."""
+    return np.where(stored == 0, np.int32(PADDING_TOKEN), stored.astype(np.int32))
 
 
 class TableBuilder:
@@ -112,7 +125,7 @@ class TableBuilder:
     def _flush(self) -> None:
         if self._pending:
             rows = self._tokenizer.encode_batch(self._pending, max_length=self._length)
-            self._flat.append(np.concatenate(rows).astype(self._dtype))
+            self._flat.append(np.maximum(np.concatenate(rows), 0).astype(self._dtype))
             self._sizes.extend(map(len, rows))
             self._count_alike(rows)
             self._pending.clear()

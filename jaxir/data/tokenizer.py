@@ -16,6 +16,7 @@ import numpy as np
 import tokenizers
 
 from jaxir.errors import UserError
+from jaxir.features import PADDING_TOKEN
 from jaxir.files import path_of
 from jaxir.reading import open_to_read
 from jaxir.simple_types import fits
@@ -68,12 +69,13 @@ _OTHER_PRE_TOKENIZERS = {"Punctuation", "Digits"}
 
 
 class Tokenizer:
-    """Turns texts into int32 token ids in which 0 is padding.
+    """Turns texts into int32 token ids in which 0 is padding and nothing else.
 
     Special tokens ([CLS] and [SEP], <s> and </s>, EOS) are added and survive truncation. Truncation and
     padding settings stored in a tokenizer.json are ignored: lengths belong to the caller. One whose own
-    padding id is not 0 (RoBERTa: 1) has the two ids exchanged in everything it returns; `pad_swap` says so. A
-    text in which the padding token is spelt out ("[PAD]") has a 0 there, which models take for padding.
+    padding id is not 0 (RoBERTa: 1) has the two ids exchanged in everything it returns; `pad_swap` says so.
+    Where a text spells out the padding token ("[PAD]"), or a template adds it (a padding token that is also
+    the end of a text), its id is `features.PADDING_TOKEN`.
 
     Use `Tokenizer.load`. Safe to share between threads.
 
@@ -173,8 +175,17 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of `ids`, without special tokens and padding."""
-        swap = {self.pad_swap: 0, 0: self.pad_swap} if self.pad_swap is not None else {}
-        return self._backend.decode([swap.get(int(i), int(i)) for i in ids])
+        own = {0: self._backend.pad_id, PADDING_TOKEN: self._backend.pad_id, self.pad_swap: 0}
+        return self._backend.decode([own.get(int(i), int(i)) for i in ids])
+
+    def own_ids(self, ids: Sequence[int]) -> np.ndarray:
+        """Returns the ids of a text as they are numbered here, int32 [n], from those of its file."""
+        row = np.array(ids, np.int32)
+        padding_token = row == self._backend.pad_id
+        if self.pad_swap is not None:
+            row[row == 0] = self.pad_swap
+        row[padding_token] = PADDING_TOKEN
+        return row
 
     def knows(self, token: str) -> bool:
         """Whether one of its ids is that of `token`, as it stands here."""
@@ -203,14 +214,10 @@ class Tokenizer:
         rows: list[np.ndarray] = []
         for block in _blocks(texts):
             try:
-                rows += [np.asarray(ids, np.int32) for ids in self._backend.encode(block, max_length)]
+                rows += map(self.own_ids, self._backend.encode(block, max_length))
             except (TypeError, UnicodeEncodeError) as error:
                 bad = next((t for t in block if not _is_unicode(t)), None)
                 raise UserError(f"a text is not a valid Unicode string: {bad!r:.80}") from error
-        if self.pad_swap is not None:
-            for row in rows:
-                zero, pad = row == 0, row == self.pad_swap
-                row[zero], row[pad] = self.pad_swap, 0
         return rows
 
 

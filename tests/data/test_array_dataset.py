@@ -21,7 +21,7 @@ from jaxir.data.pair_sources import (
     TsvPairs,
 )
 from jaxir.data.sources import PairExample, stable_keys, text_id
-from jaxir.data.tokenizer import Tokenizer
+from jaxir.data.tokenizer import Tokenizer, pad_batch
 from jaxir.errors import BadInputError, UserError
 from jaxir.features import TextFormat, pair_features
 
@@ -98,6 +98,14 @@ def test_batch_holds_the_contracts_features(dataset, minilm):
         for negative, ids in zip(batch["negative_ids"][row], tokens, strict=True):
             np.testing.assert_array_equal(negative, np.pad(ids, (0, 20 - len(ids))))
     np.testing.assert_array_equal(batch["passage_key"], stable_keys([e.passage_id for e in EXAMPLES[:4]]))
+
+
+def test_padding_tokens_of_a_text_survive_the_stored_tables(minilm):
+    text = "[PAD] yes [PAD]"
+    data = from_examples([PairExample("q", "who?", "p", text, ())], minilm, **LENGTHS)
+    np.testing.assert_array_equal(
+        data.once()["passage_ids"], pad_batch(minilm.encode_batch([text], max_length=20), 20)
+    )
 
 
 def test_texts_of_one_id_are_stored_once_and_share_a_key(minilm):

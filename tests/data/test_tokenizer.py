@@ -11,6 +11,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from jaxir.data.tokenizer import Tokenizer, pad_batch
 from jaxir.errors import UserError
+from jaxir.features import PADDING_TOKEN
 
 LINES = [
     "The retriever finds passages, and the reader reads them; it's 3.14 times better (or so they say).",
@@ -84,6 +85,13 @@ def test_padding_id_that_is_not_zero_is_exchanged_with_zero(roberta_like):
     (row,) = tokenizer.encode_batch(["The retriever"], max_length=64)
     assert row.tolist() == [1, *raw[1:]]
     assert tokenizer.decode(row) == "The retriever"
+
+
+def test_padding_tokens_of_a_text_are_not_padding(minilm, roberta_like):
+    for tokenizer, token in ((minilm, "[PAD]"), (Tokenizer.load(roberta_like), "<pad>")):
+        (row,) = tokenizer.encode_batch([f"{token} a{token}"], max_length=16)
+        assert np.flatnonzero(row == PADDING_TOKEN).tolist() == [1, len(row) - 2] and (row != 0).all()
+        assert tokenizer.decode(pad_batch([row], 16)[0]).strip() == "a"
 
 
 @pytest.fixture(scope="module")

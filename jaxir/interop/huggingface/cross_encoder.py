@@ -54,6 +54,28 @@ _PREFIXES = {"modernbert": "model", "deberta-v2": "deberta"}
 # Scores of any other function of the logit would mean something else than they do here.
 _OUTPUTS = ("Identity", "Sigmoid")
 _TYPES, _TYPE_TABLE = "token_type_ids", "embeddings.token_type.embedding"
+# The tokenizer class that transformers takes for a model_type where the folder names no class.
+_USUAL_TOKENIZERS = {
+    "bert": "BertTokenizer",
+    "roberta": "RobertaTokenizer",
+    "distilbert": "BertTokenizer",
+    "deberta-v2": "DebertaV2Tokenizer",
+}
+# Tokenizer classes of transformers 5.24 that give token types by default: those that have "token_type_ids" in
+# their `model_input_names`. TokenizersBackend and PreTrainedTokenizerFast have not.
+_TYPED_TOKENIZERS = (
+    "BertTokenizer",
+    "ConvBertTokenizer",
+    "DPRContextEncoderTokenizer",
+    "DPRQuestionEncoderTokenizer",
+    "DebertaTokenizer",
+    "DebertaV2Tokenizer",
+    "ElectraTokenizer",
+    "LayoutLMTokenizer",
+    "LxmertTokenizer",
+    "MobileBertTokenizer",
+    "SqueezeBertTokenizer",
+)
 _READS = "jaxir_reads"  # of config.json, where it does not read pairs: ours alone
 
 
@@ -101,7 +123,7 @@ def read(directory: Path) -> StoredModel:
         kinds = ", ".join(_HEADS)
         raise UserError(f"{directory}: model_type {content['model_type']!r} is no cross-encoder: {kinds} are")
     head = _HEADS[content["model_type"]]
-    if not _has_token_types(directory):
+    if not _has_token_types(directory, content):
         encoder = _of_one_type(encoder)
     params = {f"encoder.{name}": value for name, value in encoder.params.items()}
     config = CrossEncoderConfig(
@@ -126,13 +148,23 @@ def read(directory: Path) -> StoredModel:
     )
 
 
-def _has_token_types(directory: Path) -> bool:
-    """Whether the tokenizer of a folder gives its model token types, where that reads any."""
+def _has_token_types(directory: Path, content: dict[str, Any]) -> bool:
+    """Whether transformers' tokenizer of a folder with this config.json gives its model token types.
+
+    The folder's `model_input_names` decides, else the class of the tokenizer.
+    """
     path = directory / tokenizer_files.CONFIG
-    names = read_optional_json(path).get("model_input_names")
+    about = read_optional_json(path)
+    names = about.get("model_input_names")
     if not fits(names, list[str] | None):
         raise UserError(f"{path}: model_input_names is no list of names")
-    return names is None or _TYPES in names
+    if names is not None:
+        return _TYPES in names
+    named = about.get("tokenizer_class") or content.get("tokenizer_class")
+    if not fits(named, str | None):
+        raise UserError(f"{path}: tokenizer_class is {named!r:.40}, and must be a name")
+    found = named or _USUAL_TOKENIZERS.get(content["model_type"], "")
+    return found.removesuffix("Fast") in _TYPED_TOKENIZERS
 
 
 def _of_one_type(encoder: hf.Encoder) -> hf.Encoder:
