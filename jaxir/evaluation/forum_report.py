@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 from pathlib import Path
 
@@ -68,7 +67,7 @@ def cqadupstack(
             "fingerprint": encoder.fingerprint,
             "dataset": f"cqadupstack:{directory}",
             "split": split,
-            **dataclasses.asdict(encoder.settings),
+            **encoder.settings.describe(),
             "depth": depth,
             "metrics": mean,
             "missing": missing,

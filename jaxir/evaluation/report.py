@@ -255,7 +255,7 @@ def score_model(
         "split": split,
         "documents": count,
         "document_text": "(title + ' ' + text).strip()",
-        **dataclasses.asdict(encoder.settings),
+        **encoder.settings.describe(),
         "similarity": encoder.similarity,
         "search": "exact",
         "depth": depth,

@@ -53,6 +53,7 @@ _WITHOUT_FIRST = ("t5", "mt5")
 _PREFIXES = {"modernbert": "model", "deberta-v2": "deberta"}
 # Scores of any other function of the logit would mean something else than they do here.
 _OUTPUTS = ("Identity", "Sigmoid")
+_LOGIT = "torch.nn.modules.linear.Identity"
 _TYPES, _TYPE_TABLE = "token_type_ids", "embeddings.token_type.embedding"
 # The tokenizer class that transformers takes for a model_type where the folder names no class.
 _USUAL_TOKENIZERS = {
@@ -135,7 +136,7 @@ def read(directory: Path) -> StoredModel:
     params |= _read_head(directory, head, config)
     about = st_files.read_config(directory, "cross_encoder")
     _check_output(directory, content, about)
-    _check_use(directory, about)
+    _check_use(directory)
     tokenizer = hf.read_tokenizer(directory, encoder)
     transformer = st_files.read_transformer(directory, encoder, "cross_encoder")
     if transformer.lower_case:
@@ -144,7 +145,7 @@ def read(directory: Path) -> StoredModel:
         config=config,
         params=params,
         tokenizer=tokenizer,
-        settings=_settings(directory, content, transformer.max_length),
+        settings=_settings(directory, content, about, transformer.max_length),
     )
 
 
@@ -177,13 +178,26 @@ def _of_one_type(encoder: hf.Encoder) -> hf.Encoder:
     )
 
 
-def _settings(directory: Path, content: dict[str, Any], length: int) -> EncoderSettings:
-    """Returns the settings of a model that reads sequences of at most `length` tokens."""
+def _settings(
+    directory: Path, content: dict[str, Any], about: dict[str, Any], length: int
+) -> EncoderSettings:
+    """Returns the settings of a model that reads sequences of at most `length` tokens.
+
+    sentence-transformers puts the default prompt before the first text of a pair, which is the query.
+    """
     found, reads = EncoderSettings.of_pairs(length), content.get(_READS, "pair")
     if not fits(reads, Reads):
         raise UserError(f"{directory / 'config.json'}: {_READS} is {reads!r:.40}")
     if reads == "expanded_query":
         found = dataclasses.replace(found, query_max_length=length)
+    if (directory / st_names.MODULES).exists():  # without this file it reads no prompts
+        named, default = about["prompts"], about.get("default_prompt_name")
+        found = dataclasses.replace(
+            found,
+            query_prompt=named.get(default, ""),
+            named_prompts=named,
+            default_prompt_name=default,
+        )
     return dataclasses.replace(found, reads=reads)
 
 
@@ -223,13 +237,30 @@ def write(directory: Path, model: StoredModel) -> None:
     if model.settings.reads != "pair":
         content[_READS] = model.settings.reads
     # The scores are logits, as they are here.
-    score = {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}
+    score = {"sentence_transformers": {"activation_fn": _LOGIT}}
     write_json(directory / "config.json", content | {"architectures": [architecture]} | label | score)
     write_tensors(directory / SINGLE, tensors)
     length = model.settings.pair_max_length
     hf.save_tokenizer(directory, model, length)
     path = directory / tokenizer_files.CONFIG
     write_json(path, read_optional_json(path) | {"model_max_length": length})
+
+
+def write_prompts(directory: Path, settings: EncoderSettings) -> None:
+    """Writes beside what `write` wrote the files by which sentence-transformers puts prompts before queries.
+
+    It has no prompt for the second text of a pair. A model without prompts needs none of these files.
+    """
+    named, default = settings.named_prompts, settings.default_prompt_name
+    if named.get(default, "") != settings.query_prompt:
+        named, default = {**named, "query": settings.query_prompt}, "query"
+    if not named:
+        return
+    about = {"model_type": "CrossEncoder", "prompts": dict(named), "default_prompt_name": default}
+    write_json(directory / st_names.CONFIG, about | {"activation_fn": _LOGIT})
+    module = "sentence_transformers.base.modules.transformer.Transformer"
+    write_json(directory / st_names.MODULES, [{"idx": 0, "name": "0", "path": "", "type": module}])
+    write_json(directory / st_names.TRANSFORMER_CONFIGS[0], {"transformer_task": "sequence-classification"})
 
 
 def _read_head(directory: Path, head: _Head, config: CrossEncoderConfig) -> dict[str, np.ndarray]:
@@ -284,10 +315,8 @@ def _may_pool(model_type: str, pooling: str) -> bool:
     return pooling == "cls" or (model_type == "modernbert" and pooling == "mean")
 
 
-def _check_use(directory: Path, about: dict[str, Any]) -> None:
+def _check_use(directory: Path) -> None:
     """Refuses what sentence-transformers would do beside the model."""
-    if about["prompts"].get(about.get("default_prompt_name")):
-        raise UserError(f"{directory / st_names.CONFIG}: a prompt before pairs of texts is not supported")
     path = directory / st_names.MODULES
     modules = st_files.modules(directory) if path.exists() else []
     if modules not in ([], [("Transformer", directory)]):
