@@ -77,7 +77,7 @@ def test_malformed_msmarco_lines_have_a_place(tmp_path, name, line, reason):
     kind = msmarco.MsMarcoTriples if "triples" in name else msmarco.MsMarcoPairs
     extra = {"triples": "qidpidtriples.tsv"} if "triples" in name else {}
     with pytest.raises(BadInputError) as raised:
-        examples(kind(directory=str(tmp_path), **extra))
+        list(kind(directory=str(tmp_path), **extra).examples(OnBadInput(strict=True)))
     assert str(raised.value).startswith(f"{tmp_path / name}:{number}: ") and reason in str(raised.value)
     assert len(examples(kind(directory=str(tmp_path), **extra), "skip")) == 3
 
