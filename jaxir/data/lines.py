@@ -21,6 +21,17 @@ from jaxir.reading import open_to_read
 
 T = TypeVar("T")
 _BLANK = {"Zs", "Zl", "Zp", "Cc", "Cf"}
+_CONTROLS = {  # which unicodedata does not name
+    "\0": "NULL",
+    "\t": "TAB",
+    "\n": "LINE FEED",
+    "\v": "VERTICAL TAB",
+    "\f": "FORM FEED",
+    "\r": "CARRIAGE RETURN",
+    "\x1b": "ESCAPE",
+    "\x7f": "DELETE",
+    "\x85": "NEXT LINE",
+}
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 Policy = Literal["stop", "skip"]
@@ -220,6 +231,33 @@ def needed_text(record: dict[str, Any], name: str) -> str:
 def has_text(text: str) -> bool:
     """Whether there is more in `text` than white space and control characters, which tokenizers drop."""
     return any(unicodedata.category(character) not in _BLANK for character in text)
+
+
+def bad_sign(identifier: str) -> str | None:
+    """Returns the name of the first character that an id must not have, such as "U+0009 TAB", else None.
+
+    These are white space, which separates the columns of run files, and control characters. Format characters
+    such as U+200C ZERO WIDTH NON-JOINER are part of words in some scripts, and of emoji.
+    """
+    for sign in identifier:
+        if sign.isspace() or unicodedata.category(sign) == "Cc":
+            name = _CONTROLS.get(sign) or unicodedata.name(sign, "CONTROL CHARACTER")
+            return f"U+{ord(sign):04X} {name}"
+    return None
+
+
+def check_id(identifier: str) -> str:
+    """Returns the id.
+
+    Raises:
+      MalformedRecord: it is empty, or holds white space or a control character.
+    """
+    if not identifier:
+        raise MalformedRecord("empty id")
+    if sign := bad_sign(identifier):
+        what = "white space or a control character in an id, which run files cannot hold:"
+        raise MalformedRecord(what, f"{identifier!r} has {sign}")
+    return identifier
 
 
 def list_field(record: dict[str, Any], name: str) -> list[Any]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxir.data.lines import MalformedRecord, OnBadInput, has_text, string_field
+from jaxir.data.lines import MalformedRecord, OnBadInput, check_id, has_text, string_field
 from jaxir.data.sources import Document, PairExample, Query, text_id
 from jaxir.data.tables import Table
 from jaxir.errors import BadInputError, UserError, suggest
@@ -268,9 +268,7 @@ def _id(record: Mapping[str, Any], column: str | None) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     identifier = string_field(record, column, "").strip() if column else ""
-    if any(c.isspace() or not c.isprintable() for c in identifier):
-        raise MalformedRecord("white space in an id, which run files cannot hold:", repr(identifier))
-    return identifier
+    return identifier and check_id(identifier)
 
 
 def named_columns(columns: Mapping[str, str], order: Sequence[str] = tuple(USUAL)) -> str:

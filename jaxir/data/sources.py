@@ -20,6 +20,7 @@ from jaxir.data.lines import (
     Policy,
     as_grade,
     as_integer,
+    check_id,
     has_text,
     json_object,
     needed_text,
@@ -352,11 +353,7 @@ def new_id(identifier: str, seen: dict[str, int], content: Hashable) -> str:
       content: what the id stands for. If the id stands for it already, the record is odd (`OddRecord`) and is
         left out. If the id stands for something else, the record is malformed.
     """
-    if not identifier or any(c.isspace() or not c.isprintable() for c in identifier):
-        raise MalformedRecord(
-            "empty id, or white space in it, which run files cannot hold:", repr(identifier)
-        )
-    if identifier not in seen:
+    if check_id(identifier) not in seen:
         seen[identifier] = hash(content)
         return identifier
     if seen[identifier] == hash(content):
