@@ -66,12 +66,12 @@ BAD = [
     (
         "jsonl",
         line(query="other", passage="y", query_id="q1"),
-        "query id stands for two different texts: 'q1'",
+        "query id stands for two different texts: 'q1' (another text on line 1)",
     ),
     (
         "jsonl",
         line(query="x", passage="other", passage_id="p1"),
-        "passage id stands for two different texts: 'p1'",
+        "passage id stands for two different texts: 'p1' (another text on line 1)",
     ),
     ("tsv", b"only one column\n", "expected query<TAB>passage[<TAB>negative...]"),
     ("tsv", b"a query\t\tno\n", "an empty column (number 2)"),
@@ -87,7 +87,7 @@ BAD = [
     (
         "tevatron",
         line(query_id="q2", query="x", positive_passages=[{"docid": "p1", "text": "other"}]),
-        "passage id stands for two different texts: 'p1'",
+        "passage id stands for two different texts: 'p1' (another text on line 1)",
     ),
 ]
 
