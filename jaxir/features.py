@@ -74,7 +74,10 @@ class Tokens:
       field: the field of the record.
       length: most tokens of a text.
       prompt: put before each text.
-      count: of a list, how many texts; None for a single text.
+      count: of a list, how many texts; None for a single text. In training each epoch has its own order. It
+        draws some of a longer list, and repeats those of a shorter one. An evaluation keeps the record's
+        order and refuses a list of another length, unless the evaluator lets items be drawn
+        (`Bench.examples`).
       among: which texts are known together: of one id, only one is kept. By default those of the field.
       unlike: another field: texts of the list that have the very tokens of that one's are left out while
         there are others. One that must stay has that text's key.

@@ -128,7 +128,8 @@ def prepare(
     own = {k: v for k, v in (dataclasses.asdict(columns) | sizes).items() if v is not None}
     if own:
         raise UserError(f"--{next(iter(own))} is for --dataset=pairs:FILE only")
-    splits, collector = list(dict.fromkeys(splits or ["test"])), OnBadInput(on_bad_input)
+    # Strict: a judgement of a missing document is how a download that was cut off shows.
+    splits, collector = list(dict.fromkeys(splits or ["test"])), OnBadInput(on_bad_input, strict=True)
     for split in splits:
         if not re.fullmatch(r"\w[\w.-]*", split):
             raise UserError(f"--splits has {split!r}, which is no name of a file: qrels/SPLIT.tsv")

@@ -162,10 +162,20 @@ class ArrayDataset:
         return (self._batch(one.examples, (seed, one.epoch)) for one in drawn)
 
     def once(self, count: int | None = None) -> Batch:
-        """Returns `count` examples, or all, each once and shuffled: as the first epoch of seed 0 has them."""
-        return self._batch(in_one_order(self.num_examples, count), (0, 0))
+        """Returns `count` examples, or all, each once and shuffled: as the first epoch of seed 0 has them.
 
-    def _batch(self, examples: np.ndarray, seed_and_epoch: tuple[int, int]) -> Batch:
+        Items of a list stand in the record's order. If an example has more items than a batch holds, they are
+        those that the first epoch of seed 0 draws; if it has fewer, the list begins again.
+        """
+        return self._batch(in_one_order(self.num_examples, count), (0, 0), in_order=True)
+
+    def list_lengths(self) -> set[int]:
+        """Returns the lengths that the lists of examples have."""
+        return set(np.unique(np.diff(self._offsets)).tolist())
+
+    def _batch(
+        self, examples: np.ndarray, seed_and_epoch: tuple[int, int], *, in_order: bool = False
+    ) -> Batch:
         check_unchanged(self._arrays().values())
         starts = self._offsets[examples]
         counts = self._offsets[examples + 1] - starts
@@ -173,7 +183,7 @@ class ArrayDataset:
         def values(field: str, count: int | None) -> np.ndarray:
             at = examples
             if count is not None:
-                at = starts[:, None] + choose(count, counts, examples, seed_and_epoch)
+                at = starts[:, None] + choose(count, counts, examples, seed_and_epoch, in_order=in_order)
             return self._columns[field][at]
 
         batch: Batch = {}

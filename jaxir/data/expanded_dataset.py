@@ -147,6 +147,10 @@ class ExpandedDataset:
         """Returns examples as `ArrayDataset.once`: each document with its first query, as in evaluation."""
         return self._expanded(self._base.once(count), selection=First(), seed=0, step=0, first=0)
 
+    def list_lengths(self) -> set[int]:
+        """Returns the lengths that the lists of examples have."""
+        return self._base.list_lengths()
+
     def _expanded(self, batch: Batch, *, selection: Selection, seed: int, step: int, first: int) -> Batch:
         """Returns a batch, whose first example is number `first` of the step, with documents expanded."""
         keys = {f.field: name for name, f in self.features.items() if isinstance(f, Key)}

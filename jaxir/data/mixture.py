@@ -129,6 +129,11 @@ class MixtureDataset:
         order = np.argsort(np.argsort(_Epochs(sizes, 0)(0, int(sizes.sum())), kind="stable"))
         return {name: np.concatenate([part[name] for part in parts])[order] for name in self.features}
 
+    def list_lengths(self) -> set[int]:
+        """Returns the lengths that the lists of examples have."""
+        known = (dataset for dataset in self._datasets if hasattr(dataset, "list_lengths"))
+        return set().union(*(dataset.list_lengths() for dataset in known))
+
     def token_counts(self, field: str, vocab_size: int) -> TokenCounts:
         """Adds up the counts of all datasets; see `ArrayDataset.token_counts`."""
         counts = [dataset.token_counts(field, vocab_size) for dataset in self._datasets]

@@ -48,7 +48,7 @@ class RecordReader:
 
         Raises:
           UserError: a record lacks a field, has another kind of value in it (a number that is not finite,
-            say), or lists that are not equally long.
+            say), an id with another text than an earlier record, or lists that are not equally long.
         """
         columns: dict[str, list[Any]] = {name: [] for name in self._fields}
         offsets = [0]
@@ -59,7 +59,8 @@ class RecordReader:
                 value = record[name]
                 items = [value] if field.count is None else value
                 if isinstance(field, Tokens):
-                    columns[name].extend(self._builders[field.table].row(*item) for item in items)
+                    builder = self._builders[field.table]
+                    columns[name].extend(builder.row(*item, self._count) for item in items)
                 else:
                     columns[name].extend(items)
                 if field.count is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import sys
 from typing import Any, NamedTuple
 
@@ -90,17 +91,36 @@ class TableBuilder:
         self._alike: tuple[str, str] | None = None
         self._dtype = np.uint16 if tokenizer.vocab_size <= 2**16 else np.int32
         self._row_of: dict[bytes, int] = {}
+        # By row: a hash of the text, and the number of the example that it came with.
+        self._hashes, self._examples = array.array("q"), array.array("q")
         self._pending: list[str] = []
         self._flat: list[np.ndarray] = []
         self._sizes: list[int] = []
 
-    def row(self, identifier: str, text: str) -> int:
-        """Returns the row of a text, which is known by its id."""
+    def row(self, identifier: str, text: str, example: int = 0) -> int:
+        """Returns the row of a text, which is known by its id.
+
+        Args:
+          identifier: the id.
+          text: the text.
+          example: the number of the example that has the text, for the sentence of an error.
+
+        Raises:
+          UserError: the id came before with another text.
+        """
         row = self._row_of.setdefault(key_digest(identifier), len(self._row_of))
-        if row == len(self._sizes) + len(self._pending):
+        if row == len(self._hashes):
+            self._hashes.append(hash(text))
+            self._examples.append(example)
             self._pending.append(self._prompt + text)
             if len(self._pending) == _TOKENISE_AT_ONCE:
                 self._flush()
+        elif self._hashes[row] != hash(text):
+            raise UserError(
+                f"example {example}: among the {self._what} the id {identifier!r} stands for {text!r:.60},"
+                f" but for another text in example {self._examples[row]}: an id stands for one text. Give"
+                " each text its own id; jaxir.data.sources.text_id(text) makes one"
+            )
         return row
 
     def table(self) -> TextTable:
@@ -120,6 +140,7 @@ class TableBuilder:
         offsets = np.concatenate([[0], np.cumsum(self._sizes, dtype=np.int64)]).astype(np.int64)
         keys = np.frombuffer(b"".join(self._row_of), "<i4").astype(np.int32).reshape(-1, 2)
         self._row_of, self._flat, self._sizes = {}, [], []
+        self._hashes, self._examples = array.array("q"), array.array("q")
         return TextTable(flat, offsets, keys)
 
     def _flush(self) -> None:

@@ -158,35 +158,43 @@ class Bench:
         self._programs: list[Program] = []
         self._read: list[_Read] = []
 
-    def examples(self, data: Any, features: Features) -> Examples:
+    def examples(self, data: Any, features: Features, *, drawn: bool = False) -> Examples:
         """Reads data; evaluators of the same data, or of equal ones, read them once.
+
+        Items of a list stand in the record's order.
 
         Args:
           data: a `data.text_data.TextData`, or a dataset that was built of one.
           features: what is read of each example.
+          drawn: whether a list of another length than the feature's `count` is read as in training: of a
+            longer one some items are drawn, always the same ones, and a shorter one begins again.
 
         Raises:
-          UserError: there are no data.
+          UserError: there are no data, or a list of another length, unless items are `drawn`.
         """
-        return self._once(data, features).examples
+        return self._once(data, features, drawn=drawn).examples
 
-    def arrays(self, data: Any, features: Features) -> Rows:
+    def arrays(self, data: Any, features: Features, *, drawn: bool = False) -> Rows:
         """Returns the rows of `examples`, in their order, as arrays [N, ...] that evaluators share."""
-        return self._once(data, features).arrays
+        return self._once(data, features, drawn=drawn).arrays
 
     def dataset(self, data: Any, features: Features) -> Any:
         """Returns the dataset that `examples` are those of."""
-        return self._once(data, features).dataset
+        return self._once(data, features, drawn=True).dataset
 
-    def _once(self, data: Any, features: Features) -> _Read:
+    def _once(self, data: Any, features: Features, *, drawn: bool) -> _Read:
         if data is None:
             raise UserError("it has no data: DEV_SPLIT, or what else names them, is None")
         check_data("its data", data)
         for read in self._read:
             # Where gin names data twice it makes two, which are equal.
             if (read.data is data or read.data == data) and read.features == features:
+                if not drawn:
+                    _check_lists(read.dataset, features)
                 return read
         dataset = dataset_of(data, self.tokenizer, features, on_bad_input=self.on_bad_input)
+        if not drawn:
+            _check_lists(dataset, features)
         arrays = _each_once(dataset, None)
         read = _Read(data, features, dataset, arrays, Examples(_rows_of(arrays), dataset.fingerprint))
         self._read.append(read)
@@ -233,6 +241,26 @@ class Bench:
 def written(examples: str, how: Decoding) -> str:
     """Tells data, of which `examples` tells the examples, with how texts are written of them."""
     return f"{examples}{WRITTEN}max_new_tokens={how.max_new_tokens}, num_beams={how.num_beams}"
+
+
+def _check_lists(dataset: Any, features: Features) -> None:
+    """Checks that lists are as long as they are read, where the dataset says how long they are.
+
+    Raises:
+      UserError: one is not, so that items would be drawn or repeated.
+    """
+    fields = {f.field: f.count for f in features.values() if f.count is not None}
+    if not fields or not hasattr(dataset, "list_lengths"):
+        return
+    lengths = dataset.list_lengths()
+    for field, count in fields.items():
+        if others := sorted(lengths - {count}):
+            told = ", ".join(map(str, others[:3])) + (", ..." if len(others) > 3 else "")
+            raise UserError(
+                f"it reads {count} items of each list {field!r}, but some lists have {told}. An evaluation"
+                f" reads whole lists: give lists of {count}, set the feature's count, or let items be drawn"
+                " as in training by bench.examples(..., drawn=True)"
+            )
 
 
 def read_rows(data: Any, count: int | None = None) -> list[Mapping[str, np.ndarray]]:

@@ -10,7 +10,8 @@ from jaxir.data.seqio_pairs import SeqioPairs
 from jaxir.data.sources import stable_keys
 from jaxir.data.text_data import RecordSource
 from jaxir.errors import UserError
-from jaxir.features import Key, Numbers, Tokens, fields_of
+from jaxir.evaluators.bench import Bench
+from jaxir.features import Key, Numbers, TextFormat, Tokens, fields_of
 
 FEATURES = {
     "ids": Tokens("text", 8, prompt="say "),
@@ -76,6 +77,30 @@ def test_saved_and_mixed_they_are_the_same(minilm, tmp_path):
         ArrayDataset.load(tmp_path / "saved", {"title_ids": Tokens("title", 8)})
     with pytest.raises(UserError, match="was made with text length 8, not 9"):
         ArrayDataset.load(tmp_path / "saved", {"ids": Tokens("text", 9, prompt="say ")})
+
+
+def test_an_evaluation_reads_whole_lists_in_the_order_of_the_record(minilm):
+    form = TextFormat(8, 8)
+    bench = Bench(
+        tokenizer=minilm, form=form, objective=None, training_data=None, batch_size=4, partitioner=None
+    )
+    data, scores = Records(), {"weight": Numbers("weight"), "scores": Numbers("scores", 3)}
+    for _ in range(2):  # read anew, and read before
+        with pytest.raises(UserError, match="reads 3 items of each list 'scores', but some lists have 2, 4"):
+            bench.examples(data, scores)
+        drawn = bench.arrays(data, scores, drawn=True)
+    order = np.argsort(drawn["weight"])
+    for i, some in enumerate(drawn["scores"][order] - 10 * np.arange(9)[:, None]):
+        every = list(range(2 + i % 3))
+        assert sorted(set(some)) == every[:3] or (len(every) == 4 and list(some) == sorted(set(some)))
+        assert list(some[: len(every)]) == sorted(some[: len(every)])
+
+    class Whole(RecordSource):
+        def records(self, on_bad_input):
+            return (record for record in records(30) if len(record["scores"]) == 3)
+
+    for row in bench.examples(Whole(), scores).rows:
+        np.testing.assert_array_equal(row["scores"], 40 * row["weight"] + np.arange(3))
 
 
 @pytest.mark.parametrize(

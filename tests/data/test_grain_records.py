@@ -36,7 +36,7 @@ END = " river bank" * 20  # beyond what is read
 
 def example(i: int) -> PairExample:
     """Passages come twice, lists have 1 to 5 items, some of them the passage itself once it is cut."""
-    passage = f"answer to {i // 2}: " + ("really " * (i // 2) if i % 3 else END)
+    passage = f"answer to {i // 2}: " + ("really " * (i // 2) if (i // 2) % 3 else END)
     negatives = [(f"n{i}-{j}", f"wrong answer {j} to {i}") for j in range(1 + i % 4)]
     negatives += [(f"t{i}", passage + " and so on")] if i % 3 == 0 else []
     return PairExample(f"q{i}", f"question number {i}", f"p{i // 2}", passage, tuple(negatives))

@@ -322,7 +322,7 @@ def test_a_header_line_is_no_pair_of_a_file_that_is_read_by_number(tmp_path, cap
         ("a.tsv", b"query\tanswer\na\tcaf\xe9\n", (), "a.tsv:2: not UTF-8"),
         ("a.tsv", "query\tanswer\na\n", (), "a.tsv:2: expected 2 columns"),
         ("a.tsv", "query\tanswer\n \tb\n", (), "a.tsv: the file has no usable record"),
-        ("a.jsonl", '{"query": "a", "answer": "b", "qid": "a b"}\n', (), "a.jsonl:1: white space in an id"),
+        ("a.jsonl", '{"query": "a", "answer": "b", "qid": "a b"}\n', (), "a.jsonl:1: white space or a"),
         ("a.parquet", "PAR1 no more", (), "a.parquet: no Parquet file"),
         ("a.csv", "query,answer\na,b\n", (), "are to be held out of 1 distinct queries, which leaves none"),
     ],

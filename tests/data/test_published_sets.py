@@ -57,7 +57,7 @@ def test_msmarco_triples_are_pairs_with_the_negatives_of_their_run(tmp_path):
         ("collection.tsv", "9\t ", "no text after the tab"),
         ("collection.tsv", "9\t\u200b", "no text after the tab"),
         ("collection.tsv", "3\tagain", "duplicate id '3'"),
-        ("queries.train.tsv", "a b\ttext", "white space in it"),
+        ("queries.train.tsv", "a b\ttext", "has U+0020 SPACE"),
         ("qrels.train.tsv", "7\t3\t1", "expected 4 tab-separated columns (query-id, 0, document-id, score)"),
         ("qrels.train.tsv", "8\t0\t3\t1", "judges an unknown query '8'"),
         ("qrels.train.tsv", "7\t0\t99\t1", "judges an unknown document '99'"),
@@ -77,7 +77,7 @@ def test_malformed_msmarco_lines_have_a_place(tmp_path, name, line, reason):
     kind = msmarco.MsMarcoTriples if "triples" in name else msmarco.MsMarcoPairs
     extra = {"triples": "qidpidtriples.tsv"} if "triples" in name else {}
     with pytest.raises(BadInputError) as raised:
-        examples(kind(directory=str(tmp_path), **extra))
+        list(kind(directory=str(tmp_path), **extra).examples(OnBadInput(strict=True)))
     assert str(raised.value).startswith(f"{tmp_path / name}:{number}: ") and reason in str(raised.value)
     assert len(examples(kind(directory=str(tmp_path), **extra), "skip")) == 3
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxir.data.lines import as_number, raw_lines
+from jaxir.data.lines import as_number, bad_sign, raw_lines
 from jaxir.errors import BadInputError, UserError
 from jaxir.files import atomic_file, local_path
 
@@ -39,8 +39,8 @@ def write_run(
       tag: the name of the system, the last column.
 
     Raises:
-      UserError: an id or the tag is empty or holds white space, a score is not finite in float32, or an id
-        comes twice.
+      UserError: an id or the tag is empty or holds white space or a control character, a score is not finite
+        in float32, or an id comes twice.
     """
     _check_field("tag", tag)
     with atomic_file(path) as file:
@@ -158,8 +158,9 @@ def rank(answers: Mapping[str, float]) -> list[str]:
 
 
 def _check_field(what: str, text: str) -> None:
-    if not text or text.split() != [text]:
+    sign = bad_sign(text)
+    if not text or sign:
+        why = f"it has {sign}" if text else "it is empty"
         raise UserError(
-            f"the {what} {text!r} cannot stand in a run file: TREC runs separate columns by white space, "
-            "so ids must not be empty or hold any"
+            f"the {what} {text!r} cannot stand in a run file: {why}, and white space separates its columns"
         )
