@@ -24,6 +24,11 @@ class Selection(abc.ABC):
     draws: ClassVar[bool] = True
     follows_steps: ClassVar[bool] = False
 
+    def __repr__(self) -> str:
+        # A resume compares this text, so it must not have the address that Python's default has.
+        fields = ", ".join(f"{name}={value!r}" for name, value in sorted(vars(self).items()))
+        return f"{type(self).__qualname__}({fields})"
+
     @abc.abstractmethod
     def among(self, count: int, step: int, steps: int) -> tuple[int, int]:
         """Returns (first, end): which of `count` queries (1 or more) may be chosen at a step of `steps`."""

@@ -25,6 +25,7 @@ from jaxir.retrieval.encoding.generator import check_tokens, text_of
 Rows = Mapping[str, np.ndarray]  # arrays [N, ...] by name
 WRITTEN = ", written with "
 ONE_BATCH = ", in one batch of "
+EVALUATED = ", evaluated by "
 
 
 class State(Protocol):

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxir.training.class_settings import beyond_fields
 from jaxir.training.function_code import code_of, enclosed, innermost, is_installed
 
 CODE = "__code__"  # of a function, among its arguments
@@ -34,12 +35,18 @@ class Described(str):
     defaults: Collection[str] = ()
 
 
-def describe(value: Any, bindings: Callable[[Any], Mapping[str, Any]] = lambda _: {}) -> Described:
+def describe(
+    value: Any,
+    bindings: Callable[[Any], Mapping[str, Any]] = lambda _: {},
+    *,
+    class_attributes: bool = True,
+) -> Described:
     """Returns a text that is the same in every process for equal settings: names, fields and defaults.
 
     Args:
       value: a settings object, a function, or a plain value, nested at will.
       bindings: the arguments of a function that are bound elsewhere (by gin, say).
+      class_attributes: include the plain attributes of classes that are not installed.
     """
     found: set[str] = set()
     open_now: set[int] = set()
@@ -93,7 +100,9 @@ def describe(value: Any, bindings: Callable[[Any], Mapping[str, Any]] = lambda _
             return call(value, {})
         if dataclasses.is_dataclass(value):
             fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-            return listed(type(value).__qualname__, fields, _defaults(value))
+            # Runs of earlier versions recorded the fields only.
+            later = beyond_fields(value, class_attributes=class_attributes)
+            return listed(type(value).__qualname__, later | fields, later | _defaults(value))
         if isinstance(value, Mapping):
             return listed("dict", {str(k): v for k, v in value.items()}, {})
         if isinstance(value, list | tuple):
@@ -111,7 +120,9 @@ def describe(value: Any, bindings: Callable[[Any], Mapping[str, Any]] = lambda _
         if isinstance(value, np.dtype | os.PathLike):
             return repr(str(value))
         fields = _slots(value) | getattr(value, "__dict__", {})
-        return listed(type(value).__qualname__, {k: v for k, v in fields.items() if k[0] != "_"}, {})
+        public = {k: v for k, v in fields.items() if k[0] != "_"}
+        later = beyond_fields(value, class_attributes=class_attributes)
+        return listed(type(value).__qualname__, later | public, {k: later[k] for k in later.keys() - public})
 
     described = Described(text(value))
     described.defaults = frozenset(found)

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import inspect
 import platform
+import sys
 import sysconfig
 import types
 from collections.abc import Callable, Iterator
@@ -20,7 +21,23 @@ def is_installed(function: types.FunctionType) -> bool:
     """Returns whether a function is jaxir's, Python's or of an installed package: then its name says it."""
     if str(function.__module__).partition(".")[0] == "jaxir":
         return True
-    return any(Path(function.__code__.co_filename).is_relative_to(place) for place in _places())
+    return _is_in_package(function.__code__.co_filename)
+
+
+def is_installed_class(cls: type) -> bool:
+    """Returns whether a class is jaxir's, Python's or of an installed package."""
+    name = str(cls.__module__)
+    if name.partition(".")[0] in ("jaxir", "builtins"):
+        return True
+    module = sys.modules.get(name)
+    if module is None:
+        return False
+    file = getattr(module, "__file__", None)
+    return name != "__main__" if file is None else _is_in_package(file)
+
+
+def _is_in_package(file: str) -> bool:
+    return any(Path(file).is_relative_to(place) for place in _places())
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from flax import nnx
 
 from jaxir.distributed import of_all
 from jaxir.errors import UserError
-from jaxir.evaluators.bench import ONE_BATCH, WRITTEN
+from jaxir.evaluators.bench import EVALUATED, ONE_BATCH, WRITTEN
 from jaxir.interop import array_checksums
 from jaxir.partitioning import Partitioner
 from jaxir.training.described import describe, difference
@@ -65,8 +65,8 @@ def disagreement(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str | None
             continue
         if name == "dev" and str(was).startswith(_OF_LOSS):  # earlier, distractors were told with losses too
             was = was.partition(" distractors")[0].rpartition(", ")[0] if "distractors" in was else was
-        for told in (WRITTEN, ONE_BATCH) if name == "dev" and given else ():
-            if told not in str(was):  # earlier, neither how texts were written nor rows were told
+        for told in (EVALUATED, WRITTEN, ONE_BATCH) if name == "dev" and given else ():
+            if told not in str(was):  # runs of earlier versions did not record these
                 given = given.partition(told)[0]
         if was == given:
             continue
@@ -171,6 +171,7 @@ def model_fingerprint(model: nnx.Module) -> str:
     """Returns the number of parameters and a hash of their names, shapes, types and the config."""
     leaves = jax.tree_util.tree_leaves_with_path(nnx.to_pure_dict(nnx.state(model, nnx.Param)))
     lines = [f"{jax.tree_util.keystr(path)} {x.shape} {x.dtype}" for path, x in leaves]
-    lines.append(describe(getattr(model, "config", None)))
+    # A hash of the fields only: class attributes of a config came later, and would change old hashes.
+    lines.append(describe(getattr(model, "config", None), class_attributes=False))
     digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
     return f"{sum(x.size for _, x in leaves)} parameters {digest[:16]}"

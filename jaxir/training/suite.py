@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import os
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from jaxir.distributed import as_first
 from jaxir.errors import UserError
-from jaxir.evaluators.bench import Bench
+from jaxir.evaluators.bench import EVALUATED, Bench
 from jaxir.evaluators.evaluator import Evaluator, Prepared, check_evaluators
 from jaxir.evaluators.loss import Loss
 from jaxir.evaluators.retrieval import Retrieval
+from jaxir.training.class_settings import beyond_fields
+from jaxir.training.described import describe
+from jaxir.training.function_code import is_installed_class
 from jaxir.training.length import in_steps
 from jaxir.training.recipe import Recipe
 from jaxir.training.state import Plan, TrainState
@@ -54,6 +59,25 @@ def _naming(where: str) -> Iterator[None]:
         raise RuntimeError(f"{where}: {type(error).__name__}: {error}") from error
 
 
+def _settings(evaluator: Evaluator) -> str:
+    """Returns the settings of an evaluator that is not jaxir's, as a resume compares them.
+
+    Data are left out because their fingerprint is compared, and paths because files may move.
+    """
+    if is_installed_class(type(evaluator)):
+        return ""
+    values = {f.name: getattr(evaluator, f.name) for f in dataclasses.fields(evaluator)}
+    values |= beyond_fields(evaluator)
+    told = {
+        name: value
+        for name, value in sorted(values.items())
+        if name not in ("name", "every", "metrics")
+        and not isinstance(value, os.PathLike)
+        and not any(hasattr(value, method) for method in ("build", "once", "batches"))
+    }
+    return f"{EVALUATED}{type(evaluator).__qualname__}: {describe(told)}" if told else ""
+
+
 class Suite:
     """Evaluators with their data read; those that are due measure the state after a step.
 
@@ -86,7 +110,7 @@ class Suite:
         """What the best checkpoint goes by, and on which data; None where nothing is evaluated."""
         for evaluator, prepared, _ in self._parts:
             if self.best_by in evaluator.directions:
-                return f"{self.best_by} on {prepared.data}"
+                return f"{self.best_by} on {prepared.data}{_settings(evaluator)}"
         return None
 
     @property

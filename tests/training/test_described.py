@@ -133,9 +133,28 @@ class Slotted:
         return self.rate
 
 
+class Undecorated(Ramp):
+    """A subclass of a dataclass that is no dataclass itself, and keeps its settings where no field is."""
+
+    kind = "a"
+
+    def __init__(self, rate):
+        super().__init__(start=0.0, end=1.0, steps=4)
+        object.__setattr__(self, "_rate", rate)
+
+
+class OtherKind(Undecorated):
+    kind = "b"
+
+
+OtherKind.__qualname__ = Undecorated.__qualname__
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [
+        (Undecorated(1), Undecorated(2)),
+        (Undecorated(1), OtherKind(1)),
         (np.float32(0.5), np.float32(0.25)),
         (np.arange(3), np.array([0, 2, 1])),
         (jnp.arange(3), jnp.arange(4)),
@@ -164,6 +183,11 @@ def test_runs_of_before_told_less_of_functions_and_go_on(written):
     was = "dict(f=mine.between.<locals>.<lambda>(), g=optax.schedules._schedule.polynomial_schedule.<locals>"
     assert difference("objective", f"{was}.schedule())", now) is None
     assert difference("objective", f"{was}.other())", now).startswith("objective.g=optax.schedules._sch")
+
+
+def test_runs_of_before_did_not_record_attributes_beyond_fields_and_go_on():
+    was = str(describe(Ramp(start=0.0, end=1.0, steps=4))).replace("Ramp(", "Undecorated(", 1)
+    assert difference("objective", was, describe(Undecorated(1))) is None
 
 
 def test_a_number_of_numpys_is_the_number():

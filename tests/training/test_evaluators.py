@@ -302,6 +302,26 @@ def test_only_what_the_best_goes_by_must_agree_on_resuming(tmp_path):
         run(tmp_path / "run", evaluators=[Norm()], steps=10, dev_metric="norm")
 
 
+def test_resume_compares_the_settings_of_an_evaluator_that_is_not_jaxirs():
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Scaled(Evaluator):
+        metrics = {"norm": "smaller"}  # noqa: RUF012
+        scale: float = 1.0
+        data: object = None
+
+        def prepare(self, bench):
+            return Prepared(lambda state: {"norm": 1.0}, "the same data")
+
+    def dev(**settings):
+        suite = Suite([Scaled(**settings)], None, best_by="norm", eval_every=1, steps=1)
+        return {"dev": suite.told}
+
+    one = dev(scale=1.0, data=pairs(4))
+    assert disagreement(one, dev(scale=1.0, data=pairs(8), every=2)) is None  # `data` has its fingerprint
+    assert "evaluated by" in disagreement(one, dev(scale=2.0))
+    assert disagreement({"dev": "norm on the same data"}, one) is None  # as earlier versions recorded it
+
+
 def test_what_was_chosen_is_named_before_what_follows_from_it():
     saved = {"auxiliary": "2 arrays a", "model": "9 parameters a", "objective": "TSDAE()", "seed": 0}
     now = {"auxiliary": "2 arrays b", "model": "9 parameters b", "objective": "TSDAE()", "seed": 1}
