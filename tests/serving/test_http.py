@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from jaxir.errors import UserError
 from jaxir.serving.guard import Guard
+from jaxir.serving.hosts import Hosts
 from jaxir.serving.limits import Limits
 from jaxir.serving.server import listen
 
@@ -334,14 +335,47 @@ def test_other_refusals(served):
         assert status == 422
         assert json.loads(body)["detail"] == "the request needs the header content-type: application/json"
     status, _, body = served.request("GET", "/healthz", host="evil.example:80")
-    assert status == 400 and b"not called" in body
+    refusal = "this service is not called 'evil.example': start it with --allowed_hosts=evil.example, or use"
+    assert (status, json.loads(body)["detail"]) == (400, f"{refusal} its IP address")
+    assert served.request("GET", "/healthz", host="10.244.1.7:8080")[0] == 200
 
 
-def test_an_address_is_a_name_of_its_own_service(served, without_texts):
-    assert without_texts.url.startswith("http://127.0.0.2:")
-    for host, status in (("127.0.0.2", 200), ("localhost:1", 200), ("127.0.0.3", 400), ("evil.example", 400)):
-        assert without_texts.request("GET", "/healthz", host=host)[0] == status
-    assert served.request("GET", "/healthz", host="127.0.0.2")[0] == 400
+@pytest.mark.parametrize(
+    ("header", "is_accepted"),
+    [
+        ("localhost:8080", True),
+        ("LOCALHOST.", True),
+        ("127.0.0.3", True),
+        ("10.244.1.7:8080", True),  # a Kubernetes probe: the pod's address
+        ("[fd00::7]:8080", True),
+        ("", True),  # HTTP/1.0 without the header: no browser sends it
+        ("jaxir:8080", True),
+        ("Search.Example.ORG", True),
+        ("xn--bcher-kva.example", True),
+        ("a.b.example.net", True),
+        ("example.net", False),
+        ("evil.example:80", False),
+        ("localhost.evil.example", False),
+        ("127.0.0.1.evil.example", False),
+        ("search.example.org.evil", False),
+        ("[evil]", False),
+        ("fd00::7", False),
+        ("127.0.0.1:80:80", False),
+    ],
+)
+def test_addresses_and_listed_names_are_accepted_and_no_others(header, is_accepted):
+    listed = ["jaxir", "search.example.org", "bücher.example", "*.example.net", "10.0.0.1", "::1"]
+    assert (Hosts(listed, "0.0.0.0").refusal(header) is None) == is_accepted
+    assert Hosts(["*"]).refusal(header) is None
+    if not is_accepted:
+        assert "--allowed_hosts" in Hosts().refusal(header)
+
+
+def test_the_flag_takes_names_alone_and_the_name_it_listens_to_is_listed():
+    assert Hosts([], "search.lan").refusal("search.lan:80") is None
+    for entry in ("http://a.example", "a.example:80", "a.example/x", "", "*.", "a..b", "*example"):
+        with pytest.raises(UserError, match=f"--allowed_hosts has {re.escape(repr(entry))}: give names"):
+            Hosts([entry])
 
 
 def test_no_address_leads_to_another_one(served):
