@@ -17,9 +17,11 @@ from urllib.parse import quote
 
 import numpy as np
 import pytest
+from fastapi import HTTPException
 from prometheus_client.parser import text_string_to_metric_families
 
 from jaxir.errors import UserError
+from jaxir.serving.bodies import read_json
 from jaxir.serving.guard import Guard
 from jaxir.serving.hosts import Hosts
 from jaxir.serving.limits import Limits
@@ -276,7 +278,8 @@ def test_documentation_needs_no_other_host(served):
         (b"", 422, "Field required"),
         (b"nonsense", 400, "the body is not JSON"),
         (b"\xff\xfe{", 400, "There was an error parsing the body"),
-        (DEEP, 400, "There was an error parsing the body"),
+        (DEEP, 422, "the body has more than 368 keys and values. The keys are queries (at most 64), k, "),
+        (b"[" * 300, 400, "the body is not JSON"),
         (b'{"queries": ["a"], "k": ' + b"9" * 5000 + b"}", 400, "There was an error parsing the body"),
         (b"[]", 422, "Input should be a valid dictionary"),
         (b"{}", 422, "queries: Field required"),
@@ -287,14 +290,19 @@ def test_documentation_needs_no_other_host(served):
         (b'{"queries": ["  "]}', 422, "queries.0: there is no text in it"),
         (b'{"queries": ["a", "\\u200b\\u0000"]}', 422, "queries.1: there is no text in it"),
         (b'{"queries": ["\\ud800"]}', 422, "queries.0: Input should be a valid string"),
-        (b'{"queries": ["a"], "\\ud800": 1}', 422, "Input should be a valid string"),
+        (b'{"queries": ["a"], "\\ud800": 1}', 422, "unknown key '\\ud800'. The keys are"),
         (json.dumps({"queries": ["a" * 2001]}).encode(), 422, "queries.0: String should have at most 2000"),
         (json.dumps({"queries": ["a"] * 65}).encode(), 422, "queries: List should have at most 64 items"),
         (b'{"queries": ["a"], "k": 0}', 422, "k: Input should be greater than or equal to 1"),
         (b'{"queries": ["a"], "k": 101}', 422, "k: Input should be less than or equal to 100"),
         (b'{"queries": ["a"], "k": "7"}', 422, "k: Input should be a valid integer"),
         (b'{"queries": ["a"], "k": NaN}', 422, "k: Input should be a valid integer"),
-        (b'{"queries": ["a"], "kk": 7}', 422, "kk: Extra inputs are not permitted"),
+        (b'{"queries": ["a"], "kk": 7}', 422, "unknown key 'kk'; did you mean 'k'? The keys are"),
+        (b'{"top_k": 3}', 422, "unknown key 'top_k'; did you mean 'k'? The keys are queries"),
+        (b'{"query": "a", "b": 1, "c": 2}', 422, "unknown key 'query' (and 2 more); did you mean 'queries'?"),
+        (b'{"queries": ["a", "\\\\\\",[{"], "k": 0}', 422, "k: Input should be greater than or equal to 1"),
+        (json.dumps({"queries": ["a,[{\"\\"] * 50, "k": 0}).encode(), 422, "k: Input should be greater"),
+        (json.dumps({"queries": ["a"] * 900}).encode(), 422, "the body has more than 368 keys and values"),
         (b'{"queries": ["a"], "systems": []}', 422, "systems: List should have at least 1 item"),
         (b'{"queries": ["a"], "systems": ["dens"]}', 422, "there is no system 'dens'; there are"),
     ],
@@ -302,6 +310,22 @@ def test_documentation_needs_no_other_host(served):
 def test_malformed_requests_cost_one_sentence(served, body, status, sentence):
     got, _, content = served.request("POST", "/search", body, **{"content-type": "application/json"})
     assert (got, json.loads(content)["detail"][: len(sentence)]) == (status, sentence)
+
+
+@pytest.mark.parametrize("unit", ['"a": 1,', "[],", "1,", r'"\n\"",', '{"a":'])
+def test_ten_large_bodies_are_refused_in_less_than_a_fifth_of_a_second(unit):
+    """The event loop of all clients reads them: seconds of one would be seconds of everybody."""
+    body = ('{"queries": ["a"], "k": [' + unit * (1_700_000 // len(unit))).encode()
+    started = time.thread_time()
+    for _ in range(10):
+        with pytest.raises(HTTPException, match="422: the body has more than 368 keys and values"):
+            read_json(body, keys={"queries": 64, "k": None}, most=368)
+    assert time.thread_time() - started < 0.2
+
+
+def test_an_address_of_many_parameters_is_refused(served):
+    status, _, body = served.request("GET", "/document/cats?" + "a=1&" * 12_000)
+    assert (status, json.loads(body)) == (400, {"detail": "the address has more than 50 parameters"})
 
 
 @pytest.mark.parametrize("tower", ["query", "passage"])
