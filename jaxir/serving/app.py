@@ -20,6 +20,7 @@ from starlette.exceptions import HTTPException
 from jaxir import __version__
 from jaxir.errors import ChangedError, DamagedError, UserError, suggest
 from jaxir.serving.batcher import Busy
+from jaxir.serving.bodies import bounded_route
 from jaxir.serving.marks import Marker
 from jaxir.serving.metrics import Metrics
 from jaxir.serving.reference import reference_page
@@ -60,6 +61,7 @@ def build_app(service: Service, metrics: Metrics) -> FastAPI:
         redirect_slashes=False,  # a redirection is to the Host header's name: behind a proxy to localhost
         responses=PROBLEMS,
     )
+    app.router.route_class = bounded_route(4 * (limits.queries + len(service.systems)) + 100)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_problem)
     app.add_exception_handler(ChangedError, _changed)
