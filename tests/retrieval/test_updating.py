@@ -20,7 +20,8 @@ from jaxir import cli
 from jaxir.retrieval.encoding.embeddings import open_embeddings
 from jaxir.retrieval.indexes.documents import Documents
 from jaxir.retrieval.indexes.index import build_index, load_index, normalize
-from jaxir.retrieval.indexes.scann_index import BRUTE_FORCE_UP_TO, ScannIndex, stored_vectors
+from jaxir.retrieval.indexes.scann_files import stored_vectors
+from jaxir.retrieval.indexes.scann_index import BRUTE_FORCE_UP_TO, ScannIndex
 from jaxir.retrieval.indexes.updating import update_index
 from jaxir.sidecar import environment
 

@@ -18,7 +18,8 @@ from jaxir.retrieval.indexes.documents import Documents, check_corpus
 from jaxir.retrieval.indexes.ids import check_new, check_there
 from jaxir.retrieval.indexes.index import Index, VectorIndex, checked, load_index
 from jaxir.retrieval.indexes.lucene import LuceneIndex, update_lucene_index
-from jaxir.retrieval.indexes.scann_index import ScannIndex, stored_vectors
+from jaxir.retrieval.indexes.scann_files import stored_vectors
+from jaxir.retrieval.indexes.scann_index import ScannIndex
 
 if TYPE_CHECKING:
     from jaxir.retrieval.indexes.tuning import Recall
@@ -166,7 +167,7 @@ def _recall(directory: Path, index: Index) -> Recall | None:
         return None
     from jaxir.retrieval.indexes.tuning import Trial  # imports JAX
 
-    with stored_vectors(directory, index.info.settings["storage"]) as vectors:
+    with stored_vectors(directory, index.info.settings["storage"], index.outliers) as vectors:
         return Trial(vectors, index.ids, similarity=index.info.similarity).measure(index)
 
 
