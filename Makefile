@@ -8,6 +8,7 @@
 # make sidecar      what the tests of BM25 need (200 MB to fetch, in .pytest_cache/)
 # make wheel        dist/jaxir-VERSION-py3-none-any.whl, which installs without this clone
 # make docs         the pages of docs/ as a site, in site/
+# make docs-reference  write the pages of docs/reference/ that follow from the code
 # make plan-tools   the TPU compiler for `jaxir.train --plan=v5p:4x4x4` (220 MB to fetch, in .plan-tools/)
 # make clean        remove .venv, quickstart, dist, site and .plan-tools
 
@@ -38,7 +39,7 @@ else
   FREEZE := $(RUN) -m pip freeze --all
 endif
 
-.PHONY: help install quickstart test test-slow lint format constraints sidecar wheel docs plan-tools clean
+.PHONY: help install quickstart test test-slow lint format constraints sidecar wheel docs docs-reference plan-tools clean
 # First, so that `make` alone answers instead of fetching 3 GB.
 help:
 	@sed -n 's/^# \(make [a-z]\)/\1/p' Makefile
@@ -89,6 +90,9 @@ wheel: $(STAMP)
 # --strict: a dead link, or a page that the nav has not, fails the build.
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
+
+docs-reference: $(STAMP)
+	$(RUN) docs/make_reference.py
 
 # Outside .venv: where libtpu is importable, JAX looks for TPUs in every run.
 plan-tools .plan-tools: $(STAMP)
