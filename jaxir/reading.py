@@ -18,9 +18,7 @@ from jaxir.files import is_bucket
 
 PIPE_SECONDS = 2  # how long the writer of a named pipe has to begin
 _COPYING = threading.Lock()
-_COPIES: dict[
-    tuple[int, int], IO[bytes]
-] = {}  # copies of pipes by device and inode; open while they are used
+_COPIES: dict[tuple[int, int], int] = {}  # descriptors of copies, by the pipe's device and inode
 
 
 def open_to_read(path: Path) -> IO[bytes]:
@@ -102,18 +100,17 @@ def _opened(path: str, flags: int) -> int:
 
 
 def _copied(descriptor: int, pipe: tuple[int, int]) -> str:
-    """Returns the temporary file with the content of a pipe, which ends with the process."""
+    """Returns a path of the copy of a pipe. The copy has no name on the disk and ends with the process."""
     with _COPYING:
         if pipe not in _COPIES:
             waiting = select.poll()
             waiting.register(descriptor, select.POLLIN)
             waiting.poll(PIPE_SECONDS * 1000)
             os.set_blocking(descriptor, True)
-            copy = tempfile.NamedTemporaryFile(prefix="jaxir-pipe-")  # noqa: SIM115 (kept open)
-            with open(descriptor, "rb", closefd=False) as content:
+            with tempfile.TemporaryFile() as copy, open(descriptor, "rb", closefd=False) as content:
                 shutil.copyfileobj(content, copy)
-            copy.flush()
-            if not copy.tell():  # nothing has written to it yet
-                return os.devnull
-            _COPIES[pipe] = copy
-        return _COPIES[pipe].name
+                copy.flush()
+                if not copy.tell():  # nothing has written to the pipe yet
+                    return os.devnull
+                _COPIES[pipe] = os.dup(copy.fileno())
+        return f"/proc/self/fd/{_COPIES[pipe]}"
