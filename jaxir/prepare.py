@@ -56,7 +56,7 @@ def prepare(
     The folder has a corpus, queries and judgements: training takes it (gin/pairs.gin), and so do encode,
     index, mine, rounds, grid and evaluate. --dataset is one of
 
-      pairs:FILE                                 queries and passages: .jsonl, .tsv, .csv (also .gz), .parquet
+      pairs:FILE                                 pairs of texts: .jsonl, .json, .tsv, .csv (or .gz), .parquet
       msmarco:DIR                                MS MARCO passages: collection.tsv, queries.*.tsv, qrels.*.tsv
       multireqa:MRQA_FILE,CANDIDATES_FILE        MultiReQA: an MRQA file (SQuAD.jsonl.gz) and its sentences
       nq:FILE                                    Natural Questions' long answers, from a simplified file

@@ -32,6 +32,7 @@ _CONTROLS = {  # which unicodedata does not name
     "\x7f": "DELETE",
     "\x85": "NEXT LINE",
 }
+_ONE_A_LINE = "put one object on each line (`jq -c '.[]' FILE` does so for an array)"
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 Policy = Literal["stop", "skip"]
@@ -196,9 +197,11 @@ def json_object(line: str) -> dict[str, Any]:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise MalformedRecord("not valid JSON", f"({error})") from error
+        hint = f"; {_ONE_A_LINE}" if line.strip() in ("[", "{", "[{") else ""
+        raise MalformedRecord("not valid JSON", f"({error}){hint}") from error
     if not isinstance(value, dict):
-        raise MalformedRecord("not a JSON object", f"but {_json_type(value)}")
+        hint = f": {_ONE_A_LINE}" if isinstance(value, list) else ""
+        raise MalformedRecord("not a JSON object", f"but {_json_type(value)}{hint}")
     return value
 
 

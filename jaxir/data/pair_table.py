@@ -194,7 +194,10 @@ class _Ids:
 
 
 class Positives:
-    """The passages of each query, by hashes: one record's negative may be another's passage."""
+    """The passages of each query, by hashes: one record's negative may be another's passage.
+
+    Texts are compared by their words: case and runs of white space do not count.
+    """
 
     def __init__(self) -> None:
         self._pairs: set[int] = set()
@@ -202,11 +205,11 @@ class Positives:
 
     def add(self, pair: Pair) -> None:
         """Notes the passage of a query."""
-        self._pairs.add(hash((pair.query.text, pair.passage.contents)))
+        self._pairs.add(_words(pair.query.text, pair.passage.contents))
 
     def without(self, pair: Pair) -> Pair:
         """Returns the pair without the negatives that are passages of its query, and counts these."""
-        kept = [n for n in pair.negatives if hash((pair.query.text, n.contents)) not in self._pairs]
+        kept = [n for n in pair.negatives if _words(pair.query.text, n.contents) not in self._pairs]
         self._left_out += len(pair.negatives) - len(kept)
         return pair._replace(negatives=kept)
 
@@ -218,6 +221,10 @@ class Positives:
                 " query",
                 file=sys.stderr,
             )
+
+
+def _words(*texts: str) -> int:
+    return hash(tuple(" ".join(text.casefold().split()) for text in texts))
 
 
 def _find_columns(table: Table, named: Mapping[str, str], prefix: str) -> dict[str, str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Collection, Container, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,8 +18,6 @@ from jaxir.data.lines import (
     OddRecord,
     OnBadInput,
     Policy,
-    as_grade,
-    as_integer,
     check_id,
     has_text,
     json_object,
@@ -27,10 +25,13 @@ from jaxir.data.lines import (
     parsed_lines,
     string_field,
 )
+from jaxir.data.qrels import Qrel, qrel_parser, read_qrels
 from jaxir.errors import BadInputError, UserError, suggest
 from jaxir.features import Record
 from jaxir.files import local_path
 from jaxir.progress import progress
+
+_TABLES = (".csv", ".tsv", ".parquet")
 
 
 class Document(NamedTuple):
@@ -52,14 +53,6 @@ class Query(NamedTuple):
 
     id: str
     text: str
-
-
-class Qrel(NamedTuple):
-    """A relevance judgement; a score of 1 or more is relevant."""
-
-    query_id: str
-    document_id: str
-    score: int
 
 
 class PairExample(NamedTuple):
@@ -112,6 +105,17 @@ def stable_keys(ids: Sequence[str]) -> np.ndarray:
     return np.frombuffer(b"".join(map(key_digest, ids)), "<i4").astype(np.int32).reshape(len(ids), 2)
 
 
+def check_no_table(path: str | Path, what: str) -> None:
+    """Raises a UserError if the name of a file of documents or queries says that it is a table."""
+    kind = Path(Path(path).name.lower().removesuffix(".gz")).suffix
+    if kind in _TABLES:
+        raise UserError(
+            f"{path}: {what} are read from a .jsonl with an object (_id, text) on each line, not from a"
+            f" table. From a table of pairs, jaxir.prepare --dataset=pairs:{path} --output=DIR makes"
+            " DIR/corpus.jsonl and DIR/queries.jsonl"
+        )
+
+
 def read_corpus(
     path: str | Path, on_bad_input: OnBadInput | Policy = "stop", *, unique: bool = True
 ) -> Iterator[Document]:
@@ -129,6 +133,7 @@ def read_corpus(
     Raises:
       BadInputError: a malformed line.
     """
+    check_no_table(path, "documents")
     collector = on_bad_input if isinstance(on_bad_input, OnBadInput) else OnBadInput(on_bad_input)
     seen: dict[str, int] = {}
 
@@ -187,7 +192,9 @@ def read_queries(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") -
 
     Raises:
       BadInputError: a malformed line, an empty query or an id with two texts.
+      UserError: no such file, or a table.
     """
+    check_no_table(path, "queries")
     seen: dict[str, int] = {}
 
     def parse(line: str, number: int) -> Query:
@@ -227,75 +234,6 @@ def read_documents(path: str | Path, on_bad_input: OnBadInput | Policy = "stop")
     return read_corpus(path, on_bad_input)
 
 
-def read_qrels(
-    path: str | Path,
-    on_bad_input: OnBadInput | Policy = "stop",
-    *,
-    query_ids: Container[str] | None = None,
-    document_ids: Container[str] | None = None,
-    trec: bool = False,
-) -> Iterator[Qrel]:
-    """Yields the judgements of a qrels/SPLIT.tsv: query-id, corpus-id, score, with or without a header line.
-
-    A judgement that repeats an earlier one is left out; one that contradicts it is malformed. Judgements of
-    unknown queries or documents, and grades written as decimals, are `OddRecord`s.
-
-    Args:
-      path: the file.
-      on_bad_input: what to do with a malformed line.
-      query_ids: the known queries; None checks nothing.
-      document_ids: the known documents; None checks nothing.
-      trec: whether the columns are TREC's instead (query, 0, document, score), tab-separated.
-    """
-    return parsed_lines(path, _qrel_parser(query_ids, document_ids, trec=trec), on_bad_input)
-
-
-def _qrel_parser(
-    query_ids: Container[str] | None, document_ids: Container[str] | None, *, trec: bool = False
-) -> Callable[[str, int], Qrel | None]:
-    names = ("query-id", "0", "document-id", "score") if trec else ("query-id", "corpus-id", "score")
-    scores: dict[tuple[str, str], int] = {}
-
-    def parse(line: str, number: int) -> Qrel | None:
-        columns = [column.strip() for column in line.split("\t")]
-        if len(columns) != len(names):
-            expected = f"expected {len(names)} tab-separated columns ({', '.join(names)})"
-            raise MalformedRecord(expected, f"but found {len(columns)}")
-        query, document, score_text, before = columns[0], columns[-2], columns[-1], len(scores)
-        if number == 1 and (query, score_text) == ("query-id", "score"):
-            return None
-        qrel = Qrel(query, document, parse_grade(score_text))
-        known = scores.setdefault((query, document), qrel.score)
-        if known != qrel.score:
-            raise MalformedRecord("contradicts an earlier judgement", f"of {document!r} for {query!r}")
-        if len(scores) == before:
-            return None
-        if query_ids is not None and query not in query_ids:
-            noted = "judgements of queries that the collection lacks, which count 0"
-            raise OddRecord("judges an unknown query", repr(query), noted=noted, record=qrel)
-        if document_ids is not None and document not in document_ids:
-            noted = "judgements of documents that the collection lacks, which count as not retrieved"
-            raise OddRecord("judges an unknown document", repr(document), noted=noted, record=qrel)
-        return check_grade(qrel, score_text)
-
-    return parse
-
-
-def parse_grade(text: str) -> int:
-    """Returns the grade of a judgement; a decimal such as 1.0 is one, too."""
-    if (score := as_grade(text)) is None:
-        raise MalformedRecord("the score is not an integer:", repr(text))
-    return score
-
-
-def check_grade(qrel: Qrel, text: str) -> Qrel:
-    """Returns the judgement; raises an OddRecord if its grade was not written as an integer."""
-    if as_integer(text) is None:
-        noted = "grades written as decimals, which are read as integers"
-        raise OddRecord("the score is not an integer:", repr(text), noted=noted, record=qrel)
-    return qrel
-
-
 def read_judged_pairs(
     qrels: str | Path,
     queries: Callable[[], Iterator[Query]],
@@ -320,11 +258,11 @@ def read_judged_pairs(
       BadInputError: a malformed line, a relevant document without text, or no judgement that can be used.
     """
     policy = on_bad_input.policy if isinstance(on_bad_input, OnBadInput) else on_bad_input
-    judged = list(parsed_lines(qrels, _qrel_parser(None, None, trec=trec), OnBadInput(policy)))
+    judged = list(parsed_lines(qrels, qrel_parser(None, None, trec=trec), OnBadInput(policy)))
     query_ids, document_ids = {q.query_id for q in judged}, {q.document_id for q in judged}
     query_texts = {q.id: q.text for q in queries() if q.id in query_ids}
     contents = {d.id: d.contents for d in documents() if d.id in document_ids}
-    parse_qrel = _qrel_parser(query_texts, contents, trec=trec)
+    parse_qrel = qrel_parser(query_texts, contents, trec=trec)
 
     def parse(line: str, number: int) -> PairExample | None:
         try:

@@ -1,4 +1,4 @@
-"""Files of records with named fields: JSONL, TSV and CSV, each optionally gzipped, and Parquet."""
+"""Files of records with named fields: JSONL, JSON arrays, TSV, CSV (all optionally gzipped) and Parquet."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from jaxir.data.json_arrays import holds_array, json_array
 from jaxir.data.lines import MalformedRecord, OnBadInput, decode_line, json_object, numbered_lines, raw_lines
 from jaxir.errors import BadInputError, UserError
 from jaxir.files import local_path
@@ -31,7 +32,7 @@ class Table:
 
     Attributes:
       path: the file.
-      kind: "jsonl", "tsv", "csv" or "parquet", by the file's name.
+      kind: "jsonl", "tsv", "csv" or "parquet", by the file's name. A "jsonl" file may hold one JSON array.
       columns: the names of the fields: the keys of all records, the first line, or the schema. A file
         without a header has the columns "1", "2", ...
       numbered: whether it is such a file.
@@ -48,7 +49,11 @@ class Table:
         self.path = local_path(path)
         suffix = Path(self.path.name.removesuffix(".gz")).suffix.lower()
         if suffix not in KINDS:
-            raise UserError(f"{path}: what kind of file it is must show in its name: {', '.join(KINDS)}")
+            hint = ""
+            if self.path.is_fifo():
+                hint = " (a pipe has no such name; files may be gzipped, so unpacking is not needed)"
+            known = ", ".join(KINDS)
+            raise UserError(f"{path}: what kind of file it is must show in its name: {known}{hint}")
         self.kind = KINDS[suffix]
         self.numbered = numbered and self.kind in ("tsv", "csv")
         self.columns = self._columns()
@@ -102,6 +107,11 @@ class Table:
         raise BadInputError(self.path, number, reason)
 
     def _json_lines(self) -> Iterator[tuple[int, dict[str, Any] | MalformedRecord]]:
+        if holds_array(self.path):
+            fault = MalformedRecord("an item of the array is not an object")
+            for number, item in json_array(self.path):
+                yield number, item if isinstance(item, dict) else fault
+            return
         for number, raw in numbered_lines(self.path):
             try:
                 yield number, json_object(decode_line(raw))

@@ -32,7 +32,8 @@ READERS = {
 }
 BAD = [
     ("corpus", b"{oops}\n", "not valid JSON"),
-    ("corpus", b'["a", "list"]\n', "not a JSON object but a list"),
+    ("corpus", b'["a", "list"]\n', "not a JSON object but a list: put one object on each line (`jq"),
+    ("corpus", b"[\n", "; put one object on each line (`jq -c '.[]' FILE` does"),
     ("corpus", b"[" * 100_000 + b"\n", "not valid JSON"),
     ("corpus", line(_id="d2", body="x"), "no field 'text' (it has '_id', 'body')"),
     ("corpus", line(title="x", text="y"), "no field '_id'"),
@@ -220,6 +221,14 @@ def test_a_header_line_is_no_pair(tmp_path, capsys, header):
         read("tsv", path, "stop")
     assert [pair.query for pair in read("tsv", path, "skip")] == ["a query", "query"]
     assert "skipped 1 record: the names of columns" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["faq.csv", "faq.TSV.gz", "faq.parquet"])
+def test_tables_are_no_documents_and_the_sentence_says_how_they_become_some(tmp_path, name):
+    (tmp_path / name).write_text("question,answer\na,b\n")
+    for reader, what in ((sources.read_corpus, "documents"), (sources.read_queries, "queries")):
+        with pytest.raises(UserError, match=f"{what} are read from .* --dataset=pairs:.*{name} --output=DIR"):
+            list(reader(tmp_path / name))
 
 
 @pytest.fixture
