@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import hashlib
 import json
@@ -187,6 +188,15 @@ class Tokenizer:
         row[padding_token] = PADDING_TOKEN
         return row
 
+    def cut_at(self, text: str, *, max_length: int) -> int | None:
+        """Returns where `encode_batch` cuts a text: how many characters stand before the part without an id.
+
+        None means that nothing is cut.
+        """
+        head = self._cut(text, 8 * max_length + 128)
+        cut = self._backend.cut_at(head, max_length)
+        return cut if cut is not None or head == text else self._backend.cut_at(text, max_length)
+
     def knows(self, token: str) -> bool:
         """Whether one of its ids is that of `token`, as it stands here."""
         return self._backend.knows(token)
@@ -248,6 +258,7 @@ class _Backend:
     words_are_independent: bool
     encode: Callable[[list[str], int], list[list[int]]]
     decode: Callable[[list[int]], str]
+    cut_at: Callable[[str, int], int | None]
     tokens: Callable[[], list[str | None]]
     knows: Callable[[str], bool]
 
@@ -271,6 +282,15 @@ class _HuggingFaceBackend(_Backend):
 
     def decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=True)
+
+    def cut_at(self, text: str, max_length: int) -> int | None:
+        with self._lock:
+            self._tokenizer.enable_truncation(max_length)
+            found = self._tokenizer.encode(text)
+        kept = zip(found.offsets, found.special_tokens_mask, strict=True)
+        return (
+            max((end for (_, end), special in kept if not special), default=0) if found.overflowing else None
+        )
 
     def tokens(self) -> list[str | None]:
         return [self._tokenizer.id_to_token(i) for i in range(self.vocab_size)]
@@ -303,6 +323,16 @@ class _SentencePieceBackend(_Backend):
 
     def decode(self, ids: list[int]) -> str:
         return self._processor.decode([i for i in ids if i not in (0, self._eos)])
+
+    def cut_at(self, text: str, max_length: int) -> int | None:
+        row = self._processor.encode(text)
+        if len(row) < max_length:
+            return None
+        # Releases of sentencepiece differ in how they return offsets, so find the shortest text of these ids.
+        kept = row[: max_length - 1]
+        return bisect.bisect_left(
+            range(len(text)), True, key=lambda n: self._processor.encode(text[:n])[: len(kept)] == kept
+        )
 
     def tokens(self) -> list[str | None]:
         return [self._processor.id_to_piece(i) for i in range(self.vocab_size)]

@@ -87,7 +87,7 @@ def build_app(service: Service, metrics: Metrics) -> FastAPI:
             if len(text) > longest:
                 raise HTTPException(422, f"texts.{number}: a {request.tower} may have {longest:,} characters")
         try:
-            opened, vectors = await service.encode(request.texts, request.tower, request.index)
+            opened, vectors, cuts = await service.encode(request.texts, request.tower, request.index)
         except KeyError as error:
             raise HTTPException(422, error.args[0]) from None
         info = opened.index.info
@@ -98,6 +98,7 @@ def build_app(service: Service, metrics: Metrics) -> FastAPI:
                 "similarity": info.similarity,
                 "dimension": info.dimension,
                 "vectors": vectors.tolist(),
+                "cut_at": cuts,
             }
         )
 
@@ -172,7 +173,7 @@ def _search_response(service: Service, request: Any, found: list[dict[str, Ranki
                     most = f"{service.limits.whole_characters:,} characters"
                     raise HTTPException(422, f"full: these documents have more than {most}: ask for fewer")
             ms = {part: round(value, 3) for part, value in ranking.ms.items()}
-            systems.append({"system": system, "hits": hits, "ms": ms})
+            systems.append({"system": system, "hits": hits, "cut_at": ranking.cut_at, "ms": ms})
         results.append({"query": query, "systems": systems})
     return JSONResponse({"results": results})
 
@@ -228,6 +229,7 @@ def _health(service: Service) -> dict[str, Any]:
                 "model": Path(encoder.spec).name if encoder is not None and encoder.spec else None,
                 "fingerprint": encoder.fingerprint if encoder is not None else None,
                 "dimension": info.dimension,
+                "query_tokens": encoder.text_settings("query")[1] if encoder is not None else None,
             }
         )
     limits = {

@@ -53,6 +53,9 @@ class SystemResults(BaseModel):
 
     system: str
     hits: list[Hit]
+    cut_at: int | None = Field(
+        description="how many characters of the query were read, null if all; a model has a maximum length"
+    )
     ms: dict[str, float] = Field(
         description="milliseconds: encode, search and fuse of the query's batch; rerank; total, with waiting"
     )
@@ -79,6 +82,9 @@ class EncodeResponse(BaseModel):
     similarity: Literal["cosine", "dot"]
     dimension: int
     vectors: list[list[float]]
+    cut_at: list[int | None] = Field(
+        description="how many characters of each text were read, null if all; a model has a maximum length"
+    )
 
 
 class IndexFacts(BaseModel):
@@ -93,6 +99,7 @@ class IndexFacts(BaseModel):
     model: str | None
     fingerprint: str | None
     dimension: int
+    query_tokens: int | None = Field(description="the model reads so many tokens of a query, null for all")
 
 
 class Health(BaseModel):

@@ -136,6 +136,20 @@ def test_long_texts_are_cut_to_the_very_same_ids(which, request):
             np.testing.assert_array_equal(row, whole)
 
 
+@pytest.mark.parametrize("which", ["minilm_folder", "sentencepiece_folder", "roberta_like", "unigram"])
+def test_the_place_of_a_cut_is_where_the_kept_ids_end(which, request):
+    tokenizer = Tokenizer.load(request.getfixturevalue(which))
+    text = "The  retriever é reads one two three, and then some more words that it may not read"
+    (whole,) = tokenizer.encode_batch([text], max_length=500)
+    assert tokenizer.cut_at(text, max_length=len(whole)) is None
+    assert 0 < tokenizer.cut_at(text, max_length=len(whole) - 1) < len(text)
+    for length in (10, 20):
+        (kept,) = tokenizer.encode_batch([text], max_length=length)
+        read = text[: tokenizer.cut_at(text, max_length=length)]
+        assert 0 < len(read) < len(text)
+        np.testing.assert_array_equal(tokenizer.encode_batch([read], max_length=500)[0], kept)
+
+
 def test_tokenizer_without_word_boundaries_is_never_cut(unigram, tmp_path):
     spec = json.loads((unigram / "tokenizer.json").read_text())
     spec["pre_tokenizer"] = None

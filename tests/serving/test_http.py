@@ -55,6 +55,10 @@ def talk(address: tuple[str, int], *parts: bytes, pause: float = 0.0) -> bytes:
 def test_search_answers_with_marked_documents(served, world):
     answer = served.ask("/search", queries=["joined arrays", "w7"], k=5)
     assert [r["query"] for r in answer["results"]] == ["joined arrays", "w7"]
+    assert [s["cut_at"] for s in served.ask("/search", queries=["w1 " * 20])["results"][0]["systems"]] == [
+        *(41, None if world.second_kind == "sparse" else 41),
+        41,
+    ]
     first = {s["system"]: s for s in answer["results"][0]["systems"]}
     assert list(first) == ["dense", "second", "hybrid"]
     assert [h["rank"] for h in first["hybrid"]["hits"]] == [1, 2, 3, 4, 5]
@@ -96,6 +100,10 @@ def test_health_says_what_is_served(served, world):
     facts = [(i["name"], i["kind"], i["documents"]) for i in health["indexes"]]
     assert facts == [("dense", "dense", 64), ("second", world.second_kind, 64)]
     assert [i["has_texts"] for i in health["indexes"]] == [True, True]
+    assert [i["query_tokens"] for i in health["indexes"]] == [
+        16,
+        None if world.second_kind == "sparse" else 16,
+    ]
     assert str(world.root) not in body.decode()
 
 
@@ -185,6 +193,7 @@ def test_metrics_count_what_is_asked(served, world):
         == grown["jaxir_batch_size_count", *engine]
     )
     assert after["jaxir_queue_length", *engine] == 0 and after["jaxir_requests_in_progress",] == 1
+    assert after["jaxir_texts_cut_total", engine[0], "query"] >= 0
     assert grown["jaxir_engine_busy_seconds_total", *engine] > 0
     assert after["jaxir_compiled_shapes", *engine] > 3 and grown["jaxir_compiled_shapes", *engine] == 0
     assert after["jaxir_index_documents", "exact", "dense"] == 64
