@@ -65,6 +65,8 @@ def serve(
         )
 
         def say() -> None:
+            for line in service.truncated():
+                print(line, file=sys.stderr, flush=True)
             print(f"serving on {server.url_of(listener)}", flush=True)
             if not server.is_loopback(listener):
                 print("everybody who reaches this address can search", file=sys.stderr, flush=True)

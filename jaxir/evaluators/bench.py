@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -13,8 +13,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxir import cpu
 from jaxir.compile_cache import aside
 from jaxir.data.lines import Policy
-from jaxir.data.text_data import check_data, dataset_of
-from jaxir.data.tokenizer import Tokenizer
+from jaxir.data.text_data import check_data, dataset_of, shortened
+from jaxir.data.tokenizer import Tokenizer, pad_batch
 from jaxir.errors import UserError
 from jaxir.features import Features, TextFormat
 from jaxir.models.decoding import Decoding
@@ -186,9 +186,10 @@ class Bench:
             # Where gin names data twice it makes two, which are equal.
             if (read.data is data or read.data == data) and read.features == features:
                 return read
-        dataset = dataset_of(data, self.tokenizer, features, on_bad_input=self.on_bad_input)
+        built = dataset_of(data, self.tokenizer, features, on_bad_input=self.on_bad_input)
+        dataset = shortened(built) if built is not data else built
         arrays = _each_once(dataset, None)
-        read = _Read(data, features, dataset, arrays, Examples(_rows_of(arrays), dataset.fingerprint))
+        read = _Read(data, features, dataset, arrays, Examples(_rows_of(arrays), built.fingerprint))
         self._read.append(read)
         return read
 
@@ -233,6 +234,15 @@ class Bench:
 def written(examples: str, how: Decoding) -> str:
     """Tells data, of which `examples` tells the examples, with how texts are written of them."""
     return f"{examples}{WRITTEN}max_new_tokens={how.max_new_tokens}, num_beams={how.num_beams}"
+
+
+def pad_rows(rows: Sequence[np.ndarray], most: int) -> np.ndarray:
+    """Returns int32 [N, L]: rows of at most `most` token ids, then zeros, with the least such L.
+
+    L is a multiple of 16, at which attention has kernels, or `most`.
+    """
+    longest = max(map(len, rows), default=1)
+    return pad_batch(rows, min(most, -(-longest // 16) * 16))
 
 
 def read_rows(data: Any, count: int | None = None) -> list[Mapping[str, np.ndarray]]:
