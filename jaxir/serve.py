@@ -70,6 +70,8 @@ def serve(
         )
 
         def say() -> None:
+            for line in service.truncated():
+                print(line, file=sys.stderr, flush=True)
             print(f"serving on {server.url_of(listener)}", flush=True)
             if not server.is_loopback(listener):
                 unnamed = "" if allowed_hosts else "; names of it need --allowed_hosts"

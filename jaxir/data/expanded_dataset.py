@@ -53,6 +53,7 @@ class ExpandedDataset:
       num_examples: of the pairs.
       features: those of the pairs.
       order_depends_on_parts: whether that of the pairs does.
+      truncation: counts of texts that were cut before documents were expanded.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class ExpandedDataset:
         self._steps: int | None = None
         self._row_of = {"documents": _Lookup(documents.keys), "golds": _Lookup(golds.keys)}
         self.num_examples, self.features = base.num_examples, base.features
-        self.order_depends_on_parts = base.order_depends_on_parts
+        self.order_depends_on_parts, self.truncation = base.order_depends_on_parts, base.truncation
 
     def __repr__(self) -> str:
         return f"ExpandedDataset({self._base!r}, {self._queries():,} generated queries, {self._selection!r})"

@@ -75,6 +75,7 @@ class RecordDataset:
       num_examples: how many.
       features: what a batch holds.
       tokenizer_fingerprint: of the tokenizer that made the ids.
+      truncation: counts of texts that were cut, by the name of `Tokens.table`; empty if not known.
       order_depends_on_parts: whether other batches come where more processes share them: never.
     """
 
@@ -100,6 +101,7 @@ class RecordDataset:
         self.features = dict(features)
         self.num_examples = self._written.counts.examples
         self.tokenizer_fingerprint = self._written.tokenizer_fingerprint
+        self.truncation = self._written.truncation
         for name, field in self._fields.items():
             if name not in self._written.fields:
                 raise UserError(

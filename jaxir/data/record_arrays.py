@@ -11,6 +11,7 @@ import numpy as np
 from jaxir.data.batch_plan import without_twins
 from jaxir.data.text_table import TableBuilder, TextTable
 from jaxir.data.tokenizer import Tokenizer
+from jaxir.data.truncation import Truncation
 from jaxir.errors import UserError
 from jaxir.features import Features, Numbers, Record, Tokens, check_record, fields_of
 
@@ -78,6 +79,10 @@ class RecordReader:
             for name, column in columns.items()
         }
         return self._without_twins(tables, arrays, np.array(offsets, np.int64))
+
+    def truncation(self) -> dict[str, Truncation]:
+        """Returns the counts of texts that were cut, by the name of `Tokens.table`."""
+        return {name: builder.truncation for name, builder in self._builders.items()}
 
     def tell_alike(self) -> None:
         """Warns where many of the texts that were read have the tokens of another one.

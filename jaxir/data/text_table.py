@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxir.data.sources import key_digest
 from jaxir.data.tokenizer import Tokenizer
+from jaxir.data.truncation import Truncation
 from jaxir.errors import UserError
 from jaxir.features import PADDING_TOKEN, TokenCounts
 
@@ -83,10 +84,14 @@ class TableBuilder:
       length: most tokens of a text.
       prompt: put before each text.
       what: what sentences call the texts: "queries", "passages".
+
+    Attributes:
+      truncation: counts of the texts that were tokenised, and of those that were cut.
     """
 
     def __init__(self, tokenizer: Tokenizer, length: int, prompt: str, *, what: str):
         self._tokenizer, self._length, self._prompt, self._what = tokenizer, length, prompt, what
+        self.truncation = Truncation(length)
         self._distinct = self._like_another = 0
         self._alike: tuple[str, str] | None = None
         self._dtype = np.uint16 if tokenizer.vocab_size <= 2**16 else np.int32
@@ -145,7 +150,9 @@ class TableBuilder:
 
     def _flush(self) -> None:
         if self._pending:
-            rows = self._tokenizer.encode_batch(self._pending, max_length=self._length)
+            rows = self._tokenizer.encode_batch(
+                self._pending, max_length=self._length, truncation=self.truncation
+            )
             self._flat.append(np.maximum(np.concatenate(rows), 0).astype(self._dtype))
             self._sizes.extend(map(len, rows))
             self._count_alike(rows)

@@ -9,13 +9,14 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tokenizers
 
+from jaxir.data.truncation import Truncation
 from jaxir.errors import UserError
 from jaxir.features import PADDING_TOKEN
 from jaxir.files import path_of
@@ -146,11 +147,18 @@ class Tokenizer:
     def __repr__(self) -> str:
         return f"Tokenizer({self.vocab_size:,} ids)"
 
-    def encode_batch(self, texts: Sequence[str], *, max_length: int) -> list[np.ndarray]:
+    def encode_batch(
+        self, texts: Sequence[str], *, max_length: int, truncation: Truncation | None = None
+    ) -> list[np.ndarray]:
         """Returns the ids of each text: int32 [n] with special tokens, n <= `max_length`, not padded.
 
         An empty text gives the special tokens alone. Work is spread over the cores by the tokenizer library's
         own threads (the environment variable TOKENIZERS_PARALLELISM=false turns that off).
+
+        Args:
+          texts: the texts.
+          max_length: most tokens of a text.
+          truncation: adds the counts of texts, and of texts that were cut, to this.
 
         Raises:
           UserError: `max_length` leaves no room for text, or a text is not a valid Unicode string.
@@ -164,14 +172,17 @@ class Tokenizer:
         if bad != "":
             raise UserError(f"texts must be strings, got {type(bad).__name__}: {bad!r:.80}")
         ids: list[np.ndarray] = [np.empty(0, np.int32)] * len(texts)
+        longer = np.zeros(len(texts), bool)
         short, enough = list(range(len(texts))), 8 * max_length + 128
         while short:
             heads = [self._cut(texts[i], enough) for i in short]
-            for i, row in zip(short, self._encode(heads, max_length), strict=True):
-                ids[i] = row
-            was_cut = (len(head) < len(texts[i]) for i, head in zip(short, heads, strict=True))
+            was_cut = [len(head) < len(texts[i]) for i, head in zip(short, heads, strict=True)]
+            for i, (row, is_longer), cut in zip(short, self._encode(heads, max_length), was_cut, strict=True):
+                ids[i], longer[i] = row, is_longer or cut
             short = [i for i, cut in zip(short, was_cut, strict=True) if cut and len(ids[i]) < max_length]
             enough *= 4
+        if truncation is not None:
+            truncation.add(len(texts), int(longer.sum()))
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -220,15 +231,19 @@ class Tokenizer:
         found = _WORD_START.search(text, enough)
         return text[: found.start()] if found else text
 
-    def _encode(self, texts: Sequence[str], max_length: int) -> list[np.ndarray]:
+    def _encode(self, texts: Sequence[str], max_length: int) -> Iterator[tuple[np.ndarray, bool]]:
+        """Yields the ids of each text, and whether it has more."""
         rows: list[np.ndarray] = []
+        longer: list[bool] = []
         for block in _blocks(texts):
             try:
-                rows += map(self.own_ids, self._backend.encode(block, max_length))
+                for ids, is_longer in self._backend.encode(block, max_length):
+                    rows.append(self.own_ids(ids))
+                    longer.append(is_longer)
             except (TypeError, UnicodeEncodeError) as error:
                 bad = next((t for t in block if not _is_unicode(t)), None)
                 raise UserError(f"a text is not a valid Unicode string: {bad!r:.80}") from error
-        return rows
+        return zip(rows, longer, strict=True)
 
 
 def pad_batch(rows: Sequence[np.ndarray], length: int) -> np.ndarray:
@@ -256,7 +271,8 @@ class _Backend:
     model_file: str | None = None
     num_special: int
     words_are_independent: bool
-    encode: Callable[[list[str], int], list[list[int]]]
+    # (texts, length) -> of each text the ids that are kept, and whether it has more
+    encode: Callable[[list[str], int], list[tuple[list[int], bool]]]
     decode: Callable[[list[int]], str]
     cut_at: Callable[[str, int], int | None]
     tokens: Callable[[], list[str | None]]
@@ -275,10 +291,12 @@ class _HuggingFaceBackend(_Backend):
         self.num_special = tokenizer.num_special_tokens_to_add(False)
         self.words_are_independent = _words_are_independent(json.loads(tokenizer.to_str()))
 
-    def encode(self, texts: list[str], max_length: int) -> list[list[int]]:
+    def encode(self, texts: list[str], max_length: int) -> list[tuple[list[int], bool]]:
         with self._lock:  # the length is a state of the tokenizer
             self._tokenizer.enable_truncation(max_length)
-            return [e.ids for e in self._tokenizer.encode_batch_fast(texts)]
+            found = ((e.ids, e) for e in self._tokenizer.encode_batch_fast(texts))
+            # `overflowing` copies what was cut off: look only where there can be something.
+            return [(ids, len(ids) == max_length and bool(e.overflowing)) for ids, e in found]
 
     def decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=True)
@@ -317,9 +335,9 @@ class _SentencePieceBackend(_Backend):
         pieces = (processor.id_to_piece(i) for i in range(self.vocab_size))
         self.words_are_independent = not any("\u2581" in piece.lstrip("\u2581") for piece in pieces)
 
-    def encode(self, texts: list[str], max_length: int) -> list[list[int]]:
+    def encode(self, texts: list[str], max_length: int) -> list[tuple[list[int], bool]]:
         rows = self._processor.encode(texts, num_threads=os.cpu_count() or 1)
-        return [[*row[: max_length - 1], self._eos] for row in rows]
+        return [([*row[: max_length - 1], self._eos], len(row) >= max_length) for row in rows]
 
     def decode(self, ids: list[int]) -> str:
         return self._processor.decode([i for i in ids if i not in (0, self._eos)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -13,8 +13,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxir import cpu
 from jaxir.compile_cache import aside
 from jaxir.data.lines import Policy
-from jaxir.data.text_data import check_data, dataset_of
-from jaxir.data.tokenizer import Tokenizer
+from jaxir.data.text_data import check_data, dataset_of, shortened
+from jaxir.data.tokenizer import Tokenizer, pad_batch
 from jaxir.errors import UserError
 from jaxir.features import Features, TextFormat
 from jaxir.models.decoding import Decoding
@@ -193,11 +193,12 @@ class Bench:
                 if not drawn:
                     _check_lists(read.dataset, features)
                 return read
-        dataset = dataset_of(data, self.tokenizer, features, on_bad_input=self.on_bad_input)
+        built = dataset_of(data, self.tokenizer, features, on_bad_input=self.on_bad_input)
+        dataset = shortened(built) if built is not data else built
         if not drawn:
-            _check_lists(dataset, features)
+            _check_lists(built, features)
         arrays = _each_once(dataset, None)
-        read = _Read(data, features, dataset, arrays, Examples(_rows_of(arrays), dataset.fingerprint))
+        read = _Read(data, features, dataset, arrays, Examples(_rows_of(arrays), built.fingerprint))
         self._read.append(read)
         return read
 
@@ -262,6 +263,15 @@ def _check_lists(dataset: Any, features: Features) -> None:
                 f" reads whole lists: give lists of {count}, set the feature's count, or let items be drawn"
                 " as in training by bench.examples(..., drawn=True)"
             )
+
+
+def pad_rows(rows: Sequence[np.ndarray], most: int) -> np.ndarray:
+    """Returns int32 [N, L]: rows of at most `most` token ids, then zeros, with the least such L.
+
+    L is a multiple of 16, at which attention has kernels, or `most`.
+    """
+    longest = max(map(len, rows), default=1)
+    return pad_batch(rows, min(most, -(-longest // 16) * 16))
 
 
 def read_rows(data: Any, count: int | None = None) -> list[Mapping[str, np.ndarray]]:

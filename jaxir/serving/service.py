@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from jaxir.data.sources import Document
+from jaxir.data.truncation import Truncation, told
 from jaxir.errors import UserError
 from jaxir.retrieval.encoding.dual_encoder import Tower
 from jaxir.retrieval.indexes.index import Index, load_index
@@ -151,6 +152,17 @@ class Service:
         if stage is not None:
             stage.warm_up()
         return service
+
+    def truncated(self) -> list[str]:
+        """Returns a line for each index of which it is known how many of its documents were cut."""
+        lines = []
+        for opened in self.opened:
+            info = opened.index.info
+            if info.cut is not None and info.max_length is not None:
+                count = Truncation(info.max_length, info.count, info.cut)
+                change = "jaxir.encode --max_length sets this"
+                lines.append(f"{opened.name}: {told({'documents': count}, change)}")
+        return lines
 
     async def __aenter__(self) -> Service:
         for number, engine in enumerate(self._engines()):

@@ -5,6 +5,7 @@ import functools
 import itertools
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -16,7 +17,8 @@ from flax import nnx
 from jax.experimental import multihost_utils
 
 from jaxir import compile_cache, distributed
-from jaxir.data.text_data import check_data, dataset_of
+from jaxir.data.text_data import check_data, dataset_of, shortened
+from jaxir.data.truncation import ARGUMENTS, FLAGS, told_of_dataset
 from jaxir.errors import UserError
 from jaxir.evaluators.bench import Bench
 from jaxir.files import atomic_file, path_of
@@ -87,11 +89,16 @@ class TrainResult(NamedTuple):
     best_value: float | None
 
 
+def no_bindings(function: Any) -> Mapping[str, Any]:
+    """Returns the arguments of a function that gin binds where there is no gin: none."""
+    return {}
+
+
 def train(
     recipe: Recipe,
     output_dir: str | Path,
     *,
-    bindings: Callable[[Any], Mapping[str, Any]] = lambda _: {},
+    bindings: Callable[[Any], Mapping[str, Any]] = no_bindings,
     on_start: Callable[[Path], None] = lambda _: None,
 ) -> TrainResult:
     """Trains a recipe's model, or resumes the run in `output_dir` where it stopped.
@@ -135,7 +142,11 @@ def train(
         objective.check_model(model)
         form = loaded.settings.text_format_of(loaded.tokenizer, recipe.num_negatives)
         features = objective.features(form)
-        data = dataset_of(recipe.data, loaded.tokenizer, features, on_bad_input=recipe.on_bad_input)
+        whole = dataset_of(recipe.data, loaded.tokenizer, features, on_bad_input=recipe.on_bad_input)
+        cut = told_of_dataset(whole, form, ARGUMENTS if bindings is no_bindings else FLAGS)
+        if cut and jax.process_index() == 0:
+            print(cut, file=sys.stderr, flush=True)
+        data = shortened(whole) if whole is not recipe.data else whole
         recipe = recipe.settled(data.num_examples)
         steps, batch_size, seed = recipe.steps, recipe.batch_size, recipe.seed
         to_trace = steps_to_trace(recipe.profile_steps, steps)
@@ -166,7 +177,7 @@ def train(
             recipe,
             model,
             auxiliary,
-            data,
+            whole,
             objective=describe(objective, bindings),
             dev=suite.told,
             parts=parts,

@@ -22,6 +22,7 @@ from jaxir.data.pair_sources import (
 )
 from jaxir.data.sources import PairExample, stable_keys, text_id
 from jaxir.data.tokenizer import Tokenizer, pad_batch
+from jaxir.data.truncation import FLAGS, Truncation, told_of_dataset
 from jaxir.errors import BadInputError, UserError
 from jaxir.features import TextFormat, pair_features
 
@@ -211,6 +212,26 @@ def test_shortened_pairs_lose_padding_only(dataset, minilm):
         assert not whole[name][:, length:].any()
     assert lengths(roomy) == (64, 200)
     assert lengths(dataset.shortened()) == (12, 20)
+
+
+def test_texts_that_are_cut_are_counted_and_the_counts_are_saved(minilm, tmp_path):
+    pairs = [
+        ("q0", "one two three", "p0", "a b c d e f g h"),
+        ("q1", "one", "p1", "a b"),
+        ("q2", "two", "p0", "-"),
+    ]
+    records = [{"query": pair[:2], "passage": pair[2:]} for pair in pairs]
+    data = ArrayDataset.from_records(
+        records, minilm, pair_features(TextFormat(query_length=4, passage_length=6))
+    )
+    data.save(tmp_path / "arrays")
+    for found in (data, data.shortened(), ArrayDataset.load(tmp_path / "arrays", data.features)):
+        assert found.truncation == {"queries": Truncation(4, 3, 1), "passages": Truncation(6, 2, 1)}
+    form = TextFormat(query_length=4, passage_length=6)
+    assert told_of_dataset(data, form, FLAGS) == (
+        "cut: 1 of 3 queries (33.3 %) at 4 tokens, 1 of 2 passages (50.0 %) at 6 tokens;"
+        " --gin.QUERY_LENGTH and --gin.PASSAGE_LENGTH set this"
+    )
 
 
 def test_saved_arrays_give_the_same_batches_without_tensorflow(dataset, minilm, minilm_folder, tmp_path):

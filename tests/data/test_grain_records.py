@@ -317,7 +317,7 @@ from jaxir.features import TextFormat, pair_features
 
 class Long:  # a tokenizer whose texts are long, at no cost
     vocab_size, fingerprint = 30_000, "long"
-    def encode_batch(self, texts, *, max_length):
+    def encode_batch(self, texts, *, max_length, truncation=None):
         return [np.arange(max_length, dtype=np.int32) + hash(text) % 1000 for text in texts]
 
 def peak():

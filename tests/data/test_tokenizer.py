@@ -10,6 +10,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from jaxir.data.tokenizer import Tokenizer, pad_batch
+from jaxir.data.truncation import Truncation
 from jaxir.errors import UserError
 from jaxir.features import PADDING_TOKEN
 
@@ -128,12 +129,27 @@ def test_long_texts_are_cut_to_the_very_same_ids(which, request):
     texts += ["".join(rng.choice(list("ab cd.é🙂日\u0301 <s>[SEP]"), 3000)) for _ in range(20)]
     texts += [" " * 5000 + "the end", "x" * 9000 + " and so on" * 50, "日本語。" * 2000]
     for max_length in (16, 100):
-        rows = tokenizer.encode_batch(texts, max_length=max_length)
+        truncation = Truncation(max_length)
+        rows = tokenizer.encode_batch(texts, max_length=max_length, truncation=truncation)
         enough = 8 * max_length + 128
         assert any(len(tokenizer._cut(t, enough)) < len(t) for t in texts)  # the cut is really tried
         for text, row in zip(texts, rows, strict=True):
-            (whole,) = tokenizer._encode([text], max_length)
+            ((whole, _),) = tokenizer._encode([text], max_length)
             np.testing.assert_array_equal(row, whole)
+        uncut = tokenizer.encode_batch(texts, max_length=1_000_000)
+        assert truncation == Truncation(max_length, len(texts), sum(len(row) > max_length for row in uncut))
+
+
+def test_a_text_that_just_fits_is_not_counted_as_cut(minilm, sentencepiece_folder):
+    for tokenizer in (minilm, Tokenizer.load(sentencepiece_folder)):
+        text = "this is a test of the tokens"
+        size = len(tokenizer.encode_batch([text], max_length=100)[0])
+        for length, cut in ((size, 0), (size - 1, 1)):
+            truncation = Truncation(length)
+            tokenizer.encode_batch([text, ""], max_length=length, truncation=truncation)
+            assert truncation == Truncation(length, texts=2, cut=cut)
+    assert truncation.in_words("passages") == f"1 of 2 passages (50.0 %) at {size - 1} tokens"
+    assert Truncation(8, 100_000, 1).in_words("queries") == "1 of 100,000 queries (0.1 %) at 8 tokens"
 
 
 @pytest.mark.parametrize("which", ["minilm_folder", "sentencepiece_folder", "roberta_like", "unigram"])
@@ -171,7 +187,8 @@ def test_a_cut_that_was_too_short_is_made_longer(minilm):
     rare = ("x" * 110 + " ") * 300 + "the retriever reads " * 200  # a word of 110 letters is one [UNK]
     for tail in ("", "a b c d " * 1000):
         (row,) = minilm.encode_batch([rare + tail], max_length=512)
-        np.testing.assert_array_equal(row, minilm._encode([rare + tail], 512)[0])
+        ((whole, _),) = minilm._encode([rare + tail], 512)
+        np.testing.assert_array_equal(row, whole)
         assert len(row) == 512 and row.tolist().count(100) == 300
 
 

@@ -16,9 +16,11 @@ import numpy as np
 import pytest
 
 from jaxir import DualEncoder, cli
+from jaxir.data.truncation import Truncation
 from jaxir.errors import BadInputError, UserError
 from jaxir.retrieval import npy
 from jaxir.retrieval.encoding.embeddings import encode_corpus, open_embeddings
+from jaxir.retrieval.indexes.index import build_index
 
 SHARD = 8
 
@@ -147,6 +149,21 @@ def test_queries_and_gzip(tmp_path, toy, encoder):
     expected = encoder.encode_queries([r["text"] for r in records])
     np.testing.assert_allclose(stored.shards[0], expected, atol=1e-5)
     assert stored.info.max_length == 16
+
+
+def test_the_number_of_texts_that_were_cut_survives_an_interruption(tmp_path, toy, encoder):
+    long = " ".join(["w1"] * 2 * toy.max_length)
+    corpus = toy.write_corpus(tmp_path / "corpus.jsonl", [long, *toy.random_texts(12), long])
+    lengths = [len(row) for row in encoder.tokenizer.encode_batch(toy.random_texts(12), max_length=1000)]
+    encode_corpus(encoder, corpus, tmp_path / "out", shard_size=5)
+    expected = 2 + sum(length > toy.max_length for length in lengths)
+    assert open_embeddings(tmp_path / "out").info.truncation == Truncation(toy.max_length, 14, expected)
+    whole = contents(tmp_path / "out")
+    (tmp_path / "out" / "embeddings-00001.npy").unlink()
+    encode_corpus(encoder, corpus, tmp_path / "out", shard_size=5)
+    assert contents(tmp_path / "out") == whole
+    index = build_index(open_embeddings(tmp_path / "out"), backend="exact")
+    assert (index.info.max_length, index.info.cut) == (toy.max_length, expected)
 
 
 GOOD = b'{"_id": "a", "text": "w1"}\n'
@@ -283,12 +300,12 @@ def test_interrupted_in_process_releases_the_directory(tmp_path, toy, encoder):
     original = encoder.tokenizer.encode_batch
 
     class Tokenizer:
-        def encode_batch(self, texts, *, max_length):
+        def encode_batch(self, texts, **how):
             nonlocal calls
             calls += 1
             if calls == 3:
                 raise Interrupt
-            return original(texts, max_length=max_length)
+            return original(texts, **how)
 
     failing = DualEncoder(encoder.model, Tokenizer(), encoder.settings, encoder.fingerprint, batch_tokens=64)
     with contextlib.suppress(Interrupt):

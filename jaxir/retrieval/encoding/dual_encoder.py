@@ -1,6 +1,7 @@
 """`DualEncoder`: a trained model as its users see it, texts in and vectors out."""
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,8 +12,9 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
+from jaxir.data.truncation import Truncation
 from jaxir.errors import UserError
-from jaxir.interop import model_dir
+from jaxir.interop import model_dir, stored
 from jaxir.models.dual_encoder import DualEncoderModel
 from jaxir.models.layers import size_of
 from jaxir.partitioning import MeshConfig, Partitioner
@@ -79,6 +81,8 @@ class DualEncoder:
         *,
         dtype: Literal["float32", "bfloat16"] = "float32",
         batch_tokens: int | None = None,
+        query_max_length: int | None = None,
+        passage_max_length: int | None = None,
     ) -> "DualEncoder":
         """Loads a model.
 
@@ -86,15 +90,22 @@ class DualEncoder:
           spec: a jaxir model or run directory, or `st:` or `hf:` and a local directory or hub name.
           dtype: of the matrix products; vectors are float32 all the same.
           batch_tokens: tokens of a batch on one device; None suits the platform.
+          query_max_length: tokens that are kept of a query; None: as many as the model says.
+          passage_max_length: tokens that are kept of a passage; None: as many as the model says.
 
         Raises:
-          UserError: there is no such model, or it cannot be read.
+          UserError: there is no such model, it cannot be read, or it has fewer positions than a length.
         """
         loaded = model_dir.load(spec, dtype=dtype)
+        lengths = {"query_max_length": query_max_length, "passage_max_length": passage_max_length}
+        settings = dataclasses.replace(
+            loaded.settings, **{name: length for name, length in lengths.items() if length is not None}
+        )
+        stored.check_lengths(settings, loaded.model.config, spec)
         return cls(
             loaded.model,
             loaded.tokenizer,
-            loaded.settings,
+            settings,
             loaded.fingerprint,
             spec=lasting(spec),
             batch_tokens=batch_tokens,
@@ -232,10 +243,17 @@ class DualEncoder:
             report.seconds += time.perf_counter() - started
             yield vectors
 
-    def tokens(self, texts: Sequence[str], tower: Tower) -> list[np.ndarray]:
-        """Returns the token ids of texts, with the tower's prompt and cut at its maximum length."""
+    def tokens(
+        self, texts: Sequence[str], tower: Tower, truncation: Truncation | None = None
+    ) -> list[np.ndarray]:
+        """Returns the token ids of texts, with the tower's prompt and cut at its maximum length.
+
+        The counts of texts, and of texts that were cut, are added to `truncation`.
+        """
         prompt, max_length = self.text_settings(tower)
-        return self.tokenizer.encode_batch([prompt + text for text in texts], max_length=max_length)
+        return self.tokenizer.encode_batch(
+            [prompt + text for text in texts], max_length=max_length, truncation=truncation
+        )
 
     def text_settings(self, tower: Tower) -> tuple[str, int]:
         """Returns (prompt, maximum length in tokens) of a tower."""

@@ -62,6 +62,8 @@ class IndexInfo:
       model: the model as it was named to `encode`; None likewise.
       read_with: how documents were read with generated queries, in words; None: alone.
       tower: which tower of the model read the documents; None: not known, or entries, which are of passages.
+      max_length: tokens beyond which a document was cut; None: unknown.
+      cut: number of documents that were cut; None: unknown.
       settings: the engine's own.
     """
 
@@ -73,6 +75,8 @@ class IndexInfo:
     model: str | None = None
     read_with: str | None = None
     tower: Literal["query", "passage"] | None = None
+    max_length: Count | None = None
+    cut: Natural | None = None
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -258,7 +262,7 @@ class VectorIndex(Index):
         try:
             self._add(shards, new)
         finally:
-            self.info = dataclasses.replace(self.info, count=len(self.ids))
+            self.info = dataclasses.replace(self.info, count=len(self.ids), cut=None)
 
     def delete(self, ids: Sequence[str]) -> None:
         """Removes documents. What lies on disk stays as it is, as with `add`.
@@ -273,7 +277,7 @@ class VectorIndex(Index):
         try:
             self._delete(gone)
         finally:
-            self.info = dataclasses.replace(self.info, count=len(self.ids))
+            self.info = dataclasses.replace(self.info, count=len(self.ids), cut=None)
 
     @abc.abstractmethod
     def _add(self, shards: list[np.ndarray], ids: list[str]) -> None:
@@ -365,7 +369,7 @@ def build_index(
         **options,
     )
     if stored.info.expansion != "corpus":  # entries say themselves how they are read, and are of passages
-        read = {"read_with": stored.info.read_with, "tower": stored.info.tower}
+        read = {name: getattr(stored.info, name) for name in ("read_with", "tower", "max_length", "cut")}
         index.info = dataclasses.replace(index.info, **read)
     return index
 

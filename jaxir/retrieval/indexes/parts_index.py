@@ -232,6 +232,8 @@ def build_in_parts(
             model=of_part["model"],
             read_with=info.read_with,
             tower=info.tower,
+            max_length=info.max_length,
+            cut=info.cut,
             settings={"parts": parts, "backend": of_part["engine"]},
         )
         if corpus is not None:
@@ -278,5 +280,5 @@ def _rows(stored: StoredEmbeddings, rows: slice) -> StoredEmbeddings:
         if at < stop and at + len(shard) > start:
             shards.append(shard[max(0, start - at) : stop - at])
         at += len(shard)
-    info = dataclasses.replace(stored.info, count=stop - start)
+    info = dataclasses.replace(stored.info, count=stop - start, cut=None)
     return StoredEmbeddings(info, stored.ids[rows], shards)
