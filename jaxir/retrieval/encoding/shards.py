@@ -20,6 +20,7 @@ from jaxir.retrieval.encoding.batching import EncodingReport
 from jaxir.retrieval.encoding.cluster import Cluster, check_same
 from jaxir.retrieval.encoding.dual_encoder import DualEncoder, Tower
 from jaxir.retrieval.encoding.views import encode_views
+from jaxir.retrieval.lengths import UnusableVectorError
 from jaxir.retrieval.npy import write_npy
 
 
@@ -78,9 +79,12 @@ def encode_shards(
         parts = encode_views(encoder, texts(), **how)
     else:
         parts = encoder.encode_windows(texts(), tower=tower, **how)
-    for vectors in parts:
-        shard = drawn.popleft()
-        yield Encoded(shard.number, shard.ids, vectors)
+    try:
+        for vectors in parts:
+            shard = drawn.popleft()
+            yield Encoded(shard.number, shard.ids, vectors)
+    except UnusableVectorError as error:
+        raise UserError(f"{error}: the text of {drawn[0].ids[error.row]!r}") from None
 
 
 def encode_by_cluster(
