@@ -20,6 +20,7 @@ from jaxir.data.truncation import Truncation
 from jaxir.errors import BadInputError, UserError
 from jaxir.retrieval import npy
 from jaxir.retrieval.encoding.embeddings import encode_corpus, open_embeddings
+from jaxir.retrieval.encoding.views import Expansion
 from jaxir.retrieval.indexes.index import build_index
 
 SHARD = 8
@@ -188,6 +189,24 @@ def test_bad_input_is_told_before_any_work(tmp_path, encoder, content, message):
     if content:
         encode_corpus(encoder, tmp_path / "corpus.jsonl", tmp_path / "out", on_bad_input="skip")
         assert open_embeddings(tmp_path / "out").ids == ["a"]
+
+
+def test_vectors_that_are_too_long_name_their_text(tmp_path, encoder, monkeypatch):
+    corpus, queries = tmp_path / "corpus.jsonl", tmp_path / "queries.jsonl"
+    corpus.write_bytes(GOOD + GOOD.replace(b'"a"', b'"b"') + GOOD.replace(b'"a"', b'"c"'))
+    queries.write_text("".join(f'{{"_id": "{i}", "outputs": ["x", "y"]}}\n' for i in "abc"))
+
+    def run(function, tokens, **_):
+        vectors = np.ones((len(tokens), encoder.dimension), np.float32)
+        vectors[-2] = 3e38
+        return vectors
+
+    monkeypatch.setattr(encoder.runner, "run", run)
+    expansion = Expansion(path=str(queries), kind="typical", views=2)
+    for output, name, how in (("out", "b", {}), ("expanded", "c", {"expansion": expansion})):
+        with pytest.raises(UserError, match=rf"gives a vector that is .* long .*: the text of '{name}'$"):
+            encode_corpus(encoder, corpus, tmp_path / output, **how)
+        assert not list((tmp_path / output).glob("embeddings-*"))
 
 
 @pytest.mark.parametrize("tower", ["query", "passage"])

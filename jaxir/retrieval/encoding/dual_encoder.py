@@ -21,6 +21,7 @@ from jaxir.partitioning import MeshConfig, Partitioner
 from jaxir.progress import progress
 from jaxir.retrieval.encoding.batching import EncodingReport
 from jaxir.retrieval.encoding.runner import WINDOW, Runner
+from jaxir.retrieval.lengths import UnusableVectorError, first_unusable
 
 Tower = Literal["query", "passage"]
 T = TypeVar("T")
@@ -158,7 +159,7 @@ class DualEncoder:
 
         Raises:
           TypeError: `texts` is one string, or holds something that is not a string.
-          UserError: the model gives vectors that are not finite.
+          UserError: the model gives vectors that are not finite or too long (see `checked`).
         """
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
             raise TypeError("texts must be a list of strings")
@@ -170,15 +171,20 @@ class DualEncoder:
                 what = "queries" if tower == "query" else "passages"
                 bar = stack.enter_context(progress(total=len(texts), what=f"encoding {what}", unit="texts"))
             start = 0
-            for part in self.encode_windows(
+            parts = self.encode_windows(
                 windows,
                 tower=tower,
                 num_windows=max(1, -(-len(texts) // WINDOW)),
                 report=report,
                 on_batch=bar.update if bar is not None else None,
-            ):
-                vectors[start : start + len(part)] = part
-                start += len(part)
+            )
+            try:
+                for part in parts:
+                    vectors[start : start + len(part)] = part
+                    start += len(part)
+            except UnusableVectorError as error:
+                number = start + error.row
+                raise UserError(f"{error}: text {number + 1}, {texts[number]!r:.40}") from None
         return vectors
 
     def encode_windows(
@@ -263,9 +269,9 @@ class DualEncoder:
         return settings.passage_prompt, settings.passage_max_length
 
     def checked(self, vectors: np.ndarray) -> np.ndarray:
-        """Returns vectors; raises a UserError where one is not finite."""
-        if not np.isfinite(vectors).all():
-            raise UserError(f"model {self.spec or self.fingerprint} gives vectors that are not finite")
+        """Returns vectors; raises an UnusableVectorError where one is not finite or longer than `LONGEST`."""
+        if (found := first_unusable(vectors)) is not None:
+            raise UnusableVectorError(f"model {self.spec or self.fingerprint} gives a vector that", *found)
         return vectors
 
 

@@ -21,6 +21,7 @@ from jaxir.retrieval.encoding.batching import EncodingReport
 from jaxir.retrieval.encoding.cluster import Cluster, check_same
 from jaxir.retrieval.encoding.dual_encoder import DualEncoder, Tower
 from jaxir.retrieval.encoding.views import encode_views
+from jaxir.retrieval.lengths import UnusableVectorError
 from jaxir.retrieval.npy import write_npy
 
 
@@ -89,9 +90,12 @@ def encode_shards(
     else:
         tokens = (encoder.tokens(some, tower, truncation) for some, truncation in texts())
         parts = encoder.encode_tokens(tokens, tower=tower, **how)
-    for vectors in parts:
-        shard, truncation = drawn.popleft()
-        yield Encoded(shard.number, shard.ids, vectors, truncation.cut)
+    try:
+        for vectors in parts:
+            shard, truncation = drawn.popleft()
+            yield Encoded(shard.number, shard.ids, vectors, truncation.cut)
+    except UnusableVectorError as error:
+        raise UserError(f"{error}: the text of {drawn[0][0].ids[error.row]!r}") from None
 
 
 def encode_by_cluster(

@@ -13,6 +13,7 @@ from jaxir.data.joining import Joiner
 from jaxir.data.lines import OnBadInput, Policy
 from jaxir.data.truncation import Truncation
 from jaxir.retrieval.encoding.dual_encoder import DualEncoder
+from jaxir.retrieval.lengths import UnusableVectorError
 from jaxir.simple_types import Count, checked
 
 Kind = Literal["typical", "corpus", "document"]
@@ -112,7 +113,7 @@ def encode_views(
             sizes.append([len(views) for views in window])
             yield _tokens(encoder, joiner, [view for views in window for view in views], truncation)
 
-    for vectors in encoder.encode_tokens(tokens(), tower="passage", **how):
+    for vectors in _by_document(encoder.encode_tokens(tokens(), tower="passage", **how), sizes):
         counts = np.array(sizes.pop(0))
         if (counts == 1).all():
             yield vectors
@@ -121,6 +122,15 @@ def encode_views(
         if encoder.similarity == "cosine":
             means /= np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-12)
         yield means
+
+
+def _by_document(encoded: Iterator[np.ndarray], sizes: Sequence[list[int]]) -> Iterator[np.ndarray]:
+    """Yields what is encoded; the row of an error counts documents, not their views."""
+    try:
+        yield from encoded
+    except UnusableVectorError as error:
+        row = int(np.searchsorted(np.cumsum(sizes[0]), error.row, side="right"))
+        raise UnusableVectorError(error.subject, row, error.reason) from None
 
 
 def _tokens(

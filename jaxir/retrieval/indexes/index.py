@@ -25,6 +25,7 @@ from jaxir.json_files import made, read_json
 from jaxir.mapped import pieces
 from jaxir.retrieval.indexes.documents import Documents
 from jaxir.retrieval.indexes.ids import check_new, check_there
+from jaxir.retrieval.lengths import UnusableVectorError, first_unusable
 from jaxir.simple_types import Count, Natural, check_value, checked
 
 if TYPE_CHECKING:
@@ -198,7 +199,8 @@ class VectorIndex(Index):
         """Makes an index of vectors [N, D] (one array, or shards of it) under N distinct ids.
 
         Raises:
-          UserError: no vectors, ids that are not distinct or not N, or vectors that are not finite.
+          UserError: no vectors, ids that are not distinct or not N, or vectors that are not finite or longer
+            than `lengths.LONGEST`.
         """
 
     @abc.abstractmethod
@@ -222,7 +224,8 @@ class VectorIndex(Index):
           fewer for a query gives fewer ids and fills up its scores with -inf.
 
         Raises:
-          UserError: the vectors have another dimension than the index, they are not finite, or k < 1.
+          UserError: the vectors have another dimension than the index, they are not finite or longer than
+            `lengths.LONGEST`, or k < 1.
           TypeError: they are no floating-point numbers [Q, D].
         """
         check_k(k)
@@ -237,8 +240,9 @@ class VectorIndex(Index):
                 " they come from different models"
             )
         queries = np.ascontiguousarray(queries, np.float32)
-        if not np.isfinite(queries).all():
-            raise UserError("the queries have numbers that are not finite")
+        if (found := first_unusable(queries)) is not None:
+            row, reason = found
+            raise UnusableVectorError(f"the vector of query {row + 1}", row, reason)
         if self.info.similarity == "cosine":
             queries = normalize(queries)
         return self._search(queries, min(k, self.info.count))
@@ -404,8 +408,12 @@ def checked(
     if len(set(ids)) != len(ids):
         twice = next(i for i, other in itertools.pairwise(sorted(ids)) if i == other)
         raise UserError(f"the id {twice!r} comes twice")
-    if not all(np.isfinite(piece).all() for piece in pieces(shards, 16_384)):  # no mask of a whole shard
-        raise UserError("some embeddings are not finite")
+    start = 0
+    for piece in pieces(shards, 16_384):  # no mask of a whole shard
+        if (found := first_unusable(piece)) is not None:
+            row, reason = found
+            raise UnusableVectorError(f"the vector of {ids[start + row]!r}", start + row, reason)
+        start += len(piece)
     return shards, ids
 
 

@@ -154,7 +154,9 @@ def _add(answers: dict[str, float], doc_id: str, score: float, path: str | Path,
 
 def rank(answers: Mapping[str, float]) -> list[str]:
     """Orders documents as trec_eval does: by score in float32, then by document id, both descending."""
-    return [doc_id for _, doc_id in sorted(((np.float32(s), d) for d, s in answers.items()), reverse=True)]
+    with np.errstate(over="ignore"):  # `write_run` refuses a score that is too great
+        scored = [(np.float32(score), doc_id) for doc_id, score in answers.items()]
+    return [doc_id for _, doc_id in sorted(scored, reverse=True)]
 
 
 def _check_field(what: str, text: str) -> None:
