@@ -159,7 +159,7 @@ GOOD = b'{"_id": "a", "text": "w1"}\n'
         (GOOD + b'{"_id": "b", "text": \n', r"corpus.jsonl:2: not valid JSON"),
         (GOOD + b'{"_id": "b"}\n', r"corpus.jsonl:2: no field 'text'"),
         (GOOD + b'{"_id": "b", "text": 3}\n', r"corpus.jsonl:2: field 'text' is not a string"),
-        (GOOD + GOOD, r"corpus.jsonl:2: duplicate id 'a'"),
+        (GOOD + GOOD.replace(b"w1", b"w2"), r"corpus.jsonl:2: duplicate id 'a'"),
         (GOOD + b'{"_id": "b", "text": "\xff"}\n', r"corpus.jsonl:2: not UTF-8"),
     ],
 )
