@@ -282,7 +282,7 @@ def impact(sidecar, tmp_path_factory):
     for name, content in {
         "texts.jsonl": '{"_id": "q1", "text": "milk"}\n',
         "floats.jsonl": '{"id": "d1", "vector": {"milk": 1.53}}\n',
-        "twice.jsonl": '{"id": "a", "vector": {"x": 1}}\n' * 2,
+        "twice.jsonl": "".join(f'{{"id": "a", "vector": {{"x": {n}}}}}\n' for n in (1, 2)),
         "ids": "a\n",
     }.items():
         (folder / name).write_text(content)

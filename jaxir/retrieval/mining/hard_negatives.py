@@ -191,8 +191,8 @@ def describe(report: MiningReport) -> str:
     text += f"; {report.duplicates:,} documents have the text of a positive"
     if report.lacking:
         text += (
-            f"; left out {report.lacking:,} positives, of which the collection lacks the query, the document"
-            " or its text"
+            "; positives left out, because the collection lacks the query, the document or its text:"
+            f" {report.lacking:,}"
         )
     if report.dropped:
         text += f"; dropped: {_say(report.dropped, DROPPED)}"
