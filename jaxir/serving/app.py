@@ -184,7 +184,13 @@ def _shown(service: Service, marker: Marker | None, doc_id: str, *, full: bool) 
     shown: dict[str, Any] = {}
     if marker is not None:
         title, text = (document.title, document.text) if document is not None else ("", "")
-        shown |= {"title": marker.mark(title[:500])._asdict(), "snippet": marker.snippet(text)._asdict()}
+        title = title[:500]
+        parts = {
+            "title": marker.mark(title),
+            "heading": marker.heading(title, text),
+            "snippet": marker.snippet(text),
+        }
+        shown |= {name: part._asdict() for name, part in parts.items()}
     if full:
         shown["document"] = document._asdict() if document is not None else None
     return shown

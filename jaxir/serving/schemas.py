@@ -42,6 +42,9 @@ class Hit(BaseModel):
     id: str
     score: float = Field(description="cosine or inner product, BM25, the sum of reciprocal ranks, or a logit")
     title: Shown | None = Field(None, description="where documents are asked for; its text may be empty")
+    heading: Shown | None = Field(
+        None, description="the title, or the first words of the text if there is none"
+    )
     snippet: Shown | None = Field(None, description="the part of the text with most words of the question")
     document: Document | None = Field(
         None, description="where `full` is asked for; null where its text is not stored"
