@@ -20,6 +20,7 @@ from jaxir.models.layers import size_of
 from jaxir.partitioning import MeshConfig, Partitioner
 from jaxir.progress import progress
 from jaxir.retrieval.encoding.batching import EncodingReport
+from jaxir.retrieval.encoding.made_by import MadeBy
 from jaxir.retrieval.encoding.runner import WINDOW, Runner
 
 Tower = Literal["query", "passage"]
@@ -51,6 +52,7 @@ class DualEncoder:
       fingerprint: identifies the weights and the tokenizer; vectors of two fingerprints must not be compared.
         It is computed where it is not given.
       spec: what was loaded, None for a model that never had a name.
+      step: of a training run, the step of the checkpoint that was loaded; None of other models.
       dimension: D.
       similarity: "cosine" (vectors have length 1) or "dot".
     """
@@ -63,10 +65,12 @@ class DualEncoder:
         fingerprint: str | None = None,
         *,
         spec: str | None = None,
+        step: int | None = None,
         batch_tokens: int | None = None,
         partitioner: Partitioner | None = None,
     ):
-        self.model, self.tokenizer, self.settings, self.spec = model, tokenizer, settings, spec
+        self.model, self.tokenizer, self.settings = model, tokenizer, settings
+        self.spec, self.step = spec, step
         self.fingerprint: str = fingerprint or model_dir.fingerprint_of(model, tokenizer, settings)
         self.similarity: str = model.config.similarity
         # Of several processes each encodes for itself: they have no batch in common.
@@ -108,6 +112,7 @@ class DualEncoder:
             settings,
             loaded.fingerprint,
             spec=lasting(spec),
+            step=loaded.step,
             batch_tokens=batch_tokens,
         )
 
@@ -262,10 +267,15 @@ class DualEncoder:
             return settings.query_prompt, settings.query_max_length
         return settings.passage_prompt, settings.passage_max_length
 
+    @property
+    def made_by(self) -> MadeBy:
+        """The model as messages name it."""
+        return MadeBy(self.spec, self.step)
+
     def checked(self, vectors: np.ndarray) -> np.ndarray:
         """Returns vectors; raises a UserError where one is not finite."""
         if not np.isfinite(vectors).all():
-            raise UserError(f"model {self.spec or self.fingerprint} gives vectors that are not finite")
+            raise UserError(f"{self.made_by} gives vectors that are not finite")
         return vectors
 
 
