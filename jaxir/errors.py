@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
+
+_HASH = re.compile(r",? ?(?:\bhash )?\b[0-9a-f]{12,}\b")
 
 
 class Terminated(BaseException):
@@ -61,6 +65,19 @@ class UsageError(UserError):
 
 class BadValueError(UserError, ValueError):
     """A value of the wrong type, or one that makes no sense for what it is given to."""
+
+
+def without_hashes(text: str) -> str:
+    """Returns a text without fingerprints, which say nothing to a reader: "8 queries, hash 5cef26ee87d1"."""
+    return _HASH.sub("", text).strip()
+
+
+def changed(name: str, before: Any, now: Any) -> str:
+    """Returns e.g. "another window (5, now 4)" for a setting that was one value and is another now."""
+    values = [without_hashes(repr(value)) for value in (before, now)]
+    if values != [repr(before), repr(now)]:
+        return f"another {name}"
+    return f"another {name} ({before!r:.40}, now {now!r:.40})"
 
 
 def suggest(wrong: str, known: Iterable[str], *, likeness: float = 0.6) -> str:

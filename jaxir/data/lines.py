@@ -88,7 +88,7 @@ class OnBadInput:
         if self.policy == "stop":
             raise BadInputError(path, line, " ".join(filter(None, [kind, detail])))
         self.skipped[kind] += 1
-        self._first.setdefault(kind, f"{path}:{line}")
+        self._first.setdefault(kind, f"{path}:{line}" if line is not None else f"{path}")
 
     def accept(self, path: str | Path, line: int | None, odd: OddRecord) -> None:
         """Counts a record that is odd but usable. If strict, treats it as malformed."""

@@ -144,12 +144,14 @@ class LoadedModel(NamedTuple):
       tokenizer: its tokenizer.
       settings: lengths and prompts.
       fingerprint: SHA-256 (hex) of parameters, architecture and tokenizer.
+      step: the step of the checkpoint that was loaded, of a training run; None of other models.
     """
 
     model: Any
     tokenizer: Tokenizer
     settings: EncoderSettings
     fingerprint: str
+    step: int | None = None
 
     def __repr__(self) -> str:
         return f"LoadedModel({self.model!r}, {self.settings}, {self.fingerprint[:12]})"

@@ -361,7 +361,8 @@ def _searcher(
         return Searcher(index)
     for other in opened:
         if other.kind == "dense" and (model is not None or other.index.info.model == index.info.model):
-            index.require_model(other.searcher.encoder.fingerprint, model or index.info.model)
+            encoder = other.searcher.encoder
+            index.require_model(encoder.fingerprint, *encoder.made_by)
             return Searcher(index, other.searcher.encoder)
     return Searcher.open(index, model=model, dtype=dtype)
 

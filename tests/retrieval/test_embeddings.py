@@ -152,6 +152,32 @@ def test_queries_and_gzip(tmp_path, toy, encoder):
     assert stored.info.max_length == 16
 
 
+def test_a_failed_model_leaves_the_output_to_the_right_one(tmp_path, toy, encoder):
+    class Failing:
+        def encode_batch(self, texts, **how):
+            raise UserError("the model is bad")
+
+    def named(tokenizer, step, fingerprint):
+        return DualEncoder(encoder.model, tokenizer, encoder.settings, fingerprint, spec="RUN", step=step)
+
+    corpus, output = toy.write_corpus(tmp_path / "corpus.jsonl", toy.random_texts(12)), tmp_path / "out"
+    with pytest.raises(UserError, match="the model is bad"):
+        encode_corpus(named(Failing(), None, "e" * 64), corpus, output, shard_size=5)
+    earlier, later = (named(encoder.tokenizer, step, str(step) * 32) for step in (10, 21))
+    encode_corpus(earlier, corpus, output, shard_size=5)
+    with pytest.raises(
+        UserError, match=r"another model \(RUN has trained on since \(step 10 to 21\)\): give"
+    ):
+        encode_corpus(later, corpus, output, shard_size=5)
+    index = build_index(open_embeddings(output), backend="exact")
+    with pytest.raises(UserError, match=r": RUN has trained on since \(step 10 to 21\); encode and index"):
+        index.require_model(later.fingerprint, *later.made_by)
+    with pytest.raises(UserError, match="made with RUN, not with a model without a name; encode"):
+        open_embeddings(output).require_model(
+            DualEncoder(encoder.model, encoder.tokenizer, encoder.settings, "0" * 64)
+        )
+
+
 def test_the_number_of_texts_that_were_cut_survives_an_interruption(tmp_path, toy, encoder):
     long = " ".join(["w1"] * 2 * toy.max_length)
     corpus = toy.write_corpus(tmp_path / "corpus.jsonl", [long, *toy.random_texts(12), long])

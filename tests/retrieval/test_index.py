@@ -1,5 +1,6 @@
 """Indexes of every engine: exact answers with exact ties, near answers with ScaNN, and what is on disk."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -239,8 +240,11 @@ def test_queries_that_do_not_fit():
         with pytest.raises(UserError, match=f"^the vector of query 2 {reason}"):
             index.search(np.float32([[1] * 8, [number] * 8]), 5)
     index.require_model("a" * 64)
-    with pytest.raises(UserError, match=r"made with st:one .* cannot be searched with st:two"):
+    with pytest.raises(UserError, match="it was made with st:one, not with st:two; give the model it"):
         index.require_model("b" * 64, "st:two")
+    index.info = dataclasses.replace(index.info, model="run", step=10)
+    with pytest.raises(UserError, match=r"run has trained on since \(step 10 to 21\); encode and index"):
+        index.require_model("b" * 64, "run", 21)
 
 
 @pytest.mark.parametrize(

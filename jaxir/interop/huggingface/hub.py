@@ -231,6 +231,6 @@ def _packaged_minilm() -> Path | None:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != MINILM_SHA256:
         raise UserError(
-            f"{weights} is not the published all-MiniLM-L6-v2: its SHA-256 is {found}, not {MINILM_SHA256}"
+            f"{weights} is not the published all-MiniLM-L6-v2: reinstall the package {MINILM_PACKAGE}"
         )
     return directory

@@ -20,6 +20,7 @@ from jaxir.models.layers import size_of
 from jaxir.partitioning import MeshConfig, Partitioner
 from jaxir.progress import progress
 from jaxir.retrieval.encoding.batching import EncodingReport
+from jaxir.retrieval.encoding.made_by import MadeBy
 from jaxir.retrieval.encoding.runner import WINDOW, Runner
 from jaxir.retrieval.lengths import UnusableVectorError, first_unusable
 
@@ -52,6 +53,7 @@ class DualEncoder:
       fingerprint: identifies the weights and the tokenizer; vectors of two fingerprints must not be compared.
         It is computed where it is not given.
       spec: what was loaded, None for a model that never had a name.
+      step: of a training run, the step of the checkpoint that was loaded; None of other models.
       dimension: D.
       similarity: "cosine" (vectors have length 1) or "dot".
     """
@@ -64,10 +66,12 @@ class DualEncoder:
         fingerprint: str | None = None,
         *,
         spec: str | None = None,
+        step: int | None = None,
         batch_tokens: int | None = None,
         partitioner: Partitioner | None = None,
     ):
-        self.model, self.tokenizer, self.settings, self.spec = model, tokenizer, settings, spec
+        self.model, self.tokenizer, self.settings = model, tokenizer, settings
+        self.spec, self.step = spec, step
         self.fingerprint: str = fingerprint or model_dir.fingerprint_of(model, tokenizer, settings)
         self.similarity: str = model.config.similarity
         # Of several processes each encodes for itself: they have no batch in common.
@@ -109,6 +113,7 @@ class DualEncoder:
             settings,
             loaded.fingerprint,
             spec=lasting(spec),
+            step=loaded.step,
             batch_tokens=batch_tokens,
         )
 
@@ -268,10 +273,15 @@ class DualEncoder:
             return settings.query_prompt, settings.query_max_length
         return settings.passage_prompt, settings.passage_max_length
 
+    @property
+    def made_by(self) -> MadeBy:
+        """The model as messages name it."""
+        return MadeBy(self.spec, self.step)
+
     def checked(self, vectors: np.ndarray) -> np.ndarray:
         """Returns vectors; raises an UnusableVectorError where one is not finite or longer than `LONGEST`."""
         if (found := first_unusable(vectors)) is not None:
-            raise UnusableVectorError(f"model {self.spec or self.fingerprint} gives a vector that", *found)
+            raise UnusableVectorError(f"{self.made_by} gives a vector that", *found)
         return vectors
 
 

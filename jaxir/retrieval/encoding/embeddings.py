@@ -41,6 +41,7 @@ from jaxir.reading import sha256_of
 from jaxir.retrieval.encoding.batching import EncodingReport
 from jaxir.retrieval.encoding.cluster import Cluster
 from jaxir.retrieval.encoding.dual_encoder import DualEncoder, Tower
+from jaxir.retrieval.encoding.made_by import MadeBy
 from jaxir.retrieval.encoding.shards import (
     Shard,
     count_of,
@@ -74,6 +75,7 @@ class EmbeddingsInfo:
       dimension: D.
       similarity: "cosine" or "dot".
       dtype: of the matrix products; vectors are float32.
+      step: of a model that is a training run, the step of its checkpoint; None: unknown.
       max_length: tokens beyond which a text is cut.
       cut: number of texts that were cut; None: unknown.
       prompt: what stood before each text.
@@ -107,6 +109,12 @@ class EmbeddingsInfo:
     views: Natural = 0
     expansions_hash: str = ""
     cut: Natural | None = None
+    step: Natural | None = None
+
+    @property
+    def made_by(self) -> MadeBy:
+        """The model as messages name it."""
+        return MadeBy(self.model, self.step)
 
     @property
     def truncation(self) -> Truncation | None:
@@ -153,17 +161,15 @@ class StoredEmbeddings:
     ids: list[str]
     shards: list[np.ndarray]
 
-    def require_model(self, fingerprint: str) -> None:
+    def require_model(self, encoder: DualEncoder) -> None:
         """Checks that a model's queries may be compared with these vectors.
 
         Raises:
           UserError: another model made them.
         """
-        if fingerprint != self.info.fingerprint:
-            raise UserError(
-                f"the embeddings were made with {self.info.model or 'another model'} (fingerprint"
-                f" {self.info.fingerprint[:12]}), not with this model ({fingerprint[:12]})"
-            )
+        if encoder.fingerprint != self.info.fingerprint:
+            why = self.info.made_by.unlike(encoder.made_by)
+            raise UserError(f"the embeddings do not fit the model: {why}; encode the corpus again")
 
 
 def encode_corpus(
@@ -311,6 +317,7 @@ def _describe(
         tower=tower,
         fingerprint=encoder.fingerprint,
         model=encoder.spec,
+        step=encoder.step,
         dimension=encoder.dimension,
         similarity=encoder.similarity,
         dtype=encoder.model.config.backbone.dtype,
@@ -354,18 +361,37 @@ def _writing(output: Path, info: EmbeddingsInfo) -> Iterator[Lock]:
         complete = False
         if (output / MANIFEST).exists():
             stored = read_info(output)
-            for name, called in _SAME.items():
-                if getattr(stored, name) != getattr(info, name):
-                    raise UserError(
-                        f"{output} was begun with another {called} ({getattr(stored, name)!r}, now "
-                        f"{getattr(info, name)!r}): give the same, or another output"
-                    )
-            complete = stored.complete and all(_is_there(output, n) for n in range(info.shards))
+            changed = next((n for n in _SAME if getattr(stored, n) != getattr(info, n)), None)
+            if changed is not None and any(output.glob(files_of("*")[1])):
+                how = _change(changed, stored, info)
+                raise UserError(
+                    f"{output} was begun with another {_SAME[changed]} ({how}): give the same, or another"
+                    " output"
+                )
+            complete = (
+                changed is None and stored.complete and all(_is_there(output, n) for n in range(info.shards))
+            )
+            if changed is not None:  # there are no vectors that could be lost
+                for leftover in (*output.glob(files_of("*")[0]), *output.glob(count_of("*"))):
+                    leftover.unlink()
         if not complete:  # or some have been removed since
             _write_manifest(output, info)
             for leftover in output.glob(".*.part"):
                 leftover.unlink()
         yield lock
+
+
+def _change(name: str, before: EmbeddingsInfo, now: EmbeddingsInfo) -> str:
+    """Returns in words how a field of two descriptions differs; hashes say nothing to a reader."""
+    if name == "fingerprint":
+        return before.made_by.unlike(now.made_by).removeprefix("they were ")
+    if name == "input_sha256" and before.input_name == now.input_name:
+        return f"{now.input_name} has changed since"
+    if name == "input_sha256":
+        return f"{before.input_name}, now {now.input_name}"
+    if name == "expansions_hash":
+        return "other generated queries"
+    return f"{getattr(before, name)!r}, now {getattr(now, name)!r}"
 
 
 def _finish(output: Path, info: EmbeddingsInfo, sums: dict[str, str], written: dict[str, Any]) -> None:

@@ -185,14 +185,15 @@ class ShardWorker:
         return encode
 
 
-def files_of(number: int) -> tuple[str, str]:
-    """Returns the names of a shard's files: the ids, and the vectors."""
-    return f"ids-{number:05d}.json", f"embeddings-{number:05d}.npy"
+def files_of(number: int | Literal["*"]) -> tuple[str, str]:
+    """Returns the names of a shard's files, the ids and the vectors; of "*" patterns of all names."""
+    digits = number if number == "*" else f"{number:05d}"
+    return f"ids-{digits}.json", f"embeddings-{digits}.npy"
 
 
-def count_of(number: int) -> str:
+def count_of(number: int | Literal["*"]) -> str:
     """Returns the name of the hidden file that says how many texts of a shard were cut."""
-    return f".cut-{number:05d}.json"
+    return f".cut-{number if number == '*' else f'{number:05d}'}.json"
 
 
 def write_shard(directory: Path, encoded: Encoded, *, process: int = 0) -> dict[str, str]:

@@ -23,6 +23,7 @@ from jaxir.errors import UserError
 from jaxir.files import local_path
 from jaxir.json_files import made, read_json
 from jaxir.mapped import pieces
+from jaxir.retrieval.encoding.made_by import MadeBy
 from jaxir.retrieval.indexes.documents import Documents
 from jaxir.retrieval.indexes.ids import check_new, check_there
 from jaxir.retrieval.lengths import UnusableVectorError, first_unusable
@@ -63,6 +64,7 @@ class IndexInfo:
       model: the model as it was named to `encode`; None likewise.
       read_with: how documents were read with generated queries, in words; None: alone.
       tower: which tower of the model read the documents; None: not known, or entries, which are of passages.
+      step: of a model that is a training run, the step of its checkpoint; None: unknown.
       max_length: tokens beyond which a document was cut; None: unknown.
       cut: number of documents that were cut; None: unknown.
       settings: the engine's own.
@@ -78,6 +80,13 @@ class IndexInfo:
     tower: Literal["query", "passage"] | None = None
     max_length: Count | None = None
     cut: Natural | None = None
+    step: Natural | None = None
+
+    @property
+    def made_by(self) -> MadeBy:
+        """The model as messages name it."""
+        return MadeBy(self.model, self.step)
+
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -139,17 +148,23 @@ class Index(abc.ABC):
     ) -> "Index":
         """Reads what `_save_engine` wrote."""
 
-    def require_model(self, fingerprint: str, name: str | None = None) -> None:
+    def require_model(self, fingerprint: str, name: str | None = None, step: int | None = None) -> None:
         """Checks that queries encoded by a model may be searched here.
+
+        Args:
+          fingerprint: of the model.
+          name: what messages call it.
+          step: of a training run, the step of its checkpoint.
 
         Raises:
           UserError: the index was made by another model.
         """
         if self.info.fingerprint is not None and fingerprint != self.info.fingerprint:
+            why = self.info.made_by.unlike(MadeBy(name, step)).replace("they were", "it was")
+            other = "" if name == self.info.model else "give the model it was made with, or "
             raise UserError(
-                f"the index was made with {self.info.model or 'another model'} (fingerprint "
-                f"{self.info.fingerprint[:12]}) and cannot be searched with {name or 'this model'} "
-                f"(fingerprint {fingerprint[:12]}): give the one it was made with, or encode the corpus anew"
+                f"the index cannot be searched with this model: {why}; {other}encode and index the corpus"
+                " again"
             )
 
     def save(self, directory: str | Path, *, corpus: str | Path | None = None) -> None:
@@ -374,6 +389,8 @@ def build_index(
     )
     if stored.info.expansion != "corpus":  # entries say themselves how they are read, and are of passages
         read = {name: getattr(stored.info, name) for name in ("read_with", "tower", "max_length", "cut")}
+        # The queries' model may be another one, of the same fingerprint.
+        read["step"] = stored.info.step if model in (None, stored.info.model) else None
         index.info = dataclasses.replace(index.info, **read)
     return index
 

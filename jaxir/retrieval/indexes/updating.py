@@ -139,10 +139,9 @@ def _checked(
         return []
     info = embeddings.info
     if info.fingerprint != index.info.fingerprint or info.similarity != index.info.similarity:
+        why = index.info.made_by.unlike(info.made_by).replace("they were", "the index was")
         raise UserError(
-            f"the embeddings were made with {info.model or 'another model'} (fingerprint"
-            f" {info.fingerprint[:12]}), the index with {index.info.model or 'another'} (fingerprint"
-            f" {(index.info.fingerprint or 'unknown')[:12]}): they cannot be searched together"
+            f"the embeddings cannot be searched together with {directory}: {why}; encode both with one model"
         )
     if index.info.tower is not None and info.tower != index.info.tower:
         raise UserError(

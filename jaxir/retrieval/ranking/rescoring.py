@@ -50,7 +50,7 @@ def score_candidates(
       UserError: the embeddings are another model's, or lack a document or `queries` a query of the run.
     """
     info = embeddings.info
-    embeddings.require_model(encoder.fingerprint)
+    embeddings.require_model(encoder)
     if lacking := [query_id for query_id in candidates if query_id not in queries]:
         raise UserError(f"query {lacking[0]!r} of the run is not among the queries ({len(lacking)} are not)")
     wanted = {query_id: rank(answers)[:depth] for query_id, answers in candidates.items()}
