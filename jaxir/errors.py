@@ -80,8 +80,30 @@ def changed(name: str, before: Any, now: Any) -> str:
     return f"another {name} ({before!r:.40}, now {now!r:.40})"
 
 
+# What other tools call what we call otherwise.
+SYNONYMS = {
+    **dict.fromkeys(("lr", "lr_rate", "learn_rate", "learningrate", "peak_lr"), "learning_rate"),
+    **dict.fromkeys(
+        ("bs", "bsz", "batch", "batchsize", "train_batch_size", "global_batch_size"), "batch_size"
+    ),
+    **dict.fromkeys(("per_device_train_batch_size", "per_gpu_batch_size"), "batch_size"),
+    **dict.fromkeys(("epoch", "num_epochs", "n_epochs", "num_train_epochs", "max_epochs"), "epochs"),
+    **dict.fromkeys(("max_steps", "num_steps", "n_steps", "train_steps", "iterations", "iters"), "steps"),
+    **dict.fromkeys(("warmup", "num_warmup_steps"), "warmup_steps"),
+    **dict.fromkeys(("temp", "tau"), "temperature"),
+    **dict.fromkeys(("max_len", "max_length", "max_seq_len", "max_seq_length", "seq_len"), "passage_length"),
+    **dict.fromkeys(("out", "outdir", "out_dir", "save_dir", "run_dir"), "output_dir"),
+    **dict.fromkeys(("config", "gin", "gin_config", "recipe"), "gin_file"),
+    **dict.fromkeys(("topk", "top_k", "num_results"), "k"),
+    **dict.fromkeys(("dataset", "data_dir", "train_data"), "data"),
+    **dict.fromkeys(("model_name", "model_name_or_path", "checkpoint"), "model"),
+}
+
+
 def suggest(wrong: str, known: Iterable[str], *, likeness: float = 0.6) -> str:
     """Returns `; did you mean 'x'?` for the name nearest to `wrong` in any case, or an empty string.
+
+    Hyphens count as underscores, and what other tools call a setting (`SYNONYMS`) as its name here.
 
     Args:
       wrong: what was written.
@@ -90,8 +112,15 @@ def suggest(wrong: str, known: Iterable[str], *, likeness: float = 0.6) -> str:
     """
     names: dict[str, list[str]] = {}
     for name in known:
-        names.setdefault(name.lower(), []).append(name)
-    near = difflib.get_close_matches(wrong.lower(), names, n=1, cutoff=likeness)
+        names.setdefault(_plain(name), []).append(name)
+    plain = _plain(wrong)
+    near = [name for name in (plain, SYNONYMS.get(plain)) if name in names]
+    near = near[:1] or difflib.get_close_matches(plain, names, n=1, cutoff=likeness)
     # Of names that differ in case alone, the one that does so least.
     meant = [max(names[n], key=lambda x: difflib.SequenceMatcher(None, wrong, x).ratio()) for n in near]
     return f"; did you mean {meant[0]!r}?" if meant else ""
+
+
+def _plain(name: str) -> str:
+    """Returns a name as names are compared: without the dashes of a flag, which make short ones alike."""
+    return re.sub(r"^--?(gin\.)?", "", name.lower()).replace("-", "_")

@@ -16,6 +16,7 @@ import pytest
 
 from jaxir import cli, faults
 from jaxir.errors import UsageError, UserError, suggest
+from jaxir.installation import missing_recipe
 from jaxir.plan import plan
 from jaxir.simple_types import Count
 from jaxir.train import train
@@ -121,7 +122,10 @@ def test_help_names_flags_defaults_and_an_example(cook):
         (("--model=m", "--steps=0"), 2, "error: --steps must be a whole number of at least 1, not 0"),
         (("--steps=3", "--model"), 2, "error: --model has no value; write --model=..."),
         (("--model=m", "--fast=maybe"), 2, "error: --fast must be True or False, not 'maybe'"),
+        (("--model=m", "--Num-Steps=3"), 2, "there is no flag --Num-Steps; did you mean '--steps'?"),
+        (("--model=m", "--lr=3"), 2, "there is no flag --lr (see"),
         (("--gin_file=none.gin",), 1, "error: gin file none.gin does not exist"),
+        (("--gin_file=recip.gin",), 1, "recip.gin does not exist; did you mean 'recipe.gin'?"),
         (("--gin_file=recipe.gin",), 1, "error: MODEL must be set: --gin.MODEL=..."),
         (("--gin_file=recipe.gin", "--gin.MODEL=m", "--steps=4", "--gin.STEPS=4"), 1, "steps is given twice"),
         (("--gin_file=recipe.gin", "--model=m", "--gin.STEPS=four"), 1, "STEPS must be a whole number"),
@@ -262,6 +266,34 @@ def test_a_fault_that_was_told_on_is_blamed_on_where_it_was_raised():
 )
 def test_a_command_that_is_stopped_ends_as_shells_tell_it(cook, number, status, said):
     assert cook(f"--model={number}") == (status, "", said)
+
+
+@pytest.mark.parametrize(
+    ("flag", "meant"),
+    [
+        *[("--lr", "--gin.LEARNING_RATE"), ("--learning-rate", "--gin.LEARNING_RATE")],
+        *[("--bs", "--batch_size"), ("--num_train_epochs", "--epochs"), ("--temp", "--gin.TEMPERATURE")],
+    ],
+)
+@pytest.mark.parametrize("command", ["train", "plan"])
+def test_what_other_tools_call_a_setting_is_understood(command, flag, meant, capsys):
+    assert cli.main(f"jaxir.{command}:{command}", [f"{flag}=3"]) == 2
+    assert capsys.readouterr().err == f"error: there is no flag {flag}; did you mean '{meant}'?\n"
+
+
+@pytest.mark.parametrize(
+    ("file", "meant"),
+    [
+        *[
+            ("gin/pair.gin", "gin/pairs.gin"),
+            ("pairs", "gin/pairs.gin"),
+            ("gin/runs/pairs.gin", "gin/pairs.gin"),
+        ],
+        *[("samtone_bse.gin", "gin/samtone_base.gin"), ("objectives/seed.gin", "gin/objectives/seed.gin")],
+    ],
+)
+def test_a_recipe_that_is_meant_is_named(file, meant):
+    assert missing_recipe(file) == f"gin file {file} does not exist; did you mean {meant!r}?"
 
 
 def test_a_name_in_another_case_is_suggested():

@@ -16,7 +16,7 @@ from jaxir.errors import UserError
 from jaxir.evaluation.datasets import parse_dataset
 from jaxir.experiments import inputs
 from jaxir.experiments.methods import Method, Stage, parse_method
-from jaxir.installation import find_recipe
+from jaxir.installation import find_recipe, missing_recipe
 
 RESULT = "test.json"
 # What a first stage starts from, in gin/models; a later one starts from the stage before.
@@ -196,7 +196,7 @@ def plan_cells(
     files += [file for variant in axes.variants for file in variant.gin_files]
     for file in [*files, *map(model_file, axes.models)]:
         if find_recipe(file) is None:
-            raise UserError(f"gin file {file} does not exist")
+            raise UserError(missing_recipe(file))
 
     def trained(seed: int, dataset: str, model: str, sharing: str, variant: Variant, method: Method) -> Cell:
         parts = [dataset, Path(model).stem, sharing, method.name, variant.name, f"seed{seed}"]
