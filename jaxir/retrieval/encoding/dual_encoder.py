@@ -51,7 +51,10 @@ class DualEncoder:
       spec: what was loaded, None for a model that never had a name.
       dimension: D.
       similarity: "cosine" (vectors have length 1) or "dot".
+      training: how training ended (a `jaxir.training.loop.TrainResult`), for the result of `fit`; else None.
     """
+
+    training: Any = None
 
     def __init__(
         self,
