@@ -20,8 +20,8 @@ from tiny_run import Bag, Hooked, pairs, run
 from jaxir.errors import UserError
 from jaxir.losses.matryoshka import matryoshka
 from jaxir.objectives.contrastive import Contrastive
-from jaxir.training.stopping import StopSignal
 from jaxir.training.optimizers import AdamW
+from jaxir.training.stopping import StopSignal
 
 # The only step is the last one: of no interval, and yet it is logged, evaluated and saved.
 ONE_STEP = {"steps": 1, "log_every": 2, "eval_every": 2, "checkpoint_every": 2}
