@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,12 @@ def fit(
     query from its hard negatives, and with `PretrainedSeq2Seq` a generator, which by default learns to write
     the query of a passage, and of which `dev` tells the loss.
 
-    What is given as `model` stays as it is. Defaults are what gin/pairs.gin sets. Ctrl-C ends training after
-    the step at hand; the encoder has then been trained that far.
+    What is given as `model` stays as it is. Defaults are what gin/pairs.gin sets. Ctrl-C or SIGTERM ends
+    training after the current step. With `output_dir` a checkpoint is saved, a warning names the step, and
+    the result's `training` has `stopped_by` and `step`. The same call resumes the run.
+
+    The result's `training` is a `jaxir.training.loop.TrainResult`: the steps of the run, the last finished
+    step, the signal that stopped it (None if it is complete) and the best checkpoint.
 
     Args:
       model: what to start from: a name (`st:NAME`, `hf:NAME`, a directory of ours) or an encoder, either
@@ -89,6 +94,7 @@ def fit(
     Raises:
       UserError: no such model, an objective of another kind of model, pairs or settings that make no sense
         or that there are not, a dev_metric without dev or evaluators, or an `output_dir` that cannot be used.
+      KeyboardInterrupt: Ctrl-C or SIGTERM stopped training, and no `output_dir` was given.
     """
     known = {field.name: field.name for field in dataclasses.fields(Recipe)} | _CALLED
     for name in settings:
@@ -126,11 +132,29 @@ def fit(
     )
     with contextlib.ExitStack() as closing:
         place = output_dir or closing.enter_context(temporary_directory()) / "run"
-        loop.train(recipe, place)
+        result = loop.train(recipe, place, kept=output_dir is not None)
+        if result.stopped_by is not None:
+            _report_stop(result, output_dir)
         encoder = kind.load(str(place))
+    encoder.training = result
     if output_dir is None:
         encoder.spec = None
     return encoder
+
+
+def _report_stop(result: loop.TrainResult, output_dir: str | Path | None) -> None:
+    """Warns that training was stopped; raises KeyboardInterrupt where nothing of the run was kept."""
+    told = f"training was stopped by {result.stopped_by.name} after step {result.step} of {result.steps}"
+    if output_dir is None:
+        raise KeyboardInterrupt(f"{told}; nothing is kept: give output_dir to resume a stopped run")
+    which = "the last step"
+    if result.best_step is not None:
+        which = f"step {result.best_step}, the best so far"
+    print(
+        f"warning: {told}; the model has the weights of {which}; call fit again with the same arguments to"
+        " resume",
+        file=sys.stderr,
+    )
 
 
 @dataclasses.dataclass(frozen=True)

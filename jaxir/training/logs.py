@@ -49,7 +49,7 @@ class RunLog:
         hold: Hold = Undisputed(),  # noqa: B008 (has no state)
     ):
         self._file, self._board, self._hold = None, None, hold
-        self._name: dict[str, str] = {"run": run}
+        self._run, self._name = run, {"run": run}
         self._closing = contextlib.ExitStack()
         if jax.process_index() != 0:
             return
@@ -117,6 +117,12 @@ class RunLog:
             print(f"warning: {error}", file=sys.stderr)
 
     def _write_line(self, line: Mapping[str, Any]) -> None:
+        path = self._place / LOG
+        # Someone removed it, so lines written to the open file would be lost.
+        if not path.exists() and path.parent.is_dir():
+            print(f"warning: {path} was removed while the run trained; it begins anew", file=sys.stderr)
+            self._file.close()
+            self._file, self._name = path.open("a", encoding="utf-8"), {"run": self._run}
         self._file.write(json.dumps({**line, **self._name}) + "\n")
         self._file.flush()
         self._name = {}

@@ -3,10 +3,8 @@
 import contextlib
 import functools
 import itertools
-import os
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -14,7 +12,6 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 from flax import nnx
-from jax.experimental import multihost_utils
 
 from jaxir import compile_cache, distributed
 from jaxir.data.text_data import check_data, dataset_of, shortened
@@ -22,12 +19,10 @@ from jaxir.data.truncation import ARGUMENTS, FLAGS, told_of_dataset
 from jaxir.errors import UserError
 from jaxir.evaluators.bench import Bench
 from jaxir.files import atomic_file, path_of
-from jaxir.interop import model_dir
 from jaxir.interop.model_dir import LoadedModel
 from jaxir.models.layers import Remat
 from jaxir.objectives.objective import Objective, auxiliary_of
 from jaxir.partitioning import MeshConfig, Partitioner
-from jaxir.progress import outliving_reader
 from jaxir.training import stages
 from jaxir.training import state as state_lib
 from jaxir.training.checkpoints import Checkpoints
@@ -39,7 +34,9 @@ from jaxir.training.memory import device_memory, fit, scheduled_seconds
 from jaxir.training.prefetch import prefetch
 from jaxir.training.profiling import Trace, ideal_seconds, peak_memory, planned, steps_to_trace
 from jaxir.training.recipe import Recipe
+from jaxir.training.run_files import RunFiles
 from jaxir.training.settings import agreed_settings, check_alike, weights
+from jaxir.training.stopping import StopSignal
 from jaxir.training.suite import Suite, evaluators_of
 
 COMPLETE = "COMPLETE"
@@ -100,6 +97,7 @@ def train(
     *,
     bindings: Callable[[Any], Mapping[str, Any]] = no_bindings,
     on_start: Callable[[Path], None] = lambda _: None,
+    kept: bool = True,
 ) -> TrainResult:
     """Trains a recipe's model, or resumes the run in `output_dir` where it stopped.
 
@@ -115,6 +113,7 @@ def train(
       bindings: the arguments of a function that are bound elsewhere (by gin, say); as the objective's own
         fields they must be the same when the run is resumed.
       on_start: called with `output_dir` before the first step, once that is known to be usable.
+      kept: whether `output_dir` outlives the call; if not, a stopped run saves no checkpoint.
 
     Raises:
       UserError: settings that make no sense, an objective of another kind of model, a directory that cannot
@@ -212,15 +211,10 @@ def train(
             checkpoints.check_begun(state)
         closing.callback(lambda: state_lib.put_into(model, state.params))
 
-        def say_what_it_is() -> None:
-            if jax.process_index() == 0:
-                if loaded.tokenizer is not None:  # else its checkpoints are no models
-                    model_dir.write_description(run_dir, model.config, loaded.tokenizer, loaded.settings)
-                on_start(run_dir)
-
+        files = RunFiles(run_dir, loaded, on_start)
         if start == steps:
             beginning.pop_all()
-            say_what_it_is()  # what was damaged or removed since is there again
+            files.write()  # also what was damaged or removed since
             mark_complete(run_dir, steps)
             return result(steps, start, start, None, checkpoints)
 
@@ -267,7 +261,7 @@ def train(
             suite.try_out(state)
 
         beginning.pop_all()
-        say_what_it_is()
+        files.write()
 
         # ------------------------------------------------------------ the loop
         log = RunLog(run_dir, start_step=start, run=checkpoints.run, hold=hold)
@@ -276,7 +270,7 @@ def train(
             steps=steps, start_step=start, batch_size=batch_size, evaluations_from=suite.count_from
         )
         closing.callback(narrator.close)
-        stop = closing.enter_context(StopSignal())
+        stop = closing.enter_context(StopSignal(saves=kept))
         if fit_note:
             narrator.say(fit_note)
         if start:
@@ -343,7 +337,7 @@ def train(
 
             stopping = stop.requested(done)
             evaluating = suite.due(done)
-            saving = done % recipe.checkpoint_every == 0 or done == steps or stopping
+            saving = done % recipe.checkpoint_every == 0 or done == steps or (stopping and kept)
             if evaluating or saving:
                 settle_metrics(*unread)
                 unread, value = None, None
@@ -367,46 +361,12 @@ def train(
 
         # ------------------------------------------------------------ the end
         log.checkpoint(checkpoints.settle())
+        if done == steps or kept:
+            checkpoints.check_saved(done)
+            files.restore()
         if done == steps:
             mark_complete(run_dir, steps)
         return result(steps, start, done, stop.received if done < steps else None, checkpoints)
-
-
-class StopSignal:
-    """Notes SIGTERM and SIGINT while in force; a second SIGINT interrupts at once.
-
-    With several processes all of them must stop after the same step: there JAX's preemption service, which
-    listens for SIGTERM itself, agrees on it.
-    """
-
-    SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
-    def __init__(self):
-        self.received: signal.Signals | None = None
-        self._usual: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> "StopSignal":
-        if threading.current_thread() is threading.main_thread() and jax.process_count() == 1:
-            self._usual = {s: signal.signal(s, self._note) for s in self.SIGNALS}
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        for number, handler in self._usual.items():
-            signal.signal(number, handler)
-
-    def requested(self, step: int) -> bool:
-        """Returns whether to stop after `step`."""
-        if jax.process_count() > 1 and multihost_utils.reached_preemption_sync_point(step):
-            self.received = signal.SIGTERM
-        return self.received is not None
-
-    def _note(self, number: int, frame: object) -> None:
-        if self.received is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.received = self.received or signal.Signals(number)
-        with outliving_reader():
-            # Not print: a signal may come in the midst of one.
-            os.write(2, f"\n{self.received.name}: ends after this step, and saves it\n".encode())
 
 
 def mark_complete(run_dir: Path, steps: int) -> None:

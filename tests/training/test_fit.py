@@ -5,8 +5,10 @@ import inspect
 import io
 import json
 import os
+import shutil
 import signal
 import tempfile
+import time
 from pathlib import Path
 
 import gin
@@ -143,25 +145,58 @@ def test_defaults_suit_the_pairs(capsys):
     assert encoder.settings == DualEncoder.load(BERT).settings
 
 
+class Interrupting(Pairs):
+    """Pairs that send this process a signal, or do something else, before a batch is made."""
+
+    def then(self, act, at):
+        self.act, self.at = act, at
+        return self
+
+    def build(self, *args, **kwargs):
+        data = super().build(*args, **kwargs).shortened()  # as `fitted`: the same programs
+        batches = data.batches
+
+        def interrupted(*, start_step, **kwargs):
+            for step, batch in enumerate(batches(start_step=start_step, **kwargs), start_step):
+                if step == self.at:
+                    self.act()
+                yield batch
+
+        data.batches, data.shortened = interrupted, lambda: data
+        return data
+
+
 @pytest.mark.slow
-def test_an_interrupt_leaves_what_was_trained(start):
-    class Interrupting(Pairs):
-        def build(self, *args, **kwargs):
-            data = super().build(*args, **kwargs)
-            batches = data.batches
+def test_a_stopped_fit_reports_its_step_or_raises(small, tmp_path, capsys):
+    pairs = Interrupting(PAIRS.queries, PAIRS.passages)
+    settings = SETTINGS | {"steps": 1000, "checkpoint_every": 1000}
+    with pytest.raises(KeyboardInterrupt, match=r"stopped by SIGTERM after step .* of 1000; nothing is kept"):
+        fit(small, pairs.then(lambda: os.kill(os.getpid(), signal.SIGTERM), 12), **settings)
+    interrupting = pairs.then(lambda: os.kill(os.getpid(), signal.SIGINT), 12)
+    encoder = fit(small, interrupting, output_dir=tmp_path / "run", **settings)
+    ended = encoder.training
+    assert (ended.stopped_by, ended.steps) == (signal.SIGINT, 1000) and 0 < ended.step < 1000
+    assert f"stopped by SIGINT after step {ended.step} of 1000" in capsys.readouterr().err
+    assert np.abs(encode(encoder) - encode(small)).max() > 1e-3
 
-            def interrupted(**kwargs):
-                for step, batch in enumerate(batches(**kwargs)):
-                    if step == 12:
-                        os.kill(os.getpid(), signal.SIGINT)
-                    yield batch
 
-            data.batches = interrupted
-            data.shortened = lambda: data
-            return data
+def test_files_that_are_removed_while_a_run_trains_are_written_again(small, tmp_path, capsys):
+    run = tmp_path / "run"
 
-    encoder = fit(start, Interrupting(PAIRS.queries, PAIRS.passages), **SETTINGS | {"steps": 1000})
-    assert np.abs(encode(encoder) - encode(start)).max() > 1e-3
+    def remove():
+        while not (run / "log.jsonl").exists():  # batches are made ahead of the steps
+            time.sleep(0.01)
+        shutil.rmtree(run / "tokenizer")
+        for name in ("jaxir.json", "run.json", "log.jsonl"):
+            (run / name).unlink()
+
+    pairs = Interrupting(PAIRS.queries, PAIRS.passages).then(remove, 3)
+    encoder = fit(small, pairs, output_dir=run, **SETTINGS)
+    assert encoder.training.stopped_by is None and encoder.training.step == 6
+    assert "jaxir.json was removed while the run trained" in capsys.readouterr().err
+    assert {"COMPLETE", "jaxir.json", "run.json", "log.jsonl", "tokenizer"} <= {
+        path.name for path in run.iterdir()
+    }
 
 
 @pytest.mark.parametrize(

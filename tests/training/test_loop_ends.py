@@ -20,8 +20,8 @@ from tiny_run import Bag, Hooked, pairs, run
 from jaxir.errors import UserError
 from jaxir.losses.matryoshka import matryoshka
 from jaxir.objectives.contrastive import Contrastive
-from jaxir.training.loop import StopSignal
 from jaxir.training.optimizers import AdamW
+from jaxir.training.stopping import StopSignal
 
 # The only step is the last one: of no interval, and yet it is logged, evaluated and saved.
 ONE_STEP = {"steps": 1, "log_every": 2, "eval_every": 2, "checkpoint_every": 2}
@@ -118,7 +118,7 @@ CASES = [
 UNHEARD = """
 import gc, json, os, signal, sys
 from jaxir.training.logs import Narrator
-from jaxir.training.loop import StopSignal
+from jaxir.training.stopping import StopSignal
 
 gc.freeze()  # else each process would copy, at its end, all that it has from the first
 for writer, acts in json.loads(sys.argv[1]):

@@ -1,7 +1,7 @@
 """`CrossEncoder`: (query, passage) texts in, relevance scores out."""
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -46,11 +46,13 @@ class CrossEncoder:
       spec: what was loaded.
       max_length: tokens of a pair, at most.
       kinds: what a model may have been trained to read, to be one.
+      training: how training ended (a `jaxir.training.loop.TrainResult`), for the result of `fit`; else None.
 
     Raises:
       UserError: the model was trained to read something else.
     """
 
+    training: Any = None
     kinds: ClassVar[tuple[Reads, ...]] = ("pair",)
     others_use: ClassVar[str] = "it is for python -m jaxir.expand rerank"
 

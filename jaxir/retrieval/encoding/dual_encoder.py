@@ -56,7 +56,10 @@ class DualEncoder:
       step: of a training run, the step of the checkpoint that was loaded; None of other models.
       dimension: D.
       similarity: "cosine" (vectors have length 1) or "dot".
+      training: how training ended (a `jaxir.training.loop.TrainResult`), for the result of `fit`; else None.
     """
+
+    training: Any = None
 
     def __init__(
         self,

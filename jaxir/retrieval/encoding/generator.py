@@ -48,7 +48,10 @@ class Generator:
     Attributes:
       fingerprint: identifies weights and tokenizer.
       spec: what was loaded.
+      training: how training ended (a `jaxir.training.loop.TrainResult`), for the result of `fit`; else None.
     """
+
+    training: Any = None
 
     def __init__(
         self,

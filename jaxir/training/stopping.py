@@ -1,0 +1,51 @@
+"""SIGTERM and Ctrl-C while a run trains."""
+
+import os
+import signal
+import threading
+from typing import Any
+
+import jax
+from jax.experimental import multihost_utils
+
+from jaxir.progress import outliving_reader
+
+
+class StopSignal:
+    """Notes SIGTERM and SIGINT while in force; a second SIGINT interrupts at once.
+
+    `saves` says whether a checkpoint is saved when training ends early.
+
+    With several processes all of them must stop after the same step: there JAX's preemption service, which
+    listens for SIGTERM itself, agrees on it.
+    """
+
+    SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+    def __init__(self, *, saves: bool = True):
+        self._then = " and saves a checkpoint" if saves else ""
+        self.received: signal.Signals | None = None
+        self._usual: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> "StopSignal":
+        if threading.current_thread() is threading.main_thread() and jax.process_count() == 1:
+            self._usual = {s: signal.signal(s, self._note) for s in self.SIGNALS}
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for number, handler in self._usual.items():
+            signal.signal(number, handler)
+
+    def requested(self, step: int) -> bool:
+        """Returns whether to stop after `step`."""
+        if jax.process_count() > 1 and multihost_utils.reached_preemption_sync_point(step):
+            self.received = signal.SIGTERM
+        return self.received is not None
+
+    def _note(self, number: int, frame: object) -> None:
+        if self.received is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.received = self.received or signal.Signals(number)
+        with outliving_reader():
+            # Not print: a signal may come in the midst of one.
+            os.write(2, f"\n{self.received.name}: training ends after this step{self._then}\n".encode())
