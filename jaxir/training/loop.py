@@ -135,6 +135,8 @@ def train(
         form = loaded.settings.text_format_of(loaded.tokenizer, recipe.num_negatives)
         features = objective.features(form)
         data = dataset_of(recipe.data, loaded.tokenizer, features, on_bad_input=recipe.on_bad_input)
+        if note := recipe.lengthened(data.num_examples):
+            distributed.note(note)
         recipe = recipe.settled(data.num_examples)
         steps, batch_size, seed = recipe.steps, recipe.batch_size, recipe.seed
         to_trace = steps_to_trace(recipe.profile_steps, steps)
