@@ -4,6 +4,7 @@ import contextlib
 import functools
 import itertools
 import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -142,8 +143,8 @@ def train(
         features = objective.features(form)
         whole = dataset_of(recipe.data, loaded.tokenizer, features, on_bad_input=recipe.on_bad_input)
         cut = told_of_dataset(whole, form, ARGUMENTS if bindings is no_bindings else FLAGS)
-        if cut:
-            distributed.note(cut)
+        if cut and jax.process_index() == 0:
+            print(cut, file=sys.stderr, flush=True)
         data = shortened(whole) if whole is not recipe.data else whole
         if note := recipe.lengthened(data.num_examples):
             distributed.note(note)
