@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from jaxir.errors import UsageError, UserError
 from jaxir.installation import cache_directory
+from jaxir.platforms import missing_device
 
 INTERNAL = 70  # EX_SOFTWARE of sysexits.h
 KEPT = 20  # tracebacks
@@ -47,6 +48,8 @@ def explain(error: BaseException) -> Fault:
     if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":  # of os.fsdecode
         text = error.object if len(error.object) <= 80 else f"...{error.object[error.start :]:.80}"
         return Fault(f"{text!r} has a byte in it that is no UTF-8, and cannot be written into a file", 1)
+    if (sentence := missing_device(error)) is not None:
+        return Fault(_printable(sentence), 1)
     if isinstance(error, MemoryError):
         return Fault(f"there is not enough memory{_reason(error)}; {_kept(error)}", 1)
     text = " ".join(str(error).split())

@@ -24,6 +24,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxir.errors import UserError
+from jaxir.platforms import check_devices
 from jaxir.simple_types import Count, checked
 
 # -1 takes all that the other axes leave.
@@ -85,6 +86,8 @@ class MeshConfig:
           UserError: the sizes do not multiply to the number of devices, they do not fit the slices that the
             devices lie in, or a rule names a mesh axis that there is not.
         """
+        if devices is None:
+            check_devices()
         devices = jax.devices() if devices is None else list(devices)
         asked = {axis: getattr(self, axis) for axis in MESH_AXES}
         sizes = list(asked.values())

@@ -27,6 +27,7 @@ LEAVES = {
     "mapped",
     "outputs",
     "partitioning",
+    "platforms",
     "progress",
     "reading",
     "simple_types",

@@ -39,6 +39,7 @@ from jaxir.interop.overrides import CommonOverrides, Overrides
 from jaxir.interop.run_dir import CONFIG, check_seal, checkpoint_of, read_record, sealed
 from jaxir.interop.stored import EncoderSettings, LoadedModel, ModelConfig, StoredModel
 from jaxir.partitioning import Partitioner
+from jaxir.platforms import check_devices
 
 __all__ = [
     "EncoderSettings",
@@ -84,6 +85,7 @@ def load(
       UserError: there is no such model, a file of it is missing or damaged, it is of another kind, or an
         override does not fit it.
     """
+    check_devices()
     changes = Overrides(**overrides) if kind == "dual_encoder" else CommonOverrides(**overrides)
 
     def build(found: StoredModel, fingerprint: str | None) -> LoadedModel:

@@ -15,6 +15,7 @@ import numpy as np
 from flax import nnx
 
 from jaxir.partitioning import MeshConfig
+from jaxir.platforms import local_devices
 from jaxir.retrieval.encoding.batching import Batch, fill
 from jaxir.retrieval.encoding.runner import Function, Runner
 
@@ -37,7 +38,7 @@ class FewShapes:
 
     def __init__(self, model: nnx.Module):
         self.compiled: set[tuple[Function, int, int]] = set()
-        self._runner = Runner(model, MeshConfig().build(jax.local_devices()[:1]))
+        self._runner = Runner(model, MeshConfig().build(local_devices()[:1]))
         self._batch_tokens = self._runner.batch_tokens
         self._call_tokens = CALL_TOKENS.get(jax.default_backend(), ACCELERATOR_CALL_TOKENS)
 

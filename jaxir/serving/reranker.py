@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-import jax
-
+from jaxir.platforms import local_devices
 from jaxir.retrieval.encoding.cross_encoder import CrossEncoder, score_pairs
 from jaxir.retrieval.ranking.runs import rank
 from jaxir.serving.batcher import Batcher
@@ -29,7 +28,7 @@ class Reranker:
     """
 
     def __init__(self, spec: str, *, depth: int):
-        self.encoder, self.depth = CrossEncoder.load(spec, devices=jax.local_devices()[:1]), depth
+        self.encoder, self.depth = CrossEncoder.load(spec, devices=local_devices()[:1]), depth
         self.shapes = FewShapes(self.encoder.model)
 
     def warm_up(self) -> None:

@@ -23,6 +23,7 @@ from jaxir.interop.model_dir import LoadedModel
 from jaxir.models.layers import Remat
 from jaxir.objectives.objective import Objective, auxiliary_of
 from jaxir.partitioning import MeshConfig, Partitioner
+from jaxir.platforms import check_devices
 from jaxir.training import stages
 from jaxir.training import state as state_lib
 from jaxir.training.checkpoints import Checkpoints
@@ -121,6 +122,7 @@ def train(
         gradient that is not finite (no checkpoint is written after it).
     """
     # ---------------------------------------------------------------- settings
+    check_devices()
     if recipe.steps is not None:
         recipe = recipe.settled()
     mesh = recipe.mesh or MeshConfig()

@@ -14,6 +14,7 @@ from jaxir.interop import model_dir
 from jaxir.interop.model_dir import LoadedModel
 from jaxir.models.cross_encoder import CrossEncoderModel
 from jaxir.partitioning import MeshConfig
+from jaxir.platforms import local_devices
 from jaxir.progress import progress
 from jaxir.retrieval.encoding.runner import WINDOW, Runner
 
@@ -70,7 +71,7 @@ class CrossEncoder:
         self.texts, self.tokenizer = loaded.tokenizer, PairTokenizer(loaded.tokenizer)
         self.settings = loaded.settings
         self.max_length = loaded.settings.pair_max_length
-        partitioner = MeshConfig().build(devices or jax.local_devices())
+        partitioner = MeshConfig().build(devices or local_devices())
         self.runner = Runner(loaded.model, partitioner, batch_tokens=batch_tokens)
 
     def __repr__(self) -> str:

@@ -18,6 +18,7 @@ from jaxir.interop import model_dir, stored
 from jaxir.models.dual_encoder import DualEncoderModel
 from jaxir.models.layers import size_of
 from jaxir.partitioning import MeshConfig, Partitioner
+from jaxir.platforms import local_devices
 from jaxir.progress import progress
 from jaxir.retrieval.encoding.batching import EncodingReport
 from jaxir.retrieval.encoding.made_by import MadeBy
@@ -78,7 +79,7 @@ class DualEncoder:
         self.fingerprint: str = fingerprint or model_dir.fingerprint_of(model, tokenizer, settings)
         self.similarity: str = model.config.similarity
         # Of several processes each encodes for itself: they have no batch in common.
-        partitioner = partitioner or MeshConfig().build(jax.local_devices())
+        partitioner = partitioner or MeshConfig().build(local_devices())
         self.runner = Runner(model, partitioner, batch_tokens=batch_tokens)
         self.dimension: int = model.config.dimension
 

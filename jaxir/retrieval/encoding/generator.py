@@ -16,6 +16,7 @@ from jaxir.interop.model_dir import LoadedModel
 from jaxir.models.decoding import FAULT, Decoding
 from jaxir.models.seq2seq import Seq2SeqModel
 from jaxir.partitioning import MeshConfig
+from jaxir.platforms import local_devices
 from jaxir.retrieval.encoding.runner import Runner
 
 # Tokens of the sources of a batch: their outputs are computed a token at a time, so it takes many to fill a
@@ -63,7 +64,7 @@ class Generator:
     ):
         self.model, self.fingerprint, self.spec = loaded.model, loaded.fingerprint, spec
         self.tokenizer, self.settings = loaded.tokenizer, loaded.settings
-        partitioner = MeshConfig().build(devices or jax.local_devices())
+        partitioner = MeshConfig().build(devices or local_devices())
         batch_tokens = batch_tokens or BATCH_TOKENS.get(jax.default_backend())
         self.runner = Runner(loaded.model, partitioner, batch_tokens=batch_tokens)
 

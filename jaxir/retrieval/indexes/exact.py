@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxir.cpu import has_quick_bfloat16
 from jaxir.errors import UserError
 from jaxir.partitioning import MeshConfig, Partitioner
+from jaxir.platforms import local_devices
 from jaxir.retrieval.indexes import rounding
 from jaxir.retrieval.indexes.documents import Documents
 from jaxir.retrieval.indexes.exact_rows import DTYPES, Rows, Storage
@@ -138,7 +139,7 @@ class ExactIndex(VectorIndex):
         if not len(queries):
             return np.empty([0, k], np.float32), []
         if self._partitioner is None:
-            self._partitioner = MeshConfig().build(jax.local_devices())
+            self._partitioner = MeshConfig().build(local_devices())
         quick = self._partitioner.on_cpu and len(queries) >= rounding.LEAST_QUERIES and has_quick_bfloat16()
         if quick and self._may_round(k):
             scores, ranks = self._best_by_rounding(queries, k)
