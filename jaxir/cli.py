@@ -52,6 +52,20 @@ def one_of(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return note
 
 
+def gives_way(**to: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Notes that a gin file's value of a parameter does not limit what is typed.
+
+    With `gives_way(min_steps="epochs")` a typed --epochs sets min_steps to the function's own default, unless
+    min_steps is typed too.
+    """
+
+    def note(function: Callable[..., Any]) -> Callable[..., Any]:
+        function.gives_way = to
+        return function
+
+    return note
+
+
 def also_called(**names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Notes second spellings: with `also_called(output_dir="output")` --output does as --output_dir."""
 

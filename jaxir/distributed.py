@@ -254,6 +254,12 @@ def say(text: str) -> None:
         print(text)
 
 
+def note(text: str) -> None:
+    """Prints a note on standard error, in process 0 only."""
+    if jax.process_index() == 0:
+        print(f"note: {text}", file=sys.stderr)
+
+
 def wait_for_all(where: str) -> None:
     """Returns when every process has come here."""
     if jax.process_count() > 1:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import errno
 import os
+import re
 import site
 import tempfile
 import time
@@ -38,6 +40,10 @@ def explain(error: BaseException) -> Fault:
         return Fault(_of_system(error), 1)
     if isinstance(error, ValueError) and str(error) == "embedded null byte":  # so Python says of a path
         return Fault("a path has a zero byte in it, which no file's name can have", 1)
+    # `Path.resolve` of Python 3.11 and 3.12 raises this where every other function raises an OSError.
+    if isinstance(error, RuntimeError) and (loop := re.fullmatch("Symlink loop from (.*)", str(error), re.S)):
+        path = ast.literal_eval(loop[1])
+        return Fault(_of_system(OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)), 1)
     if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":  # of os.fsdecode
         text = error.object if len(error.object) <= 80 else f"...{error.object[error.start :]:.80}"
         return Fault(f"{text!r} has a byte in it that is no UTF-8, and cannot be written into a file", 1)

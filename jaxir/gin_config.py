@@ -102,6 +102,7 @@ def bind(
     typed = [_key_of(binding) for binding in bindings]
     used_by_files = set(referred_macros())
     _set_flags(function, flags, typed)
+    _give_way(function, flags, typed)
     if only is not None:
         _fill_unread([parameter_of(function, name) for name in only])
     check_macros({key.scope for key in typed if key.selector == MACRO}, used_by_files, defaults)
@@ -211,6 +212,21 @@ def _set_flags(function: Callable[..., Any], flags: dict[str, Any], typed: Seque
         alone = linked and referred_macros().count(linked[0].scope) == 1
         if own.value is not None:
             gin.bind_parameter(linked[0] if alone else own, None)
+
+
+def _give_way(function: Callable[..., Any], flags: Mapping[str, Any], typed: Sequence[Key]) -> None:
+    """Sets aside what gin files say of a parameter that would limit what is typed; see `cli.gives_way`."""
+
+    def is_typed(name: str) -> bool:
+        return name in flags or bool(set(chain_of(parameter_of(function, name))) & set(typed))
+
+    for name, other in getattr(function, "gives_way", {}).items():
+        if not is_typed(name) and is_typed(other):
+            default = inspect.signature(function).parameters[name].default
+            gin.bind_parameter(parameter_of(function, name), default)
+        for instead in set(getattr(function, "one_of", ())) - {other}:
+            if is_typed(name) and is_typed(instead):
+                raise UserError(f"{name} counts with {other} only, and {instead} is given: leave {name} out")
 
 
 def _fill_unread(read: Sequence[Key]) -> None:

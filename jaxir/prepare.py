@@ -154,13 +154,16 @@ def _prepare_pairs(
     path: str, output: str, columns: Any, sizes: dict[str, float | None], seed: int, on_bad_input: Any
 ) -> None:
     from jaxir.data.pair_collection import NEGATIVES, write_pairs
-    from jaxir.data.pair_table import PairTable, named_columns
+    from jaxir.data.pair_table import USUAL, PairTable, named_columns
     from jaxir.files import atomic_directory
 
     with atomic_directory(output) as folder:
         table = PairTable(path, columns, prefix="--")
-        unused = f" (not used: {', '.join(table.unused)})" if table.unused else ""
-        print(f"{path}: {named_columns(table.columns)}{unused}", flush=True)
+        print(f"{path}: {named_columns(table.columns)}", flush=True)
+        if table.unused:
+            free = ", ".join(f"--{name}=COLUMN" for name in USUAL if name not in table.columns)
+            flags = f" (flags that use one: {free})" if free else ""
+            print(f"  not used: {', '.join(table.unused)}{flags}", flush=True)
         made = write_pairs(folder, table, on_bad_input, **sizes, seed=seed)
     on_bad_input.report()
     print(f"{output}: {made.counts.documents:,} passages")

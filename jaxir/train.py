@@ -14,6 +14,7 @@ from jaxir.training.recipe import Recipe
 
 
 @cli.one_of("steps", "epochs")
+@cli.gives_way(min_steps="epochs")
 @cli.also_called(output_dir="output")
 @cli.hands_over(plan="jaxir.plan:plan")
 @writes(output_dir="run")

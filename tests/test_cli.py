@@ -333,6 +333,7 @@ def touch(*, what: str, path: str) -> None:
         "make": lambda: Path(path).mkdir(),
         "remove": lambda: Path(path).unlink(),
         "move": lambda: Path(path).rename(f"{path}/in/itself"),
+        "resolve": lambda: Path(path).resolve(strict=True),
         "connect": lambda: socket.create_connection(("127.0.0.1", 1), 1),
     }
     try:
@@ -349,6 +350,7 @@ def touch(*, what: str, path: str) -> None:
         ("read", "folder", "is a directory"),
         ("read", "none", "no such file or directory"),
         ("read", "loop", "too many levels of symbolic links"),
+        ("resolve", "loop", "too many levels of symbolic links"),
         ("write", "file/x", "not a directory"),
         ("write", "n" * 300, "file name too long"),
         ("list", "file", "not a directory"),

@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import json
 import os
 import re
 import signal
@@ -150,6 +151,16 @@ def test_the_sentences_of_troubleshooting_are_those_of_the_code():
     for sentence in sentences:
         for part in filter(None, (part.strip(" ();,:'?.") for part in sentence.split("…"))):
             assert part in sentences_of_the_code(), f"{part!r} of {sentence!r}"
+
+
+def test_the_answers_of_serve_are_those_of_its_schemas():
+    """Each JSON block after the corpus has the fields of its answer, and no other field."""
+    schemas = pytest.importorskip("jaxir.serving.schemas")
+    page = (DOCS / "serve.md").read_text()
+    _, *answers = re.findall(r"^```json\n(.*?)^```$", page, re.M | re.S)
+    kinds = [schemas.SearchResponse, schemas.EncodeResponse, schemas.DocumentResponse, schemas.Health]
+    for kind, answer in zip([*kinds, schemas.Problem], map(json.loads, answers), strict=True):
+        assert kind.model_validate(answer).model_dump(exclude_unset=True, mode="json") == answer
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("mkdocs"), reason="MkDocs is not installed")

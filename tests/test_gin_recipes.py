@@ -69,6 +69,28 @@ def resolve(recipe: str, *bindings: str) -> dict:
     return gin.get_bindings(train)
 
 
+@pytest.mark.parametrize(
+    ("flags", "bindings", "min_steps"),
+    [
+        ({}, (), 100),
+        ({"epochs": 0.5}, (), 1),
+        ({}, ("EPOCHS=0.5",), 1),
+        ({}, ("train.epochs=0.5",), 1),
+        ({"epochs": 0.5}, ("MIN_STEPS=7",), 7),
+        ({"epochs": 0.5, "min_steps": 7}, (), 7),
+        ({"steps": 3, "min_steps": 7}, (), "min_steps counts with epochs only, and steps is given"),
+    ],
+)
+def test_typed_epochs_are_not_made_longer_by_the_min_steps_of_a_recipe(flags, bindings, min_steps):
+    given = flags | {"output_dir": "run"}
+    if isinstance(min_steps, str):
+        with pytest.raises(UserError, match=min_steps):
+            gin_config.bind(train, ["gin/pairs.gin"], ["DATA=somewhere", *bindings], given)
+        return
+    gin_config.bind(train, ["gin/pairs.gin"], ["DATA=somewhere", *bindings], given)
+    assert gin.get_bindings(train)["min_steps"] == min_steps
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_resolves(recipe):
     bound = resolve(recipe)

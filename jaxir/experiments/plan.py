@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import os
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -324,7 +325,7 @@ def gin_text(text: str) -> str:
 def parse_folder(text: str) -> tuple[str, str]:
     """Returns name and directory of a value of the axis of data sets: [NAME=][beir:]DIR."""
     name, equals, directory = text.partition("=")
-    name, directory = (name, directory) if equals else (Path(text).resolve().name, text)
+    name, directory = (name, directory) if equals else (Path(os.path.realpath(text)).name, text)
     if not directory.removeprefix("beir:"):
         raise UserError(f"{text!r} lacks a directory: a data set is written [NAME=]DIR")
     return name, directory.removeprefix("beir:")

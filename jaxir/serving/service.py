@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
+import os
 import random
 import time
 from collections.abc import Sequence
@@ -346,7 +347,7 @@ def _named(spec: str) -> tuple[str, str]:
     """Takes NAME=DIR or DIR apart."""
     name, equals, directory = spec.partition("=")
     if not equals or "/" in name:
-        name, directory = Path(spec).resolve().name, spec
+        name, directory = Path(os.path.realpath(spec)).name, spec  # `Path.resolve` fails on a loop of links
     if not name or not directory:
         raise UserError(f"{spec!r} lacks a {'directory' if name else 'name'}; write NAME=DIR")
     return name, directory

@@ -100,6 +100,8 @@ def fit(
     for name in settings:
         if known.get(name) != name:
             raise UserError(f"fit has no setting {name!r}{suggest(known.get(name, name), known.values())}")
+    if steps is not None and "min_steps" in settings:
+        raise UserError("min_steps counts with epochs only, and steps is given: leave min_steps out")
     if num_negatives is None:
         num_negatives = int(isinstance(pairs, Pairs) and all(pairs.negatives))
     if steps is None and epochs is None:

@@ -24,6 +24,20 @@ def steps_of(epochs: float, *, pairs: int, batch_size: int, min_steps: int) -> i
     return max(min_steps, math.ceil(epochs * pairs / batch_size - _ROUNDING))
 
 
+def lengthened(epochs: float | None, *, pairs: int, batch_size: int, min_steps: int) -> str | None:
+    """Returns a note where `min_steps` makes a run longer than its epochs; None where it does not."""
+    if (
+        epochs is None
+        or (own := steps_of(epochs, pairs=pairs, batch_size=batch_size, min_steps=1)) >= min_steps
+    ):
+        return None
+    steps = "1 step" if own == 1 else f"{own:,} steps"
+    return (
+        f"epochs={epochs:g} of {pairs:,} examples is {steps} of {batch_size}; min_steps makes the run"
+        f" {min_steps:,} steps; for {steps} set min_steps=1"
+    )
+
+
 def in_steps(name: str, value: float, steps: int) -> int:
     """Returns a number of steps that is told as such or, between 0 and 1, as a share of the run, rounded up.
 

@@ -146,6 +146,8 @@ def train(
         if cut and jax.process_index() == 0:
             print(cut, file=sys.stderr, flush=True)
         data = shortened(whole) if whole is not recipe.data else whole
+        if note := recipe.lengthened(data.num_examples):
+            distributed.note(note)
         recipe = recipe.settled(data.num_examples)
         steps, batch_size, seed = recipe.steps, recipe.batch_size, recipe.seed
         to_trace = steps_to_trace(recipe.profile_steps, steps)

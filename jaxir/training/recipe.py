@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from jaxir.errors import UserError
 from jaxir.simple_types import Count, Natural, Object, Positive, PositiveNumber, Seed, checked
-from jaxir.training.length import check_length, in_steps, steps_of
+from jaxir.training.length import check_length, in_steps, lengthened, steps_of
 
 if TYPE_CHECKING:  # which imports JAX
     from jaxir.partitioning import Partitioner
@@ -109,6 +109,12 @@ class Recipe:
             mesh=self.mesh or MeshConfig(),
             eval_every=in_steps("eval_every", self.eval_every, steps),
             checkpoint_every=in_steps("checkpoint_every", self.checkpoint_every, steps),
+        )
+
+    def lengthened(self, num_examples: int) -> str | None:
+        """Returns a note where `min_steps` makes the run longer than its epochs; None where it does not."""
+        return lengthened(
+            self.epochs, pairs=num_examples, batch_size=self.batch_size, min_steps=self.min_steps
         )
 
     def check_batch(self, partitioner: Partitioner) -> None:

@@ -145,6 +145,14 @@ def test_what_is_of_no_use_is_left_out_and_counted(tmp_path, capsys):
     assert sum(len(pairs_of(tmp_path / "out", split)) for split in SPLITS) == len(ROWS)
 
 
+def test_columns_that_are_not_used_come_with_the_flags_that_use_them(tmp_path, capsys):
+    rows = [{"question": q, "answer": p, "topic": f"t{n}", "qid": n} for n, (q, p) in enumerate(ROWS)]
+    path = write_jsonl(tmp_path / "a.jsonl", rows)
+    assert prepare(f"--dataset=pairs:{path}", f"--output={tmp_path / 'out'}", "--test=3", "--dev=3") == 0
+    flags = "--negatives=COLUMN, --title=COLUMN, --passage_id=COLUMN"
+    assert f"\n  not used: topic (flags that use one: {flags})\n" in capsys.readouterr().out
+
+
 def test_ids_titles_and_negatives(tmp_path, capsys):
     records = [
         {"qid": n, "Question": q, "title": f"T{n % 8}", "context": f"context {n % 8}", "docid": f"d{n % 8}",
@@ -156,7 +164,7 @@ def test_ids_titles_and_negatives(tmp_path, capsys):
     assert prepare(f"--dataset=pairs:{path}", f"--output={tmp_path / 'out'}", "--test=3", "--dev=3") == 0
     out = capsys.readouterr().out
     assert "query = Question, passage = context, negatives = negatives, title = title, query_id = qid" in out
-    assert "(not used: label)" in out
+    assert "\n  not used: label\n" in out
     documents = {d.id: (d.title, d.text) for d in BeirFolder(tmp_path / "out").corpus()}
     assert documents["d5"] == ("T5", "context 5")
     assert sorted(text for _, text in documents.values()) == sorted(

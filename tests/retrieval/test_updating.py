@@ -115,7 +115,7 @@ def test_what_cannot_be_done_changes_nothing(root, tmp_path, toy, backend, capsy
         ([f"--delete={tmp_path}/all.txt"], "no document would be left"),
         ([f"--delete={tmp_path}/binary.txt"], "binary.txt is not a text file of ids"),
         ([f"--delete={tmp_path}/none.txt"], "none.txt: no such file"),
-        ([f"--embeddings={tmp_path}/other", corpus], "they cannot be searched together"),
+        ([f"--embeddings={tmp_path}/other", corpus], "the embeddings cannot be searched together with"),
         ([new], "stores its documents for display: give the corpus of the new ones"),
         ([new, f"--corpus={partial}"], "lacks 7 of the 8 documents that were encoded"),
         ([corpus], "a corpus is of documents to add: give their embeddings too"),

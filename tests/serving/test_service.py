@@ -363,6 +363,13 @@ def test_indexes_that_cannot_be_served(world, names, sentence):
         Service.open([name.format(root=world.root) for name in names])
 
 
+def test_a_loop_of_links_is_no_index(tmp_path):
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(OSError, match="Too many levels of symbolic links"):
+        Service.open([f"{tmp_path}/a"])
+
+
 def test_limits_are_above_nothing():
     with pytest.raises(UserError, match="k must be a whole number of at least 1, not 0"):
         Limits(k=0)

@@ -3,7 +3,7 @@
 import pytest
 
 from jaxir.errors import UserError
-from jaxir.training.length import check_length, in_steps, steps_of
+from jaxir.training.length import check_length, in_steps, lengthened, steps_of
 from jaxir.training.optimizers import Adafactor, AdamW
 
 
@@ -20,6 +20,13 @@ from jaxir.training.optimizers import Adafactor, AdamW
 )
 def test_epochs_in_steps(epochs, pairs, batch_size, min_steps, steps):
     assert steps_of(epochs, pairs=pairs, batch_size=batch_size, min_steps=min_steps) == steps
+
+
+def test_a_run_that_min_steps_makes_longer_than_its_epochs_has_a_note():
+    of_64 = {"pairs": 64, "batch_size": 32}
+    told = "epochs=0.5 of 64 examples is 1 step of 32; min_steps makes the run 100 steps"
+    assert lengthened(0.5, min_steps=100, **of_64).startswith(told)
+    assert lengthened(0.5, min_steps=1, **of_64) is lengthened(None, min_steps=100, **of_64) is None
 
 
 @pytest.mark.parametrize(
