@@ -29,8 +29,18 @@ class PairSource(RecordSource):
         """Yields the pairs."""
 
     def records(self, on_bad_input: OnBadInput) -> Iterator[Record]:
-        """Yields the pairs by field."""
-        return (example.record() for example in self.examples(on_bad_input))
+        """Yields the pairs by field.
+
+        Raises:
+          UserError: `examples` gave something else than a `PairExample`.
+        """
+        for number, example in enumerate(self.examples(on_bad_input)):
+            if not isinstance(example, PairExample):
+                raise UserError(
+                    f"example {number}: {type(self).__name__}.examples must yield"
+                    f" PairExample(query_id, query, passage_id, passage), but it yielded {example!r:.60}"
+                )
+            yield example.record()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -318,15 +318,16 @@ def train(
             values = {k: float(v) for k, v in jax.device_get(metrics).items()}
             check_finite(done, values)
             check_negatives(done, values)
-            narrator.step(done, values["loss"])
+            narrator.step(done, values["loss"], values)
             if done % recipe.log_every == 0 or done == steps:
+                own = dict(values)
                 values["examples_per_second"] = narrator.lap(done)
                 values["step_seconds"] = batch_size / values["examples_per_second"]
                 if ideal is not None:
                     values["mfu"] = ideal / values["step_seconds"]
                 values |= peak_memory(jax.local_devices()) | expected
                 log.write(done, values)
-                narrator.tell(done, values)
+                narrator.tell(done, values, own)
 
         done, unread = start, None
         closing.enter_context(jax.transfer_guard("disallow"))
@@ -351,7 +352,9 @@ def train(
                         check_negatives(done, scores, "dev batches")
                         value = scores.get(recipe.dev_metric)
                         log.write(done, {f"dev/{k}": v for k, v in scores.items()})
-                        narrator.tell_dev(done, {k: scores[k] for k in suite.directions if k in scores})
+                        named = {k: scores[k] for k in suite.directions if k in scores}
+                        others = {k: v for k, v in scores.items() if k not in named}
+                        narrator.tell_dev(done, named, others)
                     if saving or checkpoints.is_best(value):
                         log.checkpoint(checkpoints.settle())
                         log.bring()

@@ -6,12 +6,13 @@ from dataset_rows import rows
 
 from jaxir.data.array_dataset import ArrayDataset
 from jaxir.data.mixture import Mixture
+from jaxir.data.pair_sources import PairSource
 from jaxir.data.seqio_pairs import SeqioPairs
 from jaxir.data.sources import stable_keys
 from jaxir.data.text_data import RecordSource
 from jaxir.errors import UserError
 from jaxir.evaluators.bench import Bench
-from jaxir.features import Key, Numbers, TextFormat, Tokens, fields_of
+from jaxir.features import Key, Numbers, TextFormat, Tokens, fields_of, pair_features
 
 FEATURES = {
     "ids": Tokens("text", 8, prompt="say "),
@@ -125,9 +126,11 @@ def test_fields_of_another_kind_cost_a_sentence(minilm, change, message):
         ({"weight": float("nan")}, "example 5: .* a finite number in the field 'weight', but found nan"),
         ({"weight": 1e39}, r"example 5: .* a finite number in the field 'weight', but found 1e\+39"),
         ({"weight": "1.5"}, "example 5: .* a finite number in the field 'weight', but found '1.5'"),
-        ({"text": "ab"}, "example 5: .* reads a text in the field 'text', but found 'ab'"),
+        ({"text": "ab"}, r"found 'ab', a string; a text is a tuple of two strings, \(id, text\)$"),
+        ({"text": ["t", "a"]}, "found \\['t', 'a'\\], a list of a string and a string; a text is a tuple"),
+        ({"text": (7, "a")}, r"found \(7, 'a'\), a tuple of an integer and a string; a text is a tuple"),
         ({"text": ("t", None)}, r"example 5: .* reads a text in the field 'text', but found \('t', None\)"),
-        ({"others": [("o", "x"), "yz"]}, "list of texts in the field 'others', but found 'yz' in the list"),
+        ({"others": [("o", "x"), "yz"]}, "texts in the field 'others', but found 'yz', a string in the list"),
         ({"others": None}, "example 5: .* a list of texts in the field 'others', but found None"),
         ({"scores": [1.0, None]}, "a list of finite numbers in the field 'scores', but found None in the li"),
     ],
@@ -136,6 +139,22 @@ def test_every_record_is_checked(minilm, change, message):
     wrong = [record | (change if i == 5 else {}) for i, record in enumerate(records())]
     with pytest.raises(UserError, match=message):
         ArrayDataset.from_records(wrong, minilm, FEATURES)
+
+
+def test_a_source_that_yields_something_else_names_what_it_must_yield(minilm):
+    with pytest.raises(
+        UserError, match=r"example 0 must be a dict of fields, such as {'text': ...}, but fou"
+    ):
+        ArrayDataset.from_records([("t", "a text")], minilm, FEATURES)
+
+    class Plain(PairSource):
+        def examples(self, on_bad_input):
+            yield {"query": ("q", "who?"), "passage": ("p", "me")}
+
+    with pytest.raises(
+        UserError, match=r"0: Plain.examples must yield PairExample\(query_id, .*, but it yiel"
+    ):
+        Plain().build(minilm, pair_features(TextFormat(8, 8)))
 
 
 def test_a_later_record_that_lacks_a_field_is_named(minilm):
