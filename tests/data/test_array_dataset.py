@@ -218,7 +218,7 @@ def test_texts_that_are_cut_are_counted_and_the_counts_are_saved(minilm, tmp_pat
     pairs = [
         ("q0", "one two three", "p0", "a b c d e f g h"),
         ("q1", "one", "p1", "a b"),
-        ("q2", "two", "p0", "-"),
+        ("q2", "two", "p0", "a b c d e f g h"),
     ]
     records = [{"query": pair[:2], "passage": pair[2:]} for pair in pairs]
     data = ArrayDataset.from_records(

@@ -200,11 +200,11 @@ def test_interrupted_it_goes_on_and_another_expansion_is_refused(collection, enc
     assert stored.info.count == len(vectors) > 60
     calls, usual = [], DualEncoder.tokens
 
-    def tokens(self, texts, tower):
+    def tokens(self, texts, *args):
         calls.append(len(texts))
         if len(calls) == 4:
             raise KeyboardInterrupt
-        return usual(self, texts, tower)
+        return usual(self, texts, *args)
 
     monkeypatch.setattr(DualEncoder, "tokens", tokens)
     with pytest.raises(KeyboardInterrupt):
