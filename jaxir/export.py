@@ -76,7 +76,7 @@ def _saved_model(
     search = None
     if index is not None:
         search = lambda: saved_search.SavedSearch(index, k=k, fingerprint=loaded.fingerprint, name=model)  # noqa: E731
-    saved_model.write(output, Source(name=model, **loaded._asdict()), signatures=signatures, search=search)
+    saved_model.write(output, Source.of(model, loaded), signatures=signatures, search=search)
 
 
 def _onnx(model: str, output: str) -> None:
@@ -89,7 +89,7 @@ def _onnx(model: str, output: str) -> None:
 
     loaded = model_dir.load(model, kind=None, dtype="float32")
     formats.say_unused_prompts(loaded.settings, "onnx")
-    onnx_model.write(output, Source(name=model, **loaded._asdict()))
+    onnx_model.write(output, Source.of(model, loaded))
 
 
 if __name__ == "__main__":

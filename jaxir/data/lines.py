@@ -11,7 +11,7 @@ import re
 import sys
 import unicodedata
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -19,6 +19,7 @@ from jaxir.errors import BadInputError, UserError
 from jaxir.files import local_path
 from jaxir.reading import open_to_read
 
+S = TypeVar("S")
 T = TypeVar("T")
 _BLANK = {"Zs", "Zl", "Zp", "Cc", "Cf"}
 _CONTROLS = {  # which unicodedata does not name
@@ -172,11 +173,29 @@ def parsed_lines(
     Raises:
       BadInputError: the first malformed line ("stop"), or a file without a usable one.
     """
+
+    def parse_raw(raw: bytes, number: int) -> T | None:
+        return parse(decode_line(raw), number)
+
+    return parsed(path, numbered_lines(path), parse_raw, on_bad_input)
+
+
+def parsed(
+    path: str | Path,
+    numbered: Iterable[tuple[int, S]],
+    parse: Callable[[S, int], T | None],
+    on_bad_input: OnBadInput | Policy,
+) -> Iterator[T]:
+    """Yields `parse(item, number)` for each (number, item) of a file, as `parsed_lines` does for its lines.
+
+    Raises:
+      BadInputError: as `parsed_lines`.
+    """
     collector = on_bad_input if isinstance(on_bad_input, OnBadInput) else OnBadInput(on_bad_input)
     usable = False
-    for number, raw in numbered_lines(path):
+    for number, item in numbered:
         try:
-            record = parse(decode_line(raw), number)
+            record = parse(item, number)
         except OddRecord as odd:
             collector.accept(path, number, odd)
             record = None if collector.strict else odd.record

@@ -24,7 +24,7 @@ from jaxir.features import Reads, TextFormat
 from jaxir.interop import kinds
 from jaxir.interop.kinds import ModelConfig
 from jaxir.interop.lazy import LazyArray, place, stack
-from jaxir.models import layers
+from jaxir.models import any_length, layers
 from jaxir.models.backbones import BackboneConfig, check_padding
 from jaxir.partitioning import Partitioner
 from jaxir.simple_types import Count, checked
@@ -316,6 +316,7 @@ def initialize(config: ModelConfig, *, seed: int, partitioner: Partitioner | Non
     shardings = None if partitioner is None else layers.param_shardings(abstract, partitioner)
     model = nnx.merge(graphdef, jax.jit(make, out_shardings=shardings)())
     check_padding(model, partitioner)
+    any_length.warn(model)
     return model
 
 
