@@ -243,11 +243,11 @@ class Embedding(nnx.Module):
     def __call__(self, ids: Int[Array, "*shape"]) -> Float[Array, "*shape E"]:
         """Looks up ids [...]; an id outside the table gives NaN, which no later step can hide.
 
-        `features.PADDING_TOKEN` reads row 0.
+        In a table of tokens (axis "vocab") `features.PADDING_TOKEN` reads row 0.
         """
-        return look_up(
-            self.embedding[...], table_rows(ids), self.embedding.get_metadata()["logical_axes"], self.dtype
-        )
+        axes = self.embedding.get_metadata()["logical_axes"]
+        rows = table_rows(ids) if axes[0] == "vocab" else ids
+        return look_up(self.embedding[...], rows, axes, self.dtype)
 
     def together(self, ids: Sequence[jax.Array]) -> list[jax.Array]:
         """Looks up batches of ids [B, L]: their gradients are added up before they travel."""
