@@ -39,6 +39,7 @@ AGAIN_SECONDS = 0.05
 # that looks less often starts an eighth sooner.
 YOUNG_OBJECTS = 10_000
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+TYPED: list[str] = []  # the command line that `run` works on, from "python" on
 GIN_HELP = "gin file (may be repeated); --gin.NAME=VALUE binds one parameter or macro"
 
 
@@ -302,6 +303,7 @@ def _hearing_terminals_end() -> Iterator[None]:
 
 def run(function: Callable[..., Any], argv: Sequence[str], *, prog: str, example: str) -> int:
     """Parses `argv` for `function`, binds gin where asked, and calls it."""
+    TYPED[:] = [*prog.split(), *argv]
     parser = build_parser(function, prog=prog, example=example)
     bindings = [a.removeprefix("--gin.") for a in argv if a.startswith("--gin.")]
     for binding in bindings:
