@@ -62,6 +62,7 @@ def _command(recipe: Recipe) -> Command:
     by_train = any(word.partition("=")[0] == "--plan" for word in cli.TYPED)
     flags = {
         "topology": ["--plan" if by_train else "--topology"],
+        "prices": ["--prices"],
         "batch_size": ["--batch_size", *flags_of("train", "batch_size")],
     }
     parts = {"remat": recipe.model, "chunks": recipe.objective, **dict.fromkeys(MESH_AXES, recipe.mesh)}

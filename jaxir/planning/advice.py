@@ -178,7 +178,8 @@ def _on_larger_chips(
                 words = ", ".join(
                     [f"{other.count} {chip.name} chips", *([_words(changes)] if changes else [])]
                 )
-                yield _on(Change(words, {"topology": other.name} | changes, size), mesh, other)
+                settings = {"topology": other.name, "prices": None} | changes  # prices are of the chips typed
+                yield _on(Change(words, settings, size), mesh, other)
 
 
 def build_mesh(mesh: MeshConfig, devices: Sequence[jax.Device], target: Target) -> Partitioner:

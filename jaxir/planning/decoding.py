@@ -28,7 +28,9 @@ from jaxir.planning.program import Compiled, Step, bytes_of, compile_step
 from jaxir.planning.report import duration, gib, money, si, span
 from jaxir.planning.typed import Command
 
-FLAGS = {name: (f"--{name}",) for name in ("topology", "batch_tokens", "dtype")}
+FLAGS = {name: (f"--{name}",) for name in ("topology", "batch_tokens", "dtype", "prices")}
+# The share of the memory that advice fills: memory shrinks by less than the texts of a batch.
+_ROOM = 0.75
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,6 +80,16 @@ class DecodingPlan(NamedTuple):
     roofline: Roofline | None
     seconds: float
 
+    @property
+    def limit(self) -> int:
+        """Bytes of memory on each chip."""
+        return self.compiled.limit or int(self.target.chip.memory)
+
+    @property
+    def short_by(self) -> int:
+        """Bytes that are missing on each chip, 0 where it fits."""
+        return self.compiled.short_by or max(self.compiled.size - self.limit, 0)
+
 
 def run(
     topology: str,
@@ -120,7 +132,7 @@ def run(
     batch = Batch(texts=target.count * max(1, batch_tokens // length), length=length, how=how)
     plan = make(target, config, batch, partitioner)
     print("\n".join([*_verdict(plan, priced, Command(words, FLAGS)), "", *_lines(plan)]))
-    return int(plan.compiled.short_by > 0)
+    return int(plan.short_by > 0)
 
 
 def make(target: Target, config: Seq2SeqConfig, batch: Batch, partitioner: Partitioner) -> DecodingPlan:
@@ -166,19 +178,21 @@ def _count(step: Step) -> int:
 
 
 def _verdict(plan: DecodingPlan, prices: Mapping[str, float] | None, command: Command) -> Iterator[str]:
-    compiled = plan.compiled
-    limit = compiled.limit or int(plan.target.chip.memory)
-    if compiled.short_by:
-        yield f"does not fit: {gib(compiled.short_by)} GiB are missing on each chip"
+    compiled, limit = plan.compiled, plan.limit
+    if plan.short_by:
+        yield f"does not fit: {gib(plan.short_by)} GiB are missing on each chip"
         changes = []
         # More chips do not help: each has all parameters, and at least a text of the batch.
-        if (fewer := plan.batch.texts // plan.target.count // 2) > 0:
+        left = (_ROOM * limit - plan.parameters) / max(compiled.size - plan.parameters, 1)
+        if (fewer := int(left * plan.batch.texts / plan.target.count)) > 0:
             changes.append({"batch_tokens": fewer * plan.batch.length})
         if plan.dtype != "bfloat16":
             changes.append({"dtype": "bfloat16"})
         shapes = [parse(f"{name}:{shape}") for name in TPUS for shape in SLICES[name]]
-        same = [s for s in shapes if s.count == plan.target.count and s.chip.memory > plan.target.chip.memory]
-        changes += [{"topology": s.name} for s in sorted(same, key=lambda s: s.chip.memory)[-1:]]
+        same = [s for s in shapes if s.count == plan.target.count and _ROOM * s.chip.memory > compiled.size]
+        changes += [
+            {"topology": s.name, "prices": None} for s in sorted(same, key=lambda s: s.chip.memory)[:1]
+        ]
         yield "try one of these:" if changes else "no chip that is known has as much memory"
         yield from (f"  {command.changed(change)}" for change in changes)
         return
@@ -198,7 +212,6 @@ def _of_many(plan: DecodingPlan, prices: Mapping[str, float] | None) -> str:
 
 def _lines(plan: DecodingPlan) -> list[str]:
     compiled, batch, how = plan.compiled, plan.batch, plan.batch.how
-    limit = compiled.limit or int(plan.target.chip.memory)
     rows = {
         "parameters, float32": plan.parameters,
         "token ids": compiled.held - plan.parameters,
@@ -215,7 +228,7 @@ def _lines(plan: DecodingPlan) -> list[str]:
         f"  batch     {batch.texts} texts of {batch.length} tokens, {written}",
         f"  source    generation, compiled by {compiler}; no output ends sooner",
         "",
-        f"memory on each chip, GiB (of {gib(limit)})",
+        f"memory on each chip, GiB (of {gib(plan.limit)})",
         *(f"  {name:<38}{gib(size):>10}" for name, size in rows.items()),
     ]
     if plan.done is not None and plan.roofline is not None:

@@ -29,14 +29,14 @@ class Command:
         return self.flags.keys()
 
     def changed(self, settings: Mapping[str, Any]) -> str:
-        """Returns the line with other values of settings, to be pasted into a shell."""
+        """Returns the line with other values of settings, to be pasted into a shell; None leaves one out."""
         replaced = {flag for name in settings for flag in self.flags[name]}
         kept, value_follows = [], False
         for word in self.words:
             if word.partition("=")[0] not in replaced and not value_follows:
                 kept.append(word)
             value_follows = word in replaced  # `--topology v5e:2x2`
-        new = [f"{self.flags[name][0]}={value}" for name, value in settings.items()]
+        new = [f"{self.flags[name][0]}={value}" for name, value in settings.items() if value is not None]
         return shlex.join([*kept, *new])
 
 
@@ -44,6 +44,7 @@ OF_RECIPES = Command(
     words=("python", "-m", "jaxir.plan"),
     flags={
         "topology": ("--topology",),
+        "prices": ("--prices",),
         "batch_size": ("--batch_size", "--gin.BATCH_SIZE"),
         "remat": ("--gin.REMAT",),
         "chunks": ("--gin.CHUNKS",),

@@ -271,7 +271,7 @@ def test_prices_are_of_any_plan(gpu, text, costs):
 @pytest.mark.parametrize(
     ("typed", "changed"),
     [
-        (["--topology=gpu:1xl4"], "--topology=gpu:2xl4 --gin.REMAT=True"),
+        (["--topology=gpu:1xl4", "--prices=l4=1"], "--topology=gpu:2xl4 --gin.REMAT=True"),
         (
             ["--topology", "gpu:1xl4", "--gin.REMAT=none", "--steps=3"],
             "--steps=3 --topology=gpu:2xl4 --gin.REMAT=True",
@@ -281,7 +281,8 @@ def test_prices_are_of_any_plan(gpu, text, costs):
 )
 def test_a_typed_command_is_changed(typed, changed):
     command = Command(["python", "-m", "jaxir.plan", *typed], OF_RECIPES.flags)
-    assert command.changed({"topology": "gpu:2xl4", "remat": True}) == f"python -m jaxir.plan {changed}"
+    settings = {"topology": "gpu:2xl4", "remat": True, "prices": None}
+    assert command.changed(settings) == f"python -m jaxir.plan {changed}"
 
 
 def test_a_step_too_large_for_one_chip_is_told_without_a_compiler():
@@ -401,7 +402,7 @@ def test_advice_names_the_smallest_changes_that_are_enough():
     assert tight[0].words.startswith("fsdp=4, chunks=")
     assert all("fsdp" in change.settings for change in tight)
     (other,) = found(0.1)  # of another chip, whose memory is another's
-    assert other.settings == {"topology": "v5p:2x2x1"}
+    assert other.settings == {"topology": "v5p:2x2x1", "prices": None}
 
 
 def ring(coords, slices=None):
