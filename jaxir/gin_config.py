@@ -23,7 +23,7 @@ from gin import config as gin_internals
 from jaxir.errors import UserError
 from jaxir.gin_checks import check_macros, check_made, check_read, check_set, check_values
 from jaxir.gin_errors import explain
-from jaxir.gin_files import check_includes
+from jaxir.gin_files import check_includes, check_nesting
 from jaxir.gin_keys import (
     MACRO,
     UNKNOWN,
@@ -42,6 +42,7 @@ PLACES = ("output_dir",)  # where a run lies is no part of what it is
 PARSE_ERRORS = (
     *(ValueError, OSError, SyntaxError, ImportError, AttributeError, NameError, TypeError, KeyError),
     tokenize.TokenError,
+    RecursionError,
 )
 
 
@@ -98,6 +99,22 @@ def bind(
         that is typed and that nothing reads, a required value left open, a value of the wrong type, or one
         thing set both by a flag and by a binding.
     """
+    try:
+        return _bind(function, files, bindings, flags, only)
+    except RecursionError as error:
+        raise UserError(
+            "gin: macros or included files refer to too many others, one after the other"
+        ) from error
+
+
+def _bind(
+    function: Callable[..., Any],
+    files: Sequence[str],
+    bindings: Sequence[str],
+    flags: dict[str, Any],
+    only: Collection[str] | None,
+) -> tuple[Callable[..., Any], set[str]]:
+    """Does what `bind` says."""
     defaults = _parse(files, function, bindings)
     typed = [_key_of(binding) for binding in bindings]
     used_by_files = set(referred_macros())
@@ -154,7 +171,7 @@ def _quote(binding: str) -> str:
     try:
         ast.literal_eval(value)
         return binding
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
         bare = not re.search(r"^[@%]|[\[\](){}'\"]", value)
         return f"{name}={value!r}" if bare else binding
 
@@ -164,6 +181,8 @@ def _parse(files: Sequence[str], function: Callable[..., Any], bindings: Sequenc
     gin.clear_config()
     for file in files:
         check_includes(Path(file))
+    for binding in bindings:
+        check_nesting(f"--gin.{binding.partition('=')[0]}", binding)
     gin.add_config_file_search_path(str(RECIPES))
     gin.external_configurable(function, module=function.__module__)
     logging.disable(logging.ERROR)  # gin logs a missing file besides raising

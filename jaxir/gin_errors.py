@@ -31,6 +31,8 @@ def explain(error: BaseException, files: Sequence[str]) -> str:
             "a --gin value or an included file: a bracket is not closed",
         )
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if isinstance(error, RecursionError):
+        lines = ["a name, a value or the includes are nested too deeply"]
     message = lines[0] if lines else type(error).__name__
     place = re.search(r'In file "([^"]+)", line (\d+)', str(error))
     where = f"{place[1]}:{place[2]}: " if place else ""
@@ -62,7 +64,7 @@ def explain(error: BaseException, files: Sequence[str]) -> str:
         message = f"{token[1]} is no value: text wants quotes, a macro %, an object @" if token else error.msg
         if re.match(r"\s*(from\s.*)?import\s.*,", error.text or ""):
             message = "gin imports one name on a line"
-    return where + message
+    return f"{where}{message:.800}"
 
 
 def _importer(error: BaseException) -> str:

@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 import tokenize
 from pathlib import Path
 
 from jaxir.errors import UserError
 from jaxir.installation import RECIPES, find_recipe, included_in
+
+MOST_NESTED = 50  # brackets within each other; gin, which recurses, ends at some hundreds
+
+
+def check_nesting(where: str, text: str) -> None:
+    """Raises a UserError where brackets of a gin file or of a typed binding are nested too deeply for gin.
+
+    Args:
+      where: what the text is called: a file, or the binding's name.
+      text: the gin.
+    """
+    depth = 0
+    with contextlib.suppress(tokenize.TokenError, SyntaxError):  # gin reports these itself
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type == tokenize.OP:
+                depth += (token.string in "([{") - (token.string in ")]}")
+            if depth > MOST_NESTED:
+                raise UserError(
+                    f"{where}:{token.start[0]}: brackets are nested more than {MOST_NESTED} deep; write the"
+                    " value without them"
+                )
 
 
 def check_includes(file: Path, within: tuple[Path, ...] = ()) -> None:
@@ -20,6 +43,7 @@ def check_includes(file: Path, within: tuple[Path, ...] = ()) -> None:
     chain = (*within, path)
     if path and path.resolve() in [other.resolve() for other in within]:
         raise UserError(f"{within[-1]} includes {path}: gin files that include themselves have no end")
+    check_nesting(str(path), text)
     for name in included_in(text):
         check_includes(Path(name), chain)
 

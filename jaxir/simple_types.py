@@ -81,10 +81,14 @@ class Later:
 Count = Annotated[int, Within(1)]
 Layers = Annotated[int, Within(1, 1000)]  # which are made one by one
 Natural = Annotated[int, Within(0)]
+MOST_STEPS = 2**31 - 1  # steps are counted by an int32 on the devices
+Steps = Annotated[int, Within(1, MOST_STEPS)]
 Seed = Annotated[int, Within(0, 2**32 - 1)]
 Positive = Annotated[float, Within(0, without="low")]
 PositiveNumber = Annotated[int | float, Within(0, without="low")]
 Temperature = Annotated[float, Within(1e-6)]  # logits divided by less may be more than float32 holds
+Interval = Annotated[int | float, Within(0, MOST_STEPS, without="low")]  # steps, or below 1 a share of all
+Warmup = Annotated[int | float, Within(0, MOST_STEPS)]  # the same, or none
 NotNegative = Annotated[float, Within(0)]
 NotNegativeNumber = Annotated[int | float, Within(0)]
 Share = Annotated[float, Within(0, 1)]

@@ -128,6 +128,21 @@ def test_a_default_gives_way_to_every_other_value(bind):
     assert "default/" not in bind(recipe=piece)[1]
 
 
+@pytest.mark.parametrize("nested", ["[" * 5000 + "]" * 5000, "(" * 5000, "{1:" * 100 + "1" + "}" * 100])
+def test_brackets_that_are_nested_too_deeply_cost_a_sentence(bind, nested):
+    told = ":1: brackets are nested more than 50 deep"
+    with pytest.raises(UserError, match=told):
+        bind(recipe=f"STEPS = {nested}\n")
+    with pytest.raises(UserError, match=f"^--gin.STEPS{told}"):
+        bind(f"--gin.STEPS={nested}")
+
+
+def test_a_long_chain_of_macros_costs_a_sentence(bind):
+    chain = "".join(f"A{n} = %A{n + 1}\n" for n in range(3000))
+    with pytest.raises(UserError, match="refer to too many others"):
+        bind(recipe=f"job.steps = %A0\n{chain}A3000 = 1\n")
+
+
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [

@@ -66,6 +66,10 @@ def of_devices(devices: Sequence[jax.Device]) -> Target | None:
     return Target(name=name, chip=chip, shape=shape, slices=slices)
 
 
+MOST_GPUS = 2048  # XLA's CPU client, whose devices stand in for GPUs, takes later ones for another process's
+MOST_SLICES = 4096  # the TPU compiler makes an object for each chip of each slice
+
+
 def parse(text: str) -> Target:
     """Reads "v5p:4x4x4", "v5e:4x4*2" (two slices) or "gpu:8xh100".
 
@@ -82,6 +86,8 @@ def parse(text: str) -> Target:
                 f"{_meant(name) or (suggest(match[2], GPUS) if match else '')}"
             )
         chip, count = CHIPS[match[2]], int(match[1])
+        if count > MOST_GPUS:
+            raise UserError(f"--topology={text}: plans are for at most {MOST_GPUS:,} GPUs; give fewer")
         if count > chip.node and count % chip.node:
             raise UserError(f"--topology={text}: {count} GPUs do not fill nodes of {chip.node}")
         return Target(name=f"gpu:{rest}", chip=chip, shape=(count,), slices=-(-count // chip.node))
@@ -97,7 +103,10 @@ def parse(text: str) -> Target:
             f"--topology={text}: no such slice of {kind}{_meant(name)}; there are {', '.join(known)}"
         )
     shape = tuple(int(part) for part in match[1].split("x"))
-    return Target(name=f"{kind}:{rest}", chip=CHIPS[kind], shape=shape, slices=int(match[2] or 1))
+    slices = int(match[2] or 1)
+    if slices > MOST_SLICES:
+        raise UserError(f"--topology={text}: plans are for at most {MOST_SLICES:,} slices; give fewer")
+    return Target(name=f"{kind}:{rest}", chip=CHIPS[kind], shape=shape, slices=slices)
 
 
 def _meant(name: str) -> str:

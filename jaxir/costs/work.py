@@ -112,6 +112,19 @@ def traced(function: Callable[..., Any], *shapes: Any) -> Work:
     return Work(flops, precise, 0.0, 0.0, single_flops=single)
 
 
+def largest(jaxpr: jax_core.Jaxpr) -> Any:
+    """Returns the shape and type of the largest array that a program makes, over all chips."""
+    found = [v.aval for equation in jaxpr.eqns for v in equation.outvars if hasattr(v.aval, "shape")]
+    found += [v.aval for v in jaxpr.invars if hasattr(v.aval, "shape")]
+    found += [largest(sub) for equation in jaxpr.eqns for sub in _subprograms(equation.params)]
+    return max(found, key=size_of, default=jax.ShapeDtypeStruct((), jnp.float32))
+
+
+def size_of(array: Any) -> int:
+    """Returns the bytes of an array of which the shape and type are known."""
+    return math.prod(array.shape) * array.dtype.itemsize
+
+
 def _trace(jaxpr: jax_core.Jaxpr) -> tuple[float, float, float]:
     flops = precise = single = 0.0
     for equation in jaxpr.eqns:

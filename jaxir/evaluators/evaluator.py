@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from jaxir.errors import UserError, suggest
 from jaxir.evaluators.bench import Bench, State
-from jaxir.simple_types import PositiveNumber
+from jaxir.simple_types import Interval
 
 Direction = Literal["greater", "smaller"]  # which value of a metric is better
 
@@ -40,7 +40,7 @@ class Evaluator(abc.ABC):
 
     metrics: ClassVar[Mapping[str, Direction]]
     name: str = ""
-    every: PositiveNumber | None = None
+    every: Interval | None = None
 
     @abc.abstractmethod
     def prepare(self, bench: Bench) -> Prepared:

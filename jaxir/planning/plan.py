@@ -36,6 +36,7 @@ from jaxir.planning.program import (
     Planned,
     Step,
     bytes_of,
+    check_sizes,
     compile_step,
     compiler_settings,
     make_step,
@@ -243,6 +244,7 @@ def _uncounted(program: Program | None) -> list[str]:
 
 def _try(target: Target, planned: Planned) -> _Tried:
     step = make_step(planned)
+    check_sizes(step)
     kept = _kept(planned, step)
     if target.chip.kind == "tpu":
         compiled = compile_step(step)

@@ -15,6 +15,7 @@ from flax import nnx
 
 from jaxir import compile_cache
 from jaxir.costs.hlo import Program, parse
+from jaxir.costs.work import largest, size_of
 from jaxir.errors import UserError
 from jaxir.features import Features, TextFormat
 from jaxir.interop.stored import EncoderSettings
@@ -165,6 +166,22 @@ def lower(step: Step) -> jax.stages.Lowered:
         return step.function.lower(step.state, step.batch)
 
 
+def check_sizes(step: Step) -> None:
+    """Checks that the compiler can count the bytes of a step, for it would abort the process.
+
+    Raises:
+      UserError: an array is too large.
+    """
+    with step.partitioner():
+        array = largest(step.function.trace(step.state, step.batch).jaxpr.jaxpr)
+    if (size := size_of(array)) > MOST_BYTES:
+        rows = jax.tree.leaves(step.batch)[0].shape[0]
+        raise UserError(
+            f"an array of this step has {size / 2**50:,.0f} PiB ({array.dtype} {list(array.shape)}), more"
+            f" than chips hold: batch_size is {rows:,}, and lengths may be too large too; give smaller ones"
+        )
+
+
 def compile_step(step: Step, lowered: jax.stages.Lowered | None = None) -> Compiled:
     """Compiles a step for the devices of its mesh.
 
@@ -191,6 +208,9 @@ def compile_step(step: Step, lowered: jax.stages.Lowered | None = None) -> Compi
         limit=None,
         short_by=0,
     )
+
+
+MOST_BYTES = 2**50  # of one array, over all chips; the compiler's own counts overflow at 2**63
 
 
 class CompilerSettings(NamedTuple):

@@ -17,7 +17,7 @@ from jaxir.models.layers import POLICIES
 from jaxir.planning import advice, devices, plan, report, search
 from jaxir.planning import prices as prices_lib
 from jaxir.planning.figures import Figures, measure
-from jaxir.planning.program import Planned, bytes_of, compiler_settings, make_step
+from jaxir.planning.program import Planned, bytes_of, check_sizes, compiler_settings, make_step
 from jaxir.planning.search import Choice
 from jaxir.simple_types import Positive
 from jaxir.training.memory import HEADROOM
@@ -90,8 +90,9 @@ def _search(target: Target, recipe: Recipe, hours: float | None) -> Searched:
         base.recipe.check_batch(base.partitioner)
     except UserError as error:
         return Searched(target, {}, None, str(error))
+    step = make_step(base)
+    check_sizes(step)
     if hours is not None:
-        step = make_step(base)
         with step.partitioner():
             flops = work.differentiated(step.forward, step.trained, step.state, step.batch)
         least = flops / (target.count * target.chip.flops) * recipe.steps / prices_lib.HOUR

@@ -29,7 +29,7 @@ from jaxir.retrieval.encoding.cross_encoder import CrossEncoder
 from jaxir.retrieval.encoding.dual_encoder import DualEncoder
 from jaxir.retrieval.encoding.generator import Generator
 from jaxir.retrieval.encoding.query_reranker import QueryReranker
-from jaxir.simple_types import Count, Natural, Positive, PositiveNumber, Seed
+from jaxir.simple_types import Count, Interval, Natural, Positive, Seed, Steps
 from jaxir.training import loop
 from jaxir.training.optimizers import AdamW, Optimizer
 from jaxir.training.recipe import Recipe
@@ -46,13 +46,13 @@ def fit(
     model: str | DualEncoder | Pretrained | PretrainedCrossEncoder | PretrainedSeq2Seq | FromScratch,
     pairs: TextData,
     *,
-    steps: Count | None = None,
+    steps: Steps | None = None,
     epochs: Positive | None = None,
     batch_size: Count = 32,
     objective: Objective | None = None,
     optimizer: Optimizer | None = None,
     dev: TextData | None = None,
-    eval_every: PositiveNumber = 0.2,
+    eval_every: Interval = 0.2,
     num_negatives: Natural | None = None,
     output_dir: str | Path | None = None,
     partitioner: Partitioner | None = None,

@@ -3,6 +3,7 @@
 import math
 
 from jaxir.errors import UserError
+from jaxir.simple_types import MOST_STEPS
 
 _ROUNDING = 1e-9  # .1 of 30 is 3, whatever floating point makes of it
 
@@ -20,8 +21,18 @@ def check_length(steps: int | None, epochs: float | None, min_steps: int) -> Non
 
 
 def steps_of(epochs: float, *, pairs: int, batch_size: int, min_steps: int) -> int:
-    """Returns the steps that go through `pairs` training pairs `epochs` times; at least `min_steps`."""
-    return max(min_steps, math.ceil(epochs * pairs / batch_size - _ROUNDING))
+    """Returns the steps that go through `pairs` training pairs `epochs` times; at least `min_steps`.
+
+    Raises:
+      UserError: these are more than a run can have.
+    """
+    steps = epochs * pairs / batch_size - _ROUNDING
+    if steps > MOST_STEPS:
+        raise UserError(
+            f"epochs={epochs:g} of {pairs:,} examples are {steps:.3g} steps of {batch_size}; a run has at"
+            f" most {MOST_STEPS:,} steps: give fewer epochs"
+        )
+    return max(min_steps, math.ceil(steps))
 
 
 def lengthened(epochs: float | None, *, pairs: int, batch_size: int, min_steps: int) -> str | None:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxir.errors import UserError, suggest
-from jaxir.simple_types import Count, NotNegative, NotNegativeNumber, Positive, Rate, checked
+from jaxir.simple_types import Count, NotNegative, Positive, Rate, Warmup, checked
 from jaxir.training.length import in_steps
 from jaxir.training.trained import name_of
 
@@ -151,7 +151,7 @@ class AdamW:
     """
 
     learning_rate: NotNegative = 2e-5
-    warmup_steps: NotNegativeNumber = 0
+    warmup_steps: Warmup = 0
     weight_decay: NotNegative = 0.01
     b1: Rate = 0.9
     b2: Rate = 0.999
@@ -206,7 +206,7 @@ class Adafactor:
     """
 
     learning_rate: NotNegative = 1e-3
-    warmup_steps: NotNegativeNumber = 0
+    warmup_steps: Warmup = 0
     decay_factor: NotNegative | None = None
     decay_rate: Positive = 0.8
     clipping_threshold: Positive = 1.0

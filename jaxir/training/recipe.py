@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from jaxir.errors import UserError
-from jaxir.simple_types import Count, Natural, Object, Positive, PositiveNumber, Seed, checked
+from jaxir.simple_types import Count, Interval, Natural, Object, Positive, Seed, Steps, checked
 from jaxir.training.length import check_length, in_steps, lengthened, steps_of
 
 if TYPE_CHECKING:  # which imports JAX
@@ -50,9 +50,9 @@ class Recipe:
     model: Object
     objective: Object
     data: Object | None  # None in plans, which read none
-    steps: Count | None = None
+    steps: Steps | None = None
     epochs: Positive | None = None
-    min_steps: Count = 1
+    min_steps: Steps = 1
     batch_size: Count
     dev: Object | None = None
     evaluators: Sequence[Object] | None = None
@@ -63,8 +63,8 @@ class Recipe:
     auxiliary_from: str | None = None
     seed: Seed = 0
     log_every: Count = 10
-    eval_every: PositiveNumber = 100
-    checkpoint_every: PositiveNumber = 500
+    eval_every: Interval = 100
+    checkpoint_every: Interval = 500
     keep_last: Count = 2
     dev_metric: str = "nDCG@10"
     dev_distractors: Natural = 0

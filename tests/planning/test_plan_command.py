@@ -106,6 +106,11 @@ def test_what_does_not_fit_exits_with_one_and_advice(tmp_path):
             "batch_size must be a multiple of the 4 devices",
             marks=pytest.mark.slow,
         ),
+        pytest.param(
+            ("--topology=gpu:4xh100", "--batch_size=1000000000000"),
+            "PiB (int32 [1000000000000, 1000000000000]), more than chips hold: batch_size is 1,000,000",
+            marks=pytest.mark.slow,
+        ),
         (
             ("--topology=gpu:4xh100", "--gin.FSDP=8"),
             "does not cover 4 devices exactly: for gpu:4xh100 set --gin.FSDP=4",

@@ -34,6 +34,8 @@ def test_a_machine_is_read(text, count, shape, slices):
         ("gpu:8xh1000", "CHIP one of a100, h100, h200, b200, l4, l40s; did you mean 'h100'?"),
         ("gpu:h100", "GPUs are written gpu:NUMBERxCHIP"),
         ("gpu:9xh100", "9 GPUs do not fill nodes of 8"),
+        ("gpu:100000000000xh100", "plans are for at most 2,048 GPUs"),
+        ("v5e:4x4*1000000", "plans are for at most 4,096 slices"),
     ],
 )
 def test_an_unknown_machine_costs_one_sentence(text, message):

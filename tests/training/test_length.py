@@ -1,5 +1,7 @@
 """How many steps a run has that is told in epochs, and what a share of them is."""
 
+import re
+
 import pytest
 
 from jaxir.errors import UserError
@@ -20,6 +22,14 @@ from jaxir.training.optimizers import Adafactor, AdamW
 )
 def test_epochs_in_steps(epochs, pairs, batch_size, min_steps, steps):
     assert steps_of(epochs, pairs=pairs, batch_size=batch_size, min_steps=min_steps) == steps
+
+
+@pytest.mark.parametrize("epochs", [1e30, 1e308])
+def test_more_steps_than_a_run_can_have_are_refused(epochs):
+    with pytest.raises(
+        UserError, match=f"epochs={re.escape(f'{epochs:g}')} of 64 examples .* at most 2,147,483,647"
+    ):
+        steps_of(epochs, pairs=64, batch_size=32, min_steps=1)
 
 
 def test_a_run_that_min_steps_makes_longer_than_its_epochs_has_a_note():
