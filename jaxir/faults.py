@@ -50,7 +50,7 @@ def explain(error: BaseException) -> Fault:
         return Fault(f"{text!r} has a byte in it that is no UTF-8, and cannot be written into a file", 1)
     if (sentence := missing_device(error)) is not None:
         return Fault(_printable(sentence), 1)
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or _is_of_device_memory(error):
         return Fault(f"there is not enough memory{_reason(error)}; {_kept(error)}", 1)
     text = " ".join(str(error).split())
     text = text if len(text) <= 800 else f"{text[:800]}..."
@@ -73,6 +73,12 @@ def blame(error: BaseException) -> tuple[str, int]:
         ]
         error = error.__cause__
     return (lines[-1], 1) if lines else ("internal", INTERNAL)
+
+
+def _is_of_device_memory(error: BaseException) -> bool:
+    """Whether XLA could not allocate an array: on a CPU it does not say RESOURCE_EXHAUSTED."""
+    words = ("RESOURCE_EXHAUSTED", "Out of memory allocating")
+    return type(error).__name__ == "JaxRuntimeError" and any(w in str(error) for w in words)
 
 
 def _is_users(filename: str) -> bool:

@@ -11,6 +11,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -307,6 +308,11 @@ def test_where_no_file_can_be_written_the_traceback_is_not_lost(cook, monkeypatc
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
     monkeypatch.setenv("TMPDIR", "/proc/nowhere")
     monkeypatch.setattr("tempfile.tempdir", "/proc/nowhere")
+    memory = jax.errors.JaxRuntimeError("INTERNAL: Out of memory allocating 128000000000 bytes.")
+    sentence, status = faults.explain(memory)
+    assert (
+        sentence.startswith("there is not enough memory (INTERNAL: Out of memory allocating") and status == 1
+    )
     sentence, status = faults.explain(RuntimeError("a bug"))
     assert status == 70 and "could not be written" in sentence
     assert sentence.endswith("RuntimeError: a bug\n")

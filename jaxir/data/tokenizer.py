@@ -67,7 +67,7 @@ class Tokenizer:
     Use `Tokenizer.load`. Safe to share between threads.
 
     Attributes:
-      vocab_size: number of ids, added tokens included.
+      vocab_size: the largest id plus 1, added tokens included.
       mask_id: the id of its mask token, None where it has none.
       model_file: the name of the SentencePiece model that is read; None where tokenizer.json is.
       pad_swap: the tokenizer's own padding id where it was exchanged with id 0, else None.

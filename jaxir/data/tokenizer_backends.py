@@ -62,7 +62,8 @@ class HuggingFaceBackend(Backend):
         self._lock = threading.Lock()
         self.content = content
         self.pad_id, self.mask_id = pad_id, mask_id
-        self.vocab_size = tokenizer.get_vocab_size(with_added_tokens=True)
+        # Ids may have gaps, so their number says nothing of the largest one.
+        self.vocab_size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         self.num_special = tokenizer.num_special_tokens_to_add(False)
         self.words_are_independent = _words_are_independent(json.loads(tokenizer.to_str()))
 

@@ -22,7 +22,7 @@ from jaxir.models.attention import Attention
 from jaxir.models.backbones import BackboneConfig, Edit, Encoder, edited, register
 from jaxir.models.codec import ACTIVATIONS, Changed, Entry, HuggingFace, Weights
 from jaxir.partitioning import constrain
-from jaxir.simple_types import Count, Natural, Positive, Rate, checked
+from jaxir.simple_types import Count, Layers, Natural, Positive, Rate, checked
 
 _EMBEDDINGS = {
     "embeddings.token": "embeddings.word_embeddings",
@@ -178,7 +178,7 @@ class BertConfig(BackboneConfig):
     hugging_face: ClassVar[tuple[HuggingFace, ...]] = _FOLDERS
     vocab_size: Count = 30522
     embed_dim: Count = 768
-    num_layers: Count = 12
+    num_layers: Layers = 12
     num_heads: Count = 12
     mlp_dim: Count = 3072
     max_positions: Count = 512

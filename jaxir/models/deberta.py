@@ -21,7 +21,7 @@ from jaxir.models.attention import Attention, attention
 from jaxir.models.backbones import BackboneConfig, Edit, Encoder, edited, register
 from jaxir.models.codec import ACTIVATIONS, Entry, HuggingFace
 from jaxir.partitioning import constrain
-from jaxir.simple_types import Count, Natural, Positive, Rate, checked
+from jaxir.simple_types import Count, Layers, Natural, Positive, Rate, checked
 
 _WEIGHTS = {
     "token": "embeddings.word_embeddings",
@@ -143,7 +143,7 @@ class DebertaConfig(BackboneConfig):
     hugging_face: ClassVar[tuple[HuggingFace, ...]] = (_FOLDER,)
     vocab_size: Count = 128100
     embed_dim: Count = 768
-    num_layers: Count = 12
+    num_layers: Layers = 12
     num_heads: Count = 12
     mlp_dim: Count = 3072
     relative_buckets: Natural = 256

@@ -19,7 +19,7 @@ from jaxir.models import activations, layers
 from jaxir.models.attention import Attention, rope_frequencies
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.partitioning import constrain
-from jaxir.simple_types import Count, Rate, checked
+from jaxir.simple_types import Count, Layers, Rate, checked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class DecoderConfig:
 
     embed_dim: Count
     vector_dim: Count | None
-    num_layers: Count = 2
+    num_layers: Layers = 2
     head_dim: Count = 64
     mlp_dim: Count
     causal: bool = True

@@ -20,7 +20,7 @@ from jaxir.models.attention import NO_WINDOW, Attention, rope_frequencies
 from jaxir.models.backbones import BackboneConfig, Edit, Encoder, edited, register
 from jaxir.models.codec import ACTIVATIONS, Entry, HuggingFace
 from jaxir.partitioning import constrain
-from jaxir.simple_types import Count, Positive, Rate, checked
+from jaxir.simple_types import Count, Layers, Positive, Rate, checked
 
 
 def _block(ours: str, theirs: str) -> dict[str | tuple[str, ...], str]:
@@ -141,7 +141,7 @@ class ModernBertConfig(BackboneConfig):
     hugging_face: ClassVar[tuple[HuggingFace, ...]] = (_FOLDER,)
     vocab_size: Count = 50368
     embed_dim: Count = 768
-    num_layers: Count = 22
+    num_layers: Layers = 22
     num_heads: Count = 12
     mlp_dim: Count = 1152
     max_positions: Count = 8192

@@ -26,7 +26,7 @@ from jaxir.models.attention import Attention
 from jaxir.models.backbones import BackboneConfig, Edit, Encoder, edited, register
 from jaxir.models.codec import ACTIVATIONS, Changed, Entry, HuggingFace, Weights
 from jaxir.partitioning import constrain
-from jaxir.simple_types import Count, Positive, Rate, checked
+from jaxir.simple_types import Count, Layers, Positive, Rate, checked
 
 _BIAS = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias"
 _WEIGHTS = {
@@ -124,7 +124,7 @@ class T5Config(BackboneConfig):
     hugging_face: ClassVar[tuple[HuggingFace, ...]] = (_T5, dataclasses.replace(_T5, model_type="mt5"))
     vocab_size: Count = 32128
     embed_dim: Count = 768
-    num_layers: Count = 12
+    num_layers: Layers = 12
     num_heads: Count = 12
     head_dim: Count = 64
     mlp_dim: Count = 2048

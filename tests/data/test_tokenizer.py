@@ -88,6 +88,15 @@ def test_padding_id_that_is_not_zero_is_exchanged_with_zero(roberta_like):
     assert tokenizer.decode(row) == "The retriever"
 
 
+def test_the_vocabulary_reaches_to_the_largest_id(roberta_like, tmp_path):
+    content = json.loads((roberta_like / "tokenizer.json").read_text())
+    token = max(content["model"]["vocab"], key=content["model"]["vocab"].get)
+    content["model"]["vocab"][token] = 5000
+    folder = shutil.copytree(roberta_like, tmp_path / "gap")
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    assert Tokenizer.load(folder).vocab_size == 5001
+
+
 def test_padding_tokens_of_a_text_are_not_padding(minilm, roberta_like):
     for tokenizer, token in ((minilm, "[PAD]"), (Tokenizer.load(roberta_like), "<pad>")):
         (row,) = tokenizer.encode_batch([f"{token} a{token}"], max_length=16)
