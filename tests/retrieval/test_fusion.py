@@ -135,7 +135,7 @@ def test_a_model_scores_every_candidate(tmp_path, toy, small_model):
         expected = {d: first[f"q{i}"][d] + 2.5 * float(vectors[int(d[1:])] @ asked[i]) for d in best}
         assert found[f"q{i}"] == pytest.approx(expected, abs=1e-5)
     other = DualEncoder.load(toy.save_model(tmp_path / "other", seed=7))
-    with pytest.raises(UserError, match=r"made with .*, not with this model"):
+    with pytest.raises(UserError, match=r"made with .*, not with .*encode the corpus again"):
         score_candidates(
             first,
             queries={f"q{i}": texts[i] for i in range(3)},
