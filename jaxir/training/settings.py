@@ -82,6 +82,9 @@ def disagreement(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str | None
     return None
 
 
+_OTHER_CONTENT = "with other content"
+
+
 def check_alike(settings: Mapping[str, Any]) -> None:
     """Raises a UserError, in all processes of a run, where one of them has other settings than the first.
 
@@ -92,8 +95,9 @@ def check_alike(settings: Mapping[str, Any]) -> None:
         for name in sorted({*own, *first}, key=lambda name: (name in _HASHED, name)):
             was, given = own.get(name), first.get(name)
             if was != given and (told := _other(name, was, given)) is not None:
+                than = "than" if told.endswith(_OTHER_CONTENT) else "as"
                 raise UserError(
-                    f"process {number} has {told} as process 0 has: start the same command, on the same data,"
+                    f"process {number} has {told} {than} process 0 has: start the same command, on the same data,"
                     " in every process of the run"
                 )
 
@@ -125,7 +129,7 @@ def _other(name: str, was: Any, given: Any) -> str | None:
 def _unlike(was: Any, given: Any) -> str:
     """Returns "64 pairs, not 32 pairs" for two values of a setting; their hashes say nothing to a reader."""
     before, now = (without_hashes(str(value)) for value in (was, given))
-    return f"{before}, not {now}" if before != now else f"{before} with other content"
+    return f"{before}, not {now}" if before != now else f"{before} {_OTHER_CONTENT}"
 
 
 def _arrays(told: Any) -> Mapping[str, Any]:
