@@ -97,8 +97,8 @@ def check_alike(settings: Mapping[str, Any]) -> None:
             if was != given and (told := _other(name, was, given)) is not None:
                 than = "than" if told.endswith(_OTHER_CONTENT) else "as"
                 raise UserError(
-                    f"process {number} has {told} {than} process 0 has: start the same command, on the same data,"
-                    " in every process of the run"
+                    f"process {number} has {told} {than} process 0 has: start the same command, on the same"
+                    " data, in every process of the run"
                 )
 
 
