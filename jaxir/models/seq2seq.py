@@ -21,7 +21,7 @@ from jaxir.models.decoding import Decoding, beam_search, decode, greedy, sampler
 from jaxir.models.t5 import T5Config
 from jaxir.models.t5_decoder import Memory, T5Decoder
 from jaxir.partitioning import constrain
-from jaxir.simple_types import Count, Natural, checked
+from jaxir.simple_types import Layers, Natural, checked
 
 START = 0  # what a target begins after: T5's padding
 
@@ -41,7 +41,7 @@ class Seq2SeqConfig:
     """
 
     backbone: T5Config
-    num_decoder_layers: Count
+    num_decoder_layers: Layers
     tied: bool = False
     scaled: bool = False
     eos_id: Natural = 1
