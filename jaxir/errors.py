@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
+
+_HASH = re.compile(r",? ?(?:\bhash )?\b[0-9a-f]{12,}\b")
 
 
 class Terminated(BaseException):
@@ -63,8 +67,43 @@ class BadValueError(UserError, ValueError):
     """A value of the wrong type, or one that makes no sense for what it is given to."""
 
 
+def without_hashes(text: str) -> str:
+    """Returns a text without fingerprints, which say nothing to a reader: "8 queries, hash 5cef26ee87d1"."""
+    return _HASH.sub("", text).strip()
+
+
+def changed(name: str, before: Any, now: Any) -> str:
+    """Returns e.g. "another window (5, now 4)" for a setting that was one value and is another now."""
+    values = [without_hashes(repr(value)) for value in (before, now)]
+    if values != [repr(before), repr(now)]:
+        return f"another {name}"
+    return f"another {name} ({before!r:.40}, now {now!r:.40})"
+
+
+# What other tools call what we call otherwise.
+SYNONYMS = {
+    **dict.fromkeys(("lr", "lr_rate", "learn_rate", "learningrate", "peak_lr"), "learning_rate"),
+    **dict.fromkeys(
+        ("bs", "bsz", "batch", "batchsize", "train_batch_size", "global_batch_size"), "batch_size"
+    ),
+    **dict.fromkeys(("per_device_train_batch_size", "per_gpu_batch_size"), "batch_size"),
+    **dict.fromkeys(("epoch", "num_epochs", "n_epochs", "num_train_epochs", "max_epochs"), "epochs"),
+    **dict.fromkeys(("max_steps", "num_steps", "n_steps", "train_steps", "iterations", "iters"), "steps"),
+    **dict.fromkeys(("warmup", "num_warmup_steps"), "warmup_steps"),
+    **dict.fromkeys(("temp", "tau"), "temperature"),
+    **dict.fromkeys(("max_len", "max_length", "max_seq_len", "max_seq_length", "seq_len"), "passage_length"),
+    **dict.fromkeys(("out", "outdir", "out_dir", "save_dir", "run_dir"), "output_dir"),
+    **dict.fromkeys(("config", "gin", "gin_config", "recipe"), "gin_file"),
+    **dict.fromkeys(("topk", "top_k", "num_results"), "k"),
+    **dict.fromkeys(("dataset", "data_dir", "train_data"), "data"),
+    **dict.fromkeys(("model_name", "model_name_or_path", "checkpoint"), "model"),
+}
+
+
 def suggest(wrong: str, known: Iterable[str], *, likeness: float = 0.6) -> str:
     """Returns `; did you mean 'x'?` for the name nearest to `wrong` in any case, or an empty string.
+
+    Hyphens count as underscores, and what other tools call a setting (`SYNONYMS`) as its name here.
 
     Args:
       wrong: what was written.
@@ -73,8 +112,15 @@ def suggest(wrong: str, known: Iterable[str], *, likeness: float = 0.6) -> str:
     """
     names: dict[str, list[str]] = {}
     for name in known:
-        names.setdefault(name.lower(), []).append(name)
-    near = difflib.get_close_matches(wrong.lower(), names, n=1, cutoff=likeness)
+        names.setdefault(_plain(name), []).append(name)
+    plain = _plain(wrong)
+    near = [name for name in (plain, SYNONYMS.get(plain)) if name in names]
+    near = near[:1] or difflib.get_close_matches(plain, names, n=1, cutoff=likeness)
     # Of names that differ in case alone, the one that does so least.
     meant = [max(names[n], key=lambda x: difflib.SequenceMatcher(None, wrong, x).ratio()) for n in near]
     return f"; did you mean {meant[0]!r}?" if meant else ""
+
+
+def _plain(name: str) -> str:
+    """Returns a name as names are compared: without the dashes of a flag, which make short ones alike."""
+    return re.sub(r"^--?(gin\.)?", "", name.lower()).replace("-", "_")

@@ -35,6 +35,7 @@ def evaluate(
     baseline: str | None = None,
     identical_ids: Literal["keep", "drop"] = "keep",
     depth: Count = 1000,
+    strict: bool = False,
     per_query: bool = False,
     table: Literal["markdown", "latex"] = "markdown",
     output: str | None = None,
@@ -72,6 +73,9 @@ def evaluate(
       identical_ids: keep or drop answers that have their query's own id (ArguAna needs drop; collections that
         number queries and documents from 1 need keep).
       depth: answers per query that are searched for in a beir: dataset.
+      strict: refuse judgements of documents or queries that are not there, repeated lines and grades such as
+        1.0. By default one line reports how many there are: as in trec_eval, a missing document counts as not
+        retrieved, and a missing query counts 0.
       per_query: print every query's values too.
       table: how tables are printed.
       output: JSON file for all values, every query's included.
@@ -96,7 +100,9 @@ def evaluate(
     if kind in ("sts", "senteval", "cqadupstack") and baseline is not None:
         raise UserError(f"--baseline compares runs over one collection; {kind}: has none")
     if kind in ("sts", "senteval"):
-        check_idle(evaluate, "retrieval", metrics=metrics, identical_ids=identical_ids, depth=depth)
+        check_idle(
+            evaluate, "retrieval", metrics=metrics, identical_ids=identical_ids, depth=depth, strict=strict
+        )
     if kind in ("sts", "senteval", "cqadupstack"):
         check_idle(evaluate, "retrieval from one collection", per_query=per_query)
     if kind == "senteval":
@@ -110,6 +116,8 @@ def evaluate(
         check_idle(evaluate, "--run with --answers", answers_in=answers_in)
     if kind == "predictions":
         check_idle(evaluate, "retrieval", metrics=metrics, identical_ids=identical_ids)
+    if answers is not None:
+        check_idle(evaluate, "judgements", strict=strict)
     default = METRICS.get(kind, DEFAULT_METRICS) if answers is None else ANSWER_METRICS
     metrics = metrics or default
     if kind == "sts":
@@ -123,7 +131,9 @@ def evaluate(
     elif kind == "cqadupstack":
         from jaxir.evaluation import forum_report
 
-        result = forum_report.cqadupstack(model, path, split, metrics, identical_ids, depth, table)
+        result = forum_report.cqadupstack(
+            model, path, split, metrics, identical_ids, depth, table, strict=strict
+        )
     else:
         if kind == "run":
             runs = [run] if isinstance(run, str) else run
@@ -136,13 +146,14 @@ def evaluate(
                 answers=answers,
                 corpus=corpus,
                 answers_in=answers_in,
+                strict=strict,
             )
         elif kind == "predictions":
             systems = [predictions] if isinstance(predictions, str) else predictions
             scored = report.score_predictions(systems, answers, baseline=baseline)
         else:
             scored = report.score_model(
-                model, kind, path, split, metrics, identical_ids, depth, baseline=baseline
+                model, kind, path, split, metrics, identical_ids, depth, baseline=baseline, strict=strict
             )
         result = report.retrieval(scored, per_query=per_query, style=table)
     if output is not None:

@@ -115,11 +115,12 @@ def plan(
     max_length: Count | None = None,
     batch_tokens: Count | None = None,
     dtype: Literal["float32", "bfloat16"] = "bfloat16",
+    prices: list[str] | None = None,
 ) -> int:
     """Plans generation: compiles it for TPUs that are not there, and says what it needs and how fast it is.
 
-    Reads no weights. Prints memory, work, and tokens a second by roofline; the exit status is 1 if the chips
-    lack the memory.
+    Reads no weights. Prints whether it fits, then memory, work, and tokens a second by roofline; the exit
+    status is 1 if the chips lack the memory.
 
     Args:
       model: the generator: as `generate` takes it, or t5x: and a checkpoint.
@@ -133,6 +134,7 @@ def plan(
       max_length: tokens of each text (default: as many as the model keeps).
       batch_tokens: tokens of the texts of a batch on one device (default: as `generate` has on accelerators).
       dtype: type of the matrix products.
+      prices: of a chip and hour, such as v5e=1.2: what a million texts cost.
     """
     from jaxir.models.decoding import Decoding
     from jaxir.planning import decoding
@@ -147,7 +149,16 @@ def plan(
         top_p=top_p,
     )
     batch_tokens = batch_tokens or ACCELERATOR_BATCH_TOKENS
-    return decoding.run(topology, model, how, batch_tokens=batch_tokens, max_length=max_length, dtype=dtype)
+    return decoding.run(
+        topology,
+        model,
+        how,
+        batch_tokens=batch_tokens,
+        max_length=max_length,
+        dtype=dtype,
+        prices=prices,
+        words=cli.TYPED,
+    )
 
 
 @writes(output="shared outputs file")

@@ -66,28 +66,30 @@ def _saved_model(
     import jax
 
     jax.config.update("jax_platforms", "cpu")  # the programs are lowered, not run
-    from jaxir.interop import model_dir
+    from jaxir.interop import formats, model_dir
     from jaxir.interop.exports import saved_model
     from jaxir.interop.exports.exported import Source
     from jaxir.retrieval.indexes import saved_search
 
     loaded = model_dir.load(model, kind=None, dtype=dtype)
+    formats.say_unused_prompts(loaded.settings, "saved_model")
     search = None
     if index is not None:
         search = lambda: saved_search.SavedSearch(index, k=k, fingerprint=loaded.fingerprint, name=model)  # noqa: E731
-    saved_model.write(output, Source(name=model, **loaded._asdict()), signatures=signatures, search=search)
+    saved_model.write(output, Source.of(model, loaded), signatures=signatures, search=search)
 
 
 def _onnx(model: str, output: str) -> None:
     import jax
 
     jax.config.update("jax_platforms", "cpu")
-    from jaxir.interop import model_dir
+    from jaxir.interop import formats, model_dir
     from jaxir.interop.exports import onnx_model
     from jaxir.interop.exports.exported import Source
 
     loaded = model_dir.load(model, kind=None, dtype="float32")
-    onnx_model.write(output, Source(name=model, **loaded._asdict()))
+    formats.say_unused_prompts(loaded.settings, "onnx")
+    onnx_model.write(output, Source.of(model, loaded))
 
 
 if __name__ == "__main__":

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import errno
 import os
+import re
 import site
 import tempfile
 import time
@@ -39,12 +41,16 @@ def explain(error: BaseException) -> Fault:
         return Fault(_of_system(error), 1)
     if isinstance(error, ValueError) and str(error) == "embedded null byte":  # so Python says of a path
         return Fault("a path has a zero byte in it, which no file's name can have", 1)
+    # `Path.resolve` of Python 3.11 and 3.12 raises this where every other function raises an OSError.
+    if isinstance(error, RuntimeError) and (loop := re.fullmatch("Symlink loop from (.*)", str(error), re.S)):
+        path = ast.literal_eval(loop[1])
+        return Fault(_of_system(OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)), 1)
     if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":  # of os.fsdecode
         text = error.object if len(error.object) <= 80 else f"...{error.object[error.start :]:.80}"
         return Fault(f"{text!r} has a byte in it that is no UTF-8, and cannot be written into a file", 1)
     if (sentence := missing_device(error)) is not None:
         return Fault(_printable(sentence), 1)
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or _is_of_device_memory(error):
         return Fault(f"there is not enough memory{_reason(error)}; {_kept(error)}", 1)
     text = " ".join(str(error).split())
     text = text if len(text) <= 800 else f"{text[:800]}..."
@@ -67,6 +73,12 @@ def blame(error: BaseException) -> tuple[str, int]:
         ]
         error = error.__cause__
     return (lines[-1], 1) if lines else ("internal", INTERNAL)
+
+
+def _is_of_device_memory(error: BaseException) -> bool:
+    """Whether XLA could not allocate an array: on a CPU it does not say RESOURCE_EXHAUSTED."""
+    words = ("RESOURCE_EXHAUSTED", "Out of memory allocating")
+    return type(error).__name__ == "JaxRuntimeError" and any(w in str(error) for w in words)
 
 
 def _is_users(filename: str) -> bool:

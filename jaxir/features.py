@@ -17,6 +17,10 @@ import numpy as np
 from jaxir.errors import UserError
 
 Record = Mapping[str, Any]
+# Arrays of token ids hold 0 after the last token of a text. A text may also spell out the tokenizer's padding
+# token ("[PAD]"), which is a token like any other: arrays hold this number for it, and models read row 0 of
+# their table there. So `ids != 0` is true at every token of a text and nowhere else.
+PADDING_TOKEN = -1
 _LISTS = (list, tuple, Sequence)  # the usual ones first: to ask whether it is a Sequence takes longer
 _NUMBERS = (float, int)
 _LARGEST = float(np.finfo(np.float32).max)
@@ -64,11 +68,16 @@ class TextFormat:
 class Tokens:
     """Token ids of a text: int32 [length], or [count, length] of a list of texts; 0 is padding.
 
+    A padding token that the text itself spells out is `PADDING_TOKEN`.
+
     Attributes:
       field: the field of the record.
       length: most tokens of a text.
       prompt: put before each text.
-      count: of a list, how many texts; None for a single text.
+      count: of a list, how many texts; None for a single text. In training each epoch has its own order. It
+        draws some of a longer list, and repeats those of a shorter one. An evaluation keeps the record's
+        order and refuses a list of another length, unless the evaluator lets items be drawn
+        (`Bench.examples`).
       among: which texts are known together: of one id, only one is kept. By default those of the field.
       unlike: another field: texts of the list that have the very tokens of that one's are left out while
         there are others. One that must stay has that text's key.
@@ -214,6 +223,11 @@ def check_record(record: Record, fields: Mapping[str, Tokens | Numbers], number:
       UserError: it lacks a field, or has another kind of value in it.
     """
     # On the path of millions of records: what is right is passed by quickly.
+    if not isinstance(record, Mapping):
+        raise UserError(
+            f"example {number} must be a dict of fields, such as {{{next(iter(fields))!r}: ...}},"
+            f" but found {_described(record)}"
+        )
     for name, field in fields.items():
         if name not in record:
             which = f"example {number} has" if number else "the data have"
@@ -224,20 +238,33 @@ def check_record(record: Record, fields: Mapping[str, Tokens | Numbers], number:
         is_right = _is_text if isinstance(field, Tokens) else _is_number
         if field.count is None:
             if not is_right(value):
-                raise _of_another_kind(name, field, f"{value!r:.60}", number)
+                raise _of_another_kind(name, field, _described(value), number)
         elif isinstance(value, str) or not isinstance(value, _LISTS) or _is_text(value):
-            raise _of_another_kind(name, field, f"{value!r:.60}", number)
+            raise _of_another_kind(name, field, _described(value), number)
         elif not all(map(is_right, value)):
             wrong = next(item for item in value if not is_right(item))
-            raise _of_another_kind(name, field, f"{wrong!r:.60} in the list", number)
+            raise _of_another_kind(name, field, f"{_described(wrong)} in the list", number)
 
 
 def _of_another_kind(name: str, field: Tokens | Numbers, found: str, number: int) -> UserError:
     kind = "text" if isinstance(field, Tokens) else "finite number"
     wanted = f"a {kind}" if field.count is None else f"a list of {kind}s"
+    meant = "; a text is a tuple of two strings, (id, text)" if isinstance(field, Tokens) else ""
     return UserError(
-        f"example {number}: the objective reads {wanted} in the field {name!r}, but found {found}"
+        f"example {number}: the objective reads {wanted} in the field {name!r}, but found {found}{meant}"
     )
+
+
+def _described(value: Any) -> str:
+    """Returns a value as an error shows it, and what it is if that is a string, a tuple or a list."""
+    names = {str: "a string", bytes: "bytes", type(None): "None", int: "an integer", float: "a number"}
+    if isinstance(value, str):
+        return f"{value!r:.60}, a string"
+    if not isinstance(value, tuple | list):
+        return f"{value!r:.60}"
+    items = [names.get(type(item), type(item).__name__) for item in value[:3]]
+    items += ["..."] if len(value) > 3 else []
+    return f"{value!r:.60}, a {type(value).__name__} of {' and '.join(items) or 'nothing'}"
 
 
 def _is_text(value: Any) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 import sys
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from gin import config as gin_internals
 
 from jaxir.errors import UserError, suggest
+from jaxir.gin_files import shipped_macros
 from jaxir.gin_keys import (
     MACRO,
     Key,
@@ -27,7 +27,6 @@ from jaxir.gin_keys import (
     resolved,
     scope_of,
 )
-from jaxir.installation import RECIPES
 from jaxir.simple_types import check_not_empty, check_value, hints_of
 
 MISSPELT = 0.8  # so like another name that it was meant to be that one
@@ -46,7 +45,7 @@ def check_macros(typed: Collection[str], used_by_files: Collection[str], default
     for name in sorted(used - defined):
         raise UserError(f"macro {name} is used but never set{suggest(name, defined - used)}")
     unused = sorted(defined - used)
-    shipped = _shipped_macros() if unused else set()
+    shipped = shipped_macros() if unused else set()
     for name in unused:
         what = f"macro {name} is set but nothing uses it"
         if name in typed:
@@ -140,12 +139,6 @@ def _check_ends(name: str, within: tuple[str, ...]) -> None:
     for reference in gin_internals.iterate_references(Key.of_macro(name).value):
         if other := macro_of(reference):
             _check_ends(other, (*within, name))
-
-
-def _shipped_macros() -> set[str]:
-    """Returns the macros that jaxir's own gin files know: none of them is a misspelling."""
-    files = (RECIPES / "gin").rglob("*.gin")
-    return {name for file in files for name in re.findall(r"^(?:default/)?(\w+) *=", file.read_text(), re.M)}
 
 
 def _defaults_of(function: Callable[..., Any]) -> dict[str, Any]:

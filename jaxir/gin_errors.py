@@ -15,6 +15,7 @@ from gin import config as gin_internals
 
 from jaxir.errors import suggest
 from jaxir.gin_files import unclosed
+from jaxir.installation import missing_recipe
 
 
 def explain(error: BaseException, files: Sequence[str]) -> str:
@@ -56,7 +57,7 @@ def explain(error: BaseException, files: Sequence[str]) -> str:
         message = f"no module named {match[1]!r}{suggest(leaf, _names_in(parent)) if parent else ''}"
         where += _importer(error)
     elif match := re.match(r"Unable to open file: (.+?)\. Searched", message):
-        message = f"gin file {match[1]} does not exist"
+        message = missing_recipe(match[1])
     if isinstance(error, SyntaxError) and error.lineno:
         where = f"{error.filename or '--gin'}:{error.lineno}: "
         token = re.search(r"Failed to parse token '(.*)'", str(error))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import tokenize
 from pathlib import Path
 
 from jaxir.errors import UserError
-from jaxir.installation import find_recipe, included_in
+from jaxir.installation import RECIPES, find_recipe, included_in
 
 MOST_NESTED = 50  # brackets within each other; gin, which recurses, ends at some hundreds
 
@@ -45,6 +46,12 @@ def check_includes(file: Path, within: tuple[Path, ...] = ()) -> None:
     check_nesting(str(path), text)
     for name in included_in(text):
         check_includes(Path(name), chain)
+
+
+def shipped_macros() -> set[str]:
+    """Returns the macros that jaxir's own gin files know: none of them is a misspelling."""
+    files = (RECIPES / "gin").rglob("*.gin")
+    return {name for file in files for name in re.findall(r"^(?:default/)?(\w+) *=", file.read_text(), re.M)}
 
 
 def unclosed(file: str) -> str | None:

@@ -49,6 +49,16 @@ def chain_of(key: Key) -> list[Key]:
     return chain
 
 
+def flags_of(name: str, parameter: str) -> list[str]:
+    """Returns the flags that set a parameter of the class or function of this name, the best one first.
+
+    That is `--gin.MACRO` where a gin file binds the parameter to a macro, else `--gin.NAME.PARAMETER`.
+    """
+    own = [k for k in parameters_bound() if (k.selector.rpartition(".")[2], k.parameter) == (name, parameter)]
+    chain = chain_of(own[0]) if own else []
+    return [f"--gin.{key}" for key in reversed(chain)] or [f"--gin.{name}.{parameter}"]
+
+
 def macro_of(value: Any) -> str | None:
     """Returns the name of the macro that a bound value refers to; None where it refers to none."""
     selector = getattr(value, "scoped_selector", "")

@@ -11,17 +11,35 @@ import sys
 from pathlib import Path
 
 from jaxir import __version__
-from jaxir.errors import UserError
+from jaxir.errors import UserError, suggest
 
 PACKAGE = Path(__file__).resolve().parent
 # The recipes are in PACKAGE/gin, in a clone by way of a link, so that "gin/quickstart.gin" is found from any
 # directory once PACKAGE is searched. What the working directory has of the same name comes first.
 RECIPES = PACKAGE
+MISSPELT = 0.9  # so like another path that it was meant to be that one, not a file of its name elsewhere
 
 
 def find_recipe(file: str | Path) -> Path | None:
     """Returns the gin file that `file` means: that of the working directory, else jaxir's own, else None."""
     return next((path for path in (Path(file), RECIPES / file) if path.is_file()), None)
+
+
+def missing_recipe(file: str) -> str:
+    """Returns what to say of a gin file that is not there: the one that may be meant, first of all."""
+    path = Path(file)
+    if (path / "config.gin").is_file():
+        return f"{file} is a directory; did you mean {str(path / 'config.gin')!r}?"
+    shipped = sorted((RECIPES / "gin").rglob("*.gin"))
+    known = [str(found.relative_to(RECIPES)) for found in shipped]
+    if path.parent.is_dir():
+        known += [str(found) for found in sorted(path.parent.glob("*.gin"))]
+    name = file if file.endswith(".gin") else f"{file}.gin"
+    same_name = [found for found in known if Path(found).name == Path(name).name]
+    meant = suggest(name, known, likeness=MISSPELT) or (
+        f"; did you mean {same_name[0]!r}?" if same_name else ""
+    )
+    return f"gin file {file} does not exist" + (meant or suggest(name, known))
 
 
 def included_in(text: str) -> list[str]:

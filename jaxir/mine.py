@@ -25,13 +25,15 @@ def mine(
     max_relevance: Rate | None = None,
     relevance_margin: Rate | None = None,
     teacher: str | None = None,
+    strict: bool = False,
     seed: Seed = 0,
 ) -> None:
     """Mines hard negatives for the queries of a split from what a retriever found for them.
 
     Writes OUTPUT/train.jsonl, which TevatronPairs(path=...) of jaxir.data.pair_sources trains on with
     num_negatives, and OUTPUT/mining.json with the settings. Documents that any split judges relevant to the
-    query, and documents of the same text as one of those or as the query, are never its negatives.
+    query or to another of the same text, and documents of the same text as one of those or as the query, are
+    never its negatives.
 
     Args:
       run: TREC run file over the split's queries (jaxir.search --queries writes one), of any retriever.
@@ -51,6 +53,8 @@ def mine(
         probability, than the query's least relevant positive.
       teacher: hf: or st: and a directory or hub name of a cross-encoder whose score of each passage is
         written beside it, to distil (gin/objectives/margin_mse.gin); may be the one that filters.
+      strict: refuse judgements of documents or queries that are not there, repeated lines and grades such as
+        1.0. By default they are counted, and judgements of what is not there are left out.
       seed: of random sampling.
 
     Raises:
@@ -82,6 +86,7 @@ def mine(
         judge=models.get(cross_encoder),
         relevance=relevance,
         teacher=models.get(teacher),
+        strict=strict,
     )
     print(f"{output}: {hard_negatives.describe(report)}")
 

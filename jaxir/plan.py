@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from jaxir import cli
 from jaxir.simple_types import Positive, check_idle
 from jaxir.training.recipe import Recipe
+
+if TYPE_CHECKING:
+    from jaxir.planning.typed import Command
 
 # What of a recipe decides a step; epochs, that a plan cannot count them.
 OF_A_STEP = (
@@ -27,25 +32,44 @@ def plan(
     """Plans a training run: compiles its step for chips that are not there, and says what it needs of them.
 
     Takes what `jaxir.train` takes, gin files above all, but reads neither data nor weights, needs no output
-    directory and trains nothing. Prints memory, time and traffic; the exit status is 1 if the chips lack the
-    memory. See docs/planning.md.
+    directory and trains nothing. Prints whether the step fits and how long the run takes, then memory, time
+    and traffic; the exit status is 1 if the chips lack the memory. See docs/planning.md.
 
     Args:
       topology: the chips: v5p:4x4x4, or by arithmetic gpu:8xh100.
       search: find the mesh, rematerialisation, chunks and scan that are quickest, by compiling some of them;
         topology may then be several TPU slices, v5e:2x2,v5e:4x4. What was compiled is kept: the same command
         goes on where it was stopped.
-      prices: of a chip and hour, v5e=1.2,v5p=4.2: which slice of the search is cheapest.
+      prices: of a chip and hour, v5e=1.2,v5p=4.2: what the run costs, and of a search the cheapest slice.
       hours: that the run may take, of the search.
     """
     if search:
         from jaxir.planning import slices
 
         return slices.run(topology, recipe, prices=prices, hours=hours)
-    check_idle(plan, "--search", prices=prices, hours=hours)
+    check_idle(plan, "--search", hours=hours)
     from jaxir.planning import plan as planning
 
-    return planning.run(topology, recipe)
+    return planning.run(topology, recipe, prices=prices, command=_command(recipe))
+
+
+def _command(recipe: Recipe) -> Command:
+    """Returns what was typed, and the flags that change it in this recipe."""
+    from jaxir.gin_keys import flags_of
+    from jaxir.partitioning import MESH_AXES
+    from jaxir.planning.typed import Command
+
+    by_train = any(word.partition("=")[0] == "--plan" for word in cli.TYPED)
+    flags = {
+        "topology": ["--plan" if by_train else "--topology"],
+        "prices": ["--prices"],
+        "batch_size": ["--batch_size", *flags_of("train", "batch_size")],
+    }
+    parts = {"remat": recipe.model, "chunks": recipe.objective, **dict.fromkeys(MESH_AXES, recipe.mesh)}
+    for name, part in parts.items():
+        if hasattr(part, name):
+            flags[name] = flags_of(type(part).__name__, name)
+    return Command(cli.TYPED, flags)
 
 
 if __name__ == "__main__":

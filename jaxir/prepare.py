@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 import sys
 import textwrap
+from pathlib import Path
 from typing import Any, Literal
 
 from jaxir import cli
@@ -21,6 +23,7 @@ SOURCES = {
     "nq": "FILE",
     "tfds": "beir/NAME",
 }
+COUNTED = 10_000  # texts of a kind that are tokenised to say how many training cuts: some seconds
 # What of a recipe decides how its data are tokenised.
 OF_RECORDS = ("model", "objective", "data", "num_negatives", "on_bad_input")
 PREPARE = """python -m jaxir.prepare --dataset=pairs:faq.csv --output=faq
@@ -56,7 +59,7 @@ def prepare(
     The folder has a corpus, queries and judgements: training takes it (gin/pairs.gin), and so do encode,
     index, mine, rounds, grid and evaluate. --dataset is one of
 
-      pairs:FILE                                 queries and passages: .jsonl, .tsv, .csv (also .gz), .parquet
+      pairs:FILE                                 pairs of texts: .jsonl, .json, .tsv, .csv (or .gz), .parquet
       msmarco:DIR                                MS MARCO passages: collection.tsv, queries.*.tsv, qrels.*.tsv
       multireqa:MRQA_FILE,CANDIDATES_FILE        MultiReQA: an MRQA file (SQuAD.jsonl.gz) and its sentences
       nq:FILE                                    Natural Questions' long answers, from a simplified file
@@ -128,7 +131,8 @@ def prepare(
     own = {k: v for k, v in (dataclasses.asdict(columns) | sizes).items() if v is not None}
     if own:
         raise UserError(f"--{next(iter(own))} is for --dataset=pairs:FILE only")
-    splits, collector = list(dict.fromkeys(splits or ["test"])), OnBadInput(on_bad_input)
+    # Strict: a judgement of a missing document is how a download that was cut off shows.
+    splits, collector = list(dict.fromkeys(splits or ["test"])), OnBadInput(on_bad_input, strict=True)
     for split in splits:
         if not re.fullmatch(r"\w[\w.-]*", split):
             raise UserError(f"--splits has {split!r}, which is no name of a file: qrels/SPLIT.tsv")
@@ -136,8 +140,11 @@ def prepare(
         collection = _read(kind, where, splits, with_context, data_dir, collector)
         counts = write_collection(folder, **collection)
     collector.report()
+    cut = _cut_by_default(output)
     judged = ", ".join(f"{count:,} judgements ({split})" for split, count in counts.qrels.items())
     print(f"{output}: {counts.documents:,} passages, {counts.queries:,} queries, {judged}")
+    if cut is not None:
+        print(cut)
     print(
         f"evaluate on it: python -m jaxir.evaluate --model=MODEL --dataset=beir:{output} --split={splits[0]}"
     )
@@ -147,13 +154,16 @@ def _prepare_pairs(
     path: str, output: str, columns: Any, sizes: dict[str, float | None], seed: int, on_bad_input: Any
 ) -> None:
     from jaxir.data.pair_collection import NEGATIVES, write_pairs
-    from jaxir.data.pair_table import PairTable, named_columns
+    from jaxir.data.pair_table import USUAL, PairTable, named_columns
     from jaxir.files import atomic_directory
 
     with atomic_directory(output) as folder:
         table = PairTable(path, columns, prefix="--")
-        unused = f" (not used: {', '.join(table.unused)})" if table.unused else ""
-        print(f"{path}: {named_columns(table.columns)}{unused}", flush=True)
+        print(f"{path}: {named_columns(table.columns)}", flush=True)
+        if table.unused:
+            free = ", ".join(f"--{name}=COLUMN" for name in USUAL if name not in table.columns)
+            flags = f" (flags that use one: {free})" if free else ""
+            print(f"  not used: {', '.join(table.unused)}{flags}", flush=True)
         made = write_pairs(folder, table, on_bad_input, **sizes, seed=seed)
     on_bad_input.report()
     print(f"{output}: {made.counts.documents:,} passages")
@@ -166,6 +176,8 @@ def _prepare_pairs(
                 f" {made.held_out.largest:,} queries share passages with each other",
                 file=sys.stderr,
             )
+    if (cut := _cut_by_default(output)) is not None:
+        print(f"  {cut}")
     query, passage = made.example.query.text, made.example.passage.contents
     for name, text in (("query", query), ("passage", passage)):
         print(f"  {name:8} {textwrap.shorten(text, 100, placeholder=' ...')}")
@@ -175,6 +187,38 @@ def _prepare_pairs(
     print(f"train on it: python -m jaxir.train --gin_file=gin/pairs.gin {train} --output_dir=run")
     if "test" in made.queries:
         print(f"evaluate: python -m jaxir.evaluate --model=run --dataset=beir:{output}")
+
+
+def _cut_by_default(folder: str) -> str | None:
+    """Returns a line on how many texts of a BEIR folder gin/pairs.gin's model cuts.
+
+    None if the model is not on this machine: `jaxir.train` fetches it, and reports the counts, too.
+    """
+    from jaxir.data.lines import OnBadInput
+    from jaxir.data.sources import read_corpus, read_queries
+    from jaxir.data.truncation import FLAGS, Truncation, told
+    from jaxir.interop.build import Pretrained, outline_of
+    from jaxir.interop.huggingface import hub
+
+    try:
+        if (directory := hub.minilm_at_hand()) is None:
+            return None
+        _, settings, tokenizer = outline_of(Pretrained(source=f"st:{directory}"), weights=False)
+    except UserError:  # a damaged copy of the model is reported by the command that needs it
+        return None
+    path, counts = Path(folder), {}
+    texts = {
+        "queries": (query.text for query in read_queries(path / "queries.jsonl", OnBadInput("skip"))),
+        "passages": (
+            document.contents for document in read_corpus(path / "corpus.jsonl", OnBadInput("skip"))
+        ),
+    }
+    for what, length in zip(texts, (settings.query_max_length, settings.passage_max_length), strict=True):
+        some = list(itertools.islice(texts[what], COUNTED + 1))
+        name = f"the first {COUNTED:,} {what}" if len(some) > COUNTED else what
+        counts[name] = Truncation(length)
+        tokenizer.encode_batch(some[:COUNTED], max_length=length, truncation=counts[name])
+    return told(counts, f"{' and '.join(FLAGS)} of jaxir.train set this for gin/pairs.gin")
 
 
 def _read(
@@ -230,6 +274,7 @@ def records(recipe: Recipe, *, output: str) -> None:
     from jaxir.data.lines import OnBadInput
     from jaxir.data.record_files import write_records
     from jaxir.data.text_data import RecordSource
+    from jaxir.data.truncation import FLAGS, told_of_dataset
     from jaxir.interop.build import outline_of
 
     if not isinstance(recipe.data, RecordSource):
@@ -244,6 +289,7 @@ def records(recipe: Recipe, *, output: str) -> None:
     size = sum(size for _, size in written.files.values())
     files = f"{len(written.files):,} file{'s' if len(written.files) > 1 else ''}"
     print(f"{output}: {written.counts.examples:,} examples in {files}, {size / 1e6:,.1f} MB")
+    print(told_of_dataset(written, settings.text_format(), FLAGS))
     print(f"train on it: the same recipe, and --gin_file=gin/data/records.gin --gin.RECORDS={output}")
 
 

@@ -1,4 +1,4 @@
-"""Files as their readers open them: what the system says names the file, no pipe is waited for in vain."""
+"""Files as their readers open them: errors of the system name the file, and pipes can be read again."""
 
 from __future__ import annotations
 
@@ -6,21 +6,27 @@ import hashlib
 import io
 import os
 import select
+import shutil
 import stat
+import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
 from jaxir.files import is_bucket
 
-PIPE_SECONDS = 2
+PIPE_SECONDS = 2  # how long the writer of a named pipe has to begin
+_COPYING = threading.Lock()
+_COPIES: dict[tuple[int, int], int] = {}  # descriptors of copies, by the pipe's device and inode
 
 
 def open_to_read(path: Path) -> IO[bytes]:
     """Opens a file to read its bytes; `path` may be in a bucket.
 
-    A named pipe that nothing writes to is an empty file: to open it in the usual way would wait for ever.
-    Who is to write to it has `PIPE_SECONDS` to begin.
+    A pipe is copied to a temporary file when it is opened first, and later opened there: most readers read a
+    file several times. A named pipe that nothing writes to is an empty file, because to open it in the usual
+    way would wait for ever. Its writer has `PIPE_SECONDS` to begin.
 
     Raises:
       OSError: it cannot be opened, or, later, be read. It has the file's name, which Python leaves out of
@@ -83,9 +89,28 @@ class _File(io.FileIO):
 
 def _opened(path: str, flags: int) -> int:
     descriptor = os.open(path, flags | os.O_NONBLOCK)
-    if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-        waiting = select.poll()
-        waiting.register(descriptor, select.POLLIN)
-        waiting.poll(PIPE_SECONDS * 1000)
+    status = os.fstat(descriptor)
+    if stat.S_ISFIFO(status.st_mode):
+        try:
+            return os.open(_copied(descriptor, (status.st_dev, status.st_ino)), flags)
+        finally:
+            os.close(descriptor)
     os.set_blocking(descriptor, True)
     return descriptor
+
+
+def _copied(descriptor: int, pipe: tuple[int, int]) -> str:
+    """Returns a path of the copy of a pipe. The copy has no name on the disk and ends with the process."""
+    with _COPYING:
+        if pipe not in _COPIES:
+            waiting = select.poll()
+            waiting.register(descriptor, select.POLLIN)
+            waiting.poll(PIPE_SECONDS * 1000)
+            os.set_blocking(descriptor, True)
+            with tempfile.TemporaryFile() as copy, open(descriptor, "rb", closefd=False) as content:
+                shutil.copyfileobj(content, copy)
+                copy.flush()
+                if not copy.tell():  # nothing has written to the pipe yet
+                    return os.devnull
+                _COPIES[pipe] = os.dup(copy.fileno())
+        return f"/proc/self/fd/{_COPIES[pipe]}"

@@ -17,6 +17,7 @@ def serve(
     index: list[str],
     host: str = "127.0.0.1",
     port: Annotated[int, Within(0, 65535)] = 8080,
+    allowed_hosts: list[str] | None = None,
     model: str | None = None,
     dtype: Literal["float32", "bfloat16"] = "float32",
     limits: Limits | None = None,
@@ -33,6 +34,9 @@ def serve(
       index: index directories, each as DIR or NAME=DIR; repeat the flag or separate them by commas.
       host: the address to listen on; by default only this machine can reach it.
       port: the port; 0 takes a free one.
+      allowed_hosts: names by which clients and proxies may call the service (the Host header), besides its IP
+        addresses and localhost: NAME, *.DOMAIN, or * for every name. Repeat the flag or separate them by
+        commas.
       model: the model that encodes queries (default: the one recorded in each index).
       dtype: type of the model's matrix products.
       limits: what a client may ask (`jaxir.serving.limits.Limits`).
@@ -45,11 +49,12 @@ def serve(
     if reranker is None:
         check_idle(serve, "--reranker", rerank_depth=rerank_depth)
     try:
-        from jaxir.serving import account, app, metrics, server
+        from jaxir.serving import account, app, hosts, metrics, server
     except ModuleNotFoundError as error:
         raise UserError(f"{error.name} is needed to serve: {how_to_install('serve')}") from error
     from jaxir.serving.service import Service
 
+    names = hosts.Hosts(allowed_hosts or [], host)
     with (
         server.listen(host, port) as listener,
         contextlib.closing(account.AccessLog(access_log)) as log,
@@ -65,13 +70,17 @@ def serve(
         )
 
         def say() -> None:
+            for line in service.truncated():
+                print(line, file=sys.stderr, flush=True)
             print(f"serving on {server.url_of(listener)}", flush=True)
             if not server.is_loopback(listener):
-                print("everybody who reaches this address can search", file=sys.stderr, flush=True)
+                unnamed = "" if allowed_hosts else "; names of it need --allowed_hosts"
+                print(f"everybody who reaches this address can search{unnamed}", file=sys.stderr, flush=True)
 
         counted = metrics.Metrics(service)
         built = app.build_app(service, counted)
-        server.run(built, listener, service.limits, account.Account(built.routes, counted, log), say)
+        noted = account.Account(built.routes, counted, log)
+        server.run(built, listener, service.limits, noted, names, say)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,8 +19,9 @@ from flax import nnx
 from jaxir.errors import UserError
 from jaxir.interop import stored
 from jaxir.interop.build import FromScratch
+from jaxir.interop.exports import exported
 from jaxir.interop.huggingface import hf, hf_config
-from jaxir.models import backbones
+from jaxir.models import any_length, backbones, layers
 from jaxir.models.bert import BertConfig
 from jaxir.models.codec import HuggingFace
 from jaxir.models.dual_encoder import DualEncoderConfig
@@ -62,6 +64,46 @@ def write_data(folder: Path) -> None:
     lines = "".join(f"q{i}\td{i}\t1\n" for i in range(16))
     for split in ("train", "dev", "test"):
         (folder / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + lines)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PositionsConfig(backbones.BackboneConfig):
+    kind = "positions"
+    token_table = "token"
+    vocab_size: int = 9
+    embed_dim: int = 4
+    num_layers: int = 1
+    max_positions: int = 16
+    dtype: str = "float32"
+    remat: bool = False
+    scan_layers: bool = False
+    numpy: Any = jnp
+
+    def make(self, *, rngs):
+        return Positions(self, rngs=rngs)
+
+
+class Positions(backbones.Encoder):
+    def __init__(self, config, *, rngs):
+        self.config = config
+        how = {"axis": "vocab", "dtype": config.dtype, "init": layers.normal(1.0), "rngs": rngs}
+        self.token = layers.Embedding(config.vocab_size, config.embed_dim, **how)
+
+    def __call__(self, ids, *, key=None):
+        positions = self.config.numpy.arange(ids.shape[1]).astype(jnp.float32)
+        return self.token(ids) + positions[None, :, None]
+
+
+def test_a_length_that_goes_into_numpy_is_warned_of_and_not_exported(capsys):
+    made = {library: PositionsConfig(numpy=library).make(rngs=nnx.Rngs(0)) for library in (jnp, np)}
+    any_length.warn(made[jnp])
+    assert not capsys.readouterr().err
+    any_length.warn(made[np])
+    said = capsys.readouterr().err
+    assert re.match(r"warning: the backbone 'positions' .*: test_adding_a_backbone.py:\d+ fails", said)
+    assert "use jax.numpy" in said
+    with pytest.raises(UserError, match="which cannot go into numpy"):
+        exported.Source.of("MODEL", stored.LoadedModel(made[np], None, None, "0"))
 
 
 @pytest.mark.slow

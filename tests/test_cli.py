@@ -11,11 +11,13 @@ import sys
 import textwrap
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
 from jaxir import cli, faults
 from jaxir.errors import UsageError, UserError, suggest
+from jaxir.installation import missing_recipe
 from jaxir.plan import plan
 from jaxir.simple_types import Count
 from jaxir.train import train
@@ -121,7 +123,10 @@ def test_help_names_flags_defaults_and_an_example(cook):
         (("--model=m", "--steps=0"), 2, "error: --steps must be a whole number of at least 1, not 0"),
         (("--steps=3", "--model"), 2, "error: --model has no value; write --model=..."),
         (("--model=m", "--fast=maybe"), 2, "error: --fast must be True or False, not 'maybe'"),
+        (("--model=m", "--Num-Steps=3"), 2, "there is no flag --Num-Steps; did you mean '--steps'?"),
+        (("--model=m", "--lr=3"), 2, "there is no flag --lr (see"),
         (("--gin_file=none.gin",), 1, "error: gin file none.gin does not exist"),
+        (("--gin_file=recip.gin",), 1, "recip.gin does not exist; did you mean 'recipe.gin'?"),
         (("--gin_file=recipe.gin",), 1, "error: MODEL must be set: --gin.MODEL=..."),
         (("--gin_file=recipe.gin", "--gin.MODEL=m", "--steps=4", "--gin.STEPS=4"), 1, "steps is given twice"),
         (("--gin_file=recipe.gin", "--model=m", "--gin.STEPS=four"), 1, "STEPS must be a whole number"),
@@ -264,6 +269,34 @@ def test_a_command_that_is_stopped_ends_as_shells_tell_it(cook, number, status, 
     assert cook(f"--model={number}") == (status, "", said)
 
 
+@pytest.mark.parametrize(
+    ("flag", "meant"),
+    [
+        *[("--lr", "--gin.LEARNING_RATE"), ("--learning-rate", "--gin.LEARNING_RATE")],
+        *[("--bs", "--batch_size"), ("--num_train_epochs", "--epochs"), ("--temp", "--gin.TEMPERATURE")],
+    ],
+)
+@pytest.mark.parametrize("command", ["train", "plan"])
+def test_what_other_tools_call_a_setting_is_understood(command, flag, meant, capsys):
+    assert cli.main(f"jaxir.{command}:{command}", [f"{flag}=3"]) == 2
+    assert capsys.readouterr().err == f"error: there is no flag {flag}; did you mean '{meant}'?\n"
+
+
+@pytest.mark.parametrize(
+    ("file", "meant"),
+    [
+        *[
+            ("gin/pair.gin", "gin/pairs.gin"),
+            ("pairs", "gin/pairs.gin"),
+            ("gin/runs/pairs.gin", "gin/pairs.gin"),
+        ],
+        *[("samtone_bse.gin", "gin/samtone_base.gin"), ("objectives/seed.gin", "gin/objectives/seed.gin")],
+    ],
+)
+def test_a_recipe_that_is_meant_is_named(file, meant):
+    assert missing_recipe(file) == f"gin file {file} does not exist; did you mean {meant!r}?"
+
+
 def test_a_name_in_another_case_is_suggested():
     assert suggest("BERTCONFIG", ["T5Config", "BertConfig"]) == "; did you mean 'BertConfig'?"
     assert suggest("step", ["STEP", "Steps"]) == "; did you mean 'STEP'?"
@@ -275,6 +308,11 @@ def test_where_no_file_can_be_written_the_traceback_is_not_lost(cook, monkeypatc
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
     monkeypatch.setenv("TMPDIR", "/proc/nowhere")
     monkeypatch.setattr("tempfile.tempdir", "/proc/nowhere")
+    memory = jax.errors.JaxRuntimeError("INTERNAL: Out of memory allocating 128000000000 bytes.")
+    sentence, status = faults.explain(memory)
+    assert (
+        sentence.startswith("there is not enough memory (INTERNAL: Out of memory allocating") and status == 1
+    )
     sentence, status = faults.explain(RuntimeError("a bug"))
     assert status == 70 and "could not be written" in sentence
     assert sentence.endswith("RuntimeError: a bug\n")
@@ -301,6 +339,7 @@ def touch(*, what: str, path: str) -> None:
         "make": lambda: Path(path).mkdir(),
         "remove": lambda: Path(path).unlink(),
         "move": lambda: Path(path).rename(f"{path}/in/itself"),
+        "resolve": lambda: Path(path).resolve(strict=True),
         "connect": lambda: socket.create_connection(("127.0.0.1", 1), 1),
     }
     try:
@@ -317,6 +356,7 @@ def touch(*, what: str, path: str) -> None:
         ("read", "folder", "is a directory"),
         ("read", "none", "no such file or directory"),
         ("read", "loop", "too many levels of symbolic links"),
+        ("resolve", "loop", "too many levels of symbolic links"),
         ("write", "file/x", "not a directory"),
         ("write", "n" * 300, "file name too long"),
         ("list", "file", "not a directory"),

@@ -48,7 +48,7 @@ def test_every_command_is_listed_with_its_own_words():
         assert re.fullmatch(r"[A-Z][a-z-]+s[ ,].*\.", front.summary(name)), name
 
 
-@pytest.mark.parametrize("arguments", [(), ("help",), ("--help",)])
+@pytest.mark.parametrize("arguments", [(), ("help", "help"), ("--help",)])
 def test_the_list_needs_nothing_heavy(arguments, tmp_path):
     code = (
         "import atexit, runpy, sys\n"
@@ -83,6 +83,7 @@ def test_the_version_has_one_place():
         (("trian",), "there is no command 'trian'; did you mean 'train'?"),
         (("help", "serch"), "there is no command 'serch'; did you mean 'search'?"),
         (("--versoin",), "there is no command '--versoin'; did you mean '--version'?"),
+        (("help", "NAME"), "there is no command 'NAME' (`python -m jaxir help` lists them)"),
         (("bm25",), "there is no command 'bm25' (`python -m jaxir help` lists them)"),
         (("data",), "there is no command 'data' (`python -m jaxir help` lists them)"),  # a room, no command
     ],

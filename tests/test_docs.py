@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import json
 import os
 import re
 import signal
@@ -21,14 +22,15 @@ PAGES = sorted([*DOCS.rglob("*.md"), *ROOT.glob("*.md"), *(ROOT / "benchmarks").
 LONGEST_LINE = 160
 
 
-def load_hooks():
-    spec = importlib.util.spec_from_file_location("hooks", DOCS / "hooks.py")
+def load_make_reference():
+    spec = importlib.util.spec_from_file_location("make_reference", DOCS / "make_reference.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-hooks = load_hooks()
+make_reference = load_make_reference()
+GENERATED = make_reference.generated_pages()
 
 
 def name(path: Path) -> str:
@@ -40,15 +42,9 @@ def blocks_left_out(text: str) -> str:
 
 
 @cache
-def text_of(page: Path) -> str:
-    """A page with what docs/hooks.py writes into it."""
-    return hooks.on_page_markdown(page.read_text())
-
-
-@cache
 def anchors(page: Path) -> set[str]:
     """The headings of a page as GitHub and MkDocs name them in addresses."""
-    headings = re.findall(r"^#+ (.*)$", blocks_left_out(text_of(page)), re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", blocks_left_out(page.read_text()), re.MULTILINE)
     plain = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings]
     return {re.sub(r" +", "-", heading.strip()) for heading in plain}
 
@@ -65,7 +61,7 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in anchors(file), target
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in GENERATED], ids=name)
 def test_an_editor_shows_lines_whole(page):
     lines = [line for line in page.read_text().splitlines() if not line.startswith("|")]
     long = [line for line in lines if len(line) > LONGEST_LINE]
@@ -108,11 +104,16 @@ def test_pages_that_the_code_names_exist():
     assert not [page for page in named if not (ROOT / page).is_file()]
 
 
+@pytest.mark.parametrize("page", GENERATED, ids=name)
+def test_the_generated_reference_is_up_to_date(page):
+    assert make_reference.rendered(page) == page.read_text(), "stale: run `make docs-reference`"
+
+
 def test_the_reference_has_every_command_and_every_recipe():
     commands = anchors(DOCS / "reference/commands.md")
     assert commands >= {"train", "encode", "index", "search", "evaluate", "serve", "sidecar-install"}
-    assert "| `--batch_size` |" in text_of(DOCS / "reference/commands.md")
-    recipes = text_of(DOCS / "reference/recipes.md")
+    assert "| `--batch_size` |" in (DOCS / "reference/commands.md").read_text()
+    recipes = (DOCS / "reference/recipes.md").read_text()
     for path in (ROOT / "gin").rglob("*.gin"):
         assert f"## {name(path)}\n" in recipes
     assert "| `TEMPERATURE` | `0.05` | `gin/quickstart.gin` |" in recipes
@@ -150,6 +151,16 @@ def test_the_sentences_of_troubleshooting_are_those_of_the_code():
     for sentence in sentences:
         for part in filter(None, (part.strip(" ();,:'?.") for part in sentence.split("…"))):
             assert part in sentences_of_the_code(), f"{part!r} of {sentence!r}"
+
+
+def test_the_answers_of_serve_are_those_of_its_schemas():
+    """Each JSON block after the corpus has the fields of its answer, and no other field."""
+    schemas = pytest.importorskip("jaxir.serving.schemas")
+    page = (DOCS / "serve.md").read_text()
+    _, *answers = re.findall(r"^```json\n(.*?)^```$", page, re.M | re.S)
+    kinds = [schemas.SearchResponse, schemas.EncodeResponse, schemas.DocumentResponse, schemas.Health]
+    for kind, answer in zip([*kinds, schemas.Problem], map(json.loads, answers), strict=True):
+        assert kind.model_validate(answer).model_dump(exclude_unset=True, mode="json") == answer
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("mkdocs"), reason="MkDocs is not installed")

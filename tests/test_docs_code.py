@@ -25,7 +25,10 @@ from jaxir import cli, gin_config
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "tests/golden"
 PAGES = {
-    str(path.relative_to(ROOT)): path for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    str(path.relative_to(ROOT)): path
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    if "<!-- generated: "
+    not in path.read_text(encoding="utf-8")  # made of docstrings, not written as examples
 }
 # `make test` puts a small model in MiniLM's place and leaves out what is slow; `make test-slow` runs all.
 MINILM = "st:sentence-transformers/all-MiniLM-L6-v2"

@@ -22,8 +22,9 @@ from jaxir.data.pair_sources import TevatronPairs
 from jaxir.data.selection import Bottom, Curriculum, First, Gold, Random, Top
 from jaxir.errors import UserError
 from jaxir.features import TextFormat, pair_features
-from jaxir.interop.build import Pretrained, PretrainedCrossEncoder, PretrainedSeq2Seq
+from jaxir.interop.build import Pretrained, PretrainedCrossEncoder, PretrainedSeq2Seq, outline_of
 from jaxir.interop.model_dir import LoadedModel
+from jaxir.interop.stored import EncoderSettings
 from jaxir.partitioning import Partitioner
 from jaxir.planning import program
 from jaxir.train import train
@@ -452,6 +453,30 @@ def test_a_loss_in_anothers_place_has_its_own_settings(folder, loss):
     gin_config.bind(train, files, [f"DATA={folder}"], {"output_dir": "run"})
     bound = gin.get_bindings(train)
     assert bound["objective"].loss.__name__ == loss
+
+
+@pytest.mark.parametrize(
+    ("recipe", "bindings", "lengths"),
+    [
+        ("pairs", [], (256, 256)),
+        ("pairs", ["PASSAGE_LENGTH=300"], (256, 300)),
+        ("reranker", ["MINED=x"], (64, 192)),
+        ("quickstart", [], (32, 96)),
+    ],
+)
+def test_lengths_are_those_of_the_model_unless_they_are_typed(recipe, bindings, lengths):
+    gin_config.bind(train, [f"gin/{recipe}.gin"], ["DATA=x", *bindings], {"output_dir": "run"})
+    _, found, _ = outline_of(gin.get_bindings(train)["model"])
+    assert (found.query_max_length, found.passage_max_length) == lengths
+
+
+def test_what_a_plain_folder_can_read_is_bounded_and_what_a_model_was_saved_with_is_not():
+    settings = EncoderSettings(query_max_length=40, passage_max_length=8192)
+    assert Pretrained(source="hf:x").cut(settings) == EncoderSettings(
+        query_max_length=40, passage_max_length=512
+    )
+    assert Pretrained(source="hf:x", passage_max_length=1024).cut(settings).passage_max_length == 1024
+    assert Pretrained(source="run").cut(settings) == settings
 
 
 def test_dpr_and_diffcse_are_traced_together(folder, generator):

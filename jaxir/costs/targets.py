@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     import jax
 
 
+TPUS = [name for name, chip in CHIPS.items() if chip.kind == "tpu"]
+GPUS = [name for name, chip in CHIPS.items() if chip.kind == "gpu"]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Target:
     """Accelerators of one kind.
@@ -72,16 +76,14 @@ def parse(text: str) -> Target:
     Raises:
       UserError: there is no such chip, or the shape is not one of its slices.
     """
-    tpus = [name for name, chip in CHIPS.items() if chip.kind == "tpu"]
-    gpus = [name for name, chip in CHIPS.items() if chip.kind == "gpu"]
-    kind, _, rest = text.strip().lower().partition(":")
+    name = text.strip().lower()
+    kind, _, rest = name.partition(":")
     if kind == "gpu":
         match = re.fullmatch(r"([1-9]\d*)x([a-z]\w*)", rest)
-        if match is None or match[2] not in gpus:
-            near = suggest(match[2], gpus) if match else ""
+        if match is None or match[2] not in GPUS:
             raise UserError(
-                f"--topology={text}: GPUs are written gpu:NUMBERxCHIP, with CHIP one of {', '.join(gpus)}"
-                f"{near}"
+                f"--topology={text}: GPUs are written gpu:NUMBERxCHIP, with CHIP one of {', '.join(GPUS)}"
+                f"{_meant(name) or (suggest(match[2], GPUS) if match else '')}"
             )
         chip, count = CHIPS[match[2]], int(match[1])
         if count > MOST_GPUS:
@@ -89,17 +91,42 @@ def parse(text: str) -> Target:
         if count > chip.node and count % chip.node:
             raise UserError(f"--topology={text}: {count} GPUs do not fill nodes of {chip.node}")
         return Target(name=f"gpu:{rest}", chip=chip, shape=(count,), slices=-(-count // chip.node))
-    if kind not in tpus:
+    if kind not in TPUS:
         raise UserError(
-            f"--topology={text}: no chip {kind!r}{suggest(kind, [*tpus, 'gpu'])}; write CHIP:SHAPE with"
-            f" {', '.join(tpus)}, such as v5p:4x4x4, or gpu:8xh100"
+            f"--topology={text}: no chip {kind!r}{_meant(name) or suggest(kind, [*TPUS, *GPUS])}; write"
+            f" CHIP:SHAPE with {', '.join(TPUS)}, such as v5p:4x4x4, or gpu:8xh100"
         )
     match = re.fullmatch(r"(\d+(?:x\d+){1,2})(?:\*([1-9]\d*))?", rest)
     known = SLICES[kind]
     if match is None or match[1] not in known:
-        raise UserError(f"--topology={text}: no such slice of {kind}; there are {', '.join(known)}")
+        raise UserError(
+            f"--topology={text}: no such slice of {kind}{_meant(name)}; there are {', '.join(known)}"
+        )
     shape = tuple(int(part) for part in match[1].split("x"))
     slices = int(match[2] or 1)
     if slices > MOST_SLICES:
         raise UserError(f"--topology={text}: plans are for at most {MOST_SLICES:,} slices; give fewer")
     return Target(name=f"{kind}:{rest}", chip=CHIPS[kind], shape=shape, slices=slices)
+
+
+def _meant(name: str) -> str:
+    """Returns `; did you mean 'v5e:2x2'?` where a machine is named as others name it, else an empty string.
+
+    Google Cloud's v4-8 and v5p-8 have 8 cores, which are 4 chips; v5e-8 and v6e-8 have 8 chips.
+    """
+    plain = re.sub(r"^(cloud|tpu|gpu|nvidia)[-_: ]*", "", name).replace("v5litepod", "v5e")
+    plain = re.sub(r"(?<=00)[-_ ]?80gb?\b", "", plain)  # an A100's or H100's memory
+    chips = "|".join(sorted(CHIPS, key=len, reverse=True))
+    first = re.fullmatch(rf"({chips})(?:[-_:x* ]*(\d+(?:x\d+)*))?", plain)
+    last = re.fullmatch(rf"(\d+)[-_:x* ]*({chips})", plain)
+    if first is None and last is None:
+        return ""
+    chip, size = (first[1], first[2]) if first else (last[2], last[1])
+    count = math.prod(map(int, (size or "1").split("x")))
+    if chip in GPUS:
+        return f"; did you mean 'gpu:{count}x{chip}'?" if "x" not in (size or "") and count else ""
+    if size is None:
+        return f"; did you mean '{chip}:{SLICES[chip][0]}'?"
+    cores = 2 if CHIPS[chip].torus == 3 and "x" not in size else 1
+    shapes = {math.prod(map(int, shape.split("x"))) * cores: shape for shape in SLICES[chip]}
+    return f"; did you mean '{chip}:{shapes[count]}'?" if count in shapes else ""

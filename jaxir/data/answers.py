@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jaxir.data.lines import MalformedRecord, has_text, json_object, parsed_lines, string_field
+from jaxir.data.lines import MalformedRecord, OddRecord, has_text, json_object, parsed_lines, string_field
 
 
 def read_answers(path: str | Path) -> dict[str, list[str]]:
@@ -13,7 +13,7 @@ def read_answers(path: str | Path) -> dict[str, list[str]]:
     They may also stand in a line's `metadata`, as in the queries.jsonl of some BEIR folders.
 
     Raises:
-      BadInputError: a malformed line, a query without an answer, or a query a second time.
+      BadInputError: a malformed line, a query without an answer, or a query with two lists of answers.
       UserError: no such file.
     """
     found: dict[str, list[str]] = {}
@@ -29,9 +29,12 @@ def read_answers(path: str | Path) -> dict[str, list[str]]:
             raise MalformedRecord(
                 "'answers' is empty,", f"and a query without any cannot be judged: {query_id!r}"
             )
-        if query_id in found:
-            raise MalformedRecord("a query comes twice:", repr(query_id))
-        return query_id, answers
+        if query_id not in found:
+            return query_id, answers
+        if found[query_id] == answers:
+            noted = "lines that repeat the answers of a query, left out"
+            raise OddRecord("a query comes twice:", repr(query_id), noted=noted)
+        raise MalformedRecord("a query comes twice:", f"{query_id!r}, with other answers")
 
     found.update(parsed_lines(path, parse, "stop"))  # one by one: `parse` looks at those before
     return found

@@ -17,6 +17,7 @@ from jaxir.data.record_arrays import ListCounts, RecordReader, check_list
 from jaxir.data.saved_arrays import FORMAT, META, as_pairs_were_named, check_same, in_words, read
 from jaxir.data.text_table import TextTable
 from jaxir.data.tokenizer import Tokenizer
+from jaxir.data.truncation import Truncation, as_json, from_json
 from jaxir.errors import UserError
 from jaxir.features import Features, Key, Record, TokenCounts, Tokens, fields_of
 from jaxir.files import local_path
@@ -34,6 +35,7 @@ class ArrayDataset:
       num_examples: how many.
       features: what a batch holds.
       tokenizer_fingerprint: of the tokenizer that made the ids.
+      truncation: counts of texts that were cut, by the name of `Tokens.table`; empty if not known.
       order_depends_on_parts: whether other batches come where more processes share them: never.
     """
 
@@ -49,6 +51,7 @@ class ArrayDataset:
         tokenizer_fingerprint: str,
         left_out: int = 0,
         without_others: int = 0,
+        truncation: Mapping[str, Truncation] | None = None,
     ):
         """Takes arrays as they are.
 
@@ -61,12 +64,14 @@ class ArrayDataset:
           left_out: how many texts of lists were left out, being the same as the text they should be unlike
             once cut; told where they are read.
           without_others: how many examples have no items but such, which is told likewise.
+          truncation: counts of texts that were cut; None: not known.
 
         Raises:
           UserError: there is no example, or lists are read that are empty for some, or in which everything is
             like what it should be unlike.
         """
         self.features, self.tokenizer_fingerprint = dict(features), tokenizer_fingerprint
+        self.truncation = dict(truncation or {})
         self.num_examples = len(offsets) - 1
         self._fields = fields_of(features)
         self._tables, self._columns, self._offsets = dict(tables), dict(columns), offsets
@@ -122,7 +127,12 @@ class ArrayDataset:
         reader = RecordReader(tokenizer, features)
         arrays = reader.arrays(progress(records, what="tokenising pairs", unit="pairs"))
         reader.tell_alike()
-        return cls(features=features, **arrays._asdict(), tokenizer_fingerprint=tokenizer.fingerprint)
+        return cls(
+            features=features,
+            **arrays._asdict(),
+            tokenizer_fingerprint=tokenizer.fingerprint,
+            truncation=reader.truncation(),
+        )
 
     def batches(
         self,
@@ -162,10 +172,20 @@ class ArrayDataset:
         return (self._batch(one.examples, (seed, one.epoch)) for one in drawn)
 
     def once(self, count: int | None = None) -> Batch:
-        """Returns `count` examples, or all, each once and shuffled: as the first epoch of seed 0 has them."""
-        return self._batch(in_one_order(self.num_examples, count), (0, 0))
+        """Returns `count` examples, or all, each once and shuffled: as the first epoch of seed 0 has them.
 
-    def _batch(self, examples: np.ndarray, seed_and_epoch: tuple[int, int]) -> Batch:
+        Items of a list stand in the record's order. If an example has more items than a batch holds, they are
+        those that the first epoch of seed 0 draws; if it has fewer, the list begins again.
+        """
+        return self._batch(in_one_order(self.num_examples, count), (0, 0), in_order=True)
+
+    def list_lengths(self) -> set[int]:
+        """Returns the lengths that the lists of examples have."""
+        return set(np.unique(np.diff(self._offsets)).tolist())
+
+    def _batch(
+        self, examples: np.ndarray, seed_and_epoch: tuple[int, int], *, in_order: bool = False
+    ) -> Batch:
         check_unchanged(self._arrays().values())
         starts = self._offsets[examples]
         counts = self._offsets[examples + 1] - starts
@@ -173,7 +193,7 @@ class ArrayDataset:
         def values(field: str, count: int | None) -> np.ndarray:
             at = examples
             if count is not None:
-                at = starts[:, None] + choose(count, counts, examples, seed_and_epoch)
+                at = starts[:, None] + choose(count, counts, examples, seed_and_epoch, in_order=in_order)
             return self._columns[field][at]
 
         batch: Batch = {}
@@ -198,15 +218,22 @@ class ArrayDataset:
 
     def shortened(self) -> ArrayDataset:
         """Returns the same examples with the smallest lengths, multiples of 16, that cut no text."""
+        return self.with_lengths(self.needed_lengths())
+
+    def needed_lengths(self) -> dict[str, int]:
+        """Returns by the name of each feature of tokens the length that `shortened` gives it."""
 
         def enough(table: TextTable, length: int) -> int:
             return min(length, -(-int(np.max(np.diff(table.offsets), initial=1)) // 16) * 16)
 
+        tokens = {name: f for name, f in self.features.items() if isinstance(f, Tokens)}
+        return {name: enough(self._tables[f.table], f.length) for name, f in tokens.items()}
+
+    def with_lengths(self, lengths: Mapping[str, int]) -> ArrayDataset:
+        """Returns the same examples with other lengths, by the name of the feature; none may cut a text."""
         found = copy.copy(self)
         found.features = {
-            name: dataclasses.replace(f, length=enough(self._tables[f.table], f.length))
-            if isinstance(f, Tokens)
-            else f
+            name: dataclasses.replace(f, length=lengths[name]) if name in lengths else f
             for name, f in self.features.items()
         }
         found._fields = fields_of(found.features)
@@ -222,6 +249,7 @@ class ArrayDataset:
             "left_out": self._left_out,
             "without_others": self._without_others,
             "hash": self._hash(),
+            "truncation": as_json(self.truncation),
         }
         with directory_with_checksums(directory) as aside:
             for name, array in self._arrays().items():
@@ -270,6 +298,7 @@ class ArrayDataset:
                 tokenizer_fingerprint=meta["tokenizer_fingerprint"],
                 left_out=meta["left_out"],
                 without_others=meta["without_others"],
+                truncation=from_json(meta.get("truncation")),
             )
             found._content = meta.get("hash")
             return found

@@ -170,15 +170,27 @@ def in_one_order(num_examples: int, count: int | None = None) -> np.ndarray:
     return order_of(num_examples, 0, 0)[:count].astype(np.int64)
 
 
-def choose(n: int, counts: np.ndarray, examples: np.ndarray, seed_and_epoch: tuple[int, int]) -> np.ndarray:
-    """Returns int64 [b, `n`]: for each example, `n` of range(counts) at random, none twice, or cyclically."""
+def choose(
+    n: int,
+    counts: np.ndarray,
+    examples: np.ndarray,
+    seed_and_epoch: tuple[int, int],
+    *,
+    in_order: bool = False,
+) -> np.ndarray:
+    """Returns int64 [b, `n`]: for each example, `n` of range(counts) at random, none twice, or cyclically.
+
+    With `in_order` they are in ascending order; if there are fewer than `n`, that order begins again.
+    """
     candidates = np.arange(counts.max(initial=1), dtype=np.uint64)
     seed, epoch = (np.full(1, value, np.uint64) for value in seed_and_epoch)
     state = _mix(_mix(seed) + epoch)
     draws = _mix(_mix(state + examples.astype(np.uint64))[:, None] + candidates)
     draws[candidates >= counts[:, None].astype(np.uint64)] = np.iinfo(np.uint64).max
     order = np.argsort(draws, axis=1, kind="stable")
-    return np.take_along_axis(order, np.arange(n) % counts[:, None], axis=1)
+    repeated = np.arange(n) % counts[:, None]
+    chosen = np.take_along_axis(order, repeated, axis=1)
+    return np.where(counts[:, None] < n, repeated, np.sort(chosen, axis=1)) if in_order else chosen
 
 
 def _mix(x: np.ndarray) -> np.ndarray:

@@ -43,7 +43,7 @@ class DocumentQueries(NamedTuple):
 
     def row(self, query: int) -> np.ndarray:
         """Returns the tokens of a query."""
-        return self.tokens.flat[self.tokens.offsets[query] : self.tokens.offsets[query + 1]]
+        return self.tokens.row(query)
 
 
 class ExpandedDataset:
@@ -53,6 +53,7 @@ class ExpandedDataset:
       num_examples: of the pairs.
       features: those of the pairs.
       order_depends_on_parts: whether that of the pairs does.
+      truncation: counts of texts that were cut before documents were expanded.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class ExpandedDataset:
         self._steps: int | None = None
         self._row_of = {"documents": _Lookup(documents.keys), "golds": _Lookup(golds.keys)}
         self.num_examples, self.features = base.num_examples, base.features
-        self.order_depends_on_parts = base.order_depends_on_parts
+        self.order_depends_on_parts, self.truncation = base.order_depends_on_parts, base.truncation
 
     def __repr__(self) -> str:
         return f"ExpandedDataset({self._base!r}, {self._queries():,} generated queries, {self._selection!r})"
@@ -147,6 +148,10 @@ class ExpandedDataset:
         """Returns examples as `ArrayDataset.once`: each document with its first query, as in evaluation."""
         return self._expanded(self._base.once(count), selection=First(), seed=0, step=0, first=0)
 
+    def list_lengths(self) -> set[int]:
+        """Returns the lengths that the lists of examples have."""
+        return self._base.list_lengths()
+
     def _expanded(self, batch: Batch, *, selection: Selection, seed: int, step: int, first: int) -> Batch:
         """Returns a batch, whose first example is number `first` of the step, with documents expanded."""
         keys = {f.field: name for name, f in self.features.items() if isinstance(f, Key)}
@@ -174,8 +179,7 @@ class ExpandedDataset:
         """Returns documents [P, L] with the queries that are chosen for them."""
         joined = np.zeros_like(ids)
         for row, (document, queries) in enumerate(zip(ids, chosen, strict=True)):
-            length = int(np.max(np.flatnonzero(document), initial=-1)) + 1
-            tokens = self._joiner.join(document[:length], queries)
+            tokens = self._joiner.join(document[document != 0], queries)
             joined[row, : len(tokens)] = tokens
         return joined
 

@@ -94,7 +94,7 @@ class ExpandedPairs(TextData):
         tokens, as_words, hashes, pending = _Rows(dtype), _Rows(np.int32), [], []
 
         def flush() -> None:
-            tokens.extend(joiner.queries(pending))
+            tokens.extend(np.maximum(query, 0) for query in joiner.queries(pending))
             as_words.extend(map(words, pending))
             hashes.append(_hashes(pending))
             pending.clear()

@@ -75,6 +75,7 @@ class RecordDataset:
       num_examples: how many.
       features: what a batch holds.
       tokenizer_fingerprint: of the tokenizer that made the ids.
+      truncation: counts of texts that were cut, by the name of `Tokens.table`; empty if not known.
       order_depends_on_parts: whether other batches come where more processes share them: never.
     """
 
@@ -100,6 +101,7 @@ class RecordDataset:
         self.features = dict(features)
         self.num_examples = self._written.counts.examples
         self.tokenizer_fingerprint = self._written.tokenizer_fingerprint
+        self.truncation = self._written.truncation
         for name, field in self._fields.items():
             if name not in self._written.fields:
                 raise UserError(
@@ -145,7 +147,14 @@ class RecordDataset:
 
     def once(self, count: int | None = None) -> Batch:
         """Returns `count` examples, or all, as `ArrayDataset.once`."""
-        return self._batch(in_one_order(self.num_examples, count), (0, 0))
+        return self._batch(in_one_order(self.num_examples, count), (0, 0), in_order=True)
+
+    def list_lengths(self) -> set[int]:
+        """Returns the lengths that the lists of examples have: one pass over the files."""
+        found: set[int] = set()
+        for examples in self._in_turn("looking at lists"):
+            found.update(np.unique(self._read(examples).counts).tolist())
+        return found
 
     def token_counts(self, field: str, vocab_size: int) -> TokenCounts:
         """Counts the tokens of the different texts of a field, which is no list: two passes over the files.
@@ -181,12 +190,14 @@ class RecordDataset:
         with contextlib.closing(iterator):
             yield from iterator
 
-    def _batch(self, examples: np.ndarray, seed_and_epoch: tuple[int, int]) -> Batch:
+    def _batch(
+        self, examples: np.ndarray, seed_and_epoch: tuple[int, int], *, in_order: bool = False
+    ) -> Batch:
         block, batch = self._read(examples), {}
         for name, feature in self.features.items():
             items = None
             if feature.count is not None:
-                items = choose(feature.count, block.counts, examples, seed_and_epoch)
+                items = choose(feature.count, block.counts, examples, seed_and_epoch, in_order=in_order)
             if isinstance(feature, Key):
                 batch[name] = block.keys(feature.field, items)
             elif isinstance(feature, Numbers):

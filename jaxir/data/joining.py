@@ -36,7 +36,8 @@ class Joiner:
         if document_length - (query_length - front) <= len(special):
             raise UserError(
                 f"documents of {document_length} tokens have no room for a query of {query_length} beside"
-                " them: give a larger passage length, or a smaller query length"
+                " them: give a larger passage length (jaxir.encode: --max_length), or a"
+                " smaller query length"
             )
 
     def queries(self, texts: Sequence[str]) -> list[np.ndarray]:

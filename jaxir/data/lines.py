@@ -11,7 +11,7 @@ import re
 import sys
 import unicodedata
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -19,8 +19,21 @@ from jaxir.errors import BadInputError, UserError
 from jaxir.files import local_path
 from jaxir.reading import open_to_read
 
+S = TypeVar("S")
 T = TypeVar("T")
 _BLANK = {"Zs", "Zl", "Zp", "Cc", "Cf"}
+_CONTROLS = {  # which unicodedata does not name
+    "\0": "NULL",
+    "\t": "TAB",
+    "\n": "LINE FEED",
+    "\v": "VERTICAL TAB",
+    "\f": "FORM FEED",
+    "\r": "CARRIAGE RETURN",
+    "\x1b": "ESCAPE",
+    "\x7f": "DELETE",
+    "\x85": "NEXT LINE",
+}
+_ONE_A_LINE = "put one object on each line (`jq -c '.[]' FILE` does so for an array)"
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 Policy = Literal["stop", "skip"]
@@ -34,29 +47,58 @@ class MalformedRecord(Exception):
         self.kind, self.detail = kind, detail
 
 
+class OddRecord(MalformedRecord):
+    """Raised by a parser for a record that published collections contain and trec_eval accepts.
+
+    Such a record is counted and reported, and malformed only if the reader is strict.
+
+    Args:
+      kind: the kind of fault, as in `MalformedRecord`.
+      detail: its detail.
+      noted: what the report calls such records, in the plural, and what is done with them.
+      record: what is read of the record; None leaves it out.
+    """
+
+    def __init__(self, kind: str, detail: str, *, noted: str, record: Any = None):
+        super().__init__(kind, detail)
+        self.noted, self.record = noted, record
+
+
 class OnBadInput:
     """What to do with malformed records: stop at the first, or skip, count and report them.
 
     Attributes:
       policy: "stop" or "skip".
+      strict: whether a record that is odd but usable (`OddRecord`) is malformed.
       skipped: number of records skipped, by kind of fault.
       noted: number of records that are odd but no fault (an empty document), by kind.
     """
 
-    def __init__(self, policy: Policy = "stop"):
+    def __init__(self, policy: Policy = "stop", *, strict: bool = False):
         if policy not in ("stop", "skip"):
             raise UserError(f"on_bad_input must be stop or skip, got {policy!r}")
-        self.policy = policy
+        self.policy, self.strict = policy, strict
         self.skipped: collections.Counter[str] = collections.Counter()
         self.noted: collections.Counter[str] = collections.Counter()
         self._first: dict[str, str] = {}
+        # By kind: the places and details of odd records. Sets, because some files are read several times.
+        self._odd: dict[str, set[tuple[str, str]]] = {}
 
     def record(self, path: str | Path, line: int | None, kind: str, detail: str = "") -> None:
         """Raises BadInputError ("stop"), or counts the record as skipped ("skip")."""
         if self.policy == "stop":
             raise BadInputError(path, line, " ".join(filter(None, [kind, detail])))
         self.skipped[kind] += 1
-        self._first.setdefault(kind, f"{path}:{line}")
+        self._first.setdefault(kind, f"{path}:{line}" if line is not None else f"{path}")
+
+    def accept(self, path: str | Path, line: int | None, odd: OddRecord) -> None:
+        """Counts a record that is odd but usable. If strict, treats it as malformed."""
+        if self.strict:
+            self.record(path, line, odd.kind, odd.detail)
+            return
+        place = str(path) if line is None else f"{path}:{line}"
+        self._odd.setdefault(odd.noted, set()).add((place, odd.detail))
+        self._first.setdefault(odd.noted, place)
 
     def note(self, path: str | Path, line: int, kind: str) -> None:
         """Counts a record that is odd but no fault."""
@@ -79,6 +121,10 @@ class OnBadInput:
                 records = "record" if count == 1 else "records"
                 print(f"{what} {count:,} {records}: {kind} (first: {self._first[kind]})", file=sys.stderr)
             counts.clear()
+        if self._odd:  # one line for all kinds
+            told = (f"{kind}: {len(at):,} (first: {self._first[kind]})" for kind, at in self._odd.items())
+            print(f"note: {'; '.join(told)}", file=sys.stderr)
+            self._odd.clear()
 
 
 def raw_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
@@ -121,16 +167,38 @@ def parsed_lines(
 ) -> Iterator[T]:
     """Yields `parse(line, number)` for each line that is not blank; None is left out (a header).
 
-    A reader given a policy rather than a collector prints its own report at the end of the file.
+    A reader given a policy rather than a collector prints its own report at the end of the file. An
+    `OddRecord` gives its record.
 
     Raises:
       BadInputError: the first malformed line ("stop"), or a file without a usable one.
     """
+
+    def parse_raw(raw: bytes, number: int) -> T | None:
+        return parse(decode_line(raw), number)
+
+    return parsed(path, numbered_lines(path), parse_raw, on_bad_input)
+
+
+def parsed(
+    path: str | Path,
+    numbered: Iterable[tuple[int, S]],
+    parse: Callable[[S, int], T | None],
+    on_bad_input: OnBadInput | Policy,
+) -> Iterator[T]:
+    """Yields `parse(item, number)` for each (number, item) of a file, as `parsed_lines` does for its lines.
+
+    Raises:
+      BadInputError: as `parsed_lines`.
+    """
     collector = on_bad_input if isinstance(on_bad_input, OnBadInput) else OnBadInput(on_bad_input)
     usable = False
-    for number, raw in numbered_lines(path):
+    for number, item in numbered:
         try:
-            record = parse(decode_line(raw), number)
+            record = parse(item, number)
+        except OddRecord as odd:
+            collector.accept(path, number, odd)
+            record = None if collector.strict else odd.record
         except MalformedRecord as fault:
             collector.record(path, number, fault.kind, fault.detail)
             continue
@@ -148,9 +216,11 @@ def json_object(line: str) -> dict[str, Any]:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise MalformedRecord("not valid JSON", f"({error})") from error
+        hint = f"; {_ONE_A_LINE}" if line.strip() in ("[", "{", "[{") else ""
+        raise MalformedRecord("not valid JSON", f"({error}){hint}") from error
     if not isinstance(value, dict):
-        raise MalformedRecord("not a JSON object", f"but {_json_type(value)}")
+        hint = f": {_ONE_A_LINE}" if isinstance(value, list) else ""
+        raise MalformedRecord("not a JSON object", f"but {_json_type(value)}{hint}")
     return value
 
 
@@ -185,6 +255,33 @@ def has_text(text: str) -> bool:
     return any(unicodedata.category(character) not in _BLANK for character in text)
 
 
+def bad_sign(identifier: str) -> str | None:
+    """Returns the name of the first character that an id must not have, such as "U+0009 TAB", else None.
+
+    These are white space, which separates the columns of run files, and control characters. Format characters
+    such as U+200C ZERO WIDTH NON-JOINER are part of words in some scripts, and of emoji.
+    """
+    for sign in identifier:
+        if sign.isspace() or unicodedata.category(sign) == "Cc":
+            name = _CONTROLS.get(sign) or unicodedata.name(sign, "CONTROL CHARACTER")
+            return f"U+{ord(sign):04X} {name}"
+    return None
+
+
+def check_id(identifier: str) -> str:
+    """Returns the id.
+
+    Raises:
+      MalformedRecord: it is empty, or holds white space or a control character.
+    """
+    if not identifier:
+        raise MalformedRecord("empty id")
+    if sign := bad_sign(identifier):
+        what = "white space or a control character in an id, which run files cannot hold:"
+        raise MalformedRecord(what, f"{identifier!r} has {sign}")
+    return identifier
+
+
 def list_field(record: dict[str, Any], name: str) -> list[Any]:
     """Returns the list `record[name]`; an empty one where it is absent or null."""
     value = record.get(name)
@@ -203,6 +300,12 @@ def as_object(item: Any, field: str) -> dict[str, Any]:
 def as_integer(text: str) -> int | None:
     """Returns the whole number that `text` is, None where it is none: 1_0, 1.0 and 10**18 are none."""
     return int(text) if _INTEGER.fullmatch(text) else None
+
+
+def as_grade(text: str) -> int | None:
+    """Returns the whole number that a grade is, which some tools write as a decimal (1.0), else None."""
+    number = as_number(text)
+    return int(number) if number is not None and number.is_integer() and abs(number) < 1e18 else None
 
 
 def as_number(text: str) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -11,8 +12,9 @@ import numpy as np
 from jaxir.data import fingerprints
 from jaxir.data.batch_plan import Batch, share, uniforms
 from jaxir.data.lines import OnBadInput
-from jaxir.data.text_data import TextData
+from jaxir.data.text_data import TextData, shortest_lengths
 from jaxir.data.tokenizer import Tokenizer
+from jaxir.data.truncation import Truncation
 from jaxir.errors import UserError
 from jaxir.features import Features, TokenCounts
 
@@ -128,6 +130,38 @@ class MixtureDataset:
         sizes = np.array([len(next(iter(part.values()))) for part in parts])
         order = np.argsort(np.argsort(_Epochs(sizes, 0)(0, int(sizes.sum())), kind="stable"))
         return {name: np.concatenate([part[name] for part in parts])[order] for name in self.features}
+
+    def list_lengths(self) -> set[int]:
+        """Returns the lengths that the lists of examples have."""
+        known = (dataset for dataset in self._datasets if hasattr(dataset, "list_lengths"))
+        return set().union(*(dataset.list_lengths() for dataset in known))
+
+    @property
+    def truncation(self) -> dict[str, Truncation]:
+        """The counts of texts that were cut, of all datasets together; empty if one does not know them."""
+        found: dict[str, Truncation] = {}
+        for dataset in self._datasets:
+            if not (counts := getattr(dataset, "truncation", {})):
+                return {}
+            for name, count in counts.items():
+                found.setdefault(name, Truncation(count.length)).add(count.texts, count.cut)
+        return found
+
+    def needed_lengths(self) -> dict[str, int]:
+        """Returns lengths that cut no text of any dataset; see `ArrayDataset.needed_lengths`."""
+        all_needed = [shortest_lengths(dataset) for dataset in self._datasets]
+        return {name: max(needed[name] for needed in all_needed) for name in all_needed[0]}
+
+    def with_lengths(self, lengths: Mapping[str, int]) -> MixtureDataset:
+        """Returns the same mixture with other lengths; see `ArrayDataset.with_lengths`."""
+        found = copy.copy(self)
+        # A dataset that cannot be shortened keeps its lengths, which are then those of `needed_lengths`.
+        found._datasets = [
+            dataset.with_lengths(lengths) if hasattr(dataset, "with_lengths") else dataset
+            for dataset in self._datasets
+        ]
+        found.features = found._datasets[0].features
+        return found
 
     def token_counts(self, field: str, vocab_size: int) -> TokenCounts:
         """Adds up the counts of all datasets; see `ArrayDataset.token_counts`."""

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxir.data.lines import MalformedRecord, OnBadInput, Policy, has_text, parsed_lines
+from jaxir.data.lines import MalformedRecord, OddRecord, OnBadInput, Policy, has_text, parsed_lines
 from jaxir.data.pair_sources import PairSource
 from jaxir.data.sources import (
     Document,
@@ -106,7 +106,7 @@ class MsMarcoFolder:
         """Yields a pair for each relevant judgement of `split`.
 
         Raises:
-          BadInputError: a malformed line, or a judgement of something unknown.
+          BadInputError: as `read_judged_pairs`.
         """
         queries = functools.partial(self.queries, split)
         return read_judged_pairs(
@@ -122,7 +122,7 @@ class MsMarcoFolder:
           max_negatives: the first so many negatives of a pair are kept.
 
         Raises:
-          BadInputError: a malformed line, or an id of something unknown.
+          BadInputError: a malformed line.
         """
         queries = {query.id: query.text for query in self.queries(split)}
         passages = {document.id: document.text for document in self.documents()}
@@ -207,7 +207,7 @@ class MsMarcoTriples(PairSource):
 
 def read_texts(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") -> Iterator[tuple[str, str]]:
     """Yields (id, text) from lines of id<TAB>text: collection.tsv and queries.SPLIT.tsv."""
-    seen: set[str] = set()
+    seen: dict[str, int] = {}
 
     def parse(line: str, number: int) -> tuple[str, str]:
         identifier, tab, text = line.partition("\t")
@@ -215,7 +215,7 @@ def read_texts(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") -> 
             raise MalformedRecord("expected id<TAB>text", "but the line has no tab")
         if not has_text(text := text.strip()):
             raise MalformedRecord("no text after the tab")
-        return new_id(identifier.strip(), seen), text
+        return new_id(identifier.strip(), seen, text), text
 
     return parsed_lines(path, parse, on_bad_input)
 
@@ -232,9 +232,10 @@ def read_triples(
     Args:
       path: the file.
       on_bad_input: what to do with a malformed line.
-      queries: the queries there are, by id; a triple of another is malformed. None checks nothing.
-      passages: the passages there are, likewise.
+      queries: the known queries, by id; triples of others are left out and counted. None checks nothing.
+      passages: the known passages, likewise.
     """
+    noted = "triples of queries or passages that the collection lacks, left out"
 
     def parse(line: str, number: int) -> Triple:
         columns = line.split("\t")
@@ -243,10 +244,10 @@ def read_triples(
             raise MalformedRecord(expected, f"but found {len(columns)}")
         triple = Triple(*(column.strip() for column in columns))
         if queries is not None and triple.query_id not in queries:
-            raise MalformedRecord("an unknown query", repr(triple.query_id))
+            raise OddRecord("an unknown query", repr(triple.query_id), noted=noted)
         for identifier in triple[1:] if passages is not None else ():
             if identifier not in passages:
-                raise MalformedRecord("an unknown passage", repr(identifier))
+                raise OddRecord("an unknown passage", repr(identifier), noted=noted)
         return triple
 
     return parsed_lines(path, parse, on_bad_input)

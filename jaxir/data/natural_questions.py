@@ -48,7 +48,7 @@ class Example(NamedTuple):
 
 def read_natural_questions(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") -> Iterator[Example]:
     """Yields the examples of a simplified file, train or dev, perhaps gzipped."""
-    seen: set[str] = set()
+    seen: dict[str, int] = {}
     return parsed_lines(path, lambda line, number: _example(json_object(line), number, seen), on_bad_input)
 
 
@@ -182,7 +182,7 @@ class _Page:
         return self._text(self.tokens.index("<H1>"), self.tokens.index("</H1>"))
 
 
-def _example(record: dict[str, Any], number: int, seen: set[str]) -> Example:
+def _example(record: dict[str, Any], number: int, seen: dict[str, int]) -> Example:
     question = needed_text(record, "question_text")
     identifier = record.get("example_id")
     if type(identifier) is not int:
@@ -206,7 +206,7 @@ def _example(record: dict[str, Any], number: int, seen: set[str]) -> Example:
     ]
     top = [_span(item, "long_answer_candidates") for item in candidates if item.get("top_level")]
     passages = page.passages(answers), page.passages(top)
-    return Example(number, Query(new_id(str(identifier), seen), question), *passages)
+    return Example(number, Query(new_id(str(identifier), seen, question), question), *passages)
 
 
 def _span(item: dict[str, Any], field: str) -> tuple[int, int]:

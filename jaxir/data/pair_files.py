@@ -21,7 +21,7 @@ from jaxir.data.lines import (
     parsed_lines,
     string_field,
 )
-from jaxir.data.pair_table import check_no_header
+from jaxir.data.pair_table import check_no_header, two_texts
 from jaxir.data.sources import PairExample, joined, text_id
 from jaxir.data.tables import Table
 from jaxir.errors import BadInputError, UserError
@@ -37,7 +37,7 @@ def read_pairs_jsonl(path: str | Path, on_bad_input: OnBadInput | Policy = "stop
     objects {"passage_id": "...", "passage": "..."}.
     """
     ids = _Ids()
-    return parsed_lines(path, lambda line, number: _pair(json_object(line), ids), on_bad_input)
+    return parsed_lines(path, lambda line, number: _pair(json_object(line), ids, number), on_bad_input)
 
 
 def read_pairs_parquet(path: str | Path, on_bad_input: OnBadInput) -> Iterator[PairExample]:
@@ -57,23 +57,23 @@ def read_pairs_parquet(path: str | Path, on_bad_input: OnBadInput) -> Iterator[P
     columns = [name for name in _FIELDS if name in table.columns]
     for number, record in table.records(columns, on_bad_input):
         try:
-            yield _pair(record, ids)
+            yield _pair(record, ids, number)
         except MalformedRecord as fault:
             on_bad_input.record(table.path, number, fault.kind, fault.detail)
 
 
-def _pair(record: dict[str, Any], ids: _Ids) -> PairExample:
+def _pair(record: dict[str, Any], ids: _Ids, number: int) -> PairExample:
     query, passage = needed_text(record, "query"), needed_text(record, "passage")
     negatives = [
         {"passage": item} if isinstance(item, str) else as_object(item, "negatives")
         for item in list_field(record, "negatives")
     ]
     return PairExample(
-        ids.of("query", string_field(record, "query_id", None), query),
+        ids.of("query", string_field(record, "query_id", None), query, number),
         query,
-        ids.of("passage", string_field(record, "passage_id", None), passage),
+        ids.of("passage", string_field(record, "passage_id", None), passage, number),
         passage,
-        tuple(_passage(ids, n, "passage_id", needed_text(n, "passage")) for n in negatives),
+        tuple(_passage(ids, n, number) for n in negatives),
     )
 
 
@@ -109,9 +109,9 @@ def read_tevatron(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") 
     def parse(line: str, number: int) -> list[PairExample]:
         record = json_object(line)
         query = needed_text(record, "query")
-        query_id = ids.of("query", string_field(record, "query_id"), query)
+        query_id = ids.of("query", string_field(record, "query_id"), query, number)
         positives, negatives = (
-            [_tevatron_passage(ids, item, name) for item in list_field(record, name)]
+            [_tevatron_passage(ids, item, name, number) for item in list_field(record, name)]
             for name in ("positive_passages", "negative_passages")
         )
         if not positives:
@@ -144,23 +144,26 @@ class _Ids:
     """Hands out ids, and finds those that stand for two texts."""
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[str, str], int] = {}
+        self._seen: dict[tuple[str, str], tuple[int, int]] = {}  # the text's hash, and the line of the first
 
-    def of(self, kind: str, identifier: str | None, text: str) -> str:
+    def of(self, kind: str, identifier: str | None, text: str, number: int) -> str:
+        """Returns the id of a text on line `number`, which may have come without one."""
         if identifier is None:
             return text_id(text)
         if not identifier:
             raise MalformedRecord(f"empty {kind} id")
-        if self._seen.setdefault((kind, identifier), hash(text)) != hash(text):
-            raise MalformedRecord(f"{kind} id stands for two different texts:", repr(identifier))
+        known, first = self._seen.setdefault((kind, identifier), (hash(text), number))
+        if known != hash(text):
+            raise two_texts(kind, identifier, first)
         return identifier
 
 
-def _passage(ids: _Ids, record: dict[str, Any], id_field: str, text: str) -> tuple[str, str]:
-    return ids.of("passage", string_field(record, id_field, None), text), text
+def _passage(ids: _Ids, record: dict[str, Any], number: int) -> tuple[str, str]:
+    text = needed_text(record, "passage")
+    return ids.of("passage", string_field(record, "passage_id", None), text, number), text
 
 
-def _tevatron_passage(ids: _Ids, item: Any, field: str) -> tuple[tuple[str, str], float | None]:
+def _tevatron_passage(ids: _Ids, item: Any, field: str, number: int) -> tuple[tuple[str, str], float | None]:
     record = as_object(item, field)
     score = record.get("score")
     if score is not None and not fits(score, float):
@@ -168,4 +171,4 @@ def _tevatron_passage(ids: _Ids, item: Any, field: str) -> tuple[tuple[str, str]
     text = joined(string_field(record, "title", ""), string_field(record, "text"))
     if not has_text(text):
         raise MalformedRecord(f"a passage of {field!r} has neither title nor text")
-    return (ids.of("passage", string_field(record, "docid"), text), text), score
+    return (ids.of("passage", string_field(record, "docid"), text, number), text), score

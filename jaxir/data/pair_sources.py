@@ -9,14 +9,15 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Iterator
+from pathlib import Path
 
 from jaxir.data import pair_files, pydocs
 from jaxir.data.array_dataset import ArrayDataset
 from jaxir.data.lines import OnBadInput
-from jaxir.data.sources import BeirFolder, PairExample
+from jaxir.data.sources import BeirFolder, PairExample, splits_in
 from jaxir.data.text_data import RecordSource, TextData
 from jaxir.data.tokenizer import Tokenizer
-from jaxir.errors import UserError
+from jaxir.errors import UserError, suggest
 from jaxir.features import Features, Record
 
 
@@ -28,8 +29,18 @@ class PairSource(RecordSource):
         """Yields the pairs."""
 
     def records(self, on_bad_input: OnBadInput) -> Iterator[Record]:
-        """Yields the pairs by field."""
-        return (example.record() for example in self.examples(on_bad_input))
+        """Yields the pairs by field.
+
+        Raises:
+          UserError: `examples` gave something else than a `PairExample`.
+        """
+        for number, example in enumerate(self.examples(on_bad_input)):
+            if not isinstance(example, PairExample):
+                raise UserError(
+                    f"example {number}: {type(self).__name__}.examples must yield"
+                    f" PairExample(query_id, query, passage_id, passage), but it yielded {example!r:.60}"
+                )
+            yield example.record()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,8 +56,23 @@ class BeirPairs(PairSource):
 
 
 def dev_pairs(directory: str, split: str | None) -> BeirPairs | None:
-    """Returns the pairs of a BEIR folder to evaluate on while training; without a split None, for nothing."""
-    return None if split is None else BeirPairs(directory=directory, split=split)
+    """Returns the pairs of a BEIR folder to evaluate on while training; without a split None, for nothing.
+
+    Raises:
+      UserError: the folder has other splits only. The sentence names the settings of the recipes.
+    """
+    if split is None:
+        return None
+    splits = splits_in(Path(str(directory).removeprefix("beir:")) / "qrels", "")
+    if splits and split not in splits:
+        others = [name for name in splits if name != "train"]
+        take = f"--gin.DEV_SPLIT={others[0]} evaluates on another, " if others else ""
+        raise UserError(
+            f"{directory} has no split {split!r} (has: {', '.join(splits)}) to evaluate on while training"
+            f"{suggest(split, others)}: {take}--gin.DEV_SPLIT=None evaluates nothing; of your own pairs,"
+            f" jaxir.prepare --dataset=pairs:FILE --dev=0.1 holds some out"
+        )
+    return BeirPairs(directory=directory, split=split)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

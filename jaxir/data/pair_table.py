@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxir.data.lines import MalformedRecord, OnBadInput, has_text, string_field
+from jaxir.data.lines import MalformedRecord, OnBadInput, check_id, has_text, string_field
 from jaxir.data.sources import Document, PairExample, Query, text_id
 from jaxir.data.tables import Table
 from jaxir.errors import BadInputError, UserError, suggest
@@ -109,7 +109,7 @@ class PairTable:
         seen: set[int] = set()
         for line, record in self._table.records(list(self.columns.values()), on_bad_input):
             try:
-                query, passages, negatives = self._parse(record)
+                query, passages, negatives = self._parse(record, line)
                 if self._table.numbered and line == 1:
                     check_no_header(query.text, passages[0].text)
             except MalformedRecord as fault:
@@ -133,12 +133,12 @@ class PairTable:
         if not seen:
             raise BadInputError(self.path, None, "the file has no usable record")
 
-    def _parse(self, record: Mapping[str, Any]) -> tuple[Query, list[Document], list[Document]]:
+    def _parse(self, record: Mapping[str, Any], line: int) -> tuple[Query, list[Document], list[Document]]:
         def field(name: str) -> str:
             return string_field(record, self.columns[name], "").strip() if name in self.columns else ""
 
         text = field("query")
-        query = Query(self._ids.of("query", _id(record, self.columns.get("query_id")), text), text)
+        query = Query(self._ids.of("query", _id(record, self.columns.get("query_id")), text, line), text)
         passages = _passages(record, self.columns["passage"])
         title, identifier = field("title"), _id(record, self.columns.get("passage_id"))
         if (title or identifier) and len(passages) > 1:
@@ -149,12 +149,16 @@ class PairTable:
         positive = {text for p in passages for text in (p.contents, p.text)}
         return (
             query,
-            [self._with_id(p) for p in passages],
-            [self._with_id(n) for n in negatives if has_text(n.contents) and n.contents not in positive],
+            [self._with_id(p, line) for p in passages],
+            [
+                self._with_id(n, line)
+                for n in negatives
+                if has_text(n.contents) and n.contents not in positive
+            ],
         )
 
-    def _with_id(self, passage: Document) -> Document:
-        return passage._replace(id=self._ids.of("passage", passage.id, passage.contents))
+    def _with_id(self, passage: Document, line: int) -> Document:
+        return passage._replace(id=self._ids.of("passage", passage.id, passage.contents, line))
 
 
 def check_no_header(query: str, passage: str) -> None:
@@ -165,25 +169,35 @@ def check_no_header(query: str, passage: str) -> None:
         raise MalformedRecord("the names of columns where the first pair is expected", detail)
 
 
+def two_texts(kind: str, identifier: str, first: int) -> MalformedRecord:
+    """Returns the fault of an id that had another text on line `first`."""
+    detail = f"{identifier!r} (another text on line {first:,})"
+    return MalformedRecord(f"{kind} id stands for two different texts:", detail)
+
+
 class _Ids:
     """Gives each text one id, and finds ids that stand for two texts."""
 
     def __init__(self) -> None:
-        self._text_of: dict[tuple[str, str], int] = {}
+        self._text_of: dict[tuple[str, str], tuple[int, int]] = {}  # its hash, and the line of the first
         self._id_of: dict[tuple[str, int], str] = {}
 
-    def of(self, kind: str, identifier: str, text: str) -> str:
-        """Returns the id of a text that came with `identifier`, or "" for none."""
+    def of(self, kind: str, identifier: str, text: str, line: int) -> str:
+        """Returns the id of a text on a line that came with `identifier`, or "" for none."""
         key = (kind, hash(text))
         if identifier:
-            if self._text_of.setdefault((kind, identifier), key[1]) != key[1]:
-                raise MalformedRecord(f"{kind} id stands for two different texts:", repr(identifier))
+            known, first = self._text_of.setdefault((kind, identifier), (key[1], line))
+            if known != key[1]:
+                raise two_texts(kind, identifier, first)
             self._id_of.setdefault(key, identifier)
         return self._id_of.get(key) or text_id(text)
 
 
 class Positives:
-    """The passages of each query, by hashes: one record's negative may be another's passage."""
+    """The passages of each query, by hashes: one record's negative may be another's passage.
+
+    Texts are compared by their words: case and runs of white space do not count.
+    """
 
     def __init__(self) -> None:
         self._pairs: set[int] = set()
@@ -191,11 +205,11 @@ class Positives:
 
     def add(self, pair: Pair) -> None:
         """Notes the passage of a query."""
-        self._pairs.add(hash((pair.query.text, pair.passage.contents)))
+        self._pairs.add(_words(pair.query.text, pair.passage.contents))
 
     def without(self, pair: Pair) -> Pair:
         """Returns the pair without the negatives that are passages of its query, and counts these."""
-        kept = [n for n in pair.negatives if hash((pair.query.text, n.contents)) not in self._pairs]
+        kept = [n for n in pair.negatives if _words(pair.query.text, n.contents) not in self._pairs]
         self._left_out += len(pair.negatives) - len(kept)
         return pair._replace(negatives=kept)
 
@@ -207,6 +221,10 @@ class Positives:
                 " query",
                 file=sys.stderr,
             )
+
+
+def _words(*texts: str) -> int:
+    return hash(tuple(" ".join(text.casefold().split()) for text in texts))
 
 
 def _find_columns(table: Table, named: Mapping[str, str], prefix: str) -> dict[str, str]:
@@ -268,9 +286,7 @@ def _id(record: Mapping[str, Any], column: str | None) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     identifier = string_field(record, column, "").strip() if column else ""
-    if any(c.isspace() or not c.isprintable() for c in identifier):
-        raise MalformedRecord("white space in an id, which run files cannot hold:", repr(identifier))
-    return identifier
+    return identifier and check_id(identifier)
 
 
 def named_columns(columns: Mapping[str, str], order: Sequence[str] = tuple(USUAL)) -> str:

@@ -21,7 +21,7 @@ class TokenPair(NamedTuple):
     """A pair as a cross-encoder reads it.
 
     Attributes:
-      ids: int32 [n], special tokens included; 0 is padding, which does not occur.
+      ids: int32 [n], special tokens included, numbered as `Tokenizer` does.
       types: int32 [n], 0 for the first text's tokens and 1 for the second's, where the tokenizer tells them
         apart.
     """
@@ -47,7 +47,6 @@ class PairTokenizer:
             if path.is_file():
                 self._backend = tokenizers.Tokenizer.from_file(str(path))
                 self._backend.no_padding()
-        self._pad_swap = tokenizer.pad_swap
         self._lock = threading.Lock()
 
     @property
@@ -62,7 +61,7 @@ class PairTokenizer:
         if self._backend is None:
             return "own"
         given = (("a",), ("b",), ("a", "a"))
-        one, other, pair = (self._exchange(self._backend.encode(*texts).ids) for texts in given)
+        one, other, pair = (self._single.own_ids(self._backend.encode(*texts).ids) for texts in given)
         second, rest = pair[len(one) :], one[1:]
         if np.array_equal(pair, [*one, *one]) and one[-1] == other[-1]:
             return "own"
@@ -122,11 +121,4 @@ class PairTokenizer:
                 encoded = self._backend.encode_batch_fast(pairs)
             except (TypeError, UnicodeEncodeError) as error:
                 raise UserError(f"a text of a pair is not a valid Unicode string ({error})") from error
-        return [TokenPair(self._exchange(e.ids), np.asarray(e.type_ids, np.int32)) for e in encoded]
-
-    def _exchange(self, ids: list[int]) -> np.ndarray:
-        row = np.asarray(ids, np.int32)
-        if self._pad_swap is not None:
-            zero, pad = row == 0, row == self._pad_swap
-            row[zero], row[pad] = self._pad_swap, 0
-        return row
+        return [TokenPair(self._single.own_ids(e.ids), np.asarray(e.type_ids, np.int32)) for e in encoded]

@@ -11,6 +11,7 @@ import numpy as np
 from jaxir.data.batch_plan import without_twins
 from jaxir.data.text_table import TableBuilder, TextTable
 from jaxir.data.tokenizer import Tokenizer
+from jaxir.data.truncation import Truncation
 from jaxir.errors import UserError
 from jaxir.features import Features, Numbers, Record, Tokens, check_record, fields_of
 
@@ -48,7 +49,7 @@ class RecordReader:
 
         Raises:
           UserError: a record lacks a field, has another kind of value in it (a number that is not finite,
-            say), or lists that are not equally long.
+            say), an id with another text than an earlier record, or lists that are not equally long.
         """
         columns: dict[str, list[Any]] = {name: [] for name in self._fields}
         offsets = [0]
@@ -59,7 +60,8 @@ class RecordReader:
                 value = record[name]
                 items = [value] if field.count is None else value
                 if isinstance(field, Tokens):
-                    columns[name].extend(self._builders[field.table].row(*item) for item in items)
+                    builder = self._builders[field.table]
+                    columns[name].extend(builder.row(*item, self._count) for item in items)
                 else:
                     columns[name].extend(items)
                 if field.count is not None:
@@ -77,6 +79,10 @@ class RecordReader:
             for name, column in columns.items()
         }
         return self._without_twins(tables, arrays, np.array(offsets, np.int64))
+
+    def truncation(self) -> dict[str, Truncation]:
+        """Returns the counts of texts that were cut, by the name of `Tokens.table`."""
+        return {name: builder.truncation for name, builder in self._builders.items()}
 
     def tell_alike(self) -> None:
         """Warns where many of the texts that were read have the tokens of another one.

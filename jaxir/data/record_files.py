@@ -29,8 +29,9 @@ import numpy as np
 
 from jaxir import checksums
 from jaxir.data.record_arrays import ListCounts, RecordArrays, RecordReader
-from jaxir.data.text_table import TextTable
+from jaxir.data.text_table import TextTable, with_padding_tokens
 from jaxir.data.tokenizer import Tokenizer
+from jaxir.data.truncation import Truncation, as_json, from_json
 from jaxir.errors import UserError
 from jaxir.features import Features, Numbers, Record, Tokens, fields_of
 from jaxir.files import inside
@@ -60,6 +61,7 @@ class Written(NamedTuple):
       tag: what every record has; hex.
       hash: of all records but their tags; hex.
       files: the number of records and of bytes of each file, in order.
+      truncation: counts of texts that were cut, by the name of `Tokens.table`; empty if not known.
     """
 
     fields: Fields
@@ -69,6 +71,7 @@ class Written(NamedTuple):
     tag: str
     hash: str
     files: Mapping[str, tuple[int, int]]
+    truncation: Mapping[str, Truncation]
 
 
 def write_records(
@@ -114,13 +117,21 @@ def write_records(
         reader.tell_alike()
         sizes = {name: (count, (aside / name).stat().st_size) for name, count in files.counts.items()}
         written = Written(
-            fields, tokenizer.fingerprint, counts, token_bytes, tag.hex(), digest.hexdigest(), sizes
+            fields,
+            tokenizer.fingerprint,
+            counts,
+            token_bytes,
+            tag.hex(),
+            digest.hexdigest(),
+            sizes,
+            reader.truncation(),
         )
-        as_json = written._asdict() | {
+        content = written._asdict() | {
             "fields": {name: dataclasses.asdict(field) for name, field in fields.items()},
             "counts": counts._asdict(),
+            "truncation": as_json(written.truncation),
         }
-        (aside / META).write_text(json.dumps({"format": FORMAT} | as_json, indent=2) + "\n")
+        (aside / META).write_text(json.dumps({"format": FORMAT} | content, indent=2) + "\n")
     return written
 
 
@@ -258,7 +269,7 @@ class Block:
         columns = np.arange(length)
         real = columns < texts[..., 3:]
         places = np.where(real, self._begin(texts, items)[..., None] + columns, 0)
-        return np.where(real, self._tokens[places], 0).astype(np.int32)
+        return np.where(real, with_padding_tokens(self._tokens[places]), 0)
 
     def table(self, name: str, wanted: np.ndarray) -> TextTable:
         """Returns the texts of a field that is no list, of the examples where `wanted` (bool [b]) is true."""
@@ -303,6 +314,7 @@ def read_description(directory: Path) -> Written:
             for name, field in said["fields"].items()
         }
         said["counts"] = ListCounts(**said["counts"])
+        said["truncation"] = from_json(said.get("truncation"))
         found = Written(**said)
         files = {name: int(size) for name, (_, size) in found.files.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:

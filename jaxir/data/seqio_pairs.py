@@ -154,10 +154,19 @@ class SeqioDataset:
         return self._read(ds.batch(size, drop_remainder=True))
 
     def once(self, count: int | None = None) -> Batch:
-        """Returns `count` examples, or all, each once and shuffled within SeqIO's buffer."""
+        """Returns `count` examples, or all, each once and shuffled within SeqIO's buffer.
+
+        Lists are read as by `ArrayDataset.once`.
+        """
         ds = self._converted(0, 0, 1, first=0, epochs=1)
         parts = list(self._read((ds if count is None else ds.take(count)).batch(_READ_AT_ONCE)))
         return {name: np.concatenate([part[name] for part in parts]) for name in self.features}
+
+    def list_lengths(self) -> set[int]:
+        """Returns the lengths that the lists of examples have: one pass over the task."""
+        names = [name for name, field in fields_of(self.features).items() if field.count is not None]
+        texts = self._texts(0, 0, 1, epochs=1)
+        return {int(_filled(example[name]).sum()) for example in texts.as_numpy_iterator() for name in names}
 
     def token_counts(self, field: str, vocab_size: int) -> TokenCounts:
         """Raises a UserError: a task's texts are not at hand before they are trained on."""
@@ -166,17 +175,7 @@ class SeqioDataset:
     def _converted(
         self, seed: int, index: int, count: int, *, first: int, epochs: int | None
     ) -> tf.data.Dataset:
-        import_tensorflow()
-        import seqio
-
-        texts = self._provider.get_dataset(
-            sequence_length=None,
-            split=self._split,
-            shuffle=True,
-            seed=seed,
-            shard_info=seqio.ShardInfo(index, count),
-            num_epochs=epochs,
-        ).skip(first)
+        texts = self._texts(seed, index, count, epochs=epochs).skip(first)
         missing = [name for name in fields_of(self.features) if name not in texts.element_spec]
         if missing:
             raise UserError(
@@ -188,8 +187,22 @@ class SeqioDataset:
             self.features,
             seed=(seed, index),
             first_example=first,
+            in_order=epochs is not None,
         )
         return converter(texts, dict.fromkeys(converter.TASK_FEATURES, 0))
+
+    def _texts(self, seed: int, index: int, count: int, *, epochs: int | None) -> tf.data.Dataset:
+        import_tensorflow()
+        import seqio
+
+        return self._provider.get_dataset(
+            sequence_length=None,
+            split=self._split,
+            shuffle=True,
+            seed=seed,
+            shard_info=seqio.ShardInfo(index, count),
+            num_epochs=epochs,
+        )
 
     def _read(self, ds: tf.data.Dataset) -> Iterator[Batch]:
         import tensorflow as tf
@@ -232,6 +245,7 @@ def _converter_class() -> type:
           features: what a batch holds.
           seed: of the choice from lists that hold more than a batch takes.
           first_example: the number of the first example, counted on from one that a resumed run began with.
+          in_order: whether items of a list keep the record's order, as in evaluation.
         """
 
         PACKING_FEATURE_DTYPES = None
@@ -243,6 +257,7 @@ def _converter_class() -> type:
             *,
             seed: tuple[int, int],
             first_example: int = 0,
+            in_order: bool = False,
         ):
             self._fields, self._features = fields_of(features), features
             self.TASK_FEATURES = {
@@ -254,6 +269,7 @@ def _converter_class() -> type:
             }
             super().__init__(pack=False, apply_length_check=False)
             self._tokenizer, self._seed, self._first = tokenizer, seed, first_example
+            self._in_order = in_order
 
         def get_model_feature_lengths(self, task_feature_lengths: Mapping[str, int]) -> dict[str, int]:
             return {name: (f.shape or (1,))[0] for name, f in self._features.items()}
@@ -306,13 +322,14 @@ def _converter_class() -> type:
             return keys_of_twins(batch, self._features)
 
         def _chosen(self, name: str, count: int, numbers: np.ndarray, column: np.ndarray) -> np.ndarray:
-            filled = column != b"" if column.dtype == object else ~np.isnan(column)
+            filled = _filled(column)
             counts = filled.sum(axis=1)
             if not counts.all():
                 raise UserError(f"a batch wants {count} {name} of each example, but an example has none")
             # What fills a list up may stand anywhere in it.
             there = np.argsort(~filled, axis=1, kind="stable")
-            return np.take_along_axis(there, choose(count, counts, numbers, self._seed), axis=1)
+            chosen = choose(count, counts, numbers, self._seed, in_order=self._in_order)
+            return np.take_along_axis(there, chosen, axis=1)
 
     def _dense(column: tf.Tensor | tf.RaggedTensor) -> tf.Tensor:
         if not isinstance(column, tf.RaggedTensor):
@@ -320,6 +337,11 @@ def _converter_class() -> type:
         return column.to_tensor("" if column.dtype == tf.string else float("nan"))
 
     return RecordFeatureConverter
+
+
+def _filled(column: np.ndarray) -> np.ndarray:
+    """Returns bool, of the shape of a list or of several: what is an item and does not just fill it up."""
+    return column != b"" if column.dtype == object else ~np.isnan(column)
 
 
 def id_field(field: str) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Collection, Container, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,19 +15,23 @@ import numpy as np
 
 from jaxir.data.lines import (
     MalformedRecord,
+    OddRecord,
     OnBadInput,
     Policy,
-    as_integer,
+    check_id,
     has_text,
     json_object,
     needed_text,
     parsed_lines,
     string_field,
 )
+from jaxir.data.qrels import Qrel, qrel_parser, read_qrels
 from jaxir.errors import BadInputError, UserError, suggest
 from jaxir.features import Record
 from jaxir.files import local_path
 from jaxir.progress import progress
+
+_TABLES = (".csv", ".tsv", ".parquet")
 
 
 class Document(NamedTuple):
@@ -49,14 +53,6 @@ class Query(NamedTuple):
 
     id: str
     text: str
-
-
-class Qrel(NamedTuple):
-    """A relevance judgement; a score of 1 or more is relevant."""
-
-    query_id: str
-    document_id: str
-    score: int
 
 
 class PairExample(NamedTuple):
@@ -109,6 +105,17 @@ def stable_keys(ids: Sequence[str]) -> np.ndarray:
     return np.frombuffer(b"".join(map(key_digest, ids)), "<i4").astype(np.int32).reshape(len(ids), 2)
 
 
+def check_no_table(path: str | Path, what: str) -> None:
+    """Raises a UserError if the name of a file of documents or queries says that it is a table."""
+    kind = Path(Path(path).name.lower().removesuffix(".gz")).suffix
+    if kind in _TABLES:
+        raise UserError(
+            f"{path}: {what} are read from a .jsonl with an object (_id, text) on each line, not from a"
+            f" table. From a table of pairs, jaxir.prepare --dataset=pairs:{path} --output=DIR makes"
+            " DIR/corpus.jsonl and DIR/queries.jsonl"
+        )
+
+
 def read_corpus(
     path: str | Path, on_bad_input: OnBadInput | Policy = "stop", *, unique: bool = True
 ) -> Iterator[Document]:
@@ -120,13 +127,15 @@ def read_corpus(
     Args:
       path: the file.
       on_bad_input: what to do with a malformed line.
-      unique: whether an id seen before is malformed; to know, all ids are held in memory.
+      unique: whether a repeated document is left out and counted, and an id with two texts is malformed. All
+        ids are held in memory for this.
 
     Raises:
       BadInputError: a malformed line.
     """
+    check_no_table(path, "documents")
     collector = on_bad_input if isinstance(on_bad_input, OnBadInput) else OnBadInput(on_bad_input)
-    seen: set[str] = set()
+    seen: dict[str, int] = {}
 
     def parse(line: str, number: int) -> Document:
         record = json_object(line)
@@ -134,7 +143,9 @@ def read_corpus(
         identifier = string_field(record, "_id")
         metadata = record.get("metadata")
         kept = metadata if isinstance(metadata, dict) and metadata else None
-        document = Document(new_id(identifier, seen) if unique else identifier, title, text, kept)
+        if unique:
+            new_id(identifier, seen, (title, text))
+        document = Document(identifier, title, text, kept)
         if not has_text(document.contents):
             collector.note(path, number, "document with neither title nor text")
         return document
@@ -156,18 +167,20 @@ def read_wanted(
       named_by: what names them: "a query found", say.
 
     Raises:
-      BadInputError: a malformed line, or one of them comes a second time.
+      BadInputError: a malformed line, or one of them comes a second time with another text.
       UserError: the corpus lacks one.
     """
-    found: set[str] = set()
+    found: dict[str, str] = {}
     documents = read_corpus(path, on_bad_input, unique=False)
     for document in progress(documents, what="reading passages", unit="documents"):
         if document.id in wanted:
-            if document.id in found:
-                raise BadInputError(path, None, f"duplicate id {document.id!r}")
-            found.add(document.id)
-            yield document
-    if lacking := set(wanted) - found:
+            text = text_id(document.contents)
+            if document.id not in found:
+                found[document.id] = text
+                yield document
+            elif found[document.id] != text:
+                raise BadInputError(path, None, f"duplicate id {document.id!r}, with two texts")
+    if lacking := set(wanted) - found.keys():
         raise UserError(
             f"{path}: it lacks {min(lacking)!r}, which {named_by} ({len(lacking):,} of {len(wanted):,}"
             " documents): is it of this corpus?"
@@ -178,14 +191,16 @@ def read_queries(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") -
     """Yields the queries of a queries.jsonl[.gz]: `_id`, `text`.
 
     Raises:
-      BadInputError: a malformed line, an empty query or an id seen before.
+      BadInputError: a malformed line, an empty query or an id with two texts.
+      UserError: no such file, or a table.
     """
-    seen: set[str] = set()
+    check_no_table(path, "queries")
+    seen: dict[str, int] = {}
 
     def parse(line: str, number: int) -> Query:
         record = json_object(line)
         text = needed_text(record, "text")
-        return Query(new_id(string_field(record, "_id"), seen), text)
+        return Query(new_id(string_field(record, "_id"), seen, text), text)
 
     return parsed_lines(path, parse, on_bad_input)
 
@@ -219,58 +234,6 @@ def read_documents(path: str | Path, on_bad_input: OnBadInput | Policy = "stop")
     return read_corpus(path, on_bad_input)
 
 
-def read_qrels(
-    path: str | Path,
-    on_bad_input: OnBadInput | Policy = "stop",
-    *,
-    query_ids: Container[str] | None = None,
-    document_ids: Container[str] | None = None,
-    trec: bool = False,
-) -> Iterator[Qrel]:
-    """Yields the judgements of a qrels/SPLIT.tsv: query-id, corpus-id, score, with or without a header line.
-
-    A judgement that repeats an earlier one is left out; one that contradicts it is malformed.
-
-    Args:
-      path: the file.
-      on_bad_input: what to do with a malformed line.
-      query_ids: the queries there are; a judgement of another is malformed. None checks nothing.
-      document_ids: the documents there are, likewise.
-      trec: whether the columns are TREC's instead (query, 0, document, score), tab-separated.
-    """
-    return parsed_lines(path, _qrel_parser(query_ids, document_ids, trec=trec), on_bad_input)
-
-
-def _qrel_parser(
-    query_ids: Container[str] | None, document_ids: Container[str] | None, *, trec: bool = False
-) -> Callable[[str, int], Qrel | None]:
-    names = ("query-id", "0", "document-id", "score") if trec else ("query-id", "corpus-id", "score")
-    scores: dict[tuple[str, str], int] = {}
-
-    def parse(line: str, number: int) -> Qrel | None:
-        columns = [column.strip() for column in line.split("\t")]
-        if len(columns) != len(names):
-            expected = f"expected {len(names)} tab-separated columns ({', '.join(names)})"
-            raise MalformedRecord(expected, f"but found {len(columns)}")
-        query, document, score_text = columns[0], columns[-2], columns[-1]
-        if number == 1 and (query, score_text) == ("query-id", "score"):
-            return None
-        if (score := as_integer(score_text)) is None:
-            raise MalformedRecord("the score is not an integer:", repr(score_text))
-        if query_ids is not None and query not in query_ids:
-            raise MalformedRecord("judges an unknown query", repr(query))
-        if document_ids is not None and document not in document_ids:
-            raise MalformedRecord("judges an unknown document", repr(document))
-        if (query, document) not in scores:
-            scores[query, document] = score
-            return Qrel(query, document, score)
-        if scores[query, document] != score:
-            raise MalformedRecord("contradicts an earlier judgement", f"of {document!r} for {query!r}")
-        return None
-
-    return parse
-
-
 def read_judged_pairs(
     qrels: str | Path,
     queries: Callable[[], Iterator[Query]],
@@ -282,6 +245,7 @@ def read_judged_pairs(
     """Yields a pair for each relevant judgement (a score of 1 or more) of a file.
 
     The whole collection is read and checked first; only the texts that the judgements name are held.
+    Judgements of queries or documents that are not there are left out and counted.
 
     Args:
       qrels: the judgements.
@@ -291,17 +255,23 @@ def read_judged_pairs(
       trec: whether the judgements have TREC's four columns.
 
     Raises:
-      BadInputError: a malformed line, a judgement of something unknown, a relevant document without text.
+      BadInputError: a malformed line, a relevant document without text, or no judgement that can be used.
     """
     policy = on_bad_input.policy if isinstance(on_bad_input, OnBadInput) else on_bad_input
-    judged = list(parsed_lines(qrels, _qrel_parser(None, None, trec=trec), OnBadInput(policy)))
+    judged = list(parsed_lines(qrels, qrel_parser(None, None, trec=trec), OnBadInput(policy)))
     query_ids, document_ids = {q.query_id for q in judged}, {q.document_id for q in judged}
     query_texts = {q.id: q.text for q in queries() if q.id in query_ids}
     contents = {d.id: d.contents for d in documents() if d.id in document_ids}
-    parse_qrel = _qrel_parser(query_texts, contents, trec=trec)
+    parse_qrel = qrel_parser(query_texts, contents, trec=trec)
 
     def parse(line: str, number: int) -> PairExample | None:
-        qrel = parse_qrel(line, number)
+        try:
+            qrel = parse_qrel(line, number)
+        except OddRecord as odd:
+            qrel = odd.record
+            if qrel.query_id not in query_texts or qrel.document_id not in contents:
+                noted = "judgements of queries or documents that the collection lacks, left out"
+                raise OddRecord(odd.kind, odd.detail, noted=noted) from None
         if qrel is None or qrel.score <= 0:
             return None
         passage = contents[qrel.document_id]
@@ -312,16 +282,22 @@ def read_judged_pairs(
     yield from parsed_lines(qrels, parse, on_bad_input)
 
 
-def new_id(identifier: str, seen: set[str]) -> str:
-    """Returns the id of a new document or query and adds it to `seen`."""
-    if not identifier or any(c.isspace() or not c.isprintable() for c in identifier):
-        raise MalformedRecord(
-            "empty id, or white space in it, which run files cannot hold:", repr(identifier)
-        )
-    if identifier in seen:
-        raise MalformedRecord("duplicate id", repr(identifier))
-    seen.add(identifier)
-    return identifier
+def new_id(identifier: str, seen: dict[str, int], content: Hashable) -> str:
+    """Returns the id of a new document or query and adds it to `seen`.
+
+    Args:
+      identifier: the id.
+      seen: a hash of the content of each id so far.
+      content: what the id stands for. If the id stands for it already, the record is odd (`OddRecord`) and is
+        left out. If the id stands for something else, the record is malformed.
+    """
+    if check_id(identifier) not in seen:
+        seen[identifier] = hash(content)
+        return identifier
+    if seen[identifier] == hash(content):
+        noted = "lines that repeat an earlier document or query, left out"
+        raise OddRecord("duplicate id", repr(identifier), noted=noted)
+    raise MalformedRecord("duplicate id", f"{identifier!r}, which has another text on an earlier line")
 
 
 def find_file(directory: Path, name: str, kind: str) -> Path:
@@ -407,7 +383,7 @@ class BeirFolder:
         The whole collection is read and checked first; only the texts that the split names are held.
 
         Raises:
-          BadInputError: a malformed line, a judgement of something unknown, a relevant document without text.
+          BadInputError: as `read_judged_pairs`.
         """
         path = self.qrels_path(split)
         return read_judged_pairs(path, self.queries, self.corpus, self.on_bad_input)

@@ -36,9 +36,9 @@ def read_sparse_vectors(
     "weights"). Weights of 0 are left out; other fields are not looked at.
 
     Raises:
-      BadInputError: a malformed line, an id seen before, or a weight that is no whole number.
+      BadInputError: a malformed line, an id with two vectors, or a weight that is no whole number.
     """
-    seen: set[str] = set()
+    seen: dict[str, int] = {}
 
     def parse(line: str, _: int) -> SparseVector:
         record = json_object(line)
@@ -49,7 +49,8 @@ def read_sparse_vectors(
         if field is None:
             present = ", ".join(map(repr, record))
             raise MalformedRecord("no field 'vector' of {token: weight}", f"(it has {present:.200})")
-        return SparseVector(new_id(identifier, seen), weights_of(record[field]))
+        weights = weights_of(record[field])
+        return SparseVector(new_id(identifier, seen, frozenset(weights.items())), weights)
 
     return parsed_lines(path, parse, on_bad_input)
 

@@ -1,13 +1,23 @@
-"""Files of records with named fields: JSONL, TSV and CSV, each optionally gzipped, and Parquet."""
+"""Files of records with named fields: JSONL, JSON arrays, TSV, CSV (all optionally gzipped) and Parquet."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from jaxir.data.lines import MalformedRecord, OnBadInput, decode_line, json_object, numbered_lines, raw_lines
+from jaxir.data.json_arrays import holds_array, json_array
+from jaxir.data.lines import (
+    MalformedRecord,
+    OnBadInput,
+    Policy,
+    decode_line,
+    json_object,
+    numbered_lines,
+    parsed,
+    raw_lines,
+)
 from jaxir.errors import BadInputError, UserError
 from jaxir.files import local_path
 from jaxir.installation import how_to_install
@@ -24,6 +34,34 @@ KINDS = {
 _LONGEST_FIELD = 1 << 24  # characters of a CSV field; beyond it a quote was not closed
 
 Record = tuple[int, dict[str, Any]]
+T = TypeVar("T")
+
+
+def parsed_rows(
+    path: str | Path, parse: Callable[[dict[str, Any], int], T | None], on_bad_input: OnBadInput | Policy
+) -> Iterator[T]:
+    """Yields `parse(row, line)` for each row of a file with named columns, as `parsed_lines` does for lines.
+
+    Args:
+      path: a CSV, TSV, JSONL or Parquet file, or a JSON array. Its name tells which. All but Parquet may be
+        gzipped. The first row of CSV and TSV names the columns.
+      parse: from {column: value} and the line a row begins on (Parquet: the number of the row) to a record.
+        Values of CSV and TSV are strings. A parser raises `MalformedRecord`, and returns None to leave a row
+        out.
+      on_bad_input: what to do with malformed rows.
+
+    Raises:
+      UserError: no such file, or the name does not tell the kind of file.
+      BadInputError: the first malformed row ("stop"), or a file without a usable one.
+    """
+    table = Table(path)
+
+    def parse_row(row: dict[str, Any] | MalformedRecord, number: int) -> T | None:
+        if isinstance(row, MalformedRecord):
+            raise row
+        return parse(row, number)
+
+    yield from parsed(path, table.rows(table.columns), parse_row, on_bad_input)
 
 
 class Table:
@@ -31,7 +69,7 @@ class Table:
 
     Attributes:
       path: the file.
-      kind: "jsonl", "tsv", "csv" or "parquet", by the file's name.
+      kind: "jsonl", "tsv", "csv" or "parquet", by the file's name. A "jsonl" file may hold one JSON array.
       columns: the names of the fields: the keys of all records, the first line, or the schema. A file
         without a header has the columns "1", "2", ...
       numbered: whether it is such a file.
@@ -48,7 +86,11 @@ class Table:
         self.path = local_path(path)
         suffix = Path(self.path.name.removesuffix(".gz")).suffix.lower()
         if suffix not in KINDS:
-            raise UserError(f"{path}: what kind of file it is must show in its name: {', '.join(KINDS)}")
+            hint = ""
+            if self.path.is_fifo():
+                hint = " (a pipe has no such name; files may be gzipped, so unpacking is not needed)"
+            known = ", ".join(KINDS)
+            raise UserError(f"{path}: what kind of file it is must show in its name: {known}{hint}")
         self.kind = KINDS[suffix]
         self.numbered = numbered and self.kind in ("tsv", "csv")
         self.columns = self._columns()
@@ -62,15 +104,17 @@ class Table:
         Raises:
           BadInputError: a malformed record, unless they are skipped.
         """
-        if self.kind == "parquet":
-            yield from self._parquet(columns)
-            return
-        lines = self._json_lines() if self.kind == "jsonl" else self._separated()
-        for number, parsed in lines:
-            if isinstance(parsed, MalformedRecord):
-                on_bad_input.record(self.path, number, parsed.kind, parsed.detail)
+        for number, row in self.rows(columns):
+            if isinstance(row, MalformedRecord):
+                on_bad_input.record(self.path, number, row.kind, row.detail)
             else:
-                yield number, parsed
+                yield number, row
+
+    def rows(self, columns: list[str]) -> Iterator[tuple[int, dict[str, Any] | MalformedRecord]]:
+        """Yields what `records` does, and the fault in place of each malformed record."""
+        if self.kind == "parquet":
+            return self._parquet(columns)
+        return self._json_lines() if self.kind == "jsonl" else self._separated()
 
     def _columns(self) -> list[str]:
         if self.kind == "parquet":
@@ -102,6 +146,11 @@ class Table:
         raise BadInputError(self.path, number, reason)
 
     def _json_lines(self) -> Iterator[tuple[int, dict[str, Any] | MalformedRecord]]:
+        if holds_array(self.path):
+            fault = MalformedRecord("an item of the array is not an object")
+            for number, item in json_array(self.path):
+                yield number, item if isinstance(item, dict) else fault
+            return
         for number, raw in numbered_lines(self.path):
             try:
                 yield number, json_object(decode_line(raw))

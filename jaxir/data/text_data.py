@@ -11,7 +11,7 @@ from jaxir.data.array_dataset import ArrayDataset
 from jaxir.data.lines import OnBadInput, Policy
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
-from jaxir.features import Features, Record
+from jaxir.features import Features, Record, Tokens
 
 
 def check_data(what: str, data: Any) -> None:
@@ -44,6 +44,23 @@ def dataset_of(
             " there too: build it with the features that are read, or give what it is built of"
         )
     return data
+
+
+def shortest_lengths(dataset: Any) -> dict[str, int]:
+    """Returns by the name of each feature of tokens a length that cuts no text of a dataset.
+
+    A dataset that does not know the lengths of its texts has those of its features.
+    """
+    if hasattr(dataset, "needed_lengths"):
+        return dataset.needed_lengths()
+    return {name: f.length for name, f in dataset.features.items() if isinstance(f, Tokens)}
+
+
+def shortened(dataset: Any) -> Any:
+    """Returns the same examples without padding that no text needs; another kind of dataset as it is."""
+    if not hasattr(dataset, "with_lengths"):
+        return dataset
+    return dataset.with_lengths(shortest_lengths(dataset))
 
 
 class TextData(abc.ABC):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import array
 import sys
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxir.data.sources import key_digest
 from jaxir.data.tokenizer import Tokenizer
+from jaxir.data.truncation import Truncation
 from jaxir.errors import UserError
-from jaxir.features import TokenCounts
+from jaxir.features import PADDING_TOKEN, TokenCounts
 
 _TOKENISE_AT_ONCE = 4096
 _COUNT_AT_ONCE = 65_536
@@ -22,7 +24,7 @@ class TextTable(NamedTuple):
     """Token ids of distinct texts, end to end.
 
     Attributes:
-      flat: [T], uint16 where the vocabulary allows it, else int32.
+      flat: [T], uint16 where the vocabulary allows it, else int32. A text's padding tokens are 0 here.
       offsets: int64 [M + 1]; text m is flat[offsets[m]:offsets[m + 1]].
       keys: int32 [M, 2], the hash of each text's id.
     """
@@ -38,7 +40,15 @@ class TextTable(NamedTuple):
         columns = np.arange(length)
         real = columns < sizes[..., None]
         positions = np.where(real, starts[..., None] + columns, 0)
-        return np.where(real, self.flat[positions], 0).astype(np.int32)
+        return np.where(real, self.tokens(positions), 0)
+
+    def tokens(self, places: Any) -> np.ndarray:
+        """Returns the ids at `places` [...] of `flat`, int32; the nearest ones for places beyond its ends."""
+        return with_padding_tokens(self.flat.take(places, mode="clip"))
+
+    def row(self, number: int) -> np.ndarray:
+        """Returns the ids of one text, int32 [n]."""
+        return self.tokens(np.arange(self.offsets[number], self.offsets[number + 1]))
 
     def token_counts(self, vocab_size: int) -> TokenCounts:
         """Counts the tokens of all texts but the first and the last one of each, which are special."""
@@ -57,6 +67,11 @@ class TextTable(NamedTuple):
         return TokenCounts(texts, texts_with, occurrences)
 
 
+def with_padding_tokens(stored: np.ndarray) -> np.ndarray:
+    """Returns the ids of tokens that are stored without padding, int32: 0 is a padding token of a text."""
+    return np.where(stored == 0, np.int32(PADDING_TOKEN), stored.astype(np.int32))
+
+
 class TableBuilder:
     """Collects distinct texts by id and tokenises them some thousands at a time.
 
@@ -69,25 +84,48 @@ class TableBuilder:
       length: most tokens of a text.
       prompt: put before each text.
       what: what sentences call the texts: "queries", "passages".
+
+    Attributes:
+      truncation: counts of the texts that were tokenised, and of those that were cut.
     """
 
     def __init__(self, tokenizer: Tokenizer, length: int, prompt: str, *, what: str):
         self._tokenizer, self._length, self._prompt, self._what = tokenizer, length, prompt, what
+        self.truncation = Truncation(length)
         self._distinct = self._like_another = 0
         self._alike: tuple[str, str] | None = None
         self._dtype = np.uint16 if tokenizer.vocab_size <= 2**16 else np.int32
         self._row_of: dict[bytes, int] = {}
+        # By row: a hash of the text, and the number of the example that it came with.
+        self._hashes, self._examples = array.array("q"), array.array("q")
         self._pending: list[str] = []
         self._flat: list[np.ndarray] = []
         self._sizes: list[int] = []
 
-    def row(self, identifier: str, text: str) -> int:
-        """Returns the row of a text, which is known by its id."""
+    def row(self, identifier: str, text: str, example: int = 0) -> int:
+        """Returns the row of a text, which is known by its id.
+
+        Args:
+          identifier: the id.
+          text: the text.
+          example: the number of the example that has the text, for the sentence of an error.
+
+        Raises:
+          UserError: the id came before with another text.
+        """
         row = self._row_of.setdefault(key_digest(identifier), len(self._row_of))
-        if row == len(self._sizes) + len(self._pending):
+        if row == len(self._hashes):
+            self._hashes.append(hash(text))
+            self._examples.append(example)
             self._pending.append(self._prompt + text)
             if len(self._pending) == _TOKENISE_AT_ONCE:
                 self._flush()
+        elif self._hashes[row] != hash(text):
+            raise UserError(
+                f"example {example}: among the {self._what} the id {identifier!r} stands for {text!r:.60},"
+                f" but for another text in example {self._examples[row]}: an id stands for one text. Give"
+                " each text its own id; jaxir.data.sources.text_id(text) makes one"
+            )
         return row
 
     def table(self) -> TextTable:
@@ -107,12 +145,15 @@ class TableBuilder:
         offsets = np.concatenate([[0], np.cumsum(self._sizes, dtype=np.int64)]).astype(np.int64)
         keys = np.frombuffer(b"".join(self._row_of), "<i4").astype(np.int32).reshape(-1, 2)
         self._row_of, self._flat, self._sizes = {}, [], []
+        self._hashes, self._examples = array.array("q"), array.array("q")
         return TextTable(flat, offsets, keys)
 
     def _flush(self) -> None:
         if self._pending:
-            rows = self._tokenizer.encode_batch(self._pending, max_length=self._length)
-            self._flat.append(np.concatenate(rows).astype(self._dtype))
+            rows = self._tokenizer.encode_batch(
+                self._pending, max_length=self._length, truncation=self.truncation
+            )
+            self._flat.append(np.maximum(np.concatenate(rows), 0).astype(self._dtype))
             self._sizes.extend(map(len, rows))
             self._count_alike(rows)
             self._pending.clear()

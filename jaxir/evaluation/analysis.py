@@ -89,9 +89,13 @@ def draw_sample(directory: Path, split: str, *, queries: int, documents: int, se
     """
     collection = read_collection(directory, split)
     rng = np.random.default_rng(seed)
-    best = {query_id: max(judged, key=judged.__getitem__) for query_id, judged in collection.qrels.items()}
-    usable = [place for place, q in enumerate(collection.query_ids) if collection.qrels[q][best[q]] > 0]
     text_of = dict(zip(collection.document_ids, collection.documents, strict=True))
+    best = {}
+    for query_id in collection.query_ids:
+        relevant = {d: grade for d, grade in collection.qrels[query_id].items() if grade > 0 and d in text_of}
+        if relevant:
+            best[query_id] = max(relevant, key=relevant.__getitem__)
+    usable = [place for place, query_id in enumerate(collection.query_ids) if query_id in best]
     drawn = _without_copies(
         (usable[i], collection.queries[usable[i]], text_of[best[collection.query_ids[usable[i]]]])
         for i in rng.permutation(len(usable))

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from jaxir.data.lines import OnBadInput
 from jaxir.data.sources import BeirFolder
 from jaxir.errors import UserError
 from jaxir.evaluation.judgements import by_query
@@ -38,9 +39,10 @@ class Collection:
     Attributes:
       document_ids: ids of the documents.
       documents: their texts, (title + " " + text).strip().
-      query_ids: ids of the judged queries.
+      query_ids: ids of the judged queries that have a text.
       queries: their texts.
-      qrels: query id to document id to relevance.
+      qrels: query id to document id to relevance. They may name queries and documents that are not there: as
+        in trec_eval such a document counts as not retrieved, and such a query counts 0.
     """
 
     document_ids: list[str]
@@ -50,23 +52,38 @@ class Collection:
     qrels: dict[str, dict[str, int]]
 
 
-def read_collection(directory: str | Path, split: str = "test") -> Collection:
+def read_collection(directory: str | Path, split: str = "test", *, strict: bool = False) -> Collection:
     """Reads a BEIR folder: its corpus and the queries that `split` judges.
 
+    Lines that repeat a document or query, judgements of unknown ones and grades such as 1.0 are counted; one
+    line on standard error reports the counts.
+
+    Args:
+      directory: the folder.
+      split: the name of its judgements.
+      strict: whether these are malformed instead.
+
     Raises:
-      BadInputError: a malformed line, a repeated id, or a judgement of an unknown document or query.
-      UserError: `directory` is no BEIR folder or has no such split.
+      BadInputError: a malformed line, or an id that stands for two texts.
+      UserError: `directory` is no BEIR folder, has no such split, or has none of the queries or documents
+        that the split judges.
     """
-    folder = BeirFolder(directory)
-    folder.qrels_path(split)  # a misspelt split should not cost the time to read the corpus
+    collector = OnBadInput(strict=strict)
+    folder = BeirFolder(directory, collector)
+    path = folder.qrels_path(split)  # a misspelt split should not cost the time to read the corpus
     documents = {document.id: document.contents for document in folder.corpus()}
     queries = {query.id: query.text for query in folder.queries()}
     qrels = by_query(folder.qrels(split, query_ids=queries, document_ids=documents))
+    asked = [query_id for query_id in qrels if query_id in queries]
+    if not asked or not any(document in documents for judged in qrels.values() for document in judged):
+        what = "documents" if asked else "queries"
+        raise UserError(f"{path}: the collection has none of the {what} that are judged: is it its file?")
+    collector.report()
     return Collection(
         document_ids=list(documents),
         documents=list(documents.values()),
-        query_ids=list(qrels),
-        queries=[queries[query_id] for query_id in qrels],
+        query_ids=asked,
+        queries=[queries[query_id] for query_id in asked],
         qrels=qrels,
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 from pathlib import Path
 
@@ -22,6 +21,8 @@ def cqadupstack(
     identical_ids: IdenticalIds,
     depth: int,
     style: Style = "markdown",
+    *,
+    strict: bool = False,
 ) -> Report:
     """Scores a model on each forum by exact search over its questions, and takes the mean of the forums.
 
@@ -33,13 +34,14 @@ def cqadupstack(
       identical_ids: likewise.
       depth: answers a query has.
       style: of the table.
+      strict: as in `read_collection`.
 
     Raises:
       UserError: no or malformed data, an unknown metric, no such model.
     """
     check_depth(metrics, depth)
     names = list(parse_metrics(metrics))
-    forums = read_cqadupstack(directory, split)
+    forums = read_cqadupstack(directory, split, strict=strict)
     encoder = DualEncoder.load(model)
     scores = {
         forum: evaluate_collection(encoder, collection, metrics, depth=depth, identical_ids=identical_ids)
@@ -68,7 +70,7 @@ def cqadupstack(
             "fingerprint": encoder.fingerprint,
             "dataset": f"cqadupstack:{directory}",
             "split": split,
-            **dataclasses.asdict(encoder.settings),
+            **encoder.settings.describe(),
             "depth": depth,
             "metrics": mean,
             "missing": missing,

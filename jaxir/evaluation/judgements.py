@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from jaxir.data.lines import MalformedRecord, as_integer, numbered_lines, parsed_lines
-from jaxir.data.sources import Qrel, read_qrels
+from jaxir.data.lines import MalformedRecord, OnBadInput, numbered_lines, parsed_lines
+from jaxir.data.qrels import Qrel, check_grade, parse_grade, read_qrels
 
 
-def read_judgements(path: str | Path) -> dict[str, dict[str, int]]:
+def read_judgements(path: str | Path, *, strict: bool = False) -> dict[str, dict[str, int]]:
     """Reads a file of judgements, in BEIR's format (query-id, corpus-id, score, by tabs) or TREC's.
+
+    Args:
+      path: the file.
+      strict: whether a grade written as a decimal (1.0) is malformed. By default such grades are counted.
 
     Returns:
       Query id to document id to score, in the order of the file.
@@ -21,7 +25,10 @@ def read_judgements(path: str | Path) -> dict[str, dict[str, int]]:
     """
     _, first = next(numbered_lines(path), (0, b""))  # what is blank has no record, as its reader says
     is_beir = len(first.split(b"\t")) == 3 or len(first.split()) != 4
-    return by_query(read_qrels(path) if is_beir else _read_trec(path))
+    collector = OnBadInput(strict=strict)
+    found = by_query(read_qrels(path, collector) if is_beir else _read_trec(path, collector))
+    collector.report()
+    return found
 
 
 def by_query(qrels: Iterator[Qrel]) -> dict[str, dict[str, int]]:
@@ -32,7 +39,7 @@ def by_query(qrels: Iterator[Qrel]) -> dict[str, dict[str, int]]:
     return collected
 
 
-def _read_trec(path: str | Path) -> Iterator[Qrel]:
+def _read_trec(path: str | Path, collector: OnBadInput) -> Iterator[Qrel]:
     scores: dict[tuple[str, str], int] = {}
 
     def parse(line: str, _: int) -> Qrel:
@@ -42,10 +49,9 @@ def _read_trec(path: str | Path) -> Iterator[Qrel]:
                 "expected 4 columns (query, iteration, document, score),", f"found {len(columns)}"
             )
         query, _, document, text = columns
-        if (score := as_integer(text)) is None:
-            raise MalformedRecord("the score is not an integer:", repr(text))
-        if scores.setdefault((query, document), score) != score:
+        qrel = Qrel(query, document, parse_grade(text))
+        if scores.setdefault((query, document), qrel.score) != qrel.score:
             raise MalformedRecord("contradicts an earlier judgement", f"of {document!r} for {query!r}")
-        return Qrel(query, document, score)
+        return check_grade(qrel, text)
 
-    return parsed_lines(path, parse, "stop")
+    return parsed_lines(path, parse, collector)

@@ -10,8 +10,15 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from jaxir.data.lines import MalformedRecord, decode_line, numbered_lines, raw_lines
-from jaxir.data.sources import joined
+from jaxir.data.lines import (
+    MalformedRecord,
+    OddRecord,
+    OnBadInput,
+    decode_line,
+    numbered_lines,
+    raw_lines,
+)
+from jaxir.data.sources import joined, new_id
 from jaxir.errors import BadInputError, UserError
 from jaxir.evaluation.collection import Collection, read_collection
 from jaxir.files import local_path
@@ -38,14 +45,16 @@ EPRODUCT = (
     " out titles and keeps the matches to itself)"
 )
 HELD_OUT = 0.15  # of the posts with duplicates that are the test set, and as many the dev set
+_LACKED = "duplicates that the collection lacks, which count as not retrieved"
 Duplicates = dict[str, dict[str, int]]
 
 
-def read_quora(directory: str | Path, split: str = "test") -> Collection:
+def read_quora(directory: str | Path, split: str = "test", *, strict: bool = False) -> Collection:
     """Reads Quora's duplicate questions: BEIR's, those that BEIR's are made of, or Quora's own release.
 
     In Quora's own release, which has no splits and is not comparable with the others, each question that was
-    marked as another's duplicate is a query ("test"); search it with identical_ids="drop".
+    marked as another's duplicate is a query ("test"); search it with identical_ids="drop". For `strict` see
+    `read_collection`.
 
     Raises:
       BadInputError: a malformed line.
@@ -53,10 +62,10 @@ def read_quora(directory: str | Path, split: str = "test") -> Collection:
     """
     directory = local_path(directory)
     if _is_beir(directory):
-        return read_collection(directory, split)
+        return read_collection(directory, split, strict=strict)
     for folder in (directory, directory / "information-retrieval"):
         if (folder / "corpus.tsv").is_file():
-            return _quora_ir(folder, split)
+            return _quora_ir(folder, split, strict=strict)
     release = directory / "quora_duplicate_questions.tsv"
     if not release.is_file():
         raise UserError(f"{directory} has no questions of Quora: {QUORA}")
@@ -65,8 +74,10 @@ def read_quora(directory: str | Path, split: str = "test") -> Collection:
     return _quora_release(release)
 
 
-def read_eproduct(directory: str | Path, split: str = "test") -> Collection:
+def read_eproduct(directory: str | Path, split: str = "test", *, strict: bool = False) -> Collection:
     """Reads eBay's eProduct, titles searched among titles, which is a BEIR folder; see `EPRODUCT`.
+
+    For `strict` see `read_collection`.
 
     Raises:
       BadInputError: a malformed line.
@@ -75,11 +86,15 @@ def read_eproduct(directory: str | Path, split: str = "test") -> Collection:
     directory = local_path(directory)
     if not _is_beir(directory):
         raise UserError(f"{directory} has no eProduct: {EPRODUCT}")
-    return read_collection(directory, split)
+    return read_collection(directory, split, strict=strict)
 
 
-def read_cqadupstack(directory: str | Path, split: str = "test") -> dict[str, Collection]:
+def read_cqadupstack(
+    directory: str | Path, split: str = "test", *, strict: bool = False
+) -> dict[str, Collection]:
     """Reads those of CQADupStack's twelve forums that a folder has: BEIR's or the authors' files.
+
+    For `strict` see `read_collection`.
 
     Raises:
       BadInputError: a malformed file.
@@ -90,9 +105,9 @@ def read_cqadupstack(directory: str | Path, split: str = "test") -> dict[str, Co
     for forum in FORUMS:
         posts = directory / forum / f"{forum}_questions.json"
         if _is_beir(directory / forum):
-            found[forum] = read_collection(directory / forum, split)
+            found[forum] = read_collection(directory / forum, split, strict=strict)
         elif posts.is_file():
-            found[forum] = _forum(posts, split)
+            found[forum] = _forum(posts, split, strict=strict)
     if not found:
         raise UserError(f"{directory} has none of the forums {', '.join(FORUMS)}: {CQADUPSTACK}")
     return found
@@ -122,27 +137,31 @@ def _collection(
     )
 
 
-def _quora_ir(folder: Path, split: str) -> Collection:
+def _quora_ir(folder: Path, split: str, *, strict: bool) -> Collection:
     """Reads corpus.tsv (qid, question) and SPLIT-queries.tsv (qid, question, duplicates by commas)."""
     path = folder / f"{split}-queries.tsv"
     if not path.is_file():
         raise UserError(f"{folder} has no {path.name}: {QUORA}")
-    documents = {qid: text for _, (qid, text) in _table(folder / "corpus.tsv", 2)}
-    rows = list(_table(path, 3))
+    collector = OnBadInput(strict=strict)
+    documents = {qid: text for _, (qid, text) in _table(folder / "corpus.tsv", 2, collector)}
+    rows = list(_table(path, 3, collector))
     queries = {qid: text for _, (qid, text, _) in rows}
     qrels: Duplicates = {}
     for line, (qid, _, duplicates) in rows:
         named = [duplicate for duplicate in duplicates.split(",") if duplicate]
         for duplicate in named:
             if duplicate not in documents and duplicate not in queries:
-                raise BadInputError(path, line, f"{duplicate!r} is neither in corpus.tsv nor a query")
-        qrels[qid] = {duplicate: 1 for duplicate in named if duplicate in documents}
+                reason = "is neither in corpus.tsv nor a query"
+                collector.accept(path, line, OddRecord(repr(duplicate), reason, noted=_LACKED))
+        # A duplicate that is a query itself is not searched for. An unknown one counts as not retrieved.
+        qrels[qid] = {other: 1 for other in named if other in documents or other not in queries}
+    collector.report()
     return _collection(path, documents, queries, qrels)
 
 
-def _table(path: Path, columns: int) -> Iterator[tuple[int, list[str]]]:
+def _table(path: Path, columns: int, collector: OnBadInput) -> Iterator[tuple[int, list[str]]]:
     """Yields line number and fields of each line below the header; the first field is an id of its own."""
-    seen = set()
+    seen: dict[str, int] = {}
     for number, raw in numbered_lines(path):
         try:
             fields = decode_line(raw).split("\t")
@@ -155,9 +174,13 @@ def _table(path: Path, columns: int) -> Iterator[tuple[int, list[str]]]:
             raise BadInputError(
                 path, number, f"the first line is a question, {fields[0]!r}: a header is missing"
             )
-        if fields[0] in seen:
-            raise BadInputError(path, number, f"duplicate id {fields[0]!r}")
-        seen.add(fields[0])
+        try:
+            new_id(fields[0], seen, tuple(fields[1:])) if number > 1 else None
+        except OddRecord as odd:
+            collector.accept(path, number, odd)
+            continue
+        except MalformedRecord as fault:
+            raise BadInputError(path, number, f"{fault.kind} {fault.detail}") from None
         if number > 1:
             yield number, fields
 
@@ -194,14 +217,14 @@ def _text_lines(path: Path) -> Iterator[str]:
             raise BadInputError(path, number, f"{fault.kind} {fault.detail}") from None
 
 
-def _forum(path: Path, split: str) -> Collection:
+def _forum(path: Path, split: str, *, strict: bool) -> Collection:
     """Reads a forum's posts and splits them for retrieval as Hoogeveen et al. 2015 do.
 
     The newest posts are held out, in turn for test and dev, until `HELD_OUT` of the posts with duplicates are
     in the test set; what they duplicate is searched in any case, with all older posts. A query is a title, a
     document title and body without tags. Posts of one day stand in the file's order.
     """
-    posts = _posts(path)
+    posts = _posts(path, OnBadInput(strict=strict))
     parts = _split_posts(posts)
     if split not in parts:
         raise UserError(f"{path} has no split {split!r} (has: {', '.join(parts)})")
@@ -217,7 +240,7 @@ def _forum(path: Path, split: str) -> Collection:
     )
 
 
-def _posts(path: Path) -> dict[str, dict[str, Any]]:
+def _posts(path: Path, collector: OnBadInput) -> dict[str, dict[str, Any]]:
     posts = read_json(path, dict[str, dict[str, Any]])
     for name, fields in posts.items():
         if any(not isinstance(fields.get(field), str) for field in ("title", "body", "creationdate")):
@@ -225,7 +248,9 @@ def _posts(path: Path) -> dict[str, dict[str, Any]]:
         if not isinstance(fields.get("dups"), list | dict):
             raise BadInputError(path, None, f"post {name!r} needs dups, the ids of its duplicates")
         if unknown := [other for other in fields["dups"] if other not in posts]:
-            raise BadInputError(path, None, f"post {name!r} duplicates {unknown[0]!r}, which is not there")
+            reason = f"duplicates {unknown[0]!r}, which is not there"
+            collector.accept(path, None, OddRecord(f"post {name!r}", reason, noted=_LACKED))
+    collector.report()
     return posts
 
 

@@ -88,6 +88,7 @@ def score_runs(
     answers: str | None = None,
     corpus: str | None = None,
     answers_in: AnswersIn = "text",
+    strict: bool = False,
 ) -> Scored:
     """Scores run files against a file of judgements, or by the answers that the documents of `corpus` hold.
 
@@ -101,6 +102,7 @@ def score_runs(
       answers: the file of answers, in place of `qrels`.
       corpus: where the documents' texts are, with `answers`.
       answers_in: where in a document answers are looked for.
+      strict: as in `read_judgements`.
 
     Raises:
       UserError: unreadable or malformed files, an unknown metric, two systems of one name, or a file that
@@ -113,7 +115,7 @@ def score_runs(
         baseline, note = _add_baseline(baseline, named)
         notes += note
     if qrels is not None:
-        judgements, note = read_judgements(qrels), f"judgements: {qrels}"
+        judgements, note = read_judgements(qrels, strict=strict), f"judgements: {qrels}"
     read = {name: [read_run(file) for file in files] for name, files in named.items()}
     if answers is not None:
         every = [run for of_system in read.values() for run in of_system]
@@ -226,6 +228,7 @@ def score_model(
     depth: int,
     *,
     baseline: str | None = None,
+    strict: bool = False,
 ) -> Scored:
     """Scores a model on a beir:, quora: or eproduct: collection by exact search, and its baseline's run."""
     # Scoring a run file loads no jax.
@@ -234,7 +237,7 @@ def score_model(
     from jaxir.retrieval.encoding.dual_encoder import DualEncoder
 
     check_depth(metrics, depth)
-    collection = COLLECTIONS[kind](directory, split)
+    collection = COLLECTIONS[kind](directory, split, strict=strict)
     name, files = ("", []) if baseline is None else parse_system(baseline)
     # Runs that are malformed, or of other queries, cost no encoding.
     against = [
@@ -255,7 +258,7 @@ def score_model(
         "split": split,
         "documents": count,
         "document_text": "(title + ' ' + text).strip()",
-        **dataclasses.asdict(encoder.settings),
+        **encoder.settings.describe(),
         "similarity": encoder.similarity,
         "search": "exact",
         "depth": depth,

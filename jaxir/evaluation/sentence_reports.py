@@ -128,5 +128,5 @@ def _report(
     above = caption(f"{dataset}\nmodel: {model}; {lengths_of(encoder)}\n{note}", style)
     return Report(
         text=f"{above}\n\n{table}",
-        values={**facts, **dataclasses.asdict(encoder.settings), **values},
+        values={**facts, **encoder.settings.describe(), **values},
     )

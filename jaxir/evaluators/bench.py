@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -13,8 +13,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxir import cpu
 from jaxir.compile_cache import aside
 from jaxir.data.lines import Policy
-from jaxir.data.text_data import check_data, dataset_of
-from jaxir.data.tokenizer import Tokenizer
+from jaxir.data.text_data import check_data, dataset_of, shortened
+from jaxir.data.tokenizer import Tokenizer, pad_batch
 from jaxir.errors import UserError
 from jaxir.features import Features, TextFormat
 from jaxir.models.decoding import Decoding
@@ -159,37 +159,46 @@ class Bench:
         self._programs: list[Program] = []
         self._read: list[_Read] = []
 
-    def examples(self, data: Any, features: Features) -> Examples:
+    def examples(self, data: Any, features: Features, *, drawn: bool = False) -> Examples:
         """Reads data; evaluators of the same data, or of equal ones, read them once.
+
+        Items of a list stand in the record's order.
 
         Args:
           data: a `data.text_data.TextData`, or a dataset that was built of one.
           features: what is read of each example.
+          drawn: whether a list of another length than the feature's `count` is read as in training: of a
+            longer one some items are drawn, always the same ones, and a shorter one begins again.
 
         Raises:
-          UserError: there are no data.
+          UserError: there are no data, or a list of another length, unless items are `drawn`.
         """
-        return self._once(data, features).examples
+        return self._once(data, features, drawn=drawn).examples
 
-    def arrays(self, data: Any, features: Features) -> Rows:
+    def arrays(self, data: Any, features: Features, *, drawn: bool = False) -> Rows:
         """Returns the rows of `examples`, in their order, as arrays [N, ...] that evaluators share."""
-        return self._once(data, features).arrays
+        return self._once(data, features, drawn=drawn).arrays
 
     def dataset(self, data: Any, features: Features) -> Any:
         """Returns the dataset that `examples` are those of."""
-        return self._once(data, features).dataset
+        return self._once(data, features, drawn=True).dataset
 
-    def _once(self, data: Any, features: Features) -> _Read:
+    def _once(self, data: Any, features: Features, *, drawn: bool) -> _Read:
         if data is None:
             raise UserError("it has no data: DEV_SPLIT, or what else names them, is None")
         check_data("its data", data)
         for read in self._read:
             # Where gin names data twice it makes two, which are equal.
             if (read.data is data or read.data == data) and read.features == features:
+                if not drawn:
+                    _check_lists(read.dataset, features)
                 return read
-        dataset = dataset_of(data, self.tokenizer, features, on_bad_input=self.on_bad_input)
+        built = dataset_of(data, self.tokenizer, features, on_bad_input=self.on_bad_input)
+        dataset = shortened(built) if built is not data else built
+        if not drawn:
+            _check_lists(built, features)
         arrays = _each_once(dataset, None)
-        read = _Read(data, features, dataset, arrays, Examples(_rows_of(arrays), dataset.fingerprint))
+        read = _Read(data, features, dataset, arrays, Examples(_rows_of(arrays), built.fingerprint))
         self._read.append(read)
         return read
 
@@ -234,6 +243,35 @@ class Bench:
 def written(examples: str, how: Decoding) -> str:
     """Tells data, of which `examples` tells the examples, with how texts are written of them."""
     return f"{examples}{WRITTEN}max_new_tokens={how.max_new_tokens}, num_beams={how.num_beams}"
+
+
+def _check_lists(dataset: Any, features: Features) -> None:
+    """Checks that lists are as long as they are read, where the dataset says how long they are.
+
+    Raises:
+      UserError: one is not, so that items would be drawn or repeated.
+    """
+    fields = {f.field: f.count for f in features.values() if f.count is not None}
+    if not fields or not hasattr(dataset, "list_lengths"):
+        return
+    lengths = dataset.list_lengths()
+    for field, count in fields.items():
+        if others := sorted(lengths - {count}):
+            told = ", ".join(map(str, others[:3])) + (", ..." if len(others) > 3 else "")
+            raise UserError(
+                f"it reads {count} items of each list {field!r}, but some lists have {told}. An evaluation"
+                f" reads whole lists: give lists of {count}, set the feature's count, or let items be drawn"
+                " as in training by bench.examples(..., drawn=True)"
+            )
+
+
+def pad_rows(rows: Sequence[np.ndarray], most: int) -> np.ndarray:
+    """Returns int32 [N, L]: rows of at most `most` token ids, then zeros, with the least such L.
+
+    L is a multiple of 16, at which attention has kernels, or `most`.
+    """
+    longest = max(map(len, rows), default=1)
+    return pad_batch(rows, min(most, -(-longest // 16) * 16))
 
 
 def read_rows(data: Any, count: int | None = None) -> list[Mapping[str, np.ndarray]]:

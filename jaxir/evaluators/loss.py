@@ -27,7 +27,8 @@ class Loss(Evaluator):
 
     Attributes:
       data: has the fields that the objective reads: a `data.text_data.TextData`.
-      num_negatives: hard negatives of each pair.
+      num_negatives: hard negatives of each pair. Of more, and of other lists that are longer than the
+        objective reads, some are drawn, always the same ones.
     """
 
     metrics = {"loss": "smaller", "accuracy": "greater"}  # noqa: RUF012
@@ -39,13 +40,13 @@ class Loss(Evaluator):
         """Reads the data; see `Evaluator`."""
         form = dataclasses.replace(bench.form, num_negatives=self.num_negatives)
         features = bench.objective.features(form)
-        examples = bench.examples(self.data, features)
+        examples = bench.examples(self.data, features, drawn=True)
         count, divisor = len(examples.rows), bench.partitioner.batch_divisor()
         if count < divisor:
             raise UserError(f"there are only {count} dev pairs, fewer than the {divisor} devices of a batch")
         # Of fewer rows than a batch, as many as the devices share.
         kept = count if count >= bench.batch_size else count // divisor * divisor
-        rows = {name: array[:kept] for name, array in bench.arrays(self.data, features).items()}
+        rows = {name: array[:kept] for name, array in bench.arrays(self.data, features, drawn=True).items()}
 
         def metrics_of(model: Any, auxiliary: Any, batch: Any) -> dict[str, Any]:
             objective = bench.objective

@@ -52,7 +52,7 @@ class QueryReranking(Evaluator):
                 f" {depth}: jaxir.expand retrieve --depth={max(CUTS)}, or more"
             )
         count = max((len(some.outputs) for some in questions), default=1)
-        rows, told = bench.examples(self.data, query_features(bench.form, count))
+        rows, told = bench.examples(self.data, query_features(bench.form, count), drawn=True)
         names = [name for name in rows[0] if name.endswith("_ids")]
         ranks = np.stack([row["ranks"] for row in rows])
 

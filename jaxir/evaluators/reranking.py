@@ -10,11 +10,10 @@ import numpy as np
 
 from jaxir.data import fingerprints
 from jaxir.data.sources import BeirFolder
-from jaxir.data.tokenizer import pad_batch
 from jaxir.errors import UserError
 from jaxir.evaluation.judgements import read_judgements
 from jaxir.evaluation.retrieval import cut_at, evaluate_run
-from jaxir.evaluators.bench import Bench, State
+from jaxir.evaluators.bench import Bench, State, pad_rows
 from jaxir.evaluators.evaluator import Evaluator, Prepared
 from jaxir.objectives.reranking import score_lists
 from jaxir.retrieval.ranking.reranking import read_candidates
@@ -68,12 +67,12 @@ class Reranking(Evaluator):
         texts = [form.passage_prompt + text for text in candidates.documents.values()]
 
         def tokens(texts: list[str], length: int) -> np.ndarray:
-            return pad_batch(bench.tokenizer.encode_batch(texts, max_length=length), length)
+            return pad_rows(bench.tokenizer.encode_batch(texts, max_length=length), length)
 
         documents = tokens(texts, form.passage_length)
         row_of = {doc_id: row for row, doc_id in enumerate(candidates.documents)}
         depth = max(map(len, candidates.found.values()))
-        lists = np.zeros((len(queries), depth, form.passage_length), np.int32)
+        lists = np.zeros((len(queries), depth, documents.shape[1]), np.int32)
         for place, some in zip(lists, candidates.found.values(), strict=True):
             place[: len(some)] = documents[[row_of[doc_id] for doc_id in some]]
         rows = {"query_ids": tokens(queries, form.query_length), "passage_ids": lists}

@@ -115,7 +115,7 @@ def _distinct(
 ) -> tuple[list[str], dict[str, np.ndarray]]:
     """Returns a name of each text of a tower, of the same tokens the same, and the ids of each name."""
     tokens = [row[f"{tower}_ids"] for row in (*rows, *extra)]
-    names = [_trim(x).tobytes().hex() for x in tokens]
+    names = [x[x != 0].tobytes().hex() for x in tokens]
     distinct = dict(zip(names, tokens, strict=True))
     ids = {row[f"{tower}_key"].tobytes() for row in rows if f"{tower}_key" in row}
     if len(distinct) == 1 < len(ids):
@@ -124,8 +124,3 @@ def _distinct(
             " would be right: does the tokenizer know their words?"
         )
     return names, distinct
-
-
-def _trim(ids: np.ndarray) -> np.ndarray:
-    """Returns ids [L] without the padding on the right."""
-    return ids[: int(np.max(np.nonzero(ids)[0], initial=-1)) + 1]

@@ -8,12 +8,11 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from jaxir.data import fingerprints
-from jaxir.data.tokenizer import pad_batch
 from jaxir.evaluation.collection import Collection, search_vectors
 from jaxir.evaluation.datasets import parse_dataset
 from jaxir.evaluation.question_sets import COLLECTIONS, read_cqadupstack
 from jaxir.evaluation.retrieval import IdenticalIds, check_depth, evaluate_run, parse_metrics
-from jaxir.evaluators.bench import Bench, State
+from jaxir.evaluators.bench import Bench, State, pad_rows
 from jaxir.evaluators.evaluator import Direction, Evaluator, Prepared
 from jaxir.simple_types import Count, checked
 
@@ -79,7 +78,7 @@ class Search(Evaluator):
 
         def tokens(texts: list[str], prompt: str, length: int) -> np.ndarray:
             ids = bench.tokenizer.encode_batch([prompt + text for text in texts], max_length=length)
-            return pad_batch(ids, length)
+            return pad_rows(ids, length)
 
         queries = tokens(collection.queries, form.query_prompt, form.query_length)
         documents = tokens(collection.documents, form.passage_prompt, form.passage_length)

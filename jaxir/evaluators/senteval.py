@@ -8,10 +8,9 @@ from typing import Annotated, Any
 import numpy as np
 
 from jaxir.data import fingerprints
-from jaxir.data.tokenizer import pad_batch
 from jaxir.evaluation.senteval import FOLDS, check_folds, scores_of, texts_of
 from jaxir.evaluation.senteval_files import read_senteval
-from jaxir.evaluators.bench import Bench, State
+from jaxir.evaluators.bench import Bench, State, pad_rows
 from jaxir.evaluators.evaluator import Evaluator, Prepared
 from jaxir.installation import require
 from jaxir.simple_types import Within, checked
@@ -54,7 +53,7 @@ class SentEval(Evaluator):
         def encode(model: Any, _: Any, batch: Any) -> Any:
             return model.unnormalized().encode(batch["ids"], tower="query")
 
-        program = bench.program(encode, {"ids": pad_batch(ids, form.query_length)})
+        program = bench.program(encode, {"ids": pad_rows(ids, form.query_length)})
 
         def measure(state: State) -> dict[str, float]:
             scores = scores_of(tasks, program.of_rows(state), folds=self.folds)

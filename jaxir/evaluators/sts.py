@@ -6,10 +6,9 @@ import dataclasses
 from typing import Literal
 
 from jaxir.data import fingerprints
-from jaxir.data.tokenizer import pad_batch
 from jaxir.evaluation.sts import scores_of, sentences_of
 from jaxir.evaluation.sts_files import read_sts
-from jaxir.evaluators.bench import Bench, State
+from jaxir.evaluators.bench import Bench, State, pad_rows
 from jaxir.evaluators.evaluator import Evaluator, Prepared
 from jaxir.simple_types import checked
 
@@ -39,7 +38,7 @@ class STS(Evaluator):
         sets, form = read_sts(self.path, "dev"), bench.form
         texts = [form.query_prompt + sentence for sentence in sentences_of(sets)]
         ids = bench.tokenizer.encode_batch(texts, max_length=form.query_length)
-        vectors_of = bench.vectors(pad_batch(ids, form.query_length), "query")
+        vectors_of = bench.vectors(pad_rows(ids, form.query_length), "query")
 
         def measure(state: State) -> dict[str, float]:
             scores = scores_of(sets, vectors_of(state))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import os
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from jaxir.errors import UserError
 from jaxir.evaluation.datasets import parse_dataset
 from jaxir.experiments import inputs
 from jaxir.experiments.methods import Method, Stage, parse_method
-from jaxir.installation import find_recipe
+from jaxir.installation import find_recipe, missing_recipe
 
 RESULT = "test.json"
 # What a first stage starts from, in gin/models; a later one starts from the stage before.
@@ -196,7 +197,7 @@ def plan_cells(
     files += [file for variant in axes.variants for file in variant.gin_files]
     for file in [*files, *map(model_file, axes.models)]:
         if find_recipe(file) is None:
-            raise UserError(f"gin file {file} does not exist")
+            raise UserError(missing_recipe(file))
 
     def trained(seed: int, dataset: str, model: str, sharing: str, variant: Variant, method: Method) -> Cell:
         parts = [dataset, Path(model).stem, sharing, method.name, variant.name, f"seed{seed}"]
@@ -324,7 +325,7 @@ def gin_text(text: str) -> str:
 def parse_folder(text: str) -> tuple[str, str]:
     """Returns name and directory of a value of the axis of data sets: [NAME=][beir:]DIR."""
     name, equals, directory = text.partition("=")
-    name, directory = (name, directory) if equals else (Path(text).resolve().name, text)
+    name, directory = (name, directory) if equals else (Path(os.path.realpath(text)).name, text)
     if not directory.removeprefix("beir:"):
         raise UserError(f"{text!r} lacks a directory: a data set is written [NAME=]DIR")
     return name, directory.removeprefix("beir:")

@@ -16,7 +16,7 @@ from jaxir.data.sources import BeirFolder
 from jaxir.errors import UserError
 from jaxir.experiments import inputs, runner
 from jaxir.experiments.plan import check_bindings, gin_text, name_of, starting_from
-from jaxir.installation import find_recipe
+from jaxir.installation import find_recipe, missing_recipe
 from jaxir.locks import locked
 from jaxir.simple_types import Count, Natural, Seed, checked
 
@@ -86,7 +86,7 @@ def steps_of(settings: RoundSettings, output: Path) -> Iterator[tuple[str, list[
     check_bindings(settings.bindings, SET_BY_ROUNDS)
     for file in settings.recipe:
         if find_recipe(file) is None:
-            raise UserError(f"gin file {file} does not exist")
+            raise UserError(missing_recipe(file))
     folder = BeirFolder(settings.dataset)
     for split in ("train", settings.split):
         folder.qrels_path(split)

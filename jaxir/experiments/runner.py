@@ -22,6 +22,7 @@ from jaxir.errors import UserError
 from jaxir.experiments.plan import Cell
 from jaxir.experiments.table import read_judges, read_scores
 from jaxir.files import atomic_file
+from jaxir.interop.run_dir import checkpoint_steps
 from jaxir.json_files import read_json
 from jaxir.locks import descriptors
 from jaxir.progress import progress
@@ -250,8 +251,11 @@ def begin(directory: Path, identity: Sequence[str], inputs: Mapping[str, str]) -
 def check_begun(directory: Path, identity: Sequence[str], inputs: Mapping[str, str]) -> None:
     """Raises a UserError where a directory was begun with other commands or with files of other content.
 
-    No table must mix experiments. Of a directory of before it is not known what was read.
+    No table must mix experiments. Of a directory of before it is not known what was read. One in which
+    nothing was made, because its first command failed, may be begun with others.
     """
+    if not _has_results(directory):
+        return
     path, now = directory / COMMANDS, tuple(identity)
     before = tuple(path.read_text(encoding="utf-8").splitlines()) if path.exists() else now
     if before != now:
@@ -267,6 +271,16 @@ def check_begun(directory: Path, identity: Sequence[str], inputs: Mapping[str, s
                 f"{directory} was begun when {name} had other content; give another output_dir, or remove"
                 " that directory"
             )
+
+
+def _has_results(directory: Path) -> bool:
+    """Returns whether there is more in a directory than notes, logs and runs without a checkpoint."""
+    for place, folders, files in os.walk(directory):
+        if "run.json" in files and not checkpoint_steps(Path(place, "checkpoints")):
+            folders.clear()
+        elif any(name not in (COMMANDS, INPUTS, "log.txt") and not name.startswith(".") for name in files):
+            return True
+    return False
 
 
 def typed_runs(cells: Sequence[Cell]) -> list[Sequence[str]]:

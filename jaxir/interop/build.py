@@ -339,6 +339,10 @@ def _with_new_head(found: StoredModel, *, seed: int, where: str) -> StoredModel:
         config=made,
         params=params,
         tokenizer=found.tokenizer,
-        settings=EncoderSettings.of_pairs(found.settings.passage_max_length),
+        settings=dataclasses.replace(
+            EncoderSettings.of_pairs(found.settings.passage_max_length),
+            query_prompt=found.settings.query_prompt,
+            passage_prompt=found.settings.passage_prompt,
+        ),
         checkpoint=found.checkpoint,
     )

@@ -10,7 +10,7 @@ from jaxir.files import atomic_directory, check_new_directory, is_bucket
 from jaxir.interop import kinds, model_dir, t5x
 from jaxir.interop.huggingface import cross_encoder, hf, sentence_transformers, seq2seq
 from jaxir.interop.overrides import Overrides
-from jaxir.interop.stored import StoredModel
+from jaxir.interop.stored import EncoderSettings, StoredModel
 from jaxir.interop.t5x import optimizer as t5x_optimizer
 from jaxir.models.dual_encoder import Pooling
 
@@ -105,22 +105,35 @@ def _write(
     if kind == "seq2seq" and to == "st":
         raise UserError(f"{source} is {kinds.KINDS[kind].what}: st folders hold encoders and cross-encoders")
     if to == "hf" or kind != "dual_encoder":
-        _say_prompts(model)
+        _say_prompts(model.settings, to)
     with atomic_directory(output) as aside:
         if whole := {"cross_encoder": cross_encoder.write, "seq2seq": seq2seq.write}.get(kind):
             whole(aside, model)
+            if to == "st":
+                cross_encoder.write_prompts(aside, model.settings)
             write_all(aside)
         else:
             _write_towers(aside, model, source, to)
 
 
-def _say_prompts(model: StoredModel) -> None:
-    """Says what a folder without a place for prompts does not: whoever reads it puts none before texts."""
-    of = {"queries": model.settings.query_prompt, "passages": model.settings.passage_prompt}
-    prompts = " and ".join(f"{prompt!r} before {texts}" for texts, prompt in of.items() if prompt)
-    if prompts:
-        said = f"note: the folder does not say this model's prompts: where it is used, put {prompts}"
-        print(said, file=sys.stderr)
+def _say_prompts(settings: EncoderSettings, to: Literal["hf", "st"]) -> None:
+    """Prints which prompts a folder of format hf, or one of a cross-encoder, does not hold."""
+    before = {"queries": settings.query_prompt, "passages": settings.passage_prompt}
+    unused = settings.unused_prompts
+    if to == "st":  # of a cross-encoder, which holds all but one for passages
+        before, unused = {"passages": settings.passage_prompt}, {}
+    prompts = " and ".join(f"{prompt!r} before {texts}" for texts, prompt in before.items() if prompt)
+    parts = [f"where it is used, put {prompts}"] if prompts else []
+    if unused:
+        parts.append(f"those named {', '.join(map(repr, unused))} are left out")
+    if parts:
+        print(f"note: the folder does not say this model's prompts: {'; '.join(parts)}", file=sys.stderr)
+
+
+def say_unused_prompts(settings: EncoderSettings, to: str) -> None:
+    """Prints which named prompts of a sentence-transformers folder the format `to`, a graph, leaves out."""
+    if unused := settings.unused_prompts:
+        print(f"note: {to} leaves out the prompts named {', '.join(map(repr, unused))}", file=sys.stderr)
 
 
 def _write_towers(directory: Path, model: StoredModel, source: str, to: Literal["hf", "st"]) -> None:

@@ -92,7 +92,8 @@ def load(
         model = changes.apply(found, seed=seed, where=spec)
         if fingerprint is None or changes.change_outputs():
             fingerprint = stored.fingerprint(model)
-        return LoadedModel(stored.build(model, mesh), model.tokenizer, model.settings, fingerprint)
+        step = None if found.checkpoint is None else int(found.checkpoint.name)
+        return LoadedModel(stored.build(model, mesh), model.tokenizer, model.settings, fingerprint, step)
 
     return read_with(build, spec, tokenizer=overrides.get("tokenizer"), kind=kind)
 

@@ -1,6 +1,5 @@
 """What `jaxir.json` says of a model: its kind, what it is made of, its lengths and prompts."""
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +21,7 @@ def describe(config: ModelConfig, settings: EncoderSettings) -> dict[str, Any]:
     return {
         "kind": kinds.name_of(config),
         "model": stored.describe_config(config),
-        "settings": dataclasses.asdict(settings),
+        "settings": settings.describe(),
     }
 
 

@@ -13,6 +13,8 @@ from jaxir.models import layers
 from jaxir.models.dual_encoder import Pooling, Projection, Sharing
 from jaxir.simple_types import Count, Rate, checked
 
+PLAIN_LENGTH = 512  # tokens: a step with texts of the 8,192 that a ModernBERT can read would fit no device
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
@@ -26,8 +28,9 @@ class CommonOverrides:
         the quickest with which a step fits.
       scan_layers: whether to scan over the blocks.
       dropout_rate: of every dropout.
-      query_max_length: tokens kept of a query.
-      passage_max_length: tokens kept of a passage.
+      query_max_length: tokens kept of a query. By default as many as the model keeps, but at most
+        `PLAIN_LENGTH` from an `hf:` folder, which says what a model can read and not what it was trained for.
+      passage_max_length: tokens kept of a passage, likewise.
     """
 
     dtype: Literal["float32", "bfloat16"] | None = None
@@ -40,6 +43,9 @@ class CommonOverrides:
     def cut(self, settings: EncoderSettings) -> EncoderSettings:
         """Returns `settings` with the changes."""
         given = _given(query_max_length=self.query_max_length, passage_max_length=self.passage_max_length)
+        if getattr(self, "source", "").startswith("hf:"):
+            lengths = ("query_max_length", "passage_max_length")
+            given = {name: min(getattr(settings, name), PLAIN_LENGTH) for name in lengths} | given
         return dataclasses.replace(settings, **given)
 
     def executed(self, config: ModelConfig) -> ModelConfig:

@@ -24,7 +24,7 @@ from jaxir.features import Reads, TextFormat
 from jaxir.interop import kinds
 from jaxir.interop.kinds import ModelConfig
 from jaxir.interop.lazy import LazyArray, place, stack
-from jaxir.models import layers
+from jaxir.models import any_length, layers
 from jaxir.models.backbones import BackboneConfig, check_padding
 from jaxir.partitioning import Partitioner
 from jaxir.platforms import memory_of
@@ -52,6 +52,10 @@ class EncoderSettings:
       query_prompt: put before each query.
       passage_prompt: put before each passage.
       reads: of a cross-encoder (`features.Reads`).
+      named_prompts: the prompts by name of the sentence-transformers folder that the model came from. Texts
+        get `query_prompt` and `passage_prompt`. This and the next two let the folder be written again.
+      default_prompt_name: of that folder, a key of `named_prompts`.
+      pools_prompts: whether the pooling of that folder includes the tokens of prompts (`include_prompt`).
     """
 
     query_max_length: Count
@@ -59,6 +63,9 @@ class EncoderSettings:
     query_prompt: str = ""
     passage_prompt: str = ""
     reads: Reads = "pair"
+    named_prompts: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
+    default_prompt_name: str | None = None
+    pools_prompts: bool = True
 
     @classmethod
     def of_pairs(cls, max_length: int) -> "EncoderSettings":
@@ -70,6 +77,18 @@ class EncoderSettings:
     def of_generator(cls, source_length: int) -> "EncoderSettings":
         """Returns the settings of a generator of which only the length of its sources is known."""
         return cls(query_max_length=_OF_A_TARGET, passage_max_length=source_length)
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the fields as JSON values, without those of a folder's prompts that have their defaults."""
+        fields = dataclasses.asdict(self)
+        of_folder = {"named_prompts": {}, "default_prompt_name": None, "pools_prompts": True}
+        return {n: v for n, v in fields.items() if n not in of_folder or v != of_folder[n]}
+
+    @property
+    def unused_prompts(self) -> dict[str, str]:
+        """The named prompts that are put before neither queries nor passages."""
+        used = ("", self.query_prompt, self.passage_prompt)
+        return {name: text for name, text in self.named_prompts.items() if text not in used}
 
     @property
     def pair_max_length(self) -> int:
@@ -126,12 +145,14 @@ class LoadedModel(NamedTuple):
       tokenizer: its tokenizer.
       settings: lengths and prompts.
       fingerprint: SHA-256 (hex) of parameters, architecture and tokenizer.
+      step: the step of the checkpoint that was loaded, of a training run; None of other models.
     """
 
     model: Any
     tokenizer: Tokenizer
     settings: EncoderSettings
     fingerprint: str
+    step: int | None = None
 
     def __repr__(self) -> str:
         return f"LoadedModel({self.model!r}, {self.settings}, {self.fingerprint[:12]})"
@@ -297,6 +318,7 @@ def initialize(config: ModelConfig, *, seed: int, partitioner: Partitioner | Non
     shardings = None if partitioner is None else layers.param_shardings(abstract, partitioner)
     model = nnx.merge(graphdef, jax.jit(make, out_shardings=shardings)())
     check_padding(model, partitioner)
+    any_length.warn(model)
     return model
 
 

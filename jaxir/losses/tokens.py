@@ -9,6 +9,8 @@ import jax.numpy as jnp
 from beartype import beartype
 from jaxtyping import Array, Bool, Float, Float32, Int32, jaxtyped
 
+from jaxir.features import PADDING_TOKEN
+
 
 @jaxtyped(typechecker=beartype)
 def token_cross_entropy(
@@ -73,9 +75,10 @@ def token_losses(
     Args:
       hidden: [B, T, E], h.
       table: [V, E], W, a vector for each token.
-      targets: [B, T], the token that is right at each place.
+      targets: [B, T], the token that is right at each place; `features.PADDING_TOKEN` is token 0.
       bias: [V], added to the logits; None: nothing is.
     """
+    targets = jnp.where(targets == PADDING_TOKEN, 0, targets)
 
     @jax.checkpoint
     def of_tokens(hidden: jax.Array, table: jax.Array, bias: jax.Array | None) -> tuple[jax.Array, jax.Array]:

@@ -100,6 +100,10 @@ class Encoder(nnx.Module):
         """What maps ids to vectors."""
         return operator.attrgetter(self.config.token_table)(self)
 
+    def is_pooled(self, ids: jax.Array) -> jax.Array:
+        """Returns which tokens of texts [B, L] pooling reads, bool [B, L]: all but padding."""
+        return ids != 0
+
     @jaxtyped(typechecker=beartype)
     def __call__(
         self,
@@ -111,7 +115,8 @@ class Encoder(nnx.Module):
         """Encodes token ids.
 
         Args:
-          ids: [B, L], 0 is padding, on the right.
+          ids: [B, L], 0 is padding, on the right. A padding token that a text spells out is
+            `features.PADDING_TOKEN`: `layers.Embedding` reads row 0 for it.
           key: key of dropout; None turns it off.
           edit: changes what the first block reads; None: nothing does.
 

@@ -16,6 +16,7 @@ from beartype import beartype
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key, jaxtyped
 
+from jaxir.features import PADDING_TOKEN
 from jaxir.models import activations, layers
 from jaxir.models.attention import Attention
 from jaxir.models.backbones import BackboneConfig, Edit, Encoder, edited, register
@@ -154,9 +155,9 @@ class BertConfig(BackboneConfig):
       num_heads: heads of attention, each of E / num_heads dimensions.
       mlp_dim: units of the feed-forward layer.
       max_positions: the longest input, in tokens.
-      reserved_positions: rows after the last position that nothing reads. RoBERTa counts positions from its
-        padding id + 1 = 2; conversion moves the two rows before that to the end, so that positions start at 0
-        and nothing is lost.
+      reserved_positions: rows after the last position. RoBERTa counts positions from its padding id + 1 = 2;
+        conversion moves the two rows before that to the end, so that positions start at 0. Only a padding
+        token that a text spells out reads one of them, the last.
       num_token_types: rows of the token type table, of which the first is read unless types are given; 0 for
         no table.
       layer_norm_epsilon: epsilon of every norm.
@@ -313,13 +314,25 @@ class _Embeddings(nnx.Module):
         if ids.shape[1] > self.config.max_positions:
             limit = self.config.max_positions
             raise ValueError(f"input of {ids.shape[1]} tokens is longer than the model's {limit} positions")
-        x = self.token(ids) + self.position(jnp.arange(ids.shape[1]))[None]
+        x = self.token(ids) + self._positions(ids)
         if self.token_type is not None:
             x += self.token_type(jnp.zeros((1, 1), jnp.int32) if token_types is None else token_types)
         elif token_types is not None:
             raise ValueError("token types were given to an encoder that has no table of them")
         x = layers.dropout(self.norm(x), self.config.dropout_rate, key)
         return layers.constrain_activation(x)
+
+    def _positions(self, ids: jax.Array) -> jax.Array:
+        """Returns the vectors of positions, [1 or B, L, E].
+
+        RoBERTa gives a padding token that a text spells out its last reserved row and does not count it:
+        `create_position_ids_from_input_ids` of transformers.
+        """
+        if not self.config.reserved_positions:
+            return self.position(jnp.arange(ids.shape[1]))[None]
+        counted = ids != PADDING_TOKEN
+        last = self.config.max_positions + self.config.reserved_positions - 1
+        return self.position(jnp.where(counted, jnp.cumsum(counted, axis=1, dtype=jnp.int32) - 1, last))
 
 
 class _Block(nnx.Module):

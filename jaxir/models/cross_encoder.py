@@ -160,9 +160,7 @@ def join(
     elif separator != "own":
         passage_ids = passage_ids.at[:, 0].set(separator)
     length = query_ids.shape[1] + passage_ids.shape[1]
-    # Behind the last token, not their number: padding may be spelt out within a text.
-    behind_each = jnp.arange(1, query_ids.shape[1] + 1, dtype=jnp.int32)[None]
-    ends = jnp.where(query_ids != 0, behind_each, 0).max(1, keepdims=True)
+    ends = (query_ids != 0).sum(1, keepdims=True, dtype=jnp.int32)
     places = jnp.arange(length, dtype=jnp.int32)[None]
     behind = places >= ends
 

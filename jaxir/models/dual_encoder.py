@@ -184,7 +184,8 @@ class DualEncoderModel(nnx.Module):
             hidden = self._hidden(encoder, [texts[i][0] for i in at], [texts[i][2] for i in at], *more)
             found |= dict(zip(at, hidden, strict=True))
         return [
-            (self._embedding(found[i][0], ids, tower), found[i][1]) for i, (ids, tower, _) in enumerate(texts)
+            (self._embedding(found[i][0], self.encoder_of(tower).is_pooled(ids), tower), found[i][1])
+            for i, (ids, tower, _) in enumerate(texts)
         ]
 
     def _hidden(self, encoder: Encoder, *args: Any) -> list[tuple[jax.Array, jax.Array]]:
@@ -194,9 +195,9 @@ class DualEncoderModel(nnx.Module):
         pairs = encoder.layer_and_last(*args, layer=EARLY_LAYERS[self.config.pooling])
         return [((early.astype(jnp.float32) + last.astype(jnp.float32)) / 2, last) for early, last in pairs]
 
-    def _embedding(self, hidden: jax.Array, ids: jax.Array, tower: Tower) -> jax.Array:
+    def _embedding(self, hidden: jax.Array, mask: jax.Array, tower: Tower) -> jax.Array:
         config = self.config
-        x = constrain(pool(hidden, ids != 0, how=config.pooling), ("batch", "activation_embed"))
+        x = constrain(pool(hidden, mask, how=config.pooling), ("batch", "activation_embed"))
         if config.projection is not None:
             x = getattr(self, f"{tower}_projection" if config.sharing == "ade" else "projection")(x)
             x = jnp.tanh(x) if config.projection.activation == "tanh" else x

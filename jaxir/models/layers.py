@@ -17,6 +17,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, jaxtyped
 
 from jaxir import cpu
+from jaxir.features import PADDING_TOKEN
 from jaxir.models import place_hash
 from jaxir.partitioning import GATHERED, Partitioner, constrain, gather_weight, in_force, look_up
 
@@ -240,8 +241,13 @@ class Embedding(nnx.Module):
 
     @jaxtyped(typechecker=beartype)
     def __call__(self, ids: Int[Array, "*shape"]) -> Float[Array, "*shape E"]:
-        """Looks up ids [...]; an id outside the table gives NaN, which no later step can hide."""
-        return look_up(self.embedding[...], ids, self.embedding.get_metadata()["logical_axes"], self.dtype)
+        """Looks up ids [...]; an id outside the table gives NaN, which no later step can hide.
+
+        In a table of tokens (axis "vocab") `features.PADDING_TOKEN` reads row 0.
+        """
+        axes = self.embedding.get_metadata()["logical_axes"]
+        rows = table_rows(ids) if axes[0] == "vocab" else ids
+        return look_up(self.embedding[...], rows, axes, self.dtype)
 
     def together(self, ids: Sequence[jax.Array]) -> list[jax.Array]:
         """Looks up batches of ids [B, L]: their gradients are added up before they travel."""
@@ -255,6 +261,11 @@ class Embedding(nnx.Module):
         ends = np.cumsum([batch.shape[1] for batch in wide])[:-1]
         found = jnp.split(self(jnp.concatenate(wide, axis=1)), ends, axis=1)
         return [x.reshape(*batch.shape, -1) for x, batch in zip(found, ids, strict=True)]
+
+
+def table_rows(ids: jax.Array) -> jax.Array:
+    """Returns the row of the token table that each of `ids` [...] reads: row 0 for a text's padding token."""
+    return jnp.where(ids == PADDING_TOKEN, 0, ids)
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None, *, same_along: int | None = None) -> jax.Array:

@@ -64,6 +64,10 @@ class WordVectors(Encoder):
             rngs=rngs,
         )
 
+    def is_pooled(self, ids: jax.Array) -> jax.Array:
+        """Returns which tokens of texts [B, L] are words of the table, bool [B, L]."""
+        return ids > 0
+
     def together(
         self,
         ids: Sequence[jax.Array],

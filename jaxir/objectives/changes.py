@@ -12,7 +12,7 @@ from jaxtyping import Array, Int32, Key, jaxtyped
 from jaxir.objectives.masking import choose_tokens, close_gaps, most_chosen
 
 Kind = Literal["replace", "insert", "delete"]
-NEW = -1  # no token's id
+NEW = -2  # the id of no token, not even of features.PADDING_TOKEN
 
 
 class Change(NamedTuple):

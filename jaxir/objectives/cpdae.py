@@ -160,7 +160,7 @@ class WordsAndTokens(nnx.Module):
 
 def words_of(ids: jax.Array, vocab_size: int) -> jax.Array:
     """Returns bool [B, V]: which words texts [B, L] have, but for what stands at both ends."""
-    places = jnp.where(is_word(ids), ids, vocab_size)  # beyond the last: dropped
+    places = jnp.where(is_word(ids), layers.table_rows(ids), vocab_size)  # beyond the last: dropped
     none = jnp.zeros((vocab_size,), bool)
     found = jax.vmap(lambda row: none.at[row].set(True, mode="drop"))(places)
     return constrain(found, ("batch", "vocab"))

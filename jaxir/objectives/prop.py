@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 
 from jaxir.errors import UserError
-from jaxir.features import Features, TextFormat, Tokens
+from jaxir.features import PADDING_TOKEN, Features, TextFormat, Tokens
 from jaxir.losses.tokens import over_tokens
 from jaxir.models import layers
 from jaxir.objectives.gradient_cache import embed_in_chunks
@@ -148,7 +148,7 @@ class PROP(Objective):
 
         # The smoothed model draws one of the document's places or, with mu's weight, a word of the corpus.
         cumulative = jnp.cumsum(p * kept)
-        weights = jnp.where(own, kept[ids], 0.0)
+        weights = jnp.where(own, kept[layers.table_rows(ids)], 0.0)
         weights = jnp.concatenate([weights, jnp.broadcast_to(mu * cumulative[-1], (rows, 1))], axis=1)
         shape = (rows, 2, self.most_words)
         place = jax.random.categorical(of_place, jnp.log(weights)[:, None, None], shape=shape)
@@ -156,11 +156,12 @@ class PROP(Objective):
         levels = jnp.minimum(jax.random.uniform(of_corpus, shape) * cumulative[-1], below)
         any_word = jnp.searchsorted(cumulative, levels, side="right").astype(jnp.int32)
         own_word = jnp.take_along_axis(ids[:, None], jnp.minimum(place, length - 1).astype(jnp.int32), axis=2)
+        any_word = jnp.where(any_word == 0, PADDING_TOKEN, any_word)
         words = jnp.where(place == length, any_word, own_word)
 
         count = ((words[..., None] == ids[:, None, None]) & own[:, None, None]).sum(-1, dtype=jnp.float32)
         of_document = own.sum(1, dtype=jnp.float32)[:, None, None]
-        log_p = jnp.log((count + mu * p[words]) / (of_document + mu))
+        log_p = jnp.log((count + mu * p[layers.table_rows(words)]) / (of_document + mu))
         inside = jnp.arange(self.most_words)[None] < size[:, None]
         total = jnp.where(inside[:, None], log_p, 0.0).sum(-1)
 

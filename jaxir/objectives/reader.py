@@ -59,4 +59,4 @@ class FusionInDecoder(Objective):
 
         ids = {name: batch[name] for name in ("source_ids", "target_ids")}
         losses, hits = embed_in_chunks(read, ids, key, chunks=self.chunks)
-        return over_tokens(losses, hits, ids["target_ids"] != 0)
+        return over_tokens(losses, hits, ids["target_ids"] > 0)

@@ -56,4 +56,4 @@ class Seq2Seq(Objective):
         """Returns the loss of the batch and its metrics, float32 []."""
         targets = batch["target_ids"]
         hidden = model.predict(batch["source_ids"], targets, key=key)
-        return token_cross_entropy(hidden, model.output_table, targets, targets != 0)
+        return token_cross_entropy(hidden, model.output_table, targets, targets > 0)

@@ -5,21 +5,22 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 
-from jaxir.costs.targets import Target
+from jaxir.costs.chips import CHIPS, SLICES
+from jaxir.costs.targets import Target, parse
 from jaxir.errors import UserError
 from jaxir.models.layers import POLICIES, Remat
 from jaxir.partitioning import MESH_AXES, MeshConfig, Partitioner
+from jaxir.planning.typed import MACROS
 
-GIB = 2**30
 # Where the arithmetic says that this share of the memory is used, a change counts as one that fits.
 _ROOM = 0.92
-# What the shipped recipes call the axes of the mesh (gin/runs/samtone_paper.gin).
-MACROS = {"slices": "SLICES", "data": "MESH_DATA", "fsdp": "FSDP", "tensor": "TENSOR"}
+# The most changes that are offered, and that are worked out by their shapes (a second each).
+_OFFERED, _CHECKED = 4, 24
 
 
 class Setting(NamedTuple):
@@ -42,10 +43,10 @@ class Setting(NamedTuple):
         policies = [False, *POLICIES]
         return [p for p in policies[policies.index(self.remat) + 1 :] if p != "weights"]
 
-    def changes(self, other: Setting) -> list[str]:
-        """Returns what differs in `self` from `other`, as a user would say it."""
+    def changes(self, other: Setting) -> dict[str, Any]:
+        """Returns the values of `self` that differ from those of `other`, by name."""
         pairs = zip(self._fields, self, other, strict=True)
-        return [f"{name}={new}" for name, new, old in pairs if new != old]
+        return {name: new for name, new, old in pairs if new != old}
 
 
 class Costs(NamedTuple):
@@ -56,12 +57,15 @@ class Costs(NamedTuple):
       activations: kept for the backward pass, by what is recomputed.
       rest: work space, which goes with the rows of a chunk.
       fixed: what no change here makes smaller.
+      worked: what a setting needs on these chips beside state, gradients and `fixed`, by its shapes: slower,
+        but not in proportion to the rows where the loss is not. None: as `of` has it.
     """
 
     state: float
     activations: Mapping[Remat, float]
     rest: float
     fixed: float
+    worked: Callable[[Setting], float] | None = None
 
     def of(self, new: Setting, old: Setting, chips: float = 1.0) -> float:
         """Returns the bytes that a setting is thought to need, on `chips` times as many chips."""
@@ -69,41 +73,113 @@ class Costs(NamedTuple):
         of_rows = (self.activations[new.remat] + self.rest) * rows
         return self.state * old.fsdp / new.fsdp + of_rows + self.fixed
 
+    def checked(self, new: Setting, old: Setting, chips: float = 1.0) -> float:
+        """Returns the same by `worked`."""
+        if self.worked is None:
+            return self.of(new, old, chips)
+        return self.state * old.fsdp / new.fsdp + self.worked(new) / chips + self.fixed
+
+
+class Change(NamedTuple):
+    """Something to change.
+
+    Attributes:
+      words: for the reader.
+      settings: by name, with the values to give them; axes of the mesh and "topology" are among the names.
+      size: bytes that each chip is thought to need then.
+    """
+
+    words: str
+    settings: dict[str, Any]
+    size: float
+
 
 def suggest(
-    setting: Setting, costs: Costs, *, limit: float, target: Target, fsdp: Sequence[int], divisor: int
-) -> list[str]:
-    """Returns lines of advice, the smallest changes first.
+    setting: Setting,
+    costs: Costs,
+    *,
+    limit: float,
+    target: Target,
+    mesh: MeshConfig,
+    fsdp: Sequence[int],
+    divisor: int,
+    can: Collection[str],
+) -> list[Change]:
+    """Returns changes, the smallest first; none if no change is thought to be enough.
 
     Args:
       setting: of the run that does not fit.
       costs: of it.
       limit: bytes that each chip has.
       target: the chips.
-      fsdp: sizes of the axis that the mesh allows.
+      mesh: as it was asked for.
+      fsdp: sizes of the axis that the mesh and the model allow.
       divisor: that the rows of a chunk must be a multiple of.
+      can: names of the settings that can be changed.
     """
-    found: list[tuple[float, set[str], str]] = []
-    for candidate in _candidates(setting, fsdp, divisor):
-        wanted = costs.of(candidate, setting)
-        changed = {n for n, a, b in zip(Setting._fields, candidate, setting, strict=True) if a != b}
+    found: list[Change] = []
+    left = _CHECKED
+    for candidate in _candidates(setting, fsdp, divisor, can):
+        changes = candidate.changes(setting)
         # More of what an earlier line already asks for is no news.
-        if wanted > _ROOM * limit or any(other <= changed for _, other, _ in found):
+        if any(other.settings.keys() <= changes.keys() for other in found):
             continue
-        found.append((wanted, changed, ", ".join(candidate.changes(setting))))
-    lines = [f"{words} (about {wanted / GIB:.1f} GiB on each chip)" for wanted, _, words in found[:4]]
-    for larger, remat in itertools.product(target.larger(), (setting.remat, *setting.recomputing_more())):
+        if costs.of(candidate, setting) > _ROOM * limit:
+            continue
+        left -= 1
+        if (size := costs.checked(candidate, setting)) <= _ROOM * limit:
+            found.append(Change(_words(changes), changes, size))
+        if not left or len(found) == _OFFERED:
+            break
+    found = [_on(change, mesh, target) for change in found]
+    ways = (setting.remat, *(setting.recomputing_more() if "remat" in can else ()))
+    for larger, remat in itertools.product(target.larger() if "fsdp" in can else (), ways):
         times = larger.count // target.count
         candidate = setting._replace(fsdp=setting.fsdp * times, remat=remat)
-        wanted = costs.of(candidate, setting, times)
-        if wanted <= _ROOM * limit and (setting.batch_size // setting.chunks) % (divisor * times) == 0:
+        size = costs.of(candidate, setting, times)
+        if size <= _ROOM * limit:
+            size = costs.checked(candidate, setting, times)
+        if size <= _ROOM * limit and (setting.batch_size // setting.chunks) % (divisor * times) == 0:
             what = "a slice of " if larger.chip.kind == "tpu" else ""
-            lines.append(
-                f"{what}{larger.count} chips, --topology={larger.name}, with"
-                f" {', '.join(candidate.changes(setting))} (about {wanted / GIB:.1f} GiB on each chip)"
-            )
+            words = f"{what}{larger.count} chips, {_words(candidate.changes(setting))}"
+            change = Change(words, {"topology": larger.name} | candidate.changes(setting), size)
+            found.append(_on(change, mesh, larger))
             break
-    return lines or ["a chip with more memory: no change of these is thought to be enough"]
+    if not found:
+        found = list(_on_larger_chips(setting, costs, target, mesh, ways))[:1]
+    return [change for change in found if change.settings.keys() <= set(can)]
+
+
+def _words(changes: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in changes.items())
+
+
+def _on(change: Change, mesh: MeshConfig, target: Target) -> Change:
+    """Returns a change with what else of the mesh must change for it to fit the target."""
+    wanted = dataclasses.replace(mesh, fsdp=change.settings.get("fsdp", mesh.fsdp))
+    return change._replace(settings=change.settings | mesh_changes(wanted, target))
+
+
+def _on_larger_chips(
+    setting: Setting, costs: Costs, target: Target, mesh: MeshConfig, ways: Sequence[Remat]
+) -> Iterator[Change]:
+    """Yields changes to as many chips of a kind that has more memory, the smallest first."""
+    for chip in sorted(CHIPS.values(), key=lambda chip: chip.memory):
+        if chip.kind != target.chip.kind or chip.memory <= target.chip.memory:
+            continue
+        names = [f"gpu:{target.count}x{chip.name}"]
+        if chip.kind == "tpu":
+            names = [f"{chip.name}:{shape}" for shape in SLICES[chip.name]]
+        same = [other for other in map(parse, names) if other.count == target.count]
+        for other, remat in itertools.product(same, ways):
+            candidate = setting._replace(remat=remat)
+            if (size := costs.checked(candidate, setting)) <= _ROOM * chip.memory:
+                changes = candidate.changes(setting)
+                words = ", ".join(
+                    [f"{other.count} {chip.name} chips", *([_words(changes)] if changes else [])]
+                )
+                settings = {"topology": other.name, "prices": None} | changes  # prices are of the chips typed
+                yield _on(Change(words, settings, size), mesh, other)
 
 
 def build_mesh(mesh: MeshConfig, devices: Sequence[jax.Device], target: Target) -> Partitioner:
@@ -140,7 +216,9 @@ def mesh_changes(mesh: MeshConfig, target: Target) -> dict[str, int]:
     return {axis: size for axis, size in wanted.items() if size != getattr(mesh, axis)}
 
 
-def _candidates(setting: Setting, fsdp: Sequence[int], divisor: int) -> Iterator[Setting]:
+def _candidates(
+    setting: Setting, fsdp: Sequence[int], divisor: int, can: Collection[str]
+) -> Iterator[Setting]:
     """Yields settings with one change, then two, and so on; of one kind, the smallest change first."""
     rows = setting.batch_size // divisor
     parts = [n for n in (1, 2, 4, 8, 16, 32, 64) if n <= rows and rows % n == 0]
@@ -150,6 +228,7 @@ def _candidates(setting: Setting, fsdp: Sequence[int], divisor: int) -> Iterator
         "chunks": [n for n in parts if n > setting.chunks],
         "batch_size": [setting.batch_size // n for n in parts[1:] if rows % (n * setting.chunks) == 0],
     }
+    options = {name: values for name, values in options.items() if name in can}
     for count in range(1, len(options) + 1):
         for names in itertools.combinations(options, count):
             for values in itertools.product(*(options[name] for name in names)):

@@ -43,16 +43,24 @@ def estimate(
     """
     backbone = config.backbone
     whole = sum(leaf.size for leaf in jax.tree.leaves(step.state.params))
-    itemsize = 2 if backbone.dtype == "bfloat16" else 4
+    itemsize = _itemsize(config)
     block = 0
     if backbone.remat:
         block = max(kept_without_remat.activations - kept.activations, 0) // backbone.num_layers
-    gathered = 2 * whole * itemsize // max(1, backbone.num_layers)
-    temporaries = kept.gradients + kept.activations + block + gathered
+    temporaries = kept.gradients + kept.activations + block + gathered_weights(config, whole)
     passes = 3 + (backbone.remat is True) + (chunks > 1)
     activations = chunks * (kept_without_remat.activations + kept.activations)
     traffic = 2 * (bytes_of(step.state) + kept.gradients + activations) + chunks * passes * whole * itemsize
     return Estimate(temporaries, traffic)
+
+
+def gathered_weights(config: DualEncoderConfig, parameters: int) -> int:
+    """Returns the bytes of the weights of two blocks, of a model with so many parameters."""
+    return 2 * parameters * _itemsize(config) // max(1, config.backbone.num_layers)
+
+
+def _itemsize(config: DualEncoderConfig) -> int:
+    return 2 if config.backbone.dtype == "bfloat16" else 4
 
 
 def partition(step: Step) -> Program | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import jax
@@ -12,8 +13,9 @@ from flax import nnx
 
 from jaxir.compile_cache import keep_no_more_programs
 from jaxir.costs import collectives, roofline, targets, work
+from jaxir.costs.chips import SLICES
 from jaxir.costs.roofline import Roofline
-from jaxir.costs.targets import Target
+from jaxir.costs.targets import TPUS, Target, parse
 from jaxir.errors import UserError
 from jaxir.interop import stored
 from jaxir.models.decoding import Decoding
@@ -21,8 +23,14 @@ from jaxir.models.layers import param_shardings
 from jaxir.models.seq2seq import Seq2SeqConfig
 from jaxir.partitioning import MeshConfig, Partitioner
 from jaxir.planning import advice, architecture, devices
+from jaxir.planning.prices import read as read_prices
 from jaxir.planning.program import Compiled, Step, bytes_of, compile_step
-from jaxir.planning.report import duration, gib, si
+from jaxir.planning.report import duration, gib, money, si, span
+from jaxir.planning.typed import Command
+
+FLAGS = {name: (f"--{name}",) for name in ("topology", "batch_tokens", "dtype", "prices")}
+# The share of the memory that advice fills: memory shrinks by less than the texts of a batch.
+_ROOM = 0.75
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,6 +59,7 @@ class DecodingPlan(NamedTuple):
     Attributes:
       target: the chips.
       model: what writes, in words.
+      dtype: of the matrix products.
       batch: what is read and written.
       parameters: bytes of the model on each chip.
       compiled: the program; its memory.
@@ -62,6 +71,7 @@ class DecodingPlan(NamedTuple):
 
     target: Target
     model: str
+    dtype: str
     batch: Batch
     parameters: int
     compiled: Compiled
@@ -69,6 +79,16 @@ class DecodingPlan(NamedTuple):
     sent: float
     roofline: Roofline | None
     seconds: float
+
+    @property
+    def limit(self) -> int:
+        """Bytes of memory on each chip."""
+        return self.compiled.limit or int(self.target.chip.memory)
+
+    @property
+    def short_by(self) -> int:
+        """Bytes that are missing on each chip, 0 where it fits."""
+        return self.compiled.short_by or max(self.compiled.size - self.limit, 0)
 
 
 def run(
@@ -79,8 +99,10 @@ def run(
     batch_tokens: int,
     max_length: int | None = None,
     dtype: Literal["float32", "bfloat16"] = "bfloat16",
+    prices: Sequence[str] | None = None,
+    words: Sequence[str] = ("python", "-m", "jaxir.expand", "plan"),
 ) -> int:
-    """Prints the plan of generation; returns 0 if it fits, else 1.
+    """Prints the plan of generation, first of all whether it fits; returns 0 if it does, else 1.
 
     Reads no weights. It must be the first to use JAX in its process.
 
@@ -91,6 +113,8 @@ def run(
       batch_tokens: tokens of the texts of a batch on each chip.
       max_length: tokens of each text; None: as many as the model keeps.
       dtype: type of the matrix products.
+      prices: of a chip and hour, such as "v5e=1.2"; None: what texts cost is not said.
+      words: what was typed, which advice changes.
 
     Raises:
       UserError: no such machine or model, or no TPU compiler.
@@ -98,6 +122,7 @@ def run(
     target = targets.parse(topology)
     if target.chip.kind != "tpu":
         raise UserError(f"--topology={topology}: generation is planned for TPUs, whose compiler is at hand")
+    priced = read_prices(prices, [target])
     found = devices.get(target)
     config, settings = architecture.describe_generator(source)
     config = stored.replace_backbone(config, dtype=dtype)
@@ -106,8 +131,8 @@ def run(
     length = max_length or settings.passage_max_length
     batch = Batch(texts=target.count * max(1, batch_tokens // length), length=length, how=how)
     plan = make(target, config, batch, partitioner)
-    print("\n".join(_lines(plan)))
-    return int(plan.compiled.short_by > 0)
+    print("\n".join([*_verdict(plan, priced, Command(words, FLAGS)), "", *_lines(plan)]))
+    return int(plan.short_by > 0)
 
 
 def make(target: Target, config: Seq2SeqConfig, batch: Batch, partitioner: Partitioner) -> DecodingPlan:
@@ -128,7 +153,8 @@ def make(target: Target, config: Seq2SeqConfig, batch: Batch, partitioner: Parti
         times = roofline.estimate(done, speaking, target, list(partitioner.mesh.devices.flat))
     parameters = bytes_of(step.state)
     model = f"{config.summary}, {_count(step) / 1e6:,.0f} M parameters; {config.backbone.dtype}"
-    return DecodingPlan(target, model, batch, parameters, compiled, done, sent, times, seconds)
+    dtype = config.backbone.dtype
+    return DecodingPlan(target, model, dtype, batch, parameters, compiled, done, sent, times, seconds)
 
 
 def _step(config: Seq2SeqConfig, batch: Batch, partitioner: Partitioner) -> Step:
@@ -151,9 +177,41 @@ def _count(step: Step) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(step.state))
 
 
+def _verdict(plan: DecodingPlan, prices: Mapping[str, float] | None, command: Command) -> Iterator[str]:
+    compiled, limit = plan.compiled, plan.limit
+    if plan.short_by:
+        yield f"does not fit: {gib(plan.short_by)} GiB are missing on each chip"
+        changes = []
+        # More chips do not help: each has all parameters, and at least a text of the batch.
+        left = (_ROOM * limit - plan.parameters) / max(compiled.size - plan.parameters, 1)
+        if (fewer := int(left * plan.batch.texts / plan.target.count)) > 0:
+            changes.append({"batch_tokens": fewer * plan.batch.length})
+        if plan.dtype != "bfloat16":
+            changes.append({"dtype": "bfloat16"})
+        shapes = [parse(f"{name}:{shape}") for name in TPUS for shape in SLICES[name]]
+        same = [s for s in shapes if s.count == plan.target.count and _ROOM * s.chip.memory > compiled.size]
+        changes += [
+            {"topology": s.name, "prices": None} for s in sorted(same, key=lambda s: s.chip.memory)[:1]
+        ]
+        yield "try one of these:" if changes else "no chip that is known has as much memory"
+        yield from (f"  {command.changed(change)}" for change in changes)
+        return
+    share = f"{compiled.size / limit:.0%}"
+    yield f"fits: {gib(compiled.size)} of {gib(limit)} GiB on each chip ({share})"
+    if plan.roofline is not None:
+        yield f"a million texts at full speed: {_of_many(plan, prices)}"
+
+
+def _of_many(plan: DecodingPlan, prices: Mapping[str, float] | None) -> str:
+    """Returns how long a million texts take, and what they cost."""
+    batches = 1_000_000 / plan.batch.texts
+    times = [batches * seconds for seconds in (plan.roofline.overlapped, plan.roofline.in_turn)]
+    costs = "" if prices is None else f", costs {span(*(money(t, plan.target, prices) for t in times))}"
+    return span(*map(duration, times)) + costs
+
+
 def _lines(plan: DecodingPlan) -> list[str]:
     compiled, batch, how = plan.compiled, plan.batch, plan.batch.how
-    limit = compiled.limit or int(plan.target.chip.memory)
     rows = {
         "parameters, float32": plan.parameters,
         "token ids": compiled.held - plan.parameters,
@@ -170,7 +228,7 @@ def _lines(plan: DecodingPlan) -> list[str]:
         f"  batch     {batch.texts} texts of {batch.length} tokens, {written}",
         f"  source    generation, compiled by {compiler}; no output ends sooner",
         "",
-        f"memory on each chip, GiB (of {gib(limit)})",
+        f"memory on each chip, GiB (of {gib(plan.limit)})",
         *(f"  {name:<38}{gib(size):>10}" for name, size in rows.items()),
     ]
     if plan.done is not None and plan.roofline is not None:
@@ -184,8 +242,4 @@ def _lines(plan: DecodingPlan) -> list[str]:
             rate = f"{batch.tokens / seconds:,.0f} tokens/s, {batch.texts / seconds:,.0f} texts/s"
             lines += [f"  {name:<22}{duration(seconds):>12} a batch: {rate}"]
         lines += [f"  bound by {times.bound}"]
-    if compiled.short_by:
-        short = f"does not fit: {gib(compiled.short_by)} GiB are missing on each chip"
-        return [*lines, "", f"{short}; try a lower --batch_tokens or --dtype=bfloat16"]
-    share = f"{compiled.size / limit:.0%}"
-    return [*lines, "", f"fits: {gib(compiled.size)} of {gib(limit)} GiB on each chip ({share})"]
+    return lines

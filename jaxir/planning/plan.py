@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Sequence
@@ -29,6 +30,7 @@ from jaxir.planning import (
     arithmetic,
     devices,
 )
+from jaxir.planning.prices import read as read_prices
 from jaxir.planning.program import (
     Compiled,
     Planned,
@@ -39,19 +41,24 @@ from jaxir.planning.program import (
     compiler_settings,
     make_step,
 )
-from jaxir.planning.report import Memory, Plan, render
+from jaxir.planning.report import Memory, Plan, gib, render
+from jaxir.planning.typed import OF_RECIPES, Command
 from jaxir.training.memory import fit
 from jaxir.training.recipe import Recipe
 
 
-def run(text: str, recipe: Recipe) -> int:
-    """Prints the plan of a run; returns 0 if it fits, else 1.
+def run(
+    text: str, recipe: Recipe, *, prices: Sequence[str] | None = None, command: Command = OF_RECIPES
+) -> int:
+    """Prints the plan of a run, first of all whether it fits; returns 0 if it does, else 1.
 
     Reads neither data nor weights, and needs no network. It must be the first to use JAX in its process.
 
     Args:
       text: the machine, such as "v5p:4x4x4" or "gpu:8xh100".
       recipe: what would be trained.
+      prices: of a chip and hour, such as "v5p=4.2"; None: what the run costs is not said.
+      command: what was typed, which advice changes.
 
     Raises:
       UserError: no such machine, settings that fit neither it nor each other, or no TPU compiler.
@@ -59,10 +66,11 @@ def run(text: str, recipe: Recipe) -> int:
     if "," in text:
         raise UserError(f"--topology={text}: several machines are compared with --search")
     target = targets.parse(text)
+    priced = read_prices(prices, [target])
     planned = prepare(recipe, target, devices.get(target))
     planned.recipe.check_batch(planned.partitioner)
-    plan = make(target, planned)
-    print(render(plan))
+    plan = make(target, planned, command)
+    print(render(plan, priced))
     return 0 if plan.fits else 1
 
 
@@ -102,8 +110,8 @@ class _Tried(NamedTuple):
     done: work.Work | None
 
 
-def make(target: Target, planned: Planned) -> Plan:
-    """Makes the plan of a run on `target`, whose chips are those of the partitioner.
+def make(target: Target, planned: Planned, command: Command = OF_RECIPES) -> Plan:
+    """Makes the plan of a run on `target`, whose chips are those of the partitioner; see `run`.
 
     Raises:
       UserError: chunks="auto" or remat="auto", and none fits.
@@ -152,12 +160,13 @@ def make(target: Target, planned: Planned) -> Plan:
         planned.chunks,
         batch_size,
     )
+    count = sum(leaf.size for leaf in jax.tree.leaves(step.state.params))
     return Plan(
         target=target,
         compiled=target.chip.kind == "tpu",
         mesh=dict(partitioner.mesh.shape),
         model=_describe(planned, step),
-        num_parameters=sum(leaf.size for leaf in jax.tree.leaves(step.state.params)),
+        num_parameters=count,
         batch=_describe_batch(planned),
         memory=memory,
         limit=limit,
@@ -175,7 +184,7 @@ def make(target: Target, planned: Planned) -> Plan:
             *warn_of_whole_gradients(found, step.state.params),
             *_uncounted(program),
         ],
-        advice=_advise(setting, memory, kept, limit, target, planned) if short_by else [],
+        advice=_advise(setting, memory, kept, limit, target, planned, command, count) if short_by else [],
         seconds=seconds,
         settings=compiler_settings(),
     )
@@ -287,29 +296,58 @@ def _advise(
     limit: int,
     target: Target,
     planned: Planned,
+    command: Command,
+    parameters: int,
 ) -> list[str]:
     partitioner = planned.partitioner
-    # What the compiler keeps of the activations may be less than what JAX wrote down.
+    backbone = planned.config.backbone
+
+    @functools.cache
+    def activations_of(setting: advice.Setting) -> int:
+        objective = planned.recipe.objective
+        if setting.chunks != planned.chunks:
+            objective = dataclasses.replace(objective, chunks=setting.chunks)
+        other = planned.with_chunks(objective, setting.batch_size).with_remat(setting.remat)
+        return _kept(other).activations
+
+    def worked(new: advice.Setting) -> float:
+        """Returns what JAX keeps, and what it makes again of the block that is differentiated."""
+        new = new._replace(fsdp=setting.fsdp)
+        block = activations_of(new._replace(remat=False)) - activations_of(new)
+        return activations_of(new) + max(block, 0) / backbone.num_layers
+
+    # The compiler may keep less than what JAX wrote down. Gathered weights do not go with rows.
     known = max(memory.temporaries - kept.gradients, 0)
-    activation = min(kept.activations, known)
-    kept_by = {planned.remat: activation}
-    for remat in setting.recomputing_more():
-        kept_by[remat] = min(_kept(planned.with_remat(remat)).activations, activation)
+    gathered = min(arithmetic.gathered_weights(planned.config, parameters), known)
+    known -= gathered
+    share = min(1.0, known / max(worked(setting), 1))
+    rest = max(known - worked(setting), 0)
+    ways = (setting.remat, *setting.recomputing_more())
+    kept_by = {remat: share * activations_of(setting._replace(remat=remat)) for remat in ways}
+    rows = setting.batch_size / setting.chunks
     costs = advice.Costs(
         state=memory.state + kept.gradients,
         activations=kept_by,
-        rest=known - activation,
-        fixed=memory.batch + memory.code,
+        rest=rest,
+        fixed=memory.batch + memory.code + gathered,
+        worked=lambda new: share * worked(new) + rest * new.batch_size / new.chunks / rows,
     )
     free = partitioner.mesh.shape["data"] * partitioner.mesh.shape["fsdp"]
-    return advice.suggest(
+    found = advice.suggest(
         setting,
         costs,
         limit=limit,
         target=target,
-        fsdp=[n for n in range(1, free + 1) if free % n == 0],
+        mesh=planned.recipe.mesh,
+        fsdp=[n for n in range(1, free + 1) if free % n == 0 and backbone.embed_dim % n == 0],
         divisor=partitioner.batch_divisor(),
+        can=command.settings,
     )
+    lines = []
+    for change in found:
+        lines.append(f"{change.words} (about {gib(change.size)} GiB on each chip):")
+        lines.append(f"  {command.changed(change.settings)}")
+    return lines
 
 
 def _describe(planned: Planned, step: Step) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from jaxir.costs.collectives import Collective
@@ -12,6 +12,7 @@ from jaxir.costs.overlap import Overlap
 from jaxir.costs.roofline import Roofline
 from jaxir.costs.targets import Target
 from jaxir.costs.work import Work
+from jaxir.planning.prices import cost
 from jaxir.planning.program import CompilerSettings
 
 GIB = 2**30
@@ -75,7 +76,7 @@ class Plan(NamedTuple):
       roofline: of a step; None likewise.
       overlap: what of it runs behind other things; None where nothing was compiled.
       warnings: what the program does that it should not.
-      advice: what to change where it does not fit.
+      advice: lines that say what to change where it does not fit, each with the command to run.
       seconds: that the compiler took.
       settings: how thorough it was asked to be.
     """
@@ -110,13 +111,57 @@ class Plan(NamedTuple):
         """Whether a step has the memory that it needs."""
         return self.short_by == 0
 
+    @property
+    def step_seconds(self) -> tuple[float, float] | None:
+        """How long a step takes at full speed, at least and at most; None where no program was made."""
+        if self.overlap is not None:
+            return self.overlap.seconds, self.overlap.seconds
+        return None if self.roofline is None else (self.roofline.overlapped, self.roofline.in_turn)
 
-def render(plan: Plan) -> str:
-    """Returns the plan as lines of text."""
-    return "\n".join(_lines(plan))
+
+def render(plan: Plan, prices: Mapping[str, float] | None = None) -> str:
+    """Returns the plan as lines of text, whether it fits first.
+
+    Args:
+      plan: the plan.
+      prices: of a chip and hour, by the chip's name.
+    """
+    return "\n".join([*_verdict(plan, prices), "", *_lines(plan, prices)])
 
 
-def _lines(plan: Plan) -> Iterator[str]:
+def _verdict(plan: Plan, prices: Mapping[str, float] | None) -> Iterator[str]:
+    quick = ", by quick settings" if plan.quick else ""
+    if plan.fits:
+        share = f"{plan.memory.total / plan.limit:.0%}"
+        yield f"fits{quick}: {gib(plan.memory.total)} of {gib(plan.limit)} GiB on each chip ({share})"
+    else:
+        yield f"does not fit{quick}: {gib(plan.short_by)} GiB are missing on each chip"
+    if plan.step_seconds is not None:
+        run = [seconds * plan.steps for seconds in plan.step_seconds]
+        costs = "" if prices is None else f", costs {span(*(money(s, plan.target, prices) for s in run))}"
+        yield f"{plan.steps:,} steps at full speed: {span(*map(duration, run))}{costs}"
+    elif prices is not None:
+        yield "a step that does not fit has no time and no cost"
+    if not plan.fits:
+        yield (
+            "try one of these:"
+            if plan.advice
+            else "no setting, slice or chip that is known is thought to be enough"
+        )
+        yield from (f"  {line}" for line in plan.advice)
+
+
+def span(least: str, most: str) -> str:
+    """Returns "LEAST to MOST", or one of them where they are the same."""
+    return least if least == most else f"{least} to {most}"
+
+
+def money(seconds: float, target: Target, prices: Mapping[str, float]) -> str:
+    """Returns what so long on all chips of a target costs, in the unit of the prices."""
+    return f"{cost(seconds, target, prices):,.2f}"
+
+
+def _lines(plan: Plan, prices: Mapping[str, float] | None) -> Iterator[str]:
     chip, target = plan.target.chip, plan.target
     groups = f" in {target.slices} {'slices' if chip.kind == 'tpu' else 'nodes'}" if target.slices > 1 else ""
     yield f"plan for {target.name}: {target.count} {chip.name} chips{groups}"
@@ -140,20 +185,10 @@ def _lines(plan: Plan) -> Iterator[str]:
         yield ""
         yield from _collectives(plan.collectives, plan.overlap)
         yield ""
-        yield from _time(plan, plan.roofline)
+        yield from _time(plan, plan.roofline, prices)
     for warning in (QUICK, *plan.warnings) if plan.quick else plan.warnings:
         yield ""
         yield f"warning: {warning}"
-    yield ""
-    if plan.fits:
-        share = plan.memory.total / plan.limit
-        quick = ", by quick settings" if plan.quick else ""
-        yield f"fits{quick}: {gib(plan.memory.total)} of {gib(plan.limit)} GiB on each chip ({share:.0%})"
-        return
-    quick = ", by quick settings" if plan.quick else ""
-    yield f"does not fit{quick}: {gib(plan.short_by)} GiB are missing on each chip; try"
-    for line in plan.advice:
-        yield f"  - {line}"
 
 
 def _memory(plan: Plan) -> Iterator[str]:
@@ -217,7 +252,7 @@ def _collectives(found: Sequence[Collective], overlap: Overlap | None) -> Iterat
             yield f"               {_short(c.source, 90)}"
 
 
-def _time(plan: Plan, roofline: Roofline) -> Iterator[str]:
+def _time(plan: Plan, roofline: Roofline, prices: Mapping[str, float] | None) -> Iterator[str]:
     yield "time at full speed (roofline; what runs is slower)"
     hidden = ""
     if plan.overlap is not None and roofline.interconnect:
@@ -230,10 +265,11 @@ def _time(plan: Plan, roofline: Roofline) -> Iterator[str]:
     if plan.overlap is not None:
         times = {"all at once": times.pop("all at once"), "as scheduled": plan.overlap.seconds} | times
     for name, seconds in times.items():
-        share = plan.useful_flops / (peak * seconds)
+        share, run = plan.useful_flops / (peak * seconds), seconds * plan.steps
+        costs = "" if prices is None else f", costs {money(run, plan.target, prices)}"
         yield (
             f"  {name:<22}{duration(seconds):>12} a step, {share:.0%} MFU;"
-            f" {plan.steps:,} steps: {duration(seconds * plan.steps)}"
+            f" {plan.steps:,} steps: {duration(run)}{costs}"
         )
     yield f"  bound by {roofline.bound}"
 

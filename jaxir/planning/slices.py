@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -16,6 +15,7 @@ from jaxir.costs.targets import Target
 from jaxir.errors import UserError
 from jaxir.models.layers import POLICIES
 from jaxir.planning import advice, devices, plan, report, search
+from jaxir.planning import prices as prices_lib
 from jaxir.planning.figures import Figures, measure
 from jaxir.planning.program import Planned, bytes_of, check_sizes, compiler_settings, make_step
 from jaxir.planning.search import Choice
@@ -24,7 +24,6 @@ from jaxir.training.memory import HEADROOM
 from jaxir.training.recipe import Recipe
 
 GIB = 2**30
-HOUR = 3600.0
 
 
 class Searched(NamedTuple):
@@ -67,41 +66,18 @@ def run(
     found = [targets.parse(text) for text in texts.split(",")]
     if gpus := [target.name for target in found if target.chip.kind == "gpu"]:
         raise UserError(f"--search compiles, and of {gpus[0]} no compiler is at hand: give TPU slices")
-    priced = _read_prices(prices, found)
+    priced = prices_lib.read(prices, found)
     recipe = plan.settled(recipe)
-    searched = []
-    for target in found:
-        searched.append(_search(target, recipe, hours))
-        print("\n".join(_slice_lines(searched[-1], recipe)), flush=True)
+    searched = [_search(target, recipe, hours) for target in found]
     chosen = choose(searched, recipe, priced, hours)
+    none = "no slice is quick enough" if any(one.best for one in searched) else "nothing fits into any slice"
+    print("\n".join([*([none] if chosen is None else _settings(chosen, recipe)), ""]))
     if len(found) > 1 or priced or hours:
         print("\n".join(comparison(searched, chosen, recipe, priced, hours)))
-    if chosen is not None:
-        print("\n".join(_settings(chosen, recipe)))
+    print("\n".join(line for one in searched for line in _slice_lines(one, recipe)))
     if compiler_settings().quick:
         print(f"\nwarning: {report.QUICK}")
     return 0 if chosen is not None else 1
-
-
-def _read_prices(prices: Sequence[str] | None, found: Sequence[Target]) -> dict[str, float] | None:
-    """Returns what an hour of a chip costs, by the chip's name."""
-    if prices is None:
-        return None
-    read = {}
-    for text in prices:
-        name, _, number = text.partition("=")
-        name = name.strip().lower()
-        if name in read:
-            raise UserError(f"--prices has two prices of {name}")
-        try:
-            read[name] = float(number)
-        except ValueError:
-            raise UserError(
-                f"--prices={text}: write CHIP=PRICE, of a chip and hour, such as v5e=1.2"
-            ) from None
-    if missing := [target.chip.name for target in found if not 0 < read.get(target.chip.name, 0) < math.inf]:
-        raise UserError(f"--prices must say what {missing[0]} costs, above 0, such as {missing[0]}=1.2")
-    return read
 
 
 def _search(target: Target, recipe: Recipe, hours: float | None) -> Searched:
@@ -119,7 +95,7 @@ def _search(target: Target, recipe: Recipe, hours: float | None) -> Searched:
     if hours is not None:
         with step.partitioner():
             flops = work.differentiated(step.forward, step.trained, step.state, step.batch)
-        least = flops / (target.count * target.chip.flops) * recipe.steps / HOUR
+        least = flops / (target.count * target.chip.flops) * recipe.steps / prices_lib.HOUR
         if least > hours:
             return Searched(target, {}, None, f"its products alone take {least:.3g} hours")
     teller = _Teller(target)
@@ -246,12 +222,11 @@ def choose(
 
 
 def _hours(searched: Searched, recipe: Recipe) -> float:
-    return searched.seconds * recipe.steps / HOUR
+    return searched.seconds * recipe.steps / prices_lib.HOUR
 
 
 def _cost(searched: Searched, recipe: Recipe, prices: Mapping[str, float]) -> float:
-    target = searched.target
-    return _hours(searched, recipe) * target.count * prices[target.chip.name]
+    return prices_lib.cost(searched.seconds * recipe.steps, searched.target, prices)
 
 
 _HEADS = (

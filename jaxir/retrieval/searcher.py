@@ -69,7 +69,7 @@ class Searcher:
         from jaxir.retrieval.encoding.dual_encoder import DualEncoder  # imports JAX, which words do not need
 
         encoder = DualEncoder.load(model, dtype=dtype)
-        loaded.require_model(encoder.fingerprint, model)
+        loaded.require_model(encoder.fingerprint, *encoder.made_by)
         return cls(loaded, encoder)
 
     def search(

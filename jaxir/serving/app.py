@@ -20,6 +20,7 @@ from starlette.exceptions import HTTPException
 from jaxir import __version__
 from jaxir.errors import ChangedError, DamagedError, UserError, suggest
 from jaxir.serving.batcher import Busy
+from jaxir.serving.bodies import bounded_route
 from jaxir.serving.marks import Marker
 from jaxir.serving.metrics import Metrics
 from jaxir.serving.reference import reference_page
@@ -60,6 +61,7 @@ def build_app(service: Service, metrics: Metrics) -> FastAPI:
         redirect_slashes=False,  # a redirection is to the Host header's name: behind a proxy to localhost
         responses=PROBLEMS,
     )
+    app.router.route_class = bounded_route(4 * (limits.queries + len(service.systems)) + 100)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_problem)
     app.add_exception_handler(ChangedError, _changed)
@@ -85,7 +87,7 @@ def build_app(service: Service, metrics: Metrics) -> FastAPI:
             if len(text) > longest:
                 raise HTTPException(422, f"texts.{number}: a {request.tower} may have {longest:,} characters")
         try:
-            opened, vectors = await service.encode(request.texts, request.tower, request.index)
+            opened, vectors, cuts = await service.encode(request.texts, request.tower, request.index)
         except KeyError as error:
             raise HTTPException(422, error.args[0]) from None
         info = opened.index.info
@@ -96,6 +98,7 @@ def build_app(service: Service, metrics: Metrics) -> FastAPI:
                 "similarity": info.similarity,
                 "dimension": info.dimension,
                 "vectors": vectors.tolist(),
+                "cut_at": cuts,
             }
         )
 
@@ -170,7 +173,7 @@ def _search_response(service: Service, request: Any, found: list[dict[str, Ranki
                     most = f"{service.limits.whole_characters:,} characters"
                     raise HTTPException(422, f"full: these documents have more than {most}: ask for fewer")
             ms = {part: round(value, 3) for part, value in ranking.ms.items()}
-            systems.append({"system": system, "hits": hits, "ms": ms})
+            systems.append({"system": system, "hits": hits, "cut_at": ranking.cut_at, "ms": ms})
         results.append({"query": query, "systems": systems})
     return JSONResponse({"results": results})
 
@@ -181,7 +184,13 @@ def _shown(service: Service, marker: Marker | None, doc_id: str, *, full: bool) 
     shown: dict[str, Any] = {}
     if marker is not None:
         title, text = (document.title, document.text) if document is not None else ("", "")
-        shown |= {"title": marker.mark(title[:500])._asdict(), "snippet": marker.snippet(text)._asdict()}
+        title = title[:500]
+        parts = {
+            "title": marker.mark(title),
+            "heading": marker.heading(title, text),
+            "snippet": marker.snippet(text),
+        }
+        shown |= {name: part._asdict() for name, part in parts.items()}
     if full:
         shown["document"] = document._asdict() if document is not None else None
     return shown
@@ -226,6 +235,7 @@ def _health(service: Service) -> dict[str, Any]:
                 "model": Path(encoder.spec).name if encoder is not None and encoder.spec else None,
                 "fingerprint": encoder.fingerprint if encoder is not None else None,
                 "dimension": info.dimension,
+                "query_tokens": encoder.text_settings("query")[1] if encoder is not None else None,
             }
         )
     limits = {

@@ -13,6 +13,8 @@ from jaxir.retrieval.indexes.index import Index
 from jaxir.retrieval.searcher import Searcher
 from jaxir.serving.few_shapes import FewShapes
 
+TOWERS: tuple[Tower, ...] = ("query", "passage")
+
 
 class Question(NamedTuple):
     """A text, and the names of the indexes to search with it; none where only its vector is wanted."""
@@ -32,10 +34,17 @@ class Found(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The vector of a question ([D], None for an engine without vectors), and what each index found."""
+    """What an engine answers to a question.
+
+    Attributes:
+      vector: of the text, [D]; None for an engine without vectors.
+      found: what each index found, by its name.
+      cut_at: how many characters of the text the model read; None if it read all.
+    """
 
     vector: np.ndarray | None
     found: dict[str, Found]
+    cut_at: int | None = None
 
 
 class DenseEngine:
@@ -50,11 +59,15 @@ class DenseEngine:
     def __init__(self, encoder: DualEncoder, indexes: Mapping[str, Index], *, k: int):
         self._encoder, self._indexes, self._k = encoder, indexes, k
         self._shapes = FewShapes(encoder.model)
+        # A model of one tower has one set of programs, though queries and passages may differ in length.
+        alike = encoder.model.config.sharing == "sde"
+        self._functions = {tower: EMBED["query" if alike else tower] for tower in TOWERS}
+        self.texts_cut: dict[Tower, int] = dict.fromkeys(TOWERS, 0)
 
     def warm_up(self, max_batch: int) -> None:
-        """Compiles all that a batch of at most `max_batch` queries may need."""
-        _, max_length = self._encoder.text_settings("query")
-        self._shapes.compile(EMBED["query"], max_length)
+        """Compiles all that texts of both towers and a batch of at most `max_batch` queries may need."""
+        for tower in TOWERS:
+            self._shapes.compile(self._functions[tower], self._encoder.text_settings(tower)[1])
         for index in self._indexes.values():
             vectors = np.eye(1, self._encoder.dimension, dtype=np.float32)
             rows = 1
@@ -64,26 +77,39 @@ class DenseEngine:
 
     def compiled_shapes(self, tower: Tower) -> int:
         """Returns how many programs there are for texts of a tower."""
-        return sum(function is EMBED[tower] for function, _, _ in tuple(self._shapes.compiled))
+        wanted = self._functions[tower]
+        return sum(function is wanted for function, _, _ in tuple(self._shapes.compiled))
 
-    def encode(self, texts: list[str], tower: Tower) -> np.ndarray:
-        """Returns float32 vectors [N, D] of N texts, to rounding the ones that `DualEncoder.encode` gives.
+    def encode(self, texts: list[str], tower: Tower) -> tuple[np.ndarray, list[int | None]]:
+        """Encodes N texts, and finds where the model's length cuts them.
+
+        Returns:
+          float32 vectors [N, D], to rounding the ones that `DualEncoder.encode` gives; and how many
+          characters of each text the model read, None if it read all.
 
         Raises:
           UserError: the model gives vectors that are not finite.
         """
         encoder = self._encoder
-        tokens, (_, max_length) = encoder.tokens(texts, tower), encoder.text_settings(tower)
-        vectors = self._shapes.run(EMBED[tower], tokens, max_length=max_length, of=(encoder.dimension,))
-        return encoder.checked(vectors)
+        tokens, (prompt, max_length) = encoder.tokens(texts, tower), encoder.text_settings(tower)
+        cuts: list[int | None] = [None] * len(texts)
+        for row, text in enumerate(texts):
+            if len(tokens[row]) == max_length:
+                cut = encoder.tokenizer.cut_at(prompt + text, max_length=max_length)
+                cuts[row] = None if cut is None else max(0, cut - len(prompt))
+        self.texts_cut[tower] += sum(cut is not None for cut in cuts)
+        vectors = self._shapes.run(
+            self._functions[tower], tokens, max_length=max_length, of=(encoder.dimension,)
+        )
+        return encoder.checked(vectors), cuts
 
     def answer(self, questions: list[Question]) -> list[Answer]:
         """Answers questions of one tower."""
         texts = {text: row for row, text in enumerate(dict.fromkeys(q.text for q in questions))}
         started = time.perf_counter()
-        vectors = self.encode(list(texts), questions[0].tower)
+        vectors, cuts = self.encode(list(texts), questions[0].tower)
         encode_ms = _ms(started)
-        answers = [Answer(vectors[texts[q.text]], {}) for q in questions]
+        answers = [Answer(vectors[texts[q.text]], {}, cuts[texts[q.text]]) for q in questions]
         for name, index in self._indexes.items():
             row_of: dict[str, int] = {}
             for q in questions:

@@ -48,11 +48,12 @@ class FewShapes:
         return [s for s in shapes if s[0] == 1 or s[0] * s[1] <= self._batch_tokens]
 
     def compile(self, function: Function, max_length: int, *, columns: int = 1) -> None:
-        """Compiles and runs all shapes of a function of so many arrays, two at a time."""
+        """Compiles and runs all new shapes of a function of so many arrays, two at a time."""
         with ThreadPoolExecutor(2, thread_name_prefix="compiler") as pool:
             runs = [
                 pool.submit(self._call, function, [np.ones(shape, np.int32)] * columns)
                 for shape in self.shapes(max_length)
+                if (function, *shape) not in self.compiled
             ]
             for run in runs:
                 run.result()

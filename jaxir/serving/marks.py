@@ -1,8 +1,7 @@
 """Which words of a document a question has, and the part of a document worth showing.
 
 Words are the same if BM25 in Lucene takes them for the same: in lower case, without 's, by their Porter stem.
-Lucene's 33 English stop words are not marked, unless the question has no other word. Places are counted in
-Unicode code points.
+English stop words are never marked. Places are counted in Unicode code points.
 """
 
 from __future__ import annotations
@@ -17,10 +16,21 @@ import snowballstemmer
 
 SNIPPET = 300  # characters shown of a text
 READ = 3_000  # characters of a text in which the best part is looked for
+HEADING = 80  # characters of a text that stand for a missing title
+# Snowball's English stop words, and auxiliary verbs. Lucene's own list lacks "how", "what", "do" and "I".
 STOP_WORDS = (
-    "a an and are as at be but by for if in into is it no not of on or such that the their then there these"
-    " they this to was will with"
+    "a about above after again against all also am an and any are as at be because been before being"
+    " below between both but by can cannot could did do does doing down during each few for from further"
+    " had has have having he her here hers herself him himself his how i if in into is it its itself just"
+    " may me might more most must my myself no nor not of off on once only or other ought our ours"
+    " ourselves out over own same shall she should so some such than that the their theirs them themselves"
+    " then there these they this those through to too under until up very was we were what when where"
+    " whether which while who whom whose why will with would you your yours yourself yourselves aren't"
+    " can't couldn't didn't doesn't don't hadn't hasn't haven't isn't mustn't shan't shouldn't wasn't"
+    " weren't won't wouldn't"
 )
+_STOP = frozenset(STOP_WORDS.split())
+_CONTRACTION = re.compile("'(?:s|m|re|ve|d|ll)$")
 # Chinese and Japanese characters are words of their own, as they are to Lucene's tokenizer.
 _CHARACTERS = "\u3040-\u309f\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _LETTERS = rf"[^\W{_CHARACTERS}]+"
@@ -46,12 +56,19 @@ class Marker:
     """
 
     def __init__(self, question: str):
-        stems = {_stem_of(word) for word in _WORD.finditer(question)}
-        self._stems = stems - _STOP_STEMS or stems
+        self._stems = {_stem_of(word) for word in _WORD.finditer(question)} - {""}
 
     def matches(self, text: str) -> Spans:
         """Returns where in `text` the question's words are."""
         return [word.span() for word in _WORD.finditer(text) if _stem_of(word) in self._stems]
+
+    def heading(self, title: str, text: str) -> Shown:
+        """Returns the title with its marks, or the first words of the text if there is no title."""
+        if title.strip():
+            return self.mark(title)
+        text = " ".join(text[:READ].split())
+        end = _end(text, HEADING)
+        return Shown(text[:end] + (" …" if end < len(text) else ""), self.matches(text[:end]))
 
     def mark(self, text: str) -> Shown:
         """Returns all of a text with its marks."""
@@ -85,11 +102,15 @@ def _cut(text: str, start: int) -> tuple[int, int]:
     if start:
         space = text.find(" ", start, start + 40)
         start = space + 1 if space >= 0 else start
-    end = min(start + SNIPPET, len(text))
-    if end < len(text):
-        space = text.rfind(" ", end - 40, end)
-        end = space if space >= 0 else end
-    return start, end
+    return start, _end(text, start + SNIPPET)
+
+
+def _end(text: str, end: int) -> int:
+    """Returns `end`, moved to where a word ends, if that is near."""
+    if end >= len(text):
+        return len(text)
+    space = text.rfind(" ", end - 40, end)
+    return space if space >= 0 else end
 
 
 def _stem_of(word: re.Match[str]) -> str:
@@ -98,9 +119,9 @@ def _stem_of(word: re.Match[str]) -> str:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _stem(word: str) -> str:
-    word = word.lower().replace("’", "'").removesuffix("'s")
+    """Returns a word's stem; "" for a stop word."""
+    word = word.lower().replace("’", "'")
+    if word in _STOP or _CONTRACTION.sub("", word) in _STOP:
+        return ""
     with _STEMMER_LOCK:
-        return _STEMMER.stemWord(word)
-
-
-_STOP_STEMS = frozenset(map(_stem, STOP_WORDS.split()))
+        return _STEMMER.stemWord(word.removesuffix("'s"))

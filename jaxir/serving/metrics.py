@@ -79,9 +79,14 @@ class _Engines:
         )
         for (indexes, tower), compiled in self._service.compiled_shapes().items():
             shapes.add_metric([indexes, tower], compiled)
+        cut = CounterMetricFamily(
+            "jaxir_texts_cut", "Texts that were longer than the model reads.", labels=of_batcher
+        )
+        for (indexes, tower), texts in self._service.texts_cut().items():
+            cut.add_metric([indexes, tower], texts)
         documents = GaugeMetricFamily(
             "jaxir_index_documents", "Documents of an index.", labels=["index", "engine"]
         )
         for opened in self._service.opened:
             documents.add_metric([opened.name, opened.index.info.engine], opened.index.info.count)
-        yield from (queue, sizes, busy, shapes, documents)
+        yield from (queue, sizes, busy, shapes, cut, documents)

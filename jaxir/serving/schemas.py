@@ -42,6 +42,9 @@ class Hit(BaseModel):
     id: str
     score: float = Field(description="cosine or inner product, BM25, the sum of reciprocal ranks, or a logit")
     title: Shown | None = Field(None, description="where documents are asked for; its text may be empty")
+    heading: Shown | None = Field(
+        None, description="the title, or the first words of the text if there is none"
+    )
     snippet: Shown | None = Field(None, description="the part of the text with most words of the question")
     document: Document | None = Field(
         None, description="where `full` is asked for; null where its text is not stored"
@@ -53,6 +56,9 @@ class SystemResults(BaseModel):
 
     system: str
     hits: list[Hit]
+    cut_at: int | None = Field(
+        description="how many characters of the query were read, null if all; a model has a maximum length"
+    )
     ms: dict[str, float] = Field(
         description="milliseconds: encode, search and fuse of the query's batch; rerank; total, with waiting"
     )
@@ -79,6 +85,9 @@ class EncodeResponse(BaseModel):
     similarity: Literal["cosine", "dot"]
     dimension: int
     vectors: list[list[float]]
+    cut_at: list[int | None] = Field(
+        description="how many characters of each text were read, null if all; a model has a maximum length"
+    )
 
 
 class IndexFacts(BaseModel):
@@ -93,6 +102,7 @@ class IndexFacts(BaseModel):
     model: str | None
     fingerprint: str | None
     dimension: int
+    query_tokens: int | None = Field(description="the model reads so many tokens of a query, null for all")
 
 
 class Health(BaseModel):

@@ -18,11 +18,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from jaxir.errors import UserError
 from jaxir.serving.account import Account
 from jaxir.serving.guard import Guard
+from jaxir.serving.hosts import Hosts
 from jaxir.serving.limits import Limits
 
 KEEP_ALIVE_SECONDS = 75
 END_SECONDS = 15  # for answers under way when the process is told to end
-LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -53,13 +53,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 def url_of(listener: socket.socket) -> str:
     """Returns the address that a browser takes."""
-    return f"http://{_host(listener)}:{listener.getsockname()[1]}"
-
-
-def _host(listener: socket.socket) -> str:
-    """Returns the name that its address has in a URL."""
-    host = listener.getsockname()[0]
-    return f"[{host}]" if ":" in host else host
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def is_loopback(listener: socket.socket) -> bool:
@@ -68,7 +63,12 @@ def is_loopback(listener: socket.socket) -> bool:
 
 
 def run(
-    app: Any, listener: socket.socket, limits: Limits, account: Account, on_ready: Callable[[], None]
+    app: Any,
+    listener: socket.socket,
+    limits: Limits,
+    account: Account,
+    hosts: Hosts,
+    on_ready: Callable[[], None],
 ) -> None:
     """Serves `app` until SIGTERM or SIGINT, then ends what is under way and returns.
 
@@ -77,9 +77,9 @@ def run(
       listener: from `listen`.
       limits: what clients may do.
       account: what notes every request.
+      hosts: decides which Host headers are accepted.
       on_ready: called when the first client may come.
     """
-    hosts = {*LOOPBACK_NAMES, _host(listener)} if is_loopback(listener) else None
     guard = Guard(app, limits=limits, hosts=hosts, connections=lambda: len(server.server_state.connections))
     config = uvicorn.Config(
         account.around(guard),

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
+import os
 import random
 import time
 from collections.abc import Sequence
@@ -15,19 +16,19 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from jaxir.data.sources import Document
+from jaxir.data.truncation import Truncation, told
 from jaxir.errors import UserError
 from jaxir.retrieval.encoding.dual_encoder import Tower
 from jaxir.retrieval.indexes.index import Index, load_index
 from jaxir.retrieval.ranking.fusion import reciprocal_rank_fusion
 from jaxir.retrieval.searcher import Searcher
 from jaxir.serving.batcher import Batcher
-from jaxir.serving.engines import Answer, DenseEngine, Found, Question, SparseEngine
+from jaxir.serving.engines import TOWERS, Answer, DenseEngine, Found, Question, SparseEngine
 from jaxir.serving.examples import examples
 from jaxir.serving.limits import Limits
 from jaxir.serving.reranker import Reranker
 
 HYBRID, RERANKED = "hybrid", "reranked"
-TOWERS: tuple[Tower, ...] = ("query", "passage")
 MAX_BATCH = 64
 
 
@@ -35,12 +36,14 @@ class Ranking(NamedTuple):
     """The documents that a system found, best first, and the milliseconds that it took.
 
     `ms` names the parts "encode", "search" and "fuse" (of the batch that a query was in), "rerank" (of the
-    request), and "total", which also has the time that the query waited.
+    request), and "total", which also has the time that the query waited. `cut_at` says how many characters
+    of the query the models read, None if they read all.
     """
 
     ids: list[str]
     scores: list[float]
     ms: dict[str, float]
+    cut_at: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,6 +154,17 @@ class Service:
             stage.warm_up()
         return service
 
+    def truncated(self) -> list[str]:
+        """Returns a line for each index of which it is known how many of its documents were cut."""
+        lines = []
+        for opened in self.opened:
+            info = opened.index.info
+            if info.cut is not None and info.max_length is not None:
+                count = Truncation(info.max_length, info.count, info.cut)
+                change = "jaxir.encode --max_length sets this"
+                lines.append(f"{opened.name}: {told({'documents': count}, change)}")
+        return lines
+
     async def __aenter__(self) -> Service:
         for number, engine in enumerate(self._engines()):
             for tower in TOWERS[:1] if isinstance(engine, SparseEngine) else TOWERS:
@@ -201,7 +215,8 @@ class Service:
             rankings = []
             for of_query in zip(*answers, strict=True):
                 found = {name: each for answer in of_query for name, each in answer.found.items()}
-                rankings.append({s: _ranking(s, found, elapsed, wanted, k) for s in systems})
+                cuts = {name: answer.cut_at for answer in of_query for name in answer.found}
+                rankings.append({s: _ranking(s, found, cuts, elapsed, wanted, k) for s in systems})
             return rankings
 
         return await asyncio.to_thread(rank)
@@ -219,7 +234,7 @@ class Service:
         for rankings, scores in zip(found, scored, strict=True):
             ms = rankings[before].ms
             ms = ms | {"rerank": rerank_ms, "total": ms["total"] + rerank_ms}
-            last = Ranking(list(scores)[:k], list(scores.values())[:k], ms)
+            last = Ranking(list(scores)[:k], list(scores.values())[:k], ms, rankings[before].cut_at)
             cut = {name: r._replace(ids=r.ids[:k], scores=r.scores[:k]) for name, r in rankings.items()}
             answers.append({s: last if s == RERANKED else cut[s] for s in systems})
         return answers
@@ -230,13 +245,17 @@ class Service:
 
     async def encode(
         self, texts: Sequence[str], tower: Tower, index: str | None
-    ) -> tuple[Opened, np.ndarray]:
-        """Returns the vectors float32 [N, D] of N texts, and the index whose model made them.
+    ) -> tuple[Opened, np.ndarray, list[int | None]]:
+        """Encodes N texts.
 
         Args:
           texts: N texts.
           tower: "query" or "passage".
           index: its name; None takes the first that has a model.
+
+        Returns:
+          The index whose model made the vectors, the vectors, float32 [N, D], and how many characters of each
+          text the model read, None if it read all.
 
         Raises:
           KeyError: there is no such index, or it has no model; its argument is a sentence.
@@ -249,7 +268,7 @@ class Service:
             raise KeyError(f"{which} has a model")
         batcher = self._batchers[id(self.engines[opened.name]), tower]
         answers = await batcher.results([Question(text, tower=tower) for text in texts])
-        return opened, np.stack([answer.vector for answer in answers])
+        return opened, np.stack([a.vector for a in answers]), [a.cut_at for a in answers]
 
     def document(self, doc_id: str, index: str | None = None) -> tuple[Opened, Document] | None:
         """Returns a document and the index that has it stored, None where none has.
@@ -291,6 +310,11 @@ class Service:
         of_texts = {(self._names(e), t): e.compiled_shapes(t) for e in dense for t in TOWERS}
         return of_texts | of_pairs
 
+    def texts_cut(self) -> dict[tuple[str, str], int]:
+        """Returns how many texts were longer than a model reads, by the names of its indexes and by tower."""
+        dense = [engine for engine in self._engines() if isinstance(engine, DenseEngine)]
+        return {(self._names(e), t): count for e in dense for t, count in e.texts_cut.items()}
+
     def _engines(self) -> list[DenseEngine | SparseEngine]:
         return list(dict.fromkeys(self.engines.values()))
 
@@ -299,25 +323,31 @@ class Service:
 
 
 def _ranking(
-    system: str, found: dict[str, Found], elapsed: dict[str, float], wanted: Sequence[str], k: int
+    system: str,
+    found: dict[str, Found],
+    cuts: dict[str, int | None],
+    elapsed: dict[str, float],
+    wanted: Sequence[str],
+    k: int,
 ) -> Ranking:
     if system != HYBRID:
         one = found[system]
         ms = {"encode": one.encode_ms, "search": one.search_ms, "total": elapsed[system]}
-        return Ranking(one.ids[:k], one.scores[:k], ms)
+        return Ranking(one.ids[:k], one.scores[:k], ms, cuts[system])
     started = time.perf_counter()
     runs = [{"q": dict(zip(found[name].ids, found[name].scores, strict=True))} for name in wanted]
     fused = reciprocal_rank_fusion(runs, depth=k)["q"]
     fuse_ms = 1000 * (time.perf_counter() - started)
     ms = {"fuse": fuse_ms, "total": fuse_ms + max(elapsed[name] for name in wanted)}
-    return Ranking(list(fused), list(fused.values()), ms)
+    cut_at = min((cut for name in wanted if (cut := cuts[name]) is not None), default=None)
+    return Ranking(list(fused), list(fused.values()), ms, cut_at)
 
 
 def _named(spec: str) -> tuple[str, str]:
     """Takes NAME=DIR or DIR apart."""
     name, equals, directory = spec.partition("=")
     if not equals or "/" in name:
-        name, directory = Path(spec).resolve().name, spec
+        name, directory = Path(os.path.realpath(spec)).name, spec  # `Path.resolve` fails on a loop of links
     if not name or not directory:
         raise UserError(f"{spec!r} lacks a {'directory' if name else 'name'}; write NAME=DIR")
     return name, directory
@@ -332,7 +362,8 @@ def _searcher(
         return Searcher(index)
     for other in opened:
         if other.kind == "dense" and (model is not None or other.index.info.model == index.info.model):
-            index.require_model(other.searcher.encoder.fingerprint, model or index.info.model)
+            encoder = other.searcher.encoder
+            index.require_model(encoder.fingerprint, *encoder.made_by)
             return Searcher(index, other.searcher.encoder)
     return Searcher.open(index, model=model, dtype=dtype)
 

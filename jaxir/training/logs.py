@@ -20,12 +20,23 @@ from tqdm import tqdm
 from jaxir.asides import temporary_directory
 from jaxir.errors import UserError
 from jaxir.files import atomic_file, is_bucket, path_of
-from jaxir.progress import outliving_reader, progress
+from jaxir.progress import outliving_reader, progress, terminal_columns
 from jaxir.simple_types import fits
 from jaxir.training.damage import keep_aside
 from jaxir.training.holding import Hold, Undisputed
 
 LOG, BOARD = "log.jsonl", "tensorboard"
+MOST_SHOWN = 5  # metrics of the objective in one line; all are in the log
+BAR_COLUMNS = 90  # characters that the bar needs beside the objective's metrics
+# Metrics that the terminal does not show, since it shows what they add up to or warns of them.
+NOT_SHOWN = {
+    "loss",
+    "grad_norm",
+    "learning_rate",
+    "rows_without_negatives",
+    "loss_query_to_passage",
+    "loss_passage_to_query",
+}
 
 
 class RunLog:
@@ -197,9 +208,21 @@ class Narrator:
             else tqdm(total=steps, initial=start_step, disable=True)
         )
 
-    def step(self, step: int, loss: float) -> None:
-        """Moves the bar to `step`; the second one tells how long the rest will take."""
-        self._bar.set_postfix_str(f"loss {loss:.4f}", refresh=False)
+    def step(self, step: int, loss: float, metrics: Mapping[str, float] | None = None) -> None:
+        """Moves the bar to `step`; the second one tells how long the rest will take.
+
+        Args:
+          step: the number of finished steps.
+          loss: the loss of that step.
+          metrics: the metrics of that step. The bar shows those of the objective that fit.
+        """
+        room = (terminal_columns() or 0) - BAR_COLUMNS
+        shown = ""
+        for part in _formatted(metrics or {}):
+            if len(shown) + len(part) > room:
+                break
+            shown += part
+        self._bar.set_postfix_str(f"loss {loss:.4f}{shown}", refresh=False)
         self._bar.update(step - self._shown)
         self._shown = step
         now = time.perf_counter()
@@ -220,21 +243,54 @@ class Narrator:
         self._mark, self._lap_step = now, step
         return rate
 
-    def tell(self, step: int, values: Mapping[str, float]) -> None:
-        """Shows a logged step."""
+    def tell(
+        self, step: int, values: Mapping[str, float], metrics: Mapping[str, float] | None = None
+    ) -> None:
+        """Shows a logged step.
+
+        Args:
+          step: the number of finished steps.
+          values: the loss, the learning rate and the examples per second.
+          metrics: the metrics of that step, of which the objective's own are shown.
+        """
         rate = values["examples_per_second"]
         left = (self._steps - step) * self._batch_size / max(rate, 1e-9)
         if self._evaluations:
             left += statistics.mean(self._evaluations) * self._evaluations_from(step)
-        self.say(
-            f"step {step}/{self._steps}  loss {values['loss']:.4f}  "
-            f"lr {values['learning_rate']:.3g}  {rate:.4g} examples/s  {clock(left)} left"
+        self._say_with(
+            metrics or {},
+            f"step {step}/{self._steps}",
+            f"  loss {values['loss']:.4f}",
+            f"  lr {values['learning_rate']:.3g}  {rate:.4g} examples/s  {clock(left)} left",
         )
 
-    def tell_dev(self, step: int, scores: Mapping[str, float]) -> None:
-        """Shows an evaluation."""
-        values = "  ".join(f"{name} {value:.4f}" for name, value in scores.items())
-        self.say(f"step {step}/{self._steps}  dev  {values}")
+    def tell_dev(
+        self, step: int, scores: Mapping[str, float], others: Mapping[str, float] | None = None
+    ) -> None:
+        """Shows an evaluation.
+
+        Args:
+          step: the number of finished steps.
+          scores: the metrics that evaluators name. All are shown.
+          others: what evaluators measure beside them, such as the objective's own metrics.
+        """
+        values = "".join(f"  {name} {value:.4f}" for name, value in scores.items())
+        self._say_with(others or {}, f"step {step}/{self._steps}  dev", values)
+
+    def _say_with(self, metrics: Mapping[str, float], start: str, values: str, end: str = "") -> None:
+        """Prints a line with metrics after `values`; on a terminal too narrow for it, they have their own."""
+        parts, columns = _formatted(metrics), terminal_columns()
+        line = "".join((start, values, *parts, end))
+        if not parts or columns is None or len(line) <= columns:
+            self.say(line)
+            return
+        self.say(start + values + end)
+        second = start
+        for part in parts:
+            if len(second) + len(part) > columns and second != start:
+                break
+            second += part
+        self.say(second)
 
     def say(self, text: str) -> None:
         """Prints one line, above the bar."""
@@ -256,6 +312,12 @@ class Narrator:
     def close(self) -> None:
         """Ends the bar."""
         self._bar.close()
+
+
+def _formatted(metrics: Mapping[str, float]) -> list[str]:
+    """Returns "  NAME VALUE" of at most `MOST_SHOWN` metrics that the objective itself reports."""
+    own = {k: v for k, v in metrics.items() if k.rpartition("/")[2] not in NOT_SHOWN or k.endswith("/loss")}
+    return [f"  {name} {value:.4g}" for name, value in own.items()][:MOST_SHOWN]
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import itertools
 import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -13,7 +14,8 @@ import numpy as np
 from flax import nnx
 
 from jaxir import compile_cache, distributed
-from jaxir.data.text_data import check_data, dataset_of
+from jaxir.data.text_data import check_data, dataset_of, shortened
+from jaxir.data.truncation import ARGUMENTS, FLAGS, told_of_dataset
 from jaxir.errors import UserError
 from jaxir.evaluators.bench import Bench
 from jaxir.files import atomic_file, path_of
@@ -85,11 +87,16 @@ class TrainResult(NamedTuple):
     best_value: float | None
 
 
+def no_bindings(function: Any) -> Mapping[str, Any]:
+    """Returns the arguments of a function that gin binds where there is no gin: none."""
+    return {}
+
+
 def train(
     recipe: Recipe,
     output_dir: str | Path,
     *,
-    bindings: Callable[[Any], Mapping[str, Any]] = lambda _: {},
+    bindings: Callable[[Any], Mapping[str, Any]] = no_bindings,
     on_start: Callable[[Path], None] = lambda _: None,
     kept: bool = True,
 ) -> TrainResult:
@@ -136,7 +143,11 @@ def train(
         objective.check_model(model)
         form = loaded.settings.text_format_of(loaded.tokenizer, recipe.num_negatives)
         features = objective.features(form)
-        data = dataset_of(recipe.data, loaded.tokenizer, features, on_bad_input=recipe.on_bad_input)
+        whole = dataset_of(recipe.data, loaded.tokenizer, features, on_bad_input=recipe.on_bad_input)
+        cut = told_of_dataset(whole, form, ARGUMENTS if bindings is no_bindings else FLAGS)
+        if cut and jax.process_index() == 0:
+            print(cut, file=sys.stderr, flush=True)
+        data = shortened(whole) if whole is not recipe.data else whole
         if note := recipe.lengthened(data.num_examples):
             distributed.note(note)
         recipe = recipe.settled(data.num_examples)
@@ -169,7 +180,7 @@ def train(
             recipe,
             model,
             auxiliary,
-            data,
+            whole,
             objective=describe(objective, bindings),
             dev=suite.told,
             parts=parts,
@@ -307,15 +318,16 @@ def train(
             values = {k: float(v) for k, v in jax.device_get(metrics).items()}
             check_finite(done, values)
             check_negatives(done, values)
-            narrator.step(done, values["loss"])
+            narrator.step(done, values["loss"], values)
             if done % recipe.log_every == 0 or done == steps:
+                own = dict(values)
                 values["examples_per_second"] = narrator.lap(done)
                 values["step_seconds"] = batch_size / values["examples_per_second"]
                 if ideal is not None:
                     values["mfu"] = ideal / values["step_seconds"]
                 values |= peak_memory(jax.local_devices()) | expected
                 log.write(done, values)
-                narrator.tell(done, values)
+                narrator.tell(done, values, own)
 
         done, unread = start, None
         closing.enter_context(jax.transfer_guard("disallow"))
@@ -340,7 +352,9 @@ def train(
                         check_negatives(done, scores, "dev batches")
                         value = scores.get(recipe.dev_metric)
                         log.write(done, {f"dev/{k}": v for k, v in scores.items()})
-                        narrator.tell_dev(done, {k: scores[k] for k in suite.directions if k in scores})
+                        named = {k: scores[k] for k in suite.directions if k in scores}
+                        others = {k: v for k, v in scores.items() if k not in named}
+                        narrator.tell_dev(done, named, others)
                     if saving or checkpoints.is_best(value):
                         log.checkpoint(checkpoints.settle())
                         log.bring()

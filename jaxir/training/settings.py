@@ -10,7 +10,7 @@ import jax
 from flax import nnx
 
 from jaxir.distributed import of_all
-from jaxir.errors import UserError
+from jaxir.errors import UserError, without_hashes
 from jaxir.evaluators.bench import EVALUATED, ONE_BATCH, WRITTEN
 from jaxir.interop import array_checksums
 from jaxir.partitioning import Partitioner
@@ -76,10 +76,13 @@ def disagreement(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str | None
                 " are the same cannot be told; resume it with that jaxir, or give another output_dir"
             )
         if name == "data":
-            return f"was trained on other data: {was}, not {given}; {HINT}"
+            return f"was trained on other data: {_unlike(was, given)}; {HINT}"
         if (told := _other(name, was, given)) is not None:
             return f"was trained with {told}; {HINT}"
     return None
+
+
+_OTHER_CONTENT = "with other content"
 
 
 def check_alike(settings: Mapping[str, Any]) -> None:
@@ -92,9 +95,10 @@ def check_alike(settings: Mapping[str, Any]) -> None:
         for name in sorted({*own, *first}, key=lambda name: (name in _HASHED, name)):
             was, given = own.get(name), first.get(name)
             if was != given and (told := _other(name, was, given)) is not None:
+                than = "than" if told.endswith(_OTHER_CONTENT) else "as"
                 raise UserError(
-                    f"process {number} has {told} as process 0 has: start the same command, on the same data,"
-                    " in every process of the run"
+                    f"process {number} has {told} {than} process 0 has: start the same command, on the same"
+                    " data, in every process of the run"
                 )
 
 
@@ -108,8 +112,8 @@ def _other_weights(was: Any, now: Any) -> str | None:
     if len({value.get("on") for value in told}) > 1 or len({value.get("hash") for value in told}) == 1:
         return None
     return (
-        f"was begun from other weights: {told[0].get('hash')}, not {told[1].get('hash')}; give the model that"
-        " it began from to resume it, or another output_dir"
+        "was begun from other weights than the model has now; give the model that it began from to resume it,"
+        " or another output_dir"
     )
 
 
@@ -119,7 +123,13 @@ def _other(name: str, was: Any, given: Any) -> str | None:
         return _other_arrays(_arrays(was), _arrays(given))
     if isinstance(was, str) and isinstance(given, str) and name in _DESCRIBED:
         return difference(name, was, given)
-    return f"{name}={was}, not {given}"
+    return f"{name}={_unlike(was, given)}"
+
+
+def _unlike(was: Any, given: Any) -> str:
+    """Returns "64 pairs, not 32 pairs" for two values of a setting; their hashes say nothing to a reader."""
+    before, now = (without_hashes(str(value)) for value in (was, given))
+    return f"{before}, not {now}" if before != now else f"{before} {_OTHER_CONTENT}"
 
 
 def _arrays(told: Any) -> Mapping[str, Any]:

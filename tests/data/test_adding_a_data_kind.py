@@ -1,5 +1,6 @@
 """docs/adding_a_data_kind.md, as a stranger follows it: its file, its gin piece and its command train."""
 
+import gzip
 import json
 import os
 import re
@@ -9,16 +10,19 @@ from pathlib import Path
 
 import pytest
 
+from jaxir.data.lines import needed_text
+from jaxir.data.tables import parsed_rows
+from jaxir.errors import BadInputError
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "adding_a_data_kind.md").read_text()
 WORDS = ["harbour", "volcano", "violin", "glacier", "tractor", "compass", "lantern", "orchard"]
 
 
-def train(folder: Path, *flags: str) -> subprocess.CompletedProcess:
-    command = re.search(r"^python -m (jaxir\.train .*?) \\\n +(--output_dir=RUN)$", PAGE, re.M | re.S)
-    arguments = f"{command[1]} {command[2]}".split()
+def train(folder: Path, *flags: str, piece: str = "tickets.gin") -> subprocess.CompletedProcess:
+    command = re.search(rf"^python -m (jaxir\.train .*={piece} .*)$", PAGE, re.M)
     return subprocess.run(
-        [sys.executable, "-m", *arguments, f"--gin.MODEL='st:{ROOT / 'tests/golden/bert'}'", *flags],
+        [sys.executable, "-m", *command[1].split(), f"--gin.MODEL='st:{ROOT / 'tests/golden/bert'}'", *flags],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": f"{folder}:{ROOT}", "JAX_PLATFORMS": "cpu"},
         capture_output=True,
@@ -32,13 +36,17 @@ def test_the_pages_data_train_and_a_bad_line_is_named(tmp_path):
     code, recipe = (re.search(rf"```{kind}\n(.*?)^```", PAGE, re.M | re.S)[1] for kind in ("python", "gin"))
     (tmp_path / "tickets.py").write_text(code)
     (tmp_path / "tickets.gin").write_text(recipe)
+    of_dev = re.search(r"`tickets_dev.gin`:\n\n```gin\n(.*?)^```", PAGE, re.M | re.S)[1]
+    (tmp_path / "tickets_dev.gin").write_text(of_dev)
     tickets = [{"id": str(n), "question": f"where is the {w}?", "answer": f"The {w} is here."}
                for n, w in enumerate(WORDS)]  # fmt: skip
     lines = [json.dumps(ticket) for ticket in tickets]
     (tmp_path / "tickets.jsonl").write_text("\n".join(lines))
+    (tmp_path / "dev.jsonl").write_text("\n".join(line.replace("The", "Our") for line in lines))
     few = ("--gin.BATCH_SIZE=4", "--gin.STEPS=3")
-    done = train(tmp_path, *few)
+    done = train(tmp_path, *few, piece="tickets_dev.gin")
     assert done.returncode == 0, done.stderr
+    assert "step 3/3  dev  nDCG@10" in done.stderr
     log = [json.loads(line) for line in (tmp_path / "RUN" / "log.jsonl").read_text().splitlines()]
     assert any("loss" in row for row in log)
     record = json.loads((tmp_path / "RUN" / "run.json").read_text())["settings"]
@@ -49,3 +57,30 @@ def test_the_pages_data_train_and_a_bad_line_is_named(tmp_path):
     assert done.returncode == 1
     told = "tickets.jsonl:9: no field 'answer' (it has 'id', 'question')"
     assert done.stderr.splitlines()[-1].endswith(told), done.stderr
+
+
+@pytest.mark.parametrize("how", ["stop", "skip"])
+def test_rows_of_csv_are_parsed_and_bad_ones_named_or_skipped(tmp_path, how, capsys):
+    path = tmp_path / "tickets.csv.gz"
+    path.write_bytes(
+        gzip.compress(b'\xef\xbb\xbfid,question\r\n1,"a, ""b""\nc"\r\n2\r\n\r\n3,\r\n4,caf\xc3\xa9\r\n')
+    )
+
+    def parse(row, line):
+        return line, int(row["id"]), needed_text(row, "question")
+
+    rows = parsed_rows(path, parse, how)
+    assert next(rows) == (2, 1, 'a, "b"\nc')
+    if how == "stop":
+        with pytest.raises(BadInputError, match=r"gz:4: expected 2 columns \(id, question\) but found 1"):
+            next(rows)
+        return
+    assert list(rows) == [(7, 4, "café")]
+    assert "skipped 1 record: field 'question' is empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["", "id,question\n"])
+def test_csv_without_rows_is_refused(tmp_path, content):
+    (tmp_path / "tickets.csv").write_text(content)
+    with pytest.raises(BadInputError, match=r"tickets.csv: the file (is empty|has no usable record)"):
+        list(parsed_rows(tmp_path / "tickets.csv", lambda row, line: row, "stop"))

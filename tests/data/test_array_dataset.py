@@ -21,7 +21,8 @@ from jaxir.data.pair_sources import (
     TsvPairs,
 )
 from jaxir.data.sources import PairExample, stable_keys, text_id
-from jaxir.data.tokenizer import Tokenizer
+from jaxir.data.tokenizer import Tokenizer, pad_batch
+from jaxir.data.truncation import FLAGS, Truncation, told_of_dataset
 from jaxir.errors import BadInputError, UserError
 from jaxir.features import TextFormat, pair_features
 
@@ -100,6 +101,14 @@ def test_batch_holds_the_contracts_features(dataset, minilm):
     np.testing.assert_array_equal(batch["passage_key"], stable_keys([e.passage_id for e in EXAMPLES[:4]]))
 
 
+def test_padding_tokens_of_a_text_survive_the_stored_tables(minilm):
+    text = "[PAD] yes [PAD]"
+    data = from_examples([PairExample("q", "who?", "p", text, ())], minilm, **LENGTHS)
+    np.testing.assert_array_equal(
+        data.once()["passage_ids"], pad_batch(minilm.encode_batch([text], max_length=20), 20)
+    )
+
+
 def test_texts_of_one_id_are_stored_once_and_share_a_key(minilm):
     shared = PairExample("q", "one query", "p", "one passage", (("p2", "another passage"),))
     pairs = [
@@ -112,6 +121,21 @@ def test_texts_of_one_id_are_stored_once_and_share_a_key(minilm):
     np.testing.assert_array_equal(batch["query_key"][0], batch["query_key"][1])
     np.testing.assert_array_equal(batch["passage_ids"], batch["negative_ids"][::-1, 0])
     np.testing.assert_array_equal(batch["passage_key"], batch["negative_key"][::-1, 0])
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({"query_id": "q0"}, "queries the id 'q0'"),
+        ({"passage_id": "p0"}, "passages the id 'p0'"),
+        ({"negatives": (("p0", "no answer"),)}, "passages the id 'p0'"),
+    ],
+)
+def test_an_id_with_two_texts_is_refused_with_both_examples(minilm, changed, what):
+    """All but the first text would vanish: a source that numbers answers within each page, say."""
+    examples = [*EXAMPLES[:4], EXAMPLES[4]._replace(**changed)]
+    with pytest.raises(UserError, match=f"example 4: among the {what} .* another text in example 0: an id"):
+        from_examples(examples, minilm, num_negatives=1, **LENGTHS)
 
 
 def test_an_epoch_is_a_new_order_of_all_whole_batches(dataset):
@@ -167,7 +191,9 @@ def test_negatives_are_drawn_anew_each_epoch_without_repeats(minilm):
 def test_dev_data_are_read_once_as_the_first_epoch_has_them(dataset):
     whole = dataset.once()
     assert numbers(whole) != sorted(numbers(whole)) == list(range(COUNT))
-    assert equal(whole, next(dataset.batches(batch_size=COUNT, seed=0)))
+    first = next(dataset.batches(batch_size=COUNT, seed=0))
+    singles = [name for name in whole if "negative" not in name]  # of lists the order is the record's
+    assert equal({n: whole[n] for n in singles}, {n: first[n] for n in singles})
     assert equal(dataset.once(7), {name: x[:7] for name, x in whole.items()})
 
 
@@ -186,6 +212,26 @@ def test_shortened_pairs_lose_padding_only(dataset, minilm):
         assert not whole[name][:, length:].any()
     assert lengths(roomy) == (64, 200)
     assert lengths(dataset.shortened()) == (12, 20)
+
+
+def test_texts_that_are_cut_are_counted_and_the_counts_are_saved(minilm, tmp_path):
+    pairs = [
+        ("q0", "one two three", "p0", "a b c d e f g h"),
+        ("q1", "one", "p1", "a b"),
+        ("q2", "two", "p0", "a b c d e f g h"),
+    ]
+    records = [{"query": pair[:2], "passage": pair[2:]} for pair in pairs]
+    data = ArrayDataset.from_records(
+        records, minilm, pair_features(TextFormat(query_length=4, passage_length=6))
+    )
+    data.save(tmp_path / "arrays")
+    for found in (data, data.shortened(), ArrayDataset.load(tmp_path / "arrays", data.features)):
+        assert found.truncation == {"queries": Truncation(4, 3, 1), "passages": Truncation(6, 2, 1)}
+    form = TextFormat(query_length=4, passage_length=6)
+    assert told_of_dataset(data, form, FLAGS) == (
+        "cut: 1 of 3 queries (33.3 %) at 4 tokens, 1 of 2 passages (50.0 %) at 6 tokens;"
+        " --gin.QUERY_LENGTH and --gin.PASSAGE_LENGTH set this"
+    )
 
 
 def test_saved_arrays_give_the_same_batches_without_tensorflow(dataset, minilm, minilm_folder, tmp_path):
@@ -486,7 +532,10 @@ def test_tokens_are_counted_in_different_texts_without_the_special_ones(minilm, 
 
     monkeypatch.setattr(text_table, "_COUNT_AT_ONCE", 2)  # several parts
     answers = ["yes yes yes", "no", "", "yes and no", "maybe", "yes and no"]
-    examples = [PairExample(f"q{i}", "who?", f"p{i % 5}", answer, ()) for i, answer in enumerate(answers)]
+    examples = [
+        PairExample(f"q{i}", "who?", f"p{answers.index(answer)}", answer, ())
+        for i, answer in enumerate(answers)
+    ]
     data = from_examples(examples, minilm, **LENGTHS)
     found = data.token_counts("passage", minilm.vocab_size)
     words = [minilm.encode_batch([answer], max_length=20)[0][1:-1].tolist() for answer in answers[:5]]

@@ -32,7 +32,8 @@ READERS = {
 }
 BAD = [
     ("corpus", b"{oops}\n", "not valid JSON"),
-    ("corpus", b'["a", "list"]\n', "not a JSON object but a list"),
+    ("corpus", b'["a", "list"]\n', "not a JSON object but a list: put one object on each line (`jq"),
+    ("corpus", b"[\n", "; put one object on each line (`jq -c '.[]' FILE` does"),
     ("corpus", b"[" * 100_000 + b"\n", "not valid JSON"),
     ("corpus", line(_id="d2", body="x"), "no field 'text' (it has '_id', 'body')"),
     ("corpus", line(title="x", text="y"), "no field '_id'"),
@@ -40,7 +41,10 @@ BAD = [
     ("corpus", line(_id="d2", text=None), "field 'text' is not a string but null"),
     ("corpus", line(_id="d2", title=["x"], text="x"), "field 'title' is not a string but a list"),
     ("corpus", line(_id="d1", text="again"), "duplicate id 'd1'"),
-    ("corpus", line(_id="d 2", text="x"), "white space"),
+    ("corpus", line(_id="d 2", text="x"), "white space or a control character in an id"),
+    ("corpus", line(_id="d\u30002", text="x"), "has U+3000 IDEOGRAPHIC SPACE"),
+    ("queries", line(_id="q\t2", text="x"), "has U+0009 TAB"),
+    ("queries", line(_id="q\x02", text="x"), "has U+0002 CONTROL CHARACTER"),
     ("corpus", line(_id="", text="x"), "empty id"),
     ("corpus", b'{"_id": "d2", "text": "caf\xe9"}\n', "not UTF-8 (byte 0xe9 at 27)"),
     ("corpus", b'{"_id": "d2", "text": "a\0b"}\n', "NUL byte"),
@@ -52,8 +56,6 @@ BAD = [
     ("qrels", b"q1\td2\thigh\n", "the score is not an integer: 'high'"),
     ("qrels", b"q1\td2\t0.5\n", "the score is not an integer: '0.5'"),
     ("qrels", b"q1\td1\t2\n", "contradicts an earlier judgement of 'd1' for 'q1'"),
-    ("qrels", b"q9\td1\t1\n", "judges an unknown query 'q9'"),
-    ("qrels", b"q1\td9\t1\n", "judges an unknown document 'd9'"),
     ("tsv", "x\t\u200b\n".encode(), "an empty column (number 2)"),
     ("tevatron", TEVATRON.replace(b'"x"', b'"\\u200b"').replace(b'"T"', b'""'), "neither title nor text"),
     ("jsonl", line(query="x"), "no field 'passage'"),
@@ -65,12 +67,12 @@ BAD = [
     (
         "jsonl",
         line(query="other", passage="y", query_id="q1"),
-        "query id stands for two different texts: 'q1'",
+        "query id stands for two different texts: 'q1' (another text on line 1)",
     ),
     (
         "jsonl",
         line(query="x", passage="other", passage_id="p1"),
-        "passage id stands for two different texts: 'p1'",
+        "passage id stands for two different texts: 'p1' (another text on line 1)",
     ),
     ("tsv", b"only one column\n", "expected query<TAB>passage[<TAB>negative...]"),
     ("tsv", b"a query\t\tno\n", "an empty column (number 2)"),
@@ -86,7 +88,7 @@ BAD = [
     (
         "tevatron",
         line(query_id="q2", query="x", positive_passages=[{"docid": "p1", "text": "other"}]),
-        "passage id stands for two different texts: 'p1'",
+        "passage id stands for two different texts: 'p1' (another text on line 1)",
     ),
 ]
 
@@ -124,6 +126,31 @@ def test_malformed_line_stops_with_its_place_or_is_skipped(tmp_path, capsys, kin
     assert f"skipped 1 record: {raised.value.reason.split(' (')[0][:8]}" in capsys.readouterr().err
 
 
+ODD = [
+    ("corpus", DOC, "duplicate id 'd1'", "lines that repeat an earlier document or query, left out: 1", 1),
+    ("queries", QUERY, "duplicate id 'q1'", "lines that repeat an earlier document or query, left out: 1", 1),
+    ("qrels", b"q9\td1\t1\n", "judges an unknown query 'q9'", "which count 0: 1", 2),
+    ("qrels", b"q1\td9\t1\n", "judges an unknown document 'd9'", "which count as not retrieved: 1", 2),
+    ("qrels", b"q1\td2\t2.0\n", "the score is not an integer: '2.0'", "written as decimals, which are", 2),
+]
+
+
+@pytest.mark.parametrize(("kind", "odd", "reason", "note", "count"), ODD, ids=[r for _, _, r, _, _ in ODD])
+def test_odd_lines_of_published_collections_are_counted_and_refused_if_strict(
+    tmp_path, capsys, kind, odd, reason, note, count
+):
+    path, good = tmp_path / "input", READERS[kind][1]
+    path.write_bytes(good + odd)
+    number = good.count(b"\n") + 1
+    for policy in ("stop", "skip"):
+        assert len(read(kind, path, policy)) == count
+        told = capsys.readouterr().err
+        assert told.startswith("note: ") and note in told and told.endswith(f"(first: {path}:{number})\n")
+    with pytest.raises(BadInputError) as raised:
+        read(kind, path, OnBadInput(strict=True))
+    assert str(raised.value) == f"{path}:{number}: {reason}"
+
+
 @pytest.mark.parametrize("kind", READERS)
 def test_whole_files_at_fault_stop_even_when_skipping(tmp_path, kind):
     path = tmp_path / "input"
@@ -152,7 +179,16 @@ def test_gzip_byte_order_mark_windows_line_ends_and_blank_lines_are_fine(tmp_pat
 
 def test_report_counts_by_kind_and_names_the_first_place(tmp_path, capsys):
     path = tmp_path / "corpus.jsonl"
-    bad = [b"nope\n", DOC, DOC, line(_id="d2", text=""), b"nope\n", line(_id="d3", title=" ", text=" ")]
+    again = line(_id="d1", text="other")
+    bad = [
+        b"nope\n",
+        DOC,
+        again,
+        DOC,
+        line(_id="d2", text=""),
+        b"nope\n",
+        line(_id="d3", title=" ", text=" "),
+    ]
     path.write_bytes(b"".join(bad))
     collector = OnBadInput("skip")
     documents = list(sources.read_corpus(path, collector))
@@ -167,7 +203,8 @@ def test_report_counts_by_kind_and_names_the_first_place(tmp_path, capsys):
     assert report == [
         f"skipped 2 records: not valid JSON (first: {path}:1)",
         f"skipped 1 record: duplicate id (first: {path}:3)",
-        f"kept 2 records: document with neither title nor text (first: {path}:4)",
+        f"kept 2 records: document with neither title nor text (first: {path}:5)",
+        f"note: lines that repeat an earlier document or query, left out: 1 (first: {path}:4)",
     ]
 
 
@@ -184,6 +221,14 @@ def test_a_header_line_is_no_pair(tmp_path, capsys, header):
         read("tsv", path, "stop")
     assert [pair.query for pair in read("tsv", path, "skip")] == ["a query", "query"]
     assert "skipped 1 record: the names of columns" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["faq.csv", "faq.TSV.gz", "faq.parquet"])
+def test_tables_are_no_documents_and_the_sentence_says_how_they_become_some(tmp_path, name):
+    (tmp_path / name).write_text("question,answer\na,b\n")
+    for reader, what in ((sources.read_corpus, "documents"), (sources.read_queries, "queries")):
+        with pytest.raises(UserError, match=f"{what} are read from .* --dataset=pairs:.*{name} --output=DIR"):
+            list(reader(tmp_path / name))
 
 
 @pytest.fixture
@@ -211,16 +256,25 @@ def test_beir_folder_gives_a_pair_for_each_relevant_judgement(beir):
     ]
 
 
-@pytest.mark.parametrize(
-    ("judgement", "reason"),
-    [
-        ("q7\td1\t1", "train.tsv:5: judges an unknown query 'q7'"),
-        ("q1\td7\t0", "train.tsv:5: judges an unknown document 'd7'"),
-        ("q1\tempty\t1", "train.tsv:5: the relevant document has neither title nor text: 'empty'"),
-    ],
-)
+@pytest.mark.parametrize("judgement", ["q7\td1\t1", "q1\td7\t2.0", "q1\td7\t0"])
+def test_judgements_of_what_a_collection_lacks_make_no_pairs(beir, capsys, judgement):
+    whole = list(sources.BeirFolder(beir).pairs("train"))
+    with (beir / "qrels/train.tsv").open("a") as file:
+        file.write(judgement + "\n")
+    assert list(sources.BeirFolder(beir).pairs("train")) == whole
+    told = capsys.readouterr().err
+    assert told == (
+        "note: judgements of queries or documents that the collection lacks, left out: 1"
+        f" (first: {beir}/qrels/train.tsv:5)\n"
+    )
+    with pytest.raises(BadInputError, match=r"train.tsv:5: judges an unknown"):
+        list(sources.BeirFolder(beir, OnBadInput(strict=True)).pairs("train"))
+
+
 @pytest.mark.parametrize("blank", ["", "\\u200b"])  # no tokenizer has a piece for white space of no width
-def test_beir_pairs_are_checked_against_the_collection(beir, judgement, reason, blank):
+def test_beir_pairs_need_a_text(beir, blank):
+    judgement = "q1\tempty\t1"
+    reason = "train.tsv:5: the relevant document has neither title nor text: 'empty'"
     with (beir / "corpus.jsonl").open("a") as file:
         file.write(f'{{"_id": "empty", "text": "{blank}"}}\n')
     with (beir / "qrels/train.tsv").open("a") as file:

@@ -6,11 +6,13 @@ from dataset_rows import rows
 
 from jaxir.data.array_dataset import ArrayDataset
 from jaxir.data.mixture import Mixture
+from jaxir.data.pair_sources import PairSource
 from jaxir.data.seqio_pairs import SeqioPairs
 from jaxir.data.sources import stable_keys
 from jaxir.data.text_data import RecordSource
 from jaxir.errors import UserError
-from jaxir.features import Key, Numbers, Tokens, fields_of
+from jaxir.evaluators.bench import Bench
+from jaxir.features import Key, Numbers, TextFormat, Tokens, fields_of, pair_features
 
 FEATURES = {
     "ids": Tokens("text", 8, prompt="say "),
@@ -78,6 +80,30 @@ def test_saved_and_mixed_they_are_the_same(minilm, tmp_path):
         ArrayDataset.load(tmp_path / "saved", {"ids": Tokens("text", 9, prompt="say ")})
 
 
+def test_an_evaluation_reads_whole_lists_in_the_order_of_the_record(minilm):
+    form = TextFormat(8, 8)
+    bench = Bench(
+        tokenizer=minilm, form=form, objective=None, training_data=None, batch_size=4, partitioner=None
+    )
+    data, scores = Records(), {"weight": Numbers("weight"), "scores": Numbers("scores", 3)}
+    for _ in range(2):  # read anew, and read before
+        with pytest.raises(UserError, match="reads 3 items of each list 'scores', but some lists have 2, 4"):
+            bench.examples(data, scores)
+        drawn = bench.arrays(data, scores, drawn=True)
+    order = np.argsort(drawn["weight"])
+    for i, some in enumerate(drawn["scores"][order] - 10 * np.arange(9)[:, None]):
+        every = list(range(2 + i % 3))
+        assert sorted(set(some)) == every[:3] or (len(every) == 4 and list(some) == sorted(set(some)))
+        assert list(some[: len(every)]) == sorted(some[: len(every)])
+
+    class Whole(RecordSource):
+        def records(self, on_bad_input):
+            return (record for record in records(30) if len(record["scores"]) == 3)
+
+    for row in bench.examples(Whole(), scores).rows:
+        np.testing.assert_array_equal(row["scores"], 40 * row["weight"] + np.arange(3))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -100,9 +126,11 @@ def test_fields_of_another_kind_cost_a_sentence(minilm, change, message):
         ({"weight": float("nan")}, "example 5: .* a finite number in the field 'weight', but found nan"),
         ({"weight": 1e39}, r"example 5: .* a finite number in the field 'weight', but found 1e\+39"),
         ({"weight": "1.5"}, "example 5: .* a finite number in the field 'weight', but found '1.5'"),
-        ({"text": "ab"}, "example 5: .* reads a text in the field 'text', but found 'ab'"),
+        ({"text": "ab"}, r"found 'ab', a string; a text is a tuple of two strings, \(id, text\)$"),
+        ({"text": ["t", "a"]}, "found \\['t', 'a'\\], a list of a string and a string; a text is a tuple"),
+        ({"text": (7, "a")}, r"found \(7, 'a'\), a tuple of an integer and a string; a text is a tuple"),
         ({"text": ("t", None)}, r"example 5: .* reads a text in the field 'text', but found \('t', None\)"),
-        ({"others": [("o", "x"), "yz"]}, "list of texts in the field 'others', but found 'yz' in the list"),
+        ({"others": [("o", "x"), "yz"]}, "texts in the field 'others', but found 'yz', a string in the list"),
         ({"others": None}, "example 5: .* a list of texts in the field 'others', but found None"),
         ({"scores": [1.0, None]}, "a list of finite numbers in the field 'scores', but found None in the li"),
     ],
@@ -111,6 +139,22 @@ def test_every_record_is_checked(minilm, change, message):
     wrong = [record | (change if i == 5 else {}) for i, record in enumerate(records())]
     with pytest.raises(UserError, match=message):
         ArrayDataset.from_records(wrong, minilm, FEATURES)
+
+
+def test_a_source_that_yields_something_else_names_what_it_must_yield(minilm):
+    with pytest.raises(
+        UserError, match=r"example 0 must be a dict of fields, such as {'text': ...}, but fou"
+    ):
+        ArrayDataset.from_records([("t", "a text")], minilm, FEATURES)
+
+    class Plain(PairSource):
+        def examples(self, on_bad_input):
+            yield {"query": ("q", "who?"), "passage": ("p", "me")}
+
+    with pytest.raises(
+        UserError, match=r"0: Plain.examples must yield PairExample\(query_id, .*, but it yiel"
+    ):
+        Plain().build(minilm, pair_features(TextFormat(8, 8)))
 
 
 def test_a_later_record_that_lacks_a_field_is_named(minilm):

@@ -36,7 +36,7 @@ END = " river bank" * 20  # beyond what is read
 
 def example(i: int) -> PairExample:
     """Passages come twice, lists have 1 to 5 items, some of them the passage itself once it is cut."""
-    passage = f"answer to {i // 2}: " + ("really " * (i // 2) if i % 3 else END)
+    passage = f"answer to {i // 2}: " + ("really " * (i // 2) if (i // 2) % 3 else END)
     negatives = [(f"n{i}-{j}", f"wrong answer {j} to {i}") for j in range(1 + i % 4)]
     negatives += [(f"t{i}", passage + " and so on")] if i % 3 == 0 else []
     return PairExample(f"q{i}", f"question number {i}", f"p{i // 2}", passage, tuple(negatives))
@@ -317,7 +317,7 @@ from jaxir.features import TextFormat, pair_features
 
 class Long:  # a tokenizer whose texts are long, at no cost
     vocab_size, fingerprint = 30_000, "long"
-    def encode_batch(self, texts, *, max_length):
+    def encode_batch(self, texts, *, max_length, truncation=None):
         return [np.arange(max_length, dtype=np.int32) + hash(text) % 1000 for text in texts]
 
 def peak():

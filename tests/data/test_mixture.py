@@ -9,6 +9,7 @@ import pytest
 from jaxir.data.mixture import Mixture, MixtureDataset
 from jaxir.data.pair_sources import JsonlPairs
 from jaxir.data.sources import stable_keys
+from jaxir.data.text_data import shortened
 from jaxir.errors import BadInputError, UserError
 from jaxir.features import TextFormat, pair_features
 
@@ -73,6 +74,20 @@ def test_each_batch_is_of_one_source(minilm, sources, rates):
         assert all(abs(counts[n] - 400 * r / 5) < 40 for n, r in zip("abc", rates, strict=True))
         assert "aaa" in order and "ab" in order and "ba" in order
     assert order != "".join(names(b)[0][0] for b in take(dataset.batches(batch_size=4, seed=4), 400))
+
+
+def test_a_shortened_mixture_has_one_length_that_cuts_no_text(minilm, sources):
+    roomy = TextFormat(query_length=64, passage_length=200)
+    whole = Mixture(sources=[Mixture(sources=sources[:1]), *sources[1:]]).build(minilm, pair_features(roomy))
+    short = shortened(whole)
+    (batch,), (padded,) = (take(d.batches(batch_size=8, seed=0), 1) for d in (short, whole))
+    length = short.features["passage_ids"].length
+    assert batch["passage_ids"].shape[1] == length < 200 and length % 16 == 0
+    np.testing.assert_array_equal(batch["passage_ids"], padded["passage_ids"][:, :length])
+    assert not padded["passage_ids"][:, length:].any()
+    assert short.fingerprint != whole.fingerprint, "the trainer is told that of the whole"
+    queries = whole.truncation["queries"]
+    assert (queries.length, queries.cut, queries.texts) == (64, 0, sum(SIZES.values()))
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -48,7 +48,9 @@ def write(path, names, rows):
     else:
         opened = gzip.open if path.suffix == ".gz" else open
         with opened(path, "wt", newline="", encoding="utf-8") as file:
-            if kind == "jsonl":
+            if kind == "json":
+                json.dump([dict(zip(names, row, strict=True)) for row in rows], file, indent=2)
+            elif kind == "jsonl":
                 file.writelines(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows)
             elif kind == "csv":
                 csv.writer(file).writerows([names, *rows])
@@ -58,7 +60,8 @@ def write(path, names, rows):
 
 
 @pytest.mark.parametrize(
-    "name", ["a.jsonl", "a.jsonl.gz", "a.tsv", "a.tsv.gz", "a.csv", "a.csv.gz", "a.parquet"]
+    "name",
+    ["a.jsonl", "a.jsonl.gz", "a.json", "a.json.gz", "a.tsv", "a.tsv.gz", "a.csv", "a.csv.gz", "a.parquet"],
 )
 def test_every_format_gives_the_same_folder(tmp_path, capsys, name):
     rows = [(q, p.replace("\n", " ")) for q, p in ROWS] if ".tsv" in name else ROWS
@@ -142,6 +145,14 @@ def test_what_is_of_no_use_is_left_out_and_counted(tmp_path, capsys):
     assert sum(len(pairs_of(tmp_path / "out", split)) for split in SPLITS) == len(ROWS)
 
 
+def test_columns_that_are_not_used_come_with_the_flags_that_use_them(tmp_path, capsys):
+    rows = [{"question": q, "answer": p, "topic": f"t{n}", "qid": n} for n, (q, p) in enumerate(ROWS)]
+    path = write_jsonl(tmp_path / "a.jsonl", rows)
+    assert prepare(f"--dataset=pairs:{path}", f"--output={tmp_path / 'out'}", "--test=3", "--dev=3") == 0
+    flags = "--negatives=COLUMN, --title=COLUMN, --passage_id=COLUMN"
+    assert f"\n  not used: topic (flags that use one: {flags})\n" in capsys.readouterr().out
+
+
 def test_ids_titles_and_negatives(tmp_path, capsys):
     records = [
         {"qid": n, "Question": q, "title": f"T{n % 8}", "context": f"context {n % 8}", "docid": f"d{n % 8}",
@@ -153,7 +164,7 @@ def test_ids_titles_and_negatives(tmp_path, capsys):
     assert prepare(f"--dataset=pairs:{path}", f"--output={tmp_path / 'out'}", "--test=3", "--dev=3") == 0
     out = capsys.readouterr().out
     assert "query = Question, passage = context, negatives = negatives, title = title, query_id = qid" in out
-    assert "(not used: label)" in out
+    assert "\n  not used: label\n" in out
     documents = {d.id: (d.title, d.text) for d in BeirFolder(tmp_path / "out").corpus()}
     assert documents["d5"] == ("T5", "context 5")
     assert sorted(text for _, text in documents.values()) == sorted(
@@ -308,7 +319,7 @@ def test_a_header_line_is_no_pair_of_a_file_that_is_read_by_number(tmp_path, cap
     [
         ("a.txt", "x", (), "what kind of file it is must show in its name: .jsonl"),
         ("a.jsonl", "", (), "a.jsonl: the file is empty"),
-        ("a.jsonl", '["a"]\n', (), "a.jsonl:1: not a JSON object but a list"),
+        ("a.jsonl", '["a"]\n', (), "a.jsonl:1: an item of the array is not an"),
         ("a.jsonl", '{"a": "1", "b": "2"}\n', (), "which column is the query.*it has: a, b$"),
         ("a.csv", "question,answer,context\n", (), "name the passage by .* meant: answer, context"),
         ("a.csv", "query,answer\n", ("--passage=anwser",), "no column 'anwser', .* did you mean 'answer'"),
@@ -321,8 +332,10 @@ def test_a_header_line_is_no_pair_of_a_file_that_is_read_by_number(tmp_path, cap
         ("a.csv", b"query,answer\na,caf\xe9\n", (), "a.csv:2: not UTF-8"),
         ("a.tsv", b"query\tanswer\na\tcaf\xe9\n", (), "a.tsv:2: not UTF-8"),
         ("a.tsv", "query\tanswer\na\n", (), "a.tsv:2: expected 2 columns"),
+        ("a.json", '[{"query": "a", "answer": "b"},\n"c"]', (), "a.json:2: an item of the array is"),
+        ("a.json", '{"data":\n[]}', (), "a.json:1: not valid JSON"),
         ("a.tsv", "query\tanswer\n \tb\n", (), "a.tsv: the file has no usable record"),
-        ("a.jsonl", '{"query": "a", "answer": "b", "qid": "a b"}\n', (), "a.jsonl:1: white space in an id"),
+        ("a.jsonl", '{"query": "a", "answer": "b", "qid": "a b"}\n', (), "a.jsonl:1: white space or a"),
         ("a.parquet", "PAR1 no more", (), "a.parquet: no Parquet file"),
         ("a.csv", "query,answer\na,b\n", (), "are to be held out of 1 distinct queries, which leaves none"),
     ],

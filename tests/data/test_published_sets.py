@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxir.data import dpr, msmarco, multireqa, natural_questions
+from jaxir.data import dpr, json_arrays, msmarco, multireqa, natural_questions
 from jaxir.data.lines import OnBadInput
 from jaxir.data.sources import PairExample, text_id
 from jaxir.errors import BadInputError, UserError
@@ -57,7 +57,7 @@ def test_msmarco_triples_are_pairs_with_the_negatives_of_their_run(tmp_path):
         ("collection.tsv", "9\t ", "no text after the tab"),
         ("collection.tsv", "9\t\u200b", "no text after the tab"),
         ("collection.tsv", "3\tagain", "duplicate id '3'"),
-        ("queries.train.tsv", "a b\ttext", "white space in it"),
+        ("queries.train.tsv", "a b\ttext", "has U+0020 SPACE"),
         ("qrels.train.tsv", "7\t3\t1", "expected 4 tab-separated columns (query-id, 0, document-id, score)"),
         ("qrels.train.tsv", "8\t0\t3\t1", "judges an unknown query '8'"),
         ("qrels.train.tsv", "7\t0\t99\t1", "judges an unknown document '99'"),
@@ -77,7 +77,7 @@ def test_malformed_msmarco_lines_have_a_place(tmp_path, name, line, reason):
     kind = msmarco.MsMarcoTriples if "triples" in name else msmarco.MsMarcoPairs
     extra = {"triples": "qidpidtriples.tsv"} if "triples" in name else {}
     with pytest.raises(BadInputError) as raised:
-        examples(kind(directory=str(tmp_path), **extra))
+        list(kind(directory=str(tmp_path), **extra).examples(OnBadInput(strict=True)))
     assert str(raised.value).startswith(f"{tmp_path / name}:{number}: ") and reason in str(raised.value)
     assert len(examples(kind(directory=str(tmp_path), **extra), "skip")) == 3
 
@@ -253,7 +253,7 @@ def test_malformed_natural_questions_have_a_place(tmp_path, change, reason):
 
 
 def test_dpr_reads_a_json_array_object_by_object(tmp_path, monkeypatch):
-    monkeypatch.setattr(dpr, "_LINES_AT_ONCE", 3)  # far less than an object
+    monkeypatch.setattr(json_arrays, "_LINES_AT_ONCE", 3)  # far less than an object
     path = tmp_path / "biencoder-nq-train.json.gz"
     path.write_bytes(gzip.compress(json.dumps(published.dpr_records(), indent=4).encode()))
     pairs = examples(dpr.DprPairs(path=str(path)))
@@ -296,7 +296,7 @@ def test_a_positive_passage_of_dpr_is_no_hard_negative_of_its_question(tmp_path)
     ],
 )
 def test_malformed_dpr_files_have_a_place(tmp_path, monkeypatch, text, place, reason, at_once):
-    monkeypatch.setattr(dpr, "_LINES_AT_ONCE", at_once)
+    monkeypatch.setattr(json_arrays, "_LINES_AT_ONCE", at_once)
     good = json.dumps(published.dpr_records()[0])
     path = tmp_path / "dpr.json"
     path.write_bytes(text.replace("GOOD", good).encode("latin-1"))

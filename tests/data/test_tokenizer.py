@@ -10,7 +10,9 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from jaxir.data.tokenizer import Tokenizer, pad_batch
+from jaxir.data.truncation import Truncation
 from jaxir.errors import UserError
+from jaxir.features import PADDING_TOKEN
 
 LINES = [
     "The retriever finds passages, and the reader reads them; it's 3.14 times better (or so they say).",
@@ -86,6 +88,22 @@ def test_padding_id_that_is_not_zero_is_exchanged_with_zero(roberta_like):
     assert tokenizer.decode(row) == "The retriever"
 
 
+def test_the_vocabulary_reaches_to_the_largest_id(roberta_like, tmp_path):
+    content = json.loads((roberta_like / "tokenizer.json").read_text())
+    token = max(content["model"]["vocab"], key=content["model"]["vocab"].get)
+    content["model"]["vocab"][token] = 5000
+    folder = shutil.copytree(roberta_like, tmp_path / "gap")
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    assert Tokenizer.load(folder).vocab_size == 5001
+
+
+def test_padding_tokens_of_a_text_are_not_padding(minilm, roberta_like):
+    for tokenizer, token in ((minilm, "[PAD]"), (Tokenizer.load(roberta_like), "<pad>")):
+        (row,) = tokenizer.encode_batch([f"{token} a{token}"], max_length=16)
+        assert np.flatnonzero(row == PADDING_TOKEN).tolist() == [1, len(row) - 2] and (row != 0).all()
+        assert tokenizer.decode(pad_batch([row], 16)[0]).strip() == "a"
+
+
 @pytest.fixture(scope="module")
 def unigram(tmp_path_factory):
     """T5's pipeline as a tokenizer.json: metaspace and unigram."""
@@ -120,12 +138,41 @@ def test_long_texts_are_cut_to_the_very_same_ids(which, request):
     texts += ["".join(rng.choice(list("ab cd.é🙂日\u0301 <s>[SEP]"), 3000)) for _ in range(20)]
     texts += [" " * 5000 + "the end", "x" * 9000 + " and so on" * 50, "日本語。" * 2000]
     for max_length in (16, 100):
-        rows = tokenizer.encode_batch(texts, max_length=max_length)
+        truncation = Truncation(max_length)
+        rows = tokenizer.encode_batch(texts, max_length=max_length, truncation=truncation)
         enough = 8 * max_length + 128
         assert any(len(tokenizer._cut(t, enough)) < len(t) for t in texts)  # the cut is really tried
         for text, row in zip(texts, rows, strict=True):
-            (whole,) = tokenizer._encode([text], max_length)
+            ((whole, _),) = tokenizer._encode([text], max_length)
             np.testing.assert_array_equal(row, whole)
+        uncut = tokenizer.encode_batch(texts, max_length=1_000_000)
+        assert truncation == Truncation(max_length, len(texts), sum(len(row) > max_length for row in uncut))
+
+
+def test_a_text_that_just_fits_is_not_counted_as_cut(minilm, sentencepiece_folder):
+    for tokenizer in (minilm, Tokenizer.load(sentencepiece_folder)):
+        text = "this is a test of the tokens"
+        size = len(tokenizer.encode_batch([text], max_length=100)[0])
+        for length, cut in ((size, 0), (size - 1, 1)):
+            truncation = Truncation(length)
+            tokenizer.encode_batch([text, ""], max_length=length, truncation=truncation)
+            assert truncation == Truncation(length, texts=2, cut=cut)
+    assert truncation.in_words("passages") == f"1 of 2 passages (50.0 %) at {size - 1} tokens"
+    assert Truncation(8, 100_000, 1).in_words("queries") == "1 of 100,000 queries (0.1 %) at 8 tokens"
+
+
+@pytest.mark.parametrize("which", ["minilm_folder", "sentencepiece_folder", "roberta_like", "unigram"])
+def test_the_place_of_a_cut_is_where_the_kept_ids_end(which, request):
+    tokenizer = Tokenizer.load(request.getfixturevalue(which))
+    text = "The  retriever é reads one two three, and then some more words that it may not read"
+    (whole,) = tokenizer.encode_batch([text], max_length=500)
+    assert tokenizer.cut_at(text, max_length=len(whole)) is None
+    assert 0 < tokenizer.cut_at(text, max_length=len(whole) - 1) < len(text)
+    for length in (10, 20):
+        (kept,) = tokenizer.encode_batch([text], max_length=length)
+        read = text[: tokenizer.cut_at(text, max_length=length)]
+        assert 0 < len(read) < len(text)
+        np.testing.assert_array_equal(tokenizer.encode_batch([read], max_length=500)[0], kept)
 
 
 def test_tokenizer_without_word_boundaries_is_never_cut(unigram, tmp_path):
@@ -149,7 +196,8 @@ def test_a_cut_that_was_too_short_is_made_longer(minilm):
     rare = ("x" * 110 + " ") * 300 + "the retriever reads " * 200  # a word of 110 letters is one [UNK]
     for tail in ("", "a b c d " * 1000):
         (row,) = minilm.encode_batch([rare + tail], max_length=512)
-        np.testing.assert_array_equal(row, minilm._encode([rare + tail], 512)[0])
+        ((whole, _),) = minilm._encode([rare + tail], 512)
+        np.testing.assert_array_equal(row, whole)
         assert len(row) == 512 and row.tolist().count(100) == 300
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import pytrec_eval
 
-from jaxir.errors import UserError
+from jaxir.errors import BadInputError, UserError
 from jaxir.evaluate import evaluate
 from jaxir.evaluation.collection import evaluate_collection, read_collection, search_collection
 
@@ -82,13 +83,13 @@ def test_values_by_hand(folder):
 @pytest.mark.parametrize(
     ("name", "content", "where"),
     [
-        ("qrels/test.tsv", QRELS + "b\t9\t1\n", r"test\.tsv:4: judges an unknown document '9'"),
-        ("qrels/test.tsv", QRELS + "zz\t1\t1\n", r"test\.tsv:4: judges an unknown query 'zz'"),
+        ("qrels/test.tsv", "b\t9\t1\n", r"test\.tsv: the collection has none of the documents that are"),
+        ("qrels/test.tsv", "zz\t1\t1\n", r"test\.tsv: the collection has none of the queries that are"),
         ("qrels/test.tsv", "", r"test\.tsv: the file is empty"),
-        ("corpus.jsonl", jsonl([*CORPUS, CORPUS[0]]), r"corpus\.jsonl:5: "),
+        ("corpus.jsonl", jsonl([*CORPUS, {**CORPUS[0], "text": "x"}]), r"corpus\.jsonl:5: dup"),
         ("corpus.jsonl", jsonl(CORPUS) + "{", r"corpus\.jsonl:5: not valid JSON"),
         ("corpus.jsonl", "", r"corpus\.jsonl: the file is empty"),
-        ("queries.jsonl", jsonl([*QUERIES, QUERIES[0]]), r"queries\.jsonl:4: "),
+        ("queries.jsonl", jsonl([*QUERIES, {**QUERIES[0], "text": "x"}]), r"queries\.jsonl:4: dup"),
     ],
 )
 def test_bad_collections_say_where_and_why(folder, name, content, where):
@@ -97,6 +98,25 @@ def test_bad_collections_say_where_and_why(folder, name, content, where):
     (folder / name).write_text(content)
     with pytest.raises(UserError, match=where):
         read_collection(folder)
+
+
+def test_judgements_of_what_is_missing_count_as_in_trec_eval(folder, capsys):
+    """A missing document is not retrieved; a missing query has no answers, as in `jaxir.evaluate --run`."""
+    (folder / "qrels" / "test.tsv").write_text(QRELS + "b\t9\t1.0\nzz\t1\t1\n")
+    (folder / "corpus.jsonl").write_text(jsonl([*CORPUS, CORPUS[0]]))
+    collection = read_collection(folder)
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1 and told.count(": 1 (first: ") == 3, told
+    metrics = ["P@1", "nDCG@10", "R@10"]
+    found = evaluate_collection(CountsWords(), collection, metrics)
+    run = search_collection(CountsWords(), collection, depth=1000)
+    names = {"P@1": "P_1", "nDCG@10": "ndcg_cut_10", "R@10": "recall_10"}
+    values = pytrec_eval.RelevanceEvaluator(collection.qrels, names.values()).evaluate(run)
+    for name, theirs in names.items():
+        expected = {query: values.get(query, {theirs: 0.0})[theirs] for query in collection.qrels}
+        assert found.per_query[name] == pytest.approx(expected) and found.per_query[name]["zz"] == 0.0
+    with pytest.raises(BadInputError, match=r"corpus\.jsonl:5: duplicate id"):
+        read_collection(folder, strict=True)
 
 
 def test_an_unknown_split_names_those_there_are(folder):

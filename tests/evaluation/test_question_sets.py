@@ -191,7 +191,7 @@ def test_twelve_forums_are_averaged(tmp_path, capsys):
 def test_damaged_questions_say_where_and_why(tmp_path, name, content, sentence):
     write(tmp_path, ({} if name.startswith("quora") else IR) | {name: content})
     with pytest.raises(UserError, match=sentence):
-        read_quora(tmp_path)
+        read_quora(tmp_path, strict=True)
 
 
 @pytest.mark.parametrize(
@@ -206,16 +206,16 @@ def test_damaged_questions_say_where_and_why(tmp_path, name, content, sentence):
 def test_damaged_forums_say_where_and_why(tmp_path, content, sentence):
     write(tmp_path, {"gis/gis_questions.json": content})
     with pytest.raises(UserError, match=sentence):
-        read_cqadupstack(tmp_path)
+        read_cqadupstack(tmp_path, strict=True)
 
 
 def test_what_is_missing_says_where_to_get_it(tmp_path):
     with pytest.raises(
         UserError, match=r"no questions of Quora: .*quora_duplicate_questions\.tsv \(Quora's own"
     ):
-        read_quora(tmp_path)
+        read_quora(tmp_path, strict=True)
     with pytest.raises(UserError, match=r"none of the forums android, .*: .*nlp\.cis\.unimelb\.edu\.au"):
-        read_cqadupstack(tmp_path)
+        read_cqadupstack(tmp_path, strict=True)
 
 
 def test_the_readers_feed_the_metrics(tmp_path):

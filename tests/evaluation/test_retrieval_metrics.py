@@ -76,7 +76,7 @@ def test_synonyms_and_case_mean_the_same_metric():
         assert len({values[name] for name in group}) == 1 and values[group[0]] > 0
 
 
-@pytest.mark.parametrize("metrics", ["RR@10", "RR", "P@1", "nDCG@1"])
+@pytest.mark.parametrize("metrics", ["RR@10", "RR", "P@1", "nDCG@1", "Judged@1"])
 def test_ties_go_to_the_greater_id_in_every_program(metrics):
     """RR@10 and RR are computed by two programs of ir_measures that break ties in opposite ways."""
     for winner, loser in (("b", "a"), ("10", "1"), ("é", "z")):

@@ -50,11 +50,22 @@ def test_a_folder_that_is_cut_off_costs_one_sentence(folder, tmp_path):
             BadInputError, match=rf"{name}\.jsonl: it lacks '.*', which is judged \(.*cut off"
         ):
             sample(dataset=str(copy), **flags)
-        (copy / f"{name}.jsonl").write_text(whole + lines[0])
+        (copy / f"{name}.jsonl").write_text(whole + lines[0].replace('"text": "', '"text": "x'))
         with pytest.raises(BadInputError, match=rf"{name}\.jsonl:{len(lines) + 1}: duplicate id"):
             sample(dataset=str(copy), **flags)
         (copy / f"{name}.jsonl").write_text(whole)
     assert not (tmp_path / "small").exists()
+
+
+def test_a_sample_does_without_the_few_judged_ids_that_are_missing(folder, tmp_path, capsys):
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    with (copy / "qrels/test.tsv").open("a") as file:
+        file.write("lost\tgone\t1\n")
+    sample(dataset=str(copy), output=str(tmp_path / "small"), train=10)
+    told = capsys.readouterr()
+    assert "26 documents, 26 queries, 10 train judgements" in told.out
+    assert "corpus.jsonl: it lacks 'gone', which is judged (1 of 27)\n" in told.err
+    assert "lost\tgone\t1\n" in (tmp_path / "small/qrels/test.tsv").read_text()
 
 
 def test_backups_and_hidden_files_are_no_splits(folder, tmp_path):

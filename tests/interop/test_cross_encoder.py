@@ -194,6 +194,25 @@ def test_token_types_that_the_tokenizer_does_not_give_are_not_read(loaded, folde
         model_dir.load(f"hf:{folder}", kind="cross_encoder")
 
 
+CLASSES = [
+    "BertTokenizer",
+    "BertTokenizerFast",
+    "ElectraTokenizer",
+    "PreTrainedTokenizerFast",
+    "TokenizersBackend",
+]
+
+
+@pytest.mark.parametrize("tokenizer_class", [*CLASSES, "DistilBertTokenizer", "NomicBertTokenizer", None])
+def test_the_class_of_a_tokenizer_decides_whether_it_gives_token_types(folder, tokenizer_class):
+    change(folder, "tokenizer_config.json", model_input_names=None, tokenizer_class=tokenizer_class)
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if v is not None}))
+    given = transformers.AutoTokenizer.from_pretrained(folder)("a cat", "the dog sat")
+    found = model_dir.read(f"hf:{folder}", kind="cross_encoder")[0]
+    assert (found.config.backbone.num_token_types > 1) == ("token_type_ids" in given)
+
+
 @pytest.mark.parametrize("changes", [{"pooling": "mean"}, {"similarity": "dot"}])
 def test_settings_of_dual_encoders_make_none_of_a_cross_encoder(folder, tmp_path, changes):
     name, out = next(iter(changes)), tmp_path / "out"

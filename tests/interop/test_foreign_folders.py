@@ -68,11 +68,18 @@ def test_a_saved_cross_encoder_says_what_it_is(pairs_folder):
         model_dir.read(f"st:{pairs_folder}", kind=None)
 
 
-def test_a_cross_encoder_with_a_prompt_is_refused(pairs_folder):
-    about = {"prompts": {"web": "Rank: "}, "default_prompt_name": "web"}
+def test_a_cross_encoders_default_prompt_goes_before_queries(pairs_folder, tmp_path):
+    """As CrossEncoder.predict of sentence-transformers 6.2 puts it before the first text of a pair."""
+    about = {"prompts": {"web": "Rank: ", "s2s": "Same: "}, "default_prompt_name": "web"}
     change(pairs_folder / "config_sentence_transformers.json", **about)
-    with pytest.raises(UserError, match="a prompt before pairs of texts is not supported"):
-        model_dir.read(f"st:{pairs_folder}", kind="cross_encoder")
+    settings = model_dir.read(f"st:{pairs_folder}", kind="cross_encoder")[0].settings
+    assert (settings.query_prompt, settings.passage_prompt) == ("Rank: ", "")
+    formats.convert(f"st:{pairs_folder}", tmp_path / "st", "st")
+    written = json.loads((tmp_path / "st" / "config_sentence_transformers.json").read_text())
+    assert {name: written[name] for name in about} == about
+    assert model_dir.read(f"st:{tmp_path / 'st'}", kind="cross_encoder")[0].settings == settings
+    (pairs_folder / "modules.json").unlink()  # without this file sentence-transformers reads no prompts
+    assert model_dir.read(f"hf:{pairs_folder}", kind="cross_encoder")[0].settings.query_prompt == ""
 
 
 def theirs(directory: Path) -> list[list[int]]:

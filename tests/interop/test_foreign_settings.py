@@ -1,5 +1,6 @@
 """Lengths, prompts and modules of sentence-transformers' folders: read as it reads them, or refused."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -11,6 +12,7 @@ import safetensors.numpy
 from jaxir import cli
 from jaxir.errors import UserError
 from jaxir.interop import formats, model_dir
+from jaxir.interop.build import PretrainedCrossEncoder, outline_of
 from jaxir.interop.huggingface import hub_files
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
@@ -93,20 +95,66 @@ def test_what_is_converted_is_not_longer_than_the_positions(folder, tmp_path, ca
     ("about", "expected"),
     [
         ({"prompts": {"query": "query: ", "passage": "passage: "}}, ("query: ", "passage: ")),
-        ({"prompts": {"query": "q: ", "document": "", "passage": "p: "}}, ("q: ", "")),
+        ({"prompts": {"query": "q: ", "document": "", "passage": "p: "}}, ("q: ", "p: ")),
         ({"prompts": {"s2s": "Same: "}, "default_prompt_name": "s2s"}, ("Same: ", "Same: ")),
         ({"prompts": {"s2s": "Same: ", "query": "q: "}, "default_prompt_name": "s2s"}, ("q: ", "Same: ")),
         ({"prompts": {"query": "q: "}, "default_prompt_name": "query"}, ("q: ", "")),
         ({"prompts": {"passage": "p: "}, "default_prompt_name": "passage"}, ("", "p: ")),
         ({"prompts": {"query": "q: ", "document": None}}, ("q: ", "")),
         ({"prompts": None}, ("", "")),
+        ({"prompts": {"s2s": ""}, "default_prompt_name": "s2s"}, ("", "")),
     ],
 )
 def test_prompts_go_before_the_texts_that_they_are_named_for(about, expected, folder):
+    """They stay the same when sentence-transformers 5 or 6 saves the folder and adds two empty prompts."""
     path = folder / ABOUT
-    path.write_text(json.dumps(json.loads(path.read_text()) | about))
-    settings = model_dir.read(f"st:{folder}")[0].settings
-    assert (settings.query_prompt, settings.passage_prompt) == expected
+    resaved = about | {"prompts": {"query": "", "document": ""} | (about["prompts"] or {})}
+    for said in (about, resaved):
+        path.write_text(json.dumps(json.loads(path.read_text()) | said))
+        settings = model_dir.read(f"st:{folder}")[0].settings
+        assert (settings.query_prompt, settings.passage_prompt) == expected
+
+
+@pytest.mark.parametrize(
+    ("about", "pools_prompts"),
+    [
+        ({"prompts": {"query": "", "document": "", "s2s": "Same: "}, "default_prompt_name": "s2s"}, True),
+        (
+            {"prompts": {"query": "q: ", "corpus": "c: ", "s2s": "Same: "}, "default_prompt_name": "query"},
+            True,
+        ),
+        ({"prompts": {"s2s": "Same: "}, "default_prompt_name": None}, False),
+    ],
+)
+def test_prompts_outlast_the_way_in_and_out(about, pools_prompts, folder, tmp_path, capsys):
+    """By them `encode`, with and without a name, gives the same vectors in sentence-transformers."""
+    (folder / ABOUT).write_text(json.dumps(about))
+    change(folder / POOLING, include_prompt=pools_prompts)
+    formats.convert(f"st:{folder}", tmp_path / "ours", "jaxir")
+    formats.convert(str(tmp_path / "ours"), tmp_path / "st", "st")
+    written = json.loads((tmp_path / "st" / ABOUT).read_text())
+    assert {name: written[name] for name in about} == about
+    assert json.loads((tmp_path / "st" / POOLING).read_text())["include_prompt"] == pools_prompts
+    assert capsys.readouterr().err == ""
+
+
+def test_prompts_that_were_changed_are_written_as_they_are(folder, tmp_path):
+    (folder / ABOUT).write_text(
+        json.dumps({"prompts": {"s2s": "Same: ", "passage": "p: "}, "default_prompt_name": "s2s"})
+    )
+    model = model_dir.read(f"st:{folder}")[0]
+    settings = dataclasses.replace(model.settings, query_prompt="q: ", passage_prompt="")
+    model_dir.write(tmp_path / "ours", dataclasses.replace(model, settings=settings))
+    formats.convert(str(tmp_path / "ours"), tmp_path / "st", "st")
+    written = json.loads((tmp_path / "st" / ABOUT).read_text())
+    assert written["prompts"] == {"query": "q: ", "s2s": "Same: "}
+    assert written["default_prompt_name"] is None
+
+
+def test_a_reranker_keeps_the_prompts_of_its_encoder(folder):
+    change(folder / ABOUT, prompts={"query": "query: ", "passage": "passage: "})
+    settings = outline_of(PretrainedCrossEncoder(source=f"st:{folder}"))[1]
+    assert (settings.query_prompt, settings.passage_prompt) == ("query: ", "passage: ")
 
 
 def edit(name: str, **changes):

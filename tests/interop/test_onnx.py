@@ -27,6 +27,7 @@ TEXTS = [
     "Where is the treaty kept?",
     "",
     "naïve café 日本 [MASK] \x00 🙂",
+    "[PAD] the [PAD] cat <pad>[PAD]",
     "the cat sat on the mat " * 30,
     "it's \\ 'a'",
 ]

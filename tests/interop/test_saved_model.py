@@ -38,7 +38,13 @@ pytest.importorskip("scann")
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 WORKER = Path(__file__).with_name("saved_model_worker.py")
-QUERIES = ["Where is the TREATY kept?", "", "naïve café 日本 [MASK] \x00 🙂", "the cat sat on the mat " * 30]
+QUERIES = [
+    "Where is the TREATY kept?",
+    "",
+    "naïve café 日本 [MASK] \x00 🙂",
+    "[PAD] the [PAD] cat <pad>[PAD]",
+    "the cat sat on the mat " * 30,
+]
 
 
 def varied_texts(vocabulary: list[str], count: int) -> list[str]:
@@ -49,7 +55,21 @@ def varied_texts(vocabulary: list[str], count: int) -> list[str]:
     marks = np.array(list("\u0300\u0301\u0334\u0345\u08db\u08ca\u0903\u093e\u093c\u094d\u302e\u1bf2"))
     marks = np.concatenate([marks, list("\U0001d165\U0001d16d\U0001e94a\u200d\x00 aàé\uac00İ")])
     special = np.array(
-        ["[MASK]", "[SEP]", "[", "]", "[mask]", "</s>", "<unk>", "##", "##ing", "\u2581", "\n", "\x00"]
+        [
+            "[MASK]",
+            "[SEP]",
+            "[PAD]",
+            "[",
+            "]",
+            "[mask]",
+            "</s>",
+            "<unk>",
+            "##",
+            "##ing",
+            "\u2581",
+            "\n",
+            "\x00",
+        ]
     )
     emoji = np.array([*"🙂👩‍👧🏽🇩🇪☃️", "\u200d", "\ufe0f", " ", "ok"])
     alphabets = [
@@ -272,7 +292,8 @@ def test_served_without_jax(tmp_path, sentencepiece_folder, save_model):
     assert export(f"--model={bytes_}", f"--output={out['bytes']}", "--signatures=ids") == 0
 
     roberta = DualEncoder.load(bytes_)
-    ids, _ = library_tokens(GOLDEN / "roberta", "<pad>", ["a cat", "the mats of"], 24)
+    texts = ["a cat", "the mats of", "a <pad> dog sat <pad>"]
+    ids, _ = library_tokens(GOLDEN / "roberta", "<pad>", texts, 24)
     assert ids[0][0] == 0 and ids[0][-1] == 1  # <s> is 0 there, and padding 1
     too_long, scann = [[5] * 41], ("tensorflow_text", "scann")
     answers = answers_of(
@@ -288,7 +309,7 @@ def test_served_without_jax(tmp_path, sentencepiece_folder, save_model):
         ],
     )
     np.testing.assert_allclose(
-        answers["0.vectors"], roberta.encode_queries(["a cat", "the mats of"], show_progress=False), atol=1e-5
+        answers["0.vectors"], roberta.encode_queries(texts, show_progress=False), atol=1e-5
     )
     queries, passages = encoder.encode_queries(QUERIES), encoder.encode_passages(QUERIES)
     assert np.abs(queries - passages).max() > 0.01  # the towers differ, and so do the prompts

@@ -150,7 +150,7 @@ def test_what_is_no_generator_costs_one_sentence(folder, how):
 
 
 def test_no_graph_is_made_of_a_generator(loaded):
-    source = exported.Source(name="GENERATOR", **loaded["seq2seq_1_1"]._asdict())
+    source = exported.Source.of("GENERATOR", loaded["seq2seq_1_1"])
     with pytest.raises(
         UserError, match=r"GENERATOR is a generator, which writes texts .*: no graph is made of it"
     ):

@@ -20,7 +20,7 @@ from unlabelled import (
 )
 
 from jaxir.errors import UserError
-from jaxir.features import Key, TextFormat, Tokens
+from jaxir.features import PADDING_TOKEN, Key, TextFormat, Tokens
 from jaxir.objectives.cpdae import CPDAE, words_of
 from jaxir.objectives.masked_lm import MaskedLM
 from jaxir.objectives.simcse import SimCSE
@@ -45,6 +45,8 @@ def test_what_a_batch_holds_and_which_words_a_text_has():
     found = np.asarray(words_of(ids, WORDS))
     assert found.shape == (8, WORDS) and not found[:, : SEP + 1].any()
     assert [set(np.flatnonzero(row)) for row in found] == Corpus(ids).sets
+    spelt = words_of(jnp.array([[SEP - 1, PADDING_TOKEN, WORDS - 2, SEP, 0]], jnp.int32), WORDS)
+    assert np.flatnonzero(spelt[0]).tolist() == [0, WORDS - 2]
 
 
 def test_both_maskings_are_berts_of_the_same_text():

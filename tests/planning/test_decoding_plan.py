@@ -97,13 +97,20 @@ def test_the_command_compiles_for_chips_that_are_not_there(tmp_path):
     flags = [f"--model=hf:{folder}", "--topology=v5e:2x2", "--max_length=24", "--batch_tokens=96"]
     line = [sys.executable, "-m", "jaxir.expand", "plan", *flags, "--max_new_tokens=8", "--top_k=4"]
     done = subprocess.run(
-        [*line, "--num_outputs=2"], env=left | env, capture_output=True, text=True, timeout=280
+        [*line, "--num_outputs=2", "--prices=v5e=1.2"],
+        env=left | env,
+        capture_output=True,
+        text=True,
+        timeout=280,
     )
     assert done.returncode == 0, done.stderr
-    assert "plan for v5e:2x2: 4 v5e chips" in done.stdout
     assert "batch     16 texts of 24 tokens, 2 outputs of 8 for each" in done.stdout
     assert re.search(r"one after another .* a batch: [\d,]+ tokens/s", done.stdout)
-    assert re.search(r"\nfits: [\d.]+ of 15.75 GiB", done.stdout)
+    assert re.match(
+        r"fits: [\d.]+ of 15.75 GiB on each chip \(\d+%\)\n"
+        r"a million texts at full speed: .*, costs [\d.]+( to [\d.]+)?\n\nplan for v5e:2x2: 4 v5e chips\n",
+        done.stdout,
+    )
 
 
 def test_gpus_are_refused(capsys):

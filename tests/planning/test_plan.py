@@ -21,7 +21,8 @@ from jaxir.objectives.contrastive import Contrastive
 from jaxir.objectives.reranking import Reranking
 from jaxir.objectives.simcse import SimCSE
 from jaxir.partitioning import MeshConfig
-from jaxir.planning import activations, advice, plan, program
+from jaxir.planning import activations, advice, plan, prices, program
+from jaxir.planning.typed import OF_RECIPES, Command
 from jaxir.training.memory import HEADROOM
 from jaxir.training.optimizers import Adafactor, AdamW
 from jaxir.training.recipe import Recipe
@@ -46,14 +47,16 @@ def config(**changes) -> DualEncoderConfig:
 
 
 def planned(model=None, *, optimizer=None, mesh=None, devices=4, objective=None, **how) -> program.Planned:
+    mesh = mesh or MeshConfig(fsdp=2)
     recipe = Recipe(
         model=object(),  # the configuration is given
+        mesh=mesh,
         objective=objective or Contrastive(),
         data=None,
         optimizer=optimizer or Adafactor(),
         **({"steps": 1000, "batch_size": BATCH} | how),
     )
-    partitioner = (mesh or MeshConfig(fsdp=2)).build(jax.devices()[:devices])
+    partitioner = mesh.build(jax.devices()[:devices])
     return program.Planned(recipe=recipe, config=model or config(), settings=LENGTHS, partitioner=partitioner)
 
 
@@ -215,8 +218,9 @@ def test_a_plan_says_how_thorough_its_compiler_was(changed, quick, gpu):
     text = plan.render(gpu._replace(compiled=True, settings=found))
     for line in found.given:
         assert line in text
-    for said in ("  under quick settings: ", "warning: compiled under quick", "\nfits, by quick settings: "):
+    for said in ("  under quick settings: ", "warning: compiled under quick"):
         assert (said in text) == quick
+    assert text.startswith("fits, by quick settings: " if quick else "fits: ")
     short = gpu._replace(compiled=True, settings=found, short_by=1)
     assert ("does not fit, by quick settings: " in plan.render(short)) == quick
     assert "settings" not in plan.render(gpu._replace(settings=found))
@@ -230,10 +234,55 @@ def test_what_does_not_fit_says_so_and_what_to_do():
     made = make("gpu:1xl4", model=large, mesh=one, devices=1)
     assert not made.fits
     text = plan.render(made)
-    assert "does not fit" in text
-    assert made.advice
-    assert "does not fit: " in text
-    assert any("--topology=gpu:" in line and "fsdp=" in line for line in made.advice)
+    assert text.startswith("does not fit: ")
+    words, command = made.advice[-2:]
+    assert re.fullmatch(r"\d+ chips, fsdp=\d+.* \(about [\d.]+ GiB on each chip\):", words)
+    assert re.fullmatch(r"  python -m jaxir\.plan --topology=gpu:(\d+)xl4 --gin\.FSDP=\1.*", command)
+    assert text.splitlines()[2:5] == ["try one of these:", f"  {made.advice[0]}", f"  {made.advice[1]}"]
+
+
+@pytest.mark.slow
+def test_what_is_advised_fits():
+    """By its shapes, not in proportion: the logits of a batch do not shrink with its chunks."""
+    target = dataclasses.replace(targets.parse("gpu:4xl4"), chip=chip(make().memory.total * 0.9))
+    changed = {"--gin.FSDP": "fsdp", "--gin.REMAT": "remat", "--gin.CHUNKS": "chunks", "--batch_size": "size"}
+    commands = plan.make(target, planned()).advice[1::2]
+    assert len(commands) > 1
+    for command in commands:
+        flags = dict(word.split("=") for word in command.split()[3:])
+        given = {changed[flag]: value for flag, value in flags.items() if flag in changed}
+        if "--topology" in flags or "size" in given:
+            continue
+        how = {"model": config(remat={"True": True}.get(given.get("remat"), given.get("remat", False)))}
+        how["mesh"] = MeshConfig(fsdp=int(given.get("fsdp", 2)))
+        how["objective"] = Contrastive(chunks=int(given.get("chunks", 1)))
+        assert plan.make(target, planned(**how)).fits, command
+
+
+@pytest.mark.parametrize(("text", "costs"), [("l4=0.5", "0.00"), ("l4=90000,h100=3", r"[\d,.]+ to [\d,.]+")])
+def test_prices_are_of_any_plan(gpu, text, costs):
+    priced = prices.read(text.split(","), [gpu.target])
+    said = plan.render(gpu, priced).splitlines()
+    assert re.fullmatch(rf"1,000 steps at full speed: .*, costs {costs}", said[1])
+    hours = gpu.roofline.overlapped * 1000 / 3600
+    assert f"costs {hours * 4 * priced['l4']:,.2f}" in "\n".join(said[2:])
+
+
+@pytest.mark.parametrize(
+    ("typed", "changed"),
+    [
+        (["--topology=gpu:1xl4", "--prices=l4=1"], "--topology=gpu:2xl4 --gin.REMAT=True"),
+        (
+            ["--topology", "gpu:1xl4", "--gin.REMAT=none", "--steps=3"],
+            "--steps=3 --topology=gpu:2xl4 --gin.REMAT=True",
+        ),
+        (["--gin.MODEL=a b"], "'--gin.MODEL=a b' --topology=gpu:2xl4 --gin.REMAT=True"),
+    ],
+)
+def test_a_typed_command_is_changed(typed, changed):
+    command = Command(["python", "-m", "jaxir.plan", *typed], OF_RECIPES.flags)
+    settings = {"topology": "gpu:2xl4", "remat": True, "prices": None}
+    assert command.changed(settings) == f"python -m jaxir.plan {changed}"
 
 
 def test_a_step_too_large_for_one_chip_is_told_without_a_compiler():
@@ -334,19 +383,26 @@ def test_advice_names_the_smallest_changes_that_are_enough():
     costs = advice.Costs(state=20 * gib, activations=kept, rest=gib, fixed=gib)
     target = targets.parse("v6e:2x2")
 
-    def lines(limit: float) -> list[str]:
-        return advice.suggest(setting, costs, limit=limit * gib, target=target, fsdp=[1, 2, 4], divisor=4)
+    def found(limit: float, without: str = "", **mesh: int) -> list[advice.Change]:
+        can = OF_RECIPES.settings - {without}
+        how = {"target": target, "mesh": MeshConfig(**mesh), "fsdp": [1, 2, 4], "divisor": 4, "can": can}
+        return advice.suggest(setting, costs, limit=limit * gib, **how)
 
     assert costs.of(setting, setting) == 38 * gib
-    assert lines(32)[0] == "fsdp=2 (about 28.0 GiB on each chip)"
-    assert lines(32)[1] == "remat=True (about 26.0 GiB on each chip)"
-    assert lines(34)[1] == "remat=products (about 31.0 GiB on each chip)"
-    assert lines(32)[-1].startswith("a slice of 8 chips, --topology=v6e:2x4, with fsdp=2 (about")
+    assert found(32)[0] == ("fsdp=2", {"fsdp": 2}, 28 * gib)
+    assert found(32)[1] == ("remat=True", {"remat": True}, 26 * gib)
+    assert found(34)[1] == ("remat=products", {"remat": "products"}, 31 * gib)
+    larger = {"topology": "v6e:2x4", "fsdp": 2}
+    assert found(32)[-1][:2] == ("a slice of 8 chips, fsdp=2", larger)
+    assert found(32, slices=2)[-1].settings == larger | {"slices": 1}
+    assert found(32, data=4)[0].settings == {"fsdp": 2, "data": -1}
+    assert [c.words for c in found(32, without="remat")][:2] == ["fsdp=2", "chunks=4"]
     # Little memory: only several changes at once, each line no superset of another.
-    tight = lines(9)
-    assert tight[0].startswith("fsdp=4, chunks=")
-    assert all("fsdp=" in line for line in tight)
-    assert lines(0.1) == ["a chip with more memory: no change of these is thought to be enough"]
+    tight = found(9)
+    assert tight[0].words.startswith("fsdp=4, chunks=")
+    assert all("fsdp" in change.settings for change in tight)
+    (other,) = found(0.1)  # of another chip, whose memory is another's
+    assert other.settings == {"topology": "v5p:2x2x1", "prices": None}
 
 
 def ring(coords, slices=None):

@@ -197,7 +197,12 @@ def test_the_cheapest_slice_that_is_quick_enough(prices, hours, chosen, costs):
             ("--topology=gpu:8xh100", "--search"),
             "--search compiles, and of gpu:8xh100 no compiler is at hand",
         ),
-        (("--topology=v5e:2x2", "--search", "--prices=v5e"), "--prices=v5e: write CHIP=PRICE"),
+        (("--topology=v5e:2x2", "--prices=v5e"), "--prices=v5e: write CHIP=PRICE"),
+        (
+            ("--topology=v5e:2x2", "--prices=1.2"),
+            "--prices=1.2: write CHIP=PRICE, of a chip and hour, such as v5e=1.2",
+        ),
+        (("--topology=gpu:8xh100", "--prices=h10=3"), "--prices=h10=3: no chip 'h10'; did you mean 'h100'?"),
         (("--topology=v5e:2x2,v5p:2x2x1", "--search", "--prices=v5e=1"), "--prices must say what v5p costs"),
         (
             ("--topology=v5e:2x2,v5p:2x2x1", "--search", "--prices=v5e=1,V5E=9"),
@@ -243,9 +248,10 @@ def test_a_search_that_was_killed_goes_on(tmp_path):
         "1x1 fsdp=1 tensor=1 remat=products",
         "1x1 fsdp=1 tensor=1 remat=none",
     ]
-    table, slices, settings = done.stdout.split("\n\n")[0], done.stdout.split("\n\n")[2], done.stdout
+    verdict, settings, slices, table = done.stdout.split("\n\n")[:4]
+    assert verdict.startswith("v5e:1x1: ") and verdict.endswith("below a gin file's includes:")
     assert [line.split()[3] for line in table.splitlines()[2:5]].count("all") == 1
     assert "quickest" in table.splitlines()[2]
     assert "batch_size must be a multiple of the 256 devices" in slices and "cheapest" in slices
-    assert "\nSLICES = 1\nMESH_DATA = -1\nFSDP = 1\nTENSOR = 1\nREMAT = " in settings
-    assert "\nSCAN = False\nCHUNKS = 1\n" in settings and "compiled under quick settings" in settings
+    assert "SLICES = 1\nMESH_DATA = -1\nFSDP = 1\nTENSOR = 1\nREMAT = " in settings
+    assert settings.endswith("\nSCAN = False\nCHUNKS = 1") and "compiled under quick settings" in done.stdout

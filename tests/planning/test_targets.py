@@ -29,7 +29,7 @@ def test_a_machine_is_read(text, count, shape, slices):
     [
         ("v5q:4x4x4", "no chip 'v5q'; did you mean 'v5p'?; write CHIP:SHAPE with v4, v5e, v5p, v6e"),
         ("v5e:3x3", "no such slice of v5e; there are 1x1, 2x2, 2x4, 4x4, 4x8, 8x8, 8x16, 16x16"),
-        ("v5p", "no such slice of v5p; there are 2x2x1"),
+        ("v5p", "no such slice of v5p; did you mean 'v5p:2x2x1'?; there are 2x2x1"),
         ("v5e:4x4*0", "no such slice of v5e"),
         ("gpu:8xh1000", "CHIP one of a100, h100, h200, b200, l4, l40s; did you mean 'h100'?"),
         ("gpu:h100", "GPUs are written gpu:NUMBERxCHIP"),
@@ -43,6 +43,30 @@ def test_an_unknown_machine_costs_one_sentence(text, message):
         targets.parse(text)
     assert message in str(error.value)
     assert f"--topology={text}" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        *[("v5e-4", "v5e:2x2"), ("v5litepod-16", "v5e:4x4"), ("tpu-v5e-8", "v5e:2x4"), ("v6e:8", "v6e:2x4")],
+        *[("v4-8", "v4:2x2x1"), ("v5p-16", "v5p:2x2x2")],  # two cores a chip
+        *[("v5e:4x2", "v5e:2x4"), ("v5p:4x4", "v5p:2x2x4")],
+        *[("a100", "gpu:1xa100"), ("H100", "gpu:1xh100"), ("gpu:h100", "gpu:1xh100")],
+        *[("8xa100", "gpu:8xa100"), ("a100:8", "gpu:8xa100"), ("h100x8", "gpu:8xh100")],
+        *[("a100-80gb", "gpu:1xa100"), ("gpu:h100:8", "gpu:8xh100"), ("l40s-4", "gpu:4xl40s")],
+    ],
+)
+def test_other_names_of_a_machine_are_understood(text, meant):
+    assert targets.parse(meant).name == meant
+    with pytest.raises(UserError, match=f"; did you mean '{meant}'?"):
+        targets.parse(text)
+
+
+@pytest.mark.parametrize("text", ["tpu", "cpu", "t4", "rtx4090", "v5e:3x3", "gpu:8", ""])
+def test_no_machine_is_suggested_for_what_is_unlike_all(text):
+    with pytest.raises(UserError) as error:
+        targets.parse(text)
+    assert "did you mean" not in str(error.value)
 
 
 def test_every_tpu_has_slices_and_every_slice_parses():

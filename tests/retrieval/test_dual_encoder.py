@@ -138,7 +138,9 @@ def test_what_is_no_list_of_texts(encoder, wrong):
 def test_vectors_that_are_not_finite(small_model):
     encoder = DualEncoder.load(small_model)
     encoder.runner.parameters = [p * np.float32(np.nan) for p in encoder.runner.parameters]
-    with pytest.raises(UserError, match="not finite"):
+    with pytest.raises(
+        UserError, match=r"gives a vector that has a number that is not finite: text 1, 'w1'$"
+    ):
         encoder.encode_queries(["w1"])
 
 

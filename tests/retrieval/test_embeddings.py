@@ -16,9 +16,12 @@ import numpy as np
 import pytest
 
 from jaxir import DualEncoder, cli
+from jaxir.data.truncation import Truncation
 from jaxir.errors import BadInputError, UserError
 from jaxir.retrieval import npy
 from jaxir.retrieval.encoding.embeddings import encode_corpus, open_embeddings
+from jaxir.retrieval.encoding.views import Expansion
+from jaxir.retrieval.indexes.index import build_index
 
 SHARD = 8
 
@@ -149,6 +152,47 @@ def test_queries_and_gzip(tmp_path, toy, encoder):
     assert stored.info.max_length == 16
 
 
+def test_a_failed_model_leaves_the_output_to_the_right_one(tmp_path, toy, encoder):
+    class Failing:
+        def encode_batch(self, texts, **how):
+            raise UserError("the model is bad")
+
+    def named(tokenizer, step, fingerprint):
+        return DualEncoder(encoder.model, tokenizer, encoder.settings, fingerprint, spec="RUN", step=step)
+
+    corpus, output = toy.write_corpus(tmp_path / "corpus.jsonl", toy.random_texts(12)), tmp_path / "out"
+    with pytest.raises(UserError, match="the model is bad"):
+        encode_corpus(named(Failing(), None, "e" * 64), corpus, output, shard_size=5)
+    earlier, later = (named(encoder.tokenizer, step, str(step) * 32) for step in (10, 21))
+    encode_corpus(earlier, corpus, output, shard_size=5)
+    with pytest.raises(
+        UserError, match=r"another model \(RUN has trained on since \(step 10 to 21\)\): give"
+    ):
+        encode_corpus(later, corpus, output, shard_size=5)
+    index = build_index(open_embeddings(output), backend="exact")
+    with pytest.raises(UserError, match=r": RUN has trained on since \(step 10 to 21\); encode and index"):
+        index.require_model(later.fingerprint, *later.made_by)
+    with pytest.raises(UserError, match="made with RUN, not with a model without a name; encode"):
+        open_embeddings(output).require_model(
+            DualEncoder(encoder.model, encoder.tokenizer, encoder.settings, "0" * 64)
+        )
+
+
+def test_the_number_of_texts_that_were_cut_survives_an_interruption(tmp_path, toy, encoder):
+    long = " ".join(["w1"] * 2 * toy.max_length)
+    corpus = toy.write_corpus(tmp_path / "corpus.jsonl", [long, *toy.random_texts(12), long])
+    lengths = [len(row) for row in encoder.tokenizer.encode_batch(toy.random_texts(12), max_length=1000)]
+    encode_corpus(encoder, corpus, tmp_path / "out", shard_size=5)
+    expected = 2 + sum(length > toy.max_length for length in lengths)
+    assert open_embeddings(tmp_path / "out").info.truncation == Truncation(toy.max_length, 14, expected)
+    whole = contents(tmp_path / "out")
+    (tmp_path / "out" / "embeddings-00001.npy").unlink()
+    encode_corpus(encoder, corpus, tmp_path / "out", shard_size=5)
+    assert contents(tmp_path / "out") == whole
+    index = build_index(open_embeddings(tmp_path / "out"), backend="exact")
+    assert (index.info.max_length, index.info.cut) == (toy.max_length, expected)
+
+
 GOOD = b'{"_id": "a", "text": "w1"}\n'
 
 
@@ -159,7 +203,7 @@ GOOD = b'{"_id": "a", "text": "w1"}\n'
         (GOOD + b'{"_id": "b", "text": \n', r"corpus.jsonl:2: not valid JSON"),
         (GOOD + b'{"_id": "b"}\n', r"corpus.jsonl:2: no field 'text'"),
         (GOOD + b'{"_id": "b", "text": 3}\n', r"corpus.jsonl:2: field 'text' is not a string"),
-        (GOOD + GOOD, r"corpus.jsonl:2: duplicate id 'a'"),
+        (GOOD + b'{"_id": "a", "text": "w2"}\n', r"corpus.jsonl:2: duplicate id 'a', which has another text"),
         (GOOD + b'{"_id": "b", "text": "\xff"}\n', r"corpus.jsonl:2: not UTF-8"),
     ],
 )
@@ -171,6 +215,24 @@ def test_bad_input_is_told_before_any_work(tmp_path, encoder, content, message):
     if content:
         encode_corpus(encoder, tmp_path / "corpus.jsonl", tmp_path / "out", on_bad_input="skip")
         assert open_embeddings(tmp_path / "out").ids == ["a"]
+
+
+def test_vectors_that_are_too_long_name_their_text(tmp_path, encoder, monkeypatch):
+    corpus, queries = tmp_path / "corpus.jsonl", tmp_path / "queries.jsonl"
+    corpus.write_bytes(GOOD + GOOD.replace(b'"a"', b'"b"') + GOOD.replace(b'"a"', b'"c"'))
+    queries.write_text("".join(f'{{"_id": "{i}", "outputs": ["x", "y"]}}\n' for i in "abc"))
+
+    def run(function, tokens, **_):
+        vectors = np.ones((len(tokens), encoder.dimension), np.float32)
+        vectors[-2] = 3e38
+        return vectors
+
+    monkeypatch.setattr(encoder.runner, "run", run)
+    expansion = Expansion(path=str(queries), kind="typical", views=2)
+    for output, name, how in (("out", "b", {}), ("expanded", "c", {"expansion": expansion})):
+        with pytest.raises(UserError, match=rf"gives a vector that is .* long .*: the text of '{name}'$"):
+            encode_corpus(encoder, corpus, tmp_path / output, **how)
+        assert not list((tmp_path / output).glob("embeddings-*"))
 
 
 @pytest.mark.parametrize("tower", ["query", "passage"])
@@ -283,12 +345,12 @@ def test_interrupted_in_process_releases_the_directory(tmp_path, toy, encoder):
     original = encoder.tokenizer.encode_batch
 
     class Tokenizer:
-        def encode_batch(self, texts, *, max_length):
+        def encode_batch(self, texts, **how):
             nonlocal calls
             calls += 1
             if calls == 3:
                 raise Interrupt
-            return original(texts, max_length=max_length)
+            return original(texts, **how)
 
     failing = DualEncoder(encoder.model, Tokenizer(), encoder.settings, encoder.fingerprint, batch_tokens=64)
     with contextlib.suppress(Interrupt):

@@ -135,7 +135,7 @@ def test_a_model_scores_every_candidate(tmp_path, toy, small_model):
         expected = {d: first[f"q{i}"][d] + 2.5 * float(vectors[int(d[1:])] @ asked[i]) for d in best}
         assert found[f"q{i}"] == pytest.approx(expected, abs=1e-5)
     other = DualEncoder.load(toy.save_model(tmp_path / "other", seed=7))
-    with pytest.raises(UserError, match=r"made with .*, not with this model"):
+    with pytest.raises(UserError, match=r"made with .*, not with .*encode the corpus again"):
         score_candidates(
             first,
             queries={f"q{i}": texts[i] for i in range(3)},
@@ -175,6 +175,9 @@ def test_candidates_are_scored_as_by_exact_search(similarity):
     exact = [dict(zip(*row, strict=True)) for row in zip(near, scores.tolist(), strict=True)]
     assert found["q1"] == pytest.approx({d: exact[0][d] for d in ("d5", "d0", "d3")}, rel=1e-5)
     assert found["q2"] == pytest.approx({"d4": exact[1]["d4"]}, rel=1e-5)
+    vectors[3] = 3e38
+    with pytest.raises(UserError, match=r"^the vector of 'd3' is 6e\+38 long"):
+        score_candidates(candidates, queries=texts, embeddings=stored, encoder=encoder, depth=3)
 
 
 @pytest.mark.parametrize(

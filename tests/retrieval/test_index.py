@@ -1,5 +1,6 @@
 """Indexes of every engine: exact answers with exact ties, near answers with ScaNN, and what is on disk."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from jaxir.retrieval.indexes.exact import ExactIndex
 from jaxir.retrieval.indexes.index import load_index, normalize
 from jaxir.retrieval.indexes.milvus_index import MilvusIndex
 from jaxir.retrieval.indexes.scann_index import BRUTE_FORCE_UP_TO, ScannIndex
+from jaxir.retrieval.lengths import LONGEST
 
 ENGINES = [ExactIndex, ScannIndex, MilvusIndex]
 
@@ -230,12 +232,19 @@ def test_queries_that_do_not_fit():
         TypeError, match=r"queries are an array of floating-point numbers \[Q, D\], not a list"
     ):
         index.search([[1.0] * 8], 5)
-    for number in (np.nan, np.inf):
-        with pytest.raises(UserError, match="the queries have numbers that are not finite"):
-            index.search(np.full([1, 8], number, np.float32), 5)
+    for number, reason in (
+        (np.nan, "has a number that is not finite"),
+        (np.inf, "has a number that is not finite"),
+        (3e38, r"is 8.49e\+38 long \(at most 1e\+19"),
+    ):
+        with pytest.raises(UserError, match=f"^the vector of query 2 {reason}"):
+            index.search(np.float32([[1] * 8, [number] * 8]), 5)
     index.require_model("a" * 64)
-    with pytest.raises(UserError, match=r"made with st:one .* cannot be searched with st:two"):
+    with pytest.raises(UserError, match="it was made with st:one, not with st:two; give the model it"):
         index.require_model("b" * 64, "st:two")
+    index.info = dataclasses.replace(index.info, model="run", step=10)
+    with pytest.raises(UserError, match=r"run has trained on since \(step 10 to 21\); encode and index"):
+        index.require_model("b" * 64, "run", 21)
 
 
 @pytest.mark.parametrize(
@@ -244,7 +253,14 @@ def test_queries_that_do_not_fit():
         ({"embeddings": np.zeros([0, 4], np.float32), "ids": []}, "no embeddings"),
         ({"ids": ["a", "b"]}, "3 embeddings and 2 ids"),
         ({"ids": ["a", "b", "a"]}, "'a' comes twice"),
-        ({"embeddings": np.full([3, 4], np.nan, np.float32)}, "not finite"),
+        (
+            {"embeddings": np.float32([[1], [1], [np.nan]])},
+            "^the vector of 'c' has a number that is not finite",
+        ),
+        (
+            {"embeddings": np.float32([[1], [3e38], [1]])},
+            r"^the vector of 'b' is 3e\+38 long \(at most 1e\+19",
+        ),
         ({"embeddings": np.zeros([3, 4], np.float64)}, "float32"),
         ({"embeddings": [np.zeros([2, 4], np.float32), np.zeros([1, 5], np.float32)]}, "one D"),
         ({"similarity": "euclid"}, "cosine or dot, not 'euclid'"),
@@ -255,6 +271,16 @@ def test_what_cannot_be_indexed(engine, change, message):
     good = {"embeddings": np.ones([3, 4], np.float32), "ids": ["a", "b", "c"]}
     with pytest.raises(UserError, match=message):
         engine.build(**good | change)
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+@pytest.mark.parametrize("storage", ["float32", "bfloat16", "int8"])
+def test_the_longest_vectors_that_are_taken_have_finite_scores(similarity, storage):
+    vectors = np.float32([[LONGEST * 0.99, 0], [1, 1], [0, LONGEST * 0.99]])
+    for engine in (ExactIndex, ScannIndex):
+        index = engine.build(vectors, ["a", "b", "c"], similarity=similarity, storage=storage)
+        scores, found = index.search(vectors[[0, 2]], 3)
+        assert np.isfinite(scores).all() and [names[0] for names in found] == ["a", "c"]
 
 
 def test_saving_is_all_or_nothing(tmp_path, toy):

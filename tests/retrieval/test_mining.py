@@ -11,6 +11,7 @@ from jaxir.data.sources import BeirFolder
 from jaxir.errors import UserError
 from jaxir.retrieval.mining.hard_negatives import MiningSettings
 from jaxir.retrieval.mining.hard_negatives import mine as mine_run
+from jaxir.retrieval.mining.known_positives import KnownPositives
 from jaxir.retrieval.ranking.runs import read_run_by_query
 
 DOCUMENTS = {f"d{i}": f"text number {i}" for i in range(60)} | {"twin": "Text  NUMBER 0", "empty": " \u200b"}
@@ -62,6 +63,48 @@ def test_no_positive_and_no_twin_of_one_is_mined(folder, capsys):
     recorded = json.loads((folder / "out" / "mining.json").read_text())
     assert recorded["settings"]["last"] == 200 and recorded["run"]["name"] == "run.trec"
     assert recorded["negatives"] == 37 and len(recorded["run"]["sha256"]) == 64
+
+
+def test_queries_of_one_text_share_their_positives(folder, toy):
+    """In any split, and judged or not by the split that is mined for."""
+    queries = [{"_id": f"q{i}", "text": "Question  0" if i in (1, 9) else f"question {i}"} for i in range(10)]
+    toy.write_jsonl(folder / "queries.jsonl", queries)
+    answers = ["d0", "d2", "d8", "d30"]  # of q0, q1 and, in another split, q9
+    with (folder / "run.trec").open("w") as file:
+        file.writelines(f"{q} Q0 {d} 0 {s} t\n" for q in ("q0", "q1") for d, s in scores(answers).items())
+    assert mine(folder, negatives=100) == {"q0": ["d30"], "q1": ["d30"]}
+
+
+def test_positives_that_the_collection_lacks_are_left_out_and_counted(folder, capsys):
+    with (folder / "qrels/train.tsv").open("a") as file:
+        file.write("q0\tgone\t1\nq1\tempty\t1.0\nq4\tgone\t1\nlost\td8\t1\n")
+    found = mine(folder, negatives=100)
+    assert list(found) == ["q0", "q1", "q2"]
+    said = capsys.readouterr()
+    assert (
+        "; positives left out, because the collection lacks the query, the document or its text: 4"
+        in said.out
+    )
+    assert "note: grades written as decimals, which are read as integers: 1 (first: " in said.err
+    given = {"run": folder / "run.trec", "dataset": f"beir:{folder}", "output": folder / "strict"}
+    flags = [f"--{flag}={value}" for flag, value in given.items()]
+    assert cli.main("jaxir.mine:mine", [*flags, "--strict"]) == 1
+    assert "the score is not an integer: '1.0'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("judgement", "sentence"),
+    [
+        ("q0\tgone\t1", "it lacks 'gone', which is judged relevant"),
+        ("q0\tempty\t1", "'empty' is judged relevant and has no text"),
+        ("lost\td8\t1", "it lacks 'lost', which is judged"),
+    ],
+)
+def test_strict_mining_refuses_positives_that_the_collection_lacks(folder, judgement, sentence):
+    with (folder / "qrels/train.tsv").open("a") as file:
+        file.write(judgement + "\n")
+    with pytest.raises(UserError, match=sentence):
+        KnownPositives.read(BeirFolder(folder), "train", strict=True)
 
 
 def test_the_query_itself_is_no_negative_of_it(folder, capsys, toy):

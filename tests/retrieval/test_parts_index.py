@@ -130,7 +130,8 @@ def test_parts_of_other_embeddings_are_not_taken_up(many, tmp_path, name, value)
     passages, _ = many
     half_built(tmp_path, passages)
     others = dataclasses.replace(passages, info=dataclasses.replace(passages.info, **{name: value}))
-    with pytest.raises(UserError, match=rf"was begun with another {name} \(.*, now {value!r:.40}\)"):
+    told = parts_index.CALLED.get(name, rf"{name} \(.*, now {value!r:.40}\)")
+    with pytest.raises(UserError, match=f"was begun with another {told}"):
         build_in_parts(others, tmp_path / "index", 3, exactly, how=OPTIONS)
     assert not (tmp_path / "index").exists()
     build_in_parts(passages, tmp_path / "index", 3, exactly, how=OPTIONS)
@@ -169,7 +170,9 @@ def test_the_command_builds_in_an_empty_directory_by_any_name(
     build[0] = f"--embeddings={tmp_path}/other"
     capsys.readouterr()
     assert cli.main("jaxir.index:index", [*build, "--output=here"]) == 1
-    assert "error: " in (err := capsys.readouterr().err) and "was begun with another fingerprint" in err
+    assert (
+        "error: " in (err := capsys.readouterr().err) and "was begun with another model: give the same" in err
+    )
 
 
 def test_a_part_with_fewer_answers_than_were_asked_for():

@@ -5,6 +5,7 @@ import gzip
 import numpy as np
 import pytest
 
+from jaxir.data.sources import read_corpus
 from jaxir.errors import BadInputError, UserError
 from jaxir.retrieval.ranking.runs import read_run, read_run_by_query, write_run
 
@@ -46,6 +47,17 @@ def test_ties_are_written_as_trec_eval_ranks_them(tmp_path):
     assert list(read_run(tmp_path / "run")["q"]) == ["b", "d", "c", "a"]
 
 
+def test_ids_with_format_characters_come_back_as_they_were(tmp_path):
+    """Zero-width joiners and the like: they stand in words of Persian and Hindi, and in emoji."""
+    ids = ["می\u200cخواهم", "क्\u200dष", "\u200eab\u00adc", "\U0001f469\u200d\U0001f4bb", "\ue000"]
+    run = {query_id: {i: float(n) for n, i in enumerate(ids)} for query_id in ids}
+    write_run(tmp_path / "run", run)
+    assert read_run(tmp_path / "run") == run
+    lines = "".join(f'{{"_id": "{i}", "text": "x"}}\n' for i in ids)
+    (tmp_path / "corpus.jsonl").write_text(lines, encoding="utf-8")
+    assert [d.id for d in read_corpus(tmp_path / "corpus.jsonl")] == ids
+
+
 def test_a_query_without_answers_is_not_in_the_file(tmp_path):
     write_run(tmp_path / "run", {"q": [], "p": [("a", 1.0)]})
     assert read_run(tmp_path / "run") == {"p": {"a": 1.0}}
@@ -57,7 +69,8 @@ def test_a_query_without_answers_is_not_in_the_file(tmp_path):
         ({"q": [("a b", 1.0)]}, "'a b' cannot stand in a run file"),
         ({"q 1": [("a", 1.0)]}, "query id 'q 1'"),
         ({"": [("a", 1.0)]}, "query id ''"),
-        ({"q": [("a\u2003b", 1.0)]}, "white space"),
+        ({"q": [("a\u2003b", 1.0)]}, r"it has U\+2003 EM SPACE"),
+        ({"q": [("a\x7f", 1.0)]}, r"it has U\+007F DELETE"),
         ({"q": [("a", float("nan"))]}, "is nan"),
         ({"q": [("a", float("inf"))]}, "is inf"),
         ({"q": [("a", -1e39)]}, "the score -1e[+]39 of document 'a' for query 'q' is too great"),

@@ -138,6 +138,7 @@ def test_only_shards_that_are_missing_are_made(tmp_path, toy, encoder):
 
 def test_a_machine_with_another_model_is_refused(toy, small_model, other_model, encoder):
     facts = {"dtype": "float32", "batch_tokens": None, "fingerprint": encoder.fingerprint}
+    facts["lengths"] = (encoder.settings.query_max_length, encoder.settings.passage_max_length)
     how = {"tower": "passage", "num_windows": 1, "expanded": False}
     shard = Shard(3, ["a", "b"], toy.random_texts(2))
     encoded, report = ShardWorker(spec=small_model, how=how, **facts).start()(shard)

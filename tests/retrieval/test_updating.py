@@ -20,7 +20,8 @@ from jaxir import cli
 from jaxir.retrieval.encoding.embeddings import open_embeddings
 from jaxir.retrieval.indexes.documents import Documents
 from jaxir.retrieval.indexes.index import build_index, load_index, normalize
-from jaxir.retrieval.indexes.scann_index import BRUTE_FORCE_UP_TO, ScannIndex, stored_vectors
+from jaxir.retrieval.indexes.scann_files import stored_vectors
+from jaxir.retrieval.indexes.scann_index import BRUTE_FORCE_UP_TO, ScannIndex
 from jaxir.retrieval.indexes.updating import update_index
 from jaxir.sidecar import environment
 
@@ -114,7 +115,7 @@ def test_what_cannot_be_done_changes_nothing(root, tmp_path, toy, backend, capsy
         ([f"--delete={tmp_path}/all.txt"], "no document would be left"),
         ([f"--delete={tmp_path}/binary.txt"], "binary.txt is not a text file of ids"),
         ([f"--delete={tmp_path}/none.txt"], "none.txt: no such file"),
-        ([f"--embeddings={tmp_path}/other", corpus], "they cannot be searched together"),
+        ([f"--embeddings={tmp_path}/other", corpus], "the embeddings cannot be searched together with"),
         ([new], "stores its documents for display: give the corpus of the new ones"),
         ([new, f"--corpus={partial}"], "lacks 7 of the 8 documents that were encoded"),
         ([corpus], "a corpus is of documents to add: give their embeddings too"),

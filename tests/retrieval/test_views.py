@@ -200,11 +200,11 @@ def test_interrupted_it_goes_on_and_another_expansion_is_refused(collection, enc
     assert stored.info.count == len(vectors) > 60
     calls, usual = [], DualEncoder.tokens
 
-    def tokens(self, texts, tower):
+    def tokens(self, texts, *args):
         calls.append(len(texts))
         if len(calls) == 4:
             raise KeyboardInterrupt
-        return usual(self, texts, tower)
+        return usual(self, texts, *args)
 
     monkeypatch.setattr(DualEncoder, "tokens", tokens)
     with pytest.raises(KeyboardInterrupt):
@@ -264,4 +264,7 @@ def test_a_model_with_no_room_for_queries_is_refused_and_nothing_is_begun(
     assert cli.main("jaxir.encode:encode", [f"--model={narrow}", *flags]) == 1
     assert "have no room for a query of" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+    wider = [f"--max_length={3 * lengths.passage_max_length // 2}", f"--output={tmp_path}/wider"]
+    assert cli.main("jaxir.encode:encode", [f"--model={narrow}", *flags, *wider]) == 0
+    capsys.readouterr()
     assert cli.main("jaxir.encode:encode", [f"--model={small_model}", *flags]) == 0

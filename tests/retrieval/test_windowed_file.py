@@ -65,11 +65,22 @@ def test_what_is_whole_is_not_made_again(tmp_path):
     assert write(output, "first") == every
     output.write_text(output.read_text().replace("first", "other"))
     assert write(output, "first") == every
-    (tmp_path / ".out.jsonl.made.json").write_text("{")
+    windowed_file._note_of(output).write_text("{")
     assert write(output, "first") == every
     output.unlink()
     assert write(output, "first") == every
-    assert sorted(p.name for p in tmp_path.iterdir()) == [".out.jsonl.made.json", "out.jsonl"]
+    assert [p.name for p in tmp_path.iterdir()] == ["out.jsonl"], "nothing lies beside it"
+
+
+def test_what_was_begun_without_a_window_is_begun_anew(tmp_path):
+    output = tmp_path / "out.jsonl"
+
+    def fail(batch, done):
+        raise UserError("the model gives numbers that are not finite")
+
+    with pytest.raises(UserError, match="not finite"):
+        write_windows(output, {"model": "0" * 64}, TEXTS, fail, count=len(TEXTS), what="x", window=2)
+    assert write(output, "second") == [text.id for text in TEXTS]
 
 
 def test_a_run_killed_before_it_tells_what_it_made_only_puts_it_together_again(tmp_path, monkeypatch):
@@ -78,7 +89,7 @@ def test_a_run_killed_before_it_tells_what_it_made_only_puts_it_together_again(t
     real = windowed_file.atomic_file
 
     def killed(path, *args):
-        if path.name == ".out.jsonl.made.json":
+        if path == windowed_file._note_of(output):
             raise KeyboardInterrupt
         return real(path, *args)
 

@@ -17,10 +17,13 @@ from urllib.parse import quote
 
 import numpy as np
 import pytest
+from fastapi import HTTPException
 from prometheus_client.parser import text_string_to_metric_families
 
 from jaxir.errors import UserError
+from jaxir.serving.bodies import read_json
 from jaxir.serving.guard import Guard
+from jaxir.serving.hosts import Hosts
 from jaxir.serving.limits import Limits
 from jaxir.serving.server import listen
 
@@ -52,6 +55,10 @@ def talk(address: tuple[str, int], *parts: bytes, pause: float = 0.0) -> bytes:
 def test_search_answers_with_marked_documents(served, world):
     answer = served.ask("/search", queries=["joined arrays", "w7"], k=5)
     assert [r["query"] for r in answer["results"]] == ["joined arrays", "w7"]
+    assert [s["cut_at"] for s in served.ask("/search", queries=["w1 " * 20])["results"][0]["systems"]] == [
+        *(41, None if world.second_kind == "sparse" else 41),
+        41,
+    ]
     first = {s["system"]: s for s in answer["results"][0]["systems"]}
     assert list(first) == ["dense", "second", "hybrid"]
     assert [h["rank"] for h in first["hybrid"]["hits"]] == [1, 2, 3, 4, 5]
@@ -93,6 +100,10 @@ def test_health_says_what_is_served(served, world):
     facts = [(i["name"], i["kind"], i["documents"]) for i in health["indexes"]]
     assert facts == [("dense", "dense", 64), ("second", world.second_kind, 64)]
     assert [i["has_texts"] for i in health["indexes"]] == [True, True]
+    assert [i["query_tokens"] for i in health["indexes"]] == [
+        16,
+        None if world.second_kind == "sparse" else 16,
+    ]
     assert str(world.root) not in body.decode()
 
 
@@ -182,6 +193,7 @@ def test_metrics_count_what_is_asked(served, world):
         == grown["jaxir_batch_size_count", *engine]
     )
     assert after["jaxir_queue_length", *engine] == 0 and after["jaxir_requests_in_progress",] == 1
+    assert after["jaxir_texts_cut_total", engine[0], "query"] >= 0
     assert grown["jaxir_engine_busy_seconds_total", *engine] > 0
     assert after["jaxir_compiled_shapes", *engine] > 3 and grown["jaxir_compiled_shapes", *engine] == 0
     assert after["jaxir_index_documents", "exact", "dense"] == 64
@@ -275,7 +287,8 @@ def test_documentation_needs_no_other_host(served):
         (b"", 422, "Field required"),
         (b"nonsense", 400, "the body is not JSON"),
         (b"\xff\xfe{", 400, "There was an error parsing the body"),
-        (DEEP, 400, "There was an error parsing the body"),
+        (DEEP, 422, "the body has more than 368 keys and values. The keys are queries (at most 64), k, "),
+        (b"[" * 300, 400, "the body is not JSON"),
         (b'{"queries": ["a"], "k": ' + b"9" * 5000 + b"}", 400, "There was an error parsing the body"),
         (b"[]", 422, "Input should be a valid dictionary"),
         (b"{}", 422, "queries: Field required"),
@@ -286,14 +299,19 @@ def test_documentation_needs_no_other_host(served):
         (b'{"queries": ["  "]}', 422, "queries.0: there is no text in it"),
         (b'{"queries": ["a", "\\u200b\\u0000"]}', 422, "queries.1: there is no text in it"),
         (b'{"queries": ["\\ud800"]}', 422, "queries.0: Input should be a valid string"),
-        (b'{"queries": ["a"], "\\ud800": 1}', 422, "Input should be a valid string"),
+        (b'{"queries": ["a"], "\\ud800": 1}', 422, "unknown key '\\ud800'. The keys are"),
         (json.dumps({"queries": ["a" * 2001]}).encode(), 422, "queries.0: String should have at most 2000"),
         (json.dumps({"queries": ["a"] * 65}).encode(), 422, "queries: List should have at most 64 items"),
         (b'{"queries": ["a"], "k": 0}', 422, "k: Input should be greater than or equal to 1"),
         (b'{"queries": ["a"], "k": 101}', 422, "k: Input should be less than or equal to 100"),
         (b'{"queries": ["a"], "k": "7"}', 422, "k: Input should be a valid integer"),
         (b'{"queries": ["a"], "k": NaN}', 422, "k: Input should be a valid integer"),
-        (b'{"queries": ["a"], "kk": 7}', 422, "kk: Extra inputs are not permitted"),
+        (b'{"queries": ["a"], "kk": 7}', 422, "unknown key 'kk'; did you mean 'k'? The keys are"),
+        (b'{"top_k": 3}', 422, "unknown key 'top_k'; did you mean 'k'? The keys are queries"),
+        (b'{"query": "a", "b": 1, "c": 2}', 422, "unknown key 'query' (and 2 more); did you mean 'queries'?"),
+        (b'{"queries": ["a", "\\\\\\",[{"], "k": 0}', 422, "k: Input should be greater than or equal to 1"),
+        (json.dumps({"queries": ["a,[{\"\\"] * 50, "k": 0}).encode(), 422, "k: Input should be greater"),
+        (json.dumps({"queries": ["a"] * 900}).encode(), 422, "the body has more than 368 keys and values"),
         (b'{"queries": ["a"], "systems": []}', 422, "systems: List should have at least 1 item"),
         (b'{"queries": ["a"], "systems": ["dens"]}', 422, "there is no system 'dens'; there are"),
     ],
@@ -301,6 +319,22 @@ def test_documentation_needs_no_other_host(served):
 def test_malformed_requests_cost_one_sentence(served, body, status, sentence):
     got, _, content = served.request("POST", "/search", body, **{"content-type": "application/json"})
     assert (got, json.loads(content)["detail"][: len(sentence)]) == (status, sentence)
+
+
+@pytest.mark.parametrize("unit", ['"a": 1,', "[],", "1,", r'"\n\"",', '{"a":'])
+def test_ten_large_bodies_are_refused_in_less_than_a_fifth_of_a_second(unit):
+    """The event loop of all clients reads them: seconds of one would be seconds of everybody."""
+    body = ('{"queries": ["a"], "k": [' + unit * (1_700_000 // len(unit))).encode()
+    started = time.thread_time()
+    for _ in range(10):
+        with pytest.raises(HTTPException, match="422: the body has more than 368 keys and values"):
+            read_json(body, keys={"queries": 64, "k": None}, most=368)
+    assert time.thread_time() - started < 0.2
+
+
+def test_an_address_of_many_parameters_is_refused(served):
+    status, _, body = served.request("GET", "/document/cats?" + "a=1&" * 12_000)
+    assert (status, json.loads(body)) == (400, {"detail": "the address has more than 50 parameters"})
 
 
 @pytest.mark.parametrize("tower", ["query", "passage"])
@@ -334,14 +368,47 @@ def test_other_refusals(served):
         assert status == 422
         assert json.loads(body)["detail"] == "the request needs the header content-type: application/json"
     status, _, body = served.request("GET", "/healthz", host="evil.example:80")
-    assert status == 400 and b"not called" in body
+    refusal = "this service is not called 'evil.example': start it with --allowed_hosts=evil.example, or use"
+    assert (status, json.loads(body)["detail"]) == (400, f"{refusal} its IP address")
+    assert served.request("GET", "/healthz", host="10.244.1.7:8080")[0] == 200
 
 
-def test_an_address_is_a_name_of_its_own_service(served, without_texts):
-    assert without_texts.url.startswith("http://127.0.0.2:")
-    for host, status in (("127.0.0.2", 200), ("localhost:1", 200), ("127.0.0.3", 400), ("evil.example", 400)):
-        assert without_texts.request("GET", "/healthz", host=host)[0] == status
-    assert served.request("GET", "/healthz", host="127.0.0.2")[0] == 400
+@pytest.mark.parametrize(
+    ("header", "is_accepted"),
+    [
+        ("localhost:8080", True),
+        ("LOCALHOST.", True),
+        ("127.0.0.3", True),
+        ("10.244.1.7:8080", True),  # a Kubernetes probe: the pod's address
+        ("[fd00::7]:8080", True),
+        ("", True),  # HTTP/1.0 without the header: no browser sends it
+        ("jaxir:8080", True),
+        ("Search.Example.ORG", True),
+        ("xn--bcher-kva.example", True),
+        ("a.b.example.net", True),
+        ("example.net", False),
+        ("evil.example:80", False),
+        ("localhost.evil.example", False),
+        ("127.0.0.1.evil.example", False),
+        ("search.example.org.evil", False),
+        ("[evil]", False),
+        ("fd00::7", False),
+        ("127.0.0.1:80:80", False),
+    ],
+)
+def test_addresses_and_listed_names_are_accepted_and_no_others(header, is_accepted):
+    listed = ["jaxir", "search.example.org", "bücher.example", "*.example.net", "10.0.0.1", "::1"]
+    assert (Hosts(listed, "0.0.0.0").refusal(header) is None) == is_accepted
+    assert Hosts(["*"]).refusal(header) is None
+    if not is_accepted:
+        assert "--allowed_hosts" in Hosts().refusal(header)
+
+
+def test_the_flag_takes_names_alone_and_the_name_it_listens_to_is_listed():
+    assert Hosts([], "search.lan").refusal("search.lan:80") is None
+    for entry in ("http://a.example", "a.example:80", "a.example/x", "", "*.", "a..b", "*example"):
+        with pytest.raises(UserError, match=f"--allowed_hosts has {re.escape(repr(entry))}: give names"):
+            Hosts([entry])
 
 
 def test_no_address_leads_to_another_one(served):

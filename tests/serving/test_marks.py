@@ -16,8 +16,9 @@ def words(question: str, text: str) -> list[str]:
     [
         ("join arrays", "Joining an ARRAY; the joint", ["Joining", "ARRAY"]),
         ("the dog's bone", "Dogs of the bone-dry DOG’S", ["Dogs", "bone", "DOG’S"]),
-        ("to be or not to be", "be that as it may", ["be"]),  # there is nothing but stop words
-        ("what is this", "this is what", ["what"]),
+        ("to be or not to be", "be that as it may", []),
+        ("How do I join two arrays?", "How I do it: join the two of these arrays", ["join", "two", "arrays"]),
+        ("What's a doe that doesn’t eat", "a doe does what it eats; don't say what's what", ["doe", "eats"]),
         ("数据 tables", "大数据table tables", ["数", "据", "table", "tables"]),
         ("naïve 🙂", "🙂🙂 Naïve 𝒳 naive", ["Naïve"]),
         ("?!", "? a !", []),
@@ -35,6 +36,23 @@ def test_the_snippet_is_where_most_of_the_question_is():
     assert [shown.text[a:b] for a, b in shown.matches] == ["join", "two", "arrays"]
     assert shown.text.startswith("… ") and shown.text.endswith(" …")
     assert SNIPPET - 80 < len(shown.text) <= SNIPPET + 4
+
+
+def test_stop_words_do_not_steer_the_snippet():
+    text = "what do you do when it is how it is " * 20 + "x " * 400 + "the capital of France " + "y " * 400
+    shown = Marker("what is the capital of France").snippet(text)
+    assert [shown.text[a:b] for a, b in shown.matches] == ["capital", "France"]
+
+
+def test_the_heading_is_the_title_or_the_first_words():
+    marker = Marker("join arrays")
+    assert marker.heading("Joins", "text") == ("Joins", [(0, 5)])
+    assert marker.heading(" ", "two\n arrays") == ("two arrays", [(4, 10)])
+    shown = marker.heading("", "The arrays that you join " * 9)
+    assert shown.text == "The arrays that you join " * 3 + "The …"
+    assert [shown.text[a:b] for a, b in shown.matches] == ["arrays", "join"] * 3
+    assert marker.heading("", "日" * 200).text == "日" * 80 + " …"
+    assert marker.heading("", "") == ("", [])
 
 
 def test_a_snippet_without_matches_is_the_beginning():

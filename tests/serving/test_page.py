@@ -68,10 +68,14 @@ def search(page, question: str) -> None:
 def test_nothing_asked_yet_says_what_is_searched_and_offers_examples(page, world):
     expect(page.locator("#headline")).to_have_text("Search 64 passages")
     said = page.locator("#indexes li").all_inner_texts()
-    assert said[0].split("\n") == ["dense", "by meaning: model", "64 passages, exact index, 32 dimensions"]
+    assert said[0].split("\n") == ["Combined", "what the other lists agree on", "reciprocal rank fusion"]
     if world.second_kind == "sparse":
-        assert said[1].split("\n") == ["second", "by words: BM25", "64 passages, lucene index"]
-    assert said[2].split("\n") == ["hybrid", "all together", "reciprocal rank fusion"]
+        facts = "dense: 64 passages, model, 32 dimensions, exact index"
+        assert said[1].split("\n") == ["Meaning", "texts that mean something similar, in any words", facts]
+        facts = "second: 64 passages, BM25, lucene index"
+        assert said[2].split("\n") == ["Keyword", "texts with the words of the question", facts]
+    else:
+        assert [each.split("\n")[0] for each in said[1:]] == ["Meaning (dense)", "Meaning (second)"]
     expect(page.locator("#examples button")).to_have_count(4)
     example = page.locator("#examples button").nth(2).inner_text()
     page.locator("#examples button").nth(2).click()
@@ -80,7 +84,7 @@ def test_nothing_asked_yet_says_what_is_searched_and_offers_examples(page, world
     expect(page.locator("#start")).to_be_hidden()
     expect(page.locator("#headline")).to_be_hidden()
     if world.second_kind == "sparse":
-        found = page.locator("section").nth(1).locator(".open").first
+        found = page.locator("section").nth(2).locator(".open").first
         expect(found).to_contain_text(example)
 
 
@@ -88,25 +92,27 @@ def test_documents_open_to_their_whole_text_by_keyboard(page, world):
     search(page, "w1 w5 ends joins")
     page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowRight")
-    opened = page.locator("section").nth(1).locator(".open:focus")
+    page.keyboard.press("ArrowRight")
+    opened = page.locator("section").nth(2).locator(".open:focus")
     item = page.locator("li", has=page.locator(".open:focus"))
     seen = {}
-    for _ in range(page.locator("section").nth(1).locator("li").count()):
+    for _ in range(page.locator("section").nth(2).locator("li").count()):
         page.keyboard.press("Enter")
         expect(opened).to_have_attribute("aria-expanded", "true")
         shown = item.locator("> .facts").inner_text().split(" · ")[0]
         expect(item.locator(".text")).to_have_text(world.documents[shown]["text"])
         expect(item.locator(".snippet")).to_be_hidden()
+        snippet = item.locator(".snippet").text_content()
         seen[shown] = item.locator(".text mark").all_inner_texts()
         page.keyboard.press("Escape")
         expect(opened).to_have_attribute("aria-expanded", "false")
-        expect(item.locator(".snippet")).to_be_visible()
+        expect(item.locator(".snippet")).to_be_visible(visible=bool(snippet))
         page.keyboard.press("ArrowDown")
-    assert len(seen) == page.locator("section").nth(1).locator("li").count()
+    assert len(seen) == page.locator("section").nth(2).locator("li").count()
     if world.second_kind == "sparse":
         assert seen["xss"] == ["w1", "w5", "joins", "end"]  # the last one lies beyond the snippet
-    page.keyboard.press("ArrowRight")
-    expect(page.locator("section").nth(2).locator(".open:focus")).to_have_count(1)
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator("section").nth(1).locator(".open:focus")).to_have_count(1)
     page.keyboard.press("Escape")
     expect(page.locator("#question")).to_be_focused()
 
@@ -115,7 +121,7 @@ def test_an_id_that_cannot_stand_in_an_address_as_it_is(page, world):
     if world.second_kind == "dense":
         pytest.skip("no Pyserini sidecar: the document is not sure to be found")
     page.goto(page.url + "?q=w11")
-    item = page.locator("li", has_text=f"{world.special_id} · ").first
+    item = page.locator("section").nth(2).locator("li", has_text=f"{world.special_id} · ").first
     item.locator(".open").click()
     expect(item.locator(".text")).to_have_text("w11")
 
@@ -164,22 +170,60 @@ def test_an_index_without_texts_shows_ids_and_says_why(browser, without_texts, w
 
 def test_a_question_by_keyboard_gives_columns_side_by_side(page, world):
     search(page, "joined arrays")  # the cursor is in the field from the start
-    assert page.locator("section h2").all_inner_texts() == ["dense", "second", "hybrid"]
+    names = ["Combined", "Meaning", "Keyword"]
+    if world.second_kind == "dense":
+        names[1:] = ["Meaning (dense)", "Meaning (second)"]
+    assert page.locator("section h2").all_inner_texts() == names
+    expect(page.locator("#tabs")).to_be_hidden()
     facts = page.locator("section > p").all_inner_texts()
-    assert re.search(r"by meaning: model\s+[\d.]+ ms \(encode [\d.]+ ms, search [\d.]+ ms\)", facts[0])
-    assert "by words: BM25" in facts[1] or world.second_kind == "dense"
-    assert re.search(r"all together\s+[\d.]+ ms \(fuse ", facts[2])
+    assert re.search(r"the other lists agree on\s+[\d.]+ ms \(fuse ", facts[0])
+    assert re.search(r"in any words\s+[\d.]+ ms \(encode [\d.]+ ms, search [\d.]+ ms\)", facts[1])
+    assert "with the words of" in facts[2] or world.second_kind == "dense"
     boxes = [section.bounding_box() for section in page.locator("section").all()]
     assert len({box["y"] for box in boxes}) == 1 and boxes[0]["x"] < boxes[1]["x"] < boxes[2]["x"]
     assert re.fullmatch(r"Answered in [\d.]+ ms\.", page.locator("#status").inner_text())
     if world.second_kind == "sparse":
-        first = page.locator("section").nth(1).locator("li").first
+        first = page.locator("section").nth(2).locator("li").first
         assert first.locator("h3").inner_text() == "1. Joining arrays"
         assert first.locator("mark").all_inner_texts() == ["Joining", "arrays", "array", "joined"]
-        assert re.search(r"cats · score [\d.]+ · .*hybrid #\d", first.locator(".facts").inner_text())
-        plain = page.locator("section").nth(1).locator("li", has_text="plain · ")
-        assert re.fullmatch(r"\d+\. plain", plain.locator("h3").inner_text())  # there is no title
-        assert plain.locator("mark").all_inner_texts() == ["arrays"]
+        assert re.search(r"cats · score [\d.]+ · Combined #\d", first.locator(".facts").inner_text())
+        plain = page.locator("section").nth(2).locator("li", has_text="plain · ")
+        # There is no title: the first words are the heading, here all of the text.
+        assert re.fullmatch(r"\d+\. w7 w8 𝒳🙂 arrays w9", plain.locator("h3").inner_text())
+        assert plain.locator("h3 mark").all_inner_texts() == ["arrays"]
+        expect(plain.locator(".snippet")).to_be_hidden()
+
+
+def test_without_a_title_the_first_words_are_the_heading_and_no_hash_is(page):
+    search(page, "w1")
+    shown = page.evaluate(
+        """() => {
+          const spans = (text, matches) => ({ text, matches });
+          const text = "First words 🙂 of it go on here";
+          const hit = {
+            id: "5cef26ee0f2a4b3c9d8e7f6a5b4c3d2e", rank: 1, score: 1, title: spans("", []),
+            heading: spans("First words 🙂 …", [[0, 5]]), snippet: spans(text, [[0, 5], [23, 27]]),
+          };
+          const made = card(hit, ["Keyword #2"]);
+          return ["h3", ".snippet", ".snippet mark", ".facts"].map((q) => made.querySelector(q).textContent);
+        }"""
+    )
+    assert shown == ["1. First words 🙂 …", "… of it go on here", "on h", "score 1.0000 · Keyword #2"]
+
+
+def test_a_question_that_the_model_reads_in_part_is_said_to_be_cut(page, world):
+    search(page, "w1 w2 w3 " * 6)
+    who = (
+        "“Meaning”"
+        if world.second_kind == "sparse"
+        else "“Meaning (dense)” (16 tokens) and “Meaning (second)”"
+    )
+    said = f"The question is too long for {who} (16 tokens): it was read up to “… w1 w2 w3 w1 w2”. Put what"
+    expect(page.locator(".note")).to_have_count(1)
+    expect(page.locator(".note")).to_contain_text(said)
+    page.locator("#question").fill("w1")
+    page.keyboard.press("Enter")
+    expect(page.locator(".note")).to_have_count(0)
 
 
 def test_documents_are_text_and_never_code(page, world):
@@ -188,7 +232,7 @@ def test_documents_are_text_and_never_code(page, world):
     if world.second_kind == "sparse":
         assert "<script>document.title = 'owned'</script>" in titles
         assert "<img src=x onerror=" in " ".join(page.locator("li p").all_inner_texts())
-        item = page.locator("section").nth(1).locator("li", has_text="xss · ")
+        item = page.locator("section").nth(2).locator("li", has_text="xss · ")
         item.locator(".open").click()
         expect(item.locator(".text")).to_have_text(world.documents["xss"]["text"])
         expect(item.locator("dl")).to_have_text("author<i>Ada</i>pages[7,8]")
@@ -228,14 +272,27 @@ def test_on_a_phone_in_the_dark(page):
     search(page, "w1 w2 " + "w3" * 60)
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != light
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
-    boxes = [section.bounding_box() for section in page.locator("section").all()]
-    assert len({box["x"] for box in boxes}) == 1 and boxes[0]["y"] < boxes[1]["y"] < boxes[2]["y"]
     requests = []
     page.on("request", lambda request: requests.append(request.url))
-    page.locator("nav a", has_text="hybrid").click()
-    expect(page.locator("section").nth(2).locator("h2")).to_be_in_viewport()
+    tabs, sections = page.get_by_role("tab"), page.locator("section")
+    assert tabs.first.inner_text() == "Combined" and tabs.count() == 3
+    for number in (0, 2, 1):
+        tabs.nth(number).click()
+        expect(tabs.nth(number)).to_have_attribute("aria-selected", "true")
+        assert [section.is_visible() for section in sections.all()] == [at == number for at in range(3)]
+    page.keyboard.press("ArrowRight")
+    expect(tabs.nth(2)).to_be_focused()
+    expect(page.get_by_role("tabpanel")).to_have_count(1)
     assert requests == []
-    for selector in ("body", ".facts", "#results section > p", "mark", "button"):
+    page.locator("#question").fill("w3")
+    page.keyboard.press("Enter")
+    expect(page).to_have_title("w3 – jaxir search")
+    expect(tabs.nth(2)).to_have_attribute("aria-selected", "true")  # the choice outlives a question
+    page.set_viewport_size({"width": 1200, "height": 800})
+    assert all(section.is_visible() for section in sections.all())
+    expect(page.get_by_role("tabpanel")).to_have_count(0)
+    page.set_viewport_size({"width": 360, "height": 740})
+    for selector in ("body", ".chosen .facts", ".chosen > p", ".chosen mark", "button", "[role=tab]"):
         assert contrast(page, selector) >= 4.5, selector
 
 

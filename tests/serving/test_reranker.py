@@ -179,7 +179,7 @@ def test_over_http(world, model, start_over, tmp_path):
         health = json.loads(server.request("GET", "/healthz")[2])
         assert health["systems"] == ["dense", "reranked"] and health["reranker"] == "cross_bert"
         page = server.request("GET", "/")[2].decode()
-        assert "a cross-encoder" in page
+        assert "Refined" in page
     assert "judging" not in server.log.read_text()  # no bar of progress
 
 

@@ -76,16 +76,18 @@ def test_where_calls_cost_most_a_batch_is_filled_up():
 
 
 def test_vectors_are_the_models_and_nothing_compiles_after_the_start(world, toy):
-    engine, length = DenseEngine(world.encoder, {}, k=1), world.encoder.settings.query_max_length
+    engine = DenseEngine(world.encoder, {}, k=1)
     engine.warm_up(1)
-    programs = engine._shapes._runner.program(EMBED["query"]).executables
-    assert set(programs) == set(engine._shapes.shapes(length)) and len(programs) > 3
-    before = dict(programs)
     texts = ["", *toy.random_texts(37, seed=9)]
-    expected = world.encoder.encode_queries(texts)
-    for count in (1, 2, 3, 13, len(texts)):
-        np.testing.assert_allclose(engine.encode(texts[:count], "query"), expected[:count], atol=2e-6)
-    assert programs == before
+    for tower in ("query", "passage"):
+        programs = engine._shapes._runner.program(EMBED[tower]).executables
+        assert set(programs) == set(engine._shapes.shapes(world.encoder.text_settings(tower)[1]))
+        assert len(programs) == engine.compiled_shapes(tower) > 3
+        before = dict(programs)
+        expected = world.encoder.encode(texts, tower=tower)
+        for count in (1, 2, 3, 13, len(texts)):
+            np.testing.assert_allclose(engine.encode(texts[:count], tower)[0], expected[:count], atol=2e-6)
+        assert programs == before
 
 
 def test_threads_that_ask_for_a_program_at_once_get_one(world):
@@ -114,13 +116,15 @@ def test_a_cpu_multiplies_bfloat16_numbers_here_as_in_every_other_command(world,
     assert found.count("f32") >= 6 * encoder.model.config.backbone.num_layers
     assert "sdy.sharding_constraint" in lowered
     alone = DualEncoder.load(world.model, dtype="bfloat16")
-    np.testing.assert_allclose(engine.encode(QUERIES, "query"), alone.encode_queries(QUERIES), atol=1e-2)
+    np.testing.assert_allclose(engine.encode(QUERIES, "query")[0], alone.encode_queries(QUERIES), atol=1e-2)
 
 
 def test_rankings_are_those_of_the_indexes_and_their_fusion(service):
     assert service.systems == ["dense", "second", "again", "hybrid"]
     rankings = asked(service, lambda running: running.search(QUERIES, 7, service.systems))
     assert len(rankings) == len(QUERIES)
+    for system in ("dense", "again", "hybrid"):
+        assert [ranking[system].cut_at for ranking in rankings] == [None, None, None, 41]
     for opened in service.opened:
         scores, ids = opened.searcher.search(QUERIES, 20)
         for row, ranking in enumerate(rankings):
@@ -169,15 +173,17 @@ def test_queries_that_come_together_are_searched_together(service):
 
 def test_encode(world, service):
     async def both(running):
-        opened, queries = await running.encode(QUERIES, "query", None)
+        opened, queries, cuts = await running.encode(QUERIES, "query", None)
         with pytest.raises(KeyError, match="no index 'other' here has a model"):
             await running.encode(QUERIES, "query", "other")
         with pytest.raises(KeyError, match="no index '' here has a model"):
             await running.encode(QUERIES, "query", "")
-        return opened, queries, (await running.encode(QUERIES, "passage", "dense"))[1]
+        return opened, queries, cuts, *(await running.encode(QUERIES, "passage", "dense"))[1:]
 
-    opened, queries, passages = asked(service, both)
+    opened, queries, cuts, passages, passage_cuts = asked(service, both)
     assert opened.name == "dense"
+    # 16 tokens, two of them special, of queries; passages have more.
+    assert cuts == [None, None, None, len("w7 w8 w9 " * 4 + "w7 w8")] and passage_cuts == [None] * 4
     np.testing.assert_allclose(queries, world.encoder.encode_queries(QUERIES), atol=2e-6)
     np.testing.assert_allclose(passages, world.encoder.encode_passages(QUERIES), atol=2e-6)
     assert np.abs(passages - queries).max() > 0.1  # the towers differ
@@ -289,6 +295,8 @@ def test_a_query_is_searched_as_it_stands_as_by_every_command(tmp_path):
     searcher = Searcher(load_index(tmp_path / "index"), encoder)
     queries = ["the cat", " the cat", "the cat ", "the cat\n"]
     service = Service.open([f"{tmp_path}/index"], limits=Limits(k=3))
+    shapes = service.engines["index"]._shapes
+    assert len(shapes.compiled) == len(shapes.shapes(16))  # one tower: nothing is compiled twice
     status, answer = answered(service, "/search", {"queries": queries, "k": 3})
     assert status == 200 and [each["query"] for each in answer["results"]] == queries
     hits = [each["systems"][0]["hits"] for each in answer["results"]]
@@ -353,6 +361,13 @@ def test_indexes_that_cannot_be_served(world, names, sentence):
         ExactIndex.build(vectors, ["1", "2"], **facts).save(foreign)
     with pytest.raises(UserError, match=sentence):
         Service.open([name.format(root=world.root) for name in names])
+
+
+def test_a_loop_of_links_is_no_index(tmp_path):
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(OSError, match="Too many levels of symbolic links"):
+        Service.open([f"{tmp_path}/a"])
 
 
 def test_limits_are_above_nothing():

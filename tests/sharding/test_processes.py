@@ -244,7 +244,10 @@ def test_what_one_process_lacks_ends_all_with_one_sentence(tmp_path, launch, fin
 @pytest.mark.parametrize(
     ("other", "sentence"),
     [
-        ("pairs.jsonl", "process 1 has data=64 pairs of 160 + 160 tokens, hash"),
+        (
+            "pairs.jsonl",
+            "process 1 has data=64 pairs of 160 + 160 tokens with other content than process 0 has",
+        ),
         ("recipe.gin", "process 1 has optimizer.learning_rate=0.001, not 0.0003 as process 0 has: start the"),
         pytest.param("model", "the processes begin with other parameters", marks=pytest.mark.slow),
     ],

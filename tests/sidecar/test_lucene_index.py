@@ -13,6 +13,7 @@ import pytest
 
 from jaxir import cli, load_index
 from jaxir.errors import ChangedError, UserError
+from jaxir.retrieval.indexes import lucene
 from jaxir.retrieval.indexes.lucene import build_impact_index, build_lucene_index
 from jaxir.retrieval.ranking.runs import read_run
 from jaxir.retrieval.searcher import Searcher
@@ -184,6 +185,26 @@ def test_bad_input_leaves_nothing(sidecar, tmp_path, write_corpus, capsys):
     assert load_index(tmp_path / "index").ids == ["a", "b"]
 
 
+@pytest.mark.parametrize("long", ["cats" * 13, "🐈" * 26], ids=["words", "outside the basic plane"])
+def test_a_document_that_is_too_long_is_named_or_skipped(
+    sidecar, tmp_path, write_corpus, capsys, monkeypatch, long
+):
+    monkeypatch.setattr(lucene, "MOST_CHARACTERS", 51)  # as Java counts: 26 cats are 52
+    corpus = write_corpus(("a", "", "cat"), ("b", "", long), ("c", "", long[:-1]))
+    flags = [f"--corpus={corpus}", "--backend=lucene"]
+    assert command("index", *flags, f"--output={tmp_path}/index") == 1
+    assert capsys.readouterr().err == (
+        f"error: {corpus}, document 'b': more than 51 characters, the most that Lucene indexes of one"
+        " document (52): split it, or give --on_bad_input=skip\n"
+    )
+    assert not (tmp_path / "index").exists()
+    assert command("index", *flags, f"--output={tmp_path}/index", "--on_bad_input=skip") == 0
+    assert f"(first: {corpus}, document 'b')" in capsys.readouterr().err
+    assert load_index(tmp_path / "index").ids == ["a", "c"]
+    with pytest.raises(UserError, match="the vectors, document 'x': more than 51 characters"):
+        build_impact_index({"x": {"cat": 14}}, tmp_path / "impact")
+
+
 def test_bad_input_leaves_nothing_where_java_starts_late(sidecar, tmp_path, write_corpus):
     """A sidecar that is told to index, and soon that there is nothing, while it is still starting Java."""
     good, bad = write_corpus(("a", "", "cat")), tmp_path / "bad.jsonl"
@@ -282,7 +303,7 @@ def impact(sidecar, tmp_path_factory):
     for name, content in {
         "texts.jsonl": '{"_id": "q1", "text": "milk"}\n',
         "floats.jsonl": '{"id": "d1", "vector": {"milk": 1.53}}\n',
-        "twice.jsonl": '{"id": "a", "vector": {"x": 1}}\n' * 2,
+        "twice.jsonl": "".join(f'{{"id": "a", "vector": {{"x": {n}}}}}\n' for n in (1, 2)),
         "ids": "a\n",
     }.items():
         (folder / name).write_text(content)

@@ -16,6 +16,7 @@ import safetensors.numpy
 
 from jaxir import cli
 from jaxir.evaluate import evaluate
+from jaxir.features import PADDING_TOKEN
 from jaxir.interop import model_dir
 from jaxir.retrieval.answering.reader import longest_of
 
@@ -229,5 +230,6 @@ def test_a_killed_command_is_taken_up_and_several_processes_share_the_work(tmp_p
 
 
 def test_a_passage_that_spells_padding_keeps_its_end():
-    sources = np.array([[[5, 0, 0, 7, 1, 0], [5, 1, 0, 0, 0, 0]], [[0, 0, 0, 0, 0, 0], [5, 1, 0, 0, 0, 0]]])
+    pad = PADDING_TOKEN
+    sources = np.array([[[5, pad, pad, 7, 1, 0], [5, 1, 0, 0, 0, 0]], [[0] * 6, [5, 1, 0, 0, 0, 0]]])
     assert longest_of(sources).tolist() == [5, 2]

@@ -183,7 +183,7 @@ def test_the_best_checkpoint_is_the_one_that_reranks_best(folder, tmp_path, caps
     flags += ["--gin.CHECKPOINT_EVERY=2", "--gin.LEARNING_RATE=5e-2"]
     assert train(folder, run, *flags, "--steps=8") == 1
     error = capsys.readouterr().err.splitlines()[-1]
-    assert "was trained with dev=nDCG@10 on 48 queries, hash" in error
+    assert "was trained with dev=nDCG@10 on 48 queries with other content; give the settings" in error
 
 
 @pytest.mark.parametrize("to", ["hf", "st", "jaxir"])

@@ -119,7 +119,7 @@ def test_mistakes_cost_one_sentence_and_write_nothing(tmp_path, recipe, capsys):
             "2 examples on each of the 4 devices that share it cannot be embedded in 3 ",
         ),
         (["--gin.train.batch_size=28"], "batch_size is 28, but there are only 24 pairs"),
-        (["--gin.train.steps=0"], "train.steps must be a whole number of at least 1 or None, not 0"),
+        (["--gin.train.steps=0"], "train.steps must be a whole number from 1 to 2147483647 or None, not 0"),
         (
             ["--gin.train.batch_size=many"],
             "batch_size must be a whole number of at least 1, not 'many'",

@@ -13,7 +13,8 @@ from flax import nnx
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
 from jaxir.interop import kinds
-from jaxir.interop.stored import EncoderSettings
+from jaxir.interop.stored import EncoderSettings, LoadedModel
+from jaxir.models import any_length
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,23 @@ class Source:
     tokenizer: Tokenizer
     settings: EncoderSettings
     fingerprint: str
+
+    @classmethod
+    def of(cls, name: str, loaded: LoadedModel) -> "Source":
+        """Returns the source of a loaded model.
+
+        Raises:
+          UserError: no graph for texts of any number and length can be made of its encoder.
+        """
+        if fault := any_length.fault_of(loaded.model):
+            raise UserError(fault)
+        return cls(
+            name=name,
+            model=loaded.model,
+            tokenizer=loaded.tokenizer,
+            settings=loaded.settings,
+            fingerprint=loaded.fingerprint,
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

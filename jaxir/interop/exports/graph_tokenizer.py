@@ -14,6 +14,7 @@ from jaxir.asides import temporary_directory
 from jaxir.data.pair_tokenizer import PairTokenizer
 from jaxir.data.tokenizer import Tokenizer
 from jaxir.errors import UserError
+from jaxir.features import PADDING_TOKEN
 from jaxir.installation import how_to_install
 from jaxir.interop.exports.graph_wordpiece import WordPiece
 
@@ -46,7 +47,7 @@ class GraphTokenizer:
 
     def __init__(self, tokenizer: Tokenizer, num_texts: int = 1):
         require_tensorflow_text()
-        self._pad = tokenizer.pad_swap
+        self._pad_swap = tokenizer.pad_swap
         with temporary_directory() as directory:
             tokenizer.save(directory)
             if tokenizer.model_file is None:
@@ -79,11 +80,7 @@ class GraphTokenizer:
         parts = [next(pieces) if p.special is None else column + p.special for p in self._template]
         types = [tf.zeros_like(ids) + p.type for ids, p in zip(parts, self._template, strict=True)]
         ids, types = tf.concat(parts, axis=1), tf.concat(types, axis=1)
-        if self._pad is not None:
-            flat = ids.flat_values
-            swapped = tf.where(flat == 0, self._pad, tf.where(flat == self._pad, 0, flat))
-            ids = ids.with_flat_values(swapped)
-        return ids, types
+        return ids.with_flat_values(renumbered(ids.flat_values, self._pad_swap)), types
 
     def _compare(self, tokenizer: Tokenizer, num_texts: int) -> None:
         planes = (range(0xD800), range(0xE000, 0x20000), range(0x20000, 0x110000, 61))
@@ -117,6 +114,14 @@ class GraphTokenizer:
                         f"TensorFlow's operations tokenise {text[:40]!r} otherwise than this tokenizer:"
                         " export with --signatures=ids and tokenise before the request"
                     )
+
+
+def renumbered(tokens: tf.Tensor, pad_swap: int | None) -> tf.Tensor:
+    """Returns tokens without padding as models read them (`Tokenizer.own_ids`), from the tokenizer's ids."""
+    import tensorflow as tf
+
+    swapped = tokens if pad_swap is None else tf.where(tokens == 0, pad_swap, tokens)
+    return tf.where(tokens == (pad_swap or 0), PADDING_TOKEN, swapped)
 
 
 def _cut(texts: list[tf.RaggedTensor], room: int) -> list[tf.RaggedTensor]:

@@ -17,6 +17,7 @@ from jax.extend.core import jaxpr_as_fun
 
 from jaxir.checksums import directory_with_checksums
 from jaxir.errors import UserError
+from jaxir.features import PADDING_TOKEN
 from jaxir.installation import how_to_install
 from jaxir.interop.exports import exported, onnx_readme
 from jaxir.interop.exports.exported import Program, Source
@@ -107,9 +108,9 @@ def _computed(
     source: Source, program: Program, input_ids: jax.Array, attention_mask: jax.Array, *token_types: jax.Array
 ) -> jax.Array:
     """Returns float32 [B, D or 1] of what the model's own tokenizer gives, int32 [B, L]."""
-    ids, pad_swap = input_ids, source.tokenizer.pad_swap
-    if pad_swap is not None:
-        ids = jnp.where(ids == pad_swap, 0, jnp.where(ids == 0, pad_swap, ids))
+    pad_swap = source.tokenizer.pad_swap
+    ids = input_ids if pad_swap is None else jnp.where(input_ids == 0, pad_swap, input_ids)
+    ids = jnp.where(input_ids == (pad_swap or 0), PADDING_TOKEN, ids)
     found = program.compute(source.model, jnp.where(attention_mask != 0, ids, 0), *token_types)
     return found if found.ndim == 2 else found[:, None]
 

@@ -24,7 +24,7 @@ from jaxir.errors import UserError
 from jaxir.installation import how_to_install
 from jaxir.interop.exports import exported, saved_model_readme
 from jaxir.interop.exports.exported import Program, Source
-from jaxir.interop.exports.graph_tokenizer import GraphTokenizer
+from jaxir.interop.exports.graph_tokenizer import GraphTokenizer, renumbered
 from jaxir.lean_tensorflow import import_tensorflow
 from jaxir.models import activations, layers
 
@@ -186,10 +186,12 @@ def _signatures(
         return computed[program.compute](*(t.to_tensor(0) for t in tokens))
 
     def of_ids(program: Program, ids: tf.Tensor, *types: tf.Tensor) -> tuple[tf.Tensor]:
-        pad = source.tokenizer.pad_swap
-        if pad is not None:  # requests have the tokenizer's own ids, of which the model has two exchanged
-            ids = tf.where(ids == pad, 0, tf.where(ids == 0, pad, ids))
-        return computed[program.compute](ids, *types)
+        # A request has the tokenizer's own ids. Its padding is what follows the last other token of a row.
+        pad_swap = source.tokenizer.pad_swap
+        others = tf.cast(ids != (pad_swap or 0), tf.int32)
+        in_text = tf.cumsum(others, axis=1, reverse=True) > 0
+        own = tf.where(in_text, renumbered(ids, pad_swap), 0)
+        return computed[program.compute](own, *types)
 
     found = {}
     for program in programs:

@@ -61,7 +61,7 @@ def write(
         "",
         f"`serving_default` is `{default}`. B, the number of rows, is free; so is L, the number of columns.",
         "Ids are those of the model's tokenizer, special tokens included, with its padding,"
-        f" {source.tokenizer.pad_swap or 0}, on the right.",
+        f" {source.tokenizer.pad_swap or 0}, on the right: all that follows the last other id of a row.",
         *(["A text must be valid UTF-8; another one fails the request."] if has_text else []),
         "",
         "## In Python",

@@ -53,7 +53,30 @@ _WITHOUT_FIRST = ("t5", "mt5")
 _PREFIXES = {"modernbert": "model", "deberta-v2": "deberta"}
 # Scores of any other function of the logit would mean something else than they do here.
 _OUTPUTS = ("Identity", "Sigmoid")
+_LOGIT = "torch.nn.modules.linear.Identity"
 _TYPES, _TYPE_TABLE = "token_type_ids", "embeddings.token_type.embedding"
+# The tokenizer class that transformers takes for a model_type where the folder names no class.
+_USUAL_TOKENIZERS = {
+    "bert": "BertTokenizer",
+    "roberta": "RobertaTokenizer",
+    "distilbert": "BertTokenizer",
+    "deberta-v2": "DebertaV2Tokenizer",
+}
+# Tokenizer classes of transformers 5.24 that give token types by default: those that have "token_type_ids" in
+# their `model_input_names`. TokenizersBackend and PreTrainedTokenizerFast have not.
+_TYPED_TOKENIZERS = (
+    "BertTokenizer",
+    "ConvBertTokenizer",
+    "DPRContextEncoderTokenizer",
+    "DPRQuestionEncoderTokenizer",
+    "DebertaTokenizer",
+    "DebertaV2Tokenizer",
+    "ElectraTokenizer",
+    "LayoutLMTokenizer",
+    "LxmertTokenizer",
+    "MobileBertTokenizer",
+    "SqueezeBertTokenizer",
+)
 _READS = "jaxir_reads"  # of config.json, where it does not read pairs: ours alone
 
 
@@ -101,7 +124,7 @@ def read(directory: Path) -> StoredModel:
         kinds = ", ".join(_HEADS)
         raise UserError(f"{directory}: model_type {content['model_type']!r} is no cross-encoder: {kinds} are")
     head = _HEADS[content["model_type"]]
-    if not _has_token_types(directory):
+    if not _has_token_types(directory, content):
         encoder = _of_one_type(encoder)
     params = {f"encoder.{name}": value for name, value in encoder.params.items()}
     config = CrossEncoderConfig(
@@ -113,7 +136,7 @@ def read(directory: Path) -> StoredModel:
     params |= _read_head(directory, head, config)
     about = st_files.read_config(directory, "cross_encoder")
     _check_output(directory, content, about)
-    _check_use(directory, about)
+    _check_use(directory)
     tokenizer = hf.read_tokenizer(directory, encoder)
     transformer = st_files.read_transformer(directory, encoder, "cross_encoder")
     if transformer.lower_case:
@@ -122,17 +145,27 @@ def read(directory: Path) -> StoredModel:
         config=config,
         params=params,
         tokenizer=tokenizer,
-        settings=_settings(directory, content, transformer.max_length),
+        settings=_settings(directory, content, about, transformer.max_length),
     )
 
 
-def _has_token_types(directory: Path) -> bool:
-    """Whether the tokenizer of a folder gives its model token types, where that reads any."""
+def _has_token_types(directory: Path, content: dict[str, Any]) -> bool:
+    """Whether transformers' tokenizer of a folder with this config.json gives its model token types.
+
+    The folder's `model_input_names` decides, else the class of the tokenizer.
+    """
     path = directory / tokenizer_files.CONFIG
-    names = read_optional_json(path).get("model_input_names")
+    about = read_optional_json(path)
+    names = about.get("model_input_names")
     if not fits(names, list[str] | None):
         raise UserError(f"{path}: model_input_names is no list of names")
-    return names is None or _TYPES in names
+    if names is not None:
+        return _TYPES in names
+    named = about.get("tokenizer_class") or content.get("tokenizer_class")
+    if not fits(named, str | None):
+        raise UserError(f"{path}: tokenizer_class is {named!r:.40}, and must be a name")
+    found = named or _USUAL_TOKENIZERS.get(content["model_type"], "")
+    return found.removesuffix("Fast") in _TYPED_TOKENIZERS
 
 
 def _of_one_type(encoder: hf.Encoder) -> hf.Encoder:
@@ -145,13 +178,26 @@ def _of_one_type(encoder: hf.Encoder) -> hf.Encoder:
     )
 
 
-def _settings(directory: Path, content: dict[str, Any], length: int) -> EncoderSettings:
-    """Returns the settings of a model that reads sequences of at most `length` tokens."""
+def _settings(
+    directory: Path, content: dict[str, Any], about: dict[str, Any], length: int
+) -> EncoderSettings:
+    """Returns the settings of a model that reads sequences of at most `length` tokens.
+
+    sentence-transformers puts the default prompt before the first text of a pair, which is the query.
+    """
     found, reads = EncoderSettings.of_pairs(length), content.get(_READS, "pair")
     if not fits(reads, Reads):
         raise UserError(f"{directory / 'config.json'}: {_READS} is {reads!r:.40}")
     if reads == "expanded_query":
         found = dataclasses.replace(found, query_max_length=length)
+    if (directory / st_names.MODULES).exists():  # without this file it reads no prompts
+        named, default = about["prompts"], about.get("default_prompt_name")
+        found = dataclasses.replace(
+            found,
+            query_prompt=named.get(default, ""),
+            named_prompts=named,
+            default_prompt_name=default,
+        )
     return dataclasses.replace(found, reads=reads)
 
 
@@ -191,13 +237,30 @@ def write(directory: Path, model: StoredModel) -> None:
     if model.settings.reads != "pair":
         content[_READS] = model.settings.reads
     # The scores are logits, as they are here.
-    score = {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}
+    score = {"sentence_transformers": {"activation_fn": _LOGIT}}
     write_json(directory / "config.json", content | {"architectures": [architecture]} | label | score)
     write_tensors(directory / SINGLE, tensors)
     length = model.settings.pair_max_length
     hf.save_tokenizer(directory, model, length)
     path = directory / tokenizer_files.CONFIG
     write_json(path, read_optional_json(path) | {"model_max_length": length})
+
+
+def write_prompts(directory: Path, settings: EncoderSettings) -> None:
+    """Writes beside what `write` wrote the files by which sentence-transformers puts prompts before queries.
+
+    It has no prompt for the second text of a pair. A model without prompts needs none of these files.
+    """
+    named, default = settings.named_prompts, settings.default_prompt_name
+    if named.get(default, "") != settings.query_prompt:
+        named, default = {**named, "query": settings.query_prompt}, "query"
+    if not named:
+        return
+    about = {"model_type": "CrossEncoder", "prompts": dict(named), "default_prompt_name": default}
+    write_json(directory / st_names.CONFIG, about | {"activation_fn": _LOGIT})
+    module = "sentence_transformers.base.modules.transformer.Transformer"
+    write_json(directory / st_names.MODULES, [{"idx": 0, "name": "0", "path": "", "type": module}])
+    write_json(directory / st_names.TRANSFORMER_CONFIGS[0], {"transformer_task": "sequence-classification"})
 
 
 def _read_head(directory: Path, head: _Head, config: CrossEncoderConfig) -> dict[str, np.ndarray]:
@@ -252,10 +315,8 @@ def _may_pool(model_type: str, pooling: str) -> bool:
     return pooling == "cls" or (model_type == "modernbert" and pooling == "mean")
 
 
-def _check_use(directory: Path, about: dict[str, Any]) -> None:
+def _check_use(directory: Path) -> None:
     """Refuses what sentence-transformers would do beside the model."""
-    if about["prompts"].get(about.get("default_prompt_name")):
-        raise UserError(f"{directory / st_names.CONFIG}: a prompt before pairs of texts is not supported")
     path = directory / st_names.MODULES
     modules = st_files.modules(directory) if path.exists() else []
     if modules not in ([], [("Transformer", directory)]):

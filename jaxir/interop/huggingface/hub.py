@@ -70,6 +70,14 @@ def resolve(
         return _fetch(wish, there, check)
 
 
+def minilm_at_hand() -> Path | None:
+    """Returns the directory of all-MiniLM-L6-v2, or None if it would have to be fetched."""
+    if (packaged := _packaged_minilm()) is not None:
+        return packaged
+    copy = hub_download.snapshot(MINILM, _MAIN)
+    return copy if copy is not None and _is_whole(_parse(MINILM, None, True, False), copy) else None
+
+
 def configuration(name: str) -> Path:
     """Returns config.json of a model: a local directory or a name on the hub, of which no more is fetched.
 
@@ -223,6 +231,6 @@ def _packaged_minilm() -> Path | None:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != MINILM_SHA256:
         raise UserError(
-            f"{weights} is not the published all-MiniLM-L6-v2: its SHA-256 is {found}, not {MINILM_SHA256}"
+            f"{weights} is not the published all-MiniLM-L6-v2: reinstall the package {MINILM_PACKAGE}"
         )
     return directory

@@ -32,13 +32,21 @@ def describing(names: Collection[str], read: Callable[[str], Any], what: str, *,
     """
     folders = _folders(names, read, what, modules)
     root = next(iter(folders))
-    found = [st_names.MODULES] if modules else []
+    # Without modules.json a cross-encoder has no prompts.
+    listed = modules or (st_names.MODULES in names and _is_cross_encoder(names, read))
+    found = [st_names.MODULES] if listed else []
     found += [name for name in (st_names.CONFIG,) if name in names]
     found += [root + name for name in _CONFIGS if root + name in names]
     if root + "config.json" not in found:
         raise UserError(f"{what}: it has no config.json, so it is no model of transformers")
     found += sorted(n for n in names if n.startswith(root) and _of_tokenizer(n.removeprefix(root)))
     return found + [f"{f}config.json" for f in list(folders)[1:] if f"{f}config.json" in names]
+
+
+def _is_cross_encoder(names: Collection[str], read: Callable[[str], Any]) -> bool:
+    """Whether sentence-transformers saved the repository as a cross-encoder."""
+    about = read(st_names.CONFIG) if st_names.CONFIG in names else None
+    return isinstance(about, dict) and about.get("model_type") == "CrossEncoder"
 
 
 def wanted(names: Collection[str], read: Callable[[str], Any], what: str, *, modules: bool) -> Wanted:

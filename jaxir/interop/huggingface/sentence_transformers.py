@@ -83,10 +83,14 @@ def read(directory: Path) -> StoredModel:
         similarity = about.get("similarity_fn_name") or "cosine"
         if similarity not in ("cosine", "dot"):
             raise UserError(f"{directory}: similarity {similarity!r} is not supported, only cosine and dot")
-    prompts = _prompts(about)
+    named, default = about["prompts"], about.get("default_prompt_name")
+    query_prompt, passage_prompt = st_files.prompts_of_sides(named, default)
+    pooling, pools_prompts = _read_pooling(
+        modules["Pooling"] / "config.json", has_prompts=bool(query_prompt or passage_prompt)
+    )
     config = DualEncoderConfig(
         backbone=encoder.config,
-        pooling=_read_pooling(modules["Pooling"] / "config.json", any(prompts.values())),
+        pooling=pooling,
         projection=projection,
         similarity=similarity,
     )
@@ -98,7 +102,11 @@ def read(directory: Path) -> StoredModel:
         settings=EncoderSettings(
             query_max_length=transformer.query_max_length,
             passage_max_length=transformer.passage_max_length,
-            **prompts,
+            query_prompt=query_prompt,
+            passage_prompt=passage_prompt,
+            named_prompts=named,
+            default_prompt_name=default,
+            pools_prompts=pools_prompts,
         ),
     )
 
@@ -119,17 +127,13 @@ def write(directory: Path, model: StoredModel, *, tower: str) -> None:
     write_json(
         directory / st_names.TRANSFORMER_CONFIGS[0], {"max_seq_length": length, "do_lower_case": False}
     )
-    prompts = {"query": settings.query_prompt, "document": settings.passage_prompt}
+    named, default = st_files.folder_prompts(settings)
     write_json(
         directory / st_names.CONFIG,
-        {
-            "prompts": {name: text for name, text in prompts.items() if text},
-            "default_prompt_name": None,
-            "similarity_fn_name": config.similarity,
-        },
+        {"prompts": named, "default_prompt_name": default, "similarity_fn_name": config.similarity},
     )
     modules = ["Transformer", "Pooling"]
-    _write_pooling(directory / "1_Pooling", config)
+    _write_pooling(directory / "1_Pooling", config, include_prompt=settings.pools_prompts)
     if config.projection is not None:
         name = f"{tower}_projection" if config.sharing == "ade" else "projection"
         kernel, bias = model.params[f"{name}.kernel"], model.params.get(f"{name}.bias")
@@ -163,22 +167,12 @@ def _modules(directory: Path) -> dict[str, Path]:
     return dict(found)
 
 
-def _prompts(about: dict[str, Any]) -> dict[str, str]:
-    """Returns the prompts as settings have them.
+def _read_pooling(path: Path, *, has_prompts: bool) -> tuple[str, bool]:
+    """Returns (pooling, whether it includes the tokens of prompts).
 
-    Where no name says whose a prompt is, the default one is put before queries and passages: that is what
-    `encode`, which most folders were made for, does in every version of sentence-transformers.
+    Raises:
+      UserError: the pooling is not supported here, or excludes the prompts that texts get.
     """
-    prompts, name = about["prompts"], about.get("default_prompt_name")
-    of_passages = ("document", "passage", "corpus")
-    default = "" if name in (None, "query", *of_passages) else prompts[name]
-    return {
-        "query_prompt": prompts.get("query", default),
-        "passage_prompt": next((prompts[n] for n in of_passages if n in prompts), default),
-    }
-
-
-def _read_pooling(path: Path, has_prompts: bool) -> str:
     content = read_json(path, dict[str, Any])
     mode = content.get("pooling_mode")
     if mode is None:
@@ -189,16 +183,17 @@ def _read_pooling(path: Path, has_prompts: bool) -> str:
     if len(modes) != 1 or modes[0] not in _POOLINGS:
         known = ", ".join(_POOLINGS)
         raise UserError(f"{path}: pooling {' + '.join(modes)} is not supported, only {known}")
-    if has_prompts and not content.get("include_prompt", True):
+    include_prompt = bool(content.get("include_prompt", True))
+    if has_prompts and not include_prompt:
         raise UserError(f"{path}: leaving the prompt out of the pooling is not supported")
-    return modes[0]
+    return modes[0], include_prompt
 
 
-def _write_pooling(directory: Path, config: DualEncoderConfig) -> None:
+def _write_pooling(directory: Path, config: DualEncoderConfig, *, include_prompt: bool) -> None:
     directory.mkdir()
     flags = {flag: name == config.pooling for flag, name in _POOLING_FLAGS.items()}
-    content = {"word_embedding_dimension": config.backbone.embed_dim, **flags, "include_prompt": True}
-    write_json(directory / "config.json", content)
+    content = {"word_embedding_dimension": config.backbone.embed_dim, **flags}
+    write_json(directory / "config.json", content | {"include_prompt": include_prompt})
 
 
 def _read_dense(directory: Path) -> tuple[Projection, dict[str, np.ndarray]]:

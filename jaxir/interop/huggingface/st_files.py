@@ -1,6 +1,7 @@
 """What sentence-transformers writes beside a model, of either kind: its modules, prompts and lengths."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from jaxir.interop.huggingface import hf
 from jaxir.interop.huggingface.st_names import CONFIG, MODULES, TRANSFORMER_CONFIGS
 from jaxir.interop.huggingface.weights import read_json, read_optional_json, require
 from jaxir.interop.kinds import KINDS
+from jaxir.interop.stored import EncoderSettings
 from jaxir.simple_types import Count, fits
 
 _CLASSES = {"SentenceTransformer": "dual_encoder", "CrossEncoder": "cross_encoder"}
@@ -25,6 +27,9 @@ _IDLE = {
     *("add_pooling_layer", "use_safetensors", "use_fast", "clean_up_tokenization_spaces"),
     *("trust_remote_code", "local_files_only", "cache_dir", "revision", "token"),
 }
+# Whose texts a prompt is for, by its name; the first that a folder has is taken.
+_OF_QUERIES = ("query",)
+_OF_PASSAGES = ("document", "passage", "corpus")
 _AS_HERE = {"padding_side": "right", "truncation_side": "right", "truncation": True, "padding": True}
 
 
@@ -67,6 +72,35 @@ def read_config(directory: Path, kind: str) -> dict[str, Any]:
     if default is not None and default not in prompts:
         raise UserError(f"{path}: default_prompt_name {default!r:.40} is the name of no prompt")
     return content | {"prompts": {name: text or "" for name, text in prompts.items()}}
+
+
+def prompts_of_sides(named: Mapping[str, str], default_name: str | None) -> tuple[str, str]:
+    """Returns the prompts that a dual encoder's queries and passages get.
+
+    An empty prompt counts as none: `save` of sentence-transformers 5 and later adds an empty `query` and
+    `document` to every folder. The default prompt, unless it is named for one side, goes before the texts of
+    each side that has no prompt of its own, as `encode` does in every version of sentence-transformers.
+    """
+    given = {name: text for name, text in named.items() if text}
+    default = "" if default_name in (None, *_OF_QUERIES, *_OF_PASSAGES) else given.get(default_name, "")
+    query, passage = (
+        next((given[name] for name in names if name in given), default)
+        for names in (_OF_QUERIES, _OF_PASSAGES)
+    )
+    return query, passage
+
+
+def folder_prompts(settings: EncoderSettings) -> tuple[dict[str, str], str | None]:
+    """Returns (prompts by name, name of the default one) for a dual encoder's folder.
+
+    They are those of the folder that the model came from, unless the prompts of its texts have changed since.
+    """
+    sides = (settings.query_prompt, settings.passage_prompt)
+    if prompts_of_sides(settings.named_prompts, settings.default_prompt_name) == sides:
+        return dict(settings.named_prompts), settings.default_prompt_name
+    others = {n: t for n, t in settings.named_prompts.items() if n not in (*_OF_QUERIES, *_OF_PASSAGES)}
+    of_sides = zip((_OF_QUERIES[0], _OF_PASSAGES[0]), sides, strict=True)
+    return {name: text for name, text in of_sides if text} | others, None
 
 
 def modules(directory: Path) -> list[tuple[str, Path]]:

@@ -168,7 +168,8 @@ def _check(model: StoredModel) -> None:
         if theirs != ours:
             raise UserError(f"{field} is {theirs!r} in T5X, and {ours!r} in this model")
     settings = model.settings
-    lost = ["prompts"] if settings.query_prompt or settings.passage_prompt else []
+    prompts = (settings.query_prompt, settings.passage_prompt, *settings.unused_prompts)
+    lost = ["prompts"] if any(prompts) else []
     if isinstance(config, Seq2SeqConfig):
         if config.tied != config.scaled:
             raise UserError("T5X scales what it multiplies with the token table, and this model does not")

@@ -87,8 +87,8 @@ class Questions:
         behind = columns - size
         ids = np.where(
             behind < 0,
-            self._questions.flat.take(start + columns, mode="clip"),
-            self._passages.flat.take(passage_starts + behind, mode="clip"),
+            self._questions.tokens(start + columns),
+            self._passages.tokens(passage_starts + behind),
         )
         total = np.minimum(size + passage_sizes, self.length - 1)
         ids = np.where(columns < total, ids, np.where(columns == total, self._end, 0))

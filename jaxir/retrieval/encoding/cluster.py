@@ -132,8 +132,8 @@ def check_same(model: Loaded, fingerprint: str) -> None:
     """Raises a UserError where a machine has another model than the command."""
     if model.fingerprint != fingerprint:
         raise UserError(
-            f"a machine of the cluster has another model under the name {model.spec} (fingerprint"
-            f" {model.fingerprint[:12]}, here {fingerprint[:12]})"
+            f"a machine of the cluster has another model under the name {model.spec} than this machine: copy"
+            " this machine's there"
         )
 
 

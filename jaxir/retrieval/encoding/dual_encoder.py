@@ -1,6 +1,7 @@
 """`DualEncoder`: a trained model as its users see it, texts in and vectors out."""
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,15 +12,18 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
+from jaxir.data.truncation import Truncation
 from jaxir.errors import UserError
-from jaxir.interop import model_dir
+from jaxir.interop import model_dir, stored
 from jaxir.models.dual_encoder import DualEncoderModel
 from jaxir.models.layers import size_of
 from jaxir.partitioning import MeshConfig, Partitioner
 from jaxir.platforms import local_devices
 from jaxir.progress import progress
 from jaxir.retrieval.encoding.batching import EncodingReport
+from jaxir.retrieval.encoding.made_by import MadeBy
 from jaxir.retrieval.encoding.runner import WINDOW, Runner
+from jaxir.retrieval.lengths import UnusableVectorError, first_unusable
 
 Tower = Literal["query", "passage"]
 T = TypeVar("T")
@@ -50,6 +54,7 @@ class DualEncoder:
       fingerprint: identifies the weights and the tokenizer; vectors of two fingerprints must not be compared.
         It is computed where it is not given.
       spec: what was loaded, None for a model that never had a name.
+      step: of a training run, the step of the checkpoint that was loaded; None of other models.
       dimension: D.
       similarity: "cosine" (vectors have length 1) or "dot".
       training: how training ended (a `jaxir.training.loop.TrainResult`), for the result of `fit`; else None.
@@ -65,10 +70,12 @@ class DualEncoder:
         fingerprint: str | None = None,
         *,
         spec: str | None = None,
+        step: int | None = None,
         batch_tokens: int | None = None,
         partitioner: Partitioner | None = None,
     ):
-        self.model, self.tokenizer, self.settings, self.spec = model, tokenizer, settings, spec
+        self.model, self.tokenizer, self.settings = model, tokenizer, settings
+        self.spec, self.step = spec, step
         self.fingerprint: str = fingerprint or model_dir.fingerprint_of(model, tokenizer, settings)
         self.similarity: str = model.config.similarity
         # Of several processes each encodes for itself: they have no batch in common.
@@ -83,6 +90,8 @@ class DualEncoder:
         *,
         dtype: Literal["float32", "bfloat16"] = "float32",
         batch_tokens: int | None = None,
+        query_max_length: int | None = None,
+        passage_max_length: int | None = None,
     ) -> "DualEncoder":
         """Loads a model.
 
@@ -90,17 +99,25 @@ class DualEncoder:
           spec: a jaxir model or run directory, or `st:` or `hf:` and a local directory or hub name.
           dtype: of the matrix products; vectors are float32 all the same.
           batch_tokens: tokens of a batch on one device; None suits the platform.
+          query_max_length: tokens that are kept of a query; None: as many as the model says.
+          passage_max_length: tokens that are kept of a passage; None: as many as the model says.
 
         Raises:
-          UserError: there is no such model, or it cannot be read.
+          UserError: there is no such model, it cannot be read, or it has fewer positions than a length.
         """
         loaded = model_dir.load(spec, dtype=dtype)
+        lengths = {"query_max_length": query_max_length, "passage_max_length": passage_max_length}
+        settings = dataclasses.replace(
+            loaded.settings, **{name: length for name, length in lengths.items() if length is not None}
+        )
+        stored.check_lengths(settings, loaded.model.config, spec)
         return cls(
             loaded.model,
             loaded.tokenizer,
-            loaded.settings,
+            settings,
             loaded.fingerprint,
             spec=lasting(spec),
+            step=loaded.step,
             batch_tokens=batch_tokens,
         )
 
@@ -151,7 +168,7 @@ class DualEncoder:
 
         Raises:
           TypeError: `texts` is one string, or holds something that is not a string.
-          UserError: the model gives vectors that are not finite.
+          UserError: the model gives vectors that are not finite or too long (see `checked`).
         """
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
             raise TypeError("texts must be a list of strings")
@@ -163,15 +180,20 @@ class DualEncoder:
                 what = "queries" if tower == "query" else "passages"
                 bar = stack.enter_context(progress(total=len(texts), what=f"encoding {what}", unit="texts"))
             start = 0
-            for part in self.encode_windows(
+            parts = self.encode_windows(
                 windows,
                 tower=tower,
                 num_windows=max(1, -(-len(texts) // WINDOW)),
                 report=report,
                 on_batch=bar.update if bar is not None else None,
-            ):
-                vectors[start : start + len(part)] = part
-                start += len(part)
+            )
+            try:
+                for part in parts:
+                    vectors[start : start + len(part)] = part
+                    start += len(part)
+            except UnusableVectorError as error:
+                number = start + error.row
+                raise UserError(f"{error}: text {number + 1}, {texts[number]!r:.40}") from None
         return vectors
 
     def encode_windows(
@@ -236,10 +258,17 @@ class DualEncoder:
             report.seconds += time.perf_counter() - started
             yield vectors
 
-    def tokens(self, texts: Sequence[str], tower: Tower) -> list[np.ndarray]:
-        """Returns the token ids of texts, with the tower's prompt and cut at its maximum length."""
+    def tokens(
+        self, texts: Sequence[str], tower: Tower, truncation: Truncation | None = None
+    ) -> list[np.ndarray]:
+        """Returns the token ids of texts, with the tower's prompt and cut at its maximum length.
+
+        The counts of texts, and of texts that were cut, are added to `truncation`.
+        """
         prompt, max_length = self.text_settings(tower)
-        return self.tokenizer.encode_batch([prompt + text for text in texts], max_length=max_length)
+        return self.tokenizer.encode_batch(
+            [prompt + text for text in texts], max_length=max_length, truncation=truncation
+        )
 
     def text_settings(self, tower: Tower) -> tuple[str, int]:
         """Returns (prompt, maximum length in tokens) of a tower."""
@@ -248,10 +277,15 @@ class DualEncoder:
             return settings.query_prompt, settings.query_max_length
         return settings.passage_prompt, settings.passage_max_length
 
+    @property
+    def made_by(self) -> MadeBy:
+        """The model as messages name it."""
+        return MadeBy(self.spec, self.step)
+
     def checked(self, vectors: np.ndarray) -> np.ndarray:
-        """Returns vectors; raises a UserError where one is not finite."""
-        if not np.isfinite(vectors).all():
-            raise UserError(f"model {self.spec or self.fingerprint} gives vectors that are not finite")
+        """Returns vectors; raises an UnusableVectorError where one is not finite or longer than `LONGEST`."""
+        if (found := first_unusable(vectors)) is not None:
+            raise UnusableVectorError(f"{self.made_by} gives a vector that", *found)
         return vectors
 
 

@@ -2,8 +2,9 @@
 
     embeddings-00000.npy   float32 [n, D], memory-mappable
     ids-00000.json         its n ids
+    .cut-00000.json        how many of its texts had more tokens than the model keeps
     embeddings.json        `EmbeddingsInfo`: model, input, number of texts, and whether all are there
-    SHA256SUMS             the hashes of all of them
+    SHA256SUMS             the hashes of all of them but hidden ones
 
 A shard is there if both are: the ids and the hashes of both are written first, and either appears only when
 whole. Texts are batched within their shard, so its vectors do not depend on where a run was interrupted, nor
@@ -28,6 +29,7 @@ from jaxir import checksums
 from jaxir.data import fingerprints
 from jaxir.data.lines import OnBadInput, Policy
 from jaxir.data.sources import has_lines, read_corpus, read_lines, read_queries
+from jaxir.data.truncation import Truncation
 from jaxir.distributed import wait_for_all
 from jaxir.errors import UserError
 from jaxir.files import atomic_file, local_path
@@ -39,7 +41,15 @@ from jaxir.reading import sha256_of
 from jaxir.retrieval.encoding.batching import EncodingReport
 from jaxir.retrieval.encoding.cluster import Cluster
 from jaxir.retrieval.encoding.dual_encoder import DualEncoder, Tower
-from jaxir.retrieval.encoding.shards import Shard, encode_by_cluster, encode_shards, files_of, write_shard
+from jaxir.retrieval.encoding.made_by import MadeBy
+from jaxir.retrieval.encoding.shards import (
+    Shard,
+    count_of,
+    encode_by_cluster,
+    encode_shards,
+    files_of,
+    write_shard,
+)
 from jaxir.retrieval.encoding.views import Expansion, Kind, joiner_of
 from jaxir.retrieval.npy import read_npy
 from jaxir.simple_types import Count, Natural, checked
@@ -65,7 +75,9 @@ class EmbeddingsInfo:
       dimension: D.
       similarity: "cosine" or "dot".
       dtype: of the matrix products; vectors are float32.
+      step: of a model that is a training run, the step of its checkpoint; None: unknown.
       max_length: tokens beyond which a text is cut.
+      cut: number of texts that were cut; None: unknown.
       prompt: what stood before each text.
       text: how a record becomes a text.
       input_name: name of the input file.
@@ -96,6 +108,18 @@ class EmbeddingsInfo:
     expansion: Kind | None = None
     views: Natural = 0
     expansions_hash: str = ""
+    cut: Natural | None = None
+    step: Natural | None = None
+
+    @property
+    def made_by(self) -> MadeBy:
+        """The model as messages name it."""
+        return MadeBy(self.model, self.step)
+
+    @property
+    def truncation(self) -> Truncation | None:
+        """The counts of texts, and of those that were cut; None: unknown."""
+        return None if self.cut is None else Truncation(self.max_length, self.count, self.cut)
 
     @property
     def shards(self) -> int:
@@ -115,7 +139,7 @@ _SAME = {
     "tower": "--tower",
     "shard_size": "--shard_size",
     "dtype": "--dtype",
-    "max_length": "maximum length",
+    "max_length": "--max_length",
     "prompt": "prompt",
     "expansion": "--expansion",
     "views": "--views",
@@ -137,17 +161,15 @@ class StoredEmbeddings:
     ids: list[str]
     shards: list[np.ndarray]
 
-    def require_model(self, fingerprint: str) -> None:
+    def require_model(self, encoder: DualEncoder) -> None:
         """Checks that a model's queries may be compared with these vectors.
 
         Raises:
           UserError: another model made them.
         """
-        if fingerprint != self.info.fingerprint:
-            raise UserError(
-                f"the embeddings were made with {self.info.model or 'another model'} (fingerprint"
-                f" {self.info.fingerprint[:12]}), not with this model ({fingerprint[:12]})"
-            )
+        if encoder.fingerprint != self.info.fingerprint:
+            why = self.info.made_by.unlike(encoder.made_by)
+            raise UserError(f"the embeddings do not fit the model: {why}; encode the corpus again")
 
 
 def encode_corpus(
@@ -202,10 +224,10 @@ def encode_corpus(
     with _writing(output, info) if part == 0 else contextlib.nullcontext() as lock:
         there = {number for number in range(info.shards) if _is_there(output, number)}
         sums: dict[str, str] = {}
-        if lock is not None and not _read_manifest(output).complete:
+        if lock is not None and not read_info(output).complete:
             sums = checksums.take_up(output, [name for number in there for name in files_of(number)])
         wait_for_all("embeddings are begun")
-        if _read_manifest(output).complete:
+        if read_info(output).complete:
             return report
         own = [number for number in range(part, info.shards, parts) if number not in there]
 
@@ -248,7 +270,7 @@ def open_embeddings(directory: str | Path) -> StoredEmbeddings:
       UserError: it is none, it is unfinished, or it is damaged.
     """
     directory = local_path(directory)
-    info = _read_manifest(directory)
+    info = read_info(directory)
     if not info.complete:
         raise UserError(f"{directory} is unfinished: run the same encode command again to continue it")
     checksums.check(directory)
@@ -295,6 +317,7 @@ def _describe(
         tower=tower,
         fingerprint=encoder.fingerprint,
         model=encoder.spec,
+        step=encoder.step,
         dimension=encoder.dimension,
         similarity=encoder.similarity,
         dtype=encoder.model.config.backbone.dtype,
@@ -337,19 +360,38 @@ def _writing(output: Path, info: EmbeddingsInfo) -> Iterator[Lock]:
     with locked(output, f"another process is writing {output}") as lock:
         complete = False
         if (output / MANIFEST).exists():
-            stored = _read_manifest(output)
-            for name, called in _SAME.items():
-                if getattr(stored, name) != getattr(info, name):
-                    raise UserError(
-                        f"{output} was begun with another {called} ({getattr(stored, name)!r}, now "
-                        f"{getattr(info, name)!r}): give the same, or another output"
-                    )
-            complete = stored.complete and all(_is_there(output, n) for n in range(info.shards))
+            stored = read_info(output)
+            changed = next((n for n in _SAME if getattr(stored, n) != getattr(info, n)), None)
+            if changed is not None and any(output.glob(files_of("*")[1])):
+                how = _change(changed, stored, info)
+                raise UserError(
+                    f"{output} was begun with another {_SAME[changed]} ({how}): give the same, or another"
+                    " output"
+                )
+            complete = (
+                changed is None and stored.complete and all(_is_there(output, n) for n in range(info.shards))
+            )
+            if changed is not None:  # there are no vectors that could be lost
+                for leftover in (*output.glob(files_of("*")[0]), *output.glob(count_of("*"))):
+                    leftover.unlink()
         if not complete:  # or some have been removed since
             _write_manifest(output, info)
             for leftover in output.glob(".*.part"):
                 leftover.unlink()
         yield lock
+
+
+def _change(name: str, before: EmbeddingsInfo, now: EmbeddingsInfo) -> str:
+    """Returns in words how a field of two descriptions differs; hashes say nothing to a reader."""
+    if name == "fingerprint":
+        return before.made_by.unlike(now.made_by).removeprefix("they were ")
+    if name == "input_sha256" and before.input_name == now.input_name:
+        return f"{now.input_name} has changed since"
+    if name == "input_sha256":
+        return f"{before.input_name}, now {now.input_name}"
+    if name == "expansions_hash":
+        return "other generated queries"
+    return f"{getattr(before, name)!r}, now {getattr(now, name)!r}"
 
 
 def _finish(output: Path, info: EmbeddingsInfo, sums: dict[str, str], written: dict[str, Any]) -> None:
@@ -359,13 +401,22 @@ def _finish(output: Path, info: EmbeddingsInfo, sums: dict[str, str], written: d
         raise UserError(f"{output / gone} was removed meanwhile; run the same command again to make it anew")
     if jax.process_count() > 1:
         sums = checksums.take_up(output, names)
-    info = dataclasses.replace(info, complete=True)
+    info = dataclasses.replace(info, complete=True, cut=_number_cut(output, info.shards))
     sums[MANIFEST] = hashlib.sha256(_described(info).encode()).hexdigest()
     checksums.write(output, sums)
     _write_manifest(output, info)
     written[MANIFEST] = checksums.key(output / MANIFEST)
     if written.keys() == sums.keys():  # what others have written is read when it is opened
         checksums.stamp(output, written)
+
+
+def _number_cut(output: Path, shards: int) -> int | None:
+    """Returns how many texts of all shards were cut; None if an earlier jaxir made one of them."""
+    paths = [output / count_of(number) for number in range(shards)]
+    try:
+        return sum(read_json(path, int) for path in paths)
+    except (UserError, FileNotFoundError):
+        return None
 
 
 def _write_manifest(directory: Path, info: EmbeddingsInfo) -> None:
@@ -381,7 +432,12 @@ def _is_there(output: Path, number: int) -> bool:
     return all((output / name).exists() for name in files_of(number))
 
 
-def _read_manifest(directory: Path) -> EmbeddingsInfo:
+def read_info(directory: Path) -> EmbeddingsInfo:
+    """Returns what embeddings.json says.
+
+    Raises:
+      UserError: it is missing, damaged or of another format.
+    """
     path = directory / MANIFEST
     if not path.is_file():
         raise UserError(f"{directory} holds no embeddings: it has no {MANIFEST}")

@@ -14,12 +14,14 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from jaxir import checksums
+from jaxir.data.truncation import Truncation
 from jaxir.errors import UserError
 from jaxir.files import atomic_file
 from jaxir.retrieval.encoding.batching import EncodingReport
 from jaxir.retrieval.encoding.cluster import Cluster, check_same
 from jaxir.retrieval.encoding.dual_encoder import DualEncoder, Tower
 from jaxir.retrieval.encoding.views import encode_views
+from jaxir.retrieval.lengths import UnusableVectorError
 from jaxir.retrieval.npy import write_npy
 
 
@@ -38,11 +40,19 @@ class Shard(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """What became of a shard: its number, the n ids, and the vectors, float32 [n, D]."""
+    """What became of a shard.
+
+    Attributes:
+      number: which shard of the corpus it is.
+      ids: of its n texts.
+      vectors: float32 [n, D].
+      cut: how many texts had more tokens than the model keeps.
+    """
 
     number: int
     ids: list[str]
     vectors: np.ndarray
+    cut: int
 
 
 def encode_shards(
@@ -66,21 +76,26 @@ def encode_shards(
       report: adds what was done to this.
       on_batch: called with the number of texts of each batch when it is done.
     """
-    drawn: collections.deque[Shard] = collections.deque()
+    drawn: collections.deque[tuple[Shard, Truncation]] = collections.deque()
+    _, max_length = encoder.text_settings(tower)
 
-    def texts() -> Iterator[list[Any]]:
+    def texts() -> Iterator[tuple[list[Any], Truncation]]:
         for shard in shards:
-            drawn.append(shard)
-            yield shard.texts
+            drawn.append((shard, Truncation(max_length)))
+            yield shard.texts, drawn[-1][1]
 
     how = {"num_windows": num_windows, "report": report, "on_batch": on_batch}
     if expanded:
         parts = encode_views(encoder, texts(), **how)
     else:
-        parts = encoder.encode_windows(texts(), tower=tower, **how)
-    for vectors in parts:
-        shard = drawn.popleft()
-        yield Encoded(shard.number, shard.ids, vectors)
+        tokens = (encoder.tokens(some, tower, truncation) for some, truncation in texts())
+        parts = encoder.encode_tokens(tokens, tower=tower, **how)
+    try:
+        for vectors in parts:
+            shard, truncation = drawn.popleft()
+            yield Encoded(shard.number, shard.ids, vectors, truncation.cut)
+    except UnusableVectorError as error:
+        raise UserError(f"{error}: the text of {drawn[0][0].ids[error.row]!r}") from None
 
 
 def encode_by_cluster(
@@ -112,6 +127,7 @@ def encode_by_cluster(
         fingerprint=encoder.fingerprint,
         dtype=encoder.model.config.backbone.dtype,
         batch_tokens=cluster.batch_tokens,
+        lengths=(encoder.settings.query_max_length, encoder.settings.passage_max_length),
         how=how,
     )
     started = time.perf_counter()
@@ -134,6 +150,7 @@ class ShardWorker:
       fingerprint: of it.
       dtype: of the matrix products.
       batch_tokens: tokens of a batch on one device; None suits that machine's.
+      lengths: tokens that are kept of a query, and of a passage.
       how: what `encode_shards` is given.
     """
 
@@ -141,6 +158,7 @@ class ShardWorker:
     fingerprint: str
     dtype: Literal["float32", "bfloat16"]
     batch_tokens: int | None
+    lengths: tuple[int, int]
     how: dict[str, Any]
 
     def start(self) -> Callable[[Shard], tuple[Encoded, EncodingReport]]:
@@ -149,7 +167,14 @@ class ShardWorker:
         Raises:
           UserError: the model is not there, or is another one.
         """
-        encoder = DualEncoder.load(self.spec, dtype=self.dtype, batch_tokens=self.batch_tokens)
+        query, passage = self.lengths
+        encoder = DualEncoder.load(
+            self.spec,
+            dtype=self.dtype,
+            batch_tokens=self.batch_tokens,
+            query_max_length=query,
+            passage_max_length=passage,
+        )
         check_same(encoder, self.fingerprint)
 
         def encode(shard: Shard) -> tuple[Encoded, EncodingReport]:
@@ -160,9 +185,15 @@ class ShardWorker:
         return encode
 
 
-def files_of(number: int) -> tuple[str, str]:
-    """Returns the names of a shard's files: the ids, and the vectors."""
-    return f"ids-{number:05d}.json", f"embeddings-{number:05d}.npy"
+def files_of(number: int | Literal["*"]) -> tuple[str, str]:
+    """Returns the names of a shard's files, the ids and the vectors; of "*" patterns of all names."""
+    digits = number if number == "*" else f"{number:05d}"
+    return f"ids-{digits}.json", f"embeddings-{digits}.npy"
+
+
+def count_of(number: int | Literal["*"]) -> str:
+    """Returns the name of the hidden file that says how many texts of a shard were cut."""
+    return f".cut-{number if number == '*' else f'{number:05d}'}.json"
 
 
 def write_shard(directory: Path, encoded: Encoded, *, process: int = 0) -> dict[str, str]:
@@ -178,6 +209,8 @@ def write_shard(directory: Path, encoded: Encoded, *, process: int = 0) -> dict[
     """
     ids_name, vectors_name = files_of(encoded.number)
     ids = json.dumps(encoded.ids, ensure_ascii=False).encode()
+    with atomic_file(directory / count_of(encoded.number)) as file:
+        file.write(f"{encoded.cut}\n")
     with atomic_file(directory / ids_name, "wb") as file:
         file.write(ids)
     with atomic_file(directory / vectors_name, "wb") as file:

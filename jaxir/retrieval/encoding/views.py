@@ -11,7 +11,9 @@ import numpy as np
 from jaxir.data.expansions import read_expansions
 from jaxir.data.joining import Joiner
 from jaxir.data.lines import OnBadInput, Policy
+from jaxir.data.truncation import Truncation
 from jaxir.retrieval.encoding.dual_encoder import DualEncoder
+from jaxir.retrieval.lengths import UnusableVectorError
 from jaxir.simple_types import Count, checked
 
 Kind = Literal["typical", "corpus", "document"]
@@ -89,13 +91,13 @@ def joiner_of(encoder: DualEncoder) -> Joiner:
 
 
 def encode_views(
-    encoder: DualEncoder, windows: Iterable[Sequence[Sequence[View]]], **how: object
+    encoder: DualEncoder, windows: Iterable[tuple[Sequence[Sequence[View]], Truncation]], **how: object
 ) -> Iterator[np.ndarray]:
     """Encodes a stream of lists of documents, each of some views; see `DualEncoder.encode_tokens`.
 
     Args:
       encoder: the model.
-      windows: lists of documents.
+      windows: lists of documents, each with what the counts of its cut documents are added to.
       **how: what else `DualEncoder.encode_tokens` takes.
 
     Yields:
@@ -107,11 +109,11 @@ def encode_views(
     joiner, sizes = joiner_of(encoder), []
 
     def tokens() -> Iterator[list[np.ndarray]]:
-        for window in windows:
+        for window, truncation in windows:
             sizes.append([len(views) for views in window])
-            yield _tokens(encoder, joiner, [view for views in window for view in views])
+            yield _tokens(encoder, joiner, [view for views in window for view in views], truncation)
 
-    for vectors in encoder.encode_tokens(tokens(), tower="passage", **how):
+    for vectors in _by_document(encoder.encode_tokens(tokens(), tower="passage", **how), sizes):
         counts = np.array(sizes.pop(0))
         if (counts == 1).all():
             yield vectors
@@ -122,10 +124,21 @@ def encode_views(
         yield means
 
 
-def _tokens(encoder: DualEncoder, joiner: Joiner, views: Sequence[View]) -> list[np.ndarray]:
+def _by_document(encoded: Iterator[np.ndarray], sizes: Sequence[list[int]]) -> Iterator[np.ndarray]:
+    """Yields what is encoded; the row of an error counts documents, not their views."""
+    try:
+        yield from encoded
+    except UnusableVectorError as error:
+        row = int(np.searchsorted(np.cumsum(sizes[0]), error.row, side="right"))
+        raise UnusableVectorError(error.subject, row, error.reason) from None
+
+
+def _tokens(
+    encoder: DualEncoder, joiner: Joiner, views: Sequence[View], truncation: Truncation
+) -> list[np.ndarray]:
     """Returns the token ids of views; each document and each query is tokenised once."""
     documents = list(dict.fromkeys(view.document for view in views))
     queries = list(dict.fromkeys(query for view in views for query in view.queries))
-    of_document = dict(zip(documents, encoder.tokens(documents, "passage"), strict=True))
+    of_document = dict(zip(documents, encoder.tokens(documents, "passage", truncation), strict=True))
     of_query = dict(zip(queries, joiner.queries(queries), strict=True))
     return [joiner.join(of_document[v.document], [of_query[q] for q in v.queries]) for v in views]

@@ -8,8 +8,8 @@ Until all are there they lie beside the output, in the directory `.NAME.unfinish
 Texts are batched within their window, so that outputs do not depend on where a run was interrupted, nor on
 how many processes share the windows.
 
-Beside an output that is whole stays `.NAME.made.json`: what it is made of, as in `made.json`, and its
-SHA-256, by which the same command knows that there is nothing to do.
+The user's cache notes what a whole output is made of, as in `made.json`, and its SHA-256, by which the same
+command knows that there is nothing to do.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -26,8 +27,9 @@ from typing import Any, Protocol, TypeVar
 import jax
 
 from jaxir.distributed import as_first, wait_for_all
-from jaxir.errors import UserError
+from jaxir.errors import UserError, changed
 from jaxir.files import atomic_file, remove_tree
+from jaxir.installation import cache_directory
 from jaxir.json_files import read_json
 from jaxir.outputs import alone
 from jaxir.progress import progress
@@ -35,6 +37,7 @@ from jaxir.reading import open_to_read, sha256_of
 
 WINDOW = 1024  # texts, at most which a process loses by an interruption
 MADE = "made.json"
+WINDOWS = "outputs-*.jsonl"
 
 
 class HasId(Protocol):
@@ -169,17 +172,18 @@ def _begin(unfinished: Path, made: Mapping[str, Any], output: Path) -> bool:
     begun = (unfinished / MADE).exists()
     if begun:
         before = read_json(unfinished / MADE, dict[str, Any])
-        for name, value in made.items():
-            if before.get(name) != value:
-                raise UserError(
-                    f"{output} was begun with another {name} ({before.get(name)!r:.40}, now"
-                    f" {value!r:.40}): give the same to finish it, or remove {unfinished}"
-                )
+        differing = next((name for name, value in made.items() if before.get(name) != value), None)
+        if differing is not None and any(unfinished.glob(WINDOWS)):
+            how = changed(differing, before.get(differing), made[differing])
+            raise UserError(
+                f"{output} was begun with {how}: give the same to finish it, or remove {unfinished}"
+            )
+        begun = differing is None  # without a window nothing is lost
     if _is_complete(output, made):
         remove_tree(unfinished)  # of a run that was killed while it removed it
         return True
     if not begun:
-        for left in unfinished.glob("outputs-*.jsonl"):  # likewise
+        for left in unfinished.glob(WINDOWS):  # likewise
             left.unlink()
         with atomic_file(unfinished / MADE) as file:
             file.write(_line(made))
@@ -189,14 +193,15 @@ def _begin(unfinished: Path, made: Mapping[str, Any], output: Path) -> bool:
 def _is_complete(output: Path, made: Mapping[str, Any]) -> bool:
     """Tells whether the output is there, as it was written, and made of the same."""
     with contextlib.suppress(UserError, FileNotFoundError):  # one of the two is missing, or damaged
-        noted = read_json(_noted(output), dict[str, Any])
+        noted = read_json(_note_of(output), dict[str, Any])
         return noted.get("made") == dict(made) and noted.get("sha256") == sha256_of(output)
     return False
 
 
-def _noted(output: Path) -> Path:
-    """Returns the file that notes what a whole output is made of."""
-    return output.with_name(f".{output.name}.{MADE}")
+def _note_of(output: Path) -> Path:
+    """Returns the file of the user's cache that notes what a whole output is made of."""
+    place = hashlib.sha256(os.fsencode(os.path.realpath(output))).hexdigest()[:32]
+    return cache_directory() / "outputs" / f"{place}.json"
 
 
 def _check_window(window: Path, ids: list[str]) -> None:
@@ -218,7 +223,7 @@ def _finish(windows: list[Path], made: Mapping[str, Any], output: Path) -> Outpu
                     report.add(_record(line, window)["outputs"])
                     digest.update(line)
                     file.write(line)
-    with atomic_file(_noted(output)) as file:
+    with contextlib.suppress(OSError, UserError), atomic_file(_note_of(output)) as file:
         file.write(_line({"made": made, "sha256": digest.hexdigest()}))
     remove_tree(windows[0].parent)
     return report

@@ -23,8 +23,10 @@ from jaxir.errors import UserError
 from jaxir.files import local_path
 from jaxir.json_files import made, read_json
 from jaxir.mapped import pieces
+from jaxir.retrieval.encoding.made_by import MadeBy
 from jaxir.retrieval.indexes.documents import Documents
 from jaxir.retrieval.indexes.ids import check_new, check_there
+from jaxir.retrieval.lengths import UnusableVectorError, first_unusable
 from jaxir.simple_types import Count, Natural, check_value, checked
 
 if TYPE_CHECKING:
@@ -62,6 +64,9 @@ class IndexInfo:
       model: the model as it was named to `encode`; None likewise.
       read_with: how documents were read with generated queries, in words; None: alone.
       tower: which tower of the model read the documents; None: not known, or entries, which are of passages.
+      step: of a model that is a training run, the step of its checkpoint; None: unknown.
+      max_length: tokens beyond which a document was cut; None: unknown.
+      cut: number of documents that were cut; None: unknown.
       settings: the engine's own.
     """
 
@@ -73,6 +78,15 @@ class IndexInfo:
     model: str | None = None
     read_with: str | None = None
     tower: Literal["query", "passage"] | None = None
+    max_length: Count | None = None
+    cut: Natural | None = None
+    step: Natural | None = None
+
+    @property
+    def made_by(self) -> MadeBy:
+        """The model as messages name it."""
+        return MadeBy(self.model, self.step)
+
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -134,17 +148,23 @@ class Index(abc.ABC):
     ) -> "Index":
         """Reads what `_save_engine` wrote."""
 
-    def require_model(self, fingerprint: str, name: str | None = None) -> None:
+    def require_model(self, fingerprint: str, name: str | None = None, step: int | None = None) -> None:
         """Checks that queries encoded by a model may be searched here.
+
+        Args:
+          fingerprint: of the model.
+          name: what messages call it.
+          step: of a training run, the step of its checkpoint.
 
         Raises:
           UserError: the index was made by another model.
         """
         if self.info.fingerprint is not None and fingerprint != self.info.fingerprint:
+            why = self.info.made_by.unlike(MadeBy(name, step)).replace("they were", "it was")
+            other = "" if name == self.info.model else "give the model it was made with, or "
             raise UserError(
-                f"the index was made with {self.info.model or 'another model'} (fingerprint "
-                f"{self.info.fingerprint[:12]}) and cannot be searched with {name or 'this model'} "
-                f"(fingerprint {fingerprint[:12]}): give the one it was made with, or encode the corpus anew"
+                f"the index cannot be searched with this model: {why}; {other}encode and index the corpus"
+                " again"
             )
 
     def save(self, directory: str | Path, *, corpus: str | Path | None = None) -> None:
@@ -194,7 +214,8 @@ class VectorIndex(Index):
         """Makes an index of vectors [N, D] (one array, or shards of it) under N distinct ids.
 
         Raises:
-          UserError: no vectors, ids that are not distinct or not N, or vectors that are not finite.
+          UserError: no vectors, ids that are not distinct or not N, or vectors that are not finite or longer
+            than `lengths.LONGEST`.
         """
 
     @abc.abstractmethod
@@ -218,7 +239,8 @@ class VectorIndex(Index):
           fewer for a query gives fewer ids and fills up its scores with -inf.
 
         Raises:
-          UserError: the vectors have another dimension than the index, they are not finite, or k < 1.
+          UserError: the vectors have another dimension than the index, they are not finite or longer than
+            `lengths.LONGEST`, or k < 1.
           TypeError: they are no floating-point numbers [Q, D].
         """
         check_k(k)
@@ -233,8 +255,9 @@ class VectorIndex(Index):
                 " they come from different models"
             )
         queries = np.ascontiguousarray(queries, np.float32)
-        if not np.isfinite(queries).all():
-            raise UserError("the queries have numbers that are not finite")
+        if (found := first_unusable(queries)) is not None:
+            row, reason = found
+            raise UnusableVectorError(f"the vector of query {row + 1}", row, reason)
         if self.info.similarity == "cosine":
             queries = normalize(queries)
         return self._search(queries, min(k, self.info.count))
@@ -258,7 +281,7 @@ class VectorIndex(Index):
         try:
             self._add(shards, new)
         finally:
-            self.info = dataclasses.replace(self.info, count=len(self.ids))
+            self.info = dataclasses.replace(self.info, count=len(self.ids), cut=None)
 
     def delete(self, ids: Sequence[str]) -> None:
         """Removes documents. What lies on disk stays as it is, as with `add`.
@@ -273,7 +296,7 @@ class VectorIndex(Index):
         try:
             self._delete(gone)
         finally:
-            self.info = dataclasses.replace(self.info, count=len(self.ids))
+            self.info = dataclasses.replace(self.info, count=len(self.ids), cut=None)
 
     @abc.abstractmethod
     def _add(self, shards: list[np.ndarray], ids: list[str]) -> None:
@@ -365,7 +388,9 @@ def build_index(
         **options,
     )
     if stored.info.expansion != "corpus":  # entries say themselves how they are read, and are of passages
-        read = {"read_with": stored.info.read_with, "tower": stored.info.tower}
+        read = {name: getattr(stored.info, name) for name in ("read_with", "tower", "max_length", "cut")}
+        # The queries' model may be another one, of the same fingerprint.
+        read["step"] = stored.info.step if model in (None, stored.info.model) else None
         index.info = dataclasses.replace(index.info, **read)
     return index
 
@@ -400,8 +425,12 @@ def checked(
     if len(set(ids)) != len(ids):
         twice = next(i for i, other in itertools.pairwise(sorted(ids)) if i == other)
         raise UserError(f"the id {twice!r} comes twice")
-    if not all(np.isfinite(piece).all() for piece in pieces(shards, 16_384)):  # no mask of a whole shard
-        raise UserError("some embeddings are not finite")
+    start = 0
+    for piece in pieces(shards, 16_384):  # no mask of a whole shard
+        if (found := first_unusable(piece)) is not None:
+            row, reason = found
+            raise UnusableVectorError(f"the vector of {ids[start + row]!r}", start + row, reason)
+        start += len(piece)
     return shards, ids
 
 

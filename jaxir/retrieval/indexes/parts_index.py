@@ -17,7 +17,7 @@ from jax.experimental import multihost_utils
 
 from jaxir import checksums
 from jaxir.distributed import wait_for_all
-from jaxir.errors import UserError
+from jaxir.errors import UserError, changed
 from jaxir.files import atomic_file, local_path
 from jaxir.json_files import read_json
 from jaxir.progress import progress
@@ -35,6 +35,7 @@ OF_EMBEDDINGS = (
     *("input_sha256", "count", "fingerprint", "tower", "dtype", "max_length", "prompt", "text"),
     *("expansion", "views", "expansions_hash"),
 )
+CALLED = {"input_sha256": "input", "fingerprint": "model", "expansions_hash": "set of generated queries"}
 NOT_CHANGED = "an index in parts is not changed in place: build it anew"
 
 
@@ -232,6 +233,9 @@ def build_in_parts(
             model=of_part["model"],
             read_with=info.read_with,
             tower=info.tower,
+            max_length=info.max_length,
+            cut=info.cut,
+            step=of_part.get("step"),
             settings={"parts": parts, "backend": of_part["engine"]},
         )
         if corpus is not None:
@@ -248,14 +252,18 @@ def _begin(unfinished: Path, made: dict[str, dict[str, Any]], output: Path) -> N
         before = read_json(unfinished / MADE, dict[str, Any])
         if before.keys() != made.keys():
             raise UserError(f"{output} was begun by another version of jaxir: remove {unfinished}")
-        for kind, values in made.items():
-            for name, value in values.items():
-                if (was := before[kind].get(name)) != value:
-                    raise UserError(
-                        f"{output} was begun with another {name} ({was!r:.40}, now {value!r:.40}):"
-                        f" give the same to finish it, or remove {unfinished}"
-                    )
-        return
+        differing = [
+            changed(CALLED.get(name, name), before[kind].get(name), value)
+            for kind, values in made.items()
+            for name, value in values.items()
+            if before[kind].get(name) != value
+        ]
+        if not differing:
+            return
+        if any((unfinished / PARTS).iterdir()):
+            raise UserError(
+                f"{output} was begun with {differing[0]}: give the same to finish it, or remove {unfinished}"
+            )
     (unfinished / PARTS).mkdir(parents=True, exist_ok=True)
     with atomic_file(unfinished / MADE) as file:
         file.write(json.dumps(made) + "\n")
@@ -278,5 +286,5 @@ def _rows(stored: StoredEmbeddings, rows: slice) -> StoredEmbeddings:
         if at < stop and at + len(shard) > start:
             shards.append(shard[max(0, start - at) : stop - at])
         at += len(shard)
-    info = dataclasses.replace(stored.info, count=stop - start)
+    info = dataclasses.replace(stored.info, count=stop - start, cut=None)
     return StoredEmbeddings(info, stored.ids[rows], shards)

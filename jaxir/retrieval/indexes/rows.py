@@ -11,16 +11,23 @@ import numpy as np
 
 from jaxir.mapped import check_unchanged, pieces
 from jaxir.retrieval.indexes.index import Similarity, normalize
+from jaxir.retrieval.indexes.outliers import zeroed
 
 BLOCK = 16_384  # vectors normalised at a time
 SAMPLE = 100_000  # vectors whose directions stand for all
+NO_ROWS = np.empty(0, np.int64)
 
 
-def main_directions(shards: Sequence[np.ndarray], similarity: Similarity, *, energy: float) -> int:
-    """Returns how many of the D directions that PCA finds have a share of the vectors' variance."""
+def main_directions(
+    shards: Sequence[np.ndarray], similarity: Similarity, *, energy: float, zeros: np.ndarray = NO_ROWS
+) -> int:
+    """Returns how many of the D directions that PCA finds have a share of the vectors' variance.
+
+    Rows that `zeros` names, in ascending order, are taken to be zero vectors.
+    """
     step, dimension = -(-sum(map(len, shards)) // SAMPLE), shards[0].shape[1]
     total, products, seen = np.zeros(dimension), np.zeros([dimension] * 2), 0
-    for piece in pieces(shards, BLOCK):
+    for piece in zeroed(shards, zeros, BLOCK):
         sample = np.asarray(piece[::step])
         sample = normalize(sample) if similarity == "cosine" else sample
         total += sample.sum(axis=0, dtype=np.float64)
@@ -44,15 +51,18 @@ def without(shards: Sequence[np.ndarray], gone: np.ndarray) -> list[np.ndarray]:
 
 
 @contextlib.contextmanager
-def contiguous(shards: Sequence[np.ndarray], similarity: Similarity) -> Iterator[np.ndarray]:
+def contiguous(
+    shards: Sequence[np.ndarray], similarity: Similarity, *, zeros: np.ndarray = NO_ROWS
+) -> Iterator[np.ndarray]:
     """Yields the vectors [N, D] as one array, of length 1 for cosine, in memory only where they were.
 
-    One shard that is ready is taken as it is; else they go through a file that nobody else sees.
+    One shard that is ready is taken as it is; else they go through a file that nobody else sees. Rows that
+    `zeros` names, in ascending order, become zero vectors.
     """
     ready = similarity == "dot" or all(
         np.abs(np.linalg.norm(piece, axis=1) - 1).max() < 1e-5 for piece in pieces(shards, BLOCK)
     )
-    if ready and len(shards) == 1:
+    if ready and len(shards) == 1 and not len(zeros):
         check_unchanged(shards)
         yield shards[0]
         return
@@ -60,7 +70,7 @@ def contiguous(shards: Sequence[np.ndarray], similarity: Similarity) -> Iterator
     mapped = getattr(shards[0], "filename", None)
     near = Path(mapped).parent if mapped and os.access(Path(mapped).parent, os.W_OK) else None
     with tempfile.TemporaryFile(dir=near) as file:
-        for part in pieces(shards, BLOCK):  # written, not mapped: a full disk is then told
+        for part in zeroed(shards, zeros, BLOCK):  # written, not mapped: a full disk is then told
             file.write(np.ascontiguousarray(part if ready else normalize(part), np.float32).data)
         file.flush()
         shape = (sum(map(len, shards)), shards[0].shape[1])

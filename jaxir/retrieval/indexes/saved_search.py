@@ -11,7 +11,8 @@ from jaxir.asides import temporary_directory
 from jaxir.errors import UserError
 from jaxir.retrieval.indexes.ids import descending_ranks
 from jaxir.retrieval.indexes.index import load_index
-from jaxir.retrieval.indexes.scann_index import ASSETS, ScannIndex
+from jaxir.retrieval.indexes.scann_files import ASSETS
+from jaxir.retrieval.indexes.scann_index import ScannIndex
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -61,7 +62,15 @@ class SavedSearch:
                 self.state.scann = _state(place / ASSETS)
         else:
             self.state.scann = _state(Path(directory) / ASSETS)
-        self._candidates = index.candidates(self.k)
+        # ScaNN may find the outliers' rows of zeros, which `_with_outliers` drops, before it finds k others.
+        self._found = min(self.k + len(index.outliers), index.info.count)
+        self._candidates = index.candidates(self._found)
+        self._has_outliers = len(index.outliers) > 0
+        if self._has_outliers:
+            is_outlier = np.isin(np.arange(index.info.count), index.outliers.rows)
+            self.state.is_outlier = tf.Variable(is_outlier, trainable=False)
+            self.state.outlier_rows = tf.Variable(index.outliers.rows.astype(np.int32), trainable=False)
+            self.state.outliers = tf.Variable(index.outliers.vectors, trainable=False)
         self.state.ids = tf.Variable(np.array(index.ids, object), dtype=tf.string, trainable=False)
         self.state.ranks = tf.Variable(descending_ranks(index.ids), trainable=False)
 
@@ -73,18 +82,34 @@ class SavedSearch:
         if self._cosine:
             vectors = tf.math.divide_no_nan(vectors, tf.norm(vectors, axis=1, keepdims=True))
         searcher = scann_ops.searcher_from_module(self.state.scann)
-        at, scores = searcher.search_batched_parallel(vectors, final_num_neighbors=self.k, **self._candidates)
-        at, scores = tf.cast(at, tf.int32), tf.reshape(scores, [-1, self.k])
-        at = tf.reshape(at, [-1, self.k])
+        at, scores = searcher.search_batched_parallel(
+            vectors, final_num_neighbors=self._found, **self._candidates
+        )
+        at, scores = tf.cast(at, tf.int32), tf.reshape(scores, [-1, self._found])
+        at = tf.reshape(at, [-1, self._found])
         count = tf.size(self.state.ids)
         real = tf.math.is_finite(scores) & (at >= 0) & (at < count)
         at, scores = tf.where(real, at, 0), tf.where(real, scores, -np.inf)
+        if self._has_outliers:
+            at, scores = self._with_outliers(vectors, at, scores)
+            real = tf.math.is_finite(scores)
         ids = tf.where(real, tf.gather(self.state.ids, at), "")
         # Documents of equal score stand in descending order of id.
         by_id = tf.argsort(tf.gather(self.state.ranks, at), stable=True)
         ids, scores = (tf.gather(x, by_id, batch_dims=1) for x in (ids, scores))
         by_score = tf.argsort(scores, direction="DESCENDING", stable=True)
-        return tuple(tf.gather(x, by_score, batch_dims=1) for x in (ids, scores))
+        return tuple(tf.gather(x, by_score, batch_dims=1)[:, : self.k] for x in (ids, scores))
+
+    def _with_outliers(
+        self, vectors: tf.Tensor, at: tf.Tensor, scores: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Does what `Outliers.merge` does."""
+        import tensorflow as tf
+
+        scores = tf.where(tf.gather(self.state.is_outlier, at), -np.inf, scores)
+        own = tf.matmul(vectors, self.state.outliers, transpose_b=True)
+        rows = tf.broadcast_to(self.state.outlier_rows, tf.shape(own))
+        return tf.concat([at, rows], axis=1), tf.concat([scores, own], axis=1)
 
 
 def _in_one_leaf(index: ScannIndex) -> ScannIndex:

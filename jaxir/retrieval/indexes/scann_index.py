@@ -9,23 +9,20 @@ import copy
 import dataclasses
 import importlib.util
 import os
-import re
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 
 from jaxir.asides import temporary_directory
 from jaxir.errors import UserError
-from jaxir.files import inside
 from jaxir.installation import how_to_install
 from jaxir.lean_tensorflow import import_tensorflow
-from jaxir.mapped import open_mapped, pieces
+from jaxir.mapped import pieces
 from jaxir.retrieval.indexes.documents import Documents
 from jaxir.retrieval.indexes.ids import descending_ranks
 from jaxir.retrieval.indexes.index import (
@@ -36,11 +33,11 @@ from jaxir.retrieval.indexes.index import (
     checked,
     normalize,
 )
+from jaxir.retrieval.indexes.outliers import Outliers, find_outliers, load_outliers, no_outliers
 from jaxir.retrieval.indexes.rows import BLOCK, contiguous, main_directions, without
+from jaxir.retrieval.indexes.scann_files import ASSETS, Storage, check_assets, stored_vectors
 from jaxir.simple_types import Count
 
-Storage = Literal["float32", "bfloat16", "int8"]
-ASSETS = "scann"
 # Below this a brute-force pass is as fast as the tree, and exact.
 BRUTE_FORCE_UP_TO = 20_000
 TRAINING_SAMPLE = 250_000
@@ -68,6 +65,9 @@ class ScannIndex(VectorIndex):
     the greatest numbers of those that were there: what is added to either, or deleted, waits for the next
     search or `save`, which builds it anew. Where fewer vectors are left than there are leaves, all are
     compared from then on.
+
+    Attributes:
+      outliers: rows that ScaNN holds as zeros; `search` compares them with every query.
     """
 
     engine = "scann"
@@ -78,11 +78,20 @@ class ScannIndex(VectorIndex):
         "reorder": Count | None,
         "soar": float | None,
         "directions": Count | None,
+        "outliers": Count | None,
     }
 
-    def __init__(self, info: IndexInfo, ids: list[str], documents: Documents | None, searcher: Any):
+    def __init__(
+        self,
+        info: IndexInfo,
+        ids: list[str],
+        documents: Documents | None,
+        searcher: Any,
+        outliers: Outliers | None = None,
+    ):
         super().__init__(info, ids, documents)
         self._built = searcher
+        self.outliers = outliers or no_outliers(info.dimension)
         self._waiting: list[np.ndarray] | None = None
         self._near: Path | None = None  # a directory with room for vectors; None: the system's
         self._hold(ids)
@@ -115,26 +124,29 @@ class ScannIndex(VectorIndex):
           storage: of the vectors that decide the order of the answers. bfloat16 and int8 cost some recall.
         """
         shards, ids = checked(embeddings, ids, similarity)
-        settings = cls.settings_for(len(ids))
+        settings, dimension = cls.settings_for(len(ids)), shards[0].shape[1]
+        outliers = find_outliers(shards, similarity, tree=bool(settings), int8=storage == "int8")
         if settings:
             settings["soar"] = SOAR_LAMBDA
-            dimension = shards[0].shape[1]
-            directions = max(main_directions(shards, similarity, energy=ENERGY), dimension // 2)
+            main = main_directions(shards, similarity, energy=ENERGY, zeros=outliers.rows)
+            directions = max(main, dimension // 2)
             directions += directions % 2  # two have a code
             if directions <= NEARLY_ALL * dimension:
                 settings["directions"] = directions
         settings["storage"] = storage
-        searcher = _build(shards, similarity, settings)
+        if len(outliers):
+            settings["outliers"] = len(outliers)
+        searcher = _build(shards, similarity, settings, outliers)
         info = IndexInfo(
             engine=cls.engine,
             similarity=similarity,
-            dimension=shards[0].shape[1],
+            dimension=dimension,
             count=len(ids),
             fingerprint=fingerprint,
             model=model,
             settings=settings,
         )
-        return cls(info, ids, None, searcher)
+        return cls(info, ids, None, searcher, outliers)
 
     @staticmethod
     def settings_for(count: int) -> dict[str, Any]:
@@ -163,7 +175,7 @@ class ScannIndex(VectorIndex):
     def _searcher(self) -> Any:
         """ScaNN's, with all changes."""
         if self._waiting is not None:
-            self._built = _build(self._waiting, self.info.similarity, self.info.settings)
+            self._built = _build(self._waiting, self.info.similarity, self.info.settings, self.outliers)
             self._waiting = None
         return self._built
 
@@ -175,7 +187,7 @@ class ScannIndex(VectorIndex):
         near = self._near if self._near and os.access(self._near, os.W_OK) else None
         with temporary_directory(near) as place:
             self._save_engine(place)
-            with stored_vectors(place, self.info.settings["storage"]) as vectors:
+            with stored_vectors(place, self.info.settings["storage"], self.outliers) as vectors:
                 return [vectors]  # a mapping outlives its file
 
     @property
@@ -187,8 +199,7 @@ class ScannIndex(VectorIndex):
         if self._built_anew:
             # Copies of what the caller may still write to; memory-mapped shards stay on disk.
             own = [shard.copy() if shard.flags.writeable else shard for shard in shards]
-            self._waiting = [*self.vectors(), *own]
-            self._hold(self.ids + ids)
+            self._wait([*self.vectors(), *own], self.ids + ids, self.info.settings)
             return
         new = list(ids)
         with self._changing():
@@ -202,14 +213,25 @@ class ScannIndex(VectorIndex):
     def _delete(self, ids: set[str]) -> None:
         if self._built_anew:
             gone = np.array([doc_id in ids for doc_id in self.ids])
-            self._waiting = without(self.vectors(), np.flatnonzero(gone))
-            self._hold([doc_id for doc_id in self.ids if doc_id not in ids])
+            left = [doc_id for doc_id in self.ids if doc_id not in ids]
             settings = self.info.settings
-            if len(self.ids) < settings.get("leaves", 0):
-                self.info = dataclasses.replace(self.info, settings={"storage": settings["storage"]})
+            if len(left) < settings.get("leaves", 0):
+                settings = {"storage": settings["storage"]}
+            self._wait(without(self.vectors(), np.flatnonzero(gone)), left, settings)
             return
         with self._changing():
             self._searcher.delete(sorted(ids))
+
+    def _wait(self, vectors: list[np.ndarray], ids: list[str], settings: Mapping[str, Any]) -> None:
+        """Takes other vectors, of which the next search or `save` builds a searcher."""
+        tree, int8 = "leaves" in settings, settings["storage"] == "int8"
+        outliers = find_outliers(vectors, self.info.similarity, tree=tree, int8=int8)
+        settings = {name: value for name, value in settings.items() if name != "outliers"}
+        if len(outliers):
+            settings["outliers"] = len(outliers)
+        self.info = dataclasses.replace(self.info, settings=settings)
+        self._waiting, self.outliers = vectors, outliers
+        self._hold(ids)
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
@@ -234,7 +256,8 @@ class ScannIndex(VectorIndex):
         settings = {name: value for name, value in self.info.settings.items() if name not in left_out}
         other = copy.copy(self)
         other.info = dataclasses.replace(self.info, settings=settings)
-        other._built, other._waiting = _build(self.vectors(), self.info.similarity, settings), None
+        other._built = _build(self.vectors(), self.info.similarity, settings, self.outliers)
+        other._waiting = None
         return other
 
     def candidates(self, k: int) -> dict[str, int]:
@@ -255,28 +278,41 @@ class ScannIndex(VectorIndex):
     def _search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, list[list[str]]]:
         if not len(queries):
             return np.empty([0, k], np.float32), []
-        # One query is answered in the calling thread: to wake others costs more than they save.
-        one = len(queries) == 1
-        search = self._searcher.search_batched if one else self._searcher.search_batched_parallel
-        found, values = search(queries, final_num_neighbors=k, **self.candidates(k))
-        if one and self._in_order(found[0], values[0], k):
+        found, values = self._nearest(queries, k)
+        if len(self.outliers):
+            # Their rows of zeros took places only if fewer than k of the other rows score above 0.
+            places = max(0, k - (self.info.count - len(self.outliers)))
+            if (np.isin(found, self.outliers.rows).sum(axis=1) > places).any():
+                found, values = self._nearest(queries, min(k + len(self.outliers), self.info.count))
+        elif len(queries) == 1 and self._in_order(found[0], values[0], k):
             return values, [self._names[found[0]].tolist()]
         # All queries at once: row by row this took a quarter of a batch's time.
         real = np.isfinite(values) & (found < self.info.count)
         rows = np.where(real, found, 0).astype(np.int64)
         values = np.where(real, values, -np.inf).astype(np.float32)
+        if len(self.outliers):
+            rows, values = self.outliers.merge(queries, rows, values)
         # ScaNN orders by score; only where some are equal (or none are left) there is something to order.
         equal = np.flatnonzero(~(values[:, 1:] < values[:, :-1]).all(axis=1))
         if len(equal):
             order = np.lexsort((self._ranks[rows[equal]], -values[equal]))
             rows[equal] = np.take_along_axis(rows[equal], order, axis=1)
             values[equal] = np.take_along_axis(values[equal], order, axis=1)
+        rows, values = rows[:, :k], values[:, :k]
         scores = np.full([len(queries), k], -np.inf, np.float32)
         scores[:, : values.shape[1]] = values
         ids = self._names[rows].tolist()
+        real = np.isfinite(values)
         if not real.all():
             ids = [names[:count] for names, count in zip(ids, real.sum(axis=1).tolist(), strict=True)]
         return scores, ids
+
+    def _nearest(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns what ScaNN finds: (rows [Q, K], scores [Q, K])."""
+        # One query is answered in the calling thread: to wake others costs more than they save.
+        one = len(queries) == 1
+        search = self._searcher.search_batched if one else self._searcher.search_batched_parallel
+        return search(queries, final_num_neighbors=k, **self.candidates(k))
 
     def _in_order(self, rows: np.ndarray, values: np.ndarray, k: int) -> bool:
         """Whether one query's answer [K] is whole and without equal scores, as most are."""
@@ -293,6 +329,7 @@ class ScannIndex(VectorIndex):
             raise UserError(
                 f"ScaNN could not write its index ({error}); the disk has {free / 1e6:,.1f} MB free"
             ) from error
+        self.outliers.save(directory)
 
     @classmethod
     def _load_engine(
@@ -306,50 +343,25 @@ class ScannIndex(VectorIndex):
             raise UserError(
                 f"{directory} is not an index of ours: it holds a pickle, which could run anything"
             )
-        _check_assets(directory / ASSETS)
+        check_assets(directory / ASSETS)
         try:
             with _quiet():
                 searcher = scann.load_searcher(str((directory / ASSETS).resolve()))
         except (ValueError, RuntimeError, OSError) as error:
             raise UserError(f"{directory} is a damaged index: {error}") from None
-        index = cls(info, ids, documents, searcher)
+        found = info.settings.get("outliers", 0)
+        outliers = load_outliers(directory, found, among=info.count, dimension=info.dimension)
+        index = cls(info, ids, documents, searcher, outliers)
         index._near = directory.resolve().parent
         return index
 
 
-def _check_assets(directory: Path) -> None:
-    """Raises a UserError where ScaNN's list of its files names one elsewhere, or is not what ScaNN writes."""
-    path = directory / "scann_assets.pbtxt"
-    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-    if not re.fullmatch(r'(assets \{\s*asset_type: \w+\s*asset_path: "[\w./-]*"\s*\}\s*)*', text):
-        raise UserError(f"{path} is not the list of files that ScaNN writes")
-    for name in re.findall(r'asset_path: "(.*)"', text):
-        inside(directory, name, said_by=path)
-
-
-@contextlib.contextmanager
-def stored_vectors(directory: Path, storage: Storage) -> Iterator[np.ndarray]:
-    """Yields the vectors [N, D] of a saved index in the order of its ids, float32 and memory-mapped."""
-    if storage == "float32":
-        yield open_mapped(directory / ASSETS / "dataset.npy")
-        return
-    stored = open_mapped(directory / ASSETS / f"{storage}_dataset.npy")
-    multipliers = np.load(directory / ASSETS / "int8_multipliers.npy") if storage == "int8" else None
-    with tempfile.TemporaryFile(dir=directory if os.access(directory, os.W_OK) else None) as file:
-        for part in pieces([stored], BLOCK):
-            if multipliers is not None:
-                vectors = part / multipliers
-            else:  # the upper half of a float32
-                vectors = (part.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-            file.write(np.ascontiguousarray(vectors, np.float32).data)
-        file.flush()
-        yield np.memmap(file, np.float32, "r", shape=stored.shape)
-
-
-def _build(shards: Sequence[np.ndarray], similarity: Similarity, settings: Mapping[str, Any]) -> Any:
-    """Returns ScaNN's searcher of the vectors [N, D] that `shards` are."""
+def _build(
+    shards: Sequence[np.ndarray], similarity: Similarity, settings: Mapping[str, Any], outliers: Outliers
+) -> Any:
+    """Returns ScaNN's searcher of the vectors [N, D] that `shards` are, with zeros for the outliers."""
     scann, reorder = _scann(), _reorder_type(settings["storage"])
-    with _quiet(), contiguous(shards, similarity) as vectors:
+    with _quiet(), contiguous(shards, similarity, zeros=outliers.rows) as vectors:
         builder = scann.builder(vectors, 10, "dot_product")
         if "leaves" not in settings:
             return builder.score_brute_force(reorder).build()

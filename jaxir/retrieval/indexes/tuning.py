@@ -214,7 +214,7 @@ def build_tuned(
             raise UserError("the embeddings do not say which model made them: give --model")
         texts = [query.text for query in read_queries(queries)]
         encoder = DualEncoder.load(model)
-        stored.require_model(encoder.fingerprint)  # trained on since, it has the same name
+        stored.require_model(encoder)  # trained on since, it has the same name
         vectors = encoder.encode_queries(texts)
     options = {"storage": storage}
     if target is None and vectors is None and info.count == 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -13,12 +14,13 @@ from jaxir.errors import UserError
 from jaxir.files import local_path
 from jaxir.locks import locked
 from jaxir.reading import read_text
-from jaxir.retrieval.encoding.embeddings import StoredEmbeddings
+from jaxir.retrieval.encoding.embeddings import EmbeddingsInfo, StoredEmbeddings
 from jaxir.retrieval.indexes.documents import Documents, check_corpus
 from jaxir.retrieval.indexes.ids import check_new, check_there
-from jaxir.retrieval.indexes.index import Index, VectorIndex, checked, load_index
+from jaxir.retrieval.indexes.index import Index, IndexInfo, VectorIndex, checked, load_index
 from jaxir.retrieval.indexes.lucene import LuceneIndex, update_lucene_index
-from jaxir.retrieval.indexes.scann_index import ScannIndex, stored_vectors
+from jaxir.retrieval.indexes.scann_files import stored_vectors
+from jaxir.retrieval.indexes.scann_index import ScannIndex
 
 if TYPE_CHECKING:
     from jaxir.retrieval.indexes.tuning import Recall
@@ -97,7 +99,7 @@ def _update_vectors(
     corpus: str | Path | None,
 ) -> int:
     new = _checked(directory, index, embeddings, delete, corpus)
-    kept, gone = index.documents, set(delete)
+    kept, gone, before = index.documents, set(delete), index.info
     ids = [i for i in index.ids if i not in gone] + new
     with directory_with_checksums(directory, overwrite=True, without=index.changing) as aside:
         # What can be wrong with the corpus is found before a Milvus elsewhere is changed.
@@ -107,10 +109,19 @@ def _update_vectors(
             index.delete(list(delete))
         if embeddings is not None:
             index.add(embeddings.shards, new)
+            if not gone:
+                index.info = dataclasses.replace(index.info, cut=_number_cut(before, embeddings.info))
         index.write_into(aside)
         if kept is not None and index.ids != ids:
             Documents.reorder(aside, ids, index.ids)
     return index.info.count
+
+
+def _number_cut(before: IndexInfo, added: EmbeddingsInfo) -> int | None:
+    """Returns how many documents of an index and of what is added are cut; None: unknown."""
+    if before.cut is None or added.cut is None or before.max_length != added.max_length:
+        return None
+    return before.cut + added.cut
 
 
 def _checked(
@@ -128,10 +139,9 @@ def _checked(
         return []
     info = embeddings.info
     if info.fingerprint != index.info.fingerprint or info.similarity != index.info.similarity:
+        why = index.info.made_by.unlike(info.made_by).replace("they were", "the index was")
         raise UserError(
-            f"the embeddings were made with {info.model or 'another model'} (fingerprint"
-            f" {info.fingerprint[:12]}), the index with {index.info.model or 'another'} (fingerprint"
-            f" {(index.info.fingerprint or 'unknown')[:12]}): they cannot be searched together"
+            f"the embeddings cannot be searched together with {directory}: {why}; encode both with one model"
         )
     if index.info.tower is not None and info.tower != index.info.tower:
         raise UserError(
@@ -166,7 +176,7 @@ def _recall(directory: Path, index: Index) -> Recall | None:
         return None
     from jaxir.retrieval.indexes.tuning import Trial  # imports JAX
 
-    with stored_vectors(directory, index.info.settings["storage"]) as vectors:
+    with stored_vectors(directory, index.info.settings["storage"], index.outliers) as vectors:
         return Trial(vectors, index.ids, similarity=index.info.similarity).measure(index)
 
 

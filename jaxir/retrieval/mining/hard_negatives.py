@@ -17,6 +17,7 @@ from typing import Literal
 
 import numpy as np
 
+from jaxir.data.lines import OnBadInput
 from jaxir.data.sources import BeirFolder, key_digest
 from jaxir.errors import UserError
 from jaxir.files import atomic_directory, check_new_directory
@@ -90,6 +91,8 @@ class MiningReport:
       queries: with their negatives written.
       negatives: of them all.
       duplicates: documents that are kept out because they have the text of a positive.
+      lacking: positives of the split that were left out, because the collection lacks the query, the document
+        or its text.
       left_out: queries without negatives, by reason: `unanswered` (they are not in the run), `missed` (no
         positive among the answers, so that no margin can be told), `few` (no candidate is left), `relevant`
         (the cross-encoder takes every candidate for relevant).
@@ -102,6 +105,7 @@ class MiningReport:
     queries: int
     negatives: int
     duplicates: int
+    lacking: int
     left_out: dict[str, int]
     dropped: dict[str, int]
     judged: int
@@ -118,11 +122,12 @@ def mine(
     judge: Judge | None = None,
     relevance: RelevanceSettings | None = None,
     teacher: Teacher | None = None,
+    strict: bool = False,
 ) -> MiningReport:
     """Writes OUTPUT/train.jsonl, pairs with negatives in Tevatron's format, and OUTPUT/mining.json.
 
-    A document is no negative of a query if any split judges it relevant to it, or if it has the same text as
-    one that is, or as the query (white space and case apart).
+    A document is no negative of a query if any split judges it relevant to a query of that text, or if it has
+    the same text as one that is, or as the query (white space and case apart).
 
     Args:
       run: what a retriever found for the queries of `split`; a query's lines must stand together.
@@ -134,13 +139,19 @@ def mine(
       relevance: what it drops; given with it.
       teacher: a cross-encoder whose scores of all positives and negatives are written beside them; None for
         none.
+      strict: whether judgements of what the collection lacks, repeated queries and grades such as 1.0 are
+        refused. By default they are counted, and such judgements are left out.
 
     Raises:
       BadInputError: a malformed line.
       UserError: no such split, a document of the run that the corpus lacks, or no negative at all.
     """
     check_new_directory(output)
-    known = KnownPositives.read(folder, split)
+    policy = getattr(folder.on_bad_input, "policy", folder.on_bad_input)
+    collector = OnBadInput(policy, strict=strict)
+    folder = BeirFolder(folder.directory, collector)
+    known = KnownPositives.read(folder, split, strict=strict)
+    collector.report()
     check = None
     if judge is not None:
         check = RelevanceFilter(judge, relevance, folder, known.asked)
@@ -151,6 +162,7 @@ def mine(
         queries=len(chosen),
         negatives=sum(map(len, chosen.values())),
         duplicates=len(set().union(*known.twins.values()) - set().union(*known.every.values())),
+        lacking=known.lacking,
         left_out={reason: count for reason, count in left_out.items() if count},
         dropped=dict(dropped),
         judged=check.judged if check else 0,
@@ -177,6 +189,11 @@ def describe(report: MiningReport) -> str:
     if report.left_out:
         text += f"; left out: {_say(report.left_out, LEFT_OUT)}"
     text += f"; {report.duplicates:,} documents have the text of a positive"
+    if report.lacking:
+        text += (
+            "; positives left out, because the collection lacks the query, the document or its text:"
+            f" {report.lacking:,}"
+        )
     if report.dropped:
         text += f"; dropped: {_say(report.dropped, DROPPED)}"
     if report.judged:

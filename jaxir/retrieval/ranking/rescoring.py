@@ -11,6 +11,7 @@ from jaxir.errors import UserError
 from jaxir.progress import progress
 from jaxir.retrieval.encoding.embeddings import StoredEmbeddings
 from jaxir.retrieval.indexes.index import normalize
+from jaxir.retrieval.lengths import UnusableVectorError, first_unusable
 from jaxir.retrieval.npy import gather
 from jaxir.retrieval.ranking.runs import Run, rank
 
@@ -49,7 +50,7 @@ def score_candidates(
       UserError: the embeddings are another model's, or lack a document or `queries` a query of the run.
     """
     info = embeddings.info
-    embeddings.require_model(encoder.fingerprint)
+    embeddings.require_model(encoder)
     if lacking := [query_id for query_id in candidates if query_id not in queries]:
         raise UserError(f"query {lacking[0]!r} of the run is not among the queries ({len(lacking)} are not)")
     wanted = {query_id: rank(answers)[:depth] for query_id, answers in candidates.items()}
@@ -69,6 +70,10 @@ def score_candidates(
                 doc_ids = wanted[query_id]
                 counts = np.array([len(rows[doc_id]) for doc_id in doc_ids], np.int64)
                 found = gather(embeddings.shards, np.array([r for d in doc_ids for r in rows[d]], np.int64))
+                if (unusable := first_unusable(found)) is not None:
+                    row, reason = unusable
+                    doc_id = doc_ids[int(np.searchsorted(np.cumsum(counts), row, side="right"))]
+                    raise UnusableVectorError(f"the vector of {doc_id!r}", row, reason)
                 scores = _comparable(found, info.similarity) @ vector
                 scores = np.maximum.reduceat(scores, np.cumsum(counts) - counts)
                 scored[query_id] = dict(zip(doc_ids, scores.tolist(), strict=True))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxir.data.lines import as_number, raw_lines
+from jaxir.data.lines import as_number, bad_sign, raw_lines
 from jaxir.errors import BadInputError, UserError
 from jaxir.files import atomic_file, local_path
 
@@ -39,8 +39,8 @@ def write_run(
       tag: the name of the system, the last column.
 
     Raises:
-      UserError: an id or the tag is empty or holds white space, a score is not finite in float32, or an id
-        comes twice.
+      UserError: an id or the tag is empty or holds white space or a control character, a score is not finite
+        in float32, or an id comes twice.
     """
     _check_field("tag", tag)
     with atomic_file(path) as file:
@@ -154,12 +154,15 @@ def _add(answers: dict[str, float], doc_id: str, score: float, path: str | Path,
 
 def rank(answers: Mapping[str, float]) -> list[str]:
     """Orders documents as trec_eval does: by score in float32, then by document id, both descending."""
-    return [doc_id for _, doc_id in sorted(((np.float32(s), d) for d, s in answers.items()), reverse=True)]
+    with np.errstate(over="ignore"):  # `write_run` refuses a score that is too great
+        scored = [(np.float32(score), doc_id) for doc_id, score in answers.items()]
+    return [doc_id for _, doc_id in sorted(scored, reverse=True)]
 
 
 def _check_field(what: str, text: str) -> None:
-    if not text or text.split() != [text]:
+    sign = bad_sign(text)
+    if not text or sign:
+        why = f"it has {sign}" if text else "it is empty"
         raise UserError(
-            f"the {what} {text!r} cannot stand in a run file: TREC runs separate columns by white space, "
-            "so ids must not be empty or hold any"
+            f"the {what} {text!r} cannot stand in a run file: {why}, and white space separates its columns"
         )

@@ -1,7 +1,7 @@
-"""Pages of the reference that the code already says: commands, recipes and the Python interface.
+"""Writes the pages of docs/reference/ that follow from the code: commands, recipes and the Python interface.
 
-A page asks for one by a line `<!-- generated: commands -->`. MkDocs calls `on_page_markdown`; the tests read
-the same text, so that a link to a generated heading is checked too.
+`make docs-reference` runs it. A page is written by hand down to its line `<!-- generated: NAME ... -->`, and
+everything below that line is replaced. The same code gives the same text; a test fails when a page is stale.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from jaxir import cli
 
 ROOT = Path(__file__).resolve().parent.parent
 _METHODS = ("method", "class method", "static method")
-_MARKER = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
+_MARKER = re.compile(r"^<!-- generated: (\w+), by `make docs-reference` -->\n", re.MULTILINE)
+_LINE = 100  # characters of a signature; a longer one has a line for each argument
 _MACRO = re.compile(r"^(default/)?([A-Z][A-Z0-9_]*) = (.*?)(?:  # .*)?$")
 _INCLUDE = re.compile(r'^include "(.*)"$')
 
@@ -47,9 +48,27 @@ INTERFACE = (
 )
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Returns a page with what it asks for (MkDocs' hook)."""
-    return _MARKER.sub(lambda match: "\n".join(PAGES[match[1]]()), markdown)
+def main() -> None:
+    """Writes the pages that are stale, and prints their names."""
+    for path in generated_pages():
+        old, new = path.read_text(encoding="utf-8"), rendered(path)
+        if new != old:
+            path.write_text(new, encoding="utf-8")
+            print(f"wrote {path.relative_to(ROOT)}")
+
+
+def generated_pages() -> list[Path]:
+    """Returns the pages with a part that is generated."""
+    pages = sorted((ROOT / "docs" / "reference").glob("*.md"))
+    return [path for path in pages if _MARKER.search(path.read_text(encoding="utf-8"))]
+
+
+def rendered(path: Path) -> str:
+    """Returns the text that a page with a generated part should have."""
+    text = path.read_text(encoding="utf-8")
+    marker = _MARKER.search(text)
+    body = re.sub(r"\n{3,}", "\n\n", "\n".join(PAGES[marker[1]]()))
+    return f"{text[: marker.end()]}\n{body.strip()}\n"
 
 
 def commands() -> Iterator[str]:
@@ -165,7 +184,7 @@ def _head(lines: list[str]) -> Iterator[str]:
 
 def _described(name: str, thing: Any) -> Iterator[str]:
     doc = _parsed(thing)
-    yield from ("```text", f"{name}{_signature(thing)}", "```", "", *_prose(doc), "")
+    yield from ("```text", f"{name}{_signature(thing, len(name))}", "```", "", *_prose(doc), "")
     if doc.params:
         yield from ("| argument | |", "|---|---|")
         yield from (f"| `{p.arg_name}` | {_cell(p.description or '')} |" for p in doc.params)
@@ -176,27 +195,64 @@ def _described(name: str, thing: Any) -> Iterator[str]:
         yield from (f"Raises `{error.type_name}`: {_cell(error.description or '')}", "")
 
 
-def _signature(thing: Any) -> str:
-    """Returns (parameters) -> result as the source has them."""
+def _signature(thing: Any, before: int) -> str:
+    """Returns (parameters) -> result as the source has them, to follow a name of `before` characters."""
+    result = ""
     if dataclasses.is_dataclass(thing):
-        return f"({', '.join(_field(f) for f in dataclasses.fields(thing) if f.init)})"
-    if inspect.isclass(thing):
-        thing = thing.__init__
-    thing = inspect.unwrap(getattr(thing, "__func__", thing))
-    if not inspect.isfunction(thing):
-        return "()"  # a class without a constructor of its own
-    source = textwrap.dedent(inspect.getsource(thing))
-    function = next(n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef))
-    arguments = re.sub(r"^(self|cls)(, )?", "", ast.unparse(function.args))
-    result = ast.unparse(function.returns) if function.returns else "None"
-    return f"({arguments})" + (f" -> {result}" if result != "None" else "")
+        written = _fields_of(thing)
+        arguments = [written[f.name] for f in dataclasses.fields(thing) if f.init]
+    else:
+        thing = thing.__init__ if inspect.isclass(thing) else thing
+        thing = inspect.unwrap(getattr(thing, "__func__", thing))
+        if not inspect.isfunction(thing):
+            return "()"  # a class without a constructor of its own
+        function = _source_of(thing)
+        arguments = _arguments(function.args)
+        if function.returns and ast.unparse(function.returns) != "None":
+            result = f" -> {ast.unparse(function.returns)}"
+    line = f"({', '.join(arguments)}){result}"
+    if before + len(line) <= _LINE:
+        return line
+    return "\n".join(["(", *(f"    {argument}," for argument in arguments), f"){result}"])
 
 
-def _field(field: dataclasses.Field) -> str:
-    kind = field.type if isinstance(field.type, str) else inspect.formatannotation(field.type)
-    if field.default is dataclasses.MISSING:
-        return f"{field.name}: {kind}"
-    return f"{field.name}: {kind} = {getattr(field.default, '__name__', repr(field.default))}"
+def _fields_of(kind: type) -> dict[str, str]:
+    """Returns {name: "name: type = default"} of a dataclass, inherited fields too."""
+    found = {}
+    for base in filter(dataclasses.is_dataclass, reversed(kind.__mro__)):
+        for node in _source_of(base).body:
+            if isinstance(node, ast.AnnAssign):
+                name = ast.unparse(node.target)
+                found[name] = _spelt_out(f"{name}: {ast.unparse(node.annotation)}", _default(node.value))
+    return found
+
+
+def _default(value: ast.expr | None) -> ast.expr | None:
+    """Returns the default of a field, which may be what a factory makes."""
+    factories = [k.value for k in getattr(value, "keywords", ()) if k.arg == "default_factory"]
+    return ast.Call(factories[0], [], []) if factories else value
+
+
+def _arguments(given: ast.arguments) -> list[str]:
+    """Returns the parameters of a function as the source has them, without `self` and `cls`."""
+    positional = [*given.posonlyargs, *given.args]
+    defaults = [None] * (len(positional) - len(given.defaults)) + given.defaults
+    parts = [_spelt_out(ast.unparse(a), d) for a, d in zip(positional, defaults, strict=True)]
+    parts = [part for part in parts if part not in ("self", "cls")]
+    if given.vararg or given.kwonlyargs:
+        parts.append(f"*{ast.unparse(given.vararg) if given.vararg else ''}")
+    keywords = zip(given.kwonlyargs, given.kw_defaults, strict=True)
+    parts += [_spelt_out(ast.unparse(argument), default) for argument, default in keywords]
+    return parts + ([f"**{ast.unparse(given.kwarg)}"] if given.kwarg else [])
+
+
+def _spelt_out(parameter: str, default: ast.expr | None) -> str:
+    return parameter if default is None else f"{parameter} = {ast.unparse(default)}"
+
+
+def _source_of(thing: Any) -> Any:
+    """Returns the syntax tree of a function or class."""
+    return ast.parse(textwrap.dedent(inspect.getsource(thing))).body[0]
 
 
 def _parsed(thing: Any) -> docstring_parser.Docstring:
@@ -227,3 +283,7 @@ def _escaped(text: str) -> str:
     """Returns text in which only backquotes are Markdown."""
     parts = re.split(r"(`[^`]*`)", text)
     return "".join(p if p.startswith("`") else re.sub(r"([*_<\[\]])", r"\\\1", p) for p in parts)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""The command that was typed, with some settings changed: what advice prints can be run as it stands."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+# What the shipped recipes call the axes of the mesh (gin/runs/samtone_paper.gin).
+MACROS = {"slices": "SLICES", "data": "MESH_DATA", "fsdp": "FSDP", "tensor": "TENSOR"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """A command line of `jaxir.plan`, or of `jaxir.train --plan`.
+
+    Attributes:
+      words: of the line, from "python" on.
+      flags: for each setting that can be changed, the flags that set it; the first one is the one to type.
+    """
+
+    words: Sequence[str]
+    flags: Mapping[str, Sequence[str]]
+
+    @property
+    def settings(self) -> Collection[str]:
+        """What can be changed."""
+        return self.flags.keys()
+
+    def changed(self, settings: Mapping[str, Any]) -> str:
+        """Returns the line with other values of settings, to be pasted into a shell; None leaves one out."""
+        replaced = {flag for name in settings for flag in self.flags[name]}
+        kept, value_follows = [], False
+        for word in self.words:
+            if word.partition("=")[0] not in replaced and not value_follows:
+                kept.append(word)
+            value_follows = word in replaced  # `--topology v5e:2x2`
+        new = [f"{self.flags[name][0]}={value}" for name, value in settings.items() if value is not None]
+        return shlex.join([*kept, *new])
+
+
+OF_RECIPES = Command(
+    words=("python", "-m", "jaxir.plan"),
+    flags={
+        "topology": ("--topology",),
+        "prices": ("--prices",),
+        "batch_size": ("--batch_size", "--gin.BATCH_SIZE"),
+        "remat": ("--gin.REMAT",),
+        "chunks": ("--gin.CHUNKS",),
+        **{axis: (f"--gin.{macro}",) for axis, macro in MACROS.items()},
+    },
+)

@@ -1,0 +1,165 @@
+"""Rows far greater than the others, which ScaNN's codes cannot hold beside them; they are compared exactly.
+
+ScaNN has one int8 scale for each dimension, and one codebook for all rows of a tree. One vector that is 100
+times as long as the others makes both too coarse for all of them: recall@10 of 30,000 vectors fell from .99
+to .75 (int8) and .97 (float32).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from jaxir.errors import UserError
+from jaxir.mapped import pieces
+from jaxir.retrieval.indexes.index import Similarity, normalize
+from jaxir.retrieval.npy import gather, read_npy, write_npy
+
+# A row this many times as great as the median row is an outlier. One row that is 3 times as long as the
+# others costs .003 of int8's recall, one of 6 times .02, one of 10 times .04.
+OUTLIER, TOO_GREAT = 3.0, 6.0
+# The most outliers: every query is compared with all of them. 1/50 of the rows, but 16 to 1000.
+SHARE, LEAST, MOST = 50, 16, 1000
+BLOCK = 16_384  # vectors measured at a time
+ROWS, VECTORS = "outlier_rows.npy", "outliers.npy"
+
+
+@dataclasses.dataclass(frozen=True)
+class Outliers:
+    """Rows that an approximate index holds as zeros, and that `merge` compares with every query.
+
+    Attributes:
+      rows: their ascending numbers, int64 [A].
+      vectors: float32 [A, D], of length 1 for cosine.
+    """
+
+    rows: np.ndarray
+    vectors: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def merge(
+        self, queries: np.ndarray, found: np.ndarray, scores: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Adds the outliers to what was found among the other rows.
+
+        Args:
+          queries: [Q, D].
+          found: rows [Q, K] of the index.
+          scores: theirs, [Q, K]; -inf where nothing was found.
+
+        Returns:
+          (rows, scores) [Q, K + A] in no order. An outlier that was found as a row of zeros has -inf there.
+        """
+        scores = np.where(np.isin(found, self.rows), -np.inf, scores)
+        # einsum sums each row in the same order, so that equal vectors have equal scores. BLAS does not.
+        own = np.einsum("qd,ad->qa", queries, self.vectors)
+        rows = np.broadcast_to(self.rows, own.shape)
+        return np.concatenate([found, rows], axis=1), np.concatenate([scores, own], axis=1)
+
+    def restored(self, vectors: np.ndarray, start: int) -> np.ndarray:
+        """Returns rows of the index from `start` on, [n, D], with the outliers in place of their zeros."""
+        first, last = np.searchsorted(self.rows, [start, start + len(vectors)])
+        restored = np.array(vectors, np.float32)
+        restored[self.rows[first:last] - start] = self.vectors[first:last]
+        return restored
+
+    def save(self, directory: Path) -> None:
+        """Writes two files, or none if there are no outliers."""
+        if len(self):
+            for name, array in ((ROWS, self.rows), (VECTORS, self.vectors)):
+                with (directory / name).open("wb") as file:
+                    write_npy(file, [array])
+
+
+def load_outliers(directory: Path, count: int, *, among: int, dimension: int) -> Outliers:
+    """Reads what `Outliers.save` wrote.
+
+    Args:
+      directory: of the index.
+      count: how many there are.
+      among: the number of rows of the index.
+      dimension: D.
+
+    Raises:
+      UserError: a file is missing or damaged.
+    """
+    if not count:
+        return no_outliers(dimension)
+    try:
+        rows = np.array(read_npy(directory / ROWS, np.int64, (count,)))
+        vectors = np.array(read_npy(directory / VECTORS, np.float32, (count, dimension)))
+    except UserError as error:
+        raise UserError(f"{directory} is a damaged index: {error}") from None
+    if rows[0] < 0 or rows[-1] >= among or (np.diff(rows) <= 0).any():
+        raise UserError(f"{directory} is a damaged index: {ROWS} does not hold ascending rows")
+    return Outliers(rows, vectors)
+
+
+def no_outliers(dimension: int) -> Outliers:
+    """Returns the outliers of an index that has none."""
+    return Outliers(np.empty(0, np.int64), np.empty((0, dimension), np.float32))
+
+
+def find_outliers(
+    shards: Sequence[np.ndarray], similarity: Similarity, *, tree: bool, int8: bool
+) -> Outliers:
+    """Returns the rows of vectors [N, D] that are more than `OUTLIER` times as great as the median row.
+
+    A row is as great as its length (for cosine, all are). For int8 it is also as great as its largest
+    number, because the largest number in a dimension sets the scale of all numbers there.
+
+    Args:
+      shards: the vectors.
+      similarity: of the index.
+      tree: whether they are coded, and not only compared.
+      int8: whether they are stored in int8.
+
+    Raises:
+      UserError: for int8, if one that is left is more than `TOO_GREAT` times as great as the median row.
+    """
+    count, dimension = sum(map(len, shards)), shards[0].shape[1]
+    if not int8 and (similarity == "cosine" or not tree):
+        return no_outliers(dimension)
+    sizes = _relative_sizes(shards, similarity, int8=int8)
+    most = min(max(LEAST, min(count // SHARE, MOST)), count)
+    greatest = np.argsort(-sizes, kind="stable")
+    rows = np.sort(greatest[:most][sizes[greatest[:most]] > OUTLIER])
+    if int8 and len(rows) == most < count and (left := sizes[greatest[most]]) > TOO_GREAT:
+        raise UserError(
+            "the vectors differ too much in size for scann with --storage=int8, which has one scale for a"
+            f" dimension: besides the {most:,} greatest, which are compared in float32, one is {left:.1f}"
+            f" times as great as the median (at most {TOO_GREAT:g}). Take --storage=bfloat16, or"
+            " --backend=exact --storage=int8, which scales each vector"
+        )
+    vectors = gather(shards, rows)
+    return Outliers(rows, normalize(vectors) if similarity == "cosine" else vectors)
+
+
+def zeroed(shards: Sequence[np.ndarray], rows: np.ndarray, size: int) -> Iterator[np.ndarray]:
+    """Yields vectors in pieces of at most `size`, with zeros for some rows (ascending numbers)."""
+    start = 0
+    for piece in pieces(shards, size):
+        inside = rows[np.searchsorted(rows, start) : np.searchsorted(rows, start + len(piece))] - start
+        start += len(piece)
+        if len(inside):
+            piece = np.array(piece)
+            piece[inside] = 0
+        yield piece
+
+
+def _relative_sizes(shards: Sequence[np.ndarray], similarity: Similarity, *, int8: bool) -> np.ndarray:
+    """Returns how great each row is, as a multiple of the median of the rows that are not zero, [N]."""
+    measured = []
+    for piece in pieces(shards, BLOCK):
+        piece = normalize(piece) if similarity == "cosine" else piece
+        peaks = [np.abs(piece).max(axis=1)] if int8 else []
+        measured.append(np.stack([np.linalg.norm(piece, axis=1), *peaks]))
+    sizes = np.concatenate(measured, axis=1)
+    for measure in sizes:
+        measure /= np.median(measure[measure > 0]) if measure.any() else 1
+    return sizes.max(axis=0)

@@ -1,0 +1,63 @@
+"""The files that ScaNN writes for an index: checked before they are opened, and read as vectors."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from jaxir.errors import UserError
+from jaxir.files import inside
+from jaxir.mapped import open_mapped, pieces
+from jaxir.retrieval.indexes.outliers import Outliers
+
+Storage = Literal["float32", "bfloat16", "int8"]
+ASSETS = "scann"
+BLOCK = 16_384  # vectors converted at a time
+
+
+def check_assets(directory: Path) -> None:
+    """Raises a UserError where ScaNN's list of its files names one elsewhere, or is not what ScaNN writes."""
+    path = directory / "scann_assets.pbtxt"
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    if not re.fullmatch(r'(assets \{\s*asset_type: \w+\s*asset_path: "[\w./-]*"\s*\}\s*)*', text):
+        raise UserError(f"{path} is not the list of files that ScaNN writes")
+    for name in re.findall(r'asset_path: "(.*)"', text):
+        inside(directory, name, said_by=path)
+
+
+@contextlib.contextmanager
+def stored_vectors(
+    directory: Path, storage: Storage, outliers: Outliers | None = None
+) -> Iterator[np.ndarray]:
+    """Yields the vectors [N, D] of a saved index in the order of its ids, float32 and memory-mapped.
+
+    `outliers` are those of the index, which ScaNN's files hold as zeros.
+    """
+    name = "dataset.npy" if storage == "float32" else f"{storage}_dataset.npy"
+    stored = open_mapped(directory / ASSETS / name)
+    if storage == "float32" and not outliers:
+        yield stored
+        return
+    multipliers = np.load(directory / ASSETS / "int8_multipliers.npy") if storage == "int8" else None
+    with tempfile.TemporaryFile(dir=directory if os.access(directory, os.W_OK) else None) as file:
+        start = 0
+        for part in pieces([stored], BLOCK):
+            if multipliers is not None:
+                vectors = part / multipliers
+            elif storage == "bfloat16":  # the upper half of a float32
+                vectors = (part.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+            else:
+                vectors = part
+            if outliers:
+                vectors = outliers.restored(vectors, start)
+            file.write(np.ascontiguousarray(vectors, np.float32).data)
+            start += len(part)
+        file.flush()
+        yield np.memmap(file, np.float32, "r", shape=stored.shape)

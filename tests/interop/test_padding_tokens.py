@@ -1,0 +1,43 @@
+"""Texts that spell out the padding token give the vectors and scores of sentence-transformers 6.2."""
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxir import CrossEncoder, DualEncoder
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
+slow = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def golden():
+    return np.load(GOLDEN / "padding_tokens.npz")
+
+
+# [CLS], mean and last-token pooling; padding ids 0 and 1; relative and absolute positions.
+@pytest.mark.parametrize(
+    "name", ["roberta", *(pytest.param(n, marks=slow) for n in ("bert", "t5_1_1", "modernbert"))]
+)
+def test_padding_tokens_of_a_text_are_tokens_to_a_dual_encoder(golden, name):
+    vectors = DualEncoder.load(f"st:{GOLDEN / name}").encode_passages(golden["texts"].tolist())
+    np.testing.assert_allclose(vectors, golden[name], atol=3e-6)
+
+
+@slow
+def test_padding_tokens_of_a_text_are_tokens_to_minilm(golden, minilm_folder):
+    vectors = DualEncoder.load(f"st:{minilm_folder}").encode_passages(golden["texts"].tolist())
+    np.testing.assert_allclose(vectors, golden["minilm"], atol=3e-6)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["cross_bert", *(pytest.param(f"cross_{n}", marks=slow) for n in ("roberta", "modernbert", "deberta"))],
+)
+def test_padding_tokens_of_a_pair_are_tokens_to_a_cross_encoder(golden, name):
+    pairs = list(itertools.product(golden["texts"].tolist()[:4], repeat=2))
+    logits = np.asarray(CrossEncoder.load(f"hf:{GOLDEN / name}").score(pairs))
+    scores = logits if name == "cross_bert" else 1 / (1 + np.exp(-logits))
+    np.testing.assert_allclose(scores, golden[name], atol=3e-6)
