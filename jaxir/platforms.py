@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -58,6 +59,20 @@ def local_devices() -> list[jax.Device]:
 
     check_devices()
     return jax.local_devices()
+
+
+def memory_of(device: jax.Device) -> int | None:
+    """Returns the bytes of memory that a device has; None where that is not known.
+
+    All CPU devices of a process share the memory of the machine.
+    """
+    stats = device.memory_stats()
+    if stats and "bytes_limit" in stats:
+        return int(stats["bytes_limit"])
+    if device.platform != "cpu":
+        return None
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return pages // device.client.local_device_count()
 
 
 def _is_of_initialization(error: BaseException) -> bool:

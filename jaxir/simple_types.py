@@ -80,6 +80,8 @@ class Later:
 # All numbers must be finite besides.
 Count = Annotated[int, Within(1)]
 Layers = Annotated[int, Within(1, 1000)]  # which are made one by one
+Size = Annotated[int, Within(1, 2**31 - 1)]  # of an axis of parameters, which XLA counts by an int32
+Buckets = Annotated[int, Within(1, 2**16)]  # of distances, whose bounds are computed one by one
 Natural = Annotated[int, Within(0)]
 MOST_STEPS = 2**31 - 1  # steps are counted by an int32 on the devices
 Steps = Annotated[int, Within(1, MOST_STEPS)]

@@ -27,6 +27,7 @@ from jaxir.interop.lazy import LazyArray, place, stack
 from jaxir.models import any_length, layers
 from jaxir.models.backbones import BackboneConfig, check_padding
 from jaxir.partitioning import Partitioner
+from jaxir.platforms import memory_of
 from jaxir.simple_types import Count, checked
 
 # Fields of a backbone that say how it is computed, not what: they are no part of a model's identity.
@@ -313,11 +314,24 @@ def initialize(config: ModelConfig, *, seed: int, partitioner: Partitioner | Non
         return nnx.split(config.make(rngs=nnx.Rngs(seed)))[1]
 
     graphdef, abstract = nnx.split(nnx.eval_shape(lambda: config.make(rngs=nnx.Rngs(seed))))
+    _check_memory(config, abstract, 1 if partitioner is None else partitioner.mesh.size)
     shardings = None if partitioner is None else layers.param_shardings(abstract, partitioner)
     model = nnx.merge(graphdef, jax.jit(make, out_shardings=shardings)())
     check_padding(model, partitioner)
     any_length.warn(model)
     return model
+
+
+def _check_memory(config: ModelConfig, abstract: nnx.State, devices: int) -> None:
+    """Raises a UserError where devices would not hold random parameters, however these are split."""
+    size = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(abstract))
+    memory = memory_of(jax.local_devices()[0])
+    if memory is not None and size > memory * devices:
+        raise UserError(
+            f"the parameters of {config.summary} would take {size / 2**30:,.1f} GiB, and the memory is"
+            f" {memory * devices / 2**30:,.1f} GiB: give the model smaller sizes (vocab_size is"
+            f" {config.backbone.vocab_size:,}, embed_dim {config.backbone.embed_dim:,})"
+        )
 
 
 def describe_config(config: ModelConfig) -> dict[str, Any]:

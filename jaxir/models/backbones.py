@@ -23,8 +23,11 @@ from jaxir.errors import UserError
 from jaxir.models import layers
 from jaxir.models.codec import HuggingFace
 from jaxir.partitioning import Partitioner
+from jaxir.simple_types import Layers, Size, check_value
 
 C = TypeVar("C", bound="type[BackboneConfig]")
+# The sizes that every backbone has, also one outside jaxir that does not check its fields.
+SIZES = {"vocab_size": Size, "embed_dim": Size, "num_layers": Layers}
 # What changes the token vectors [B, L, E] of a batch before the first block reads them.
 Edit = Callable[[jax.Array], jax.Array]
 
@@ -236,12 +239,17 @@ _KINDS: dict[str, type[BackboneConfig]] = {}
 
 
 def check_registered(config: BackboneConfig) -> None:
-    """Raises a UserError where a backbone was not registered: what is saved of it could not be opened."""
+    """Raises a UserError where a backbone was not registered, so that its models could not be opened.
+
+    The same where one of its `SIZES` is impossible.
+    """
     if config.kind not in _KINDS:
         raise UserError(
             f"{type(config).__name__} is not registered, so that no trained model of it could be opened: put"
             " @register of jaxir.models.backbones above it (docs/adding_a_backbone.md)"
         )
+    for name, hint in SIZES.items():
+        check_value(f"{type(config).__name__}.{name}", getattr(config, name), hint)
 
 
 def register(config: C) -> C:

@@ -22,7 +22,7 @@ from jaxir.models.attention import Attention
 from jaxir.models.backbones import BackboneConfig, Edit, Encoder, edited, register
 from jaxir.models.codec import ACTIVATIONS, Changed, Entry, HuggingFace, Weights
 from jaxir.partitioning import constrain
-from jaxir.simple_types import Count, Layers, Natural, Positive, Rate, checked
+from jaxir.simple_types import Layers, Natural, Positive, Rate, Size, checked
 
 _EMBEDDINGS = {
     "embeddings.token": "embeddings.word_embeddings",
@@ -176,12 +176,12 @@ class BertConfig(BackboneConfig):
     shows_layers: ClassVar[bool] = True
     token_table: ClassVar[str] = "embeddings.token"
     hugging_face: ClassVar[tuple[HuggingFace, ...]] = _FOLDERS
-    vocab_size: Count = 30522
-    embed_dim: Count = 768
+    vocab_size: Size = 30522
+    embed_dim: Size = 768
     num_layers: Layers = 12
-    num_heads: Count = 12
-    mlp_dim: Count = 3072
-    max_positions: Count = 512
+    num_heads: Size = 12
+    mlp_dim: Size = 3072
+    max_positions: Size = 512
     reserved_positions: Natural = 0
     num_token_types: Natural = 2
     layer_norm_epsilon: Positive = 1e-12

@@ -7,7 +7,7 @@ buckets that widen with the logarithm. The convolution of v2's two largest is no
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from jaxir.models.attention import Attention, attention
 from jaxir.models.backbones import BackboneConfig, Edit, Encoder, edited, register
 from jaxir.models.codec import ACTIVATIONS, Entry, HuggingFace
 from jaxir.partitioning import constrain
-from jaxir.simple_types import Count, Layers, Natural, Positive, Rate, checked
+from jaxir.simple_types import Count, Layers, Positive, Rate, Size, Within, checked
 
 _WEIGHTS = {
     "token": "embeddings.word_embeddings",
@@ -141,12 +141,12 @@ class DebertaConfig(BackboneConfig):
     kind: ClassVar[str] = "deberta-v2"
     token_table: ClassVar[str] = "token"
     hugging_face: ClassVar[tuple[HuggingFace, ...]] = (_FOLDER,)
-    vocab_size: Count = 128100
-    embed_dim: Count = 768
+    vocab_size: Size = 128100
+    embed_dim: Size = 768
     num_layers: Layers = 12
-    num_heads: Count = 12
-    mlp_dim: Count = 3072
-    relative_buckets: Natural = 256
+    num_heads: Size = 12
+    mlp_dim: Size = 3072
+    relative_buckets: Annotated[int, Within(0, 2**16)] = 256
     relative_max_distance: Count = 512
     content_to_position: bool = True
     position_to_content: bool = True

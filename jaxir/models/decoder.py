@@ -19,7 +19,7 @@ from jaxir.models import activations, layers
 from jaxir.models.attention import Attention, rope_frequencies
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.partitioning import constrain
-from jaxir.simple_types import Count, Layers, Rate, checked
+from jaxir.simple_types import Count, Layers, Rate, Size, checked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,11 +39,11 @@ class DecoderConfig:
       dtype: the type of matrix products and activations; parameters are float32.
     """
 
-    embed_dim: Count
-    vector_dim: Count | None
+    embed_dim: Size
+    vector_dim: Size | None
     num_layers: Layers = 2
-    head_dim: Count = 64
-    mlp_dim: Count
+    head_dim: Size = 64
+    mlp_dim: Size
     causal: bool = True
     span: Count | None = None
     dropout_rate: Rate = 0.1

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, jaxtyped
 from jaxir.models import layers
 from jaxir.models.backbones import BackboneConfig, Edit, Encoder, check_editable, make_encoder
 from jaxir.partitioning import constrain
-from jaxir.simple_types import Count, checked
+from jaxir.simple_types import Size, checked
 
 Tower = Literal["query", "passage"]
 Sharing = Literal["sde", "ade", "ade_spl"]
@@ -36,7 +36,7 @@ class Projection:
       activation: what follows it.
     """
 
-    dimension: Count
+    dimension: Size
     use_bias: bool = False
     activation: Literal["identity", "tanh"] = "identity"
 

@@ -20,7 +20,7 @@ from jaxir.models.attention import NO_WINDOW, Attention, rope_frequencies
 from jaxir.models.backbones import BackboneConfig, Edit, Encoder, edited, register
 from jaxir.models.codec import ACTIVATIONS, Entry, HuggingFace
 from jaxir.partitioning import constrain
-from jaxir.simple_types import Count, Layers, Positive, Rate, checked
+from jaxir.simple_types import Count, Layers, Positive, Rate, Size, checked
 
 
 def _block(ours: str, theirs: str) -> dict[str | tuple[str, ...], str]:
@@ -139,14 +139,14 @@ class ModernBertConfig(BackboneConfig):
     kind: ClassVar[str] = "modernbert"
     token_table: ClassVar[str] = "token"
     hugging_face: ClassVar[tuple[HuggingFace, ...]] = (_FOLDER,)
-    vocab_size: Count = 50368
-    embed_dim: Count = 768
+    vocab_size: Size = 50368
+    embed_dim: Size = 768
     num_layers: Layers = 22
-    num_heads: Count = 12
-    mlp_dim: Count = 1152
-    max_positions: Count = 8192
+    num_heads: Size = 12
+    mlp_dim: Size = 1152
+    max_positions: Size = 8192
     global_every: Count = 3
-    local_attention: Count = 128
+    local_attention: Size = 128
     global_rope_base: Positive = 160_000.0
     local_rope_base: Positive = 10_000.0
     layer_norm_epsilon: Positive = 1e-5

@@ -26,7 +26,7 @@ from jaxir.models.attention import Attention
 from jaxir.models.backbones import BackboneConfig, Edit, Encoder, edited, register
 from jaxir.models.codec import ACTIVATIONS, Changed, Entry, HuggingFace, Weights
 from jaxir.partitioning import constrain
-from jaxir.simple_types import Count, Layers, Positive, Rate, checked
+from jaxir.simple_types import Buckets, Count, Layers, Positive, Rate, Size, checked
 
 _BIAS = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias"
 _WEIGHTS = {
@@ -122,15 +122,15 @@ class T5Config(BackboneConfig):
     kind: ClassVar[str] = "t5"
     token_table: ClassVar[str] = "token"
     hugging_face: ClassVar[tuple[HuggingFace, ...]] = (_T5, dataclasses.replace(_T5, model_type="mt5"))
-    vocab_size: Count = 32128
-    embed_dim: Count = 768
+    vocab_size: Size = 32128
+    embed_dim: Size = 768
     num_layers: Layers = 12
-    num_heads: Count = 12
-    head_dim: Count = 64
-    mlp_dim: Count = 2048
+    num_heads: Size = 12
+    head_dim: Size = 64
+    mlp_dim: Size = 2048
     activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu_tanh"
     gated: bool = True
-    relative_buckets: Count = 32
+    relative_buckets: Buckets = 32
     relative_max_distance: Count = 128
     layer_norm_epsilon: Positive = 1e-6
     dropout_rate: Rate = 0.1

@@ -9,7 +9,7 @@ from flax import nnx
 
 from jaxir.models import layers
 from jaxir.models.backbones import BackboneConfig, Edit, Encoder, edited, register
-from jaxir.simple_types import Count, checked
+from jaxir.simple_types import Size, checked
 
 
 @register
@@ -29,8 +29,8 @@ class WordVectorsConfig(BackboneConfig):
     kind: ClassVar[str] = "word_vectors"
     token_table: ClassVar[str] = "table"
     num_layers: ClassVar[int] = 0
-    vocab_size: Count
-    embed_dim: Count
+    vocab_size: Size
+    embed_dim: Size
     dtype: Literal["float32", "bfloat16"] = "float32"
     remat: layers.Remat = False
     scan_layers: bool = False

@@ -19,7 +19,7 @@ from jaxir.models.decoder import VectorDecoder, decoder_for
 from jaxir.objectives.gradient_cache import embed_in_chunks
 from jaxir.objectives.masking import choose_tokens, close_gaps, is_word
 from jaxir.objectives.objective import Batch, Metrics, Objective
-from jaxir.simple_types import Count, Layers, Rate, checked
+from jaxir.simple_types import Count, Layers, Rate, Size, checked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class CLMAutoencoder(Objective):
     """
 
     decoder_layers: Layers = 2
-    decoder_head_dim: Count = 32
+    decoder_head_dim: Size = 32
     decoder_dropout: Rate = 0.1
     deletion: Rate = 0.0
     mean_over: Literal["texts", "tokens"] = "texts"

@@ -16,7 +16,7 @@ from jaxir.models.decoder import VectorDecoder, decoder_for
 from jaxir.objectives.gradient_cache import embed_in_chunks
 from jaxir.objectives.masking import choose_tokens
 from jaxir.objectives.objective import Batch, Metrics, Objective
-from jaxir.simple_types import Count, Layers, Portion, Rate, checked
+from jaxir.simple_types import Count, Layers, Portion, Rate, Size, checked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class MLMAutoencoder(Objective):
     masking: Portion = 0.8
     vector: Literal["first", "attention"] = "first"
     decoder_layers: Layers = 2
-    decoder_head_dim: Count = 32
+    decoder_head_dim: Size = 32
     decoder_dropout: Rate = 0.1
     mean_over: Literal["texts", "tokens"] = "texts"
     chunks: Count | Literal["auto"] = 1

@@ -17,7 +17,7 @@ from jaxir.objectives.gradient_cache import embed_in_chunks
 from jaxir.objectives.lent import MaskedLMSource
 from jaxir.objectives.masked_lm import MaskedWords
 from jaxir.objectives.objective import Batch, Metrics, Objective
-from jaxir.simple_types import Count, Layers, Portion, Rate, checked
+from jaxir.simple_types import Count, Layers, Portion, Rate, Size, checked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class Seed(Objective):
     head: MaskedLMSource | None = None
     span: Count = 2
     decoder_layers: Layers = 3
-    decoder_head_dim: Count = 32
+    decoder_head_dim: Size = 32
     decoder_dropout: Rate = 0.1
     chunks: Count | Literal["auto"] = 1
     evaluated_on_pairs = False

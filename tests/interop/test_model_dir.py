@@ -265,7 +265,7 @@ DAMAGES = {
     "positions": (_edit("config.json", position_embedding_type="relative_key"), "only 'absolute'"),
     "shape": (_edit("config.json", vocab_size=101), r"word_embeddings\.weight has shape \(100, 32\)"),
     "layers": (_edit("config.json", num_hidden_layers=3), r"lacks encoder\.layer\.2\..* and 13 more"),
-    "endless": (_edit("config.json", num_hidden_layers=10**9), "num_layers must be .* from 1 to 1000"),
+    "endless": (_edit("config.json", num_hidden_layers=10**9), "num_hidden_layers must be .* from 1 to 1000"),
     "missing": (_tensors(lambda t: t.pop(WORD)), f"it lacks {WORD}"),
     "extra": (_tensors(lambda t: t.update(odd=t[WORD].copy())), "it has unknown odd"),
     "pad": (_edit("config.json", pad_token_id=2), r"pads with id 1, config\.json says 2|has shape"),

@@ -5,6 +5,7 @@ holds none. Every tensor that is taken comes out again bit for bit.
 """
 
 import collections
+import math
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping
@@ -219,6 +220,13 @@ def _to_params(
     config: BackboneConfig, found: dict[str, np.ndarray], pad_id: int, directory: Path
 ) -> dict[str, np.ndarray]:
     codec, shapes = hf_config.codec_of(config), stored.encoder_shapes(config)
+    there = sum(math.prod(value.shape) for value in found.values())
+    name, shape = max(shapes.items(), key=lambda item: math.prod(item[1]))
+    if found and math.prod(shape) > there:  # to compare shapes may take as much memory
+        raise UserError(
+            f"{directory}: the configuration says {shape} for {name}, and all weights of the folder together"
+            f" have {there:,} numbers"
+        )
     tensors = _tensors_of_encoder(config, shapes, pad_id)
     expected = _shapes_there(tensors, shapes)
     found = _strip_prefix({modern(name): value for name, value in found.items()}, expected)

@@ -11,7 +11,7 @@ from jaxir.interop.huggingface.weights import require
 from jaxir.models import backbones
 from jaxir.models.backbones import BackboneConfig
 from jaxir.models.codec import Entry, HuggingFace
-from jaxir.simple_types import Natural, fits
+from jaxir.simple_types import Natural, check_value, fits, hints_of
 
 
 def parse(content: Any, path: Path) -> tuple[BackboneConfig, int]:
@@ -29,7 +29,12 @@ def parse(content: Any, path: Path) -> tuple[BackboneConfig, int]:
             raise UserError(f"{path}: {entry} {found!r} is not supported, only {value!r}")
     if not fits(pad_id, Natural):
         raise UserError(f"{path}: pad_token_id is {pad_id!r:.40}, which is no id")
-    fields = {ours: _read(content, _entry(theirs), path) for ours, theirs in codec.entries.items()}
+    hints, fields = hints_of(kind) | backbones.SIZES, {}
+    for ours, theirs in codec.entries.items():
+        entry = _entry(theirs)
+        fields[ours] = _read(content, entry, path)
+        if entry.name in content:  # a size that cannot be would take long to find out
+            check_value(f"{path}: {entry.name}", fields[ours], hints.get(ours, Any))
     try:
         config = kind(**codec.implied | fields | codec.read_more(content, pad_id))
     except KeyError as error:
