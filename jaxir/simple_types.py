@@ -85,6 +85,7 @@ Buckets = Annotated[int, Within(1, 2**16)]  # of distances, whose bounds are com
 Natural = Annotated[int, Within(0)]
 MOST_STEPS = 2**31 - 1  # steps are counted by an int32 on the devices
 Steps = Annotated[int, Within(1, MOST_STEPS)]
+BatchSize = Annotated[int, Within(1, 2**24)]  # pairs of a step; kernels number rows and heads by an int32
 Seed = Annotated[int, Within(0, 2**32 - 1)]
 Positive = Annotated[float, Within(0, without="low")]
 PositiveNumber = Annotated[int | float, Within(0, without="low")]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from jaxir.errors import UserError
-from jaxir.simple_types import Count, Interval, Natural, Object, Positive, Seed, Steps, checked
+from jaxir.simple_types import BatchSize, Count, Interval, Natural, Object, Positive, Seed, Steps, checked
 from jaxir.training.length import check_length, in_steps, lengthened, steps_of
 
 if TYPE_CHECKING:  # which imports JAX
@@ -53,7 +53,7 @@ class Recipe:
     steps: Steps | None = None
     epochs: Positive | None = None
     min_steps: Steps = 1
-    batch_size: Count
+    batch_size: BatchSize
     dev: Object | None = None
     evaluators: Sequence[Object] | None = None
     optimizer: Object | None = None
