@@ -419,7 +419,7 @@ def test_a_full_disk_costs_one_sentence_and_no_checkpoint(tmp_path):
     ("settings", "sentence"),
     [
         ({"steps": 0}, "steps must be a whole number from 1 to 2147483647 or None, not 0"),
-        ({"batch_size": -8}, "batch_size must be a whole number of at least 1, not -8"),
+        ({"batch_size": -8}, "batch_size must be a whole number from 1 to 16777216, not -8"),
         ({"batch_size": 9}, "batch_size must be a multiple of the 2 devices that share it, not 9"),
         ({"batch_size": 80}, "batch_size is 80, but there are only 64 pairs: give a smaller one"),
         ({"log_every": 0}, "log_every must be a whole number of at least 1, not 0"),

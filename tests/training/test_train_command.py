@@ -123,7 +123,7 @@ def test_mistakes_cost_one_sentence_and_write_nothing(tmp_path, recipe, capsys):
         (["--gin.train.steps=0"], "train.steps must be a whole number from 1 to 2147483647 or None, not 0"),
         (
             ["--gin.train.batch_size=many"],
-            "batch_size must be a whole number of at least 1, not 'many'",
+            "batch_size must be a whole number from 1 to 16777216, not 'many'",
         ),
         (["--gin.train.seed=-1"], "train.seed must be a whole number from 0 to 4294967295, not -1"),
         (["--gin.AdamW.learning_rate=1e999"], "AdamW.learning_rate must be a number of at least 0, not inf"),
