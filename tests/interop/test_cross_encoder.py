@@ -194,16 +194,24 @@ def test_token_types_that_the_tokenizer_does_not_give_are_not_read(loaded, folde
         model_dir.load(f"hf:{folder}", kind="cross_encoder")
 
 
-CLASSES = [
-    "BertTokenizer",
+OTHER_CLASSES = [
     "BertTokenizerFast",
     "ElectraTokenizer",
-    "PreTrainedTokenizerFast",
     "TokenizersBackend",
+    "DistilBertTokenizer",
+    "NomicBertTokenizer",
 ]
 
 
-@pytest.mark.parametrize("tokenizer_class", [*CLASSES, "DistilBertTokenizer", "NomicBertTokenizer", None])
+@pytest.mark.parametrize(
+    "tokenizer_class",
+    [
+        "BertTokenizer",
+        "PreTrainedTokenizerFast",
+        None,
+        *(pytest.param(name, marks=pytest.mark.slow) for name in OTHER_CLASSES),
+    ],
+)
 def test_the_class_of_a_tokenizer_decides_whether_it_gives_token_types(folder, tokenizer_class):
     change(folder, "tokenizer_config.json", model_input_names=None, tokenizer_class=tokenizer_class)
     path = folder / "tokenizer_config.json"
