@@ -172,6 +172,7 @@ def test_an_empty_question_is_refused_wherever_it_comes_from(index, toy, tmp_pat
     assert capsys.readouterr().err == f"error: {queries}:2: field 'text' is empty\n"
 
 
+@pytest.mark.slow
 def test_questions_through_a_pipe(index):
     pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with search_process(index, "--k=2", **pipe) as process:

@@ -227,6 +227,7 @@ def test_a_killed_run_on_records_ends_with_the_bits_of_one_in_memory(tmp_path, l
         assert ours[name].tobytes() == value.tobytes(), name
 
 
+@pytest.mark.slow
 def test_what_one_process_lacks_ends_all_with_one_sentence(tmp_path, launch, finish, pairs):
     folders = [tmp_path / "first", tmp_path / "second"]
     for folder in folders:
@@ -248,7 +249,11 @@ def test_what_one_process_lacks_ends_all_with_one_sentence(tmp_path, launch, fin
             "pairs.jsonl",
             "process 1 has data=64 pairs of 160 + 160 tokens with other content than process 0 has",
         ),
-        ("recipe.gin", "process 1 has optimizer.learning_rate=0.001, not 0.0003 as process 0 has: start the"),
+        pytest.param(
+            "recipe.gin",
+            "process 1 has optimizer.learning_rate=0.001, not 0.0003 as process 0 has: start the",
+            marks=pytest.mark.slow,
+        ),
         pytest.param("model", "the processes begin with other parameters", marks=pytest.mark.slow),
     ],
 )
