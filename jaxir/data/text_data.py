@@ -34,7 +34,8 @@ def dataset_of(
     """Returns the dataset of data that passed `check_data`: one that was built as it is.
 
     Raises:
-      UserError: the data cannot be built, or the dataset was built without one of the features.
+      UserError: the data cannot be built, or the dataset was built without one of the features or with
+        another tokenizer.
     """
     if hasattr(data, "build"):
         return data.build(tokenizer, features, on_bad_input=on_bad_input)
@@ -42,6 +43,12 @@ def dataset_of(
         raise UserError(
             f"the dataset was built with {', '.join(data.features)}, and {', '.join(lacking)} must be"
             " there too: build it with the features that are read, or give what it is built of"
+        )
+    built_with = getattr(data, "tokenizer_fingerprint", None)
+    if built_with is not None and tokenizer is not None and built_with != tokenizer.fingerprint:
+        raise UserError(
+            "the dataset was built with another tokenizer than the model's, so its ids mean other tokens:"
+            " build it with the model's tokenizer, or give what it is built of"
         )
     return data
 

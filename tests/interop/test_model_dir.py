@@ -266,6 +266,8 @@ DAMAGES = {
     "shape": (_edit("config.json", vocab_size=101), r"word_embeddings\.weight has shape \(100, 32\)"),
     "layers": (_edit("config.json", num_hidden_layers=3), r"lacks encoder\.layer\.2\..* and 13 more"),
     "endless": (_edit("config.json", num_hidden_layers=10**9), "num_hidden_layers must be .* from 1 to 1000"),
+    "huge": (_edit("config.json", hidden_size=10**9), r"all weights of the folder together have"),
+    "overflowing": (_edit("config.json", hidden_size=10**12), r"hidden_size must be .* to 2147483647"),
     "missing": (_tensors(lambda t: t.pop(WORD)), f"it lacks {WORD}"),
     "extra": (_tensors(lambda t: t.update(odd=t[WORD].copy())), "it has unknown odd"),
     "pad": (_edit("config.json", pad_token_id=2), r"pads with id 1, config\.json says 2|has shape"),
@@ -485,6 +487,9 @@ def test_from_scratch_is_the_same_on_any_mesh_and_is_created_sharded():
     with pytest.raises(UserError, match="passage_max_length is 25"):
         FromScratch(**{**vars(start), "passage_max_length": 25}).build(seed=0)
     small = DualEncoderConfig(backbone=BertConfig(vocab_size=50))
+    wide = DualEncoderConfig(backbone=BertConfig(embed_dim=2**30, num_heads=1))
+    with pytest.raises(UserError, match=r"would take .* GiB, and the memory is .* GiB"):
+        FromScratch(**{**vars(start), "config": wide}).build(seed=0)
     with pytest.raises(UserError, match="the model only 50"):
         FromScratch(**{**vars(start), "config": small}).build(seed=0)
 

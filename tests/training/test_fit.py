@@ -254,6 +254,13 @@ def test_a_dataset_that_was_built_is_trained_on_as_it_is(small, fitted):
     np.testing.assert_array_equal(encode(fit(small, data, **SETTINGS)), encode(fitted[0]))
 
 
+def test_a_dataset_that_was_built_with_another_tokenizer_is_refused(small):
+    other = DualEncoder.load(f"st:{Path(__file__).parents[1] / 'golden/roberta'}")
+    form = other.settings.text_format_of(other.tokenizer, 0)
+    with pytest.raises(UserError, match="the dataset was built with another tokenizer than the model's"):
+        fit(small, PAIRS.build(other.tokenizer, pair_features(form)), **SETTINGS)
+
+
 def test_defaults_are_those_of_the_recipe(start, request):
     request.addfinalizer(gin.clear_config)
     gin_config.bind(train_command, ["gin/pairs.gin"], ["DATA=x"], {})
