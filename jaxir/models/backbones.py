@@ -10,7 +10,7 @@ import functools
 import inspect
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,11 +23,12 @@ from jaxir.errors import UserError
 from jaxir.models import layers
 from jaxir.models.codec import HuggingFace
 from jaxir.partitioning import Partitioner
-from jaxir.simple_types import Layers, Size, check_value
+from jaxir.simple_types import Size, Within, check_value
 
 C = TypeVar("C", bound="type[BackboneConfig]")
 # The sizes that every backbone has, also one outside jaxir that does not check its fields.
-SIZES = {"vocab_size": Size, "embed_dim": Size, "num_layers": Layers}
+# One without a stack may have no layers.
+SIZES = {"vocab_size": Size, "embed_dim": Size, "num_layers": Annotated[int, Within(0, 1000)]}
 # What changes the token vectors [B, L, E] of a batch before the first block reads them.
 Edit = Callable[[jax.Array], jax.Array]
 

@@ -29,7 +29,8 @@ def parse(content: Any, path: Path) -> tuple[BackboneConfig, int]:
             raise UserError(f"{path}: {entry} {found!r} is not supported, only {value!r}")
     if not fits(pad_id, Natural):
         raise UserError(f"{path}: pad_token_id is {pad_id!r:.40}, which is no id")
-    hints, fields = hints_of(kind) | backbones.SIZES, {}
+    hints, fields = hints_of(kind), {}
+    hints |= {name: hint for name, hint in backbones.SIZES.items() if hints.get(name, int) is int}
     for ours, theirs in codec.entries.items():
         entry = _entry(theirs)
         fields[ours] = _read(content, entry, path)
