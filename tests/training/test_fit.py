@@ -220,7 +220,7 @@ def test_pairs_that_are_none(arguments, message):
     ("model", "settings", "message"),
     [
         (BERT, {"seed": -1}, "seed must be a whole number from 0 to 4294967295, not -1"),
-        (BERT, {"batch_size": "many"}, "batch_size must be a whole number of at least 1, not 'many'"),
+        (BERT, {"batch_size": "many"}, "batch_size must be a whole number from 1 to 16777216, not 'many'"),
         (BERT, {"epochs": float("nan")}, "epochs must be a number above 0 or None, not nan"),
         (7, {}, "the model must be a name, a DualEncoder or a Pretrained"),
         ("st:/nowhere", {}, "no such directory"),
