@@ -101,9 +101,9 @@ def test_another_auxiliary_is_not_resumed(whole, tmp_path):
     twice = WeightedSum(parts={"a": Sigmoid()})
     for change, sentence in (
         ({"objective": Sigmoid(scale=3.0)}, r"objective.scale=2.0, not 3.0; give"),
-        ({"objective": twice}, r"objective=Sigmoid\(frozen=\['auxiliary.teacher.\*'\], scale=2.0, width=32\), not WeightedSum\(.*; give"),
+        ({"objective": twice}, rf"objective={SIGMOID}, not WeightedSum\(.*; give"),
         ({"frozen": ["auxiliary.head.*"]}, r"frozen=None, not \['auxiliary"),
-        ({"objective": Contrastive()}, r"objective=Sigmoid\(frozen=\['auxiliary.teacher.\*'\], scale=2.0, width=32\), not Contrastive\(loss="),
+        ({"objective": Contrastive()}, rf"objective={SIGMOID}, not Contrastive\(loss="),
         ({"optimizer": AdamW(learning_rate=3e-4)}, r"optimizer.warmup_steps=3, not .*; give"),
     ):
         with pytest.raises(UserError, match=f"was trained with {sentence}"):
@@ -411,6 +411,9 @@ def refused(whole, tmp_path_factory):
     program = [sys.executable, "-W", "default", "-c", OTHER_SHAPE, place]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.run(program, env=environment, capture_output=True, text=True, check=True), place
+
+
+SIGMOID = r"Sigmoid\(frozen=\['auxiliary.teacher.\*'\], scale=2.0, width=32\)"
 
 
 @pytest.mark.parametrize(("kind", "sentence"), [("narrow", "has head.kernel"), ("damaged", "is damaged")])
