@@ -88,15 +88,15 @@ def main() -> int:
 
 def features() -> Any:
     """Returns those of pairs of 24 + 120 tokens."""
-    from jaxir.features import TextFormat, pair_features
+    from jaxir.core.features import TextFormat, pair_features
 
     return pair_features(TextFormat(query_length=24, passage_length=120))
 
 
 def write(directory: Path, pairs: int) -> None:
     """Writes the same pairs as arrays and as records."""
-    from jaxir.data.array_dataset import ArrayDataset
-    from jaxir.data.record_files import write_records
+    from jaxir.data.batches.array_dataset import ArrayDataset
+    from jaxir.data.batches.record_files import write_records
 
     def records() -> Iterator[dict[str, Any]]:
         for i in range(pairs):
@@ -124,10 +124,10 @@ def run(source: str, directory: Path) -> dict[str, float]:
 
 def measured(source: str, directory: Path, flags: argparse.Namespace) -> dict[str, float]:
     """Returns the figures of a source."""
-    from jaxir.data.array_dataset import ArrayDataset
-    from jaxir.data.grain_records import RecordDataset
-    from jaxir.data.text_table import TextTable
-    from jaxir.training.prefetch import prefetch
+    from jaxir.data.batches.array_dataset import ArrayDataset
+    from jaxir.data.batches.grain_records import RecordDataset
+    from jaxir.data.batches.text_table import TextTable
+    from jaxir.training.step.prefetch import prefetch
 
     if source == "records":
         import grain  # noqa: F401, before the clock and the memory are looked at

@@ -17,11 +17,11 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 
-from jaxir.data.collection_files import write_collection
-from jaxir.data.pydocs import Entry, collect
-from jaxir.data.sources import Document, Qrel, Query
+from jaxir.data.formats.sources import Document, Qrel, Query
+from jaxir.data.sets.collection_files import write_collection
+from jaxir.data.sets.pydocs import Entry, collect
 from jaxir.evaluation.answers import tokens_of
-from jaxir.files import atomic_directory
+from jaxir.storage.files import atomic_directory
 
 # Values that stand in every other passage.
 COMMON = {"None", "True", "False", "0", "1", "-1", "2", ""}

@@ -74,11 +74,11 @@ def main() -> int:
 def load_texts(corpus: str | None, count: int) -> list[str]:
     """Draws `count` texts at random."""
     if corpus is not None:
-        from jaxir.data.sources import read_corpus
+        from jaxir.data.formats.sources import read_corpus
 
         texts = [document.contents for document in read_corpus(corpus)]
     else:
-        from jaxir.data import pydocs
+        from jaxir.data.sets import pydocs
 
         texts = [entry.document.contents for entry in pydocs.collect()]
     random.Random(0).shuffle(texts)
@@ -105,7 +105,7 @@ def run_worker(system: str, model: str, dtype: str, directory: Path, peer_python
 
 def local_model(model: str) -> str:
     """Returns the directory of a sentence-transformers model, for both systems to read."""
-    from jaxir.interop.huggingface import hub
+    from jaxir.interop.hub import hub
 
     return str(Path(hub.resolve(model.removeprefix("st:"), default_owner="sentence-transformers")).resolve())
 

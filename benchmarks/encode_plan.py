@@ -16,17 +16,17 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxir.compile_cache import keep_no_more_programs
+from jaxir.core.errors import UserError
 from jaxir.costs import collectives, roofline, targets, work
-from jaxir.errors import UserError
-from jaxir.interop import stored
 from jaxir.interop.build import Pretrained
+from jaxir.interop.model import stored
 from jaxir.models.layers import param_shardings
-from jaxir.partitioning import MeshConfig
 from jaxir.planning import advice, architecture, devices
 from jaxir.planning.program import Step, bytes_of, compile_step
 from jaxir.planning.report import gib
 from jaxir.retrieval.encoding.runner import ACCELERATOR_BATCH_TOKENS
+from jaxir.runtime.compile_cache import keep_no_more_programs
+from jaxir.runtime.partitioning import MeshConfig
 
 CORPORA = {"8.8 million": 8.8e6, "a billion": 1e9}
 

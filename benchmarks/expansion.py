@@ -23,9 +23,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from jaxir.data.answers import read_answers
-from jaxir.data.candidates import expanded
-from jaxir.data.sources import BeirFolder
+from jaxir.data.expanded.candidates import expanded
+from jaxir.data.formats.answers import read_answers
+from jaxir.data.formats.sources import BeirFolder
 from jaxir.evaluation.answers import joined_tokens, tokens_of
 from jaxir.models.decoding import Decoding
 from jaxir.retrieval.encoding.generator import Generator

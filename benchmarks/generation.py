@@ -101,9 +101,9 @@ def make_weights(flags: argparse.Namespace) -> dict:
     """Writes a folder of a random T5 and a tokenizer of words, which both systems read."""
     import tokenizers
 
-    from jaxir.data.tokenizer import Tokenizer
-    from jaxir.interop import stored
+    from jaxir.data.text.tokenizer import Tokenizer
     from jaxir.interop.huggingface import seq2seq
+    from jaxir.interop.model import stored
     from jaxir.models.seq2seq import Seq2SeqConfig
     from jaxir.models.t5 import preset
 

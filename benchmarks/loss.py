@@ -127,7 +127,7 @@ def measure(size: int, dimension: int, block_size: int | None, name: str, repeat
     import jax
     import jax.numpy as jnp
 
-    from jaxir.partitioning import MeshConfig
+    from jaxir.runtime.partitioning import MeshConfig
 
     device = jax.local_devices()[0]
     if size == 0:

@@ -18,13 +18,13 @@ import sys
 import jax
 import jax.numpy as jnp
 
-from jaxir.compile_cache import keep_no_more_programs
+from jaxir.core.errors import UserError
 from jaxir.costs import collectives, overlap, roofline, targets, work
-from jaxir.errors import UserError
-from jaxir.partitioning import MeshConfig
 from jaxir.planning import advice, devices
 from jaxir.planning.program import Step, compile_step, compiler_settings
 from jaxir.planning.report import gib
+from jaxir.runtime.compile_cache import keep_no_more_programs
+from jaxir.runtime.partitioning import MeshConfig
 
 MODULES = {"samtone": "samtone", "in_batch_softmax": "in_batch", "pair": "pair"}
 

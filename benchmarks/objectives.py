@@ -106,9 +106,9 @@ def work_jaxir(flags: argparse.Namespace) -> dict:
     import jax
     from flax import nnx
 
-    from jaxir.errors import UserError
+    from jaxir.core.errors import UserError
     from jaxir.interop import model_dir
-    from jaxir.interop.stored import EncoderSettings
+    from jaxir.interop.model.stored import EncoderSettings
     from jaxir.models.dual_encoder import DualEncoderModel
 
     found: dict[str, dict] = {}
@@ -157,13 +157,13 @@ def make_ready(text: str, flags: argparse.Namespace, directory: str) -> Ready:
     import jax
     from flax import nnx
 
-    from jaxir import gin_config
-    from jaxir.compile_cache import compile_step
+    from jaxir.cli import gin_config
     from jaxir.costs import work as planned
+    from jaxir.runtime.compile_cache import compile_step
     from jaxir.train import train
-    from jaxir.training import state as state_lib
-    from jaxir.training.optimizers import AdamW
     from jaxir.training.recipe import Recipe
+    from jaxir.training.step import state as state_lib
+    from jaxir.training.step.optimizers import AdamW
 
     name, *more = text.split("+")
     files = ["gin/unsupervised.gin", f"gin/objectives/{name}.gin"]

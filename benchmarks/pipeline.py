@@ -56,7 +56,7 @@ def main() -> int:
     if flags.corpus is None:
         parser.error("--corpus is needed")
 
-    from jaxir.interop.huggingface import hub
+    from jaxir.interop.hub import hub
 
     cores = sorted(os.sched_getaffinity(0))[: flags.cores]
     os.sched_setaffinity(0, cores)  # of every process from here on
@@ -107,13 +107,13 @@ class Clock:
 
 def jaxir(clock: Clock, model: str, directory: Path) -> dict[str, float]:
     """Encodes and indexes as the commands do."""
-    from jaxir.compile_cache import keep_compiled_programs
+    from jaxir.runtime.compile_cache import keep_compiled_programs
 
     keep_compiled_programs()
     import jax
 
     from jaxir import DualEncoder, load_index
-    from jaxir.data.sources import read_corpus
+    from jaxir.data.formats.sources import read_corpus
     from jaxir.retrieval.encoding.embeddings import encode_corpus, open_embeddings
     from jaxir.retrieval.indexes.index import build_index
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from xquad_sentences import lines_of, write
 
-from jaxir.files import atomic_directory
+from jaxir.storage.files import atomic_directory
 
 SIGNATURE = re.compile(r"^[A-Za-z_]\w*\((?P<parameters>.*?)\)(?=\s|$)")
 PARAMETER = re.compile(r"(?P<name>\w+)\s*=\s*(?P<value>'[^']*'|\"[^\"]*\"|-?[\w.]+)(?=[,)\s]|$)")

@@ -116,7 +116,7 @@ def main() -> int:
     if flags.part:
         return work(flags.part, flags.scale)
 
-    from jaxir.files import atomic_file
+    from jaxir.storage.files import atomic_file
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     found: dict[str, Any] = {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")}
@@ -168,7 +168,7 @@ def run(part: str, scale: str | None) -> dict[str, Any]:
 
 def work(part: str, scale: str | None) -> int:
     """Measures one part in this process, one of several on a pod; prints its figures."""
-    from jaxir.distributed import maybe_initialize_distributed, together
+    from jaxir.runtime.distributed import maybe_initialize_distributed, together
 
     maybe_initialize_distributed()
     with together():
@@ -250,14 +250,15 @@ def training(scale: Scale, **mesh: Any) -> dict[str, Any]:
     import numpy as np
     from flax import nnx
 
-    from jaxir import distributed
-    from jaxir.compile_cache import compile_step
-    from jaxir.features import TextFormat, Tokens
+    from jaxir.core.features import TextFormat, Tokens
     from jaxir.models.dual_encoder import DualEncoderModel
     from jaxir.objectives.contrastive import Contrastive
-    from jaxir.partitioning import MeshConfig
-    from jaxir.training import profiling, state
-    from jaxir.training.optimizers import Adafactor
+    from jaxir.runtime import distributed
+    from jaxir.runtime.compile_cache import compile_step
+    from jaxir.runtime.partitioning import MeshConfig
+    from jaxir.training.run import profiling
+    from jaxir.training.step import state
+    from jaxir.training.step.optimizers import Adafactor
 
     partitioner, objective, built = MeshConfig(**mesh).build(), Contrastive(), Adafactor().build(1000)
     config = config_of(scale)
@@ -337,11 +338,11 @@ def encoding(scale: Scale) -> dict[str, Any]:
     import numpy as np
     from flax import nnx
 
-    from jaxir.interop.stored import EncoderSettings
+    from jaxir.interop.model.stored import EncoderSettings
     from jaxir.models.dual_encoder import DualEncoderModel
     from jaxir.retrieval.encoding.batching import EncodingReport
     from jaxir.retrieval.encoding.dual_encoder import DualEncoder
-    from jaxir.training import profiling
+    from jaxir.training.run import profiling
 
     config = config_of(scale)
     words = [f"w{n}" for n in range(config.backbone.vocab_size - 4)]
@@ -384,7 +385,7 @@ def has_sparse_cores() -> bool:
     """Returns whether these are several chips of which SparseCores can send."""
     import jax
 
-    from jaxir.compile_cache import can_send
+    from jaxir.runtime.compile_cache import can_send
 
     return can_send(jax.devices())
 
@@ -408,7 +409,7 @@ def tokenizer_of(words: list[str]) -> Any:
     """Returns a tokenizer that knows these words, which blanks separate."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-    from jaxir.data import tokenizer
+    from jaxir.data.text import tokenizer
 
     ids = {word: number for number, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *words])}
     backend = Tokenizer(models.WordLevel(ids, unk_token="[UNK]"))

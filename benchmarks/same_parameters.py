@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxir import DualEncoder
-from jaxir.interop import stored
+from jaxir.interop.model import stored
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "tests" / "golden"

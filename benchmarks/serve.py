@@ -127,7 +127,7 @@ def serve_plainly(index: str) -> None:
     from fastapi import FastAPI
     from pydantic import BaseModel
 
-    from jaxir.compile_cache import keep_compiled_programs
+    from jaxir.runtime.compile_cache import keep_compiled_programs
     from jaxir.serving import server as serving
     from jaxir.serving.engines import Question
     from jaxir.serving.limits import Limits
@@ -162,16 +162,16 @@ def serve_plainly(index: str) -> None:
 def prepare(directory: Path, model: str, corpus: str | None, documents: int) -> tuple[list[str], list[str]]:
     """Makes indexes in `directory`; returns their paths, dense first, and queries."""
     from jaxir import DualEncoder, ExactIndex
-    from jaxir.compile_cache import keep_compiled_programs
-    from jaxir.data.sources import read_corpus
+    from jaxir.data.formats.sources import read_corpus
     from jaxir.retrieval.indexes.lucene import build_lucene_index
+    from jaxir.runtime.compile_cache import keep_compiled_programs
     from jaxir.sidecar import environment
 
     keep_compiled_programs()
     if corpus is not None:
         records = list(read_corpus(corpus))
     else:
-        from jaxir.data import pydocs
+        from jaxir.data.sets import pydocs
 
         records = [entry.document for entry in pydocs.collect()]
     random.Random(0).shuffle(records)

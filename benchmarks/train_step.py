@@ -108,18 +108,19 @@ def work_jaxir(flags: argparse.Namespace) -> dict:
     import optax
     from flax import nnx
 
-    from jaxir.compile_cache import compile_step
     from jaxir.costs import work as planned
+    from jaxir.interop.model.stored import EncoderSettings
     from jaxir.interop.model_dir import LoadedModel
-    from jaxir.interop.stored import EncoderSettings
     from jaxir.losses.in_batch import in_batch_softmax
     from jaxir.models.dual_encoder import DualEncoderModel
     from jaxir.objectives.contrastive import Contrastive
-    from jaxir.partitioning import MeshConfig
-    from jaxir.training import loop, state
-    from jaxir.training.memory import memory_of
-    from jaxir.training.optimizers import AdamW
+    from jaxir.runtime.compile_cache import compile_step
+    from jaxir.runtime.partitioning import MeshConfig
+    from jaxir.training import loop
     from jaxir.training.recipe import Recipe
+    from jaxir.training.step import state
+    from jaxir.training.step.memory import memory_of
+    from jaxir.training.step.optimizers import AdamW
 
     chunks = 1 if flags.worker == "jaxir" else flags.chunks
     config = jaxir_config(flags)
@@ -216,9 +217,9 @@ def token_pairs(flags: argparse.Namespace, vocabulary: int):
     """Returns pairs of random tokens, enough that no batch repeats soon, as training data."""
     import numpy as np
 
-    from jaxir.data.array_dataset import ArrayDataset
-    from jaxir.data.text_table import TextTable
-    from jaxir.features import TextFormat, pair_features
+    from jaxir.core.features import TextFormat, pair_features
+    from jaxir.data.batches.array_dataset import ArrayDataset
+    from jaxir.data.batches.text_table import TextTable
 
     count = flags.batch_size * 8
     keys = np.random.default_rng(1).integers(0, 2**31 - 1, [2, count, 2]).astype(np.int32)

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxir.files import atomic_directory
+from jaxir.storage.files import atomic_directory
 
 ENDS = re.compile(r"(?<=[.!?])\s+(?=[A-Z0-9\"'(“])")
 WORDS = re.compile(r"\w[\w'’-]*")

@@ -11,8 +11,10 @@ The names below are imported when they are first used, so `import jaxir` costs n
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from jaxir.version import __version__
+
 if TYPE_CHECKING:
-    from jaxir.data.own_pairs import Pairs
+    from jaxir.data.sets.own_pairs import Pairs
     from jaxir.interop.build import FromScratch, Pretrained, PretrainedCrossEncoder, PretrainedSeq2Seq
     from jaxir.losses.in_batch import in_batch_softmax
     from jaxir.losses.pair import pair
@@ -30,11 +32,11 @@ if TYPE_CHECKING:
     from jaxir.retrieval.indexes.scann_index import ScannIndex
     from jaxir.retrieval.ranking.runs import read_run, write_run
     from jaxir.training.fit import fit
-    from jaxir.training.optimizers import Adafactor, AdamW
+    from jaxir.training.step.optimizers import Adafactor, AdamW
 
 _HOME = {
-    "Adafactor": "jaxir.training.optimizers",
-    "AdamW": "jaxir.training.optimizers",
+    "Adafactor": "jaxir.training.step.optimizers",
+    "AdamW": "jaxir.training.step.optimizers",
     "Contrastive": "jaxir.objectives.contrastive",
     "CrossEncoder": "jaxir.retrieval.encoding.cross_encoder",
     "Decoding": "jaxir.models.decoding",
@@ -44,7 +46,7 @@ _HOME = {
     "Generator": "jaxir.retrieval.encoding.generator",
     "Index": "jaxir.retrieval.indexes.index",
     "MilvusIndex": "jaxir.retrieval.indexes.milvus_index",
-    "Pairs": "jaxir.data.own_pairs",
+    "Pairs": "jaxir.data.sets.own_pairs",
     "Pretrained": "jaxir.interop.build",
     "PretrainedCrossEncoder": "jaxir.interop.build",
     "PretrainedSeq2Seq": "jaxir.interop.build",
@@ -60,7 +62,6 @@ _HOME = {
     "write_run": "jaxir.retrieval.ranking.runs",
 }
 
-__version__ = "0.1.0"
 __all__ = [
     "Adafactor",
     "AdamW",

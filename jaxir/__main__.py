@@ -14,9 +14,9 @@ import signal
 import sys
 import textwrap
 
-from jaxir import __version__
-from jaxir.errors import suggest
-from jaxir.installation import PACKAGE
+from jaxir.core.errors import suggest
+from jaxir.core.installation import PACKAGE
+from jaxir.version import __version__
 
 COMMANDS = {
     "To begin with": ("quickstart",),

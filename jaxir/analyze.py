@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxir import cli
-from jaxir.outputs import writes
-from jaxir.simple_types import Count, Seed, check_idle
+from jaxir.core.simple_types import Count, Seed, check_idle
+from jaxir.storage.outputs import writes
 
 
 @writes(output="directory")
@@ -51,8 +51,8 @@ def analyze(
     Raises:
       UserError: a model or dataset that is not there, too few queries, or a library that is not installed.
     """
+    from jaxir.core.installation import require
     from jaxir.evaluation.datasets import parse_dataset
-    from jaxir.installation import require
 
     require("analyze", "matplotlib", "sklearn")
     named = name_models(models)
@@ -109,8 +109,8 @@ def _rated(named: dict[str, str], path: Path, facts: dict[str, Any], output: str
 
 def _of_words(named: dict[str, str], path: Path, facts: dict[str, Any], output: str) -> dict[str, Any]:
     """Draws how probable each word of texts is by what decodes their vectors."""
-    from jaxir.data.lines import OnBadInput
-    from jaxir.data.texts import Texts
+    from jaxir.data.formats.lines import OnBadInput
+    from jaxir.data.sets.texts import Texts
     from jaxir.evaluation import figures, word_heat
 
     texts = [record["text"][1] for record in Texts(path=str(path)).records(OnBadInput("stop"))]
@@ -126,7 +126,7 @@ def _of_words(named: dict[str, str], path: Path, facts: dict[str, Any], output: 
 
 def _write(values: dict[str, Any], output: str, text: str, draw: Callable[[Path], None]) -> dict[str, Any]:
     """Writes figures and analysis.json, prints `text`, and returns the values."""
-    from jaxir.files import atomic_directory
+    from jaxir.storage.files import atomic_directory
 
     with atomic_directory(output) as aside:
         draw(aside)
@@ -143,7 +143,7 @@ def name_models(models: list[str]) -> dict[str, str]:
     Raises:
       UserError: no model, a name or model that is empty, or two of one name.
     """
-    from jaxir.errors import UserError
+    from jaxir.core.errors import UserError
 
     named: dict[str, str] = {}
     for text in models:

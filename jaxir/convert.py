@@ -3,7 +3,7 @@
 from typing import Literal
 
 from jaxir import cli
-from jaxir.outputs import writes
+from jaxir.storage.outputs import writes
 
 
 @cli.also_called(source="model", to="format")

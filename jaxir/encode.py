@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 from jaxir import cli
-from jaxir.errors import UserError
-from jaxir.outputs import writes
-from jaxir.simple_types import Count
+from jaxir.core.errors import UserError
+from jaxir.core.simple_types import Count
+from jaxir.storage.outputs import writes
 
 
 @writes(output="embeddings directory")
@@ -52,13 +52,13 @@ def encode(
       ray: have the machines of a Ray cluster encode (docs/big_corpora.md): HOST:PORT of its head, or auto for
         the cluster that this machine is of. They need jaxir and the model, and no other file.
     """
-    from jaxir import distributed
-    from jaxir.data.truncation import told
-    from jaxir.files import local_path
+    from jaxir.data.text.truncation import told
     from jaxir.retrieval.encoding.cluster import Cluster
     from jaxir.retrieval.encoding.dual_encoder import DualEncoder
     from jaxir.retrieval.encoding.embeddings import encode_corpus, read_info
     from jaxir.retrieval.encoding.views import Expansion
+    from jaxir.runtime import distributed
+    from jaxir.storage.files import local_path
 
     how = {name: x for name, x in {"kind": expansion, "views": views}.items() if x is not None}
     if how and expansions is None:

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jaxir import cli
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
+from jaxir.core.simple_types import Count, check_idle
 from jaxir.evaluation.datasets import parse_dataset
 from jaxir.evaluation.retrieval import ANSWER_METRICS, DEFAULT_METRICS, QUESTION_METRICS, TITLE_METRICS
 from jaxir.evaluation.sts_files import has_splits
-from jaxir.outputs import writes
-from jaxir.simple_types import Count, check_idle
+from jaxir.storage.outputs import writes
 
 KINDS = ("beir", "sts", "senteval", "quora", "cqadupstack", "eproduct")
 METRICS = {"quora": QUESTION_METRICS, "cqadupstack": QUESTION_METRICS, "eproduct": TITLE_METRICS}
@@ -157,7 +157,7 @@ def evaluate(
             )
         result = report.retrieval(scored, per_query=per_query, style=table)
     if output is not None:
-        from jaxir.files import atomic_file
+        from jaxir.storage.files import atomic_file
 
         # A file's name need not be Unicode: what is not becomes JSON's own escape.
         with atomic_file(output, errors="backslashreplace") as file:

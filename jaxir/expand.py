@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from jaxir import cli
-from jaxir.errors import UserError, suggest
-from jaxir.outputs import writes
-from jaxir.simple_types import Count, Seed, Temperature, Within, check_idle
+from jaxir.core.errors import UserError, suggest
+from jaxir.core.simple_types import Count, Seed, Temperature, Within, check_idle
+from jaxir.storage.outputs import writes
 
 if TYPE_CHECKING:
-    from jaxir.data.candidates import Candidates
+    from jaxir.data.expanded.candidates import Candidates
 
 EXAMPLE = (
     "python -m jaxir.expand generate --model=hf:castorini/doc2query-t5-base-msmarco --input=corpus.jsonl"
@@ -73,13 +73,13 @@ def generate(
       ray: have the machines of a Ray cluster generate (docs/big_corpora.md): HOST:PORT of its head, or auto
         for the cluster that this machine is of. They need jaxir and the model, and no other file.
     """
-    from jaxir import distributed
-    from jaxir.files import local_path
     from jaxir.models.decoding import Decoding
     from jaxir.retrieval.encoding.cluster import Cluster
     from jaxir.retrieval.encoding.generator import Generator
     from jaxir.retrieval.encoding.outputs_file import write_outputs
     from jaxir.retrieval.encoding.windowed_file import told
+    from jaxir.runtime import distributed
+    from jaxir.storage.files import local_path
 
     local_path(output, "written to")
     if temperature is top_k is top_p is None:
@@ -198,11 +198,11 @@ def retrieve(
       lines_each: where a line is an expansion: how many of a question follow each other.
       on_bad_input: stop at the first malformed line, or skip and count them.
     """
-    from jaxir import distributed
-    from jaxir.data.answers import read_answers
-    from jaxir.data.candidates import read_questions
+    from jaxir.data.expanded.candidates import read_questions
+    from jaxir.data.formats.answers import read_answers
     from jaxir.evaluation.query_candidates import Retriever, check_answers, write_found
     from jaxir.retrieval.encoding.windowed_file import told
+    from jaxir.runtime import distributed
 
     if answers is None:
         check_idle(retrieve, "--answers", depth=depth, answers_in=answers_in)
@@ -258,10 +258,10 @@ def rerank(
       batch_tokens: tokens of a batch on one device; lower it where memory is short (default: suits the
         platform).
     """
-    from jaxir import distributed
     from jaxir.retrieval.encoding.query_reranker import QueryReranker
     from jaxir.retrieval.encoding.windowed_file import told
     from jaxir.retrieval.ranking.query_reranking import write_reranked
+    from jaxir.runtime import distributed
 
     distributed.maybe_initialize_distributed()
     with distributed.together():
@@ -315,7 +315,7 @@ def _questions(
     num_candidates: int | None,
 ) -> list[Candidates]:
     """Returns the questions with their candidates, of one of the two sources that the flags name."""
-    from jaxir.data.candidates import read_candidates, read_questions
+    from jaxir.data.expanded.candidates import read_candidates, read_questions
 
     if (candidates is None) == (queries is None) or (queries is None) != (expansions is None):
         raise UserError("give --candidates, or --queries and --expansions")
@@ -353,7 +353,7 @@ def targets(
       answers_in: of --kind=title, where in a passage an answer is looked for: in its text, as DPR does, or in
         the document, its title too.
     """
-    from jaxir.data.answers import read_answers
+    from jaxir.data.formats.answers import read_answers
     from jaxir.evaluation.expansion_targets import write_targets
     from jaxir.evaluation.judgements import read_judgements
     from jaxir.retrieval.ranking.runs import rank, read_run
@@ -390,7 +390,7 @@ def folds(*, targets: str, queries: str, output: str, folds: Annotated[int, With
       output: the directory to write.
       folds: how many.
     """
-    from jaxir.data.folds import write_folds
+    from jaxir.data.expanded.folds import write_folds
 
     report = write_folds(targets, queries, output, folds)
     print(f"{output}: {report}")

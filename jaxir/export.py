@@ -3,9 +3,9 @@
 from typing import Literal
 
 from jaxir import cli
-from jaxir.errors import UserError
-from jaxir.outputs import writes
-from jaxir.simple_types import Count
+from jaxir.core.errors import UserError
+from jaxir.core.simple_types import Count
+from jaxir.storage.outputs import writes
 
 
 @writes(output="model")

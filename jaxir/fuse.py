@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import Literal
 
 from jaxir import cli
-from jaxir.data.lines import as_number
-from jaxir.errors import UserError
-from jaxir.outputs import writes
-from jaxir.progress import progress
+from jaxir.core.errors import UserError
+from jaxir.core.progress import progress
+from jaxir.core.simple_types import Count, Natural, check_idle
+from jaxir.data.formats.lines import as_number
 from jaxir.retrieval.ranking.runs import Run, read_run, write_run
-from jaxir.simple_types import Count, Natural, check_idle
+from jaxir.storage.outputs import writes
 
 
 @cli.also_called(runs="run", depth="k")
@@ -152,7 +152,7 @@ def _one_metric(text: str) -> str:
 
 
 def _dense_run(first: Run, *, embeddings: str, queries: str, model: str | None, depth: int) -> Run:
-    from jaxir.data.sources import read_queries
+    from jaxir.data.formats.sources import read_queries
     from jaxir.retrieval.encoding.dual_encoder import DualEncoder
     from jaxir.retrieval.encoding.embeddings import open_embeddings
     from jaxir.retrieval.ranking.rescoring import score_candidates

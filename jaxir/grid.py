@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxir import cli
-from jaxir.outputs import writes
-from jaxir.simple_types import Count
+from jaxir.core.simple_types import Count
+from jaxir.storage.outputs import writes
 
 
 @cli.also_called(output_dir="output")
@@ -70,12 +70,12 @@ def grid(
     Raises:
       UserError: settings that make no sense, a file that is not there, or cells begun with other settings.
     """
-    from jaxir.errors import UserError
+    from jaxir.core.errors import UserError
     from jaxir.evaluation.retrieval import parse_metrics
     from jaxir.experiments import plan, runner, table
-    from jaxir.files import atomic_file
-    from jaxir.locks import locked
-    from jaxir.rehearsal import check_typed, rehearse
+    from jaxir.experiments.rehearsal import check_typed, rehearse
+    from jaxir.storage.files import atomic_file
+    from jaxir.storage.locks import locked
 
     parse_metrics(metrics)
     seeds = ["0"] if seeds is None else [str(seed) for seed in seeds]

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 from jaxir import cli
-from jaxir.errors import UserError
-from jaxir.outputs import alone, check_output, writes
-from jaxir.simple_types import Count, Share, check_idle
+from jaxir.core.errors import UserError
+from jaxir.core.simple_types import Count, Share, check_idle
+from jaxir.storage.outputs import alone, check_output, writes
 
 if TYPE_CHECKING:
     from jaxir.retrieval.encoding.embeddings import StoredEmbeddings
@@ -147,8 +147,8 @@ def index(
             return build_tuned(some, backend=backend, model=model, **how)
 
         if parts is not None:
-            from jaxir.distributed import say
             from jaxir.retrieval.indexes.parts_index import build_in_parts
+            from jaxir.runtime.distributed import say
 
             how = {"backend": backend, "model": model, **measured}
             with _together(output):
@@ -165,7 +165,7 @@ def _together(output: str) -> Iterator[None]:
     """Joins the processes that this one is started with, of which the first holds the output."""
     import jax
 
-    from jaxir import distributed
+    from jaxir.runtime import distributed
 
     distributed.maybe_initialize_distributed()
     with distributed.together(), alone(output) if jax.process_index() == 0 else contextlib.nullcontext():
@@ -175,7 +175,8 @@ def _together(output: str) -> Iterator[None]:
 
 def _check_model(model: str, fingerprint: str) -> None:
     """Checks that queries can be encoded with a model; jaxir.search would find out otherwise."""
-    from jaxir.interop import model_dir, stored
+    from jaxir.interop import model_dir
+    from jaxir.interop.model import stored
 
     found, known = model_dir.read(model)
     if (known or stored.fingerprint(found)) != fingerprint:

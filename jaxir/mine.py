@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from jaxir import cli
-from jaxir.outputs import writes
-from jaxir.simple_types import Count, NotNegative, Rate, Seed, check_idle
+from jaxir.core.simple_types import Count, NotNegative, Rate, Seed, check_idle
+from jaxir.storage.outputs import writes
 
 
 @writes(output="directory")
@@ -30,7 +30,7 @@ def mine(
 ) -> None:
     """Mines hard negatives for the queries of a split from what a retriever found for them.
 
-    Writes OUTPUT/train.jsonl, which TevatronPairs(path=...) of jaxir.data.pair_sources trains on with
+    Writes OUTPUT/train.jsonl, which TevatronPairs(path=...) of jaxir.data.sets.pair_sources trains on with
     num_negatives, and OUTPUT/mining.json with the settings. Documents that any split judges relevant to the
     query or to another of the same text, and documents of the same text as one of those or as the query, are
     never its negatives.
@@ -60,7 +60,7 @@ def mine(
     Raises:
       UserError: flags that do not go together, files that do not, or no negative at all.
     """
-    from jaxir.data.sources import BeirFolder
+    from jaxir.data.formats.sources import BeirFolder
     from jaxir.evaluation.datasets import parse_dataset
     from jaxir.retrieval.mining import hard_negatives
     from jaxir.retrieval.mining.judging import RelevanceSettings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jaxir import cli
-from jaxir.simple_types import Positive, check_idle
+from jaxir.core.simple_types import Positive, check_idle
 from jaxir.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -55,9 +55,9 @@ def plan(
 
 def _command(recipe: Recipe) -> Command:
     """Returns what was typed, and the flags that change it in this recipe."""
-    from jaxir.gin_keys import flags_of
-    from jaxir.partitioning import MESH_AXES
+    from jaxir.cli.gin_keys import flags_of
     from jaxir.planning.typed import Command
+    from jaxir.runtime.partitioning import MESH_AXES
 
     by_train = any(word.partition("=")[0] == "--plan" for word in cli.TYPED)
     flags = {

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jaxir import cli
-from jaxir.errors import UserError, suggest
-from jaxir.outputs import writes
-from jaxir.simple_types import NotNegative, Seed, check_idle
+from jaxir.core.errors import UserError, suggest
+from jaxir.core.simple_types import NotNegative, Seed, check_idle
+from jaxir.storage.outputs import writes
 from jaxir.training.recipe import Recipe
 
 SOURCES = {
@@ -97,10 +97,10 @@ def prepare(
       UserError: no such data set or split, columns that cannot be told, or the folder exists.
       BadInputError: a malformed record, unless they are skipped.
     """
-    from jaxir.data.collection_files import write_collection
-    from jaxir.data.lines import OnBadInput
-    from jaxir.data.pair_table import PairColumns
-    from jaxir.files import atomic_directory
+    from jaxir.data.formats.lines import OnBadInput
+    from jaxir.data.formats.pair_table import PairColumns
+    from jaxir.data.sets.collection_files import write_collection
+    from jaxir.storage.files import atomic_directory
 
     kind, _, where = dataset.partition(":")
     if kind not in SOURCES or not where:
@@ -153,9 +153,9 @@ def prepare(
 def _prepare_pairs(
     path: str, output: str, columns: Any, sizes: dict[str, float | None], seed: int, on_bad_input: Any
 ) -> None:
-    from jaxir.data.pair_collection import NEGATIVES, write_pairs
-    from jaxir.data.pair_table import USUAL, PairTable, named_columns
-    from jaxir.files import atomic_directory
+    from jaxir.data.formats.pair_table import USUAL, PairTable, named_columns
+    from jaxir.data.sets.pair_collection import NEGATIVES, write_pairs
+    from jaxir.storage.files import atomic_directory
 
     with atomic_directory(output) as folder:
         table = PairTable(path, columns, prefix="--")
@@ -194,11 +194,11 @@ def _cut_by_default(folder: str) -> str | None:
 
     None if the model is not on this machine: `jaxir.train` fetches it, and reports the counts, too.
     """
-    from jaxir.data.lines import OnBadInput
-    from jaxir.data.sources import read_corpus, read_queries
-    from jaxir.data.truncation import FLAGS, Truncation, told
+    from jaxir.data.formats.lines import OnBadInput
+    from jaxir.data.formats.sources import read_corpus, read_queries
+    from jaxir.data.text.truncation import FLAGS, Truncation, told
     from jaxir.interop.build import Pretrained, outline_of
-    from jaxir.interop.huggingface import hub
+    from jaxir.interop.hub import hub
 
     try:
         if (directory := hub.minilm_at_hand()) is None:
@@ -226,12 +226,12 @@ def _read(
 ) -> dict[str, Any]:
     """Returns a published data set's documents, queries and judgements, as `write_collection` takes them."""
     if kind == "msmarco":
-        from jaxir.data.msmarco import MsMarcoFolder
+        from jaxir.data.sets.msmarco import MsMarcoFolder
 
         documents, queries, qrels = MsMarcoFolder(where, on_bad_input).collection(splits)
         return {"documents": documents, "queries": queries, "qrels": qrels}
     if kind == "tfds":
-        from jaxir.data.tfds_beir import TfdsBeir
+        from jaxir.data.sets.tfds_beir import TfdsBeir
 
         whole = TfdsBeir(where, data_dir, on_bad_input)
         qrels = {split: whole.qrels(split) for split in splits}
@@ -239,14 +239,14 @@ def _read(
     if len(splits) > 1:
         raise UserError(f"{kind}: has one split, which --splits names: {', '.join(splits)} are {len(splits)}")
     if kind == "multireqa":
-        from jaxir.data.multireqa import MultiReqaPairs
+        from jaxir.data.sets.multireqa import MultiReqaPairs
 
         mrqa, comma, candidates = where.partition(",")
         if not comma:
             raise UserError("--dataset=multireqa: takes two files, MRQA_FILE,CANDIDATES_FILE")
         source = MultiReqaPairs(mrqa=mrqa, candidates=candidates, with_context=with_context)
     else:
-        from jaxir.data.natural_questions import NaturalQuestionsPairs
+        from jaxir.data.sets.natural_questions import NaturalQuestionsPairs
 
         source = NaturalQuestionsPairs(path=where)
     documents, queries, judged = source.answers(on_bad_input).collection()
@@ -271,10 +271,10 @@ def records(recipe: Recipe, *, output: str) -> None:
     Args:
       output: the directory to make.
     """
-    from jaxir.data.lines import OnBadInput
-    from jaxir.data.record_files import write_records
-    from jaxir.data.text_data import RecordSource
-    from jaxir.data.truncation import FLAGS, told_of_dataset
+    from jaxir.data.batches.record_files import write_records
+    from jaxir.data.batches.text_data import RecordSource
+    from jaxir.data.formats.lines import OnBadInput
+    from jaxir.data.text.truncation import FLAGS, told_of_dataset
     from jaxir.interop.build import outline_of
 
     if not isinstance(recipe.data, RecordSource):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jaxir import cli
-from jaxir.outputs import writes
+from jaxir.storage.outputs import writes
 
 
 @writes(output="directory")
@@ -17,7 +17,7 @@ def pydocs(*, output: str) -> None:
     Args:
       output: the folder to make.
     """
-    from jaxir.data import pydocs as source
+    from jaxir.data.sets import pydocs as source
 
     entries = source.collect()
     source.write_beir(output, entries)

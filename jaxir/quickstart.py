@@ -9,8 +9,8 @@ from collections.abc import Generator
 from pathlib import Path
 
 from jaxir import cli
-from jaxir.errors import UserError
-from jaxir.outputs import writes
+from jaxir.core.errors import UserError
+from jaxir.storage.outputs import writes
 
 BASE = "st:sentence-transformers/all-MiniLM-L6-v2"
 RECIPE = "gin/quickstart.gin"
@@ -35,7 +35,7 @@ def quickstart(*, output: str = "quickstart") -> int:
       output: directory for everything that is made.
     """
     from jaxir.experiments.runner import Interrupted
-    from jaxir.locks import locked
+    from jaxir.storage.locks import locked
 
     out = Path(output)
     try:

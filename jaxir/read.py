@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from jaxir import cli
-from jaxir.outputs import writes
-from jaxir.simple_types import Count
+from jaxir.core.simple_types import Count
+from jaxir.storage.outputs import writes
 
 
 @writes(output="shared outputs file")
@@ -44,13 +44,13 @@ def read(
         short (default: suits the platform).
       dtype: type of the matrix products.
     """
-    from jaxir import distributed
-    from jaxir.data.candidates import check_unexpanded
-    from jaxir.files import local_path
+    from jaxir.data.expanded.candidates import check_unexpanded
     from jaxir.models.decoding import Decoding
     from jaxir.retrieval.answering.questions import read_questions
     from jaxir.retrieval.answering.reader import Reader, write_answers
     from jaxir.retrieval.encoding.windowed_file import told
+    from jaxir.runtime import distributed
+    from jaxir.storage.files import local_path
 
     local_path(output, "written to")
     check_unexpanded(queries)

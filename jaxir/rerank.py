@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from jaxir import cli
-from jaxir.outputs import writes
-from jaxir.simple_types import Count
+from jaxir.core.simple_types import Count
+from jaxir.storage.outputs import writes
 
 
 @cli.also_called(depth="k")
@@ -28,7 +28,7 @@ def rerank(
     Raises:
       UserError: no such model, files that do not go together, or a query or document that the dataset lacks.
     """
-    from jaxir.data.sources import BeirFolder
+    from jaxir.data.formats.sources import BeirFolder
     from jaxir.evaluation.datasets import parse_dataset
     from jaxir.retrieval.encoding.cross_encoder import CrossEncoder
     from jaxir.retrieval.ranking import reranking

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from jaxir import cli
-from jaxir.outputs import writes
-from jaxir.simple_types import Count, Natural, NotNegative, Rate, Seed
+from jaxir.core.simple_types import Count, Natural, NotNegative, Rate, Seed
+from jaxir.storage.outputs import writes
 
 
 @cli.also_called(output_dir="output")
@@ -66,8 +66,8 @@ def rounds(
     from jaxir.evaluation.retrieval import parse_metrics
     from jaxir.experiments import rounds as room
     from jaxir.experiments import runner, table
+    from jaxir.experiments.rehearsal import rehearse
     from jaxir.interop import model_dir
-    from jaxir.rehearsal import rehearse
     from jaxir.retrieval.mining.hard_negatives import MiningSettings
     from jaxir.retrieval.mining.judging import RelevanceSettings
     from jaxir.retrieval.ranking.runs import read_run

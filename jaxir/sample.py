@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from jaxir import cli
-from jaxir.outputs import writes
-from jaxir.simple_types import Count, Seed
+from jaxir.core.simple_types import Count, Seed
+from jaxir.storage.outputs import writes
 
 
 @writes(output="directory")

@@ -6,9 +6,9 @@ import contextlib
 from typing import TYPE_CHECKING, Any, Literal
 
 from jaxir import cli
-from jaxir.errors import UserError
-from jaxir.outputs import alone, writes
-from jaxir.simple_types import Count, NotNegative, Share, check_idle
+from jaxir.core.errors import UserError
+from jaxir.core.simple_types import Count, NotNegative, Share, check_idle
+from jaxir.storage.outputs import alone, writes
 
 if TYPE_CHECKING:
     from jaxir.retrieval.indexes.index import Index
@@ -52,11 +52,11 @@ def search(
       b: for a lucene index, how much a document's length counts, from 0 to 1 (default: 0.4).
       feedback: for a lucene index, expand queries by words of the first 10 documents found.
     """
-    from jaxir import distributed
-    from jaxir.data.lines import has_text
-    from jaxir.partitioning import MeshConfig
+    from jaxir.data.formats.lines import has_text
     from jaxir.retrieval.console import answer, converse
     from jaxir.retrieval.indexes.index import load_index
+    from jaxir.runtime import distributed
+    from jaxir.runtime.partitioning import MeshConfig
 
     if (queries is None) != (output is None):
         raise UserError("--queries and --output go together: a file of queries gives a run file")
@@ -105,7 +105,7 @@ def _processes() -> tuple[int, int]:
     """Joins the processes that this one is started with; returns (its number, how many there are)."""
     import jax
 
-    from jaxir import distributed
+    from jaxir.runtime import distributed
 
     distributed.maybe_initialize_distributed()
     return jax.process_index(), jax.process_count()
@@ -122,8 +122,8 @@ def _search_file(
     **opening: Any,
 ) -> None:
     """Searches for a file of queries; of several processes only one writes the run."""
-    from jaxir.data.sources import read_queries
-    from jaxir.data.sparse_vectors import read_sparse_vectors
+    from jaxir.data.formats.sources import read_queries
+    from jaxir.data.formats.sparse_vectors import read_sparse_vectors
     from jaxir.retrieval.ranking.runs import write_run
     from jaxir.retrieval.searcher import WeightsSearcher
 

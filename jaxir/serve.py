@@ -7,10 +7,10 @@ import sys
 from typing import Annotated, Literal
 
 from jaxir import cli
-from jaxir.errors import UserError
-from jaxir.installation import how_to_install
+from jaxir.core.errors import UserError
+from jaxir.core.installation import how_to_install
+from jaxir.core.simple_types import Count, Within, check_idle
 from jaxir.serving.limits import Limits
-from jaxir.simple_types import Count, Within, check_idle
 
 
 def serve(

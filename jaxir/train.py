@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxir import cli
-from jaxir.cpu import restart_with_huge_pages
-from jaxir.outputs import writes
+from jaxir.runtime.cpu import restart_with_huge_pages
+from jaxir.storage.outputs import writes
 from jaxir.training.recipe import Recipe
 
 
@@ -35,7 +35,7 @@ def train(recipe: Recipe, *, output_dir: str) -> int:
       output_dir: directory of the run, new or to be resumed; local or gs://BUCKET/PATH.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's remarks are not for users
-    from jaxir.distributed import maybe_initialize_distributed, say, together
+    from jaxir.runtime.distributed import maybe_initialize_distributed, say, together
     from jaxir.training import loop
 
     maybe_initialize_distributed()
@@ -61,8 +61,8 @@ def _write_gin(run_dir: Path) -> None:
     """Writes the bindings of the run, where there are any, so that it can be repeated."""
     if "gin" not in sys.modules:
         return
-    from jaxir import gin_config
-    from jaxir.files import atomic_file
+    from jaxir.cli import gin_config
+    from jaxir.storage.files import atomic_file
 
     config = gin_config.operative_config()
     if config is not None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from jaxir import cli
-from jaxir.outputs import writes
-from jaxir.simple_types import Count
+from jaxir.core.simple_types import Count
+from jaxir.storage.outputs import writes
 
 
 @writes(output="model")
@@ -31,10 +31,10 @@ def whiten(
         texts span: for BERT, whose vectors a LayerNorm made, one less than they have).
       on_bad_input: stop at the first malformed line, or skip and count them.
     """
-    from jaxir.data.lines import OnBadInput
-    from jaxir.data.texts import Texts
+    from jaxir.data.formats.lines import OnBadInput
+    from jaxir.data.sets.texts import Texts
     from jaxir.interop import model_dir
-    from jaxir.interop.stored import StoredModel
+    from jaxir.interop.model.stored import StoredModel
     from jaxir.retrieval.encoding import whitening
 
     model_dir.check_output(output)

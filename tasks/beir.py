@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jaxir.data import beir_sets
-from jaxir.data.pair_sources import BeirPairs
-from jaxir.data.seqio_tasks import add_task
-from jaxir.data.sources import BeirFolder
-from jaxir.data.tfds_beir import TfdsBeirPairs
+from jaxir.data.formats.sources import BeirFolder
+from jaxir.data.seqio.seqio_tasks import add_task
+from jaxir.data.sets import beir_sets
+from jaxir.data.sets.pair_sources import BeirPairs
+from jaxir.data.sets.tfds_beir import TfdsBeirPairs
 
 
 def beir(*, directory: str, name: str | None = None) -> str:

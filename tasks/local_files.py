@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from jaxir.data.pair_sources import JsonlPairs, TevatronPairs, TsvPairs
-from jaxir.data.seqio_tasks import add_task
+from jaxir.data.seqio.seqio_tasks import add_task
+from jaxir.data.sets.pair_sources import JsonlPairs, TevatronPairs, TsvPairs
 
 
 def jsonl_pairs(*, path: str, name: str | None = None) -> str:

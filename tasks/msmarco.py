@@ -5,8 +5,8 @@ From TFDS it is `jaxir.tasks.beir.tfds_beir(dataset="msmarco")`.
 
 from __future__ import annotations
 
-from jaxir.data.msmarco import MsMarcoFolder, MsMarcoPairs, MsMarcoTriples
-from jaxir.data.seqio_tasks import add_task
+from jaxir.data.seqio.seqio_tasks import add_task
+from jaxir.data.sets.msmarco import MsMarcoFolder, MsMarcoPairs, MsMarcoTriples
 
 
 def msmarco(*, directory: str, name: str | None = None) -> str:

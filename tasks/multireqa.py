@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from jaxir.data.multireqa import MultiReqaPairs, TfdsMultiReqaPairs
-from jaxir.data.seqio_tasks import add_task
-from jaxir.errors import UserError, suggest
+from jaxir.core.errors import UserError, suggest
+from jaxir.data.seqio.seqio_tasks import add_task
+from jaxir.data.sets.multireqa import MultiReqaPairs, TfdsMultiReqaPairs
 
 SPLITS = {"train": "train", "dev": "validation"}
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from jaxir.data.dpr import DprPairs
-from jaxir.data.natural_questions import NaturalQuestionsPairs, TfdsNaturalQuestionsPairs
-from jaxir.data.seqio_tasks import add_task
+from jaxir.data.seqio.seqio_tasks import add_task
+from jaxir.data.sets.dpr import DprPairs
+from jaxir.data.sets.natural_questions import NaturalQuestionsPairs, TfdsNaturalQuestionsPairs
 
 
 def natural_questions(*, train: str, dev: str, name: str | None = None) -> str:

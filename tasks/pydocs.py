@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from jaxir.data.pair_sources import PydocsPairs
-from jaxir.data.pydocs import SPLITS
-from jaxir.data.seqio_tasks import add_task
+from jaxir.data.seqio.seqio_tasks import add_task
+from jaxir.data.sets.pair_sources import PydocsPairs
+from jaxir.data.sets.pydocs import SPLITS
 
 
 def pydocs() -> str:

@@ -19,7 +19,8 @@ import local_server
 BUCKET = "bucket"
 COMMANDS = """
 import sys
-from jaxir import cli, leases
+from jaxir import cli
+from jaxir.storage import leases
 leases.RENEWED_EVERY, leases.STALE_AFTER = 0.5, 3.0
 for name, *flags in map(str.split, sys.argv[1:]):
     print("exit status", cli.main(f"jaxir.{name}:{name}", flags))

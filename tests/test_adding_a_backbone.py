@@ -16,16 +16,16 @@ import pytest
 import safetensors.numpy
 from flax import nnx
 
-from jaxir.errors import UserError
-from jaxir.interop import stored
+from jaxir.core.errors import UserError
 from jaxir.interop.build import FromScratch
 from jaxir.interop.exports import exported
 from jaxir.interop.huggingface import hf, hf_config
+from jaxir.interop.model import stored
 from jaxir.models import any_length, backbones, layers
 from jaxir.models.bert import BertConfig
 from jaxir.models.codec import HuggingFace
 from jaxir.models.dual_encoder import DualEncoderConfig
-from jaxir.partitioning import MeshConfig
+from jaxir.runtime.partitioning import MeshConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "tests" / "golden" / "llama"

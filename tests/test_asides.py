@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from jaxir.asides import ABANDONED_AFTER
-from jaxir.files import atomic_directory, atomic_file
+from jaxir.storage.asides import ABANDONED_AFTER
+from jaxir.storage.files import atomic_directory, atomic_file
 
 WRITER = """
 import sys, time
-from jaxir.files import atomic_directory, atomic_file
+from jaxir.storage.files import atomic_directory, atomic_file
 with atomic_directory(sys.argv[1]) as aside, atomic_file(sys.argv[2]) as file:
     (aside / "half").write_text("half")
     file.write("half")
@@ -86,7 +86,7 @@ def test_what_a_killed_process_left_goes_and_what_another_is_writing_stays(tmp_p
 MADE = ("TemporaryDirectory(", "mkdtemp(", "mkstemp(", "NamedTemporaryFile(")
 TEMPORARY = """
 import time
-from jaxir.asides import temporary_directory
+from jaxir.storage.asides import temporary_directory
 with temporary_directory() as place:
     (place / "log").write_text("half")
     print(place, flush=True)

@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from jaxir import checksums
-from jaxir.checksums import check, directory_with_checksums
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
+from jaxir.storage import checksums
+from jaxir.storage.checksums import check, directory_with_checksums
 
 
 @pytest.fixture(autouse=True)

@@ -15,11 +15,12 @@ import jax
 import numpy as np
 import pytest
 
-from jaxir import cli, faults
-from jaxir.errors import UsageError, UserError, suggest
-from jaxir.installation import missing_recipe
+from jaxir import cli
+from jaxir.core import faults
+from jaxir.core.errors import UsageError, UserError, suggest
+from jaxir.core.installation import missing_recipe
+from jaxir.core.simple_types import Count
 from jaxir.plan import plan
-from jaxir.simple_types import Count
 from jaxir.train import train
 from jaxir.training.recipe import Recipe
 
@@ -27,8 +28,8 @@ COMMAND = '''
 from typing import Literal
 import dataclasses
 import signal
-from jaxir.errors import BadInputError
-from jaxir.simple_types import Count
+from jaxir.core.errors import BadInputError
+from jaxir.core.simple_types import Count
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Objective:
@@ -160,14 +161,17 @@ def test_a_mistake_costs_one_sentence(cook, args, code, message):
     [
         ("kitchen.cock.steps = 3", "bad.gin:4: kitchen has no 'cock'; did you mean 'cook'?"),
         ("import kitchn", "bad.gin:4: no module named 'kitchn'"),
-        ("from jaxir import erors", "bad.gin:4: no module named 'jaxir.erors'; did you mean 'errors'?"),
+        (
+            "from jaxir.core import erors",
+            "bad.gin:4: no module named 'jaxir.core.erors'; did you mean 'errors'?",
+        ),
         (
             "kitchen.Objective.temprature = 3",
             "Objective has no parameter 'temprature'; did you mean 'temperature'?",
         ),
         ("kitchen.cook.model = minilm", "bad.gin:4: minilm is no value: text wants quotes, a macro %"),
         ("kitchen.cook.steps =", "bad.gin:4: "),
-        ("from jaxir import errors, files", "bad.gin:4: gin imports one name on a line"),
+        ("from jaxir.core import errors, features", "bad.gin:4: gin imports one name on a line"),
         ("kitchen.cook.model = [1,\n  2", "bad.gin:4: [ is not closed"),
         ('kitchen.cook.model = """m', "bad.gin: text is not closed"),
     ],

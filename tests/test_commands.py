@@ -14,7 +14,8 @@ import pytest
 
 import jaxir
 from jaxir import __main__ as front
-from jaxir import expand, installation
+from jaxir import expand
+from jaxir.core import installation
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = [name for group in front.COMMANDS.values() for name in group]
@@ -70,7 +71,7 @@ def test_a_reader_that_has_seen_enough():
 
 def test_the_version_has_one_place():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "jaxir.__version__"}
+    assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "jaxir.version.__version__"}
     assert run("-m", "jaxir", "--version").stdout == f"jaxir {jaxir.__version__}\n"
     citation = (ROOT / "CITATION.cff").read_text()
     assert re.search(r"^version: (.*)$", citation, re.MULTILINE)[1] == jaxir.__version__

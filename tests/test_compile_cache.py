@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxir.compile_cache import GPU_OPTIONS, SPARSE_CORE_OPTIONS, compile_step, compiler_options
-from jaxir.partitioning import MeshConfig
+from jaxir.runtime.compile_cache import GPU_OPTIONS, SPARSE_CORE_OPTIONS, compile_step, compiler_options
+from jaxir.runtime.partitioning import MeshConfig
 
 CODE = """
-from jaxir.compile_cache import keep_compiled_programs
+from jaxir.runtime.compile_cache import keep_compiled_programs
 keep_compiled_programs()
 import jax, jax.numpy as jnp
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)

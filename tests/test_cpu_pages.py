@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxir import cpu
+from jaxir.runtime import cpu
 
 pytestmark = pytest.mark.skipif(
     not cpu._would_help(), reason="glibc 2.35 and a system that gives huge pages on request are needed"
@@ -19,7 +19,7 @@ from pathlib import Path
 with Path("starts").open("a") as file:
     print(os.getpid(), file=file)
 if __name__ == "__main__":
-    from jaxir.cpu import restart_with_huge_pages
+    from jaxir.runtime.cpu import restart_with_huge_pages
     restart_with_huge_pages("probe")
     print(os.environ.get("GLIBC_TUNABLES"), sys.argv[1:], sys.flags.utf8_mode, sys.stdin.read())
     sys.exit(7)

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from jaxir import distributed, faults
+from jaxir.core import faults
+from jaxir.runtime import distributed
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"

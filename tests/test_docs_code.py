@@ -20,7 +20,8 @@ import gin
 import pytest
 from shallow import first_layers
 
-from jaxir import cli, gin_config
+from jaxir import cli
+from jaxir.cli import gin_config
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "tests/golden"

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from jaxir import files
-from jaxir.errors import UserError
-from jaxir.files import atomic_directory, atomic_file, inside, local_path
+from jaxir.core.errors import UserError
+from jaxir.storage import files
+from jaxir.storage.files import atomic_directory, atomic_file, inside, local_path
 
 
 def test_a_file_appears_only_when_whole(tmp_path):
@@ -61,7 +61,8 @@ def test_only_where_something_may_still_be_written_its_removal_waits(
 
 def test_of_two_processes_that_write_one_directory_the_second_says_so(tmp_path):
     code = (
-        "import sys\nfrom jaxir.files import atomic_directory\nfrom jaxir.errors import UserError\n"
+        "import sys\nfrom jaxir.core.errors import UserError\n"
+        "from jaxir.storage.files import atomic_directory\n"
         "try:\n    with atomic_directory('index') as aside:\n        print('begun', flush=True)\n"
         "        (aside / sys.argv[1]).touch()\n        input()\n    print('written')\n"
         "except UserError as error:\n    print(error)\n"

@@ -3,9 +3,10 @@
 import gin
 import pytest
 
-from jaxir import cli, gin_config
-from jaxir.errors import UserError
-from jaxir.simple_types import Positive, Seed, Share
+from jaxir import cli
+from jaxir.cli import gin_config
+from jaxir.core.errors import UserError
+from jaxir.core.simple_types import Positive, Seed, Share
 from jaxir.train import train
 
 
@@ -294,9 +295,9 @@ def test_values_are_checked_where_they_are_read(tmp_path, more, fits):
     path.write_text(f"""
 from __gin__ import dynamic_registration
 from jaxir import train
-from jaxir.data import mixture
-from jaxir.data import msmarco
-from jaxir.data import texts
+from jaxir.data.batches import mixture
+from jaxir.data.sets import msmarco
+from jaxir.data.sets import texts
 SPLIT = None
 train.train.data = @msmarco.MsMarcoPairs()
 msmarco.MsMarcoPairs.directory = "there"
@@ -331,8 +332,8 @@ def test_what_is_typed_of_what_is_not_made_is_an_error(tmp_path, monkeypatch, ty
     path.write_text("""
 from __gin__ import dynamic_registration
 from jaxir import train
-from jaxir.data import msmarco
-from jaxir.data import texts
+from jaxir.data.sets import msmarco
+from jaxir.data.sets import texts
 import kept
 train.train.data = @here/msmarco.MsMarcoPairs()
 here/msmarco.MsMarcoPairs.split = "dev"
@@ -373,7 +374,7 @@ def test_a_class_where_an_object_is_meant_is_an_error(tmp_path):
     path.write_text("""
 from __gin__ import dynamic_registration
 from jaxir import train
-from jaxir.data import texts
+from jaxir.data.sets import texts
 train.train.data = @texts.Texts
 """)
     with pytest.raises(

@@ -16,21 +16,21 @@ import numpy as np
 import pytest
 from shallow import first_layers
 
-from jaxir import gin_config, gin_keys
-from jaxir.data.expanded_pairs import ExpandedPairs
-from jaxir.data.pair_sources import TevatronPairs
-from jaxir.data.selection import Bottom, Curriculum, First, Gold, Random, Top
-from jaxir.errors import UserError
-from jaxir.features import TextFormat, pair_features
+from jaxir.cli import gin_config, gin_keys
+from jaxir.core.errors import UserError
+from jaxir.core.features import TextFormat, pair_features
+from jaxir.data.expanded.expanded_pairs import ExpandedPairs
+from jaxir.data.expanded.selection import Bottom, Curriculum, First, Gold, Random, Top
+from jaxir.data.sets.pair_sources import TevatronPairs
 from jaxir.interop.build import Pretrained, PretrainedCrossEncoder, PretrainedSeq2Seq, outline_of
+from jaxir.interop.model.stored import EncoderSettings
 from jaxir.interop.model_dir import LoadedModel
-from jaxir.interop.stored import EncoderSettings
-from jaxir.partitioning import Partitioner
 from jaxir.planning import program
+from jaxir.runtime.partitioning import Partitioner
 from jaxir.train import train
-from jaxir.training.length import check_length
-from jaxir.training.optimizers import Adafactor, AdamW
 from jaxir.training.recipe import Recipe
+from jaxir.training.step.length import check_length
+from jaxir.training.step.optimizers import Adafactor, AdamW
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPES = sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / "gin").glob("*.gin"))

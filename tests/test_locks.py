@@ -12,15 +12,15 @@ import time
 import bucket_server
 import pytest
 
-from jaxir import leases
-from jaxir.errors import UserError
-from jaxir.files import path_of
-from jaxir.locks import descriptors, leave_nothing_empty, locked, writing
+from jaxir.core.errors import UserError
+from jaxir.storage import leases
+from jaxir.storage.files import path_of
+from jaxir.storage.locks import descriptors, leave_nothing_empty, locked, writing
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from jaxir.locks import locked
+from jaxir.storage.locks import locked
 with locked(Path(sys.argv[1]), "held"):
     print("mine", flush=True)
     time.sleep(60)
@@ -30,7 +30,7 @@ with locked(Path(sys.argv[1]), "held"):
 WRITER = """
 import sys, time
 from pathlib import Path
-from jaxir.locks import writing
+from jaxir.storage.locks import writing
 with writing(Path(sys.argv[1])):
     print("mine", flush=True)
     time.sleep(60)

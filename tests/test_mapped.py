@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxir.errors import ChangedError
-from jaxir.mapped import check_unchanged, open_mapped, pieces
+from jaxir.core.errors import ChangedError
+from jaxir.storage.mapped import check_unchanged, open_mapped, pieces
 
 ROWS = np.arange(80_000, dtype=np.float32).reshape(10_000, 8)
 
@@ -18,13 +18,13 @@ BEFORE = """
 import sys
 from pathlib import Path
 import numpy as np
-from jaxir.data.array_dataset import ArrayDataset
-from jaxir.data.text_table import TextTable
-from jaxir.errors import ChangedError
-from jaxir.features import TextFormat, pair_features
+from jaxir.data.batches.array_dataset import ArrayDataset
+from jaxir.data.batches.text_table import TextTable
+from jaxir.core.errors import ChangedError
+from jaxir.core.features import TextFormat, pair_features
 from jaxir.retrieval.indexes.exact import ExactIndex
 from jaxir.retrieval.indexes.index import load_index
-from jaxir.retrieval.npy import gather, read_npy
+from jaxir.storage.npy import gather, read_npy
 
 COUNT = 10_000
 FEATURES = pair_features(TextFormat(16, 16))

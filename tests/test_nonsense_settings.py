@@ -15,7 +15,8 @@ import pytest
 
 import jaxir
 from jaxir import cli
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
+from jaxir.core.simple_types import fits, hints_of
 from jaxir.losses import bce, distillation, hinges, in_batch, matryoshka, nt_xent, pair, ranking, samtone
 from jaxir.objectives.consert import ConSERT, drop_numbers
 from jaxir.objectives.contrastive import Contrastive
@@ -23,7 +24,6 @@ from jaxir.objectives.diffcse import DiffCSE
 from jaxir.objectives.ict import ICT
 from jaxir.objectives.simcse import SimCSE
 from jaxir.objectives.weighted_sum import WeightedSum
-from jaxir.simple_types import fits, hints_of
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
 NUMBER = ["1e999", "-1", "'text'", "[1]", "None", "@partitioning.MeshConfig()"]
@@ -165,7 +165,7 @@ def test_nonsense_costs_a_sentence_before_anything_is_made(piece, tmp_path, caps
     extra = tmp_path / "more.gin"
     modules = ("losses import distillation", "losses import ranking", "losses import in_batch")
     modules += ("objectives import simcse", "objectives import contrastive")
-    lines = ["from __gin__ import dynamic_registration", "from jaxir import partitioning"]
+    lines = ["from __gin__ import dynamic_registration", "from jaxir.runtime import partitioning"]
     extra.write_text("\n".join([*lines, *(f"from jaxir.{module}" for module in modules)]) + "\n")
     typed = [*(f"--gin_file={file}" for file in [*files, str(extra)]), "--output_dir=run"]
     left = []
@@ -224,7 +224,7 @@ def test_what_a_class_of_ours_says_of_its_settings_can_be_read():
                     fields = {field.name for field in dataclasses.fields(thing)}
                     found.append(f"{module.name}.{name}")
                     assert fields <= hints_of(thing).keys(), found[-1]
-    assert len(found) > 40 and "jaxir.evaluators.search.Search" in found
+    assert len(found) > 40 and "jaxir.training.evaluators.search.Search" in found
 
 
 def test_objects_and_losses_of_another_kind_in_python():

@@ -7,10 +7,11 @@ import typing
 
 import pytest
 
-from jaxir import asides, cli
+from jaxir import cli
 from jaxir.__main__ import COMMANDS
-from jaxir.errors import UserError
-from jaxir.outputs import BEGUN, FILES, Kind, check_output
+from jaxir.core.errors import UserError
+from jaxir.storage import asides
+from jaxir.storage.outputs import BEGUN, FILES, Kind, check_output
 
 COMMAND_NAMES = [name for names in COMMANDS.values() for name in names]
 # They write nothing that a user names, but for serve's access log, which is opened before anything is read.

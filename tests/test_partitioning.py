@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec
 
-from jaxir.errors import UserError
-from jaxir.partitioning import MeshConfig, _lay_out, constrain, gather_weight, look_up
+from jaxir.core.errors import UserError
+from jaxir.runtime.partitioning import MeshConfig, _lay_out, constrain, gather_weight, look_up
 
 
 def test_a_mesh_covers_all_devices():

@@ -13,8 +13,8 @@ PROGRAM = """
 import json, sys
 import jax, numpy as np
 from jaxir import ExactIndex
-from jaxir.errors import UserError
-from jaxir.faults import explain
+from jaxir.core.errors import UserError
+from jaxir.core.faults import explain
 
 told = {}
 for platform in sys.argv[1:]:

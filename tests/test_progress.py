@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from jaxir import progress
+from jaxir.core import progress
 
 
 def run(count, seconds, **how):

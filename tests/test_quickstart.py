@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxir.data import pydocs
+from jaxir.data.sets import pydocs
 
 SIZES = {"train": 300, "dev": 20, "test": 60}
 # The recipe's 110 steps take five minutes of a core.

@@ -6,12 +6,13 @@ import time
 
 import pytest
 
-from jaxir import cli, reading
-from jaxir.data.lines import numbered_lines
-from jaxir.data.tokenizer import Tokenizer
-from jaxir.errors import BadInputError, UserError
-from jaxir.json_files import read_json
-from jaxir.reading import open_to_read
+from jaxir import cli
+from jaxir.core.errors import BadInputError, UserError
+from jaxir.data.formats.lines import numbered_lines
+from jaxir.data.text.tokenizer import Tokenizer
+from jaxir.storage import reading
+from jaxir.storage.json_files import read_json
+from jaxir.storage.reading import open_to_read
 
 # What cannot be read though it can be opened: the system says EIO.
 BROKEN = "/proc/self/mem"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import gin
 import pytest
 
-from jaxir import gin_config
+from jaxir.cli import gin_config
 from jaxir.train import train
 from jaxir.training.recipe import Recipe
 

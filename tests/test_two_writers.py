@@ -16,13 +16,13 @@ import pytest
 from test_outputs import OUTPUTS, function_of
 
 from jaxir import cli
-from jaxir.outputs import WHOLE
+from jaxir.storage.outputs import WHOLE
 
 MODEL = f"hf:{Path(__file__).parent / 'golden' / 'bert'}"
 HOLDER = """
 import sys, time
 from pathlib import Path
-from jaxir.locks import writing
+from jaxir.storage.locks import writing
 with writing(Path(sys.argv[1])):
     print("mine", flush=True)
     time.sleep(100)

@@ -33,8 +33,8 @@ include "gin/runs/few_steps.gin"
 RUN = """
 from __gin__ import dynamic_registration
 from jaxir import train
-from jaxir.data import pair_sources
-from jaxir.data import seqio_pairs
+from jaxir.data.sets import pair_sources
+from jaxir.data.seqio import seqio_pairs
 from jaxir.objectives import contrastive
 from jaxir.tasks import local_files
 import my_loss
@@ -140,7 +140,7 @@ def train(jaxir: Path, folder: Path, data: str) -> None:
 
 
 def test_what_the_command_says_of_itself(jaxir, wheel, tmp_path):
-    code = "import jaxir.installation as i; print(i.__file__, i.how_to_install('serve'), i.clone())"
+    code = "import jaxir.core.installation as i; print(i.__file__, i.how_to_install('serve'), i.clone())"
     told = run(jaxir.with_name("python"), "-c", code, cwd=tmp_path)
     assert told.startswith(str(jaxir.parents[1])) and f"{wheel}[serve]" in told and told.endswith(" None\n")
     assert run(jaxir, "--version", cwd=tmp_path) == f"jaxir {here.__version__}\n"

@@ -8,8 +8,8 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from jaxir.core.errors import UserError, suggest
 from jaxir.costs.chips import CHIPS, SLICES, Chip, of_kind
-from jaxir.errors import UserError, suggest
 
 if TYPE_CHECKING:
     import jax

@@ -9,9 +9,9 @@ from typing import Literal
 
 import regex
 
-from jaxir.data.sources import Document, read_corpus
-from jaxir.errors import UserError
-from jaxir.progress import progress
+from jaxir.core.errors import UserError
+from jaxir.core.progress import progress
+from jaxir.data.formats.sources import Document, read_corpus
 from jaxir.retrieval.ranking.runs import Run, rank
 
 # Runs of letters, digits and marks, and every other visible character by itself.

@@ -8,9 +8,9 @@ from typing import Protocol
 
 import numpy as np
 
-from jaxir.data.lines import OnBadInput
-from jaxir.data.sources import BeirFolder
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
+from jaxir.data.formats.lines import OnBadInput
+from jaxir.data.formats.sources import BeirFolder
 from jaxir.evaluation.judgements import by_query
 from jaxir.evaluation.retrieval import (
     DEFAULT_METRICS,

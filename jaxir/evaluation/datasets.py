@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jaxir.errors import UserError, suggest
-from jaxir.files import local_path
+from jaxir.core.errors import UserError, suggest
+from jaxir.storage.files import local_path
 
 
 def parse_dataset(spec: str, *kinds: str, what: str = "--dataset") -> tuple[str, Path]:

@@ -11,7 +11,7 @@ import numpy as np
 from beartype import beartype
 from jaxtyping import Float, jaxtyped
 
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
 
 FOLDS = 5
 NEIGHBOURS = 10

@@ -12,7 +12,7 @@ import statistics
 import string
 from collections.abc import Mapping, Sequence
 
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
 
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")

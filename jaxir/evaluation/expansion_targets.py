@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from jaxir.data import fingerprints
-from jaxir.data.sentences import sentences_of
-from jaxir.data.sources import Document, Query, read_queries, read_wanted
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
+from jaxir.data.formats.sources import Document, Query, read_queries, read_wanted
+from jaxir.data.text.sentences import sentences_of
 from jaxir.evaluation.answers import AnswersIn, joined_tokens, searched, tokens_of
-from jaxir.files import local_path
 from jaxir.retrieval.encoding.windowed_file import write_windows
+from jaxir.storage import fingerprints
+from jaxir.storage.files import local_path
 
 Kind = Literal["answer", "sentence", "title"]
 

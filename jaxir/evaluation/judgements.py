@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from jaxir.data.lines import MalformedRecord, OnBadInput, numbered_lines, parsed_lines
-from jaxir.data.qrels import Qrel, check_grade, parse_grade, read_qrels
+from jaxir.data.formats.lines import MalformedRecord, OnBadInput, numbered_lines, parsed_lines
+from jaxir.data.formats.qrels import Qrel, check_grade, parse_grade, read_qrels
 
 
 def read_judgements(path: str | Path, *, strict: bool = False) -> dict[str, dict[str, int]]:

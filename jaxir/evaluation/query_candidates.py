@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxir.data import fingerprints
-from jaxir.data.candidates import Candidates
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
+from jaxir.data.expanded.candidates import Candidates
 from jaxir.evaluation.answers import AnswersIn, joined_tokens, searched, tokens_of
-from jaxir.files import local_path
-from jaxir.reading import sha256_of
 from jaxir.retrieval.encoding.windowed_file import OutputsReport, write_windows
 from jaxir.retrieval.indexes.index import load_index
 from jaxir.retrieval.searcher import Searcher
+from jaxir.storage import fingerprints
+from jaxir.storage.files import local_path
+from jaxir.storage.reading import sha256_of
 
 WINDOW = 64  # questions, of some 50 queries each, that are searched together
 

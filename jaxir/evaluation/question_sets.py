@@ -10,7 +10,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from jaxir.data.lines import (
+from jaxir.core.errors import BadInputError, UserError
+from jaxir.data.formats.lines import (
     MalformedRecord,
     OddRecord,
     OnBadInput,
@@ -18,11 +19,10 @@ from jaxir.data.lines import (
     numbered_lines,
     raw_lines,
 )
-from jaxir.data.sources import joined, new_id
-from jaxir.errors import BadInputError, UserError
+from jaxir.data.formats.sources import joined, new_id
 from jaxir.evaluation.collection import Collection, read_collection
-from jaxir.files import local_path
-from jaxir.json_files import read_json
+from jaxir.storage.files import local_path
+from jaxir.storage.json_files import read_json
 
 FORUMS = (
     *("android", "english", "gaming", "gis", "mathematica", "physics", "programmers", "stats", "tex", "unix"),

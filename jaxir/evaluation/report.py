@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxir.data.answers import read_answers, read_written
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
+from jaxir.data.formats.answers import read_answers, read_written
 from jaxir.evaluation.answers import AnswersIn, judge_by_answers
 from jaxir.evaluation.exact_match import score_answers
 from jaxir.evaluation.judgements import read_judgements

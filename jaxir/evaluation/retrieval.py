@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 
 import ir_measures
 
-from jaxir.errors import UserError, suggest
+from jaxir.core.errors import UserError, suggest
 from jaxir.retrieval.ranking.runs import rank
 
 Run = Mapping[str, Mapping[str, float]]

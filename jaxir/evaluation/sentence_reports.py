@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jaxir.core.installation import require
 from jaxir.evaluation.pair_space import CUTOFFS, PairSpace
 from jaxir.evaluation.report import Report, lengths_of
 from jaxir.evaluation.sts import STSScores, scores_of, sentences_of
 from jaxir.evaluation.sts_files import SETTINGS, read_sts, read_sts_tasks
 from jaxir.evaluation.tables import Style, caption, format_table
-from jaxir.installation import require
 
 if TYPE_CHECKING:
     from jaxir.retrieval.encoding.dual_encoder import DualEncoder

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
+from jaxir.core.progress import progress
 from jaxir.evaluation.senteval_files import TASKS, Row, Task
 from jaxir.evaluation.sts import QueryEncoder
-from jaxir.progress import progress
 
 SEED = 1111
 FOLDS = 10

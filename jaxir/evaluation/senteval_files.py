@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from jaxir.data.lines import MalformedRecord, decode_line, numbered_lines, raw_lines
-from jaxir.errors import BadInputError, UserError
-from jaxir.files import local_path
+from jaxir.core.errors import BadInputError, UserError
+from jaxir.data.formats.lines import MalformedRecord, decode_line, numbered_lines, raw_lines
+from jaxir.storage.files import local_path
 
 WHERE = (
     "data/downstream/get_transfer_data.bash of github.com/facebookresearch/SentEval fetches"

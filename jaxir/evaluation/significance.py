@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
 
 RESAMPLES = 9_999
 # Numbers that scipy draws at a time: by itself all, gigabytes for thousands of queries.

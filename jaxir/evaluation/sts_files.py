@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from jaxir.data.lines import MalformedRecord, as_number, decode_line, parsed_lines, raw_lines
-from jaxir.errors import BadInputError, UserError
-from jaxir.files import local_path
+from jaxir.core.errors import BadInputError, UserError
+from jaxir.data.formats.lines import MalformedRecord, as_number, decode_line, parsed_lines, raw_lines
+from jaxir.storage.files import local_path
 
 HEADER = ["score", "sentence1", "sentence2"]
 SETTINGS = ("all", "mean", "wmean")

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxir.data.tokenizer import Tokenizer
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
+from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.evaluation.tables import format_table
 from jaxir.interop import model_dir
 from jaxir.models.decoder import WordDecoder

@@ -7,11 +7,11 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Annotated
 
-from jaxir.data.lines import MalformedRecord, OnBadInput, json_object, parsed_lines, string_field
-from jaxir.data.pair_sources import PairSource
-from jaxir.data.sources import BeirFolder, PairExample
-from jaxir.errors import UserError
-from jaxir.simple_types import Within, checked
+from jaxir.core.errors import UserError
+from jaxir.core.simple_types import Within, checked
+from jaxir.data.formats.lines import MalformedRecord, OnBadInput, json_object, parsed_lines, string_field
+from jaxir.data.formats.sources import BeirFolder, PairExample
+from jaxir.data.sets.pair_sources import PairSource
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,11 +8,11 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from jaxir.data.sources import BeirFolder
-from jaxir.errors import UserError
-from jaxir.installation import RECIPES, find_recipe, included_in
-from jaxir.interop.run_dir import CONFIG, checkpoint_of
-from jaxir.reading import open_to_read
+from jaxir.core.errors import UserError
+from jaxir.core.installation import RECIPES, find_recipe, included_in
+from jaxir.data.formats.sources import BeirFolder
+from jaxir.interop.model.run_dir import CONFIG, checkpoint_of
+from jaxir.storage.reading import open_to_read
 
 MODEL_FILES = (CONFIG, "config.json", "modules.json")  # of ours, Hugging Face's, sentence-transformers'
 

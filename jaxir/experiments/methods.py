@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from jaxir.errors import UserError, suggest
+from jaxir.core.errors import UserError, suggest
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from jaxir.data.sources import BeirFolder
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
+from jaxir.core.installation import find_recipe, missing_recipe
+from jaxir.data.formats.sources import BeirFolder
 from jaxir.evaluation.datasets import parse_dataset
 from jaxir.experiments import inputs
 from jaxir.experiments.methods import Method, Stage, parse_method
-from jaxir.installation import find_recipe, missing_recipe
 
 RESULT = "test.json"
 # What a first stage starts from, in gin/models; a later one starts from the stage before.

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-from jaxir.data.sources import BeirFolder
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
+from jaxir.core.installation import find_recipe, missing_recipe
+from jaxir.core.simple_types import Count, Natural, Seed, checked
+from jaxir.data.formats.sources import BeirFolder
 from jaxir.experiments import inputs, runner
 from jaxir.experiments.plan import check_bindings, gin_text, name_of, starting_from
-from jaxir.installation import find_recipe, missing_recipe
-from jaxir.locks import locked
-from jaxir.simple_types import Count, Natural, Seed, checked
+from jaxir.storage.locks import locked
 
 MINED = "gin/experiments/mined.gin"
 LOG = "log.txt"

@@ -17,15 +17,15 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxir import checksums
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
+from jaxir.core.progress import progress
 from jaxir.experiments.plan import Cell
 from jaxir.experiments.table import read_judges, read_scores
-from jaxir.files import atomic_file
-from jaxir.interop.run_dir import checkpoint_steps
-from jaxir.json_files import read_json
-from jaxir.locks import descriptors
-from jaxir.progress import progress
+from jaxir.interop.model.run_dir import checkpoint_steps
+from jaxir.storage import checksums
+from jaxir.storage.files import atomic_file
+from jaxir.storage.json_files import read_json
+from jaxir.storage.locks import descriptors
 
 POLL_SECONDS = 0.2
 COMMANDS, INPUTS = "commands.txt", "inputs.json"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxir.data.lines import OnBadInput, json_object, parsed_lines, string_field
-from jaxir.data.sources import BeirFolder, new_id
-from jaxir.errors import BadInputError, UserError
-from jaxir.files import atomic_directory
+from jaxir.core.errors import BadInputError, UserError
+from jaxir.data.formats.lines import OnBadInput, json_object, parsed_lines, string_field
+from jaxir.data.formats.sources import BeirFolder, new_id
+from jaxir.storage.files import atomic_directory
 
 
 def write_sample(

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
+from jaxir.core.progress import progress
+from jaxir.core.simple_types import check_value
 from jaxir.evaluation.significance import compare, confidence_interval
 from jaxir.evaluation.systems import deviation, over_runs
 from jaxir.evaluation.tables import format_table
 from jaxir.experiments.plan import SHARING_TITLES, Cell, Row
-from jaxir.json_files import read_json
-from jaxir.progress import progress
-from jaxir.simple_types import check_value
+from jaxir.storage.json_files import read_json
 
 LEVEL = 0.95
 MISSING = "-"

@@ -4,14 +4,15 @@ import dataclasses
 
 import numpy as np
 
-from jaxir.errors import UserError
-from jaxir.interop import model_dir, stored
+from jaxir.core.errors import UserError
+from jaxir.interop import model_dir
 from jaxir.interop.build import Reader
+from jaxir.interop.model import stored
+from jaxir.interop.model.overrides import Overrides
+from jaxir.interop.model.stored import EncoderSettings, StoredModel
 from jaxir.interop.model_dir import LoadedModel
-from jaxir.interop.overrides import Overrides
-from jaxir.interop.stored import EncoderSettings, StoredModel
 from jaxir.models.dual_encoder import DualEncoderConfig, Projection
-from jaxir.partitioning import Partitioner
+from jaxir.runtime.partitioning import Partitioner
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,22 +8,24 @@ from typing import ClassVar, Literal, Protocol
 import jax
 import numpy as np
 
-from jaxir.data.pair_tokenizer import PairTokenizer
-from jaxir.data.tokenizer import Tokenizer
-from jaxir.errors import UserError
-from jaxir.features import Reads
-from jaxir.interop import kinds, model_dir, stored
-from jaxir.interop.huggingface import cross_encoder, hf, hub, masked_lm
+from jaxir.core.errors import UserError
+from jaxir.core.features import Reads
+from jaxir.core.simple_types import Count, checked
+from jaxir.data.text.pair_tokenizer import PairTokenizer
+from jaxir.data.text.tokenizer import Tokenizer
+from jaxir.interop import model_dir
+from jaxir.interop.hub import hub
+from jaxir.interop.huggingface import cross_encoder, hf, masked_lm
+from jaxir.interop.model import kinds, stored
+from jaxir.interop.model.overrides import CommonOverrides, Overrides
+from jaxir.interop.model.stored import EncoderSettings, ModelConfig, StoredModel
 from jaxir.interop.model_dir import LoadedModel
-from jaxir.interop.overrides import CommonOverrides, Overrides
-from jaxir.interop.stored import EncoderSettings, ModelConfig, StoredModel
 from jaxir.models import backbones, layers
 from jaxir.models.cross_encoder import CrossEncoderConfig
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.models.masked_lm import MaskedLanguageModel, MaskedLMConfig
 from jaxir.models.seq2seq import Seq2SeqConfig
-from jaxir.partitioning import Partitioner
-from jaxir.simple_types import Count, checked
+from jaxir.runtime.partitioning import Partitioner
 
 # (the name of a model, a tokenizer's directory or None, kind="dual_encoder"; None: any) -> the model at rest.
 Reader = Callable[..., StoredModel]

@@ -4,15 +4,16 @@ import sys
 from pathlib import Path
 from typing import Literal, get_args
 
-from jaxir.checksums import write_all
-from jaxir.errors import UserError, suggest
-from jaxir.files import atomic_directory, check_new_directory, is_bucket
-from jaxir.interop import kinds, model_dir, t5x
+from jaxir.core.errors import UserError, suggest
+from jaxir.interop import model_dir, t5x
 from jaxir.interop.huggingface import cross_encoder, hf, sentence_transformers, seq2seq
-from jaxir.interop.overrides import Overrides
-from jaxir.interop.stored import EncoderSettings, StoredModel
+from jaxir.interop.model import kinds
+from jaxir.interop.model.overrides import Overrides
+from jaxir.interop.model.stored import EncoderSettings, StoredModel
 from jaxir.interop.t5x import optimizer as t5x_optimizer
 from jaxir.models.dual_encoder import Pooling
+from jaxir.storage.checksums import write_all
+from jaxir.storage.files import atomic_directory, check_new_directory, is_bucket
 
 Format = Literal["jaxir", "hf", "st", "t5x", "sentence_transformers"]  # the last is another name of st
 

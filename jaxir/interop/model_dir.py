@@ -19,9 +19,19 @@ import numpy as np
 from flax import nnx
 from jax.experimental import multihost_utils
 
-from jaxir.data.tokenizer import Tokenizer
-from jaxir.errors import UserError
-from jaxir.files import (
+from jaxir.core.errors import UserError
+from jaxir.core.platforms import check_devices
+from jaxir.data.text.tokenizer import Tokenizer
+from jaxir.interop import t5x, word_vectors
+from jaxir.interop.huggingface import named
+from jaxir.interop.model import kinds, model_json, stored
+from jaxir.interop.model.overrides import CommonOverrides, Overrides
+from jaxir.interop.model.run_dir import CONFIG, check_seal, checkpoint_of, read_record, sealed
+from jaxir.interop.model.stored import EncoderSettings, LoadedModel, ModelConfig, StoredModel
+from jaxir.interop.weights import array_checksums, stores
+from jaxir.interop.weights.weights import read_json, require, write_json
+from jaxir.runtime.partitioning import Partitioner
+from jaxir.storage.files import (
     atomic_directory,
     atomic_file,
     check_bucket,
@@ -32,14 +42,6 @@ from jaxir.files import (
     path_of,
     remove_tree,
 )
-from jaxir.interop import array_checksums, kinds, model_json, stored, stores, t5x, word_vectors
-from jaxir.interop.huggingface import named
-from jaxir.interop.huggingface.weights import read_json, require, write_json
-from jaxir.interop.overrides import CommonOverrides, Overrides
-from jaxir.interop.run_dir import CONFIG, check_seal, checkpoint_of, read_record, sealed
-from jaxir.interop.stored import EncoderSettings, LoadedModel, ModelConfig, StoredModel
-from jaxir.partitioning import Partitioner
-from jaxir.platforms import check_devices
 
 __all__ = [
     "EncoderSettings",
@@ -247,7 +249,7 @@ def write(directory: str | Path, model: StoredModel) -> None:
     Raises:
       UserError: `directory` exists and is not empty, or cannot be written.
     """
-    from jaxir.interop import streaming  # Orbax takes a second
+    from jaxir.interop.weights import streaming  # Orbax takes a second
 
     if is_bucket(directory):
         with _in_bucket(directory) as place:

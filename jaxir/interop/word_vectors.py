@@ -14,13 +14,13 @@ import numpy as np
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
 
-from jaxir.asides import temporary_directory
-from jaxir.data.lines import raw_lines
-from jaxir.data.tokenizer import Tokenizer
-from jaxir.errors import BadInputError
-from jaxir.interop.stored import EncoderSettings, StoredModel
+from jaxir.core.errors import BadInputError
+from jaxir.data.formats.lines import raw_lines
+from jaxir.data.text.tokenizer import Tokenizer
+from jaxir.interop.model.stored import EncoderSettings, StoredModel
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.models.word_vectors import WordVectorsConfig
+from jaxir.storage.asides import temporary_directory
 
 _PADDING = "[PAD]"  # no word of a text: its brackets are words of their own
 _LENGTH = 512  # words of a text

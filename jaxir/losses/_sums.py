@@ -5,7 +5,7 @@ from typing import Protocol
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int32
 
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
 from jaxir.losses import _blocks, _rows, _tiles
 
 

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from jaxir import partitioning
 from jaxir.losses import _rows
+from jaxir.runtime import partitioning
 
 
 class Sum(NamedTuple):

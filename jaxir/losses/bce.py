@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from beartype import beartype
 from jaxtyping import Array, Float32, Int32, jaxtyped
 
+from jaxir.core.simple_types import PositiveNumber
 from jaxir.losses import _rows
-from jaxir.simple_types import PositiveNumber
 
 
 @jaxtyped(typechecker=beartype)

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 from beartype import beartype
 from jaxtyping import Array, Bool, Float32, Int32, jaxtyped
 
+from jaxir.core.simple_types import PositiveNumber
 from jaxir.losses import _rows
-from jaxir.simple_types import PositiveNumber
 
 # Which negatives of a row count: the most similar one, or the mean over all.
 Choice = Literal["hardest", "mean"]

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from beartype import beartype
 from jaxtyping import Array, Float32, jaxtyped
 
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
+from jaxir.core.simple_types import Count, NotNegativeNumber
 from jaxir.losses.in_batch import in_batch_softmax
-from jaxir.simple_types import Count, NotNegativeNumber
 
 SMALLEST = 8  # as in the paper
 Metrics = dict[str, Float32[Array, ""]]

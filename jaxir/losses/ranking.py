@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from beartype import beartype
 from jaxtyping import Array, Bool, Float32, jaxtyped
 
-from jaxir.simple_types import NotNegativeNumber, PositiveNumber
+from jaxir.core.simple_types import NotNegativeNumber, PositiveNumber
 
 Metrics = dict[str, Float32[Array, ""]]
 

@@ -6,10 +6,10 @@ import jax.numpy as jnp
 from beartype import beartype
 from jaxtyping import Array, Float32, Int32, jaxtyped
 
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
+from jaxir.core.simple_types import Count, PositiveNumber
 from jaxir.losses import _rows, _sums
 from jaxir.losses._tiles import GradientPrecision
-from jaxir.simple_types import Count, PositiveNumber
 
 
 @jaxtyped(typechecker=beartype)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from beartype import beartype
 from jaxtyping import Array, Bool, Float, Float32, Int32, jaxtyped
 
-from jaxir.features import PADDING_TOKEN
+from jaxir.core.features import PADDING_TOKEN
 
 
 @jaxtyped(typechecker=beartype)

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from beartype import beartype
 from jaxtyping import Array, Bool, Float32, Int32, jaxtyped
 
+from jaxir.core.simple_types import PositiveNumber
 from jaxir.losses import _rows
-from jaxir.partitioning import batch_shards, constrain
-from jaxir.simple_types import PositiveNumber
+from jaxir.runtime.partitioning import batch_shards, constrain
 
 Scalar = Float32[Array, ""]
 

@@ -14,7 +14,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key, jaxtyped
 
 from jaxir.models import fused_attention, layers
-from jaxir.partitioning import constrain, in_force
+from jaxir.runtime.partitioning import constrain, in_force
 
 # Every key is this near, so that layers with a window and without can be one scanned block.
 NO_WINDOW = 2**30

@@ -19,11 +19,11 @@ from beartype import beartype
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key, jaxtyped
 
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
+from jaxir.core.simple_types import Size, Within, check_value
 from jaxir.models import layers
 from jaxir.models.codec import HuggingFace
-from jaxir.partitioning import Partitioner
-from jaxir.simple_types import Size, Within, check_value
+from jaxir.runtime.partitioning import Partitioner
 
 C = TypeVar("C", bound="type[BackboneConfig]")
 # The sizes that every backbone has, also one outside jaxir that does not check its fields.

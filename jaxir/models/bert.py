@@ -16,13 +16,13 @@ from beartype import beartype
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key, jaxtyped
 
-from jaxir.features import PADDING_TOKEN
+from jaxir.core.features import PADDING_TOKEN
+from jaxir.core.simple_types import Layers, Natural, Positive, Rate, Size, checked
 from jaxir.models import activations, layers
 from jaxir.models.attention import Attention
 from jaxir.models.backbones import BackboneConfig, Edit, Encoder, edited, register
 from jaxir.models.codec import ACTIVATIONS, Changed, Entry, HuggingFace, Weights
-from jaxir.partitioning import constrain
-from jaxir.simple_types import Layers, Natural, Positive, Rate, Size, checked
+from jaxir.runtime.partitioning import constrain
 
 _EMBEDDINGS = {
     "embeddings.token": "embeddings.word_embeddings",

@@ -9,12 +9,12 @@ from beartype import beartype
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key, jaxtyped
 
+from jaxir.core.simple_types import Natural, checked
 from jaxir.models import layers
 from jaxir.models.activations import gelu
 from jaxir.models.backbones import BackboneConfig, make_encoder
 from jaxir.models.dual_encoder import pool
-from jaxir.partitioning import constrain
-from jaxir.simple_types import Natural, checked
+from jaxir.runtime.partitioning import constrain
 
 _ACTIVATIONS = {"tanh": jnp.tanh, "relu": nnx.relu, "gelu": gelu}
 _EPSILON = 1e-5  # of the head's norm, where the backbone has no epsilon of its own

@@ -14,12 +14,12 @@ from beartype import beartype
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Key, jaxtyped
 
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
+from jaxir.core.simple_types import Count, Layers, Rate, Size, checked
 from jaxir.models import activations, layers
 from jaxir.models.attention import Attention, rope_frequencies
 from jaxir.models.dual_encoder import DualEncoderConfig
-from jaxir.partitioning import constrain
-from jaxir.simple_types import Count, Layers, Rate, Size, checked
+from jaxir.runtime.partitioning import constrain
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxir.models import layers
-from jaxir.partitioning import Partitioner
+from jaxir.runtime.partitioning import Partitioner
 
 # The longest text of which a head's logits, in float32 and several times, fit into a chip's memory.
 _LONGEST = 512

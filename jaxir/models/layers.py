@@ -16,10 +16,10 @@ from beartype import beartype
 from flax import nnx
 from jaxtyping import Array, Float, Int, jaxtyped
 
-from jaxir import cpu
-from jaxir.features import PADDING_TOKEN
+from jaxir.core.features import PADDING_TOKEN
 from jaxir.models import place_hash
-from jaxir.partitioning import GATHERED, Partitioner, constrain, gather_weight, in_force, look_up
+from jaxir.runtime import cpu
+from jaxir.runtime.partitioning import GATHERED, Partitioner, constrain, gather_weight, in_force, look_up
 
 M = TypeVar("M", bound=nnx.Module)
 # How much of a block the backward pass makes anew: nothing, all but matrix products and gathered weights, all

@@ -15,12 +15,12 @@ from beartype import beartype
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key, jaxtyped
 
+from jaxir.core.simple_types import Count, Layers, Positive, Rate, Size, checked
 from jaxir.models import activations, layers
 from jaxir.models.attention import NO_WINDOW, Attention, rope_frequencies
 from jaxir.models.backbones import BackboneConfig, Edit, Encoder, edited, register
 from jaxir.models.codec import ACTIVATIONS, Entry, HuggingFace
-from jaxir.partitioning import constrain
-from jaxir.simple_types import Count, Layers, Positive, Rate, Size, checked
+from jaxir.runtime.partitioning import constrain
 
 
 def _block(ours: str, theirs: str) -> dict[str | tuple[str, ...], str]:

@@ -15,13 +15,13 @@ from beartype import beartype
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key, jaxtyped
 
+from jaxir.core.simple_types import Layers, Natural, checked
 from jaxir.models import layers
 from jaxir.models.attention import Cache
 from jaxir.models.decoding import Decoding, beam_search, decode, greedy, sampler
 from jaxir.models.t5 import T5Config
 from jaxir.models.t5_decoder import Memory, T5Decoder
-from jaxir.partitioning import constrain
-from jaxir.simple_types import Layers, Natural, checked
+from jaxir.runtime.partitioning import constrain
 
 START = 0  # what a target begins after: T5's padding
 

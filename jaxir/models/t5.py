@@ -20,13 +20,13 @@ from beartype import beartype
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key, jaxtyped
 
-from jaxir.errors import UserError, suggest
+from jaxir.core.errors import UserError, suggest
+from jaxir.core.simple_types import Buckets, Count, Layers, Positive, Rate, Size, checked
 from jaxir.models import activations, layers
 from jaxir.models.attention import Attention
 from jaxir.models.backbones import BackboneConfig, Edit, Encoder, edited, register
 from jaxir.models.codec import ACTIVATIONS, Changed, Entry, HuggingFace, Weights
-from jaxir.partitioning import constrain
-from jaxir.simple_types import Buckets, Count, Layers, Positive, Rate, Size, checked
+from jaxir.runtime.partitioning import constrain
 
 _BIAS = "encoder.block.0.layer.0.SelfAttention.relative_attention_bias"
 _WEIGHTS = {

@@ -11,7 +11,8 @@ from beartype import beartype
 from flax import nnx
 from jaxtyping import Array, Int32, Key, jaxtyped
 
-from jaxir.features import Features, TextFormat, Tokens
+from jaxir.core.features import Features, TextFormat, Tokens
+from jaxir.core.simple_types import Count, Layers, Rate, Size, checked
 from jaxir.losses.tokens import over_tokens, token_losses
 from jaxir.models import layers
 from jaxir.models.backbones import Encoder
@@ -19,7 +20,6 @@ from jaxir.models.decoder import VectorDecoder, decoder_for
 from jaxir.objectives.gradient_cache import embed_in_chunks
 from jaxir.objectives.masking import choose_tokens, close_gaps, is_word
 from jaxir.objectives.objective import Batch, Metrics, Objective
-from jaxir.simple_types import Count, Layers, Rate, Size, checked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 from beartype import beartype
 from jaxtyping import Array, Bool, Float, Int32, Key, jaxtyped
 
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
+from jaxir.core.simple_types import Rate, checked
 from jaxir.losses.nt_xent import nt_xent
 from jaxir.objectives.objective import Metrics
 from jaxir.objectives.two_views import TwoViews, View
-from jaxir.simple_types import Rate, checked
 
 Augmentation = Literal["token_shuffling", "token_cutoff", "feature_cutoff", "embedding_dropout"]
 

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxir.features import Features, Key, TextFormat, Tokens
+from jaxir.core.features import Features, Key, TextFormat, Tokens
+from jaxir.core.simple_types import Count, NotNegative, Portion, PositiveNumber, checked
 from jaxir.losses.samtone import samtone
 from jaxir.losses.tokens import over_tokens
 from jaxir.losses.word_distributions import bag_of_words, js_softmax, log_normalised_sigmoid
@@ -20,8 +21,7 @@ from jaxir.objectives.lent import MaskedLMSource
 from jaxir.objectives.masked_lm import MaskedWords
 from jaxir.objectives.masking import is_word
 from jaxir.objectives.objective import Batch, Corpus, Metrics, Objective
-from jaxir.partitioning import constrain
-from jaxir.simple_types import Count, NotNegative, Portion, PositiveNumber, checked
+from jaxir.runtime.partitioning import constrain
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxir.errors import UserError
-from jaxir.features import Features, TextFormat, Tokens
+from jaxir.core.errors import UserError
+from jaxir.core.features import Features, TextFormat, Tokens
+from jaxir.core.simple_types import Count, NotNegative, Portion, checked
 from jaxir.models import layers
 from jaxir.models.backbones import check_editable
 from jaxir.models.masked_lm import MaskedLanguageModel
@@ -25,7 +26,6 @@ from jaxir.objectives.masking import mask_as_bert, places_of
 from jaxir.objectives.objective import Batch, Metrics, Objective
 from jaxir.objectives.simcse import SimCSE
 from jaxir.objectives.two_views import TwoViews
-from jaxir.simple_types import Count, NotNegative, Portion, checked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,12 +8,12 @@ from typing import Any
 
 import jax
 
-from jaxir.errors import UserError
-from jaxir.features import Features, Numbers, TextFormat, pair_features
+from jaxir.core.errors import UserError
+from jaxir.core.features import Features, Numbers, TextFormat, pair_features
+from jaxir.core.simple_types import Count, checked
 from jaxir.losses.distillation import margin_mse
 from jaxir.objectives.contrastive import Contrastive, call_of, check_loss
 from jaxir.objectives.objective import Batch, Metrics, Objective
-from jaxir.simple_types import Count, checked
 
 SCORES = ("passage_score", "negative_scores")
 

@@ -18,8 +18,8 @@ from typing import Any, Literal, TypeVar
 
 import jax
 
-from jaxir.errors import UserError
-from jaxir.partitioning import constrain
+from jaxir.core.errors import UserError
+from jaxir.runtime.partitioning import constrain
 
 T = TypeVar("T")
 Embed = Callable[[Mapping[str, jax.Array], Any], Any]

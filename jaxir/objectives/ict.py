@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxir.features import Features, Key, TextFormat, Tokens
+from jaxir.core.features import Features, Key, TextFormat, Tokens
+from jaxir.core.simple_types import Share, checked
 from jaxir.models import layers
 from jaxir.objectives.contrastive import Contrastive, Embeddings
 from jaxir.objectives.objective import Batch
-from jaxir.simple_types import Share, checked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxir.errors import UserError
-from jaxir.features import TextFormat
+from jaxir.core.errors import UserError
+from jaxir.core.features import TextFormat
 from jaxir.models import layers
 from jaxir.models.masked_lm import MaskedLanguageModel, MaskedLMConfig, MaskedLMHead
 from jaxir.models.projector import TanhProjector

@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxir.features import Features, TextFormat, Tokens
+from jaxir.core.features import Features, TextFormat, Tokens
+from jaxir.core.simple_types import Count, Layers, Portion, Rate, Size, checked
 from jaxir.losses.tokens import over_tokens, token_losses
 from jaxir.models import layers
 from jaxir.models.decoder import VectorDecoder, decoder_for
 from jaxir.objectives.gradient_cache import embed_in_chunks
 from jaxir.objectives.masking import choose_tokens
 from jaxir.objectives.objective import Batch, Metrics, Objective
-from jaxir.simple_types import Count, Layers, Portion, Rate, Size, checked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxir.errors import UserError, suggest
-from jaxir.features import Features, TextFormat, TokenCounts
+from jaxir.core.errors import UserError, suggest
+from jaxir.core.features import Features, TextFormat, TokenCounts
 from jaxir.models.cross_encoder import CrossEncoderModel
 from jaxir.models.dual_encoder import DualEncoderModel
 from jaxir.models.layers import not_of
@@ -30,7 +30,7 @@ Metrics = dict[str, jax.Array]
 
 
 class Corpus(Protocol):
-    """What an objective may ask of training data; `jaxir.data.array_dataset.ArrayDataset` tells it."""
+    """What an objective may read of training data, as `ArrayDataset` of jaxir.data.batches has it."""
 
     def token_counts(self, field: str, vocab_size: int) -> TokenCounts: ...
 

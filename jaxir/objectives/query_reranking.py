@@ -9,15 +9,15 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from jaxir.errors import UserError
-from jaxir.features import Features, Key, Numbers, TextFormat, Tokens
+from jaxir.core.errors import UserError
+from jaxir.core.features import Features, Key, Numbers, TextFormat, Tokens
+from jaxir.core.simple_types import Count, checked
 from jaxir.losses.ranking import rank_margin
 from jaxir.objectives.contrastive import call_of, check_loss
 from jaxir.objectives.gradient_cache import embed_in_chunks
 from jaxir.objectives.objective import Batch, Metrics, Objective
 from jaxir.objectives.reranking import Scorer
-from jaxir.partitioning import constrain
-from jaxir.simple_types import Count, checked
+from jaxir.runtime.partitioning import constrain
 
 
 class QueryScorer(Scorer, Protocol):

@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 import jax
 
-from jaxir.features import Features, TextFormat, Tokens
+from jaxir.core.features import Features, TextFormat, Tokens
+from jaxir.core.simple_types import Count, checked
 from jaxir.losses.tokens import over_tokens, token_losses
 from jaxir.objectives.gradient_cache import embed_in_chunks
 from jaxir.objectives.objective import Batch, Metrics, Objective
-from jaxir.simple_types import Count, checked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

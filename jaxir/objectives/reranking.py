@@ -9,14 +9,14 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from jaxir.errors import UserError
-from jaxir.features import Features, TextFormat, pair_features
+from jaxir.core.errors import UserError
+from jaxir.core.features import Features, TextFormat, pair_features
+from jaxir.core.simple_types import Count, checked
 from jaxir.losses.ranking import list_softmax
 from jaxir.objectives.contrastive import call_of, check_loss
 from jaxir.objectives.gradient_cache import embed_in_chunks
 from jaxir.objectives.objective import Batch, Metrics, Objective
-from jaxir.partitioning import constrain
-from jaxir.simple_types import Count, checked
+from jaxir.runtime.partitioning import constrain
 
 
 class Scorer(Protocol):

@@ -8,7 +8,8 @@ from typing import Any, Literal
 import jax
 from flax import nnx
 
-from jaxir.features import Features, TextFormat, Tokens
+from jaxir.core.features import Features, TextFormat, Tokens
+from jaxir.core.simple_types import Count, Layers, Portion, Rate, Size, checked
 from jaxir.losses.tokens import over_tokens
 from jaxir.models import layers
 from jaxir.models.decoder import decoder_for
@@ -17,7 +18,6 @@ from jaxir.objectives.gradient_cache import embed_in_chunks
 from jaxir.objectives.lent import MaskedLMSource
 from jaxir.objectives.masked_lm import MaskedWords
 from jaxir.objectives.objective import Batch, Metrics, Objective
-from jaxir.simple_types import Count, Layers, Portion, Rate, Size, checked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -7,11 +7,11 @@ from typing import Any
 
 import jax
 
-from jaxir.errors import UserError
-from jaxir.features import Features, TextFormat, Tokens
+from jaxir.core.errors import UserError
+from jaxir.core.features import Features, TextFormat, Tokens
+from jaxir.core.simple_types import checked
 from jaxir.losses.tokens import token_cross_entropy
 from jaxir.objectives.objective import Batch, Metrics, Objective
-from jaxir.simple_types import checked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,12 +10,12 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jaxir.errors import UserError
-from jaxir.features import TextFormat
+from jaxir.core.errors import UserError
+from jaxir.core.features import TextFormat
+from jaxir.core.simple_types import checked
 from jaxir.losses.in_batch import in_batch_softmax
 from jaxir.objectives.objective import Metrics
 from jaxir.objectives.two_views import TwoViews, View
-from jaxir.simple_types import checked
 
 ONE_WAY = functools.partial(in_batch_softmax, temperature=0.05, bidirectional=False)
 

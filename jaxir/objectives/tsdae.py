@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
+from jaxir.core.simple_types import Rate, checked
 from jaxir.objectives.clm_autoencoder import CLMAutoencoder
-from jaxir.simple_types import Rate, checked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,11 +9,11 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 
-from jaxir.features import Features, Key, TextFormat, Tokens
+from jaxir.core.features import Features, Key, TextFormat, Tokens
 from jaxir.models.backbones import Edit
 from jaxir.objectives.contrastive import Contrastive, Embeddings, check_loss
 from jaxir.objectives.objective import Batch, Metrics
-from jaxir.partitioning import constrain
+from jaxir.runtime.partitioning import constrain
 
 
 class View(NamedTuple):

@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxir.errors import UserError
-from jaxir.features import Feature, Features, TextFormat, fields_of
+from jaxir.core.errors import UserError
+from jaxir.core.features import Feature, Features, TextFormat, fields_of
+from jaxir.core.simple_types import Count, Natural, NotNegative, checked
 from jaxir.objectives.objective import (
     Batch,
     Corpus,
@@ -23,7 +24,6 @@ from jaxir.objectives.objective import (
     auxiliary_of,
     loss_and_metrics,
 )
-from jaxir.simple_types import Count, Natural, NotNegative, checked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

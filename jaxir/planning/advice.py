@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jaxir.core.errors import UserError
 from jaxir.costs.chips import CHIPS, SLICES
 from jaxir.costs.targets import Target, parse
-from jaxir.errors import UserError
 from jaxir.models.layers import POLICIES, Remat
-from jaxir.partitioning import MESH_AXES, MeshConfig, Partitioner
 from jaxir.planning.typed import MACROS
+from jaxir.runtime.partitioning import MESH_AXES, MeshConfig, Partitioner
 
 # Where the arithmetic says that this share of the memory is used, a change counts as one that fits.
 _ROOM = 0.92

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jaxir.errors import UserError
-from jaxir.interop import model_dir, stored, t5x
+from jaxir.core.errors import UserError
+from jaxir.interop import model_dir, t5x
 from jaxir.interop.build import Source
-from jaxir.interop.huggingface import hf_config, hub, hub_errors, seq2seq
-from jaxir.interop.huggingface.weights import read_json
-from jaxir.interop.stored import EncoderSettings, ModelConfig, StoredModel
+from jaxir.interop.hub import hub, hub_errors
+from jaxir.interop.huggingface import hf_config, seq2seq
+from jaxir.interop.model import stored
+from jaxir.interop.model.stored import EncoderSettings, ModelConfig, StoredModel
+from jaxir.interop.weights.weights import read_json
 from jaxir.models import deberta, modernbert
 from jaxir.models import t5 as t5_lib
 from jaxir.models.backbones import BackboneConfig

@@ -11,22 +11,22 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxir.compile_cache import keep_no_more_programs
+from jaxir.core.errors import UserError
 from jaxir.costs import collectives, roofline, targets, work
 from jaxir.costs.chips import SLICES
 from jaxir.costs.roofline import Roofline
 from jaxir.costs.targets import TPUS, Target, parse
-from jaxir.errors import UserError
-from jaxir.interop import stored
+from jaxir.interop.model import stored
 from jaxir.models.decoding import Decoding
 from jaxir.models.layers import param_shardings
 from jaxir.models.seq2seq import Seq2SeqConfig
-from jaxir.partitioning import MeshConfig, Partitioner
 from jaxir.planning import advice, architecture, devices
 from jaxir.planning.prices import read as read_prices
 from jaxir.planning.program import Compiled, Step, bytes_of, compile_step
 from jaxir.planning.report import duration, gib, money, si, span
 from jaxir.planning.typed import Command
+from jaxir.runtime.compile_cache import keep_no_more_programs
+from jaxir.runtime.partitioning import MeshConfig, Partitioner
 
 FLAGS = {name: (f"--{name}",) for name in ("topology", "batch_tokens", "dtype", "prices")}
 # The share of the memory that advice fills: memory shrinks by less than the texts of a batch.

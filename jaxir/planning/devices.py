@@ -13,9 +13,9 @@ from pathlib import Path
 
 import jax
 
+from jaxir.core.errors import UserError
+from jaxir.core.installation import cache_directory, clone, pip_install
 from jaxir.costs.targets import Target
-from jaxir.errors import UserError
-from jaxir.installation import cache_directory, clone, pip_install
 
 # In a clone `make plan-tools` puts libtpu there: not in the environment of CPU runs, where JAX would look
 # for TPUs.

@@ -14,16 +14,16 @@ from typing import Any
 
 import jax
 
-from jaxir import compile_cache
+from jaxir.core.errors import UserError
+from jaxir.core.installation import cache_directory
 from jaxir.costs import chips, collectives, hlo, overlap, roofline, work
 from jaxir.costs.targets import Target
-from jaxir.errors import UserError
-from jaxir.files import atomic_file
-from jaxir.installation import cache_directory
-from jaxir.json_files import made, read_json
 from jaxir.planning import devices
 from jaxir.planning.program import Step, compile_step, compiler_settings, lower
-from jaxir.training.memory import HEADROOM
+from jaxir.runtime import compile_cache
+from jaxir.storage.files import atomic_file
+from jaxir.storage.json_files import made, read_json
+from jaxir.training.step.memory import HEADROOM
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,18 +11,16 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxir.compile_cache import keep_no_more_programs
+from jaxir.core.errors import UserError
+from jaxir.core.features import Tokens
 from jaxir.costs import collectives, overlap, roofline, targets, work
 from jaxir.costs.collectives import Collective
 from jaxir.costs.hlo import Program
 from jaxir.costs.targets import Target
-from jaxir.errors import UserError
-from jaxir.features import Tokens
-from jaxir.interop.stored import EncoderSettings
+from jaxir.interop.model.stored import EncoderSettings
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.models.layers import Remat
 from jaxir.models.seq2seq import Seq2SeqConfig
-from jaxir.partitioning import Partitioner
 from jaxir.planning import (
     activations,
     advice,
@@ -43,8 +41,10 @@ from jaxir.planning.program import (
 )
 from jaxir.planning.report import Memory, Plan, gib, render
 from jaxir.planning.typed import OF_RECIPES, Command
-from jaxir.training.memory import fit
+from jaxir.runtime.compile_cache import keep_no_more_programs
+from jaxir.runtime.partitioning import Partitioner
 from jaxir.training.recipe import Recipe
+from jaxir.training.step.memory import fit
 
 
 def run(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from jaxir.core.errors import UserError, suggest
 from jaxir.costs.chips import CHIPS
 from jaxir.costs.targets import Target
-from jaxir.errors import UserError, suggest
 
 HOUR = 3600.0
 

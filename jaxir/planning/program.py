@@ -13,18 +13,18 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxir import compile_cache
+from jaxir.core.errors import UserError
+from jaxir.core.features import Features, TextFormat
 from jaxir.costs.hlo import Program, parse
 from jaxir.costs.work import largest, size_of
-from jaxir.errors import UserError
-from jaxir.features import Features, TextFormat
-from jaxir.interop.stored import EncoderSettings
+from jaxir.interop.model.stored import EncoderSettings
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.models.layers import Remat
 from jaxir.objectives.objective import auxiliary_of
-from jaxir.partitioning import Partitioner
-from jaxir.training import state as state_lib
+from jaxir.runtime import compile_cache
+from jaxir.runtime.partitioning import Partitioner
 from jaxir.training.recipe import Recipe
+from jaxir.training.step import state as state_lib
 
 GIB = 2**30
 

@@ -9,19 +9,19 @@ from typing import NamedTuple
 
 import jax
 
-from jaxir.compile_cache import can_send
+from jaxir.core.errors import UserError
+from jaxir.core.simple_types import Positive
 from jaxir.costs import targets, work
 from jaxir.costs.targets import Target
-from jaxir.errors import UserError
 from jaxir.models.layers import POLICIES
 from jaxir.planning import advice, devices, plan, report, search
 from jaxir.planning import prices as prices_lib
 from jaxir.planning.figures import Figures, measure
 from jaxir.planning.program import Planned, bytes_of, check_sizes, compiler_settings, make_step
 from jaxir.planning.search import Choice
-from jaxir.simple_types import Positive
-from jaxir.training.memory import HEADROOM
+from jaxir.runtime.compile_cache import can_send
 from jaxir.training.recipe import Recipe
+from jaxir.training.step.memory import HEADROOM
 
 GIB = 2**30
 

@@ -10,8 +10,8 @@ import sys
 import unicodedata
 from collections.abc import Iterator
 
-from jaxir.data.lines import has_text
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
+from jaxir.data.formats.lines import has_text
 from jaxir.retrieval.searcher import Searcher, WeightsSearcher
 
 SNIPPET = 160  # columns

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
 
 # The inner product of two vectors of this length is 1e38. float32 ends at 3.4e38.
 LONGEST = 1e19

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from jaxir.data.lines import MalformedRecord, has_text
-from jaxir.data.sparse_vectors import parse_weights
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
+from jaxir.data.formats.lines import MalformedRecord, has_text
+from jaxir.data.formats.sparse_vectors import parse_weights
 from jaxir.retrieval.indexes.index import Index, load_index
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from typing import Any
 
 from starlette.routing import BaseRoute, Match
 
-from jaxir.errors import UserError
-from jaxir.files import local_path
-from jaxir.outputs import check_named
+from jaxir.core.errors import UserError
 from jaxir.serving.metrics import Metrics
+from jaxir.storage.files import local_path
+from jaxir.storage.outputs import check_named
 
 METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH")
 LONGEST_PATH = 200

@@ -17,8 +17,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
 from starlette.exceptions import HTTPException
 
-from jaxir import __version__
-from jaxir.errors import ChangedError, DamagedError, UserError, suggest
+from jaxir.core.errors import ChangedError, DamagedError, UserError, suggest
 from jaxir.serving.batcher import Busy
 from jaxir.serving.bodies import bounded_route
 from jaxir.serving.marks import Marker
@@ -36,6 +35,7 @@ from jaxir.serving.schemas import (
     request_models,
 )
 from jaxir.serving.service import Ranking, Service
+from jaxir.version import __version__
 
 EXAMPLES = 4
 

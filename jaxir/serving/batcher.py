@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, TypeVar
 
-from jaxir.errors import ChangedError, UserError
+from jaxir.core.errors import ChangedError, UserError
 
 J = TypeVar("J")
 R = TypeVar("R")

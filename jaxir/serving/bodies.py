@@ -13,7 +13,7 @@ from fastapi.exceptions import HTTPException
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
-from jaxir.errors import suggest
+from jaxir.core.errors import suggest
 
 BEGINNING = 65_536  # characters looked at first: enough to refuse most bodies without reading them whole
 # Names that other services give to what ours call otherwise, as far as they are not alike.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 
-from jaxir.data.sources import Document
+from jaxir.data.formats.sources import Document
 from jaxir.retrieval.indexes.index import Index
 
 LONGEST = 80  # characters of an example

@@ -14,10 +14,10 @@ import jax
 import numpy as np
 from flax import nnx
 
-from jaxir.partitioning import MeshConfig
-from jaxir.platforms import local_devices
+from jaxir.core.platforms import local_devices
 from jaxir.retrieval.encoding.batching import Batch, fill
 from jaxir.retrieval.encoding.runner import Function, Runner
+from jaxir.runtime.partitioning import MeshConfig
 
 ROWS = (1, 2, 4, 8, 16)
 SHORTEST = 16

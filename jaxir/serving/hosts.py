@@ -6,7 +6,7 @@ import ipaddress
 import re
 from collections.abc import Iterable
 
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
 
 _NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 LONGEST_SHOWN = 80  # characters of a client's Host header that an answer repeats

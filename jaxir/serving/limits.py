@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from jaxir.errors import UserError
-from jaxir.simple_types import Count, Positive, checked
+from jaxir.core.errors import UserError
+from jaxir.core.simple_types import Count, Positive, checked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

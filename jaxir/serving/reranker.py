@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from jaxir.platforms import local_devices
+from jaxir.core.platforms import local_devices
 from jaxir.retrieval.encoding.cross_encoder import CrossEncoder, score_pairs
 from jaxir.retrieval.ranking.runs import rank
 from jaxir.serving.batcher import Batcher

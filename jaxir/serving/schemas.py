@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
-from jaxir.data.lines import has_text
+from jaxir.data.formats.lines import has_text
 from jaxir.serving.limits import Limits
 
 Span = Annotated[list[int], Field(min_length=2, max_length=2)]

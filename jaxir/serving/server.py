@@ -15,7 +15,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
 from jaxir.serving.account import Account
 from jaxir.serving.guard import Guard
 from jaxir.serving.hosts import Hosts

@@ -15,9 +15,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from jaxir.data.sources import Document
-from jaxir.data.truncation import Truncation, told
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
+from jaxir.data.formats.sources import Document
+from jaxir.data.text.truncation import Truncation, told
 from jaxir.retrieval.encoding.dual_encoder import Tower
 from jaxir.retrieval.indexes.index import Index, load_index
 from jaxir.retrieval.ranking.fusion import reciprocal_rank_fusion

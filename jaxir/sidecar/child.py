@@ -10,9 +10,9 @@ import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
-from jaxir.asides import temporary_directory
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
 from jaxir.sidecar import environment
+from jaxir.storage.asides import temporary_directory
 
 SERVER = "import sys; sys.path.append(sys.argv[1]); from server.process import main; main()"
 # Which Java is used is the environment's business; JAVA_TOOL_OPTIONS (memory) is the user's.

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxir.errors import ChangedError, UserError
+from jaxir.core.errors import ChangedError, UserError
 from jaxir.sidecar import child, environment
 from jaxir.sidecar.server.protocol import Channel, Closed
 from jaxir.sidecar.settings import PYSERINI_BM25, Bm25, Hits, LuceneDocument, Rm3, Rocchio

@@ -16,10 +16,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from jaxir.asides import temporary_directory
-from jaxir.errors import UserError
-from jaxir.files import atomic_directory
-from jaxir.installation import cache_directory
+from jaxir.core.errors import UserError
+from jaxir.core.installation import cache_directory
+from jaxir.storage.asides import temporary_directory
+from jaxir.storage.files import atomic_directory
 
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 COMMAND = "python -m jaxir.sidecar install"

@@ -9,30 +9,31 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from jaxir.asides import temporary_directory
-from jaxir.data.array_dataset import ArrayDataset
-from jaxir.data.own_pairs import Pairs
-from jaxir.data.text_data import TextData, check_data
-from jaxir.errors import UserError, suggest
-from jaxir.interop import model_dir, stored
+from jaxir.core.errors import UserError, suggest
+from jaxir.core.simple_types import Count, Interval, Natural, Positive, Seed, Steps
+from jaxir.data.batches.array_dataset import ArrayDataset
+from jaxir.data.batches.text_data import TextData, check_data
+from jaxir.data.sets.own_pairs import Pairs
+from jaxir.interop import model_dir
 from jaxir.interop.build import FromScratch, Pretrained, PretrainedCrossEncoder, PretrainedSeq2Seq
-from jaxir.interop.overrides import Overrides
-from jaxir.interop.stored import StoredModel
+from jaxir.interop.model import stored
+from jaxir.interop.model.overrides import Overrides
+from jaxir.interop.model.stored import StoredModel
 from jaxir.losses.in_batch import in_batch_softmax
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.objectives.objective import Objective
 from jaxir.objectives.query_reranking import QueryReranking
 from jaxir.objectives.reranking import Reranking
 from jaxir.objectives.seq2seq import Seq2Seq
-from jaxir.partitioning import Partitioner
 from jaxir.retrieval.encoding.cross_encoder import CrossEncoder
 from jaxir.retrieval.encoding.dual_encoder import DualEncoder
 from jaxir.retrieval.encoding.generator import Generator
 from jaxir.retrieval.encoding.query_reranker import QueryReranker
-from jaxir.simple_types import Count, Interval, Natural, Positive, Seed, Steps
+from jaxir.runtime.partitioning import Partitioner
+from jaxir.storage.asides import temporary_directory
 from jaxir.training import loop
-from jaxir.training.optimizers import AdamW, Optimizer
 from jaxir.training.recipe import Recipe
+from jaxir.training.step.optimizers import AdamW, Optimizer
 
 # As in gin/pairs.gin and gin/generator.gin, which tests hold them against.
 WRITING = Seq2Seq(source="passage", target="query")

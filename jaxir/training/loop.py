@@ -13,30 +13,30 @@ import jax
 import numpy as np
 from flax import nnx
 
-from jaxir import compile_cache, distributed
-from jaxir.data.text_data import check_data, dataset_of, shortened
-from jaxir.data.truncation import ARGUMENTS, FLAGS, told_of_dataset
-from jaxir.errors import UserError
-from jaxir.evaluators.bench import Bench
-from jaxir.files import atomic_file, path_of
+from jaxir.core.errors import UserError
+from jaxir.core.platforms import check_devices
+from jaxir.data.batches.text_data import check_data, dataset_of, shortened
+from jaxir.data.text.truncation import ARGUMENTS, FLAGS, told_of_dataset
 from jaxir.interop.model_dir import LoadedModel
 from jaxir.models.layers import Remat
 from jaxir.objectives.objective import Objective, auxiliary_of
-from jaxir.partitioning import MeshConfig, Partitioner
-from jaxir.platforms import check_devices
-from jaxir.training import stages
-from jaxir.training import state as state_lib
-from jaxir.training.checkpoints import Checkpoints
-from jaxir.training.described import describe
-from jaxir.training.holding import held
-from jaxir.training.logs import Narrator, RunLog, timed
-from jaxir.training.marker import check_run_dir
-from jaxir.training.memory import device_memory, fit, scheduled_seconds
-from jaxir.training.prefetch import prefetch
-from jaxir.training.profiling import Trace, ideal_seconds, peak_memory, planned, steps_to_trace
+from jaxir.runtime import compile_cache, distributed
+from jaxir.runtime.partitioning import MeshConfig, Partitioner
+from jaxir.storage.files import atomic_file, path_of
+from jaxir.training.evaluators.bench import Bench
 from jaxir.training.recipe import Recipe
-from jaxir.training.run_files import RunFiles
-from jaxir.training.settings import agreed_settings, check_alike, weights
+from jaxir.training.run import stages
+from jaxir.training.run.checkpoints import Checkpoints
+from jaxir.training.run.described import describe
+from jaxir.training.run.holding import held
+from jaxir.training.run.logs import Narrator, RunLog, timed
+from jaxir.training.run.marker import check_run_dir
+from jaxir.training.run.profiling import Trace, ideal_seconds, peak_memory, planned, steps_to_trace
+from jaxir.training.run.run_files import RunFiles
+from jaxir.training.run.settings import agreed_settings, check_alike, weights
+from jaxir.training.step import state as state_lib
+from jaxir.training.step.memory import device_memory, fit, scheduled_seconds
+from jaxir.training.step.prefetch import prefetch
 from jaxir.training.stopping import StopSignal
 from jaxir.training.suite import Suite, evaluators_of
 
@@ -50,7 +50,7 @@ ENDED = "step {}: the data's batches ended, of a run of {} steps: `batches` must
 
 
 class Data(Protocol):
-    """What the loop asks of training data; `jaxir.data.array_dataset.ArrayDataset` is one.
+    """What the loop asks of training data; `jaxir.data.batches.array_dataset.ArrayDataset` is one.
 
     `fingerprint` tells it from any other data: a run is resumed on data of the same one only. Data whose
     batches follow the steps of a run have `scheduled(steps)`, which returns those of a run of so many steps.

@@ -6,12 +6,22 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from jaxir.errors import UserError
-from jaxir.simple_types import BatchSize, Count, Interval, Natural, Object, Positive, Seed, Steps, checked
-from jaxir.training.length import check_length, in_steps, lengthened, steps_of
+from jaxir.core.errors import UserError
+from jaxir.core.simple_types import (
+    BatchSize,
+    Count,
+    Interval,
+    Natural,
+    Object,
+    Positive,
+    Seed,
+    Steps,
+    checked,
+)
+from jaxir.training.step.length import check_length, in_steps, lengthened, steps_of
 
 if TYPE_CHECKING:  # which imports JAX
-    from jaxir.partitioning import Partitioner
+    from jaxir.runtime.partitioning import Partitioner
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,15 +32,15 @@ class Recipe:
     Attributes:
       model: Pretrained(...) or FromScratch(...) of jaxir.interop.build.
       objective: the training method, such as Contrastive(loss=...) of jaxir.objectives.contrastive.
-      data: training pairs, such as BeirPairs(...) of jaxir.data.pair_sources.
+      data: training pairs, such as BeirPairs(...) of jaxir.data.sets.pair_sources.
       steps: optimizer steps in all; or else
       epochs: how often to go through the training pairs.
       min_steps: the fewest steps of a run that is told in epochs.
       batch_size: pairs in one step, over all devices.
       dev: pairs to evaluate on while training (nDCG@10, RR@10, accuracy, loss); none by default.
-      evaluators: what else is evaluated, a list such as [STS(...)] of jaxir.evaluators.
-      optimizer: AdamW(...) or Adafactor(...) of jaxir.training.optimizers; AdamW() by default.
-      mesh: MeshConfig(...) of jaxir.partitioning; by default all devices split the batch.
+      evaluators: what else is evaluated, a list such as [STS(...)] of jaxir.training.evaluators.
+      optimizer: AdamW(...) or Adafactor(...) of jaxir.training.step.optimizers; AdamW() by default.
+      mesh: MeshConfig(...) of jaxir.runtime.partitioning; by default all devices split the batch.
       num_negatives: hard negatives of each pair; the data must have them.
       frozen: patterns of names of parameters that are not trained, such as "encoder.embedding.*".
       auxiliary_from: a run; what its objective learnt beside the model (heads, decoders, temperatures) is
@@ -91,8 +101,8 @@ class Recipe:
         Raises:
           UserError: a number of steps above 1 that is not whole, or an optimizer that such a run cannot have.
         """
-        from jaxir.partitioning import MeshConfig
-        from jaxir.training.optimizers import AdamW
+        from jaxir.runtime.partitioning import MeshConfig
+        from jaxir.training.step.optimizers import AdamW
 
         steps = self.steps
         if steps is None:

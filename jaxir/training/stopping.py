@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
-from jaxir.progress import outliving_reader
+from jaxir.core.progress import outliving_reader
 
 
 class StopSignal:

@@ -9,18 +9,18 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from jaxir.distributed import as_first
-from jaxir.errors import UserError
-from jaxir.evaluators.bench import EVALUATED, Bench
-from jaxir.evaluators.evaluator import Evaluator, Prepared, check_evaluators
-from jaxir.evaluators.loss import Loss
-from jaxir.evaluators.retrieval import Retrieval
-from jaxir.training.class_settings import beyond_fields
-from jaxir.training.described import describe
-from jaxir.training.function_code import is_installed_class
-from jaxir.training.length import in_steps
+from jaxir.core.errors import UserError
+from jaxir.runtime.distributed import as_first
+from jaxir.training.evaluators.bench import EVALUATED, Bench
+from jaxir.training.evaluators.evaluator import Evaluator, Prepared, check_evaluators
+from jaxir.training.evaluators.loss import Loss
+from jaxir.training.evaluators.retrieval import Retrieval
 from jaxir.training.recipe import Recipe
-from jaxir.training.state import Plan, TrainState
+from jaxir.training.run.class_settings import beyond_fields
+from jaxir.training.run.described import describe
+from jaxir.training.run.function_code import is_installed_class
+from jaxir.training.step.length import in_steps
+from jaxir.training.step.state import Plan, TrainState
 
 
 def evaluators_of(recipe: Recipe) -> list[Evaluator]:
@@ -41,7 +41,7 @@ def evaluators_of(recipe: Recipe) -> list[Evaluator]:
         raise UserError(
             f"{type(recipe.objective).__name__} has neither vectors to search dev pairs by nor a loss of"
             " them: leave dev (DEV_SPLIT) out, and give an evaluator, such as Reranking(...) of"
-            " jaxir.evaluators.reranking (gin/evaluators/reranking.gin)"
+            " jaxir.training.evaluators.reranking (gin/evaluators/reranking.gin)"
         )
     found.extend(recipe.evaluators or ())
     check_evaluators(found, recipe.dev_metric)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxir.data.tokenizer import Tokenizer
+from jaxir.data.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="session")

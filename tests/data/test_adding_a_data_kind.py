@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from jaxir.data.lines import needed_text
-from jaxir.data.tables import parsed_rows
-from jaxir.errors import BadInputError
+from jaxir.core.errors import BadInputError
+from jaxir.data.formats.lines import needed_text
+from jaxir.data.formats.tables import parsed_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "adding_a_data_kind.md").read_text()

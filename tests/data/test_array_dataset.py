@@ -11,8 +11,11 @@ import pyarrow
 import pyarrow.parquet as pq
 import pytest
 
-from jaxir.data.array_dataset import ArrayDataset
-from jaxir.data.pair_sources import (
+from jaxir.core.errors import BadInputError, UserError
+from jaxir.core.features import TextFormat, pair_features
+from jaxir.data.batches.array_dataset import ArrayDataset
+from jaxir.data.formats.sources import PairExample, stable_keys, text_id
+from jaxir.data.sets.pair_sources import (
     ArrayPairs,
     BeirPairs,
     JsonlPairs,
@@ -20,11 +23,8 @@ from jaxir.data.pair_sources import (
     TevatronPairs,
     TsvPairs,
 )
-from jaxir.data.sources import PairExample, stable_keys, text_id
-from jaxir.data.tokenizer import Tokenizer, pad_batch
-from jaxir.data.truncation import FLAGS, Truncation, told_of_dataset
-from jaxir.errors import BadInputError, UserError
-from jaxir.features import TextFormat, pair_features
+from jaxir.data.text.tokenizer import Tokenizer, pad_batch
+from jaxir.data.text.truncation import FLAGS, Truncation, told_of_dataset
 
 LENGTHS = {"query_length": 12, "passage_length": 20}
 COUNT = 103
@@ -243,8 +243,9 @@ def test_saved_arrays_give_the_same_batches_without_tensorflow(dataset, minilm, 
     got = take(loaded.batches(batch_size=8, seed=1), 14)
     assert all(equal(a, b) for a, b in zip(expected, got, strict=True))
     code = (
-        "import sys; from jaxir.data.array_dataset import ArrayDataset; from jaxir.data import pair_sources\n"
-        "from jaxir.features import TextFormat, pair_features\n"
+        "import sys; from jaxir.data.batches.array_dataset import ArrayDataset\n"
+        "from jaxir.data.sets import pair_sources\n"
+        "from jaxir.core.features import TextFormat, pair_features\n"
         "features = pair_features(TextFormat(query_length=12, passage_length=20))\n"
         f"dataset = ArrayDataset.load({str(tmp_path / 'arrays')!r}, features)\n"
         "batch = next(dataset.batches(batch_size=8, seed=1))\n"
@@ -527,8 +528,8 @@ def test_a_prompt_that_leaves_no_room_is_noticed(minilm):
 
 
 def test_tokens_are_counted_in_different_texts_without_the_special_ones(minilm, monkeypatch):
-    from jaxir.data import text_table
-    from jaxir.data.mixture import MixtureDataset
+    from jaxir.data.batches import text_table
+    from jaxir.data.batches.mixture import MixtureDataset
 
     monkeypatch.setattr(text_table, "_COUNT_AT_ONCE", 2)  # several parts
     answers = ["yes yes yes", "no", "", "yes and no", "maybe", "yes and no"]

@@ -5,10 +5,10 @@ import json
 
 import pytest
 
-from jaxir.data import pair_files, sources
-from jaxir.data.lines import OnBadInput
-from jaxir.data.tables import Table
-from jaxir.errors import BadInputError, UserError
+from jaxir.core.errors import BadInputError, UserError
+from jaxir.data.formats import pair_files, sources
+from jaxir.data.formats.lines import OnBadInput
+from jaxir.data.formats.tables import Table
 
 
 def line(**record) -> bytes:

@@ -5,11 +5,11 @@ import json
 import pytest
 
 from jaxir import cli
-from jaxir.data.candidates import QueryCandidates, expanded, read_candidates, read_questions
-from jaxir.data.lines import OnBadInput
-from jaxir.data.sources import read_queries
-from jaxir.data.texts import SourcesAndTargets
-from jaxir.errors import BadInputError, UserError
+from jaxir.core.errors import BadInputError, UserError
+from jaxir.data.expanded.candidates import QueryCandidates, expanded, read_candidates, read_questions
+from jaxir.data.formats.lines import OnBadInput
+from jaxir.data.formats.sources import read_queries
+from jaxir.data.sets.texts import SourcesAndTargets
 
 QUESTIONS = {"q1": "who wrote it ?", "q2": "when", "q3": "where?"}
 

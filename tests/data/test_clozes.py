@@ -5,10 +5,10 @@ import collections
 import numpy as np
 import pytest
 
-from jaxir.data.clozes import Clozes
-from jaxir.data.lines import OnBadInput
-from jaxir.errors import UserError
-from jaxir.features import TextFormat
+from jaxir.core.errors import UserError
+from jaxir.core.features import TextFormat
+from jaxir.data.formats.lines import OnBadInput
+from jaxir.data.sets.clozes import Clozes
 from jaxir.objectives.ict import ICT
 
 

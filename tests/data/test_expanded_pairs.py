@@ -7,16 +7,16 @@ import json
 import numpy as np
 import pytest
 
-from jaxir.data.array_dataset import ArrayDataset
-from jaxir.data.expanded_pairs import ExpandedPairs, pairs_or_mined
-from jaxir.data.joining import Joiner
-from jaxir.data.mixture import Mixture
-from jaxir.data.pair_sources import BeirPairs, TevatronPairs
-from jaxir.data.rouge import Words, rouge_l
-from jaxir.data.selection import Bottom, Curriculum, First, Gold, Random, Top, selection_of
-from jaxir.data.tokenizer import Tokenizer
-from jaxir.errors import BadInputError, UserError
-from jaxir.features import TextFormat, Tokens, pair_features
+from jaxir.core.errors import BadInputError, UserError
+from jaxir.core.features import TextFormat, Tokens, pair_features
+from jaxir.data.batches.array_dataset import ArrayDataset
+from jaxir.data.batches.mixture import Mixture
+from jaxir.data.expanded.expanded_pairs import ExpandedPairs, pairs_or_mined
+from jaxir.data.expanded.joining import Joiner
+from jaxir.data.expanded.rouge import Words, rouge_l
+from jaxir.data.expanded.selection import Bottom, Curriculum, First, Gold, Random, Top, selection_of
+from jaxir.data.sets.pair_sources import BeirPairs, TevatronPairs
+from jaxir.data.text.tokenizer import Tokenizer
 
 QUERY = "how old is the oak tree"
 # By descending ROUGE-L of QUERY, which has 6 words; the first is the query itself.

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from jaxir.data.expansions import read_expansions
-from jaxir.data.lines import OnBadInput
-from jaxir.errors import BadInputError, UserError
+from jaxir.core.errors import BadInputError, UserError
+from jaxir.data.formats.expansions import read_expansions
+from jaxir.data.formats.lines import OnBadInput
 
 IDS = ["d1", "d2", "d3"]
 

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 from dataset_rows import rows
 
-from jaxir.data.array_dataset import ArrayDataset
-from jaxir.data.mixture import Mixture
-from jaxir.data.pair_sources import PairSource
-from jaxir.data.seqio_pairs import SeqioPairs
-from jaxir.data.sources import stable_keys
-from jaxir.data.text_data import RecordSource
-from jaxir.errors import UserError
-from jaxir.evaluators.bench import Bench
-from jaxir.features import Key, Numbers, TextFormat, Tokens, fields_of, pair_features
+from jaxir.core.errors import UserError
+from jaxir.core.features import Key, Numbers, TextFormat, Tokens, fields_of, pair_features
+from jaxir.data.batches.array_dataset import ArrayDataset
+from jaxir.data.batches.mixture import Mixture
+from jaxir.data.batches.text_data import RecordSource
+from jaxir.data.formats.sources import stable_keys
+from jaxir.data.seqio.seqio_pairs import SeqioPairs
+from jaxir.data.sets.pair_sources import PairSource
+from jaxir.training.evaluators.bench import Bench
 
 FEATURES = {
     "ids": Tokens("text", 8, prompt="say "),

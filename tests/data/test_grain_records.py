@@ -16,15 +16,15 @@ import numpy as np
 import pytest
 
 from jaxir import cli
-from jaxir.data import batch_plan
-from jaxir.data.array_dataset import ArrayDataset
-from jaxir.data.grain_records import GrainRecords
-from jaxir.data.mixture import MixtureDataset
-from jaxir.data.record_files import META, write_records
-from jaxir.data.sources import PairExample
-from jaxir.data.tokenizer import Tokenizer
-from jaxir.errors import UserError
-from jaxir.features import Key, Numbers, TextFormat, Tokens, pair_features
+from jaxir.core.errors import UserError
+from jaxir.core.features import Key, Numbers, TextFormat, Tokens, pair_features
+from jaxir.data.batches import batch_plan
+from jaxir.data.batches.array_dataset import ArrayDataset
+from jaxir.data.batches.grain_records import GrainRecords
+from jaxir.data.batches.mixture import MixtureDataset
+from jaxir.data.batches.record_files import META, write_records
+from jaxir.data.formats.sources import PairExample
+from jaxir.data.text.tokenizer import Tokenizer
 
 pytest.importorskip("grain")
 
@@ -157,7 +157,7 @@ def test_ids_of_a_large_vocabulary_are_kept(minilm, tmp_path):
 
 
 def test_different_texts_are_counted_once(written, in_memory, minilm, monkeypatch):
-    monkeypatch.setattr("jaxir.data.grain_records._COUNT_AT_ONCE", 10)
+    monkeypatch.setattr("jaxir.data.batches.grain_records._COUNT_AT_ONCE", 10)
     ours, theirs = (d.token_counts("query", minilm.vocab_size) for d in (opened(written, minilm), in_memory))
     assert ours.texts == theirs.texts
     np.testing.assert_array_equal(ours.texts_with, theirs.texts_with)
@@ -311,9 +311,9 @@ def test_an_order_of_very_many_examples_is_computed_where_it_is_read(monkeypatch
 MEMORY = """
 import itertools, resource, sys
 import grain, numpy as np
-from jaxir.data.grain_records import GrainRecords
-from jaxir.data.record_files import write_records
-from jaxir.features import TextFormat, pair_features
+from jaxir.data.batches.grain_records import GrainRecords
+from jaxir.data.batches.record_files import write_records
+from jaxir.core.features import TextFormat, pair_features
 
 class Long:  # a tokenizer whose texts are long, at no cost
     vocab_size, fingerprint = 30_000, "long"

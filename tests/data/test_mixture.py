@@ -6,12 +6,12 @@ import itertools
 import numpy as np
 import pytest
 
-from jaxir.data.mixture import Mixture, MixtureDataset
-from jaxir.data.pair_sources import JsonlPairs
-from jaxir.data.sources import stable_keys
-from jaxir.data.text_data import shortened
-from jaxir.errors import BadInputError, UserError
-from jaxir.features import TextFormat, pair_features
+from jaxir.core.errors import BadInputError, UserError
+from jaxir.core.features import TextFormat, pair_features
+from jaxir.data.batches.mixture import Mixture, MixtureDataset
+from jaxir.data.batches.text_data import shortened
+from jaxir.data.formats.sources import stable_keys
+from jaxir.data.sets.pair_sources import JsonlPairs
 
 LENGTHS = {"query_length": 8, "passage_length": 8}
 SIZES = {"a": 40, "b": 24, "c": 9}
@@ -207,15 +207,15 @@ def test_faults_of_a_source_are_named(minilm, sources, tmp_path, capsys):
 def test_a_mixture_is_bound_by_gin(sources, tmp_path):
     import gin
 
-    from jaxir import gin_config
+    from jaxir.cli import gin_config
     from jaxir.train import train
 
     recipe = tmp_path / "mixture.gin"
     recipe.write_text(
         "from __gin__ import dynamic_registration\n"
         "from jaxir import train\n"
-        "from jaxir.data import mixture\n"
-        "from jaxir.data import pair_sources\n"
+        "from jaxir.data.batches import mixture\n"
+        "from jaxir.data.sets import pair_sources\n"
         "train.train.data = @mixture.Mixture()\n"
         "mixture.Mixture.sources = [@a/pair_sources.JsonlPairs(), @b/pair_sources.JsonlPairs()]\n"
         "mixture.Mixture.rates = [2, 1]\n"

@@ -12,12 +12,12 @@ import pytest
 from pyarrow import parquet
 
 from jaxir import cli
-from jaxir.data.lines import OnBadInput
-from jaxir.data.own_pairs import Pairs
-from jaxir.data.pair_sources import BeirPairs, TevatronPairs
-from jaxir.data.pair_table import PairTable
-from jaxir.data.sources import BeirFolder
-from jaxir.errors import BadInputError, UserError
+from jaxir.core.errors import BadInputError, UserError
+from jaxir.data.formats.lines import OnBadInput
+from jaxir.data.formats.pair_table import PairTable
+from jaxir.data.formats.sources import BeirFolder
+from jaxir.data.sets.own_pairs import Pairs
+from jaxir.data.sets.pair_sources import BeirPairs, TevatronPairs
 
 SPLITS = ("train", "dev", "test")
 ROWS = [

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from jaxir import cli
-from jaxir.data.lines import OnBadInput
-from jaxir.data.msmarco import MsMarcoPairs
-from jaxir.data.multireqa import MultiReqaPairs
-from jaxir.data.pair_sources import BeirPairs
-from jaxir.data.sources import PairExample
+from jaxir.data.formats.lines import OnBadInput
+from jaxir.data.formats.sources import PairExample
+from jaxir.data.sets.msmarco import MsMarcoPairs
+from jaxir.data.sets.multireqa import MultiReqaPairs
+from jaxir.data.sets.pair_sources import BeirPairs
 from jaxir.evaluation.collection import read_collection
 
 spec = importlib.util.spec_from_file_location("published", Path(__file__).parent / "published.py")

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from jaxir.data import dpr, json_arrays, msmarco, multireqa, natural_questions
-from jaxir.data.lines import OnBadInput
-from jaxir.data.sources import PairExample, text_id
-from jaxir.errors import BadInputError, UserError
+from jaxir.core.errors import BadInputError, UserError
+from jaxir.data.formats import json_arrays
+from jaxir.data.formats.lines import OnBadInput
+from jaxir.data.formats.sources import PairExample, text_id
+from jaxir.data.sets import dpr, msmarco, multireqa, natural_questions
 
 spec = importlib.util.spec_from_file_location("published", Path(__file__).parent / "published.py")
 published = importlib.util.module_from_spec(spec)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from jaxir.data import docstring_workers, pydocs
-from jaxir.data.sources import BeirFolder
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
+from jaxir.data.formats.sources import BeirFolder
+from jaxir.data.sets import docstring_workers, pydocs
 
 MODULE = '''
 """Tools to spin wheels at speed.
@@ -169,11 +169,11 @@ def test_a_process_that_is_killed_costs_a_sentence(many, monkeypatch):
 def test_processes_end_with_the_one_that_started_them(number, many, tmp_path):
     """And write no traceback, though a terminal's Ctrl-C reaches all of them."""
     slowly = (
-        "import time; from jaxir.data import docstring_workers, pydocs; read = pydocs.entries\n"
+        "import time; from jaxir.data.sets import docstring_workers, pydocs; read = pydocs.entries\n"
         "pydocs.entries = lambda *file: time.sleep(1) or read(*file)\n"
     )
     code = (
-        "import os; from pathlib import Path; from jaxir.data import docstring_workers, pydocs\n"
+        "import os; from pathlib import Path; from jaxir.data.sets import docstring_workers, pydocs\n"
         "docstring_workers.FEWEST = 20; os.sched_getaffinity = lambda _: {0, 1}\n"
         f"docstring_workers._CHILD = {slowly!r} + docstring_workers._CHILD\n"
         f"pydocs.collect([Path({str(many)!r})])\n"

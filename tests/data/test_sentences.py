@@ -8,11 +8,11 @@ import shutil
 import numpy as np
 import pytest
 
-from jaxir.data.clozes import Clozes
-from jaxir.data.lines import OnBadInput
-from jaxir.data.sentences import sentences_of
-from jaxir.data.texts import Texts
-from jaxir.features import TextFormat
+from jaxir.core.features import TextFormat
+from jaxir.data.formats.lines import OnBadInput
+from jaxir.data.sets.clozes import Clozes
+from jaxir.data.sets.texts import Texts
+from jaxir.data.text.sentences import sentences_of
 from jaxir.objectives.ict import ICT
 from jaxir.objectives.simcse import SimCSE
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from dataset_rows import rows
 
-from jaxir.data import seqio_tasks
-from jaxir.data.pair_sources import BeirPairs, JsonlPairs
-from jaxir.data.seqio_pairs import SeqioPairs
-from jaxir.data.sources import stable_keys
-from jaxir.errors import BadInputError, UserError
-from jaxir.features import TextFormat, pair_features
-from jaxir.installation import how_to_install
+from jaxir.core.errors import BadInputError, UserError
+from jaxir.core.features import TextFormat, pair_features
+from jaxir.core.installation import how_to_install
+from jaxir.data.formats.sources import stable_keys
+from jaxir.data.seqio import seqio_tasks
+from jaxir.data.seqio.seqio_pairs import SeqioPairs
+from jaxir.data.sets.pair_sources import BeirPairs, JsonlPairs
 from jaxir.tasks.beir import beir
 from jaxir.tasks.local_files import jsonl_pairs, tevatron_pairs, tsv_pairs
 
@@ -290,8 +290,8 @@ def test_unknown_names_are_suggested(minilm, pairs_file):
 def test_vocabulary_gives_the_models_ids(minilm, sentencepiece_folder):
     import seqio
 
-    from jaxir.data.seqio_vocabulary import HuggingFaceVocabulary
-    from jaxir.data.tokenizer import Tokenizer
+    from jaxir.data.seqio.seqio_vocabulary import HuggingFaceVocabulary
+    from jaxir.data.text.tokenizer import Tokenizer
 
     vocabulary = HuggingFaceVocabulary(minilm, max_length=6)
     assert isinstance(vocabulary, seqio.Vocabulary) and vocabulary.vocab_size == 30522
@@ -322,12 +322,12 @@ def test_vocabulary_gives_the_models_ids(minilm, sentencepiece_folder):
 @pytest.mark.slow
 def test_a_process_that_leaves_an_iterator_open_ends(minilm_folder, pairs_file):
     code = (
-        "from jaxir.data.tokenizer import Tokenizer\n"
-        "from jaxir.data.seqio_pairs import SeqioPairs\n"
+        "from jaxir.data.text.tokenizer import Tokenizer\n"
+        "from jaxir.data.seqio.seqio_pairs import SeqioPairs\n"
         "from jaxir.tasks.local_files import jsonl_pairs\n"
         f"tokenizer = Tokenizer.load({str(minilm_folder)!r})\n"
         f"pairs = SeqioPairs(mixture=jsonl_pairs(path={str(pairs_file)!r}))\n"
-        "from jaxir.features import TextFormat, pair_features\n"
+        "from jaxir.core.features import TextFormat, pair_features\n"
         "data = pairs.build(tokenizer, pair_features(TextFormat(8, 8)))\n"
         "batches = data.batches(batch_size=8, seed=0)\n"
         "print(next(batches)['query_ids'].shape)"

@@ -4,9 +4,9 @@ import gzip
 
 import pytest
 
-from jaxir.data.lines import OnBadInput
-from jaxir.data.texts import SourcesAndTargets, dev_targets
-from jaxir.errors import BadInputError
+from jaxir.core.errors import BadInputError
+from jaxir.data.formats.lines import OnBadInput
+from jaxir.data.sets.texts import SourcesAndTargets, dev_targets
 
 EXPECTED = [("who wrote it", "Ada"), ("what is it", "a program")]
 

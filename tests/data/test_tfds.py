@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from jaxir.data import beir_sets
-from jaxir.data.lines import OnBadInput
-from jaxir.data.multireqa import MultiReqaPairs, TfdsMultiReqaPairs
-from jaxir.data.natural_questions import NaturalQuestionsPairs, TfdsNaturalQuestionsPairs
-from jaxir.data.sources import PairExample
-from jaxir.data.tfds_beir import TfdsBeir, TfdsBeirPairs
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
+from jaxir.data.formats.lines import OnBadInput
+from jaxir.data.formats.sources import PairExample
+from jaxir.data.sets import beir_sets
+from jaxir.data.sets.multireqa import MultiReqaPairs, TfdsMultiReqaPairs
+from jaxir.data.sets.natural_questions import NaturalQuestionsPairs, TfdsNaturalQuestionsPairs
+from jaxir.data.sets.tfds_beir import TfdsBeir, TfdsBeirPairs
 
 tfds = pytest.importorskip("tensorflow_datasets")
 spec = importlib.util.spec_from_file_location("published", Path(__file__).parent / "published.py")

@@ -9,10 +9,10 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from jaxir.data.tokenizer import Tokenizer, pad_batch
-from jaxir.data.truncation import Truncation
-from jaxir.errors import UserError
-from jaxir.features import PADDING_TOKEN
+from jaxir.core.errors import UserError
+from jaxir.core.features import PADDING_TOKEN
+from jaxir.data.text.tokenizer import Tokenizer, pad_batch
+from jaxir.data.text.truncation import Truncation
 
 LINES = [
     "The retriever finds passages, and the reader reads them; it's 3.14 times better (or so they say).",

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import pytrec_eval
 
-from jaxir.errors import BadInputError, UserError
+from jaxir.core.errors import BadInputError, UserError
 from jaxir.evaluate import evaluate
 from jaxir.evaluation.collection import evaluate_collection, read_collection, search_collection
 

@@ -10,7 +10,7 @@ from jaxtyping import TypeCheckError
 
 from jaxir import cli
 from jaxir.analyze import analyze
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
 from jaxir.evaluation import analysis, embedding_space, figures
 
 MODEL = f"hf:{Path(__file__).resolve().parent.parent / 'golden' / 'bert'}"

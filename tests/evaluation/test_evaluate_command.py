@@ -14,8 +14,8 @@ import pytest
 from scipy import stats
 
 from jaxir import cli
-from jaxir.data.answers import read_answers
-from jaxir.errors import BadInputError, UserError
+from jaxir.core.errors import BadInputError, UserError
+from jaxir.data.formats.answers import read_answers
 from jaxir.evaluate import evaluate
 from jaxir.evaluation.answers import tokens_of
 from jaxir.evaluation.judgements import read_judgements

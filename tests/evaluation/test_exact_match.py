@@ -5,7 +5,7 @@ import json
 import pytest
 
 from jaxir import cli
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
 from jaxir.evaluate import evaluate
 from jaxir.evaluation.exact_match import exact_match, f1, normalized, score_answers
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
 from jaxir.evaluate import evaluate
 from jaxir.evaluation.collection import evaluate_collection
 from jaxir.evaluation.question_sets import FORUMS, read_cqadupstack, read_quora

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
 from jaxir.evaluation.retrieval import evaluate_run, parse_metrics
 from jaxir.retrieval.ranking.runs import rank
 

@@ -11,7 +11,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold
 from threadpoolctl import threadpool_limits
 
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
 from jaxir.evaluate import evaluate
 from jaxir.evaluation.senteval import FOLDS, check_folds, scores_of, texts_of
 from jaxir.evaluation.senteval_files import TASKS, read_senteval

@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
 from jaxir.evaluation.significance import compare, confidence_interval, holm
 
 

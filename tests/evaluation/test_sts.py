@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxir.errors import BadInputError, UserError
+from jaxir.core.errors import BadInputError, UserError
 from jaxir.evaluation.pair_space import measure
 from jaxir.evaluation.sts import evaluate_sts
 from jaxir.evaluation.sts_files import read_sts, read_sts_tasks

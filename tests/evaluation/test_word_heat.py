@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from jaxir import cli
-from jaxir.data.tokenizer import Tokenizer
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
+from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.evaluation import figures, word_heat
 from jaxir.retrieval.encoding.dual_encoder import DualEncoder
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import gin
 import pytest
 
-from jaxir import gin_config
+from jaxir.cli import gin_config
 from jaxir.experiments import rounds as rounds_lib
 from jaxir.grid import grid
-from jaxir.partitioning import MeshConfig
 from jaxir.rounds import rounds
+from jaxir.runtime.partitioning import MeshConfig
 from jaxir.train import train
 
 GOLDEN = Path(__file__).parent / "bindings.json"

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxir.data.lines import OnBadInput
-from jaxir.data.sources import PairExample
-from jaxir.data.tokenizer import Tokenizer
-from jaxir.errors import BadInputError, UserError
+from jaxir.core.errors import BadInputError, UserError
+from jaxir.core.features import TextFormat, pair_features
+from jaxir.data.formats.lines import OnBadInput
+from jaxir.data.formats.sources import PairExample
+from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.experiments.duplicates import DuplicateRich, merge_passages
-from jaxir.features import TextFormat, pair_features
 
 REAL_DATA = Path(__file__).parents[3] / "shared" / "data" / "beir" / "debpkgs"
 

@@ -9,7 +9,7 @@ import pytest
 
 from jaxir import cli
 from jaxir.interop import model_dir
-from jaxir.locks import locked
+from jaxir.storage.locks import locked
 
 
 @pytest.fixture

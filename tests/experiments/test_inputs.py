@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from jaxir.data.sources import BeirFolder
+from jaxir.data.formats.sources import BeirFolder
 from jaxir.experiments import inputs
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import gin
 import pytest
 
-from jaxir import gin_config
-from jaxir.errors import UserError
+from jaxir.cli import gin_config
+from jaxir.core.errors import UserError
 from jaxir.experiments import plan
 from jaxir.experiments.duplicates import DuplicateRich
 from jaxir.experiments.towers import UnderIdentityProjection

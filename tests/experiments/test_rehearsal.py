@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from jaxir import cli, gin_config
-from jaxir.errors import UserError
+from jaxir import cli
+from jaxir.cli import gin_config
+from jaxir.core.errors import UserError
+from jaxir.experiments.rehearsal import rehearse
 from jaxir.interop import model_dir
 from jaxir.interop.build import Pretrained, PretrainedCrossEncoder, outline_of
 from jaxir.planning import architecture
-from jaxir.rehearsal import rehearse
 from jaxir.train import _write_gin, train
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
@@ -62,7 +63,7 @@ def test_a_run_that_was_typed_is_known_by_its_settings_wherever_data_and_models_
     def check(data: str, *bindings: str, seed: int = 1) -> str:
         flags = [f"--gin.DATA={data}", "--gin.MODEL=hf:someone/model", "--gin.BATCH_SIZE=8", "--steps=2"]
         flags += [*(f"--gin.{b}" for b in bindings), f"--seed={seed}", f"--output_dir={place}"]
-        assert cli.main("jaxir.rehearsal:typed", ["--gin_file=gin/pairs.gin", *flags]) in (0, 1)
+        assert cli.main("jaxir.experiments.rehearsal:typed", ["--gin_file=gin/pairs.gin", *flags]) in (0, 1)
         return capsys.readouterr().err
 
     assert check("data") == "", "of before, when it had no config.gin"

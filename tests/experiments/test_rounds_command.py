@@ -9,11 +9,12 @@ from pathlib import Path
 import gin
 import pytest
 
-from jaxir import cli, gin_config
+from jaxir import cli
+from jaxir.cli import gin_config
 from jaxir.experiments import rounds as room
 from jaxir.experiments import runner
-from jaxir.locks import locked
 from jaxir.retrieval.ranking.runs import read_run
+from jaxir.storage.locks import locked
 from jaxir.train import train
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"

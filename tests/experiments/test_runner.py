@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from jaxir import progress
-from jaxir.errors import UserError
+from jaxir.core import progress
+from jaxir.core.errors import UserError
 from jaxir.experiments import runner
 from jaxir.experiments.plan import PLAIN, Axes, Cell, Commands, Row, plan_cells
-from jaxir.locks import locked
+from jaxir.storage.locks import locked
 
 # A run that trains: a line of its log per step, COMPLETE at the end, and 143 when told to stop.
 TRAIN = """
@@ -363,7 +363,7 @@ WORKS = """
 import sys
 from pathlib import Path
 from jaxir.experiments import runner
-from jaxir.locks import locked
+from jaxir.storage.locks import locked
 out = Path(sys.argv[1])
 with locked(out, "held"):
     for _ in runner.attended(["-c", sys.argv[2], str(out)]):

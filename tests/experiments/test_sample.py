@@ -4,8 +4,8 @@ import shutil
 
 import pytest
 
-from jaxir.data.sources import BeirFolder
-from jaxir.errors import BadInputError, UserError
+from jaxir.core.errors import BadInputError, UserError
+from jaxir.data.formats.sources import BeirFolder
 from jaxir.sample import sample
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
 from jaxir.experiments import table
 from jaxir.experiments.plan import Cell, Commands, Row
 

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from jaxir import PretrainedCrossEncoder
-from jaxir.data.tokenizer import Tokenizer
+from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.interop import model_dir
 from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from jaxir import cli
-from jaxir.interop import model_dir, stores, streaming
+from jaxir.interop import model_dir
+from jaxir.interop.weights import stores, streaming
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 T5 = f"st:{GOLDEN / 't5_1_1'}"
@@ -19,10 +20,10 @@ MODEL = "gs://bucket/models/t5"
 RECIPE = """
 from __gin__ import dynamic_registration
 from jaxir import train
-from jaxir.data import pair_sources
+from jaxir.data.sets import pair_sources
 from jaxir.interop import build
 from jaxir.objectives import contrastive
-from jaxir import partitioning
+from jaxir.runtime import partitioning
 
 train.train.model = @build.Pretrained()
 build.Pretrained.source = "gs://bucket/models/t5"

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from jaxir import checksums
-from jaxir.data.tokenizer import Tokenizer
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
+from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.interop import formats, model_dir
 from jaxir.models.t5 import T5Config
+from jaxir.storage import checksums
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "t5_1_1"
 

@@ -13,11 +13,12 @@ import transformers
 from flax import nnx
 
 from jaxir import CrossEncoder
-from jaxir.data.pair_tokenizer import PairTokenizer
-from jaxir.data.tokenizer import Tokenizer, pad_batch
-from jaxir.errors import UserError
-from jaxir.interop import formats, model_dir, stored
+from jaxir.core.errors import UserError
+from jaxir.data.text.pair_tokenizer import PairTokenizer
+from jaxir.data.text.tokenizer import Tokenizer, pad_batch
+from jaxir.interop import formats, model_dir
 from jaxir.interop.build import PretrainedCrossEncoder
+from jaxir.interop.model import stored
 from jaxir.models import activations
 from jaxir.models.bert import Bert, BertConfig
 from jaxir.models.dual_encoder import DualEncoderConfig

@@ -13,12 +13,13 @@ import safetensors.numpy
 from flax import nnx
 
 from jaxir import cli
-from jaxir.data.pair_tokenizer import PairTokenizer
-from jaxir.data.tokenizer import Tokenizer, pad_batch
-from jaxir.errors import UserError
-from jaxir.interop import model_dir, stored
+from jaxir.core.errors import UserError
+from jaxir.data.text.pair_tokenizer import PairTokenizer
+from jaxir.data.text.tokenizer import Tokenizer, pad_batch
+from jaxir.interop import model_dir
 from jaxir.interop.build import PretrainedCrossEncoder
 from jaxir.interop.huggingface import hf
+from jaxir.interop.model import stored
 from jaxir.models.deberta import PUBLISHED, DebertaConfig, DisentangledAttention, log_buckets
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.planning import architecture

@@ -10,8 +10,8 @@ import safetensors.numpy
 import transformers
 
 from jaxir import CrossEncoder, PretrainedCrossEncoder
-from jaxir.data.tokenizer import Tokenizer
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
+from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.interop import formats, model_dir
 from jaxir.interop.huggingface import tokenizer_files
 

@@ -10,10 +10,10 @@ import pytest
 import safetensors.numpy
 
 from jaxir import cli
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
 from jaxir.interop import formats, model_dir
 from jaxir.interop.build import PretrainedCrossEncoder, outline_of
-from jaxir.interop.huggingface import hub_files
+from jaxir.interop.hub import hub_files
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 TRANSFORMER = "sentence_bert_config.json"

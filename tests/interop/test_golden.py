@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxir.data.tokenizer import pad_batch
-from jaxir.errors import UserError
-from jaxir.interop import model_dir, stored
+from jaxir.core.errors import UserError
+from jaxir.data.text.tokenizer import pad_batch
+from jaxir.interop import model_dir
 from jaxir.interop.huggingface import hf
+from jaxir.interop.model import stored
 from jaxir.models.dual_encoder import DualEncoderConfig
 
 pytestmark = pytest.mark.compiled

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxir.errors import UserError
-from jaxir.interop.huggingface import torch_pickle
-from jaxir.interop.huggingface.weights import read_tensors
+from jaxir.core.errors import UserError
+from jaxir.interop.weights import torch_pickle
+from jaxir.interop.weights.weights import read_tensors
 
 WEIGHTS = Path(__file__).resolve().parent.parent / "golden" / "weights"
 BIN, MSGPACK = "pytorch_model.bin", "flax_model.msgpack"

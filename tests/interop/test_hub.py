@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
 from jaxir.interop import model_dir
 from jaxir.interop.build import Pretrained
-from jaxir.interop.huggingface import hf, hub_files
+from jaxir.interop.hub import hub_files
+from jaxir.interop.huggingface import hf
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 T5 = "google/t5-tiny"
@@ -37,9 +38,9 @@ OTHERS = (
 RESOLVE = """
 import json, sys
 from jaxir import cli
-from jaxir.distributed import maybe_initialize_distributed
-from jaxir.errors import UserError
-from jaxir.interop.huggingface import hub, hub_download
+from jaxir.runtime.distributed import maybe_initialize_distributed
+from jaxir.core.errors import UserError
+from jaxir.interop.hub import hub, hub_download
 hub_download.PAUSE_SECONDS = 0.01
 hub.LARGE_BYTES = 100_000
 maybe_initialize_distributed()

@@ -11,8 +11,8 @@ import pytest
 import safetensors.numpy
 from flax import nnx
 
-from jaxir.data.tokenizer import Tokenizer
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
+from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.interop import model_dir
 from jaxir.interop.build import PretrainedMaskedLM
 from jaxir.objectives.lent import masked_lm_for

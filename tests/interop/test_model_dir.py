@@ -14,13 +14,14 @@ import safetensors.numpy
 from flax import nnx
 
 from jaxir import cli
-from jaxir.errors import UserError
-from jaxir.interop import formats, model_dir, run_dir, stored
+from jaxir.core.errors import UserError
+from jaxir.interop import formats, model_dir
 from jaxir.interop.build import FromScratch, Pretrained
-from jaxir.interop.huggingface import hub
+from jaxir.interop.hub import hub
+from jaxir.interop.model import run_dir, stored
 from jaxir.models.bert import BertConfig
 from jaxir.models.dual_encoder import DualEncoderConfig, Projection
-from jaxir.partitioning import MeshConfig
+from jaxir.runtime.partitioning import MeshConfig
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 ROBERTA = f"st:{GOLDEN / 'roberta'}"

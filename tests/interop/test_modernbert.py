@@ -12,10 +12,11 @@ import safetensors.numpy
 from flax import nnx
 
 from jaxir import cli
-from jaxir.data.tokenizer import pad_batch
-from jaxir.errors import UserError
-from jaxir.interop import model_dir, stored
+from jaxir.core.errors import UserError
+from jaxir.data.text.tokenizer import pad_batch
+from jaxir.interop import model_dir
 from jaxir.interop.huggingface import hf
+from jaxir.interop.model import stored
 from jaxir.models.modernbert import PUBLISHED, ModernBertConfig
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "modernbert"

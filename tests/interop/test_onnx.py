@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxir import CrossEncoder, DualEncoder, checksums, cli
-from jaxir.data.tokenizer import Tokenizer
-from jaxir.installation import how_to_install
+from jaxir import CrossEncoder, DualEncoder, cli
+from jaxir.core.installation import how_to_install
+from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.models.bert import BertConfig
 from jaxir.models.dual_encoder import Projection
 from jaxir.models.t5 import T5Config
+from jaxir.storage import checksums
 
 pytest.importorskip("jax2onnx")
 onnx = pytest.importorskip("onnx")

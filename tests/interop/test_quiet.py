@@ -5,7 +5,7 @@ import sys
 
 import tensorstore
 
-from jaxir.interop.quiet import quiet_orbax
+from jaxir.interop.weights.quiet import quiet_orbax
 
 
 def answer_after_the_loop_is_closed():

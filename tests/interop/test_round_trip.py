@@ -16,9 +16,10 @@ import safetensors.numpy
 from flax import nnx
 
 from jaxir import cli
-from jaxir.data.tokenizer import pad_batch
-from jaxir.interop import kinds, model_dir
+from jaxir.data.text.tokenizer import pad_batch
+from jaxir.interop import model_dir
 from jaxir.interop.huggingface import hf
+from jaxir.interop.model import kinds
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 ARCHITECTURES = ["bert", "deberta", "distilbert", "minilm", "modernbert", "roberta", "t5_1_0", "t5_1_1"]
@@ -235,7 +236,8 @@ import sys
 from pathlib import Path
 import numpy as np
 from jaxir.interop.huggingface import hf
-from jaxir.interop import kinds, model_dir
+from jaxir.interop.model import kinds
+from jaxir.interop import model_dir
 for folder in sys.argv[1:-1]:
     model_dir.load(f"st:{folder}").model
 assert any(np.asarray(x).any() for x in hf.read_tensors(Path(sys.argv[-1])).values())

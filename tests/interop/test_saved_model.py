@@ -15,15 +15,15 @@ from tokenizers import Tokenizer as Library
 from tokenizers import normalizers, processors
 
 from jaxir import CrossEncoder, DualEncoder, cli
-from jaxir.data.pair_tokenizer import PairTokenizer
-from jaxir.data.tokenizer import Tokenizer
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
+from jaxir.data.text.pair_tokenizer import PairTokenizer
+from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.interop.exports import onnx_readme, saved_model_readme
 from jaxir.interop.exports.exported import Source
 from jaxir.interop.exports.graph_tokenizer import GraphTokenizer
 from jaxir.interop.exports.graph_wordpiece import check
 from jaxir.interop.exports.saved_model import Signature
-from jaxir.interop.stored import EncoderSettings
+from jaxir.interop.model.stored import EncoderSettings
 from jaxir.models.bert import BertConfig
 from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel, Projection
 from jaxir.models.t5 import T5Config

@@ -11,10 +11,11 @@ import safetensors.numpy
 import tokenizers
 from flax import nnx
 
-from jaxir.errors import UserError
-from jaxir.interop import formats, model_dir, stored
+from jaxir.core.errors import UserError
+from jaxir.interop import formats, model_dir
 from jaxir.interop.exports import exported
 from jaxir.interop.huggingface import seq2seq
+from jaxir.interop.model import stored
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 NAMES = ["seq2seq_1_0", "seq2seq_1_1"]

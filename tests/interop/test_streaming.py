@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from jaxir.data.tokenizer import Tokenizer
-from jaxir.errors import UserError
-from jaxir.interop import model_dir, stored, t5x
+from jaxir.core.errors import UserError
+from jaxir.data.text.tokenizer import Tokenizer
+from jaxir.interop import model_dir, t5x
 from jaxir.interop.huggingface import sentence_transformers
-from jaxir.interop.huggingface.weights import write_tensors
-from jaxir.interop.lazy import LazyArray
-from jaxir.interop.stored import EncoderSettings, StoredModel
+from jaxir.interop.model import stored
+from jaxir.interop.model.stored import EncoderSettings, StoredModel
+from jaxir.interop.weights.lazy import LazyArray
+from jaxir.interop.weights.weights import write_tensors
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.models.t5 import T5Config
 

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxir.training.optimizers import Adafactor
+from jaxir.training.step.optimizers import Adafactor
 
 pytestmark = pytest.mark.compiled
 

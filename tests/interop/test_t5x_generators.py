@@ -16,8 +16,9 @@ import tokenizers
 from flax import nnx, serialization
 
 from jaxir import cli
-from jaxir.errors import UserError
-from jaxir.interop import model_dir, stored, t5x
+from jaxir.core.errors import UserError
+from jaxir.interop import model_dir, t5x
+from jaxir.interop.model import stored
 from jaxir.models.decoding import Decoding
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"

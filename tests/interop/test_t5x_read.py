@@ -17,9 +17,11 @@ import t5x_writer
 from flax import nnx
 
 from jaxir import cli
-from jaxir.errors import UserError
-from jaxir.interop import lazy, model_dir, stored, t5x
-from jaxir.partitioning import MeshConfig
+from jaxir.core.errors import UserError
+from jaxir.interop import model_dir, t5x
+from jaxir.interop.model import stored
+from jaxir.interop.weights import lazy
+from jaxir.runtime.partitioning import MeshConfig
 
 pytestmark = pytest.mark.compiled
 

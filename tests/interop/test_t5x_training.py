@@ -12,19 +12,19 @@ import t5x_writer
 from flax import nnx, serialization
 
 from jaxir import cli
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
 from jaxir.interop import formats, model_dir, t5x
 from jaxir.interop.t5x import optimizer as t5x_optimizer
-from jaxir.training.optimizers import Adafactor, AdamW
+from jaxir.training.step.optimizers import Adafactor, AdamW
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 RECIPE = """
 from __gin__ import dynamic_registration
-from jaxir import partitioning
+from jaxir.runtime import partitioning
 from jaxir import train
-from jaxir.data import pair_sources
+from jaxir.data.sets import pair_sources
 from jaxir.interop import build
-from jaxir.training import optimizers
+from jaxir.training.step import optimizers
 include "gin/models/t5_1_1/base.gin"
 include "gin/objectives/samtone.gin"
 

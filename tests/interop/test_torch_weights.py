@@ -13,10 +13,12 @@ import pytest
 import safetensors.numpy
 from flax import nnx, serialization
 
-from jaxir.errors import UserError
-from jaxir.interop import model_dir, stored
-from jaxir.interop.huggingface import cross_encoder, flax_msgpack, hf, torch_zip
-from jaxir.interop.huggingface.weights import read_tensors
+from jaxir.core.errors import UserError
+from jaxir.interop import model_dir
+from jaxir.interop.huggingface import cross_encoder, hf
+from jaxir.interop.model import stored
+from jaxir.interop.weights import flax_msgpack, torch_zip
+from jaxir.interop.weights.weights import read_tensors
 from jaxir.models.dual_encoder import DualEncoderConfig
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"

@@ -9,7 +9,7 @@ import pytest
 from gensim.models import KeyedVectors, Word2Vec
 
 from jaxir import cli
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
 from jaxir.interop import model_dir
 from jaxir.retrieval.encoding.dual_encoder import DualEncoder
 

@@ -9,7 +9,7 @@ import pytest
 from loss_cases import EMBEDDINGS, KEYS, VARIANTS, make_case, to_jax
 
 from jaxir.losses.in_batch import in_batch_softmax
-from jaxir.partitioning import MeshConfig
+from jaxir.runtime.partitioning import MeshConfig
 
 BATCH, WIDTH, NEGATIVES = 12, 8, 3
 MESHES = {

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from loss_cases import KEYS
 
+from jaxir.core.errors import UserError
 from jaxir.costs import work
-from jaxir.errors import UserError
 from jaxir.losses.in_batch import in_batch_softmax
 from jaxir.losses.nt_xent import nt_xent
 from jaxir.losses.pair import pair
 from jaxir.losses.samtone import samtone
-from jaxir.partitioning import MeshConfig
+from jaxir.runtime.partitioning import MeshConfig
 
 # Such that B^2, B * D, the shards of both and tiles cannot be mistaken for each other.
 DEVICES, LARGE, BLOCK, DIM = 4, 2048, 32, 16

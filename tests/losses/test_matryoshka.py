@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from loss_cases import EMBEDDINGS, in_batch_loops, make_case, slope_along, to_jax
 
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
 from jaxir.losses.distillation import margin_mse
 from jaxir.losses.in_batch import in_batch_softmax
 from jaxir.losses.matryoshka import matryoshka
 from jaxir.losses.samtone import samtone
 from jaxir.objectives.contrastive import Contrastive
-from jaxir.partitioning import MeshConfig
+from jaxir.runtime.partitioning import MeshConfig
 
 pytestmark = pytest.mark.compiled
 INNER = functools.partial(in_batch_softmax, temperature=0.3)

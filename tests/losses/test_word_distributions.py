@@ -9,7 +9,7 @@ import pytest
 
 from jaxir.costs import collectives, hlo
 from jaxir.losses.word_distributions import bag_of_words, js_divergences, js_softmax, log_normalised_sigmoid
-from jaxir.partitioning import MeshConfig
+from jaxir.runtime.partitioning import MeshConfig
 
 
 def logits(rows, words=50, scale=3.0, seed=0):

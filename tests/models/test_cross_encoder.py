@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxir.data.pair_tokenizer import PairTokenizer
-from jaxir.data.tokenizer import Tokenizer, pad_batch
-from jaxir.errors import UserError
-from jaxir.features import PADDING_TOKEN
-from jaxir.interop import model_dir, stored
+from jaxir.core.errors import UserError
+from jaxir.core.features import PADDING_TOKEN
+from jaxir.data.text.pair_tokenizer import PairTokenizer
+from jaxir.data.text.tokenizer import Tokenizer, pad_batch
+from jaxir.interop import model_dir
 from jaxir.interop.build import PretrainedCrossEncoder
+from jaxir.interop.model import stored
 from jaxir.models.cross_encoder import join
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"

@@ -12,13 +12,13 @@ import pytest
 import scipy.stats
 from flax import nnx
 
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
 from jaxir.interop import model_dir
 from jaxir.models import decoding, layers
 from jaxir.models.decoding import Decoding
 from jaxir.models.seq2seq import START, Seq2SeqConfig
 from jaxir.models.t5 import T5Config
-from jaxir.partitioning import MeshConfig
+from jaxir.runtime.partitioning import MeshConfig
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 NAMES = ["seq2seq_1_0", "seq2seq_1_1"]

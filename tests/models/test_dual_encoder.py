@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxir.interop import stored
+from jaxir.interop.model import stored
 from jaxir.models import layers
 from jaxir.models.bert import BertConfig
 from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel, Projection, l2_normalize, pool
 from jaxir.models.t5 import T5Config
-from jaxir.partitioning import MeshConfig
+from jaxir.runtime.partitioning import MeshConfig
 
 BERT = BertConfig(vocab_size=64, embed_dim=32, num_layers=2, num_heads=4, mlp_dim=48, max_positions=16)
 ONE = dataclasses.replace(BERT, num_layers=1)

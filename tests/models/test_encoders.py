@@ -11,9 +11,8 @@ import pytest
 import scipy.special
 from flax import nnx
 
-from jaxir import cpu
-from jaxir.errors import UserError
-from jaxir.interop import stored
+from jaxir.core.errors import UserError
+from jaxir.interop.model import stored
 from jaxir.models import layers, t5
 from jaxir.models.attention import attention
 from jaxir.models.bert import Bert, BertConfig
@@ -21,7 +20,8 @@ from jaxir.models.deberta import DebertaConfig
 from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel
 from jaxir.models.modernbert import ModernBertConfig
 from jaxir.models.t5 import T5Config
-from jaxir.partitioning import MeshConfig
+from jaxir.runtime import cpu
+from jaxir.runtime.partitioning import MeshConfig
 
 BERT = BertConfig(vocab_size=50, embed_dim=32, num_layers=2, num_heads=4, mlp_dim=48, max_positions=16)
 T5 = T5Config(vocab_size=50, embed_dim=32, num_layers=2, num_heads=4, head_dim=12, mlp_dim=48)

@@ -15,7 +15,7 @@ from jaxir.models import attention_kernel, fused_attention
 from jaxir.models.attention import attention
 from jaxir.models.attention_kernel import Kind
 from jaxir.models.t5 import T5Config
-from jaxir.partitioning import MeshConfig, Partitioner
+from jaxir.runtime.partitioning import MeshConfig, Partitioner
 
 RNG = np.random.default_rng(0)
 ROWS, LENGTH, HEADS = 4, 16, 4

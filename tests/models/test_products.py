@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxir import cpu
 from jaxir.models import layers
-from jaxir.partitioning import MeshConfig
+from jaxir.runtime import cpu
+from jaxir.runtime.partitioning import MeshConfig
 
 BF16 = jnp.bfloat16
 # How far rounding to bfloat16 moves a number, relatively.

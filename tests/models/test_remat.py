@@ -10,16 +10,16 @@ import pytest
 from flax import nnx
 from test_encoders import BACKBONES, IDS, T5, loss_and_gradients, run
 
+from jaxir.core.errors import BadValueError
 from jaxir.costs import collectives, hlo, work
-from jaxir.errors import BadValueError
-from jaxir.interop.overrides import CommonOverrides
+from jaxir.interop.model.overrides import CommonOverrides
 from jaxir.models import layers
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.models.t5_decoder import T5Decoder
-from jaxir.partitioning import MeshConfig
-from jaxir.training import state
-from jaxir.training.described import describe
-from jaxir.training.optimizers import AdamW
+from jaxir.runtime.partitioning import MeshConfig
+from jaxir.training.run.described import describe
+from jaxir.training.step import state
+from jaxir.training.step.optimizers import AdamW
 
 KEY = jax.random.key(1)
 BOTH_WAYS = [

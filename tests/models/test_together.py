@@ -14,7 +14,7 @@ from jaxir.models.bert import BertConfig
 from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel, Projection
 from jaxir.models.layers import param_shardings
 from jaxir.models.t5 import T5Config
-from jaxir.partitioning import MeshConfig
+from jaxir.runtime.partitioning import MeshConfig
 
 SIZES = {
     "vocab_size": 64,

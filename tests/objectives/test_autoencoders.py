@@ -19,8 +19,8 @@ from unlabelled import (
     overfit,
 )
 
-from jaxir.errors import UserError
-from jaxir.features import TextFormat
+from jaxir.core.errors import UserError
+from jaxir.core.features import TextFormat
 from jaxir.objectives.clm_autoencoder import CLMAutoencoder
 from jaxir.objectives.masked_lm import MaskedLM
 from jaxir.objectives.masking import choose_tokens, mask_as_bert, most_chosen

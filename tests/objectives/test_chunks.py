@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 from unlabelled import FORM, Corpus, batch_of, make_model, make_texts, value_and_grad
 
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
 from jaxir.models.decoder import VectorDecoder
 from jaxir.objectives.clm_autoencoder import CLMAutoencoder
 from jaxir.objectives.cpdae import CPDAE

@@ -11,14 +11,14 @@ import pytest
 from flax import nnx
 from unlabelled import WORDS
 
-from jaxir import gin_config
-from jaxir.features import TextFormat
+from jaxir.cli import gin_config
+from jaxir.core.features import TextFormat
 from jaxir.losses.in_batch import in_batch_softmax
 from jaxir.losses.samtone import samtone
 from jaxir.models.bert import BertConfig
 from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel, Projection
 from jaxir.objectives.contrastive import Contrastive, Embeddings
-from jaxir.partitioning import MeshConfig
+from jaxir.runtime.partitioning import MeshConfig
 
 # The sizes of `unlabelled`, whose compiled operations serve here too.
 VOCABULARY, WIDTH = WORDS, 32

@@ -19,13 +19,13 @@ from unlabelled import (
     value_and_grad,
 )
 
-from jaxir.errors import UserError
-from jaxir.features import PADDING_TOKEN, Key, TextFormat, Tokens
+from jaxir.core.errors import UserError
+from jaxir.core.features import PADDING_TOKEN, Key, TextFormat, Tokens
 from jaxir.objectives.cpdae import CPDAE, words_of
 from jaxir.objectives.masked_lm import MaskedLM
 from jaxir.objectives.simcse import SimCSE
 from jaxir.objectives.weighted_sum import WeightedSum
-from jaxir.partitioning import MeshConfig
+from jaxir.runtime.partitioning import MeshConfig
 
 VARIANTS = {
     "words": CPDAE(),

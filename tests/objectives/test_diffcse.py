@@ -23,8 +23,8 @@ from unlabelled import (
     value_and_grad,
 )
 
-from jaxir.errors import UserError
-from jaxir.features import TextFormat
+from jaxir.core.errors import UserError
+from jaxir.core.features import TextFormat
 from jaxir.interop.build import PretrainedPooler
 from jaxir.models.bert import BertConfig
 from jaxir.models.dual_encoder import Projection
@@ -35,7 +35,7 @@ from jaxir.objectives.diffcse import DiffCSE
 from jaxir.objectives.masking import most_chosen
 from jaxir.objectives.simcse import SimCSE
 from jaxir.objectives.weighted_sum import WeightedSum
-from jaxir.partitioning import MeshConfig
+from jaxir.runtime.partitioning import MeshConfig
 
 FORM = dataclasses.replace(FORM, vocabulary="words")
 

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxir.evaluators.bench import Bench
-from jaxir.features import TextFormat
+from jaxir.core.features import TextFormat
 from jaxir.interop import model_dir
 from jaxir.models import layers
 from jaxir.models.decoding import Decoding
 from jaxir.objectives.reader import FusionInDecoder
-from jaxir.partitioning import MeshConfig
-from jaxir.training.optimizers import AdamW
-from jaxir.training.state import initial_state, plan_state
+from jaxir.runtime.partitioning import MeshConfig
+from jaxir.training.evaluators.bench import Bench
+from jaxir.training.step.optimizers import AdamW
+from jaxir.training.step.state import initial_state, plan_state
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "seq2seq_1_0"
 

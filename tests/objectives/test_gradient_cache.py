@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
 from jaxir.losses.in_batch import in_batch_softmax
 from jaxir.losses.pair import pair
 from jaxir.losses.samtone import samtone
@@ -17,7 +17,7 @@ from jaxir.models import layers
 from jaxir.models.bert import BertConfig
 from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel, Projection, l2_normalize
 from jaxir.objectives.contrastive import Contrastive, Embeddings
-from jaxir.partitioning import MeshConfig
+from jaxir.runtime.partitioning import MeshConfig
 
 VOCABULARY, WIDTH, ROWS = 50, 32, 16
 TOWERS = ("query", "passage")

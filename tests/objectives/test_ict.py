@@ -10,7 +10,7 @@ from unlabelled import make_model, make_texts, value_and_grad
 
 from jaxir.losses.in_batch import in_batch_softmax
 from jaxir.objectives.ict import ICT
-from jaxir.partitioning import MeshConfig
+from jaxir.runtime.partitioning import MeshConfig
 
 LOSS = functools.partial(in_batch_softmax, temperature=0.05, bidirectional=False)
 

@@ -10,12 +10,12 @@ import pytest
 from flax import nnx
 from unlabelled import FORM, make_model
 
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
 from jaxir.models import layers
 from jaxir.objectives.objective import Objective, auxiliary_of, loss_and_metrics
 from jaxir.objectives.weighted_sum import WeightedSum, _Parts
-from jaxir.partitioning import MeshConfig
-from jaxir.training.state import plan_state
+from jaxir.runtime.partitioning import MeshConfig
+from jaxir.training.step.state import plan_state
 
 ONE = jnp.float32(1.0)
 

@@ -20,7 +20,7 @@ from unlabelled import (
     overfit,
 )
 
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
 from jaxir.losses.tokens import over_tokens
 from jaxir.objectives.prop import PROP
 from jaxir.objectives.simcse import SimCSE

@@ -10,17 +10,17 @@ import pytest
 from flax import nnx
 
 from jaxir import DualEncoder, cli
-from jaxir.data.texts import Texts
-from jaxir.data.tokenizer import Tokenizer
-from jaxir.errors import BadInputError, UserError
-from jaxir.features import TextFormat
+from jaxir.core.errors import BadInputError, UserError
+from jaxir.core.features import TextFormat
+from jaxir.data.sets.texts import Texts
+from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.losses.tokens import token_cross_entropy
 from jaxir.models.bert import BertConfig
 from jaxir.models.decoder import DecoderConfig, VectorDecoder
 from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel
 from jaxir.objectives.clm_autoencoder import delete_tokens
 from jaxir.objectives.tsdae import TSDAE
-from jaxir.partitioning import MeshConfig
+from jaxir.runtime.partitioning import MeshConfig
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 FORM = TextFormat(8, 12, mask_id=3)

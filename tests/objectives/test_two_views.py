@@ -21,14 +21,14 @@ from unlabelled import (
     value_and_grad,
 )
 
-from jaxir.errors import UserError
-from jaxir.features import Key, Tokens
+from jaxir.core.errors import UserError
+from jaxir.core.features import Key, Tokens
 from jaxir.losses.bce import bce
 from jaxir.losses.hinges import margin, triplet
 from jaxir.losses.nt_xent import nt_xent
 from jaxir.objectives.consert import ConSERT, cut_features, cut_tokens, drop_numbers, shuffle_tokens
 from jaxir.objectives.simcse import SimCSE
-from jaxir.partitioning import MeshConfig
+from jaxir.runtime.partitioning import MeshConfig
 
 AUGMENTATIONS = ("token_shuffling", "token_cutoff", "feature_cutoff", "embedding_dropout")
 

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxir.features import TextFormat, TokenCounts
+from jaxir.core.features import TextFormat, TokenCounts
 from jaxir.models.bert import BertConfig
 from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel
-from jaxir.partitioning import MeshConfig
+from jaxir.runtime.partitioning import MeshConfig
 
 CLS, SEP, MASK, FIRST_WORD, WORDS = 2, 3, 1, 4, 40
 FORM = TextFormat(12, 12, mask_id=MASK)

@@ -4,7 +4,7 @@ import jax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from jaxir.compile_cache import keep_no_more_programs
+from jaxir.runtime.compile_cache import keep_no_more_programs
 
 
 @pytest.fixture(scope="module", autouse=True)

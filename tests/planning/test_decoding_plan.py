@@ -10,17 +10,17 @@ import jax
 import pytest
 
 from jaxir import expand
+from jaxir.core.errors import UserError
 from jaxir.costs import targets
-from jaxir.errors import UserError
-from jaxir.interop import stored
 from jaxir.interop.build import PretrainedSeq2Seq
 from jaxir.interop.huggingface import hf_config
-from jaxir.interop.huggingface.weights import write_json
+from jaxir.interop.model import stored
+from jaxir.interop.weights.weights import write_json
 from jaxir.models.decoding import Decoding
 from jaxir.models.seq2seq import Seq2SeqConfig
 from jaxir.models.t5 import T5Config
-from jaxir.partitioning import MeshConfig
 from jaxir.planning import architecture, decoding, devices
+from jaxir.runtime.partitioning import MeshConfig
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from jaxir.compile_cache import aside
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
 from jaxir.interop.huggingface import hf_config
-from jaxir.interop.huggingface.weights import write_json
+from jaxir.interop.weights.weights import write_json
 from jaxir.models import t5
 from jaxir.planning import devices
+from jaxir.runtime.compile_cache import aside
 
 TINY = t5.T5Config(
     vocab_size=64, embed_dim=32, num_layers=2, num_heads=2, head_dim=16, mlp_dim=64, dropout_rate=0.0

@@ -11,21 +11,21 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
+from jaxir.core.errors import UserError
 from jaxir.costs import hlo, roofline, targets, work
 from jaxir.costs.collectives import Collective
-from jaxir.errors import UserError
-from jaxir.interop.stored import EncoderSettings
+from jaxir.interop.model.stored import EncoderSettings
 from jaxir.models.dual_encoder import DualEncoderConfig, Projection
 from jaxir.models.t5 import T5Config
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.objectives.reranking import Reranking
 from jaxir.objectives.simcse import SimCSE
-from jaxir.partitioning import MeshConfig
 from jaxir.planning import activations, advice, plan, prices, program
 from jaxir.planning.typed import OF_RECIPES, Command
-from jaxir.training.memory import HEADROOM
-from jaxir.training.optimizers import Adafactor, AdamW
+from jaxir.runtime.partitioning import MeshConfig
 from jaxir.training.recipe import Recipe
+from jaxir.training.step.memory import HEADROOM
+from jaxir.training.step.optimizers import Adafactor, AdamW
 
 LAYERS, E, HEADS, K, F, D = 2, 32, 2, 8, 64, 24
 LENGTHS = EncoderSettings(query_max_length=8, passage_max_length=16)

@@ -13,11 +13,11 @@ import pytest
 from flax import serialization, traverse_util
 
 from jaxir import cli
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
 from jaxir.experiments.towers import UnderIdentityProjection
 from jaxir.interop.build import FromScratch, Pretrained
 from jaxir.interop.huggingface import hf_config
-from jaxir.interop.huggingface.weights import write_json
+from jaxir.interop.weights.weights import write_json
 from jaxir.models import deberta, t5
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.planning import architecture, devices
@@ -312,9 +312,9 @@ def assert_products_are_those_that_were_asked_for(told: str, *, times: float) ->
 
 FSDP_BY_SPARSE_CORES = """
 import jax, jax.numpy as jnp
-from jaxir import compile_cache
+from jaxir.runtime import compile_cache
 from jaxir.costs import collectives, hlo, overlap, targets
-from jaxir.partitioning import MeshConfig, gather_weight
+from jaxir.runtime.partitioning import MeshConfig, gather_weight
 from jaxir.planning import devices
 
 target = targets.parse("v5p:2x2x1")

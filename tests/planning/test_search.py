@@ -10,10 +10,10 @@ import types
 import pytest
 
 from jaxir import cli
+from jaxir.core.errors import UserError
 from jaxir.costs import targets
-from jaxir.errors import UserError
 from jaxir.interop.huggingface import hf_config
-from jaxir.interop.huggingface.weights import write_json
+from jaxir.interop.weights.weights import write_json
 from jaxir.models import t5
 from jaxir.planning import devices, search, slices
 from jaxir.planning.figures import Figures

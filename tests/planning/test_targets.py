@@ -2,9 +2,9 @@
 
 import pytest
 
+from jaxir.core.errors import UserError
 from jaxir.costs import targets
 from jaxir.costs.chips import CHIPS, SLICES
-from jaxir.errors import UserError
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import tokenizers
 from flax import nnx
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
-from jaxir.data.tokenizer import Tokenizer
+from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.interop import model_dir
 from jaxir.models.bert import BertConfig
 from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel

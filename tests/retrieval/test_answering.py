@@ -8,21 +8,21 @@ import jax
 import numpy as np
 import pytest
 
-from jaxir.data.array_dataset import ArrayDataset
-from jaxir.data.tokenizer import Tokenizer
-from jaxir.errors import UserError
-from jaxir.evaluators.bench import Bench
-from jaxir.evaluators.loss import Loss
-from jaxir.evaluators.reading import Reading
-from jaxir.features import TextFormat
+from jaxir.core.errors import UserError
+from jaxir.core.features import TextFormat
+from jaxir.data.batches.array_dataset import ArrayDataset
+from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.interop import model_dir
 from jaxir.models.decoding import Decoding
 from jaxir.objectives.reader import FusionInDecoder
 from jaxir.objectives.seq2seq import Seq2Seq
-from jaxir.partitioning import MeshConfig
 from jaxir.retrieval.answering.answered import AnsweredQuestions, dev_questions
 from jaxir.retrieval.answering.questions import read_questions
 from jaxir.retrieval.answering.reader import Reader, write_answers
+from jaxir.runtime.partitioning import MeshConfig
+from jaxir.training.evaluators.bench import Bench
+from jaxir.training.evaluators.loss import Loss
+from jaxir.training.evaluators.reading import Reading
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "seq2seq_1_1"
 QUESTIONS = {"q0": "who sat", "q1": "where is  the mat", "q2": "what do mice eat", "q3": "who chases mice"}

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxir.data.tokenizer import Tokenizer
-from jaxir.errors import DamagedError, UserError
+from jaxir.core.errors import DamagedError, UserError
+from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.retrieval.encoding.embeddings import encode_corpus, open_embeddings
 from jaxir.retrieval.indexes.exact import ExactIndex
 from jaxir.retrieval.indexes.index import load_index

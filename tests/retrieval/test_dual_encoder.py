@@ -12,13 +12,13 @@ import pytest
 from flax import nnx
 
 import jaxir
-from jaxir.cpu import has_quick_bfloat16
-from jaxir.data.tokenizer import pad_batch
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
+from jaxir.data.text.tokenizer import pad_batch
 from jaxir.interop import model_dir
 from jaxir.retrieval.encoding import dual_encoder
 from jaxir.retrieval.encoding.batching import EncodingReport
 from jaxir.retrieval.encoding.dual_encoder import EMBED, DualEncoder
+from jaxir.runtime.cpu import has_quick_bfloat16
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "bert"
 

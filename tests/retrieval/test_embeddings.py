@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 from jaxir import DualEncoder, cli
-from jaxir.data.truncation import Truncation
-from jaxir.errors import BadInputError, UserError
-from jaxir.retrieval import npy
+from jaxir.core.errors import BadInputError, UserError
+from jaxir.data.text.truncation import Truncation
 from jaxir.retrieval.encoding.embeddings import encode_corpus, open_embeddings
 from jaxir.retrieval.encoding.views import Expansion
 from jaxir.retrieval.indexes.index import build_index
+from jaxir.storage import npy
 
 SHARD = 8
 

@@ -5,7 +5,7 @@ import collections
 import numpy as np
 import pytest
 
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
 from jaxir.retrieval.indexes.entries_index import EntriesIndex, document_of, entry_ids
 from jaxir.retrieval.indexes.index import load_index
 

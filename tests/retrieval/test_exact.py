@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 
 from jaxir import cli
-from jaxir.cpu import has_quick_bfloat16
-from jaxir.errors import UserError
-from jaxir.partitioning import MeshConfig
+from jaxir.core.errors import UserError
 from jaxir.retrieval.encoding.embeddings import open_embeddings
 from jaxir.retrieval.indexes import exact, rounding, topk
 from jaxir.retrieval.indexes.exact import ExactIndex
@@ -21,6 +19,8 @@ from jaxir.retrieval.indexes.exact_rows import STEP, Rows
 from jaxir.retrieval.indexes.index import load_index, normalize
 from jaxir.retrieval.indexes.topk import NO_RANK, block_program, merge_program
 from jaxir.retrieval.indexes.tuning import Trial
+from jaxir.runtime.cpu import has_quick_bfloat16
+from jaxir.runtime.partitioning import MeshConfig
 
 COUNT, DIMENSION = 3000, 24
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxir import cli
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
 from jaxir.retrieval.encoding.embeddings import EmbeddingsInfo, StoredEmbeddings, open_embeddings
 from jaxir.retrieval.indexes.exact import ExactIndex
 from jaxir.retrieval.ranking import fusion

@@ -8,8 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from jaxir.errors import UserError
-from jaxir.installation import how_to_install
+from jaxir.core.errors import UserError
+from jaxir.core.installation import how_to_install
 from jaxir.retrieval.indexes import exact
 from jaxir.retrieval.indexes.documents import Documents
 from jaxir.retrieval.indexes.exact import ExactIndex
@@ -364,7 +364,7 @@ def test_scann_that_is_not_installed(tmp_path):
     """Without the package the message is the command that installs it, and nothing else needs it."""
     (tmp_path / "scann.py").write_text("raise ImportError('No module named scann')")
     code = (
-        "import numpy as np\nfrom jaxir import ScannIndex\nfrom jaxir.errors import UserError\n"
+        "import numpy as np\nfrom jaxir import ScannIndex\nfrom jaxir.core.errors import UserError\n"
         "try:\n    ScannIndex.build(np.ones([3, 4], np.float32), ['a', 'b', 'c'])\n"
         "except UserError as error:\n    print(error)"
     )

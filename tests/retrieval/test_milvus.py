@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 from jaxir import cli
-from jaxir.errors import UserError
-from jaxir.installation import how_to_install
+from jaxir.core.errors import UserError
+from jaxir.core.installation import how_to_install
 from jaxir.retrieval.indexes import milvus_collection
 from jaxir.retrieval.indexes.index import load_index
 from jaxir.retrieval.indexes.milvus_collection import MilvusCollection
@@ -413,7 +413,7 @@ def test_milvus_that_is_not_installed(tmp_path):
     (tmp_path / "pymilvus.py").write_text("raise ImportError('No module named pymilvus')")
     code = (
         "import numpy as np\nfrom jaxir.retrieval.indexes.milvus_index import MilvusIndex\n"
-        "from jaxir.errors import UserError\n"
+        "from jaxir.core.errors import UserError\n"
         "try:\n    MilvusIndex.build(np.ones([3, 4], np.float32), ['a', 'b', 'c']).save('x')\n"
         "except UserError as error:\n    print(error)"
     )

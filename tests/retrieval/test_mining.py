@@ -6,9 +6,9 @@ import tracemalloc
 import pytest
 
 from jaxir import cli
-from jaxir.data.pair_files import read_tevatron
-from jaxir.data.sources import BeirFolder
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
+from jaxir.data.formats.pair_files import read_tevatron
+from jaxir.data.formats.sources import BeirFolder
 from jaxir.retrieval.mining.hard_negatives import MiningSettings
 from jaxir.retrieval.mining.hard_negatives import mine as mine_run
 from jaxir.retrieval.mining.known_positives import KnownPositives

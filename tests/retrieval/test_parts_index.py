@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jaxir import cli
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
 from jaxir.retrieval.encoding.embeddings import EmbeddingsInfo, StoredEmbeddings
 from jaxir.retrieval.indexes import parts_index
 from jaxir.retrieval.indexes.exact import ExactIndex

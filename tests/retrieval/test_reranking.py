@@ -9,9 +9,9 @@ import pytest
 from flax import nnx
 
 from jaxir import cli
-from jaxir.data.pair_files import read_tevatron
-from jaxir.data.sources import BeirFolder
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
+from jaxir.data.formats.pair_files import read_tevatron
+from jaxir.data.formats.sources import BeirFolder
 from jaxir.interop import model_dir
 from jaxir.retrieval.encoding.cross_encoder import CrossEncoder
 from jaxir.retrieval.mining import hard_negatives

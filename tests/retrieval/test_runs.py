@@ -5,8 +5,8 @@ import gzip
 import numpy as np
 import pytest
 
-from jaxir.data.sources import read_corpus
-from jaxir.errors import BadInputError, UserError
+from jaxir.core.errors import BadInputError, UserError
+from jaxir.data.formats.sources import read_corpus
 from jaxir.retrieval.ranking.runs import read_run, read_run_by_query, write_run
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from jaxir import cli
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
 from jaxir.retrieval.indexes.exact import ExactIndex
 from jaxir.retrieval.indexes.index import load_index
 from jaxir.retrieval.ranking.runs import read_run

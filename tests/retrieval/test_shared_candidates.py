@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from jaxir import cli
-from jaxir.data.candidates import read_candidates
+from jaxir.data.expanded.candidates import read_candidates
 from jaxir.evaluation.query_candidates import WINDOW as SEARCHED
 from jaxir.retrieval.ranking.query_reranking import WINDOW as RERANKED
 

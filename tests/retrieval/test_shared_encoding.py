@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from jaxir import DualEncoder, cli
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
 from jaxir.retrieval.encoding import cluster
 from jaxir.retrieval.encoding.cluster import Cluster
 from jaxir.retrieval.encoding.embeddings import encode_corpus, open_embeddings

@@ -10,8 +10,8 @@ import pytest
 from flax import nnx
 
 from jaxir import DualEncoder, cli
-from jaxir.data.tokenizer import pad_batch
-from jaxir.errors import BadInputError, UserError
+from jaxir.core.errors import BadInputError, UserError
+from jaxir.data.text.tokenizer import pad_batch
 from jaxir.models.dual_encoder import DualEncoderModel
 from jaxir.retrieval.encoding.dual_encoder import EMBED
 from jaxir.retrieval.encoding.embeddings import encode_corpus, open_embeddings

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
 from jaxir.retrieval.encoding import windowed_file
 from jaxir.retrieval.encoding.windowed_file import MADE, OutputsReport, told, write_windows
 

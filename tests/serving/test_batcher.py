@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
 from jaxir.serving.batcher import Batcher, Busy
 
 

@@ -20,7 +20,7 @@ import pytest
 from fastapi import HTTPException
 from prometheus_client.parser import text_string_to_metric_families
 
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
 from jaxir.serving.bodies import read_json
 from jaxir.serving.guard import Guard
 from jaxir.serving.hosts import Hosts

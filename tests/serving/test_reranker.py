@@ -9,7 +9,7 @@ import pytest
 from shallow import first_layers
 
 from jaxir import CrossEncoder, ExactIndex, cli
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
 from jaxir.retrieval.encoding.cross_encoder import score_pairs
 from jaxir.retrieval.ranking.runs import rank, read_run, write_run
 from jaxir.serving.batcher import Busy

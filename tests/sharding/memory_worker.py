@@ -11,18 +11,19 @@ import jax
 import numpy as np
 from flax import nnx
 
-from jaxir.data.tokenizer import Tokenizer
-from jaxir.distributed import maybe_initialize_distributed, together, wait_for_all
-from jaxir.interop import model_dir, stored
+from jaxir.data.text.tokenizer import Tokenizer
+from jaxir.interop import model_dir
 from jaxir.interop.huggingface import hf
-from jaxir.interop.lazy import LazyArray
-from jaxir.interop.stored import EncoderSettings, StoredModel
+from jaxir.interop.model import stored
+from jaxir.interop.model.stored import EncoderSettings, StoredModel
+from jaxir.interop.weights.lazy import LazyArray
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.models.t5 import T5Config
-from jaxir.partitioning import MeshConfig
-from jaxir.training import state as state_lib
-from jaxir.training.checkpoints import Checkpoints
-from jaxir.training.optimizers import AdamW
+from jaxir.runtime.distributed import maybe_initialize_distributed, together, wait_for_all
+from jaxir.runtime.partitioning import MeshConfig
+from jaxir.training.run.checkpoints import Checkpoints
+from jaxir.training.step import state as state_lib
+from jaxir.training.step.optimizers import AdamW
 
 # 16 MB, and all of it can be split; the settings are those of a large model.
 T5 = T5Config(

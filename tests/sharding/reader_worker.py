@@ -14,7 +14,7 @@ from jaxir.models.layers import param_shardings
 from jaxir.models.seq2seq import Seq2SeqConfig, Seq2SeqModel
 from jaxir.models.t5 import T5Config
 from jaxir.objectives.reader import FusionInDecoder
-from jaxir.partitioning import MeshConfig
+from jaxir.runtime.partitioning import MeshConfig
 
 MESHES = {1: {"data": 8}, 2: {"data": 2, "fsdp": 2, "tensor": 2}}  # by chunks
 ROWS, PASSAGES, LENGTH = 16, 3, 12

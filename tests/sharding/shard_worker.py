@@ -15,7 +15,6 @@ import optax
 from collectives import collectives
 from flax import nnx
 
-from jaxir.distributed import maybe_initialize_distributed, together
 from jaxir.losses.in_batch import in_batch_softmax
 from jaxir.losses.pair import pair
 from jaxir.losses.samtone import samtone
@@ -23,9 +22,10 @@ from jaxir.models import layers
 from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel, Projection, l2_normalize
 from jaxir.models.t5 import T5Config
 from jaxir.objectives.contrastive import KEYS, Contrastive
-from jaxir.partitioning import MeshConfig
-from jaxir.training import state as state_lib
-from jaxir.training.optimizers import Adafactor, BuiltOptimizer
+from jaxir.runtime.distributed import maybe_initialize_distributed, together
+from jaxir.runtime.partitioning import MeshConfig
+from jaxir.training.step import state as state_lib
+from jaxir.training.step.optimizers import Adafactor, BuiltOptimizer
 
 # Every size is another number, so that a shape in a compiled program tells what it is.
 BATCH, NEGATIVES, QUERY_LENGTH, PASSAGE_LENGTH, VOCABULARY, WIDTH, DIMENSION = 40, 2, 5, 7, 64, 32, 24

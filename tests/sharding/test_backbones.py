@@ -14,7 +14,7 @@ import json, sys
 import jax, jax.numpy as jnp, numpy as np
 from flax import nnx
 from jaxir.interop import model_dir
-from jaxir.partitioning import MeshConfig
+from jaxir.runtime.partitioning import MeshConfig
 
 golden = np.load(sys.argv[1] + "/golden.npz")
 found = {}

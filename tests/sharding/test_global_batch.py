@@ -154,7 +154,7 @@ def test_a_lookup_without_care_would_exchange_activations():
     from flax import nnx
 
     from jaxir.models import layers
-    from jaxir.partitioning import MeshConfig, constrain, gather_weight
+    from jaxir.runtime.partitioning import MeshConfig, constrain, gather_weight
 
     partitioner = MeshConfig(fsdp=4).build()
     table = param(jnp.ones([64, 32]), "vocab", "embed")
@@ -198,7 +198,7 @@ def test_towers_side_by_side_gather_a_weight_once(monkeypatch):
     from jaxir.models import layers
     from jaxir.models.bert import BertConfig
     from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel
-    from jaxir.partitioning import MeshConfig
+    from jaxir.runtime.partitioning import MeshConfig
 
     partitioner = MeshConfig(fsdp=4).build()
     backbone = BertConfig(

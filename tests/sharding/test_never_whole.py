@@ -10,12 +10,12 @@ import pytest
 from collectives import collectives
 from flax import nnx
 
-from jaxir.interop import stored
+from jaxir.interop.model import stored
 from jaxir.models import layers
 from jaxir.models.dual_encoder import DualEncoderModel
-from jaxir.partitioning import MeshConfig
-from jaxir.training import state as state_lib
-from jaxir.training.optimizers import Adafactor, AdamW
+from jaxir.runtime.partitioning import MeshConfig
+from jaxir.training.step import state as state_lib
+from jaxir.training.step.optimizers import Adafactor, AdamW
 
 pytestmark = pytest.mark.slow
 

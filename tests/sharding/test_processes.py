@@ -20,15 +20,15 @@ pytestmark = pytest.mark.timeout(900)
 STEPS, PAIRS = 30, 64
 RECIPE = """
 from __gin__ import dynamic_registration
-from jaxir import partitioning
+from jaxir.runtime import partitioning
 from jaxir import train
-from jaxir.data import pair_sources
+from jaxir.data.sets import pair_sources
 from jaxir.interop import build
 from jaxir.losses import samtone
 from jaxir.models import bert
 from jaxir.models import dual_encoder
 from jaxir.objectives import contrastive
-from jaxir.training import optimizers
+from jaxir.training.step import optimizers
 import paced
 {imports}
 
@@ -175,7 +175,7 @@ def test_a_killed_and_preempted_run_ends_as_an_uninterrupted_one(tmp_path, launc
 
 @pytest.mark.slow
 def test_a_preempted_run_on_seqio_data_ends_as_an_uninterrupted_one(tmp_path, launch, finish, pairs):
-    imports = "from jaxir.data import seqio_pairs\nfrom jaxir.tasks import local_files"
+    imports = "from jaxir.data.seqio import seqio_pairs\nfrom jaxir.tasks import local_files"
     flag = recipe(tmp_path, pairs, source=SEQIO, imports=imports)
 
     def start(run_dir: Path, pace: float = 0.0):
@@ -202,7 +202,7 @@ def test_a_killed_run_on_records_ends_with_the_bits_of_one_in_memory(tmp_path, l
     plain = "--gin.train.train.data=@train/pair_sources.JsonlPairs()"
     assert cli.main("jaxir.prepare:records", [flag, plain, f"--output={directory}"]) == 0
     (tmp_path / "other").mkdir()
-    source, imports = RECORDS.format(directory=directory), "from jaxir.data import grain_records"
+    source, imports = RECORDS.format(directory=directory), "from jaxir.data.batches import grain_records"
     of_records = recipe(tmp_path / "other", pairs, source=source, imports=imports)
     run_dir, whole = tmp_path / "run", tmp_path / "whole"
 
@@ -295,8 +295,8 @@ def test_what_one_process_has_otherwise_ends_all_before_the_first_step(
 def test_what_ends_one_process_is_its_status_and_ends_the_other_soon(error, status, reason, launch, finish):
     code = f"""
 import jax, time
-from jaxir.distributed import maybe_initialize_distributed, together
-from jaxir.errors import Terminated
+from jaxir.runtime.distributed import maybe_initialize_distributed, together
+from jaxir.core.errors import Terminated
 maybe_initialize_distributed()
 with together():
     if jax.process_index() == 1:
@@ -315,8 +315,8 @@ def test_a_process_whose_reader_has_gone_ends_with_the_others(launch):
     """Its last sentence reached nobody, which ended the thread that was to end the process."""
     code = """
 import jax, time
-from jaxir.distributed import maybe_initialize_distributed, together
-from jaxir.errors import UserError
+from jaxir.runtime.distributed import maybe_initialize_distributed, together
+from jaxir.core.errors import UserError
 maybe_initialize_distributed()
 with together():
     if jax.process_index() == 1:
@@ -330,7 +330,8 @@ with together():
 
 def test_who_waits_for_others_says_so(launch):
     code = (
-        "import jaxir.distributed as d; d.WAITING_TOLD_AFTER_SECONDS = 0.5; d.maybe_initialize_distributed()"
+        "import jaxir.runtime.distributed as d\nd.WAITING_TOLD_AFTER_SECONDS = 0.5\n"
+        "d.maybe_initialize_distributed()"
     )
     first, other = launch("-c", code, processes=2, devices=1)
     other.kill()

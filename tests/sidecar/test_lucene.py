@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
 from jaxir.sidecar.client import Sidecar
 from jaxir.sidecar.settings import Bm25, LuceneDocument, Rm3, Rocchio
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jaxir import cli, load_index
-from jaxir.errors import ChangedError, UserError
+from jaxir.core.errors import ChangedError, UserError
 from jaxir.retrieval.indexes import lucene
 from jaxir.retrieval.indexes.lucene import build_impact_index, build_lucene_index
 from jaxir.retrieval.ranking.runs import read_run

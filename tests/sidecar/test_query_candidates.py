@@ -10,7 +10,7 @@ import time
 import pytest
 
 from jaxir import cli
-from jaxir.data.candidates import read_candidates
+from jaxir.data.expanded.candidates import read_candidates
 from jaxir.evaluation import query_candidates
 from jaxir.retrieval.indexes.lucene import build_lucene_index
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from jaxir import cli
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
 from jaxir.sidecar import environment
 from jaxir.sidecar.__main__ import main
 from jaxir.sidecar.client import Sidecar

@@ -6,10 +6,10 @@ from pathlib import Path
 import gin
 import pytest
 
-from jaxir import gin_config
-from jaxir.data.mixture import Mixture
-from jaxir.data.msmarco import MsMarcoPairs
-from jaxir.data.multireqa import MultiReqaPairs
+from jaxir.cli import gin_config
+from jaxir.data.batches.mixture import Mixture
+from jaxir.data.sets.msmarco import MsMarcoPairs
+from jaxir.data.sets.multireqa import MultiReqaPairs
 from jaxir.train import train
 
 PAGE = (Path(__file__).parents[2] / "docs/datasets.md").read_text()
@@ -45,7 +45,7 @@ def test_the_recipe_of_multireqa(bound):
 
 def test_the_recipe_of_a_mixture(bound):
     imports = ["from __gin__ import dynamic_registration", "from jaxir import train"]
-    imports += ["from jaxir.data import msmarco", "from jaxir.data import multireqa"]
+    imports += ["from jaxir.data.sets import msmarco", "from jaxir.data.sets import multireqa"]
     text = block("mixture.Mixture.rates")
     recipe = bound("\n".join([*imports, text]))
     assert recipe["data"] == Mixture(sources=[SQUAD, MsMarcoPairs(directory="msmarco")], rates=[1, 3])

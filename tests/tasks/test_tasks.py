@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 from dataset_rows import rows
 
-from jaxir.data.beir_sets import BEIR_SETS
-from jaxir.data.dpr import DprPairs
-from jaxir.data.mixture import Mixture
-from jaxir.data.msmarco import MsMarcoPairs, MsMarcoTriples
-from jaxir.data.multireqa import MultiReqaPairs
-from jaxir.data.natural_questions import NaturalQuestionsPairs
-from jaxir.data.pair_sources import BeirPairs
-from jaxir.data.seqio_pairs import SeqioPairs
-from jaxir.data.sources import stable_keys
-from jaxir.data.tfds_beir import TfdsBeirPairs
-from jaxir.data.tokenizer import Tokenizer
-from jaxir.errors import UserError
-from jaxir.features import TextFormat, pair_features
+from jaxir.core.errors import UserError
+from jaxir.core.features import TextFormat, pair_features
+from jaxir.data.batches.mixture import Mixture
+from jaxir.data.formats.sources import stable_keys
+from jaxir.data.seqio.seqio_pairs import SeqioPairs
+from jaxir.data.sets.beir_sets import BEIR_SETS
+from jaxir.data.sets.dpr import DprPairs
+from jaxir.data.sets.msmarco import MsMarcoPairs, MsMarcoTriples
+from jaxir.data.sets.multireqa import MultiReqaPairs
+from jaxir.data.sets.natural_questions import NaturalQuestionsPairs
+from jaxir.data.sets.pair_sources import BeirPairs
+from jaxir.data.sets.tfds_beir import TfdsBeirPairs
+from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.tasks import beir, msmarco, multireqa
 from jaxir.tasks import natural_questions as nq
 
@@ -127,7 +127,7 @@ def test_natural_questions(tokenizer, tmp_path):
 
 @pytest.mark.parametrize("dataset", [*sorted(set(BEIR_SETS) - {"cqadupstack"}), "cqadupstack/gis", "msmarco"])
 def test_all_sets_of_beir_as_downloaded(tokenizer, tmp_path, dataset):
-    from jaxir.data.beir_sets import beir_set
+    from jaxir.data.sets.beir_sets import beir_set
 
     splits = beir_set(dataset).splits
     write_beir(tmp_path / dataset, splits)

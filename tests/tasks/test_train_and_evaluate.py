@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from jaxir import cli
-from jaxir.data.mixture import MixtureDataset
+from jaxir.data.batches.mixture import MixtureDataset
 from jaxir.retrieval.encoding.dual_encoder import DualEncoder
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -18,15 +18,15 @@ from beside import Sigmoid, arrays
 from flax import nnx
 from tiny_run import Bag, Hooked, pairs, run
 
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
 from jaxir.models import layers
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.objectives.objective import Objective
 from jaxir.objectives.weighted_sum import Ramp, WeightedSum
-from jaxir.training import stages
-from jaxir.training import state as state_lib
-from jaxir.training.optimizers import AdamW
-from jaxir.training.settings import auxiliary_fingerprint, disagreement
+from jaxir.training.run import stages
+from jaxir.training.run.settings import auxiliary_fingerprint, disagreement
+from jaxir.training.step import state as state_lib
+from jaxir.training.step.optimizers import AdamW
 
 SETTINGS = {"steps": 12, "checkpoint_every": 6, "eval_every": 6}
 
@@ -262,8 +262,8 @@ def test_a_model_with_other_state_is_refused():
         def __init__(self):
             self.kernel, self.mean = layers.param(jnp.ones(2), None), nnx.BatchStat(jnp.zeros(2))
 
-    from jaxir.partitioning import MeshConfig
-    from jaxir.training.optimizers import AdamW
+    from jaxir.runtime.partitioning import MeshConfig
+    from jaxir.training.step.optimizers import AdamW
 
     with pytest.raises(UserError, match=r"the model holds 'mean' \(BatchStat\): only an nnx\.Param is"):
         state_lib.plan_state(Averaging(), AdamW().build(1).transform, MeshConfig().build())
@@ -379,7 +379,7 @@ import dataclasses, sys
 from beside import Sigmoid
 from flax import nnx
 from tiny_run import run
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Narrow(Sigmoid):

@@ -16,9 +16,10 @@ import local_server
 import numpy as np
 import pytest
 
-from jaxir import files
-from jaxir.errors import UserError
-from jaxir.interop import model_dir, stores
+from jaxir.core.errors import UserError
+from jaxir.interop import model_dir
+from jaxir.interop.weights import stores
+from jaxir.storage import files
 
 MODEL = Path(__file__).parent.parent / "golden" / "bert"
 TINY_RUN = Path(__file__).parent / "tiny_run.py"
@@ -26,7 +27,7 @@ COMMITTED = "commit_success.txt"
 RECIPE = """
 from __gin__ import dynamic_registration
 from jaxir import train
-from jaxir.data import pair_sources
+from jaxir.data.sets import pair_sources
 from jaxir.interop import build
 from jaxir.objectives import contrastive
 

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import pytest
 import tensorstore
 
-from jaxir.errors import UserError
-from jaxir.interop import stores
-from jaxir.training.checkpoints import Checkpoints
-from jaxir.training.state import TrainState
+from jaxir.core.errors import UserError
+from jaxir.interop.weights import stores
+from jaxir.training.run.checkpoints import Checkpoints
+from jaxir.training.step.state import TrainState
 
 
 def state(step: int) -> TrainState:

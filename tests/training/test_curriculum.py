@@ -16,18 +16,18 @@ from test_resume import log, parameters
 from tiny_run import Hooked, pairs
 from tiny_run import run as tiny_run
 
-from jaxir.data.expanded_dataset import ExpandedDataset
-from jaxir.data.expanded_pairs import ExpandedPairs, dev_pairs
-from jaxir.data.pair_sources import BeirPairs
-from jaxir.data.selection import Curriculum, Gold
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
+from jaxir.data.expanded.expanded_dataset import ExpandedDataset
+from jaxir.data.expanded.expanded_pairs import ExpandedPairs, dev_pairs
+from jaxir.data.expanded.selection import Curriculum, Gold
+from jaxir.data.sets.pair_sources import BeirPairs
 from jaxir.interop.build import Pretrained
 from jaxir.losses.in_batch import in_batch_softmax
 from jaxir.objectives.contrastive import Contrastive
-from jaxir.partitioning import MeshConfig
+from jaxir.runtime.partitioning import MeshConfig
 from jaxir.training import loop
-from jaxir.training.optimizers import AdamW
 from jaxir.training.recipe import Recipe
+from jaxir.training.step.optimizers import AdamW
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 12

@@ -17,13 +17,14 @@ from flax import nnx
 from tiny_run import Hooked, ToOne, pairs, run
 
 from jaxir import cli
-from jaxir.data.tokenizer import Tokenizer
-from jaxir.errors import UserError
-from jaxir.interop import array_checksums, model_dir, stores
-from jaxir.interop.run_dir import checkpoint_of
-from jaxir.interop.stored import EncoderSettings
-from jaxir.training import checkpoints
-from jaxir.training.damage import is_damage
+from jaxir.core.errors import UserError
+from jaxir.data.text.tokenizer import Tokenizer
+from jaxir.interop import model_dir
+from jaxir.interop.model.run_dir import checkpoint_of
+from jaxir.interop.model.stored import EncoderSettings
+from jaxir.interop.weights import array_checksums, stores
+from jaxir.training.run import checkpoints
+from jaxir.training.run.damage import is_damage
 
 TOKENIZER = Path(__file__).resolve().parent.parent / "golden" / "bert"
 SETTINGS = {"steps": 12, "checkpoint_every": 3, "eval_every": 4, "keep_last": 3}

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 from jaxir import fit
-from jaxir.data.own_pairs import Pairs
-from jaxir.data.pair_sources import TevatronPairs
-from jaxir.data.tokenizer import Tokenizer
-from jaxir.errors import BadInputError, UserError
-from jaxir.evaluators.loss import Loss
-from jaxir.features import TextFormat
+from jaxir.core.errors import BadInputError, UserError
+from jaxir.core.features import TextFormat
+from jaxir.data.sets.own_pairs import Pairs
+from jaxir.data.sets.pair_sources import TevatronPairs
+from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.losses.distillation import kl_distillation, margin_mse
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.objectives.distillation import Distillation
 from jaxir.objectives.weighted_sum import WeightedSum
-from jaxir.training.optimizers import AdamW
+from jaxir.training.evaluators.loss import Loss
+from jaxir.training.step.optimizers import AdamW
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden/bert"
 BERT = f"st:{GOLDEN}"

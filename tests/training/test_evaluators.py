@@ -12,29 +12,29 @@ import pytest
 from tiny_run import LENGTH, Bag, ToOne, pairs, run
 
 from jaxir import Pairs, fit
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
+from jaxir.core.features import TextFormat
 from jaxir.evaluation.collection import evaluate_collection, read_collection
 from jaxir.evaluation.senteval import scores_of, texts_of
 from jaxir.evaluation.senteval_files import TASKS, read_senteval
 from jaxir.evaluation.sts import evaluate_sts
 from jaxir.evaluation.sts_files import read_sts
-from jaxir.evaluators.bench import Bench, Program
-from jaxir.evaluators.evaluator import Evaluator, Prepared
-from jaxir.evaluators.loss import Loss
-from jaxir.evaluators.retrieval import Retrieval
-from jaxir.evaluators.search import Search
-from jaxir.evaluators.senteval import SentEval
-from jaxir.evaluators.sts import STS
-from jaxir.features import TextFormat
 from jaxir.interop.formats import convert
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.objectives.weighted_sum import WeightedSum
-from jaxir.partitioning import MeshConfig
 from jaxir.retrieval.encoding.dual_encoder import DualEncoder
-from jaxir.training.optimizers import AdamW
+from jaxir.runtime.partitioning import MeshConfig
+from jaxir.training.evaluators.bench import Bench, Program
+from jaxir.training.evaluators.evaluator import Evaluator, Prepared
+from jaxir.training.evaluators.loss import Loss
+from jaxir.training.evaluators.retrieval import Retrieval
+from jaxir.training.evaluators.search import Search
+from jaxir.training.evaluators.senteval import SentEval
+from jaxir.training.evaluators.sts import STS
 from jaxir.training.recipe import Recipe
-from jaxir.training.settings import disagreement
-from jaxir.training.state import initial_state, plan_state
+from jaxir.training.run.settings import disagreement
+from jaxir.training.step.optimizers import AdamW
+from jaxir.training.step.state import initial_state, plan_state
 from jaxir.training.suite import Suite, evaluators_of
 
 

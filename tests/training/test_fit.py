@@ -17,11 +17,12 @@ import numpy as np
 import pytest
 
 import jaxir
-from jaxir import Contrastive, DualEncoder, ExactIndex, Pairs, Pretrained, fit, gin_config, in_batch_softmax
-from jaxir.data.array_dataset import ArrayDataset
-from jaxir.errors import UserError
-from jaxir.features import TextFormat, pair_features
-from jaxir.partitioning import MeshConfig
+from jaxir import Contrastive, DualEncoder, ExactIndex, Pairs, Pretrained, fit, in_batch_softmax
+from jaxir.cli import gin_config
+from jaxir.core.errors import UserError
+from jaxir.core.features import TextFormat, pair_features
+from jaxir.data.batches.array_dataset import ArrayDataset
+from jaxir.runtime.partitioning import MeshConfig
 from jaxir.train import train as train_command
 from jaxir.training import fit as fit_module
 

@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 from rouge_score.rouge_scorer import RougeScorer
 
-from jaxir import AdamW, Decoding, Generator, Pairs, Pretrained, PretrainedSeq2Seq, Seq2Seq, fit, gin_config
-from jaxir.data.texts import SourcesAndTargets
-from jaxir.errors import UserError
-from jaxir.evaluators.generation import Generation
+from jaxir import AdamW, Decoding, Generator, Pairs, Pretrained, PretrainedSeq2Seq, Seq2Seq, fit
+from jaxir.cli import gin_config
+from jaxir.core.errors import UserError
+from jaxir.data.sets.texts import SourcesAndTargets
 from jaxir.interop import model_dir
 from jaxir.retrieval.encoding.generator import _writes
 from jaxir.train import train
 from jaxir.training import fit as fit_module
+from jaxir.training.evaluators.generation import Generation
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 START = PretrainedSeq2Seq(

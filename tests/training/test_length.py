@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from jaxir.errors import UserError
-from jaxir.training.length import check_length, in_steps, lengthened, steps_of
-from jaxir.training.optimizers import Adafactor, AdamW
+from jaxir.core.errors import UserError
+from jaxir.training.step.length import check_length, in_steps, lengthened, steps_of
+from jaxir.training.step.optimizers import Adafactor, AdamW
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ import pytest
 import tiny_run
 from tensorboardX.proto import event_pb2
 
-from jaxir.training import logs
-from jaxir.training.logs import Narrator, RunLog, clock, own_lines, timed
+from jaxir.training.run import logs
+from jaxir.training.run.logs import Narrator, RunLog, clock, own_lines, timed
 
 
 def lines(run_dir):

@@ -20,19 +20,19 @@ import tiny_run
 from flax import nnx
 from tiny_run import Bag, Hooked, pairs, run
 
-from jaxir import cpu
-from jaxir.data.array_dataset import ArrayDataset
-from jaxir.data.mixture import MixtureDataset
-from jaxir.errors import UserError
-from jaxir.features import pair_features
-from jaxir.interop.run_dir import sealed
+from jaxir.core.errors import UserError
+from jaxir.core.features import pair_features
+from jaxir.data.batches.array_dataset import ArrayDataset
+from jaxir.data.batches.mixture import MixtureDataset
+from jaxir.interop.model.run_dir import sealed
 from jaxir.models import layers
 from jaxir.models.dual_encoder import DualEncoderModel, l2_normalize
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.objectives.objective import Objective
 from jaxir.objectives.weighted_sum import WeightedSum
-from jaxir.training.optimizers import Adafactor, AdamW
-from jaxir.training.settings import disagreement, model_fingerprint
+from jaxir.runtime import cpu
+from jaxir.training.run.settings import disagreement, model_fingerprint
+from jaxir.training.step.optimizers import Adafactor, AdamW
 
 
 def params_of(model) -> dict[str, np.ndarray]:

@@ -17,10 +17,10 @@ import pytest
 from flax import nnx
 from tiny_run import Bag, Hooked, pairs, run
 
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
 from jaxir.losses.matryoshka import matryoshka
 from jaxir.objectives.contrastive import Contrastive
-from jaxir.training.optimizers import AdamW
+from jaxir.training.step.optimizers import AdamW
 from jaxir.training.stopping import StopSignal
 
 # The only step is the last one: of no interval, and yet it is logged, evaluated and saved.
@@ -117,7 +117,7 @@ CASES = [
 # A process for each case, forked from one that has imported all: imports are dear.
 UNHEARD = """
 import gc, json, os, signal, sys
-from jaxir.training.logs import Narrator
+from jaxir.training.run.logs import Narrator
 from jaxir.training.stopping import StopSignal
 
 gc.freeze()  # else each process would copy, at its end, all that it has from the first

@@ -9,10 +9,10 @@ import pytest
 import tiny_run
 from flax import nnx
 
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.training import loop
-from jaxir.training.memory import HEADROOM, device_memory, fit, memory_of
+from jaxir.training.step.memory import HEADROOM, device_memory, fit, memory_of
 
 ROWS = 64
 

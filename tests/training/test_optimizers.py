@@ -12,14 +12,14 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 from tiny_run import Bag, bert
 
-from jaxir.errors import UserError
-from jaxir.interop import stored
+from jaxir.core.errors import UserError
+from jaxir.interop.model import stored
 from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel
 from jaxir.models.t5 import T5Config
 from jaxir.objectives.contrastive import Contrastive
-from jaxir.partitioning import MeshConfig
-from jaxir.training import state as state_lib
-from jaxir.training.optimizers import (
+from jaxir.runtime.partitioning import MeshConfig
+from jaxir.training.step import state as state_lib
+from jaxir.training.step.optimizers import (
     Adafactor,
     AdamW,
     decayed,

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from jaxir.training.prefetch import AHEAD, prefetch
+from jaxir.training.step.prefetch import AHEAD, prefetch
 
 
 def test_no_more_than_a_few_batches_are_made_ahead():

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import pytest
 from tiny_run import Hooked, pairs, run
 
+from jaxir.core.errors import UserError
 from jaxir.costs import chips
-from jaxir.errors import UserError
-from jaxir.training.profiling import peak_memory, planned, steps_to_trace
+from jaxir.training.run.profiling import peak_memory, planned, steps_to_trace
 
 SETTINGS = {"steps": 6, "dev": None, "checkpoint_every": 6}
 
@@ -96,16 +96,16 @@ def test_a_program_that_cannot_be_read_does_not_end_the_run(capsys):
 # Prints what a run logs beside its step, and the same figures of the plan, of one program.
 PLANNED_TWICE = """
 import json, sys
-from jaxir import compile_cache
+from jaxir.runtime import compile_cache
 from jaxir.costs import targets
-from jaxir.interop.stored import EncoderSettings
+from jaxir.interop.model.stored import EncoderSettings
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.models.t5 import T5Config
 from jaxir.objectives.contrastive import Contrastive
-from jaxir.partitioning import MeshConfig
+from jaxir.runtime.partitioning import MeshConfig
 from jaxir.planning import devices, plan, program
-from jaxir.training import profiling
-from jaxir.training.optimizers import Adafactor
+from jaxir.training.run import profiling
+from jaxir.training.step.optimizers import Adafactor
 from jaxir.training.recipe import Recipe
 
 target = targets.parse("v5e:2x4*2")

@@ -11,17 +11,17 @@ import pytest
 from flax import nnx
 
 from jaxir import cli, fit
-from jaxir.data.candidates import QueryCandidates, read_candidates
-from jaxir.data.sources import read_queries
-from jaxir.errors import UserError
-from jaxir.features import TextFormat
+from jaxir.core.errors import UserError
+from jaxir.core.features import TextFormat
+from jaxir.data.expanded.candidates import QueryCandidates, read_candidates
+from jaxir.data.formats.sources import read_queries
 from jaxir.interop.build import PretrainedCrossEncoder
 from jaxir.models import layers
 from jaxir.objectives.query_reranking import QueryReranking
 from jaxir.objectives.reranking import Reranking
-from jaxir.partitioning import MeshConfig
 from jaxir.retrieval.encoding.cross_encoder import CrossEncoder
 from jaxir.retrieval.encoding.query_reranker import QueryReranker
+from jaxir.runtime.partitioning import MeshConfig
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 SYLLABLES = [f"{a}{b}" for a in "dhlm" for b in "aeio"]

@@ -15,8 +15,8 @@ import pytest
 import safetensors.numpy
 
 from jaxir import cli
+from jaxir.core.features import PADDING_TOKEN
 from jaxir.evaluate import evaluate
-from jaxir.features import PADDING_TOKEN
 from jaxir.interop import model_dir
 from jaxir.retrieval.answering.reader import longest_of
 

@@ -12,11 +12,11 @@ import safetensors.numpy
 from flax import nnx
 
 from jaxir import cli, fit
-from jaxir.data.pair_sources import TevatronPairs
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
+from jaxir.core.features import TextFormat
+from jaxir.data.sets.pair_sources import TevatronPairs
 from jaxir.evaluation.judgements import read_judgements
 from jaxir.evaluation.retrieval import evaluate_run
-from jaxir.features import TextFormat
 from jaxir.interop import model_dir
 from jaxir.interop.build import Pretrained, PretrainedCrossEncoder
 from jaxir.models import layers
@@ -26,9 +26,9 @@ from jaxir.objectives.query_reranking import QueryReranking
 from jaxir.objectives.reranking import Reranking
 from jaxir.objectives.seq2seq import Seq2Seq
 from jaxir.objectives.weighted_sum import WeightedSum
-from jaxir.partitioning import MeshConfig
 from jaxir.retrieval.encoding.cross_encoder import CrossEncoder
 from jaxir.retrieval.ranking.runs import rank, read_run
+from jaxir.runtime.partitioning import MeshConfig
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 KINDS = [[f"{a}{b}" for b in "aeio"] for a in "dhlm"]

@@ -16,8 +16,8 @@ import pytest
 import safetensors.numpy
 
 from jaxir import cli, expand
-from jaxir.data.expansions import read_expansions
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
+from jaxir.data.formats.expansions import read_expansions
 from jaxir.interop import model_dir
 from jaxir.models.decoding import Decoding
 from jaxir.retrieval.encoding import outputs_file

@@ -21,11 +21,11 @@ MODEL = Path(__file__).parent.parent / "golden" / "bert"
 RECIPE = """
 from __gin__ import dynamic_registration
 from jaxir import train
-from jaxir.data import pair_sources
+from jaxir.data.sets import pair_sources
 from jaxir.interop import build
 from jaxir.losses import samtone
 from jaxir.objectives import contrastive
-from jaxir.training import optimizers
+from jaxir.training.step import optimizers
 
 TEMPERATURE = 0.05
 train.train.model = @build.Pretrained()

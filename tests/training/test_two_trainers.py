@@ -12,8 +12,8 @@ import bucket_server
 import pytest
 from tiny_run import Hooked, pairs, run
 
-from jaxir.errors import UserError
-from jaxir.locks import locked
+from jaxir.core.errors import UserError
+from jaxir.storage.locks import locked
 
 SCRIPT = Path(__file__).parent / "tiny_run.py"
 STEPS = '--settings={"steps": 40}'

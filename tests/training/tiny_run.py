@@ -21,21 +21,22 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxir import cli, leases
-from jaxir.data.array_dataset import ArrayDataset
-from jaxir.data.text_table import TextTable
-from jaxir.features import TextFormat, pair_features
+from jaxir import cli
+from jaxir.core.features import TextFormat, pair_features
+from jaxir.data.batches.array_dataset import ArrayDataset
+from jaxir.data.batches.text_table import TextTable
+from jaxir.interop.model.stored import EncoderSettings
 from jaxir.interop.model_dir import LoadedModel
-from jaxir.interop.stored import EncoderSettings
 from jaxir.models import layers
 from jaxir.models.bert import BertConfig
 from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel, l2_normalize
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.objectives.objective import Objective
-from jaxir.partitioning import MeshConfig
+from jaxir.runtime.partitioning import MeshConfig
+from jaxir.storage import leases
 from jaxir.training import loop
-from jaxir.training.optimizers import AdamW
 from jaxir.training.recipe import Recipe
+from jaxir.training.step.optimizers import AdamW
 
 LENGTH, VOCABULARY, WIDTH = 12, 64, 32
 

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxir.data.tokenizer import Tokenizer
-from jaxir.errors import UserError
-from jaxir.interop import kinds
-from jaxir.interop.stored import EncoderSettings, LoadedModel
+from jaxir.core.errors import UserError
+from jaxir.data.text.tokenizer import Tokenizer
+from jaxir.interop.model import kinds
+from jaxir.interop.model.stored import EncoderSettings, LoadedModel
 from jaxir.models import any_length
 
 

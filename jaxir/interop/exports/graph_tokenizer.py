@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import tokenizers
 
-from jaxir.asides import temporary_directory
-from jaxir.data.pair_tokenizer import PairTokenizer
-from jaxir.data.tokenizer import Tokenizer
-from jaxir.errors import UserError
-from jaxir.features import PADDING_TOKEN
-from jaxir.installation import how_to_install
+from jaxir.core.errors import UserError
+from jaxir.core.features import PADDING_TOKEN
+from jaxir.core.installation import how_to_install
+from jaxir.data.text.pair_tokenizer import PairTokenizer
+from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.interop.exports.graph_wordpiece import WordPiece
+from jaxir.storage.asides import temporary_directory
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tokenizers
 
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
 
 if TYPE_CHECKING:
     import tensorflow as tf

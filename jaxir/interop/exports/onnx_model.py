@@ -15,13 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import jaxpr_as_fun
 
-from jaxir.checksums import directory_with_checksums
-from jaxir.errors import UserError
-from jaxir.features import PADDING_TOKEN
-from jaxir.installation import how_to_install
+from jaxir.core.errors import UserError
+from jaxir.core.features import PADDING_TOKEN
+from jaxir.core.installation import how_to_install
 from jaxir.interop.exports import exported, onnx_readme
 from jaxir.interop.exports.exported import Program, Source
 from jaxir.interop.exports.onnx_readme import OUTPUTS, inputs_of
+from jaxir.storage.checksums import directory_with_checksums
 
 if TYPE_CHECKING:
     import onnx_ir

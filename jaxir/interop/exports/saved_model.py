@@ -18,15 +18,15 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxir.asides import temporary_directory
-from jaxir.checksums import directory_with_checksums
-from jaxir.errors import UserError
-from jaxir.installation import how_to_install
+from jaxir.core.errors import UserError
+from jaxir.core.installation import how_to_install
 from jaxir.interop.exports import exported, saved_model_readme
 from jaxir.interop.exports.exported import Program, Source
 from jaxir.interop.exports.graph_tokenizer import GraphTokenizer, renumbered
-from jaxir.lean_tensorflow import import_tensorflow
 from jaxir.models import activations, layers
+from jaxir.runtime.lean_tensorflow import import_tensorflow
+from jaxir.storage.asides import temporary_directory
+from jaxir.storage.checksums import directory_with_checksums
 
 if TYPE_CHECKING:
     import tensorflow as tf

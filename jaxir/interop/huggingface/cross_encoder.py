@@ -6,11 +6,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxir.errors import UserError
-from jaxir.features import Reads
-from jaxir.interop import stored
-from jaxir.interop.huggingface import hf, hf_config, st_files, st_names, tokenizer_files
-from jaxir.interop.huggingface.weights import (
+from jaxir.core.errors import UserError
+from jaxir.core.features import Reads
+from jaxir.core.simple_types import fits
+from jaxir.interop.hub import st_names
+from jaxir.interop.huggingface import hf, hf_config, st_files, tokenizer_files
+from jaxir.interop.model import stored
+from jaxir.interop.model.stored import EncoderSettings, StoredModel
+from jaxir.interop.weights.weights import (
     SINGLE,
     read_json,
     read_optional_json,
@@ -18,9 +21,7 @@ from jaxir.interop.huggingface.weights import (
     write_json,
     write_tensors,
 )
-from jaxir.interop.stored import EncoderSettings, StoredModel
 from jaxir.models.cross_encoder import CrossEncoderConfig
-from jaxir.simple_types import fits
 
 
 class _Head(NamedTuple):

@@ -15,11 +15,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxir.data.tokenizer import Tokenizer
-from jaxir.errors import UserError
-from jaxir.interop import stored
+from jaxir.core.errors import UserError
+from jaxir.core.simple_types import Count, fits
+from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.interop.huggingface import hf_config, tokenizer_files
-from jaxir.interop.huggingface.weights import (
+from jaxir.interop.model import stored
+from jaxir.interop.model.stored import StoredModel
+from jaxir.interop.weights.weights import (
     SINGLE,
     read_json,
     read_optional_json,
@@ -27,10 +29,8 @@ from jaxir.interop.huggingface.weights import (
     write_json,
     write_tensors,
 )
-from jaxir.interop.stored import StoredModel
 from jaxir.models.backbones import BackboneConfig
 from jaxir.models.codec import Changed, Weights
-from jaxir.simple_types import Count, fits
 
 _DEFAULT_LENGTH = 512
 # Of the model's ids; tables of embeddings are rounded up a little.

@@ -5,13 +5,13 @@ from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxir.errors import UserError
-from jaxir.interop import stored
-from jaxir.interop.huggingface.weights import require
+from jaxir.core.errors import UserError
+from jaxir.core.simple_types import Natural, check_value, fits, hints_of
+from jaxir.interop.model import stored
+from jaxir.interop.weights.weights import require
 from jaxir.models import backbones
 from jaxir.models.backbones import BackboneConfig
 from jaxir.models.codec import Entry, HuggingFace
-from jaxir.simple_types import Natural, check_value, fits, hints_of
 
 
 def parse(content: Any, path: Path) -> tuple[BackboneConfig, int]:

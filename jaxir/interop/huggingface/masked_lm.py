@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from jaxir.errors import UserError
-from jaxir.interop import stored
+from jaxir.core.errors import UserError
 from jaxir.interop.huggingface import hf, hf_config
-from jaxir.interop.huggingface.weights import read_json, read_tensors
-from jaxir.interop.stored import EncoderSettings, StoredModel
+from jaxir.interop.model import stored
+from jaxir.interop.model.stored import EncoderSettings, StoredModel
+from jaxir.interop.weights.weights import read_json, read_tensors
 from jaxir.models import backbones
 from jaxir.models.masked_lm import MaskedLMConfig
 

@@ -3,9 +3,10 @@
 import dataclasses
 from pathlib import Path
 
-from jaxir.interop import stored
-from jaxir.interop.huggingface import cross_encoder, hf, hub, sentence_transformers, seq2seq
-from jaxir.interop.stored import EncoderSettings, StoredModel
+from jaxir.interop.hub import hub
+from jaxir.interop.huggingface import cross_encoder, hf, sentence_transformers, seq2seq
+from jaxir.interop.model import stored
+from jaxir.interop.model.stored import EncoderSettings, StoredModel
 from jaxir.models.dual_encoder import DualEncoderConfig
 
 _DEFAULT_LENGTH = 512

@@ -5,10 +5,13 @@ from typing import Any, get_args
 
 import numpy as np
 
-from jaxir.errors import UserError
-from jaxir.interop import stored
-from jaxir.interop.huggingface import hf, st_files, st_names, tokenizer_files
-from jaxir.interop.huggingface.weights import (
+from jaxir.core.errors import UserError
+from jaxir.core.simple_types import Count, fits
+from jaxir.interop.hub import st_names
+from jaxir.interop.huggingface import hf, st_files, tokenizer_files
+from jaxir.interop.model import stored
+from jaxir.interop.model.stored import EncoderSettings, StoredModel
+from jaxir.interop.weights.weights import (
     SINGLE,
     read_json,
     read_optional_json,
@@ -17,9 +20,7 @@ from jaxir.interop.huggingface.weights import (
     write_json,
     write_tensors,
 )
-from jaxir.interop.stored import EncoderSettings, StoredModel
 from jaxir.models.dual_encoder import DualEncoderConfig, Pooling, Projection
-from jaxir.simple_types import Count, fits
 
 _ORDER = ("Transformer", "Pooling", "Dense", "Normalize")
 _VECTOR = "sentence_embedding"  # what sentence-transformers calls the vector of a text

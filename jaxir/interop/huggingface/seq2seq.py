@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxir.errors import UserError
-from jaxir.interop import stored
+from jaxir.core.errors import UserError
 from jaxir.interop.huggingface import hf, hf_config
-from jaxir.interop.huggingface.weights import SINGLE, read_json, read_tensors, write_json, write_tensors
-from jaxir.interop.stored import EncoderSettings, StoredModel
+from jaxir.interop.model import stored
+from jaxir.interop.model.stored import EncoderSettings, StoredModel
+from jaxir.interop.weights.weights import SINGLE, read_json, read_tensors, write_json, write_tensors
 from jaxir.models import t5_decoder
 from jaxir.models.backbones import BackboneConfig
 from jaxir.models.codec import Weights

@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxir.errors import UserError
-from jaxir.files import inside
+from jaxir.core.errors import UserError
+from jaxir.core.simple_types import Count, fits
+from jaxir.interop.hub.st_names import CONFIG, MODULES, TRANSFORMER_CONFIGS
 from jaxir.interop.huggingface import hf
-from jaxir.interop.huggingface.st_names import CONFIG, MODULES, TRANSFORMER_CONFIGS
-from jaxir.interop.huggingface.weights import read_json, read_optional_json, require
-from jaxir.interop.kinds import KINDS
-from jaxir.interop.stored import EncoderSettings
-from jaxir.simple_types import Count, fits
+from jaxir.interop.model.kinds import KINDS
+from jaxir.interop.model.stored import EncoderSettings
+from jaxir.interop.weights.weights import read_json, read_optional_json, require
+from jaxir.storage.files import inside
 
 _CLASSES = {"SentenceTransformer": "dual_encoder", "CrossEncoder": "cross_encoder"}
 _TASKS = {"dual_encoder": "feature-extraction", "cross_encoder": "sequence-classification"}

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import tokenizers
 
-from jaxir.asides import temporary_directory
-from jaxir.data.tokenizer import Tokenizer
-from jaxir.errors import UserError
-from jaxir.interop.huggingface.weights import read_json, read_optional_json, write_json
+from jaxir.core.errors import UserError
+from jaxir.data.text.tokenizer import Tokenizer
+from jaxir.interop.weights.weights import read_json, read_optional_json, write_json
+from jaxir.storage.asides import temporary_directory
 
 CONFIG = "tokenizer_config.json"
 _JSON = "tokenizer.json"

@@ -12,18 +12,18 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from jaxir.asides import temporary_directory
-from jaxir.checksums import write_all
-from jaxir.data.tokenizer import Tokenizer
-from jaxir.errors import UserError
-from jaxir.files import atomic_directory, is_bucket
-from jaxir.interop import stores
-from jaxir.interop.stored import EncoderSettings, StoredModel
+from jaxir.core.errors import UserError
+from jaxir.data.text.tokenizer import Tokenizer
+from jaxir.interop.model.stored import EncoderSettings, StoredModel
 from jaxir.interop.t5x import files as t5x_files
 from jaxir.interop.t5x import names as t5x_names
+from jaxir.interop.weights import stores
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.models.seq2seq import Seq2SeqConfig
 from jaxir.models.t5 import T5Config
+from jaxir.storage.asides import temporary_directory
+from jaxir.storage.checksums import write_all
+from jaxir.storage.files import atomic_directory, is_bucket
 
 PREFIX = "t5x:"
 _LENGTH = 512

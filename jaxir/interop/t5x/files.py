@@ -16,11 +16,11 @@ import numpy as np
 import tensorstore
 from flax import serialization
 
-from jaxir.checksums import check
-from jaxir.errors import UserError
-from jaxir.files import inside
-from jaxir.interop import stores
-from jaxir.interop.lazy import LazyArray
+from jaxir.core.errors import UserError
+from jaxir.interop.weights import stores
+from jaxir.interop.weights.lazy import LazyArray
+from jaxir.storage.checksums import check
+from jaxir.storage.files import inside
 
 VERSION = 3
 INDEX = "checkpoint"

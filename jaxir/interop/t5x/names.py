@@ -18,8 +18,8 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from jaxir.errors import UserError
-from jaxir.interop import stored
+from jaxir.core.errors import UserError
+from jaxir.interop.model import stored
 from jaxir.models.dual_encoder import DualEncoderConfig, Projection
 from jaxir.models.seq2seq import Seq2SeqConfig
 from jaxir.models.t5 import T5Config

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxir.errors import UserError
-from jaxir.interop import stored, stores
-from jaxir.interop.run_dir import read_record
+from jaxir.core.errors import UserError
+from jaxir.interop.model import stored
+from jaxir.interop.model.run_dir import read_record
+from jaxir.interop.weights import stores
 
 # T5X factors where both of the two largest dimensions are at least this long.
 FACTORED_FROM = 128

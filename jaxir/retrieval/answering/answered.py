@@ -7,18 +7,18 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from jaxir.data import fingerprints
-from jaxir.data.answers import read_answers
-from jaxir.data.batch_plan import Batch, Drawn, draw, in_one_order, uniforms
-from jaxir.data.lines import OnBadInput
-from jaxir.data.sources import BeirFolder
-from jaxir.data.text_data import TextData
-from jaxir.data.text_table import TableBuilder, TextTable
-from jaxir.data.tokenizer import Tokenizer
-from jaxir.errors import UserError
-from jaxir.features import Features, Tokens
+from jaxir.core.errors import UserError
+from jaxir.core.features import Features, Tokens
+from jaxir.core.simple_types import checked
+from jaxir.data.batches.batch_plan import Batch, Drawn, draw, in_one_order, uniforms
+from jaxir.data.batches.text_data import TextData
+from jaxir.data.batches.text_table import TableBuilder, TextTable
+from jaxir.data.formats.answers import read_answers
+from jaxir.data.formats.lines import OnBadInput
+from jaxir.data.formats.sources import BeirFolder
+from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.retrieval.answering.questions import Questions, read_questions
-from jaxir.simple_types import checked
+from jaxir.storage import fingerprints
 
 PASSAGES, ANSWER = "passages", "answer"  # what a reader's objective reads
 

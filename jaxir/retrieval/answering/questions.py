@@ -18,13 +18,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxir.data import fingerprints
-from jaxir.data.lines import OnBadInput
-from jaxir.data.sources import Document, read_queries, read_wanted
-from jaxir.data.text_table import TableBuilder, TextTable
-from jaxir.data.tokenizer import Tokenizer
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
+from jaxir.data.batches.text_table import TableBuilder, TextTable
+from jaxir.data.formats.lines import OnBadInput
+from jaxir.data.formats.sources import Document, read_queries, read_wanted
+from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.retrieval.ranking.runs import rank, read_run_by_query
+from jaxir.storage import fingerprints
 
 NONE = -1  # in place of a passage
 

@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxir.files import local_path
 from jaxir.models.decoding import Decoding
 from jaxir.models.seq2seq import Seq2SeqModel
 from jaxir.retrieval.answering.questions import Questions
 from jaxir.retrieval.encoding.generator import Generator
 from jaxir.retrieval.encoding.outputs_file import made_by
 from jaxir.retrieval.encoding.windowed_file import OutputsReport, write_windows
+from jaxir.storage.files import local_path
 
 _MULTIPLE = 8  # of tokens that a question's passages are padded to, so that few programs are compiled
 WINDOW = 128  # questions that are batched together, and lost at most by an interruption

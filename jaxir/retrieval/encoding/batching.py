@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxir.data.tokenizer import pad_batch
+from jaxir.data.text.tokenizer import pad_batch
 
 LENGTH_STEP = 8
 

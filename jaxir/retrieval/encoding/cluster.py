@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from jaxir.compile_cache import keep_compiled_programs
-from jaxir.errors import UserError
-from jaxir.installation import require
+from jaxir.core.errors import UserError
+from jaxir.core.installation import require
+from jaxir.runtime.compile_cache import keep_compiled_programs
 
 if TYPE_CHECKING:
     import pyarrow as pa

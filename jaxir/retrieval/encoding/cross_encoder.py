@@ -7,16 +7,16 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from jaxir.data.pair_tokenizer import PairTokenizer, TokenPair
-from jaxir.errors import UserError
-from jaxir.features import Reads
+from jaxir.core.errors import UserError
+from jaxir.core.features import Reads
+from jaxir.core.platforms import local_devices
+from jaxir.core.progress import progress
+from jaxir.data.text.pair_tokenizer import PairTokenizer, TokenPair
 from jaxir.interop import model_dir
 from jaxir.interop.model_dir import LoadedModel
 from jaxir.models.cross_encoder import CrossEncoderModel
-from jaxir.partitioning import MeshConfig
-from jaxir.platforms import local_devices
-from jaxir.progress import progress
 from jaxir.retrieval.encoding.runner import WINDOW, Runner
+from jaxir.runtime.partitioning import MeshConfig
 
 _IN_WORDS: dict[Reads, str] = {
     "pair": "pairs of a query and a passage",

@@ -12,18 +12,19 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from jaxir.data.truncation import Truncation
-from jaxir.errors import UserError
-from jaxir.interop import model_dir, stored
+from jaxir.core.errors import UserError
+from jaxir.core.platforms import local_devices
+from jaxir.core.progress import progress
+from jaxir.data.text.truncation import Truncation
+from jaxir.interop import model_dir
+from jaxir.interop.model import stored
 from jaxir.models.dual_encoder import DualEncoderModel
 from jaxir.models.layers import size_of
-from jaxir.partitioning import MeshConfig, Partitioner
-from jaxir.platforms import local_devices
-from jaxir.progress import progress
 from jaxir.retrieval.encoding.batching import EncodingReport
 from jaxir.retrieval.encoding.made_by import MadeBy
 from jaxir.retrieval.encoding.runner import WINDOW, Runner
 from jaxir.retrieval.lengths import UnusableVectorError, first_unusable
+from jaxir.runtime.partitioning import MeshConfig, Partitioner
 
 Tower = Literal["query", "passage"]
 T = TypeVar("T")

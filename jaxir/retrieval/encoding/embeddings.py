@@ -25,19 +25,12 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from jaxir import checksums
-from jaxir.data import fingerprints
-from jaxir.data.lines import OnBadInput, Policy
-from jaxir.data.sources import has_lines, read_corpus, read_lines, read_queries
-from jaxir.data.truncation import Truncation
-from jaxir.distributed import wait_for_all
-from jaxir.errors import UserError
-from jaxir.files import atomic_file, local_path
-from jaxir.json_files import made, read_json
-from jaxir.locks import Lock, locked
-from jaxir.outputs import check_work_directory
-from jaxir.progress import progress
-from jaxir.reading import sha256_of
+from jaxir.core.errors import UserError
+from jaxir.core.progress import progress
+from jaxir.core.simple_types import Count, Natural, checked
+from jaxir.data.formats.lines import OnBadInput, Policy
+from jaxir.data.formats.sources import has_lines, read_corpus, read_lines, read_queries
+from jaxir.data.text.truncation import Truncation
 from jaxir.retrieval.encoding.batching import EncodingReport
 from jaxir.retrieval.encoding.cluster import Cluster
 from jaxir.retrieval.encoding.dual_encoder import DualEncoder, Tower
@@ -51,8 +44,14 @@ from jaxir.retrieval.encoding.shards import (
     write_shard,
 )
 from jaxir.retrieval.encoding.views import Expansion, Kind, joiner_of
-from jaxir.retrieval.npy import read_npy
-from jaxir.simple_types import Count, Natural, checked
+from jaxir.runtime.distributed import wait_for_all
+from jaxir.storage import checksums, fingerprints
+from jaxir.storage.files import atomic_file, local_path
+from jaxir.storage.json_files import made, read_json
+from jaxir.storage.locks import Lock, locked
+from jaxir.storage.npy import read_npy
+from jaxir.storage.outputs import check_work_directory
+from jaxir.storage.reading import sha256_of
 
 FORMAT = 1
 SHARD_SIZE = 16_384

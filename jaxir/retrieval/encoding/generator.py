@@ -8,16 +8,16 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from jaxir.data.lines import has_text
-from jaxir.data.tokenizer import Tokenizer
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
+from jaxir.core.platforms import local_devices
+from jaxir.data.formats.lines import has_text
+from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.interop import model_dir
 from jaxir.interop.model_dir import LoadedModel
 from jaxir.models.decoding import FAULT, Decoding
 from jaxir.models.seq2seq import Seq2SeqModel
-from jaxir.partitioning import MeshConfig
-from jaxir.platforms import local_devices
 from jaxir.retrieval.encoding.runner import Runner
+from jaxir.runtime.partitioning import MeshConfig
 
 # Tokens of the sources of a batch: their outputs are computed a token at a time, so it takes many to fill a
 # machine.

@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from jaxir.data.lines import OnBadInput, Policy
-from jaxir.data.sources import Document, read_corpus
-from jaxir.files import local_path
+from jaxir.data.formats.lines import OnBadInput, Policy
+from jaxir.data.formats.sources import Document, read_corpus
 from jaxir.models.decoding import Decoding
-from jaxir.reading import sha256_of
 from jaxir.retrieval.encoding.cluster import Cluster, check_same
 from jaxir.retrieval.encoding.dual_encoder import lasting
 from jaxir.retrieval.encoding.generator import Generator
 from jaxir.retrieval.encoding.windowed_file import WINDOW, OutputsReport, lines_of, write_windows
+from jaxir.storage.files import local_path
+from jaxir.storage.reading import sha256_of
 
 Window = tuple[int, list[Document]]
 

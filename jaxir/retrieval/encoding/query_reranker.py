@@ -5,8 +5,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from jaxir.data.pair_tokenizer import TokenPair
-from jaxir.features import Reads
+from jaxir.core.features import Reads
+from jaxir.data.text.pair_tokenizer import TokenPair
 from jaxir.retrieval.encoding.cross_encoder import CrossEncoder
 
 

@@ -15,10 +15,10 @@ import jax
 import numpy as np
 from flax import nnx
 
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
 from jaxir.models.layers import param_shardings
-from jaxir.partitioning import Partitioner
 from jaxir.retrieval.encoding.batching import Batch, EncodingReport, fill, plan_batches
+from jaxir.runtime.partitioning import Partitioner
 
 # Rows that are tokenised, sorted and batched together: enough for full batches, little enough to hold in
 # memory.
@@ -28,7 +28,7 @@ WINDOW = 16_384
 RUNNERS = 2
 # Tokens of a batch on one device, and how many such batches one more shape must save. On a CPU the first is
 # measured; a shape costs as much CPU time to compile as 3 batches of MiniLM to compute, but commands compile
-# it only once (`jaxir.compile_cache`), so the many later passes count for more than the first.
+# it only once (`jaxir.runtime.compile_cache`), so the many later passes count for more than the first.
 BATCH_TOKENS = {"cpu": 1024}
 ACCELERATOR_BATCH_TOKENS = 32_768
 SHAPE_COST = {"cpu": 0.5}

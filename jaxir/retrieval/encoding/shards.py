@@ -13,16 +13,16 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from jaxir import checksums
-from jaxir.data.truncation import Truncation
-from jaxir.errors import UserError
-from jaxir.files import atomic_file
+from jaxir.core.errors import UserError
+from jaxir.data.text.truncation import Truncation
 from jaxir.retrieval.encoding.batching import EncodingReport
 from jaxir.retrieval.encoding.cluster import Cluster, check_same
 from jaxir.retrieval.encoding.dual_encoder import DualEncoder, Tower
 from jaxir.retrieval.encoding.views import encode_views
 from jaxir.retrieval.lengths import UnusableVectorError
-from jaxir.retrieval.npy import write_npy
+from jaxir.storage import checksums
+from jaxir.storage.files import atomic_file
+from jaxir.storage.npy import write_npy
 
 
 class Shard(NamedTuple):

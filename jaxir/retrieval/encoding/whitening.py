@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from jaxir.errors import UserError
-from jaxir.interop import stored
-from jaxir.interop.stored import StoredModel
+from jaxir.core.errors import UserError
+from jaxir.interop.model import stored
+from jaxir.interop.model.stored import StoredModel
 from jaxir.models.dual_encoder import Projection
 from jaxir.retrieval.encoding.dual_encoder import DualEncoder
 from jaxir.retrieval.encoding.runner import WINDOW

@@ -26,14 +26,14 @@ from typing import Any, Protocol, TypeVar
 
 import jax
 
-from jaxir.distributed import as_first, wait_for_all
-from jaxir.errors import UserError, changed
-from jaxir.files import atomic_file, remove_tree
-from jaxir.installation import cache_directory
-from jaxir.json_files import read_json
-from jaxir.outputs import alone
-from jaxir.progress import progress
-from jaxir.reading import open_to_read, sha256_of
+from jaxir.core.errors import UserError, changed
+from jaxir.core.installation import cache_directory
+from jaxir.core.progress import progress
+from jaxir.runtime.distributed import as_first, wait_for_all
+from jaxir.storage.files import atomic_file, remove_tree
+from jaxir.storage.json_files import read_json
+from jaxir.storage.outputs import alone
+from jaxir.storage.reading import open_to_read, sha256_of
 
 WINDOW = 1024  # texts, at most which a process loses by an interruption
 MADE = "made.json"

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jaxir.data.lines import OnBadInput
-from jaxir.data.sources import Document, has_lines, read_documents
-from jaxir.errors import DamagedError, UserError
-from jaxir.files import local_path
-from jaxir.reading import check_readable, sha256_of
-from jaxir.retrieval.npy import read_npy, write_npy
-from jaxir.simple_types import fits
+from jaxir.core.errors import DamagedError, UserError
+from jaxir.core.simple_types import fits
+from jaxir.data.formats.lines import OnBadInput
+from jaxir.data.formats.sources import Document, has_lines, read_documents
+from jaxir.storage.files import local_path
+from jaxir.storage.npy import read_npy, write_npy
+from jaxir.storage.reading import check_readable, sha256_of
 
 if TYPE_CHECKING:
     from jaxir.retrieval.encoding.embeddings import StoredEmbeddings

@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
+from jaxir.core.simple_types import Count
 from jaxir.retrieval.indexes import index
 from jaxir.retrieval.indexes.documents import Documents
 from jaxir.retrieval.indexes.index import Embeddings, IndexInfo, VectorIndex, load_index
-from jaxir.simple_types import Count
 
 INNER = "entries"  # the engine's index, in a directory of its own
 NOT_CHANGED = "an index of several entries of each document is not changed in place: build it anew"

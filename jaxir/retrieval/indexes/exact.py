@@ -15,10 +15,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxir.cpu import has_quick_bfloat16
-from jaxir.errors import UserError
-from jaxir.partitioning import MeshConfig, Partitioner
-from jaxir.platforms import local_devices
+from jaxir.core.errors import UserError
+from jaxir.core.platforms import local_devices
+from jaxir.core.simple_types import Share
 from jaxir.retrieval.indexes import rounding
 from jaxir.retrieval.indexes.documents import Documents
 from jaxir.retrieval.indexes.exact_rows import DTYPES, Rows, Storage
@@ -31,7 +30,8 @@ from jaxir.retrieval.indexes.index import (
     checked,
 )
 from jaxir.retrieval.indexes.topk import NO_RANK, block_program, merge_program
-from jaxir.simple_types import Share
+from jaxir.runtime.cpu import has_quick_bfloat16
+from jaxir.runtime.partitioning import MeshConfig, Partitioner
 
 BLOCK = 16_384  # vectors that a device compares at a time
 QUERY_BLOCK = 1024  # queries compared at a time: at most [1024, 16384] scores are in a device's memory

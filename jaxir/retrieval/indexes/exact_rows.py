@@ -9,9 +9,9 @@ from typing import Literal
 import ml_dtypes
 import numpy as np
 
-from jaxir.errors import UserError
-from jaxir.mapped import check_unchanged
-from jaxir.retrieval.npy import read_npy, stream_npy
+from jaxir.core.errors import UserError
+from jaxir.storage.mapped import check_unchanged
+from jaxir.storage.npy import read_npy, stream_npy
 
 Storage = Literal["float32", "bfloat16", "int8"]
 # The type of a number, and what it is in a .npy file, which knows no bfloat16.

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
 
 
 def check_new(new: Sequence[str], there: Sequence[str]) -> None:

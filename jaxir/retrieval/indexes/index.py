@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from jaxtyping import Float
 
-from jaxir.checksums import check, directory_with_checksums, key
-from jaxir.errors import UserError
-from jaxir.files import local_path
-from jaxir.json_files import made, read_json
-from jaxir.mapped import pieces
+from jaxir.core.errors import UserError
+from jaxir.core.simple_types import Count, Natural, check_value, checked
 from jaxir.retrieval.encoding.made_by import MadeBy
 from jaxir.retrieval.indexes.documents import Documents
 from jaxir.retrieval.indexes.ids import check_new, check_there
 from jaxir.retrieval.lengths import UnusableVectorError, first_unusable
-from jaxir.simple_types import Count, Natural, check_value, checked
+from jaxir.storage.checksums import check, directory_with_checksums, key
+from jaxir.storage.files import local_path
+from jaxir.storage.json_files import made, read_json
+from jaxir.storage.mapped import pieces
 
 if TYPE_CHECKING:
     from jaxir.retrieval.encoding.embeddings import StoredEmbeddings

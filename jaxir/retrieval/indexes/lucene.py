@@ -10,18 +10,18 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from jaxir.checksums import directory_with_checksums
-from jaxir.data.lines import MalformedRecord, OnBadInput, Policy
-from jaxir.data.sources import Document, read_documents
-from jaxir.data.sparse_vectors import SparseVector, read_sparse_vectors, weights_of
-from jaxir.errors import UserError
-from jaxir.progress import progress
+from jaxir.core.errors import UserError
+from jaxir.core.progress import progress
+from jaxir.data.formats.lines import MalformedRecord, OnBadInput, Policy
+from jaxir.data.formats.sources import Document, read_documents
+from jaxir.data.formats.sparse_vectors import SparseVector, read_sparse_vectors, weights_of
 from jaxir.retrieval.indexes.documents import Documents
 from jaxir.retrieval.indexes.ids import check_new
 from jaxir.retrieval.indexes.index import Index, IndexInfo, check_k, describe
 from jaxir.sidecar.client import Hits, Sidecar, shared
 from jaxir.sidecar.server.state import state_of
 from jaxir.sidecar.settings import PYSERINI_BM25, Bm25, LuceneDocument, Rm3, Rocchio
+from jaxir.storage.checksums import directory_with_checksums
 
 Fields = Literal["flat", "multifield"]
 FILES = "lucene"

@@ -27,11 +27,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jaxir.asides import temporary_directory
-from jaxir.errors import UserError
-from jaxir.installation import how_to_install
-from jaxir.mapped import pieces
-from jaxir.progress import progress
+from jaxir.core.errors import UserError
+from jaxir.core.installation import how_to_install
+from jaxir.core.progress import progress
+from jaxir.storage.asides import temporary_directory
+from jaxir.storage.mapped import pieces
 
 IndexType = Literal["FLAT", "HNSW", "AUTOINDEX"]
 TOKEN = "MILVUS_TOKEN"  # the variable that holds "user:password" or an API key

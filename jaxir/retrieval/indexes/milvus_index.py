@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jaxir.asides import temporary_directory
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
+from jaxir.core.simple_types import Natural
 from jaxir.retrieval.indexes.documents import Documents
 from jaxir.retrieval.indexes.ids import descending_ranks
 from jaxir.retrieval.indexes.index import (
@@ -27,8 +27,8 @@ from jaxir.retrieval.indexes.index import (
     checked,
 )
 from jaxir.retrieval.indexes.milvus_collection import PLACE, TOKEN, IndexType, MilvusCollection, is_named
-from jaxir.retrieval.npy import read_npy, write_npy
-from jaxir.simple_types import Natural
+from jaxir.storage.asides import temporary_directory
+from jaxir.storage.npy import read_npy, write_npy
 
 INSIDE = "milvus.db"  # an embedded Milvus that lies in the index directory, as its `uri` in index.json
 ROWS = "rows.npy"

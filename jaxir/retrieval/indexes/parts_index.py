@@ -15,17 +15,17 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxir import checksums
-from jaxir.distributed import wait_for_all
-from jaxir.errors import UserError, changed
-from jaxir.files import atomic_file, local_path
-from jaxir.json_files import read_json
-from jaxir.progress import progress
+from jaxir.core.errors import UserError, changed
+from jaxir.core.progress import progress
+from jaxir.core.simple_types import Count
 from jaxir.retrieval.encoding.embeddings import StoredEmbeddings
 from jaxir.retrieval.indexes.documents import Documents
 from jaxir.retrieval.indexes.index import Embeddings, IndexInfo, VectorIndex, describe, load_index
 from jaxir.retrieval.indexes.tuning import Recall
-from jaxir.simple_types import Count
+from jaxir.runtime.distributed import wait_for_all
+from jaxir.storage import checksums
+from jaxir.storage.files import atomic_file, local_path
+from jaxir.storage.json_files import read_json
 
 PARTS = "parts"  # a directory of index directories
 MADE = ".made.json"

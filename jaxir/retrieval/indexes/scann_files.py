@@ -12,10 +12,10 @@ from typing import Literal
 
 import numpy as np
 
-from jaxir.errors import UserError
-from jaxir.files import inside
-from jaxir.mapped import open_mapped, pieces
+from jaxir.core.errors import UserError
 from jaxir.retrieval.indexes.outliers import Outliers
+from jaxir.storage.files import inside
+from jaxir.storage.mapped import open_mapped, pieces
 
 Storage = Literal["float32", "bfloat16", "int8"]
 ASSETS = "scann"

@@ -10,15 +10,15 @@ from typing import Literal
 
 import numpy as np
 
-from jaxir.data.sources import read_queries
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
+from jaxir.data.formats.sources import read_queries
 from jaxir.retrieval.encoding.embeddings import StoredEmbeddings
 from jaxir.retrieval.indexes.entries_index import EntriesIndex, entry_ids
 from jaxir.retrieval.indexes.exact import ExactIndex
 from jaxir.retrieval.indexes.exact_rows import Storage
 from jaxir.retrieval.indexes.index import Embeddings, VectorIndex, build_index
 from jaxir.retrieval.indexes.scann_index import TUNED_FOR, ScannIndex
-from jaxir.retrieval.npy import gather
+from jaxir.storage.npy import gather
 
 K = TUNED_FOR
 SAMPLE = 1000  # queries, half of them to tune on and half to report on

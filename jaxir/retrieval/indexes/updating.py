@@ -8,12 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from jaxir.checksums import directory_with_checksums
-from jaxir.data.lines import Policy
-from jaxir.errors import UserError
-from jaxir.files import local_path
-from jaxir.locks import locked
-from jaxir.reading import read_text
+from jaxir.core.errors import UserError
+from jaxir.data.formats.lines import Policy
 from jaxir.retrieval.encoding.embeddings import EmbeddingsInfo, StoredEmbeddings
 from jaxir.retrieval.indexes.documents import Documents, check_corpus
 from jaxir.retrieval.indexes.ids import check_new, check_there
@@ -21,6 +17,10 @@ from jaxir.retrieval.indexes.index import Index, IndexInfo, VectorIndex, checked
 from jaxir.retrieval.indexes.lucene import LuceneIndex, update_lucene_index
 from jaxir.retrieval.indexes.scann_files import stored_vectors
 from jaxir.retrieval.indexes.scann_index import ScannIndex
+from jaxir.storage.checksums import directory_with_checksums
+from jaxir.storage.files import local_path
+from jaxir.storage.locks import locked
+from jaxir.storage.reading import read_text
 
 if TYPE_CHECKING:
     from jaxir.retrieval.indexes.tuning import Recall

@@ -13,9 +13,9 @@ from typing import Protocol
 
 import numpy as np
 
-from jaxir.data.sources import BeirFolder
-from jaxir.errors import UserError
-from jaxir.simple_types import Rate, checked
+from jaxir.core.errors import UserError
+from jaxir.core.simple_types import Rate, checked
+from jaxir.data.formats.sources import BeirFolder
 
 # A query's candidates that were drawn: (place among all its candidates, document id).
 Drawn = list[tuple[int, str]]

@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from jaxir.data.lines import has_text
-from jaxir.data.sources import BeirFolder
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
+from jaxir.data.formats.lines import has_text
+from jaxir.data.formats.sources import BeirFolder
 
 
 class KnownPositives(NamedTuple):

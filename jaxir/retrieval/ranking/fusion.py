@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
 from jaxir.retrieval.ranking.runs import Run, rank
 
 Normalization = Literal["min_max", "z_score", "none"]

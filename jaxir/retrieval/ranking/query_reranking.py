@@ -9,11 +9,11 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from jaxir.data import fingerprints
-from jaxir.data.candidates import Candidates, check_corpus, expanded, passages_of, read_passages
-from jaxir.errors import UserError
-from jaxir.files import local_path
+from jaxir.core.errors import UserError
+from jaxir.data.expanded.candidates import Candidates, check_corpus, expanded, passages_of, read_passages
 from jaxir.retrieval.encoding.windowed_file import OutputsReport, write_windows
+from jaxir.storage import fingerprints
+from jaxir.storage.files import local_path
 
 WINDOW = 256  # questions, of some 50 queries each, that are scored together
 By = Literal["place", "concat", "oracle"]

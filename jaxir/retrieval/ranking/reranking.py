@@ -7,8 +7,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from jaxir.data.sources import BeirFolder
-from jaxir.errors import UserError
+from jaxir.core.errors import UserError
+from jaxir.data.formats.sources import BeirFolder
 from jaxir.retrieval.ranking.runs import Run, rank
 
 

@@ -7,13 +7,13 @@ from typing import Protocol
 
 import numpy as np
 
-from jaxir.errors import UserError
-from jaxir.progress import progress
+from jaxir.core.errors import UserError
+from jaxir.core.progress import progress
 from jaxir.retrieval.encoding.embeddings import StoredEmbeddings
 from jaxir.retrieval.indexes.index import normalize
 from jaxir.retrieval.lengths import UnusableVectorError, first_unusable
-from jaxir.retrieval.npy import gather
 from jaxir.retrieval.ranking.runs import Run, rank
+from jaxir.storage.npy import gather
 
 QUERY_BLOCK = 1024  # queries encoded at a time
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxir.data.lines import as_number, bad_sign, raw_lines
-from jaxir.errors import BadInputError, UserError
-from jaxir.files import atomic_file, local_path
+from jaxir.core.errors import BadInputError, UserError
+from jaxir.data.formats.lines import as_number, bad_sign, raw_lines
+from jaxir.storage.files import atomic_file, local_path
 
 Run = dict[str, dict[str, float]]
 TAG = "jaxir"

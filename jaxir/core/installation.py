@@ -1,0 +1,105 @@
+"""Where jaxir lies: its recipes, the clone it runs from, its cache; and how to install more of it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+
+from jaxir.core.errors import UserError, suggest
+from jaxir.version import __version__
+
+PACKAGE = Path(__file__).resolve().parent.parent
+# The recipes are in PACKAGE/gin, in a clone by way of a link, so that "gin/quickstart.gin" is found from any
+# directory once PACKAGE is searched. What the working directory has of the same name comes first.
+RECIPES = PACKAGE
+MISSPELT = 0.9  # so like another path that it was meant to be that one, not a file of its name elsewhere
+
+
+def find_recipe(file: str | Path) -> Path | None:
+    """Returns the gin file that `file` means: that of the working directory, else jaxir's own, else None."""
+    return next((path for path in (Path(file), RECIPES / file) if path.is_file()), None)
+
+
+def missing_recipe(file: str) -> str:
+    """Returns what to say of a gin file that is not there: the one that may be meant, first of all."""
+    path = Path(file)
+    if (path / "config.gin").is_file():
+        return f"{file} is a directory; did you mean {str(path / 'config.gin')!r}?"
+    shipped = sorted((RECIPES / "gin").rglob("*.gin"))
+    known = [str(found.relative_to(RECIPES)) for found in shipped]
+    if path.parent.is_dir():
+        known += [str(found) for found in sorted(path.parent.glob("*.gin"))]
+    name = file if file.endswith(".gin") else f"{file}.gin"
+    same_name = [found for found in known if Path(found).name == Path(name).name]
+    meant = suggest(name, known, likeness=MISSPELT) or (
+        f"; did you mean {same_name[0]!r}?" if same_name else ""
+    )
+    return f"gin file {file} does not exist" + (meant or suggest(name, known))
+
+
+def included_in(text: str) -> list[str]:
+    """Returns the gin files that one with this text includes, as it names them."""
+    return re.findall(r"""^include\s+['"](.+?)['"]""", text, re.M)
+
+
+def clone() -> Path | None:
+    """Returns the root of the clone that jaxir runs from; None where it was installed from a wheel."""
+    root = PACKAGE.parent
+    return root if (root / "pyproject.toml").is_file() else None
+
+
+def cache_directory() -> Path:
+    """Returns the user's directory for what can be made anew: $XDG_CACHE_HOME/jaxir, else ~/.cache/jaxir.
+
+    Raises:
+      UserError: the user has no home, as in a container that gives him a number alone.
+    """
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jaxir"
+    except RuntimeError:
+        raise UserError(
+            f"user {os.getuid()} has no home directory here; set HOME or XDG_CACHE_HOME to a directory"
+        ) from None
+
+
+def pip_install(*arguments: str) -> str:
+    """Returns the command that installs into the environment of this process, ready to be typed."""
+    if importlib.util.find_spec("pip"):
+        return shlex.join([sys.executable, "-m", "pip", "install", *arguments])
+    return shlex.join(["uv", "pip", "install", "--python", sys.executable, *arguments])  # uv leaves pip out
+
+
+def how_to_install(extra: str) -> str:
+    """Returns the command that adds an extra of pyproject.toml to this environment, ready to be typed."""
+    root = clone()
+    return pip_install("-e", f"{root}[{extra}]") if root else pip_install(_origin(extra))
+
+
+def _origin(extra: str) -> str:
+    """Returns what jaxir was installed from, with an extra: as pip has noted it (PEP 610), else a wheel."""
+    import importlib.metadata  # here, for every command imports this file
+    import json
+    from urllib.parse import unquote, urlsplit
+
+    origin = {}
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        origin = json.loads(importlib.metadata.distribution("jaxir").read_text("direct_url.json") or "{}")
+    if not origin:
+        return f"jaxir-{__version__}-py3-none-any.whl[{extra}]"
+    url = urlsplit(origin["url"])
+    if url.scheme == "file":
+        return f"{unquote(url.path)}[{extra}]"
+    vcs = origin.get("vcs_info", {}).get("vcs")
+    return f"jaxir[{extra}] @ {f'{vcs}+' if vcs else ''}{origin['url']}"
+
+
+def require(extra: str, *modules: str) -> None:
+    """Raises a UserError that says how to install what an extra of pyproject.toml brings, where it lacks."""
+    for module in modules:
+        if importlib.util.find_spec(module) is None:
+            raise UserError(f"{module} is not installed: {how_to_install(extra)}")

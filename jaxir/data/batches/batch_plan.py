@@ -1,0 +1,262 @@
+"""Which part of a batch is a process's, and which items of lists go into it."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxir.core.errors import UserError
+from jaxir.core.features import Features, Key, Tokens
+from jaxir.data.batches.text_table import TextTable
+
+Batch = dict[str, np.ndarray]
+# From so many examples on, an epoch's order is computed where it is read. Of fewer it is a shuffled array of
+# 4 bytes an example, 0.5 GB at most.
+SHUFFLED_BELOW = 1 << 27
+_ROUNDS = 8
+
+
+def share(batch_size: int, process_index: int, process_count: int) -> slice:
+    """Returns the part of a batch that is process `process_index`'s.
+
+    Raises:
+      UserError: the batch does not divide by the number of processes.
+    """
+    if batch_size <= 0 or batch_size % process_count:
+        raise UserError(
+            f"batch_size must be a positive multiple of the {process_count} processes, got {batch_size}"
+        )
+    if not 0 <= process_index < process_count:
+        raise ValueError(f"no process {process_index} among {process_count}")
+    size = batch_size // process_count
+    return slice(process_index * size, (process_index + 1) * size)
+
+
+class Drawn(NamedTuple):
+    """The examples of a step.
+
+    Attributes:
+      step: the step.
+      epoch: its epoch.
+      examples: [b], those of this process.
+      first: the place of the first of them in the whole batch.
+    """
+
+    step: int
+    epoch: int
+    examples: np.ndarray
+    first: int
+
+
+class Plan:
+    """The examples of any step: a pure function of (seed, step), which threads may call together."""
+
+    def __init__(
+        self,
+        num_examples: int,
+        *,
+        batch_size: int,
+        seed: int,
+        process_index: int = 0,
+        process_count: int = 1,
+        noun: str = "pairs",
+    ):
+        """Takes what `ArrayDataset.batches` does, and what sentences call the examples.
+
+        Raises:
+          UserError: a negative seed, fewer examples than `batch_size`, or it does not divide by
+            `process_count`.
+        """
+        if seed < 0:
+            raise UserError(f"seed must be 0 or more, got {seed}")
+        self._mine = share(batch_size, process_index, process_count)
+        if batch_size > num_examples:
+            raise UserError(
+                f"batch_size is {batch_size:,}, but there are only {num_examples:,} {noun}:"
+                " give a smaller one"
+            )
+        self._num_examples, self._batch_size, self._seed = num_examples, batch_size, seed
+        self._orders: dict[int, np.ndarray | _Permutation] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, step: int) -> Drawn:
+        """Returns the examples of a step."""
+        epoch, place = divmod(step, self._num_examples // self._batch_size)
+        start = place * self._batch_size
+        whole = self._order(epoch)[start : start + self._batch_size]
+        return Drawn(step, epoch, whole[self._mine].astype(np.int64), self._mine.start)
+
+    def _order(self, epoch: int) -> np.ndarray | _Permutation:
+        with self._lock:
+            if epoch not in self._orders:
+                # Of those who read ahead, some are still in the epoch before.
+                self._orders = {e: order for e, order in self._orders.items() if e == epoch - 1}
+                self._orders[epoch] = order_of(self._num_examples, self._seed, epoch)
+            return self._orders[epoch]
+
+
+def draw(
+    num_examples: int,
+    *,
+    batch_size: int,
+    seed: int,
+    start_step: int = 0,
+    process_index: int = 0,
+    process_count: int = 1,
+    noun: str = "pairs",
+) -> Iterator[Drawn]:
+    """Yields the examples of each step without end, from `start_step` on; see `Plan`."""
+    plan = Plan(
+        num_examples,
+        batch_size=batch_size,
+        seed=seed,
+        process_index=process_index,
+        process_count=process_count,
+        noun=noun,
+    )
+    return map(plan, itertools.count(start_step))
+
+
+def noun_of(features: Features) -> str:
+    """Returns what sentences call examples with these features: texts, or pairs."""
+    single = any(isinstance(f, Tokens) and f.field == "text" for f in features.values())
+    return "texts" if single else "pairs"
+
+
+def order_of(num_examples: int, seed: int, epoch: int) -> np.ndarray | _Permutation:
+    """Returns the order of an epoch: its slices are [n], the examples that come there."""
+    if num_examples >= SHUFFLED_BELOW:
+        return _Permutation(num_examples, seed, epoch)
+    order = np.arange(num_examples, dtype=np.uint32)
+    np.random.default_rng([seed, epoch]).shuffle(order)
+    return order
+
+
+class _Permutation:
+    """A random order of range(`size`) that is computed where it is read: a Feistel cipher of the places.
+
+    The cipher permutes the numbers of an even number of bits (Black and Rogaway 2002, "Ciphers with Arbitrary
+    Finite Domains": what it sends beyond `size` goes through it again); each round adds SplitMix64 of a half.
+    """
+
+    def __init__(self, size: int, seed: int, epoch: int):
+        self._size, self._half = size, np.uint64(-(-(size - 1).bit_length() // 2))
+        state = _mix(_mix(np.full(1, seed, np.uint64)) + np.uint64(epoch))
+        self._keys = _mix(state + np.arange(_ROUNDS, dtype=np.uint64))
+
+    def __getitem__(self, places: slice) -> np.ndarray:
+        """Returns uint64 [n], the numbers at places start to stop."""
+        found = np.arange(*places.indices(self._size), dtype=np.uint64)
+        beyond = np.ones(len(found), bool)
+        while beyond.any():
+            found[beyond] = self._once(found[beyond])
+            beyond = found >= self._size
+        return found
+
+    def _once(self, numbers: np.ndarray) -> np.ndarray:
+        mask = (np.uint64(1) << self._half) - np.uint64(1)
+        left, right = numbers >> self._half, numbers & mask
+        for key in self._keys:
+            left, right = right, left ^ (_mix(right ^ key) & mask)
+        return left << self._half | right
+
+
+def in_one_order(num_examples: int, count: int | None = None) -> np.ndarray:
+    """Returns `count` examples, or all, each once and shuffled: as the first epoch of seed 0 has them."""
+    return order_of(num_examples, 0, 0)[:count].astype(np.int64)
+
+
+def choose(
+    n: int,
+    counts: np.ndarray,
+    examples: np.ndarray,
+    seed_and_epoch: tuple[int, int],
+    *,
+    in_order: bool = False,
+) -> np.ndarray:
+    """Returns int64 [b, `n`]: for each example, `n` of range(counts) at random, none twice, or cyclically.
+
+    With `in_order` they are in ascending order; if there are fewer than `n`, that order begins again.
+    """
+    candidates = np.arange(counts.max(initial=1), dtype=np.uint64)
+    seed, epoch = (np.full(1, value, np.uint64) for value in seed_and_epoch)
+    state = _mix(_mix(seed) + epoch)
+    draws = _mix(_mix(state + examples.astype(np.uint64))[:, None] + candidates)
+    draws[candidates >= counts[:, None].astype(np.uint64)] = np.iinfo(np.uint64).max
+    order = np.argsort(draws, axis=1, kind="stable")
+    repeated = np.arange(n) % counts[:, None]
+    chosen = np.take_along_axis(order, repeated, axis=1)
+    return np.where(counts[:, None] < n, repeated, np.sort(chosen, axis=1)) if in_order else chosen
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """SplitMix64: uint64 -> well mixed uint64, elementwise."""
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def uniforms(seed: int, *positions: np.ndarray) -> np.ndarray:
+    """Returns float64 in [0, 1) for int64 `positions`: random, and a function of (seed, position).
+
+    Several arrays of them, broadcast against each other, say together what a position is.
+    """
+    state = _mix(np.full(1, seed, np.uint64))
+    for part in positions:
+        state = _mix(state + part.astype(np.uint64))
+    return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def keys_of_twins(batch: Batch, features: Features) -> Batch:
+    """Returns the batch with the key of the text that a text of a list should be unlike, where it is not.
+
+    Losses leave out a negative with the key of its positive: once cut, two texts can be one to the model.
+
+    Args:
+      batch: arrays by feature.
+      features: what it holds.
+    """
+    tokens = {f.field: name for name, f in features.items() if isinstance(f, Tokens)}
+    keys = {f.field: name for name, f in features.items() if isinstance(f, Key)}
+    found = dict(batch)
+    for name, feature in features.items():
+        if isinstance(feature, Tokens) and feature.unlike is not None and feature.field in keys:
+            same = (batch[name] == batch[tokens[feature.unlike]][:, None]).all(-1, keepdims=True)
+            key = keys[feature.field]
+            found[key] = np.where(same, batch[keys[feature.unlike]][:, None], batch[key])
+    return found
+
+
+def without_twins(
+    texts: TextTable, own: np.ndarray, items: np.ndarray, offsets: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """Leaves out each item with the tokens of its example's own text, unless all of the example's are such.
+
+    Args:
+      texts: the texts.
+      own: [P], the text of each example that its items should be unlike.
+      items: [K], as in `ArrayDataset`.
+      offsets: [P + 1], likewise.
+
+    Returns:
+      Which items to keep (bool [K]), the offsets of these, and how many examples have no items but such.
+    """
+    example = np.repeat(np.arange(len(own)), np.diff(offsets))
+    starts, own_starts = texts.offsets[items], texts.offsets[own[example]]
+    sizes = texts.offsets[items + 1] - starts
+    same = sizes == texts.offsets[own[example] + 1] - own_starts
+    for at in (sizes // 2, sizes // 4):  # leaves few that must be compared whole
+        tokens = (texts.flat.take(begin + at, mode="clip") for begin in (starts, own_starts))
+        same &= np.equal(*tokens)
+    for i in np.flatnonzero(same):
+        text, its_own = (texts.flat[start : start + sizes[i]] for start in (starts[i], own_starts[i]))
+        same[i] = np.array_equal(text, its_own)
+    counts = np.bincount(example[~same], minlength=len(own))
+    keep = ~same | (counts[example] == 0)
+    left = np.concatenate([[0], np.cumsum(np.bincount(example[keep], minlength=len(own)))])
+    return keep, left, int(np.sum((counts == 0) & (np.diff(offsets) > 0)))

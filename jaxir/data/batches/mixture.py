@@ -1,0 +1,262 @@
+"""Training on several tasks: each batch from one of them, or several packed into each batch when asked."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxir.core.errors import UserError
+from jaxir.core.features import Features, TokenCounts
+from jaxir.data.batches.batch_plan import Batch, share, uniforms
+from jaxir.data.batches.text_data import TextData, shortest_lengths
+from jaxir.data.formats.lines import OnBadInput
+from jaxir.data.text.tokenizer import Tokenizer
+from jaxir.data.text.truncation import Truncation
+from jaxir.storage import fingerprints
+
+_DRAW_AT_ONCE = 1 << 16
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Mixture(TextData):
+    """Several sources of pairs as one.
+
+    Each batch comes from one source, so that in-batch negatives are of the query's own task: a passage of
+    another task is an easy negative, told apart by its style alone.
+
+    Attributes:
+      sources: the sources, such as BeirPairs(...) or MultiReqaPairs(...).
+      rates: how much of each, in any unit; by default in proportion to their numbers of pairs.
+      mix_within_batch: whether every batch holds pairs of all sources instead, in the same proportion. Texts
+        of two sources that have the same id count as one text there: at worst a negative is lost.
+    """
+
+    sources: Sequence[TextData]
+    rates: Sequence[float] | None = None
+    mix_within_batch: bool = False
+
+    def dataset(self, tokenizer: Tokenizer, features: Features, on_bad_input: OnBadInput) -> MixtureDataset:
+        """Builds every source.
+
+        Raises:
+          UserError: no source, or rates that are not one positive number for each.
+        """
+        names = [f"source {number} of the mixture" for number in range(1, len(self.sources) + 1)]
+        check_rates(names, self.rates)
+        built = [source.dataset(tokenizer, features, on_bad_input) for source in self.sources]
+        return MixtureDataset(
+            dict(zip(names, built, strict=True)), rates=self.rates, mix_within_batch=self.mix_within_batch
+        )
+
+
+class MixtureDataset:
+    """What a trainer reads, from several datasets. Made by `Mixture.build`.
+
+    With rates, the dataset of each step is drawn at random; without, each epoch of the mixture has every
+    whole batch of every dataset once, in random order.
+
+    Attributes:
+      num_examples: of all datasets together.
+      features: what a batch holds.
+      order_depends_on_parts: whether that of one of the datasets does.
+    """
+
+    def __init__(
+        self, datasets: Mapping[str, Any], *, rates: Sequence[float] | None, mix_within_batch: bool = False
+    ):
+        """Takes datasets by the names that messages call them.
+
+        Raises:
+          UserError: no dataset, or rates that are not one positive number for each.
+        """
+        check_rates(list(datasets), rates)
+        self._names, self._datasets = list(datasets), list(datasets.values())
+        self._sizes = np.array([d.num_examples for d in self._datasets], np.int64)
+        self._rates = None if rates is None else np.array(rates, np.float64) / sum(rates)
+        self._mix_within_batch = mix_within_batch
+        self.num_examples = int(self._sizes.sum())
+        self.order_depends_on_parts = any(d.order_depends_on_parts for d in self._datasets)
+        self.features = self._datasets[0].features
+
+    def __repr__(self) -> str:
+        parts = (f"{name} {size:,}" for name, size in zip(self._names, self._sizes, strict=True))
+        return f"MixtureDataset({self.num_examples:,} pairs: {', '.join(parts)})"
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells this mixture from others: by its datasets, their order and how they are mixed."""
+        rates = None if self._rates is None else self._rates.tolist()
+        parts = [d.fingerprint for d in self._datasets]
+        found = fingerprints.of_values(parts, rates, self._mix_within_batch)[: fingerprints.DIGITS]
+        return f"{self.num_examples} pairs of {len(self._datasets)} data sets, hash {found}"
+
+    def batches(
+        self,
+        *,
+        batch_size: int,
+        seed: int,
+        start_step: int = 0,
+        process_index: int = 0,
+        process_count: int = 1,
+    ) -> Iterator[Batch]:
+        """Yields batches without end, from step `start_step` on: a pure function of (seed, step).
+
+        (Of process_count too where a dataset is a SeqIO task.) Args are those of `ArrayDataset.batches`.
+
+        Raises:
+          UserError: as there; or, packed, a dataset whose part of a batch is less than one pair.
+        """
+        mine = share(batch_size, process_index, process_count)
+        if self._mix_within_batch and batch_size > 1:
+            # Every process assembles whole batches: the parts of the datasets do not divide by their number.
+            parts = self._opened(self._quotas(batch_size), seed, [start_step] * len(self._datasets), 0, 1)
+            return _packed(parts, mine)
+        schedule = self._schedule(batch_size, seed)
+        before = schedule.count(start_step, len(self._datasets)).tolist()
+        sizes = [batch_size] * len(self._datasets)
+        parts = self._opened(sizes, seed, before, process_index, process_count)
+        return _alternating(parts, schedule, start_step)
+
+    def once(self, count: int | None = None) -> Batch:
+        """Returns `count` pairs, or all, each once and shuffled: of each dataset by its size, not rate."""
+        wanted = [None] * len(self._datasets)
+        if count is not None:
+            wanted = np.bincount(_Epochs(self._sizes, 0)(0, count), minlength=len(wanted)).tolist()
+        parts = [d.once(size) for d, size in zip(self._datasets, wanted, strict=True) if size != 0]
+        sizes = np.array([len(next(iter(part.values()))) for part in parts])
+        order = np.argsort(np.argsort(_Epochs(sizes, 0)(0, int(sizes.sum())), kind="stable"))
+        return {name: np.concatenate([part[name] for part in parts])[order] for name in self.features}
+
+    def list_lengths(self) -> set[int]:
+        """Returns the lengths that the lists of examples have."""
+        known = (dataset for dataset in self._datasets if hasattr(dataset, "list_lengths"))
+        return set().union(*(dataset.list_lengths() for dataset in known))
+
+    @property
+    def truncation(self) -> dict[str, Truncation]:
+        """The counts of texts that were cut, of all datasets together; empty if one does not know them."""
+        found: dict[str, Truncation] = {}
+        for dataset in self._datasets:
+            if not (counts := getattr(dataset, "truncation", {})):
+                return {}
+            for name, count in counts.items():
+                found.setdefault(name, Truncation(count.length)).add(count.texts, count.cut)
+        return found
+
+    def needed_lengths(self) -> dict[str, int]:
+        """Returns lengths that cut no text of any dataset; see `ArrayDataset.needed_lengths`."""
+        all_needed = [shortest_lengths(dataset) for dataset in self._datasets]
+        return {name: max(needed[name] for needed in all_needed) for name in all_needed[0]}
+
+    def with_lengths(self, lengths: Mapping[str, int]) -> MixtureDataset:
+        """Returns the same mixture with other lengths; see `ArrayDataset.with_lengths`."""
+        found = copy.copy(self)
+        # A dataset that cannot be shortened keeps its lengths, which are then those of `needed_lengths`.
+        found._datasets = [
+            dataset.with_lengths(lengths) if hasattr(dataset, "with_lengths") else dataset
+            for dataset in self._datasets
+        ]
+        found.features = found._datasets[0].features
+        return found
+
+    def token_counts(self, field: str, vocab_size: int) -> TokenCounts:
+        """Adds up the counts of all datasets; see `ArrayDataset.token_counts`."""
+        counts = [dataset.token_counts(field, vocab_size) for dataset in self._datasets]
+        return TokenCounts(*map(sum, zip(*counts, strict=True)))
+
+    def _schedule(self, batch_size: int, seed: int) -> _Epochs | _Draws:
+        if self._rates is None:
+            return _Epochs(np.maximum(self._sizes // batch_size, 1), seed)
+        return _Draws(self._rates, seed)
+
+    def _quotas(self, batch_size: int) -> list[int]:
+        """Returns how many pairs of a batch are each dataset's: whole numbers nearest to the proportion."""
+        rates = self._sizes / self._sizes.sum() if self._rates is None else self._rates
+        exact = rates * batch_size
+        quotas = np.floor(exact).astype(np.int64)
+        quotas[np.argsort(quotas - exact, kind="stable")[: batch_size - int(quotas.sum())]] += 1
+        for name, quota, rate in zip(self._names, quotas, rates, strict=True):
+            if not quota:
+                raise UserError(
+                    f"{name}: its share of a batch of {batch_size:,} is {rate * batch_size:.2g} pairs, none:"
+                    " give a higher rate or a larger batch_size"
+                )
+        return quotas.tolist()
+
+    def _opened(
+        self, sizes: Sequence[int], seed: int, starts: Sequence[int], index: int, count: int
+    ) -> list[Iterator[Batch]]:
+        opened = []
+        for name, dataset, size, start in zip(self._names, self._datasets, sizes, starts, strict=True):
+            try:
+                batches = dataset.batches(
+                    batch_size=size, seed=seed, start_step=start, process_index=index, process_count=count
+                )
+            except UserError as error:
+                raise UserError(f"{name}: {error}") from error
+            opened.append(batches)
+        return opened
+
+
+def check_rates(names: Sequence[str], rates: Sequence[float] | None) -> None:
+    """Raises a UserError unless there is something to mix, and one positive rate for each."""
+    if not names:
+        raise UserError("a mixture needs at least one source")
+    if rates is not None and len(rates) != len(names):
+        raise UserError(f"the mixture has {len(names)} sources but {len(rates)} rates")
+    for name, rate in zip(names, rates or (), strict=False):
+        if not (rate > 0 and np.isfinite(rate)):
+            raise UserError(f"{name}: its rate must be a positive number, got {rate}")
+
+
+class _Epochs:
+    """Which dataset a step is of: each epoch is a random order of all their batches."""
+
+    def __init__(self, batches: np.ndarray, seed: int):
+        self._seed, self._all = seed, np.repeat(np.arange(len(batches), dtype=np.int32), batches)
+
+    def __call__(self, first: int, count: int) -> np.ndarray:
+        """Returns int32: the datasets of at most `count` steps from `first` on, at least one."""
+        epoch, at = divmod(first, len(self._all))
+        order = np.random.default_rng([self._seed, epoch]).permutation(self._all)
+        return order[at : at + count]
+
+    def count(self, steps: int, datasets: int) -> np.ndarray:
+        epochs, rest = divmod(steps, len(self._all))
+        counts = epochs * np.bincount(self._all, minlength=datasets)
+        return counts + (np.bincount(self(steps - rest, rest), minlength=datasets) if rest else 0)
+
+
+class _Draws:
+    """Which dataset a step is of: drawn by rate."""
+
+    def __init__(self, rates: np.ndarray, seed: int):
+        self._seed, self._upper = seed, np.cumsum(rates)[:-1]
+
+    def __call__(self, first: int, count: int) -> np.ndarray:
+        steps = np.arange(first, first + count, dtype=np.int64)
+        return np.searchsorted(self._upper, uniforms(self._seed, steps), side="right").astype(np.int32)
+
+    def count(self, steps: int, datasets: int) -> np.ndarray:
+        counts = np.zeros(datasets, np.int64)
+        for first in range(0, steps, _DRAW_AT_ONCE):
+            counts += np.bincount(self(first, min(_DRAW_AT_ONCE, steps - first)), minlength=datasets)
+        return counts
+
+
+def _alternating(parts: Sequence[Iterator[Batch]], schedule: _Epochs | _Draws, step: int) -> Iterator[Batch]:
+    while True:
+        of_steps = schedule(step, _DRAW_AT_ONCE)
+        for dataset in of_steps:
+            yield next(parts[dataset])
+        step += len(of_steps)
+
+
+def _packed(parts: Sequence[Iterator[Batch]], mine: slice) -> Iterator[Batch]:
+    while True:
+        batches = [next(part) for part in parts]
+        yield {name: np.concatenate([b[name] for b in batches])[mine] for name in batches[0]}

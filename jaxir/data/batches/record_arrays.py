@@ -1,0 +1,163 @@
+"""Records -> arrays: each distinct text tokenised once, and lists without what they should be unlike."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxir.core.errors import UserError
+from jaxir.core.features import Features, Numbers, Record, Tokens, check_record, fields_of
+from jaxir.data.batches.batch_plan import without_twins
+from jaxir.data.batches.text_table import TableBuilder, TextTable
+from jaxir.data.text.tokenizer import Tokenizer
+from jaxir.data.text.truncation import Truncation
+
+
+class RecordArrays(NamedTuple):
+    """Examples as arrays; see `ArrayDataset`, which takes them under these names."""
+
+    tables: dict[str, TextTable]
+    columns: dict[str, np.ndarray]
+    offsets: np.ndarray
+    left_out: int
+    without_others: int
+
+
+class RecordReader:
+    """Makes arrays of records, of all at once or of some after the others.
+
+    Args:
+      tokenizer: makes the ids.
+      features: what is read of each record.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, features: Features):
+        self._fields = fields_of(features)
+        self._builders: dict[str, TableBuilder] = {}
+        for field in self._fields.values():
+            if isinstance(field, Tokens) and field.table not in self._builders:
+                self._builders[field.table] = TableBuilder(
+                    tokenizer, field.length, field.prompt, what=field.table
+                )
+        self._count = 0
+
+    def arrays(self, records: Iterable[Record]) -> RecordArrays:
+        """Returns the arrays of `records`, which come after those of earlier calls.
+
+        Raises:
+          UserError: a record lacks a field, has another kind of value in it (a number that is not finite,
+            say), an id with another text than an earlier record, or lists that are not equally long.
+        """
+        columns: dict[str, list[Any]] = {name: [] for name in self._fields}
+        offsets = [0]
+        for record in records:
+            check_record(record, self._fields, self._count)
+            sizes = set()
+            for name, field in self._fields.items():
+                value = record[name]
+                items = [value] if field.count is None else value
+                if isinstance(field, Tokens):
+                    builder = self._builders[field.table]
+                    columns[name].extend(builder.row(*item, self._count) for item in items)
+                else:
+                    columns[name].extend(items)
+                if field.count is not None:
+                    sizes.add(len(items))
+            if len(sizes) > 1:
+                lists = ", ".join(
+                    f"{len(record[n])} {n}" for n, f in self._fields.items() if f.count is not None
+                )
+                raise UserError(f"example {self._count}: its lists must be equally long, got {lists}")
+            offsets.append(offsets[-1] + (sizes.pop() if sizes else 0))
+            self._count += 1
+        tables = {name: builder.take() for name, builder in self._builders.items()}
+        arrays = {
+            name: np.array(column, np.int32 if isinstance(self._fields[name], Tokens) else np.float32)
+            for name, column in columns.items()
+        }
+        return self._without_twins(tables, arrays, np.array(offsets, np.int64))
+
+    def truncation(self) -> dict[str, Truncation]:
+        """Returns the counts of texts that were cut, by the name of `Tokens.table`."""
+        return {name: builder.truncation for name, builder in self._builders.items()}
+
+    def tell_alike(self) -> None:
+        """Warns where many of the texts that were read have the tokens of another one.
+
+        Raises:
+          UserError: more than half of them have.
+        """
+        for builder in self._builders.values():
+            builder.tell_alike()
+
+    def _without_twins(
+        self, tables: dict[str, TextTable], columns: dict[str, np.ndarray], offsets: np.ndarray
+    ) -> RecordArrays:
+        left_out, without_others = 0, 0
+        for name, field in self._fields.items():
+            if isinstance(field, Tokens) and field.unlike is not None:
+                keep, offsets, without_others = without_twins(
+                    tables[field.table], columns[field.unlike], columns[name], offsets
+                )
+                left_out = len(keep) - int(keep.sum())
+                for other, of in self._fields.items():
+                    if of.count is not None:
+                        columns[other] = columns[other][keep]
+        return RecordArrays(tables, columns, offsets, left_out, without_others)
+
+
+class ListCounts(NamedTuple):
+    """What there is in the lists of examples.
+
+    Attributes:
+      examples: how many examples.
+      items: how many items their lists have.
+      empty: how many have empty lists.
+      left_out: how many items were left out, being the same as the text they should be unlike once cut.
+      without_others: how many have no items but such.
+    """
+
+    examples: int
+    items: int
+    empty: int
+    left_out: int
+    without_others: int
+
+
+def check_list(name: str, field: Tokens | Numbers, counts: ListCounts) -> None:
+    """Checks a field that is read as a list, and tells what was left out of it.
+
+    Raises:
+      UserError: it is empty for some examples, or all that is in it is like what it should be unlike.
+    """
+    count = counts.examples
+    hint = ": set num_negatives to 0, or mine negatives for them" if name == "negatives" else ""
+    if counts.empty:
+        raise UserError(
+            f"a batch wants {field.count} {name} of each example, but {counts.empty:,} of {count:,} have none"
+            f"{hint}"
+        )
+    if not isinstance(field, Tokens) or field.unlike is None:
+        return
+    if counts.without_others == count:
+        raise UserError(
+            f"all {name}, cut at {field.length} tokens, are the same as the {field.unlike} of their"
+            " example"
+            f"{hint.replace('for them', 'that are not')}"
+        )
+    cut = f"cut at {field.length} tokens"
+    if counts.left_out:
+        print(
+            f"{counts.left_out:,} of {counts.left_out + counts.items:,} {name} left out: {cut} they are the"
+            f" same as the {field.unlike} of their example",
+            file=sys.stderr,
+        )
+    if counts.without_others:
+        print(
+            f"warning: {counts.without_others:,} of {count:,} examples have no {name} that, {cut}, are not"
+            f" their {field.unlike}: they are trained without",
+            file=sys.stderr,
+        )

@@ -1,0 +1,331 @@
+"""Examples in ArrayRecord files, each a record of its own: written as they come, read in any order.
+
+A record is what `ArrayDataset` knows of an example: the tokens and key of each text, numbers, lists. It is
+made of little-endian words of 32 bits, so that a whole batch is taken apart at once:
+
+  tag [2], number of the example [2], items in its lists [1],
+  of each field that is no list: a text [4] (its key, then where its tokens begin in the record, and how many
+    there are), or a number [1], float32,
+  of each list: the same for item after item,
+  the tokens, uint16 or int32.
+
+The tag is that of all records of a directory, drawn by chance. It tells the files of another one; the number
+tells files that are in each other's place. What a disk or a copy has done to the bytes is noticed by
+ArrayRecord's own hashes, as they are read: nothing reads a terabyte before the first step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxir.core.errors import UserError
+from jaxir.core.features import Features, Numbers, Record, Tokens, fields_of
+from jaxir.core.installation import require
+from jaxir.core.progress import progress
+from jaxir.data.batches.record_arrays import ListCounts, RecordArrays, RecordReader
+from jaxir.data.batches.text_table import TextTable, with_padding_tokens
+from jaxir.data.text.tokenizer import Tokenizer
+from jaxir.data.text.truncation import Truncation, as_json, from_json
+from jaxir.storage import checksums
+from jaxir.storage.files import inside
+
+FORMAT = 1
+META = "records.json"
+FILE_BYTES = 1 << 30
+# A group of one: a read takes one example from the disk. Token ids shrink little, and texts are short.
+WRITER_OPTIONS = "group_size:1,uncompressed"
+MEND = "copy it again, or make it anew"
+_AT_ONCE = 1024
+_HEAD, _TEXT = 5, 4  # words
+
+Fields = Mapping[str, Tokens | Numbers]
+
+
+class Written(NamedTuple):
+    """What `records.json` says.
+
+    Attributes:
+      fields: what is stored of each field.
+      tokenizer_fingerprint: of the tokenizer that made the ids.
+      counts: of the examples and their lists.
+      token_bytes: 2 or 4, the size of a token.
+      tag: what every record has; hex.
+      hash: of all records but their tags; hex.
+      files: the number of records and of bytes of each file, in order.
+      truncation: counts of texts that were cut, by the name of `Tokens.table`; empty if not known.
+    """
+
+    fields: Fields
+    tokenizer_fingerprint: str
+    counts: ListCounts
+    token_bytes: int
+    tag: str
+    hash: str
+    files: Mapping[str, tuple[int, int]]
+    truncation: Mapping[str, Truncation]
+
+
+def write_records(
+    directory: str | Path,
+    records: Iterable[Record],
+    tokenizer: Tokenizer,
+    features: Features,
+    *,
+    file_bytes: int = FILE_BYTES,
+) -> Written:
+    """Tokenises examples and writes them into a new directory, all or nothing, under a progress bar.
+
+    Only some thousand are in memory at a time. So texts of one id are not compared: they must be one text.
+
+    Args:
+      directory: where to.
+      records: the examples.
+      tokenizer: makes the ids.
+      features: what a batch will hold; their fields are stored.
+      file_bytes: a file that has so many is followed by another.
+
+    Raises:
+      UserError: there is no example, one lacks a field or has another kind of value in it, grain is not
+        installed, or `directory` is not empty.
+    """
+    require("grain", "grain", "array_record")
+    with checksums.directory_with_checksums(directory) as aside:
+        reader, counts = RecordReader(tokenizer, features), ListCounts(0, 0, 0, 0, 0)
+        fields, tag, digest = fields_of(features), secrets.token_bytes(8), hashlib.blake2b(digest_size=32)
+        token_bytes = 2 if tokenizer.vocab_size <= 1 << 16 else 4
+        coming = iter(progress(records, what="tokenising pairs", unit="pairs"))
+        with _Files(aside, file_bytes) as files:
+            while some := list(islice(coming, _AT_ONCE)):
+                arrays = reader.arrays(some)
+                for content in _contents(arrays, fields, counts.examples, token_bytes):
+                    digest.update(content)
+                    files.write(tag + content)
+                empty = int(np.sum(np.diff(arrays.offsets) == 0))
+                of_these = (len(some), int(arrays.offsets[-1]), empty, *arrays[-2:])
+                counts = ListCounts(*map(sum, zip(counts, of_these, strict=True)))
+        if not counts.examples:
+            raise UserError("there are no training examples")
+        reader.tell_alike()
+        sizes = {name: (count, (aside / name).stat().st_size) for name, count in files.counts.items()}
+        written = Written(
+            fields,
+            tokenizer.fingerprint,
+            counts,
+            token_bytes,
+            tag.hex(),
+            digest.hexdigest(),
+            sizes,
+            reader.truncation(),
+        )
+        content = written._asdict() | {
+            "fields": {name: dataclasses.asdict(field) for name, field in fields.items()},
+            "counts": counts._asdict(),
+            "truncation": as_json(written.truncation),
+        }
+        (aside / META).write_text(json.dumps({"format": FORMAT} | content, indent=2) + "\n")
+    return written
+
+
+class _Files:
+    """Files of records, one after the other.
+
+    Attributes:
+      counts: the number of records in each, by name.
+    """
+
+    def __init__(self, directory: Path, file_bytes: int):
+        self.counts: dict[str, int] = {}
+        self._directory, self._most, self._bytes, self._writer = directory, file_bytes, 0, None
+
+    def __enter__(self) -> _Files:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def write(self, record: bytes) -> None:
+        from array_record.python.array_record_module import ArrayRecordWriter
+
+        if self._writer is None or self._bytes >= self._most:
+            self.__exit__()
+            self._name, self._bytes = f"examples-{len(self.counts):05}.array_record", 0
+            self.counts[self._name] = 0
+            self._writer = ArrayRecordWriter(str(self._directory / self._name), WRITER_OPTIONS)
+        self._writer.write(record)
+        self._bytes += len(record)
+        self.counts[self._name] += 1
+
+
+def _contents(arrays: RecordArrays, fields: Fields, first: int, token_bytes: int) -> Iterator[bytes]:
+    """Yields the records of examples that are numbered from `first` on, without the tag."""
+    tokens = _token_type(token_bytes)
+    layout, offsets = Layout(fields), arrays.offsets
+    for example in range(len(offsets) - 1):
+        items = slice(offsets[example], offsets[example + 1])
+        count = int(items.stop - items.start)
+        words = np.zeros(layout.words(count), "<i4")
+        words[2:4] = np.array([first + example], "<i8").view("<i4")
+        words[4] = count
+        end, texts = len(words) * 4 // token_bytes, []
+        for name, field in fields.items():
+            chosen = arrays.columns[name][items if field.count is not None else slice(example, example + 1)]
+            place = layout.begin(name, count)
+            if isinstance(field, Numbers):
+                words[place : place + len(chosen)] = chosen.astype("<f4").view("<i4")
+                continue
+            table = arrays.tables[field.table]
+            for row in chosen.tolist():
+                text = table.flat[table.offsets[row] : table.offsets[row + 1]]
+                words[place : place + _TEXT] = (*table.keys[row], end, len(text))
+                texts.append(text)
+                place, end = place + _TEXT, end + len(text)
+        ids = b"".join(text.astype(tokens).tobytes() for text in texts)
+        yield words[2:].tobytes() + ids + bytes(-len(ids) % 4)
+
+
+def _token_type(token_bytes: int) -> np.dtype:
+    return np.dtype("<u2" if token_bytes == 2 else "<i4")
+
+
+class Layout:
+    """Where the fields of an example lie in the words of its record."""
+
+    def __init__(self, fields: Fields):
+        self._single: dict[str, int] = {}
+        self._lists: dict[str, int] = {}
+        self._fixed, self._of_item = _HEAD, 0
+        for name, field in fields.items():
+            width = _TEXT if isinstance(field, Tokens) else 1
+            if field.count is None:
+                self._single[name], self._fixed = self._fixed, self._fixed + width
+            else:
+                self._lists[name], self._of_item = self._of_item, self._of_item + width
+
+    def words(self, count: Any) -> Any:
+        """Returns how many words stand before the tokens where lists have `count` items, or counts [b]."""
+        return self._fixed + count * self._of_item
+
+    def begin(self, name: str, count: Any) -> Any:
+        """Returns the first word of a field where lists have `count` items, or [b], of counts [b]."""
+        if name in self._single:
+            return self._single[name] + 0 * count
+        return self._fixed + count * self._lists[name]
+
+
+class Block:
+    """Records that were read, taken apart together.
+
+    Attributes:
+      counts: int64 [b], how many items the lists of each example have.
+    """
+
+    def __init__(self, records: Sequence[bytes], written: Written):
+        """Takes the records as they are read.
+
+        Raises:
+          ValueError: one is no such record.
+        """
+        self._fields, self._layout = written.fields, Layout(written.fields)
+        self._per_word = 4 // written.token_bytes
+        sizes = np.array([len(record) for record in records], np.int64)
+        content = b"".join(records)
+        if (sizes % 4).any() or sizes.min(initial=4 * _HEAD) < 4 * _HEAD:
+            raise ValueError("it has records of another size")
+        self._words = np.frombuffer(content, "<i4")
+        self._tokens = np.frombuffer(content, _token_type(written.token_bytes))
+        self._at = (np.cumsum(sizes) - sizes) // 4
+        self._head = self._words[self._at[:, None] + np.arange(_HEAD)]
+        self.counts = self._head[:, 4].astype(np.int64)
+        if (self._head[:, :2] != np.frombuffer(bytes.fromhex(written.tag), "<i4")).any():
+            raise ValueError("it has records of another directory")
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """int64 [b], the numbers of the examples."""
+        return np.ascontiguousarray(self._head[:, 2:4]).view("<i8")[:, 0]
+
+    def values(self, name: str, items: np.ndarray | None) -> np.ndarray:
+        """Returns a field of numbers: float32 [b], or [b, n] of the `items` [b, n] of lists."""
+        return self._words[self._places(name, items, 1)].view("<f4").astype(np.float32)
+
+    def keys(self, name: str, items: np.ndarray | None) -> np.ndarray:
+        """Returns int32 [b, 2], the keys of a field's texts, or [b, n, 2] of items of lists."""
+        return self._texts(name, items)[..., :2].astype(np.int32)
+
+    def ids(self, name: str, items: np.ndarray | None, length: int) -> np.ndarray:
+        """Returns int32 [b, `length`], the tokens of a field's texts, 0 beyond them, or [b, n, `length`]."""
+        texts = self._texts(name, items)
+        columns = np.arange(length)
+        real = columns < texts[..., 3:]
+        places = np.where(real, self._begin(texts, items)[..., None] + columns, 0)
+        return np.where(real, with_padding_tokens(self._tokens[places]), 0)
+
+    def table(self, name: str, wanted: np.ndarray) -> TextTable:
+        """Returns the texts of a field that is no list, of the examples where `wanted` (bool [b]) is true."""
+        texts = self._texts(name, None)
+        begin, sizes = self._begin(texts, None)[wanted], texts[wanted, 3].astype(np.int64)
+        offsets = np.concatenate([[0], np.cumsum(sizes)])
+        places = np.repeat(begin - offsets[:-1], sizes) + np.arange(offsets[-1])
+        return TextTable(self._tokens[places], offsets, texts[wanted, :2].astype(np.int32))
+
+    def _begin(self, texts: np.ndarray, items: np.ndarray | None) -> np.ndarray:
+        at = self._at * self._per_word
+        return (at if items is None else at[:, None]) + texts[..., 2]
+
+    def _texts(self, name: str, items: np.ndarray | None) -> np.ndarray:
+        return self._words[self._places(name, items, _TEXT)[..., None] + np.arange(_TEXT)]
+
+    def _places(self, name: str, items: np.ndarray | None, width: int) -> np.ndarray:
+        begin = self._at + self._layout.begin(name, self.counts)
+        return begin if items is None else begin[:, None] + width * items
+
+
+def read_description(directory: Path) -> Written:
+    """Returns what `write_records` wrote of a directory, whose files are there and have their sizes.
+
+    Raises:
+      UserError: it holds no such files, or is damaged.
+    """
+    path = directory / META
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise UserError(f"{directory} holds no examples as records: {META} is missing") from None
+    sums = checksums.read(directory)
+    if sums is not None and sums.get(META) != hashlib.sha256(content).hexdigest():
+        raise UserError(f"{directory} is damaged: {META} is not what was written; {MEND}")
+    try:
+        said = json.loads(content)
+        if said.pop("format") != FORMAT:
+            raise UserError(f"{directory} is of another format; make it again")
+        said["fields"] = {
+            name: Tokens(**field) if "length" in field else Numbers(**field)
+            for name, field in said["fields"].items()
+        }
+        said["counts"] = ListCounts(**said["counts"])
+        said["truncation"] = from_json(said.get("truncation"))
+        found = Written(**said)
+        files = {name: int(size) for name, (_, size) in found.files.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{directory} is damaged: {META}: {error}; {MEND}") from error
+    for name, size in files.items():
+        place = Path(inside(directory, name, said_by=path))
+        if not place.is_file():
+            raise UserError(f"{directory} is damaged: {name} is missing; {MEND}")
+        if place.stat().st_size != size:
+            raise UserError(
+                f"{directory} is damaged: {name} has {place.stat().st_size:,} bytes, and was written with"
+                f" {size:,}; {MEND}"
+            )
+    return found

@@ -1,0 +1,197 @@
+"""Distinct texts as token ids in flat arrays."""
+
+from __future__ import annotations
+
+import array
+import sys
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxir.core.errors import UserError
+from jaxir.core.features import PADDING_TOKEN, TokenCounts
+from jaxir.data.formats.sources import key_digest
+from jaxir.data.text.tokenizer import Tokenizer
+from jaxir.data.text.truncation import Truncation
+
+_TOKENISE_AT_ONCE = 4096
+_COUNT_AT_ONCE = 65_536
+# Shares of texts with the tokens of another one: boilerplate and cut texts make some percent. Of how many.
+_ALIKE_TOLD, _ALIKE_REFUSED, _ALIKE_FROM = 0.1, 0.5, 20
+
+
+class TextTable(NamedTuple):
+    """Token ids of distinct texts, end to end.
+
+    Attributes:
+      flat: [T], uint16 where the vocabulary allows it, else int32. A text's padding tokens are 0 here.
+      offsets: int64 [M + 1]; text m is flat[offsets[m]:offsets[m + 1]].
+      keys: int32 [M, 2], the hash of each text's id.
+    """
+
+    flat: np.ndarray
+    offsets: np.ndarray
+    keys: np.ndarray
+
+    def ids(self, rows: np.ndarray, length: int) -> np.ndarray:
+        """Returns int32 [..., `length`], zero-padded, for texts `rows` [...]."""
+        starts = self.offsets[rows]
+        sizes = self.offsets[rows + 1] - starts
+        columns = np.arange(length)
+        real = columns < sizes[..., None]
+        positions = np.where(real, starts[..., None] + columns, 0)
+        return np.where(real, self.tokens(positions), 0)
+
+    def tokens(self, places: Any) -> np.ndarray:
+        """Returns the ids at `places` [...] of `flat`, int32; the nearest ones for places beyond its ends."""
+        return with_padding_tokens(self.flat.take(places, mode="clip"))
+
+    def row(self, number: int) -> np.ndarray:
+        """Returns the ids of one text, int32 [n]."""
+        return self.tokens(np.arange(self.offsets[number], self.offsets[number + 1]))
+
+    def token_counts(self, vocab_size: int) -> TokenCounts:
+        """Counts the tokens of all texts but the first and the last one of each, which are special."""
+        texts_with, occurrences = np.zeros((2, vocab_size), np.int64)
+        texts = len(self.offsets) - 1
+        for first in range(0, texts, _COUNT_AT_ONCE):
+            starts = self.offsets[first : first + _COUNT_AT_ONCE + 1]
+            flat = np.asarray(self.flat[starts[0] : starts[-1]], np.int64)
+            ends = starts - starts[0]
+            inside = np.ones(len(flat), bool)
+            inside[ends[:-1]] = inside[ends[1:] - 1] = False
+            text = np.repeat(np.arange(len(starts) - 1), np.diff(starts))[inside]
+            occurrences += np.bincount(flat[inside], minlength=vocab_size)
+            distinct = np.unique(text * vocab_size + flat[inside]) % vocab_size
+            texts_with += np.bincount(distinct, minlength=vocab_size)
+        return TokenCounts(texts, texts_with, occurrences)
+
+
+def with_padding_tokens(stored: np.ndarray) -> np.ndarray:
+    """Returns the ids of tokens that are stored without padding, int32: 0 is a padding token of a text."""
+    return np.where(stored == 0, np.int32(PADDING_TOKEN), stored.astype(np.int32))
+
+
+class TableBuilder:
+    """Collects distinct texts by id and tokenises them some thousands at a time.
+
+    Texts that differ (in more than case and white space) but have the same tokens are one text to a model,
+    and right answers to each other's queries in an evaluation. It notices them among the texts that are
+    tokenised together.
+
+    Args:
+      tokenizer: makes the ids.
+      length: most tokens of a text.
+      prompt: put before each text.
+      what: what sentences call the texts: "queries", "passages".
+
+    Attributes:
+      truncation: counts of the texts that were tokenised, and of those that were cut.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, length: int, prompt: str, *, what: str):
+        self._tokenizer, self._length, self._prompt, self._what = tokenizer, length, prompt, what
+        self.truncation = Truncation(length)
+        self._distinct = self._like_another = 0
+        self._alike: tuple[str, str] | None = None
+        self._dtype = np.uint16 if tokenizer.vocab_size <= 2**16 else np.int32
+        self._row_of: dict[bytes, int] = {}
+        # By row: a hash of the text, and the number of the example that it came with.
+        self._hashes, self._examples = array.array("q"), array.array("q")
+        self._pending: list[str] = []
+        self._flat: list[np.ndarray] = []
+        self._sizes: list[int] = []
+
+    def row(self, identifier: str, text: str, example: int = 0) -> int:
+        """Returns the row of a text, which is known by its id.
+
+        Args:
+          identifier: the id.
+          text: the text.
+          example: the number of the example that has the text, for the sentence of an error.
+
+        Raises:
+          UserError: the id came before with another text.
+        """
+        row = self._row_of.setdefault(key_digest(identifier), len(self._row_of))
+        if row == len(self._hashes):
+            self._hashes.append(hash(text))
+            self._examples.append(example)
+            self._pending.append(self._prompt + text)
+            if len(self._pending) == _TOKENISE_AT_ONCE:
+                self._flush()
+        elif self._hashes[row] != hash(text):
+            raise UserError(
+                f"example {example}: among the {self._what} the id {identifier!r} stands for {text!r:.60},"
+                f" but for another text in example {self._examples[row]}: an id stands for one text. Give"
+                " each text its own id; jaxir.data.formats.sources.text_id(text) makes one"
+            )
+        return row
+
+    def table(self) -> TextTable:
+        """Returns the table of all texts, in the order in which they came; warns of many with equal tokens.
+
+        Raises:
+          UserError: more than half of the texts have the same tokens as another one.
+        """
+        found = self.take()
+        self.tell_alike()
+        return found
+
+    def take(self) -> TextTable:
+        """Returns the table of the texts so far and forgets them; the next text has row 0 again."""
+        self._flush()
+        flat = np.concatenate([np.empty(0, self._dtype), *self._flat])
+        offsets = np.concatenate([[0], np.cumsum(self._sizes, dtype=np.int64)]).astype(np.int64)
+        keys = np.frombuffer(b"".join(self._row_of), "<i4").astype(np.int32).reshape(-1, 2)
+        self._row_of, self._flat, self._sizes = {}, [], []
+        self._hashes, self._examples = array.array("q"), array.array("q")
+        return TextTable(flat, offsets, keys)
+
+    def _flush(self) -> None:
+        if self._pending:
+            rows = self._tokenizer.encode_batch(
+                self._pending, max_length=self._length, truncation=self.truncation
+            )
+            self._flat.append(np.maximum(np.concatenate(rows), 0).astype(self._dtype))
+            self._sizes.extend(map(len, rows))
+            self._count_alike(rows)
+            self._pending.clear()
+
+    def _count_alike(self, rows: list[np.ndarray]) -> None:
+        first: dict[bytes, int] = {}
+        others: dict[bytes, set[str]] = {}
+        for i, row in enumerate(rows):
+            tokens = row.tobytes()
+            if (at := first.setdefault(tokens, i)) != i:
+                one, other = (self._pending[row][len(self._prompt) :] for row in (at, i))
+                known = others.setdefault(tokens, {folded(one)})
+                if folded(other) not in known:
+                    known.add(folded(other))
+                    self._alike = self._alike or (one, other)
+        like_another = sum(len(known) - 1 for known in others.values())
+        self._distinct += len(first) + like_another
+        self._like_another += like_another
+
+    def tell_alike(self) -> None:
+        """Warns of many texts with equal tokens, of all that came.
+
+        Raises:
+          UserError: more than half of the texts have the same tokens as another one.
+        """
+        if self._distinct < _ALIKE_FROM or self._like_another <= _ALIKE_TOLD * self._distinct:
+            return
+        one, other = self._alike
+        sentence = (
+            f"{self._like_another:,} of {self._distinct:,} different {self._what} have the same tokens as"
+            f" another one, so that no model can tell them apart (the first: {one!r:.60} and {other!r:.60});"
+            f" does the tokenizer know their words, and has the prompt left room in {self._length} tokens?"
+        )
+        if self._like_another > _ALIKE_REFUSED * self._distinct:
+            raise UserError(sentence)
+        print(f"warning: {sentence}", file=sys.stderr)
+
+
+def folded(text: str) -> str:
+    """Returns a text without its capitals and runs of white space, as texts are compared word for word."""
+    return " ".join(text.casefold().split())

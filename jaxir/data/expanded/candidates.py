@@ -1,0 +1,266 @@
+"""Expanded queries of questions, and what they found: lines that `jaxir.expand retrieve` and `rerank` write.
+
+    {"_id": question id, "question": text, "outputs": [expansion, ...], "passages": [id or null, ...],
+     "ranks": [number or null, ...], "depth": number}
+
+`passages` are the first that each query finds, null where it finds none; `ranks`, where the answers are
+known, those of the first that holds one, null where none of `depth` does. "" in `outputs` stands for the
+question alone, as where nothing was written for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxir.core.errors import UserError
+from jaxir.core.features import Features, Record
+from jaxir.core.simple_types import Count, Natural, checked, fits
+from jaxir.data.batches.array_dataset import ArrayDataset
+from jaxir.data.batches.text_data import RecordSource
+from jaxir.data.formats.expansions import read_expansions
+from jaxir.data.formats.lines import (
+    MalformedRecord,
+    OnBadInput,
+    Policy,
+    json_object,
+    list_field,
+    needed_text,
+    parsed_lines,
+    string_field,
+)
+from jaxir.data.formats.sources import Document, read_queries, read_wanted
+from jaxir.data.text.tokenizer import Tokenizer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Candidates:
+    """A question and its expansions.
+
+    Attributes:
+      id: of the question.
+      question: its text.
+      outputs: the expansions, in their order; "" stands for none.
+      passages: the id of the first passage that each query finds; None: nothing was searched.
+      ranks: of the first passage that holds an answer; None: answers were not known.
+      depth: how many passages were looked at; 0: none.
+    """
+
+    id: str
+    question: str
+    outputs: list[str]
+    passages: list[str | None] | None = None
+    ranks: list[int | None] | None = None
+    depth: int = 0
+
+    @property
+    def queries(self) -> list[str]:
+        """The expanded queries."""
+        return [expanded(self.question, output) for output in self.outputs]
+
+    def of(self, places: Sequence[int]) -> Candidates:
+        """Returns those at these places, in this order."""
+
+        def some(values: list[Any] | None) -> Any:
+            return None if values is None else [values[place] for place in places]
+
+        return dataclasses.replace(
+            self, outputs=some(self.outputs), passages=some(self.passages), ranks=some(self.ranks)
+        )
+
+    def fields(self) -> dict[str, Any]:
+        """Returns what a line holds beside the id."""
+        found = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+        del found["id"]
+        return found
+
+
+def expanded(question: str, expansion: str) -> str:
+    """Returns "question ? expansion" (Chuang 2024, section 3.4.2), the question alone for no expansion.
+
+    A question mark at the end of the question is that one.
+    """
+    if not expansion:
+        return question
+    return f"{question.strip().removesuffix('?').rstrip()} ? {expansion}"
+
+
+def read_questions(
+    queries: str | Path,
+    expansions: Sequence[str | Path],
+    *,
+    lines_each: int = 1,
+    limit: int | None = None,
+    with_question: bool = False,
+    on_bad_input: Policy = "stop",
+) -> list[Candidates]:
+    """Reads questions and their expansions, of each of which the repeated ones are left out.
+
+    Args:
+      queries: queries.jsonl[.gz].
+      expansions: files or folders, as `expansions.read_expansions` takes them; a question has those of all.
+      lines_each: where a line is an expansion: how many of a question follow each other.
+      limit: keeps so many of a question, the first ones.
+      with_question: whether the question alone comes after them, which it does where there are none.
+      on_bad_input: "stop" at what is malformed, or "skip" it: the question is left as it is.
+
+    Raises:
+      BadInputError: a malformed line, or expansions of more, fewer or other questions.
+    """
+    questions = {query.id: query.text for query in read_queries(queries, on_bad_input)}
+    found: dict[str, dict[str, None]] = {query_id: {} for query_id in questions}
+    for path in expansions:
+        of_file = read_expansions(path, list(questions), lines_each=lines_each, on_bad_input=on_bad_input)
+        for query_id, outputs in of_file:
+            found[query_id] |= dict.fromkeys(output.strip() for output in outputs)
+    outputs = {query_id: list(of_question)[:limit] for query_id, of_question in found.items()}
+    alone = {query_id: [""] if with_question or not some else [] for query_id, some in outputs.items()}
+    return [
+        Candidates(id=query_id, question=text, outputs=outputs[query_id] + alone[query_id])
+        for query_id, text in questions.items()
+    ]
+
+
+def read_candidates(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") -> Iterator[Candidates]:
+    """Yields the questions of a file.
+
+    Raises:
+      BadInputError: a malformed line, or a question a second time.
+    """
+    seen: set[str] = set()
+
+    def parse(line: str, _: int) -> Candidates:
+        record = json_object(line)
+        identifier, question = string_field(record, "_id"), needed_text(record, "question")
+        outputs, passages, ranks = (list_field(record, n) for n in ("outputs", "passages", "ranks"))
+        depth = record.get("depth", 0)
+        right = fits(outputs, list[str]) and fits(passages, list[str | None]) and fits(depth, Natural)
+        if not outputs or not right or not fits(ranks, list[Count | None]):
+            raise MalformedRecord("it is no line of candidates:", "lists of another type, or an empty one")
+        if {len(passages), len(ranks)} - {0, len(outputs)}:
+            raise MalformedRecord("its lists are not equally long")
+        if any(rank is not None and rank > depth for rank in ranks):
+            raise MalformedRecord("a rank below its depth")
+        if identifier in seen:
+            raise MalformedRecord("duplicate id", repr(identifier))
+        seen.add(identifier)
+        return Candidates(
+            id=identifier,
+            question=question,
+            outputs=outputs,
+            passages=passages or None,
+            ranks=ranks or None,
+            depth=depth,
+        )
+
+    return parsed_lines(path, parse, on_bad_input)
+
+
+def read_passages(
+    corpus: str | Path, wanted: set[str], on_bad_input: OnBadInput | Policy = "stop"
+) -> dict[str, Document]:
+    """Reads passages by id; the corpus is not held.
+
+    Raises:
+      BadInputError: a malformed line, or a passage comes twice.
+      UserError: the corpus lacks one.
+    """
+    passages = read_wanted(corpus, wanted, on_bad_input, named_by="a query found")
+    return {document.id: document for document in passages}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class QueryCandidates(RecordSource):
+    """What a reranker of queries learns from: the fields `queries`, `ranks` and `passages`, lists.
+
+    Attributes:
+      path: a file of candidates, made with answers.
+      corpus: corpus.jsonl[.gz] with the passages, for a retrieval-dependent reranker; None: they are empty.
+      max_rank: the rank of a query that finds no answer, MAX_RANK; greater than the depth of the file.
+      limit: how many of a question count, the first ones; None: all.
+    """
+
+    path: str
+    corpus: str | None = None
+    max_rank: Count = 101
+    limit: Count | None = None
+
+    def dataset(self, tokenizer: Tokenizer, features: Features, on_bad_input: OnBadInput) -> ArrayDataset:
+        """Reads everything and tokenises it.
+
+        Raises:
+          UserError: passages are to be read and there is no corpus, or the other way round.
+        """
+        reads = any(getattr(feature, "field", None) == "passages" for feature in features.values())
+        check_corpus(self.corpus, reads=reads)
+        return super().dataset(tokenizer, features, on_bad_input)
+
+    def records(self, on_bad_input: OnBadInput) -> Iterator[Record]:
+        """Yields a record for each question."""
+        wanted: set[str] = set()
+        if self.corpus is not None:
+            wanted.update(*map(passages_of, self.questions(OnBadInput("skip"))))
+        texts = read_passages(self.corpus, wanted, on_bad_input) if wanted else {}
+        for some in self.questions(on_bad_input):
+            record = {
+                "queries": [(f"{some.id}#{n}", query) for n, query in enumerate(some.queries)],
+                "ranks": [self.max_rank if rank is None else rank for rank in some.ranks],
+            }
+            if self.corpus is not None:
+                record["passages"] = [
+                    ("", "") if p is None else (p, texts[p].contents) for p in some.passages
+                ]
+            yield record
+
+    def questions(self, on_bad_input: OnBadInput | Policy = "stop") -> Iterator[Candidates]:
+        """Yields the questions, of their candidates those that count.
+
+        Raises:
+          UserError: the file has no ranks, or `max_rank` is one of those that were looked at.
+        """
+        for some in read_candidates(self.path, on_bad_input):
+            if some.ranks is None:
+                raise UserError(f"{self.path}: it has no ranks to learn from: make it with --answers")
+            if self.max_rank <= some.depth:
+                raise UserError(
+                    f"{self.path}: {some.depth} passages of a query were looked at, so the rank of those"
+                    f" without an answer must be greater: max_rank is {self.max_rank}"
+                )
+            yield some.of(range(len(some.outputs))[: self.limit])
+
+
+def check_corpus(corpus: str | Path | None, *, reads: bool) -> None:
+    """Checks that a corpus is given if, and only if, a reranker reads the passages that queries find.
+
+    Raises:
+      UserError: it is not so.
+    """
+    if reads and corpus is None:
+        raise UserError("this reranker reads the first passage of each query: give the corpus it is in")
+    if corpus is not None and not reads:
+        raise UserError("this reranker reads queries alone, without passages: leave the corpus out")
+
+
+def check_unexpanded(queries: str | Path) -> None:
+    """Checks that the queries of a file are the questions themselves, as people asked them.
+
+    Raises:
+      UserError: they are what `jaxir.expand rerank` or `choose` made of them.
+    """
+    for first in itertools.islice(parsed_lines(queries, lambda line, _: json_object(line), "stop"), 1):
+        if "outputs" in first:
+            raise UserError(
+                f"{queries} has expanded queries, which are searched for: a reader reads the questions"
+                " themselves, of which --run tells the passages"
+            )
+
+
+def passages_of(some: Candidates) -> set[str]:
+    """Returns the ids of the first passages; raises a UserError where nothing was searched."""
+    if some.passages is None:
+        raise UserError("what the queries find is not known: jaxir.expand retrieve finds it")
+    return {passage for passage in some.passages if passage is not None}

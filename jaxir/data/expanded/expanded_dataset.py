@@ -1,0 +1,272 @@
+"""Batches of pairs whose documents are expanded with queries that are chosen anew at each step."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxir.core.errors import UserError
+from jaxir.core.features import Key, TokenCounts, Tokens
+from jaxir.data.batches.array_dataset import ArrayDataset
+from jaxir.data.batches.batch_plan import Batch, share, uniforms
+from jaxir.data.batches.text_table import TextTable
+from jaxir.data.expanded.joining import Joiner
+from jaxir.data.expanded.rouge import rouge_l
+from jaxir.data.expanded.selection import First, Gold, Selection
+from jaxir.storage import fingerprints
+
+_RANKED_AT_ONCE = 1 << 18  # pairs of queries: some 100 MB
+
+
+class DocumentQueries(NamedTuple):
+    """Queries of M documents.
+
+    Attributes:
+      keys: int32 [M, 2], of the documents.
+      starts: int64 [M]; document m has the queries starts[m] to starts[m] + counts[m].
+      counts: int64 [M].
+      tokens: of each query what `Joiner.queries` returns; it has no keys.
+      words: of each query its words, as `rouge.Words` numbers them; likewise.
+      texts: int64 [Q], of each query a hash: equal ones are one query.
+    """
+
+    keys: np.ndarray
+    starts: np.ndarray
+    counts: np.ndarray
+    tokens: TextTable
+    words: TextTable
+    texts: np.ndarray
+
+    def row(self, query: int) -> np.ndarray:
+        """Returns the tokens of a query."""
+        return self.tokens.row(query)
+
+
+class ExpandedDataset:
+    """What a trainer reads: pairs, their documents expanded. Made by `ExpandedPairs.build`.
+
+    Attributes:
+      num_examples: of the pairs.
+      features: those of the pairs.
+      order_depends_on_parts: whether that of the pairs does.
+      truncation: counts of texts that were cut before documents were expanded.
+    """
+
+    def __init__(
+        self,
+        base: ArrayDataset,
+        *,
+        joiner: Joiner,
+        documents: DocumentQueries,
+        golds: DocumentQueries,
+        selection: Selection,
+        appended: int,
+    ):
+        """Takes pairs and queries as they are.
+
+        Args:
+          base: the pairs.
+          joiner: appends queries to documents.
+          documents: the generated queries of all documents.
+          golds: the gold queries, each under its own key; without tokens but for `Gold`.
+          selection: which of them a document is expanded with.
+          appended: how many.
+        """
+        self._base, self._joiner, self._documents, self._golds = base, joiner, documents, golds
+        self._selection, self._appended = selection, appended
+        self._steps: int | None = None
+        self._row_of = {"documents": _Lookup(documents.keys), "golds": _Lookup(golds.keys)}
+        self.num_examples, self.features = base.num_examples, base.features
+        self.order_depends_on_parts, self.truncation = base.order_depends_on_parts, base.truncation
+
+    def __repr__(self) -> str:
+        return f"ExpandedDataset({self._base!r}, {self._queries():,} generated queries, {self._selection!r})"
+
+    def _queries(self) -> int:
+        return len(self._documents.tokens.offsets) - 1
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells these examples from others: the pairs, all queries, and how they are chosen."""
+        parts = [self._base.fingerprint, repr(self._selection), self._appended]
+        for queries in (self._documents, self._golds):
+            arrays = {"keys": queries.keys, "starts": queries.starts, "counts": queries.counts}
+            arrays["texts"] = queries.texts
+            for name, table in (("tokens", queries.tokens), ("words", queries.words)):
+                arrays |= {name: table.flat, f"{name}_offsets": table.offsets}
+            parts.append(fingerprints.of_arrays(arrays))
+        found = fingerprints.of_values(*parts)[: fingerprints.DIGITS]
+        return f"{self._base.fingerprint}, expanded by {self._selection!r}, hash {found}"
+
+    def scheduled(self, steps: int) -> ExpandedDataset:
+        """Returns the same data for a training run of so many steps."""
+        found = copy.copy(self)
+        found._steps = steps
+        return found
+
+    def token_counts(self, field: str, vocab_size: int) -> TokenCounts:
+        """Counts the tokens of texts without their expansions; see `ArrayDataset.token_counts`."""
+        return self._base.token_counts(field, vocab_size)
+
+    def batches(
+        self,
+        *,
+        batch_size: int,
+        seed: int,
+        start_step: int = 0,
+        process_index: int = 0,
+        process_count: int = 1,
+    ) -> Iterator[Batch]:
+        """Yields batches without end, from step `start_step` on: a pure function of (seed, step).
+
+        Args are those of `ArrayDataset.batches`.
+
+        Raises:
+          UserError: as there, or the selection follows the steps of a run that these data are not of.
+        """
+        if self._selection.follows_steps and self._steps is None:
+            raise UserError(
+                f"{self._selection!r} follows the steps of a training run, which parts of a mixture do not"
+                " know: expand them by Random(), say"
+            )
+        first = share(batch_size, process_index, process_count).start
+        base = self._base.batches(
+            batch_size=batch_size,
+            seed=seed,
+            start_step=start_step,
+            process_index=process_index,
+            process_count=process_count,
+        )
+        expand = functools.partial(self._expanded, selection=self._selection, seed=seed, first=first)
+        return (expand(batch, step=step) for step, batch in enumerate(base, start_step))
+
+    def once(self, count: int | None = None) -> Batch:
+        """Returns examples as `ArrayDataset.once`: each document with its first query, as in evaluation."""
+        return self._expanded(self._base.once(count), selection=First(), seed=0, step=0, first=0)
+
+    def list_lengths(self) -> set[int]:
+        """Returns the lengths that the lists of examples have."""
+        return self._base.list_lengths()
+
+    def _expanded(self, batch: Batch, *, selection: Selection, seed: int, step: int, first: int) -> Batch:
+        """Returns a batch, whose first example is number `first` of the step, with documents expanded."""
+        keys = {f.field: name for name, f in self.features.items() if isinstance(f, Key)}
+        tokens = [f for f in self.features.values() if isinstance(f, Tokens)]
+        query = next(f.field for f in tokens if f.table == "queries" and f.field in keys)
+        golds = self._row_of["golds"](batch[keys[query]])
+        found, slots = dict(batch), 0
+        for name, feature in self.features.items():
+            if not isinstance(feature, Tokens) or feature.table != "passages" or feature.field not in keys:
+                continue
+            each = feature.count or 1
+            rows, columns = np.indices((len(golds), each)).reshape(2, -1)
+            places = np.stack([first + rows, slots + columns])
+            ids = batch[name].reshape(len(rows), -1)
+            documents = self._row_of["documents"](batch[keys[feature.field]].reshape(-1, 2))
+            if isinstance(selection, Gold):
+                chosen = [[self._golds.row(gold)] for gold in golds[rows]]
+            else:
+                chosen = self._chosen(selection, documents, golds[rows], (seed, step), places)
+            found[name] = self._join(ids, chosen).reshape(batch[name].shape)
+            slots += each
+        return found
+
+    def _join(self, ids: np.ndarray, chosen: Sequence[Sequence[np.ndarray]]) -> np.ndarray:
+        """Returns documents [P, L] with the queries that are chosen for them."""
+        joined = np.zeros_like(ids)
+        for row, (document, queries) in enumerate(zip(ids, chosen, strict=True)):
+            tokens = self._joiner.join(document[document != 0], queries)
+            joined[row, : len(tokens)] = tokens
+        return joined
+
+    def _chosen(
+        self,
+        selection: Selection,
+        documents: np.ndarray,
+        golds: np.ndarray,
+        seed_and_step: tuple[int, int],
+        places: np.ndarray,
+    ) -> list[list[np.ndarray]]:
+        """Returns the tokens of the queries that are chosen for each document [P] of a gold query [P].
+
+        Args:
+          selection: how.
+          documents: rows of them.
+          golds: likewise.
+          seed_and_step: of what is drawn.
+          places: [2, P], where a document stands: the number of its example, and its place in that.
+        """
+        seed, step = seed_and_step
+        counts = self._documents.counts[documents]
+        ends = np.cumsum(counts)
+        pair = np.repeat(np.arange(len(documents)), counts)
+        number = np.arange(len(pair)) - np.repeat(ends - counts, counts)
+        queries = self._documents.starts[documents][pair] + number
+        relevance = np.zeros(len(queries))
+        if selection.ranks:
+            relevance = _relevance(self._golds, golds[pair], self._documents, queries)
+        own = self._documents.texts[queries] == self._golds.texts[golds[pair]]
+        luck = np.zeros(len(queries))
+        if selection.draws:
+            luck = uniforms(seed, np.array([step]), *places[:, pair], number)
+        chosen = []
+        for start, end in zip(ends - counts, ends, strict=True):
+            some = np.empty(0, np.int64)
+            if start < end:
+                of_document = slice(start, end)
+                some = self._choose(
+                    selection, relevance[of_document], own[of_document], luck[of_document], step
+                )
+            chosen.append([self._documents.row(query) for query in queries[start:end][some]])
+        return chosen
+
+    def _choose(
+        self, selection: Selection, relevance: np.ndarray, own: np.ndarray, luck: np.ndarray, step: int
+    ) -> np.ndarray:
+        """Returns which of a document's queries [n] are appended to it; `own` says which are the gold one."""
+        order = np.arange(len(relevance))
+        if selection.ranks:
+            order = np.argsort(-relevance, kind="stable")
+            others = order[~own[order]]
+            order = others if len(others) else order
+        first, end = selection.among(len(order), step, self._steps or 1)
+        order = order[first:end]
+        if selection.draws:
+            order = order[np.argsort(luck[order], kind="stable")]
+        return order[: self._appended]
+
+
+class _Lookup:
+    """Finds the rows of keys [M, 2], all of which are there."""
+
+    def __init__(self, keys: np.ndarray):
+        whole = _as_one(keys)
+        self._order = np.argsort(whole)
+        self._sorted = whole[self._order]
+
+    def __call__(self, keys: np.ndarray) -> np.ndarray:
+        return self._order[np.searchsorted(self._sorted, _as_one(keys))]
+
+
+def _as_one(keys: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(keys).view(np.int64)[:, 0]
+
+
+def _relevance(
+    golds: DocumentQueries, of_golds: np.ndarray, generated: DocumentQueries, queries: np.ndarray
+) -> np.ndarray:
+    """Returns ROUGE-L of gold and generated queries [P], by their numbers."""
+
+    def padded(table: TextTable, rows: np.ndarray) -> np.ndarray:
+        sizes = table.offsets[rows + 1] - table.offsets[rows]
+        return table.ids(rows, int(np.max(sizes, initial=0)))
+
+    found = [np.empty(0)]
+    for at in range(0, len(queries), _RANKED_AT_ONCE):
+        some = slice(at, at + _RANKED_AT_ONCE)
+        found.append(rouge_l(padded(golds.words, of_golds[some]), padded(generated.words, queries[some])))
+    return np.concatenate(found)

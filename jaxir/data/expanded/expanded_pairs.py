@@ -1,0 +1,234 @@
+"""Pairs whose documents are expanded with generated queries: what trains a dual-cross-encoder."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from jaxir.core.errors import UserError
+from jaxir.core.features import Features, Key, Record, Tokens
+from jaxir.core.progress import progress
+from jaxir.core.simple_types import Count, Natural, checked
+from jaxir.data.batches.array_dataset import ArrayDataset
+from jaxir.data.batches.text_data import RecordSource, TextData
+from jaxir.data.batches.text_table import TextTable, folded
+from jaxir.data.expanded.expanded_dataset import DocumentQueries, ExpandedDataset
+from jaxir.data.expanded.joining import Joiner
+from jaxir.data.expanded.rouge import Words
+from jaxir.data.expanded.selection import Curriculum, First, Gold, Selection
+from jaxir.data.formats.expansions import read_expansions
+from jaxir.data.formats.lines import OnBadInput
+from jaxir.data.formats.sources import BeirFolder, key_digest, read_corpus
+from jaxir.data.sets.pair_sources import TevatronPairs
+from jaxir.data.text.tokenizer import Tokenizer
+from jaxir.storage.files import local_path
+
+_TOKENISE_AT_ONCE = 4096
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class ExpandedPairs(TextData):
+    """Pairs, of which each passage and each hard negative is read with a generated query (He et al. 2022).
+
+    Which one says `selection`: by ROUGE-L between it and the pair's own query, the gold one. Of a document's
+    queries each counts once, and of those that `selection` ranks the gold query is left out while there are
+    others (capitals, white space and a mark at the end do not count). A document without any query is read
+    alone. A batch is that of the pairs, but for the tokens of their documents, so any objective of pairs
+    takes it.
+
+    Attributes:
+      pairs: the pairs, such as BeirPairs(...) or TevatronPairs(...).
+      expansions: the queries, as `data.expansions.read_expansions` reads them, for all documents of
+      corpus: a corpus.jsonl[.gz] or a BEIR folder; the pairs' documents have its ids.
+      selection: of `data.selection`.
+      appended: queries that a document is read with at a time: 1, or more for document expansion (figure 5).
+      most: how many of a document's queries are read, the first ones; None: all.
+    """
+
+    pairs: RecordSource
+    expansions: str
+    corpus: str
+    selection: Selection = dataclasses.field(default_factory=Curriculum)
+    appended: Count = 1
+    most: Count | None = None
+
+    def dataset(self, tokenizer: Tokenizer, features: Features, on_bad_input: OnBadInput) -> ExpandedDataset:
+        """Reads the pairs, then the queries of their documents.
+
+        Raises:
+          BadInputError: as `read_expansions`.
+          UserError: the objective reads no pairs, lengths leave no room, a passage is not in the corpus, no
+            passage has a query, or several are to be appended where there is one, the gold one.
+        """
+        gold = isinstance(self.selection, Gold)
+        if gold and self.appended > 1:
+            raise UserError(f"{self.appended} queries cannot be appended: the gold query is one")
+        passages, query = _expanded_features(features)
+        golds = _GoldQueries(Words(), texts_too=gold)
+        joiner = Joiner(tokenizer, features[passages[0]].length, features[query].length)
+        records = self.pairs.records(on_bad_input)
+        base = ArrayDataset.from_records(golds.noted(records, features[query].field), tokenizer, features)
+        documents = base.keys(features[passages[0]].field)
+        dtype = np.uint16 if tokenizer.vocab_size <= 2**16 else np.int32
+        found = self._queries(documents, joiner, golds.words, dtype, on_bad_input)
+        return ExpandedDataset(
+            base,
+            joiner=joiner,
+            documents=found,
+            golds=golds.table(base.keys(features[query].field), joiner),
+            selection=self.selection,
+            appended=self.appended,
+        )
+
+    def _queries(
+        self, documents: np.ndarray, joiner: Joiner, words: Words, dtype: type, on_bad_input: OnBadInput
+    ) -> DocumentQueries:
+        """Reads the queries of documents, which are told by their keys [M, 2]; token ids are of `dtype`."""
+        row_of = {key.tobytes(): row for row, key in enumerate(documents)}
+        starts, counts = np.zeros((2, len(documents)), np.int64)
+        seen = np.zeros(len(documents), bool)
+        tokens, as_words, hashes, pending = _Rows(dtype), _Rows(np.int32), [], []
+
+        def flush() -> None:
+            tokens.extend(np.maximum(query, 0) for query in joiner.queries(pending))
+            as_words.extend(map(words, pending))
+            hashes.append(_hashes(pending))
+            pending.clear()
+
+        place = local_path(self.corpus)
+        corpus = BeirFolder(place).corpus_path if place.is_dir() else place
+        # What is malformed in it is told where the pairs are read.
+        ids = [document.id for document in read_corpus(corpus, OnBadInput(on_bad_input.policy))]
+        read = read_expansions(self.expansions, ids, on_bad_input=on_bad_input)
+        total = 0
+        for identifier, outputs in progress(read, what="reading generated queries", unit="documents"):
+            row = row_of.get(key_digest(identifier))
+            if row is None:
+                continue
+            texts = list(dict.fromkeys(outputs))[: self.most]
+            starts[row], counts[row], seen[row] = total, len(texts), True
+            total += len(texts)
+            pending += texts
+            if len(pending) >= _TOKENISE_AT_ONCE:
+                flush()
+        flush()
+        if on_bad_input.policy == "stop" and not seen.all():
+            raise UserError(
+                f"{self.corpus} lacks {np.sum(~seen):,} of the {len(seen):,} documents of the pairs, so that"
+                " they have no generated queries: is it the pairs' corpus?"
+            )
+        if not counts.any():
+            raise UserError(f"{self.expansions}: there is no query for any document of the pairs")
+        alone = int(np.sum(counts == 0))
+        if alone and not isinstance(self.selection, Gold):
+            print(
+                f"{alone:,} of {len(counts):,} documents have no generated query: they are read alone",
+                file=sys.stderr,
+            )
+        return DocumentQueries(
+            documents, starts, counts, tokens.table(), as_words.table(), np.concatenate(hashes)
+        )
+
+
+def pairs_or_mined(pairs: RecordSource, mined: str | None, negatives: Natural) -> RecordSource:
+    """Returns the pairs, or in their place those with hard negatives that `jaxir.mine` wrote.
+
+    Raises:
+      UserError: mined ones of which no negative would be used.
+    """
+    if mined is None:
+        return pairs
+    if not negatives:
+        raise UserError(
+            f"{mined}: none of its hard negatives would be used: give NEGATIVES, how many of each"
+        )
+    return TevatronPairs(path=mined)
+
+
+def dev_pairs(
+    pairs: RecordSource | None, expansions: str, corpus: str, appended: int = 1
+) -> ExpandedPairs | None:
+    """Returns pairs to evaluate on while training, each passage with its first queries; None for None."""
+    if pairs is None:
+        return None
+    return ExpandedPairs(
+        pairs=pairs, expansions=expansions, corpus=corpus, selection=First(), appended=appended, most=appended
+    )
+
+
+class _GoldQueries:
+    """Notes the queries of records as these pass by."""
+
+    def __init__(self, words: Words, *, texts_too: bool):
+        self.words = words
+        self._texts_too = texts_too
+        self._words: dict[bytes, np.ndarray] = {}
+        self._hashes: dict[bytes, np.ndarray] = {}
+        self._texts: dict[bytes, str] = {}
+
+    def noted(self, records: Iterable[Record], field: str) -> Iterator[Record]:
+        """Yields the records."""
+        for record in records:
+            if field in record:
+                identifier, text = record[field]
+                key = key_digest(identifier)
+                if key not in self._words:
+                    self._words[key], self._hashes[key] = self.words(text), _hashes([text])
+                    if self._texts_too:
+                        self._texts[key] = text
+            yield record
+
+    def table(self, keys: np.ndarray, joiner: Joiner) -> DocumentQueries:
+        """Returns them under their keys [M, 2], each as the one query of itself."""
+        ordered = [key.tobytes() for key in keys]
+        tokens, words = _Rows(np.int32), _Rows(np.int32)
+        words.extend(self._words[key] for key in ordered)
+        if self._texts_too:
+            tokens.extend(joiner.queries([self._texts[key] for key in ordered]))
+        every = np.arange(len(keys))
+        texts = np.concatenate([self._hashes[key] for key in ordered])
+        return DocumentQueries(keys, every, np.ones_like(every), tokens.table(), words.table(), texts)
+
+
+def _hashes(texts: list[str]) -> np.ndarray:
+    """Returns int64 [N], of queries without capitals, spare white space and a mark at the end."""
+    compared = (folded(text).rstrip(" ?!.؟。！？") for text in texts)
+    return np.frombuffer(b"".join(map(key_digest, compared)), "<i8")
+
+
+class _Rows:
+    """Collects rows of numbers end to end."""
+
+    def __init__(self, dtype: type):
+        self._nothing = np.empty(0, dtype)
+        self._parts, self._sizes = [self._nothing], []
+
+    def extend(self, rows: Iterable[np.ndarray]) -> None:
+        rows = list(rows)
+        self._parts.append(np.concatenate([self._nothing, *rows]).astype(self._nothing.dtype))
+        self._sizes.extend(map(len, rows))
+
+    def table(self) -> TextTable:
+        offsets = np.concatenate([[0], np.cumsum(self._sizes, dtype=np.int64)]).astype(np.int64)
+        return TextTable(np.concatenate(self._parts), offsets, np.empty((0, 2), np.int32))
+
+
+def _expanded_features(features: Features) -> tuple[list[str], str]:
+    """Returns the names of the tokens of documents, and of those of queries.
+
+    Raises:
+      UserError: there are none of which the texts are told apart by a key.
+    """
+    keyed = {feature.field for feature in features.values() if isinstance(feature, Key)}
+    tokens = {n: f for n, f in features.items() if isinstance(f, Tokens) and f.field in keyed}
+    passages = [name for name, feature in tokens.items() if feature.table == "passages"]
+    queries = [name for name, feature in tokens.items() if feature.table == "queries"]
+    if not passages or not queries:
+        raise UserError(
+            "documents of pairs are expanded with queries, but the objective does not read query and passage"
+        )
+    return passages, queries[0]

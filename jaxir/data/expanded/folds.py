@@ -1,0 +1,58 @@
+"""K-fold hold-out generation: each question is expanded by a generator that was not trained on it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from jaxir.core.errors import UserError
+from jaxir.data.formats.lines import OnBadInput
+from jaxir.data.formats.sources import read_queries
+from jaxir.data.sets.holdout import group_key
+from jaxir.data.sets.texts import SourcesAndTargets
+from jaxir.storage.files import atomic_directory
+
+
+def write_folds(targets: str | Path, queries: str | Path, output: str | Path, folds: int) -> str:
+    """Writes targets-K.jsonl, all targets but those of fold K, and queries-K.jsonl, the questions of fold K.
+
+    Chuang 2024, section 3.3.3. Texts that differ in case or white space only are of one fold, whatever the
+    order of the files, so that no generator has seen a question that it writes for.
+
+    Args:
+      targets: sources and targets, as `texts.SourcesAndTargets` reads them.
+      queries: queries.jsonl[.gz].
+      output: a new directory, which appears only when whole.
+      folds: K, at least 2.
+
+    Returns:
+      How much there is, in words.
+
+    Raises:
+      BadInputError: a malformed line.
+      UserError: no question is among the sources, a fold has no question, or the output exists.
+    """
+    questions = list(read_queries(queries))
+    examples = list(SourcesAndTargets(path=str(targets)).records(OnBadInput("stop")))
+
+    def fold_of(text: str) -> int:
+        return group_key(text, seed=0) % folds
+
+    asked = {group_key(query.text, seed=0) for query in questions}
+    foreign = sum(group_key(record["source"][1], seed=0) not in asked for record in examples)
+    if foreign == len(examples):
+        raise UserError(f"{targets}: none of its sources is a question of {queries}")
+    held_out = [[query for query in questions if fold_of(query.text) == k] for k in range(folds)]
+    kept = [[r for r in examples if fold_of(r["source"][1]) != k] for k in range(folds)]
+    if not all(held_out) or not all(kept):
+        raise UserError(f"{queries}: {len(questions):,} questions are too few for {folds} folds")
+    with atomic_directory(output) as aside:
+        for number, (some, of_others) in enumerate(zip(held_out, kept, strict=True), 1):
+            asked = [{"_id": query.id, "text": query.text} for query in some]
+            learned = [{name: text for name, (_, text) in record.items()} for record in of_others]
+            for name, records in (("queries", asked), ("targets", learned)):
+                lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
+                (aside / f"{name}-{number}.jsonl").write_text("".join(lines), encoding="utf-8")
+    sizes = [len(some) for some in held_out]
+    told = f"; {foreign:,} of {len(examples):,} targets are of no question of {queries}" if foreign else ""
+    return f"{folds} folds of {min(sizes):,} to {max(sizes):,} questions{told}"

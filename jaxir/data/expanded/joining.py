@@ -1,0 +1,67 @@
+"""A document and queries as one sequence of tokens: what a dual-cross-encoder's passage tower reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxir.core.errors import UserError
+from jaxir.data.text.tokenizer import Tokenizer
+
+_ENOUGH = 16  # tokens for all special ones
+
+
+class Joiner:
+    """Appends queries to documents: [CLS] document [SEP] query [SEP], or of a T5 document </s> query </s>.
+
+    A document that leaves no room for a query is cut; further queries are appended while they fit whole.
+
+    Args:
+      tokenizer: made the ids.
+      document_length: most tokens of a document with its queries.
+      query_length: most tokens of a query.
+
+    Raises:
+      UserError: a query of that length leaves no room for a document.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, document_length: int, query_length: int):
+        self._tokenizer, self._length, self._query_length = tokenizer, document_length, query_length
+        special, some = tokenizer.encode_batch(["", "a"], max_length=_ENOUGH)
+        front = 0
+        while front < len(special) and special[front] == some[front]:
+            front += 1
+        self._front, self._back = front, len(special) - front
+        if document_length - (query_length - front) <= len(special):
+            raise UserError(
+                f"documents of {document_length} tokens have no room for a query of {query_length} beside"
+                " them: give a larger passage length (jaxir.encode: --max_length), or a"
+                " smaller query length"
+            )
+
+    def queries(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Returns what is appended for each query: its tokens, int32 [n], without what begins a text."""
+        rows = self._tokenizer.encode_batch(texts, max_length=self._query_length)
+        return [row[self._front :] for row in rows]
+
+    def join(self, document: np.ndarray, queries: Sequence[np.ndarray]) -> np.ndarray:
+        """Returns the ids of a document with queries, int32 [n], n <= `document_length`.
+
+        Args:
+          document: its ids, int32 [m], m <= `document_length`, special tokens included.
+          queries: of `queries`; none leaves the document as it is.
+        """
+        if not queries:
+            return document
+        first, *more = queries
+        room = self._length - len(first)
+        if len(document) > room:
+            end = len(document) - self._back
+            document = np.concatenate([document[: room - self._back], document[end:]])
+        parts, size = [document, first], len(document) + len(first)
+        for query in more:
+            if size + len(query) <= self._length:
+                parts.append(query)
+                size += len(query)
+        return np.concatenate(parts)

@@ -1,0 +1,140 @@
+"""Which generated query a document is expanded with in training: by its relevance to the gold query."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import ClassVar, Literal
+
+from jaxir.core.errors import UserError
+from jaxir.core.simple_types import Count, checked
+
+
+class Selection(abc.ABC):
+    """A way of choosing, for a document of a training pair, from the queries that were generated for it.
+
+    Attributes:
+      ranks: whether queries are ordered by their relevance to the pair's gold query, the most relevant first
+        and without the gold query itself; else they stay in the order of their file.
+      draws: whether one of those that `among` says is drawn at random; else it is the first of them.
+      follows_steps: whether `among` depends on the step.
+    """
+
+    ranks: ClassVar[bool] = True
+    draws: ClassVar[bool] = True
+    follows_steps: ClassVar[bool] = False
+
+    def __repr__(self) -> str:
+        # A resume compares this text, so it must not have the address that Python's default has.
+        fields = ", ".join(f"{name}={value!r}" for name, value in sorted(vars(self).items()))
+        return f"{type(self).__qualname__}({fields})"
+
+    @abc.abstractmethod
+    def among(self, count: int, step: int, steps: int) -> tuple[int, int]:
+        """Returns (first, end): which of `count` queries (1 or more) may be chosen at a step of `steps`."""
+
+
+@dataclasses.dataclass(frozen=True)
+@checked
+class Curriculum(Selection):
+    """Curriculum sampling (He et al. 2022, section 3.2): from irrelevant queries to relevant ones.
+
+    The n queries of a document, by descending relevance, are cut into K groups, of which group k = 1 ... K
+    has those from floor(n (k - 1) / K) to floor(n k / K). T steps are cut into K stages alike, and at step t
+    (from 0), in stage i = floor(t K / T), one query of group K - i is drawn. Where n is below K, a group that
+    is empty has the query with which it would begin.
+
+    Attributes:
+      groups: K; 3 in the authors' first round, 4 in the one with mined negatives.
+    """
+
+    groups: Count = 3
+    follows_steps: ClassVar[bool] = True
+
+    def among(self, count: int, step: int, steps: int) -> tuple[int, int]:
+        """Returns the group of the step; see `Selection`."""
+        stage = min(step * self.groups // steps, self.groups - 1)
+        before = self.groups - 1 - stage
+        first = count * before // self.groups
+        return first, max(count * (before + 1) // self.groups, first + 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Random(Selection):
+    """Any query (figure 7, "random")."""
+
+    def among(self, count: int, step: int, steps: int) -> tuple[int, int]:
+        """Returns all; see `Selection`."""
+        return 0, count
+
+
+@dataclasses.dataclass(frozen=True)
+@checked
+class Top(Selection):
+    """One of the k most relevant queries (figure 7, "top-k").
+
+    Attributes:
+      k: how many.
+    """
+
+    k: Count = 1
+
+    def among(self, count: int, step: int, steps: int) -> tuple[int, int]:
+        """Returns the first k; see `Selection`."""
+        return 0, min(self.k, count)
+
+
+@dataclasses.dataclass(frozen=True)
+@checked
+class Bottom(Selection):
+    """One of the k least relevant queries (figure 7, "bottom-k").
+
+    Attributes:
+      k: how many.
+    """
+
+    k: Count = 1
+
+    def among(self, count: int, step: int, steps: int) -> tuple[int, int]:
+        """Returns the last k; see `Selection`."""
+        return max(count - self.k, 0), count
+
+
+@dataclasses.dataclass(frozen=True)
+class First(Selection):
+    """The first query of the file, whatever the gold query: for evaluation."""
+
+    ranks: ClassVar[bool] = False
+    draws: ClassVar[bool] = False
+
+    def among(self, count: int, step: int, steps: int) -> tuple[int, int]:
+        """Returns all; see `Selection`."""
+        return 0, count
+
+
+@dataclasses.dataclass(frozen=True)
+class Gold(Selection):
+    """The gold query itself, for the positive and the hard negatives (Li et al. 2022; figure 7, "gold")."""
+
+    ranks: ClassVar[bool] = False
+    draws: ClassVar[bool] = False
+
+    def among(self, count: int, step: int, steps: int) -> tuple[int, int]:
+        """Returns none; see `Selection`."""
+        return 0, 0
+
+
+def selection_of(
+    name: Literal["curriculum", "random", "top", "bottom", "first", "gold"], groups: int = 3, k: int = 1
+) -> Selection:
+    """Returns a way of choosing by its name, a curriculum of `groups`, the top or bottom `k`.
+
+    Raises:
+      UserError: groups or a k that the way of that name does not read.
+    """
+    if groups != Curriculum.groups and name != "curriculum":
+        raise UserError(f"{groups} groups are for the selection 'curriculum', not for {name!r}")
+    if k != Top.k and name not in ("top", "bottom"):
+        raise UserError(f"the first or last {k} are for the selections 'top' and 'bottom', not for {name!r}")
+    made = {"curriculum": Curriculum(groups), "random": Random(), "top": Top(k), "bottom": Bottom(k)}
+    return (made | {"first": First(), "gold": Gold()})[name]

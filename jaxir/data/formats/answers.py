@@ -1,0 +1,71 @@
+"""Answers of questions: files of the right ones, and of what was written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jaxir.data.formats.lines import (
+    MalformedRecord,
+    OddRecord,
+    has_text,
+    json_object,
+    parsed_lines,
+    string_field,
+)
+
+
+def read_answers(path: str | Path) -> dict[str, list[str]]:
+    """Reads the answers of each query: lines of {"_id": query id, "answers": [text, ...]}.
+
+    They may also stand in a line's `metadata`, as in the queries.jsonl of some BEIR folders.
+
+    Raises:
+      BadInputError: a malformed line, a query without an answer, or a query with two lists of answers.
+      UserError: no such file.
+    """
+    found: dict[str, list[str]] = {}
+
+    def parse(line: str, _: int) -> tuple[str, list[str]]:
+        record = json_object(line)
+        query_id, metadata = string_field(record, "_id"), record.get("metadata")
+        aside = metadata.get("answers") if isinstance(metadata, dict) else None
+        answers = record.get("answers", aside)
+        if not isinstance(answers, list) or not all(isinstance(a, str) and has_text(a) for a in answers):
+            raise MalformedRecord("'answers' is not a list of texts")
+        if not answers:
+            raise MalformedRecord(
+                "'answers' is empty,", f"and a query without any cannot be judged: {query_id!r}"
+            )
+        if query_id not in found:
+            return query_id, answers
+        if found[query_id] == answers:
+            noted = "lines that repeat the answers of a query, left out"
+            raise OddRecord("a query comes twice:", repr(query_id), noted=noted)
+        raise MalformedRecord("a query comes twice:", f"{query_id!r}, with other answers")
+
+    found.update(parsed_lines(path, parse, "stop"))  # one by one: `parse` looks at those before
+    return found
+
+
+def read_written(path: str | Path) -> dict[str, str]:
+    """Reads what was written for each query, of several outputs the first, and "" where there is none.
+
+    Lines are those of `jaxir.read`, and of `jaxir.expand generate`: {"_id": ..., "outputs": [text, ...]}.
+
+    Raises:
+      BadInputError: a malformed line, or a query a second time.
+      UserError: no such file.
+    """
+    found: dict[str, str] = {}
+
+    def parse(line: str, _: int) -> tuple[str, str]:
+        record = json_object(line)
+        query_id, outputs = string_field(record, "_id"), record.get("outputs")
+        if not isinstance(outputs, list) or not all(isinstance(text, str) for text in outputs):
+            raise MalformedRecord("'outputs' is not a list of texts")
+        if query_id in found:
+            raise MalformedRecord("a query comes twice:", repr(query_id))
+        return query_id, outputs[0] if outputs else ""
+
+    found.update(parsed_lines(path, parse, "stop"))  # one by one: `parse` looks at those before
+    return found

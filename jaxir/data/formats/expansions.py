@@ -1,0 +1,192 @@
+"""Texts that were written for texts, here or elsewhere: queries of documents, contexts of questions.
+
+Read are
+
+- what `jaxir.expand generate` writes: .jsonl[.gz] of `_id` and `outputs`, and doc2query-T5's releases of
+  that form, `id` and `predicted_queries`, in as many files as there are;
+- files with an output on each line, in the order of the texts: doc2query-T5's release for MS MARCO, where a
+  file holds one sample of every passage and is cut into pieces (`sample000.txt000-1004000`); GAR's, one of
+  every question; EAR's, where the lines of a question follow each other. What tabs separate (`paste` of such
+  files) are several outputs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxir.core.errors import BadInputError, UserError
+from jaxir.data.formats.lines import (
+    MalformedRecord,
+    OnBadInput,
+    Policy,
+    decode_line,
+    has_text,
+    json_object,
+    list_field,
+    parsed_lines,
+    raw_lines,
+    string_field,
+)
+from jaxir.storage.files import local_path
+
+JSONL, LINES = ".jsonl", ".txt"
+
+
+def read_expansions(
+    path: str | Path,
+    ids: Sequence[str],
+    *,
+    lines_each: int = 1,
+    on_bad_input: OnBadInput | Policy = "stop",
+) -> Iterator[tuple[str, list[str]]]:
+    """Yields (id, what was written for this text), as it stands in the file, repeats and all.
+
+    Args:
+      path: a file, or a folder of them, of which those with .jsonl, or else those with .txt in their names
+        count. Of the latter, those that have the same name up to there are pieces of one, in the order of
+        their names; the first output of a text is that of the first file.
+      ids: of all texts for which it was written, in their order.
+      lines_each: where a line is an output: how many of a text follow each other in a file.
+      on_bad_input: "stop" at the first malformed line or text without one, or "skip" and count them: a text
+        is left out with its malformed line.
+
+    Raises:
+      BadInputError: a malformed or empty line, or the files are of more, fewer or other texts.
+      UserError: there are no such files.
+    """
+    collector = on_bad_input if isinstance(on_bad_input, OnBadInput) else OnBadInput(on_bad_input)
+    files = _files(local_path(path))
+    if JSONL in files[0][0].name:
+        yield from _of_records([piece for pieces in files for piece in pieces], ids, collector)
+    else:
+        yield from _of_lines(files, ids, lines_each, collector)
+    if collector is not on_bad_input:
+        collector.report()
+
+
+def _files(place: Path) -> list[list[Path]]:
+    """Returns the files, each of them in its pieces."""
+    if not place.is_dir():
+        return [[place]]
+    names = [p.name for p in place.iterdir() if not p.name.startswith(".") and p.is_file()]
+    names.sort(key=_by_numbers)
+    for ending in (JSONL, LINES):
+        if found := [name for name in names if ending in name]:
+            pieces: dict[str, list[Path]] = {}
+            for name in found:
+                pieces.setdefault(name.partition(ending)[0], []).append(place / name)
+            return list(pieces.values())
+    raise UserError(f"{place}: no file of generated texts in it: none has {JSONL} or {LINES} in its name")
+
+
+def _by_numbers(name: str) -> list[tuple[int, str]]:
+    """Returns what sorts names by the numbers in them, of any length."""
+    # Every second part is a number.
+    return [(int(x), "") if i % 2 else (-1, x) for i, x in enumerate(re.split(r"([0-9]+)", name))]
+
+
+def _of_records(
+    paths: list[Path], ids: Sequence[str], collector: OnBadInput
+) -> Iterator[tuple[str, list[str]]]:
+    missing = dict.fromkeys(ids)
+    known = frozenset(missing)
+
+    def parse(line: str, number: int) -> tuple[str, list[str]]:
+        record = json_object(line)
+        identifier = string_field(record, "_id" if "_id" in record else "id")
+        if identifier not in known:
+            raise MalformedRecord("an id of none of the texts:", repr(identifier))
+        if identifier not in missing:
+            raise MalformedRecord("duplicate id", repr(identifier))
+        found = identifier, _outputs(record)
+        del missing[identifier]
+        return found
+
+    for path in paths:
+        yield from parsed_lines(path, parse, collector)
+    if missing and collector.policy == "stop":
+        raise BadInputError(
+            paths[-1].parent if len(paths) > 1 else paths[0],
+            None,
+            f"nothing for {len(missing):,} of {len(known):,} texts (the first: {next(iter(missing))!r})",
+        )
+
+
+def _outputs(record: dict[str, Any]) -> list[str]:
+    name = "predicted_queries" if "predicted_queries" in record else "outputs"
+    if name not in record:
+        raise MalformedRecord("neither a field 'outputs' nor 'predicted_queries'")
+    outputs = list_field(record, name)
+    if not all(isinstance(text, str) and has_text(text) for text in outputs):
+        raise MalformedRecord(f"an item of {name!r} is empty or not a string")
+    for text in outputs:
+        string_field({name: text}, name)  # no half surrogate pairs
+    return outputs
+
+
+def _of_lines(
+    files: list[list[Path]], ids: Sequence[str], lines_each: int, collector: OnBadInput
+) -> Iterator[tuple[str, list[str]]]:
+    lines = [_Lines(pieces, len(ids), lines_each) for pieces in files]
+    for identifier in ids:
+        outputs: list[str] = []
+        fault = None
+        for file in lines:  # all are read on, whatever is malformed
+            for _ in range(lines_each):
+                try:
+                    outputs += file.next_outputs()
+                except MalformedRecord as malformed:
+                    fault = fault or (*file.place, malformed.kind, malformed.detail)
+        if fault is None:
+            yield identifier, outputs
+        else:
+            collector.record(*fault)
+    for file in lines:
+        file.check_end()
+
+
+class _Lines:
+    """Reads a file in pieces line by line.
+
+    Attributes:
+      place: the piece and the number of the line in it that was read last.
+    """
+
+    def __init__(self, pieces: list[Path], texts: int, lines_each: int):
+        self.place = (pieces[0], 0)
+        self._texts, self._each, self._read = texts, lines_each, 0
+        self._lines = ((piece, *line) for piece in pieces for line in raw_lines(piece))
+
+    def next_outputs(self) -> list[str]:
+        """Returns what stands on the next line."""
+        found = next(self._lines, None)
+        if found is None:
+            raise self._wrong_length(self._read)
+        piece, number, raw = found
+        self.place = piece, number
+        self._read += 1
+        line = decode_line(raw)
+        if self._read == 1 and line.lstrip().startswith('{"'):
+            raise BadInputError(piece, number, "a JSON object, but no .jsonl in the file's name: rename it")
+        outputs = [text.strip() for text in line.split("\t")]
+        if not all(map(has_text, outputs)):
+            raise MalformedRecord("an empty line" if len(outputs) == 1 else "an empty column")
+        return outputs
+
+    def check_end(self) -> None:
+        """Checks that there are no more lines than there should be."""
+        if more := sum(1 for _ in self._lines):
+            raise self._wrong_length(self._read + more)
+
+    def _wrong_length(self, lines: int) -> BadInputError:
+        each = "a line" if self._each == 1 else f"{self._each} lines"
+        return BadInputError(
+            self.place[0],
+            None,
+            f"it has {lines:,} lines, and {self._texts:,} texts with {each} each"
+            f" {'need' if lines < self._texts * self._each else 'have'} {self._texts * self._each:,}:"
+            " is it of these texts?",
+        )

@@ -1,0 +1,294 @@
+"""Pairs out of a file with named columns, whatever they are called."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxir.core.errors import BadInputError, UserError, suggest
+from jaxir.data.formats.lines import MalformedRecord, OnBadInput, check_id, has_text, string_field
+from jaxir.data.formats.sources import Document, PairExample, Query, text_id
+from jaxir.data.formats.tables import Table
+
+# What columns are usually called, in any case. A `title` is the query where nothing else is (Stack Exchange's
+# titles and bodies), otherwise the passage's.
+USUAL = {
+    "query": ("query", "question", "anchor", "sentence1", "text1"),
+    "passage": (
+        *("passage", "positive", "answer", "context", "document", "pos", "positive_passages"),
+        *("sentence2", "text2", "body", "text"),
+    ),
+    "negatives": ("negatives", "negative", "neg", "hard_negatives", "negative_passages"),
+    "title": ("title",),
+    "query_id": ("query_id", "query-id", "qid"),
+    "passage_id": ("passage_id", "passage-id", "corpus-id", "pid", "docid", "doc_id"),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PairColumns:
+    """Which column of a file holds what. None: the one column that has a usual name (`USUAL`).
+
+    Attributes:
+      query: the queries.
+      passage: the passages: a text, or in JSONL and Parquet a list of texts, or of objects with `text` and,
+        optionally, `title` and `docid`.
+      negatives: irrelevant passages, likewise; optional, like all that follow.
+      title: of the passage.
+      query_id: otherwise a hash of the text is the id.
+      passage_id: likewise.
+    """
+
+    query: str | None = None
+    passage: str | None = None
+    negatives: str | None = None
+    title: str | None = None
+    query_id: str | None = None
+    passage_id: str | None = None
+
+
+class Pair(NamedTuple):
+    """A query, a passage that answers it, and passages that do not."""
+
+    query: Query
+    passage: Document
+    negatives: list[Document]
+
+    @property
+    def example(self) -> PairExample:
+        """The pair as training takes it."""
+        negatives = tuple((n.id, n.contents) for n in self.negatives)
+        return PairExample(*self.query, self.passage.id, self.passage.contents, negatives)
+
+
+class PairTable:
+    """Pairs of a JSONL, TSV, CSV (all also gzipped) or Parquet file.
+
+    TSV and CSV files have a header line, unless the columns are given by number ("1", "2"). TSV knows no
+    quotes.
+
+    Attributes:
+      path: the file.
+      columns: the column of each field of `PairColumns` that has one.
+      unused: the columns that are not read.
+
+    Args:
+      path: the file.
+      columns: what they are called, where that is unusual.
+      prefix: of the names of `PairColumns`' fields in errors: "--" where they are flags.
+
+    Raises:
+      UserError: no such file, no such column, or none or several that could be meant.
+      BadInputError: the file's very beginning is malformed.
+    """
+
+    def __init__(self, path: str | Path, columns: PairColumns = PairColumns(), *, prefix: str = ""):
+        named = {k: v for k, v in dataclasses.asdict(columns).items() if v is not None}
+        self._table = Table(path, numbered=bool(named) and all(name.isdigit() for name in named.values()))
+        self.path = self._table.path
+        self.columns = _find_columns(self._table, named, prefix)
+        self._ids = _Ids()
+        self.unused = [c for c in self._table.columns if c not in self.columns.values()]
+
+    def pairs(self, on_bad_input: OnBadInput) -> Iterator[Pair]:
+        """Yields the pairs; white space around texts is removed. Read again, the file gives the same ones.
+
+        Equal texts have one id: where the file has several, the first.
+
+        Args:
+          on_bad_input: what to do with malformed records. Pairs without a query or a passage, pairs seen
+            before, and passages that are their own query are of no use: they are left out and counted. A pair
+            that comes again with other negatives (triplets) is given again, with these.
+
+        Raises:
+          BadInputError: a malformed record, unless they are skipped, or no pair at all.
+        """
+        seen: set[int] = set()
+        for line, record in self._table.records(list(self.columns.values()), on_bad_input):
+            try:
+                query, passages, negatives = self._parse(record, line)
+                if self._table.numbered and line == 1:
+                    check_no_header(query.text, passages[0].text)
+            except MalformedRecord as fault:
+                on_bad_input.record(self.path, line, fault.kind, fault.detail)
+                continue
+            for passage in passages or [Document("", "", "")]:
+                pair = hash((query.text, passage.contents))
+                if not has_text(query.text):
+                    on_bad_input.leave_out(self.path, line, "without a query")
+                elif not has_text(passage.contents):
+                    on_bad_input.leave_out(self.path, line, "without a passage")
+                elif passage.contents == query.text:
+                    on_bad_input.leave_out(self.path, line, "the passage is the query")
+                else:
+                    new = [n for n in negatives if hash((pair, n.contents)) not in seen]
+                    if pair in seen and not new:
+                        on_bad_input.leave_out(self.path, line, "a pair seen before")
+                        continue
+                    seen.update([pair, *(hash((pair, n.contents)) for n in new)])
+                    yield Pair(query, passage, new)
+        if not seen:
+            raise BadInputError(self.path, None, "the file has no usable record")
+
+    def _parse(self, record: Mapping[str, Any], line: int) -> tuple[Query, list[Document], list[Document]]:
+        def field(name: str) -> str:
+            return string_field(record, self.columns[name], "").strip() if name in self.columns else ""
+
+        text = field("query")
+        query = Query(self._ids.of("query", _id(record, self.columns.get("query_id")), text, line), text)
+        passages = _passages(record, self.columns["passage"])
+        title, identifier = field("title"), _id(record, self.columns.get("passage_id"))
+        if (title or identifier) and len(passages) > 1:
+            raise MalformedRecord("several passages", "in a record with one title or passage id")
+        if title or identifier:
+            passages = [Document(identifier or p.id, title or p.title, p.text) for p in passages]
+        negatives = _passages(record, self.columns.get("negatives"))
+        positive = {text for p in passages for text in (p.contents, p.text)}
+        return (
+            query,
+            [self._with_id(p, line) for p in passages],
+            [
+                self._with_id(n, line)
+                for n in negatives
+                if has_text(n.contents) and n.contents not in positive
+            ],
+        )
+
+    def _with_id(self, passage: Document, line: int) -> Document:
+        return passage._replace(id=self._ids.of("passage", passage.id, passage.contents, line))
+
+
+def check_no_header(query: str, passage: str) -> None:
+    """Raises a MalformedRecord where the first pair of a file without a header line are columns' names."""
+    usual = {name for names in USUAL.values() for name in names}
+    if usual.issuperset((query.casefold(), passage.casefold())):
+        detail = f"({query}, {passage}): remove that line"
+        raise MalformedRecord("the names of columns where the first pair is expected", detail)
+
+
+def two_texts(kind: str, identifier: str, first: int) -> MalformedRecord:
+    """Returns the fault of an id that had another text on line `first`."""
+    detail = f"{identifier!r} (another text on line {first:,})"
+    return MalformedRecord(f"{kind} id stands for two different texts:", detail)
+
+
+class _Ids:
+    """Gives each text one id, and finds ids that stand for two texts."""
+
+    def __init__(self) -> None:
+        self._text_of: dict[tuple[str, str], tuple[int, int]] = {}  # its hash, and the line of the first
+        self._id_of: dict[tuple[str, int], str] = {}
+
+    def of(self, kind: str, identifier: str, text: str, line: int) -> str:
+        """Returns the id of a text on a line that came with `identifier`, or "" for none."""
+        key = (kind, hash(text))
+        if identifier:
+            known, first = self._text_of.setdefault((kind, identifier), (key[1], line))
+            if known != key[1]:
+                raise two_texts(kind, identifier, first)
+            self._id_of.setdefault(key, identifier)
+        return self._id_of.get(key) or text_id(text)
+
+
+class Positives:
+    """The passages of each query, by hashes: one record's negative may be another's passage.
+
+    Texts are compared by their words: case and runs of white space do not count.
+    """
+
+    def __init__(self) -> None:
+        self._pairs: set[int] = set()
+        self._left_out = 0
+
+    def add(self, pair: Pair) -> None:
+        """Notes the passage of a query."""
+        self._pairs.add(_words(pair.query.text, pair.passage.contents))
+
+    def without(self, pair: Pair) -> Pair:
+        """Returns the pair without the negatives that are passages of its query, and counts these."""
+        kept = [n for n in pair.negatives if _words(pair.query.text, n.contents) not in self._pairs]
+        self._left_out += len(pair.negatives) - len(kept)
+        return pair._replace(negatives=kept)
+
+    def report(self, path: Path) -> None:
+        """Prints to standard error how many negatives were left out, if any."""
+        if self._left_out:
+            print(
+                f"{path}: {self._left_out:,} negatives left out: another record has them for a passage of the"
+                " query",
+                file=sys.stderr,
+            )
+
+
+def _words(*texts: str) -> int:
+    return hash(tuple(" ".join(text.casefold().split()) for text in texts))
+
+
+def _find_columns(table: Table, named: Mapping[str, str], prefix: str) -> dict[str, str]:
+    """Returns the column of each field that has one."""
+    listed = ", ".join(f"{c:.40}" for c in table.columns[:20]) or "none"
+    plain = ""
+    if table.kind in ("tsv", "csv"):
+        plain = f' (a file without a header line: {prefix}query="1" {prefix}passage="2")'
+    if len(table.columns) == 1 and ";" in table.columns[0]:
+        plain = ". Its fields seem to be parted by semicolons: a .csv has commas, a .tsv tabs"
+    for name, column in named.items():
+        if column not in table.columns:
+            raise UserError(
+                f"{table.path} has no column {column!r}, which {prefix}{name} names; it has: {listed}"
+                f"{suggest(column, table.columns) or plain}"
+            )
+    free = {c.casefold(): c for c in table.columns if c not in named.values()}
+    found = dict(named)
+    for name in ("query", "passage"):
+        usual = [free[u] for u in USUAL[name] if u in free]
+        if name == "query" and not usual and "title" in free:
+            usual = [free["title"]]
+        if name in named:
+            continue
+        if len(usual) > 1:
+            raise UserError(
+                f"{table.path}: name the {name} by {prefix}{name}=, for several columns could be meant:"
+                f" {', '.join(usual)} (of {listed})"
+            )
+        if not usual:
+            raise UserError(
+                f"{table.path}: which column is the {name}? Name it by {prefix}{name}=; it has: {listed}"
+                f"{plain}"
+            )
+        found[name] = usual[0]
+    for name in ("negatives", "title", "query_id", "passage_id"):
+        usual = [free[u] for u in USUAL[name] if u in free and free[u] not in found.values()]
+        if name not in named and usual:
+            found[name] = usual[0]
+    return found
+
+
+def _passages(record: Mapping[str, Any], column: str | None) -> list[Document]:
+    """Returns the passages of a field (a text, an object, or a list of either); "" is for no id."""
+    value = record.get(column) if column else None
+    return [_passage(item, column) for item in (value if isinstance(value, list) else [value])]
+
+
+def _passage(item: Any, column: str | None) -> Document:
+    if isinstance(item, dict):
+        title, text = (string_field(item, name, "").strip() for name in ("title", "text"))
+        return Document(_id(item, "docid"), title, text)
+    return Document("", "", string_field({column: item}, column, "").strip())
+
+
+def _id(record: Mapping[str, Any], column: str | None) -> str:
+    """Returns the id in a column, which may be a whole number; "" where there is none."""
+    value = record.get(column) if column else None
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    identifier = string_field(record, column, "").strip() if column else ""
+    return identifier and check_id(identifier)
+
+
+def named_columns(columns: Mapping[str, str], order: Sequence[str] = tuple(USUAL)) -> str:
+    """Returns e.g. "query = question, passage = answer"."""
+    return ", ".join(f"{name} = {columns[name]}" for name in order if name in columns)

@@ -1,0 +1,95 @@
+"""Relevance judgements and their files, qrels/SPLIT.tsv."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from jaxir.data.formats.lines import (
+    MalformedRecord,
+    OddRecord,
+    OnBadInput,
+    Policy,
+    as_grade,
+    as_integer,
+    parsed_lines,
+)
+
+
+class Qrel(NamedTuple):
+    """A relevance judgement; a score of 1 or more is relevant."""
+
+    query_id: str
+    document_id: str
+    score: int
+
+
+def read_qrels(
+    path: str | Path,
+    on_bad_input: OnBadInput | Policy = "stop",
+    *,
+    query_ids: Container[str] | None = None,
+    document_ids: Container[str] | None = None,
+    trec: bool = False,
+) -> Iterator[Qrel]:
+    """Yields the judgements of a qrels/SPLIT.tsv: query-id, corpus-id, score, with or without a header line.
+
+    A judgement that repeats an earlier one is left out; one that contradicts it is malformed. Judgements of
+    unknown queries or documents, and grades written as decimals, are `OddRecord`s.
+
+    Args:
+      path: the file.
+      on_bad_input: what to do with a malformed line.
+      query_ids: the known queries; None checks nothing.
+      document_ids: the known documents; None checks nothing.
+      trec: whether the columns are TREC's instead (query, 0, document, score), tab-separated.
+    """
+    return parsed_lines(path, qrel_parser(query_ids, document_ids, trec=trec), on_bad_input)
+
+
+def qrel_parser(
+    query_ids: Container[str] | None, document_ids: Container[str] | None, *, trec: bool = False
+) -> Callable[[str, int], Qrel | None]:
+    """Returns the parser of a line and its number, with the arguments of `read_qrels`."""
+    names = ("query-id", "0", "document-id", "score") if trec else ("query-id", "corpus-id", "score")
+    scores: dict[tuple[str, str], int] = {}
+
+    def parse(line: str, number: int) -> Qrel | None:
+        columns = [column.strip() for column in line.split("\t")]
+        if len(columns) != len(names):
+            expected = f"expected {len(names)} tab-separated columns ({', '.join(names)})"
+            raise MalformedRecord(expected, f"but found {len(columns)}")
+        query, document, score_text, before = columns[0], columns[-2], columns[-1], len(scores)
+        if number == 1 and (query, score_text) == ("query-id", "score"):
+            return None
+        qrel = Qrel(query, document, parse_grade(score_text))
+        known = scores.setdefault((query, document), qrel.score)
+        if known != qrel.score:
+            raise MalformedRecord("contradicts an earlier judgement", f"of {document!r} for {query!r}")
+        if len(scores) == before:
+            return None
+        if query_ids is not None and query not in query_ids:
+            noted = "judgements of queries that the collection lacks, which count 0"
+            raise OddRecord("judges an unknown query", repr(query), noted=noted, record=qrel)
+        if document_ids is not None and document not in document_ids:
+            noted = "judgements of documents that the collection lacks, which count as not retrieved"
+            raise OddRecord("judges an unknown document", repr(document), noted=noted, record=qrel)
+        return check_grade(qrel, score_text)
+
+    return parse
+
+
+def parse_grade(text: str) -> int:
+    """Returns the grade of a judgement; a decimal such as 1.0 is one, too."""
+    if (score := as_grade(text)) is None:
+        raise MalformedRecord("the score is not an integer:", repr(text))
+    return score
+
+
+def check_grade(qrel: Qrel, text: str) -> Qrel:
+    """Returns the judgement; raises an OddRecord if its grade was not written as an integer."""
+    if as_integer(text) is None:
+        noted = "grades written as decimals, which are read as integers"
+        raise OddRecord("the score is not an integer:", repr(text), noted=noted, record=qrel)
+    return qrel

@@ -1,0 +1,95 @@
+"""Learned sparse vectors (SPLADE, uniCOIL, DeepImpact): lines of {"id": ..., "vector": {token: weight}}."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxir.data.formats.lines import (
+    MalformedRecord,
+    OnBadInput,
+    Policy,
+    json_object,
+    parsed_lines,
+    string_field,
+)
+from jaxir.data.formats.sources import new_id
+
+ID_FIELDS = ("_id", "id", "docid", "qid")
+VECTOR_FIELDS = ("vector", "weights")
+
+MAX_WEIGHT = 65_535  # an index holds a token as often as it weighs
+
+
+class SparseVector(NamedTuple):
+    """A document or a query as weights of tokens.
+
+    Attributes:
+      id: as in the file.
+      weights: {token: whole number above 0}; empty for a text of which nothing is left.
+    """
+
+    id: str
+    weights: dict[str, int]
+
+
+def read_sparse_vectors(
+    path: str | Path, on_bad_input: OnBadInput | Policy = "stop"
+) -> Iterator[SparseVector]:
+    """Yields the vectors of a .jsonl[.gz] as Anserini's collections have them, documents or queries.
+
+    Each line has an id ("_id", "id", "docid" or "qid", a string or a whole number) and its "vector" (or
+    "weights"). Weights of 0 are left out; other fields are not looked at.
+
+    Raises:
+      BadInputError: a malformed line, an id with two vectors, or a weight that is no whole number.
+    """
+    seen: dict[str, int] = {}
+
+    def parse(line: str, _: int) -> SparseVector:
+        record = json_object(line)
+        name = next((name for name in ID_FIELDS if name in record), ID_FIELDS[0])
+        number = isinstance(record.get(name), int) and not isinstance(record[name], bool)
+        identifier = str(record[name]) if number else string_field(record, name)
+        field = next((name for name in VECTOR_FIELDS if name in record), None)
+        if field is None:
+            present = ", ".join(map(repr, record))
+            raise MalformedRecord("no field 'vector' of {token: weight}", f"(it has {present:.200})")
+        weights = weights_of(record[field])
+        return SparseVector(new_id(identifier, seen, frozenset(weights.items())), weights)
+
+    return parsed_lines(path, parse, on_bad_input)
+
+
+def parse_weights(text: str) -> dict[str, int]:
+    """Reads {"token": weight, ...} as a person types it; see `weights_of`.
+
+    Raises:
+      MalformedRecord: it is not that.
+    """
+    return weights_of(json_object(text))
+
+
+def weights_of(value: Any) -> dict[str, int]:
+    """Returns a vector without its weights of 0.
+
+    Raises:
+      MalformedRecord: it is no {token: weight}, a weight is not a whole number, or a token has white space.
+    """
+    if not isinstance(value, Mapping):
+        raise MalformedRecord("a vector is an object of {token: weight},", f"not {value!r:.40}")
+    weights = {}
+    for token, weight in value.items():
+        if token.split() != [token]:
+            raise MalformedRecord("a token is empty or has white space in it:", repr(token))
+        if not isinstance(weight, int | float) or isinstance(weight, bool) or weight < 0 or weight % 1:
+            raise MalformedRecord(
+                "a weight is not a whole number above 0 (SPLADE's are multiplied by 100 and rounded):",
+                f"{token!r} has {weight!r:.20}",
+            )
+        if weight > MAX_WEIGHT:
+            raise MalformedRecord(f"a weight is above {MAX_WEIGHT:,}:", f"{token!r} has {weight!r:.20}")
+        if weight:
+            weights[token] = int(weight)
+    return weights

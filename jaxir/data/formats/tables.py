@@ -1,0 +1,231 @@
+"""Files of records with named fields: JSONL, JSON arrays, TSV, CSV (all optionally gzipped) and Parquet."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from jaxir.core.errors import BadInputError, UserError
+from jaxir.core.installation import how_to_install
+from jaxir.core.progress import progress
+from jaxir.data.formats.json_arrays import holds_array, json_array
+from jaxir.data.formats.lines import (
+    MalformedRecord,
+    OnBadInput,
+    Policy,
+    decode_line,
+    json_object,
+    numbered_lines,
+    parsed,
+    raw_lines,
+)
+from jaxir.storage.files import local_path
+
+KINDS = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".tsv": "tsv",
+    ".csv": "csv",
+    ".parquet": "parquet",
+}
+_LONGEST_FIELD = 1 << 24  # characters of a CSV field; beyond it a quote was not closed
+
+Record = tuple[int, dict[str, Any]]
+T = TypeVar("T")
+
+
+def parsed_rows(
+    path: str | Path, parse: Callable[[dict[str, Any], int], T | None], on_bad_input: OnBadInput | Policy
+) -> Iterator[T]:
+    """Yields `parse(row, line)` for each row of a file with named columns, as `parsed_lines` does for lines.
+
+    Args:
+      path: a CSV, TSV, JSONL or Parquet file, or a JSON array. Its name tells which. All but Parquet may be
+        gzipped. The first row of CSV and TSV names the columns.
+      parse: from {column: value} and the line a row begins on (Parquet: the number of the row) to a record.
+        Values of CSV and TSV are strings. A parser raises `MalformedRecord`, and returns None to leave a row
+        out.
+      on_bad_input: what to do with malformed rows.
+
+    Raises:
+      UserError: no such file, or the name does not tell the kind of file.
+      BadInputError: the first malformed row ("stop"), or a file without a usable one.
+    """
+    table = Table(path)
+
+    def parse_row(row: dict[str, Any] | MalformedRecord, number: int) -> T | None:
+        if isinstance(row, MalformedRecord):
+            raise row
+        return parse(row, number)
+
+    yield from parsed(path, table.rows(table.columns), parse_row, on_bad_input)
+
+
+class Table:
+    """The records of one file.
+
+    Attributes:
+      path: the file.
+      kind: "jsonl", "tsv", "csv" or "parquet", by the file's name. A "jsonl" file may hold one JSON array.
+      columns: the names of the fields: the keys of all records, the first line, or the schema. A file
+        without a header has the columns "1", "2", ...
+      numbered: whether it is such a file.
+
+    Args:
+      path: the file.
+      numbered: whether a TSV or CSV file has no header, so that its first line is a record.
+
+    Raises:
+      UserError: no such file, another kind of file, or one that no column can be found in.
+    """
+
+    def __init__(self, path: str | Path, *, numbered: bool = False):
+        self.path = local_path(path)
+        suffix = Path(self.path.name.removesuffix(".gz")).suffix.lower()
+        if suffix not in KINDS:
+            hint = ""
+            if self.path.is_fifo():
+                hint = " (a pipe has no such name; files may be gzipped, so unpacking is not needed)"
+            known = ", ".join(KINDS)
+            raise UserError(f"{path}: what kind of file it is must show in its name: {known}{hint}")
+        self.kind = KINDS[suffix]
+        self.numbered = numbered and self.kind in ("tsv", "csv")
+        self.columns = self._columns()
+
+    def records(self, columns: list[str], on_bad_input: OnBadInput) -> Iterator[Record]:
+        """Yields (line, {column: value}) of each record, with at least `columns` where it has them.
+
+        The line is the one a record begins on; of Parquet, which has no lines, its row. Values of TSV and
+        CSV are strings; those of JSONL and Parquet whatever stands there.
+
+        Raises:
+          BadInputError: a malformed record, unless they are skipped.
+        """
+        for number, row in self.rows(columns):
+            if isinstance(row, MalformedRecord):
+                on_bad_input.record(self.path, number, row.kind, row.detail)
+            else:
+                yield number, row
+
+    def rows(self, columns: list[str]) -> Iterator[tuple[int, dict[str, Any] | MalformedRecord]]:
+        """Yields what `records` does, and the fault in place of each malformed record."""
+        if self.kind == "parquet":
+            return self._parquet(columns)
+        return self._json_lines() if self.kind == "jsonl" else self._separated()
+
+    def _columns(self) -> list[str]:
+        if self.kind == "parquet":
+            return self._distinct(self._open_parquet().schema_arrow.names, None)
+        if self.kind == "jsonl":
+            lines = progress(self._json_lines(), what="looking for fields", unit="lines")
+            columns = list(
+                dict.fromkeys(key for _, parsed in lines if isinstance(parsed, dict) for key in parsed)
+            )
+            if not columns:
+                next((self._raise(*line) for line in self._json_lines()), None)
+            return columns
+        number, first = next(self._rows(), (None, []))
+        if isinstance(first, MalformedRecord):
+            self._raise(number, first)
+        if self.numbered:
+            return [str(n) for n in range(1, len(first) + 1)]
+        return self._distinct([name.strip() for name in first], number)
+
+    def _distinct(self, names: list[str], number: int | None) -> list[str]:
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise BadInputError(self.path, number, f"two columns are called {twice!r}")
+        return names
+
+    def _raise(self, number: int | None, fault: Any) -> None:
+        reason = (
+            " ".join(filter(None, fault.args)) if isinstance(fault, MalformedRecord) else "no field in it"
+        )
+        raise BadInputError(self.path, number, reason)
+
+    def _json_lines(self) -> Iterator[tuple[int, dict[str, Any] | MalformedRecord]]:
+        if holds_array(self.path):
+            fault = MalformedRecord("an item of the array is not an object")
+            for number, item in json_array(self.path):
+                yield number, item if isinstance(item, dict) else fault
+            return
+        for number, raw in numbered_lines(self.path):
+            try:
+                yield number, json_object(decode_line(raw))
+            except MalformedRecord as fault:
+                yield number, fault
+
+    def _separated(self) -> Iterator[tuple[int, dict[str, Any] | MalformedRecord]]:
+        rows = self._rows()
+        if not self.numbered:
+            next(rows)
+        width = len(self.columns)
+        for number, row in rows:
+            if isinstance(row, MalformedRecord):
+                yield number, row
+            elif len(row) != width:
+                kind = f"expected {width} columns ({', '.join(self.columns)})"
+                quoted = self.kind == "tsv" and any(field.startswith('"') for field in row)
+                hint = "; a .tsv knows no quotes: text with line ends needs a .csv" if quoted else ""
+                yield number, MalformedRecord(kind, f"but found {len(row)}{hint}")
+            else:
+                yield number, dict(zip(self.columns, row, strict=True))
+
+    def _rows(self) -> Iterator[tuple[int, list[str] | MalformedRecord]]:
+        """Yields the first line of each row and its fields."""
+        if self.kind == "tsv":
+            for number, raw in numbered_lines(self.path):
+                try:
+                    yield number, decode_line(raw).split("\t")
+                except MalformedRecord as fault:
+                    yield number, fault
+            return
+        csv.field_size_limit(_LONGEST_FIELD)
+        # What is no UTF-8 is found where the fields are whole: an error in here would end the reading.
+        text = (line.decode("utf-8", errors="surrogateescape") for _, line in raw_lines(self.path))
+        reader = csv.reader(text, strict=True)
+        while True:
+            number = reader.line_num + 1
+            try:
+                row = next(reader)
+                for field in row:
+                    decode_line(field.encode("utf-8", errors="surrogateescape"))
+            except StopIteration:
+                return
+            except csv.Error as error:
+                yield number, MalformedRecord("not valid CSV", f"({error})")
+            except MalformedRecord as fault:
+                yield number, fault
+            else:
+                if row:
+                    yield number, row
+
+    def _parquet(self, columns: list[str]) -> Iterator[Record]:
+        from pyarrow import ArrowException
+
+        rows = 0
+        try:
+            for batch in self._open_parquet().iter_batches(batch_size=4096, columns=columns):
+                yield from enumerate(batch.to_pylist(), rows + 1)
+                rows += len(batch)
+        except (ArrowException, OSError) as error:
+            reason = f"damaged Parquet file ({' '.join(str(error).split())})"
+            raise BadInputError(self.path, rows + 1, reason) from error
+
+    def _open_parquet(self) -> Any:
+        try:
+            from pyarrow import ArrowException, parquet
+        except ModuleNotFoundError as error:
+            raise UserError(
+                f"{self.path}: pyarrow is needed to read Parquet: {how_to_install('parquet')}"
+            ) from error
+        try:
+            return parquet.ParquetFile(self.path)
+        except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
+            raise UserError(f"{self.path}: {error.strerror or error}".lower()) from error
+        except (ArrowException, OSError) as error:
+            raise BadInputError(
+                self.path, None, f"no Parquet file ({' '.join(str(error).split())})"
+            ) from error

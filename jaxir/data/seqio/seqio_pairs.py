@@ -1,0 +1,364 @@
+"""Batches by way of SeqIO: tasks and mixtures of texts -> the same features as `ArrayDataset`."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import functools
+import weakref
+from collections.abc import Generator, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxir.core.errors import UserError, suggest
+from jaxir.core.features import Features, Key, Numbers, TokenCounts, Tokens, fields_of, pair_format
+from jaxir.data.batches.batch_plan import Batch, choose, keys_of_twins, share
+from jaxir.data.batches.mixture import MixtureDataset
+from jaxir.data.batches.text_data import TextData
+from jaxir.data.formats.lines import OnBadInput
+from jaxir.data.formats.sources import stable_keys, text_id
+from jaxir.data.seqio import seqio_tasks
+from jaxir.data.text.tokenizer import Tokenizer, pad_batch
+from jaxir.runtime.lean_tensorflow import import_tensorflow
+from jaxir.storage import fingerprints
+from jaxir.storage.saved_arrays import in_words
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+_TOKENISE_AT_ONCE = 256
+_READ_AT_ONCE = 1024
+_UNFINISHED: weakref.WeakSet[Generator[Batch, None, None]] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_unfinished() -> None:
+    # TensorFlow's threads call back into Python; one that does so while the interpreter shuts down waits
+    # forever, and so does the shutdown. Iterators must be gone before.
+    for batches in list(_UNFINISHED):
+        with contextlib.suppress(ValueError):  # at work on another thread
+            batches.close()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SeqioPairs(TextData):
+    """A SeqIO task or mixture whose examples are texts: `query`, `passage`, and optionally ids and negatives.
+
+    Each batch of a mixture comes from one of its tasks, drawn by SeqIO's rates, so that in-batch negatives
+    are of the query's own task.
+
+    Attributes:
+      mixture: its registered name; the functions of `jaxir.tasks` register one and return its name.
+      split: its split.
+      mix_within_batch: whether a batch of a mixture holds examples of several tasks, as SeqIO mixes them.
+    """
+
+    mixture: str
+    split: str = "train"
+    mix_within_batch: bool = False
+
+    def dataset(
+        self, tokenizer: Tokenizer, features: Features, on_bad_input: OnBadInput
+    ) -> SeqioDataset | MixtureDataset:
+        """Reads the files of this project's tasks through once.
+
+        Raises:
+          BadInputError: a malformed record, unless they are skipped.
+          UserError: no such task or split, or SeqIO is not installed.
+        """
+        seqio = seqio_tasks.import_seqio()
+
+        known = sorted({*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})
+        if self.mixture not in known:
+            raise UserError(f"no SeqIO task or mixture named {self.mixture!r}{suggest(self.mixture, known)}")
+        provider = seqio.get_mixture_or_task(self.mixture)
+        if self.split not in provider.splits:
+            raise UserError(f"{self.mixture} has no split {self.split!r} (has: {', '.join(provider.splits)})")
+        seqio_tasks.check_sources(provider, self.split, on_bad_input)
+        if self.mix_within_batch or not isinstance(provider, seqio.Mixture):
+            return SeqioDataset(provider, split=self.split, tokenizer=tokenizer, features=features)
+        tasks = [task for task in provider.tasks if self.split in task.splits]
+        return MixtureDataset(
+            {
+                task.name: SeqioDataset(task, split=self.split, tokenizer=tokenizer, features=features)
+                for task in tasks
+            },
+            rates=[provider.get_rate(task) for task in tasks],
+        )
+
+
+class SeqioDataset:
+    """What a trainer reads, from a SeqIO task or mixture. Made by `SeqioPairs.build`.
+
+    Unlike an `ArrayDataset` it shuffles within a buffer of 65,536 examples, each process reads its own share
+    of the examples, and resuming at step s reads the texts before it again (without tokenising them).
+
+    Attributes:
+      num_examples: as the task or mixture counts them; one that does not is read through.
+      features: what a batch holds.
+      order_depends_on_parts: each process reads its own share, so more of them make other batches.
+    """
+
+    order_depends_on_parts = True
+
+    def __init__(
+        self,
+        provider: Any,
+        *,
+        split: str,
+        tokenizer: Tokenizer,
+        features: Features,
+    ):
+        self.num_examples = _count(provider, split)
+        self.features = dict(features)
+        self._provider, self._split, self._tokenizer = provider, split, tokenizer
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Tells this data from other: by what its tasks read (`seqio_tasks.content_of`) and its tokenizer."""
+        tasks = getattr(self._provider, "tasks", None)
+        rates = [self._provider.get_rate(task) for task in tasks or ()]
+        tasks = [task for task in tasks or [self._provider] if self._split in task.splits]
+        content = [seqio_tasks.content_of(task, self._split) for task in tasks]
+        form = pair_format(self.features)  # as earlier jaxir told pairs
+        form = (
+            list(map(dataclasses.astuple, fields_of(self.features).values()))
+            if form is None
+            else dataclasses.astuple(form)
+        )
+        found = fingerprints.of_values(content, rates, self._tokenizer.fingerprint, form)
+        return f"{in_words(self.features, self.num_examples)}, hash {found[: fingerprints.DIGITS]}"
+
+    def batches(
+        self,
+        *,
+        batch_size: int,
+        seed: int,
+        start_step: int = 0,
+        process_index: int = 0,
+        process_count: int = 1,
+    ) -> Iterator[Batch]:
+        """Yields batches without end, from step `start_step` on: a function of (seed, step, process_count).
+
+        Args and errors are those of `ArrayDataset.batches`.
+        """
+        if batch_size > self.num_examples:
+            raise UserError(
+                f"batch_size is {batch_size:,}, but there are only {self.num_examples:,} pairs:"
+                " give a smaller one"
+            )
+        mine = share(batch_size, process_index, process_count)
+        size = mine.stop - mine.start
+        ds = self._converted(seed, process_index, process_count, first=start_step * size, epochs=None)
+        return self._read(ds.batch(size, drop_remainder=True))
+
+    def once(self, count: int | None = None) -> Batch:
+        """Returns `count` examples, or all, each once and shuffled within SeqIO's buffer.
+
+        Lists are read as by `ArrayDataset.once`.
+        """
+        ds = self._converted(0, 0, 1, first=0, epochs=1)
+        parts = list(self._read((ds if count is None else ds.take(count)).batch(_READ_AT_ONCE)))
+        return {name: np.concatenate([part[name] for part in parts]) for name in self.features}
+
+    def list_lengths(self) -> set[int]:
+        """Returns the lengths that the lists of examples have: one pass over the task."""
+        names = [name for name, field in fields_of(self.features).items() if field.count is not None]
+        texts = self._texts(0, 0, 1, epochs=1)
+        return {int(_filled(example[name]).sum()) for example in texts.as_numpy_iterator() for name in names}
+
+    def token_counts(self, field: str, vocab_size: int) -> TokenCounts:
+        """Raises a UserError: a task's texts are not at hand before they are trained on."""
+        raise UserError("the objective counts the words of its texts beforehand, which SeqIO tasks cannot do")
+
+    def _converted(
+        self, seed: int, index: int, count: int, *, first: int, epochs: int | None
+    ) -> tf.data.Dataset:
+        texts = self._texts(seed, index, count, epochs=epochs).skip(first)
+        missing = [name for name in fields_of(self.features) if name not in texts.element_spec]
+        if missing:
+            raise UserError(
+                f"the objective reads the field {missing[0]!r}, but SeqIO task {self._provider.name} has only"
+                f" {', '.join(texts.element_spec)}"
+            )
+        converter = _converter_class()(
+            self._tokenizer,
+            self.features,
+            seed=(seed, index),
+            first_example=first,
+            in_order=epochs is not None,
+        )
+        return converter(texts, dict.fromkeys(converter.TASK_FEATURES, 0))
+
+    def _texts(self, seed: int, index: int, count: int, *, epochs: int | None) -> tf.data.Dataset:
+        import_tensorflow()
+        import seqio
+
+        return self._provider.get_dataset(
+            sequence_length=None,
+            split=self._split,
+            shuffle=True,
+            seed=seed,
+            shard_info=seqio.ShardInfo(index, count),
+            num_epochs=epochs,
+        )
+
+    def _read(self, ds: tf.data.Dataset) -> Iterator[Batch]:
+        import tensorflow as tf
+
+        def read() -> Generator[Batch, None, None]:
+            try:
+                yield from ds.prefetch(2).as_numpy_iterator()
+            except tf.errors.OpError as error:
+                reason = str(error.message).strip().rpartition("UserError: ")[2].partition("\n")[0]
+                raise UserError(f"SeqIO task {self._provider.name}: {reason}") from error
+
+        batches = read()
+        _UNFINISHED.add(batches)
+        return batches
+
+
+def __getattr__(name: str) -> Any:
+    if name == "RecordFeatureConverter":
+        return _converter_class()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+@functools.cache
+def _converter_class() -> type:
+    import_tensorflow()
+    import seqio
+    import tensorflow as tf
+
+    spec = seqio.FeatureConverter.FeatureSpec
+
+    class RecordFeatureConverter(seqio.FeatureConverter):
+        """Text examples -> a batch's features.
+
+        Task features are the fields that the features name: strings or numbers, or lists of them. The id of
+        a text is taken from `FIELD_id` where the task has it (of `negatives` from `negative_ids`), else it is
+        the text's hash.
+
+        Args:
+          tokenizer: makes the ids.
+          features: what a batch holds.
+          seed: of the choice from lists that hold more than a batch takes.
+          first_example: the number of the first example, counted on from one that a resumed run began with.
+          in_order: whether items of a list keep the record's order, as in evaluation.
+        """
+
+        PACKING_FEATURE_DTYPES = None
+
+        def __init__(
+            self,
+            tokenizer: Tokenizer,
+            features: Features,
+            *,
+            seed: tuple[int, int],
+            first_example: int = 0,
+            in_order: bool = False,
+        ):
+            self._fields, self._features = fields_of(features), features
+            self.TASK_FEATURES = {
+                name: spec(tf.string if isinstance(f, Tokens) else tf.float32, rank=int(f.count is not None))
+                for name, f in self._fields.items()
+            }
+            self.MODEL_FEATURES = {
+                name: spec(tf.as_dtype(f.dtype), rank=len(f.shape)) for name, f in features.items()
+            }
+            super().__init__(pack=False, apply_length_check=False)
+            self._tokenizer, self._seed, self._first = tokenizer, seed, first_example
+            self._in_order = in_order
+
+        def get_model_feature_lengths(self, task_feature_lengths: Mapping[str, int]) -> dict[str, int]:
+            return {name: (f.shape or (1,))[0] for name, f in self._features.items()}
+
+        def _convert_features(
+            self, ds: tf.data.Dataset, task_feature_lengths: Mapping[str, int]
+        ) -> tf.data.Dataset:
+            wanted = [f for name in self._fields for f in (name, id_field(name)) if f in ds.element_spec]
+            features = self._features
+            types = [tf.as_dtype(f.dtype) for f in features.values()]
+
+            def arrays(*columns: np.ndarray) -> list[np.ndarray]:
+                number, batch = columns[0], dict(zip(wanted, columns[1:], strict=True))
+                return [self._batch(number, batch)[name] for name in features]
+
+            def convert(number: tf.Tensor, example: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+                rows = [number, *(_dense(example[f]) for f in wanted)]
+                found = tf.numpy_function(arrays, rows, types)
+                for array, feature in zip(found, features.values(), strict=True):
+                    array.set_shape([None, *feature.shape])
+                return dict(zip(features, found, strict=True))
+
+            numbered = ds.enumerate(start=self._first)
+            return numbered.ragged_batch(_TOKENISE_AT_ONCE).map(convert, num_parallel_calls=1).unbatch()
+
+        def _batch(self, numbers: np.ndarray, columns: Mapping[str, np.ndarray]) -> Batch:
+            ids: dict[str, np.ndarray] = {}
+            keys: dict[str, np.ndarray] = {}
+            values: dict[str, np.ndarray] = {}
+            for name, field in self._fields.items():
+                column, identifiers = columns[name], columns.get(id_field(name))
+                if field.count is not None:
+                    chosen = self._chosen(name, field.count, numbers, column)
+                    column, identifiers = (
+                        x if x is None else np.take_along_axis(x, chosen, axis=1)
+                        for x in (column, identifiers)
+                    )
+                if not isinstance(field, Tokens):
+                    values[name] = column.astype(np.float32)
+                    continue
+                texts = _strings(column.ravel())
+                tokens = self._tokenizer.encode_batch(
+                    [field.prompt + t for t in texts], max_length=field.length
+                )
+                named = [text_id(t) for t in texts] if identifiers is None else _strings(identifiers.ravel())
+                ids[name] = pad_batch(tokens, field.length).reshape(*column.shape, field.length)
+                keys[name] = stable_keys(named).reshape(*column.shape, 2)
+            kinds = {Tokens: ids, Key: keys, Numbers: values}
+            batch = {name: kinds[type(f)][f.field] for name, f in self._features.items()}
+            return keys_of_twins(batch, self._features)
+
+        def _chosen(self, name: str, count: int, numbers: np.ndarray, column: np.ndarray) -> np.ndarray:
+            filled = _filled(column)
+            counts = filled.sum(axis=1)
+            if not counts.all():
+                raise UserError(f"a batch wants {count} {name} of each example, but an example has none")
+            # What fills a list up may stand anywhere in it.
+            there = np.argsort(~filled, axis=1, kind="stable")
+            chosen = choose(count, counts, numbers, self._seed, in_order=self._in_order)
+            return np.take_along_axis(there, chosen, axis=1)
+
+    def _dense(column: tf.Tensor | tf.RaggedTensor) -> tf.Tensor:
+        if not isinstance(column, tf.RaggedTensor):
+            return column
+        return column.to_tensor("" if column.dtype == tf.string else float("nan"))
+
+    return RecordFeatureConverter
+
+
+def _filled(column: np.ndarray) -> np.ndarray:
+    """Returns bool, of the shape of a list or of several: what is an item and does not just fill it up."""
+    return column != b"" if column.dtype == object else ~np.isnan(column)
+
+
+def id_field(field: str) -> str:
+    """Returns the field with the id of a text, or the ids of texts: query_id, negative_ids."""
+    return f"{field.removesuffix('s')}_ids" if field.endswith("s") else f"{field}_id"
+
+
+def _count(provider: Any, split: str) -> int:
+    tasks = [task for task in getattr(provider, "tasks", [provider]) if split in task.splits]
+    counts = [task.num_input_examples(split) for task in tasks]
+    for i, task in enumerate(tasks):
+        if counts[i] is None:
+            ds = task.get_dataset(sequence_length=None, split=split, shuffle=False)
+            counts[i] = sum(1 for _ in ds.as_numpy_iterator())
+    return sum(counts)
+
+
+def _strings(column: np.ndarray) -> list[str]:
+    return [value.decode() for value in column]

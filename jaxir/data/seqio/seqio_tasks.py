@@ -1,0 +1,201 @@
+"""SeqIO tasks over this project's pair sources.
+
+A task yields text, not ids: query, passage, their ids and negatives, all strings. Which tokenizer makes ids
+of them is the model's affair, so `seqio_pairs.RecordFeatureConverter` does it, and one task serves every
+model.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from jaxir.core.errors import UserError
+from jaxir.core.installation import how_to_install
+from jaxir.data.formats.lines import OnBadInput
+from jaxir.data.formats.sources import PairExample, text_id
+from jaxir.runtime.lean_tensorflow import import_tensorflow
+from jaxir.storage.fingerprints import ValuesHash
+
+if TYPE_CHECKING:
+    from jaxir.data.sets.pair_sources import PairSource
+
+# Texts held to draw the next one from. Epochs follow each other before it, so their borders mix.
+SHUFFLE_BUFFER = 1 << 16
+# Files of other people's tasks: bytes that are hashed whole, bytes of a piece, and how many at a time; and
+# the examples that are hashed beside them, for what preprocessors make of the files.
+_READ_WHOLE, _PIECE, _FILES_AT_ONCE, _FIRST_EXAMPLES = 4 << 30, 1 << 16, 16, 1024
+FEATURES = ("query_id", "query", "passage_id", "passage", "negative_ids", "negatives")
+
+
+def import_seqio() -> ModuleType:
+    """Imports SeqIO, which imports TensorFlow (some seconds).
+
+    Raises:
+      UserError: it is not installed.
+    """
+    try:
+        import_tensorflow()
+        import seqio
+    except ImportError as error:
+        raise UserError(f"SeqIO tasks need SeqIO ({error}): {how_to_install('seqio')}") from error
+    return seqio
+
+
+def add_task(kind: str, sources: Mapping[str, PairSource], *, name: str | None = None) -> str:
+    """Registers a task over `sources` (split -> pairs) with SeqIO, unless it is there; returns its name.
+
+    Args:
+      kind: what the name starts with where none is given.
+      sources: where the pairs of each split come from.
+      name: of the task.
+
+    Raises:
+      UserError: another task has that name, or SeqIO is not installed.
+    """
+    seqio = import_seqio()
+    import tensorflow as tf
+
+    name = name or f"{kind}_{text_id(repr(dict(sources)))[:8]}"
+    if name in seqio.TaskRegistry.names():
+        there = seqio.TaskRegistry.get(name).source
+        if getattr(there, "sources", None) != dict(sources):
+            raise UserError(f"there is another SeqIO task named {name!r}; give a name of its own")
+        return name
+    texts = seqio.PassThroughVocabulary(0)
+    ranks = {feature: int(feature.startswith("negative")) for feature in FEATURES}
+    seqio.TaskRegistry.add(
+        name,
+        source=_source_class()(dict(sources)),
+        preprocessors=[],
+        output_features={
+            feature: seqio.Feature(texts, add_eos=False, dtype=tf.string, rank=rank)
+            for feature, rank in ranks.items()
+        },
+        shuffle_buffer_size=SHUFFLE_BUFFER,
+    )
+    return name
+
+
+def check_sources(task_or_mixture: Any, split: str, on_bad_input: OnBadInput) -> None:
+    """Reads all files of this project's tasks in a task or mixture once, so that bad input stops a run early.
+
+    Raises:
+      BadInputError: a malformed record, unless they are skipped.
+    """
+    for task in getattr(task_or_mixture, "tasks", [task_or_mixture]):
+        if isinstance(task.source, _source_class()) and split in task.source.splits:
+            task.source.check(split, on_bad_input)
+
+
+def content_of(task: Any, split: str) -> str:
+    """Returns a hash of what a task reads and makes of it, as far as that can be had.
+
+    Of this project's tasks it covers every text. Of others the files that SeqIO names, all of them or, in
+    buckets and where they are large, their sizes, beginnings, middles and ends; and the first examples that
+    come out. A task without files is read through.
+    """
+    if isinstance(task.source, _source_class()):
+        return task.source.content(split)
+    import tensorflow as tf
+
+    names = [name for name in task.source.list_shards(split) if tf.io.gfile.exists(name)]
+    with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
+        sizes = list(pool.map(lambda name: tf.io.gfile.stat(name).length, names))
+        whole = sum(sizes) <= _READ_WHOLE and not any("://" in name for name in names)
+        files = list(pool.map(functools.partial(_hash_of_file, whole=whole), names, sizes))
+    found = ValuesHash()
+    found.add((task.name, sizes, files))
+    examples = task.get_dataset(sequence_length=None, split=split, shuffle=False).as_numpy_iterator()
+    for example in itertools.islice(examples, _FIRST_EXAMPLES if names else None):
+        found.add([(feature, _plain(example[feature])) for feature in FEATURES if feature in example])
+    return found.hex()
+
+
+def _hash_of_file(name: str, size: int, *, whole: bool) -> str:
+    import tensorflow as tf
+
+    digest = hashlib.blake2b()
+    with tf.io.gfile.GFile(name, "rb") as file:
+        for start in range(0, size, _PIECE) if whole else (0, size // 2, max(0, size - _PIECE)):
+            file.seek(start)
+            digest.update(file.read(_PIECE))
+    return digest.hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """Returns bytes, or lists of them for arrays and ragged arrays."""
+    if hasattr(value, "to_list"):
+        return value.to_list()
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+@functools.cache
+def _source_class() -> type:
+    import seqio
+    import tensorflow as tf
+
+    class PairDataSource(seqio.DataSource):
+        """Text examples of `PairSource`s. Files are read through before the first example is given out."""
+
+        supports_arbitrary_sharding = True
+
+        def __init__(self, sources: Mapping[str, PairSource]):
+            self.sources = dict(sources)
+            self._read: dict[str, tuple[int, str]] = {}
+            self._policy = "stop"
+            super().__init__(splits=tuple(sources), caching_permitted=False)
+
+        def check(self, split: str, on_bad_input: OnBadInput) -> tuple[int, str]:
+            """Reads the files through, unless that was done; returns the number of pairs and their hash."""
+            if split not in self._read or on_bad_input.policy != self._policy:
+                self._policy = on_bad_input.policy
+                content = ValuesHash()
+                for example in self.sources[split].examples(on_bad_input):
+                    content.add(tuple(example[:5]))
+                self._read[split] = content.count, content.hex()
+            return self._read[split]
+
+        def num_input_examples(self, split: str) -> int:
+            return self.check(split, OnBadInput(self._policy))[0]
+
+        def content(self, split: str) -> str:
+            """Returns the hash of all texts and ids of a split, in their order."""
+            return self.check(split, OnBadInput(self._policy))[1]
+
+        def list_shards(self, split: str) -> list[str]:
+            return [split]
+
+        def get_dataset(
+            self,
+            split: str = "train",
+            shuffle: bool = True,
+            seed: int | None = None,
+            shard_info: seqio.ShardInfo | None = None,
+            **unused: Any,
+        ) -> tf.data.Dataset:
+            self.num_input_examples(split)
+            shard = shard_info or seqio.ShardInfo(0, 1)
+
+            def read() -> Iterator[dict[str, Any]]:
+                examples = self.sources[split].examples(OnBadInput(self._policy))
+                for example in itertools.islice(examples, shard.index, None, shard.num_shards):
+                    yield _record(example)
+
+            signature = {
+                feature: tf.TensorSpec([None] if feature.startswith("negative") else [], tf.string)
+                for feature in FEATURES
+            }
+            return tf.data.Dataset.from_generator(read, output_signature=signature)
+
+    return PairDataSource
+
+
+def _record(example: PairExample) -> dict[str, Any]:
+    ids, texts = [i for i, _ in example.negatives], [text for _, text in example.negatives]
+    return dict(zip(FEATURES, (*example[:4], ids, texts), strict=True))

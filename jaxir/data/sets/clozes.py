@@ -1,0 +1,64 @@
+"""Sentences and what stands around them: the inverse cloze task's data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Annotated
+
+from jaxir.core.errors import UserError
+from jaxir.core.features import Record
+from jaxir.core.simple_types import Within, checked
+from jaxir.data.batches.text_data import RecordSource
+from jaxir.data.formats.lines import OnBadInput
+from jaxir.data.sets.texts import Texts, named
+from jaxir.data.text.sentences import sentences_of
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class Clozes(RecordSource):
+    """Passages of texts: the field `passage`, and the lists `sentences` and `contexts`.
+
+    Sentence i of a passage has context i, the passage without it. A text is cut into passages of
+    `passage_sentences` sentences (`jaxir.data.text.sentences`); a single one that is left over belongs to the
+    passage before, and a text of a single sentence is left out.
+
+    Attributes:
+      path: as that of `jaxir.data.sets.texts.Texts`.
+      passage_sentences: sentences of a passage; so many times its tokens are held.
+    """
+
+    path: str
+    passage_sentences: Annotated[int, Within(2)] = 5
+
+    def records(self, on_bad_input: OnBadInput) -> Iterator[Record]:
+        """Yields the passages.
+
+        Raises:
+          UserError: no text has two sentences.
+        """
+        some = False
+        for record in Texts(path=self.path).records(on_bad_input):
+            _, text = record["text"]
+            for sentences in self._passages(sentences_of(text)):
+                some = True
+                yield _cloze(sentences)
+        if not some:
+            raise UserError(f"{self.path}: no text has two sentences, one of which could be taken out")
+
+    def _passages(self, sentences: list[str]) -> Iterator[list[str]]:
+        size, start = self.passage_sentences, 0
+        while len(sentences) - start >= 2:
+            end = start + size if len(sentences) - start - size >= 2 else start + size + 1
+            yield sentences[start:end]
+            start = end
+
+
+def _cloze(sentences: list[str]) -> Record:
+    rests = (sentences[:left_out] + sentences[left_out + 1 :] for left_out in range(len(sentences)))
+    return {
+        "passage": named(" ".join(sentences)),
+        "sentences": [named(sentence) for sentence in sentences],
+        "contexts": [named(" ".join(rest)) for rest in rests],
+    }

@@ -1,0 +1,105 @@
+"""Collections to search in and to judge by, from whatever format, as BEIR folders."""
+
+from __future__ import annotations
+
+import collections
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from jaxir.core.errors import UserError
+from jaxir.core.progress import progress
+from jaxir.data.formats.sources import Document, Qrel, Query
+
+
+class Counts(NamedTuple):
+    """What was written."""
+
+    documents: int
+    queries: int
+    qrels: dict[str, int]
+
+
+class CollectionWriter:
+    """Writes a BEIR folder, record after record, into an existing empty folder. A context manager.
+
+    Args:
+      folder: where to.
+      splits: the names of its qrels/SPLIT.tsv.
+    """
+
+    def __init__(self, folder: Path, splits: Iterable[str]):
+        self._folder, self._splits = folder, list(splits)
+        self._counts: collections.Counter[str] = collections.Counter()
+
+    def __enter__(self) -> CollectionWriter:
+        (self._folder / "qrels").mkdir()
+        names = ["corpus.jsonl", "queries.jsonl", *(f"qrels/{split}.tsv" for split in self._splits)]
+        self._files = {name: (self._folder / name).open("w", encoding="utf-8") for name in names}
+        for split in self._splits:
+            self._files[f"qrels/{split}.tsv"].write("query-id\tcorpus-id\tscore\n")
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for file in self._files.values():
+            file.close()
+
+    def document(self, document: Document) -> None:
+        """Adds a document."""
+        self._record("corpus.jsonl", document)
+
+    def query(self, query: Query) -> None:
+        """Adds a query."""
+        self._record("queries.jsonl", query)
+
+    def judge(self, split: str, qrel: Qrel) -> None:
+        """Adds a judgement to a split."""
+        name = f"qrels/{split}.tsv"
+        self._files[name].write(f"{qrel.query_id}\t{qrel.document_id}\t{qrel.score}\n")
+        self._counts[name] += 1
+
+    def counts(self) -> Counts:
+        """Returns what was written.
+
+        Raises:
+          UserError: no document, no query, or a split without a judgement.
+        """
+        for name in ("corpus.jsonl", "queries.jsonl"):
+            if not self._counts[name]:
+                raise UserError(f"nothing to write to {name}")
+        qrels = {split: self._counts[f"qrels/{split}.tsv"] for split in self._splits}
+        if empty := next((split for split, count in qrels.items() if not count), None):
+            raise UserError(f"nothing is judged in split {empty!r}")
+        return Counts(self._counts["corpus.jsonl"], self._counts["queries.jsonl"], qrels)
+
+    def _record(self, name: str, item: Document | Query) -> None:
+        fields = {name: value for name, value in item._asdict().items() if value is not None}
+        record = {"_id": fields.pop("id"), **fields}
+        self._files[name].write(json.dumps(record, ensure_ascii=False) + "\n")
+        self._counts[name] += 1
+
+
+def write_collection(
+    folder: Path,
+    *,
+    documents: Iterable[Document],
+    queries: Iterable[Query],
+    qrels: Mapping[str, Iterable[Qrel]],
+) -> Counts:
+    """Writes corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv into an existing empty `folder`.
+
+    The iterables are read one after the other, in the order of the arguments.
+
+    Raises:
+      UserError: no document, no query, or a split without a judgement.
+    """
+    with CollectionWriter(folder, qrels) as writer:
+        for document in progress(documents, what="writing corpus.jsonl", unit="lines"):
+            writer.document(document)
+        for query in progress(queries, what="writing queries.jsonl", unit="lines"):
+            writer.query(query)
+        for split, judged in qrels.items():
+            for qrel in judged:
+                writer.judge(split, qrel)
+        return writer.counts()

@@ -1,0 +1,114 @@
+"""Which pairs are held out: whole groups of queries and passages that belong together."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxir.core.errors import UserError
+
+# Where no size is asked for: a twentieth of the queries, more of few and less of many.
+SHARE, AT_LEAST, AT_LEAST_SHARE = 0.05, 100, 0.1
+AT_MOST = {"dev": 1_000, "test": 2_000}
+TRAIN = 0
+
+
+def group_key(text: str, seed: int) -> int:
+    """Returns 63 bits of a hash of a text, the same for texts that differ in case or white space only."""
+    content = " ".join(text.casefold().split()).encode()
+    digest = hashlib.blake2b(content, digest_size=8, key=seed.to_bytes(8, "little")).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+class HeldOut(NamedTuple):
+    """How pairs are split.
+
+    Attributes:
+      split: int8 [P]: 0 for training, else 1 + the place of the split's name in `names`.
+      names: the splits that are held out.
+      wanted: how many queries each of these was to have.
+      largest: queries of the largest group.
+    """
+
+    split: np.ndarray
+    names: list[str]
+    wanted: list[int]
+    largest: int
+
+
+def hold_out(
+    queries: np.ndarray, query_keys: np.ndarray, passage_keys: np.ndarray, sizes: Mapping[str, float | None]
+) -> HeldOut:
+    """Decides which pairs are for training and which are held out.
+
+    Pairs that share a query or a passage, directly or through other pairs, form a group, and a group is
+    never divided: no text is positive in two splits. The groups are taken in the order of their smallest
+    query key, so that the order of the pairs says nothing, and more pairs change little. A group that is
+    larger than what a split still lacks is left for training.
+
+    Args:
+      queries: int64 [P], a number for each distinct query.
+      query_keys: int64 [P], from `group_key`.
+      passage_keys: int64 [P], likewise.
+      sizes: split -> how many queries it gets: a number, a share of all below 1, 0 for no such split, or None
+        for what suits their number. The first of them takes its groups first.
+
+    Raises:
+      UserError: no sizes that can be had of these pairs.
+    """
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    keys, key_rows = np.unique(query_keys, return_inverse=True)
+    passages, passage_rows = np.unique(passage_keys, return_inverse=True)
+    nodes = len(keys) + len(passages)
+    edges = coo_array(
+        (np.ones(len(key_rows), np.int8), (key_rows, passage_rows + len(keys))), shape=(nodes, nodes)
+    )
+    group = connected_components(edges, directed=False)[1][: len(keys)]  # of each key
+    # `keys` is sorted, so the first of a group is its smallest.
+    members, first = np.unique(group, return_index=True)
+    order = members[np.argsort(first)]
+    _, row = np.unique(queries, return_index=True)
+    total, counts = len(row), np.bincount(group[key_rows[row]], minlength=len(members))
+
+    wanted = {name: _size(name, size, total) for name, size in sizes.items()}
+    wanted = {name: size for name, size in wanted.items() if size}
+    if sum(wanted.values()) >= total:
+        asked = " and ".join(f"{size:,} for {name}" for name, size in wanted.items())
+        raise UserError(
+            f"{asked} are to be held out of {total:,} distinct queries, which leaves none to train on"
+        )
+    split_of_group = np.zeros(len(members), np.int8)
+    remaining = iter(order)
+    for number, (name, size) in enumerate(wanted.items(), 1):
+        lacking = size
+        passed = []
+        while lacking and (found := next(remaining, None)) is not None:
+            if counts[found] > lacking:
+                passed.append(found)
+                continue
+            split_of_group[found] = number
+            lacking -= counts[found]
+        if lacking == size:
+            raise UserError(
+                f"no {name} queries can be held out: the smallest groups of queries that share passages are"
+                f" larger than the {size:,} wanted; give --{name}= a larger number, or 0 for no such split"
+            )
+        remaining = iter([*passed, *remaining])
+    if not np.any(split_of_group == TRAIN):
+        raise UserError("nothing would be left to train on: hold out fewer queries by --dev= and --test=")
+    return HeldOut(split_of_group[group][key_rows], list(wanted), list(wanted.values()), int(counts.max()))
+
+
+def _size(name: str, size: float | None, total: int) -> int:
+    if size is None:
+        few = min(AT_LEAST, math.floor(AT_LEAST_SHARE * total))
+        return max(1, min(AT_MOST.get(name, total), max(math.floor(SHARE * total), few)))
+    if size < 0 or (size >= 1 and size != int(size)):
+        raise UserError(f"--{name} must be a number of queries, or a share of them below 1, not {size:g}")
+    return int(size) if size >= 1 else math.ceil(size * total)

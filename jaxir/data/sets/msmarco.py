@@ -1,0 +1,253 @@
+"""MS MARCO passage ranking, as downloaded: collection.tsv, queries.SPLIT.tsv, qrels.SPLIT.tsv, id triples.
+
+The archive collectionandqueries.tar.gz holds the splits "train" and "dev.small" (the 6,980 queries that
+papers report); qrels.dev.tsv and the triples are files of their own. Triples of *texts*
+(triples.train.small.tsv) are lines that `pair_sources.TsvPairs` reads.
+"""
+
+from __future__ import annotations
+
+import array
+import dataclasses
+import functools
+import itertools
+from collections.abc import Container, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxir.core.errors import BadInputError, UserError, suggest
+from jaxir.core.simple_types import Count, checked
+from jaxir.data.formats.lines import MalformedRecord, OddRecord, OnBadInput, Policy, has_text, parsed_lines
+from jaxir.data.formats.sources import (
+    Document,
+    PairExample,
+    Qrel,
+    Query,
+    find_file,
+    new_id,
+    read_judged_pairs,
+    read_qrels,
+    splits_in,
+)
+from jaxir.data.sets.pair_sources import PairSource
+from jaxir.storage.files import local_path
+
+
+class Triple(NamedTuple):
+    """Ids of a query, a relevant passage and an irrelevant one."""
+
+    query_id: str
+    positive_id: str
+    negative_id: str
+
+
+class MsMarcoFolder:
+    """The downloaded files, each perhaps gzipped.
+
+    Raises:
+      UserError: `directory` is no such folder.
+    """
+
+    def __init__(self, directory: str | Path, on_bad_input: OnBadInput | Policy = "stop"):
+        self.directory, self.on_bad_input = local_path(directory), on_bad_input
+        self._collection = find_file(self.directory, "collection.tsv", "an MS MARCO folder")
+
+    @property
+    def splits(self) -> list[str]:
+        """Names of the splits that have both queries and judgements."""
+        asked, judged = (splits_in(self.directory, kind) for kind in ("queries.", "qrels."))
+        return [split for split in asked if split in judged]
+
+    def documents(self) -> Iterator[Document]:
+        """Yields the passages. They have no titles."""
+        return (Document(i, "", text) for i, text in read_texts(self._collection, self.on_bad_input))
+
+    def queries(self, *splits: str) -> Iterator[Query]:
+        """Yields the queries of splits, those without a judgement among them; what several have comes once.
+
+        Raises:
+          BadInputError: a malformed line, or a query that has another text in an earlier split.
+        """
+        known: dict[str, str] = {}
+        for path in [self._file("queries", split) for split in splits]:
+            for identifier, text in read_texts(path, self.on_bad_input):
+                if identifier not in known:
+                    known[identifier] = text
+                    yield Query(identifier, text)
+                elif known[identifier] != text:
+                    reason = f"query {identifier!r} has another text than in an earlier split"
+                    raise BadInputError(path, None, reason)
+
+    def qrels(
+        self,
+        split: str,
+        *,
+        query_ids: Container[str] | None = None,
+        document_ids: Container[str] | None = None,
+    ) -> Iterator[Qrel]:
+        """Yields the judgements of `split`, checked against the ids where they are given."""
+        known = {"query_ids": query_ids, "document_ids": document_ids}
+        return read_qrels(self._file("qrels", split), self.on_bad_input, trec=True, **known)
+
+    def collection(
+        self, splits: Sequence[str]
+    ) -> tuple[Iterable[Document], Iterable[Query], dict[str, Iterator[Qrel]]]:
+        """Returns the passages, the queries of splits, and the judgements of each.
+
+        They are to be read in this order: judgements are checked against what was read before them.
+        """
+        documents, queries = _Noted(self.documents()), _Noted(self.queries(*splits))
+        known = {"query_ids": queries, "document_ids": documents}
+        return documents, queries, {split: self.qrels(split, **known) for split in splits}
+
+    def pairs(self, split: str) -> Iterator[PairExample]:
+        """Yields a pair for each relevant judgement of `split`.
+
+        Raises:
+          BadInputError: as `read_judged_pairs`.
+        """
+        queries = functools.partial(self.queries, split)
+        return read_judged_pairs(
+            self._file("qrels", split), queries, self.documents, self.on_bad_input, trec=True
+        )
+
+    def triples(self, path: str | Path, split: str, max_negatives: int) -> Iterator[PairExample]:
+        """Yields a pair, with its negatives, for each run of lines of one query and one relevant passage.
+
+        Args:
+          path: lines of query id, id of a relevant passage, id of an irrelevant one; tab-separated.
+          split: whose queries they are.
+          max_negatives: the first so many negatives of a pair are kept.
+
+        Raises:
+          BadInputError: a malformed line.
+        """
+        queries = {query.id: query.text for query in self.queries(split)}
+        passages = {document.id: document.text for document in self.documents()}
+        triples = read_triples(path, self.on_bad_input, queries=queries, passages=passages)
+        for (query, positive), run in itertools.groupby(triples, key=lambda triple: triple[:2]):
+            negatives = tuple((t[2], passages[t[2]]) for t in itertools.islice(run, max_negatives))
+            yield PairExample(query, queries[query], positive, passages[positive], negatives)
+
+    def _file(self, kind: str, split: str) -> Path:
+        if split not in self.splits:
+            known = ", ".join(self.splits) or "none"
+            raise UserError(
+                f"{self.directory} has no split {split!r} (has: {known}){suggest(split, self.splits)}"
+            )
+        return find_file(self.directory, f"{kind}.{split}.tsv", "an MS MARCO folder")
+
+
+class _Noted:
+    """Documents or queries that are read once, after which it knows their ids: by hashes, 8 bytes each."""
+
+    def __init__(self, items: Iterator[Document] | Iterator[Query]):
+        self._items, self._read = items, array.array("q")
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self._items:
+            self._read.append(hash(item.id))
+            yield item
+
+    @functools.cached_property
+    def _hashes(self) -> np.ndarray:
+        return np.sort(self._read)
+
+    def __contains__(self, identifier: str) -> bool:
+        wanted = hash(identifier)
+        at = np.searchsorted(self._hashes, wanted)
+        return at < len(self._hashes) and self._hashes[at] == wanted
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MsMarcoPairs(PairSource):
+    """The judged (query, passage) pairs of one split.
+
+    Attributes:
+      directory: the downloaded files.
+      split: "train", "dev.small" or another that has queries.SPLIT.tsv and qrels.SPLIT.tsv.
+    """
+
+    directory: str
+    split: str = "train"
+
+    def examples(self, on_bad_input: OnBadInput) -> Iterator[PairExample]:
+        """Yields a pair for each relevant judgement."""
+        return MsMarcoFolder(self.directory, on_bad_input).pairs(self.split)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class MsMarcoTriples(PairSource):
+    """Pairs with hard negatives, from triples of ids such as qidpidtriples.train.full.2.tsv.gz.
+
+    Lines that follow each other and have the same query and relevant passage are one pair.
+
+    Attributes:
+      directory: the downloaded files.
+      triples: the file of triples; a relative path is taken from `directory`.
+      split: whose queries the triples name.
+      max_negatives: negatives kept of a pair, the first ones. (The whole file has hundreds of each.)
+    """
+
+    directory: str
+    triples: str = "qidpidtriples.train.full.2.tsv.gz"
+    split: str = "train"
+    max_negatives: Count = 32
+
+    def examples(self, on_bad_input: OnBadInput) -> Iterator[PairExample]:
+        """Yields the pairs. The whole collection is held in memory meanwhile (about 5 GB)."""
+        if self.max_negatives < 1:
+            raise UserError(f"max_negatives must be 1 or more, got {self.max_negatives}")
+        folder = MsMarcoFolder(self.directory, on_bad_input)
+        return folder.triples(folder.directory / self.triples, self.split, self.max_negatives)
+
+
+def read_texts(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") -> Iterator[tuple[str, str]]:
+    """Yields (id, text) from lines of id<TAB>text: collection.tsv and queries.SPLIT.tsv."""
+    seen: dict[str, int] = {}
+
+    def parse(line: str, number: int) -> tuple[str, str]:
+        identifier, tab, text = line.partition("\t")
+        if not tab:
+            raise MalformedRecord("expected id<TAB>text", "but the line has no tab")
+        if not has_text(text := text.strip()):
+            raise MalformedRecord("no text after the tab")
+        return new_id(identifier.strip(), seen, text), text
+
+    return parsed_lines(path, parse, on_bad_input)
+
+
+def read_triples(
+    path: str | Path,
+    on_bad_input: OnBadInput | Policy = "stop",
+    *,
+    queries: dict[str, str] | None = None,
+    passages: dict[str, str] | None = None,
+) -> Iterator[Triple]:
+    """Yields triples of ids from lines of query<TAB>relevant passage<TAB>irrelevant passage.
+
+    Args:
+      path: the file.
+      on_bad_input: what to do with a malformed line.
+      queries: the known queries, by id; triples of others are left out and counted. None checks nothing.
+      passages: the known passages, likewise.
+    """
+    noted = "triples of queries or passages that the collection lacks, left out"
+
+    def parse(line: str, number: int) -> Triple:
+        columns = line.split("\t")
+        if len(columns) != 3:
+            expected = "expected 3 tab-separated ids (query, relevant passage, irrelevant passage)"
+            raise MalformedRecord(expected, f"but found {len(columns)}")
+        triple = Triple(*(column.strip() for column in columns))
+        if queries is not None and triple.query_id not in queries:
+            raise OddRecord("an unknown query", repr(triple.query_id), noted=noted)
+        for identifier in triple[1:] if passages is not None else ():
+            if identifier not in passages:
+                raise OddRecord("an unknown passage", repr(identifier), noted=noted)
+        return triple
+
+    return parsed_lines(path, parse, on_bad_input)

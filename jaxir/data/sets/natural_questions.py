@@ -1,0 +1,216 @@
+"""Natural Questions (Kwiatkowski et al. 2019): from a question to its long answer (a paragraph, table, list).
+
+Read from the simplified files (v1.0-simplified_simplified-nq-train.jsonl.gz with `document_text`,
+v1.0-simplified_nq-dev-all.jsonl.gz with `document_tokens`) or from TFDS's "natural_questions/default". This
+is not the NQ of Moiseev et al. 2023, which is MultiReQA's (`multireqa`), nor DPR's (`dpr`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxir.data.formats.lines import (
+    MalformedRecord,
+    OnBadInput,
+    Policy,
+    as_object,
+    json_object,
+    list_field,
+    needed_text,
+    parsed_lines,
+    string_field,
+)
+from jaxir.data.formats.sources import Document, PairExample, Qrel, Query, new_id, text_id
+from jaxir.data.sets.pair_sources import PairSource
+from jaxir.data.sets.tfds_records import read_tfds
+
+NO_ANSWER = "question without a long answer"
+
+
+class Example(NamedTuple):
+    """A question about a page.
+
+    Attributes:
+      line: where it was read.
+      query: the question.
+      answers: the distinct long answers of its annotators; may be empty.
+      candidates: what could have been one: the page's top-level paragraphs, tables and lists.
+    """
+
+    line: int
+    query: Query
+    answers: tuple[Document, ...]
+    candidates: tuple[Document, ...]
+
+
+def read_natural_questions(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") -> Iterator[Example]:
+    """Yields the examples of a simplified file, train or dev, perhaps gzipped."""
+    seen: dict[str, int] = {}
+    return parsed_lines(path, lambda line, number: _example(json_object(line), number, seen), on_bad_input)
+
+
+def read_tfds_natural_questions(
+    split: str, data_dir: str | None, on_bad_input: OnBadInput | Policy = "stop"
+) -> Iterator[Example]:
+    """Yields the examples of TFDS's "natural_questions/default"; it has no candidates."""
+
+    def parse(record: dict[str, Any], number: int) -> Example:
+        tokens = record["document"]["tokens"]
+        page = _Page(record["document"]["title"], tokens["token"], tokens["is_html"])
+        answers = record["annotations"]["long_answer"]
+        spans = list(zip(answers["start_token"], answers["end_token"], strict=True))
+        question = needed_text(record["question"], "text")
+        return Example(number, Query(record["id"], question), page.passages(spans), ())
+
+    return read_tfds("natural_questions/default", split, data_dir, parse, on_bad_input)
+
+
+class LongAnswers:
+    """Examples as (question, long answer) pairs, and as a collection to search in.
+
+    Args:
+      examples: the examples, read once.
+      where: what they are read from, for messages.
+      on_bad_input: counts the questions without a long answer.
+    """
+
+    def __init__(self, examples: Iterator[Example], where: str, on_bad_input: OnBadInput):
+        self._examples, self._where, self._on_bad_input = examples, where, on_bad_input
+
+    def pairs(self) -> Iterator[PairExample]:
+        """Yields a pair for each distinct long answer of each question."""
+        for example in self._examples:
+            self._note(example)
+            for answer in example.answers:
+                yield PairExample(*example.query, answer.id, answer.contents)
+
+    def collection(self) -> tuple[Iterator[Document], list[Query], list[Qrel]]:
+        """Returns all candidates and answers, the answered questions, and the judgements.
+
+        The two lists fill up while the passages are read, and are complete after the last.
+        """
+        queries: list[Query] = []
+        qrels: list[Qrel] = []
+
+        def documents() -> Iterator[Document]:
+            written: set[str] = set()
+            for example in self._examples:
+                self._note(example)
+                for passage in (*example.candidates, *example.answers):
+                    if passage.id not in written:
+                        written.add(passage.id)
+                        yield passage
+                if example.answers:
+                    queries.append(example.query)
+                    qrels.extend(Qrel(example.query.id, answer.id, 1) for answer in example.answers)
+
+        return documents(), queries, qrels
+
+    def _note(self, example: Example) -> None:
+        if not example.answers:
+            self._on_bad_input.leave_out(self._where, example.line, NO_ANSWER)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NaturalQuestionsPairs(PairSource):
+    """(question, long answer) pairs of a simplified file."""
+
+    path: str
+
+    def answers(self, on_bad_input: OnBadInput) -> LongAnswers:
+        """Returns the file's questions and answers, read as they are asked for."""
+        return LongAnswers(read_natural_questions(self.path, on_bad_input), self.path, on_bad_input)
+
+    def examples(self, on_bad_input: OnBadInput) -> Iterator[PairExample]:
+        """Yields the pairs."""
+        return self.answers(on_bad_input).pairs()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TfdsNaturalQuestionsPairs(PairSource):
+    """(question, long answer) pairs of TFDS's "natural_questions/default".
+
+    Attributes:
+      split: "train" or "validation".
+      data_dir: where TFDS keeps its data sets; its default if None.
+    """
+
+    split: str = "train"
+    data_dir: str | None = None
+
+    def examples(self, on_bad_input: OnBadInput) -> Iterator[PairExample]:
+        """Yields the pairs."""
+        examples = read_tfds_natural_questions(self.split, self.data_dir, on_bad_input)
+        return LongAnswers(examples, f"natural_questions:{self.split}", on_bad_input).pairs()
+
+
+class _Page:
+    """The tokens of a page, and which of them are tags."""
+
+    def __init__(self, title: str, tokens: list[str], is_html: list[bool]):
+        self.tokens, self.is_html = tokens, is_html
+        self.title = title or self._heading()
+
+    def passages(self, spans: list[tuple[int, int]]) -> tuple[Document, ...]:
+        """Returns the texts of spans of tokens, distinct, those without a word left out.
+
+        A span from -1 stands for no answer. The id of a passage is its text's hash: it comes without one.
+        """
+        found = {}
+        for start, end in spans:
+            if start < 0:
+                continue
+            if not start < end <= len(self.tokens):
+                raise MalformedRecord(
+                    "a span of tokens lies outside the document:", f"{start} to {end} of {len(self.tokens)}"
+                )
+            if text := self._text(start, end):
+                found[text] = Document(text_id(f"{self.title} {text}"), self.title, text)
+        return tuple(found.values())
+
+    def _text(self, start: int, end: int) -> str:
+        return " ".join(
+            t for t, tag in zip(self.tokens[start:end], self.is_html[start:end], strict=True) if not tag
+        )
+
+    def _heading(self) -> str:
+        if "<H1>" not in self.tokens or "</H1>" not in self.tokens:
+            return ""
+        return self._text(self.tokens.index("<H1>"), self.tokens.index("</H1>"))
+
+
+def _example(record: dict[str, Any], number: int, seen: dict[str, int]) -> Example:
+    question = needed_text(record, "question_text")
+    identifier = record.get("example_id")
+    if type(identifier) is not int:
+        raise MalformedRecord("field 'example_id' is not an integer:", f"{identifier!r:.40}")
+    if "document_text" in record:
+        tokens = needed_text(record, "document_text").split(" ")
+        is_html = [token.startswith("<") and token.endswith(">") for token in tokens]
+    else:
+        items = [as_object(item, "document_tokens") for item in list_field(record, "document_tokens")]
+        tokens = [string_field(item, "token") for item in items]
+        is_html = [bool(item.get("html_token")) for item in items]
+        if not tokens:
+            raise MalformedRecord("neither 'document_text' nor 'document_tokens'")
+    page = _Page(string_field(record, "document_title", ""), tokens, is_html)
+    annotations = [as_object(item, "annotations") for item in list_field(record, "annotations")]
+    answers = [
+        _span(as_object(item.get("long_answer"), "annotations"), "long_answer") for item in annotations
+    ]
+    candidates = [
+        as_object(c, "long_answer_candidates") for c in list_field(record, "long_answer_candidates")
+    ]
+    top = [_span(item, "long_answer_candidates") for item in candidates if item.get("top_level")]
+    passages = page.passages(answers), page.passages(top)
+    return Example(number, Query(new_id(str(identifier), seen, question), question), *passages)
+
+
+def _span(item: dict[str, Any], field: str) -> tuple[int, int]:
+    start, end = item.get("start_token"), item.get("end_token")
+    if type(start) is not int or type(end) is not int:
+        raise MalformedRecord(f"an item of {field!r} has no start_token and end_token:", f"{item!r:.60}")
+    return start, end

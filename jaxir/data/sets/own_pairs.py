@@ -1,0 +1,114 @@
+"""Pairs that a program holds, or reads from a file whatever its columns are called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from jaxir.core.errors import UserError
+from jaxir.data.formats.lines import OnBadInput, Policy, has_text
+from jaxir.data.formats.pair_table import PairColumns, PairTable, Positives
+from jaxir.data.formats.sources import PairExample, text_id
+from jaxir.data.sets.pair_sources import PairSource
+from jaxir.storage.files import local_path
+
+
+class Pairs(PairSource):
+    """Queries and a passage that answers each. Equal texts are one text: they are not each other's negatives.
+
+        Pairs(["how do I undo a commit?"], ["git revert makes a new commit that ..."])
+        Pairs.read("faq.csv")
+
+    Attributes:
+      queries: N texts.
+      passages: N texts.
+      negatives: N lists of passages that do not answer the query; each may be empty.
+
+    Args:
+      queries: N texts.
+      passages: N texts.
+      negatives: as above; None for none.
+
+    Raises:
+      UserError: lists of different lengths, an empty one, or something in them that is not a text.
+    """
+
+    def __init__(
+        self,
+        queries: Sequence[str],
+        passages: Sequence[str],
+        negatives: Sequence[Sequence[str]] | None = None,
+    ):
+        for number, texts in enumerate(() if negatives is None else negatives):
+            if isinstance(texts, str) or not isinstance(texts, Iterable):
+                raise UserError(f"pair {number}: its negatives must be a list of texts, not {texts!r:.40}")
+        self.queries, self.passages = list(queries), list(passages)
+        self.negatives = [[] for _ in self.queries] if negatives is None else [list(n) for n in negatives]
+        if not len(self.queries) == len(self.passages) == len(self.negatives):
+            raise UserError(
+                f"{len(self.queries):,} queries, {len(self.passages):,} passages and {len(self.negatives):,}"
+                " lists of negatives: there must be one passage for each query"
+            )
+        if not self.queries:
+            raise UserError("there are no pairs")
+        for number, texts in enumerate(zip(self.queries, self.passages, self.negatives, strict=True)):
+            query, passage, negatives = texts
+            for name, text in (("query", query), ("passage", passage), *(("negative", n) for n in negatives)):
+                if not isinstance(text, str) or not has_text(text):
+                    raise UserError(f"pair {number}: its {name} must be a text, not {text!r:.40}")
+
+    @classmethod
+    def read(
+        cls,
+        path: str | Path,
+        *,
+        query: str | None = None,
+        passage: str | None = None,
+        negatives: str | None = None,
+        title: str | None = None,
+        on_bad_input: Policy = "stop",
+    ) -> Pairs:
+        """Reads a JSONL, TSV, CSV (also gzipped) or Parquet file, as `jaxir.prepare` reads pairs:FILE.
+
+        Args:
+          path: the file.
+          query: its column with the queries; None: the one that has a usual name, such as question.
+          passage: that with the passages; None: the one called passage, answer, ...
+          negatives: that with irrelevant passages, likewise; optional.
+          title: that with the passages' titles, likewise; optional.
+          on_bad_input: stop at the first malformed record, or skip and count them.
+
+        Raises:
+          BadInputError: a malformed record.
+          UserError: no such file or column, or none or several that could be meant.
+        """
+        columns = PairColumns(query=query, passage=passage, negatives=negatives, title=title)
+        collector = OnBadInput(on_bad_input)
+        found: dict[tuple[str, str], list[str]] = {}  # of a pair that comes again all negatives are one list
+        positives, pairs = Positives(), []
+        for pair in PairTable(path, columns).pairs(collector):
+            positives.add(pair)
+            pairs.append(pair)
+        for example in (positives.without(pair).example for pair in pairs):
+            of_pair = found.setdefault((example.query, example.passage), [])
+            of_pair.extend(text for _, text in example.negatives)
+        collector.report()
+        positives.report(local_path(path))
+        queries, passages = zip(*found, strict=True)
+        return cls(queries, passages, list(found.values()))
+
+    def examples(self, on_bad_input: OnBadInput) -> Iterator[PairExample]:
+        """Yields the pairs; a text's hash is its id."""
+        for query, passage, negatives in zip(self.queries, self.passages, self.negatives, strict=True):
+            yield PairExample(
+                text_id(query), query, text_id(passage), passage, tuple((text_id(n), n) for n in negatives)
+            )
+
+    def __len__(self) -> int:
+        return len(self.queries)
+
+    def __repr__(self) -> str:
+        count = sum(map(len, self.negatives))
+        negatives = f", {count:,} negatives" if count else ""
+        first = f"{self.queries[0]:.40}{'...' if len(self.queries[0]) > 40 else ''}"
+        return f"Pairs({len(self):,} pairs{negatives}; the first query: {first!r})"

@@ -1,0 +1,128 @@
+"""A BEIR folder out of one's own pairs, with held-out splits."""
+
+from __future__ import annotations
+
+import array
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxir.core.progress import progress
+from jaxir.data.formats.lines import OnBadInput
+from jaxir.data.formats.pair_table import Pair, PairTable, Positives
+from jaxir.data.formats.sources import Document, Qrel
+from jaxir.data.sets.collection_files import CollectionWriter, Counts
+from jaxir.data.sets.holdout import HeldOut, group_key, hold_out
+
+NEGATIVES = "negatives.jsonl"
+TRAIN = "train"
+
+
+class Prepared(NamedTuple):
+    """What was made of a file of pairs.
+
+    Attributes:
+      counts: of the folder.
+      queries: distinct queries of each split.
+      held_out: how the splits came about.
+      with_negatives: pairs in negatives.jsonl; 0 where there is no such file.
+      example: a pair that is trained on.
+    """
+
+    counts: Counts
+    queries: dict[str, int]
+    held_out: HeldOut
+    with_negatives: int
+    example: Pair
+
+
+def write_pairs(
+    folder: Path,
+    table: PairTable,
+    on_bad_input: OnBadInput,
+    *,
+    dev: float | None = None,
+    test: float | None = None,
+    seed: int = 0,
+) -> Prepared:
+    """Writes corpus.jsonl, queries.jsonl and qrels/{train,dev,test}.tsv into an existing empty `folder`.
+
+    The file is read twice, for of its texts only hashes are held. Where it has negatives, these are
+    documents too, and negatives.jsonl has the pairs of train that have some, in Tevatron's format: a line for
+    each time that a pair comes with other ones. What any pair has for a passage of the query is none of them.
+
+    Args:
+      folder: where to.
+      table: the pairs.
+      on_bad_input: what to do with malformed records; see `PairTable.pairs`.
+      dev: how many queries this split gets, as in `holdout.hold_out`.
+      test: likewise.
+      seed: of the choice of what is held out.
+
+    Raises:
+      BadInputError: a malformed record, unless they are skipped, or no pair at all.
+      UserError: splits that cannot be had of these pairs.
+    """
+    queries, query_keys, passage_keys = (array.array("q") for _ in range(3))
+    positives = Positives()
+    for pair in progress(table.pairs(on_bad_input), what="reading pairs", unit="pairs"):
+        positives.add(pair)
+        queries.append(hash(pair.query.text))
+        query_keys.append(group_key(pair.query.text, seed))
+        passage_keys.append(group_key(pair.passage.contents, seed))
+    held_out = hold_out(
+        *(np.asarray(column) for column in (queries, query_keys, passage_keys)), {"test": test, "dev": dev}
+    )
+    splits = [TRAIN, *held_out.names]
+    again = progress(
+        table.pairs(OnBadInput("skip")), what="writing pairs", unit="pairs", total=len(held_out.split)
+    )
+    written: set[int] = set()  # hashes of what is in the folder
+
+    def is_new(*what: str) -> bool:
+        size = len(written)
+        written.add(hash(what))
+        return len(written) > size
+
+    num_queries = {name: 0 for name in (TRAIN, "dev", "test") if name in splits}
+    with_negatives, example = 0, None
+    with (
+        CollectionWriter(folder, num_queries) as writer,
+        (folder / NEGATIVES).open("w", encoding="utf-8") as file,
+    ):
+        for number, found in zip(held_out.split, again, strict=True):
+            split, pair = splits[number], positives.without(found)
+            if is_new("query", pair.query.id):
+                writer.query(pair.query)
+                num_queries[split] += 1
+            for document in (pair.passage, *pair.negatives):
+                if is_new("passage", document.id):
+                    writer.document(document)
+            ids = pair.query.id, pair.passage.id
+            if is_new("pair", *ids):
+                writer.judge(split, Qrel(*ids, 1))
+            if split == TRAIN:
+                example = example or pair
+                if pair.negatives:
+                    file.write(_tevatron_line(pair))
+                    with_negatives += is_new("with negatives", *ids)
+        counts = writer.counts()
+    positives.report(table.path)
+    if not with_negatives:
+        (folder / NEGATIVES).unlink()
+    return Prepared(counts, num_queries, held_out, with_negatives, example)
+
+
+def _tevatron_line(pair: Pair) -> str:
+    def passages(documents: list[Document]) -> list[dict[str, str]]:
+        return [{"docid": d.id, "title": d.title, "text": d.text} for d in documents]
+
+    record = {
+        "query_id": pair.query.id,
+        "query": pair.query.text,
+        "positive_passages": passages([pair.passage]),
+        "negative_passages": passages(pair.negatives),
+    }
+    return json.dumps(record, ensure_ascii=False) + "\n"

@@ -1,0 +1,97 @@
+"""Records of data sets that TensorFlow Datasets has prepared. Nothing is downloaded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from jaxir.core.errors import UserError, suggest
+from jaxir.core.installation import how_to_install
+from jaxir.data.formats.lines import MalformedRecord, OnBadInput, Policy
+from jaxir.runtime.lean_tensorflow import import_tensorflow
+
+T = TypeVar("T")
+
+
+def read_tfds(
+    name: str,
+    split: str,
+    data_dir: str | None,
+    parse: Callable[[dict[str, Any], int], T | None],
+    on_bad_input: OnBadInput | Policy = "stop",
+) -> Iterator[T]:
+    """Yields `parse(record, number)` for each record of a split, in its stored order; None is left out.
+
+    Args:
+      name: "beir/scifact", "mrqa/squad", ...
+      split: one of its splits.
+      data_dir: where TFDS keeps its data sets; its default (~/tensorflow_datasets) if None.
+      parse: takes a record, made of str, int, float, bool, lists and dicts, and its number, from 1 on.
+      on_bad_input: what to do where `parse` raises MalformedRecord.
+
+    Raises:
+      UserError: TFDS is missing, knows no such data set or split, or has not prepared it.
+      BadInputError: a malformed record, unless they are skipped.
+    """
+    try:
+        import_tensorflow()
+        import tensorflow_datasets as tfds
+    except ImportError as error:
+        raise UserError(f"TensorFlow Datasets is not installed: {how_to_install('seqio')}") from error
+    try:
+        builder = tfds.builder(name, data_dir=data_dir)
+    except tfds.core.registered.DatasetNotFoundError as error:
+        known = tfds.list_builders(with_community_datasets=False)
+        raise UserError(f"TFDS has no data set {name!r}{suggest(name.partition('/')[0], known)}") from error
+    except (ValueError, AssertionError) as error:  # a configuration or version it does not have
+        dataset, _, config = name.partition("/")
+        known = tfds.builder_cls(dataset).builder_configs
+        if re.fullmatch(r"\w+", config) and config not in known:
+            raise UserError(f"TFDS has no {name!r}{suggest(config, known)}") from error
+        raise UserError(f"TFDS: {str(error).splitlines()[0]}") from error
+    if not builder.is_prepared():
+        raise UserError(
+            f"{name} is not prepared in {builder.data_dir}: run `tfds build {name}` first"
+            " (with --data_dir where it is not TFDS's default)"
+        )
+    if split not in builder.info.splits:
+        known = list(builder.info.splits)
+        raise UserError(f"{name} has no split {split!r} (has: {', '.join(known)}){suggest(split, known)}")
+    return _records(tfds, builder, f"{name}:{split}", split, parse, on_bad_input)
+
+
+def _records(
+    tfds: Any,
+    builder: Any,
+    where: str,
+    split: str,
+    parse: Callable[[dict[str, Any], int], T | None],
+    on_bad_input: OnBadInput | Policy,
+) -> Iterator[T]:
+    collector = on_bad_input if isinstance(on_bad_input, OnBadInput) else OnBadInput(on_bad_input)
+    in_order = tfds.ReadConfig(interleave_cycle_length=1)
+    stored = builder.as_dataset(split=split, shuffle_files=False, read_config=in_order)
+    for number, example in enumerate(tfds.as_numpy(stored), 1):
+        try:
+            record = parse(_plain(example), number)
+        except MalformedRecord as fault:
+            collector.record(where, number, fault.kind, fault.detail)
+            continue
+        if record is not None:
+            yield record
+    if collector is not on_bad_input:
+        collector.report()
+
+
+def _plain(value: Any) -> Any:
+    """Returns strings for bytes, and lists for arrays and ragged arrays."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, bytes):
+        return value.decode()
+    if hasattr(value, "to_list"):  # a ragged array
+        return _plain(value.to_list())
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist())
+    return [_plain(item) for item in value] if isinstance(value, list) else value

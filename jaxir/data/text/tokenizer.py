@@ -1,0 +1,266 @@
+"""Text -> token ids: Hugging Face tokenizers and T5-style SentencePiece behind one small class."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from jaxir.core.errors import UserError
+from jaxir.core.features import PADDING_TOKEN
+from jaxir.data.text.tokenizer_backends import (
+    DEBERTA,
+    JSON,
+    Backend,
+    SentencePieceBackend,
+    convert,
+    read_json,
+    read_tokenizer_json,
+    sentencepiece_processor,
+)
+from jaxir.data.text.truncation import Truncation
+from jaxir.storage.files import path_of
+from jaxir.storage.reading import open_to_read
+
+# What makes a tokenizer directory: these are copied by `save`, so that an export is what was loaded.
+_SIDE_FILES = (
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "spm.model",
+    "tokenizer.model",
+)
+FILES = (JSON, *_SIDE_FILES)  # all that `Tokenizer.load` reads, but for SentencePiece models (*.model)
+_CONVERTIBLE = (
+    "vocab.txt",
+    "vocab.json",
+    "sentencepiece.bpe.model",
+    "spm.model",
+    "tokenizer.model",
+    "spiece.model",
+)
+# One call into a tokenizer library holds all its intermediate results: keep that to some tens of megabytes.
+_BLOCK_TEXTS, _BLOCK_CHARACTERS = 1024, 1_000_000
+# A cut before "space, letter" after an ordinary character: see `_cut`.
+_WORD_START = re.compile(r"(?<=[A-Za-z0-9.,;:!?)\"])(?= [A-Za-z])")
+
+
+class Tokenizer:
+    """Turns texts into int32 token ids in which 0 is padding and nothing else.
+
+    Special tokens ([CLS] and [SEP], <s> and </s>, EOS) are added and survive truncation. Truncation and
+    padding settings stored in a tokenizer.json are ignored: lengths belong to the caller. One whose own
+    padding id is not 0 (RoBERTa: 1) has the two ids exchanged in everything it returns; `pad_swap` says so.
+    Where a text spells out the padding token ("[PAD]"), or a template adds it (a padding token that is also
+    the end of a text), its id is `features.PADDING_TOKEN`.
+
+    Use `Tokenizer.load`. Safe to share between threads.
+
+    Attributes:
+      vocab_size: the largest id plus 1, added tokens included.
+      mask_id: the id of its mask token, None where it has none.
+      model_file: the name of the SentencePiece model that is read; None where tokenizer.json is.
+      pad_swap: the tokenizer's own padding id where it was exchanged with id 0, else None.
+      fingerprint: SHA-256 (hex) of what determines the ids.
+    """
+
+    def __init__(self, backend: Backend, files: dict[str, bytes]):
+        self._backend = backend
+        self._files = files
+        self.vocab_size, self.model_file = backend.vocab_size, backend.model_file
+        self.pad_swap = backend.pad_id or None
+        swap = {self.pad_swap: 0, 0: self.pad_swap} if self.pad_swap is not None else {}
+        self.mask_id = swap.get(backend.mask_id, backend.mask_id)
+        content = backend.content + b"\0" + str(backend.pad_id).encode()
+        self.fingerprint = hashlib.sha256(content).hexdigest()
+
+    @classmethod
+    def load(cls, directory: str | Path) -> Tokenizer:
+        """Reads a Hugging Face tokenizer directory, or one with a T5-style SentencePiece model.
+
+        tokenizer.json is read as it is; without one, vocab.txt, vocab.json, DeBERTa's spm.model and the like
+        are converted by transformers; another lone SentencePiece model is read by sentencepiece and EOS is
+        appended to each text.
+
+        Raises:
+          UserError: no such directory, no tokenizer in it, or a damaged file.
+        """
+        directory = path_of(directory)
+        if not directory.is_dir():
+            raise UserError(f"{directory} is not a directory: no tokenizer to load")
+        names = [*FILES, *sorted(p.name for p in directory.glob("*.model"))]
+        files = {}
+        for name in names:
+            if (directory / name).is_file():
+                with open_to_read(directory / name) as file:
+                    files[name] = file.read()
+        config = read_json(directory, files, "tokenizer_config.json")
+        if JSON in files:
+            return cls(read_tokenizer_json(directory, files, config), files)
+        models = [name for name in files if name.endswith(".model")]
+        default = "DebertaV2Tokenizer" if DEBERTA in files else "T5Tokenizer"
+        is_t5 = str(config.get("tokenizer_class", default)).startswith("T5Tokenizer")
+        plain = [name for name in _CONVERTIBLE if name in files and not name.endswith(".model")]
+        if models and not plain and is_t5:
+            return cls(SentencePieceBackend(files[models[0]], directory / models[0]), files)
+        if plain or models:
+            for name in plain:
+                if b"\0" in files[name]:
+                    raise UserError(f"{directory / name} is damaged: there are zero bytes in it")
+            if DEBERTA in files:  # of what is none transformers says that tiktoken is missing
+                sentencepiece_processor(files[DEBERTA], directory / DEBERTA)
+            files[JSON] = convert(directory)
+            return cls(read_tokenizer_json(directory, files, config), files)
+        raise UserError(f"{directory} holds no tokenizer: none of {JSON}, vocab.txt, vocab.json or *.model")
+
+    @functools.cached_property
+    def vocabulary(self) -> str:
+        """SHA-256 (hex) of which token has which id: two models with the same one read the same arrays."""
+        tokens = json.dumps([self._backend.pad_id, *self._backend.tokens()])
+        return hashlib.sha256(tokens.encode()).hexdigest()
+
+    def __repr__(self) -> str:
+        return f"Tokenizer({self.vocab_size:,} ids)"
+
+    def encode_batch(
+        self, texts: Sequence[str], *, max_length: int, truncation: Truncation | None = None
+    ) -> list[np.ndarray]:
+        """Returns the ids of each text: int32 [n] with special tokens, n <= `max_length`, not padded.
+
+        An empty text gives the special tokens alone. Work is spread over the cores by the tokenizer library's
+        own threads (the environment variable TOKENIZERS_PARALLELISM=false turns that off).
+
+        Args:
+          texts: the texts.
+          max_length: most tokens of a text.
+          truncation: adds the counts of texts, and of texts that were cut, to this.
+
+        Raises:
+          UserError: `max_length` leaves no room for text, or a text is not a valid Unicode string.
+        """
+        if max_length <= self._backend.num_special:
+            raise UserError(
+                f"max_length is {max_length}, but this tokenizer adds {self._backend.num_special} special"
+                " tokens to each text: give a larger one"
+            )
+        bad = next((text for text in texts if not isinstance(text, str)), "")
+        if bad != "":
+            raise UserError(f"texts must be strings, got {type(bad).__name__}: {bad!r:.80}")
+        ids: list[np.ndarray] = [np.empty(0, np.int32)] * len(texts)
+        longer = np.zeros(len(texts), bool)
+        short, enough = list(range(len(texts))), 8 * max_length + 128
+        while short:
+            heads = [self._cut(texts[i], enough) for i in short]
+            was_cut = [len(head) < len(texts[i]) for i, head in zip(short, heads, strict=True)]
+            for i, (row, is_longer), cut in zip(short, self._encode(heads, max_length), was_cut, strict=True):
+                ids[i], longer[i] = row, is_longer or cut
+            short = [i for i, cut in zip(short, was_cut, strict=True) if cut and len(ids[i]) < max_length]
+            enough *= 4
+        if truncation is not None:
+            truncation.add(len(texts), int(longer.sum()))
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Returns the text of `ids`, without special tokens and padding."""
+        own = {0: self._backend.pad_id, PADDING_TOKEN: self._backend.pad_id, self.pad_swap: 0}
+        return self._backend.decode([own.get(int(i), int(i)) for i in ids])
+
+    def own_ids(self, ids: Sequence[int]) -> np.ndarray:
+        """Returns the ids of a text as they are numbered here, int32 [n], from those of its file."""
+        row = np.array(ids, np.int32)
+        padding_token = row == self._backend.pad_id
+        if self.pad_swap is not None:
+            row[row == 0] = self.pad_swap
+        row[padding_token] = PADDING_TOKEN
+        return row
+
+    def cut_at(self, text: str, *, max_length: int) -> int | None:
+        """Returns where `encode_batch` cuts a text: how many characters stand before the part without an id.
+
+        None means that nothing is cut.
+        """
+        head = self._cut(text, 8 * max_length + 128)
+        cut = self._backend.cut_at(head, max_length)
+        return cut if cut is not None or head == text else self._backend.cut_at(text, max_length)
+
+    def knows(self, token: str) -> bool:
+        """Whether one of its ids is that of `token`, as it stands here."""
+        return self._backend.knows(token)
+
+    def save(self, directory: str | Path) -> None:
+        """Writes the files it was loaded from (and the converted tokenizer.json, if any) into `directory`."""
+        directory = path_of(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, content in self._files.items():
+            (directory / name).write_bytes(content)
+
+    def _cut(self, text: str, enough: int) -> str:
+        """Returns a prefix of `text` of about `enough` characters, or `text` where there is no safe one.
+
+        Nothing after a cut may change the tokens before it. That holds where each word is tokenised by itself
+        and the normaliser looks at no context beyond a character: a prefix then gives a prefix of the tokens.
+        The caller tries a longer one where it turns out to have too few.
+        """
+        if len(text) <= 2 * enough or not self._backend.words_are_independent:
+            return text
+        found = _WORD_START.search(text, enough)
+        return text[: found.start()] if found else text
+
+    def _encode(self, texts: Sequence[str], max_length: int) -> Iterator[tuple[np.ndarray, bool]]:
+        """Yields the ids of each text, and whether it has more."""
+        rows: list[np.ndarray] = []
+        longer: list[bool] = []
+        for block in _blocks(texts):
+            try:
+                for ids, is_longer in self._backend.encode(block, max_length):
+                    rows.append(self.own_ids(ids))
+                    longer.append(is_longer)
+            except (TypeError, UnicodeEncodeError) as error:
+                bad = next((t for t in block if not _is_unicode(t)), None)
+                raise UserError(f"a text is not a valid Unicode string: {bad!r:.80}") from error
+        return zip(rows, longer, strict=True)
+
+
+def pad_batch(rows: Sequence[np.ndarray], length: int) -> np.ndarray:
+    """Returns int32 [N, `length`]: each row, then zeros.
+
+    Raises:
+      ValueError: a row is longer than `length`.
+    """
+    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    if len(rows) and lengths.max() > length:
+        raise ValueError(f"a row of {lengths.max()} ids does not fit in {length}")
+    out = np.zeros((len(rows), length), np.int32)
+    if len(rows):
+        out[np.arange(length)[None, :] < lengths[:, None]] = np.concatenate(rows)
+    return out
+
+
+def _blocks(texts: Sequence[str]) -> list[list[str]]:
+    blocks: list[list[str]] = []
+    characters = 0
+    for text in texts:
+        if not blocks or len(blocks[-1]) >= _BLOCK_TEXTS or characters + len(text) > _BLOCK_CHARACTERS:
+            blocks.append([])
+            characters = 0
+        blocks[-1].append(text)
+        characters += len(text)
+    return blocks
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

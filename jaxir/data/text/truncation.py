@@ -1,0 +1,77 @@
+"""How many texts have more tokens than a model keeps, in numbers and in words."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from jaxir.core.features import TextFormat
+
+FLAGS = ("--gin.QUERY_LENGTH", "--gin.PASSAGE_LENGTH")
+ARGUMENTS = ("query_max_length", "passage_max_length")  # of `Pretrained` and its kin
+
+
+@dataclasses.dataclass
+class Truncation:
+    """Counts texts and those that were cut; the counts add up over calls.
+
+    Attributes:
+      length: tokens that are kept of a text, special ones included.
+      texts: texts that were tokenised.
+      cut: texts that had more tokens.
+    """
+
+    length: int
+    texts: int = 0
+    cut: int = 0
+
+    def add(self, texts: int, cut: int) -> None:
+        """Counts `texts` more texts, of which `cut` were cut."""
+        self.texts += texts
+        self.cut += cut
+
+    def in_words(self, what: str) -> str:
+        """Returns e.g. "2,010 of 3,000 passages (67.0 %) at 128 tokens"."""
+        share = 100 * self.cut / max(1, self.texts)
+        percent = f"{share:.0f}" if share in (0, 100) else f"{min(max(share, 0.1), 99.9):.1f}"
+        return f"{self.cut:,} of {self.texts:,} {what} ({percent} %) at {self.length:,} tokens"
+
+
+def told(counts: Mapping[str, Truncation], change: str) -> str:
+    """Returns one line on texts that were cut, and on what changes it.
+
+    Args:
+      counts: by what the texts are called ("passages").
+      change: a clause on the flags or settings that change the lengths.
+    """
+    parts = ", ".join(count.in_words(what) for what, count in counts.items())
+    return f"cut: {parts}; {change}"
+
+
+def told_of_dataset(dataset: Any, form: TextFormat, names: tuple[str, str]) -> str | None:
+    """Returns `told` for training data; None if the data do not know how many texts were cut.
+
+    Args:
+      dataset: what is trained on.
+      form: the model's lengths.
+      names: what sets the length of queries, and that of passages.
+    """
+    counts = getattr(dataset, "truncation", {})
+    if not counts:
+        return None
+    lengths = {count.length for count in counts.values()}
+    both = zip(names, (form.query_length, form.passage_length), strict=True)
+    named = [name for name, length in both if length in lengths] or names
+    texts = {name if name.endswith("s") else f"{name}s": count for name, count in counts.items()}
+    return told(texts, f"{' and '.join(named)} set{'' if named[1:] else 's'} this")
+
+
+def as_json(counts: Mapping[str, Truncation]) -> dict[str, dict[str, int]]:
+    """Returns counts as JSON values; `from_json` reads them."""
+    return {name: dataclasses.asdict(count) for name, count in counts.items()}
+
+
+def from_json(found: Any) -> dict[str, Truncation]:
+    """Returns the counts that `as_json` wrote; nothing if an earlier jaxir wrote none."""
+    return {name: Truncation(**count) for name, count in (found or {}).items()}

@@ -1,0 +1,112 @@
+"""What the hub refuses and why, in one sentence that says what to do."""
+
+import contextlib
+import errno
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from jaxir.core.errors import UserError, suggest
+from jaxir.interop.hub import hub_download
+
+# T5 on the hub, and what models.t5 calls the same.
+PUBLISHED_T5 = (
+    {f"google/t5-v1_1-{size}": f"1.1-{size}" for size in ("small", "base", "large", "xl", "xxl")}
+    | {f"t5-{size}": f"1.0-{size}" for size in ("small", "base", "large", "3b", "11b")}
+    | {f"google-t5/t5-{size}": f"1.0-{size}" for size in ("small", "base", "large", "3b", "11b")}
+)
+# What people mean who mistype a name.
+_KNOWN = (
+    *PUBLISHED_T5,
+    *(f"google/mt5-{size}" for size in ("small", "base", "large", "xl", "xxl")),
+    *(f"sentence-transformers/gtr-t5-{size}" for size in ("base", "large", "xl", "xxl")),
+    *(f"sentence-transformers/sentence-t5-{size}" for size in ("base", "large", "xl", "xxl")),
+    "sentence-transformers/all-MiniLM-L6-v2",
+    "sentence-transformers/all-mpnet-base-v2",
+    "cross-encoder/ms-marco-MiniLM-L6-v2",
+    "google-bert/bert-base-uncased",
+    "bert-base-uncased",
+    "distilbert/distilbert-base-uncased",
+    "FacebookAI/roberta-base",
+)
+
+
+class Wish(NamedTuple):
+    """A model that is wanted from the hub.
+
+    Attributes:
+      name: OWNER/NAME.
+      revision: a branch, tag, commit or refs/pr/N.
+      kind: "hf" or "st", as it is written before the name.
+      modules: whether it is read as a sentence-transformers folder.
+      weights: whether its weights are read.
+    """
+
+    name: str
+    revision: str
+    kind: str
+    modules: bool
+    weights: bool
+
+
+class NotGivenNowError(UserError):
+    """The hub does not give it now, or not to this user: a copy in the cache may do."""
+
+
+@contextlib.contextmanager
+def in_a_sentence(wish: Wish) -> Iterator[None]:
+    """Turns whatever huggingface_hub, its HTTP library and the file system raise into a UserError."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise _explained(error, wish) from error
+
+
+def _explained(error: Exception, wish: Wish) -> UserError:
+    import huggingface_hub
+    from huggingface_hub import constants, errors
+
+    name, page = wish.name, f"{constants.ENDPOINT}/{wish.name}"
+    locally = f"or give a local copy of it, {wish.kind}:DIR (in a recipe --gin.MODEL={wish.kind}:DIR)"
+    log_in = "run `hf auth login` or set HF_TOKEN"
+    status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else None
+    if isinstance(error, errors.HFValidationError):
+        return UserError(f"{name}: there is no such directory, and names on the hub are written OWNER/NAME")
+    if isinstance(error, errors.RevisionNotFoundError):
+        return UserError(
+            f"{name} has no revision {wish.revision!r}: after @ comes a branch, a tag, a commit or refs/pr/N;"
+            f" {page}/tree/main lists them"
+        )
+    if isinstance(error, errors.GatedRepoError):
+        return NotGivenNowError(f"{name} is gated: accept its terms on {page}, then {log_in}, {locally}")
+    if isinstance(error, errors.RepositoryNotFoundError):
+        who = "or not with this token" if huggingface_hub.get_token() else f"or is private: {log_in}"
+        near = suggest(name, _KNOWN) or "; is the name right?"
+        return NotGivenNowError(f"{name}: neither a local directory nor a model on the hub, {who}{near}")
+    if isinstance(error, errors.OfflineModeIsEnabled):
+        return NotGivenNowError(
+            f"{name} is not in the cache ({hub_download.cache()}), and HF_HUB_OFFLINE forbids to ask the hub:"
+            f" unset it, {locally}"
+        )
+    if status == 401:
+        return NotGivenNowError(f"{name}: the hub does not accept the token: {log_in} anew")
+    if status == 403:
+        return NotGivenNowError(f"{name}: the hub forbids it to this user; look at {page}")
+    if status == 429:
+        return NotGivenNowError(f"{name}: the hub has had too many requests from here: wait, or {log_in}")
+    if status is not None:
+        return NotGivenNowError(f"{name}: the hub answers with status {status}: try again later, {locally}")
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return UserError(
+            f"{name}: the disk of {hub_download.cache()} is full; what came stays: make room and run the"
+            " same command again, or set HF_HOME to a directory on another disk"
+        )
+    if isinstance(error, PermissionError) or getattr(error, "errno", None) == errno.EROFS:
+        return UserError(
+            f"{name}: {hub_download.cache()} cannot be written to: set HF_HOME to another directory"
+        )
+    reason = hub_download.reason(error)
+    return NotGivenNowError(
+        f"{name}: the hub ({constants.ENDPOINT}) cannot be reached ({reason}): try again, {locally}"
+    )

@@ -1,0 +1,75 @@
+"""The kinds of models: what is particular to one while it is read, checked, identified and written."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from jaxir.models.cross_encoder import CrossEncoderConfig
+from jaxir.models.dual_encoder import DualEncoderConfig
+from jaxir.models.masked_lm import MaskedLMConfig
+from jaxir.models.seq2seq import Seq2SeqConfig
+
+if TYPE_CHECKING:
+    from jaxir.interop.model.stored import EncoderSettings
+
+# The last is no kind: objectives borrow it, and none is stored.
+ModelConfig = DualEncoderConfig | CrossEncoderConfig | Seq2SeqConfig | MaskedLMConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Kind:
+    """A kind of model.
+
+    Attributes:
+      config: the class that says what one is made of.
+      what: what it is, for messages.
+      lengths: settings -> the tokens of each of its inputs, by what sets them.
+      of_tokenizer: fields of the configuration that the tokenizer decides: no part of a fingerprint.
+      since: fields that came later, with what all models had before: with it no part of a fingerprint.
+    """
+
+    config: type[Any]
+    what: str
+    lengths: Callable[[EncoderSettings], dict[str, int]]
+    of_tokenizer: tuple[str, ...] = ()
+    since: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def _of_either(settings: EncoderSettings) -> dict[str, int]:
+    return {
+        "query_max_length": settings.query_max_length,
+        "passage_max_length": settings.passage_max_length,
+    }
+
+
+KINDS = {
+    "dual_encoder": Kind(
+        config=DualEncoderConfig,
+        what="a dual encoder, which makes vectors of texts",
+        lengths=_of_either,
+    ),
+    "cross_encoder": Kind(
+        config=CrossEncoderConfig,
+        what="a cross-encoder, which scores pairs of texts (jaxir.rerank)",
+        lengths=lambda s: {"query_max_length + passage_max_length": s.pair_max_length},
+        of_tokenizer=("separator",),
+        since={"pooling": "cls", "normed": False},
+    ),
+    "seq2seq": Kind(
+        config=Seq2SeqConfig,
+        what="a generator, which writes texts (jaxir.expand)",
+        lengths=_of_either,
+    ),
+}
+
+
+def name_of(config: ModelConfig) -> str:
+    """Returns the name of a model's kind."""
+    return next(name for name, kind in KINDS.items() if isinstance(config, kind.config))
+
+
+def of(config: ModelConfig) -> Kind:
+    """Returns a model's kind."""
+    return KINDS[name_of(config)]

@@ -1,0 +1,152 @@
+"""What a user may change of a model while it is loaded."""
+
+import dataclasses
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from jaxir.core.errors import UserError
+from jaxir.core.simple_types import Count, Rate, checked
+from jaxir.interop.model import stored
+from jaxir.interop.model.stored import EncoderSettings, ModelConfig, StoredModel
+from jaxir.models import layers
+from jaxir.models.dual_encoder import Pooling, Projection, Sharing
+
+PLAIN_LENGTH = 512  # tokens: a step with texts of the 8,192 that a ModernBERT can read would fit no device
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class CommonOverrides:
+    """Changes to a model of any kind; None leaves as it is.
+
+    Attributes:
+      dtype: type of matrix products.
+      remat: what the backward pass computes anew of blocks: nothing (False or "none"), all but matrix
+        products ("products"), all but these and gathered weights ("weights") or all (True or "all"); "auto":
+        the quickest with which a step fits.
+      scan_layers: whether to scan over the blocks.
+      dropout_rate: of every dropout.
+      query_max_length: tokens kept of a query. By default as many as the model keeps, but at most
+        `PLAIN_LENGTH` from an `hf:` folder, which says what a model can read and not what it was trained for.
+      passage_max_length: tokens kept of a passage, likewise.
+    """
+
+    dtype: Literal["float32", "bfloat16"] | None = None
+    remat: layers.Remat | Literal["none", "all"] | None = None
+    scan_layers: bool | None = None
+    dropout_rate: Rate | None = None
+    query_max_length: Count | None = None
+    passage_max_length: Count | None = None
+
+    def cut(self, settings: EncoderSettings) -> EncoderSettings:
+        """Returns `settings` with the changes."""
+        given = _given(query_max_length=self.query_max_length, passage_max_length=self.passage_max_length)
+        if getattr(self, "source", "").startswith("hf:"):
+            lengths = ("query_max_length", "passage_max_length")
+            given = {name: min(getattr(settings, name), PLAIN_LENGTH) for name in lengths} | given
+        return dataclasses.replace(settings, **given)
+
+    def executed(self, config: ModelConfig) -> ModelConfig:
+        """Returns `config` with the changes."""
+        fields = (field.name for field in dataclasses.fields(config.backbone))
+        changes = {name: self.dropout_rate for name in fields if name.endswith(stored.DROPOUT)}
+        remat = {"none": False, "all": True}.get(self.remat, self.remat)
+        given = _given(dtype=self.dtype, remat=remat, scan_layers=self.scan_layers, **changes)
+        return stored.replace_backbone(config, **given)
+
+    def change_outputs(self) -> bool:
+        """Whether one of them makes it another model."""
+        return False
+
+    def apply(self, model: StoredModel, *, seed: int, where: str) -> StoredModel:
+        """Returns `model` with the changes.
+
+        Args:
+          model: what was read.
+          seed: of the weights of what is added.
+          where: what the model is called in messages.
+
+        Raises:
+          UserError: a change does not fit the model.
+        """
+        config, settings = self.executed(model.config), self.cut(model.settings)
+        stored.check_lengths(settings, config, where)
+        return dataclasses.replace(model, config=config, settings=settings)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class Overrides(CommonOverrides):
+    """Changes to a dual encoder, those of `CommonOverrides` too; None leaves as it is.
+
+    Attributes:
+      sharing: of the towers. An SDE can become any other; its tower is copied into both.
+      pooling: how tokens become one vector.
+      projection: dimension of a linear map to add.
+      similarity: how vectors are compared.
+      tokenizer: a directory with a tokenizer, or a SentencePiece model: for a `t5x:` checkpoint, which has
+        none.
+    """
+
+    sharing: Sharing | None = None
+    pooling: Pooling | None = None
+    projection: Count | None = None
+    similarity: Literal["cosine", "dot"] | None = None
+    tokenizer: str | None = None
+
+    def change_outputs(self) -> bool:
+        """See `CommonOverrides.change_outputs`."""
+        return any(v is not None for v in (self.sharing, self.pooling, self.projection, self.similarity))
+
+    def apply(self, model: StoredModel, *, seed: int, where: str) -> StoredModel:
+        """See `CommonOverrides.apply`; what may be added is a projection."""
+        if self.projection is not None:
+            model = _add_projection(model, self.projection, seed=seed, where=where)
+        if self.sharing is not None and self.sharing != model.config.sharing:
+            model = _share(model, self.sharing, where=where)
+        given = _given(pooling=self.pooling, similarity=self.similarity)
+        try:
+            config = dataclasses.replace(model.config, **given)
+        except ValueError as error:
+            raise UserError(f"{where}: {error}") from error
+        return super().apply(dataclasses.replace(model, config=config), seed=seed, where=where)
+
+
+def _given(**changes: Any) -> dict[str, Any]:
+    return {name: value for name, value in changes.items() if value is not None}
+
+
+def _add_projection(model: StoredModel, dimension: int, *, seed: int, where: str) -> StoredModel:
+    present = model.config.projection
+    if present is not None:
+        if present.dimension == dimension:
+            return model
+        raise UserError(
+            f"{where}: has a projection to {present.dimension} already, {dimension} was asked for"
+        )
+    width = model.config.backbone.embed_dim
+    init = layers.normal(width**-0.5)
+    kernel = np.asarray(init(jax.random.key(seed), (width, dimension)))
+    names = ("query_projection", "passage_projection") if model.config.sharing == "ade" else ("projection",)
+    return dataclasses.replace(
+        model,
+        config=dataclasses.replace(model.config, projection=Projection(dimension=dimension)),
+        params={**model.params, **{f"{name}.kernel": kernel for name in names}},
+    )
+
+
+def _share(model: StoredModel, sharing: Sharing, *, where: str) -> StoredModel:
+    before = model.config.sharing
+    if sharing == "ade_spl" and model.config.projection is None:
+        raise UserError(f"{where}: sharing='ade_spl' shares a projection, which this model lacks: give one")
+    if before != "sde":
+        raise UserError(f"{where}: its towers are {before!r} and cannot become {sharing!r}; only 'sde' can")
+    params: dict[str, np.ndarray] = {}
+    for name, value in model.params.items():
+        both = name.startswith("encoder.") or sharing == "ade"
+        params |= {f"query_{name}": value, f"passage_{name}": value} if both else {name: value}
+    return dataclasses.replace(
+        model, config=dataclasses.replace(model.config, sharing=sharing), params=params
+    )

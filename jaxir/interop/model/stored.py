@@ -1,0 +1,381 @@
+"""A model at rest: its configuration, its parameters by name, its tokenizer and settings.
+
+Every format is read into this and written from it. A parameter's canonical name is its path in an unscanned
+model, joined by dots: "encoder.layers.0.attention.query.kernel".
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jaxir.core.errors import UserError
+from jaxir.core.features import Reads, TextFormat
+from jaxir.core.platforms import memory_of
+from jaxir.core.simple_types import Count, checked
+from jaxir.data.text.tokenizer import Tokenizer
+from jaxir.interop.model import kinds
+from jaxir.interop.model.kinds import ModelConfig
+from jaxir.interop.weights.lazy import LazyArray, place, stack
+from jaxir.models import any_length, layers
+from jaxir.models.backbones import BackboneConfig, check_padding
+from jaxir.runtime.partitioning import Partitioner
+
+# Fields of a backbone that say how it is computed, not what: they are no part of a model's identity.
+EXECUTION = ("dtype", "remat", "scan_layers")
+DROPOUT = "dropout_rate"  # the end of the names of others
+
+_HASHED_AT_ONCE = 1 << 24  # numbers
+_QUERY_OF_A_PAIR = 64  # tokens of a pair that are for the query, where nobody says it
+_OF_A_TARGET = 64  # tokens of what a generator learns to write, likewise
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class EncoderSettings:
+    """How texts become a model's inputs.
+
+    What a generator reads, its source, is a passage to it, and what it learns to write, its target, a query.
+
+    Attributes:
+      query_max_length: tokens, special ones included, that are kept of a query.
+      passage_max_length: likewise of a passage.
+      query_prompt: put before each query.
+      passage_prompt: put before each passage.
+      reads: of a cross-encoder (`features.Reads`).
+      named_prompts: the prompts by name of the sentence-transformers folder that the model came from. Texts
+        get `query_prompt` and `passage_prompt`. This and the next two let the folder be written again.
+      default_prompt_name: of that folder, a key of `named_prompts`.
+      pools_prompts: whether the pooling of that folder includes the tokens of prompts (`include_prompt`).
+    """
+
+    query_max_length: Count
+    passage_max_length: Count
+    query_prompt: str = ""
+    passage_prompt: str = ""
+    reads: Reads = "pair"
+    named_prompts: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
+    default_prompt_name: str | None = None
+    pools_prompts: bool = True
+
+    @classmethod
+    def of_pairs(cls, max_length: int) -> "EncoderSettings":
+        """Returns the settings of a cross-encoder of which only `max_length` is known."""
+        query = min(_QUERY_OF_A_PAIR, max_length // 2)
+        return cls(query_max_length=query, passage_max_length=max_length - query)
+
+    @classmethod
+    def of_generator(cls, source_length: int) -> "EncoderSettings":
+        """Returns the settings of a generator of which only the length of its sources is known."""
+        return cls(query_max_length=_OF_A_TARGET, passage_max_length=source_length)
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the fields as JSON values, without those of a folder's prompts that have their defaults."""
+        fields = dataclasses.asdict(self)
+        of_folder = {"named_prompts": {}, "default_prompt_name": None, "pools_prompts": True}
+        return {n: v for n, v in fields.items() if n not in of_folder or v != of_folder[n]}
+
+    @property
+    def unused_prompts(self) -> dict[str, str]:
+        """The named prompts that are put before neither queries nor passages."""
+        used = ("", self.query_prompt, self.passage_prompt)
+        return {name: text for name, text in self.named_prompts.items() if text not in used}
+
+    @property
+    def pair_max_length(self) -> int:
+        """Tokens of what a cross-encoder reads as one sequence."""
+        if self.reads == "expanded_query":
+            return self.query_max_length
+        return self.query_max_length + self.passage_max_length
+
+    def text_format(
+        self, num_negatives: int = 0, *, mask_id: int | None = None, vocabulary: str | None = None
+    ) -> TextFormat:
+        """Returns how texts become token arrays for this model, by a tokenizer with these attributes."""
+        return TextFormat(
+            query_length=self.query_max_length,
+            passage_length=self.passage_max_length,
+            num_negatives=num_negatives,
+            query_prompt=self.query_prompt,
+            passage_prompt=self.passage_prompt,
+            mask_id=mask_id,
+            vocabulary=vocabulary,
+            reads=self.reads,
+        )
+
+    def text_format_of(self, tokenizer: Tokenizer | None, num_negatives: int = 0) -> TextFormat:
+        """Returns `text_format` for a tokenizer; None has no attributes."""
+        of_tokens = {name: getattr(tokenizer, name, None) for name in ("mask_id", "vocabulary")}
+        return self.text_format(num_negatives, **of_tokens)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StoredModel:
+    """A model at rest.
+
+    Attributes:
+      config: what it is made of.
+      params: float32 arrays by canonical name, on the host or at rest (see `lazy`).
+      tokenizer: its tokenizer.
+      settings: lengths and prompts.
+      checkpoint: of a run, which its trainer may remove while it is read; None of other models.
+    """
+
+    config: ModelConfig
+    params: Mapping[str, np.ndarray | LazyArray]
+    tokenizer: Tokenizer
+    settings: EncoderSettings
+    checkpoint: Path | None = None
+
+
+class LoadedModel(NamedTuple):
+    """A model ready for use.
+
+    Attributes:
+      model: a dual encoder, a cross-encoder, or a generator.
+      tokenizer: its tokenizer.
+      settings: lengths and prompts.
+      fingerprint: SHA-256 (hex) of parameters, architecture and tokenizer.
+      step: the step of the checkpoint that was loaded, of a training run; None of other models.
+    """
+
+    model: Any
+    tokenizer: Tokenizer
+    settings: EncoderSettings
+    fingerprint: str
+    step: int | None = None
+
+    def __repr__(self) -> str:
+        return f"LoadedModel({self.model!r}, {self.settings}, {self.fingerprint[:12]})"
+
+
+def canonical(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns float32 arrays by canonical name, the stacked layers of a scanned model taken apart.
+
+    What is on disk stays there, the rest comes to the host.
+    """
+    found: dict[str, Any] = {}
+    for name, value in params.items():
+        at_rest = isinstance(value, LazyArray)
+        value = value if at_rest else np.asarray(value, np.float32)
+        head, layers_, tail = name.partition("layers.")
+        if layers_ and not tail.split(".")[0].isdigit():
+            parts = [value.layer(i) for i in range(value.shape[0])] if at_rest else value
+            found |= {f"{head}layers.{i}.{tail}": part for i, part in enumerate(parts)}
+        else:
+            found[name] = value
+    return found
+
+
+def flatten(tree: Mapping[Any, Any]) -> dict[str, np.ndarray]:
+    """Returns the arrays of nested dicts of parameters on the host, by canonical name."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return canonical({".".join(str(key.key) for key in path): leaf for path, leaf in leaves})
+
+
+def params_of(model: nnx.Module) -> dict[str, np.ndarray]:
+    """Returns the parameters of `model` on the host, by canonical name."""
+    return flatten(nnx.to_pure_dict(nnx.state(model, nnx.Param)))
+
+
+def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Turns names joined by dots into nested dicts; the inverse of `flatten`."""
+    tree: dict[str, Any] = {}
+    for name, value in flat.items():
+        *parents, leaf = name.split(".")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[leaf] = value
+    return tree
+
+
+def encoder_shapes(config: BackboneConfig) -> dict[str, tuple[int, ...]]:
+    """Returns the shape of each parameter of an encoder by canonical name."""
+    return _shapes(dataclasses.replace(config, scan_layers=False))
+
+
+def model_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Returns the shape of each parameter of a model by canonical name."""
+    return _shapes(replace_backbone(config, scan_layers=False))
+
+
+def shapes_alone(config: ModelConfig) -> dict[str, np.ndarray]:
+    """Returns parameters whose values do not count: views of one zero, which training can change."""
+    zero = np.zeros((), np.float32)
+    return {name: np.broadcast_to(zero, shape) for name, shape in model_shapes(config).items()}
+
+
+@functools.lru_cache(maxsize=32)
+def _outline(config: BackboneConfig | ModelConfig) -> tuple[nnx.GraphDef, nnx.State]:
+    """Returns a model without its numbers; of a small model it takes longer to make than they to read."""
+    return nnx.split(nnx.eval_shape(lambda: config.make(rngs=nnx.Rngs(0))))
+
+
+def _shapes(config: BackboneConfig | ModelConfig) -> dict[str, tuple[int, ...]]:
+    parameters = nnx.to_pure_dict(nnx.filter_state(_outline(config)[1], nnx.Param))
+    leaves = jax.tree_util.tree_leaves_with_path(parameters)
+    return {".".join(str(key.key) for key in path): leaf.shape for path, leaf in leaves}
+
+
+def check_params(params: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]], where: str) -> None:
+    """Compares parameters with what a configuration asks for.
+
+    Raises:
+      UserError: one is missing, unexpected or of another shape. The sentence begins with `where`.
+    """
+    missing, extra = sorted(shapes.keys() - params.keys()), sorted(params.keys() - shapes.keys())
+    if missing or extra:
+        parts = [
+            f"{what} {_some(names)}" for what, names in (("lacks", missing), ("has unknown", extra)) if names
+        ]
+        raise UserError(f"{where}: does not fit its configuration: it {' and '.join(parts)}")
+    for name, shape in shapes.items():
+        if params[name].shape != shape:
+            raise UserError(f"{where}: {name} has shape {params[name].shape}, the configuration says {shape}")
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def check_lengths(settings: EncoderSettings, config: ModelConfig, where: str) -> None:
+    """Checks that the model can read inputs of the lengths in `settings`.
+
+    Raises:
+      UserError: one is more than the model has positions. The sentence begins with `where`.
+    """
+    limit = config.backbone.max_positions
+    for name, length in kinds.of(config).lengths(settings).items():
+        if limit is not None and length > limit:
+            raise UserError(f"{where}: {name} is {length}, but the model has only {limit} positions")
+
+
+def replace_backbone(config: ModelConfig, **changes: Any) -> ModelConfig:
+    """Returns `config` with fields of its backbone changed."""
+    return dataclasses.replace(config, backbone=dataclasses.replace(config.backbone, **changes))
+
+
+def build(stored: StoredModel, partitioner: Partitioner | None = None) -> nnx.Module:
+    """Makes the model that `stored` describes.
+
+    With a partitioner each parameter goes straight to the devices that hold its parts, and is never whole on
+    one of them; without, all go to the default device.
+
+    Raises:
+      UserError: its encoder is one outside jaxir and looks at padding.
+    """
+    graphdef, state = _outline(stored.config)
+    scan = stored.config.backbone.scan_layers
+
+    def put(path: tuple[Any, ...], leaf: nnx.Variable, sharding: Any = None) -> nnx.Variable:
+        value = _stacked(stored.params, [str(key.key) for key in path], scan)
+        if partitioner is None:
+            return leaf.replace(jnp.asarray(np.asarray(value, np.float32)))
+        return leaf.replace(place(value, sharding.get_value()))
+
+    shardings = [] if partitioner is None else [layers.param_shardings(state, partitioner)]
+    is_leaf = layers.is_variable
+    placed = jax.tree_util.tree_map_with_path(put, state, *shardings, is_leaf=is_leaf)
+    model = nnx.merge(graphdef, placed)
+    check_padding(model, partitioner)
+    return model
+
+
+def _stacked(params: Mapping[str, Any], names: list[str], scan: bool) -> Any:
+    """Returns a stored parameter; that of a scanned stack is stored layer by layer."""
+    if not (scan and "layers" in names):
+        return params[".".join(names)]
+    at = names.index("layers") + 1
+    head, tail = ".".join(names[:at]), ".".join(names[at:])
+    count = len({name.split(".")[at] for name in params if name.startswith(f"{head}.")})
+    return stack([params[f"{head}.{i}.{tail}"] for i in range(count)])
+
+
+def initialize(config: ModelConfig, *, seed: int, partitioner: Partitioner | None = None) -> nnx.Module:
+    """Makes a model with random parameters, the same for the same seed whatever the mesh.
+
+    With a partitioner the parameters are computed where they live: none is ever whole on one device.
+
+    Raises:
+      UserError: as `build`.
+    """
+
+    def make() -> nnx.State:
+        return nnx.split(config.make(rngs=nnx.Rngs(seed)))[1]
+
+    graphdef, abstract = nnx.split(nnx.eval_shape(lambda: config.make(rngs=nnx.Rngs(seed))))
+    _check_memory(config, abstract, 1 if partitioner is None else partitioner.mesh.size)
+    shardings = None if partitioner is None else layers.param_shardings(abstract, partitioner)
+    model = nnx.merge(graphdef, jax.jit(make, out_shardings=shardings)())
+    check_padding(model, partitioner)
+    any_length.warn(model)
+    return model
+
+
+def _check_memory(config: ModelConfig, abstract: nnx.State, devices: int) -> None:
+    """Raises a UserError where devices would not hold random parameters, however these are split."""
+    size = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(abstract))
+    memory = memory_of(jax.local_devices()[0])
+    if memory is not None and size > memory * devices:
+        raise UserError(
+            f"the parameters of {config.summary} would take {size / 2**30:,.1f} GiB, and the memory is"
+            f" {memory * devices / 2**30:,.1f} GiB: give the model smaller sizes (vocab_size is"
+            f" {config.backbone.vocab_size:,}, embed_dim {config.backbone.embed_dim:,})"
+        )
+
+
+def describe_config(config: ModelConfig) -> dict[str, Any]:
+    """Returns `config` as JSON values; `model_json` reads it back."""
+    described, kind = dataclasses.asdict(config), {"kind": config.backbone.kind}
+    module = type(config.backbone).__module__
+    if not module.startswith("jaxir."):
+        kind["module"] = module  # which who reads it must have imported
+    return described | {"backbone": kind | described["backbone"]}
+
+
+def fingerprint(stored: StoredModel) -> str:
+    """Returns the SHA-256 (hex) of what decides the outputs: parameters, architecture and tokenizer.
+
+    How the model is computed (types, rematerialisation, scanning, dropout) and the settings are left out.
+    """
+    digest = _identity(stored.config, stored.tokenizer)
+    for name in sorted(stored.params):
+        value = stored.params[name]
+        digest.update(f"{name} {tuple(value.shape)}".encode())
+        # In parts, for what is at rest may be large; the digest is that of the whole.
+        rows = max(1, _HASHED_AT_ONCE * value.shape[0] // max(1, math.prod(value.shape)))
+        for start in range(0, value.shape[0], rows):
+            digest.update(np.ascontiguousarray(value[start : start + rows], np.float32).data)
+    return digest.hexdigest()
+
+
+def initial_fingerprint(
+    config: ModelConfig, tokenizer: Tokenizer, seed: int, *, source: str = "initialised"
+) -> str:
+    """Returns a fingerprint of the model that a run starts from, without reading its parameters."""
+    digest = _identity(config, tokenizer)
+    digest.update(f"{source} from seed {seed}".encode())
+    return digest.hexdigest()
+
+
+def _identity(config: ModelConfig, tokenizer: Tokenizer) -> Any:
+    architecture, kind = describe_config(config), kinds.of(config)
+    before = [name for name, value in kind.since.items() if architecture[name] == value]
+    for name in (*kind.of_tokenizer, *before):
+        del architecture[name]
+    for field in list(architecture["backbone"]):
+        if field in (*EXECUTION, "module") or field.endswith(DROPOUT):
+            del architecture["backbone"][field]
+    digest = hashlib.sha256(json.dumps(architecture, sort_keys=True).encode())
+    digest.update(tokenizer.fingerprint.encode())
+    return digest

@@ -1,0 +1,135 @@
+"""A checksum of each array at rest, to which the checksums of its parts add up.
+
+An array's checksum is the sum, modulo 2^32, of a number for each of its elements: a mix of the element's bits
+and its place. The change of one element always changes it; so does any other damage, but for one in 2^32. It
+is the same however the array is cut, sharded or read. Against intent it is no protection.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxir.core.errors import UserError
+
+_STEP, _FACTOR = 0x9E3779B1, 0x7FEB352D  # odd: each maps 32 bits to 32 bits one to one
+_BLOCK = 1 << 15  # elements at a time: they stay in the processor's cache
+
+
+def name_of(path: Sequence[Any]) -> str:
+    """Returns the name that Orbax gives a leaf of a tree: its keys, joined by dots."""
+    keys = (next(getattr(key, a) for a in ("key", "idx", "name") if hasattr(key, a)) for key in path)
+    return ".".join(map(str, keys))
+
+
+def of_array(x: jax.Array) -> jax.Array:
+    """Returns the checksum of an array, uint32 []; to be jitted."""
+    bits = jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}").astype(jnp.uint32)
+    place = jnp.zeros(x.shape, jnp.uint32)
+    for axis in range(x.ndim):
+        stride = jnp.uint32(math.prod(x.shape[axis + 1 :]) * _STEP % 2**32)
+        place += jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis) * stride
+    mixed = bits + place
+    mixed = (mixed ^ (mixed >> jnp.uint32(16))) * jnp.uint32(_FACTOR)
+    return jnp.sum(mixed ^ (mixed >> jnp.uint32(15)), dtype=jnp.uint32)
+
+
+def of_tree(tree: Any) -> dict[str, jax.Array]:
+    """Returns the checksum of each leaf by its name, uint32 [] each; to be jitted."""
+    return {name_of(path): of_array(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def of_part(part: np.ndarray, starts: Sequence[int], shape: Sequence[int]) -> int:
+    """Returns what a part of an array adds to its checksum.
+
+    Args:
+      part: the part, of numbers of at most 4 bytes.
+      starts: where it begins along each dimension.
+      shape: of the whole array.
+    """
+    if not part.size:
+        return 0
+    bits = np.ascontiguousarray(part).view(f"uint{8 * part.dtype.itemsize}")
+    rows, columns = np.zeros((), np.uint32), np.zeros(1, np.uint32)
+    for axis, (start, count) in enumerate(zip(starts, part.shape, strict=True)):
+        stride = math.prod(shape[axis + 1 :])
+        along = (np.arange(start, start + count, dtype=np.uint64) * np.uint64(stride * _STEP % 2**32)).astype(
+            np.uint32
+        )
+        if axis == part.ndim - 1:
+            columns = along
+        else:
+            rows = rows[..., None] + along
+    rows, bits = rows.reshape(-1, 1), bits.reshape(-1, len(columns))
+    total, high = 0, max(1, _BLOCK // max(1, len(columns)))
+    for top in range(0, len(bits), high):
+        for left in range(0, len(columns), _BLOCK):
+            mixed = rows[top : top + high] + columns[left : left + _BLOCK]
+            mixed += bits[top : top + high, left : left + _BLOCK]
+            mixed ^= mixed >> np.uint32(16)
+            mixed *= np.uint32(_FACTOR)
+            mixed ^= mixed >> np.uint32(15)
+            total += int(mixed.sum(dtype=np.uint64))
+    return total % 2**32
+
+
+class Reading:
+    """Adds up the parts of an array that are read, and compares the sum once all of it has been read.
+
+    Parts that overlap begin the count anew. A process that reads some of the parts only compares nothing.
+
+    Args:
+      where: what messages call the array.
+      shape: its shape.
+      expected: its checksum.
+    """
+
+    def __init__(self, where: str, shape: Sequence[int], expected: int):
+        self._where, self._shape, self._expected = where, tuple(shape), expected
+        self._lock = threading.Lock()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._parts: list[tuple[slice, ...]] = []
+        self._count = self._total = 0
+
+    def add(self, index: tuple[slice, ...], part: np.ndarray) -> None:
+        """Counts `part`, which is what stands at `index` (a start and a stop for each dimension).
+
+        Raises:
+          UserError: all has been read, and it is not what was written.
+        """
+        total = of_part(part, [s.start for s in index], self._shape)
+        with self._lock:
+            if any(_overlap(index, other) for other in self._parts):
+                self._begin()
+            self._parts.append(index)
+            self._count += part.size
+            self._total += total
+            if self._count < math.prod(self._shape):
+                return
+            found = self._total % 2**32
+            self._begin()
+        if found != self._expected:
+            raise UserError(f"{self._where} is damaged: its numbers are not those that were written")
+
+
+def _overlap(one: tuple[slice, ...], other: tuple[slice, ...]) -> bool:
+    return all(a.start < b.stop and b.start < a.stop for a, b in zip(one, other, strict=True))
+
+
+def check_names(where: str, expected: Mapping[str, int], found: Any) -> None:
+    """Compares the names of arrays with those of the checksums.
+
+    Raises:
+      UserError: they are not the same.
+    """
+    differing = sorted({*expected} ^ {*found})
+    if differing:
+        raise UserError(f"{where} is damaged: it was written with other arrays ({', '.join(differing[:3])})")

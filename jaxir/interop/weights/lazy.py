@@ -1,0 +1,131 @@
+"""Arrays at rest that are read part by part, so that no model need ever be whole in a host's memory."""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxir.core.errors import UserError
+
+Index = tuple[slice, ...]
+
+
+class LazyArray:
+    """An array at rest. Indexing it by slices reads that part, as float32; numpy functions read all of it.
+
+    Args:
+      shape: its shape.
+      read: returns a part, given one slice with whole bounds for each dimension.
+    """
+
+    dtype = np.dtype(np.float32)
+
+    def __init__(self, shape: Sequence[int], read: Callable[[Index], np.ndarray]):
+        self.shape, self._read = tuple(shape), read
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        """Reads a part."""
+        given = index if isinstance(index, tuple) else () if index is ... else (index,)
+        whole = (*given, *[slice(None)] * (self.ndim - len(given)))
+        bounds = tuple(slice(*s.indices(n)[:2]) for s, n in zip(whole, self.shape, strict=True))
+        return np.asarray(self._read(bounds), np.float32)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """Reads all of it."""
+        return self[...].astype(dtype or self.dtype, copy=False)
+
+    def copy(self) -> np.ndarray:
+        """Reads all of it."""
+        return np.array(self[...])
+
+    def astype(self, dtype: Any) -> "LazyArray":
+        """Returns itself; there is no other type than float32."""
+        if np.dtype(dtype) != self.dtype:
+            raise TypeError(f"arrays at rest are read as float32, not {dtype}")
+        return self
+
+    def transpose(self, axes: None = None) -> "LazyArray":
+        """Returns the array with its dimensions in reverse order, at rest like this one."""
+        return LazyArray(self.shape[::-1], lambda index: self._read(index[::-1]).T)
+
+    T = property(transpose)
+
+    def layer(self, i: int) -> "LazyArray":
+        """Returns element `i` of the first dimension, at rest like this one."""
+        return LazyArray(self.shape[1:], lambda index: self._read((slice(i, i + 1), *index))[0])
+
+
+def in_file(
+    path: Path, dtype: np.dtype, offset: int, shape: Sequence[int], strides: Sequence[int] | None = None
+) -> LazyArray:
+    """Returns an array whose numbers stand in a file as they are; a part is read by mapping the file.
+
+    Args:
+      path: the file.
+      dtype: the type of its numbers.
+      offset: bytes before the first element.
+      shape: the array's shape.
+      strides: numbers from one element to the next along each dimension, none negative; by default the last
+        dimension is the densest.
+
+    Reading one of other numbers than floating-point ones costs a UserError.
+    """
+    if strides is None:
+        strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+    steps = [stride * dtype.itemsize for stride in strides]
+    extent = sum((n - 1) * step for n, step in zip(shape, steps, strict=True)) + dtype.itemsize
+
+    def read(index: Index) -> np.ndarray:
+        if 0 in shape:
+            return np.empty(shape, np.float32)[index]
+        if not jax.dtypes.issubdtype(dtype, np.floating):  # integers are ids, or weights without their scale
+            raise UserError(
+                f"{path}: an array {list(shape)} in it holds numbers of type {dtype}; weights are read of"
+                " floating-point numbers"
+            )
+        try:
+            mapped = np.memmap(path, np.uint8, "r", offset, (extent,))
+        except (OSError, ValueError) as error:  # it is gone, or shorter than it was
+            raise UserError(f"{path}: changed while it was in use ({error})") from error
+        # A copy: a file that is cut later must not take the process with it.
+        return np.array(np.ndarray(shape, dtype, mapped, 0, steps)[index], np.float32)
+
+    return LazyArray(shape, read)
+
+
+def stack(parts: Sequence[Any]) -> LazyArray:
+    """Returns equal arrays along a new first dimension, put together only where they are asked for."""
+    return LazyArray(
+        (len(parts), *parts[0].shape),
+        lambda index: np.stack([np.asarray(part[index[1:]]) for part in parts[index[0]]]),
+    )
+
+
+def place(value: Any, sharding: jax.sharding.Sharding) -> jax.Array:
+    """Returns `value` laid out as `sharding` says.
+
+    A process reads only the parts that its own devices hold, and each part once, however many devices hold
+    it.
+    """
+    read: dict[Any, np.ndarray] = {}
+
+    def part(index: Index) -> np.ndarray:
+        key = tuple((s.start or 0, s.stop) for s in index)
+        if key not in read:
+            read[key] = np.asarray(value[index], np.float32)
+        return read[key]
+
+    return jax.make_array_from_callback(value.shape, sharding, part)

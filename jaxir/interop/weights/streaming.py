@@ -1,0 +1,77 @@
+"""Parameters written one at a time, so that what is at rest need not fit into the host's memory."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from tqdm import tqdm
+
+from jaxir.core.progress import progress
+from jaxir.interop.weights import array_checksums, stores
+from jaxir.interop.weights.lazy import LazyArray
+from jaxir.interop.weights.quiet import quiet_orbax
+from jaxir.storage.files import is_bucket
+
+# Who reads a part of an array fetches and decompresses whole chunks. These are so small that both dimensions
+# of a large kernel are cut: a host of a pod reads little more than its own part.
+_CHUNK_BYTES = 1 << 23
+_LARGE_BYTES = 1_000_000_000  # what takes so long that one wants to see how far it is
+
+
+def write_params(directory: Path, tree: Mapping[str, Any]) -> dict[str, int]:
+    """Writes nested dicts of float32 arrays, on the host or at rest, as Orbax writes those on the host.
+
+    Args:
+      directory: a new one, local or in a bucket (see `files.path_of`).
+      tree: the arrays.
+
+    Returns:
+      The checksum of each array (see `array_checksums`) by its name.
+
+    Raises:
+      UserError: they cannot be written (a full disk, say).
+    """
+    size = 4 * sum(x.size for x in jax.tree.leaves(tree))
+    bar = progress(total=size, what="writing", unit="B", hidden=size < _LARGE_BYTES)
+    handler = _OneByOne(bar)
+    types = ocp.type_handlers.create_type_handler_registry(
+        (LazyArray, handler),
+        (np.ndarray, handler),
+        (jax.Array, ocp.type_handlers.ArrayHandler()),  # of which there is none; Orbax warns without
+    )
+    place = directory if is_bucket(directory) else directory.resolve()
+    chunks = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES), tree)
+    with (
+        quiet_orbax(),
+        bar,
+        ocp.Checkpointer(ocp.PyTreeCheckpointHandler(type_handler_registry=types)) as writer,
+    ):
+        saved = ocp.args.PyTreeSave(tree, save_args=chunks)
+        stores.attempt("the parameters could not be written", lambda: writer.save(place, args=saved))
+    return handler.sums
+
+
+class _OneByOne(ocp.type_handlers.NumpyHandler):
+    """Reads an array when its turn comes, and the next one when it is written; a bar shows how far it is."""
+
+    def __init__(self, bar: tqdm):
+        super().__init__(deepcopy_host_arrays=False)
+        self._bar = bar
+        self.sums: dict[str, int] = {}
+
+    async def serialize(
+        self,
+        values: Sequence[np.ndarray | LazyArray],
+        infos: Sequence[ocp.type_handlers.ParamInfo],
+        args: Sequence[ocp.SaveArgs] | None = None,
+    ) -> list[Any]:
+        for value, info, arg in zip(values, infos, args or [ocp.SaveArgs()] * len(values), strict=True):
+            whole = np.asarray(value, np.float32)
+            self.sums[info.name] = array_checksums.of_part(whole, [0] * whole.ndim, whole.shape)
+            for writing in await super().serialize([whole], [info], [arg]):
+                writing.result()
+            self._bar.update(whole.nbytes)
+        return []

@@ -1,0 +1,169 @@
+"""The files that torch.save writes since torch 1.6: a zip archive of a pickle and of plain numbers.
+
+`NAME/data.pkl` is the pickle, `NAME/data/KEY` a storage: numbers one after another, never compressed, so that
+a tensor is read where it lies in the file, by slices. All are read once before, to compare their check sums.
+"""
+
+import contextlib
+import io
+import os
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from jaxir.core.errors import UserError
+from jaxir.interop.weights import lazy, torch_pickle
+from jaxir.interop.weights.lazy import LazyArray
+from jaxir.storage import checksums
+
+_ZIP, _LEGACY = b"PK\x03\x04", b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
+_PICKLE, _ORDER = "data.pkl", "byteorder"
+# Far above what a model of ten thousand tensors takes; a damaged file may ask for anything.
+_MAX_PICKLE, _MAX_DIRECTORY = 1 << 22, 1 << 26
+_PIECE = 1 << 20
+_LOCAL_HEADER = struct.Struct("<4s22xHH")
+
+
+class _Member(NamedTuple):
+    """Where a member of the archive lies: bytes from the file's beginning, and how many."""
+
+    offset: int
+    size: int
+
+
+def open_file(path: Path) -> dict[str, LazyArray]:
+    """Returns the tensors of a state dict by name, at rest.
+
+    Raises:
+      UserError: it is not such a file, is damaged, or is more than a state dict.
+      FileNotFoundError: there is none.
+    """
+    with path.open("rb", buffering=0) as file:
+        _check_kind(path, file.read(64))
+        archive = _Archive(path, file)
+        order, content = archive.read(_ORDER, 16, b"little"), archive.read(_PICKLE, _MAX_PICKLE)
+        # torch can be told to write no check sums; then that of the byte order is wrong too.
+        has_sums = archive.is_intact(_ORDER, order)
+        if has_sums and not archive.is_intact(_PICKLE, content):
+            raise UserError(f"{path}: its list of tensors is damaged (its check sum is another)")
+        if order != b"little":
+            raise UserError(f"{path}: written on a big-endian machine, which is not read here")
+        found = torch_pickle.parse(content, path)
+        arrays = {name: _lazy(archive, name, tensor) for name, tensor in found.items()}
+        if has_sums:
+            archive.check_numbers(sorted({f"data/{tensor.storage.key}" for tensor in found.values()}))
+        return arrays
+
+
+def _check_kind(path: Path, head: bytes) -> None:
+    if head.startswith(_ZIP):
+        return
+    if head.startswith(_LEGACY):
+        raise UserError(
+            f"{path} is in torch's format of before 1.6, which is not read here: in torch,"
+            " torch.save(torch.load(PATH, weights_only=True), PATH) writes it anew"
+        )
+    raise UserError(f"{path}: truncated or not a file that torch.save wrote")
+
+
+def _lazy(archive: "_Archive", name: str, tensor: torch_pickle.Tensor) -> LazyArray:
+    storage, (start, size) = tensor.storage, archive.find(f"data/{tensor.storage.key}")
+    if storage.count * storage.dtype.itemsize != size:
+        raise UserError(
+            f"{archive.path}: {name:.100} wants {storage.count} numbers where {size} bytes are stored"
+        )
+    offset = start + tensor.offset * storage.dtype.itemsize
+    return lazy.in_file(archive.path, storage.dtype, offset, tensor.shape, tensor.strides)
+
+
+class _Archive:
+    """A zip archive of torch's, whose members are found but not read."""
+
+    def __init__(self, path: Path, file: io.FileIO):
+        self.path, self._file = path, file
+        with self._damages(), _Bounded(path) as bounded, zipfile.ZipFile(bounded) as opened:
+            self._members = {member.filename: member for member in opened.infolist()}
+        pickles = [name for name in self._members if name.partition("/")[2] == _PICKLE]
+        if len(pickles) != 1:
+            raise UserError(f"{path}: a zip archive, but not one that torch.save wrote (no {_PICKLE})")
+        self._root = pickles[0].removesuffix(_PICKLE)
+        if f"{self._root}constants.pkl" in self._members:
+            raise UserError(
+                f"{path} is a TorchScript program, not weights: in torch,"
+                " torch.save(torch.jit.load(PATH).state_dict(), OTHER_PATH) writes those alone"
+            )
+
+    def read(self, name: str, most: int, default: bytes | None = None) -> bytes:
+        """Reads a small member whole."""
+        if default is not None and f"{self._root}{name}" not in self._members:
+            return default
+        offset, size = self.find(name)
+        if size > most:
+            raise UserError(f"{self.path}: its {name} has {size} bytes, which no state dict needs")
+        return os.pread(self._file.fileno(), size, offset)
+
+    def is_intact(self, name: str, content: bytes) -> bool:
+        """Returns whether `content` has the check sum of a member, or there is none."""
+        member = self._members.get(f"{self._root}{name}")
+        return member is None or zlib.crc32(content) == member.CRC
+
+    def check_numbers(self, names: Sequence[str]) -> None:
+        """Compares members with their check sums; those of an unchanged file once on a machine.
+
+        Raises:
+          UserError: one has another.
+        """
+
+        def sums(path: Path) -> str:
+            for name in names:
+                (offset, size), sum_ = self.find(name), 0
+                for at in range(offset, offset + size, _PIECE):
+                    piece = os.pread(self._file.fileno(), min(_PIECE, offset + size - at), at)
+                    sum_ = zlib.crc32(piece, sum_)
+                if sum_ != self._members[f"{self._root}{name}"].CRC:
+                    raise UserError(f"{path}: its part {name:.100} is damaged (its check sum is another)")
+            return expected
+
+        expected = " ".join(f"{self._members[f'{self._root}{name}'].CRC:08x}" for name in names)
+        expected = f"{zlib.crc32(expected.encode()):08x}"
+        checksums.is_intact(self.path, expected, sums)
+
+    def find(self, name: str) -> _Member:
+        """Returns where the bytes of a member lie."""
+        member = self._members.get(f"{self._root}{name}")
+        if member is None:
+            raise UserError(f"{self.path}: its part {name:.100} is missing")
+        if member.compress_type != zipfile.ZIP_STORED or member.flag_bits & 1:
+            raise UserError(
+                f"{self.path}: its part {name:.100} is compressed or encrypted, which torch.save never does:"
+                " it was packed again by another program"
+            )
+        with self._damages():
+            header = os.pread(self._file.fileno(), _LOCAL_HEADER.size, member.header_offset)
+            signature, name_length, extra_length = _LOCAL_HEADER.unpack(header)
+            offset = member.header_offset + _LOCAL_HEADER.size + name_length + extra_length
+            if signature != _ZIP or offset + member.file_size > os.fstat(self._file.fileno()).st_size:
+                raise ValueError(f"{name:.100} is not where it should be")
+        return _Member(offset, member.file_size)
+
+    @contextlib.contextmanager
+    def _damages(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # zipfile's own, struct's, Unicode's, ...: all mean the same here
+            raise UserError(f"{self.path}: truncated or damaged ({error!s:.100})") from error
+
+
+class _Bounded(io.FileIO):
+    """A file of which nothing large is read at once, whatever a damaged directory says of its own size."""
+
+    def __init__(self, path: Path):
+        super().__init__(path, "rb")
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is not None and size > _MAX_DIRECTORY:
+            raise ValueError(f"a directory of {size} bytes")
+        return super().read(size) or b""

@@ -1,0 +1,297 @@
+"""Several processes as one run: how they find each other, share a batch, agree, and end."""
+
+import contextlib
+import itertools
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from jaxir.core import faults
+from jaxir.core.errors import BadValueError, Terminated, UserError
+from jaxir.core.simple_types import Count, Natural, parse
+from jaxir.runtime.partitioning import Partitioner
+from jaxir.storage.locks import leave_nothing_empty
+
+HEARTBEAT_SECONDS = 100  # JAX's own default
+FAREWELL_SECONDS = 20
+# Another process was preempted or is lost, nothing is wrong (EX_TEMPFAIL): who restarts jobs tells it from 1.
+TRY_AGAIN, SIGTERM_STATUS = 75, 143
+WAITING_TOLD_AFTER_SECONDS = 10
+WEEK_MILLISECONDS = 7 * 24 * 3600 * 1000
+# What a collective says when its other end is gone.
+LOST = ("Connection", "connection", "Gloo", "gloo", "UNAVAILABLE", "DEADLINE_EXCEEDED", "Socket", "heartbeat")
+
+
+def maybe_initialize_distributed() -> None:
+    """Makes this process one of several, where it is one; call before anything else of JAX.
+
+    It is where JAX_COORDINATOR_ADDRESS is set (with JAX_NUM_PROCESSES and JAX_PROCESS_ID, unless Slurm or
+    Open MPI, which JAX knows, tell them) and on a machine with TPUs, where JAX finds the other workers of
+    the pod, if there are any. JAXIR_HEARTBEAT_SECONDS is how long a process may be silent before the others
+    take it for dead.
+
+    Raises:
+      UserError: the processes do not find each other.
+    """
+    if jax.distributed.is_initialized():
+        return
+    asked = "JAX_COORDINATOR_ADDRESS" in os.environ
+    if not asked and not _has_tpu():
+        return
+    numbers = {"num_processes": ("JAX_NUM_PROCESSES", Count), "process_id": ("JAX_PROCESS_ID", Natural)}
+    given = {name: _number_of(v, kind) for name, (v, kind) in numbers.items() if v in os.environ}
+    try:
+        with _waiting_is_told():
+            jax.distributed.initialize(
+                **given,
+                cluster_detection_method="deactivate" if len(given) == 2 else None,
+                heartbeat_timeout_seconds=_heartbeat_seconds(),
+                shutdown_timeout_seconds=FAREWELL_SECONDS,
+            )
+    except ValueError as error:
+        if not asked:
+            return  # TPUs of one machine: there is nothing to join
+        raise UserError(
+            f"JAX_COORDINATOR_ADDRESS is set, but: {error} Set JAX_NUM_PROCESSES and JAX_PROCESS_ID"
+        ) from error
+    except RuntimeError as error:
+        raise UserError(f"the processes of the run did not find each other ({error!s:.200})") from error
+
+
+@contextlib.contextmanager
+def _waiting_is_told() -> Iterator[None]:
+    """Says what this process waits for, as where a command was started on one worker of a pod only."""
+    sentence = "waiting for the other processes of this run: start the same command on each machine of it"
+    timer = threading.Timer(
+        WAITING_TOLD_AFTER_SECONDS, print, [sentence], {"file": sys.stderr, "flush": True}
+    )
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _heartbeat_seconds() -> int:
+    name = "JAXIR_HEARTBEAT_SECONDS"
+    return _number_of(name, Count) if name in os.environ else HEARTBEAT_SECONDS
+
+
+def _number_of(variable: str, kind: Any) -> int:
+    try:
+        return parse(os.environ[variable], kind)
+    except BadValueError as error:
+        raise UserError(f"the environment's {variable} {error}") from None
+
+
+def _has_tpu() -> bool:
+    wanted = os.environ.get("JAX_PLATFORMS", "tpu")
+    return "tpu" in wanted and (any(Path("/dev").glob("accel*")) or Path("/dev/vfio/0").exists())
+
+
+@contextlib.contextmanager
+def together() -> Iterator[None]:
+    """While in force, the processes of a run end together: none waits for one that is gone.
+
+    A process that ends with an error says so, exits with the status of `faults` and tells the others,
+    which name it and exit within seconds, with status 75 if it was ended by SIGTERM, else 1; one that is
+    killed or cut off is missed after half of the heartbeat timeout, and they exit with 75. The process then
+    exits at once, without unwinding: every farewell would wait for the others. One that has nothing left to
+    do waits for the slowest, and they part here: JAX would let them meet when their interpreters end, for
+    `FAREWELL_SECONDS` only, and then abort them all, though everything is saved. Alone, a process is left
+    alone.
+    """
+    if jax.process_count() == 1:
+        yield
+        return
+    company = _Company()
+    company.start()
+    try:
+        yield
+        company.part()
+    except BaseException as error:
+        company.leave(error)
+
+
+class _Company(threading.Thread):
+    """Tells the other processes that this one lives, by JAX's key-value service, and watches them."""
+
+    ALIVE, FAILED = "jaxir/alive/", "jaxir/failed/"
+
+    def __init__(self):
+        super().__init__(name="company", daemon=True)
+        # No public interface of JAX reaches the service; Orbax takes the same way.
+        self._client = jax._src.distributed.global_state.client
+        self._patience = 0.5 * _heartbeat_seconds()
+        self._interval = min(1.0, self._patience / 6)
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        seen: dict[str, tuple[str, float]] = {}
+        reached = time.monotonic()
+        for beat in itertools.count():
+            now = time.monotonic()
+            try:
+                self._client.key_value_set(f"{self.ALIVE}{jax.process_index()}", str(beat), True)
+                beats = dict(self._client.key_value_dir_get(self.ALIVE))
+                failed = self._client.key_value_dir_get(self.FAILED)
+                reached = time.monotonic()
+            except jax.errors.JaxRuntimeError:
+                if now - reached > self._patience:
+                    self._exit("process 0 does not answer any more", TRY_AGAIN)
+                beats, failed = {}, []
+            for key, told in failed:
+                status, _, reason = told.partition(" ")
+                again = int(status) in (TRY_AGAIN, SIGTERM_STATUS)
+                self._exit(f"process {key.rpartition('/')[2]} stopped ({reason})", TRY_AGAIN if again else 1)
+            for key, value in beats.items():
+                if seen.get(key, ("", 0.0))[0] != value:
+                    seen[key] = value, now
+                elif now - seen[key][1] > self._patience:
+                    self._exit(f"process {key.rpartition('/')[2]} does not answer any more", TRY_AGAIN)
+            if self._ended.wait(self._interval):
+                return
+
+    def part(self) -> None:
+        """Waits, however long, until all are here, and takes leave of them."""
+        self._client.wait_at_barrier("jaxir/parting", WEEK_MILLISECONDS)
+        self._ended.set()
+        self.join()
+        jax.distributed.shutdown()
+
+    def leave(self, error: BaseException) -> None:
+        """Tells everyone why this process ends, and ends it."""
+        self._ended.set()
+        first_line, status = str(error).partition("\n")[0], 1
+        if isinstance(error, KeyboardInterrupt | Terminated):
+            reason, status = (
+                ("interrupted", 130) if isinstance(error, KeyboardInterrupt) else ("SIGTERM", SIGTERM_STATUS)
+            )
+        elif isinstance(error, UserError | OSError):
+            reason = faults.explain(error).sentence
+        elif _is_of_the_lost(error):
+            reason = f"another process is gone ({first_line:.160}); run the same command again to resume"
+            status = TRY_AGAIN
+        else:
+            whose, status = faults.blame(error)
+            reason = f"{whose}: {type(error).__name__}: {first_line:.160}"
+            # Not into a file: on a machine of a pod that may be gone with the process.
+            with contextlib.suppress(OSError):  # as in `_end`
+                traceback.print_exception(error)
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            self._client.key_value_set(f"{self.FAILED}{jax.process_index()}", f"{status} {reason}")
+        self._end(reason, status)
+
+    def _exit(self, what: str, status: int) -> None:
+        if not self._ended.is_set():
+            me = jax.process_index()
+            self._end(f"{what}, so process {me} ends too; run the same command again to resume", status)
+
+    def _end(self, sentence: str, status: int) -> None:
+        with contextlib.suppress(OSError):  # their readers may have gone: the process ends all the same
+            print(f"error: {sentence}", file=sys.stderr, flush=True)
+            sys.stdout.flush()
+        if jax.process_index() == 0:
+            time.sleep(3 * self._interval)  # the service ends with this process: let the others read it first
+        leave_nothing_empty()
+        os._exit(status)
+
+
+def _is_of_the_lost(error: BaseException) -> bool:
+    """Whether a collective failed for want of its other end; JAX dispatches some of them at once."""
+    if isinstance(error, ValueError):
+        return "Gloo" in str(error)
+    return isinstance(error, jax.errors.JaxRuntimeError) and any(word in str(error) for word in LOST)
+
+
+def share_of_batch(partitioner: Partitioner) -> tuple[int, int]:
+    """Returns which equal part of every batch this process must have, as (part, parts).
+
+    Processes whose devices hold the same rows (tensor parallelism over processes) have the same part; one
+    whose rows do not lie together has all of them.
+    """
+    divisor = partitioner.batch_divisor()
+    indices = partitioner.sharding(("batch",)).addressable_devices_indices_map((divisor,))
+    rows = {s.start or 0 for (s,) in indices.values()}
+    first, parts = min(rows), divisor // len(rows)
+    together = rows == set(range(first, first + len(rows)))
+    if not together or divisor % len(rows) or first % len(rows):
+        return 0, 1
+    return first // len(rows), parts
+
+
+def place_share(
+    batch: Mapping[str, np.ndarray], partitioner: Partitioner, part: int, parts: int
+) -> dict[str, jax.Array]:
+    """Puts this process's part of a batch (see `share_of_batch`) onto the mesh, as part of the whole."""
+    rows = partitioner.sharding(("batch",))
+
+    def one(x: np.ndarray) -> jax.Array:
+        first, shape = part * len(x), (parts * len(x), *x.shape[1:])
+
+        def of_device(index: tuple[slice, ...]) -> np.ndarray:
+            start, stop, _ = index[0].indices(shape[0])
+            return x[start - first : stop - first]
+
+        return jax.make_array_from_callback(shape, rows, of_device)
+
+    return {name: one(x) for name, x in batch.items()}
+
+
+def say(text: str) -> None:
+    """Prints a line, in process 0 only."""
+    if jax.process_index() == 0:
+        print(text)
+
+
+def note(text: str) -> None:
+    """Prints a note on standard error, in process 0 only."""
+    if jax.process_index() == 0:
+        print(f"note: {text}", file=sys.stderr)
+
+
+def wait_for_all(where: str) -> None:
+    """Returns when every process has come here."""
+    if jax.process_count() > 1:
+        with jax.transfer_guard("allow"):
+            multihost_utils.sync_global_devices(where)
+
+
+def all_agree(fine: bool) -> bool:
+    """Returns whether `fine` is true in every process, once every one has come here."""
+    if jax.process_count() == 1:
+        return fine
+    with jax.transfer_guard("allow"):
+        return bool(np.all(multihost_utils.process_allgather(np.array(fine))))
+
+
+def of_all(text: str) -> list[str]:
+    """Returns the texts that the processes have, in their order, once every one has come here."""
+    if jax.process_count() == 1:
+        return [text]
+    own = np.frombuffer(text.encode(), np.uint8)
+    with jax.transfer_guard("allow"):
+        sizes = np.ravel(multihost_utils.process_allgather(np.int32(len(own))))
+        rows = multihost_utils.process_allgather(np.pad(own, (0, int(sizes.max()) - len(own))))
+    return [bytes(row[:size]).decode() for row, size in zip(np.asarray(rows), sizes, strict=True)]
+
+
+def as_first(values: Mapping[str, float]) -> dict[str, float]:
+    """Returns the values that process 0 has; all must have the same names."""
+    if jax.process_count() == 1:
+        return dict(values)
+    names = sorted(values)
+    numbers = np.array([values[n] for n in names], np.float64).view(np.uint32)  # JAX has no float64
+    with jax.transfer_guard("allow"):
+        known = np.asarray(multihost_utils.broadcast_one_to_all(numbers)).view(np.float64)
+    return dict(zip(names, map(float, known), strict=True))

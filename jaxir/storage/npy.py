@@ -1,0 +1,61 @@
+"""Writing .npy files through plain writes, whose errors (a full disk) can be told; and reading them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from jaxir.core.errors import UserError
+from jaxir.storage.mapped import check_unchanged, open_mapped
+
+
+def read_npy(path: Path, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """Opens an array that was written here, memory-mapped; see `mapped.check_unchanged`.
+
+    Raises:
+      UserError: the file is missing, is damaged, or holds another array than one of this dtype and shape.
+    """
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    try:
+        found = open_mapped(path)
+    except Exception as error:  # numpy's, or of Python's own parser, which reads the header
+        raise UserError(f"{path} cannot be read: {error}") from None
+    if not isinstance(found, np.ndarray):
+        raise UserError(f"{path} is an archive of arrays, not one")
+    if found.dtype != dtype or found.shape != shape:
+        raise UserError(f"{path.name} is {found.dtype} {found.shape}, not {np.dtype(dtype)} {shape}")
+    return found
+
+
+def write_npy(file: IO[bytes], parts: Sequence[np.ndarray]) -> None:
+    """Writes arrays [n_i, ...] one after another as the one array [sum n_i, ...] of a .npy file.
+
+    numpy's own save hides the reason of a failed write, and a memory-mapped file dies of SIGBUS on a full
+    disk.
+    """
+    stream_npy(file, (sum(len(part) for part in parts), *parts[0].shape[1:]), parts[0].dtype, parts)
+
+
+def stream_npy(file: IO[bytes], shape: tuple[int, ...], dtype: np.dtype, parts: Iterable[np.ndarray]) -> None:
+    """As `write_npy`, of parts that are made one by one; the array they make has this shape and dtype."""
+    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)
+    for part in parts:
+        for at in range(0, len(part), 65_536):
+            file.write(np.ascontiguousarray(part[at : at + 65_536]).data)
+
+
+def gather(shards: Sequence[np.ndarray], rows: np.ndarray) -> np.ndarray:
+    """Returns the vectors of `rows`, which count through all shards, as float32 [len(rows), D]."""
+    starts = np.cumsum([0, *map(len, shards)])
+    of_shard = np.searchsorted(starts, rows, side="right") - 1
+    found = np.empty((len(rows), shards[0].shape[1]), np.float32)
+    check_unchanged(shards)
+    for shard in np.unique(of_shard):
+        there = of_shard == shard
+        found[there] = shards[shard][rows[there] - starts[shard]]
+    return found

@@ -1,0 +1,305 @@
+"""What an evaluator measures with: data as the model reads them, programs compiled before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxir.core.errors import UserError
+from jaxir.core.features import Features, TextFormat
+from jaxir.data.batches.text_data import check_data, dataset_of, shortened
+from jaxir.data.formats.lines import Policy
+from jaxir.data.text.tokenizer import Tokenizer, pad_batch
+from jaxir.models.decoding import Decoding
+from jaxir.objectives.objective import Objective
+from jaxir.retrieval.encoding.generator import check_tokens, text_of
+from jaxir.runtime import cpu
+from jaxir.runtime.compile_cache import aside
+from jaxir.runtime.partitioning import Partitioner
+
+Rows = Mapping[str, np.ndarray]  # arrays [N, ...] by name
+WRITTEN = ", written with "
+ONE_BATCH = ", in one batch of "
+EVALUATED = ", evaluated by "
+
+
+class State(Protocol):
+    """What is evaluated: arrays of the model, of what the objective has beside it, of that one's state."""
+
+    params: Any
+    auxiliary: Any
+    statistics: Any
+
+
+class Examples(NamedTuple):
+    """Data that were read: rows of token ids and such, and what tells them from any other."""
+
+    rows: list[Mapping[str, np.ndarray]]
+    fingerprint: str
+
+
+class _Read(NamedTuple):
+    """Data that were built: of what, the dataset, all examples as arrays [N, ...], and as `Examples`."""
+
+    data: Any
+    features: Features
+    dataset: Any
+    arrays: Rows
+    examples: Examples
+
+
+class Program:
+    """A function of (model, auxiliary, batch) that is compiled once and run on the mesh, batch after batch.
+
+    Args:
+      function: (model, auxiliary, {name: [B, ...]}) -> arrays; without dropout, so of no key.
+      rows: what it is run on: the same whenever it is run.
+      batch_size: rows of a batch, at most.
+      partitioner: the mesh.
+      chunked: whether a batch is one chunk of the objective, where that has chunks.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        rows: Rows,
+        *,
+        batch_size: int,
+        partitioner: Partitioner,
+        chunked: bool = False,
+    ):
+        self._function, self._rows, self._partitioner = function, rows, partitioner
+        self._chunked = chunked
+        self._sharding = partitioner.sharding(("batch",))
+        self.count = len(next(iter(rows.values())))
+        divisor = partitioner.batch_divisor()
+        self.size = min(batch_size, -(-self.count // divisor) * divisor)
+
+    def compile(self, plan: Any, chunks: int = 1) -> None:
+        """Compiles it for a `training.state.Plan`, and an objective of so many chunks."""
+        if self._chunked:
+            divisor = self._partitioner.batch_divisor()
+            self.size = -(-self.size // (chunks * divisor)) * divisor
+
+        def run(params: Any, auxiliary: Any, statistics: Any, batch: Any) -> Any:
+            model, beside = plan.modules(params, auxiliary, statistics)
+            return self._function(model, beside, batch)
+
+        def shape(x: np.ndarray) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((self.size, *x.shape[1:]), x.dtype, sharding=self._sharding)
+
+        like, everywhere = plan.abstract, NamedSharding(self._partitioner.mesh, PartitionSpec())
+        jitted = jax.jit(run, out_shardings=everywhere)
+        batch = {name: shape(x) for name, x in self._rows.items()}
+        with self._partitioner():
+            lowered = jitted.lower(like.params, like.auxiliary, like.statistics, batch)
+            self._compiled = aside(lowered.compile)
+
+    def of_rows(self, state: State) -> Any:
+        """Returns what the function makes of each row, as host arrays [N, ...]."""
+        parts, last = [], None
+        for found in self._run(state, range(0, self.count, self.size)):
+            if last is not None:  # one is fetched while the next is computed: devices hold two
+                parts.append(jax.device_get(last))
+            last = found
+        parts.append(jax.device_get(last))
+        return jax.tree.map(lambda *x: np.concatenate(x)[: self.count], *parts)
+
+    def of_batches(self, state: State) -> list[Any]:
+        """Returns what it makes of each full batch, on the host.
+
+        Rows that are left after the last one do not count: a filled-up batch would be another one.
+        """
+        return jax.device_get(list(self._run(state, range(0, self.count - self.size + 1, self.size))))
+
+    def _run(self, state: State, starts: range) -> Iterator[Any]:
+        for at in starts:
+            batch = {name: self._place(x[at : at + self.size]) for name, x in self._rows.items()}
+            found = self._compiled(state.params, state.auxiliary, state.statistics, batch)
+            yield cpu.when_done(found) if self._partitioner.on_cpu else found
+
+    def _place(self, rows: np.ndarray) -> jax.Array:
+        """Puts rows that every process holds whole onto the mesh, filled up to a batch."""
+        rows = np.pad(rows, [(0, self.size - len(rows)), *[(0, 0)] * (rows.ndim - 1)])
+        return jax.make_array_from_callback(rows.shape, self._sharding, lambda index: rows[index])
+
+
+class Bench:
+    """What evaluators find when they prepare.
+
+    Args:
+      tokenizer: the model's.
+      form: lengths and prompts of its texts; `num_negatives` is that of training.
+      objective: of training.
+      training_data: the dataset that is trained on.
+      batch_size: of training, over all devices.
+      partitioner: the mesh.
+      on_bad_input: what to do with malformed records.
+    """
+
+    def __init__(
+        self,
+        *,
+        tokenizer: Tokenizer,
+        form: TextFormat,
+        objective: Objective,
+        training_data: Any,
+        batch_size: int,
+        partitioner: Partitioner,
+        on_bad_input: Policy = "stop",
+    ):
+        self.tokenizer, self.form, self.objective = tokenizer, form, objective
+        self.training_data, self.batch_size = training_data, batch_size
+        self.partitioner, self.on_bad_input = partitioner, on_bad_input
+        self._programs: list[Program] = []
+        self._read: list[_Read] = []
+
+    def examples(self, data: Any, features: Features, *, drawn: bool = False) -> Examples:
+        """Reads data; evaluators of the same data, or of equal ones, read them once.
+
+        Items of a list stand in the record's order.
+
+        Args:
+          data: a `data.text_data.TextData`, or a dataset that was built of one.
+          features: what is read of each example.
+          drawn: whether a list of another length than the feature's `count` is read as in training: of a
+            longer one some items are drawn, always the same ones, and a shorter one begins again.
+
+        Raises:
+          UserError: there are no data, or a list of another length, unless items are `drawn`.
+        """
+        return self._once(data, features, drawn=drawn).examples
+
+    def arrays(self, data: Any, features: Features, *, drawn: bool = False) -> Rows:
+        """Returns the rows of `examples`, in their order, as arrays [N, ...] that evaluators share."""
+        return self._once(data, features, drawn=drawn).arrays
+
+    def dataset(self, data: Any, features: Features) -> Any:
+        """Returns the dataset that `examples` are those of."""
+        return self._once(data, features, drawn=True).dataset
+
+    def _once(self, data: Any, features: Features, *, drawn: bool) -> _Read:
+        if data is None:
+            raise UserError("it has no data: DEV_SPLIT, or what else names them, is None")
+        check_data("its data", data)
+        for read in self._read:
+            # Where gin names data twice it makes two, which are equal.
+            if (read.data is data or read.data == data) and read.features == features:
+                if not drawn:
+                    _check_lists(read.dataset, features)
+                return read
+        built = dataset_of(data, self.tokenizer, features, on_bad_input=self.on_bad_input)
+        dataset = shortened(built) if built is not data else built
+        if not drawn:
+            _check_lists(built, features)
+        arrays = _each_once(dataset, None)
+        read = _Read(data, features, dataset, arrays, Examples(_rows_of(arrays), built.fingerprint))
+        self._read.append(read)
+        return read
+
+    def program(self, function: Callable[..., Any], rows: Rows, *, chunked: bool = False) -> Program:
+        """Returns a program of (model, auxiliary, batch) on `rows`; it is compiled before the first step.
+
+        The function is traced once and may say what is constant: `lambda model, _, batch: ...`. With
+        `chunked` it is run on one chunk of the objective at a time.
+        """
+        sizes = {"batch_size": self.batch_size, "partitioner": self.partitioner}
+        made = Program(function, rows, **sizes, chunked=chunked)
+        self._programs.append(made)
+        return made
+
+    def vectors(self, ids: np.ndarray, tower: str) -> Callable[[State], np.ndarray]:
+        """Returns state -> the vectors float32 [N, D] of texts [N, L] by a tower of a dual encoder."""
+        encode = self.program(lambda model, _, batch: model.encode(batch["ids"], tower=tower), {"ids": ids})
+        return encode.of_rows
+
+    def texts(self, ids: np.ndarray, how: Decoding) -> Callable[[State], list[str]]:
+        """Returns state -> the first text that a generator writes for each source [N, (P,) L]."""
+
+        def write(model: Any, _: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
+            tokens = model.generate(batch["source_ids"], how)[:, 0]
+            return jnp.where(tokens == model.config.eos_id, 0, tokens)
+
+        program = self.program(write, {"source_ids": ids}, chunked=True)
+
+        def texts(state: State) -> list[str]:
+            rows = program.of_rows(state)
+            check_tokens(rows, "the model")
+            return [text_of(tokens, self.tokenizer) for tokens in rows]
+
+        return texts
+
+    def compile(self, plan: Any) -> None:
+        """Compiles all programs for a `training.state.Plan`."""
+        for program in self._programs:
+            program.compile(plan, getattr(self.objective, "chunks", 1))
+
+
+def written(examples: str, how: Decoding) -> str:
+    """Tells data, of which `examples` tells the examples, with how texts are written of them."""
+    return f"{examples}{WRITTEN}max_new_tokens={how.max_new_tokens}, num_beams={how.num_beams}"
+
+
+def _check_lists(dataset: Any, features: Features) -> None:
+    """Checks that lists are as long as they are read, where the dataset says how long they are.
+
+    Raises:
+      UserError: one is not, so that items would be drawn or repeated.
+    """
+    fields = {f.field: f.count for f in features.values() if f.count is not None}
+    if not fields or not hasattr(dataset, "list_lengths"):
+        return
+    lengths = dataset.list_lengths()
+    for field, count in fields.items():
+        if others := sorted(lengths - {count}):
+            told = ", ".join(map(str, others[:3])) + (", ..." if len(others) > 3 else "")
+            raise UserError(
+                f"it reads {count} items of each list {field!r}, but some lists have {told}. An evaluation"
+                f" reads whole lists: give lists of {count}, set the feature's count, or let items be drawn"
+                " as in training by bench.examples(..., drawn=True)"
+            )
+
+
+def pad_rows(rows: Sequence[np.ndarray], most: int) -> np.ndarray:
+    """Returns int32 [N, L]: rows of at most `most` token ids, then zeros, with the least such L.
+
+    L is a multiple of 16, at which attention has kernels, or `most`.
+    """
+    longest = max(map(len, rows), default=1)
+    return pad_batch(rows, min(most, -(-longest // 16) * 16))
+
+
+def read_rows(data: Any, count: int | None = None) -> list[Mapping[str, np.ndarray]]:
+    """Returns `count` examples of a dataset, or all, each once, in a random order that is always the same.
+
+    Raises:
+      UserError: the dataset cannot give them.
+    """
+    return _rows_of(_each_once(data, count))
+
+
+def _each_once(data: Any, count: int | None) -> Rows:
+    if not hasattr(data, "once"):
+        raise UserError(
+            f"{type(data).__name__} has no `once`, which gives the examples that are evaluated"
+            " (docs/adding_a_data_kind.md)"
+        )
+    return data.once(count)
+
+
+def _rows_of(arrays: Rows) -> list[Rows]:
+    return [dict(zip(arrays, row, strict=True)) for row in zip(*arrays.values(), strict=True)]
+
+
+def stack(rows: list[np.ndarray]) -> np.ndarray:
+    """Stacks arrays of one rank; shorter ones are filled with 0, which is padding."""
+    shape = np.max([row.shape for row in rows], axis=0)
+    out = np.zeros((len(rows), *shape), rows[0].dtype)
+    for number, row in enumerate(rows):
+        out[(number, *(slice(n) for n in row.shape))] = row
+    return out

@@ -1,0 +1,69 @@
+"""Generation: how near what a generator writes is to what it should."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from jaxir.core.errors import UserError
+from jaxir.core.installation import require
+from jaxir.core.simple_types import Count, Object, checked
+from jaxir.evaluation.exact_match import exact_match
+from jaxir.models.decoding import Decoding
+from jaxir.objectives.seq2seq import Seq2Seq
+from jaxir.retrieval.encoding.generator import text_of
+from jaxir.training.evaluators.bench import Bench, State, written
+from jaxir.training.evaluators.evaluator import Evaluator, Prepared
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class Generation(Evaluator):
+    """ROUGE-L and exact match of what is written for each source, and its target.
+
+    Both are means over the examples. ROUGE-L is the F-measure of the longest common subsequence of words, as
+    the rouge-score package has it, without stemming; texts match as answers do (`evaluation.exact_match`).
+    Targets are what is left of them in the tokens of training.
+
+    Attributes:
+      data: has the fields that the objective reads: a `data.text_data.TextData`.
+      max_new_tokens: most tokens that are written.
+      num_beams: beams of an output; 1: greedily.
+    """
+
+    metrics = {"rougeL": "greater", "exact_match": "greater"}  # noqa: RUF012
+
+    data: Object | None
+    max_new_tokens: Count = 64
+    num_beams: Count = 1
+
+    def prepare(self, bench: Bench) -> Prepared:
+        """Reads the data; see `Evaluator`.
+
+        Raises:
+          UserError: there are no data, the run trains no generator, or rouge-score is not installed.
+        """
+        if not isinstance(bench.objective, Seq2Seq):
+            raise UserError("what is written is measured of generators, which Seq2Seq trains")
+        require("rouge", "rouge_score")
+        from rouge_score.rouge_scorer import RougeScorer
+
+        features = bench.objective.features(bench.form)
+        rows, fingerprint = bench.examples(self.data, features)
+        if not rows:
+            raise UserError("its data hold no example")
+        targets = [text_of(row["target_ids"], bench.tokenizer) for row in rows]
+        how = Decoding(max_new_tokens=self.max_new_tokens, num_beams=self.num_beams)
+
+        write = bench.texts(bench.arrays(self.data, features)["source_ids"], how)
+        scorer = RougeScorer(["rougeL"])
+
+        def measure(state: State) -> dict[str, float]:
+            pairs = list(zip(targets, write(state), strict=True))
+            return {
+                "rougeL": float(np.mean([scorer.score(*pair)["rougeL"].fmeasure for pair in pairs])),
+                "exact_match": float(np.mean([exact_match(text, [target]) for target, text in pairs])),
+            }
+
+        return Prepared(measure, written(fingerprint, how))

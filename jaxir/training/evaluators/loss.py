@@ -1,0 +1,65 @@
+"""The objective's loss over dev data."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from jaxir.core.errors import UserError
+from jaxir.core.simple_types import Natural, Object, checked
+from jaxir.objectives.gradient_cache import with_fitting_chunks
+from jaxir.objectives.objective import loss_and_metrics
+from jaxir.training.evaluators.bench import ONE_BATCH, Bench, State
+from jaxir.training.evaluators.evaluator import Evaluator, Prepared
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class Loss(Evaluator):
+    """The loss of training and the objective's own metrics, without dropout.
+
+    They are means over the full batches of a fixed order; the rows left after the last full one do not count,
+    for a smaller or filled-up batch would have other in-batch negatives. With fewer data than a batch of
+    training that is one smaller batch, of as many rows as the devices can share: a run whose best checkpoint
+    goes by it is resumed on devices that share as many.
+
+    Attributes:
+      data: has the fields that the objective reads: a `data.text_data.TextData`.
+      num_negatives: hard negatives of each pair. Of more, and of other lists that are longer than the
+        objective reads, some are drawn, always the same ones.
+    """
+
+    metrics = {"loss": "smaller", "accuracy": "greater"}  # noqa: RUF012
+
+    data: Object | None
+    num_negatives: Natural = 0
+
+    def prepare(self, bench: Bench) -> Prepared:
+        """Reads the data; see `Evaluator`."""
+        form = dataclasses.replace(bench.form, num_negatives=self.num_negatives)
+        features = bench.objective.features(form)
+        examples = bench.examples(self.data, features, drawn=True)
+        count, divisor = len(examples.rows), bench.partitioner.batch_divisor()
+        if count < divisor:
+            raise UserError(f"there are only {count} dev pairs, fewer than the {divisor} devices of a batch")
+        # Of fewer rows than a batch, as many as the devices share.
+        kept = count if count >= bench.batch_size else count // divisor * divisor
+        rows = {name: array[:kept] for name, array in bench.arrays(self.data, features, drawn=True).items()}
+
+        def metrics_of(model: Any, auxiliary: Any, batch: Any) -> dict[str, Any]:
+            objective = bench.objective
+            if kept < bench.batch_size:
+                objective = with_fitting_chunks(objective, kept // divisor)
+            loss, metrics = loss_and_metrics(objective, model, batch, None, auxiliary, None)
+            return metrics | {"loss": loss}
+
+        program = bench.program(metrics_of, rows)
+
+        def measure(state: State) -> dict[str, float]:
+            found = program.of_batches(state)
+            return {name: float(np.mean([m[name] for m in found], dtype=np.float64)) for name in found[0]}
+
+        one_batch = f"{ONE_BATCH}{kept}" if count < bench.batch_size else ""
+        return Prepared(measure, f"{examples.fingerprint}{one_batch}")

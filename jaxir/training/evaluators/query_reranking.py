@@ -1,0 +1,71 @@
+"""Query reranking: what the queries find that a reranker chooses (EAR)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxir.core.errors import UserError
+from jaxir.core.simple_types import Object, checked
+from jaxir.data.expanded.candidates import QueryCandidates
+from jaxir.data.formats.lines import OnBadInput
+from jaxir.objectives.query_reranking import query_features, score_candidates
+from jaxir.training.evaluators.bench import Bench, State, stack
+from jaxir.training.evaluators.evaluator import Evaluator, Prepared
+
+CUTS = (1, 5, 20)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class QueryReranking(Evaluator):
+    """Success@k and the mean rank of the queries of the greatest score, over questions with candidates.
+
+    Success@k is the share of questions of which the chosen query finds an answer among its first k passages:
+    the top-k accuracy of Chuang 2024, chapter 3. A query that finds none has the rank `data.max_rank`.
+
+    Attributes:
+      data: the candidates, all of which are scored: a `data.candidates.QueryCandidates`.
+    """
+
+    metrics = {f"Success@{k}": "greater" for k in CUTS} | {"mean_rank": "smaller"}
+
+    data: Object | None
+
+    def prepare(self, bench: Bench) -> Prepared:
+        """Reads the data; see `Evaluator`.
+
+        Raises:
+          UserError: they are none, or no candidates, or were not searched deep enough for Success@20, or the
+            model reads pairs.
+        """
+        if not isinstance(self.data, QueryCandidates):
+            raise UserError("query reranking is measured on candidates: give it some (DEV_CANDIDATES)")
+        # Of what is skipped the count is told below.
+        questions = list(self.data.questions(OnBadInput(bench.on_bad_input)))
+        if (depth := min((some.depth for some in questions), default=max(CUTS))) < max(CUTS):
+            raise UserError(
+                f"{self.data.path}: Success@{max(CUTS)} wants candidates that were searched that deep, not to"
+                f" {depth}: jaxir.expand retrieve --depth={max(CUTS)}, or more"
+            )
+        count = max((len(some.outputs) for some in questions), default=1)
+        rows, told = bench.examples(self.data, query_features(bench.form, count), drawn=True)
+        names = [name for name in rows[0] if name.endswith("_ids")]
+        ranks = np.stack([row["ranks"] for row in rows])
+
+        def scores_of(model: Any, _: Any, batch: Mapping[str, Any]) -> Any:
+            return score_candidates(model, batch)
+
+        program = bench.program(scores_of, {name: stack([row[name] for row in rows]) for name in names})
+
+        def measure(state: State) -> Mapping[str, float]:
+            scores = program.of_rows(state)
+            # Of fewer candidates some are repeated, with the same score and the same rank.
+            chosen = np.take_along_axis(ranks, scores.argmax(1)[:, None], axis=1)
+            found = {f"Success@{k}": float((chosen <= k).mean()) for k in CUTS}
+            return found | {"mean_rank": float(chosen.mean())}
+
+        return Prepared(measure, told)

@@ -1,0 +1,57 @@
+"""Reading: how often a reader writes a right answer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from jaxir.core.errors import UserError
+from jaxir.core.simple_types import Count, checked
+from jaxir.data.batches.batch_plan import in_one_order
+from jaxir.evaluation.exact_match import score_answers
+from jaxir.models.decoding import Decoding
+from jaxir.objectives.reader import FusionInDecoder
+from jaxir.retrieval.answering.answered import AnsweredDataset, AnsweredQuestions
+from jaxir.training.evaluators.bench import Bench, State, written
+from jaxir.training.evaluators.evaluator import Evaluator, Prepared
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class Reading(Evaluator):
+    """Exact match and F1 of the answers that are written for questions (`evaluation.exact_match`).
+
+    Attributes:
+      data: the questions, passages and answers.
+      max_new_tokens: most tokens of an answer.
+      num_beams: beams of an answer; 1: greedily.
+    """
+
+    metrics = {"EM": "greater", "F1": "greater"}  # noqa: RUF012
+
+    data: AnsweredQuestions | None
+    max_new_tokens: Count = 50
+    num_beams: Count = 1
+
+    def prepare(self, bench: Bench) -> Prepared:
+        """Reads the data; see `Evaluator`.
+
+        Raises:
+          UserError: there are no data, or the run trains no reader.
+        """
+        if not isinstance(bench.objective, FusionInDecoder):
+            raise UserError("answers are measured of readers, which FusionInDecoder trains")
+        if self.data is None:
+            raise UserError("it has no data: DEV_RUN, or what else names them, is None")
+        features = bench.objective.features(bench.form)
+        data: AnsweredDataset = bench.dataset(self.data, features)
+        answers = dict(zip(data.questions.ids, data.answers, strict=True))
+        ids = [data.questions.ids[number] for number in in_one_order(data.num_examples)]
+        how = Decoding(max_new_tokens=self.max_new_tokens, num_beams=self.num_beams)
+
+        write = bench.texts(bench.arrays(self.data, features)["source_ids"], how)
+
+        def measure(state: State) -> Mapping[str, float]:
+            return score_answers(dict(zip(ids, write(state), strict=True)), answers).values
+
+        return Prepared(measure, written(bench.examples(self.data, features).fingerprint, how))

@@ -1,0 +1,98 @@
+"""Reranking: how well a cross-encoder orders what a retriever has found."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import numpy as np
+
+from jaxir.core.errors import UserError
+from jaxir.core.simple_types import Within, checked
+from jaxir.data.formats.sources import BeirFolder
+from jaxir.evaluation.judgements import read_judgements
+from jaxir.evaluation.retrieval import cut_at, evaluate_run
+from jaxir.objectives.reranking import score_lists
+from jaxir.retrieval.ranking.reranking import read_candidates
+from jaxir.retrieval.ranking.runs import read_run
+from jaxir.storage import fingerprints
+from jaxir.training.evaluators.bench import Bench, State, pad_rows
+from jaxir.training.evaluators.evaluator import Evaluator, Prepared
+
+WANTED = 10  # documents of a query, by the metrics
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class Reranking(Evaluator):
+    """nDCG@10 and RR@10 of a run's best documents in the order of the model's scores.
+
+    What the run has not found counts as missed. Texts are cut one by one, as in training; `jaxir.rerank` cuts
+    the longer one of a pair.
+
+    Attributes:
+      directory: a BEIR folder.
+      run: TREC run file over queries of the split, of any retriever.
+      split: the judgements.
+      depth: documents of a query that are read, of which the metrics want ten.
+    """
+
+    metrics = {"nDCG@10": "greater", "RR@10": "greater"}  # noqa: RUF012
+
+    directory: str
+    run: str
+    split: str = "dev"
+    depth: Annotated[int, Within(WANTED)] = 20
+
+    def prepare(self, bench: Bench) -> Prepared:
+        """Reads the files; see `Evaluator`.
+
+        Raises:
+          UserError: the run has no query of the split, or is cut above what the metrics want, or the folder
+            lacks one of its queries or documents.
+        """
+        folder, form = BeirFolder(self.directory), bench.form
+        judgements = read_judgements(folder.qrels_path(self.split))
+        run = {query_id: some for query_id, some in read_run(self.run).items() if query_id in judgements}
+        if not run:
+            raise UserError(f"{self.run} has none of the queries that {folder.qrels_path(self.split)} judges")
+        if (most := cut_at(run)) < WANTED:
+            raise UserError(
+                f"{self.run} has at most {most} documents of a query, and {' and '.join(self.metrics)} want"
+                f" {WANTED}: search with a larger k"
+            )
+        candidates = read_candidates(run, folder, depth=self.depth)
+        queries = [form.query_prompt + candidates.queries[query_id] for query_id in candidates.found]
+        texts = [form.passage_prompt + text for text in candidates.documents.values()]
+
+        def tokens(texts: list[str], length: int) -> np.ndarray:
+            return pad_rows(bench.tokenizer.encode_batch(texts, max_length=length), length)
+
+        documents = tokens(texts, form.passage_length)
+        row_of = {doc_id: row for row, doc_id in enumerate(candidates.documents)}
+        depth = max(map(len, candidates.found.values()))
+        lists = np.zeros((len(queries), depth, documents.shape[1]), np.int32)
+        for place, some in zip(lists, candidates.found.values(), strict=True):
+            place[: len(some)] = documents[[row_of[doc_id] for doc_id in some]]
+        rows = {"query_ids": tokens(queries, form.query_length), "passage_ids": lists}
+
+        def scores_of(model: Any, _: Any, batch: Mapping[str, Any]) -> Any:
+            if not hasattr(model, "score_texts"):
+                raise UserError("reranking is of cross-encoders, and this model makes vectors")
+            return score_lists(model, batch["query_ids"], batch["passage_ids"])
+
+        program = bench.program(scores_of, rows)
+
+        def measure(state: State) -> Mapping[str, float]:
+            scores = program.of_rows(state)
+            reranked = {
+                query_id: dict(zip(some, map(float, row), strict=False))
+                for (query_id, some), row in zip(candidates.found.items(), scores, strict=True)
+            }
+            return evaluate_run(reranked, judgements, list(self.metrics)).values
+
+        found = (tuple(some) for some in candidates.found.values())
+        judged = (f"{query_id} {sorted(judgements[query_id].items())}" for query_id in candidates.found)
+        told = fingerprints.of_values(*found, *queries, *texts, *judged)
+        return Prepared(measure, f"{len(queries)} queries, hash {told[: fingerprints.DIGITS]}")

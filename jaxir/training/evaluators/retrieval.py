@@ -1,0 +1,126 @@
+"""Retrieval over a small corpus: the passages of dev pairs among distractors."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxir.core.errors import UserError
+from jaxir.core.features import pair_features
+from jaxir.core.simple_types import Count, Natural, Object, checked
+from jaxir.evaluation.retrieval import evaluate_run
+from jaxir.retrieval.indexes.exact import ExactIndex
+from jaxir.training.evaluators.bench import Bench, State, read_rows, stack
+from jaxir.training.evaluators.evaluator import Direction, Evaluator, Prepared
+
+DEPTH = 10
+METRICS = ("nDCG@10", "RR@10")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class Retrieval(Evaluator):
+    """nDCG@10 and RR@10 of every dev pair.
+
+    Each distinct query is searched among the distinct passages of the dev pairs and the distractors, where
+    texts with the same token ids are one.
+
+    Attributes:
+      data: pairs: a `data.text_data.TextData`.
+      distractors: how many training passages join the passages of the pairs.
+      dimensions: of each number D the metrics of the first D dimensions, with length 1 again, are measured
+        besides, as `nDCG@10/D` and `RR@10/D` (see `losses.matryoshka`).
+    """
+
+    data: Object | None
+    distractors: Natural = 0
+    dimensions: list[Count] = dataclasses.field(default_factory=list)
+
+    @property
+    def metrics(self) -> dict[str, Direction]:
+        """Those of all dimensions first."""
+        return {f"{metric}{end}": "greater" for end in self._cuts() for metric in METRICS}
+
+    def _cuts(self) -> dict[str, int | None]:
+        """Returns the number of dimensions by the end of its metrics' names; None for all."""
+        return {"": None} | {f"/{dimension}": dimension for dimension in self.dimensions}
+
+    def prepare(self, bench: Bench) -> Prepared:
+        """Reads the data; see `Evaluator`.
+
+        Raises:
+          UserError: all queries or passages have the same tokens.
+        """
+        form = dataclasses.replace(bench.form, num_negatives=0)
+        rows, fingerprint = bench.examples(self.data, pair_features(form))
+        training = bench.training_data
+        extra = read_rows(training, self.distractors) if self.distractors else []
+        if extra and "passage_ids" not in extra[0]:
+            raise UserError(
+                "distractors are training passages, and the training data have none: set dev_distractors to 0"
+            )
+        queries, query_ids = _distinct(rows, [], "query")
+        passages, passage_ids = _distinct(rows, extra, "passage")
+        judgements: dict[str, dict[str, int]] = {}
+        for query, passage in zip(queries, passages, strict=False):
+            judgements.setdefault(query, {})[passage] = 1
+        of_queries = self._vectors(bench, stack(list(query_ids.values())), "query")
+        of_passages = self._vectors(bench, stack(list(passage_ids.values())), "passage")
+
+        def search(queries: np.ndarray, passages: np.ndarray) -> Mapping[str, float]:
+            # Vectors are as the model's similarity wants them, so the inner product is it.
+            index = ExactIndex.build([passages], list(passage_ids), similarity="dot")
+            scores, ids = index.search(queries, min(DEPTH, len(passage_ids)))
+            run = {
+                query: dict(zip(found, map(float, row), strict=True))
+                for query, found, row in zip(query_ids, ids, scores, strict=True)
+            }
+            return evaluate_run(run, judgements, METRICS).values
+
+        def measure(state: State) -> Mapping[str, float]:
+            vectors = of_queries(state), of_passages(state)
+            found: dict[str, float] = {}
+            for end, dimension in self._cuts().items():
+                values = search(*(_first(x, dimension) for x in vectors))
+                found |= {f"{metric}{end}": value for metric, value in values.items()}
+            return found
+
+        return Prepared(measure, f"{fingerprint}, {self.distractors} distractors")
+
+    def _vectors(self, bench: Bench, ids: np.ndarray, tower: str) -> Callable[[State], np.ndarray]:
+        """As `Bench.vectors`; while that is compiled, dimensions that vectors have not are refused."""
+
+        def encode(model: Any, _: Any, batch: Mapping[str, Any]) -> Any:
+            vectors = model.encode(batch["ids"], tower=tower)
+            if (most := max(self.dimensions, default=0)) > vectors.shape[1]:
+                raise UserError(f"{self}: the vectors have {vectors.shape[1]} dimensions, not {most}")
+            return vectors
+
+        return bench.program(encode, {"ids": ids}).of_rows
+
+
+def _first(vectors: np.ndarray, dimension: int | None) -> np.ndarray:
+    """Returns the first dimensions of vectors [N, D], with length 1; None: all, as they are."""
+    if dimension is None:
+        return vectors
+    cut = vectors[:, :dimension]
+    return cut / np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), 1e-12)
+
+
+def _distinct(
+    rows: Sequence[Mapping[str, np.ndarray]], extra: Sequence[Mapping[str, np.ndarray]], tower: str
+) -> tuple[list[str], dict[str, np.ndarray]]:
+    """Returns a name of each text of a tower, of the same tokens the same, and the ids of each name."""
+    tokens = [row[f"{tower}_ids"] for row in (*rows, *extra)]
+    names = [x[x != 0].tobytes().hex() for x in tokens]
+    distinct = dict(zip(names, tokens, strict=True))
+    ids = {row[f"{tower}_key"].tobytes() for row in rows if f"{tower}_key" in row}
+    if len(distinct) == 1 < len(ids):
+        raise UserError(
+            f"all {len(ids):,} texts of the dev pairs' {tower} tower have the same tokens, so that any answer"
+            " would be right: does the tokenizer know their words?"
+        )
+    return names, distinct

@@ -1,0 +1,95 @@
+"""Search in a test collection: any retrieval metric, of the documents and queries that a folder has."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from jaxir.core.simple_types import Count, checked
+from jaxir.evaluation.collection import Collection, search_vectors
+from jaxir.evaluation.datasets import parse_dataset
+from jaxir.evaluation.question_sets import COLLECTIONS, read_cqadupstack
+from jaxir.evaluation.retrieval import IdenticalIds, check_depth, evaluate_run, parse_metrics
+from jaxir.storage import fingerprints
+from jaxir.training.evaluators.bench import Bench, State, pad_rows
+from jaxir.training.evaluators.evaluator import Direction, Evaluator, Prepared
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class Search(Evaluator):
+    """What `jaxir.evaluate --dataset=` says of the model: each judged query is searched among all documents.
+
+    All of them are encoded at each evaluation: `jaxir.sample` makes a large collection smaller. Of several
+    collections, CQADupStack's forums, the metrics are means, and each one's are logged as `METRIC/FORUM`.
+
+    Attributes:
+      dataset: beir:DIR, quora:DIR, cqadupstack:DIR or eproduct:DIR, or a BEIR folder.
+      split: its judgements.
+      wanted: the metrics, separated by spaces, as ir_measures spells them.
+      identical_ids: "keep" or "drop" answers that have their query's own id.
+      depth: answers of a query; a metric of more is refused.
+    """
+
+    dataset: str
+    split: str = "dev"
+    wanted: str = "R@10 P@10"
+    identical_ids: IdenticalIds = "keep"
+    depth: Count = 1000
+
+    def __post_init__(self):
+        check_depth(self.wanted, self.depth)
+
+    @property
+    def metrics(self) -> dict[str, Direction]:
+        """Those that are wanted."""
+        return dict.fromkeys(parse_metrics(self.wanted), "greater")
+
+    def prepare(self, bench: Bench) -> Prepared:
+        """Reads the collection; see `Evaluator`.
+
+        Raises:
+          UserError: it is not there, or has no such split.
+        """
+        kind, path = parse_dataset(self.dataset, *COLLECTIONS, "cqadupstack", what="dataset")
+        several = kind == "cqadupstack"
+        found = read_cqadupstack(path, self.split) if several else {"": COLLECTIONS[kind](path, self.split)}
+        searches = {name: self._search(bench, collection) for name, collection in found.items()}
+
+        def measure(state: State) -> Mapping[str, float]:
+            each = {name: search(state) for name, search in searches.items()}
+            means = {metric: float(np.mean([x[metric] for x in each.values()])) for metric in self.metrics}
+            apart = {f"{metric}/{name}": x for name in each for metric, x in each[name].items()}
+            return means | (apart if several else {})
+
+        texts = ((c.queries, c.documents, str(c.qrels)) for c in found.values())
+        told = fingerprints.of_values(*texts, self.identical_ids, self.depth)
+        queries, documents = (
+            sum(len(getattr(c, name)) for c in found.values()) for name in ("queries", "documents")
+        )
+        sizes = f"{queries} queries among {documents} documents"
+        return Prepared(measure, f"{sizes}, hash {told[: fingerprints.DIGITS]}")
+
+    def _search(self, bench: Bench, collection: Collection) -> Callable[[State], Mapping[str, float]]:
+        """Returns state -> the metrics of a collection."""
+        form = bench.form
+
+        def tokens(texts: list[str], prompt: str, length: int) -> np.ndarray:
+            ids = bench.tokenizer.encode_batch([prompt + text for text in texts], max_length=length)
+            return pad_rows(ids, length)
+
+        queries = tokens(collection.queries, form.query_prompt, form.query_length)
+        documents = tokens(collection.documents, form.passage_prompt, form.passage_length)
+        of_queries, of_documents = bench.vectors(queries, "query"), bench.vectors(documents, "passage")
+        depth = self.depth + (self.identical_ids == "drop")
+
+        def measure(state: State) -> Mapping[str, float]:
+            # Vectors are as the model's similarity wants them, so the inner product is it.
+            found = of_queries(state), of_documents(state)
+            run = search_vectors(*found, collection, similarity="dot", depth=depth)
+            how = {"identical_ids": self.identical_ids, "depth": self.depth}
+            return evaluate_run(run, collection.qrels, list(self.metrics), **how).values
+
+        return measure

@@ -1,0 +1,55 @@
+"""Semantic textual similarity: how well the cosine of two sentences' vectors ranks pairs as people did."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from jaxir.core.simple_types import checked
+from jaxir.evaluation.sts import scores_of, sentences_of
+from jaxir.evaluation.sts_files import read_sts
+from jaxir.storage import fingerprints
+from jaxir.training.evaluators.bench import Bench, State, pad_rows
+from jaxir.training.evaluators.evaluator import Evaluator, Prepared
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class STS(Evaluator):
+    """Spearman's correlation x 100 of people's scores and the cosine; the query tower reads both sentences.
+
+    `uniformity` is that of all sentences; `alignment`, of pairs rated above 4, is logged if there are some.
+    Of several files, each one's correlation is logged besides as `spearman/FILE`, and that of each setting.
+
+    Attributes:
+      path: a file of rated pairs, or a folder of such: see `evaluation.sts_files.read_sts`. Of a folder with
+        train, dev and test it is dev.
+      setting: what `spearman` is of several files: "all" of all pairs together, "mean" of the files' values,
+        "wmean" weighted by their pairs.
+    """
+
+    metrics = {"spearman": "greater", "uniformity": "smaller"}  # noqa: RUF012
+
+    path: str
+    setting: Literal["all", "mean", "wmean"] = "all"
+
+    def prepare(self, bench: Bench) -> Prepared:
+        """Reads the files; see `Evaluator`."""
+        sets, form = read_sts(self.path, "dev"), bench.form
+        texts = [form.query_prompt + sentence for sentence in sentences_of(sets)]
+        ids = bench.tokenizer.encode_batch(texts, max_length=form.query_length)
+        vectors_of = bench.vectors(pad_rows(ids, form.query_length), "query")
+
+        def measure(state: State) -> dict[str, float]:
+            scores = scores_of(sets, vectors_of(state))
+            space = scores.space["all"]
+            found = {"spearman": scores.spearman[self.setting], "uniformity": space.uniformity}
+            if space.alignment is not None:
+                found["alignment"] = space.alignment
+            if len(sets) > 1:
+                found |= {f"spearman/{name}": value for name, value in scores.spearman.items()}
+            return found
+
+        told = fingerprints.of_values(*(tuple(pair) for pairs in sets.values() for pair in pairs))
+        data = f"{len(texts)} sentences, hash {told[: fingerprints.DIGITS]}"
+        return Prepared(measure, data if self.setting == "all" else f"{data}, {self.setting}")

@@ -1,0 +1,232 @@
+"""Settings as texts that are the same in every process, and in what two of them differ."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import enum
+import functools
+import hashlib
+import inspect
+import os
+import re
+import types
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxir.training.run.class_settings import beyond_fields
+from jaxir.training.run.function_code import code_of, enclosed, innermost, is_installed
+
+CODE = "__code__"  # of a function, among its arguments
+# What names of local functions hold, and what stands for it where a text is read as Python.
+_LOCAL = {"<lambda>": "__lambda__", "<locals>": "__locals__"}
+
+
+class Described(str):
+    """A text `Name(field=value, ...)` that knows which of its fields have their defaults.
+
+    Attributes:
+      defaults: texts `Name.field=value`, of the fields within fields too.
+    """
+
+    defaults: Collection[str] = ()
+
+
+def describe(
+    value: Any,
+    bindings: Callable[[Any], Mapping[str, Any]] = lambda _: {},
+    *,
+    class_attributes: bool = True,
+) -> Described:
+    """Returns a text that is the same in every process for equal settings: names, fields and defaults.
+
+    Args:
+      value: a settings object, a function, or a plain value, nested at will.
+      bindings: the arguments of a function that are bound elsewhere (by gin, say).
+      class_attributes: include the plain attributes of classes that are not installed.
+    """
+    found: set[str] = set()
+    open_now: set[int] = set()
+
+    def call(function: Any, given: Mapping[str, Any]) -> str:
+        core = innermost(function)
+        name = _name(core)
+        try:
+            parameters = inspect.signature(function).parameters
+        except ValueError:  # of a function in C
+            parameters = {}
+        defaults = {n: p.default for n, p in parameters.items() if p.default not in (p.empty, None)}
+        values, untold = defaults | dict(bindings(function)) | dict(given), {}
+        if isinstance(core, types.FunctionType):
+            untold = enclosed(core)
+            if not is_installed(core):
+                untold[CODE] = code_of(core, text)
+        # Earlier, nothing was told of what a function encloses, nor of its code.
+        return listed(name, untold | values, defaults | untold)
+
+    def listed(name: str, values: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
+        texts = {k: text(v) for k, v in values.items()}
+        usual = {k for k, v in defaults.items() if v is values[k] or text(v) == texts[k]}
+        found.update(f"{name}.{k}={texts[k]}" for k in usual)
+        return f"{name}({', '.join(f'{k}={v}' for k, v in texts.items())})"
+
+    def text(value: Any) -> str:
+        if isinstance(value, str | int | float | bool | None) and not isinstance(value, enum.Enum):
+            return repr(value)
+        if id(value) in open_now:  # a function that encloses itself, say
+            return "..."
+        open_now.add(id(value))
+        try:
+            return of_object(value)
+        finally:
+            open_now.remove(id(value))
+
+    def of_object(value: Any) -> str:
+        if isinstance(value, functools.partial):
+            try:
+                names = list(inspect.signature(value.func).parameters)
+            except ValueError:
+                names = []
+            names += [f"argument_{n}" for n in range(len(names), len(value.args))]
+            return call(value.func, dict(zip(names, value.args, strict=False)) | value.keywords)
+        if isinstance(value, type | types.ModuleType):
+            return _name(value)
+        if isinstance(value, types.MethodType):
+            return listed(_name(value.__func__), {"self": value.__self__}, {})
+        if callable(value) and isinstance(getattr(value, "__name__", None), str):  # made by jax.jit, say
+            return call(value, {})
+        if dataclasses.is_dataclass(value):
+            fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+            # Runs of earlier versions recorded the fields only.
+            later = beyond_fields(value, class_attributes=class_attributes)
+            return listed(type(value).__qualname__, later | fields, later | _defaults(value))
+        if isinstance(value, Mapping):
+            return listed("dict", {str(k): v for k, v in value.items()}, {})
+        if isinstance(value, list | tuple):
+            return f"[{', '.join(map(text, value))}]"
+        if isinstance(value, set | frozenset):
+            return f"[{', '.join(sorted(map(text, value)))}]"
+        if isinstance(value, enum.Enum):
+            return f"{type(value).__qualname__}.{value.name}"
+        if isinstance(value, np.generic):
+            return repr(value.item())
+        if isinstance(value, np.ndarray | jax.Array):
+            return _array(value)
+        if isinstance(value, bytes | complex | range | re.Pattern | types.EllipsisType):
+            return repr(value)
+        if isinstance(value, np.dtype | os.PathLike):
+            return repr(str(value))
+        fields = _slots(value) | getattr(value, "__dict__", {})
+        public = {k: v for k, v in fields.items() if k[0] != "_"}
+        later = beyond_fields(value, class_attributes=class_attributes)
+        return listed(type(value).__qualname__, later | public, {k: later[k] for k in later.keys() - public})
+
+    described = Described(text(value))
+    described.defaults = frozenset(found)
+    return described
+
+
+def _name(value: Any) -> str:
+    """Returns what a class, function or module is called."""
+    called = getattr(value, "__qualname__", value.__name__)
+    module = getattr(value, "__module__", None)
+    return f"{module}.{called}" if isinstance(module, str) else called
+
+
+def _slots(value: Any) -> dict[str, Any]:
+    """Returns what a value has in `__slots__`."""
+    slots = [getattr(cls, "__slots__", ()) for cls in type(value).__mro__]
+    names = [name for found in slots for name in ([found] if isinstance(found, str) else found)]
+    return {name: getattr(value, name) for name in names if hasattr(value, name)}
+
+
+def _array(value: np.ndarray | jax.Array) -> str:
+    """Returns the shape, type and a hash of the content of an array, where this process has all of it."""
+    told = f"array(shape={list(value.shape)}, dtype={str(value.dtype)!r}"
+    if isinstance(value, jax.Array):
+        if not value.is_fully_addressable:
+            return f"{told})"
+        if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+            value = jax.random.key_data(value)
+    digest = hashlib.sha256(np.ascontiguousarray(jax.device_get(value)).tobytes()).hexdigest()
+    return f"{told}, content={digest[:16]!r})"
+
+
+def _defaults(value: Any) -> dict[str, Any]:
+    """Returns the defaults of a dataclass's fields, of those that have one."""
+    fields = dataclasses.fields(value)
+    made = {f.name: f.default_factory() for f in fields if f.default_factory is not dataclasses.MISSING}
+    return made | {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
+
+
+def difference(name: str, was: str, now: str) -> str | None:
+    """Says in which setting two texts of `describe` differ; None where they do not.
+
+    A field that `was` does not know, and that has its default now, is no difference: it came later.
+
+    Args:
+      name: what they describe.
+      was: of a run, as it was written.
+      now: the settings that are given; with `defaults` where it is a `Described`.
+    """
+    if was == now:
+        return None
+    try:
+        trees = [ast.parse(_as_python(text), mode="eval").body for text in (was, now)]
+    except SyntaxError:  # of a name that is no word in a dict, say
+        return f"{name}={was}, not {now}"
+    told = next(_differences(name, *trees, _normal(getattr(now, "defaults", ()))), None)
+    return told and _as_told(told)
+
+
+def _differences(name: str, was: ast.expr, now: ast.expr, defaults: Collection[str]) -> Iterator[str]:
+    if isinstance(was, ast.List) and isinstance(now, ast.List) and len(was.elts) == len(now.elts):
+        for place, pair in enumerate(zip(was.elts, now.elts, strict=True)):
+            yield from _differences(f"{name}[{place}]", *pair, defaults)
+        return
+    kinds = [ast.unparse(x.func) if isinstance(x, ast.Call) else None for x in (was, now)]
+    if kinds[0] is None or kinds[0] != kinds[1]:
+        if ast.dump(was) != ast.dump(now):
+            yield f"{name}={ast.unparse(was)}, not {ast.unparse(now)}"
+        return
+    old, new = ({word.arg: word.value for word in x.keywords} for x in (was, now))
+    for field in [*old, *(field for field in new if field not in old)]:
+        if field == CODE:
+            if field in old and field in new and _other_code(old[field], new[field]):
+                yield f"other code in {name} ({kinds[0]})"
+            continue
+        if field in old and field in new:
+            yield from _differences(f"{name}.{field}", old[field], new[field], defaults)
+        elif field in old:
+            yield f"{name}.{field}={ast.unparse(old[field])}, which there is no more"
+        elif f"{kinds[0]}.{field}={ast.unparse(new[field])}" not in defaults:
+            yield f"no {name}.{field}, not with {ast.unparse(new[field])}"
+
+
+def _normal(defaults: Collection[str]) -> set[str]:
+    """Returns texts `Name.field=value` as Python writes them."""
+    named = (_as_python(text).partition("=") for text in defaults)
+    return {f"{name}={ast.unparse(ast.parse(value, mode='eval'))}" for name, _, value in named}
+
+
+def _other_code(was: ast.expr, now: ast.expr) -> bool:
+    """Returns whether two texts of `code_of` differ; those of two versions of Python cannot be compared."""
+    (version, digest), (other_version, other_digest) = (ast.literal_eval(x).split() for x in (was, now))
+    return version == other_version and digest != other_digest
+
+
+def _as_python(text: str) -> str:
+    """Returns a text with names of local functions and classes as Python can read them."""
+    for name, word in _LOCAL.items():
+        text = text.replace(name, word)
+    return text
+
+
+def _as_told(text: str) -> str:
+    """Undoes `_as_python`."""
+    for name, word in _LOCAL.items():
+        text = text.replace(word, name)
+    return text

@@ -1,0 +1,142 @@
+"""How much memory a compiled step takes of a device, and the quickest way to make it fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from jaxir.core.errors import UserError
+from jaxir.costs import hlo, overlap, targets
+from jaxir.models.layers import POLICIES, Remat
+from jaxir.runtime.partitioning import Partitioner
+
+HEADROOM = 0.92  # of a device's memory: allocators need some room between arrays
+
+
+def memory_of(compiled: Any) -> int:
+    """Returns the bytes that a compiled program holds of each device at most."""
+    used = compiled.memory_analysis()
+    return (
+        used.argument_size_in_bytes
+        + used.output_size_in_bytes
+        - used.alias_size_in_bytes
+        + used.temp_size_in_bytes
+        + used.generated_code_size_in_bytes
+    )
+
+
+def device_memory() -> int:
+    """Returns the bytes that a program may hold of each device: the same number in every process.
+
+    A CPU's free memory is shared by all of its devices.
+    """
+    devices = jax.local_devices()
+    stats = devices[0].memory_stats()
+    if stats and "bytes_limit" in stats:
+        limit = int(stats["bytes_limit"])
+    else:
+        available = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
+        limit = int(available[1]) * 1024 // len(devices)
+    # In MiB, which fit into 32 bits.
+    everywhere = multihost_utils.process_allgather(np.int32(limit >> 20))
+    return int(np.min(everywhere)) << 20
+
+
+def scheduled_seconds(compiled: Any, partitioner: Partitioner) -> float | None:
+    """Returns how long a step compiled for TPUs takes at full speed, in the order of its program.
+
+    None for other devices, whose programs call libraries (cuBLAS, oneDNN) and do not say what these do.
+    """
+    devices = list(partitioner.mesh.devices.flat)
+    target = targets.of_devices(devices)
+    if target is None or target.chip.kind != "tpu":
+        return None
+    return overlap.read(hlo.parse(compiled.as_text()), target, partitioner.mesh, devices).seconds
+
+
+def fit(
+    remat: Remat,
+    objective: Any,
+    compile_step: Callable[[Remat, Any], Any],
+    *,
+    rows: int,
+    limit: int,
+    gathers: bool = False,
+    scanned: bool = False,
+    size_of: Callable[[Any], int] = memory_of,
+    seconds_of: Callable[[Any], float | None] = lambda compiled: None,
+) -> tuple[Remat, Any, Any, str]:
+    """Finds the fewest chunks with which a step fits into memory, and the quickest remat with these.
+
+    Args:
+      remat: what is recomputed of blocks, or "auto".
+      objective: one that caches gradients has a field `chunks`, a number or "auto".
+      compile_step: (remat, objective) -> compiled step.
+      rows: examples of the batch on each device; the chunks divide it.
+      limit: bytes of each device.
+      gathers: whether devices gather weights of each other, which could be kept.
+      scanned: whether the blocks are scanned.
+      size_of: compiled step -> the bytes that it holds of each device.
+      seconds_of: compiled step -> seconds, to compare with others'; None where they are not known: the least
+        that can be recomputed is then taken to be quickest, but of scanned blocks what keeps the products
+        (and gathered weights), since to copy all else into the scan's arrays takes longer than to compute it
+        anew (docs/results/gpu.md).
+
+    Returns:
+      What is recomputed, the objective with a number of chunks, the compiled step, and a sentence on what was
+      chosen.
+
+    Raises:
+      UserError: the step does not fit even with one example a chunk and all recomputed.
+    """
+    in_chunks, by_policy = getattr(objective, "chunks", 1) == "auto", remat == "auto"
+    allowed = int(limit * HEADROOM)
+    needed: dict[Remat, int] = {}
+    by_time = (*POLICIES, False) if scanned else (False, *POLICIES)
+    policies = [p for p in by_time if gathers or p != "weights"] if by_policy else [remat]
+    for chunks in [n for n in range(1, rows + 1) if rows % n == 0] if in_chunks else [1]:
+        chosen = dataclasses.replace(objective, chunks=chunks) if in_chunks else objective
+        fitting: list[tuple[float, Remat, Any, int]] = []
+        for policy in policies:
+            # Memory falls no faster than the chunks grow: what cannot fit is not compiled.
+            if needed.get(policy, 0) > allowed * chunks:
+                continue
+            # Nor does what keeps everything fit where what keeps nothing does not.
+            if by_policy and scanned and policy is False and all(found[1] is not True for found in fitting):
+                continue
+            try:
+                compiled = compile_step(policy, chosen)
+            except jax.errors.JaxRuntimeError as error:  # TPU's compiler refuses what does not fit
+                if "RESOURCE_EXHAUSTED" not in str(error):
+                    raise
+                continue
+            size = size_of(compiled)
+            if size > allowed:
+                needed.setdefault(policy, size)
+                continue
+            seconds = seconds_of(compiled) if by_policy else None
+            fitting.append((seconds or 0.0, policy, compiled, size))
+            if seconds is None:
+                break
+        if fitting:
+            _, policy, compiled, size = min(fitting, key=lambda found: found[0])
+            told = [f"{chunks} chunks"] * in_chunks + [f"remat={policy}"] * by_policy
+            note = f"{', '.join(told)}: {_gib(size)} of {_gib(limit)} GiB of each device"
+            return policy, chosen, compiled, note
+    least = " and ".join(["one example a chunk"] * in_chunks + ["remat=True"] * by_policy)
+    more = "" if in_chunks and by_policy else ", or set chunks" if by_policy else ", or set remat"
+    raise UserError(
+        f"the step does not fit into {_gib(limit)} GiB even with {least}: split the parameters over more"
+        f" devices (fsdp){more}"
+    )
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f}"

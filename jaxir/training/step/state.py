@@ -1,0 +1,298 @@
+"""What a step changes: parameters and optimizer state, sharded by logical axes from the start on."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxir.core.errors import UserError
+from jaxir.interop.weights import array_checksums
+from jaxir.models.layers import Remat, not_of, param_shardings
+from jaxir.objectives.objective import Objective, loss_and_metrics
+from jaxir.runtime.partitioning import Partitioner
+from jaxir.training.step.optimizers import BuiltOptimizer
+from jaxir.training.step.trained import apart, frozen_names, joined, select, united
+
+Batch = Mapping[str, Any]
+Metrics = dict[str, jax.Array]
+
+
+class TrainState(NamedTuple):
+    """The state of training.
+
+    Attributes:
+      step: int32 [], the number of finished steps.
+      params: the model's parameters, as the nested dict `nnx.to_pure_dict` gives.
+      opt_state: what optax keeps for what is trained (`trained.joined`).
+      auxiliary: the parameters of what the objective has beside the model; empty where it has nothing.
+      statistics: its variables that are no parameters (BatchNorm's averages), likewise.
+    """
+
+    step: jax.Array
+    params: Any
+    opt_state: Any
+    auxiliary: Any = {}  # noqa: RUF012 (an empty tree; never changed)
+    statistics: Any = {}  # noqa: RUF012
+
+
+class Plan(NamedTuple):
+    """A model taken apart for jit, and where its state lies.
+
+    Attributes:
+      graphdef: the model without its parameters; static.
+      auxiliary: what the objective has beside it, likewise; None for nothing.
+      frozen: names of what is not trained.
+      shardings: a TrainState of NamedShardings.
+      abstract: a TrainState of sharded shapes and types, to restore a checkpoint into.
+    """
+
+    graphdef: Any
+    shardings: TrainState
+    abstract: TrainState
+    auxiliary: Any = None
+    frozen: frozenset[str] = frozenset()
+
+    def trained(self, params: Any, auxiliary: Any) -> Any:
+        """Returns the tree of what the optimizer changes."""
+        tree = joined(params, auxiliary)
+        return select(tree, lambda name: name not in self.frozen) if self.frozen else tree
+
+    def untrained(self, params: Any, auxiliary: Any) -> Any:
+        """Returns the tree of what it leaves as it is."""
+        return select(joined(params, auxiliary), self.frozen.__contains__) if self.frozen else {}
+
+    def modules(self, params: Any, auxiliary: Any, statistics: Any) -> tuple[nnx.Module, nnx.Module | None]:
+        """Returns the model and its auxiliary with these arrays."""
+        model = nnx.merge(self.graphdef, params)
+        return model, None if self.auxiliary is None else nnx.merge(self.auxiliary, auxiliary, statistics)
+
+    def with_remat(self, remat: Remat) -> "Plan":
+        """Returns the same with `remat` wherever a stack of blocks says "auto"."""
+        state = self.abstract
+        modules = self.modules(state.params, state.auxiliary, state.statistics)
+        for _, part in nnx.iter_graph(modules):
+            config = getattr(part, "config", None)
+            if getattr(config, "remat", None) == "auto":
+                part.config = dataclasses.replace(config, remat=remat)
+        graphdef, auxiliary = (None if m is None else nnx.graphdef(m) for m in modules)
+        return self._replace(graphdef=graphdef, auxiliary=auxiliary)
+
+
+def remat_of(model: nnx.Module) -> Remat:
+    """Returns what a model's configuration says of recomputing blocks; False where it has no backbone."""
+    backbone = getattr(getattr(model, "config", None), "backbone", None)
+    return getattr(backbone, "remat", False)
+
+
+def is_scanned(model: nnx.Module) -> bool:
+    """Returns whether a model's blocks are scanned; False where it has no backbone."""
+    return getattr(getattr(getattr(model, "config", None), "backbone", None), "scan_layers", False)
+
+
+def plan_state(
+    model: nnx.Module,
+    transform: optax.GradientTransformation,
+    partitioner: Partitioner,
+    *,
+    auxiliary: nnx.Module | None = None,
+    frozen: Sequence[str] = (),
+) -> Plan:
+    """Decides where the parameters of `model` and their optimizer state lie on the mesh; allocates nothing.
+
+    A parameter lies as its logical axes say (on every device where it names none); a moment of a
+    parameter's shape lies like the parameter, and Adafactor's row and column means like the dimensions of it
+    that they keep; the rest (step counts) is on every device.
+
+    Args:
+      model: of arrays or of shapes.
+      transform: the optimizer's.
+      partitioner: the mesh.
+      auxiliary: what the objective has beside the model.
+      frozen: patterns of names that are not trained: no gradient is computed and no moment kept for them.
+
+    Raises:
+      UserError: a pattern of `frozen` matches nothing, they leave nothing to train, what is trained is not
+        float32, or the model holds state that is not a parameter, which no export would have.
+    """
+    graphdef, variables, _ = nnx.split(model, nnx.Param, ...)
+    if found := not_of(model, nnx.Param):
+        raise UserError(f"the model holds {found}: only an nnx.Param is trained and saved")
+    whole = NamedSharding(partitioner.mesh, PartitionSpec())
+    params, layout = _laid_out(variables, partitioner)
+    aux_graphdef, aux_params, aux_layout, statistics = None, {}, {}, {}
+    if auxiliary is not None:
+        aux_graphdef, variables, rest = nnx.split(auxiliary, nnx.Param, ...)
+        aux_params, aux_layout = _laid_out(variables, partitioner)
+        statistics = jax.tree.map(_abstract, nnx.to_pure_dict(rest))
+    names = frozen_names(joined(params, aux_params), frozen)
+    plan = Plan(graphdef, None, None, aux_graphdef, names)
+    trained, trained_layout = plan.trained(params, aux_params), plan.trained(layout, aux_layout)
+    for path, x in jax.tree_util.tree_leaves_with_path(trained):
+        if x.dtype != jnp.float32:
+            name = jax.tree_util.keystr(path, simple=True, separator=".")  # as `frozen` has it
+            raise UserError(f"the parameter {name} is {x.dtype} {list(x.shape)}: what is trained is float32")
+    opt_shapes = jax.eval_shape(transform.init, trained)
+    beside = dict(
+        zip(
+            (path for path, _ in jax.tree_util.tree_leaves_with_path(trained)),
+            zip(jax.tree.leaves(trained), jax.tree.leaves(trained_layout), strict=True),
+            strict=True,
+        )
+    )
+
+    def lies(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> NamedSharding:
+        """Finds the parameter that the end of `path` names; before it stands what is kept of it."""
+        for at in range(len(path)):
+            if path[at:] in beside:
+                field = getattr(path[at - 1], "name", "") if at else ""
+                return _like_parameter(field, leaf.shape, *beside[path[at:]]) or whole
+        return whole
+
+    shardings = TrainState(
+        step=whole,
+        params=layout,
+        opt_state=jax.tree_util.tree_map_with_path(lies, opt_shapes),
+        auxiliary=aux_layout,
+        statistics=jax.tree.map(lambda _: whole, statistics),
+    )
+    shapes = TrainState(jax.ShapeDtypeStruct((), jnp.int32), params, opt_shapes, aux_params, statistics)
+    abstract = jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings
+    )
+    return plan._replace(shardings=shardings, abstract=abstract)
+
+
+def _laid_out(variables: nnx.State, partitioner: Partitioner) -> tuple[Any, Any]:
+    """Returns the shapes of parameters and where they lie, as nested dicts."""
+    shapes = jax.tree.map(_abstract, nnx.to_pure_dict(variables))
+    return shapes, nnx.to_pure_dict(param_shardings(variables, partitioner))
+
+
+def _abstract(x: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+
+def _like_parameter(
+    field: str, shape: tuple[int, ...], param: jax.ShapeDtypeStruct, sharding: NamedSharding
+) -> NamedSharding | None:
+    """Returns where an array that the optimizer keeps beside `param` lies, or None for anywhere.
+
+    optax's Adafactor leaves out the largest dimension in `v_row` and the second largest in `v_col`, and
+    keeps an array of one number where it does not factor.
+    """
+    if shape == param.shape:
+        return sharding
+    if field not in ("v_row", "v_col") or len(param.shape) < 2:
+        return None
+    left_out = np.argsort(param.shape)[-1 if field == "v_row" else -2]
+    if shape != tuple(np.delete(param.shape, left_out)):
+        return None
+    spec = np.array([*sharding.spec, *[None] * (len(param.shape) - len(sharding.spec))], object)
+    return NamedSharding(sharding.mesh, PartitionSpec(*np.delete(spec, left_out)))
+
+
+def initial_state(
+    model: nnx.Module,
+    transform: optax.GradientTransformation,
+    plan: Plan,
+    auxiliary: nnx.Module | None = None,
+) -> TrainState:
+    """Returns the state before the first step; its arrays may be the model's own, laid out anew if needed."""
+    params = jax.device_put(nnx.to_pure_dict(nnx.state(model, nnx.Param)), plan.shardings.params)
+    aux_params, statistics = {}, {}
+    if auxiliary is not None:
+        _, *parts = nnx.split(auxiliary, nnx.Param, ...)
+        aux_params, statistics = (
+            jax.device_put(nnx.to_pure_dict(part), where)
+            for part, where in zip(parts, (plan.shardings.auxiliary, plan.shardings.statistics), strict=True)
+        )
+    init = jax.jit(transform.init, out_shardings=plan.shardings.opt_state)
+    return TrainState(
+        step=jax.make_array_from_callback((), plan.shardings.step, lambda _: np.int32(0)),
+        params=params,
+        opt_state=init(plan.trained(params, aux_params)),
+        auxiliary=aux_params,
+        statistics=statistics,
+    )
+
+
+def put_into(model: nnx.Module, params: Any) -> None:
+    """Gives `model` the parameters of a state."""
+    variables = nnx.state(model, nnx.Param)
+    nnx.replace_by_pure_dict(variables, params)
+    nnx.update(model, variables)
+
+
+def key_data_of(seed: int, plan: Plan) -> jax.Array:
+    """Returns what the step's keys are made of (uint32 [K], K by JAX's kind of keys), on every device."""
+    data = np.asarray(jax.random.key_data(jax.random.key(seed)))
+    return jax.make_array_from_callback(data.shape, plan.shardings.step, lambda _: data)
+
+
+def make_step(
+    plan: Plan, objective: Objective, optimizer: BuiltOptimizer
+) -> Callable[[TrainState, Batch, jax.Array], tuple[TrainState, Metrics]]:
+    """Returns the pure training step (state, batch, key data) -> (next state, metrics), to be jitted.
+
+    Its key is fold_in(key(seed), step): a function of the step alone, so that a resumed run draws what an
+    uninterrupted one would have drawn. `key_data_of` gives the seed's part; it is no constant of the program,
+    which serves every seed. Metrics hold the objective's own, `loss`, `grad_norm` (the global norm before
+    clipping) and `learning_rate`; float32 [].
+    """
+    loss_of = make_loss(plan, objective)
+
+    def step(state: TrainState, batch: Batch, key_data: jax.Array) -> tuple[TrainState, Metrics]:
+        key = jax.random.fold_in(jax.random.wrap_key_data(key_data), state.step)
+        trained = plan.trained(state.params, state.auxiliary)
+        (loss, (metrics, statistics)), gradients = jax.value_and_grad(loss_of, has_aux=True)(
+            trained, state, batch, key
+        )
+        with jax.numpy_dtype_promotion("standard"):  # optax mixes int32 counts with floats
+            updates, opt_state = optimizer.transform.update(gradients, state.opt_state, trained)
+        done = state.step + 1
+        changed = united(optax.apply_updates(trained, updates), plan.untrained(state.params, state.auxiliary))
+        params, auxiliary = apart(changed)
+        following = TrainState(done, params, opt_state, auxiliary, statistics)
+        return following, metrics | {
+            "loss": loss,
+            "grad_norm": optax.tree.norm(gradients),
+            "learning_rate": optimizer.schedule(state.step),
+        }
+
+    return step
+
+
+def make_loss(plan: Plan, objective: Objective) -> Callable[..., tuple[jax.Array, tuple[Metrics, Any]]]:
+    """Returns (what is trained, state, batch, key) -> (loss, (metrics, statistics)), in training."""
+
+    def loss_of(
+        trained: Any, state: TrainState, batch: Batch, key: jax.Array
+    ) -> tuple[jax.Array, tuple[Metrics, Any]]:
+        params, auxiliary = apart(united(trained, plan.untrained(state.params, state.auxiliary)))
+        model, beside = plan.modules(params, auxiliary, state.statistics)
+        loss, metrics = loss_and_metrics(objective, model, batch, key, beside, state.step)
+        if beside is None:
+            return loss, (metrics, state.statistics)
+        return loss, (metrics, nnx.to_pure_dict(nnx.state(beside, nnx.Not(nnx.Param))))
+
+    return loss_of
+
+
+def inspect(state: TrainState) -> tuple[jax.Array, dict[str, dict[str, jax.Array]]]:
+    """Returns whether every number of the state is finite (bool []) and its checksums (uint32 [] each).
+
+    There is one for each array, by its name in "params", "opt_state" and, where there is one, "auxiliary" and
+    "statistics"; see `interop.array_checksums`.
+    """
+    finite = jnp.bool_(True)
+    for leaf in jax.tree.leaves(state):
+        if jnp.issubdtype(leaf.dtype, jnp.floating):
+            finite &= jnp.all(jnp.isfinite(leaf))
+    items = {name: tree for name, tree in state._asdict().items() if name != "step" and jax.tree.leaves(tree)}
+    return finite, {name: array_checksums.of_tree(tree) for name, tree in items.items()}

@@ -1,0 +1,60 @@
+"""What of a model and its objective's auxiliary is trained: trees of parameters, by name."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from flax import traverse_util
+
+from jaxir.core.errors import UserError, suggest
+
+AUXILIARY = "auxiliary"
+Tree = Mapping[str, Any]
+
+
+def joined(params: Tree, auxiliary: Tree) -> Tree:
+    """Returns the parameters of both as one tree; names of the auxiliary's begin with "auxiliary."."""
+    return {**params, AUXILIARY: auxiliary} if auxiliary else params
+
+
+def apart(tree: Tree) -> tuple[Tree, Tree]:
+    """Undoes `joined`."""
+    params = dict(tree)
+    auxiliary = params.pop(AUXILIARY, {})
+    return params, auxiliary
+
+
+def select(tree: Tree, wanted: Callable[[str], bool]) -> Tree:
+    """Returns the part of a tree whose names are wanted."""
+    flat = traverse_util.flatten_dict(tree)
+    return traverse_util.unflatten_dict({path: x for path, x in flat.items() if wanted(name_of(path))})
+
+
+def united(tree: Tree, other: Tree) -> Tree:
+    """Returns a tree of both, which have no name in common."""
+    return traverse_util.unflatten_dict(traverse_util.flatten_dict(tree) | traverse_util.flatten_dict(other))
+
+
+def name_of(path: Sequence[Any]) -> str:
+    """Returns e.g. encoder.layers.0.attention.query.kernel."""
+    return ".".join(map(str, path))
+
+
+def frozen_names(tree: Tree, patterns: Sequence[str]) -> frozenset[str]:
+    """Returns the names of a tree that match one of the patterns (`encoder.embedding.*`).
+
+    Raises:
+      UserError: a pattern matches nothing, or all is frozen.
+    """
+    names = [name_of(path) for path in traverse_util.flatten_dict(tree)]
+    found: set[str] = set()
+    for pattern in patterns:
+        matching = fnmatch.filter(names, pattern)
+        if not matching:
+            raise UserError(f"no parameter is called {pattern!r}{suggest(pattern, names)}")
+        found.update(matching)
+    if len(found) == len(names):
+        raise UserError("all parameters are frozen: there is nothing to train")
+    return frozenset(found)
