@@ -104,6 +104,7 @@ def make_weights(flags: argparse.Namespace) -> dict:
     from jaxir.data.text.tokenizer import Tokenizer
     from jaxir.interop.huggingface import seq2seq
     from jaxir.interop.model import stored
+    from jaxir.interop.model.encoder_settings import EncoderSettings
     from jaxir.models.seq2seq import Seq2SeqConfig
     from jaxir.models.t5 import preset
 
@@ -117,7 +118,7 @@ def make_weights(flags: argparse.Namespace) -> dict:
     made.save(f"{flags.folder}/tokenizer.json")
     tokenizer = Tokenizer.load(flags.folder)
     model = stored.initialize(config, seed=0)
-    settings = stored.EncoderSettings.of_generator(512)
+    settings = EncoderSettings.of_generator(512)
     params = stored.params_of(model)
     seq2seq.write(
         Path(flags.folder),

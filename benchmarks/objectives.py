@@ -108,7 +108,7 @@ def work_jaxir(flags: argparse.Namespace) -> dict:
 
     from jaxir.core.errors import UserError
     from jaxir.interop import model_dir
-    from jaxir.interop.model.stored import EncoderSettings
+    from jaxir.interop.model.encoder_settings import EncoderSettings
     from jaxir.models.dual_encoder import DualEncoderModel
 
     found: dict[str, dict] = {}

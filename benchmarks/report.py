@@ -338,7 +338,7 @@ def encoding(scale: Scale) -> dict[str, Any]:
     import numpy as np
     from flax import nnx
 
-    from jaxir.interop.model.stored import EncoderSettings
+    from jaxir.interop.model.encoder_settings import EncoderSettings
     from jaxir.models.dual_encoder import DualEncoderModel
     from jaxir.retrieval.encoding.batching import EncodingReport
     from jaxir.retrieval.encoding.dual_encoder import DualEncoder

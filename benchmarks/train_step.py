@@ -109,7 +109,7 @@ def work_jaxir(flags: argparse.Namespace) -> dict:
     from flax import nnx
 
     from jaxir.costs import work as planned
-    from jaxir.interop.model.stored import EncoderSettings
+    from jaxir.interop.model.encoder_settings import EncoderSettings
     from jaxir.interop.model_dir import LoadedModel
     from jaxir.losses.in_batch import in_batch_softmax
     from jaxir.models.dual_encoder import DualEncoderModel

@@ -23,7 +23,7 @@ from jaxir.data.expanded.expanded_pairs import ExpandedPairs
 from jaxir.data.expanded.selection import Bottom, Curriculum, First, Gold, Random, Top
 from jaxir.data.sets.pair_sources import TevatronPairs
 from jaxir.interop.build import Pretrained, PretrainedCrossEncoder, PretrainedSeq2Seq, outline_of
-from jaxir.interop.model.stored import EncoderSettings
+from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model_dir import LoadedModel
 from jaxir.planning import program
 from jaxir.runtime.partitioning import Partitioner

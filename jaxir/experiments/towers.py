@@ -8,8 +8,9 @@ from jaxir.core.errors import UserError
 from jaxir.interop import model_dir
 from jaxir.interop.build import Reader
 from jaxir.interop.model import stored
+from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.overrides import Overrides
-from jaxir.interop.model.stored import EncoderSettings, StoredModel
+from jaxir.interop.model.stored import StoredModel
 from jaxir.interop.model_dir import LoadedModel
 from jaxir.models.dual_encoder import DualEncoderConfig, Projection
 from jaxir.runtime.partitioning import Partitioner

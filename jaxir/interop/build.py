@@ -17,8 +17,9 @@ from jaxir.interop import model_dir
 from jaxir.interop.hub import hub
 from jaxir.interop.huggingface import cross_encoder, hf, masked_lm
 from jaxir.interop.model import kinds, stored
+from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.overrides import CommonOverrides, Overrides
-from jaxir.interop.model.stored import EncoderSettings, ModelConfig, StoredModel
+from jaxir.interop.model.stored import ModelConfig, StoredModel
 from jaxir.interop.model_dir import LoadedModel
 from jaxir.models import backbones, layers
 from jaxir.models.cross_encoder import CrossEncoderConfig

@@ -8,8 +8,9 @@ from jaxir.core.errors import UserError, suggest
 from jaxir.interop import model_dir, t5x
 from jaxir.interop.huggingface import cross_encoder, hf, sentence_transformers, seq2seq
 from jaxir.interop.model import kinds
+from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.overrides import Overrides
-from jaxir.interop.model.stored import EncoderSettings, StoredModel
+from jaxir.interop.model.stored import StoredModel
 from jaxir.interop.t5x import optimizer as t5x_optimizer
 from jaxir.models.dual_encoder import Pooling
 from jaxir.storage.checksums import write_all

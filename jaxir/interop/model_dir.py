@@ -25,9 +25,10 @@ from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.interop import t5x, word_vectors
 from jaxir.interop.huggingface import named
 from jaxir.interop.model import kinds, model_json, stored
+from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.overrides import CommonOverrides, Overrides
 from jaxir.interop.model.run_dir import CONFIG, check_seal, checkpoint_of, read_record, sealed
-from jaxir.interop.model.stored import EncoderSettings, LoadedModel, ModelConfig, StoredModel
+from jaxir.interop.model.stored import LoadedModel, ModelConfig, StoredModel
 from jaxir.interop.weights import array_checksums, stores
 from jaxir.interop.weights.weights import read_json, require, write_json
 from jaxir.runtime.partitioning import Partitioner

@@ -17,7 +17,8 @@ from tokenizers import models, normalizers, pre_tokenizers
 from jaxir.core.errors import BadInputError
 from jaxir.data.formats.lines import raw_lines
 from jaxir.data.text.tokenizer import Tokenizer
-from jaxir.interop.model.stored import EncoderSettings, StoredModel
+from jaxir.interop.model.encoder_settings import EncoderSettings
+from jaxir.interop.model.stored import StoredModel
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.models.word_vectors import WordVectorsConfig
 from jaxir.storage.asides import temporary_directory

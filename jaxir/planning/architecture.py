@@ -10,7 +10,8 @@ from jaxir.interop.build import Source
 from jaxir.interop.hub import hub, hub_errors
 from jaxir.interop.huggingface import hf_config, seq2seq
 from jaxir.interop.model import stored
-from jaxir.interop.model.stored import EncoderSettings, ModelConfig, StoredModel
+from jaxir.interop.model.encoder_settings import EncoderSettings
+from jaxir.interop.model.stored import ModelConfig, StoredModel
 from jaxir.interop.weights.weights import read_json
 from jaxir.models import deberta, modernbert
 from jaxir.models import t5 as t5_lib

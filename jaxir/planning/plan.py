@@ -17,7 +17,7 @@ from jaxir.costs import collectives, overlap, roofline, targets, work
 from jaxir.costs.collectives import Collective
 from jaxir.costs.hlo import Program
 from jaxir.costs.targets import Target
-from jaxir.interop.model.stored import EncoderSettings
+from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.models.layers import Remat
 from jaxir.models.seq2seq import Seq2SeqConfig

@@ -17,7 +17,7 @@ from jaxir.core.errors import UserError
 from jaxir.core.features import Features, TextFormat
 from jaxir.costs.hlo import Program, parse
 from jaxir.costs.work import largest, size_of
-from jaxir.interop.model.stored import EncoderSettings
+from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.models.layers import Remat
 from jaxir.objectives.objective import auxiliary_of

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxir.core.errors import UserError
-from jaxir.sidecar import environment
+from jaxir.sidecar.settings import INSTALL
 from jaxir.storage.asides import temporary_directory
 
 SERVER = "import sys; sys.path.append(sys.argv[1]); from server.process import main; main()"
@@ -63,7 +63,7 @@ def start(python: Path) -> Process:
         end(process)
         raise
     if not ready:
-        raise UserError(f"the Pyserini sidecar does not start ({end(process)}); {_mend(python)}")
+        raise UserError(f"the Pyserini sidecar does not start ({end(process)}); {how_to_mend(python)}")
     return process
 
 
@@ -93,5 +93,6 @@ def _last_words(log: Path) -> str:
     return " ".join(said[telling[-1] :][:3] if telling else said[-1:])[:300]
 
 
-def _mend(python: Path) -> str:
-    return f"remove {python.parents[1]} and run `{environment.COMMAND}` again"
+def how_to_mend(python: Path) -> str:
+    """Returns what to do about an environment that does not work, by its Python."""
+    return f"remove {python.parents[1]} and run `{INSTALL}` again"

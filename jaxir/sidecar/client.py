@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import json
 import os
 import socket
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxir.core.errors import ChangedError, UserError
-from jaxir.sidecar import child, environment
+from jaxir.sidecar import child
 from jaxir.sidecar.server.protocol import Channel, Closed
 from jaxir.sidecar.settings import PYSERINI_BM25, Bm25, Hits, LuceneDocument, Rm3, Rocchio
 
@@ -26,6 +25,10 @@ BATCH_QUERIES = 256
 ABANDON_SECONDS = 60
 
 
+class _Unusable(Exception):
+    """The environment that the process runs in does not work."""
+
+
 class Sidecar:
     """The Pyserini process. It starts with the first request and ends with this object or this process.
 
@@ -33,11 +36,11 @@ class Sidecar:
     was killed for want of memory) is repeated once by a new one.
 
     Args:
-      python: the Python that the process runs on; None takes the sidecar's environment, and makes it where it
-        is missing.
+      python: the Python that the process runs on, or a function that returns it when it is first needed
+        (`environment.require`).
     """
 
-    def __init__(self, python: Path | None = None):
+    def __init__(self, python: Path | Callable[[], Path]):
         self._python = python
         self._lock = threading.Lock()
         self._process: child.Process | None = None
@@ -211,6 +214,9 @@ class Sidecar:
             process = self._running()
             try:
                 return self._converse(process, request, batches() if batches else iter(()), on_progress)
+            except _Unusable as error:
+                mend = child.how_to_mend(self._python)
+                raise UserError(f"the Pyserini sidecar cannot be used: {error}; {mend}") from None
             except Closed:
                 why = self._lost(process)
                 if attempt == 1:
@@ -253,7 +259,9 @@ class Sidecar:
     def _running(self) -> child.Process:
         with self._lock:
             if self._process is None:
-                self._process = child.start(self._python or environment.require())
+                if not isinstance(self._python, Path):
+                    self._python = self._python()
+                self._process = child.start(self._python)
                 self._finalizer = weakref.finalize(self, child.end, self._process)
             return self._process
 
@@ -268,12 +276,6 @@ class Sidecar:
         process, self._process = self._process, None
         self._finalizer.detach()
         return child.end(process)
-
-
-@functools.cache
-def shared() -> Sidecar:
-    """Returns the one sidecar of this process, which all its indexes use."""
-    return Sidecar()
 
 
 def _feed(channel: Channel, batches: Iterator[list[str]], on_progress: Callable[[int], None]) -> None:
@@ -304,10 +306,7 @@ def _unwrapped(message: dict[str, Any], wanted: str) -> Any:
         return message[wanted]
     error = message.get("error", {})
     if error.get("kind") == "unusable":
-        raise UserError(
-            f"the Pyserini sidecar cannot be used: {error['message']}; remove {environment.directory()}"
-            f" and run `{environment.COMMAND}`"
-        )
+        raise _Unusable(error["message"])
     if error.get("kind") == "refused":
         raise UserError(error["message"])
     if error.get("kind") == "changed":

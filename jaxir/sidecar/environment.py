@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import os
 import platform
@@ -18,11 +19,12 @@ from pathlib import Path
 
 from jaxir.core.errors import UserError
 from jaxir.core.installation import cache_directory
+from jaxir.sidecar.client import Sidecar
+from jaxir.sidecar.settings import INSTALL
 from jaxir.storage.asides import temporary_directory
 from jaxir.storage.files import atomic_directory
 
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
-COMMAND = "python -m jaxir.sidecar install"
 
 
 def directory() -> Path:
@@ -50,9 +52,15 @@ def require() -> Path:
     """
     python = installed()
     if python is None:
-        print(f"the Pyserini sidecar has no environment yet; `{COMMAND}` begins", file=sys.stderr)
+        print(f"the Pyserini sidecar has no environment yet; `{INSTALL}` begins", file=sys.stderr)
         python = install()
     return python
+
+
+@functools.cache
+def shared() -> Sidecar:
+    """Returns the one sidecar of this process, which all its indexes use."""
+    return Sidecar(require)
 
 
 def install() -> Path:
@@ -107,8 +115,6 @@ def install() -> Path:
 
 
 def _try(python: Path) -> dict[str, str]:
-    from jaxir.sidecar.client import Sidecar
-
     with Sidecar(python) as sidecar:
         return sidecar.versions()
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from jaxir.core.simple_types import Count, NotNegative, Share, checked
 
 Hits = list[tuple[str, float]]
+INSTALL = "python -m jaxir.sidecar install"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import pytest
 
 from jaxir.core.errors import UserError
 from jaxir.data.formats.sources import BeirFolder
-from jaxir.data.sets import docstring_workers, pydocs
+from jaxir.data.sets import docstring_workers, docstrings, pydocs
 
 MODULE = '''
 """Tools to spin wheels at speed.
@@ -85,7 +85,7 @@ def test_what_is_a_pair_and_what_is_not(tree):
     assert "wheels.Wheel._private" not in entries and not any("test" in n or "six" in n for n in entries)
     for dropped in ("short", "bare", "undocumented", "signature"):
         assert f"wheels.{dropped}" not in entries
-    assert entries["wheels.Wheel"] == pydocs.Entry(
+    assert entries["wheels.Wheel"] == docstrings.Entry(
         "wheels.Wheel",
         "A wheel that turns.",
         "Wheel(radius=1.0, *, spokes=8)",
@@ -119,7 +119,7 @@ def test_duplicates_keep_the_held_out_one(tree):
 
 
 def test_split_docstring():
-    split = pydocs.split_docstring
+    split = docstrings.split_docstring
     assert split("Sum of\n  two things. It adds them.\nMore.") == (
         "Sum of two things.",
         "It adds them. More.",
@@ -169,8 +169,8 @@ def test_a_process_that_is_killed_costs_a_sentence(many, monkeypatch):
 def test_processes_end_with_the_one_that_started_them(number, many, tmp_path):
     """And write no traceback, though a terminal's Ctrl-C reaches all of them."""
     slowly = (
-        "import time; from jaxir.data.sets import docstring_workers, pydocs; read = pydocs.entries\n"
-        "pydocs.entries = lambda *file: time.sleep(1) or read(*file)\n"
+        "import time; from jaxir.data.sets import docstring_workers; read = docstring_workers.entries\n"
+        "docstring_workers.entries = lambda *file: time.sleep(1) or read(*file)\n"
     )
     code = (
         "import os; from pathlib import Path; from jaxir.data.sets import docstring_workers, pydocs\n"
@@ -214,7 +214,7 @@ def test_command_writes_beir_folders_of_real_text(folder):
         assert re.search(rf"^{split} +{count:,} pairs from \d+ packages", printed, re.MULTILINE)
 
     packages = {split: {p.passage_id.partition(".")[0] for p in whole.pairs(split)} for split in whole.splits}
-    assert packages["test"] <= pydocs.TEST_PACKAGES and {"scipy", "optax"} <= packages["test"]
+    assert packages["test"] <= docstrings.TEST_PACKAGES and {"scipy", "optax"} <= packages["test"]
     assert (
         not packages["train"] & (packages["dev"] | packages["test"])
         and not packages["dev"] & packages["test"]
@@ -232,7 +232,7 @@ def test_no_summary_is_in_its_passage_and_no_text_is_twice(folder):
         return f" {' '.join(re.findall(r'[a-z0-9_]+', text.lower()))} "
 
     output, _ = folder
-    pairs = [p for split in pydocs.SPLITS for p in BeirFolder(output).pairs(split)]
+    pairs = [p for split in docstrings.SPLITS for p in BeirFolder(output).pairs(split)]
     assert all(len(words(p.query).split()) >= 3 for p in pairs if p.query.isascii())
     english = [p for p in pairs if p.query.isascii() and p.passage.isascii()]
     assert len(english) > 0.9 * len(pairs)
@@ -250,7 +250,7 @@ def test_existing_output_is_left_alone(folder, capsys):
     output, _ = folder
     before = (output / "corpus.jsonl").stat().st_mtime_ns
     with pytest.raises(UserError, match="already exists"):
-        pydocs.write_beir(output, [pydocs.Entry("a.b", "a b c", "b()", "d")])
+        pydocs.write_beir(output, [docstrings.Entry("a.b", "a b c", "b()", "d")])
     assert (output / "corpus.jsonl").stat().st_mtime_ns == before
     assert cli.main("jaxir.pydocs:pydocs", []) == 1
     assert "--output must be given" in capsys.readouterr().err

@@ -22,8 +22,8 @@ from jaxir.interop.exports import onnx_readme, saved_model_readme
 from jaxir.interop.exports.exported import Source
 from jaxir.interop.exports.graph_tokenizer import GraphTokenizer
 from jaxir.interop.exports.graph_wordpiece import check
-from jaxir.interop.exports.saved_model import Signature
-from jaxir.interop.model.stored import EncoderSettings
+from jaxir.interop.exports.signatures import Signature
+from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.models.bert import BertConfig
 from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel, Projection
 from jaxir.models.t5 import T5Config

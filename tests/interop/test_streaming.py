@@ -13,7 +13,8 @@ from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.interop import model_dir, t5x
 from jaxir.interop.huggingface import sentence_transformers
 from jaxir.interop.model import stored
-from jaxir.interop.model.stored import EncoderSettings, StoredModel
+from jaxir.interop.model.encoder_settings import EncoderSettings
+from jaxir.interop.model.stored import StoredModel
 from jaxir.interop.weights.lazy import LazyArray
 from jaxir.interop.weights.weights import write_tensors
 from jaxir.models.dual_encoder import DualEncoderConfig

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from jaxir.core.errors import UserError
 from jaxir.costs import hlo, roofline, targets, work
 from jaxir.costs.collectives import Collective
-from jaxir.interop.model.stored import EncoderSettings
+from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.models.dual_encoder import DualEncoderConfig, Projection
 from jaxir.models.t5 import T5Config
 from jaxir.objectives.contrastive import Contrastive

@@ -15,7 +15,8 @@ from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.interop import model_dir
 from jaxir.interop.huggingface import hf
 from jaxir.interop.model import stored
-from jaxir.interop.model.stored import EncoderSettings, StoredModel
+from jaxir.interop.model.encoder_settings import EncoderSettings
+from jaxir.interop.model.stored import StoredModel
 from jaxir.interop.weights.lazy import LazyArray
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.models.t5 import T5Config

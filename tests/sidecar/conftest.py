@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from jaxir.sidecar import environment
-from jaxir.sidecar.client import Sidecar, shared
+from jaxir.sidecar.client import Sidecar
+from jaxir.sidecar.environment import shared
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ import time
 import pytest
 
 from jaxir.core.errors import UserError
+from jaxir.sidecar import environment
 from jaxir.sidecar.client import Sidecar
 from jaxir.sidecar.settings import Bm25, LuceneDocument, Rm3, Rocchio
 
@@ -316,7 +317,7 @@ def test_crashes(sidecar, index, texts, tmp_path, capfd, monkeypatch):
     expected = sidecar.search(index, ["cat dog"], 20)
     for name in ("JAVA_HOME", "JVM_PATH", "CLASSPATH", "PATH"):
         monkeypatch.setenv(name, str(tmp_path))
-    with Sidecar() as mortal:
+    with Sidecar(environment.require) as mortal:
         assert mortal.versions()["java"].startswith("21.")
         assert mortal.versions()["anserini"] == "1.7.1"
         assert mortal.search(index, ["cat dog"], 20) == expected
@@ -345,7 +346,7 @@ def test_crashes(sidecar, index, texts, tmp_path, capfd, monkeypatch):
 
 def test_java_that_does_not_start_is_told(sidecar, monkeypatch):
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Xmx1k")
-    with Sidecar() as broken, pytest.raises(UserError) as error:
+    with Sidecar(environment.require) as broken, pytest.raises(UserError) as error:
         broken.versions()
     assert "initialization of VM Too small maximum heap" in str(error.value)
     assert "(it is set to '-Xmx1k')" in str(error.value)

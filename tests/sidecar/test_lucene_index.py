@@ -17,6 +17,7 @@ from jaxir.retrieval.indexes import lucene
 from jaxir.retrieval.indexes.lucene import build_impact_index, build_lucene_index
 from jaxir.retrieval.ranking.runs import read_run
 from jaxir.retrieval.searcher import Searcher
+from jaxir.sidecar import environment
 from jaxir.sidecar.client import Sidecar
 from jaxir.sidecar.server.lucene import Changed, _Searchers
 from jaxir.sidecar.server.state import state_of
@@ -209,7 +210,7 @@ def test_bad_input_leaves_nothing_where_java_starts_late(sidecar, tmp_path, writ
     """A sidecar that is told to index, and soon that there is nothing, while it is still starting Java."""
     good, bad = write_corpus(("a", "", "cat")), tmp_path / "bad.jsonl"
     bad.write_text("nonsense\n")
-    with Sidecar() as late:
+    with Sidecar(environment.require) as late:
         with pytest.raises(UserError, match="not valid JSON"):
             build_lucene_index(bad, tmp_path / "index", sidecar=late)
         build_lucene_index(

@@ -20,8 +20,8 @@ from jaxir import cli
 from jaxir.core.errors import UserError
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.interop import model_dir
+from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.run_dir import checkpoint_of
-from jaxir.interop.model.stored import EncoderSettings
 from jaxir.interop.weights import array_checksums, stores
 from jaxir.training.run import checkpoints
 from jaxir.training.run.damage import is_damage

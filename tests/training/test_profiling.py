@@ -98,7 +98,7 @@ PLANNED_TWICE = """
 import json, sys
 from jaxir.runtime import compile_cache
 from jaxir.costs import targets
-from jaxir.interop.model.stored import EncoderSettings
+from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.models.t5 import T5Config
 from jaxir.objectives.contrastive import Contrastive

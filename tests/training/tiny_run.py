@@ -25,7 +25,7 @@ from jaxir import cli
 from jaxir.core.features import TextFormat, pair_features
 from jaxir.data.batches.array_dataset import ArrayDataset
 from jaxir.data.batches.text_table import TextTable
-from jaxir.interop.model.stored import EncoderSettings
+from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model_dir import LoadedModel
 from jaxir.models import layers
 from jaxir.models.bert import BertConfig

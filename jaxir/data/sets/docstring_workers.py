@@ -11,12 +11,9 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from jaxir.core.errors import UserError
-
-if TYPE_CHECKING:
-    from jaxir.data.sets.pydocs import Entry
+from jaxir.data.sets.docstrings import Entry, entries
 
 FEWEST = 500  # files for which it is worth while: one process reads 200 a second
 MOST = 16  # processes
@@ -29,13 +26,11 @@ def read(files: Sequence[tuple[str, Path]]) -> Iterator[list[Entry]]:
     Raises:
       UserError: a process that reads was killed.
     """
-    from jaxir.data.sets import pydocs
-
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     count = min(available, MOST)
     if count == 1 or len(files) < FEWEST:
         for module, path in files:
-            yield pydocs.entries(module, path)
+            yield entries(module, path)
         return
     with contextlib.ExitStack() as started:
         workers = []
@@ -62,13 +57,11 @@ def work() -> None:
 
     It ends with the process that started it, at the next file; a terminal's Ctrl-C reaches that one alone.
     """
-    from jaxir.data.sets import pydocs
-
     files = pickle.load(sys.stdin.buffer)
     gc.disable()  # syntax trees have no cycles, and looking for some takes a fifth of the time
     try:
         for module, path in files:
-            pickle.dump(pydocs.entries(module, path), sys.stdout.buffer)
+            pickle.dump(entries(module, path), sys.stdout.buffer)
             sys.stdout.buffer.flush()
     except BrokenPipeError:
         os._exit(1)  # nobody reads; Python would complain that it cannot flush

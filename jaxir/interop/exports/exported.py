@@ -13,7 +13,8 @@ from flax import nnx
 from jaxir.core.errors import UserError
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.interop.model import kinds
-from jaxir.interop.model.stored import EncoderSettings, LoadedModel
+from jaxir.interop.model.encoder_settings import EncoderSettings
+from jaxir.interop.model.stored import LoadedModel
 from jaxir.models import any_length
 
 

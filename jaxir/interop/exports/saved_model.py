@@ -8,10 +8,10 @@ import functools
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from jaxir.core.installation import how_to_install
 from jaxir.interop.exports import exported, saved_model_readme
 from jaxir.interop.exports.exported import Program, Source
 from jaxir.interop.exports.graph_tokenizer import GraphTokenizer, renumbered
+from jaxir.interop.exports.signatures import GraphSearch, Signature
 from jaxir.models import activations, layers
 from jaxir.runtime.lean_tensorflow import import_tensorflow
 from jaxir.storage.asides import temporary_directory
@@ -39,33 +40,6 @@ LENGTHS = tuple(n for i in range(4, 15) for n in (1 << i, 3 << (i - 1)) if n != 
 
 
 _DEFAULTS = ("search", "query", "score", "query_ids", "score_ids")  # the first that there is
-
-
-class Signature(NamedTuple):
-    """A signature: its function, and the types and shapes of what it takes and gives, by name, in words."""
-
-    function: Any
-    inputs: Mapping[str, str]
-    outputs: Mapping[str, str]
-
-
-class GraphSearch(Protocol):
-    """An index in a graph (see `retrieval.saved_search`).
-
-    Attributes:
-      state: what a SavedModel must hold.
-      packages: the packages whose operations it uses.
-      about: a sentence about it for the README.
-      k: documents for each query.
-    """
-
-    state: Any
-    packages: tuple[str, ...]
-    about: str
-    k: int
-
-    def __call__(self, vectors: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns (document ids, string [B, K], scores, float32 [B, K]) of vectors [B, D]."""
 
 
 def write(

@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from jaxir.interop.exports import exported
 from jaxir.interop.exports.exported import Source
-
-if TYPE_CHECKING:
-    from jaxir.interop.exports.saved_model import GraphSearch, Signature
+from jaxir.interop.exports.signatures import GraphSearch, Signature
 
 _EXAMPLES = {
     "ids": [[101, 2073, 2003, 102]],

@@ -9,7 +9,8 @@ import numpy as np
 from jaxir.core.errors import UserError
 from jaxir.interop.huggingface import hf, hf_config
 from jaxir.interop.model import stored
-from jaxir.interop.model.stored import EncoderSettings, StoredModel
+from jaxir.interop.model.encoder_settings import EncoderSettings
+from jaxir.interop.model.stored import StoredModel
 from jaxir.interop.weights.weights import read_json, read_tensors
 from jaxir.models import backbones
 from jaxir.models.masked_lm import MaskedLMConfig

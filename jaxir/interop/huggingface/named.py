@@ -6,7 +6,8 @@ from pathlib import Path
 from jaxir.interop.hub import hub
 from jaxir.interop.huggingface import cross_encoder, hf, sentence_transformers, seq2seq
 from jaxir.interop.model import stored
-from jaxir.interop.model.stored import EncoderSettings, StoredModel
+from jaxir.interop.model.encoder_settings import EncoderSettings
+from jaxir.interop.model.stored import StoredModel
 from jaxir.models.dual_encoder import DualEncoderConfig
 
 _DEFAULT_LENGTH = 512

@@ -10,7 +10,8 @@ from jaxir.core.simple_types import Count, fits
 from jaxir.interop.hub import st_names
 from jaxir.interop.huggingface import hf, st_files, tokenizer_files
 from jaxir.interop.model import stored
-from jaxir.interop.model.stored import EncoderSettings, StoredModel
+from jaxir.interop.model.encoder_settings import EncoderSettings
+from jaxir.interop.model.stored import StoredModel
 from jaxir.interop.weights.weights import (
     SINGLE,
     read_json,

@@ -11,7 +11,8 @@ import numpy as np
 from jaxir.core.errors import UserError
 from jaxir.interop.huggingface import hf, hf_config
 from jaxir.interop.model import stored
-from jaxir.interop.model.stored import EncoderSettings, StoredModel
+from jaxir.interop.model.encoder_settings import EncoderSettings
+from jaxir.interop.model.stored import StoredModel
 from jaxir.interop.weights.weights import SINGLE, read_json, read_tensors, write_json, write_tensors
 from jaxir.models import t5_decoder
 from jaxir.models.backbones import BackboneConfig

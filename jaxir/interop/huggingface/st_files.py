@@ -11,8 +11,8 @@ from jaxir.core.errors import UserError
 from jaxir.core.simple_types import Count, fits
 from jaxir.interop.hub.st_names import CONFIG, MODULES, TRANSFORMER_CONFIGS
 from jaxir.interop.huggingface import hf
+from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.kinds import KINDS
-from jaxir.interop.model.stored import EncoderSettings
 from jaxir.interop.weights.weights import read_json, read_optional_json, require
 from jaxir.storage.files import inside
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.models.cross_encoder import CrossEncoderConfig
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.models.masked_lm import MaskedLMConfig
 from jaxir.models.seq2seq import Seq2SeqConfig
-
-if TYPE_CHECKING:
-    from jaxir.interop.model.stored import EncoderSettings
 
 # The last is no kind: objectives borrow it, and none is stored.
 ModelConfig = DualEncoderConfig | CrossEncoderConfig | Seq2SeqConfig | MaskedLMConfig

@@ -8,7 +8,8 @@ from typing import Any
 from jaxir.core.errors import UserError
 from jaxir.core.simple_types import fits, hints_of, simple
 from jaxir.interop.model import kinds, stored
-from jaxir.interop.model.stored import EncoderSettings, ModelConfig
+from jaxir.interop.model.encoder_settings import EncoderSettings
+from jaxir.interop.model.stored import ModelConfig
 from jaxir.interop.weights.weights import require
 from jaxir.models import backbones
 from jaxir.models.dual_encoder import DualEncoderConfig, Projection

@@ -9,7 +9,8 @@ import numpy as np
 from jaxir.core.errors import UserError
 from jaxir.core.simple_types import Count, Rate, checked
 from jaxir.interop.model import stored
-from jaxir.interop.model.stored import EncoderSettings, ModelConfig, StoredModel
+from jaxir.interop.model.encoder_settings import EncoderSettings
+from jaxir.interop.model.stored import ModelConfig, StoredModel
 from jaxir.models import layers
 from jaxir.models.dual_encoder import Pooling, Projection, Sharing
 

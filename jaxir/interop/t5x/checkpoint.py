@@ -14,7 +14,8 @@ import numpy as np
 
 from jaxir.core.errors import UserError
 from jaxir.data.text.tokenizer import Tokenizer
-from jaxir.interop.model.stored import EncoderSettings, StoredModel
+from jaxir.interop.model.encoder_settings import EncoderSettings
+from jaxir.interop.model.stored import StoredModel
 from jaxir.interop.t5x import files as t5x_files
 from jaxir.interop.t5x import names as t5x_names
 from jaxir.interop.weights import stores

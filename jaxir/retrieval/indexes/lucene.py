@@ -18,7 +18,8 @@ from jaxir.data.formats.sparse_vectors import SparseVector, read_sparse_vectors,
 from jaxir.retrieval.indexes.documents import Documents
 from jaxir.retrieval.indexes.ids import check_new
 from jaxir.retrieval.indexes.index import Index, IndexInfo, check_k, describe
-from jaxir.sidecar.client import Hits, Sidecar, shared
+from jaxir.sidecar.client import Hits, Sidecar
+from jaxir.sidecar.environment import shared
 from jaxir.sidecar.server.state import state_of
 from jaxir.sidecar.settings import PYSERINI_BM25, Bm25, LuceneDocument, Rm3, Rocchio
 from jaxir.storage.checksums import directory_with_checksums

@@ -1,0 +1,93 @@
+"""How texts become a model's inputs: lengths and prompts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from jaxir.core.features import Reads, TextFormat
+from jaxir.core.simple_types import Count, checked
+from jaxir.data.text.tokenizer import Tokenizer
+
+_QUERY_OF_A_PAIR = 64  # tokens of a pair that are for the query, where nobody says it
+_OF_A_TARGET = 64  # tokens of what a generator learns to write, likewise
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class EncoderSettings:
+    """How texts become a model's inputs.
+
+    What a generator reads, its source, is a passage to it, and what it learns to write, its target, a query.
+
+    Attributes:
+      query_max_length: tokens, special ones included, that are kept of a query.
+      passage_max_length: likewise of a passage.
+      query_prompt: put before each query.
+      passage_prompt: put before each passage.
+      reads: of a cross-encoder (`features.Reads`).
+      named_prompts: the prompts by name of the sentence-transformers folder that the model came from. Texts
+        get `query_prompt` and `passage_prompt`. This and the next two let the folder be written again.
+      default_prompt_name: of that folder, a key of `named_prompts`.
+      pools_prompts: whether the pooling of that folder includes the tokens of prompts (`include_prompt`).
+    """
+
+    query_max_length: Count
+    passage_max_length: Count
+    query_prompt: str = ""
+    passage_prompt: str = ""
+    reads: Reads = "pair"
+    named_prompts: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
+    default_prompt_name: str | None = None
+    pools_prompts: bool = True
+
+    @classmethod
+    def of_pairs(cls, max_length: int) -> EncoderSettings:
+        """Returns the settings of a cross-encoder of which only `max_length` is known."""
+        query = min(_QUERY_OF_A_PAIR, max_length // 2)
+        return cls(query_max_length=query, passage_max_length=max_length - query)
+
+    @classmethod
+    def of_generator(cls, source_length: int) -> EncoderSettings:
+        """Returns the settings of a generator of which only the length of its sources is known."""
+        return cls(query_max_length=_OF_A_TARGET, passage_max_length=source_length)
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the fields as JSON values, without those of a folder's prompts that have their defaults."""
+        fields = dataclasses.asdict(self)
+        of_folder = {"named_prompts": {}, "default_prompt_name": None, "pools_prompts": True}
+        return {n: v for n, v in fields.items() if n not in of_folder or v != of_folder[n]}
+
+    @property
+    def unused_prompts(self) -> dict[str, str]:
+        """The named prompts that are put before neither queries nor passages."""
+        used = ("", self.query_prompt, self.passage_prompt)
+        return {name: text for name, text in self.named_prompts.items() if text not in used}
+
+    @property
+    def pair_max_length(self) -> int:
+        """Tokens of what a cross-encoder reads as one sequence."""
+        if self.reads == "expanded_query":
+            return self.query_max_length
+        return self.query_max_length + self.passage_max_length
+
+    def text_format(
+        self, num_negatives: int = 0, *, mask_id: int | None = None, vocabulary: str | None = None
+    ) -> TextFormat:
+        """Returns how texts become token arrays for this model, by a tokenizer with these attributes."""
+        return TextFormat(
+            query_length=self.query_max_length,
+            passage_length=self.passage_max_length,
+            num_negatives=num_negatives,
+            query_prompt=self.query_prompt,
+            passage_prompt=self.passage_prompt,
+            mask_id=mask_id,
+            vocabulary=vocabulary,
+            reads=self.reads,
+        )
+
+    def text_format_of(self, tokenizer: Tokenizer | None, num_negatives: int = 0) -> TextFormat:
+        """Returns `text_format` for a tokenizer; None has no attributes."""
+        of_tokens = {name: getattr(tokenizer, name, None) for name in ("mask_id", "vocabulary")}
+        return self.text_format(num_negatives, **of_tokens)
