@@ -19,8 +19,8 @@ from collections.abc import Iterator
 
 from jaxir.data.formats.sources import Document, Qrel, Query
 from jaxir.data.sets.collection_files import write_collection
-from jaxir.data.sets.pydocs import Entry, collect
-from jaxir.evaluation.answers import tokens_of
+from jaxir.data.sets.package_docs import Entry, collect
+from jaxir.evaluation.answer_match import tokens_of
 from jaxir.storage.files import atomic_directory
 
 # Values that stand in every other passage.

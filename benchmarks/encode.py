@@ -78,9 +78,9 @@ def load_texts(corpus: str | None, count: int) -> list[str]:
 
         texts = [document.contents for document in read_corpus(corpus)]
     else:
-        from jaxir.data.sets import pydocs
+        from jaxir.data.sets import package_docs
 
-        texts = [entry.document.contents for entry in pydocs.collect()]
+        texts = [entry.document.contents for entry in package_docs.collect()]
     random.Random(0).shuffle(texts)
     return texts[:count]
 

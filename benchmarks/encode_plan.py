@@ -22,9 +22,9 @@ from jaxir.interop.build import Pretrained
 from jaxir.interop.model import stored
 from jaxir.models.layers import param_shardings
 from jaxir.planning import advice, architecture, devices
+from jaxir.planning.plan_report import gib
 from jaxir.planning.program import Step, bytes_of, compile_step
-from jaxir.planning.report import gib
-from jaxir.retrieval.encoding.runner import ACCELERATOR_BATCH_TOKENS
+from jaxir.retrieval.encoding.batch_runner import ACCELERATOR_BATCH_TOKENS
 from jaxir.runtime.compile_cache import keep_no_more_programs
 from jaxir.runtime.partitioning import MeshConfig
 

@@ -26,11 +26,11 @@ from pathlib import Path
 from jaxir.data.expanded.candidates import expanded
 from jaxir.data.formats.answers import read_answers
 from jaxir.data.formats.sources import BeirFolder
-from jaxir.evaluation.answers import joined_tokens, tokens_of
+from jaxir.evaluation.answer_match import joined_tokens, tokens_of
 from jaxir.models.decoding import Decoding
 from jaxir.retrieval.encoding.generator import Generator
 from jaxir.retrieval.encoding.query_reranker import QueryReranker
-from jaxir.retrieval.indexes.index import load_index
+from jaxir.retrieval.indexes.base_index import load_index
 from jaxir.retrieval.searcher import Searcher
 
 DEPTH = 100

@@ -102,7 +102,7 @@ def make_weights(flags: argparse.Namespace) -> dict:
     import tokenizers
 
     from jaxir.data.text.tokenizer import Tokenizer
-    from jaxir.interop.huggingface import seq2seq
+    from jaxir.interop.huggingface import hf_seq2seq
     from jaxir.interop.model import stored
     from jaxir.interop.model.encoder_settings import EncoderSettings
     from jaxir.models.seq2seq import Seq2SeqConfig
@@ -120,7 +120,7 @@ def make_weights(flags: argparse.Namespace) -> dict:
     model = stored.initialize(config, seed=0)
     settings = EncoderSettings.of_generator(512)
     params = stored.params_of(model)
-    seq2seq.write(
+    hf_seq2seq.write(
         Path(flags.folder),
         stored.StoredModel(config=config, params=params, tokenizer=tokenizer, settings=settings),
     )

@@ -21,8 +21,8 @@ import jax.numpy as jnp
 from jaxir.core.errors import UserError
 from jaxir.costs import collectives, overlap, roofline, targets, work
 from jaxir.planning import advice, devices
+from jaxir.planning.plan_report import gib
 from jaxir.planning.program import Step, compile_step, compiler_settings
-from jaxir.planning.report import gib
 from jaxir.runtime.compile_cache import keep_no_more_programs
 from jaxir.runtime.partitioning import MeshConfig
 

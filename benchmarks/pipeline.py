@@ -115,7 +115,7 @@ def jaxir(clock: Clock, model: str, directory: Path) -> dict[str, float]:
     from jaxir import DualEncoder, load_index
     from jaxir.data.formats.sources import read_corpus
     from jaxir.retrieval.encoding.embeddings import encode_corpus, open_embeddings
-    from jaxir.retrieval.indexes.index import build_index
+    from jaxir.retrieval.indexes.base_index import build_index
 
     compiling: list[float] = []
     jax.monitoring.register_event_duration_secs_listener(

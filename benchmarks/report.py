@@ -257,7 +257,7 @@ def training(scale: Scale, **mesh: Any) -> dict[str, Any]:
     from jaxir.runtime.compile_cache import compile_step
     from jaxir.runtime.partitioning import MeshConfig
     from jaxir.training.run import profiling
-    from jaxir.training.step import state
+    from jaxir.training.step import train_state as state
     from jaxir.training.step.optimizers import Adafactor
 
     partitioner, objective, built = MeshConfig(**mesh).build(), Contrastive(), Adafactor().build(1000)
@@ -341,7 +341,7 @@ def encoding(scale: Scale) -> dict[str, Any]:
     from jaxir.interop.model.encoder_settings import EncoderSettings
     from jaxir.models.dual_encoder import DualEncoderModel
     from jaxir.retrieval.encoding.batching import EncodingReport
-    from jaxir.retrieval.encoding.dual_encoder import DualEncoder
+    from jaxir.retrieval.encoding.text_encoder import DualEncoder
     from jaxir.training.run import profiling
 
     config = config_of(scale)

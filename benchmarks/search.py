@@ -180,7 +180,7 @@ def reaches(
 
 def tuned(directory: str, system: str, way: str, queries: np.ndarray) -> list[tuple[float, Setting, float]]:
     """Returns what jaxir's tuner finds for each recall of the curve; 0 for the seconds."""
-    from jaxir.retrieval.indexes.index import load_index
+    from jaxir.retrieval.indexes.base_index import load_index
     from jaxir.retrieval.indexes.tuning import Trial, tune
 
     index = load_index(Path(directory, f"{system} {way}"))

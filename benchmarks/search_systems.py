@@ -116,7 +116,7 @@ def opened(directory: str, system: str, way: str) -> Opened:
     """Loads an index that `build` wrote."""
     path = Path(directory, f"{system} {way}")
     if system.startswith("jaxir"):
-        from jaxir.retrieval.indexes.index import load_index
+        from jaxir.retrieval.indexes.base_index import load_index
 
         index = load_index(path)
         if "leaves" not in index.info.settings:

@@ -163,7 +163,7 @@ def prepare(directory: Path, model: str, corpus: str | None, documents: int) -> 
     """Makes indexes in `directory`; returns their paths, dense first, and queries."""
     from jaxir import DualEncoder, ExactIndex
     from jaxir.data.formats.sources import read_corpus
-    from jaxir.retrieval.indexes.lucene import build_lucene_index
+    from jaxir.retrieval.indexes.lucene_index import build_lucene_index
     from jaxir.runtime.compile_cache import keep_compiled_programs
     from jaxir.sidecar import environment
 
@@ -171,9 +171,9 @@ def prepare(directory: Path, model: str, corpus: str | None, documents: int) -> 
     if corpus is not None:
         records = list(read_corpus(corpus))
     else:
-        from jaxir.data.sets import pydocs
+        from jaxir.data.sets import package_docs
 
-        records = [entry.document for entry in pydocs.collect()]
+        records = [entry.document for entry in package_docs.collect()]
     random.Random(0).shuffle(records)
     records = records[:documents]
     with (directory / "corpus.jsonl").open("w", encoding="utf-8") as file:

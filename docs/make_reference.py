@@ -41,7 +41,7 @@ INTERFACE = (
     "jaxir.training.step.optimizers:AdamW",
     "jaxir.training.step.optimizers:Adafactor",
     "jaxir.runtime.partitioning:MeshConfig",
-    "jaxir.evaluation.retrieval:evaluate_run",
+    "jaxir.evaluation.retrieval_metrics:evaluate_run",
     "jaxir.retrieval.ranking.fusion:reciprocal_rank_fusion",
     "jaxir.retrieval.indexes.updating:update_index",
     "jaxir.serving.limits:Limits",

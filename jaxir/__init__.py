@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from jaxir.models.decoding import Decoding
     from jaxir.objectives.contrastive import Contrastive
     from jaxir.objectives.seq2seq import Seq2Seq
-    from jaxir.retrieval.encoding.cross_encoder import CrossEncoder
-    from jaxir.retrieval.encoding.dual_encoder import DualEncoder
     from jaxir.retrieval.encoding.embeddings import encode_corpus
     from jaxir.retrieval.encoding.generator import Generator
+    from jaxir.retrieval.encoding.pair_scorer import CrossEncoder
+    from jaxir.retrieval.encoding.text_encoder import DualEncoder
+    from jaxir.retrieval.indexes.base_index import Index, load_index
     from jaxir.retrieval.indexes.exact import ExactIndex
-    from jaxir.retrieval.indexes.index import Index, load_index
     from jaxir.retrieval.indexes.milvus_index import MilvusIndex
     from jaxir.retrieval.indexes.scann_index import ScannIndex
     from jaxir.retrieval.ranking.runs import read_run, write_run
@@ -38,13 +38,13 @@ _HOME = {
     "Adafactor": "jaxir.training.step.optimizers",
     "AdamW": "jaxir.training.step.optimizers",
     "Contrastive": "jaxir.objectives.contrastive",
-    "CrossEncoder": "jaxir.retrieval.encoding.cross_encoder",
+    "CrossEncoder": "jaxir.retrieval.encoding.pair_scorer",
     "Decoding": "jaxir.models.decoding",
-    "DualEncoder": "jaxir.retrieval.encoding.dual_encoder",
+    "DualEncoder": "jaxir.retrieval.encoding.text_encoder",
     "ExactIndex": "jaxir.retrieval.indexes.exact",
     "FromScratch": "jaxir.interop.build",
     "Generator": "jaxir.retrieval.encoding.generator",
-    "Index": "jaxir.retrieval.indexes.index",
+    "Index": "jaxir.retrieval.indexes.base_index",
     "MilvusIndex": "jaxir.retrieval.indexes.milvus_index",
     "Pairs": "jaxir.data.sets.own_pairs",
     "Pretrained": "jaxir.interop.build",
@@ -55,7 +55,7 @@ _HOME = {
     "encode_corpus": "jaxir.retrieval.encoding.embeddings",
     "fit": "jaxir.training.fit",
     "in_batch_softmax": "jaxir.losses.in_batch",
-    "load_index": "jaxir.retrieval.indexes.index",
+    "load_index": "jaxir.retrieval.indexes.base_index",
     "pair": "jaxir.losses.pair",
     "read_run": "jaxir.retrieval.ranking.runs",
     "samtone": "jaxir.losses.samtone",

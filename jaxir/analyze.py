@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxir import cli
-from jaxir.core.simple_types import Count, Seed, check_idle
+from jaxir.core.values import Count, Seed, check_idle
 from jaxir.storage.outputs import writes
 
 
@@ -65,7 +65,7 @@ def analyze(
     if kind == "texts":
         return _of_words(named, path, facts, output)
     from jaxir.evaluation import analysis
-    from jaxir.retrieval.encoding.dual_encoder import DualEncoder
+    from jaxir.retrieval.encoding.text_encoder import DualEncoder
 
     sample = analysis.draw_sample(path, split, queries=queries, documents=documents, seed=seed)
     found, described = {}, {}
@@ -86,10 +86,10 @@ def analyze(
 
 def _rated(named: dict[str, str], path: Path, facts: dict[str, Any], output: str) -> dict[str, Any]:
     """Draws and measures the similarity of rated pairs."""
-    from jaxir.evaluation import figures, rated_pairs
+    from jaxir.evaluation import plots, rated_pairs
     from jaxir.evaluation.embedding_space import spread
     from jaxir.evaluation.sts_files import read_sts
-    from jaxir.retrieval.encoding.dual_encoder import DualEncoder
+    from jaxir.retrieval.encoding.text_encoder import DualEncoder
 
     pairs = [pair for of_set in read_sts(path).values() for pair in of_set]
     found, described = {}, {}
@@ -103,7 +103,7 @@ def _rated(named: dict[str, str], path: Path, facts: dict[str, Any], output: str
         facts | {"pairs": len(pairs), "models": described},
         output,
         told,
-        lambda at: figures.ratings(found, at / "figure2-2.png"),
+        lambda at: plots.ratings(found, at / "figure2-2.png"),
     )
 
 
@@ -111,7 +111,7 @@ def _of_words(named: dict[str, str], path: Path, facts: dict[str, Any], output: 
     """Draws how probable each word of texts is by what decodes their vectors."""
     from jaxir.data.formats.lines import OnBadInput
     from jaxir.data.sets.texts import Texts
-    from jaxir.evaluation import figures, word_heat
+    from jaxir.evaluation import plots, word_heat
 
     texts = [record["text"][1] for record in Texts(path=str(path)).records(OnBadInput("stop"))]
     found = {name: word_heat.of_run(run, texts) for name, run in named.items()}
@@ -120,7 +120,7 @@ def _of_words(named: dict[str, str], path: Path, facts: dict[str, Any], output: 
         facts | {"models": described},
         output,
         f"{facts['dataset']}: {len(texts)} texts\n\n{word_heat.table(found)}",
-        lambda at: figures.word_heat(found, at / "table4.png"),
+        lambda at: plots.word_heat(found, at / "table4.png"),
     )
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from jaxir import cli
 from jaxir.core.errors import UserError
-from jaxir.core.simple_types import Count
+from jaxir.core.values import Count
 from jaxir.storage.outputs import writes
 
 
@@ -54,8 +54,8 @@ def encode(
     """
     from jaxir.data.text.truncation import told
     from jaxir.retrieval.encoding.cluster import Cluster
-    from jaxir.retrieval.encoding.dual_encoder import DualEncoder
     from jaxir.retrieval.encoding.embeddings import encode_corpus, read_info
+    from jaxir.retrieval.encoding.text_encoder import DualEncoder
     from jaxir.retrieval.encoding.views import Expansion
     from jaxir.runtime import distributed
     from jaxir.storage.files import local_path

@@ -8,9 +8,14 @@ from typing import Any, Literal
 
 from jaxir import cli
 from jaxir.core.errors import UserError
-from jaxir.core.simple_types import Count, check_idle
+from jaxir.core.values import Count, check_idle
 from jaxir.evaluation.datasets import parse_dataset
-from jaxir.evaluation.retrieval import ANSWER_METRICS, DEFAULT_METRICS, QUESTION_METRICS, TITLE_METRICS
+from jaxir.evaluation.retrieval_metrics import (
+    ANSWER_METRICS,
+    DEFAULT_METRICS,
+    QUESTION_METRICS,
+    TITLE_METRICS,
+)
 from jaxir.evaluation.sts_files import has_splits
 from jaxir.storage.outputs import writes
 
@@ -86,7 +91,7 @@ def evaluate(
     Raises:
       UserError: flags that do not go together, unreadable or malformed files, an unknown metric.
     """
-    from jaxir.evaluation import report
+    from jaxir.evaluation import evaluation_report
 
     kind, path = _check_flags(
         run=run,
@@ -137,7 +142,7 @@ def evaluate(
     else:
         if kind == "run":
             runs = [run] if isinstance(run, str) else run
-            scored = report.score_runs(
+            scored = evaluation_report.score_runs(
                 runs,
                 metrics,
                 identical_ids,
@@ -150,12 +155,12 @@ def evaluate(
             )
         elif kind == "predictions":
             systems = [predictions] if isinstance(predictions, str) else predictions
-            scored = report.score_predictions(systems, answers, baseline=baseline)
+            scored = evaluation_report.score_predictions(systems, answers, baseline=baseline)
         else:
-            scored = report.score_model(
+            scored = evaluation_report.score_model(
                 model, kind, path, split, metrics, identical_ids, depth, baseline=baseline, strict=strict
             )
-        result = report.retrieval(scored, per_query=per_query, style=table)
+        result = evaluation_report.retrieval(scored, per_query=per_query, style=table)
     if output is not None:
         from jaxir.storage.files import atomic_file
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from jaxir import cli
 from jaxir.core.errors import UserError, suggest
-from jaxir.core.simple_types import Count, Seed, Temperature, Within, check_idle
+from jaxir.core.values import Count, Seed, Temperature, Within, check_idle
 from jaxir.storage.outputs import writes
 
 if TYPE_CHECKING:
@@ -137,8 +137,8 @@ def plan(
       prices: of a chip and hour, such as v5e=1.2: what a million texts cost.
     """
     from jaxir.models.decoding import Decoding
-    from jaxir.planning import decoding
-    from jaxir.retrieval.encoding.runner import ACCELERATOR_BATCH_TOKENS
+    from jaxir.planning import decoding_plan
+    from jaxir.retrieval.encoding.batch_runner import ACCELERATOR_BATCH_TOKENS
 
     how = Decoding(
         max_new_tokens=max_new_tokens,
@@ -149,7 +149,7 @@ def plan(
         top_p=top_p,
     )
     batch_tokens = batch_tokens or ACCELERATOR_BATCH_TOKENS
-    return decoding.run(
+    return decoding_plan.run(
         topology,
         model,
         how,
@@ -260,7 +260,7 @@ def rerank(
     """
     from jaxir.retrieval.encoding.query_reranker import QueryReranker
     from jaxir.retrieval.encoding.windowed_file import told
-    from jaxir.retrieval.ranking.query_reranking import write_reranked
+    from jaxir.retrieval.ranking.query_choice import write_reranked
     from jaxir.runtime import distributed
 
     distributed.maybe_initialize_distributed()
@@ -298,7 +298,7 @@ def choose(
       lines_each: with --expansions, as `retrieve` has it.
     """
     from jaxir.retrieval.encoding.windowed_file import told
-    from jaxir.retrieval.ranking.query_reranking import write_chosen
+    from jaxir.retrieval.ranking.query_choice import write_chosen
 
     if by != "place":
         check_idle(choose, "--by=place", place=place)

@@ -4,7 +4,7 @@ from typing import Literal
 
 from jaxir import cli
 from jaxir.core.errors import UserError
-from jaxir.core.simple_types import Count
+from jaxir.core.values import Count
 from jaxir.storage.outputs import writes
 
 

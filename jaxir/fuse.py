@@ -10,7 +10,7 @@ from typing import Literal
 from jaxir import cli
 from jaxir.core.errors import UserError
 from jaxir.core.progress import progress
-from jaxir.core.simple_types import Count, Natural, check_idle
+from jaxir.core.values import Count, Natural, check_idle
 from jaxir.data.formats.lines import as_number
 from jaxir.retrieval.ranking.runs import Run, read_run, write_run
 from jaxir.storage.outputs import writes
@@ -144,7 +144,7 @@ def _numbers(flag: str, values: list[str] | None) -> list[float] | None:
 
 
 def _one_metric(text: str) -> str:
-    from jaxir.evaluation.retrieval import parse_metrics
+    from jaxir.evaluation.retrieval_metrics import parse_metrics
 
     if len(metrics := list(parse_metrics(text))) > 1:
         raise UserError(f"--metric must be one, not {text!r}: the best alpha is best by one")
@@ -153,8 +153,8 @@ def _one_metric(text: str) -> str:
 
 def _dense_run(first: Run, *, embeddings: str, queries: str, model: str | None, depth: int) -> Run:
     from jaxir.data.formats.sources import read_queries
-    from jaxir.retrieval.encoding.dual_encoder import DualEncoder
     from jaxir.retrieval.encoding.embeddings import open_embeddings
+    from jaxir.retrieval.encoding.text_encoder import DualEncoder
     from jaxir.retrieval.ranking.rescoring import score_candidates
 
     stored = open_embeddings(embeddings)
@@ -169,8 +169,8 @@ def _dense_run(first: Run, *, embeddings: str, queries: str, model: str | None, 
 def _best(fused: Callable[[float], Run], alphas: list[float], qrels: str, metric: str) -> Run:
     """Prints what each alpha scores and returns the run of the best; of equal ones the first."""
     from jaxir.evaluation.judgements import read_judgements
-    from jaxir.evaluation.retrieval import evaluate_run
-    from jaxir.evaluation.tables import format_table
+    from jaxir.evaluation.retrieval_metrics import evaluate_run
+    from jaxir.evaluation.text_tables import format_table
 
     judgements = read_judgements(qrels)
     values: dict[float, float] = {}

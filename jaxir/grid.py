@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxir import cli
-from jaxir.core.simple_types import Count
+from jaxir.core.values import Count
 from jaxir.storage.outputs import writes
 
 
@@ -61,7 +61,7 @@ def grid(
       judges: NAME=sts:PATH, rated pairs by which every model is judged too, by Spearman's correlation, or
         NAME=senteval:DIR, transfer tasks, by their mean accuracy.
       runs: NAME=FILE, run files over the one data set (BM25's, a hybrid's), each in a row of its own.
-      variants: Variant(...)s of jaxir.experiments.plan, one more axis; gin only.
+      variants: Variant(...)s of jaxir.experiments.grid_cells, one more axis; gin only.
       metrics: separated by spaces, as ir_measures spells them.
       split: the split to test on.
       bindings: gin bindings of every training run, NAME=VALUE.
@@ -71,8 +71,8 @@ def grid(
       UserError: settings that make no sense, a file that is not there, or cells begun with other settings.
     """
     from jaxir.core.errors import UserError
-    from jaxir.evaluation.retrieval import parse_metrics
-    from jaxir.experiments import plan, runner, table
+    from jaxir.evaluation.retrieval_metrics import parse_metrics
+    from jaxir.experiments import cell_runner, grid_cells, table
     from jaxir.experiments.rehearsal import check_typed, rehearse
     from jaxir.storage.files import atomic_file
     from jaxir.storage.locks import locked
@@ -81,11 +81,11 @@ def grid(
     seeds = ["0"] if seeds is None else [str(seed) for seed in seeds]
     if wrong := [seed for seed in seeds if not (seed.isascii() and seed.isdecimal())]:
         raise UserError(f"seeds must be whole numbers, not {wrong[0]!r}")
-    axes = plan.Axes(
+    axes = grid_cells.Axes(
         models=models,
         sharing=["ade", "ade_spl", "sde"] if sharing is None else sharing,
         objectives=["standard", "samtone", "pair"] if objectives is None else objectives,
-        variants=(plan.PLAIN,) if variants is None else variants,
+        variants=(grid_cells.PLAIN,) if variants is None else variants,
         datasets=datasets,
         seeds=[int(seed) for seed in seeds],
         untrained=untrained or (),
@@ -93,7 +93,7 @@ def grid(
         runs=runs or (),
     )
     out = Path(output_dir)
-    cells = plan.plan_cells(
+    cells = grid_cells.plan_cells(
         axes,
         recipe=recipe,
         steps=steps,
@@ -110,7 +110,7 @@ def grid(
         (arguments for cell in cells if not cell.finished for _, arguments in cell.commands.training),
         out,
     )
-    check_typed(runner.typed_runs(cells))
+    check_typed(cell_runner.typed_runs(cells))
 
     def write_tables(*, finished: bool = False) -> str:
         results = table.collect(cells)
@@ -129,9 +129,9 @@ def grid(
 
     try:
         with locked(out, f"another process works in {out}"):
-            failures = runner.run_cells(cells, steps=steps, on_result=write_tables)
+            failures = cell_runner.run_cells(cells, steps=steps, on_result=write_tables)
             print(write_tables(finished=True))
-    except runner.Interrupted as stop:
+    except cell_runner.Interrupted as stop:
         number = stop.args[0]
         print(f"{out}: stopped by {number.name}; run the same command again to go on", file=sys.stderr)
         return 128 + number

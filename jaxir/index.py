@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Literal
 
 from jaxir import cli
 from jaxir.core.errors import UserError
-from jaxir.core.simple_types import Count, Share, check_idle
+from jaxir.core.values import Count, Share, check_idle
 from jaxir.storage.outputs import alone, check_output, writes
 
 if TYPE_CHECKING:
     from jaxir.retrieval.encoding.embeddings import StoredEmbeddings
-    from jaxir.retrieval.indexes.index import VectorIndex
+    from jaxir.retrieval.indexes.base_index import VectorIndex
     from jaxir.retrieval.indexes.tuning import Recall
 
 
@@ -112,13 +112,13 @@ def index(
         raise UserError("--parts is for --backend=scann and --backend=exact only")
     recall = None
     if backend == "lucene_impact":
-        from jaxir.retrieval.indexes.lucene import build_impact_index
+        from jaxir.retrieval.indexes.lucene_index import build_impact_index
 
         if embeddings is not None or model is not None:
             raise UserError("--backend=lucene_impact takes --vectors, not --embeddings or --model")
         built = build_impact_index(vectors, output, corpus=corpus, on_bad_input=on_bad_input)
     elif backend == "lucene":
-        from jaxir.retrieval.indexes.lucene import build_lucene_index
+        from jaxir.retrieval.indexes.lucene_index import build_lucene_index
 
         if embeddings is not None or model is not None:
             raise UserError("--backend=lucene indexes words: it takes --corpus, not --embeddings or --model")
@@ -127,8 +127,8 @@ def index(
         built = build_lucene_index(corpus, output, fields=fields or "flat", on_bad_input=on_bad_input)
     else:
         from jaxir.retrieval.encoding.embeddings import open_embeddings
+        from jaxir.retrieval.indexes.base_index import build_index
         from jaxir.retrieval.indexes.documents import check_corpus
-        from jaxir.retrieval.indexes.index import build_index
 
         if embeddings is None:
             raise UserError(f"--backend={backend} needs --embeddings")

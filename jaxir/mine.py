@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from jaxir import cli
-from jaxir.core.simple_types import Count, NotNegative, Rate, Seed, check_idle
+from jaxir.core.values import Count, NotNegative, Rate, Seed, check_idle
 from jaxir.storage.outputs import writes
 
 
@@ -74,7 +74,7 @@ def mine(
     relevance = RelevanceSettings.of_flags(cross_encoder, max_relevance, relevance_margin)
     models = {}
     for spec in {cross_encoder, teacher} - {None}:
-        from jaxir.retrieval.encoding.cross_encoder import CrossEncoder
+        from jaxir.retrieval.encoding.pair_scorer import CrossEncoder
 
         models[spec] = CrossEncoder.load(spec)
     report = hard_negatives.mine(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jaxir import cli
-from jaxir.core.simple_types import Positive, check_idle
+from jaxir.core.values import Positive, check_idle
 from jaxir.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def plan(
 
         return slices.run(topology, recipe, prices=prices, hours=hours)
     check_idle(plan, "--search", hours=hours)
-    from jaxir.planning import plan as planning
+    from jaxir.planning import run_plan as planning
 
     return planning.run(topology, recipe, prices=prices, command=_command(recipe))
 

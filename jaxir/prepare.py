@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from jaxir import cli
 from jaxir.core.errors import UserError, suggest
-from jaxir.core.simple_types import NotNegative, Seed, check_idle
+from jaxir.core.values import NotNegative, Seed, check_idle
 from jaxir.storage.outputs import writes
 from jaxir.training.recipe import Recipe
 

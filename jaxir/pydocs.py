@@ -17,7 +17,7 @@ def pydocs(*, output: str) -> None:
     Args:
       output: the folder to make.
     """
-    from jaxir.data.sets import pydocs as source
+    from jaxir.data.sets import package_docs as source
 
     entries = source.collect()
     source.write_beir(output, entries)

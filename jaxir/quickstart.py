@@ -34,7 +34,7 @@ def quickstart(*, output: str = "quickstart") -> int:
     Args:
       output: directory for everything that is made.
     """
-    from jaxir.experiments.runner import Interrupted
+    from jaxir.experiments.cell_runner import Interrupted
     from jaxir.storage.locks import locked
 
     out = Path(output)
@@ -97,7 +97,7 @@ def step(command: str, *, makes: Path | None, questions: tuple[str, ...] = (), *
       UserError: the command failed, having said why.
       Interrupted: SIGINT or SIGTERM came, and the command has saved what it had.
     """
-    from jaxir.experiments.runner import attended
+    from jaxir.experiments.cell_runner import attended
 
     arguments = [f"--{name}={value}" for name, value in flags.items()]
     if makes is not None and makes.exists():

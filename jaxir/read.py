@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from jaxir import cli
-from jaxir.core.simple_types import Count
+from jaxir.core.values import Count
 from jaxir.storage.outputs import writes
 
 
@@ -46,8 +46,8 @@ def read(
     """
     from jaxir.data.expanded.candidates import check_unexpanded
     from jaxir.models.decoding import Decoding
+    from jaxir.retrieval.answering.answer_writer import Reader, write_answers
     from jaxir.retrieval.answering.questions import read_questions
-    from jaxir.retrieval.answering.reader import Reader, write_answers
     from jaxir.retrieval.encoding.windowed_file import told
     from jaxir.runtime import distributed
     from jaxir.storage.files import local_path

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jaxir import cli
-from jaxir.core.simple_types import Count
+from jaxir.core.values import Count
 from jaxir.storage.outputs import writes
 
 
@@ -30,16 +30,16 @@ def rerank(
     """
     from jaxir.data.formats.sources import BeirFolder
     from jaxir.evaluation.datasets import parse_dataset
-    from jaxir.retrieval.encoding.cross_encoder import CrossEncoder
-    from jaxir.retrieval.ranking import reranking
+    from jaxir.retrieval.encoding.pair_scorer import CrossEncoder
+    from jaxir.retrieval.ranking import run_reranking
     from jaxir.retrieval.ranking.runs import read_run, write_run
 
     _, directory = parse_dataset(dataset, "beir")
     found = read_run(run)
-    candidates = reranking.read_candidates(found, BeirFolder(directory), depth=depth)
-    scored = reranking.rerank(candidates, CrossEncoder.load(model))
+    candidates = run_reranking.read_candidates(found, BeirFolder(directory), depth=depth)
+    scored = run_reranking.rerank(candidates, CrossEncoder.load(model))
     if keep_rest:
-        scored = reranking.with_rest(scored, found)
+        scored = run_reranking.with_rest(scored, found)
     write_run(output, scored)
     print(f"{output}: {len(scored):,} queries, {sum(map(len, scored.values())):,} answers, by {model}")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from jaxir import cli
-from jaxir.core.simple_types import Count, Natural, NotNegative, Rate, Seed
+from jaxir.core.values import Count, Natural, NotNegative, Rate, Seed
 from jaxir.storage.outputs import writes
 
 
@@ -63,9 +63,9 @@ def rounds(
       seed: of training and mining.
     """
     from jaxir.evaluation.datasets import parse_dataset
-    from jaxir.evaluation.retrieval import parse_metrics
-    from jaxir.experiments import rounds as room
-    from jaxir.experiments import runner, table
+    from jaxir.evaluation.retrieval_metrics import parse_metrics
+    from jaxir.experiments import cell_runner, table
+    from jaxir.experiments import mining_rounds as room
     from jaxir.experiments.rehearsal import rehearse
     from jaxir.interop import model_dir
     from jaxir.retrieval.mining.hard_negatives import MiningSettings
@@ -113,7 +113,7 @@ def rounds(
         rehearse((step.arguments for step in left if step.arguments[1] == "jaxir.train"), out)
     try:
         results = room.run_rounds(settings, out, say=lambda text: print(text, file=sys.stderr, flush=True))
-    except runner.Interrupted as stop:
+    except cell_runner.Interrupted as stop:
         number = stop.args[0]
         print(f"{out}: stopped by {number.name}; run the same command again to go on", file=sys.stderr)
         return 128 + number

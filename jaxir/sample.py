@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jaxir import cli
-from jaxir.core.simple_types import Count, Seed
+from jaxir.core.values import Count, Seed
 from jaxir.storage.outputs import writes
 
 
@@ -26,7 +26,7 @@ def sample(*, dataset: str, output: str, train: Count, split: str = "train", see
       UserError: no such folder or split, fewer judgements, or the output exists.
     """
     from jaxir.evaluation.datasets import parse_dataset
-    from jaxir.experiments.sample import write_sample
+    from jaxir.experiments.subsample import write_sample
 
     _, directory = parse_dataset(dataset, "beir")
     documents, queries = write_sample(directory, output, train=train, split=split, seed=seed)

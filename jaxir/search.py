@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from jaxir import cli
 from jaxir.core.errors import UserError
-from jaxir.core.simple_types import Count, NotNegative, Share, check_idle
+from jaxir.core.values import Count, NotNegative, Share, check_idle
 from jaxir.storage.outputs import alone, writes
 
 if TYPE_CHECKING:
-    from jaxir.retrieval.indexes.index import Index
+    from jaxir.retrieval.indexes.base_index import Index
     from jaxir.retrieval.searcher import Searcher, WeightsSearcher
 
 
@@ -54,7 +54,7 @@ def search(
     """
     from jaxir.data.formats.lines import has_text
     from jaxir.retrieval.console import answer, converse
-    from jaxir.retrieval.indexes.index import load_index
+    from jaxir.retrieval.indexes.base_index import load_index
     from jaxir.runtime import distributed
     from jaxir.runtime.partitioning import MeshConfig
 
@@ -144,8 +144,8 @@ def _ranked(
     index: Index, k1: float | None, b: float | None, feedback: Literal["rm3", "rocchio"] | None
 ) -> Index:
     """Returns a lucene index as these flags want it searched."""
-    from jaxir.retrieval.indexes.lucene import LuceneIndex
-    from jaxir.sidecar.settings import Bm25, Rm3, Rocchio
+    from jaxir.retrieval.indexes.lucene_index import LuceneIndex
+    from jaxir.sidecar.lucene_settings import Bm25, Rm3, Rocchio
 
     if not isinstance(index, LuceneIndex):
         raise UserError(f"--k1, --b and --feedback are for a lucene index, not for {index.info.engine}")

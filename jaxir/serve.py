@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from jaxir import cli
 from jaxir.core.errors import UserError
 from jaxir.core.installation import how_to_install
-from jaxir.core.simple_types import Count, Within, check_idle
+from jaxir.core.values import Count, Within, check_idle
 from jaxir.serving.limits import Limits
 
 
@@ -49,7 +49,8 @@ def serve(
     if reranker is None:
         check_idle(serve, "--reranker", rerank_depth=rerank_depth)
     try:
-        from jaxir.serving import account, app, hosts, metrics, server
+        from jaxir.serving import app, hosts, metrics, server
+        from jaxir.serving.access_log import AccessLog, Account
     except ModuleNotFoundError as error:
         raise UserError(f"{error.name} is needed to serve: {how_to_install('serve')}") from error
     from jaxir.serving.service import Service
@@ -57,7 +58,7 @@ def serve(
     names = hosts.Hosts(allowed_hosts or [], host)
     with (
         server.listen(host, port) as listener,
-        contextlib.closing(account.AccessLog(access_log)) as log,
+        contextlib.closing(AccessLog(access_log)) as log,
     ):
         print(f"loading {', '.join(index)}", file=sys.stderr, flush=True)
         service = Service.open(
@@ -79,7 +80,7 @@ def serve(
 
         counted = metrics.Metrics(service)
         built = app.build_app(service, counted)
-        noted = account.Account(built.routes, counted, log)
+        noted = Account(built.routes, counted, log)
         server.run(built, listener, service.limits, noted, names, say)
 
 

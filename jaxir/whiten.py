@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from jaxir import cli
-from jaxir.core.simple_types import Count
+from jaxir.core.values import Count
 from jaxir.storage.outputs import writes
 
 

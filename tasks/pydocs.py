@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from jaxir.data.seqio.seqio_tasks import add_task
+from jaxir.data.sets.package_docs import SPLITS
 from jaxir.data.sets.pair_sources import PydocsPairs
-from jaxir.data.sets.pydocs import SPLITS
 
 
 def pydocs() -> str:

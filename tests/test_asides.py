@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxir.storage.asides import ABANDONED_AFTER
 from jaxir.storage.files import atomic_directory, atomic_file
+from jaxir.storage.temporary_outputs import ABANDONED_AFTER
 
 WRITER = """
 import sys, time
@@ -86,7 +86,7 @@ def test_what_a_killed_process_left_goes_and_what_another_is_writing_stays(tmp_p
 MADE = ("TemporaryDirectory(", "mkdtemp(", "mkstemp(", "NamedTemporaryFile(")
 TEMPORARY = """
 import time
-from jaxir.storage.asides import temporary_directory
+from jaxir.storage.temporary_outputs import temporary_directory
 with temporary_directory() as place:
     (place / "log").write_text("half")
     print(place, flush=True)

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from jaxir import cli
-from jaxir.core import faults
+from jaxir.core import error_report
 from jaxir.core.errors import UsageError, UserError, suggest
 from jaxir.core.installation import missing_recipe
-from jaxir.core.simple_types import Count
+from jaxir.core.values import Count
 from jaxir.plan import plan
 from jaxir.train import train
 from jaxir.training.recipe import Recipe
@@ -29,7 +29,7 @@ from typing import Literal
 import dataclasses
 import signal
 from jaxir.core.errors import BadInputError
-from jaxir.core.simple_types import Count
+from jaxir.core.values import Count
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Objective:
@@ -245,9 +245,11 @@ def test_a_fault_is_blamed_on_the_innermost_line_of_the_users():
     def blame(function):
         with pytest.raises(KeyError) as caught:
             function()
-        return faults.blame(caught.value.with_traceback(caught.value.__traceback__.tb_next))  # without us
+        return error_report.blame(
+            caught.value.with_traceback(caught.value.__traceback__.tb_next)
+        )  # without us
 
-    ours = raised(faults.__file__)
+    ours = raised(error_report.__file__)
     assert blame(ours) == ("internal", 70)
     assert blame(raised("<string>")) == ("internal", 70)
     assert blame(raised(np.__file__)) == ("internal", 70)
@@ -263,7 +265,7 @@ def test_a_fault_that_was_told_on_is_blamed_on_where_it_was_raised():
             scope["f"]()
         except KeyError as error:
             raise RuntimeError("evaluator f") from error
-    assert faults.blame(caught.value) == ("/home/me/evaluator.py:2, in f", 1)
+    assert error_report.blame(caught.value) == ("/home/me/evaluator.py:2, in f", 1)
 
 
 @pytest.mark.parametrize(
@@ -313,19 +315,19 @@ def test_where_no_file_can_be_written_the_traceback_is_not_lost(cook, monkeypatc
     monkeypatch.setenv("TMPDIR", "/proc/nowhere")
     monkeypatch.setattr("tempfile.tempdir", "/proc/nowhere")
     memory = jax.errors.JaxRuntimeError("INTERNAL: Out of memory allocating 128000000000 bytes.")
-    sentence, status = faults.explain(memory)
+    sentence, status = error_report.explain(memory)
     assert (
         sentence.startswith("there is not enough memory (INTERNAL: Out of memory allocating") and status == 1
     )
-    sentence, status = faults.explain(RuntimeError("a bug"))
+    sentence, status = error_report.explain(RuntimeError("a bug"))
     assert status == 70 and "could not be written" in sentence
     assert sentence.endswith("RuntimeError: a bug\n")
 
 
 def test_only_the_newest_tracebacks_are_kept(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    said = [faults.explain(ZeroDivisionError()).sentence for _ in range(faults.KEPT + 5)]
-    assert len(list((tmp_path / "jaxir/tracebacks").iterdir())) == faults.KEPT
+    said = [error_report.explain(ZeroDivisionError()).sentence for _ in range(error_report.KEPT + 5)]
+    assert len(list((tmp_path / "jaxir/tracebacks").iterdir())) == error_report.KEPT
     assert len(set(said)) == len(said)
 
 

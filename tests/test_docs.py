@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from jaxir.core import faults
+from jaxir.core import error_report
 from jaxir.runtime import distributed
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -127,7 +127,7 @@ def test_the_exit_statuses_are_told_alike():
         sentence = re.search(r"[^.]*\b130 after Ctrl-C[^.]*\.", text)[0]
         told = {int(number) for number in re.findall(r"\b\d+\b", sentence)}
         signals = {128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE)}
-        assert told == {0, 1, 2, faults.INTERNAL, distributed.TRY_AGAIN, *signals}, page
+        assert told == {0, 1, 2, error_report.INTERNAL, distributed.TRY_AGAIN, *signals}, page
 
 
 @cache

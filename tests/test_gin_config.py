@@ -6,7 +6,7 @@ import pytest
 from jaxir import cli
 from jaxir.cli import gin_config
 from jaxir.core.errors import UserError
-from jaxir.core.simple_types import Positive, Seed, Share
+from jaxir.core.values import Positive, Seed, Share
 from jaxir.train import train
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxir.core.errors import ChangedError
-from jaxir.storage.mapped import check_unchanged, open_mapped, pieces
+from jaxir.storage.memory_map import check_unchanged, open_mapped, pieces
 
 ROWS = np.arange(80_000, dtype=np.float32).reshape(10_000, 8)
 
@@ -23,7 +23,7 @@ from jaxir.data.batches.text_table import TextTable
 from jaxir.core.errors import ChangedError
 from jaxir.core.features import TextFormat, pair_features
 from jaxir.retrieval.indexes.exact import ExactIndex
-from jaxir.retrieval.indexes.index import load_index
+from jaxir.retrieval.indexes.base_index import load_index
 from jaxir.storage.npy import gather, read_npy
 
 COUNT = 10_000

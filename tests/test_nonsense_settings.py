@@ -16,7 +16,7 @@ import pytest
 import jaxir
 from jaxir import cli
 from jaxir.core.errors import UserError
-from jaxir.core.simple_types import fits, hints_of
+from jaxir.core.values import fits, hints_of
 from jaxir.losses import bce, distillation, hinges, in_batch, matryoshka, nt_xent, pair, ranking, samtone
 from jaxir.objectives.consert import ConSERT, drop_numbers
 from jaxir.objectives.contrastive import Contrastive
@@ -224,7 +224,7 @@ def test_what_a_class_of_ours_says_of_its_settings_can_be_read():
                     fields = {field.name for field in dataclasses.fields(thing)}
                     found.append(f"{module.name}.{name}")
                     assert fields <= hints_of(thing).keys(), found[-1]
-    assert len(found) > 40 and "jaxir.training.evaluators.search.Search" in found
+    assert len(found) > 40 and "jaxir.training.evaluators.corpus_search.Search" in found
 
 
 def test_objects_and_losses_of_another_kind_in_python():

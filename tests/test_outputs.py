@@ -10,7 +10,7 @@ import pytest
 from jaxir import cli
 from jaxir.__main__ import COMMANDS
 from jaxir.core.errors import UserError
-from jaxir.storage import asides
+from jaxir.storage import temporary_outputs
 from jaxir.storage.outputs import BEGUN, FILES, Kind, check_output
 
 COMMAND_NAMES = [name for names in COMMANDS.values() for name in names]
@@ -218,5 +218,5 @@ def test_no_command_works_among_the_files_of_another(command, name, kind, tmp_pa
         check_output(f"--{name}", tmp_path, kind)
         (tmp_path / begun).rmdir()
     (tmp_path / ".profile").unlink()
-    with asides.held_directory(tmp_path / "pydocs"):  # as a killed process leaves it
+    with temporary_outputs.held_directory(tmp_path / "pydocs"):  # as a killed process leaves it
         check_output(f"--{name}", tmp_path, kind)

@@ -14,7 +14,7 @@ import json, sys
 import jax, numpy as np
 from jaxir import ExactIndex
 from jaxir.core.errors import UserError
-from jaxir.core.faults import explain
+from jaxir.core.error_report import explain
 
 told = {}
 for platform in sys.argv[1:]:

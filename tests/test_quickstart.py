@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxir.data.sets import pydocs
+from jaxir.data.sets import package_docs
 
 SIZES = {"train": 300, "dev": 20, "test": 60}
 # The recipe's 110 steps take five minutes of a core.
@@ -46,10 +46,10 @@ def test_from_documentation_to_answers(tmp_path, minilm_folder):
             copy = sources / path.relative_to(minilm_folder.parents[1])
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, copy)
-    entries = pydocs.collect([sources])
+    entries = package_docs.collect([sources])
     chosen = [[e for e in entries if e.split == split][:size] for split, size in SIZES.items()]
     assert [len(part) for part in chosen] == list(SIZES.values())
-    pydocs.write_beir(output / "pydocs", [entry for part in chosen for entry in part])
+    package_docs.write_beir(output / "pydocs", [entry for part in chosen for entry in part])
     recipe = tmp_path / "fewer_steps.gin"
     recipe.write_text('include "gin/quickstart.gin"\nSTEPS = 40\nLEARNING_RATE = 1e-4\n')
 

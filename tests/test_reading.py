@@ -10,9 +10,9 @@ from jaxir import cli
 from jaxir.core.errors import BadInputError, UserError
 from jaxir.data.formats.lines import numbered_lines
 from jaxir.data.text.tokenizer import Tokenizer
-from jaxir.storage import reading
+from jaxir.storage import open_files
 from jaxir.storage.json_files import read_json
-from jaxir.storage.reading import open_to_read
+from jaxir.storage.open_files import open_to_read
 
 # What cannot be read though it can be opened: the system says EIO.
 BROKEN = "/proc/self/mem"
@@ -30,7 +30,7 @@ def test_a_pipe_that_nothing_fills_is_an_empty_file(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "pipe")
     with open_to_read(tmp_path / "pipe") as file:
         assert file.read() == b""
-    monkeypatch.setattr(reading, "PIPE_SECONDS", 0.2)  # all wait in one place
+    monkeypatch.setattr(open_files, "PIPE_SECONDS", 0.2)  # all wait in one place
     with pytest.raises(BadInputError, match="the file is empty"):
         list(numbered_lines(tmp_path / "pipe"))
     with pytest.raises(UserError, match="not valid JSON"):
@@ -63,7 +63,7 @@ def folder_and_run(folder):
 @pytest.mark.parametrize("kind", ["broken", "pipe", "loop", "directory"])
 @pytest.mark.parametrize("name", ["run", "qrels/test.tsv"])
 def test_a_command_says_which_file_it_cannot_read(folder_and_run, capsys, monkeypatch, kind, name):
-    monkeypatch.setattr(reading, "PIPE_SECONDS", 0.2)
+    monkeypatch.setattr(open_files, "PIPE_SECONDS", 0.2)
     path = folder_and_run / name
     flags = [f"--run={folder_and_run / 'run'}", f"--qrels={folder_and_run / 'qrels/test.tsv'}"]
     assert cli.main("jaxir.evaluate:evaluate", flags) == 0

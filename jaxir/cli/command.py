@@ -28,10 +28,10 @@ from typing import Any, Literal, NoReturn
 
 import docstring_parser
 
-from jaxir.core import faults, simple_types
+from jaxir.core import error_report, values
 from jaxir.core.errors import BadValueError, Terminated, UsageError, UserError, suggest
 from jaxir.core.progress import drop
-from jaxir.core.simple_types import simple
+from jaxir.core.values import simple
 from jaxir.runtime.compile_cache import keep_compiled_programs
 
 AGAIN_SECONDS = 0.05
@@ -112,7 +112,7 @@ def takes(
     """
     doc, fields = inspect.cleandoc(settings.__doc__), inspect.signature(settings).parameters
     chosen = {name: p for name, p in fields.items() if only is None or name in only}
-    hints = simple_types.hints_of(settings)
+    hints = values.hints_of(settings)
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         _, *own = inspect.signature(function).parameters.values()
@@ -151,9 +151,9 @@ def main(name: str, argv: Sequence[str] | None = None, *, example: str = "", act
     `action` is what stands before the flags, where a module has several commands.
 
     The function is imported by name, never taken from `__main__`, so that gin files and the command speak
-    of the same object. Whatever goes wrong costs one sentence on standard error (see `faults`): the status is
-    1 for what a user can mend, 2 for a command line that is none, 70 for a fault of ours, 130 for Ctrl-C,
-    141 for a reader of the output that has gone, 143 for SIGTERM.
+    of the same object. Whatever goes wrong costs one sentence on standard error (see `error_report`): the
+    status is 1 for what a user can mend, 2 for a command line that is none, 70 for a fault of ours, 130 for
+    Ctrl-C, 141 for a reader of the output that has gone, 143 for SIGTERM.
     """
     module_name = name.partition(":")[0]
     arguments = sys.argv[1:] if argv is None else argv
@@ -175,9 +175,9 @@ def main(name: str, argv: Sequence[str] | None = None, *, example: str = "", act
         _drop_output()
         return 141
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in faults.OF_OUTPUTS:
+        if isinstance(error, OSError) and error.errno in error_report.OF_OUTPUTS:
             _drop_output()  # it may be standard output: what is in its buffer would fail again at the end
-        sentence, status = faults.explain(error)
+        sentence, status = error_report.explain(error)
         print(f"error: {sentence}", file=sys.stderr)
         return status
 
@@ -314,7 +314,7 @@ def run(function: Callable[..., Any], argv: Sequence[str], *, prog: str, example
         raise UsageError(_unknown(unknown[0], parser, prog, macros=hasattr(function, "has_recipes")))
     flags = vars(parsed)
     for flag, value in flags.items():
-        simple_types.check_not_empty(f"--{flag}", value)
+        values.check_not_empty(f"--{flag}", value)
     gin_files = flags.pop("gin_file", [])
     for flag, name in getattr(function, "hands_over", {}).items():
         if flag in flags:
@@ -436,6 +436,6 @@ def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 def _parse(text: str, hint: Any) -> Any:
     try:
-        return simple_types.parse(text, hint)
+        return values.parse(text, hint)
     except BadValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None

@@ -27,7 +27,7 @@ from jaxir.cli.gin_keys import (
     scope_of,
 )
 from jaxir.core.errors import UserError, suggest
-from jaxir.core.simple_types import check_not_empty, check_value, hints_of
+from jaxir.core.values import check_not_empty, check_value, hints_of
 
 MISSPELT = 0.8  # so like another name that it was meant to be that one
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from gin import config as gin_internals
 
-from jaxir.core.simple_types import Later
+from jaxir.core.values import Later
 
 MACRO = "gin.macro"
 UNKNOWN = inspect.Parameter.empty  # a value that only a call gives

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from jaxir.evaluation import embedding_space, figures
+from jaxir.evaluation import embedding_space, plots
 from jaxir.evaluation.collection import Collection, TextEncoder, read_collection
 from jaxir.evaluation.embedding_space import Separability, Spread
-from jaxir.evaluation.tables import format_table
+from jaxir.evaluation.text_tables import format_table
+from jaxir.retrieval.indexes.base_index import normalize
 from jaxir.retrieval.indexes.exact import ExactIndex
-from jaxir.retrieval.indexes.index import normalize
 
 PROJECTED = 1000  # pairs in Figure 1
 
@@ -157,9 +157,9 @@ def analyze_model(encoder: TextEncoder, sample: Sample, *, seed: int) -> Analysi
 
 def draw(analyses: Mapping[str, Analysis], directory: Path) -> None:
     """Writes figure1.png, figure5.png and figure6.png, named as in the paper."""
-    figures.towers({name: a.points for name, a in analyses.items()}, directory / "figure1.png")
-    figures.nearest({name: a.nearest_values for name, a in analyses.items()}, directory / "figure5.png")
-    figures.ratios({name: a.ratio_values for name, a in analyses.items()}, directory / "figure6.png")
+    plots.towers({name: a.points for name, a in analyses.items()}, directory / "figure1.png")
+    plots.nearest({name: a.nearest_values for name, a in analyses.items()}, directory / "figure5.png")
+    plots.ratios({name: a.ratio_values for name, a in analyses.items()}, directory / "figure6.png")
 
 
 def tables(analyses: Mapping[str, Analysis]) -> str:

@@ -12,7 +12,7 @@ from jaxir.core.errors import UserError
 from jaxir.data.formats.lines import OnBadInput
 from jaxir.data.formats.sources import BeirFolder
 from jaxir.evaluation.judgements import by_query
-from jaxir.evaluation.retrieval import (
+from jaxir.evaluation.retrieval_metrics import (
     DEFAULT_METRICS,
     IdenticalIds,
     RetrievalScores,

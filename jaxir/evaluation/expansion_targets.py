@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from jaxir.core.errors import UserError
 from jaxir.data.formats.sources import Document, Query, read_queries, read_wanted
 from jaxir.data.text.sentences import sentences_of
-from jaxir.evaluation.answers import AnswersIn, joined_tokens, searched, tokens_of
+from jaxir.evaluation.answer_match import AnswersIn, joined_tokens, searched, tokens_of
 from jaxir.retrieval.encoding.windowed_file import write_windows
 from jaxir.storage import fingerprints
 from jaxir.storage.files import local_path

@@ -6,11 +6,11 @@ import statistics
 from pathlib import Path
 
 from jaxir.evaluation.collection import evaluate_collection
+from jaxir.evaluation.evaluation_report import Report, lengths_of
 from jaxir.evaluation.question_sets import CQADUPSTACK, FORUMS, read_cqadupstack
-from jaxir.evaluation.report import Report, lengths_of
-from jaxir.evaluation.retrieval import IdenticalIds, check_depth, parse_metrics
-from jaxir.evaluation.tables import Style, caption, format_table
-from jaxir.retrieval.encoding.dual_encoder import DualEncoder
+from jaxir.evaluation.retrieval_metrics import IdenticalIds, check_depth, parse_metrics
+from jaxir.evaluation.text_tables import Style, caption, format_table
+from jaxir.retrieval.encoding.text_encoder import DualEncoder
 
 
 def cqadupstack(

@@ -9,13 +9,13 @@ from typing import Any
 
 from jaxir.core.errors import UserError
 from jaxir.data.expanded.candidates import Candidates
-from jaxir.evaluation.answers import AnswersIn, joined_tokens, searched, tokens_of
+from jaxir.evaluation.answer_match import AnswersIn, joined_tokens, searched, tokens_of
 from jaxir.retrieval.encoding.windowed_file import OutputsReport, write_windows
-from jaxir.retrieval.indexes.index import load_index
+from jaxir.retrieval.indexes.base_index import load_index
 from jaxir.retrieval.searcher import Searcher
 from jaxir.storage import fingerprints
 from jaxir.storage.files import local_path
-from jaxir.storage.reading import sha256_of
+from jaxir.storage.open_files import sha256_of
 
 WINDOW = 64  # questions, of some 50 queries each, that are searched together
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from jaxir.evaluation.embedding_space import spread
-from jaxir.evaluation.sts import QueryEncoder, sentences_of
 from jaxir.evaluation.sts_files import SentencePair
-from jaxir.evaluation.tables import format_table
-from jaxir.retrieval.indexes.index import normalize
+from jaxir.evaluation.sts_scores import QueryEncoder, sentences_of
+from jaxir.evaluation.text_tables import format_table
+from jaxir.retrieval.indexes.base_index import normalize
 
 GROUPS = ("0-1", "1-2", "2-3", "3-4", "4-5")  # the lower bound belongs to a group, 5 to the last one
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxir.core.installation import require
+from jaxir.evaluation.evaluation_report import Report, lengths_of
 from jaxir.evaluation.pair_space import CUTOFFS, PairSpace
-from jaxir.evaluation.report import Report, lengths_of
-from jaxir.evaluation.sts import STSScores, scores_of, sentences_of
 from jaxir.evaluation.sts_files import SETTINGS, read_sts, read_sts_tasks
-from jaxir.evaluation.tables import Style, caption, format_table
+from jaxir.evaluation.sts_scores import STSScores, scores_of, sentences_of
+from jaxir.evaluation.text_tables import Style, caption, format_table
 
 if TYPE_CHECKING:
-    from jaxir.retrieval.encoding.dual_encoder import DualEncoder
+    from jaxir.retrieval.encoding.text_encoder import DualEncoder
 
 SENTEVAL_NOTE = """Logistic regression on the query tower's vectors, as SentEval does with kfold 10 and nhid 0
 accuracy in % of the test set, of MR, CR, SUBJ and MPQA over ten folds; dev: that by which C was chosen"""
@@ -40,7 +40,7 @@ def sts(model: str, directory: Path, split: str, style: Style = "markdown") -> R
     Raises:
       UserError: no or malformed data, no such model.
     """
-    from jaxir.retrieval.encoding.dual_encoder import DualEncoder
+    from jaxir.retrieval.encoding.text_encoder import DualEncoder
 
     tasks = read_sts_tasks(directory, split)
     one = None if tasks else read_sts(directory)
@@ -73,9 +73,9 @@ def senteval(model: str, directory: Path, style: Style = "markdown") -> Report:
     Raises:
       UserError: no or malformed data, no such model, or scikit-learn is not installed.
     """
-    from jaxir.evaluation.senteval import evaluate_senteval
     from jaxir.evaluation.senteval_files import TASKS, WHERE, read_senteval
-    from jaxir.retrieval.encoding.dual_encoder import DualEncoder
+    from jaxir.evaluation.transfer_tasks import evaluate_senteval
+    from jaxir.retrieval.encoding.text_encoder import DualEncoder
 
     require("analyze", "sklearn")
     tasks = read_senteval(directory)

@@ -11,10 +11,10 @@ from flax import nnx
 
 from jaxir.core.errors import UserError
 from jaxir.data.text.tokenizer import Tokenizer
-from jaxir.evaluation.tables import format_table
+from jaxir.evaluation.text_tables import format_table
 from jaxir.interop import model_dir
 from jaxir.models.decoder import WordDecoder
-from jaxir.retrieval.encoding.dual_encoder import DualEncoder
+from jaxir.retrieval.encoding.text_encoder import DualEncoder
 
 Words = list[tuple[str, float]]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 from jaxir.core.errors import UserError
-from jaxir.core.simple_types import Within, checked
+from jaxir.core.values import Within, checked
 from jaxir.data.formats.lines import MalformedRecord, OnBadInput, json_object, parsed_lines, string_field
 from jaxir.data.formats.sources import BeirFolder, PairExample
 from jaxir.data.sets.pair_sources import PairSource

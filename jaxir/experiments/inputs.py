@@ -12,7 +12,7 @@ from jaxir.core.errors import UserError
 from jaxir.core.installation import RECIPES, find_recipe, included_in
 from jaxir.data.formats.sources import BeirFolder
 from jaxir.interop.model.run_dir import CONFIG, checkpoint_of
-from jaxir.storage.reading import open_to_read
+from jaxir.storage.open_files import open_to_read
 
 MODEL_FILES = (CONFIG, "config.json", "modules.json")  # of ours, Hugging Face's, sentence-transformers'
 

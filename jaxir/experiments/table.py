@@ -12,11 +12,11 @@ import numpy as np
 
 from jaxir.core.errors import UserError
 from jaxir.core.progress import progress
-from jaxir.core.simple_types import check_value
+from jaxir.core.values import check_value
 from jaxir.evaluation.significance import compare, confidence_interval
 from jaxir.evaluation.systems import deviation, over_runs
-from jaxir.evaluation.tables import format_table
-from jaxir.experiments.plan import SHARING_TITLES, Cell, Row
+from jaxir.evaluation.text_tables import format_table
+from jaxir.experiments.grid_cells import SHARING_TITLES, Cell, Row
 from jaxir.storage.json_files import read_json
 
 LEVEL = 0.95

@@ -10,12 +10,12 @@ import numpy as np
 
 from jaxir.core.errors import UserError
 from jaxir.core.features import Reads
-from jaxir.core.simple_types import Count, checked
+from jaxir.core.values import Count, checked
 from jaxir.data.text.pair_tokenizer import PairTokenizer
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.interop import model_dir
 from jaxir.interop.hub import hub
-from jaxir.interop.huggingface import cross_encoder, hf, masked_lm
+from jaxir.interop.huggingface import hf, hf_cross_encoder, hf_masked_lm
 from jaxir.interop.model import kinds, stored
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.overrides import CommonOverrides, Overrides
@@ -165,7 +165,7 @@ class PretrainedMaskedLM:
         Raises:
           UserError: there is no such folder, or it is of another architecture.
         """
-        return self._computed(masked_lm.outline(hub.configuration(_name_of(self.source, self._what))))
+        return self._computed(hf_masked_lm.outline(hub.configuration(_name_of(self.source, self._what))))
 
     def build(self) -> tuple[MaskedLanguageModel, str]:
         """Reads the model; returns it, on the default device, and its `Tokenizer.vocabulary`.
@@ -173,7 +173,7 @@ class PretrainedMaskedLM:
         Raises:
           UserError: there is no such model, it is damaged, or it has no such head.
         """
-        found = masked_lm.read(hub.resolve(_name_of(self.source, self._what), check=hf.check))
+        found = hf_masked_lm.read(hub.resolve(_name_of(self.source, self._what), check=hf.check))
         found = dataclasses.replace(found, config=self._computed(found.config))
         return stored.build(found), found.tokenizer.vocabulary
 
@@ -198,7 +198,7 @@ class PretrainedPooler:
         Raises:
           UserError: there is no such folder, it is damaged, or it has no pooler.
         """
-        return masked_lm.read_pooler(hub.resolve(_name_of(self.source, "a pooler"), check=hf.check))
+        return hf_masked_lm.read_pooler(hub.resolve(_name_of(self.source, "a pooler"), check=hf.check))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -329,7 +329,9 @@ def _with_new_head(found: StoredModel, *, seed: int, where: str) -> StoredModel:
     config = found.config
     if kinds.name_of(config) != "dual_encoder" or config.sharing != "sde":
         raise UserError(f"{where}: a cross-encoder starts from one encoder, not from {config.summary}")
-    made = CrossEncoderConfig(backbone=config.backbone, **cross_encoder.head_of(config.backbone.model_type))
+    made = CrossEncoderConfig(
+        backbone=config.backbone, **hf_cross_encoder.head_of(config.backbone.model_type)
+    )
     params = {n: v for n, v in found.params.items() if n.startswith("encoder.")}
     width, init = config.backbone.embed_dim, layers.normal(0.02)
     shapes = {"pooler": (width, width), "classifier": (width, 1)}

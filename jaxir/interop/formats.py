@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 from jaxir.core.errors import UserError, suggest
 from jaxir.interop import model_dir, t5x
-from jaxir.interop.huggingface import cross_encoder, hf, sentence_transformers, seq2seq
+from jaxir.interop.huggingface import hf, hf_cross_encoder, hf_seq2seq, sentence_transformers
 from jaxir.interop.model import kinds
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.overrides import Overrides
@@ -109,10 +109,10 @@ def _write(
     if to == "hf" or kind != "dual_encoder":
         _say_prompts(model.settings, to)
     with atomic_directory(output) as aside:
-        if whole := {"cross_encoder": cross_encoder.write, "seq2seq": seq2seq.write}.get(kind):
+        if whole := {"cross_encoder": hf_cross_encoder.write, "seq2seq": hf_seq2seq.write}.get(kind):
             whole(aside, model)
             if to == "st":
-                cross_encoder.write_prompts(aside, model.settings)
+                hf_cross_encoder.write_prompts(aside, model.settings)
             write_all(aside)
         else:
             _write_towers(aside, model, source, to)

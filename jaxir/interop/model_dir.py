@@ -22,7 +22,7 @@ from jax.experimental import multihost_utils
 from jaxir.core.errors import UserError
 from jaxir.core.platforms import check_devices
 from jaxir.data.text.tokenizer import Tokenizer
-from jaxir.interop import t5x, word_vectors
+from jaxir.interop import t5x, word_vector_files
 from jaxir.interop.huggingface import named
 from jaxir.interop.model import kinds, model_json, stored
 from jaxir.interop.model.encoder_settings import EncoderSettings
@@ -207,7 +207,7 @@ def _read(
     if tokenizer is not None:
         raise UserError(f"{spec} has a tokenizer of its own: another one is for t5x: checkpoints only")
     if separator and form == "w2v":
-        return word_vectors.read(name), None
+        return word_vector_files.read(name), None
     if separator and form in ("st", "hf"):
         return named.read(form, name, kind, weights=weights), None
     directory = path_of(spec)

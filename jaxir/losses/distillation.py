@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from beartype import beartype
 from jaxtyping import Array, Float32, jaxtyped
 
-from jaxir.core.simple_types import PositiveNumber
+from jaxir.core.values import PositiveNumber
 
 Metrics = dict[str, Float32[Array, ""]]
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from beartype import beartype
 from jaxtyping import Array, Bool, Float32, Int32, jaxtyped
 
-from jaxir.core.simple_types import PositiveNumber
+from jaxir.core.values import PositiveNumber
 from jaxir.losses import _rows
 
 # Which negatives of a row count: the most similar one, or the mean over all.

@@ -9,7 +9,7 @@ from beartype import beartype
 from jaxtyping import Array, Float32, jaxtyped
 
 from jaxir.core.errors import UserError
-from jaxir.core.simple_types import Count, NotNegativeNumber
+from jaxir.core.values import Count, NotNegativeNumber
 from jaxir.losses.in_batch import in_batch_softmax
 
 SMALLEST = 8  # as in the paper

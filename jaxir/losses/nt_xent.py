@@ -3,7 +3,7 @@
 from beartype import beartype
 from jaxtyping import Array, Float32, Int32, jaxtyped
 
-from jaxir.core.simple_types import Count, PositiveNumber
+from jaxir.core.values import Count, PositiveNumber
 from jaxir.losses._tiles import GradientPrecision
 from jaxir.losses.samtone import samtone
 

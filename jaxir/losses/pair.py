@@ -7,7 +7,7 @@ from beartype import beartype
 from jaxtyping import Array, Float32, Int32, jaxtyped
 
 from jaxir.core.errors import UserError
-from jaxir.core.simple_types import Count, PositiveNumber, Within
+from jaxir.core.values import Count, PositiveNumber, Within
 from jaxir.losses import _rows, _sums
 from jaxir.losses._tiles import GradientPrecision
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from beartype import beartype
 from jaxtyping import Array, Bool, Float32, jaxtyped
 
-from jaxir.core.simple_types import NotNegativeNumber, PositiveNumber
+from jaxir.core.values import NotNegativeNumber, PositiveNumber
 
 Metrics = dict[str, Float32[Array, ""]]
 

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxir.models.place_hash import SPREAD, mixed
+from jaxir.models.counter_random import SPREAD, mixed
 
 LANES = 128
 # The logit of what is not seen; the sum of two is finite.

@@ -20,7 +20,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Key, jaxtyped
 
 from jaxir.core.errors import UserError
-from jaxir.core.simple_types import Size, Within, check_value
+from jaxir.core.values import Size, Within, check_value
 from jaxir.models import layers
 from jaxir.models.codec import HuggingFace
 from jaxir.runtime.partitioning import Partitioner

@@ -17,7 +17,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key, jaxtyped
 
 from jaxir.core.features import PADDING_TOKEN
-from jaxir.core.simple_types import Layers, Natural, Positive, Rate, Size, checked
+from jaxir.core.values import Layers, Natural, Positive, Rate, Size, checked
 from jaxir.models import activations, layers
 from jaxir.models.attention import Attention
 from jaxir.models.backbones import BackboneConfig, Edit, Encoder, edited, register

@@ -9,7 +9,7 @@ from beartype import beartype
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key, jaxtyped
 
-from jaxir.core.simple_types import Natural, checked
+from jaxir.core.values import Natural, checked
 from jaxir.models import layers
 from jaxir.models.activations import gelu
 from jaxir.models.backbones import BackboneConfig, make_encoder

@@ -15,7 +15,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Key, jaxtyped
 
 from jaxir.core.errors import UserError
-from jaxir.core.simple_types import Count, Layers, Rate, Size, checked
+from jaxir.core.values import Count, Layers, Rate, Size, checked
 from jaxir.models import activations, layers
 from jaxir.models.attention import Attention, rope_frequencies
 from jaxir.models.dual_encoder import DualEncoderConfig

@@ -18,7 +18,7 @@ from beartype import beartype
 from jaxtyping import Array, Bool, Float, Float32, Int, Int32, Key, jaxtyped
 
 from jaxir.core.errors import UserError
-from jaxir.core.simple_types import Count, Seed, Temperature, Within, checked
+from jaxir.core.values import Count, Seed, Temperature, Within, checked
 
 State = Any
 NextLogits = Callable[[jax.Array, State], tuple[jax.Array, State]]

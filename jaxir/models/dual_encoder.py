@@ -13,7 +13,7 @@ from beartype import beartype
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key, jaxtyped
 
-from jaxir.core.simple_types import Size, checked
+from jaxir.core.values import Size, checked
 from jaxir.models import layers
 from jaxir.models.backbones import BackboneConfig, Edit, Encoder, check_editable, make_encoder
 from jaxir.runtime.partitioning import constrain

@@ -17,7 +17,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, jaxtyped
 
 from jaxir.core.features import PADDING_TOKEN
-from jaxir.models import place_hash
+from jaxir.models import counter_random
 from jaxir.runtime import cpu
 from jaxir.runtime.partitioning import GATHERED, Partitioner, constrain, gather_weight, in_force, look_up
 
@@ -283,7 +283,7 @@ def dropout(x: jax.Array, rate: float, key: jax.Array | None, *, same_along: int
     shape = list(x.shape)
     if same_along is not None:
         shape[same_along] = 1
-    kept = jax.lax.shift_right_logical(place_hash.bits(key, shape), 8) >= round(rate * 2**24)
+    kept = jax.lax.shift_right_logical(counter_random.bits(key, shape), 8) >= round(rate * 2**24)
     return jnp.where(kept, x / (1.0 - rate), jnp.zeros_like(x))
 
 

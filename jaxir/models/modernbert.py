@@ -15,7 +15,7 @@ from beartype import beartype
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key, jaxtyped
 
-from jaxir.core.simple_types import Count, Layers, Positive, Rate, Size, checked
+from jaxir.core.values import Count, Layers, Positive, Rate, Size, checked
 from jaxir.models import activations, layers
 from jaxir.models.attention import NO_WINDOW, Attention, rope_frequencies
 from jaxir.models.backbones import BackboneConfig, Edit, Encoder, edited, register

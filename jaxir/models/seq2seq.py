@@ -15,7 +15,7 @@ from beartype import beartype
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key, jaxtyped
 
-from jaxir.core.simple_types import Layers, Natural, checked
+from jaxir.core.values import Layers, Natural, checked
 from jaxir.models import layers
 from jaxir.models.attention import Cache
 from jaxir.models.decoding import Decoding, beam_search, decode, greedy, sampler

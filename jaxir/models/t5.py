@@ -21,7 +21,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key, jaxtyped
 
 from jaxir.core.errors import UserError, suggest
-from jaxir.core.simple_types import Buckets, Count, Layers, Positive, Rate, Size, checked
+from jaxir.core.values import Buckets, Count, Layers, Positive, Rate, Size, checked
 from jaxir.models import activations, layers
 from jaxir.models.attention import Attention
 from jaxir.models.backbones import BackboneConfig, Edit, Encoder, edited, register

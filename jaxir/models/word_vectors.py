@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import jax
 from flax import nnx
 
-from jaxir.core.simple_types import Size, checked
+from jaxir.core.values import Size, checked
 from jaxir.models import layers
 from jaxir.models.backbones import BackboneConfig, Edit, Encoder, edited, register
 

@@ -12,7 +12,7 @@ from flax import nnx
 from jaxtyping import Array, Int32, Key, jaxtyped
 
 from jaxir.core.features import Features, TextFormat, Tokens
-from jaxir.core.simple_types import Count, Layers, Rate, Size, checked
+from jaxir.core.values import Count, Layers, Rate, Size, checked
 from jaxir.losses.tokens import over_tokens, token_losses
 from jaxir.models import layers
 from jaxir.models.backbones import Encoder

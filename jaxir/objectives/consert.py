@@ -13,7 +13,7 @@ from beartype import beartype
 from jaxtyping import Array, Bool, Float, Int32, Key, jaxtyped
 
 from jaxir.core.errors import UserError
-from jaxir.core.simple_types import Rate, checked
+from jaxir.core.values import Rate, checked
 from jaxir.losses.nt_xent import nt_xent
 from jaxir.objectives.objective import Metrics
 from jaxir.objectives.two_views import TwoViews, View

@@ -13,7 +13,7 @@ import jax
 
 from jaxir.core.errors import UserError
 from jaxir.core.features import Features, TextFormat, pair_features
-from jaxir.core.simple_types import Count, check_value, checked, hints_of
+from jaxir.core.values import Count, check_value, checked, hints_of
 from jaxir.losses.samtone import samtone
 from jaxir.objectives.gradient_cache import embed_in_chunks
 from jaxir.objectives.objective import Batch, Metrics, Objective

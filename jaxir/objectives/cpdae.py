@@ -10,17 +10,17 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxir.core.features import Features, Key, TextFormat, Tokens
-from jaxir.core.simple_types import Count, NotNegative, Portion, PositiveNumber, checked
+from jaxir.core.values import Count, NotNegative, Portion, PositiveNumber, checked
 from jaxir.losses.samtone import samtone
 from jaxir.losses.tokens import over_tokens
 from jaxir.losses.word_distributions import bag_of_words, js_softmax, log_normalised_sigmoid
 from jaxir.models import layers
 from jaxir.models.decoder import WordDecoder
 from jaxir.objectives.gradient_cache import embed_in_chunks
-from jaxir.objectives.lent import MaskedLMSource
 from jaxir.objectives.masked_lm import MaskedWords
 from jaxir.objectives.masking import is_word
 from jaxir.objectives.objective import Batch, Corpus, Metrics, Objective
+from jaxir.objectives.pretrained_heads import MaskedLMSource
 from jaxir.runtime.partitioning import constrain
 
 

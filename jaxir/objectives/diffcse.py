@@ -12,19 +12,25 @@ from flax import nnx
 
 from jaxir.core.errors import UserError
 from jaxir.core.features import Features, TextFormat, Tokens
-from jaxir.core.simple_types import Count, NotNegative, Portion, checked
+from jaxir.core.values import Count, NotNegative, Portion, checked
 from jaxir.models import layers
 from jaxir.models.backbones import check_editable
 from jaxir.models.masked_lm import MaskedLanguageModel
 from jaxir.models.projector import BatchNormProjector
-from jaxir.objectives.changes import Change, Kind, longest, make_change
 from jaxir.objectives.contrastive import Contrastive, Embeddings
 from jaxir.objectives.discriminator import Discriminator, Task
 from jaxir.objectives.gradient_cache import embed_in_chunks
-from jaxir.objectives.lent import MaskedLMSource, PoolerSource, head_for, masked_lm_for, pooler_for
 from jaxir.objectives.masking import mask_as_bert, places_of
 from jaxir.objectives.objective import Batch, Metrics, Objective
+from jaxir.objectives.pretrained_heads import (
+    MaskedLMSource,
+    PoolerSource,
+    head_for,
+    masked_lm_for,
+    pooler_for,
+)
 from jaxir.objectives.simcse import SimCSE
+from jaxir.objectives.token_edits import Change, Kind, longest, make_change
 from jaxir.objectives.two_views import TwoViews
 
 

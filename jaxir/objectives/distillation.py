@@ -10,7 +10,7 @@ import jax
 
 from jaxir.core.errors import UserError
 from jaxir.core.features import Features, Numbers, TextFormat, pair_features
-from jaxir.core.simple_types import Count, checked
+from jaxir.core.values import Count, checked
 from jaxir.losses.distillation import margin_mse
 from jaxir.objectives.contrastive import Contrastive, call_of, check_loss
 from jaxir.objectives.objective import Batch, Metrics, Objective

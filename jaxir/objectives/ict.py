@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxir.core.features import Features, Key, TextFormat, Tokens
-from jaxir.core.simple_types import Share, checked
+from jaxir.core.values import Share, checked
 from jaxir.models import layers
 from jaxir.objectives.contrastive import Contrastive, Embeddings
 from jaxir.objectives.objective import Batch

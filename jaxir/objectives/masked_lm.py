@@ -11,14 +11,14 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxir.core.features import Features, TextFormat, Tokens
-from jaxir.core.simple_types import Count, Portion, checked
+from jaxir.core.values import Count, Portion, checked
 from jaxir.losses.tokens import over_tokens, token_losses
 from jaxir.models import layers
 from jaxir.models.backbones import Encoder
 from jaxir.objectives.gradient_cache import embed_in_chunks
-from jaxir.objectives.lent import MaskedLMSource, head_for
 from jaxir.objectives.masking import choose_tokens, mask_as_bert, most_chosen, places_of
 from jaxir.objectives.objective import Batch, Metrics, Objective
+from jaxir.objectives.pretrained_heads import MaskedLMSource, head_for
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxir.core.features import Features, TextFormat, Tokens
-from jaxir.core.simple_types import Count, Layers, Portion, Rate, Size, checked
+from jaxir.core.values import Count, Layers, Portion, Rate, Size, checked
 from jaxir.losses.tokens import over_tokens, token_losses
 from jaxir.models import layers
 from jaxir.models.decoder import VectorDecoder, decoder_for

@@ -13,14 +13,14 @@ from flax import nnx
 
 from jaxir.core.errors import UserError
 from jaxir.core.features import PADDING_TOKEN, Features, TextFormat, Tokens
-from jaxir.core.simple_types import Count, Portion, Positive, PositiveNumber, checked
+from jaxir.core.values import Count, Portion, Positive, PositiveNumber, checked
 from jaxir.losses.tokens import over_tokens
 from jaxir.models import layers
 from jaxir.objectives.gradient_cache import embed_in_chunks
-from jaxir.objectives.lent import MaskedLMSource
 from jaxir.objectives.masked_lm import MaskedWords
 from jaxir.objectives.masking import is_word
 from jaxir.objectives.objective import Batch, Corpus, Metrics, Objective
+from jaxir.objectives.pretrained_heads import MaskedLMSource
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jaxir.core.errors import UserError
 from jaxir.core.features import Features, Key, Numbers, TextFormat, Tokens
-from jaxir.core.simple_types import Count, checked
+from jaxir.core.values import Count, checked
 from jaxir.losses.ranking import rank_margin
 from jaxir.objectives.contrastive import call_of, check_loss
 from jaxir.objectives.gradient_cache import embed_in_chunks

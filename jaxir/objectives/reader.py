@@ -8,7 +8,7 @@ from typing import Any, Literal
 import jax
 
 from jaxir.core.features import Features, TextFormat, Tokens
-from jaxir.core.simple_types import Count, checked
+from jaxir.core.values import Count, checked
 from jaxir.losses.tokens import over_tokens, token_losses
 from jaxir.objectives.gradient_cache import embed_in_chunks
 from jaxir.objectives.objective import Batch, Metrics, Objective

@@ -9,15 +9,15 @@ import jax
 from flax import nnx
 
 from jaxir.core.features import Features, TextFormat, Tokens
-from jaxir.core.simple_types import Count, Layers, Portion, Rate, Size, checked
+from jaxir.core.values import Count, Layers, Portion, Rate, Size, checked
 from jaxir.losses.tokens import over_tokens
 from jaxir.models import layers
 from jaxir.models.decoder import decoder_for
 from jaxir.objectives.clm_autoencoder import next_token_losses
 from jaxir.objectives.gradient_cache import embed_in_chunks
-from jaxir.objectives.lent import MaskedLMSource
 from jaxir.objectives.masked_lm import MaskedWords
 from jaxir.objectives.objective import Batch, Metrics, Objective
+from jaxir.objectives.pretrained_heads import MaskedLMSource
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

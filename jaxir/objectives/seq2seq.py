@@ -9,7 +9,7 @@ import jax
 
 from jaxir.core.errors import UserError
 from jaxir.core.features import Features, TextFormat, Tokens
-from jaxir.core.simple_types import checked
+from jaxir.core.values import checked
 from jaxir.losses.tokens import token_cross_entropy
 from jaxir.objectives.objective import Batch, Metrics, Objective
 

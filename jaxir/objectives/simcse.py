@@ -12,7 +12,7 @@ from flax import nnx
 
 from jaxir.core.errors import UserError
 from jaxir.core.features import TextFormat
-from jaxir.core.simple_types import checked
+from jaxir.core.values import checked
 from jaxir.losses.in_batch import in_batch_softmax
 from jaxir.objectives.objective import Metrics
 from jaxir.objectives.two_views import TwoViews, View

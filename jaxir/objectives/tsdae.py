@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from jaxir.core.simple_types import Rate, checked
+from jaxir.core.values import Rate, checked
 from jaxir.objectives.clm_autoencoder import CLMAutoencoder
 
 

@@ -15,7 +15,7 @@ from flax import nnx
 
 from jaxir.core.errors import UserError
 from jaxir.core.features import Feature, Features, TextFormat, fields_of
-from jaxir.core.simple_types import Count, Natural, NotNegative, checked
+from jaxir.core.values import Count, Natural, NotNegative, checked
 from jaxir.objectives.objective import (
     Batch,
     Corpus,

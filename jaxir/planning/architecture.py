@@ -8,7 +8,7 @@ from jaxir.core.errors import UserError
 from jaxir.interop import model_dir, t5x
 from jaxir.interop.build import Source
 from jaxir.interop.hub import hub, hub_errors
-from jaxir.interop.huggingface import hf_config, seq2seq
+from jaxir.interop.huggingface import hf_config, hf_seq2seq
 from jaxir.interop.model import stored
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.stored import ModelConfig, StoredModel
@@ -51,7 +51,7 @@ def describe_generator(source: str) -> tuple[Seq2SeqConfig, EncoderSettings]:
                 backbone=backbone, num_decoder_layers=backbone.num_layers, tied=old, scaled=old
             )
             return config, EncoderSettings.of_generator(_DEFAULT_LENGTH)
-        return seq2seq.outline(hub.configuration(name)), EncoderSettings.of_generator(_DEFAULT_LENGTH)
+        return hf_seq2seq.outline(hub.configuration(name)), EncoderSettings.of_generator(_DEFAULT_LENGTH)
     if separator and name and kind == "t5x":
         return t5x.describe(name, generator=True)
     found, _ = model_dir.read(source, kind="seq2seq")  # opened, not read

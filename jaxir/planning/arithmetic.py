@@ -9,10 +9,10 @@ import jax
 from jaxir.core.errors import UserError
 from jaxir.costs.hlo import Program, parse
 from jaxir.models.dual_encoder import DualEncoderConfig
-from jaxir.planning.activations import Kept
+from jaxir.planning.activation_memory import Kept
 from jaxir.planning.program import Step, bytes_of, lower
 from jaxir.runtime.compile_cache import aside
-from jaxir.storage.asides import temporary_directory
+from jaxir.storage.temporary_outputs import temporary_directory
 
 # The partitioned program is all that is wanted of XLA's compiler for CPUs: what follows may be quick and bad.
 _OPTIONS = {"xla_backend_optimization_level": 0, "xla_dump_hlo_as_text": True}

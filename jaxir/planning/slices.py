@@ -10,15 +10,15 @@ from typing import NamedTuple
 import jax
 
 from jaxir.core.errors import UserError
-from jaxir.core.simple_types import Positive
+from jaxir.core.values import Positive
 from jaxir.costs import targets, work
 from jaxir.costs.targets import Target
 from jaxir.models.layers import POLICIES
-from jaxir.planning import advice, devices, plan, report, search
+from jaxir.planning import advice, devices, plan_report, run_plan, setting_search
 from jaxir.planning import prices as prices_lib
-from jaxir.planning.figures import Figures, measure
 from jaxir.planning.program import Planned, bytes_of, check_sizes, compiler_settings, make_step
-from jaxir.planning.search import Choice
+from jaxir.planning.setting_search import Choice
+from jaxir.planning.step_figures import Figures, measure
 from jaxir.runtime.compile_cache import can_send
 from jaxir.training.recipe import Recipe
 from jaxir.training.step.memory import HEADROOM
@@ -52,7 +52,7 @@ def run(
 ) -> int:
     """Searches slices and prints what was found; returns 0 if there is one to take, else 1.
 
-    As `plan.run` it must be the first to use JAX in its process, and reads neither data nor weights.
+    As `run_plan.run` it must be the first to use JAX in its process, and reads neither data nor weights.
 
     Args:
       texts: TPU slices, such as "v5e:2x2,v5e:4x4".
@@ -67,7 +67,7 @@ def run(
     if gpus := [target.name for target in found if target.chip.kind == "gpu"]:
         raise UserError(f"--search compiles, and of {gpus[0]} no compiler is at hand: give TPU slices")
     priced = prices_lib.read(prices, found)
-    recipe = plan.settled(recipe)
+    recipe = run_plan.settled(recipe)
     searched = [_search(target, recipe, hours) for target in found]
     chosen = choose(searched, recipe, priced, hours)
     none = "no slice is quick enough" if any(one.best for one in searched) else "nothing fits into any slice"
@@ -76,7 +76,7 @@ def run(
         print("\n".join(comparison(searched, chosen, recipe, priced, hours)))
     print("\n".join(line for one in searched for line in _slice_lines(one, recipe)))
     if compiler_settings().quick:
-        print(f"\nwarning: {report.QUICK}")
+        print(f"\nwarning: {plan_report.QUICK}")
     return 0 if chosen is not None else 1
 
 
@@ -85,7 +85,7 @@ def _search(target: Target, recipe: Recipe, hours: float | None) -> Searched:
     changes = advice.mesh_changes(recipe.mesh, target)
     mesh = dataclasses.replace(recipe.mesh, **changes)
     in_reach = devices.get(target)
-    base = plan.prepare(dataclasses.replace(recipe, mesh=mesh), target, in_reach)
+    base = run_plan.prepare(dataclasses.replace(recipe, mesh=mesh), target, in_reach)
     try:
         base.recipe.check_batch(base.partitioner)
     except UserError as error:
@@ -99,14 +99,14 @@ def _search(target: Target, recipe: Recipe, hours: float | None) -> Searched:
         if least > hours:
             return Searched(target, {}, None, f"its products alone take {least:.3g} hours")
     teller = _Teller(target)
-    rows = search.search(
+    rows = setting_search.search(
         _start(base),
         _levels(base, in_reach),
         lambda choice: _refused(base, choice),
         lambda choice: _measured(base, choice, target, in_reach, teller),
         teller.say,
     )
-    return Searched(target, rows, search.best(rows))
+    return Searched(target, rows, setting_search.best(rows))
 
 
 class _Teller:
@@ -118,11 +118,11 @@ class _Teller:
     def say(self, choice: Choice, figures: Figures, left: int) -> None:
         told = f"{figures.size / GIB:.2f} GiB" + ("" if figures.fits else ", does not fit")
         if figures.timed:
-            told += f", {report.duration(figures.scheduled)} a step"
+            told += f", {plan_report.duration(figures.scheduled)} a step"
         self.compiling.append(figures.compiling)
         how = "kept" if self.kept else f"{figures.compiling:.0f} s"
         rest = left * sum(self.compiling) / len(self.compiling)
-        then = f"; about {left} more, {report.duration(rest)}" if left else ""
+        then = f"; about {left} more, {plan_report.duration(rest)}" if left else ""
         print(f"{self.target.name} {choice}: {told} ({how}){then}", file=sys.stderr, flush=True)
 
 
@@ -139,7 +139,7 @@ def _start(base: Planned) -> Choice:
     )
 
 
-def _levels(base: Planned, in_reach: Sequence[jax.Device]) -> search.Levels:
+def _levels(base: Planned, in_reach: Sequence[jax.Device]) -> setting_search.Levels:
     """Returns what may be tried: what divides the chips of a slice, and the rows of the batch."""
     shape = base.partitioner.mesh.shape
     chips = shape["data"] * shape["fsdp"] * shape["tensor"]
@@ -292,7 +292,7 @@ def comparison(
         if s.best is None:
             row += [""] * (3 if prices else 2) + [s.why or "nothing fits"]
         else:
-            row += [report.duration(s.seconds), report.duration(s.seconds * recipe.steps)]
+            row += [plan_report.duration(s.seconds), plan_report.duration(s.seconds * recipe.steps)]
             row += [f"{_cost(s, recipe, prices):,.2f}"] if prices else []
             late = hours is not None and _hours(s, recipe) > hours
             row += ["too slow" if late else ("cheapest" if prices else "quickest") if s is chosen else ""]
@@ -309,9 +309,10 @@ def comparison(
 def _settings(searched: Searched, recipe: Recipe) -> Iterator[str]:
     """Yields the lines of a gin file that set the best choice."""
     target, choice = searched.target, searched.best
+    step, whole = (plan_report.duration(searched.seconds * count) for count in (1, recipe.steps))
     yield (
-        f"{target.name}: {report.duration(searched.seconds)} a step as scheduled, {recipe.steps:,} steps in"
-        f" {report.duration(searched.seconds * recipe.steps)}, with these lines below a gin file's includes:"
+        f"{target.name}: {step} a step as scheduled, {recipe.steps:,} steps in {whole}, with these lines"
+        " below a gin file's includes:"
     )
     yield ""
     remat = f'"{choice.remat}"' if isinstance(choice.remat, str) else choice.remat

@@ -11,10 +11,10 @@ import numpy as np
 from jaxir.core.errors import UserError
 from jaxir.data.formats.lines import MalformedRecord, has_text
 from jaxir.data.formats.sparse_vectors import parse_weights
-from jaxir.retrieval.indexes.index import Index, load_index
+from jaxir.retrieval.indexes.base_index import Index, load_index
 
 if TYPE_CHECKING:
-    from jaxir.retrieval.encoding.dual_encoder import DualEncoder
+    from jaxir.retrieval.encoding.text_encoder import DualEncoder
 
 
 class Searcher:
@@ -66,7 +66,7 @@ class Searcher:
         model = model or loaded.info.model
         if model is None:
             raise UserError(f"{name} does not say which model made it: give --model")
-        from jaxir.retrieval.encoding.dual_encoder import DualEncoder  # imports JAX, which words do not need
+        from jaxir.retrieval.encoding.text_encoder import DualEncoder  # imports JAX, which words do not need
 
         encoder = DualEncoder.load(model, dtype=dtype)
         loaded.require_model(encoder.fingerprint, *encoder.made_by)

@@ -15,9 +15,9 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxir.core import faults
+from jaxir.core import error_report
 from jaxir.core.errors import BadValueError, Terminated, UserError
-from jaxir.core.simple_types import Count, Natural, parse
+from jaxir.core.values import Count, Natural, parse
 from jaxir.runtime.partitioning import Partitioner
 from jaxir.storage.locks import leave_nothing_empty
 
@@ -103,7 +103,7 @@ def _has_tpu() -> bool:
 def together() -> Iterator[None]:
     """While in force, the processes of a run end together: none waits for one that is gone.
 
-    A process that ends with an error says so, exits with the status of `faults` and tells the others,
+    A process that ends with an error says so, exits with the status of `error_report` and tells the others,
     which name it and exit within seconds, with status 75 if it was ended by SIGTERM, else 1; one that is
     killed or cut off is missed after half of the heartbeat timeout, and they exit with 75. The process then
     exits at once, without unwinding: every farewell would wait for the others. One that has nothing left to
@@ -178,12 +178,12 @@ class _Company(threading.Thread):
                 ("interrupted", 130) if isinstance(error, KeyboardInterrupt) else ("SIGTERM", SIGTERM_STATUS)
             )
         elif isinstance(error, UserError | OSError):
-            reason = faults.explain(error).sentence
+            reason = error_report.explain(error).sentence
         elif _is_of_the_lost(error):
             reason = f"another process is gone ({first_line:.160}); run the same command again to resume"
             status = TRY_AGAIN
         else:
-            whose, status = faults.blame(error)
+            whose, status = error_report.blame(error)
             reason = f"{whose}: {type(error).__name__}: {first_line:.160}"
             # Not into a file: on a machine of a pod that may be gone with the process.
             with contextlib.suppress(OSError):  # as in `_end`

@@ -25,7 +25,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxir.core.errors import UserError
 from jaxir.core.platforms import check_devices
-from jaxir.core.simple_types import Count, checked
+from jaxir.core.values import Count, checked
 
 # -1 takes all that the other axes leave.
 Devices = Count | Literal[-1]

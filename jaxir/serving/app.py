@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from jaxir.core.errors import ChangedError, DamagedError, UserError, suggest
 from jaxir.serving.batcher import Busy
 from jaxir.serving.bodies import bounded_route
-from jaxir.serving.marks import Marker
+from jaxir.serving.highlight import Marker
 from jaxir.serving.metrics import Metrics
 from jaxir.serving.reference import reference_page
 from jaxir.serving.schemas import (

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxir.retrieval.encoding.dual_encoder import EMBED, DualEncoder, Tower
-from jaxir.retrieval.indexes.index import Index
+from jaxir.retrieval.encoding.text_encoder import EMBED, DualEncoder, Tower
+from jaxir.retrieval.indexes.base_index import Index
 from jaxir.retrieval.searcher import Searcher
 from jaxir.serving.few_shapes import FewShapes
 

@@ -6,7 +6,7 @@ import random
 import re
 
 from jaxir.data.formats.sources import Document
-from jaxir.retrieval.indexes.index import Index
+from jaxir.retrieval.indexes.base_index import Index
 
 LONGEST = 80  # characters of an example
 READ = 1_000  # characters of a text that are split into sentences

@@ -15,8 +15,8 @@ import numpy as np
 from flax import nnx
 
 from jaxir.core.platforms import local_devices
+from jaxir.retrieval.encoding.batch_runner import Function, Runner
 from jaxir.retrieval.encoding.batching import Batch, fill
-from jaxir.retrieval.encoding.runner import Function, Runner
 from jaxir.runtime.partitioning import MeshConfig
 
 ROWS = (1, 2, 4, 8, 16)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from jaxir.core.errors import UserError
-from jaxir.core.simple_types import Count, Positive, checked
+from jaxir.core.values import Count, Positive, checked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

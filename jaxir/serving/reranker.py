@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from jaxir.core.platforms import local_devices
-from jaxir.retrieval.encoding.cross_encoder import CrossEncoder, score_pairs
+from jaxir.retrieval.encoding.pair_scorer import CrossEncoder, score_pairs
 from jaxir.retrieval.ranking.runs import rank
 from jaxir.serving.batcher import Batcher
 from jaxir.serving.few_shapes import FewShapes

@@ -16,7 +16,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from jaxir.core.errors import UserError
-from jaxir.serving.account import Account
+from jaxir.serving.access_log import Account
 from jaxir.serving.guard import Guard
 from jaxir.serving.hosts import Hosts
 from jaxir.serving.limits import Limits

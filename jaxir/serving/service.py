@@ -18,8 +18,8 @@ import numpy as np
 from jaxir.core.errors import UserError
 from jaxir.data.formats.sources import Document
 from jaxir.data.text.truncation import Truncation, told
-from jaxir.retrieval.encoding.dual_encoder import Tower
-from jaxir.retrieval.indexes.index import Index, load_index
+from jaxir.retrieval.encoding.text_encoder import Tower
+from jaxir.retrieval.indexes.base_index import Index, load_index
 from jaxir.retrieval.ranking.fusion import reciprocal_rank_fusion
 from jaxir.retrieval.searcher import Searcher
 from jaxir.serving.batcher import Batcher

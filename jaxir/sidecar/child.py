@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxir.core.errors import UserError
-from jaxir.sidecar.settings import INSTALL
-from jaxir.storage.asides import temporary_directory
+from jaxir.sidecar.lucene_settings import INSTALL
+from jaxir.storage.temporary_outputs import temporary_directory
 
 SERVER = "import sys; sys.path.append(sys.argv[1]); from server.process import main; main()"
 # Which Java is used is the environment's business; JAVA_TOOL_OPTIONS (memory) is the user's.

@@ -16,8 +16,8 @@ from typing import Any
 
 from jaxir.core.errors import ChangedError, UserError
 from jaxir.sidecar import child
+from jaxir.sidecar.lucene_settings import PYSERINI_BM25, Bm25, Hits, LuceneDocument, Rm3, Rocchio
 from jaxir.sidecar.server.protocol import Channel, Closed
-from jaxir.sidecar.settings import PYSERINI_BM25, Bm25, Hits, LuceneDocument, Rm3, Rocchio
 
 BATCH_DOCUMENTS = 512
 BATCH_CHARACTERS = 4_000_000

@@ -20,9 +20,9 @@ from pathlib import Path
 from jaxir.core.errors import UserError
 from jaxir.core.installation import cache_directory
 from jaxir.sidecar.client import Sidecar
-from jaxir.sidecar.settings import INSTALL
-from jaxir.storage.asides import temporary_directory
+from jaxir.sidecar.lucene_settings import INSTALL
 from jaxir.storage.files import atomic_directory
+from jaxir.storage.temporary_outputs import temporary_directory
 
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 

@@ -22,7 +22,7 @@ from jaxir.core.errors import UserError
 from jaxir.core.installation import cache_directory
 from jaxir.core.progress import progress
 from jaxir.storage.files import atomic_directory, atomic_file, inside
-from jaxir.storage.reading import open_to_read, read_text
+from jaxir.storage.open_files import open_to_read, read_text
 
 NAME = "SHA256SUMS"
 MEND = f"copy it again, make it anew, or remove {NAME} if it was changed on purpose"

@@ -24,7 +24,7 @@ from typing import IO, Any
 
 from jaxir.core.errors import UserError
 from jaxir.core.installation import how_to_install
-from jaxir.storage import asides
+from jaxir.storage import temporary_outputs
 
 BUCKET_SECONDS = 20.0  # how long a bucket may take to answer at first, attempts included
 REMOVED_WITHIN = 2.0  # seconds that threads may still write after an interruption
@@ -169,7 +169,7 @@ def atomic_file(path: str | Path, mode: str = "w", **kwargs: Any) -> Iterator[IO
     check_replaceable(path)
     path = Path(os.path.realpath(path))  # a link stays one
     path.parent.mkdir(parents=True, exist_ok=True)
-    with asides.held_file(path) as (aside, descriptor):
+    with temporary_outputs.held_file(path) as (aside, descriptor):
         try:
             with os.fdopen(descriptor, mode, **kwargs) as file:
                 yield file
@@ -271,7 +271,7 @@ def atomic_directory(path: str | Path, *, overwrite: bool = False) -> Iterator[P
         check_new_directory(path)
     path = Path(os.path.realpath(local_path(path, "written to")))  # a link stays one
     path.parent.mkdir(parents=True, exist_ok=True)
-    with asides.held_directory(path) as aside:
+    with temporary_outputs.held_directory(path) as aside:
         try:
             yield aside
             if not _renamed(aside, path):

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from jaxir.core.errors import BadValueError, UserError, suggest
-from jaxir.core.simple_types import check_value, hints_of
-from jaxir.storage.reading import read_text
+from jaxir.core.values import check_value, hints_of
+from jaxir.storage.open_files import read_text
 
 Made = TypeVar("Made")
 
@@ -20,7 +20,7 @@ def read_json(path: Path, kind: Any = Any) -> Any:
 
     Args:
       path: the file.
-      kind: a hint of what it must hold, such as `list[str]` (see `simple_types.fits`).
+      kind: a hint of what it must hold, such as `list[str]` (see `values.fits`).
 
     Raises:
       UserError: it is missing, cannot be read, is malformed, or holds something else.

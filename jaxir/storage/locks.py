@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxir.core.errors import UserError
-from jaxir.storage import asides
+from jaxir.storage import temporary_outputs
 
 _MADE: list[list[Path]] = []  # for locks that are held
 _DESCRIPTORS: list[int] = []  # of them
@@ -93,7 +93,7 @@ def writing(output: Path) -> Iterator[None]:
     try:
         with contextlib.ExitStack() as held:
             try:
-                held.enter_context(asides.held_name(place))
+                held.enter_context(temporary_outputs.held_name(place))
             except BlockingIOError:
                 raise UserError(f"another process is writing {output}") from None
             _WRITTEN.add(place)

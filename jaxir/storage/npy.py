@@ -9,11 +9,11 @@ from typing import IO, Any
 import numpy as np
 
 from jaxir.core.errors import UserError
-from jaxir.storage.mapped import check_unchanged, open_mapped
+from jaxir.storage.memory_map import check_unchanged, open_mapped
 
 
 def read_npy(path: Path, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """Opens an array that was written here, memory-mapped; see `mapped.check_unchanged`.
+    """Opens an array that was written here, memory-mapped; see `memory_map.check_unchanged`.
 
     Raises:
       UserError: the file is missing, is damaged, or holds another array than one of this dtype and shape.

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jaxir.core.errors import UserError
-from jaxir.storage.asides import is_aside
 from jaxir.storage.files import (
     check_bucket,
     check_free,
@@ -28,7 +27,8 @@ from jaxir.storage.files import (
 )
 from jaxir.storage.json_files import read_json
 from jaxir.storage.locks import writing
-from jaxir.storage.reading import open_to_read
+from jaxir.storage.open_files import open_to_read
+from jaxir.storage.temporary_outputs import is_aside
 
 # A file of ranked answers or a report replaces one of its kind; a directory must be new, unless it is to be
 # changed, or was begun by the same command. Models and training runs may be in a bucket too; who writes them

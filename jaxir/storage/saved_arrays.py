@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxir.core.errors import UserError
 from jaxir.core.features import Features, Numbers, TextFormat, Tokens, fields_of, pair_features, pair_format
-from jaxir.storage.mapped import open_mapped
+from jaxir.storage.memory_map import open_mapped
 
 FORMAT = 2
 META, META_OF_PAIRS = "dataset.json", "pairs.json"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxir.core.errors import UserError, suggest
-from jaxir.core.simple_types import Count, Interval, Natural, Positive, Seed, Steps
+from jaxir.core.values import Count, Interval, Natural, Positive, Seed, Steps
 from jaxir.data.batches.array_dataset import ArrayDataset
 from jaxir.data.batches.text_data import TextData, check_data
 from jaxir.data.sets.own_pairs import Pairs
@@ -25,12 +25,12 @@ from jaxir.objectives.objective import Objective
 from jaxir.objectives.query_reranking import QueryReranking
 from jaxir.objectives.reranking import Reranking
 from jaxir.objectives.seq2seq import Seq2Seq
-from jaxir.retrieval.encoding.cross_encoder import CrossEncoder
-from jaxir.retrieval.encoding.dual_encoder import DualEncoder
 from jaxir.retrieval.encoding.generator import Generator
+from jaxir.retrieval.encoding.pair_scorer import CrossEncoder
 from jaxir.retrieval.encoding.query_reranker import QueryReranker
+from jaxir.retrieval.encoding.text_encoder import DualEncoder
 from jaxir.runtime.partitioning import Partitioner
-from jaxir.storage.asides import temporary_directory
+from jaxir.storage.temporary_outputs import temporary_directory
 from jaxir.training import loop
 from jaxir.training.recipe import Recipe
 from jaxir.training.step.optimizers import AdamW, Optimizer

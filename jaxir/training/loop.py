@@ -23,18 +23,18 @@ from jaxir.objectives.objective import Objective, auxiliary_of
 from jaxir.runtime import compile_cache, distributed
 from jaxir.runtime.partitioning import MeshConfig, Partitioner
 from jaxir.storage.files import atomic_file, path_of
-from jaxir.training.evaluators.bench import Bench
+from jaxir.training.evaluators.evaluation_context import Bench
 from jaxir.training.recipe import Recipe
-from jaxir.training.run import stages
+from jaxir.training.run import warm_start
 from jaxir.training.run.checkpoints import Checkpoints
-from jaxir.training.run.described import describe
-from jaxir.training.run.holding import held
 from jaxir.training.run.logs import Narrator, RunLog, timed
 from jaxir.training.run.marker import check_run_dir
 from jaxir.training.run.profiling import Trace, ideal_seconds, peak_memory, planned, steps_to_trace
 from jaxir.training.run.run_files import RunFiles
-from jaxir.training.run.settings import agreed_settings, check_alike, weights
-from jaxir.training.step import state as state_lib
+from jaxir.training.run.run_fingerprint import describe
+from jaxir.training.run.run_lock import held
+from jaxir.training.run.run_settings import agreed_settings, check_alike, weights
+from jaxir.training.step import train_state as state_lib
 from jaxir.training.step.memory import device_memory, fit, scheduled_seconds
 from jaxir.training.step.prefetch import prefetch
 from jaxir.training.stopping import StopSignal
@@ -188,7 +188,7 @@ def train(
         check_alike(agreed | {name: getattr(recipe, name) for name in ("eval_every", "checkpoint_every")})
         checkpoints = Checkpoints(
             run_dir,
-            agreed | weights(model, partitioner) | stages.describe(recipe.auxiliary_from),
+            agreed | weights(model, partitioner) | warm_start.describe(recipe.auxiliary_from),
             keep_last=recipe.keep_last,
             metric=suite.best_by,
             greater_is_better=suite.greater_is_better,
@@ -205,7 +205,7 @@ def train(
         start = resumed.step if resumed else 0
         state = resumed.state if resumed else state_lib.initial_state(model, built.transform, plan, auxiliary)
         if recipe.auxiliary_from and not resumed:
-            state = stages.with_auxiliary_of(
+            state = warm_start.with_auxiliary_of(
                 recipe.auxiliary_from,
                 state,
                 plan,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from jaxir.core.errors import UserError
-from jaxir.core.simple_types import (
+from jaxir.core.values import (
     BatchSize,
     Count,
     Interval,

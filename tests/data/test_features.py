@@ -12,7 +12,7 @@ from jaxir.data.batches.text_data import RecordSource
 from jaxir.data.formats.sources import stable_keys
 from jaxir.data.seqio.seqio_pairs import SeqioPairs
 from jaxir.data.sets.pair_sources import PairSource
-from jaxir.training.evaluators.bench import Bench
+from jaxir.training.evaluators.evaluation_context import Bench
 
 FEATURES = {
     "ids": Tokens("text", 8, prompt="say "),

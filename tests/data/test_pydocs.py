@@ -10,7 +10,7 @@ import pytest
 
 from jaxir.core.errors import UserError
 from jaxir.data.formats.sources import BeirFolder
-from jaxir.data.sets import docstring_workers, docstrings, pydocs
+from jaxir.data.sets import docstring_workers, docstrings, package_docs
 
 MODULE = '''
 """Tools to spin wheels at speed.
@@ -81,7 +81,7 @@ def tree(tmp_path):
 
 
 def test_what_is_a_pair_and_what_is_not(tree):
-    entries = {e.name: e for e in pydocs.collect([tree])}
+    entries = {e.name: e for e in package_docs.collect([tree])}
     assert "wheels.Wheel._private" not in entries and not any("test" in n or "six" in n for n in entries)
     for dropped in ("short", "bare", "undocumented", "signature"):
         assert f"wheels.{dropped}" not in entries
@@ -107,7 +107,7 @@ def test_what_is_a_pair_and_what_is_not(tree):
 
 
 def test_duplicates_keep_the_held_out_one(tree):
-    names = [e.name for e in pydocs.collect([tree])]
+    names = [e.name for e in package_docs.collect([tree])]
     assert names == sorted(names) and len(set(names)) == len(names)
     # scipy.wheels has the summary of the module wheels, and is of the test split.
     assert "scipy.wheels" in names and "wheels" not in names
@@ -149,11 +149,11 @@ def test_several_processes_read_what_one_does(many, monkeypatch):
     started = []
     popen = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[-1])
-    together = pydocs.collect([many])
+    together = package_docs.collect([many])
     assert len(started) == 3 and not any(process.returncode is None for process in started)
     monkeypatch.setattr(docstring_workers, "FEWEST", 1000)
-    pydocs._collect.cache_clear()
-    assert together == pydocs.collect([many]) and len(together) > 40
+    package_docs._collect.cache_clear()
+    assert together == package_docs.collect([many]) and len(together) > 40
     assert len(started) == 3
 
 
@@ -162,7 +162,7 @@ def test_a_process_that_is_killed_costs_a_sentence(many, monkeypatch):
         docstring_workers, "_CHILD", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     )
     with pytest.raises(UserError, match="a process that read docstrings ended with status -9"):
-        pydocs.collect([many])
+        package_docs.collect([many])
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
@@ -173,7 +173,7 @@ def test_processes_end_with_the_one_that_started_them(number, many, tmp_path):
         "docstring_workers.entries = lambda *file: time.sleep(1) or read(*file)\n"
     )
     code = (
-        "import os; from pathlib import Path; from jaxir.data.sets import docstring_workers, pydocs\n"
+        "import os; from pathlib import Path; from jaxir.data.sets import docstring_workers, package_docs\n"
         "docstring_workers.FEWEST = 20; os.sched_getaffinity = lambda _: {0, 1}\n"
         f"docstring_workers._CHILD = {slowly!r} + docstring_workers._CHILD\n"
         f"pydocs.collect([Path({str(many)!r})])\n"
@@ -250,7 +250,7 @@ def test_existing_output_is_left_alone(folder, capsys):
     output, _ = folder
     before = (output / "corpus.jsonl").stat().st_mtime_ns
     with pytest.raises(UserError, match="already exists"):
-        pydocs.write_beir(output, [docstrings.Entry("a.b", "a b c", "b()", "d")])
+        package_docs.write_beir(output, [docstrings.Entry("a.b", "a b c", "b()", "d")])
     assert (output / "corpus.jsonl").stat().st_mtime_ns == before
     assert cli.main("jaxir.pydocs:pydocs", []) == 1
     assert "--output must be given" in capsys.readouterr().err
@@ -258,4 +258,4 @@ def test_existing_output_is_left_alone(folder, capsys):
 
 def test_pairs_of_an_unknown_split(tree, minilm):
     with pytest.raises(UserError, match=r"no split 'tets' .*did you mean 'test'"):
-        next(pydocs.read_pairs("tets"))
+        next(package_docs.read_pairs("tets"))

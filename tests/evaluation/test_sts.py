@@ -5,8 +5,8 @@ import pytest
 
 from jaxir.core.errors import BadInputError, UserError
 from jaxir.evaluation.pair_space import measure
-from jaxir.evaluation.sts import evaluate_sts
 from jaxir.evaluation.sts_files import read_sts, read_sts_tasks
+from jaxir.evaluation.sts_scores import evaluate_sts
 
 HEADER = "score\tsentence1\tsentence2\n"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxir.evaluation.tables import format_table
+from jaxir.evaluation.text_tables import format_table
 
 
 def test_aligned_markdown():

@@ -9,8 +9,8 @@ import pytest
 from jaxir import cli
 from jaxir.core.errors import UserError
 from jaxir.data.text.tokenizer import Tokenizer
-from jaxir.evaluation import figures, word_heat
-from jaxir.retrieval.encoding.dual_encoder import DualEncoder
+from jaxir.evaluation import plots, word_heat
+from jaxir.retrieval.encoding.text_encoder import DualEncoder
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 TEXTS = ["da de, hi hi mo!", "la le li lo dada"]
@@ -90,7 +90,7 @@ def test_the_most_probable_word_is_the_darkest(tmp_path):
     from matplotlib.image import imread
 
     def darkest(words):
-        figures.word_heat({"model": [words]}, tmp_path / "one.png")
+        plots.word_heat({"model": [words]}, tmp_path / "one.png")
         picture = imread(tmp_path / "one.png")[..., :3]
         warmth = picture[..., 0] - picture[..., 2]  # text is grey
         return np.argmax(warmth.sum(0)) / picture.shape[1]

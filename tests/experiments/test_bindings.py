@@ -13,7 +13,7 @@ import gin
 import pytest
 
 from jaxir.cli import gin_config
-from jaxir.experiments import rounds as rounds_lib
+from jaxir.experiments import mining_rounds as rounds_lib
 from jaxir.grid import grid
 from jaxir.rounds import rounds
 from jaxir.runtime.partitioning import MeshConfig

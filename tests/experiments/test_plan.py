@@ -12,7 +12,7 @@ import pytest
 
 from jaxir.cli import gin_config
 from jaxir.core.errors import UserError
-from jaxir.experiments import plan
+from jaxir.experiments import grid_cells
 from jaxir.experiments.duplicates import DuplicateRich
 from jaxir.experiments.towers import UnderIdentityProjection
 from jaxir.grid import grid
@@ -211,30 +211,35 @@ def test_the_grid_of_weights(folder, tmp_path, capsys):
 
 
 planned = functools.partial(
-    plan.plan_cells, recipe=["gin/runs/few_steps.gin"], steps=7, bindings=(), metrics="P@1", split="test"
+    grid_cells.plan_cells,
+    recipe=["gin/runs/few_steps.gin"],
+    steps=7,
+    bindings=(),
+    metrics="P@1",
+    split="test",
 )
 
 
-def axes(folder, **changes) -> plan.Axes:
+def axes(folder, **changes) -> grid_cells.Axes:
     given = {
         "models": ["minilm"],
         "sharing": ["sde"],
         "objectives": ["standard"],
-        "variants": [plan.PLAIN],
+        "variants": [grid_cells.PLAIN],
         "datasets": [str(folder)],
         "seeds": [0],
     }
-    return plan.Axes(**given | changes)
+    return grid_cells.Axes(**given | changes)
 
 
-def variant(name: str, *bindings: str, title: str = "") -> plan.Variant:
-    return plan.Variant(name=name, title=title or name, bindings=bindings)
+def variant(name: str, *bindings: str, title: str = "") -> grid_cells.Variant:
+    return grid_cells.Variant(name=name, title=title or name, bindings=bindings)
 
 
 def test_a_temperature_that_is_given_is_that_of_an_objective_with_one_of_its_own(folder):
     changes = {
         "objectives": ["cpdae_r"],
-        "variants": [plan.PLAIN, variant("cold", "TEMPERATURE=0.01")],
+        "variants": [grid_cells.PLAIN, variant("cold", "TEMPERATURE=0.01")],
         "sharing": ["sde"],
     }
     given = {"recipe": ["gin/unsupervised.gin"], "bindings": ["TEXT=texts.txt"]}
@@ -267,7 +272,7 @@ def test_stages_share_the_steps_and_follow_one_another(folder):
 
 
 def test_only_the_first_stage_starts_from_a_checkpoint_that_is_given(folder):
-    (cell,) = plan.plan_cells(
+    (cell,) = grid_cells.plan_cells(
         axes(folder, models=["t5_1_1/base"], objectives=["pair"]),
         recipe=["gin/runs/samtone_paper.gin"],
         steps=2,
@@ -283,7 +288,7 @@ def test_only_the_first_stage_starts_from_a_checkpoint_that_is_given(folder):
 
 
 def test_only_the_first_stage_starts_from_random_parameters(folder):
-    (cell,) = plan.plan_cells(
+    (cell,) = grid_cells.plan_cells(
         axes(folder, models=["minilm"], sharing=["sde"], objectives=["pair"]),
         recipe=["gin/runs/few_steps.gin"],
         steps=2,
@@ -350,7 +355,7 @@ def test_a_split_of_one_query_is_refused_before_anything_is_trained(folder):
 
 def test_fewer_steps_than_stages_are_refused(folder):
     with pytest.raises(UserError, match="steps is 1"):
-        plan.plan_cells(
+        grid_cells.plan_cells(
             axes(folder, objectives=["pair"]),
             recipe=["gin/runs/few_steps.gin"],
             steps=1,

@@ -11,8 +11,8 @@ import pytest
 
 from jaxir import cli
 from jaxir.cli import gin_config
-from jaxir.experiments import rounds as room
-from jaxir.experiments import runner
+from jaxir.experiments import cell_runner
+from jaxir.experiments import mining_rounds as room
 from jaxir.retrieval.ranking.runs import read_run
 from jaxir.storage.locks import locked
 from jaxir.train import train
@@ -90,10 +90,12 @@ def test_a_command_that_fails_is_named_and_finished_ones_are_left_alone(tmp_path
     error = capsys.readouterr().err
     assert error.splitlines()[0] == "round1: jaxir.encode", "round 0 is there, or so it seems"
     assert "error: round1: jaxir.encode failed:" in error and f"(see {out}/round1/log.txt)" in error
-    mining = next(line for line in (out / runner.COMMANDS).read_text().splitlines() if "jaxir.mine" in line)
+    mining = next(
+        line for line in (out / cell_runner.COMMANDS).read_text().splitlines() if "jaxir.mine" in line
+    )
     assert f"--cross_encoder={name} --max_relevance=0.1" in mining
     assert f"--model={out}/round0/model" in (out / "round1" / "log.txt").read_text()
-    commands = (out / runner.COMMANDS).read_text().splitlines()
+    commands = (out / cell_runner.COMMANDS).read_text().splitlines()
     assert [line.split()[2] for line in commands[2:]] == [
         f"jaxir.{name}" for name in ("encode", "index", "search", "mine", "train", "evaluate")
     ]

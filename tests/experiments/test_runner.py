@@ -14,8 +14,8 @@ import pytest
 
 from jaxir.core import progress
 from jaxir.core.errors import UserError
-from jaxir.experiments import runner
-from jaxir.experiments.plan import PLAIN, Axes, Cell, Commands, Row, plan_cells
+from jaxir.experiments import cell_runner
+from jaxir.experiments.grid_cells import PLAIN, Axes, Cell, Commands, Row, plan_cells
 from jaxir.storage.locks import locked
 
 # A run that trains: a line of its log per step, COMPLETE at the end, and 143 when told to stop.
@@ -61,7 +61,7 @@ def cell(directory: Path, *, fails: bool = False, pause: float = 0.0, steps: int
 def test_cells_run_once_and_a_failing_one_does_not_stop_the_others(tmp_path, capsys):
     cells = [cell(tmp_path / "a"), cell(tmp_path / "b", fails=True), cell(tmp_path / "c")]
     results = []
-    failures = runner.run_cells(cells, steps=4, on_result=lambda: results.append(len(results)))
+    failures = cell_runner.run_cells(cells, steps=4, on_result=lambda: results.append(len(results)))
     assert [f.cell.name for f in failures] == ["b"]
     assert failures[0].reason == "the data are bad"
     assert "so far so good" in failures[0].log.read_text()
@@ -72,9 +72,9 @@ def test_cells_run_once_and_a_failing_one_does_not_stop_the_others(tmp_path, cap
 
     made = [c.result.stat().st_mtime_ns for c in (cells[0], cells[2])]
     mended = [cells[0], cell(tmp_path / "b"), cells[2]]
-    assert runner.run_cells(mended, steps=4, on_result=lambda: None) == [], "nothing of b could be lost"
+    assert cell_runner.run_cells(mended, steps=4, on_result=lambda: None) == [], "nothing of b could be lost"
     with pytest.raises(UserError, match=r"b was begun with --steps=\d; give another output_dir"):
-        runner.run_cells([cells[1]], steps=4, on_result=lambda: None)
+        cell_runner.run_cells([cells[1]], steps=4, on_result=lambda: None)
     assert [c.result.stat().st_mtime_ns for c in (cells[0], cells[2])] == made
     assert "2 of 3 cells are finished already" in capsys.readouterr().err
 
@@ -110,7 +110,7 @@ def grid_of(tmp_path, folder, model, tiny_gin):
         return plan_cells(axes, output_dir=tmp_path / "grid", bindings=bindings, **how)
 
     for cell in planned():
-        runner.begin(cell.directory, cell.identity, runner.inputs_of(cell))
+        cell_runner.begin(cell.directory, cell.identity, cell_runner.inputs_of(cell))
         for path in (cell.result, *cell.judged.values()):
             path.write_text(json.dumps({"metrics": {"RR": 1.0}, "per_query": {"RR": {"q": 1.0}}}))
     return planned
@@ -140,7 +140,7 @@ def test_what_was_made_of_files_that_have_changed_since_is_in_no_table(
     grid_of, tmp_path, file, change, sentence
 ):
     def run():
-        return runner.run_cells(grid_of(), steps=4, on_result=lambda: None)
+        return cell_runner.run_cells(grid_of(), steps=4, on_result=lambda: None)
 
     assert run() == []
     with (tmp_path / file).open("a") as opened:
@@ -151,7 +151,7 @@ def test_what_was_made_of_files_that_have_changed_since_is_in_no_table(
     with pytest.raises(UserError, match=sentence):
         run()
     for cell in grid_of():  # of before, when nothing was written down
-        (cell.directory / runner.INPUTS).unlink()
+        (cell.directory / cell_runner.INPUTS).unlink()
     assert run() == []
 
 
@@ -167,20 +167,20 @@ def test_what_was_made_with_a_model_that_has_other_weights_since_is_in_no_table(
     grid_of, tmp_path, folder_of, sentence
 ):
     (tmp_path / folder_of / "README.md").write_text("what a model is does not depend on this")
-    assert runner.run_cells(grid_of(), steps=4, on_result=lambda: None) == []
+    assert cell_runner.run_cells(grid_of(), steps=4, on_result=lambda: None) == []
     weights = tmp_path / folder_of / "model.safetensors"
     content = weights.read_bytes()
     weights.write_bytes(content[:-4] + bytes(4))  # of the same size
     assert weights.stat().st_size == len(content) and weights.read_bytes() != content
     with pytest.raises(UserError, match=sentence):
-        runner.run_cells(grid_of(), steps=4, on_result=lambda: None)
+        cell_runner.run_cells(grid_of(), steps=4, on_result=lambda: None)
 
 
 def test_a_result_that_has_changed_since_it_was_made_is_in_no_table(tmp_path):
     cells = [cell(tmp_path / "a"), cell(tmp_path / "b", steps=8)]
 
     def run():
-        return runner.run_cells(cells, steps=4, on_result=lambda: None)
+        return cell_runner.run_cells(cells, steps=4, on_result=lambda: None)
 
     assert run() == [] and run() == []
     made = [c.result.read_bytes() for c in cells]
@@ -203,7 +203,7 @@ def test_a_run_that_was_trained_for_another_cell_is_not_tested(tmp_path):
     cells = [cell(tmp_path / "a"), cell(tmp_path / "b", steps=8)]
 
     def run():
-        return runner.run_cells(cells, steps=4, on_result=lambda: None)
+        return cell_runner.run_cells(cells, steps=4, on_result=lambda: None)
 
     assert run() == []
     cells[0].result.unlink()
@@ -218,12 +218,12 @@ def test_a_run_that_was_trained_for_another_cell_is_not_tested(tmp_path):
 
 def test_a_judge_that_is_not_asked_any_more_keeps_what_is_noted_of_it(grid_of):
     (judged,) = (c for c in grid_of() if c.name == "toy-BERT")
-    assert runner.run_cells([judged], steps=4, on_result=lambda: None) == []
+    assert cell_runner.run_cells([judged], steps=4, on_result=lambda: None) == []
     without = dataclasses.replace(judged, commands=judged.commands._replace(judging={}), judged_by={})
-    assert runner.run_cells([without], steps=4, on_result=lambda: None) == []
+    assert cell_runner.run_cells([without], steps=4, on_result=lambda: None) == []
     judged.judged["rated"].write_text("{}")
     with pytest.raises(UserError, match=r"damaged: judge_rated\.json is not what was written"):
-        runner.run_cells([judged], steps=4, on_result=lambda: None)
+        cell_runner.run_cells([judged], steps=4, on_result=lambda: None)
 
 
 def judged(before: Cell, content: str) -> Cell:
@@ -237,7 +237,7 @@ def test_what_is_there_of_a_cell_is_not_made_again(tmp_path, capsys):
     """Its model where its test had failed, and both where a judge comes later."""
 
     def commands_of(made: Cell) -> list[str]:
-        assert runner.run_cells([made], steps=4, on_result=lambda: None) == []
+        assert cell_runner.run_cells([made], steps=4, on_result=lambda: None) == []
         said = (tmp_path / "a" / "log.txt").read_text()
         return [line[-9:] for line in said.splitlines() if line.startswith("$ python")]
 
@@ -251,7 +251,7 @@ def test_what_is_there_of_a_cell_is_not_made_again(tmp_path, capsys):
 
 def test_what_a_judge_has_read_is_remembered_until_it_reads_other_data(tmp_path):
     def run(made: Cell):
-        return runner.run_cells([made], steps=4, on_result=lambda: None)
+        return cell_runner.run_cells([made], steps=4, on_result=lambda: None)
 
     plain = cell(tmp_path / "a")
     assert run(judged(plain, "1")) == []
@@ -266,7 +266,7 @@ def test_what_a_judge_has_read_is_remembered_until_it_reads_other_data(tmp_path)
 
 def test_the_bar_counts_steps(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(progress, "EVERY", 0)
-    assert runner.run_cells([cell(tmp_path / "a")], steps=4, on_result=lambda: None) == []
+    assert cell_runner.run_cells([cell(tmp_path / "a")], steps=4, on_result=lambda: None) == []
     assert "grid: 4 of 4 steps," in capsys.readouterr().err
 
 
@@ -276,18 +276,18 @@ def test_the_steps_of_a_stage_come_after_those_before(tmp_path):
     train = (second, ("-c", TRAIN, str(second), "3", "0"))
     both = first.commands._replace(training=(*first.commands.training, train))
     seen = []
-    runner.run_cell(dataclasses.replace(first, commands=both), on_steps=seen.append)
+    cell_runner.run_cell(dataclasses.replace(first, commands=both), on_steps=seen.append)
     assert seen == sorted(seen) and seen[-1] == 4 + 3 and 4 in seen
 
 
 def test_the_end_of_a_log_that_is_being_written(tmp_path):
-    assert runner.last_step(tmp_path) == 0
+    assert cell_runner.last_step(tmp_path) == 0
     log = tmp_path / "log.jsonl"
     for torn in ("", '{"step": 9', '{"loss": 1}\n', "null\n"):
         log.write_text("".join(f'{{"step": {n}, "loss": 0.5}}\n' for n in range(1, 300)) + torn)
-        assert runner.last_step(tmp_path) == 299
+        assert cell_runner.last_step(tmp_path) == 299
     log.write_bytes(b"a bar\r1 of 2\r2 of 2\rerror: no room\n")
-    assert runner.last_words(log) == "no room"
+    assert cell_runner.last_words(log) == "no room"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
@@ -296,29 +296,29 @@ def test_a_signal_reaches_the_command_and_the_cell_is_taken_up_where_it_was(tmp_
     slow = cell(tmp_path / "slow", pause=0.1, steps=40)
     script = (
         "import sys, json\nsys.path.insert(0, sys.argv[2])\nimport test_runner\nfrom pathlib import Path\n"
-        "from jaxir.experiments import runner\n"
+        "from jaxir.experiments import cell_runner\n"
         "try:\n"
-        "    runner.run_cells([test_runner.cell(Path(sys.argv[1]), pause=0.1, steps=40)], steps=40,"
+        "    cell_runner.run_cells([test_runner.cell(Path(sys.argv[1]), pause=0.1, steps=40)], steps=40,"
         " on_result=lambda: None)\n"
-        "except runner.Interrupted as stop:\n    sys.exit(128 + stop.args[0])\n"
+        "except cell_runner.Interrupted as stop:\n    sys.exit(128 + stop.args[0])\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", script, str(slow.directory), str(Path(__file__).parent)]
     )
     deadline = time.monotonic() + 60
-    while runner.last_step(slow.directory / "model") < 2 and time.monotonic() < deadline:
+    while cell_runner.last_step(slow.directory / "model") < 2 and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(number)
     assert process.wait(60) == (143 if number == signal.SIGTERM else -number)
     time.sleep(0.2)  # where nobody waits for the command
-    before = runner.last_step(slow.directory / "model")
+    before = cell_runner.last_step(slow.directory / "model")
     time.sleep(0.3)
     assert 2 <= before < 40
-    assert runner.last_step(slow.directory / "model") == before  # the command has ended too
+    assert cell_runner.last_step(slow.directory / "model") == before  # the command has ended too
     assert not slow.result.exists()
 
     quick = cell(tmp_path / "slow", steps=40)
-    assert runner.run_cells([quick], steps=40, on_result=lambda: None) == []
+    assert cell_runner.run_cells([quick], steps=40, on_result=lambda: None) == []
     lines = (slow.directory / "model" / "log.jsonl").read_text().splitlines()
     steps = [json.loads(line)["step"] for line in lines]
     assert steps == list(range(1, 41))
@@ -328,7 +328,7 @@ def test_a_killed_command_is_a_failure(tmp_path):
     victim = cell(tmp_path / "victim")
     kill = ("-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     commands = victim.commands._replace(training=((tmp_path / "victim" / "model", kill),))
-    (failure,) = runner.run_cells(
+    (failure,) = cell_runner.run_cells(
         [Cell(**{**vars(victim), "commands": commands})], steps=4, on_result=lambda: None
     )
     assert failure.reason == "killed by SIGKILL"
@@ -342,8 +342,8 @@ def test_a_command_that_is_stopped_from_outside_stops_the_grid(tmp_path, ends):
     stop = ("-c", f"import os, signal, sys; {ends}")
     commands = stopped.commands._replace(training=((tmp_path / "stopped" / "model", stop),))
     cells = [dataclasses.replace(stopped, commands=commands), cell(tmp_path / "next")]
-    with pytest.raises(runner.Interrupted) as told:
-        runner.run_cells(cells, steps=4, on_result=lambda: None)
+    with pytest.raises(cell_runner.Interrupted) as told:
+        cell_runner.run_cells(cells, steps=4, on_result=lambda: None)
     assert told.value.args == (signal.SIGTERM,)
     assert not (tmp_path / "next").exists()
 
@@ -351,7 +351,7 @@ def test_a_command_that_is_stopped_from_outside_stops_the_grid(tmp_path, ends):
 def test_a_command_that_nobody_waits_for_any_more_ends(tmp_path):
     place = tmp_path / "pid"
     script = "import os, sys, time; os.write(os.open(sys.argv[1], 65), b'%d' % os.getpid()); time.sleep(60)"
-    command = runner.attended(["-c", script, str(place)])
+    command = cell_runner.attended(["-c", script, str(place)])
     while next(command) or not (place.exists() and place.read_text()):
         pass
     command.close()
@@ -362,11 +362,11 @@ def test_a_command_that_nobody_waits_for_any_more_ends(tmp_path):
 WORKS = """
 import sys
 from pathlib import Path
-from jaxir.experiments import runner
+from jaxir.experiments import cell_runner
 from jaxir.storage.locks import locked
 out = Path(sys.argv[1])
 with locked(out, "held"):
-    for _ in runner.attended(["-c", sys.argv[2], str(out)]):
+    for _ in cell_runner.attended(["-c", sys.argv[2], str(out)]):
         pass
 """
 SAVES = """
@@ -386,7 +386,7 @@ def wait_for(path: Path) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.skipif(not runner._dying_with_parent(), reason="no setpriv here")
+@pytest.mark.skipif(not cell_runner._dying_with_parent(), reason="no setpriv here")
 def test_the_command_of_a_killed_grid_holds_its_directory_until_it_has_saved(tmp_path):
     """Else the next grid would find its own cell taken, count it as failed and go on."""
     out = tmp_path / "out"

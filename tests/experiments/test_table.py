@@ -9,7 +9,7 @@ import pytest
 
 from jaxir.core.errors import UserError
 from jaxir.experiments import table
-from jaxir.experiments.plan import Cell, Commands, Row
+from jaxir.experiments.grid_cells import Cell, Commands, Row
 
 VALUES = {  # (objective, seed) -> P@1 of three queries
     ("Standard", 0): [0, 0, 1],

@@ -15,8 +15,8 @@ from jaxir.core.errors import UserError
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.interop import model_dir
 from jaxir.interop.build import PretrainedMaskedLM
-from jaxir.objectives.lent import masked_lm_for
 from jaxir.objectives.masked_lm import MaskedLM
+from jaxir.objectives.pretrained_heads import masked_lm_for
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 NAMES = ["bert", "roberta", "distilbert"]

@@ -27,8 +27,8 @@ from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.models.bert import BertConfig
 from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel, Projection
 from jaxir.models.t5 import T5Config
+from jaxir.retrieval.indexes.base_index import load_index, normalize
 from jaxir.retrieval.indexes.exact import ExactIndex
-from jaxir.retrieval.indexes.index import load_index, normalize
 from jaxir.retrieval.indexes.saved_search import SavedSearch
 from jaxir.retrieval.indexes.scann_index import ScannIndex
 

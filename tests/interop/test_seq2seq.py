@@ -14,7 +14,7 @@ from flax import nnx
 from jaxir.core.errors import UserError
 from jaxir.interop import formats, model_dir
 from jaxir.interop.exports import exported
-from jaxir.interop.huggingface import seq2seq
+from jaxir.interop.huggingface import hf_seq2seq
 from jaxir.interop.model import stored
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
@@ -72,7 +72,7 @@ def test_folders_come_out_as_they_went_in(name, tmp_path):
     )
     assert {k: theirs[k] for k in config if k in theirs} == {k: v for k, v in config.items() if k in theirs}
     assert config["tie_word_embeddings"] == (name == "seq2seq_1_0")
-    ours, again = model_dir.load(str(tmp_path / "ours"), kind="seq2seq"), seq2seq.read(tmp_path / "theirs")
+    ours, again = model_dir.load(str(tmp_path / "ours"), kind="seq2seq"), hf_seq2seq.read(tmp_path / "theirs")
     assert (
         ours.fingerprint
         == stored.fingerprint(again)
@@ -96,10 +96,10 @@ def test_what_torch_wrote_is_read(tmp_path):
     weights = GOLDEN / "weights" / "t5"
     shutil.copy(weights / "config.json", tmp_path)
     shutil.copy(weights / "model.safetensors", tmp_path)
-    expected = stored.fingerprint(seq2seq.read(tmp_path))
+    expected = stored.fingerprint(hf_seq2seq.read(tmp_path))
     (tmp_path / "model.safetensors").unlink()
     shutil.copy(weights / "torch" / "pytorch_model.bin", tmp_path)
-    found = seq2seq.read(tmp_path)
+    found = hf_seq2seq.read(tmp_path)
     assert stored.fingerprint(found) == expected
     assert not found.config.tied and any(name.startswith("decoder.") for name in found.params)
 
@@ -113,19 +113,19 @@ def test_tables_that_are_one_in_the_file_are_one_here(folder):
 def test_tables_that_are_one_are_written_twice_where_outputs_are_not_scaled(folder, tmp_path):
     """Without lm_head transformers 4 draws one at random: tie_word_embeddings, which says it, is false."""
     without(folder, "lm_head")
-    model, theirs = seq2seq.read(folder), tmp_path / "theirs"
+    model, theirs = hf_seq2seq.read(folder), tmp_path / "theirs"
     theirs.mkdir()
-    seq2seq.write(theirs, model)
+    hf_seq2seq.write(theirs, model)
     tensors = safetensors.numpy.load_file(theirs / "model.safetensors")
     np.testing.assert_array_equal(tensors["lm_head.weight"], tensors["shared.weight"])
     assert json.loads((theirs / "config.json").read_text())["tie_word_embeddings"] is False
-    again = seq2seq.read(theirs)
+    again = hf_seq2seq.read(theirs)
     assert again.config.tied and stored.fingerprint(again) == stored.fingerprint(model)
 
 
 def test_a_second_table_beside_tied_ones_is_told(folder, capsys):
     change(folder, tie_word_embeddings=True)
-    assert seq2seq.read(folder).config.tied
+    assert hf_seq2seq.read(folder).config.tied
     assert "lm_head.weight is left out: it is another table than shared.weight" in capsys.readouterr().err
 
 

@@ -15,7 +15,7 @@ from jaxir.data.text.tokenizer import Tokenizer, pad_batch
 from jaxir.interop import formats, model_dir, t5x
 from jaxir.interop.model import stored
 from jaxir.interop.model.encoder_settings import EncoderSettings
-from jaxir.interop.t5x import files as t5x_files
+from jaxir.interop.t5x import checkpoint_files as t5x_files
 from jaxir.models.dual_encoder import DualEncoderConfig, Projection
 from jaxir.models.t5 import T5Config
 

@@ -15,7 +15,7 @@ from flax import nnx, serialization
 
 from jaxir.core.errors import UserError
 from jaxir.interop import model_dir
-from jaxir.interop.huggingface import cross_encoder, hf
+from jaxir.interop.huggingface import hf, hf_cross_encoder
 from jaxir.interop.model import stored
 from jaxir.interop.weights import flax_msgpack, torch_zip
 from jaxir.interop.weights.weights import read_tensors
@@ -105,7 +105,7 @@ def test_cross_encoders_are_read_in_every_format(tmp_path, model, form):
         content["model"]["vocab"] = {token: i for token, i in vocabulary.items() if i < 30}
         content["model"]["merges"] = []
         (folder / "tokenizer.json").write_text(json.dumps(content))
-    found, expected = (cross_encoder.read(folder) for folder in folders.values())
+    found, expected = (hf_cross_encoder.read(folder) for folder in folders.values())
     for name, value in expected.params.items():
         np.testing.assert_array_equal(found.params[name], np.asarray(value), err_msg=name)
 

@@ -11,7 +11,7 @@ from gensim.models import KeyedVectors, Word2Vec
 from jaxir import cli
 from jaxir.core.errors import UserError
 from jaxir.interop import model_dir
-from jaxir.retrieval.encoding.dual_encoder import DualEncoder
+from jaxir.retrieval.encoding.text_encoder import DualEncoder
 
 SENTENCES = [
     "The mat: it's a cat's, and the dog sat on it.",

@@ -150,7 +150,7 @@ def test_t5_draws_a_number_for_a_feature_not_for_an_element():
 
 def _random_shapes(jaxpr):
     for equation in jaxpr.eqns:
-        if equation.primitive.name == "shift_right_logical":  # of `place_hash.mixed`
+        if equation.primitive.name == "shift_right_logical":  # of `counter_random.mixed`
             yield equation.outvars[0].aval.shape
         for value in equation.params.values():
             for inner in value if isinstance(value, tuple | list) else (value,):

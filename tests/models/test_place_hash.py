@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxir.models import attention_kernel, layers, place_hash
+from jaxir.models import attention_kernel, counter_random, layers
 
 SHAPE = (32, 64, 96)
 
@@ -19,7 +19,7 @@ def drawn(seed: int, rate: float = 0.1) -> np.ndarray:
 
 
 def test_every_bit_is_even_and_no_number_comes_twice():
-    bits = np.asarray(place_hash.bits(jax.random.key(0), SHAPE)).view(np.uint32).ravel()
+    bits = np.asarray(counter_random.bits(jax.random.key(0), SHAPE)).view(np.uint32).ravel()
     assert len(np.unique(bits)) == len(bits)
     shares = [((bits >> bit) & 1).mean() for bit in range(32)]
     np.testing.assert_allclose(shares, 0.5, atol=5 * 0.5 / len(bits) ** 0.5)
@@ -63,11 +63,11 @@ def test_the_kernels_drops_by_query_vary_as_chance_does():
 def test_a_mesh_draws_the_same():
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
     sharding = NamedSharding(mesh, PartitionSpec("x", None, "y"))
-    on_mesh = jax.jit(lambda key: place_hash.bits(key, SHAPE), out_shardings=sharding)(jax.random.key(4))
+    on_mesh = jax.jit(lambda key: counter_random.bits(key, SHAPE), out_shardings=sharding)(jax.random.key(4))
     assert len(on_mesh.addressable_shards[0].data) == SHAPE[0] // 2
-    np.testing.assert_array_equal(on_mesh, place_hash.bits(jax.random.key(4), SHAPE))
+    np.testing.assert_array_equal(on_mesh, counter_random.bits(jax.random.key(4), SHAPE))
 
 
 def test_places_beyond_32_bits_are_made():
-    shape = jax.eval_shape(lambda: place_hash.bits(jax.random.key(0), (70_000, 70_000, 3))).shape
+    shape = jax.eval_shape(lambda: counter_random.bits(jax.random.key(0), (70_000, 70_000, 3))).shape
     assert shape == (70_000, 70_000, 3)

@@ -17,8 +17,8 @@ from jaxir.models import layers
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.models.t5_decoder import T5Decoder
 from jaxir.runtime.partitioning import MeshConfig
-from jaxir.training.run.described import describe
-from jaxir.training.step import state
+from jaxir.training.run.run_fingerprint import describe
+from jaxir.training.step import train_state
 from jaxir.training.step.optimizers import AdamW
 
 KEY = jax.random.key(1)
@@ -127,7 +127,9 @@ def test_auto_computes_nothing_anew_until_training_has_chosen():
     partitioner = MeshConfig().build(jax.devices()[:1])
 
     def plan(remat):
-        return state.plan_state(model(remat), AdamW().build(1).transform, partitioner, auxiliary=model(remat))
+        return train_state.plan_state(
+            model(remat), AdamW().build(1).transform, partitioner, auxiliary=model(remat)
+        )
 
     def of(plan) -> list[float]:
         def loss(params):

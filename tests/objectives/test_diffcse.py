@@ -29,7 +29,7 @@ from jaxir.interop.build import PretrainedPooler
 from jaxir.models.bert import BertConfig
 from jaxir.models.dual_encoder import Projection
 from jaxir.models.masked_lm import MaskedLMConfig
-from jaxir.objectives import changes
+from jaxir.objectives import token_edits
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.objectives.diffcse import DiffCSE
 from jaxir.objectives.masking import most_chosen
@@ -106,16 +106,18 @@ ONE = jnp.asarray(
 
 def test_masks_are_inserted_among_the_words_as_many_as_asked():
     texts = jnp.asarray([[CLS, *range(4, 24), SEP, 0, 0]] * 500, jnp.int32)
-    insert = jax.jit(functools.partial(changes.insert_masks, share=0.15, mask_id=MASK))
+    insert = jax.jit(functools.partial(token_edits.insert_masks, share=0.15, mask_id=MASK))
     found = insert(texts, jax.random.key(0))
     assert (
-        found.ids.shape[1] == 24 + changes.most_inserted(24, 0.15) == changes.longest(24, ("insert",), 0.15)
+        found.ids.shape[1]
+        == 24 + token_edits.most_inserted(24, 0.15)
+        == token_edits.longest(24, ("insert",), 0.15)
     )
     masked = np.asarray(found.masked)
     assert (masked.sum(1) == 3).all()  # 15 % of 20 words
     where = set()
     for ids, new, original in zip(*map(np.asarray, (found.ids, found.masked, found.original)), strict=True):
-        assert (ids[new] == MASK).all() and (original[new] == changes.NEW).all()
+        assert (ids[new] == MASK).all() and (original[new] == token_edits.NEW).all()
         left = ids[~new]
         assert list(left[:22]) == list(texts[0, :22]) and not left[22:].any()
         assert (original[~new] == left).all()
@@ -127,18 +129,18 @@ def test_masks_are_inserted_among_the_words_as_many_as_asked():
 
 def test_the_token_after_a_deleted_one_is_told(monkeypatch):
     chosen = jnp.asarray([[0, 1, 0, 1, 1, 0, 0, 0], [0, 1, 0, 0, 0, 0, 0, 0], [0] * 8], bool)
-    monkeypatch.setattr(changes, "choose_tokens", lambda ids, key, *, share: chosen)
-    found = changes.delete_tokens(ONE, jax.random.key(0), share=0.15)
+    monkeypatch.setattr(token_edits, "choose_tokens", lambda ids, key, *, share: chosen)
+    found = token_edits.delete_tokens(ONE, jax.random.key(0), share=0.15)
     assert found.ids[0].tolist() == [CLS, 11, SEP, 0, 0, 0, 0, 0]
-    assert found.original[0].tolist() == [CLS, changes.NEW, changes.NEW, 0, 0, 0, 0, 0]
-    assert found.ids[1].tolist()[:3] == [CLS, SEP, 0] and found.original[1, 1] == changes.NEW
+    assert found.original[0].tolist() == [CLS, token_edits.NEW, token_edits.NEW, 0, 0, 0, 0, 0]
+    assert found.ids[1].tolist()[:3] == [CLS, SEP, 0] and found.original[1, 1] == token_edits.NEW
     assert (found.original[2] == found.ids[2]).all() and not found.masked.any()
 
 
 @pytest.mark.parametrize(("share", "kind"), [(0.15, "replace"), (0.3, "replace"), (0.3, "delete")])
 def test_the_share_of_the_words_that_changes(share, kind):
     texts = jnp.asarray([[CLS, *range(4, 34), SEP]] * 300, jnp.int32)
-    found = changes.make_change(texts, jax.random.key(0), kind=kind, share=share, mask_id=MASK)
+    found = token_edits.make_change(texts, jax.random.key(0), kind=kind, share=share, mask_id=MASK)
     left = (np.asarray(found.ids) > SEP).sum() / (300 * 30)
     assert left == pytest.approx(1 - share, abs=0.01)
 
@@ -215,7 +217,7 @@ def test_the_loss_is_equation_2_3(task):
     batch = batch_of(ids)
     loss, metrics = nnx.jit(objective)(model, batch, auxiliary=auxiliary)
     placing = jax.random.split(jax.random.split(jax.random.key(0), 1)[0])[0]
-    chosen = np.asarray(changes.choose_tokens(ids, placing, share=0.3))
+    chosen = np.asarray(token_edits.choose_tokens(ids, placing, share=0.3))
     norms = auxiliary.projector  # evaluation takes the averages, which are 0 and 1 in the beginning
     kernels = [np.asarray(layer.kernel[...], np.float64) for layer in (norms.inner, norms.outer)]
     h = (
@@ -285,7 +287,7 @@ def test_changed_texts_as_positives_and_negatives(use):
     auxiliary = made(objective, model)
     loss, _ = objective(model, batch_of(ids), auxiliary=auxiliary)
     own = jax.random.split(jax.random.split(jax.random.key(0), 1)[0])[0]
-    changed = vectors_of(model, changes.delete_tokens(ids, own, share=0.15).ids)
+    changed = vectors_of(model, token_edits.delete_tokens(ids, own, share=0.15).ids)
     h = vectors_of(model, ids)
     expected = (
         contrast(h, h) + contrast(h, changed) if use == "positive" else contrast(h, h, negatives=changed)
@@ -298,7 +300,7 @@ def test_the_generator_makes_logits_of_masked_tokens_alone():
     model, ids, key = make_model(), make_texts(), jax.random.key(0)
     for objective, places in (
         (diffcse(), most_chosen(12, 0.3)),
-        (diffcse(change="insert"), changes.most_inserted(12, 0.3)),
+        (diffcse(change="insert"), token_edits.most_inserted(12, 0.3)),
         (diffcse(follow="code"), 12),
     ):
         graph, state = nnx.split((model, made(objective, model)))
@@ -322,7 +324,7 @@ def test_as_the_authors_code_does():
     h = vectors_of(model, ids)
     for own in jax.random.split(jax.random.key(0), 2):
         placing, replacing = jax.random.split(own)
-        chosen = changes.choose_tokens(ids, placing, share=0.3)
+        chosen = token_edits.choose_tokens(ids, placing, share=0.3)
         masked = changes_as_bert(ids, chosen, replacing)
         logits = np.array(written(auxiliary, masked))
         logits[..., 0] = -np.inf

@@ -17,9 +17,9 @@ from jaxir.models import layers
 from jaxir.models.decoding import Decoding
 from jaxir.objectives.reader import FusionInDecoder
 from jaxir.runtime.partitioning import MeshConfig
-from jaxir.training.evaluators.bench import Bench
+from jaxir.training.evaluators.evaluation_context import Bench
 from jaxir.training.step.optimizers import AdamW
-from jaxir.training.step.state import initial_state, plan_state
+from jaxir.training.step.train_state import initial_state, plan_state
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "seq2seq_1_0"
 

@@ -15,7 +15,7 @@ from jaxir.models import layers
 from jaxir.objectives.objective import Objective, auxiliary_of, loss_and_metrics
 from jaxir.objectives.weighted_sum import WeightedSum, _Parts
 from jaxir.runtime.partitioning import MeshConfig
-from jaxir.training.step.state import plan_state
+from jaxir.training.step.train_state import plan_state
 
 ONE = jnp.float32(1.0)
 

@@ -19,7 +19,7 @@ from jaxir.interop.weights.weights import write_json
 from jaxir.models.decoding import Decoding
 from jaxir.models.seq2seq import Seq2SeqConfig
 from jaxir.models.t5 import T5Config
-from jaxir.planning import architecture, decoding, devices
+from jaxir.planning import architecture, decoding_plan, devices
 from jaxir.runtime.partitioning import MeshConfig
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
@@ -32,10 +32,10 @@ BACKBONE = T5Config(
 CONFIG = Seq2SeqConfig(backbone=BACKBONE, num_decoder_layers=LAYERS)
 
 
-def planned(how: Decoding) -> decoding.DecodingPlan:
-    batch = decoding.Batch(texts=ROWS, length=S, how=how)
+def planned(how: Decoding) -> decoding_plan.DecodingPlan:
+    batch = decoding_plan.Batch(texts=ROWS, length=S, how=how)
     partitioner = MeshConfig().build(jax.devices()[:CHIPS])
-    return decoding.make(targets.parse("gpu:4xh100"), CONFIG, batch, partitioner)
+    return decoding_plan.make(targets.parse("gpu:4xh100"), CONFIG, batch, partitioner)
 
 
 def by_hand(new_tokens: int, outputs: int) -> float:
@@ -59,7 +59,7 @@ def test_the_loop_counts_as_often_as_an_output_has_tokens(how):
     assert plan.batch.tokens == ROWS * how.num_outputs * how.max_new_tokens
     shapes = stored.model_shapes(CONFIG)
     assert plan.parameters == 4 * sum(a * (b[0] if b else 1) for a, *b in shapes.values())
-    text = "\n".join(decoding._lines(plan))
+    text = "\n".join(decoding_plan._lines(plan))
     rate = re.search(r"all at once +([\d.]+) (ms|s) a batch: ([\d,]+) tokens/s", text)
     seconds = float(rate[1]) / (1000 if rate[2] == "ms" else 1)
     assert int(rate[3].replace(",", "")) == pytest.approx(plan.batch.tokens / seconds, rel=0.02)

@@ -20,7 +20,7 @@ from jaxir.models.t5 import T5Config
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.objectives.reranking import Reranking
 from jaxir.objectives.simcse import SimCSE
-from jaxir.planning import activations, advice, plan, prices, program
+from jaxir.planning import activation_memory, advice, prices, program, run_plan
 from jaxir.planning.typed import OF_RECIPES, Command
 from jaxir.runtime.partitioning import MeshConfig
 from jaxir.training.recipe import Recipe
@@ -139,7 +139,7 @@ def test_what_is_frozen_has_a_forward_pass_alone():
 def test_recomputing_blocks_costs_a_forward_pass_and_saves_memory():
     plain, products, remat = (small_step(config(remat=of)) for of in (False, "products", True))
     assert 1.2 < traced(remat.function, remat).flops / traced(plain.function, plain).flops < 1.4
-    all_kept, some_kept, least_kept = map(activations.kept, (plain, products, remat))
+    all_kept, some_kept, least_kept = map(activation_memory.kept, (plain, products, remat))
     assert least_kept.activations < 0.5 * all_kept.activations
     assert least_kept.activations < 0.7 * some_kept.activations
     assert some_kept.activations < 0.7 * all_kept.activations
@@ -148,8 +148,8 @@ def test_recomputing_blocks_costs_a_forward_pass_and_saves_memory():
 
 
 def test_more_devices_keep_less_of_the_batch_each():
-    one = activations.kept(small_step(mesh=MeshConfig(fsdp=1), devices=1))
-    four = activations.kept(small_step(mesh=MeshConfig(fsdp=4)))
+    one = activation_memory.kept(small_step(mesh=MeshConfig(fsdp=1), devices=1))
+    four = activation_memory.kept(small_step(mesh=MeshConfig(fsdp=4)))
     assert four.activations < 0.3 * one.activations
     assert four.gradients < 0.3 * one.gradients
 
@@ -163,12 +163,12 @@ def test_state_and_batch_are_the_compiled_programs_arguments():
     assert program.bytes_of(step.batch) * 2 == 4 * BATCH * (8 + 16 * 3 + 2 * 4)
 
 
-def make(text="gpu:4xl4", model=None, **how) -> plan.Plan:
-    return plan.make(targets.parse(text), planned(model, **how))
+def make(text="gpu:4xl4", model=None, **how) -> run_plan.Plan:
+    return run_plan.make(targets.parse(text), planned(model, **how))
 
 
 @pytest.fixture(scope="module")
-def gpu() -> plan.Plan:
+def gpu() -> run_plan.Plan:
     return make()
 
 
@@ -189,7 +189,7 @@ def test_a_plan_by_arithmetic_holds_together(gpu):
     kinds = {(c.kind, c.axes) for c in made.collectives}
     assert ("all-reduce", ("data",)) in kinds
     assert ("all-gather", ("fsdp",)) in kinds
-    text = plan.render(made)
+    text = run_plan.render(made)
     for line in ("plan for gpu:4xl4", "parameters, float32", "all-gather", "1,000 steps", "fits: "):
         assert line in text
 
@@ -215,15 +215,15 @@ def test_a_plan_says_how_thorough_its_compiler_was(changed, quick, gpu):
         for name, value in was.items():
             jax.config.update(name, value)
     assert found.given == tuple(f"{name.upper()}={value}" for name, value in changed.items())
-    text = plan.render(gpu._replace(compiled=True, settings=found))
+    text = run_plan.render(gpu._replace(compiled=True, settings=found))
     for line in found.given:
         assert line in text
     for said in ("  under quick settings: ", "warning: compiled under quick"):
         assert (said in text) == quick
     assert text.startswith("fits, by quick settings: " if quick else "fits: ")
     short = gpu._replace(compiled=True, settings=found, short_by=1)
-    assert ("does not fit, by quick settings: " in plan.render(short)) == quick
-    assert "settings" not in plan.render(gpu._replace(settings=found))
+    assert ("does not fit, by quick settings: " in run_plan.render(short)) == quick
+    assert "settings" not in run_plan.render(gpu._replace(settings=found))
 
 
 def test_what_does_not_fit_says_so_and_what_to_do():
@@ -233,7 +233,7 @@ def test_what_does_not_fit_says_so_and_what_to_do():
     one = MeshConfig(fsdp=1)  # device, for which nothing is compiled
     made = make("gpu:1xl4", model=large, mesh=one, devices=1)
     assert not made.fits
-    text = plan.render(made)
+    text = run_plan.render(made)
     assert text.startswith("does not fit: ")
     words, command = made.advice[-2:]
     assert re.fullmatch(r"\d+ chips, fsdp=\d+.* \(about [\d.]+ GiB on each chip\):", words)
@@ -246,7 +246,7 @@ def test_what_is_advised_fits():
     """By its shapes, not in proportion: the logits of a batch do not shrink with its chunks."""
     target = dataclasses.replace(targets.parse("gpu:4xl4"), chip=chip(make().memory.total * 0.9))
     changed = {"--gin.FSDP": "fsdp", "--gin.REMAT": "remat", "--gin.CHUNKS": "chunks", "--batch_size": "size"}
-    commands = plan.make(target, planned()).advice[1::2]
+    commands = run_plan.make(target, planned()).advice[1::2]
     assert len(commands) > 1
     for command in commands:
         flags = dict(word.split("=") for word in command.split()[3:])
@@ -256,13 +256,13 @@ def test_what_is_advised_fits():
         how = {"model": config(remat={"True": True}.get(given.get("remat"), given.get("remat", False)))}
         how["mesh"] = MeshConfig(fsdp=int(given.get("fsdp", 2)))
         how["objective"] = Contrastive(chunks=int(given.get("chunks", 1)))
-        assert plan.make(target, planned(**how)).fits, command
+        assert run_plan.make(target, planned(**how)).fits, command
 
 
 @pytest.mark.parametrize(("text", "costs"), [("l4=0.5", "0.00"), ("l4=90000,h100=3", r"[\d,.]+ to [\d,.]+")])
 def test_prices_are_of_any_plan(gpu, text, costs):
     priced = prices.read(text.split(","), [gpu.target])
-    said = plan.render(gpu, priced).splitlines()
+    said = run_plan.render(gpu, priced).splitlines()
     assert re.fullmatch(rf"1,000 steps at full speed: .*, costs {costs}", said[1])
     hours = gpu.roofline.overlapped * 1000 / 3600
     assert f"costs {hours * 4 * priced['l4']:,.2f}" in "\n".join(said[2:])
@@ -315,7 +315,7 @@ def test_but_for_products_of_attention_none_is_computed_anew(chunks):
 def test_what_is_recomputed_is_chosen_for_the_planned_chips_memory():
     def on_one(remat, room):  # of which the program need not be partitioned
         one = planned(config(remat=remat), mesh=MeshConfig(fsdp=1), devices=1)
-        return plan.make(dataclasses.replace(targets.parse("gpu:1xl4"), chip=chip(room)), one)
+        return run_plan.make(dataclasses.replace(targets.parse("gpu:1xl4"), chip=chip(room)), one)
 
     sizes = {remat: on_one(remat, 2**40).memory.total for remat in (False, "products", True)}
     assert list(sizes.values()) == sorted(sizes.values(), reverse=True)
@@ -333,13 +333,13 @@ def test_chunks_are_chosen_for_the_planned_chips_memory():
     assert sizes[3] < sizes[1]
     roomy, tight = (dataclasses.replace(targets.parse("gpu:4xl4"), chip=chip(sizes[n])) for n in (1, 3))
     auto = planned(objective=Contrastive(chunks="auto"))
-    assert "chunks" not in plan.make(roomy, auto).batch
-    chosen = plan.make(tight, auto)
+    assert "chunks" not in run_plan.make(roomy, auto).batch
+    chosen = run_plan.make(tight, auto)
     assert chosen.batch.endswith("embedded in 3 chunks")
     assert chosen.memory.total == sizes[3]
     assert chosen.fits
     with pytest.raises(UserError, match=r"does not fit into .* even with one example a chunk"):
-        plan.make(dataclasses.replace(tight, chip=chip(1000)), auto)
+        run_plan.make(dataclasses.replace(tight, chip=chip(1000)), auto)
 
 
 def chip(room: float) -> targets.Chip:
@@ -475,10 +475,10 @@ def test_activations_of_the_whole_batch_on_every_chip_are_pointed_out():
     biases = lost._replace(arrays=(hlo.Array("f32", (HEADS, 16, 16), False),))
     ids = lost._replace(arrays=(array._replace(dtype="s32"),))
     embeddings = lost._replace(arrays=(hlo.Array("f32", (BATCH, D), False),))
-    assert plan.warn([weights, biases, ids, embeddings], BATCH, LENGTHS) == []
+    assert run_plan.warn([weights, biases, ids, embeddings], BATCH, LENGTHS) == []
     optimizers = lost._replace(source="jit(step)/vmap()/reduce_sum")
     backward = lost._replace(source="jit(step)/transpose(jvp())/dot_general")
-    lines = plan.warn([lost, weights, optimizers, backward], BATCH, LENGTHS)
+    lines = run_plan.warn([lost, weights, optimizers, backward], BATCH, LENGTHS)
     assert [line.rsplit(": ", 1)[1] for line in lines] == [lost.source, backward.source]
     assert "f32[24, 16, 32]" in lines[0]
 
@@ -487,10 +487,10 @@ def test_gradients_that_are_not_scattered_are_pointed_out():
     params = {"wi": jax.ShapeDtypeStruct((LAYERS, E, F), np.float32)}
     array = hlo.Array("bf16", (E, F), False)
     whole = Collective("all-reduce", ("fsdp",), array.bytes, 8, 4, (0, 1, 2, 3), (array,), "")
-    (line,) = plan.warn_of_whole_gradients([whole], params)
+    (line,) = run_plan.warn_of_whole_gradients([whole], params)
     assert "(now 4)" in line
-    assert plan.warn_of_whole_gradients([whole._replace(kind="reduce-scatter")], params) == []
-    assert plan.warn_of_whole_gradients([whole._replace(axes=("data",))], params) == []
+    assert run_plan.warn_of_whole_gradients([whole._replace(kind="reduce-scatter")], params) == []
+    assert run_plan.warn_of_whole_gradients([whole._replace(axes=("data",))], params) == []
 
 
 @pytest.mark.slow
@@ -506,9 +506,9 @@ def test_a_batch_is_described_by_what_the_objective_reads():
 
 def test_our_own_step_moves_no_activations(compiled):
     step, done = compiled
-    found = plan.collectives.read(done.program, step.partitioner.mesh)
+    found = run_plan.collectives.read(done.program, step.partitioner.mesh)
     assert sum(c.count for c in found if c.kind == "all-gather") > 10 * LAYERS
-    assert plan.warn(found, BATCH, LENGTHS) == []
+    assert run_plan.warn(found, BATCH, LENGTHS) == []
     # Were JAX to name what is differentiated otherwise, nothing would be warned of any more.
     named = [c for c in found if c.source.startswith("jit(")]
     assert sum("jvp(" in c.source for c in named) > len(named) / 2 > 1
@@ -517,4 +517,4 @@ def test_our_own_step_moves_no_activations(compiled):
 def test_meshes_of_any_device_order_are_read():
     devices = np.array(jax.devices()[:4]).reshape(2, 2)
     mesh = Mesh(devices[::-1], ("data", "fsdp"))
-    assert plan.collectives.crossed([[0, 1]], mesh) == ("fsdp",)
+    assert run_plan.collectives.crossed([[0, 1]], mesh) == ("fsdp",)

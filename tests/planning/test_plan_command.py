@@ -21,7 +21,7 @@ from jaxir.interop.weights.weights import write_json
 from jaxir.models import deberta, t5
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.planning import architecture, devices
-from jaxir.planning import plan as planning
+from jaxir.planning import run_plan as planning
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SMALL = t5.T5Config(

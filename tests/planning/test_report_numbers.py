@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxir.planning.report import duration, si
+from jaxir.planning.plan_report import duration, si
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from jaxir.costs import targets
 from jaxir.interop.huggingface import hf_config
 from jaxir.interop.weights.weights import write_json
 from jaxir.models import t5
-from jaxir.planning import devices, search, slices
-from jaxir.planning.figures import Figures
-from jaxir.planning.search import Choice
+from jaxir.planning import devices, setting_search, slices
+from jaxir.planning.setting_search import Choice
+from jaxir.planning.step_figures import Figures
 
 GIB = 2**30
 LEVELS = {
@@ -88,7 +88,9 @@ class Machine:
 
 def run(machine, start=START, levels=LEVELS):
     told = []
-    rows = search.search(start, levels, machine.refuse, machine.measure, lambda *given: told.append(given))
+    rows = setting_search.search(
+        start, levels, machine.refuse, machine.measure, lambda *given: told.append(given)
+    )
     assert [choice for choice, _, _ in told] == machine.compiled == list(dict.fromkeys(machine.compiled))
     return rows
 
@@ -106,7 +108,7 @@ def run(machine, start=START, levels=LEVELS):
 def test_it_finds_what_compiling_everything_would(limit, most):
     machine = Machine(limit=limit)
     rows = run(machine)
-    assert search.best(rows) == machine.quickest()
+    assert setting_search.best(rows) == machine.quickest()
     assert len(machine.compiled) <= most
     for choice, found in rows.items():
         assert (choice in machine.compiled) == isinstance(found, Figures)
@@ -122,7 +124,7 @@ def test_each_that_is_not_compiled_says_why():
 
 def test_what_does_not_divide_is_not_compiled():
     rows = run(Machine(limit=15.0, fsdp_ms=-1.0))
-    assert search.best(rows).fsdp == 4
+    assert setting_search.best(rows).fsdp == 4
     assert rows[START._replace(fsdp=4, tensor=2)] == "cannot be split so"
 
 
@@ -137,14 +139,14 @@ def test_what_keeps_more_than_something_that_does_not_fit_is_not_compiled():
 def test_chunks_that_cannot_be_enough_are_passed_over():
     machine = Machine(limit=0.75, state=0.4)
     rows = run(machine)
-    assert search.best(rows).chunks == 4 == machine.quickest().chunks
+    assert setting_search.best(rows).chunks == 4 == machine.quickest().chunks
     assert "needs more than there is" in rows[START._replace(chunks=2)]
     assert {c.chunks for c in machine.compiled} == {1, 4}
 
 
 def test_where_nothing_fits_it_says_so():
     machine = Machine(limit=0.1)
-    assert search.best(run(machine)) is None and machine.quickest() is None
+    assert setting_search.best(run(machine)) is None and machine.quickest() is None
 
 
 @pytest.mark.parametrize(("sent_ms", "sends"), [(10.0, True), (0.5, False)])
@@ -153,7 +155,7 @@ def test_sparse_cores_send_where_that_is_quicker(sent_ms, sends):
     machine = Machine(limit=3.2, state=4.8, sent_ms=sent_ms)
     levels = LEVELS | {"sparse_cores": [False, True]}
     rows = run(machine, levels=levels)
-    best = search.best(rows)
+    best = setting_search.best(rows)
     assert best == machine.quickest(levels) and best.fsdp > 1 and best.sparse_cores == sends
     assert str(best).endswith("scan=True sparse_cores=True" if sends else "scan=True")
     assert len(machine.compiled) <= 8

@@ -16,11 +16,11 @@ from jaxir.interop import model_dir
 from jaxir.models.decoding import Decoding
 from jaxir.objectives.reader import FusionInDecoder
 from jaxir.objectives.seq2seq import Seq2Seq
+from jaxir.retrieval.answering.answer_writer import Reader, write_answers
 from jaxir.retrieval.answering.answered import AnsweredQuestions, dev_questions
 from jaxir.retrieval.answering.questions import read_questions
-from jaxir.retrieval.answering.reader import Reader, write_answers
 from jaxir.runtime.partitioning import MeshConfig
-from jaxir.training.evaluators.bench import Bench
+from jaxir.training.evaluators.evaluation_context import Bench
 from jaxir.training.evaluators.loss import Loss
 from jaxir.training.evaluators.reading import Reading
 

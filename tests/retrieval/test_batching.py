@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxir.retrieval.encoding import runner
+from jaxir.retrieval.encoding import batch_runner
 from jaxir.retrieval.encoding.batching import Batch, choose_lengths, fill, plan_batches
 
 
@@ -92,7 +92,7 @@ def test_fill():
     np.testing.assert_array_equal(ids, [[1, 2, 3, 0], [7, 0, 0, 0], [0, 0, 0, 0]])
 
 
-@pytest.mark.parametrize("options", runner.COMPILER_OPTIONS.values(), ids=runner.COMPILER_OPTIONS)
+@pytest.mark.parametrize("options", batch_runner.COMPILER_OPTIONS.values(), ids=batch_runner.COMPILER_OPTIONS)
 def test_other_platforms_compiler_options_are_still_known(options):
     """XLA refuses what it does not know, and every platform's knows all."""
     add = jax.jit(lambda x: x + 1).lower(jax.ShapeDtypeStruct((3,), np.float32))

@@ -10,8 +10,8 @@ import pytest
 from jaxir.core.errors import DamagedError, UserError
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.retrieval.encoding.embeddings import encode_corpus, open_embeddings
+from jaxir.retrieval.indexes.base_index import load_index
 from jaxir.retrieval.indexes.exact import ExactIndex
-from jaxir.retrieval.indexes.index import load_index
 
 # No field of ours may be this.
 WRONG = [[1]]

@@ -15,9 +15,9 @@ import jaxir
 from jaxir.core.errors import UserError
 from jaxir.data.text.tokenizer import pad_batch
 from jaxir.interop import model_dir
-from jaxir.retrieval.encoding import dual_encoder
+from jaxir.retrieval.encoding import text_encoder
 from jaxir.retrieval.encoding.batching import EncodingReport
-from jaxir.retrieval.encoding.dual_encoder import EMBED, DualEncoder
+from jaxir.retrieval.encoding.text_encoder import EMBED, DualEncoder
 from jaxir.runtime.cpu import has_quick_bfloat16
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "bert"
@@ -57,7 +57,7 @@ def test_order_does_not_matter_to_a_text(encoder, texts):
 
 def test_windows_do_not_matter(encoder, texts, monkeypatch):
     whole = encoder.encode_passages(texts)
-    monkeypatch.setattr(dual_encoder, "WINDOW", 10)
+    monkeypatch.setattr(text_encoder, "WINDOW", 10)
     np.testing.assert_allclose(encoder.encode_passages(texts), whole, atol=1e-5)
 
 
@@ -166,7 +166,7 @@ def test_a_directory_with_a_colon_in_its_name_is_found_from_anywhere(tmp_path, m
 
 @pytest.mark.parametrize("spec", ["hf:google/bert", "st:a@main", "t5x:gs://bucket/run", "gs://bucket/run"])
 def test_what_is_no_local_directory_keeps_its_name(spec):
-    assert dual_encoder.lasting(spec) == spec
+    assert text_encoder.lasting(spec) == spec
 
 
 def test_the_public_names():

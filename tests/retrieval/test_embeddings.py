@@ -20,7 +20,7 @@ from jaxir.core.errors import BadInputError, UserError
 from jaxir.data.text.truncation import Truncation
 from jaxir.retrieval.encoding.embeddings import encode_corpus, open_embeddings
 from jaxir.retrieval.encoding.views import Expansion
-from jaxir.retrieval.indexes.index import build_index
+from jaxir.retrieval.indexes.base_index import build_index
 from jaxir.storage import npy
 
 SHARD = 8

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from jaxir.core.errors import UserError
+from jaxir.retrieval.indexes.base_index import load_index
 from jaxir.retrieval.indexes.entries_index import EntriesIndex, document_of, entry_ids
-from jaxir.retrieval.indexes.index import load_index
 
 
 def slowly(vectors, ids, queries, k):

@@ -14,9 +14,9 @@ from jaxir import cli
 from jaxir.core.errors import UserError
 from jaxir.retrieval.encoding.embeddings import open_embeddings
 from jaxir.retrieval.indexes import exact, rounding, topk
+from jaxir.retrieval.indexes.base_index import load_index, normalize
 from jaxir.retrieval.indexes.exact import ExactIndex
 from jaxir.retrieval.indexes.exact_rows import STEP, Rows
-from jaxir.retrieval.indexes.index import load_index, normalize
 from jaxir.retrieval.indexes.topk import NO_RANK, block_program, merge_program
 from jaxir.retrieval.indexes.tuning import Trial
 from jaxir.runtime.cpu import has_quick_bfloat16

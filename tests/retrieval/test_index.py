@@ -10,13 +10,13 @@ import pytest
 
 from jaxir.core.errors import UserError
 from jaxir.core.installation import how_to_install
+from jaxir.retrieval.encoding.lengths import LONGEST
 from jaxir.retrieval.indexes import exact
+from jaxir.retrieval.indexes.base_index import load_index, normalize
 from jaxir.retrieval.indexes.documents import Documents
 from jaxir.retrieval.indexes.exact import ExactIndex
-from jaxir.retrieval.indexes.index import load_index, normalize
 from jaxir.retrieval.indexes.milvus_index import MilvusIndex
 from jaxir.retrieval.indexes.scann_index import BRUTE_FORCE_UP_TO, ScannIndex
-from jaxir.retrieval.lengths import LONGEST
 
 ENGINES = [ExactIndex, ScannIndex, MilvusIndex]
 

@@ -22,7 +22,7 @@ from jaxir import cli
 from jaxir.core.errors import UserError
 from jaxir.core.installation import how_to_install
 from jaxir.retrieval.indexes import milvus_collection
-from jaxir.retrieval.indexes.index import load_index
+from jaxir.retrieval.indexes.base_index import load_index
 from jaxir.retrieval.indexes.milvus_collection import MilvusCollection
 from jaxir.retrieval.indexes.milvus_index import INSIDE, MilvusIndex
 from jaxir.retrieval.ranking.runs import read_run

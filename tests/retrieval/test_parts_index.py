@@ -16,8 +16,8 @@ from jaxir import cli
 from jaxir.core.errors import UserError
 from jaxir.retrieval.encoding.embeddings import EmbeddingsInfo, StoredEmbeddings
 from jaxir.retrieval.indexes import parts_index
+from jaxir.retrieval.indexes.base_index import build_index, load_index
 from jaxir.retrieval.indexes.exact import ExactIndex
-from jaxir.retrieval.indexes.index import build_index, load_index
 from jaxir.retrieval.indexes.parts_index import PartsIndex, build_in_parts, merge
 from jaxir.retrieval.ranking.runs import read_run
 

@@ -13,7 +13,7 @@ from jaxir.core.errors import UserError
 from jaxir.data.formats.pair_files import read_tevatron
 from jaxir.data.formats.sources import BeirFolder
 from jaxir.interop import model_dir
-from jaxir.retrieval.encoding.cross_encoder import CrossEncoder
+from jaxir.retrieval.encoding.pair_scorer import CrossEncoder
 from jaxir.retrieval.mining import hard_negatives
 from jaxir.retrieval.mining.judging import RelevanceSettings
 

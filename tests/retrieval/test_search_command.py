@@ -20,8 +20,8 @@ import pytest
 
 from jaxir import cli
 from jaxir.core.errors import UserError
+from jaxir.retrieval.indexes.base_index import load_index
 from jaxir.retrieval.indexes.exact import ExactIndex
-from jaxir.retrieval.indexes.index import load_index
 from jaxir.retrieval.ranking.runs import read_run
 
 

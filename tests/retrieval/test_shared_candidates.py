@@ -15,7 +15,7 @@ import pytest
 from jaxir import cli
 from jaxir.data.expanded.candidates import read_candidates
 from jaxir.evaluation.query_candidates import WINDOW as SEARCHED
-from jaxir.retrieval.ranking.query_reranking import WINDOW as RERANKED
+from jaxir.retrieval.ranking.query_choice import WINDOW as RERANKED
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 QUESTIONS = 2 * RERANKED + 1  # windows of both commands for either process

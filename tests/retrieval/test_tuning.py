@@ -7,8 +7,8 @@ import tensorflow as tf
 from jaxir import cli
 from jaxir.core.errors import UserError
 from jaxir.retrieval.indexes import scann_index, tuning
+from jaxir.retrieval.indexes.base_index import load_index, normalize
 from jaxir.retrieval.indexes.exact import ExactIndex
-from jaxir.retrieval.indexes.index import load_index, normalize
 from jaxir.retrieval.indexes.rows import main_directions
 from jaxir.retrieval.indexes.saved_search import SavedSearch
 from jaxir.retrieval.indexes.scann_files import stored_vectors

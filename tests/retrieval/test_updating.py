@@ -18,8 +18,8 @@ import pytest
 
 from jaxir import cli
 from jaxir.retrieval.encoding.embeddings import open_embeddings
+from jaxir.retrieval.indexes.base_index import build_index, load_index, normalize
 from jaxir.retrieval.indexes.documents import Documents
-from jaxir.retrieval.indexes.index import build_index, load_index, normalize
 from jaxir.retrieval.indexes.scann_files import stored_vectors
 from jaxir.retrieval.indexes.scann_index import BRUTE_FORCE_UP_TO, ScannIndex
 from jaxir.retrieval.indexes.updating import update_index

@@ -13,10 +13,10 @@ from jaxir import DualEncoder, cli
 from jaxir.core.errors import BadInputError, UserError
 from jaxir.data.text.tokenizer import pad_batch
 from jaxir.models.dual_encoder import DualEncoderModel
-from jaxir.retrieval.encoding.dual_encoder import EMBED
 from jaxir.retrieval.encoding.embeddings import encode_corpus, open_embeddings
+from jaxir.retrieval.encoding.text_encoder import EMBED
 from jaxir.retrieval.encoding.views import Expansion
-from jaxir.retrieval.indexes.index import build_index, load_index
+from jaxir.retrieval.indexes.base_index import build_index, load_index
 from jaxir.retrieval.indexes.updating import update_index
 from jaxir.retrieval.ranking.rescoring import score_candidates
 from jaxir.retrieval.ranking.runs import read_run

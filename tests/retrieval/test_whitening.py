@@ -7,7 +7,7 @@ import pytest
 
 from jaxir import cli
 from jaxir.interop import model_dir
-from jaxir.retrieval.encoding.dual_encoder import DualEncoder
+from jaxir.retrieval.encoding.text_encoder import DualEncoder
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 

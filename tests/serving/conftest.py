@@ -110,7 +110,7 @@ def bench() -> types.ModuleType:
 def world(tmp_path_factory, toy) -> types.SimpleNamespace:
     """A model, a dense index and another one: Lucene's where it can be had, else a second dense one."""
     from jaxir import DualEncoder, ExactIndex
-    from jaxir.retrieval.indexes.lucene import build_lucene_index
+    from jaxir.retrieval.indexes.lucene_index import build_lucene_index
 
     root = tmp_path_factory.mktemp("serving")
     model = toy.save_model(root / "model", seed=0)

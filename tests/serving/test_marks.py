@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from jaxir.serving.marks import SNIPPET, Marker
+from jaxir.serving.highlight import SNIPPET, Marker
 
 
 def words(question: str, text: str) -> list[str]:

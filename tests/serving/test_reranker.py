@@ -10,7 +10,7 @@ from shallow import first_layers
 
 from jaxir import CrossEncoder, ExactIndex, cli
 from jaxir.core.errors import UserError
-from jaxir.retrieval.encoding.cross_encoder import score_pairs
+from jaxir.retrieval.encoding.pair_scorer import score_pairs
 from jaxir.retrieval.ranking.runs import rank, read_run, write_run
 from jaxir.serving.batcher import Busy
 from jaxir.serving.limits import Limits

@@ -18,15 +18,15 @@ from safetensors.numpy import load_file, save_file
 from jaxir import DualEncoder, ExactIndex
 from jaxir.core.errors import UserError
 from jaxir.data.formats.sources import Document
-from jaxir.retrieval.encoding.dual_encoder import EMBED
-from jaxir.retrieval.encoding.runner import Runner
-from jaxir.retrieval.indexes.index import load_index
+from jaxir.retrieval.encoding.batch_runner import Runner
+from jaxir.retrieval.encoding.text_encoder import EMBED
+from jaxir.retrieval.indexes.base_index import load_index
 from jaxir.retrieval.indexes.milvus_index import MilvusIndex
 from jaxir.retrieval.ranking.fusion import reciprocal_rank_fusion
 from jaxir.retrieval.searcher import Searcher
 from jaxir.runtime import cpu
 from jaxir.runtime.partitioning import MeshConfig
-from jaxir.serving.account import AccessLog
+from jaxir.serving.access_log import AccessLog
 from jaxir.serving.app import build_app
 from jaxir.serving.engines import DenseEngine
 from jaxir.serving.examples import phrase_of

@@ -23,7 +23,7 @@ from jaxir.models.t5 import T5Config
 from jaxir.runtime.distributed import maybe_initialize_distributed, together, wait_for_all
 from jaxir.runtime.partitioning import MeshConfig
 from jaxir.training.run.checkpoints import Checkpoints
-from jaxir.training.step import state as state_lib
+from jaxir.training.step import train_state as state_lib
 from jaxir.training.step.optimizers import AdamW
 
 # 16 MB, and all of it can be split; the settings are those of a large model.

@@ -24,7 +24,7 @@ from jaxir.models.t5 import T5Config
 from jaxir.objectives.contrastive import KEYS, Contrastive
 from jaxir.runtime.distributed import maybe_initialize_distributed, together
 from jaxir.runtime.partitioning import MeshConfig
-from jaxir.training.step import state as state_lib
+from jaxir.training.step import train_state as state_lib
 from jaxir.training.step.optimizers import Adafactor, BuiltOptimizer
 
 # Every size is another number, so that a shape in a compiled program tells what it is.

@@ -14,7 +14,7 @@ from jaxir.interop.model import stored
 from jaxir.models import layers
 from jaxir.models.dual_encoder import DualEncoderModel
 from jaxir.runtime.partitioning import MeshConfig
-from jaxir.training.step import state as state_lib
+from jaxir.training.step import train_state as state_lib
 from jaxir.training.step.optimizers import Adafactor, AdamW
 
 pytestmark = pytest.mark.slow

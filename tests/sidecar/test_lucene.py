@@ -14,7 +14,7 @@ import pytest
 from jaxir.core.errors import UserError
 from jaxir.sidecar import environment
 from jaxir.sidecar.client import Sidecar
-from jaxir.sidecar.settings import Bm25, LuceneDocument, Rm3, Rocchio
+from jaxir.sidecar.lucene_settings import Bm25, LuceneDocument, Rm3, Rocchio
 
 # No stop word, and each its own stem.
 WORDS = [

@@ -13,15 +13,15 @@ import pytest
 
 from jaxir import cli, load_index
 from jaxir.core.errors import ChangedError, UserError
-from jaxir.retrieval.indexes import lucene
-from jaxir.retrieval.indexes.lucene import build_impact_index, build_lucene_index
+from jaxir.retrieval.indexes import lucene_index
+from jaxir.retrieval.indexes.lucene_index import build_impact_index, build_lucene_index
 from jaxir.retrieval.ranking.runs import read_run
 from jaxir.retrieval.searcher import Searcher
 from jaxir.sidecar import environment
 from jaxir.sidecar.client import Sidecar
+from jaxir.sidecar.lucene_settings import Bm25, Rm3
 from jaxir.sidecar.server.lucene import Changed, _Searchers
 from jaxir.sidecar.server.state import state_of
-from jaxir.sidecar.settings import Bm25, Rm3
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "beir"
 DOCUMENTS = [
@@ -190,7 +190,7 @@ def test_bad_input_leaves_nothing(sidecar, tmp_path, write_corpus, capsys):
 def test_a_document_that_is_too_long_is_named_or_skipped(
     sidecar, tmp_path, write_corpus, capsys, monkeypatch, long
 ):
-    monkeypatch.setattr(lucene, "MOST_CHARACTERS", 51)  # as Java counts: 26 cats are 52
+    monkeypatch.setattr(lucene_index, "MOST_CHARACTERS", 51)  # as Java counts: 26 cats are 52
     corpus = write_corpus(("a", "", "cat"), ("b", "", long), ("c", "", long[:-1]))
     flags = [f"--corpus={corpus}", "--backend=lucene"]
     assert command("index", *flags, f"--output={tmp_path}/index") == 1
@@ -353,7 +353,7 @@ def test_from_a_corpus_to_a_run_by_commands(sidecar, tmp_path, write_corpus, cap
     ],
 )
 def test_the_reference_numbers_of_real_collections(sidecar, tmp_path, name, splits):
-    from jaxir.evaluation.retrieval import evaluate_run
+    from jaxir.evaluation.retrieval_metrics import evaluate_run
 
     if not DATA.is_dir():
         pytest.skip(f"no data in {DATA}")

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from jaxir.retrieval.indexes.lucene import build_lucene_index
+from jaxir.retrieval.indexes.lucene_index import build_lucene_index
 from jaxir.retrieval.ranking.runs import rank
 from jaxir.sidecar import environment
-from jaxir.sidecar.settings import Rm3, Rocchio
+from jaxir.sidecar.lucene_settings import Rm3, Rocchio
 
 WORDS = ["cat", "dog", "bird", "fish", "milk", "corn", "salt", "wind", "rain", "snow", "gold", "clay"]
 K = 50

@@ -12,7 +12,7 @@ import pytest
 from jaxir import cli
 from jaxir.data.expanded.candidates import read_candidates
 from jaxir.evaluation import query_candidates
-from jaxir.retrieval.indexes.lucene import build_lucene_index
+from jaxir.retrieval.indexes.lucene_index import build_lucene_index
 
 DOCUMENTS = [
     ("frank", "Frankenstein", "A novel by Mary Shelley, about a monster."),

@@ -11,7 +11,7 @@ from flax import nnx
 
 from jaxir import cli
 from jaxir.data.batches.mixture import MixtureDataset
-from jaxir.retrieval.encoding.dual_encoder import DualEncoder
+from jaxir.retrieval.encoding.text_encoder import DualEncoder
 
 ROOT = Path(__file__).resolve().parents[1]
 

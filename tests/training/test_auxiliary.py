@@ -23,9 +23,9 @@ from jaxir.models import layers
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.objectives.objective import Objective
 from jaxir.objectives.weighted_sum import Ramp, WeightedSum
-from jaxir.training.run import stages
-from jaxir.training.run.settings import auxiliary_fingerprint, disagreement
-from jaxir.training.step import state as state_lib
+from jaxir.training.run import warm_start
+from jaxir.training.run.run_settings import auxiliary_fingerprint, disagreement
+from jaxir.training.step import train_state as state_lib
 from jaxir.training.step.optimizers import AdamW
 
 SETTINGS = {"steps": 12, "checkpoint_every": 6, "eval_every": 6}
@@ -482,13 +482,13 @@ class Begun(Exception):
 @pytest.mark.slow
 def test_what_is_damaged_beside_the_model_is_not_used_without_a_word(whole, tmp_path, monkeypatch):
     """By a later stage: a file removed, cut off, or a bit flipped in it."""
-    found, real = [], stages.with_auxiliary_of
+    found, real = [], warm_start.with_auxiliary_of
 
     def begun(*args, **how):
         found.append(jax.device_get(real(*args, **how)))
         raise Begun
 
-    monkeypatch.setattr(stages, "with_auxiliary_of", begun)
+    monkeypatch.setattr(warm_start, "with_auxiliary_of", begun)
 
     def start(run_dir):
         """Returns what a later stage starts from, or the sentence that it costs."""

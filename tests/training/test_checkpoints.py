@@ -12,7 +12,7 @@ import tensorstore
 from jaxir.core.errors import UserError
 from jaxir.interop.weights import stores
 from jaxir.training.run.checkpoints import Checkpoints
-from jaxir.training.step.state import TrainState
+from jaxir.training.step.train_state import TrainState
 
 
 def state(step: int) -> TrainState:

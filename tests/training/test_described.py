@@ -17,7 +17,7 @@ from tiny_run import run
 from jaxir.core.errors import UserError
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.objectives.weighted_sum import Ramp, WeightedSum
-from jaxir.training.run.described import describe, difference
+from jaxir.training.run.run_fingerprint import describe, difference
 
 MINE = '''
 import functools
@@ -95,7 +95,7 @@ def test_other_processes_tell_the_same(written, tmp_path):
     module = written(MINE)
     here = [str(describe(getattr(module, name))) for name in ("weight", "jitted", "fixed")]
     program = (
-        "import mine; from jaxir.training.run.described import describe;"
+        "import mine; from jaxir.training.run.run_fingerprint import describe;"
         "print([str(describe(getattr(mine, n))) for n in ('weight', 'jitted', 'fixed')])"
     )
     where = {"PYTHONPATH": f"{tmp_path}:{':'.join(sys.path)}", "JAX_PLATFORMS": "cpu"}

@@ -15,26 +15,26 @@ from jaxir import Pairs, fit
 from jaxir.core.errors import UserError
 from jaxir.core.features import TextFormat
 from jaxir.evaluation.collection import evaluate_collection, read_collection
-from jaxir.evaluation.senteval import scores_of, texts_of
 from jaxir.evaluation.senteval_files import TASKS, read_senteval
-from jaxir.evaluation.sts import evaluate_sts
 from jaxir.evaluation.sts_files import read_sts
+from jaxir.evaluation.sts_scores import evaluate_sts
+from jaxir.evaluation.transfer_tasks import scores_of, texts_of
 from jaxir.interop.formats import convert
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.objectives.weighted_sum import WeightedSum
-from jaxir.retrieval.encoding.dual_encoder import DualEncoder
+from jaxir.retrieval.encoding.text_encoder import DualEncoder
 from jaxir.runtime.partitioning import MeshConfig
-from jaxir.training.evaluators.bench import Bench, Program
+from jaxir.training.evaluators.corpus_search import Search
+from jaxir.training.evaluators.evaluation_context import Bench, Program
 from jaxir.training.evaluators.evaluator import Evaluator, Prepared
 from jaxir.training.evaluators.loss import Loss
 from jaxir.training.evaluators.retrieval import Retrieval
-from jaxir.training.evaluators.search import Search
 from jaxir.training.evaluators.senteval import SentEval
 from jaxir.training.evaluators.sts import STS
 from jaxir.training.recipe import Recipe
-from jaxir.training.run.settings import disagreement
+from jaxir.training.run.run_settings import disagreement
 from jaxir.training.step.optimizers import AdamW
-from jaxir.training.step.state import initial_state, plan_state
+from jaxir.training.step.train_state import initial_state, plan_state
 from jaxir.training.suite import Suite, evaluators_of
 
 

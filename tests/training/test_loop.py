@@ -31,7 +31,7 @@ from jaxir.objectives.contrastive import Contrastive
 from jaxir.objectives.objective import Objective
 from jaxir.objectives.weighted_sum import WeightedSum
 from jaxir.runtime import cpu
-from jaxir.training.run.settings import disagreement, model_fingerprint
+from jaxir.training.run.run_settings import disagreement, model_fingerprint
 from jaxir.training.step.optimizers import Adafactor, AdamW
 
 

@@ -18,7 +18,7 @@ from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel
 from jaxir.models.t5 import T5Config
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.runtime.partitioning import MeshConfig
-from jaxir.training.step import state as state_lib
+from jaxir.training.step import train_state as state_lib
 from jaxir.training.step.optimizers import (
     Adafactor,
     AdamW,

@@ -103,7 +103,7 @@ from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.models.t5 import T5Config
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.runtime.partitioning import MeshConfig
-from jaxir.planning import devices, plan, program
+from jaxir.planning import devices, program, run_plan
 from jaxir.training.run import profiling
 from jaxir.training.step.optimizers import Adafactor
 from jaxir.training.recipe import Recipe
@@ -121,7 +121,7 @@ planned = program.Planned(
 )
 kept = []
 compile_cache.aside = lambda compile: kept.append(compile()) or kept[-1]
-made = plan.make(target, planned)
+made = run_plan.make(target, planned)
 print(json.dumps([
     targets.of_devices(chips).name,
     profiling.planned(*kept, planned.partitioner),

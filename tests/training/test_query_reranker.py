@@ -19,7 +19,7 @@ from jaxir.interop.build import PretrainedCrossEncoder
 from jaxir.models import layers
 from jaxir.objectives.query_reranking import QueryReranking
 from jaxir.objectives.reranking import Reranking
-from jaxir.retrieval.encoding.cross_encoder import CrossEncoder
+from jaxir.retrieval.encoding.pair_scorer import CrossEncoder
 from jaxir.retrieval.encoding.query_reranker import QueryReranker
 from jaxir.runtime.partitioning import MeshConfig
 

@@ -18,7 +18,7 @@ from jaxir import cli
 from jaxir.core.features import PADDING_TOKEN
 from jaxir.evaluate import evaluate
 from jaxir.interop import model_dir
-from jaxir.retrieval.answering.reader import longest_of
+from jaxir.retrieval.answering.answer_writer import longest_of
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 QUESTIONS = 640  # five windows

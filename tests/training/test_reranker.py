@@ -16,7 +16,7 @@ from jaxir.core.errors import UserError
 from jaxir.core.features import TextFormat
 from jaxir.data.sets.pair_sources import TevatronPairs
 from jaxir.evaluation.judgements import read_judgements
-from jaxir.evaluation.retrieval import evaluate_run
+from jaxir.evaluation.retrieval_metrics import evaluate_run
 from jaxir.interop import model_dir
 from jaxir.interop.build import Pretrained, PretrainedCrossEncoder
 from jaxir.models import layers
@@ -26,7 +26,7 @@ from jaxir.objectives.query_reranking import QueryReranking
 from jaxir.objectives.reranking import Reranking
 from jaxir.objectives.seq2seq import Seq2Seq
 from jaxir.objectives.weighted_sum import WeightedSum
-from jaxir.retrieval.encoding.cross_encoder import CrossEncoder
+from jaxir.retrieval.encoding.pair_scorer import CrossEncoder
 from jaxir.retrieval.ranking.runs import rank, read_run
 from jaxir.runtime.partitioning import MeshConfig
 

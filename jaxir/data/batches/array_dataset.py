@@ -21,7 +21,7 @@ from jaxir.data.text.truncation import Truncation, as_json, from_json
 from jaxir.storage import fingerprints
 from jaxir.storage.checksums import check, directory_with_checksums
 from jaxir.storage.files import local_path
-from jaxir.storage.mapped import check_unchanged
+from jaxir.storage.memory_map import check_unchanged
 from jaxir.storage.saved_arrays import FORMAT, META, as_pairs_were_named, check_same, in_words, read
 
 

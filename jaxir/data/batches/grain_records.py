@@ -15,7 +15,7 @@ from jaxir.core.errors import UserError
 from jaxir.core.features import Features, Key, Numbers, TokenCounts, fields_of
 from jaxir.core.installation import require
 from jaxir.core.progress import progress
-from jaxir.core.simple_types import Count, checked
+from jaxir.core.values import Count, checked
 from jaxir.data.batches.batch_plan import Batch, Plan, choose, in_one_order, keys_of_twins, noun_of
 from jaxir.data.batches.record_arrays import check_list
 from jaxir.data.batches.record_files import MEND, Block, read_description

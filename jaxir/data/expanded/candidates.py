@@ -18,7 +18,7 @@ from typing import Any
 
 from jaxir.core.errors import UserError
 from jaxir.core.features import Features, Record
-from jaxir.core.simple_types import Count, Natural, checked, fits
+from jaxir.core.values import Count, Natural, checked, fits
 from jaxir.data.batches.array_dataset import ArrayDataset
 from jaxir.data.batches.text_data import RecordSource
 from jaxir.data.formats.expansions import read_expansions

@@ -11,7 +11,7 @@ import numpy as np
 from jaxir.core.errors import UserError
 from jaxir.core.features import Features, Key, Record, Tokens
 from jaxir.core.progress import progress
-from jaxir.core.simple_types import Count, Natural, checked
+from jaxir.core.values import Count, Natural, checked
 from jaxir.data.batches.array_dataset import ArrayDataset
 from jaxir.data.batches.text_data import RecordSource, TextData
 from jaxir.data.batches.text_table import TextTable, folded

@@ -7,7 +7,7 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from jaxir.core.errors import UserError
-from jaxir.core.simple_types import Count, checked
+from jaxir.core.values import Count, checked
 
 
 class Selection(abc.ABC):

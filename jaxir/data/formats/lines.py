@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 
 from jaxir.core.errors import BadInputError, UserError
 from jaxir.storage.files import local_path
-from jaxir.storage.reading import open_to_read
+from jaxir.storage.open_files import open_to_read
 
 S = TypeVar("S")
 T = TypeVar("T")

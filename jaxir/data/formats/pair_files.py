@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxir.core.errors import BadInputError, UserError
-from jaxir.core.simple_types import fits
+from jaxir.core.values import fits
 from jaxir.data.formats.lines import (
     MalformedRecord,
     OnBadInput,

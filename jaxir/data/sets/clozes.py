@@ -8,7 +8,7 @@ from typing import Annotated
 
 from jaxir.core.errors import UserError
 from jaxir.core.features import Record
-from jaxir.core.simple_types import Within, checked
+from jaxir.core.values import Within, checked
 from jaxir.data.batches.text_data import RecordSource
 from jaxir.data.formats.lines import OnBadInput
 from jaxir.data.sets.texts import Texts, named

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxir.core.errors import BadInputError, UserError, suggest
-from jaxir.core.simple_types import Count, checked
+from jaxir.core.values import Count, checked
 from jaxir.data.formats.lines import MalformedRecord, OddRecord, OnBadInput, Policy, has_text, parsed_lines
 from jaxir.data.formats.sources import (
     Document,

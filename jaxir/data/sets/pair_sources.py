@@ -18,7 +18,7 @@ from jaxir.data.batches.text_data import RecordSource, TextData
 from jaxir.data.formats import pair_files
 from jaxir.data.formats.lines import OnBadInput
 from jaxir.data.formats.sources import BeirFolder, PairExample, splits_in
-from jaxir.data.sets import pydocs
+from jaxir.data.sets import package_docs
 from jaxir.data.text.tokenizer import Tokenizer
 
 
@@ -128,7 +128,7 @@ class PydocsPairs(PairSource):
 
     def examples(self, on_bad_input: OnBadInput) -> Iterator[PairExample]:
         """Yields (summary line, rest of the docstring) pairs."""
-        return pydocs.read_pairs(self.split)
+        return package_docs.read_pairs(self.split)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ import tokenizers
 
 from jaxir.core.errors import UserError
 from jaxir.data.text.tokenizer import Tokenizer
-from jaxir.storage.asides import temporary_directory
+from jaxir.storage.temporary_outputs import temporary_directory
 
 _PAIRS_AT_ONCE = 1024
 _WHOLE = 2**30

@@ -25,7 +25,7 @@ from jaxir.data.text.tokenizer_backends import (
 )
 from jaxir.data.text.truncation import Truncation
 from jaxir.storage.files import path_of
-from jaxir.storage.reading import open_to_read
+from jaxir.storage.open_files import open_to_read
 
 # What makes a tokenizer directory: these are copied by `save`, so that an export is what was loaded.
 _SIDE_FILES = (

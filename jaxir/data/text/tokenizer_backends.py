@@ -13,7 +13,7 @@ from typing import Any
 import tokenizers
 
 from jaxir.core.errors import UserError
-from jaxir.core.simple_types import fits
+from jaxir.core.values import fits
 
 JSON = "tokenizer.json"
 DEBERTA = "spm.model"  # which no other architecture names so

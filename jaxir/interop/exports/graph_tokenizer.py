@@ -16,7 +16,7 @@ from jaxir.core.installation import how_to_install
 from jaxir.data.text.pair_tokenizer import PairTokenizer
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.interop.exports.graph_wordpiece import WordPiece
-from jaxir.storage.asides import temporary_directory
+from jaxir.storage.temporary_outputs import temporary_directory
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -26,8 +26,8 @@ from jaxir.interop.exports.graph_tokenizer import GraphTokenizer, renumbered
 from jaxir.interop.exports.signatures import GraphSearch, Signature
 from jaxir.models import activations, layers
 from jaxir.runtime.lean_tensorflow import import_tensorflow
-from jaxir.storage.asides import temporary_directory
 from jaxir.storage.checksums import directory_with_checksums
+from jaxir.storage.temporary_outputs import temporary_directory
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -18,7 +18,7 @@ from jaxir.core.errors import UserError
 from jaxir.core.progress import progress
 from jaxir.storage import checksums
 from jaxir.storage.files import atomic_file
-from jaxir.storage.reading import open_to_read
+from jaxir.storage.open_files import open_to_read
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from jaxir.core.errors import UserError
-from jaxir.core.simple_types import Count, fits
+from jaxir.core.values import Count, fits
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.interop.huggingface import hf_config, tokenizer_files
 from jaxir.interop.model import stored

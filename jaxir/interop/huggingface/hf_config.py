@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxir.core.errors import UserError
-from jaxir.core.simple_types import Natural, check_value, fits, hints_of
+from jaxir.core.values import Natural, check_value, fits, hints_of
 from jaxir.interop.model import stored
 from jaxir.interop.weights.weights import require
 from jaxir.models import backbones

@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from jaxir.interop.hub import hub
-from jaxir.interop.huggingface import cross_encoder, hf, sentence_transformers, seq2seq
+from jaxir.interop.huggingface import hf, hf_cross_encoder, hf_seq2seq, sentence_transformers
 from jaxir.interop.model import stored
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.stored import StoredModel
@@ -29,24 +29,24 @@ def read(form: str, name: str, kind: str | None, *, weights: bool = True) -> Sto
       UserError: there is no such model, it is damaged, or of an architecture that is not known here.
     """
     if kind == "seq2seq":
-        return seq2seq.read(hub.resolve(name, check=hf.check))
+        return hf_seq2seq.read(hub.resolve(name, check=hf.check))
     if form == "hf" and kind == "dual_encoder" and not weights:
         return _architecture(hub.resolve(name, weights=False, check=hf.check))
     if form == "hf":
         directory = hub.resolve(name, check=hf.check)
-        pairs = kind == "cross_encoder" or (kind is None and cross_encoder.is_one(directory))
-        return cross_encoder.read(directory) if pairs else _encoder(directory)
+        pairs = kind == "cross_encoder" or (kind is None and hf_cross_encoder.is_one(directory))
+        return hf_cross_encoder.read(directory) if pairs else _encoder(directory)
     if kind == "cross_encoder":
-        return cross_encoder.read(hub.resolve(name, default_owner="cross-encoder", check=hf.check))
+        return hf_cross_encoder.read(hub.resolve(name, default_owner="cross-encoder", check=hf.check))
 
     def is_of_pairs(directory: Path) -> bool:
-        return kind is None and cross_encoder.is_one(directory)
+        return kind is None and hf_cross_encoder.is_one(directory)
 
     def check(directory: Path) -> None:
         (hf if is_of_pairs(directory) else sentence_transformers).check(directory)
 
     directory = hub.resolve(name, default_owner="sentence-transformers", modules=True, check=check)
-    read_one = cross_encoder.read if is_of_pairs(directory) else sentence_transformers.read
+    read_one = hf_cross_encoder.read if is_of_pairs(directory) else sentence_transformers.read
     return read_one(directory)
 
 

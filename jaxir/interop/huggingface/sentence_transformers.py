@@ -6,7 +6,7 @@ from typing import Any, get_args
 import numpy as np
 
 from jaxir.core.errors import UserError
-from jaxir.core.simple_types import Count, fits
+from jaxir.core.values import Count, fits
 from jaxir.interop.hub import st_names
 from jaxir.interop.huggingface import hf, st_files, tokenizer_files
 from jaxir.interop.model import stored

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxir.core.errors import UserError
-from jaxir.core.simple_types import Count, fits
+from jaxir.core.values import Count, fits
 from jaxir.interop.hub.st_names import CONFIG, MODULES, TRANSFORMER_CONFIGS
 from jaxir.interop.huggingface import hf
 from jaxir.interop.model.encoder_settings import EncoderSettings

@@ -15,7 +15,7 @@ import tokenizers
 from jaxir.core.errors import UserError
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.interop.weights.weights import read_json, read_optional_json, write_json
-from jaxir.storage.asides import temporary_directory
+from jaxir.storage.temporary_outputs import temporary_directory
 
 CONFIG = "tokenizer_config.json"
 _JSON = "tokenizer.json"

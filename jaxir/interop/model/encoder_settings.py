@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxir.core.features import Reads, TextFormat
-from jaxir.core.simple_types import Count, checked
+from jaxir.core.values import Count, checked
 from jaxir.data.text.tokenizer import Tokenizer
 
 _QUERY_OF_A_PAIR = 64  # tokens of a pair that are for the query, where nobody says it

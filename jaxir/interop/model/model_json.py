@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxir.core.errors import UserError
-from jaxir.core.simple_types import fits, hints_of, simple
+from jaxir.core.values import fits, hints_of, simple
 from jaxir.interop.model import kinds, stored
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.stored import ModelConfig

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from jaxir.core.errors import UserError
-from jaxir.core.simple_types import Count, Rate, checked
+from jaxir.core.values import Count, Rate, checked
 from jaxir.interop.model import stored
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.stored import ModelConfig, StoredModel

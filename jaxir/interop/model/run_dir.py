@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from jaxir.core.errors import UserError
-from jaxir.core.simple_types import fits
+from jaxir.core.values import fits
 from jaxir.interop.weights.weights import read_json, require
 from jaxir.storage.files import is_bucket, path_of
-from jaxir.storage.reading import read_text
+from jaxir.storage.open_files import read_text
 
 CONFIG = "jaxir.json"
 COMMITTED = "commit_success.txt"

@@ -16,15 +16,15 @@ from jaxir.core.errors import UserError
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.stored import StoredModel
-from jaxir.interop.t5x import files as t5x_files
+from jaxir.interop.t5x import checkpoint_files as t5x_files
 from jaxir.interop.t5x import names as t5x_names
 from jaxir.interop.weights import stores
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.models.seq2seq import Seq2SeqConfig
 from jaxir.models.t5 import T5Config
-from jaxir.storage.asides import temporary_directory
 from jaxir.storage.checksums import write_all
 from jaxir.storage.files import atomic_directory, is_bucket
+from jaxir.storage.temporary_outputs import temporary_directory
 
 PREFIX = "t5x:"
 _LENGTH = 512

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxir.core.errors import UserError
 from jaxir.core.features import Features, Tokens
-from jaxir.core.simple_types import checked
+from jaxir.core.values import checked
 from jaxir.data.batches.batch_plan import Batch, Drawn, draw, in_one_order, uniforms
 from jaxir.data.batches.text_data import TextData
 from jaxir.data.batches.text_table import TableBuilder, TextTable

@@ -27,13 +27,12 @@ import numpy as np
 
 from jaxir.core.errors import UserError
 from jaxir.core.progress import progress
-from jaxir.core.simple_types import Count, Natural, checked
+from jaxir.core.values import Count, Natural, checked
 from jaxir.data.formats.lines import OnBadInput, Policy
 from jaxir.data.formats.sources import has_lines, read_corpus, read_lines, read_queries
 from jaxir.data.text.truncation import Truncation
 from jaxir.retrieval.encoding.batching import EncodingReport
 from jaxir.retrieval.encoding.cluster import Cluster
-from jaxir.retrieval.encoding.dual_encoder import DualEncoder, Tower
 from jaxir.retrieval.encoding.made_by import MadeBy
 from jaxir.retrieval.encoding.shards import (
     Shard,
@@ -43,6 +42,7 @@ from jaxir.retrieval.encoding.shards import (
     files_of,
     write_shard,
 )
+from jaxir.retrieval.encoding.text_encoder import DualEncoder, Tower
 from jaxir.retrieval.encoding.views import Expansion, Kind, joiner_of
 from jaxir.runtime.distributed import wait_for_all
 from jaxir.storage import checksums, fingerprints
@@ -50,8 +50,8 @@ from jaxir.storage.files import atomic_file, local_path
 from jaxir.storage.json_files import made, read_json
 from jaxir.storage.locks import Lock, locked
 from jaxir.storage.npy import read_npy
+from jaxir.storage.open_files import sha256_of
 from jaxir.storage.outputs import check_work_directory
-from jaxir.storage.reading import sha256_of
 
 FORMAT = 1
 SHARD_SIZE = 16_384

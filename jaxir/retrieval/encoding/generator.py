@@ -16,7 +16,7 @@ from jaxir.interop import model_dir
 from jaxir.interop.model_dir import LoadedModel
 from jaxir.models.decoding import FAULT, Decoding
 from jaxir.models.seq2seq import Seq2SeqModel
-from jaxir.retrieval.encoding.runner import Runner
+from jaxir.retrieval.encoding.batch_runner import Runner
 from jaxir.runtime.partitioning import MeshConfig
 
 # Tokens of the sources of a batch: their outputs are computed a token at a time, so it takes many to fill a

@@ -11,11 +11,11 @@ from jaxir.data.formats.lines import OnBadInput, Policy
 from jaxir.data.formats.sources import Document, read_corpus
 from jaxir.models.decoding import Decoding
 from jaxir.retrieval.encoding.cluster import Cluster, check_same
-from jaxir.retrieval.encoding.dual_encoder import lasting
 from jaxir.retrieval.encoding.generator import Generator
+from jaxir.retrieval.encoding.text_encoder import lasting
 from jaxir.retrieval.encoding.windowed_file import WINDOW, OutputsReport, lines_of, write_windows
 from jaxir.storage.files import local_path
-from jaxir.storage.reading import sha256_of
+from jaxir.storage.open_files import sha256_of
 
 Window = tuple[int, list[Document]]
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxir.core.features import Reads
 from jaxir.data.text.pair_tokenizer import TokenPair
-from jaxir.retrieval.encoding.cross_encoder import CrossEncoder
+from jaxir.retrieval.encoding.pair_scorer import CrossEncoder
 
 
 class QueryReranker(CrossEncoder):

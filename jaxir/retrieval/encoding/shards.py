@@ -17,9 +17,9 @@ from jaxir.core.errors import UserError
 from jaxir.data.text.truncation import Truncation
 from jaxir.retrieval.encoding.batching import EncodingReport
 from jaxir.retrieval.encoding.cluster import Cluster, check_same
-from jaxir.retrieval.encoding.dual_encoder import DualEncoder, Tower
+from jaxir.retrieval.encoding.lengths import UnusableVectorError
+from jaxir.retrieval.encoding.text_encoder import DualEncoder, Tower
 from jaxir.retrieval.encoding.views import encode_views
-from jaxir.retrieval.lengths import UnusableVectorError
 from jaxir.storage import checksums
 from jaxir.storage.files import atomic_file
 from jaxir.storage.npy import write_npy

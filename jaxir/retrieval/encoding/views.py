@@ -8,13 +8,13 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from jaxir.core.simple_types import Count, checked
+from jaxir.core.values import Count, checked
 from jaxir.data.expanded.joining import Joiner
 from jaxir.data.formats.expansions import read_expansions
 from jaxir.data.formats.lines import OnBadInput, Policy
 from jaxir.data.text.truncation import Truncation
-from jaxir.retrieval.encoding.dual_encoder import DualEncoder
-from jaxir.retrieval.lengths import UnusableVectorError
+from jaxir.retrieval.encoding.lengths import UnusableVectorError
+from jaxir.retrieval.encoding.text_encoder import DualEncoder
 
 Kind = Literal["typical", "corpus", "document"]
 

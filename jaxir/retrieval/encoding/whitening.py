@@ -17,8 +17,8 @@ from jaxir.core.errors import UserError
 from jaxir.interop.model import stored
 from jaxir.interop.model.stored import StoredModel
 from jaxir.models.dual_encoder import Projection
-from jaxir.retrieval.encoding.dual_encoder import DualEncoder
-from jaxir.retrieval.encoding.runner import WINDOW
+from jaxir.retrieval.encoding.batch_runner import WINDOW
+from jaxir.retrieval.encoding.text_encoder import DualEncoder
 
 # Below this share of the vectors' mean square a variance is lost in the rounding of float32 vectors: the
 # square of 3e-5, where these are good to 1e-6 or so.

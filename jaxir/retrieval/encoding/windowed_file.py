@@ -32,8 +32,8 @@ from jaxir.core.progress import progress
 from jaxir.runtime.distributed import as_first, wait_for_all
 from jaxir.storage.files import atomic_file, remove_tree
 from jaxir.storage.json_files import read_json
+from jaxir.storage.open_files import open_to_read, sha256_of
 from jaxir.storage.outputs import alone
-from jaxir.storage.reading import open_to_read, sha256_of
 
 WINDOW = 1024  # texts, at most which a process loses by an interruption
 MADE = "made.json"

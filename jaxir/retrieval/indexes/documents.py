@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jaxir.core.errors import DamagedError, UserError
-from jaxir.core.simple_types import fits
+from jaxir.core.values import fits
 from jaxir.data.formats.lines import OnBadInput
 from jaxir.data.formats.sources import Document, has_lines, read_documents
 from jaxir.storage.files import local_path
 from jaxir.storage.npy import read_npy, write_npy
-from jaxir.storage.reading import check_readable, sha256_of
+from jaxir.storage.open_files import check_readable, sha256_of
 
 if TYPE_CHECKING:
     from jaxir.retrieval.encoding.embeddings import StoredEmbeddings

@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jaxir.core.errors import UserError
-from jaxir.core.simple_types import Count
-from jaxir.retrieval.indexes import index
+from jaxir.core.values import Count
+from jaxir.retrieval.indexes import base_index
+from jaxir.retrieval.indexes.base_index import Embeddings, IndexInfo, VectorIndex, load_index
 from jaxir.retrieval.indexes.documents import Documents
-from jaxir.retrieval.indexes.index import Embeddings, IndexInfo, VectorIndex, load_index
 
 INNER = "entries"  # the engine's index, in a directory of its own
 NOT_CHANGED = "an index of several entries of each document is not changed in place: build it anew"
@@ -66,7 +66,7 @@ class EntriesIndex(VectorIndex):
         Raises:
           UserError: as `VectorIndex.build`, or another engine.
         """
-        return cls(index.engine(backend).build(embeddings, entry_ids(ids), **options))
+        return cls(base_index.engine(backend).build(embeddings, entry_ids(ids), **options))
 
     def _search(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, list[list[str]]]:
         scores = np.full((len(queries), k), -np.inf, np.float32)

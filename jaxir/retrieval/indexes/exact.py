@@ -17,18 +17,18 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxir.core.errors import UserError
 from jaxir.core.platforms import local_devices
-from jaxir.core.simple_types import Share
+from jaxir.core.values import Share
 from jaxir.retrieval.indexes import rounding
-from jaxir.retrieval.indexes.documents import Documents
-from jaxir.retrieval.indexes.exact_rows import DTYPES, Rows, Storage
-from jaxir.retrieval.indexes.ids import descending_ranks
-from jaxir.retrieval.indexes.index import (
+from jaxir.retrieval.indexes.base_index import (
     Embeddings,
     IndexInfo,
     Similarity,
     VectorIndex,
     checked,
 )
+from jaxir.retrieval.indexes.documents import Documents
+from jaxir.retrieval.indexes.exact_rows import DTYPES, Rows, Storage
+from jaxir.retrieval.indexes.ids import descending_ranks
 from jaxir.retrieval.indexes.topk import NO_RANK, block_program, merge_program
 from jaxir.runtime.cpu import has_quick_bfloat16
 from jaxir.runtime.partitioning import MeshConfig, Partitioner

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from jaxir.core.errors import UserError
-from jaxir.storage.mapped import check_unchanged
+from jaxir.storage.memory_map import check_unchanged
 from jaxir.storage.npy import read_npy, stream_npy
 
 Storage = Literal["float32", "bfloat16", "int8"]

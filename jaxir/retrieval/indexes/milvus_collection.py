@@ -30,8 +30,8 @@ import numpy as np
 from jaxir.core.errors import UserError
 from jaxir.core.installation import how_to_install
 from jaxir.core.progress import progress
-from jaxir.storage.asides import temporary_directory
-from jaxir.storage.mapped import pieces
+from jaxir.storage.memory_map import pieces
+from jaxir.storage.temporary_outputs import temporary_directory
 
 IndexType = Literal["FLAT", "HNSW", "AUTOINDEX"]
 TOKEN = "MILVUS_TOKEN"  # the variable that holds "user:password" or an API key

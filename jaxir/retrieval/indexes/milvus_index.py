@@ -16,19 +16,19 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jaxir.core.errors import UserError
-from jaxir.core.simple_types import Natural
-from jaxir.retrieval.indexes.documents import Documents
-from jaxir.retrieval.indexes.ids import descending_ranks
-from jaxir.retrieval.indexes.index import (
+from jaxir.core.values import Natural
+from jaxir.retrieval.indexes.base_index import (
     Embeddings,
     IndexInfo,
     Similarity,
     VectorIndex,
     checked,
 )
+from jaxir.retrieval.indexes.documents import Documents
+from jaxir.retrieval.indexes.ids import descending_ranks
 from jaxir.retrieval.indexes.milvus_collection import PLACE, TOKEN, IndexType, MilvusCollection, is_named
-from jaxir.storage.asides import temporary_directory
 from jaxir.storage.npy import read_npy, write_npy
+from jaxir.storage.temporary_outputs import temporary_directory
 
 INSIDE = "milvus.db"  # an embedded Milvus that lies in the index directory, as its `uri` in index.json
 ROWS = "rows.npy"

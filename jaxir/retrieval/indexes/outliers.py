@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from jaxir.core.errors import UserError
-from jaxir.retrieval.indexes.index import Similarity, normalize
-from jaxir.storage.mapped import pieces
+from jaxir.retrieval.indexes.base_index import Similarity, normalize
+from jaxir.storage.memory_map import pieces
 from jaxir.storage.npy import gather, read_npy, write_npy
 
 # A row this many times as great as the median row is an outlier. One row that is 3 times as long as the

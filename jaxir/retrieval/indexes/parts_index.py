@@ -17,10 +17,10 @@ from jax.experimental import multihost_utils
 
 from jaxir.core.errors import UserError, changed
 from jaxir.core.progress import progress
-from jaxir.core.simple_types import Count
+from jaxir.core.values import Count
 from jaxir.retrieval.encoding.embeddings import StoredEmbeddings
+from jaxir.retrieval.indexes.base_index import Embeddings, IndexInfo, VectorIndex, describe, load_index
 from jaxir.retrieval.indexes.documents import Documents
-from jaxir.retrieval.indexes.index import Embeddings, IndexInfo, VectorIndex, describe, load_index
 from jaxir.retrieval.indexes.tuning import Recall
 from jaxir.runtime.distributed import wait_for_all
 from jaxir.storage import checksums

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxir.retrieval.indexes.index import Similarity, normalize
+from jaxir.retrieval.indexes.base_index import Similarity, normalize
 from jaxir.retrieval.indexes.outliers import zeroed
-from jaxir.storage.mapped import check_unchanged, pieces
+from jaxir.storage.memory_map import check_unchanged, pieces
 
 BLOCK = 16_384  # vectors normalised at a time
 SAMPLE = 100_000  # vectors whose directions stand for all

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxir.core.errors import UserError
+from jaxir.retrieval.indexes.base_index import load_index
 from jaxir.retrieval.indexes.ids import descending_ranks
-from jaxir.retrieval.indexes.index import load_index
 from jaxir.retrieval.indexes.scann_files import ASSETS
 from jaxir.retrieval.indexes.scann_index import ScannIndex
-from jaxir.storage.asides import temporary_directory
+from jaxir.storage.temporary_outputs import temporary_directory
 
 if TYPE_CHECKING:
     import tensorflow as tf

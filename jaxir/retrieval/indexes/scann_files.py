@@ -15,7 +15,7 @@ import numpy as np
 from jaxir.core.errors import UserError
 from jaxir.retrieval.indexes.outliers import Outliers
 from jaxir.storage.files import inside
-from jaxir.storage.mapped import open_mapped, pieces
+from jaxir.storage.memory_map import open_mapped, pieces
 
 Storage = Literal["float32", "bfloat16", "int8"]
 ASSETS = "scann"

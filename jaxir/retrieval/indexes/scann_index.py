@@ -20,10 +20,8 @@ import numpy as np
 
 from jaxir.core.errors import UserError
 from jaxir.core.installation import how_to_install
-from jaxir.core.simple_types import Count
-from jaxir.retrieval.indexes.documents import Documents
-from jaxir.retrieval.indexes.ids import descending_ranks
-from jaxir.retrieval.indexes.index import (
+from jaxir.core.values import Count
+from jaxir.retrieval.indexes.base_index import (
     Embeddings,
     IndexInfo,
     Similarity,
@@ -31,12 +29,14 @@ from jaxir.retrieval.indexes.index import (
     checked,
     normalize,
 )
+from jaxir.retrieval.indexes.documents import Documents
+from jaxir.retrieval.indexes.ids import descending_ranks
 from jaxir.retrieval.indexes.outliers import Outliers, find_outliers, load_outliers, no_outliers
 from jaxir.retrieval.indexes.rows import BLOCK, contiguous, main_directions, without
 from jaxir.retrieval.indexes.scann_files import ASSETS, Storage, check_assets, stored_vectors
 from jaxir.runtime.lean_tensorflow import import_tensorflow
-from jaxir.storage.asides import temporary_directory
-from jaxir.storage.mapped import pieces
+from jaxir.storage.memory_map import pieces
+from jaxir.storage.temporary_outputs import temporary_directory
 
 # Below this a brute-force pass is as fast as the tree, and exact.
 BRUTE_FORCE_UP_TO = 20_000

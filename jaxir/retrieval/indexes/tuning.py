@@ -13,10 +13,10 @@ import numpy as np
 from jaxir.core.errors import UserError
 from jaxir.data.formats.sources import read_queries
 from jaxir.retrieval.encoding.embeddings import StoredEmbeddings
+from jaxir.retrieval.indexes.base_index import Embeddings, VectorIndex, build_index
 from jaxir.retrieval.indexes.entries_index import EntriesIndex, entry_ids
 from jaxir.retrieval.indexes.exact import ExactIndex
 from jaxir.retrieval.indexes.exact_rows import Storage
-from jaxir.retrieval.indexes.index import Embeddings, VectorIndex, build_index
 from jaxir.retrieval.indexes.scann_index import TUNED_FOR, ScannIndex
 from jaxir.storage.npy import gather
 
@@ -208,7 +208,7 @@ def build_tuned(
         return EntriesIndex(index), recall
     info, vectors, model = stored.info, None, model or stored.info.model
     if queries is not None:
-        from jaxir.retrieval.encoding.dual_encoder import DualEncoder
+        from jaxir.retrieval.encoding.text_encoder import DualEncoder
 
         if model is None:
             raise UserError("the embeddings do not say which model made them: give --model")

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, NamedTuple
 from jaxir.core.errors import UserError
 from jaxir.data.formats.lines import Policy
 from jaxir.retrieval.encoding.embeddings import EmbeddingsInfo, StoredEmbeddings
+from jaxir.retrieval.indexes.base_index import Index, IndexInfo, VectorIndex, checked, load_index
 from jaxir.retrieval.indexes.documents import Documents, check_corpus
 from jaxir.retrieval.indexes.ids import check_new, check_there
-from jaxir.retrieval.indexes.index import Index, IndexInfo, VectorIndex, checked, load_index
-from jaxir.retrieval.indexes.lucene import LuceneIndex, update_lucene_index
+from jaxir.retrieval.indexes.lucene_index import LuceneIndex, update_lucene_index
 from jaxir.retrieval.indexes.scann_files import stored_vectors
 from jaxir.retrieval.indexes.scann_index import ScannIndex
 from jaxir.storage.checksums import directory_with_checksums
 from jaxir.storage.files import local_path
 from jaxir.storage.locks import locked
-from jaxir.storage.reading import read_text
+from jaxir.storage.open_files import read_text
 
 if TYPE_CHECKING:
     from jaxir.retrieval.indexes.tuning import Recall

@@ -19,14 +19,14 @@ import numpy as np
 
 from jaxir.core.errors import UserError
 from jaxir.core.progress import progress
-from jaxir.core.simple_types import Count, NotNegative, Seed, checked
+from jaxir.core.values import Count, NotNegative, Seed, checked
 from jaxir.data.formats.lines import OnBadInput
 from jaxir.data.formats.sources import BeirFolder, key_digest
 from jaxir.retrieval.mining.judging import Drawn, Judge, RelevanceFilter, RelevanceSettings, Teacher
 from jaxir.retrieval.mining.known_positives import KnownPositives
 from jaxir.retrieval.ranking.runs import rank, read_run_by_query
 from jaxir.storage.files import atomic_directory, check_new_directory
-from jaxir.storage.reading import open_to_read
+from jaxir.storage.open_files import open_to_read
 
 PAIRS, SETTINGS = "train.jsonl", "mining.json"
 # Why a query has no negatives.

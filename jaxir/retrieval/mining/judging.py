@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from jaxir.core.errors import UserError
-from jaxir.core.simple_types import Rate, checked
+from jaxir.core.values import Rate, checked
 from jaxir.data.formats.sources import BeirFolder
 
 # A query's candidates that were drawn: (place among all its candidates, document id).

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from jaxir.core.errors import UserError, suggest
-from jaxir.core.simple_types import Interval
-from jaxir.training.evaluators.bench import Bench, State
+from jaxir.core.values import Interval
+from jaxir.training.evaluators.evaluation_context import Bench, State
 
 Direction = Literal["greater", "smaller"]  # which value of a metric is better
 

@@ -8,12 +8,12 @@ import numpy as np
 
 from jaxir.core.errors import UserError
 from jaxir.core.installation import require
-from jaxir.core.simple_types import Count, Object, checked
+from jaxir.core.values import Count, Object, checked
 from jaxir.evaluation.exact_match import exact_match
 from jaxir.models.decoding import Decoding
 from jaxir.objectives.seq2seq import Seq2Seq
 from jaxir.retrieval.encoding.generator import text_of
-from jaxir.training.evaluators.bench import Bench, State, written
+from jaxir.training.evaluators.evaluation_context import Bench, State, written
 from jaxir.training.evaluators.evaluator import Evaluator, Prepared
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from jaxir.core.errors import UserError
-from jaxir.core.simple_types import Natural, Object, checked
+from jaxir.core.values import Natural, Object, checked
 from jaxir.objectives.gradient_cache import with_fitting_chunks
 from jaxir.objectives.objective import loss_and_metrics
-from jaxir.training.evaluators.bench import ONE_BATCH, Bench, State
+from jaxir.training.evaluators.evaluation_context import ONE_BATCH, Bench, State
 from jaxir.training.evaluators.evaluator import Evaluator, Prepared
 
 

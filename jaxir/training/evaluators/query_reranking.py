@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from jaxir.core.errors import UserError
-from jaxir.core.simple_types import Object, checked
+from jaxir.core.values import Object, checked
 from jaxir.data.expanded.candidates import QueryCandidates
 from jaxir.data.formats.lines import OnBadInput
 from jaxir.objectives.query_reranking import query_features, score_candidates
-from jaxir.training.evaluators.bench import Bench, State, stack
+from jaxir.training.evaluators.evaluation_context import Bench, State, stack
 from jaxir.training.evaluators.evaluator import Evaluator, Prepared
 
 CUTS = (1, 5, 20)

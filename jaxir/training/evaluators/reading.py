@@ -6,13 +6,13 @@ import dataclasses
 from collections.abc import Mapping
 
 from jaxir.core.errors import UserError
-from jaxir.core.simple_types import Count, checked
+from jaxir.core.values import Count, checked
 from jaxir.data.batches.batch_plan import in_one_order
 from jaxir.evaluation.exact_match import score_answers
 from jaxir.models.decoding import Decoding
 from jaxir.objectives.reader import FusionInDecoder
 from jaxir.retrieval.answering.answered import AnsweredDataset, AnsweredQuestions
-from jaxir.training.evaluators.bench import Bench, State, written
+from jaxir.training.evaluators.evaluation_context import Bench, State, written
 from jaxir.training.evaluators.evaluator import Evaluator, Prepared
 
 

@@ -9,15 +9,15 @@ from typing import Annotated, Any
 import numpy as np
 
 from jaxir.core.errors import UserError
-from jaxir.core.simple_types import Within, checked
+from jaxir.core.values import Within, checked
 from jaxir.data.formats.sources import BeirFolder
 from jaxir.evaluation.judgements import read_judgements
-from jaxir.evaluation.retrieval import cut_at, evaluate_run
+from jaxir.evaluation.retrieval_metrics import cut_at, evaluate_run
 from jaxir.objectives.reranking import score_lists
-from jaxir.retrieval.ranking.reranking import read_candidates
+from jaxir.retrieval.ranking.run_reranking import read_candidates
 from jaxir.retrieval.ranking.runs import read_run
 from jaxir.storage import fingerprints
-from jaxir.training.evaluators.bench import Bench, State, pad_rows
+from jaxir.training.evaluators.evaluation_context import Bench, State, pad_rows
 from jaxir.training.evaluators.evaluator import Evaluator, Prepared
 
 WANTED = 10  # documents of a query, by the metrics

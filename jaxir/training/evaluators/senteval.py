@@ -8,11 +8,11 @@ from typing import Annotated, Any
 import numpy as np
 
 from jaxir.core.installation import require
-from jaxir.core.simple_types import Within, checked
-from jaxir.evaluation.senteval import FOLDS, check_folds, scores_of, texts_of
+from jaxir.core.values import Within, checked
 from jaxir.evaluation.senteval_files import read_senteval
+from jaxir.evaluation.transfer_tasks import FOLDS, check_folds, scores_of, texts_of
 from jaxir.storage import fingerprints
-from jaxir.training.evaluators.bench import Bench, State, pad_rows
+from jaxir.training.evaluators.evaluation_context import Bench, State, pad_rows
 from jaxir.training.evaluators.evaluator import Evaluator, Prepared
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from jaxir.core.simple_types import checked
-from jaxir.evaluation.sts import scores_of, sentences_of
+from jaxir.core.values import checked
 from jaxir.evaluation.sts_files import read_sts
+from jaxir.evaluation.sts_scores import scores_of, sentences_of
 from jaxir.storage import fingerprints
-from jaxir.training.evaluators.bench import Bench, State, pad_rows
+from jaxir.training.evaluators.evaluation_context import Bench, State, pad_rows
 from jaxir.training.evaluators.evaluator import Evaluator, Prepared
 
 

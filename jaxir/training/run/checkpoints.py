@@ -27,10 +27,10 @@ from jaxir.interop.weights.stores import ORBAX_INDEX
 from jaxir.runtime.distributed import all_agree, of_all, wait_for_all
 from jaxir.storage.files import atomic_file, is_bucket, move_tree, path_of, remove_tree
 from jaxir.training.run.damage import is_damage, place_for_broken, reason
-from jaxir.training.run.holding import Hold, Undisputed
 from jaxir.training.run.marker import MARKER, begin, check_run_dir, go_on
-from jaxir.training.run.settings import disagreement
-from jaxir.training.step.state import TrainState, inspect
+from jaxir.training.run.run_lock import Hold, Undisputed
+from jaxir.training.run.run_settings import disagreement
+from jaxir.training.step.train_state import TrainState, inspect
 
 _LEAST_PART = 1 << 20  # bytes of an array that a device writes of those that all have
 REMOVED = ".removed"
@@ -63,7 +63,7 @@ class Checkpoints:
       keep_last: how many of the newest checkpoints to keep; the best one is kept besides.
       metric: the dev metric that tells the best checkpoint; None for none.
       greater_is_better: whether its greatest value is the best, or its smallest.
-      hold: on the directory; see `holding.held`.
+      hold: on the directory; see `run_lock.held`.
 
     Raises:
       UserError: `run_dir` holds something else than a run, or a run with other settings.

@@ -19,11 +19,11 @@ from tqdm import tqdm
 
 from jaxir.core.errors import UserError
 from jaxir.core.progress import outliving_reader, progress, terminal_columns
-from jaxir.core.simple_types import fits
-from jaxir.storage.asides import temporary_directory
+from jaxir.core.values import fits
 from jaxir.storage.files import atomic_file, is_bucket, path_of
+from jaxir.storage.temporary_outputs import temporary_directory
 from jaxir.training.run.damage import keep_aside
-from jaxir.training.run.holding import Hold, Undisputed
+from jaxir.training.run.run_lock import Hold, Undisputed
 
 LOG, BOARD = "log.jsonl", "tensorboard"
 MOST_SHOWN = 5  # metrics of the objective in one line; all are in the log
@@ -48,7 +48,7 @@ class RunLog:
         twice.
       run: the name of the run, which the first line of each process has; a log that has another one, or is
         damaged, is kept in RUN/broken.
-      hold: on the directory; see `holding.held`.
+      hold: on the directory; see `run_lock.held`.
     """
 
     def __init__(

@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxir.core.errors import UserError
-from jaxir.core.simple_types import check_value
+from jaxir.core.values import check_value
 from jaxir.interop.model.run_dir import Damaged, check_seal, checkpoint_steps, read_record, sealed
 from jaxir.storage.files import atomic_file, check_bucket, path_of
 from jaxir.storage.json_files import read_json
 from jaxir.storage.leases import LEASE
 from jaxir.training.run.damage import keep_aside
 from jaxir.training.run.logs import LOG
-from jaxir.training.run.settings import disagreement
+from jaxir.training.run.run_settings import disagreement
 
 MARKER = "run.json"
 

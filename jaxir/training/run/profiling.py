@@ -16,11 +16,11 @@ from jaxir.core.errors import UserError
 from jaxir.costs import chips, collectives, hlo, overlap, roofline, targets, work
 from jaxir.objectives.objective import Objective
 from jaxir.runtime.partitioning import Partitioner
-from jaxir.storage.asides import temporary_directory
 from jaxir.storage.files import atomic_file
+from jaxir.storage.temporary_outputs import temporary_directory
 from jaxir.training.run.logs import BOARD
 from jaxir.training.step.memory import memory_of
-from jaxir.training.step.state import Batch, Plan, TrainState, make_loss
+from jaxir.training.step.train_state import Batch, Plan, TrainState, make_loss
 
 
 def ideal_seconds(

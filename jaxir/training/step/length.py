@@ -3,7 +3,7 @@
 import math
 
 from jaxir.core.errors import UserError
-from jaxir.core.simple_types import MOST_STEPS
+from jaxir.core.values import MOST_STEPS
 
 _ROUNDING = 1e-9  # .1 of 30 is 3, whatever floating point makes of it
 

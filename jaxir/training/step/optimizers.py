@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import optax
 
 from jaxir.core.errors import UserError, suggest
-from jaxir.core.simple_types import Count, NotNegative, Positive, Rate, Warmup, checked
+from jaxir.core.values import Count, NotNegative, Positive, Rate, Warmup, checked
 from jaxir.training.step.length import in_steps
-from jaxir.training.step.trained import name_of
+from jaxir.training.step.parameter_partition import name_of
 
 Schedule = Callable[[jax.typing.ArrayLike], jax.Array]
 NEVER_DECAYED = ("bias", "scale")

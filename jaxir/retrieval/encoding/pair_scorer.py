@@ -15,7 +15,7 @@ from jaxir.data.text.pair_tokenizer import PairTokenizer, TokenPair
 from jaxir.interop import model_dir
 from jaxir.interop.model_dir import LoadedModel
 from jaxir.models.cross_encoder import CrossEncoderModel
-from jaxir.retrieval.encoding.runner import WINDOW, Runner
+from jaxir.retrieval.encoding.batch_runner import WINDOW, Runner
 from jaxir.runtime.partitioning import MeshConfig
 
 _IN_WORDS: dict[Reads, str] = {

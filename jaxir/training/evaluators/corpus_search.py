@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from jaxir.core.simple_types import Count, checked
+from jaxir.core.values import Count, checked
 from jaxir.evaluation.collection import Collection, search_vectors
 from jaxir.evaluation.datasets import parse_dataset
 from jaxir.evaluation.question_sets import COLLECTIONS, read_cqadupstack
-from jaxir.evaluation.retrieval import IdenticalIds, check_depth, evaluate_run, parse_metrics
+from jaxir.evaluation.retrieval_metrics import IdenticalIds, check_depth, evaluate_run, parse_metrics
 from jaxir.storage import fingerprints
-from jaxir.training.evaluators.bench import Bench, State, pad_rows
+from jaxir.training.evaluators.evaluation_context import Bench, State, pad_rows
 from jaxir.training.evaluators.evaluator import Direction, Evaluator, Prepared
 
 

@@ -16,7 +16,7 @@ from jaxir.interop.weights import array_checksums
 from jaxir.interop.weights.quiet import quiet_orbax
 from jaxir.storage.files import is_bucket
 from jaxir.training.run.damage import is_damage, reason
-from jaxir.training.step.state import Plan, TrainState
+from jaxir.training.step.train_state import Plan, TrainState
 
 DAMAGED = "is damaged"
 

@@ -21,9 +21,9 @@ from jaxir.models.decoding import Decoding
 from jaxir.models.layers import param_shardings
 from jaxir.models.seq2seq import Seq2SeqConfig
 from jaxir.planning import advice, architecture, devices
+from jaxir.planning.plan_report import duration, gib, money, si, span
 from jaxir.planning.prices import read as read_prices
 from jaxir.planning.program import Compiled, Step, bytes_of, compile_step
-from jaxir.planning.report import duration, gib, money, si, span
 from jaxir.planning.typed import Command
 from jaxir.runtime.compile_cache import keep_no_more_programs
 from jaxir.runtime.partitioning import MeshConfig, Partitioner

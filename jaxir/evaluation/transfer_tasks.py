@@ -18,7 +18,7 @@ import numpy as np
 from jaxir.core.errors import UserError
 from jaxir.core.progress import progress
 from jaxir.evaluation.senteval_files import TASKS, Row, Task
-from jaxir.evaluation.sts import QueryEncoder
+from jaxir.evaluation.sts_scores import QueryEncoder
 
 SEED = 1111
 FOLDS = 10

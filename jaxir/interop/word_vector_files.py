@@ -21,7 +21,7 @@ from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.stored import StoredModel
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.models.word_vectors import WordVectorsConfig
-from jaxir.storage.asides import temporary_directory
+from jaxir.storage.temporary_outputs import temporary_directory
 
 _PADDING = "[PAD]"  # no word of a text: its brackets are words of their own
 _LENGTH = 512  # words of a text

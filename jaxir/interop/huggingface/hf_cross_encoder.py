@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxir.core.errors import UserError
 from jaxir.core.features import Reads
-from jaxir.core.simple_types import fits
+from jaxir.core.values import fits
 from jaxir.interop.hub import st_names
 from jaxir.interop.huggingface import hf, hf_config, st_files, tokenizer_files
 from jaxir.interop.model import stored

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from jaxir.core.simple_types import Count, NotNegative, Share, checked
+from jaxir.core.values import Count, NotNegative, Share, checked
 
 Hits = list[tuple[str, float]]
 INSTALL = "python -m jaxir.sidecar install"

@@ -21,13 +21,8 @@ from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.models.layers import Remat
 from jaxir.models.seq2seq import Seq2SeqConfig
-from jaxir.planning import (
-    activations,
-    advice,
-    architecture,
-    arithmetic,
-    devices,
-)
+from jaxir.planning import activation_memory, advice, architecture, arithmetic, devices
+from jaxir.planning.plan_report import Memory, Plan, gib, render
 from jaxir.planning.prices import read as read_prices
 from jaxir.planning.program import (
     Compiled,
@@ -39,7 +34,6 @@ from jaxir.planning.program import (
     compiler_settings,
     make_step,
 )
-from jaxir.planning.report import Memory, Plan, gib, render
 from jaxir.planning.typed import OF_RECIPES, Command
 from jaxir.runtime.compile_cache import keep_no_more_programs
 from jaxir.runtime.partitioning import Partitioner
@@ -105,7 +99,7 @@ class _Tried(NamedTuple):
     """A step, what it keeps for its backward pass, its program and that program's work, if there is one."""
 
     step: Step
-    kept: activations.Kept
+    kept: activation_memory.Kept
     compiled: Compiled
     done: work.Work | None
 
@@ -276,14 +270,14 @@ def _seconds(target: Target, partitioner: Partitioner, tried: _Tried) -> float |
     return overlap.read(tried.compiled.program, target, mesh, list(mesh.devices.flat)).seconds
 
 
-def _kept(planned: Planned, step: Step | None = None) -> activations.Kept:
+def _kept(planned: Planned, step: Step | None = None) -> activation_memory.Kept:
     """Returns what a step keeps; with gradient caching that is the embeddings and what one chunk keeps."""
-    kept = activations.kept(make_step(planned) if step is None else step)
+    kept = activation_memory.kept(make_step(planned) if step is None else step)
     if planned.chunks == 1:
         return kept
     objective = dataclasses.replace(planned.recipe.objective, chunks=1)
     one = planned.with_chunks(objective, planned.recipe.batch_size // planned.chunks)
-    part = activations.kept(make_step(one))
+    part = activation_memory.kept(make_step(one))
     return kept._replace(
         activations=kept.activations + part.activations, largest=max(kept.largest, part.largest)
     )
@@ -292,7 +286,7 @@ def _kept(planned: Planned, step: Step | None = None) -> activations.Kept:
 def _advise(
     setting: advice.Setting,
     memory: Memory,
-    kept: activations.Kept,
+    kept: activation_memory.Kept,
     limit: int,
     target: Target,
     planned: Planned,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxir.models.layers import Remat
-from jaxir.planning.figures import Figures
+from jaxir.planning.step_figures import Figures
 
 GIB = 2**30
 _MESH = ("fsdp", "tensor")

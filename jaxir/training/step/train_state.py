@@ -17,7 +17,7 @@ from jaxir.models.layers import Remat, not_of, param_shardings
 from jaxir.objectives.objective import Objective, loss_and_metrics
 from jaxir.runtime.partitioning import Partitioner
 from jaxir.training.step.optimizers import BuiltOptimizer
-from jaxir.training.step.trained import apart, frozen_names, joined, select, united
+from jaxir.training.step.parameter_partition import apart, frozen_names, joined, select, united
 
 Batch = Mapping[str, Any]
 Metrics = dict[str, jax.Array]
@@ -29,7 +29,7 @@ class TrainState(NamedTuple):
     Attributes:
       step: int32 [], the number of finished steps.
       params: the model's parameters, as the nested dict `nnx.to_pure_dict` gives.
-      opt_state: what optax keeps for what is trained (`trained.joined`).
+      opt_state: what optax keeps for what is trained (`parameter_partition.joined`).
       auxiliary: the parameters of what the objective has beside the model; empty where it has nothing.
       statistics: its variables that are no parameters (BatchNorm's averages), likewise.
     """

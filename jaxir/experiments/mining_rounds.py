@@ -14,10 +14,10 @@ from typing import Literal
 
 from jaxir.core.errors import UserError
 from jaxir.core.installation import find_recipe, missing_recipe
-from jaxir.core.simple_types import Count, Natural, Seed, checked
+from jaxir.core.values import Count, Natural, Seed, checked
 from jaxir.data.formats.sources import BeirFolder
-from jaxir.experiments import inputs, runner
-from jaxir.experiments.plan import check_bindings, gin_text, name_of, starting_from
+from jaxir.experiments import cell_runner, inputs
+from jaxir.experiments.grid_cells import check_bindings, gin_text, name_of, starting_from
 from jaxir.storage.locks import locked
 
 MINED = "gin/experiments/mined.gin"
@@ -147,10 +147,10 @@ def run_rounds(settings: RoundSettings, output: Path, *, say: Callable[[str], No
     judges = [flag.removeprefix("--") for flag in settings.mining if flag.startswith("--cross_encoder=")]
     read |= inputs.of_named(judges)
     with locked(output, f"another process works in {output}"):
-        runner.check_begun(output, identity, read)
+        cell_runner.check_begun(output, identity, read)
         for name, steps in planned:
-            runner.check_results(output / name, _results(output / name, steps))
-        runner.begin(output, identity, read)
+            cell_runner.check_results(output / name, _results(output / name, steps))
+        cell_runner.begin(output, identity, read)
         for name, steps in planned:
             for step in steps:
                 if step.done.exists():
@@ -159,11 +159,11 @@ def run_rounds(settings: RoundSettings, output: Path, *, say: Callable[[str], No
                 say(f"{name}: {command}")
                 log.parent.mkdir(exist_ok=True)
                 try:
-                    for _ in runner.running(step.arguments, log):
+                    for _ in cell_runner.running(step.arguments, log):
                         pass
-                except runner.CommandFailed as error:
+                except cell_runner.CommandFailed as error:
                     raise UserError(f"{name}: {command} failed: {error} (see {log})") from error
-                runner.note_results(output / name, _results(output / name, steps))
+                cell_runner.note_results(output / name, _results(output / name, steps))
     return [steps[-1].done for _, steps in planned]
 
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from jaxir.core.errors import UserError
 from jaxir.data.formats.answers import read_answers, read_written
-from jaxir.evaluation.answers import AnswersIn, judge_by_answers
+from jaxir.evaluation.answer_match import AnswersIn, judge_by_answers
 from jaxir.evaluation.exact_match import score_answers
 from jaxir.evaluation.judgements import read_judgements
-from jaxir.evaluation.retrieval import (
+from jaxir.evaluation.retrieval_metrics import (
     IdenticalIds,
     RetrievalScores,
     check_depth,
@@ -22,11 +22,11 @@ from jaxir.evaluation.retrieval import (
 )
 from jaxir.evaluation.significance import check_comparable
 from jaxir.evaluation.systems import Pair, System, compare_systems
-from jaxir.evaluation.tables import Style, caption, format_table
+from jaxir.evaluation.text_tables import Style, caption, format_table
 from jaxir.retrieval.ranking.runs import read_run
 
 if TYPE_CHECKING:
-    from jaxir.retrieval.encoding.dual_encoder import DualEncoder
+    from jaxir.retrieval.encoding.text_encoder import DualEncoder
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -234,7 +234,7 @@ def score_model(
     # Scoring a run file loads no jax.
     from jaxir.evaluation.collection import evaluate_collection
     from jaxir.evaluation.question_sets import COLLECTIONS
-    from jaxir.retrieval.encoding.dual_encoder import DualEncoder
+    from jaxir.retrieval.encoding.text_encoder import DualEncoder
 
     check_depth(metrics, depth)
     collection = COLLECTIONS[kind](directory, split, strict=strict)

@@ -15,13 +15,13 @@ from jaxir.core.progress import progress
 from jaxir.data.formats.lines import MalformedRecord, OnBadInput, Policy
 from jaxir.data.formats.sources import Document, read_documents
 from jaxir.data.formats.sparse_vectors import SparseVector, read_sparse_vectors, weights_of
+from jaxir.retrieval.indexes.base_index import Index, IndexInfo, check_k, describe
 from jaxir.retrieval.indexes.documents import Documents
 from jaxir.retrieval.indexes.ids import check_new
-from jaxir.retrieval.indexes.index import Index, IndexInfo, check_k, describe
 from jaxir.sidecar.client import Hits, Sidecar
 from jaxir.sidecar.environment import shared
+from jaxir.sidecar.lucene_settings import PYSERINI_BM25, Bm25, LuceneDocument, Rm3, Rocchio
 from jaxir.sidecar.server.state import state_of
-from jaxir.sidecar.settings import PYSERINI_BM25, Bm25, LuceneDocument, Rm3, Rocchio
 from jaxir.storage.checksums import directory_with_checksums
 
 Fields = Literal["flat", "multifield"]

@@ -19,7 +19,7 @@ from typing import Any
 
 from jaxir.core.errors import UserError
 from jaxir.core.progress import progress
-from jaxir.experiments.plan import Cell
+from jaxir.experiments.grid_cells import Cell
 from jaxir.experiments.table import read_judges, read_scores
 from jaxir.interop.model.run_dir import checkpoint_steps
 from jaxir.storage import checksums

@@ -19,15 +19,15 @@ import numpy as np
 from jaxtyping import Float
 
 from jaxir.core.errors import UserError
-from jaxir.core.simple_types import Count, Natural, check_value, checked
+from jaxir.core.values import Count, Natural, check_value, checked
+from jaxir.retrieval.encoding.lengths import UnusableVectorError, first_unusable
 from jaxir.retrieval.encoding.made_by import MadeBy
 from jaxir.retrieval.indexes.documents import Documents
 from jaxir.retrieval.indexes.ids import check_new, check_there
-from jaxir.retrieval.lengths import UnusableVectorError, first_unusable
 from jaxir.storage.checksums import check, directory_with_checksums, key
 from jaxir.storage.files import local_path
 from jaxir.storage.json_files import made, read_json
-from jaxir.storage.mapped import pieces
+from jaxir.storage.memory_map import pieces
 
 if TYPE_CHECKING:
     from jaxir.retrieval.encoding.embeddings import StoredEmbeddings
@@ -42,8 +42,8 @@ ENGINES = {
     "exact": "jaxir.retrieval.indexes.exact:ExactIndex",
     "scann": "jaxir.retrieval.indexes.scann_index:ScannIndex",
     "milvus": "jaxir.retrieval.indexes.milvus_index:MilvusIndex",
-    "lucene": "jaxir.retrieval.indexes.lucene:LuceneIndex",
-    "lucene_impact": "jaxir.retrieval.indexes.lucene:LuceneImpactIndex",
+    "lucene": "jaxir.retrieval.indexes.lucene_index:LuceneIndex",
+    "lucene_impact": "jaxir.retrieval.indexes.lucene_index:LuceneImpactIndex",
     "entries": "jaxir.retrieval.indexes.entries_index:EntriesIndex",
     "parts": "jaxir.retrieval.indexes.parts_index:PartsIndex",
 }

@@ -20,10 +20,10 @@ from jaxir.interop import model_dir
 from jaxir.interop.model import stored
 from jaxir.models.dual_encoder import DualEncoderModel
 from jaxir.models.layers import size_of
+from jaxir.retrieval.encoding.batch_runner import WINDOW, Runner
 from jaxir.retrieval.encoding.batching import EncodingReport
+from jaxir.retrieval.encoding.lengths import UnusableVectorError, first_unusable
 from jaxir.retrieval.encoding.made_by import MadeBy
-from jaxir.retrieval.encoding.runner import WINDOW, Runner
-from jaxir.retrieval.lengths import UnusableVectorError, first_unusable
 from jaxir.runtime.partitioning import MeshConfig, Partitioner
 
 Tower = Literal["query", "passage"]
