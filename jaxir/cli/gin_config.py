@@ -22,7 +22,7 @@ from gin import config as gin_internals
 
 from jaxir.cli.gin_checks import check_macros, check_made, check_read, check_set, check_values
 from jaxir.cli.gin_errors import explain
-from jaxir.cli.gin_files import check_includes, check_nesting
+from jaxir.cli.gin_files import check_includes, check_nesting, with_moved_imports
 from jaxir.cli.gin_keys import (
     MACRO,
     UNKNOWN,
@@ -187,7 +187,10 @@ def _parse(files: Sequence[str], function: Callable[..., Any], bindings: Sequenc
     gin.external_configurable(function, module=function.__module__)
     logging.disable(logging.ERROR)  # gin logs a missing file besides raising
     try:
-        gin.parse_config_files_and_bindings(list(files), [_quote(b) for b in bindings], finalize_config=False)
+        for file in files:
+            text = with_moved_imports(file)
+            gin.parse_config_file(file) if text is None else gin.parse_config(text)
+        gin.parse_config([_quote(b) for b in bindings])
     except PARSE_ERRORS as error:
         raise UserError(explain(error, files)) from error
     finally:

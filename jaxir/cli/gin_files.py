@@ -9,8 +9,10 @@ import tokenize
 from pathlib import Path
 
 from jaxir.core.errors import UserError
-from jaxir.core.installation import RECIPES, find_recipe, included_in
+from jaxir.core.installation import PACKAGE, RECIPES, find_recipe, included_in
 
+# Modules that were renamed when they moved, of those that a run's config.gin may import.
+RENAMED = {"jaxir.evaluators.search": "corpus_search", "jaxir.experiments.plan": "grid_cells"}
 MOST_NESTED = 50  # brackets within each other; gin, which recurses, ends at some hundreds
 
 
@@ -46,6 +48,42 @@ def check_includes(file: Path, within: tuple[Path, ...] = ()) -> None:
     check_nesting(str(path), text)
     for name in included_in(text):
         check_includes(Path(name), chain)
+
+
+def with_moved_imports(file: str) -> str | None:
+    """Returns the text of a gin file with the present names of modules that it imports by earlier ones.
+
+    So `RUN/config.gin` of a run from before modules moved still repeats the run. A file's base name occurs
+    once in jaxir, so it finds the module.
+
+    Returns:
+      The text; None if the file imports no module by an earlier name.
+    """
+    path = find_recipe(file)
+    if path is None:
+        return None
+    text = path.read_text(encoding="utf-8", errors="replace")
+
+    def moved(line: re.Match[str]) -> str:
+        package, name = line.groups()
+        if _is_module(f"{package}.{name}"):
+            return line[0]
+        now = RENAMED.get(f"{package}.{name}", name)
+        rooms = [found.parent for found in PACKAGE.rglob(f"{now}.py")]
+        if package == "jaxir.evaluators":
+            rooms = [room for room in rooms if room.name == "evaluators"]
+        if len(rooms) != 1:
+            return line[0]
+        room = ".".join(("jaxir", *rooms[0].relative_to(PACKAGE).parts))
+        return f"from {room} import {now}" + (f" as {name}" if now != name else "")
+
+    changed = re.sub(r"^from (jaxir(?:\.\w+)*) import (\w+)$", moved, text, flags=re.M)
+    return None if changed == text else changed
+
+
+def _is_module(name: str) -> bool:
+    path = PACKAGE.parent.joinpath(*name.split("."))
+    return path.is_dir() or path.with_suffix(".py").is_file()
 
 
 def shipped_macros() -> set[str]:
