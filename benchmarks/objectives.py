@@ -161,7 +161,7 @@ def make_ready(text: str, flags: argparse.Namespace, directory: str) -> Ready:
     from jaxir.costs import work as planned
     from jaxir.runtime.compile_cache import compile_step
     from jaxir.train import train
-    from jaxir.training.recipe import Recipe
+    from jaxir.training.run.recipe import Recipe
     from jaxir.training.step import train_state as state_lib
     from jaxir.training.step.optimizers import AdamW
 

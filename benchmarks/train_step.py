@@ -117,7 +117,7 @@ def work_jaxir(flags: argparse.Namespace) -> dict:
     from jaxir.runtime.compile_cache import compile_step
     from jaxir.runtime.partitioning import MeshConfig
     from jaxir.training import loop
-    from jaxir.training.recipe import Recipe
+    from jaxir.training.run.recipe import Recipe
     from jaxir.training.step import train_state as state
     from jaxir.training.step.memory import memory_of
     from jaxir.training.step.optimizers import AdamW

@@ -36,7 +36,7 @@ INTERFACE = (
     "jaxir.data.sets.pair_sources:JsonlPairs",
     "jaxir.data.sets.pair_sources:BeirPairs",
     "jaxir.data.batches.mixture:Mixture",
-    "jaxir.training.recipe:Recipe",
+    "jaxir.training.run.recipe:Recipe",
     "jaxir.training.loop:train",
     "jaxir.training.step.optimizers:AdamW",
     "jaxir.training.step.optimizers:Adafactor",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from jaxir import cli
 from jaxir.core.values import Positive, check_idle
-from jaxir.training.recipe import Recipe
+from jaxir.training.run.recipe import Recipe
 
 if TYPE_CHECKING:
     from jaxir.planning.typed import Command

@@ -14,7 +14,7 @@ from jaxir import cli
 from jaxir.core.errors import UserError, suggest
 from jaxir.core.values import NotNegative, Seed, check_idle
 from jaxir.storage.outputs import writes
-from jaxir.training.recipe import Recipe
+from jaxir.training.run.recipe import Recipe
 
 SOURCES = {
     "pairs": "FILE",

@@ -10,7 +10,7 @@ from typing import Any
 from jaxir import cli
 from jaxir.runtime.cpu import restart_with_huge_pages
 from jaxir.storage.outputs import writes
-from jaxir.training.recipe import Recipe
+from jaxir.training.run.recipe import Recipe
 
 
 @cli.one_of("steps", "epochs")

@@ -22,7 +22,7 @@ from jaxir.core.installation import missing_recipe
 from jaxir.core.values import Count
 from jaxir.plan import plan
 from jaxir.train import train
-from jaxir.training.recipe import Recipe
+from jaxir.training.run.recipe import Recipe
 
 COMMAND = '''
 from typing import Literal

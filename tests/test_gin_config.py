@@ -4,10 +4,11 @@ import gin
 import pytest
 
 from jaxir import cli
-from jaxir.cli import gin_config
+from jaxir.cli import gin_config, gin_files
 from jaxir.core.errors import UserError
 from jaxir.core.values import Positive, Seed, Share
 from jaxir.train import train
+from jaxir.training.evaluators import corpus_search
 
 
 @cli.one_of("steps", "epochs")
@@ -392,3 +393,28 @@ def test_what_a_run_records_has_the_parts_of_a_sum_in_their_order(tmp_path):
     for given, bindings in ((files, ["TEXT=texts.txt"]), ([str(again)], [])):
         gin_config.bind(train, given, bindings, {"output_dir": "run"})
         assert list(gin.get_bindings(train)["objective"].parts) == ["contrastive", "autoencoder"]
+
+
+def test_a_config_from_before_modules_moved_imports_them_by_their_present_names(tmp_path):
+    earlier = tmp_path / "config.gin"
+    earlier.write_text(
+        "from __gin__ import dynamic_registration\n"
+        "from jaxir.data import pair_sources\n"
+        "from jaxir.evaluators import search\n"
+        "from jaxir import partitioning\n"
+        "from jaxir import train\n"
+        "from jaxir.training import optimizers\n"
+        "train.train.evaluators = [@search.Search()]\n"
+        "search.Search.dataset = 'folder'\n"
+    )
+    present = gin_files.with_moved_imports(str(earlier))
+    assert present.splitlines()[1:6] == [
+        "from jaxir.data.sets import pair_sources",
+        "from jaxir.training.evaluators import corpus_search as search",
+        "from jaxir.runtime import partitioning",
+        "from jaxir import train",
+        "from jaxir.training.step import optimizers",
+    ]
+    bound = gin_config.arguments(train, [str(earlier)], [], {}, ["evaluators"])
+    assert bound["evaluators"] == [corpus_search.Search(dataset="folder")]
+    assert gin_files.with_moved_imports("gin/quickstart.gin") is None

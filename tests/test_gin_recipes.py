@@ -28,7 +28,7 @@ from jaxir.interop.model_dir import LoadedModel
 from jaxir.planning import program
 from jaxir.runtime.partitioning import Partitioner
 from jaxir.train import train
-from jaxir.training.recipe import Recipe
+from jaxir.training.run.recipe import Recipe
 from jaxir.training.step.length import check_length
 from jaxir.training.step.optimizers import Adafactor, AdamW
 

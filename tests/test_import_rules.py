@@ -1,6 +1,8 @@
-"""The import rules of docs/architecture.md: and what stays out until it is used."""
+"""The walls of jaxir/: rooms import one way, names occur once, heavy libraries wait until they are used."""
 
 import ast
+import functools
+import graphlib
 import re
 import subprocess
 import sys
@@ -8,70 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from jaxir.__main__ import COMMANDS
+
 ROOT = Path(__file__).resolve().parent.parent / "jaxir"
-LEAVES = {
-    "asides",
-    "checksums",
-    "compile_cache",
-    "cpu",
-    "distributed",
-    "errors",
-    "faults",
-    "features",
-    "files",
-    "installation",
-    "leases",
-    "json_files",
-    "lean_tensorflow",
-    "locks",
-    "mapped",
-    "outputs",
-    "partitioning",
-    "platforms",
-    "progress",
-    "reading",
-    "simple_types",
-    "__version__",
-}
-MAY_IMPORT = {
-    "costs": set(),
-    "losses": set(),
-    "models": set(),
-    "data": set(),
-    "objectives": {"losses", "models"},
-    "interop": {"models", "data"},
-    "sidecar": {"cli"},  # its own command
-    "retrieval": {"models", "data", "interop", "sidecar"},
-    "evaluation": {"models", "data", "interop", "retrieval"},
-    "evaluators": {"models", "data", "objectives", "interop", "retrieval", "evaluation"},
-    "training": {
-        "costs",
-        "losses",
-        "models",
-        "data",
-        "objectives",
-        "interop",
-        "retrieval",
-        "evaluation",
-        "evaluators",
-    },
-    "planning": {"costs", "models", "objectives", "interop", "training"},
-    "experiments": {"models", "data", "interop", "retrieval", "evaluation"},
-    "serving": {"models", "data", "interop", "retrieval"},
-    "tasks": {"data"},  # the folder at the top of the repository
-}
-# Rooms within rooms, and which of their neighbours these may import.
-INNER = {
-    "retrieval/encoding": set(),
-    "retrieval/indexes": {"encoding"},
-    "retrieval/ranking": {"encoding", "indexes"},
-    "retrieval/mining": {"encoding", "indexes", "ranking"},
-    "retrieval/answering": {"encoding", "ranking"},
-    "interop/huggingface": set(),
-    "interop/t5x": set(),
-    "interop/exports": set(),
-}
-RECIPES = {"gin"}  # no code
+ARCHITECTURE = ROOT.parent / "docs" / "architecture.md"
+PARALLEL = {"models", "losses", "objectives", "training/evaluators"}  # a capability has one file in each
 LAZY = (
     *("tensorflow", "seqio", "tensorflow_datasets", "scann", "matplotlib", "sklearn", "gcsfs", "jnius"),
     *("pymilvus", "milvus_lite", "faiss", "pandas", "grpc", "jax2onnx", "onnx", "onnx_ir", "onnxruntime"),
@@ -79,70 +22,83 @@ LAZY = (
 )
 
 
-def project_imports(path: Path, room: str = "") -> set[str]:
-    """Returns what a file imports, wherever in the file, of jaxir or of a room of it: names below that."""
-    prefix = "jaxir." + (f"{room}." if room else "")
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names = [a.name for a in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names = [f"{node.module}.{a.name}" for a in node.names]
-        else:
-            continue
-        found |= {n.removeprefix(prefix).split(".")[0] for n in names if n.startswith(prefix)}
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+# jaxir/tasks is a link, which `rglob` does not follow.
+FILES = {name_of(path): path for path in (*ROOT.rglob("*.py"), *(ROOT / "tasks").glob("*.py"))}
+
+
+@functools.cache
+def imports() -> dict[str, set[str]]:
+    """Returns, for each module, the modules of jaxir that it imports, wherever in the file."""
+    found = {}
+    for name, path in FILES.items():
+        mentioned = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                mentioned |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                full = {f"{node.module}.{alias.name}" for alias in node.names}
+                mentioned |= {f if f in FILES else node.module for f in full}
+        found[name] = mentioned & FILES.keys() - {name}
     return found
 
 
-@pytest.mark.parametrize("room", MAY_IMPORT)
-def test_rooms_import_one_way(room):
-    files = list((ROOT / room).glob("**/*.py"))
-    assert files
-    for path in files:
-        wrong = project_imports(path) - MAY_IMPORT[room] - LEAVES - {room}
-        assert not wrong, f"{path.relative_to(ROOT)} must not import {sorted(wrong)}"
+def room_of(module: str) -> str:
+    """Returns the directory of a module, as the table of rooms names it."""
+    directory = FILES[module].relative_to(ROOT).parent.as_posix()
+    return "" if directory == "." else directory
 
 
-@pytest.mark.parametrize("inner", INNER)
-def test_inner_rooms_import_one_way(inner):
-    room, name = inner.split("/")
-    files = list((ROOT / inner).glob("*.py"))
-    assert len(files) > 1
-    neighbours = {p.name for p in (ROOT / room).iterdir() if p.is_dir() and p.name != "__pycache__"}
-    for path in files:
-        wrong = project_imports(path, room) & neighbours - INNER[inner] - {name}
-        assert not wrong, f"{path.relative_to(ROOT)} must not import {sorted(wrong)}"
+def test_files_import_each_other_in_no_circle():
+    graphlib.TopologicalSorter(imports()).prepare()
 
 
-def test_every_inner_room_is_ruled():
-    inner = {p.parent for p in ROOT.glob("*/*/*.py")} - {ROOT / "sidecar/server", ROOT / "tasks"}
-    assert {str(p.relative_to(ROOT)) for p in inner} == set(INNER)
+def test_rooms_import_only_rooms_that_the_architecture_lists_above_them():
+    rooms = re.findall(r"^\| `([a-z0-9_/]+)/` \|", ARCHITECTURE.read_text(), re.M)
+    with_code = {room_of(m) for m, path in FILES.items() if path.stat().st_size} - {""}
+    assert sorted(rooms) == sorted(with_code), "docs/architecture.md lists all rooms"
+    place = {room: number for number, room in enumerate(rooms)}
+    for module, others in imports().items():
+        for other in others:
+            if room_of(module) in place and room_of(other) in place:
+                up = place[room_of(other)] > place[room_of(module)]
+                assert not up, f"{module} must not import {other}: its room is below"
 
 
-def test_leaves_import_only_leaves():
-    for leaf in LEAVES - {"__version__"}:
-        assert project_imports(ROOT / f"{leaf}.py") <= LEAVES
+def test_no_room_imports_a_command():
+    for module, others in imports().items():
+        if room_of(module):
+            wrong = {other for other in others if not room_of(other)} - {"jaxir.version"}
+            assert not wrong, f"{module} must not import {sorted(wrong)}"
+
+
+def test_the_top_is_a_menu():
+    commands = {name for names in COMMANDS.values() for name in names} - {"sidecar"}
+    top = {path.stem for path in ROOT.glob("*.py")}
+    assert top == commands | {"__init__", "__main__", "version"}
+
+
+def test_a_file_name_occurs_once():
+    seen: dict[str, Path] = {}
+    for path in FILES.values():
+        if path.stem.startswith("__") or path.is_relative_to(ROOT / "tasks"):
+            continue
+        other = seen.setdefault(path.name, path)
+        rooms = {p.parent.relative_to(ROOT).as_posix() for p in (path, other)}
+        assert other == path or rooms <= PARALLEL, f"{path} and {other} have one name"
 
 
 def test_gin_stays_at_the_edge():
-    users = [
-        p.name for p in ROOT.glob("**/*.py") if re.search(r"^\s*(import|from) gin\b", p.read_text(), re.M)
-    ]
-    assert sorted(users) == ["gin_checks.py", "gin_config.py", "gin_errors.py", "gin_keys.py"]
+    users = [p for p in FILES.values() if re.search(r"^\s*(import|from) gin\b", p.read_text(), re.M)]
+    assert {p.parent.name for p in users} == {"cli"}
 
 
-def test_every_room_is_ruled():
-    rooms = {p.name for p in ROOT.iterdir() if p.is_dir()}
-    assert rooms - {"__pycache__"} == set(MAY_IMPORT) | RECIPES
-
-
-def test_no_tensorflow_until_it_is_used():
-    modules = [
-        ".".join(p.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__")
-        for p in sorted(ROOT.glob("**/*.py"))
-    ]
+def test_no_heavy_library_is_imported_until_it_is_used():
     code = (
-        f"import importlib, sys\nfor m in {modules!r}: importlib.import_module(m)\n"
+        f"import importlib, sys\nfor m in {sorted(FILES)!r}: importlib.import_module(m)\n"
         f"print([m for m in {LAZY!r} if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

@@ -11,7 +11,7 @@ import pytest
 
 from jaxir.cli import gin_config
 from jaxir.train import train
-from jaxir.training.recipe import Recipe
+from jaxir.training.run.recipe import Recipe
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 NEEDED = ["TEXT=texts.txt", "MODEL=hf:google-bert/bert-base-uncased"]

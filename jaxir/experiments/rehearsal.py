@@ -14,7 +14,7 @@ from pathlib import Path
 
 from jaxir import cli
 from jaxir.core.errors import UserError
-from jaxir.training.recipe import Recipe
+from jaxir.training.run.recipe import Recipe
 
 _CHILD = "from jaxir import cli; from jaxir.experiments import rehearsal; cli.end(rehearsal.run_typed())"
 

@@ -23,7 +23,7 @@ from jaxir.models.layers import Remat
 from jaxir.objectives.objective import auxiliary_of
 from jaxir.runtime import compile_cache
 from jaxir.runtime.partitioning import Partitioner
-from jaxir.training.recipe import Recipe
+from jaxir.training.run.recipe import Recipe
 from jaxir.training.step import train_state as state_lib
 
 GIB = 2**30

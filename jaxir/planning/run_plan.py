@@ -37,7 +37,7 @@ from jaxir.planning.program import (
 from jaxir.planning.typed import OF_RECIPES, Command
 from jaxir.runtime.compile_cache import keep_no_more_programs
 from jaxir.runtime.partitioning import Partitioner
-from jaxir.training.recipe import Recipe
+from jaxir.training.run.recipe import Recipe
 from jaxir.training.step.memory import fit
 
 

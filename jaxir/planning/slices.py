@@ -20,7 +20,7 @@ from jaxir.planning.program import Planned, bytes_of, check_sizes, compiler_sett
 from jaxir.planning.setting_search import Choice
 from jaxir.planning.step_figures import Figures, measure
 from jaxir.runtime.compile_cache import can_send
-from jaxir.training.recipe import Recipe
+from jaxir.training.run.recipe import Recipe
 from jaxir.training.step.memory import HEADROOM
 
 GIB = 2**30

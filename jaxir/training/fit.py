@@ -32,7 +32,7 @@ from jaxir.retrieval.encoding.text_encoder import DualEncoder
 from jaxir.runtime.partitioning import Partitioner
 from jaxir.storage.temporary_outputs import temporary_directory
 from jaxir.training import loop
-from jaxir.training.recipe import Recipe
+from jaxir.training.run.recipe import Recipe
 from jaxir.training.step.optimizers import AdamW, Optimizer
 
 # As in gin/pairs.gin and gin/generator.gin, which tests hold them against.
@@ -90,7 +90,7 @@ def fit(
         nothing of the run is kept.
       partitioner: the mesh; by default all devices split the batch.
       seed: of the order of the data, of dropout and of new parameters.
-      **settings: what else a `jaxir.training.recipe.Recipe` has: log_every, checkpoint_every, evaluators, ...
+      **settings: other fields of a `jaxir.training.run.recipe.Recipe`: log_every, evaluators, ...
 
     Raises:
       UserError: no such model, an objective of another kind of model, pairs or settings that make no sense

@@ -24,12 +24,12 @@ from jaxir.runtime import compile_cache, distributed
 from jaxir.runtime.partitioning import MeshConfig, Partitioner
 from jaxir.storage.files import atomic_file, path_of
 from jaxir.training.evaluators.evaluation_context import Bench
-from jaxir.training.recipe import Recipe
 from jaxir.training.run import warm_start
 from jaxir.training.run.checkpoints import Checkpoints
 from jaxir.training.run.logs import Narrator, RunLog, timed
 from jaxir.training.run.marker import check_run_dir
 from jaxir.training.run.profiling import Trace, ideal_seconds, peak_memory, planned, steps_to_trace
+from jaxir.training.run.recipe import Recipe
 from jaxir.training.run.run_files import RunFiles
 from jaxir.training.run.run_fingerprint import describe
 from jaxir.training.run.run_lock import held

@@ -15,9 +15,9 @@ from jaxir.training.evaluators.evaluation_context import EVALUATED, Bench
 from jaxir.training.evaluators.evaluator import Evaluator, Prepared, check_evaluators
 from jaxir.training.evaluators.loss import Loss
 from jaxir.training.evaluators.retrieval import Retrieval
-from jaxir.training.recipe import Recipe
 from jaxir.training.run.class_settings import beyond_fields
 from jaxir.training.run.function_code import is_installed_class
+from jaxir.training.run.recipe import Recipe
 from jaxir.training.run.run_fingerprint import describe
 from jaxir.training.step.length import in_steps
 from jaxir.training.step.train_state import Plan, TrainState

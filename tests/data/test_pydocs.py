@@ -176,7 +176,7 @@ def test_processes_end_with_the_one_that_started_them(number, many, tmp_path):
         "import os; from pathlib import Path; from jaxir.data.sets import docstring_workers, package_docs\n"
         "docstring_workers.FEWEST = 20; os.sched_getaffinity = lambda _: {0, 1}\n"
         f"docstring_workers._CHILD = {slowly!r} + docstring_workers._CHILD\n"
-        f"pydocs.collect([Path({str(many)!r})])\n"
+        f"package_docs.collect([Path({str(many)!r})])\n"
     )
     with (tmp_path / "said").open("w") as said:
         command = [sys.executable, "-c", code]

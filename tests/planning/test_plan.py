@@ -23,7 +23,7 @@ from jaxir.objectives.simcse import SimCSE
 from jaxir.planning import activation_memory, advice, prices, program, run_plan
 from jaxir.planning.typed import OF_RECIPES, Command
 from jaxir.runtime.partitioning import MeshConfig
-from jaxir.training.recipe import Recipe
+from jaxir.training.run.recipe import Recipe
 from jaxir.training.step.memory import HEADROOM
 from jaxir.training.step.optimizers import Adafactor, AdamW
 

@@ -26,7 +26,7 @@ from jaxir.losses.in_batch import in_batch_softmax
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.runtime.partitioning import MeshConfig
 from jaxir.training import loop
-from jaxir.training.recipe import Recipe
+from jaxir.training.run.recipe import Recipe
 from jaxir.training.step.optimizers import AdamW
 
 ROOT = Path(__file__).resolve().parents[2]

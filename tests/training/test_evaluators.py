@@ -31,7 +31,7 @@ from jaxir.training.evaluators.loss import Loss
 from jaxir.training.evaluators.retrieval import Retrieval
 from jaxir.training.evaluators.senteval import SentEval
 from jaxir.training.evaluators.sts import STS
-from jaxir.training.recipe import Recipe
+from jaxir.training.run.recipe import Recipe
 from jaxir.training.run.run_settings import disagreement
 from jaxir.training.step.optimizers import AdamW
 from jaxir.training.step.train_state import initial_state, plan_state

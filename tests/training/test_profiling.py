@@ -106,7 +106,7 @@ from jaxir.runtime.partitioning import MeshConfig
 from jaxir.planning import devices, program, run_plan
 from jaxir.training.run import profiling
 from jaxir.training.step.optimizers import Adafactor
-from jaxir.training.recipe import Recipe
+from jaxir.training.run.recipe import Recipe
 
 target = targets.parse("v5e:2x4*2")
 chips = devices.get(target)

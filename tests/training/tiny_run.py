@@ -35,7 +35,7 @@ from jaxir.objectives.objective import Objective
 from jaxir.runtime.partitioning import MeshConfig
 from jaxir.storage import leases
 from jaxir.training import loop
-from jaxir.training.recipe import Recipe
+from jaxir.training.run.recipe import Recipe
 from jaxir.training.step.optimizers import AdamW
 
 LENGTH, VOCABULARY, WIDTH = 12, 64, 32

@@ -14,7 +14,7 @@ from jaxir.interop.weights import array_checksums
 from jaxir.runtime.distributed import of_all
 from jaxir.runtime.partitioning import Partitioner
 from jaxir.training.evaluators.evaluation_context import EVALUATED, ONE_BATCH, WRITTEN
-from jaxir.training.recipe import Recipe
+from jaxir.training.run.recipe import Recipe
 from jaxir.training.run.run_fingerprint import describe, difference
 
 HINT = "give the settings of that run to resume it, or another output_dir"
