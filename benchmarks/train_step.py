@@ -116,7 +116,7 @@ def work_jaxir(flags: argparse.Namespace) -> dict:
     from jaxir.objectives.contrastive import Contrastive
     from jaxir.runtime.compile_cache import compile_step
     from jaxir.runtime.partitioning import MeshConfig
-    from jaxir.training import loop
+    from jaxir.training import trainer
     from jaxir.training.run.recipe import Recipe
     from jaxir.training.step import train_state as state
     from jaxir.training.step.memory import memory_of
@@ -181,7 +181,7 @@ def work_jaxir(flags: argparse.Namespace) -> dict:
             log_every=flags.steps,
             checkpoint_every=10**6,
         )
-        loop.train(recipe, Path(directory) / "run")
+        trainer.train(recipe, Path(directory) / "run")
         lines = [json.loads(x) for x in (Path(directory) / "run" / "log.jsonl").read_text().splitlines()]
     # The first lap holds what comes before the loop is in its stride.
     laps = [x["examples_per_second"] for x in lines if "examples_per_second" in x][1:]

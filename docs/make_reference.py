@@ -37,7 +37,7 @@ INTERFACE = (
     "jaxir.data.sets.pair_sources:BeirPairs",
     "jaxir.data.batches.mixture:Mixture",
     "jaxir.training.run.recipe:Recipe",
-    "jaxir.training.loop:train",
+    "jaxir.training.trainer:train",
     "jaxir.training.step.optimizers:AdamW",
     "jaxir.training.step.optimizers:Adafactor",
     "jaxir.runtime.partitioning:MeshConfig",

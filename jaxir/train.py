@@ -36,11 +36,11 @@ def train(recipe: Recipe, *, output_dir: str) -> int:
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's remarks are not for users
     from jaxir.runtime.distributed import maybe_initialize_distributed, say, together
-    from jaxir.training import loop
+    from jaxir.training import trainer
 
     maybe_initialize_distributed()
     with together():
-        result = loop.train(recipe, output_dir, bindings=_gin_bindings, on_start=_write_gin)
+        result = trainer.train(recipe, output_dir, bindings=_gin_bindings, on_start=_write_gin)
         best = (
             ""
             if result.best_step is None

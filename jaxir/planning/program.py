@@ -125,7 +125,7 @@ class Compiled(NamedTuple):
 
 
 def make_step(planned: Planned) -> Step:
-    """Makes the step that `jaxir.training.loop.train` runs, from shapes: no weight exists.
+    """Makes the step that `jaxir.training.loop.Run` runs, from shapes: no weight exists.
 
     Raises:
       UserError: the objective trains another kind of model.

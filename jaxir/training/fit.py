@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,8 @@ from jaxir.retrieval.encoding.query_reranker import QueryReranker
 from jaxir.retrieval.encoding.text_encoder import DualEncoder
 from jaxir.runtime.partitioning import Partitioner
 from jaxir.storage.temporary_outputs import temporary_directory
-from jaxir.training import loop
+from jaxir.training import trainer
+from jaxir.training.loop import TrainResult
 from jaxir.training.run.recipe import Recipe
 from jaxir.training.step.optimizers import AdamW, Optimizer
 
@@ -97,27 +99,14 @@ def fit(
         or that there are not, a dev_metric without dev or evaluators, or an `output_dir` that cannot be used.
       KeyboardInterrupt: Ctrl-C or SIGTERM stopped training, and no `output_dir` was given.
     """
-    known = {field.name: field.name for field in dataclasses.fields(Recipe)} | _CALLED
-    for name in settings:
-        if known.get(name) != name:
-            raise UserError(f"fit has no setting {name!r}{suggest(known.get(name, name), known.values())}")
-    if steps is not None and "min_steps" in settings:
-        raise UserError("min_steps counts with epochs only, and steps is given: leave min_steps out")
+    _check(settings, steps=steps, dev=dev)
     if num_negatives is None:
         num_negatives = int(isinstance(pairs, Pairs) and all(pairs.negatives))
     if steps is None and epochs is None:
         epochs, settings = 1, {"min_steps": MIN_STEPS} | settings
-    if "dev_metric" in settings and dev is None and not settings.get("evaluators"):
-        raise UserError(
-            f"dev_metric is {settings['dev_metric']!r}, but nothing is evaluated that it could be of: give"
-            " dev or evaluators, or leave it out"
-        )
-    kind, usual = DualEncoder, OBJECTIVE
-    if isinstance(model, PretrainedCrossEncoder):
-        kind = QueryReranker if isinstance(objective, QueryReranking) else CrossEncoder
-        usual = Reranking()
-    elif isinstance(model, PretrainedSeq2Seq):
-        kind, usual, settings = Generator, WRITING, {"dev_metric": "loss"} | settings
+    kind, usual = _kind_of(model, objective)
+    if kind is Generator:
+        settings = {"dev_metric": "loss"} | settings
     recipe = Recipe(
         model=_start(model),
         objective=objective or usual,
@@ -135,7 +124,7 @@ def fit(
     )
     with contextlib.ExitStack() as closing:
         place = output_dir or closing.enter_context(temporary_directory()) / "run"
-        result = loop.train(recipe, place, kept=output_dir is not None)
+        result = trainer.train(recipe, place, kept=output_dir is not None)
         if result.stopped_by is not None:
             _report_stop(result, output_dir)
         encoder = kind.load(str(place))
@@ -145,7 +134,31 @@ def fit(
     return encoder
 
 
-def _report_stop(result: loop.TrainResult, output_dir: str | Path | None) -> None:
+def _check(settings: Mapping[str, Any], *, steps: int | None, dev: Any) -> None:
+    """Raises a UserError where a setting is unknown or cannot go with the others."""
+    known = {field.name: field.name for field in dataclasses.fields(Recipe)} | _CALLED
+    for name in settings:
+        if known.get(name) != name:
+            raise UserError(f"fit has no setting {name!r}{suggest(known.get(name, name), known.values())}")
+    if steps is not None and "min_steps" in settings:
+        raise UserError("min_steps counts with epochs only, and steps is given: leave min_steps out")
+    if "dev_metric" in settings and dev is None and not settings.get("evaluators"):
+        raise UserError(
+            f"dev_metric is {settings['dev_metric']!r}, but nothing is evaluated that it could be of: give"
+            " dev or evaluators, or leave it out"
+        )
+
+
+def _kind_of(model: Any, objective: Objective | None) -> tuple[type[Any], Objective]:
+    """Returns the class that opens what is trained, and the objective that trains it by default."""
+    if isinstance(model, PretrainedCrossEncoder):
+        return (QueryReranker if isinstance(objective, QueryReranking) else CrossEncoder), Reranking()
+    if isinstance(model, PretrainedSeq2Seq):
+        return Generator, WRITING
+    return DualEncoder, OBJECTIVE
+
+
+def _report_stop(result: TrainResult, output_dir: str | Path | None) -> None:
     """Warns that training was stopped; raises KeyboardInterrupt where nothing of the run was kept."""
     told = f"training was stopped by {result.stopped_by.name} after step {result.step} of {result.steps}"
     if output_dir is None:

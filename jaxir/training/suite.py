@@ -95,7 +95,7 @@ class Suite:
     def __init__(
         self, evaluators: Sequence[Evaluator], bench: Bench, *, best_by: str, eval_every: int, steps: int
     ):
-        self._bench, self._steps = bench, steps
+        self.evaluators, self.bench, self._steps = evaluators, bench, steps
         self._parts = []
         for evaluator in evaluators:
             every = eval_every if evaluator.every is None else evaluator.every
@@ -120,7 +120,7 @@ class Suite:
 
     def compile(self, plan: Plan) -> None:
         """Compiles all that will be run."""
-        self._bench.compile(plan)
+        self.bench.compile(plan)
 
     def try_out(self, state: TrainState) -> None:
         """Has evaluators measure once, so that faults show before the first step.

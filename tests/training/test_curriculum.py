@@ -25,7 +25,7 @@ from jaxir.interop.build import Pretrained
 from jaxir.losses.in_batch import in_batch_softmax
 from jaxir.objectives.contrastive import Contrastive
 from jaxir.runtime.partitioning import MeshConfig
-from jaxir.training import loop
+from jaxir.training import trainer
 from jaxir.training.run.recipe import Recipe
 from jaxir.training.step.optimizers import AdamW
 
@@ -70,7 +70,7 @@ def run(folder: Path, run_dir: Path, *, selection=None) -> list[float]:
         eval_every=STEPS,
         checkpoint_every=3,
     )
-    loop.train(recipe, run_dir)
+    trainer.train(recipe, run_dir)
     return [row["loss"] for row in log(run_dir) if "loss" in row]
 
 

@@ -34,7 +34,8 @@ from jaxir.objectives.contrastive import Contrastive
 from jaxir.objectives.objective import Objective
 from jaxir.runtime.partitioning import MeshConfig
 from jaxir.storage import leases
-from jaxir.training import loop
+from jaxir.training import trainer
+from jaxir.training.loop import TrainResult
 from jaxir.training.run.recipe import Recipe
 from jaxir.training.step.optimizers import AdamW
 
@@ -122,7 +123,7 @@ def run(
     mesh: dict[str, int] | None = None,
     learning_rate: float = 3e-4,
     **settings,
-) -> loop.TrainResult:
+) -> TrainResult:
     """Trains on 2 devices that share rows and parameters."""
     mesh = mesh or {"data": 1, "fsdp": 2}
     lengths = EncoderSettings(query_max_length=LENGTH, passage_max_length=LENGTH)
@@ -136,7 +137,7 @@ def run(
         mesh=MeshConfig(**mesh).build(jax.devices()[: int(np.prod(list(mesh.values())))]),
         **{"dev": pairs(21, seed=1), "log_every": 1, "eval_every": 10, "checkpoint_every": 7} | settings,
     )
-    return loop.train(recipe, run_dir)
+    return trainer.train(recipe, run_dir)
 
 
 def main(*, run_dir: str, settings: str = "{}") -> int:

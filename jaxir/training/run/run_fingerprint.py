@@ -48,67 +48,56 @@ def describe(
       bindings: the arguments of a function that are bound elsewhere (by gin, say).
       class_attributes: include the plain attributes of classes that are not installed.
     """
-    found: set[str] = set()
-    open_now: set[int] = set()
+    describer = _Describer(bindings, class_attributes)
+    described = Described(describer.text(value))
+    described.defaults = frozenset(describer.defaults)
+    return described
 
-    def call(function: Any, given: Mapping[str, Any]) -> str:
-        core = innermost(function)
-        name = _name(core)
-        try:
-            parameters = inspect.signature(function).parameters
-        except ValueError:  # of a function in C
-            parameters = {}
-        defaults = {n: p.default for n, p in parameters.items() if p.default not in (p.empty, None)}
-        values, untold = defaults | dict(bindings(function)) | dict(given), {}
-        if isinstance(core, types.FunctionType):
-            untold = enclosed(core)
-            if not is_installed(core):
-                untold[CODE] = code_of(core, text)
-        # Earlier, nothing was told of what a function encloses, nor of its code.
-        return listed(name, untold | values, defaults | untold)
 
-    def listed(name: str, values: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
-        texts = {k: text(v) for k, v in values.items()}
-        usual = {k for k, v in defaults.items() if v is values[k] or text(v) == texts[k]}
-        found.update(f"{name}.{k}={texts[k]}" for k in usual)
-        return f"{name}({', '.join(f'{k}={v}' for k, v in texts.items())})"
+class _Describer:
+    """Describes values, and collects which fields have their defaults.
 
-    def text(value: Any) -> str:
+    Attributes:
+      defaults: texts `Name.field=value`.
+    """
+
+    def __init__(self, bindings: Callable[[Any], Mapping[str, Any]], class_attributes: bool):
+        self._bindings, self._class_attributes = bindings, class_attributes
+        self.defaults: set[str] = set()
+        self._open: set[int] = set()  # ids of the values that are being described, one within the other
+
+    def text(self, value: Any) -> str:
+        """Returns the text of any value."""
         if isinstance(value, str | int | float | bool | None) and not isinstance(value, enum.Enum):
             return repr(value)
-        if id(value) in open_now:  # a function that encloses itself, say
+        if id(value) in self._open:  # such as a function that encloses itself
             return "..."
-        open_now.add(id(value))
+        self._open.add(id(value))
         try:
-            return of_object(value)
+            return self._of_object(value)
         finally:
-            open_now.remove(id(value))
+            self._open.remove(id(value))
 
-    def of_object(value: Any) -> str:
+    def _of_object(self, value: Any) -> str:
         if isinstance(value, functools.partial):
-            try:
-                names = list(inspect.signature(value.func).parameters)
-            except ValueError:
-                names = []
-            names += [f"argument_{n}" for n in range(len(names), len(value.args))]
-            return call(value.func, dict(zip(names, value.args, strict=False)) | value.keywords)
+            return self._partial(value)
         if isinstance(value, type | types.ModuleType):
             return _name(value)
         if isinstance(value, types.MethodType):
-            return listed(_name(value.__func__), {"self": value.__self__}, {})
+            return self._listed(_name(value.__func__), {"self": value.__self__}, {})
         if callable(value) and isinstance(getattr(value, "__name__", None), str):  # made by jax.jit, say
-            return call(value, {})
+            return self._call(value, {})
         if dataclasses.is_dataclass(value):
             fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
             # Runs of earlier versions recorded the fields only.
-            later = beyond_fields(value, class_attributes=class_attributes)
-            return listed(type(value).__qualname__, later | fields, later | _defaults(value))
+            later = beyond_fields(value, class_attributes=self._class_attributes)
+            return self._listed(type(value).__qualname__, later | fields, later | _defaults(value))
         if isinstance(value, Mapping):
-            return listed("dict", {str(k): v for k, v in value.items()}, {})
+            return self._listed("dict", {str(k): v for k, v in value.items()}, {})
         if isinstance(value, list | tuple):
-            return f"[{', '.join(map(text, value))}]"
+            return f"[{', '.join(map(self.text, value))}]"
         if isinstance(value, set | frozenset):
-            return f"[{', '.join(sorted(map(text, value)))}]"
+            return f"[{', '.join(sorted(map(self.text, value)))}]"
         if isinstance(value, enum.Enum):
             return f"{type(value).__qualname__}.{value.name}"
         if isinstance(value, np.generic):
@@ -121,12 +110,38 @@ def describe(
             return repr(str(value))
         fields = _slots(value) | getattr(value, "__dict__", {})
         public = {k: v for k, v in fields.items() if k[0] != "_"}
-        later = beyond_fields(value, class_attributes=class_attributes)
-        return listed(type(value).__qualname__, later | public, {k: later[k] for k in later.keys() - public})
+        later = beyond_fields(value, class_attributes=self._class_attributes)
+        own = {k: later[k] for k in later.keys() - public}
+        return self._listed(type(value).__qualname__, later | public, own)
 
-    described = Described(text(value))
-    described.defaults = frozenset(found)
-    return described
+    def _partial(self, value: functools.partial) -> str:
+        try:
+            names = list(inspect.signature(value.func).parameters)
+        except ValueError:
+            names = []
+        names += [f"argument_{n}" for n in range(len(names), len(value.args))]
+        return self._call(value.func, dict(zip(names, value.args, strict=False)) | value.keywords)
+
+    def _call(self, function: Any, given: Mapping[str, Any]) -> str:
+        core = innermost(function)
+        try:
+            parameters = inspect.signature(function).parameters
+        except ValueError:  # of a function in C
+            parameters = {}
+        defaults = {n: p.default for n, p in parameters.items() if p.default not in (p.empty, None)}
+        values, untold = defaults | dict(self._bindings(function)) | dict(given), {}
+        if isinstance(core, types.FunctionType):
+            untold = enclosed(core)
+            if not is_installed(core):
+                untold[CODE] = code_of(core, self.text)
+        # Runs of earlier versions recorded neither what a function encloses nor its code.
+        return self._listed(_name(core), untold | values, defaults | untold)
+
+    def _listed(self, name: str, values: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
+        texts = {k: self.text(v) for k, v in values.items()}
+        usual = {k for k, v in defaults.items() if v is values[k] or self.text(v) == texts[k]}
+        self.defaults.update(f"{name}.{k}={texts[k]}" for k in usual)
+        return f"{name}({', '.join(f'{k}={v}' for k, v in texts.items())})"
 
 
 def _name(value: Any) -> str:

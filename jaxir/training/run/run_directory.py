@@ -1,0 +1,124 @@
+"""A run on the disk or in a bucket: what a directory must hold to be resumed, and what is written into it.
+
+RUN/run.json        marks the directory and names the run
+RUN/checkpoints/    the newest checkpoints and the best (see `checkpoints`)
+RUN/log.jsonl       metrics, also for TensorBoard in RUN/tensorboard/
+RUN/jaxir.json      with RUN/tokenizer/: the run as a model
+RUN/config.gin      repeats the run
+RUN/COMPLETE        written after the last step
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxir.interop.model_dir import LoadedModel
+from jaxir.storage.files import atomic_file, path_of
+from jaxir.training.run.checkpoints import Checkpoints, Resumed
+from jaxir.training.run.logs import RunLog
+from jaxir.training.run.marker import check_run_dir
+from jaxir.training.run.run_files import RunFiles
+from jaxir.training.run.run_lock import held
+from jaxir.training.step.train_state import TrainState
+
+COMPLETE = "COMPLETE"
+
+
+class RunDirectory:
+    """The directory of one run, held by this process until the context ends.
+
+    If the context ends before `begin`, what `open` made is removed again.
+
+    Attributes:
+      path: the directory, local or in a bucket.
+      checkpoints: those of the run, once it is open.
+
+    Raises:
+      UserError: another process trains there, or the directory holds something else than a run.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = path_of(path)
+        self.checkpoints: Checkpoints
+        self._files: RunFiles
+        self._begun = False
+
+    def __enter__(self) -> RunDirectory:
+        with contextlib.ExitStack() as closing:
+            self._hold = closing.enter_context(held(self.path))
+            check_run_dir(self.path)
+            self._closing = closing.pop_all()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self._closing.close()
+
+    def open(
+        self,
+        settings: Mapping[str, Any],
+        abstract: TrainState,
+        *,
+        keep_last: int,
+        metric: str | None,
+        greater_is_better: bool,
+    ) -> Resumed | None:
+        """Returns the newest whole checkpoint, or None for a run that starts from its first step.
+
+        Args:
+          settings: what the run must agree with to be resumed, as `run_settings.agreed_settings` gives it.
+          abstract: shapes and shardings of the state.
+          keep_last: how many of the newest checkpoints to keep; the best one is kept besides.
+          metric: the dev metric that chooses the best checkpoint; None for none.
+          greater_is_better: whether the metric's greatest value is the best, or its smallest.
+
+        Raises:
+          UserError: the run was trained with other settings, or no checkpoint of it is whole.
+        """
+        self.checkpoints = Checkpoints(
+            self.path,
+            settings,
+            keep_last=keep_last,
+            metric=metric,
+            greater_is_better=greater_is_better,
+            hold=self._hold,
+        )
+        self._closing.callback(self.checkpoints.close)
+        self._closing.callback(self._withdraw)
+        return self.checkpoints.open(abstract)
+
+    def begin(self, loaded: LoadedModel, on_start: Callable[[Path], None]) -> None:
+        """Writes what makes the run a model that every command opens, and what `on_start` writes."""
+        self._begun = True
+        self._files = RunFiles(self.path, loaded, on_start)
+        self._files.write()
+
+    def log(self, start_step: int) -> RunLog:
+        """Opens the logs of a run that starts after `start_step`; they are closed with the directory."""
+        log = RunLog(self.path, start_step=start_step, run=self.checkpoints.run, hold=self._hold)
+        self._closing.callback(log.close)
+        return log
+
+    def settle(self, done: int) -> None:
+        """Checks that the checkpoint of step `done` is there and restores files removed while it trained.
+
+        Raises:
+          UserError: the checkpoint was removed.
+        """
+        self.checkpoints.check_saved(done)
+        self._files.restore()
+
+    def mark_complete(self, steps: int) -> None:
+        """Writes RUN/COMPLETE, unless it is there."""
+        path = self.path / COMPLETE
+        if jax.process_index() == 0 and not path.exists():
+            with atomic_file(path) as file:
+                file.write(f"{steps} steps\n")
+
+    def _withdraw(self) -> None:
+        if not self._begun:
+            self.checkpoints.withdraw()

@@ -1,0 +1,243 @@
+"""From a recipe and a directory to a run: `prepare` settles everything that it needs, `Run.train` trains."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from flax import nnx
+
+from jaxir.core.features import TextFormat
+from jaxir.core.platforms import check_devices
+from jaxir.data.batches.text_data import check_data, dataset_of, shortened
+from jaxir.data.text.truncation import ARGUMENTS, FLAGS, told_of_dataset
+from jaxir.interop.model_dir import LoadedModel
+from jaxir.objectives.objective import auxiliary_of
+from jaxir.runtime import distributed
+from jaxir.runtime.partitioning import MeshConfig, Partitioner
+from jaxir.training.evaluators.evaluation_context import Bench
+from jaxir.training.evaluators.evaluator import Evaluator
+from jaxir.training.loop import Run, Share, TrainResult
+from jaxir.training.run import warm_start
+from jaxir.training.run.profiling import steps_to_trace
+from jaxir.training.run.recipe import Recipe
+from jaxir.training.run.run_directory import RunDirectory
+from jaxir.training.run.run_fingerprint import describe
+from jaxir.training.run.run_settings import agreed_settings, check_alike, weights
+from jaxir.training.step import train_state
+from jaxir.training.suite import Suite, evaluators_of
+
+AUXILIARY = 0xA0  # folded into the seed: its parameters are not drawn as the model's
+
+
+class Data(Protocol):
+    """Training data; `jaxir.data.batches.array_dataset.ArrayDataset` is one.
+
+    `fingerprint` identifies the data: a run is resumed only on data with the same one. Data whose batches
+    follow the steps of a run have `scheduled(steps)`, which returns those of a run of so many steps.
+    """
+
+    num_examples: int
+    order_depends_on_parts: bool
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def batches(
+        self, *, batch_size: int, seed: int, start_step: int, process_index: int, process_count: int
+    ) -> Iterator[Mapping[str, np.ndarray]]: ...
+
+
+def no_bindings(function: Any) -> Mapping[str, Any]:
+    """Returns the arguments of a function that gin binds where there is no gin: none."""
+    return {}
+
+
+def train(
+    recipe: Recipe,
+    output_dir: str | Path,
+    *,
+    bindings: Callable[[Any], Mapping[str, Any]] = no_bindings,
+    on_start: Callable[[Path], None] = lambda _: None,
+    kept: bool = True,
+) -> TrainResult:
+    """Trains a recipe's model, or resumes the run in `output_dir` where it stopped.
+
+    A resumed run sees the same batches and random numbers as one that was never interrupted, and on CPU
+    ends with the same parameters bit for bit. SIGTERM or SIGINT ends the step at hand, saves a checkpoint
+    and returns; a second one interrupts at once.
+
+    Args:
+      recipe: what to train; its `model` may be a `LoadedModel`, which is trained in place, its `data` a
+        dataset that was built, its `mesh` a Partitioner.
+      output_dir: the run's directory, local or gs://BUCKET/PATH (see `run_directory`).
+      bindings: the arguments of a function that are bound elsewhere (by gin, say); as the objective's own
+        fields they must be the same when the run is resumed.
+      on_start: called with `output_dir` before the first step, once that is known to be usable.
+      kept: whether `output_dir` outlives the call; if not, a stopped run saves no checkpoint.
+
+    Raises:
+      UserError: settings that make no sense, an objective of another kind of model, a directory that cannot
+        be resumed or in which another process trains, a first batch without any negative, or a loss or
+        gradient that is not finite (no checkpoint is written after it).
+    """
+    with contextlib.ExitStack() as closing:
+        run = prepare(recipe, output_dir, closing, bindings=bindings)
+        return run.train(on_start=on_start, kept=kept)
+
+
+def prepare(
+    recipe: Recipe,
+    output_dir: str | Path,
+    closing: contextlib.ExitStack,
+    *,
+    bindings: Callable[[Any], Mapping[str, Any]] = no_bindings,
+) -> Run:
+    """Settles mesh, model, data, evaluators and state of a run, new or resumed.
+
+    Args:
+      recipe: as for `train`.
+      output_dir: as for `train`.
+      closing: what the run holds is released with it.
+      bindings: as for `train`.
+
+    Raises:
+      UserError: as `train`.
+    """
+    # Impossible settings are refused before the directory is touched.
+    recipe, partitioner, evaluators = _checked(recipe)
+    directory = closing.enter_context(RunDirectory(output_dir))
+
+    # The model and the data. The data say how many steps the epochs have.
+    loaded = recipe.model
+    if not isinstance(loaded, LoadedModel):
+        loaded = loaded.build(seed=recipe.seed, partitioner=partitioner)
+    recipe.objective.check_model(loaded.model)
+    form = loaded.settings.text_format_of(loaded.tokenizer, recipe.num_negatives)
+    names = ARGUMENTS if bindings is no_bindings else FLAGS
+    recipe, whole, data = _with_data(recipe, loaded, form, names)
+
+    # The order of the batches, and the evaluators with their own data.
+    share = Share(*distributed.share_of_batch(partitioner))
+    batches_from = functools.partial(
+        data.batches,
+        batch_size=recipe.batch_size,
+        seed=recipe.seed,
+        process_index=share.part,
+        process_count=share.parts,
+    )
+    batches_from(start_step=0)  # refuses impossible batches before anything is made
+    bench = _bench_of(recipe, loaded, form, data, partitioner)
+    suite = Suite(
+        evaluators, bench, best_by=recipe.dev_metric, eval_every=recipe.eval_every, steps=recipe.steps
+    )
+
+    # What the objective trains beside the model, and the state.
+    rngs = nnx.Rngs(jax.random.fold_in(jax.random.key(recipe.seed), AUXILIARY))
+    auxiliary = auxiliary_of(recipe.objective, loaded.model, form=form, rngs=rngs)
+    recipe.objective.read_corpus(auxiliary, data)
+    agreed = agreed_settings(
+        recipe,
+        loaded.model,
+        auxiliary,
+        whole,
+        objective=describe(recipe.objective, bindings),
+        dev=suite.told,
+        parts=share.parts,
+    )
+    check_alike(agreed | {name: getattr(recipe, name) for name in ("eval_every", "checkpoint_every")})
+    optimizer = recipe.optimizer.build(recipe.steps)
+    frozen = (*recipe.objective.frozen, *(recipe.frozen or ()))
+    plan = train_state.plan_state(
+        loaded.model, optimizer.transform, partitioner, auxiliary=auxiliary, frozen=frozen
+    )
+    run = Run(
+        recipe=recipe,
+        directory=directory,
+        loaded=loaded,
+        partitioner=partitioner,
+        batches_from=batches_from,
+        share=share,
+        suite=suite,
+        plan=plan,
+        optimizer=optimizer,
+    )
+    _open(run, agreed, auxiliary, data)
+    return run
+
+
+def _checked(recipe: Recipe) -> tuple[Recipe, Partitioner, Sequence[Evaluator]]:
+    """Returns a recipe in steps if it says how many, its mesh and its evaluators."""
+    check_devices()
+    if recipe.steps is not None:
+        recipe = recipe.settled()
+    mesh = recipe.mesh or MeshConfig()
+    partitioner = mesh if isinstance(mesh, Partitioner) else mesh.build()
+    recipe.check_batch(partitioner)
+    check_data("data", recipe.data)
+    return recipe, partitioner, evaluators_of(recipe)
+
+
+def _with_data(
+    recipe: Recipe, loaded: LoadedModel, form: TextFormat, names: tuple[str, str]
+) -> tuple[Recipe, Any, Any]:
+    """Returns a recipe in steps, its dataset, and the same examples without padding that no text needs.
+
+    Says on standard error how many texts are cut; `names` are the settings of the two lengths.
+    """
+    features = recipe.objective.features(form)
+    whole = dataset_of(recipe.data, loaded.tokenizer, features, on_bad_input=recipe.on_bad_input)
+    cut = told_of_dataset(whole, form, names)
+    if cut and jax.process_index() == 0:
+        print(cut, file=sys.stderr, flush=True)
+    data = shortened(whole) if whole is not recipe.data else whole
+    if recipe.steps is None:
+        if note := recipe.lengthened(data.num_examples):
+            distributed.note(note)
+        recipe = recipe.settled(data.num_examples)
+    steps_to_trace(recipe.profile_steps, recipe.steps)  # refuses steps that the run has not
+    return recipe, whole, data.scheduled(recipe.steps) if hasattr(data, "scheduled") else data
+
+
+def _bench_of(
+    recipe: Recipe, loaded: LoadedModel, form: TextFormat, data: Any, partitioner: Partitioner
+) -> Bench:
+    return Bench(
+        tokenizer=loaded.tokenizer,
+        form=form,
+        objective=recipe.objective,
+        training_data=data,
+        batch_size=recipe.batch_size,
+        partitioner=partitioner,
+        on_bad_input=recipe.on_bad_input,
+    )
+
+
+def _open(run: Run, agreed: Mapping[str, Any], auxiliary: nnx.Module | None, data: Data) -> None:
+    """Gives a run its state: that of the newest checkpoint, or that before the first step."""
+    recipe, model, plan = run.recipe, run.loaded.model, run.plan
+    resumed = run.directory.open(
+        {**agreed, **weights(model, run.partitioner), **warm_start.describe(recipe.auxiliary_from)},
+        plan.abstract,
+        keep_last=recipe.keep_last,
+        metric=run.suite.best_by,
+        greater_is_better=run.suite.greater_is_better,
+    )
+    if resumed:
+        run.state, run.start = resumed.state, resumed.step
+        return
+    run.state, run.start = train_state.initial_state(model, run.optimizer.transform, plan, auxiliary), 0
+    if recipe.auxiliary_from:
+        run.state = warm_start.with_auxiliary_of(
+            recipe.auxiliary_from,
+            run.state,
+            plan,
+            read_corpus=lambda beside: recipe.objective.read_corpus(beside, data),
+        )
+    run.directory.checkpoints.check_begun(run.state)
