@@ -180,3 +180,8 @@ def test_the_strict_build(tmp_path):
     assert len(pages) > len(list(DOCS.rglob("*.md")))
     for page in pages:
         assert not re.search(r'<(?:script|link|img)[^>]*="https?:', page.read_text()), page
+
+
+def test_the_durability_page_names_tests_that_exist():
+    named = re.findall(r"`(tests/[\w/]+\.py)`", (ROOT / "docs" / "durability.md").read_text())
+    assert named and not [path for path in named if not (ROOT / path).is_file()]

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 from jaxir.core.errors import UserError
-from jaxir.storage.memory_map import check_unchanged, open_mapped
 
 
 def read_npy(path: Path, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """Opens an array that was written here, memory-mapped; see `memory_map.check_unchanged`.
+    """Opens an array that was written here, memory-mapped.
 
     Raises:
       UserError: the file is missing, is damaged, or holds another array than one of this dtype and shape.
@@ -21,7 +20,7 @@ def read_npy(path: Path, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
     if not path.is_file():
         raise UserError(f"{path}: no such file")
     try:
-        found = open_mapped(path)
+        found = np.load(path, mmap_mode="r")
     except Exception as error:  # numpy's, or of Python's own parser, which reads the header
         raise UserError(f"{path} cannot be read: {error}") from None
     if not isinstance(found, np.ndarray):
@@ -49,12 +48,18 @@ def stream_npy(file: IO[bytes], shape: tuple[int, ...], dtype: np.dtype, parts: 
             file.write(np.ascontiguousarray(part[at : at + 65_536]).data)
 
 
+def pieces(arrays: Iterable[np.ndarray], size: int) -> Iterator[np.ndarray]:
+    """Yields arrays [n, ...] in pieces of at most `size` rows."""
+    for array in arrays:
+        for at in range(0, len(array), size):
+            yield array[at : at + size]
+
+
 def gather(shards: Sequence[np.ndarray], rows: np.ndarray) -> np.ndarray:
     """Returns the vectors of `rows`, which count through all shards, as float32 [len(rows), D]."""
     starts = np.cumsum([0, *map(len, shards)])
     of_shard = np.searchsorted(starts, rows, side="right") - 1
     found = np.empty((len(rows), shards[0].shape[1]), np.float32)
-    check_unchanged(shards)
     for shard in np.unique(of_shard):
         there = of_shard == shard
         found[there] = shards[shard][rows[there] - starts[shard]]

@@ -12,7 +12,6 @@ import numpy as np
 
 from jaxir.core.errors import UserError
 from jaxir.core.features import Features, Numbers, TextFormat, Tokens, fields_of, pair_features, pair_format
-from jaxir.storage.memory_map import open_mapped
 
 FORMAT = 2
 META, META_OF_PAIRS = "dataset.json", "pairs.json"
@@ -41,7 +40,7 @@ def read(
     directory: Path,
 ) -> tuple[dict[str, Any], dict[str, Tokens | Numbers], dict[str, np.ndarray]]:
     """Returns the description, the fields and the arrays of what was saved, by earlier jaxir too."""
-    arrays = {p.stem: np.asarray(open_mapped(p)) for p in directory.glob("*.npy")}
+    arrays = {p.stem: np.asarray(np.load(p, mmap_mode="r")) for p in directory.glob("*.npy")}
     if (directory / META_OF_PAIRS).exists():
         meta = json.loads((directory / META_OF_PAIRS).read_text())
         form = {k: meta[k] for k in ("query_length", "passage_length", "query_prompt", "passage_prompt")}

@@ -27,7 +27,7 @@ from jaxir.retrieval.indexes.ids import check_new, check_there
 from jaxir.storage.checksums import check, directory_with_checksums, key
 from jaxir.storage.files import local_path
 from jaxir.storage.json_files import made, read_json
-from jaxir.storage.memory_map import pieces
+from jaxir.storage.npy import pieces
 
 if TYPE_CHECKING:
     from jaxir.retrieval.encoding.embeddings import StoredEmbeddings

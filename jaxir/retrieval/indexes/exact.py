@@ -146,8 +146,6 @@ class ExactIndex(VectorIndex):
         else:
             # Vectors of smaller types are compared with bfloat16 queries anyway.
             scores, ranks = self._best(queries, k, columns=quick and self._rows.storage != "float32")
-        if not self._on_devices:
-            self._rows.check_unchanged()  # meanwhile
         rows = self._rows_by_rank[ranks].tolist()
         return scores, [[self.ids[row] for row in answers] for answers in rows]
 

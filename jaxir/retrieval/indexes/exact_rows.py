@@ -10,7 +10,6 @@ import ml_dtypes
 import numpy as np
 
 from jaxir.core.errors import UserError
-from jaxir.storage.memory_map import check_unchanged
 from jaxir.storage.npy import read_npy, stream_npy
 
 Storage = Literal["float32", "bfloat16", "int8"]
@@ -63,15 +62,11 @@ class Rows:
         """Returns vectors [M, D] as they are stored, and what inner products with them are multiplied by.
 
         The multipliers, float32 [M], undo the scales of int8, and for cosine the lengths.
-
-        Raises:
-          ChangedError: a file of them was changed since it was opened.
         """
         if start >= stop:
             return np.zeros((0, self.dimension), DTYPES[self.storage][0]), np.zeros(0, np.float32)
         parts, scales = [], []
         first, last = np.searchsorted(self._starts, [start, stop - 1], side="right") - 1
-        check_unchanged(self._shards[first : last + 1])
         for shard in range(first, last + 1):
             at = self._starts[shard]
             part, part_scales = self._converted(self._shards[shard][max(0, start - at) : stop - at])
@@ -91,13 +86,9 @@ class Rows:
         """Returns the vectors of some rows as they are stored, [*rows.shape, D], and their multipliers.
 
         The multipliers are those of rows that `read` has read before.
-
-        Raises:
-          ChangedError: as `read`.
         """
         of = np.searchsorted(self._starts, rows, side="right") - 1
         shards = np.unique(of)
-        check_unchanged(self._shards[shard] for shard in shards)
         if len(shards) == 1:
             vectors = np.take(self._shards[shards[0]], rows - self._starts[shards[0]], axis=0)
             return self._converted(vectors)[0], self._multipliers[rows]
@@ -106,10 +97,6 @@ class Rows:
             here = of == shard
             vectors[here] = self._converted(self._shards[shard][rows[here] - self._starts[shard]])[0]
         return vectors, self._multipliers[rows]
-
-    def check_unchanged(self) -> None:
-        """Raises a ChangedError where a file of them was changed since it was opened."""
-        check_unchanged(self._shards)
 
     def with_added(self, shards: Sequence[np.ndarray]) -> Rows:
         """Returns these rows and, after them, float32 shards [n, D]."""

@@ -30,7 +30,7 @@ import numpy as np
 from jaxir.core.errors import UserError
 from jaxir.core.installation import how_to_install
 from jaxir.core.progress import progress
-from jaxir.storage.memory_map import pieces
+from jaxir.storage.npy import pieces
 from jaxir.storage.temporary_outputs import temporary_directory
 
 IndexType = Literal["FLAT", "HNSW", "AUTOINDEX"]

@@ -15,8 +15,7 @@ import numpy as np
 
 from jaxir.core.errors import UserError
 from jaxir.retrieval.indexes.base_index import Similarity, normalize
-from jaxir.storage.memory_map import pieces
-from jaxir.storage.npy import gather, read_npy, write_npy
+from jaxir.storage.npy import gather, pieces, read_npy, write_npy
 
 # A row this many times as great as the median row is an outlier. One row that is 3 times as long as the
 # others costs .003 of int8's recall, one of 6 times .02, one of 10 times .04.

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxir.retrieval.indexes.base_index import Similarity, normalize
 from jaxir.retrieval.indexes.outliers import zeroed
-from jaxir.storage.memory_map import check_unchanged, pieces
+from jaxir.storage.npy import pieces
 
 BLOCK = 16_384  # vectors normalised at a time
 SAMPLE = 100_000  # vectors whose directions stand for all
@@ -63,7 +63,6 @@ def contiguous(
         np.abs(np.linalg.norm(piece, axis=1) - 1).max() < 1e-5 for piece in pieces(shards, BLOCK)
     )
     if ready and len(shards) == 1 and not len(zeros):
-        check_unchanged(shards)
         yield shards[0]
         return
     # Beside the shards there is room for such a file, while the system's own directory may be in memory.

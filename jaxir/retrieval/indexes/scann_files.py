@@ -15,7 +15,7 @@ import numpy as np
 from jaxir.core.errors import UserError
 from jaxir.retrieval.indexes.outliers import Outliers
 from jaxir.storage.files import inside
-from jaxir.storage.memory_map import open_mapped, pieces
+from jaxir.storage.npy import pieces
 
 Storage = Literal["float32", "bfloat16", "int8"]
 ASSETS = "scann"
@@ -41,7 +41,7 @@ def stored_vectors(
     `outliers` are those of the index, which ScaNN's files hold as zeros.
     """
     name = "dataset.npy" if storage == "float32" else f"{storage}_dataset.npy"
-    stored = open_mapped(directory / ASSETS / name)
+    stored = np.load(directory / ASSETS / name, mmap_mode="r")
     if storage == "float32" and not outliers:
         yield stored
         return

@@ -35,7 +35,7 @@ from jaxir.retrieval.indexes.outliers import Outliers, find_outliers, load_outli
 from jaxir.retrieval.indexes.rows import BLOCK, contiguous, main_directions, without
 from jaxir.retrieval.indexes.scann_files import ASSETS, Storage, check_assets, stored_vectors
 from jaxir.runtime.lean_tensorflow import import_tensorflow
-from jaxir.storage.memory_map import pieces
+from jaxir.storage.npy import pieces
 from jaxir.storage.temporary_outputs import temporary_directory
 
 # Below this a brute-force pass is as fast as the tree, and exact.
