@@ -121,7 +121,7 @@ def test_the_reference_has_every_command_and_every_recipe():
 
 
 def test_the_exit_statuses_are_told_alike():
-    """Those of tests/test_cli.py and of several processes, on both pages that list them."""
+    """Those of tests/cli/test_cli.py and of several processes, on both pages that list them."""
     for page in ("reference/commands.md", "troubleshooting.md"):
         text = " ".join((DOCS / page).read_text().split())
         sentence = re.search(r"[^.]*\b130 after Ctrl-C[^.]*\.", text)[0]

@@ -97,7 +97,7 @@ def test_only_a_folder_of_tasks_has_splits_of_rated_pairs(tmp_path):
 
 
 def test_pages_give_a_split_to_no_task_alone():
-    pages = [page.read_text() for page in (Path(__file__).parent.parent / "docs").rglob("*.md")]
+    pages = [page.read_text() for page in (Path(__file__).parent.parent.parent / "docs").rglob("*.md")]
     of_files = [
         x for page in pages for x in re.findall(r"--dataset=sts:(\S+)( --split\S*)?", page) if "STSB" in x[0]
     ]

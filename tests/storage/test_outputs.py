@@ -1,37 +1,19 @@
 """Every command looks at all that it is to write before it works."""
 
-import importlib
 import inspect
 import os
 import typing
 
 import pytest
+from command_outputs import COMMAND_NAMES, OF_EXPAND, OUTPUTS, function_of
 
 from jaxir import cli
-from jaxir.__main__ import COMMANDS
 from jaxir.core.errors import UserError
 from jaxir.storage import temporary_outputs
 from jaxir.storage.outputs import BEGUN, FILES, Kind, check_output
 
-COMMAND_NAMES = [name for names in COMMANDS.values() for name in names]
 # They write nothing that a user names, but for serve's access log, which is opened before anything is read.
 WRITE_NOTHING = {"plan", "serve", "sidecar"}
-OF_EXPAND = ["expand retrieve", "expand rerank", "expand choose", "expand targets", "expand folds"]
-
-
-def function_of(command):
-    others = {"sidecar": "jaxir.sidecar.install:install", "expand": "jaxir.expand:generate"}
-    others |= {name: f"jaxir.{name.replace(' ', ':')}" for name in OF_EXPAND}
-    module = others.get(command, f"jaxir.{command}:{command}")
-    path, name = module.split(":")
-    return module, getattr(importlib.import_module(path), name)
-
-
-OUTPUTS = [
-    (command, name, kind)
-    for command in [*COMMAND_NAMES, *OF_EXPAND]
-    for name, kind in getattr(function_of(command)[1], "outputs", {}).items()
-]
 
 
 @pytest.mark.parametrize("command", [*COMMAND_NAMES, *OF_EXPAND])

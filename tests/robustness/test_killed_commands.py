@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-GOLDEN = Path(__file__).resolve().parent / "golden"
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 FLAGS = {
     "mine": ["--run={run}", "--dataset=beir:{folder}", "--negatives=2"],
     "rerank": [f"--model=hf:{GOLDEN / 'cross_bert'}", "--run={run}", "--dataset=beir:{folder}", "--depth=10"],

@@ -190,6 +190,6 @@ def test_a_command_that_is_stopped_leaves_nothing_for_good(tmp_path, number, sta
 
 def test_every_temporary_directory_is_one_that_the_next_process_clears():
     """Python's own stay for good when the process is killed."""
-    jaxir = Path(__file__).parent.parent / "jaxir"
+    jaxir = Path(__file__).parent.parent.parent / "jaxir"
     found = {str(p.relative_to(jaxir)) for p in jaxir.rglob("*.py") for word in MADE if word in p.read_text()}
     assert found == {"faults.py"}, "which keeps tracebacks"

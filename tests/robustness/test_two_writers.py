@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from test_outputs import OUTPUTS, function_of
+from command_outputs import OUTPUTS, function_of
 
 from jaxir import cli
 from jaxir.storage.outputs import WHOLE
 
-MODEL = f"hf:{Path(__file__).parent / 'golden' / 'bert'}"
+MODEL = f"hf:{Path(__file__).parent.parent / 'golden' / 'bert'}"
 HOLDER = """
 import sys, time
 from pathlib import Path

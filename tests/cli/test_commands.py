@@ -17,7 +17,7 @@ from jaxir import __main__ as front
 from jaxir import expand
 from jaxir.core import installation
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 NAMES = [name for group in front.COMMANDS.values() for name in group]
 
 

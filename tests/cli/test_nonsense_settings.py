@@ -25,7 +25,7 @@ from jaxir.objectives.ict import ICT
 from jaxir.objectives.simcse import SimCSE
 from jaxir.objectives.weighted_sum import WeightedSum
 
-GOLDEN = Path(__file__).resolve().parent / "golden"
+GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 NUMBER = ["1e999", "-1", "'text'", "[1]", "None", "@partitioning.MeshConfig()"]
 COUNT = [*NUMBER, "0", "1.5"]
 SHARE = [*NUMBER, "1.5"]

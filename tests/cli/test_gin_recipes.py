@@ -32,7 +32,7 @@ from jaxir.training.run.recipe import Recipe
 from jaxir.training.step.length import check_length
 from jaxir.training.step.optimizers import Adafactor, AdamW
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 RECIPES = sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / "gin").glob("*.gin"))
 PAPER = [r for r in RECIPES if "samtone" in r]
 OPEN = [

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent / "jaxir"
+ROOT = Path(__file__).resolve().parent.parent.parent / "jaxir"
 
 
 def examples() -> dict[str, str]:
