@@ -91,11 +91,7 @@ def in_file(
     def read(index: Index) -> np.ndarray:
         if 0 in shape:
             return np.empty(shape, np.float32)[index]
-        if not jax.dtypes.issubdtype(dtype, np.floating):  # integers are ids, or weights without their scale
-            raise UserError(
-                f"{path}: an array {list(shape)} in it holds numbers of type {dtype}; weights are read of"
-                " floating-point numbers"
-            )
+        _check_floating(path, dtype, shape)
         try:
             mapped = np.memmap(path, np.uint8, "r", offset, (extent,))
         except (OSError, ValueError) as error:  # it is gone, or shorter than it was
@@ -104,6 +100,25 @@ def in_file(
         return np.array(np.ndarray(shape, dtype, mapped, 0, steps)[index], np.float32)
 
     return LazyArray(shape, read)
+
+
+def in_memory(path: Path, array: np.ndarray) -> LazyArray:
+    """Returns an array that was read of a file, with the checks of one that lies `in_file`."""
+
+    def read(index: Index) -> np.ndarray:
+        _check_floating(path, array.dtype, array.shape)
+        return np.array(array[index], np.float32)  # a copy, which the reader may write to
+
+    return LazyArray(array.shape, read)
+
+
+def _check_floating(path: Path, dtype: np.dtype, shape: Sequence[int]) -> None:
+    """Raises a UserError for integers, which are ids, or weights without their scale."""
+    if not jax.dtypes.issubdtype(dtype, np.floating):
+        raise UserError(
+            f"{path}: an array {list(shape)} in it holds numbers of type {dtype}; weights are read of"
+            " floating-point numbers"
+        )
 
 
 def stack(parts: Sequence[Any]) -> LazyArray:
